@@ -154,6 +154,12 @@ fn queue(snapshot: &Snapshot, running_max: u32, text: &mut Text) {
         "Passes of tokens between the steps of a long prompt of a mixture",
         number(snapshot.interleaved_passes),
     );
+    text.one(
+        "rocmforge_files_brought_aside_total",
+        "counter",
+        "Times that a model's file was read while requests of other models went on",
+        number(snapshot.brought_aside),
+    );
     let rows = [
         (
             "rocmforge_requests_running",

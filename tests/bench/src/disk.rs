@@ -121,8 +121,8 @@ fn make(path: &Path, mib: u64) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
-/// Makes the file cold.
-fn drop_pages(path: &Path) -> Result<()> {
+/// Makes the file cold, but for pages that somebody has mapped.
+pub(crate) fn drop_pages(path: &Path) -> Result<()> {
     let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
     file.sync_all()?;
     posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?;

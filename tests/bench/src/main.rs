@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod cold;
 mod date;
 mod device;
 mod disk;
@@ -69,6 +70,8 @@ enum Command {
     Stream(stream::Options),
     /// Two models in turn under a budget for one and a half.
     Swap(swap::Options),
+    /// A model that comes from a disk while texts of another are read.
+    Cold(cold::Options),
     /// Read a cold file from its disk, as uploads do and as `dd` does.
     Disk(disk::Options),
     /// Clients of a running daemon, over its socket: rates of several numbers of them at once.
@@ -170,6 +173,7 @@ fn main() -> ExitCode {
         Command::Host(options) => speed::run(&options),
         Command::Stream(options) => stream::run(&options),
         Command::Swap(options) => swap::run(&options),
+        Command::Cold(options) => cold::run_all(&options),
         Command::Disk(options) => disk::run(&options),
         Command::Socket(options) => socket::run(&options),
         Command::Gpu(options) => gpu::run(&options),

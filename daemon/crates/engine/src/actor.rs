@@ -98,7 +98,7 @@ pub(crate) struct Entry {
     pub(crate) predictor: Option<Predictor>,
     /// The model that drafts for this one, if one was named.
     pub(crate) draft: Option<DraftModel>,
-    /// Where the file is, if it is far.
+    /// Where the file is.
     pub(crate) nearness: Nearness,
     /// Where the states behind drafts go, where sequences have a state and tokens are drafted.
     pub(crate) states: Option<SpareStates>,
@@ -114,7 +114,7 @@ pub(crate) struct Preloading {
     pub(crate) done_bytes: u64,
     pub(crate) total_bytes: u64,
     pub(crate) uploaded_bytes: u64,
-    /// The next segment's part of a far file, on its way.
+    /// What the next segment needs of the file, on its way.
     pub(crate) coming: Option<OnItsWay>,
     pub(crate) events: tokio::sync::mpsc::Sender<PreloadEvent>,
 }
@@ -161,6 +161,8 @@ pub(crate) struct Engine {
     pub(crate) prefix_counts: crate::api::PrefixCounts,
     /// Passes of tokens that ran between the steps of a prompt's chunk.
     pub(crate) interleaved_passes: u64,
+    /// Times that a model's file was read while others went on.
+    pub(crate) brought_aside: u64,
     pub(crate) preloads: VecDeque<Preloading>,
     /// Passes that go before the next segment of a preload.
     pub(crate) turns_before_preload: u32,
@@ -306,6 +308,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         computing: false,
         prefix_counts: crate::api::PrefixCounts::default(),
         interleaved_passes: 0,
+        brought_aside: 0,
         preloads: VecDeque::new(),
         turns_before_preload: PRELOAD_TURNS,
         draining: None,
@@ -394,7 +397,7 @@ impl Engine {
             if self.drained() {
                 return None;
             }
-            self.call_far_files();
+            self.call_files();
             self.admit();
             // Before the pass: it may take long, and its event must not come before the state
             // that knows of its request.

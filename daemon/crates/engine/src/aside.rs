@@ -1,14 +1,17 @@
-//! Models whose file is far and that nobody has used for a while: what their next pass needs comes
-//! into the page cache while others go on.
+//! Models whose file has to be read first: what their next pass needs comes into the page cache
+//! while others go on.
 //!
 //! ```text
 //!   idle --(a request)--> on its way --(all came)--> at hand --(RECENT without a pass)--> idle
 //!                             \--(silent, or cannot be read)--> its requests fail; idle
 //! ```
 //!
-//! What is on its way are the absent segments that every pass uses, as many as the budget holds,
-//! and whether the file is still the same; of a mixture, experts are brought when rows are routed
-//! to them. A model at hand meets its file in its passes, where [`crate::far_file`] bounds the wait.
+//! A far file is asked for all that, since it may not answer. One of a disk is where it is not in
+//! the page cache and others have requests; alone, a model reads its file as its passes go on, and
+//! so does one that is read past the page cache. On their way are the absent segments that a pass
+//! uses, as many as the budget and the machine's memory hold, and whether the file is still the
+//! same; experts with a prompt that is long enough to be routed to most. A model at hand meets its
+//! file in its passes, where [`crate::fetcher`] bounds the wait for a far one.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -18,7 +21,7 @@ use rocmforge_tensor_cache::{ModelId, SegmentId};
 
 use crate::actor::Engine;
 use crate::error::Error;
-use crate::far_file::{ASLEEP_MAX, Fetch};
+use crate::fetcher::{ASLEEP_MAX, Fetch};
 use crate::file_watch::Waiting;
 use crate::loaded::from_fault;
 use crate::weight_store::WeightStore;
@@ -28,6 +31,9 @@ const RECENT: Duration = Duration::from_secs(10);
 
 /// How often what is on its way is looked at while there is nothing else to do.
 pub(crate) const LOOK: Duration = Duration::from_millis(10);
+
+/// Rows of a prompt that are routed to most of a layer's experts.
+const ROUTED_TO_MOST: usize = 32;
 
 /// Where the file of a model is.
 #[derive(Debug, Default)]
@@ -42,53 +48,61 @@ pub(crate) enum Nearness {
 #[derive(Debug)]
 pub(crate) struct OnItsWay {
     fetch: Fetch,
-    /// Tells that it is waited for.
-    _told: Waiting,
+    /// Tells that a far file is waited for.
+    _told: Option<Waiting>,
 }
 
 impl Engine {
     /// Has the files brought of models that requests came for, and fails the requests of those that
     /// do not come.
-    pub(crate) fn call_far_files(&mut self) {
+    pub(crate) fn call_files(&mut self) {
         for at in 0..self.models.len() {
-            if self.models[at].loaded.far().is_none() {
-                continue;
-            }
-            let id = self.models[at].id;
-            if let Err(error) = self.call_far_file(at) {
+            if let Err(error) = self.call_file(at) {
                 let entry = &mut self.models[at];
                 entry.nearness = Nearness::Idle;
                 tracing::warn!(model = entry.loaded.name(), %error, "its requests fail");
+                let id = entry.id;
                 self.end_those(|task| (task.model == id).then(|| error.clone()));
             }
         }
     }
 
-    fn call_far_file(&mut self, at: usize) -> Result<(), Error> {
+    fn call_file(&mut self, at: usize) -> Result<(), Error> {
         let entry = &mut self.models[at];
-        let Some(far) = entry.loaded.far() else {
-            return Ok(());
-        };
+        let (id, fetcher) = (entry.id, entry.loaded.fetcher());
         let failed = |fault| from_fault(entry.loaded.name(), entry.loaded.path(), fault);
         match &entry.nearness {
-            Nearness::AtHand(since) if since.elapsed() < RECENT => {}
+            Nearness::AtHand(since) if since.elapsed() < RECENT => return Ok(()),
             Nearness::OnItsWay(OnItsWay { fetch, .. }) => {
-                if let Some(came) = far.ended(fetch, ASLEEP_MAX) {
+                if let Some(came) = fetcher.ended(fetch, ASLEEP_MAX) {
                     came.map_err(failed)?;
                     entry.nearness = Nearness::AtHand(Instant::now());
                 }
+                return Ok(());
             }
-            Nearness::Idle | Nearness::AtHand(_) => {
-                entry.nearness = Nearness::Idle;
-                if self.tasks.values().any(|task| task.model == entry.id) {
-                    let ranges = self.store.absent_ranges(entry.id);
-                    let fetch = far.begin(ranges, ASLEEP_MAX).map_err(failed)?;
-                    let (name, path) = (entry.loaded.name(), entry.loaded.path());
-                    let _told = self.store.files.begin_aside(name, path);
-                    entry.nearness = Nearness::OnItsWay(OnItsWay { fetch, _told });
-                }
+            Nearness::Idle | Nearness::AtHand(_) => entry.nearness = Nearness::Idle,
+        }
+        let mut rows = None;
+        let mut others = false;
+        for task in self.tasks.values() {
+            match task.model == id {
+                true => rows = Some(rows.unwrap_or(0).max(task.prompt_rows())),
+                false => others = true,
             }
         }
+        let Some(rows) = rows else { return Ok(()) };
+        let file = entry.loaded.file();
+        if !file.is_far() && (!others || file.is_direct()) {
+            return Ok(());
+        }
+        let ranges = self.store.absent_ranges(id, rows >= ROUTED_TO_MOST);
+        if !file.is_far() && ranges.iter().all(|range| file.seems_cached(range.clone())) {
+            entry.nearness = Nearness::AtHand(Instant::now());
+            return Ok(());
+        }
+        let fetch = fetcher.begin(ranges, ASLEEP_MAX).map_err(failed)?;
+        entry.nearness = Nearness::OnItsWay(self.store.on_its_way(id, fetch));
+        self.brought_aside += 1;
         Ok(())
     }
 
@@ -108,7 +122,7 @@ impl Engine {
     /// A pass of a model has read its file.
     pub(crate) fn note_near(&mut self, model: ModelId) {
         if let Some(entry) = self.models.iter_mut().find(|entry| entry.id == model)
-            && matches!(entry.nearness, Nearness::AtHand(_))
+            && !matches!(entry.nearness, Nearness::OnItsWay(_))
         {
             entry.nearness = Nearness::AtHand(Instant::now());
         }
@@ -116,15 +130,29 @@ impl Engine {
 }
 
 impl WeightStore {
-    /// Begins to fetch what an absent segment needs of a far file.
+    /// Begins to fetch what an absent segment needs, where reading it would keep others waiting.
     pub(crate) fn fetch(&self, segment: SegmentId) -> Result<Option<OnItsWay>, Error> {
         let source = &self.sources[&segment.model];
-        if source.far.is_none() || self.cache.holds(segment) {
+        let file = &source.file;
+        let is_there = || {
+            let mut ranges = source.ranges(segment.index);
+            file.is_direct() || ranges.all(|range| file.seems_cached(range))
+        };
+        if self.cache.holds(segment) || !file.is_far() && is_there() {
             return Ok(None);
         }
         let fetch = source.bring(segment.index, ASLEEP_MAX)?;
-        let _told = self.files.begin_aside(&source.name, source.file.path());
-        Ok(Some(OnItsWay { fetch, _told }))
+        Ok(Some(self.on_its_way(segment.model, fetch)))
+    }
+
+    fn on_its_way(&self, model: ModelId, fetch: Fetch) -> OnItsWay {
+        let source = &self.sources[&model];
+        let tells = source.file.is_far();
+        let told = || self.files.begin_aside(&source.name, source.file.path());
+        OnItsWay {
+            fetch,
+            _told: tells.then(told),
+        }
     }
 
     /// Whether what was begun to be fetched has come.
@@ -133,26 +161,26 @@ impl WeightStore {
         came.map_or(Ok(false), |came| came.map(|()| true))
     }
 
-    /// Where in its file the segments are that every pass of a model uses and that are absent, as
-    /// many as the budget holds.
-    fn absent_ranges(&self, model: ModelId) -> Vec<Range<u64>> {
+    /// Where in its file the segments are that a pass of a model uses and that are absent, as many
+    /// as the budget and a half of the memory that is free hold.
+    fn absent_ranges(&self, model: ModelId, experts: bool) -> Vec<Range<u64>> {
         let source = &self.sources[&model];
-        let mut room = self.budget();
+        let mut room = match rocmforge_device::host_available_bytes() {
+            0 => self.budget(),
+            available => self.budget().min(available / 2),
+        };
         let mut ranges = Vec::new();
-        for (index, (layout, kind)) in source.layouts.iter().zip(source.kinds()).enumerate() {
-            let segment = SegmentId {
-                model,
-                index: index as u32,
-            };
-            if *kind != SegmentKind::Ordered || self.cache.holds(segment) {
+        for (index, kind) in (0..).zip(source.kinds()) {
+            let segment = SegmentId { model, index };
+            let is_used = experts || *kind == SegmentKind::Ordered;
+            if !is_used || self.cache.holds(segment) {
                 continue;
             }
-            let Some(left) = room.checked_sub(layout.bytes) else {
+            let Some(left) = room.checked_sub(self.segment_bytes(segment)) else {
                 break;
             };
             room = left;
-            let tensors = layout.tensors.iter().map(|placed| &placed.desc);
-            ranges.extend(tensors.map(|t| t.offset..t.offset + t.bytes));
+            ranges.extend(source.ranges(index));
         }
         ranges
     }

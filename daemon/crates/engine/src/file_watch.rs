@@ -3,7 +3,7 @@
 //! The engine thread reads embedding rows and waits for uploads. A file may not answer, as when its
 //! server is gone or its disk sleeps, and the kernel lets nobody give up such a read. What a file
 //! system of another machine has is brought by other threads first, for which the engine waits
-//! with a limit, or only the model's requests do ([`crate::far_file`], [`crate::aside`]). It has to
+//! with a limit, or only the model's requests do ([`crate::fetcher`], [`crate::aside`]). It has to
 //! be seen whose file it is, and who waits.
 //!
 //! ```text

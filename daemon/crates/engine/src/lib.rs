@@ -18,7 +18,7 @@ mod decoding;
 mod draft;
 mod embedding_rows;
 mod error;
-mod far_file;
+mod fetcher;
 mod file_watch;
 mod handle;
 mod host_pressure;

@@ -12,7 +12,7 @@ use rocmforge_ops::{KV_BLOCK, KvType};
 use rocmforge_tokenizer::{ChatTemplate, Tokenizer};
 
 use crate::error::{Error, from_read};
-use crate::far_file::{FarFile, Fault, SILENT_AFTER};
+use crate::fetcher::{Fault, Fetcher, SILENT_AFTER};
 
 /// Longest name of a model in bytes.
 pub const MODEL_NAME_MAX: usize = 128;
@@ -41,8 +41,7 @@ pub struct PreparedModel {
 pub struct LoadedModel {
     name: String,
     file: Arc<MappedFile>,
-    /// How the file is brought, where it may not answer.
-    far: Option<Arc<FarFile>>,
+    fetcher: Arc<Fetcher>,
     contents: Arc<Contents>,
     /// In the place of the file's.
     template: Option<ChatTemplate>,
@@ -173,9 +172,14 @@ impl LoadedModel {
         }
     }
 
-    /// How the file is brought, where it may not answer.
-    pub(crate) fn far(&self) -> Option<&Arc<FarFile>> {
-        self.far.as_ref()
+    /// What reads the file ahead.
+    pub(crate) fn fetcher(&self) -> &Arc<Fetcher> {
+        &self.fetcher
+    }
+
+    /// The same, where nobody is to read the file who cannot wait: it may not answer.
+    pub(crate) fn far(&self) -> Option<&Arc<Fetcher>> {
+        self.file.is_far().then_some(&self.fetcher)
     }
 
     /// Has ranges of a far file in the page cache, so that reading them waits for nobody; nothing is
@@ -184,7 +188,9 @@ impl LoadedModel {
     /// # Errors
     /// [`Error::FileSilent`], [`Error::DataLoss`].
     pub(crate) fn bring(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<(), Error> {
-        let Some(far) = &self.far else { return Ok(()) };
+        let Some(far) = self.far() else {
+            return Ok(());
+        };
         let fetch = far.begin(ranges, SILENT_AFTER);
         let came = fetch.and_then(|fetch| far.wait(fetch, SILENT_AFTER));
         came.map_err(|fault| from_fault(&self.name, self.path(), fault))
@@ -241,7 +247,7 @@ pub fn prepare_among<'a>(
     Ok(PreparedModel {
         loaded: LoadedModel {
             name: name.to_owned(),
-            far: FarFile::of(&file).map(Arc::new),
+            fetcher: Arc::new(Fetcher::new(&file)),
             file,
             contents: Arc::clone(&other.contents),
             template: None,
@@ -289,7 +295,7 @@ pub fn prepare(
     Ok(PreparedModel {
         loaded: LoadedModel {
             name: name.to_owned(),
-            far: FarFile::of(&file).map(Arc::new),
+            fetcher: Arc::new(Fetcher::new(&file)),
             file,
             contents: Arc::new(Contents {
                 model,

@@ -40,6 +40,7 @@ impl Engine {
         snapshot.host_pressure = self.host_pressure.as_ref().map(|watch| watch.status(held));
         snapshot.prefixes = self.prefix_counts;
         snapshot.interleaved_passes = self.interleaved_passes;
+        snapshot.brought_aside = self.brought_aside;
         snapshot.draining = self.draining.is_some();
         snapshot.peak_bytes = snapshot.peak_bytes.max(self.snapshot.borrow().peak_bytes);
         self.snapshot.send_replace(Arc::new(snapshot));
@@ -87,6 +88,7 @@ pub(crate) fn snapshot_of(
         host_pressure: None,
         prefixes: crate::api::PrefixCounts::default(),
         interleaved_passes: 0,
+        brought_aside: 0,
         hosted: store.offload.done,
         host_tier: store.tier.status(),
         draining: false,
@@ -179,6 +181,7 @@ pub(crate) fn empty_snapshot() -> Snapshot {
         host_pressure: None,
         prefixes: crate::api::PrefixCounts::default(),
         interleaved_passes: 0,
+        brought_aside: 0,
         hosted: crate::api::Hosted::default(),
         host_tier: crate::api::HostTier::default(),
         draining: false,

@@ -430,6 +430,19 @@ impl MappedFile {
         }
     }
 
+    /// Whether the system holds `range` in its page cache, by a sample of its bytes, or does not
+    /// tell: unlike by [`is_cached`](Self::is_cached) that is told of other users' files, too. False
+    /// for a range that is in no part.
+    pub fn seems_cached(&self, range: Range<u64>) -> bool {
+        const STEP: usize = 4 << 20;
+        let Ok((part, len)) = self.part_of(&range) else {
+            return false;
+        };
+        let last = len.checked_sub(1);
+        let mut sample = (0..len).step_by(STEP).chain(last);
+        sample.all(|at| part.has_at_once(range.start + at as u64))
+    }
+
     /// The last part that begins at `offset` or before it.
     fn part_at(&self, offset: u64) -> &Part {
         let behind = self.parts.partition_point(|part| part.base <= offset);

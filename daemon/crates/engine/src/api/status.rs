@@ -45,6 +45,8 @@ pub struct Snapshot {
     pub prefixes: PrefixCounts,
     /// Passes of tokens that ran between the steps of a prompt's chunk, since start-up.
     pub interleaved_passes: u64,
+    /// Times that the file of a model was read while others went on.
+    pub brought_aside: u64,
     /// What the host computed that was not on the card, since start-up.
     pub hosted: Hosted,
     /// Pages and states that are kept in the host's memory.

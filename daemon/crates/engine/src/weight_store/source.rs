@@ -1,5 +1,6 @@
 //! Where a model's segments come from, and how large they are.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use rocmforge_device::{ALIGNMENT, SegmentLayout};
@@ -8,7 +9,7 @@ use rocmforge_ops::SegmentKind;
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
 use super::WeightStore;
-use crate::far_file::FarFile;
+use crate::fetcher::Fetcher;
 use crate::loaded::LoadedModel;
 
 /// Where a model's segments come from.
@@ -16,8 +17,7 @@ use crate::loaded::LoadedModel;
 pub(crate) struct Source {
     pub(crate) name: String,
     pub(crate) file: Arc<MappedFile>,
-    /// How the file is brought, where it may not answer.
-    pub(crate) far: Option<Arc<FarFile>>,
+    pub(super) fetcher: Arc<Fetcher>,
     pub(crate) layouts: Vec<Arc<SegmentLayout>>,
     /// How passes use the segments.
     pub(super) kinds: Vec<SegmentKind>,
@@ -37,13 +37,20 @@ impl Source {
         Self {
             name: loaded.name().to_owned(),
             file: Arc::clone(loaded.file()),
-            far: loaded.far().cloned(),
+            fetcher: Arc::clone(loaded.fetcher()),
             bytes: layouts.iter().map(aligned).sum(),
             layouts,
             kinds,
             pinned_bytes: 0,
             largest_unpinned: 0,
         }
+    }
+
+    /// Where a segment is in the file.
+    pub(crate) fn ranges(&self, segment: u32) -> impl Iterator<Item = Range<u64>> {
+        let tensors = &self.layouts[segment as usize].tensors;
+        let tensors = tensors.iter().map(|placed| &placed.desc);
+        tensors.map(|t| t.offset..t.offset + t.bytes)
     }
 
     /// How passes use the segments.

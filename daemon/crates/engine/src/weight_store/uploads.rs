@@ -14,7 +14,7 @@ use rocmforge_tensor_cache::{ModelId, SegmentId, Slab};
 
 use super::{Source, WeightStore};
 use crate::error::Error;
-use crate::far_file::{Fetch, SILENT_AFTER};
+use crate::fetcher::{Fetch, SILENT_AFTER};
 use crate::file_watch::Waiting;
 use crate::loaded::from_fault;
 
@@ -34,7 +34,7 @@ impl WeightStore {
     /// Begins an upload. One that cannot be begun is reported to the cache.
     pub(super) fn begin(&mut self, segment: SegmentId, slab: Slab) -> Result<(), Error> {
         let begun = match self.sources.get(&segment.model) {
-            Some(source) if source.far.is_some() => {
+            Some(source) if source.file.is_far() => {
                 source.bring(segment.index, SILENT_AFTER).map(|fetch| {
                     let brought = UnderWay::Brought { fetch, slab };
                     self.under_way.insert(segment, brought);
@@ -200,31 +200,26 @@ impl WeightStore {
 }
 
 impl Source {
-    /// Begins to bring what a segment needs of the file, which is far.
+    /// Begins to bring what a segment needs of the file.
     pub(crate) fn bring(&self, segment: u32, patience: Duration) -> Result<Fetch, Error> {
-        let far = self.far.as_ref().expect("looked at before");
-        let tensors = &self.layouts[segment as usize].tensors;
-        let ranges = tensors.iter().map(|placed| &placed.desc);
-        let fetch = far.begin(ranges.map(|t| t.offset..t.offset + t.bytes), patience);
+        let fetch = self.fetcher.begin(self.ranges(segment), patience);
         fetch.map_err(|fault| from_fault(&self.name, self.file.path(), fault))
     }
 
     fn wait(&self, fetch: Fetch) -> Result<(), Error> {
-        let far = self.far.as_ref().expect("what is fetched is far");
-        let came = far.wait(fetch, SILENT_AFTER);
+        let came = self.fetcher.wait(fetch, SILENT_AFTER);
         came.map_err(|fault| from_fault(&self.name, self.file.path(), fault))
     }
 
     /// What came of a fetch, if it is no longer under way.
     pub(crate) fn ended(&self, fetch: &Fetch, patience: Duration) -> Option<Result<(), Error>> {
-        let far = self.far.as_ref().expect("what is fetched is far");
-        let came = far.ended(fetch, patience)?;
+        let came = self.fetcher.ended(fetch, patience)?;
         Some(came.map_err(|fault| from_fault(&self.name, self.file.path(), fault)))
     }
 
     /// Has what segments need of a far file in the page cache.
     pub(super) fn bring_all(&self, segments: impl Iterator<Item = u32>) -> Result<(), Error> {
-        if self.far.is_none() {
+        if !self.file.is_far() {
             return Ok(());
         }
         let fetches: Result<Vec<Fetch>, Error> =

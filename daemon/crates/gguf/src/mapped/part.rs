@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -266,6 +266,23 @@ impl Part {
     pub(super) fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), Error> {
         let read = self.file.read_exact_at(dst, offset - self.base);
         read.map_err(|e| self.unreadable(e))
+    }
+
+    /// Whether the byte at an offset can be read without waiting for a disk, or the file system does
+    /// not tell.
+    pub(super) fn has_at_once(&self, offset: u64) -> bool {
+        let mut byte = 0u8;
+        let into = libc::iovec {
+            iov_base: (&raw mut byte).cast(),
+            iov_len: 1,
+        };
+        let Ok(offset) = libc::off_t::try_from(offset - self.base) else {
+            return false;
+        };
+        let fd = self.file.as_raw_fd();
+        // SAFETY: it writes the one byte that it is told of, which lives until it has returned.
+        let read = unsafe { libc::preadv2(fd, &raw const into, 1, offset, libc::RWF_NOWAIT) };
+        read == 1 || io::Error::last_os_error().kind() != ErrorKind::WouldBlock
     }
 
     /// The error for a page that the guard had to make up.

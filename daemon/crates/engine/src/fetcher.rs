@@ -1,6 +1,6 @@
-//! Files that another process or machine answers for, as those of NFS: what the engine thread is
-//! about to read of one is brought into the page cache first, by threads that nobody waits for
-//! without end.
+//! Brings ranges of a file into the page cache, by threads that nobody waits for without end:
+//! what the engine thread is about to read of files that another process or machine answers for, as
+//! those of NFS, and what a model needs that was not used for a while ([`crate::aside`]).
 //!
 //! ```text
 //!   engine thread                 the file's threads, 4 at most
@@ -42,9 +42,9 @@ const THREADS: usize = 4;
 /// A thread without work ends after this.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// A model's file, where it is far.
+/// What reads a model's file ahead.
 #[derive(Debug)]
-pub(crate) struct FarFile(Arc<Shared>);
+pub(crate) struct Fetcher(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -92,13 +92,8 @@ impl Drop for Fetch {
     }
 }
 
-impl FarFile {
-    /// `None` for a file that is not far.
-    pub(crate) fn of(file: &Arc<MappedFile>) -> Option<Self> {
-        file.is_far().then(|| Self::new(file))
-    }
-
-    fn new(file: &Arc<MappedFile>) -> Self {
+impl Fetcher {
+    pub(crate) fn new(file: &Arc<MappedFile>) -> Self {
         Self(Arc::new(Shared {
             file: Arc::clone(file),
             state: Mutex::new(State {
@@ -171,7 +166,7 @@ impl FarFile {
     }
 }
 
-impl Drop for FarFile {
+impl Drop for Fetcher {
     fn drop(&mut self) {
         lock(&self.0.state).is_left = true;
         self.0.changed.notify_all();
@@ -203,9 +198,9 @@ impl Shared {
     fn have_threads(self: &Arc<Self>, state: &mut State) {
         while state.threads < THREADS && state.threads - state.reading < state.pieces.len() {
             let shared = Arc::clone(self);
-            let thread = std::thread::Builder::new().name("far-file".to_owned());
+            let thread = std::thread::Builder::new().name("fetch".to_owned());
             if let Err(error) = thread.spawn(move || shared.serve()) {
-                tracing::warn!(%error, "a far file is read by the engine itself: no thread for it");
+                tracing::warn!(%error, "a file is read by the engine itself: no thread for it");
                 if state.threads == 0 {
                     // Whoever reads what did not come waits for it then.
                     for (_, asked) in state.pieces.drain(..) {
