@@ -1,7 +1,8 @@
 //! Finding the daemon's socket and putting a gRPC channel on it.
 
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use hyper_util::rt::TokioIo;
@@ -16,6 +17,9 @@ use crate::{Attempt, Error};
 const PING_EVERY: Duration = Duration::from_secs(10);
 /// How long it may take to say so.
 const PING_WAIT_MAX: Duration = Duration::from_secs(20);
+/// How long a socket is tried that has no room for another connection, and how often.
+const FULL_WAIT_MAX: Duration = Duration::from_secs(1);
+const FULL_PAUSE: Duration = Duration::from_millis(10);
 
 /// Opens a channel to the daemon at `path`, or at the first of
 /// [`socket_candidates`] where one answers; returns where that was.
@@ -33,12 +37,26 @@ async fn connect_to_one(path: Option<&Path>) -> Result<(Channel, PathBuf), Error
     };
     let mut tried = Vec::new();
     for path in candidates {
-        match UnixStream::connect(&path).await {
+        match dial(&path).await {
             Ok(stream) => return Ok((channel(path.clone(), stream).await?, path)),
             Err(error) => tried.push(Attempt { path, error }),
         }
     }
     Err(Error::NoDaemon { tried })
+}
+
+/// Connects to a socket. Where more connections wait to be accepted than it has room for, tries
+/// again for a moment: others' bursts are over soon.
+async fn dial(path: &Path) -> io::Result<UnixStream> {
+    let give_up = Instant::now() + FULL_WAIT_MAX;
+    loop {
+        match UnixStream::connect(path).await {
+            Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < give_up => {
+                tokio::time::sleep(FULL_PAUSE).await;
+            }
+            connected => return connected,
+        }
+    }
 }
 
 /// A channel that begins on `stream` and connects to `path` again if it breaks.
@@ -51,7 +69,7 @@ async fn channel(path: PathBuf, stream: UnixStream) -> Result<Channel, Error> {
         async move {
             match first {
                 Some(stream) => Ok(TokioIo::new(stream)),
-                None => UnixStream::connect(target).await.map(TokioIo::new),
+                None => dial(&target).await.map(TokioIo::new),
             }
         }
     });

@@ -3,9 +3,13 @@
 //! ```text
 //! SIGTERM, SIGINT              stop: the first drains, the second ends at once
 //! SIGHUP                       the settings are read anew; those that come meanwhile are one
-//! SIGUSR1, SIGUSR2, SIGALRM    nothing, where the system's default would end the process without
-//!                              a drain
+//! SIGUSR1, SIGUSR2, SIGALRM,   nothing, where the system's default would end the process without
+//! SIGVTALRM, SIGPROF, SIGIO,   a drain; a log that has grown to the limit of file sizes loses
+//! SIGPWR, SIGXFSZ              lines, as on a full disk
 //! ```
+//!
+//! SIGQUIT and SIGXCPU keep their default: whoever sends them, or limits processor time, wants the
+//! process to end.
 //!
 //! Stops that come within [`STOP_APART_MIN`] of each other are one: `timeout` and shells signal a
 //! process and then its group.
@@ -45,6 +49,11 @@ pub fn listen() -> io::Result<Signals> {
         SignalKind::user_defined1(),
         SignalKind::user_defined2(),
         SignalKind::alarm(),
+        SignalKind::io(),
+        SignalKind::from_raw(libc::SIGVTALRM),
+        SignalKind::from_raw(libc::SIGPROF),
+        SignalKind::from_raw(libc::SIGPWR),
+        SignalKind::from_raw(libc::SIGXFSZ),
     ])?;
     tokio::spawn(async move {
         let mut stopped: Option<Instant> = None;

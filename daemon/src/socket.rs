@@ -31,6 +31,7 @@ use nix::sys::socket::{
     socket, sockopt,
 };
 use nix::sys::stat::{Mode, fchmod};
+use nix::unistd::geteuid;
 
 /// Mode of the socket file: owner and group may connect, nobody else.
 pub const SOCKET_MODE: u32 = 0o660;
@@ -261,6 +262,13 @@ fn lock_start(path: &Path) -> Result<File, SocketError> {
                 std::thread::sleep(Duration::from_millis(20));
             }
             Err(TryLockError::WouldBlock) => {
+                let owner = handle.metadata().map(|found| found.uid());
+                if let Some(uid) = owner.ok().filter(|&uid| uid != geteuid().as_raw()) {
+                    return Err(refuse(format!(
+                        "{} belongs to user {uid}, who keeps it locked",
+                        Path::new(&lock).display()
+                    )));
+                }
                 return Err(SocketError::Locked {
                     dir: dir.to_owned(),
                 });

@@ -57,17 +57,19 @@ pub(crate) fn piece(bytes: &[u8]) -> String {
     format!("{:?}", String::from_utf8_lossy(bytes))
 }
 
+/// Whether a terminal would obey it: control characters, line breaks, marks of direction.
+pub(crate) fn is_obeyed(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// Text from outside on one line: what a terminal would obey (escape sequences, line breaks, marks
 /// of direction) is shown as an escape.
 pub(crate) fn clean(text: &str) -> String {
-    let obeyed = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    if !text.contains(obeyed) {
+    if !text.contains(is_obeyed) {
         return text.to_owned();
     }
-    let shown = |c: char| match obeyed(c) {
+    let shown = |c: char| match is_obeyed(c) {
         true => c.escape_default().to_string(),
         false => c.to_string(),
     };

@@ -9,6 +9,8 @@ use std::io::{self, Write};
 
 use serde_json::Value;
 
+use crate::human::is_obeyed;
+
 /// The reader of the standard output went away.
 #[derive(Debug, thiserror::Error)]
 #[error("the standard output was closed")]
@@ -52,6 +54,20 @@ impl Output {
         self.text(&format!("{line}\n"))
     }
 
+    /// Writes an object on a line; what a terminal would obey is escaped in it.
+    pub(crate) fn object(&mut self, json: &Value) -> anyhow::Result<()> {
+        let mut line = String::new();
+        // Outside of strings there are no such characters, and control characters of ASCII are
+        // escaped already.
+        for c in json.to_string().chars() {
+            match is_obeyed(c) {
+                true => line += &format!("\\u{:04x}", u32::from(c)),
+                false => line.push(c),
+            }
+        }
+        self.line(line)
+    }
+
     /// Writes one answer: `json` as an object on a line, or the text of `human`.
     pub(crate) fn answer(
         &mut self,
@@ -59,7 +75,7 @@ impl Output {
         human: impl FnOnce() -> String,
     ) -> anyhow::Result<()> {
         if self.json {
-            return self.line(json());
+            return self.object(&json());
         }
         let text = human();
         if text.is_empty() || text.ends_with('\n') {
@@ -74,6 +90,19 @@ impl Output {
 mod tests {
     use super::*;
 
+    #[derive(Clone, Default)]
+    struct Shared(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
     struct Pipe(io::ErrorKind);
 
     impl Write for Pipe {
@@ -83,6 +112,18 @@ mod tests {
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn nothing_that_a_terminal_obeys_is_in_an_object() {
+        let json = serde_json::json!({"text": "a\u{9b}2J\u{202e}b\u{1b}c\u{e9}\n"});
+        let written = Shared::default();
+        let mut out = Output::new(Box::new(written.clone()), true);
+        out.object(&json).unwrap();
+        let line = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(line, "{\"text\":\"a\\u009b2J\\u202eb\\u001bc\u{e9}\\n\"}\n");
+        let read: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(read, json);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{PipeReader, Write, pipe};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use hyper_util::rt::TokioIo;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -51,10 +51,20 @@ fn requests(socket: &Path) {
 
 /// A daemon that logs to `log` answers, and drains on SIGTERM.
 fn serves_and_drains(log: impl Into<Stdio>, meanwhile: impl FnOnce()) {
+    serves_and_drains_as(|command| command, log, meanwhile);
+}
+
+/// The same of a daemon that is started by another command.
+fn serves_and_drains_as(
+    by: impl FnOnce(Command) -> Command,
+    log: impl Into<Stdio>,
+    meanwhile: impl FnOnce(),
+) {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
     let mut command = host(dir.path(), &socket);
     command.args(["--log", "debug"]);
+    let mut command = by(command);
     let (mut daemon, notify) = start_logging_to(dir.path(), &mut command, log);
     // The command has a copy of the log's descriptor.
     drop(command);
@@ -70,6 +80,27 @@ fn serves_and_drains(log: impl Into<Stdio>, meanwhile: impl FnOnce()) {
 fn a_full_disk_under_the_log_fails_no_request() {
     let full = File::options().write(true).open("/dev/full").unwrap();
     serves_and_drains(full, || {});
+}
+
+/// The system's signal for it would end the process.
+#[test]
+fn a_log_at_the_limit_of_file_sizes_fails_no_request() {
+    const LIMIT: u64 = 64 << 10;
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let limited = |inner: Command| {
+        let mut command = Command::new("sh");
+        // In blocks of 512 bytes, as POSIX has it.
+        let limit = format!("ulimit -f {} && exec \"$0\" \"$@\"", LIMIT / 512);
+        command.args(["-c", &limit]).arg(inner.get_program());
+        command.args(inner.get_args());
+        let environment = inner.get_envs();
+        command.envs(environment.filter_map(|(name, value)| Some((name, value?))));
+        command
+    };
+    serves_and_drains_as(limited, log.reopen().unwrap(), || {});
+    // Shells that count in KiB allow twice as much.
+    let bytes = log.as_file().metadata().unwrap().len();
+    assert!((LIMIT..=2 * LIMIT).contains(&bytes), "{bytes}");
 }
 
 #[test]

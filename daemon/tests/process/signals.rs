@@ -17,6 +17,11 @@ fn signals_that_are_no_stop_do_not_end_it() {
         Signal::SIGUSR1,
         Signal::SIGUSR2,
         Signal::SIGALRM,
+        Signal::SIGVTALRM,
+        Signal::SIGPROF,
+        Signal::SIGIO,
+        Signal::SIGPWR,
+        Signal::SIGXFSZ,
     ] {
         daemon.signal(signal);
     }

@@ -77,7 +77,7 @@ pub(super) async fn print(
         match event {
             generate_event::Event::Piece(piece) => {
                 if output.json {
-                    output.line(json::generated(&piece))?;
+                    output.object(&json::generated(&piece))?;
                 } else if piece.choice == 0 {
                     think(&piece.reasoning);
                     show(output, is_terminal, &piece.text, &piece.tool_calls)?;
@@ -94,7 +94,7 @@ pub(super) async fn print(
             }
             generate_event::Event::Done(done) => {
                 if output.json {
-                    output.line(json::outcome(&done))?;
+                    output.object(&json::outcome(&done))?;
                 }
                 outcome = Some(done);
             }

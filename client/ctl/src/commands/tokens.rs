@@ -1,5 +1,7 @@
 //! score, tokenize and detokenize.
 
+use std::io::IsTerminal;
+
 use rocmforge_client::proto::v1::{
     Priority, ScoreRequest, ScoreResponse, TokenIds, TokenizeRequest, score_request,
 };
@@ -7,7 +9,7 @@ use serde_json::json;
 
 use super::{Context, Input, text_of};
 use crate::cli::SpecialArgs;
-use crate::human::{Align, Table, piece};
+use crate::human::{Align, Table, clean_lines, piece};
 use crate::json;
 
 pub(super) async fn score(
@@ -100,7 +102,9 @@ pub(super) async fn detokenize(
     ids: &[u32],
 ) -> anyhow::Result<()> {
     let text = context.connect().await?.detokenize(model, ids).await?;
-    context
-        .output
-        .answer(|| json!({"text": text}), || text.clone())
+    let shown = match std::io::stdout().is_terminal() {
+        true => clean_lines(&text),
+        false => text.clone(),
+    };
+    context.output.answer(|| json!({"text": text}), || shown)
 }

@@ -136,19 +136,19 @@ fn look(now: &Shared, silent_after: Duration, snapshot: &watch::Sender<Arc<Snaps
         match (&snapshot.waits_for, long) {
             (_, Some(wait)) if wait.all_wait => tracing::error!(
                 model = wait.model,
-                path = %wait.path.display(),
+                path = ?wait.path,
                 seconds = seconds(wait),
                 "the engine waits for a file that does not answer or is very slow; all models wait with it"
             ),
             (_, Some(wait)) => tracing::warn!(
                 model = wait.model,
-                path = %wait.path.display(),
+                path = ?wait.path,
                 seconds = seconds(wait),
                 "requests wait for a file that does not answer or is slow; those of other models go on"
             ),
             (Some(wait), None) => tracing::warn!(
                 model = wait.model,
-                path = %wait.path.display(),
+                path = ?wait.path,
                 seconds = seconds(wait),
                 "the file is not waited for any more"
             ),

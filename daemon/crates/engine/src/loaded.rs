@@ -278,6 +278,14 @@ pub fn prepare(
     let tokenizer =
         Tokenizer::from_gguf(&gguf).map_err(|e| crate::error::from_tokenizer(file.path(), &e))?;
     let tokenizer = Arc::new(tokenizer);
+    let says = |key| gguf.str(key).ok().flatten();
+    if says("tokenizer.ggml.model") == Some("gpt2") && says("tokenizer.ggml.pre").is_none() {
+        tracing::warn!(
+            model = name,
+            "the file does not say how its texts are split (tokenizer.ggml.pre); GPT-2's way is taken, and may be \
+             wrong: convert the model again with a current converter"
+        );
+    }
     // A template that does not parse is no reason to refuse the file: chats say what is wrong with
     // it.
     let template = ChatTemplate::from_gguf(&gguf, &tokenizer);

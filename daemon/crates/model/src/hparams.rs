@@ -67,6 +67,12 @@ impl Pooling {
 
 impl Hparams {
     pub(crate) fn read(keys: Keys<'_>) -> Result<Self, Error> {
+        if !keys.flag("attention.causal", true)? {
+            return Err(Error::Unsupported(format!(
+                "{} is false: attention to later positions is not implemented",
+                keys.name("attention.causal")
+            )));
+        }
         let n_embd = keys.count("embedding_length", WIDTH_MAX)?;
         let n_block = keys.count("block_count", N_LAYER_MAX)?;
         let n_layer_nextn = keys.maybe("nextn_predict_layers", N_LAYER_MAX)?;

@@ -197,6 +197,40 @@ fn changed(name: &str, key: &str, value: u32) -> Error {
     Model::from_gguf(&gguf).unwrap_err()
 }
 
+/// Attention to later positions, as embedding models have it, would be computed otherwise.
+#[test]
+fn attention_that_is_not_causal_is_refused() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/fixtures/arch");
+    let original = std::fs::read(path.join("smollm3.gguf")).unwrap();
+    let with = |causal: u8| {
+        let mut bytes = original.clone();
+        // Behind magic and version: the numbers of tensors and of keys. A second key makes what is
+        // put in a multiple of the alignment, so that the data stays aligned.
+        let n_keys = u64::from_le_bytes(bytes[16..24].try_into().unwrap());
+        bytes[16..24].copy_from_slice(&(n_keys + 2).to_le_bytes());
+        let mut put = Vec::new();
+        let first = "smollm3.attention.causal";
+        let rest = 96 - 2 * (8 + 4 + 1) - first.len();
+        for (key, value) in [(first.to_owned(), causal), ("x".repeat(rest), 0)] {
+            put.extend((key.len() as u64).to_le_bytes());
+            put.extend(key.as_bytes());
+            put.extend(7u32.to_le_bytes());
+            put.push(value);
+        }
+        assert_eq!(put.len(), 96);
+        bytes.splice(24..24, put);
+        let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
+        Model::from_gguf(&gguf).map(|_| ())
+    };
+    with(1).unwrap();
+    let refused = with(0).unwrap_err();
+    assert!(matches!(refused, Error::Unsupported(_)), "{refused:?}");
+    assert!(
+        refused.to_string().contains("smollm3.attention.causal"),
+        "{refused}"
+    );
+}
+
 /// A file that does not say how many groups of experts are chosen chooses all.
 #[test]
 fn a_number_of_groups_may_be_absent() {

@@ -225,7 +225,7 @@ impl Service {
                 // notices.
                 let _ = steps.try_send(LoadStep::Header(at));
             };
-            tracing::debug!(path = %file.path().display(), bytes, "reading a model's header");
+            tracing::debug!(path = ?file.path(), bytes, "reading a model's header");
             let others = snapshot.models.iter().map(|status| &*status.model);
             let prepared = rocmforge_engine::prepare_among(&name, file, others, &mut progress);
             let prepared = prepared.and_then(|mut prepared| {

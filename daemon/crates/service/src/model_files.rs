@@ -42,12 +42,20 @@ pub struct ModelDirs {
 
 /// Why a model directory cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("the model directory {} (--model-dir) cannot be used: {message}", dir.display())]
+#[error("the model directory {} (--model-dir) cannot be used: {message}; give one that is there and may be read", dir.display())]
 pub struct ModelDirError {
     /// The directory.
     pub dir: PathBuf,
     /// What is wrong with it.
     pub message: String,
+}
+
+/// How many there are, with their verb.
+fn are(n: usize) -> String {
+    match n {
+        1 => "1 is".to_owned(),
+        n => format!("{n} are"),
+    }
 }
 
 /// Why a file is not opened.
@@ -80,8 +88,8 @@ pub enum ModelFileError {
     },
     /// Parts of a split model are not beside the others.
     #[error(
-        "{} is one of {count} parts of a model, and {} of them are not there: {}; put them beside it",
-        path.display(), missing.len(), List(missing)
+        "{} is one of {count} parts of a model, of which {} not there: {}; put what is missing beside it",
+        path.display(), are(missing.len()), List(missing)
     )]
     MissingParts {
         /// The part asked for.
@@ -213,12 +221,17 @@ impl ModelDirs {
     /// [`ModelFileError`].
     pub fn open(&self, path: &Path) -> Result<MappedFile, ModelFileError> {
         let bytes = path.as_os_str().as_encoded_bytes();
-        if bytes.is_empty() || bytes.len() > MODEL_PATH_MAX || bytes.contains(&0) {
+        if bytes.is_empty() || bytes.len() > MODEL_PATH_MAX {
             return Err(ModelFileError::BadPath {
                 message: format!(
-                    "the path has {} bytes; 1 to {MODEL_PATH_MAX} without a zero byte are allowed",
+                    "the path has {} bytes; 1 to {MODEL_PATH_MAX} are allowed",
                     bytes.len()
                 ),
+            });
+        }
+        if bytes.contains(&0) {
+            return Err(ModelFileError::BadPath {
+                message: "the path has a zero byte; give it without".to_owned(),
             });
         }
         if self.dirs.is_empty() {

@@ -304,14 +304,14 @@ impl Room {
             _ => "",
         };
         let what = match self.purpose {
-            Purpose::Answer => format!("prompt and answer together: shorten it{raise}"),
+            Purpose::Answer => format!("prompt and answer share it: shorten the prompt{raise}"),
             Purpose::Scores => format!("score it in windows{raise}"),
             Purpose::Embedding => format!("embed it in parts{raise}"),
         };
         failure::context_exceeded(
             field,
             &format!(
-                "{begin} the context of this request has n_ctx = {n_ctx}, {what} (the model was trained with \
+                "{begin} the context of this request has n_ctx = {n_ctx}; {what} (the model was trained with \
                  {n_ctx_train}, the daemon allows {n_ctx_max})"
             ),
             n_ctx,

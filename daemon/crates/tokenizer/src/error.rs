@@ -219,7 +219,8 @@ pub enum Error {
 
     /// Rendering ran longer, wrote or took more than is allowed.
     #[error(
-        "the model's chat template exceeds {max} {unit}; send fewer messages, or generate from plain text"
+        "the model's chat template exceeds {max} {unit}; send fewer messages, give the model another template (`template` of [[model]]), or generate from \
+         plain text"
     )]
     TemplateLimit {
         /// What is limited.

@@ -48,7 +48,7 @@ impl ModelDirs {
             let (dirs, root) = (self.clone(), dir.to_owned());
             let (found, is_fresh) = looks.look(dir, move || dirs.walk(&root, ENTRIES_MAX));
             if !is_fresh {
-                tracing::warn!(dir = %dir.display(), "a model directory does not answer, or is slow");
+                tracing::warn!(dir = ?dir, "a model directory does not answer, or is slow");
             }
             is_whole &= is_fresh && found.as_ref().is_some_and(|found| found.1);
             if let Some(found) = found {

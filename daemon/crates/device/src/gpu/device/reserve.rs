@@ -153,10 +153,21 @@ mod tests {
                 let reserve = DeviceReserve::new(1 << 20, bytes);
                 assert!(reserve.slot_bytes >= SLOT_MIN, "{budget}: {reserve:?}");
                 let end = reserve.tail + TAIL_BYTES;
-                assert_eq!(
-                    reserve.tail,
-                    reserve.slots + reserve.slot_bytes * SLOTS as u64
-                );
+                // Each part with its bytes, in the order in which they lie.
+                let parts = [
+                    (reserve.flags, FLAGS * 4),
+                    (reserve.results, reserve.candidates - reserve.results),
+                    (reserve.candidates, reserve.candidates_bytes),
+                    (reserve.counters, reserve.counters_len * 4),
+                    (reserve.table, reserve.table_len * 8),
+                    (reserve.bounce, reserve.slot_bytes),
+                    (reserve.slots, reserve.slot_bytes * SLOTS as u64),
+                    (reserve.tail, TAIL_BYTES),
+                ];
+                for pair in parts.windows(2) {
+                    let ((at, bytes), (next, _)) = (pair[0], pair[1]);
+                    assert!(bytes > 0 && at + bytes <= next, "{budget}: {reserve:?}");
+                }
                 assert!(end <= (1 << 20) + bytes, "{budget}: {reserve:?}");
                 assert!(
                     budget < 8 << 20 || bytes <= budget / 16,

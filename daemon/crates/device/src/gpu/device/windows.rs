@@ -327,7 +327,7 @@ impl Windows {
                 let rate = len as f64 / begin.elapsed().as_secs_f64().max(1e-9);
                 if cached && len as u64 >= JUDGED_BYTES && rate < CRAWL_BYTES_PER_S {
                     tracing::info!(
-                        file = %file.path().display(),
+                        file = ?file.path(),
                         "registering this file crawls, at {:.1} MB/s; it goes through pinned buffers",
                         rate / 1e6
                     );
@@ -338,7 +338,7 @@ impl Windows {
             Err(error) if error.is_lost() => Err(failed("registering a file", error)),
             Err(error) => {
                 tracing::info!(
-                    file = %file.path().display(),
+                    file = ?file.path(),
                     %error,
                     "the driver does not register this file; it goes through pinned buffers"
                 );
