@@ -5,8 +5,10 @@
 //! template.
 
 mod arguments;
+mod calls;
 mod marks;
 mod messages;
+mod written;
 
 use rocmforge_engine::LoadedModel;
 
@@ -14,6 +16,9 @@ use self::marks::{Marked, Marks};
 use self::messages::Messages;
 use crate::tool_calls::forms::Headers;
 use crate::tool_calls::{ToolCall, Tools};
+
+/// Longest call; what is longer is text, where nothing of it was told.
+const CALL_MAX_BYTES: usize = 1 << 20;
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +55,7 @@ pub struct Splitter {
 
 #[derive(Debug)]
 enum Way {
-    Marked(Marked),
+    Marked(Box<Marked>),
     Messages(Messages),
 }
 
@@ -61,14 +66,14 @@ impl Splitter {
         let source = source.unwrap_or_default();
         let way = match Headers::of(source) {
             Some(headers) => Way::Messages(Messages::new(headers, tail, tools)),
-            None => Way::Marked(Marked::new(Marks::of(source), tail, tools)),
+            None => Way::Marked(Box::new(Marked::new(Marks::of(source), tail, tools))),
         };
         Self::of(way)
     }
 
     /// For text that is handed out as it comes.
     pub fn plain() -> Self {
-        Self::of(Way::Marked(Marked::plain()))
+        Self::of(Way::Marked(Box::new(Marked::plain())))
     }
 
     fn of(way: Way) -> Self {
@@ -146,7 +151,7 @@ impl Splitter {
 }
 
 /// Bytes at the end of `text` that may begin `mark`.
-fn partial(text: &str, mark: &str) -> usize {
+pub(crate) fn partial(text: &str, mark: &str) -> usize {
     let most = text.len().min(mark.len().saturating_sub(1));
     (1..=most)
         .rev()
@@ -167,3 +172,7 @@ pub fn joined(parts: Vec<Part>) -> Vec<Part> {
     }
     whole
 }
+
+#[cfg(test)]
+#[path = "parts/pieces_tests.rs"]
+mod pieces_tests;

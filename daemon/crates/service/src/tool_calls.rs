@@ -12,9 +12,12 @@
 //! such otherwise.
 
 pub mod forms;
+mod gemma;
 pub(crate) mod headers;
+pub(crate) mod heads;
 mod marked;
 mod python;
+pub(crate) mod reading;
 pub(crate) mod tagged;
 mod typed;
 

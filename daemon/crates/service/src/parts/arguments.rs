@@ -1,19 +1,22 @@
-//! Calls that are JSON objects, told as they come: the name once it is known, and the arguments in
-//! pieces, as they stand in the text.
+//! Calls whose arguments are JSON text, told as they come: the name once it is known, and the
+//! arguments in pieces, as they stand in the text.
 //!
 //! ```text
-//!  begin --{"name": "f", "arguments": {--> arguments --} of the object--> between <-> next call
-//!    |  anything else: the block is read as a whole
+//!  begin --a head, as {"name": "f", "arguments": {--> arguments --} of the object--> between
+//!    |  anything else: the block is read as a whole        ^                            |
+//!                                                          +------- another head -------+
 //! ```
 //!
 //! JSON says where the arguments end, so a closing mark inside of a text of theirs is text. Where
-//! they turn out to be no JSON, the closing mark ends them.
+//! they turn out to be no JSON, the closing mark ends them, or the one behind the call. How calls
+//! begin tells [`Heads`].
 
+use serde_json::Value;
+
+use super::calls::Block;
 use super::{Part, partial};
 use crate::tool_calls::ToolCall;
-
-/// The keys that arguments may have.
-const KEYS: [&str; 2] = ["arguments", "parameters"];
+use crate::tool_calls::heads::{Head, Heads, Stop, member};
 
 /// Where a call is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,32 +33,42 @@ enum At {
     Rest,
 }
 
-/// What came of the text so far.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Block {
-    /// It may be more of the block.
-    More,
-    /// It has no call that can be told in pieces, from its beginning on.
-    Whole,
-    /// It has ended. What is left of the text comes behind it, but for the text of calls that have
-    /// to be read as a whole.
-    Ended(String),
-}
-
 /// A block of calls, while it comes.
 #[derive(Debug)]
-pub(super) struct Calls {
+pub(super) struct Objects {
+    heads: Heads,
     at: At,
     json: Json,
+    /// Where the next head is looked for.
+    from: usize,
+    /// The mark in front of it has come.
+    marked: bool,
     /// Whether the call that comes counts.
     counts: bool,
 }
 
-impl Calls {
-    pub(super) fn new() -> Self {
+/// What follows in a block.
+enum Next {
+    More,
+    /// No call, as its form has it.
+    No,
+    /// The closing mark, at this byte.
+    Close(usize),
+    Call {
+        name: String,
+        at: usize,
+    },
+}
+
+impl Objects {
+    pub(super) fn new(heads: Heads) -> Self {
         Self {
+            heads,
             at: At::Begin,
             json: Json::default(),
+            from: 0,
+            // What opens a block of Mistral's is a call's mark.
+            marked: heads == Heads::Mistral,
             counts: false,
         }
     }
@@ -76,17 +89,22 @@ impl Calls {
         &mut self,
         held: &mut String,
         close: &str,
-        mut counted: impl FnMut() -> bool,
+        tools: &[Value],
+        counted: &mut impl FnMut() -> bool,
         into: &mut Vec<Part>,
     ) -> Block {
         loop {
             match self.at {
-                At::Begin => match begun(in_list(held)) {
-                    Begun::More => return Block::More,
-                    Begun::No => return Block::Whole,
-                    Begun::Yes { name, left } => {
-                        self.open(name, left, held, &mut counted, into);
+                At::Begin => match self.next(held, close) {
+                    Next::More => return Block::More,
+                    Next::No | Next::Close(_) => return Block::Whole,
+                    // Who writes about the mark may have a word and a brace behind it.
+                    Next::Call { name, .. }
+                        if self.heads == Heads::Mistral && !is_tool(&name, tools) =>
+                    {
+                        return Block::Whole;
                     }
+                    Next::Call { name, at } => self.open(name, at, held, counted, into),
                 },
                 At::Arguments => {
                     let (n, state) = self.json.take(held);
@@ -98,35 +116,37 @@ impl Calls {
                         JsonState::Broken => At::Broken,
                     };
                 }
-                At::Broken => match cut_at(held, close) {
-                    Some(said) => {
-                        self.say(said.trim_end(), into);
-                        return Block::Ended(String::new());
-                    }
-                    None => {
+                At::Broken => {
+                    let ends = [close, self.heads.end()];
+                    let found = ends.map(|end| held.find(end).filter(|_| !end.is_empty()));
+                    let Some(at) = found.into_iter().flatten().min() else {
                         // Space in front of the mark is none of theirs.
-                        let n = held.len() - partial(held, close);
+                        let begun = ends.map(|end| partial(held, end)).into_iter().max();
+                        let n = held.len() - begun.unwrap_or(0);
                         let rest = held.split_off(held[..n].trim_end().len());
                         self.say(&std::mem::replace(held, rest), into);
                         return Block::More;
+                    };
+                    let rest = held.split_off(at);
+                    self.say(std::mem::replace(held, rest).trim_end(), into);
+                    if found[0] == Some(at) {
+                        held.drain(..close.len());
+                        return Block::Ended(String::new());
                     }
-                },
-                At::Between => {
-                    let skipped = ['}', ']', ',', ';'];
-                    let left = held
-                        .trim_start_matches(|c: char| c.is_whitespace() || skipped.contains(&c));
-                    *held = left.to_owned();
-                    if held.is_empty() || close.starts_with(&**held) && *held != close {
+                    self.at = At::Between;
+                }
+                At::Between => match self.between(held, close) {
+                    Next::More => {
+                        held.drain(..std::mem::take(&mut self.from));
                         return Block::More;
                     }
-                    match begun(held) {
-                        Begun::More => return Block::More,
-                        Begun::No => self.at = At::Rest,
-                        Begun::Yes { name, left } => {
-                            self.open(name, left, held, &mut counted, into);
-                        }
+                    Next::No => self.at = At::Rest,
+                    Next::Close(at) => {
+                        held.drain(..at + close.len());
+                        return Block::Ended(String::new());
                     }
-                }
+                    Next::Call { name, at } => self.open(name, at, held, counted, into),
+                },
                 At::Rest => {
                     return cut_at(held, close).map_or(Block::More, Block::Ended);
                 }
@@ -139,24 +159,114 @@ impl Calls {
         let held = &held[..held.len() - partial(held, close)];
         match self.at {
             At::Arguments | At::Broken => {
-                self.say(held.trim_end(), into);
+                let begun = partial(held, self.heads.end());
+                self.say(held[..held.len() - begun].trim_end(), into);
                 String::new()
             }
             _ => held.to_owned(),
         }
     }
 
+    /// What follows at the beginning of a block.
+    fn next(&mut self, held: &str, close: &str) -> Next {
+        let mark = self.heads.mark();
+        let is_list = self.heads == Heads::Mistral && self.from == 0;
+        if is_list && held.trim_start().starts_with(['[', '{']) {
+            if mark.starts_with(held.trim_start()) {
+                return Next::More;
+            }
+            if !held.trim_start().starts_with(mark) {
+                (self.heads, self.marked) = (Heads::Objects, false);
+            }
+        }
+        if self.heads != Heads::Objects {
+            return self.marked(held, close);
+        }
+        let list = held.trim_start();
+        let list = list.strip_prefix('[').unwrap_or(list);
+        match self.heads.head(list) {
+            Head::More => Next::More,
+            Head::No => Next::No,
+            Head::Yes { name, at } => Next::Call {
+                name,
+                at: held.len() - list.len() + at,
+            },
+        }
+    }
+
+    /// What follows behind a call.
+    fn between(&mut self, held: &mut String, close: &str) -> Next {
+        if self.heads != Heads::Objects {
+            return self.marked(held, close);
+        }
+        loop {
+            let left = held.trim_start_matches(|c: char| c.is_whitespace() || "}],;".contains(c));
+            held.drain(..held.len() - left.len());
+            if !close.is_empty() && held.starts_with(close) {
+                return Next::Close(0);
+            }
+            if held.is_empty() || close.starts_with(&**held) {
+                return Next::More;
+            }
+            if held.starts_with('"') {
+                match member(held) {
+                    Ok(n) => {
+                        held.drain(..n);
+                        continue;
+                    }
+                    Err(Stop::Short) => return Next::More,
+                    Err(Stop::Other) => return Next::No,
+                }
+            }
+            return match self.heads.head(held) {
+                Head::More => Next::More,
+                Head::No => Next::No,
+                Head::Yes { name, at } => Next::Call { name, at },
+            };
+        }
+    }
+
+    /// The next call of those that have a mark each, or what ends them. What is none of them is
+    /// left out.
+    fn marked(&mut self, held: &str, close: &str) -> Next {
+        let mark = self.heads.mark();
+        let closed = held.find(close).filter(|_| !close.is_empty());
+        let text = &held[..closed.unwrap_or(held.len())];
+        loop {
+            if !self.marked {
+                let Some(n) = text[self.from..].find(mark) else {
+                    if closed.is_none() {
+                        let begun = partial(text, mark).max(partial(text, close));
+                        self.from = self.from.max(text.len() - begun);
+                    }
+                    return closed.map_or(Next::More, Next::Close);
+                };
+                self.from += n + mark.len();
+                self.marked = true;
+            }
+            match self.heads.head(&text[self.from..]) {
+                Head::Yes { name, at } => {
+                    let at = self.from + at;
+                    return Next::Call { name, at };
+                }
+                Head::More if closed.is_none() => return Next::More,
+                Head::More | Head::No => self.marked = false,
+            }
+        }
+    }
+
     fn open(
         &mut self,
         name: String,
-        left: usize,
+        at: usize,
         held: &mut String,
         counted: &mut impl FnMut() -> bool,
         into: &mut Vec<Part>,
     ) {
-        *held = held.split_off(held.len() - left);
+        held.drain(..at);
         self.json = Json::default();
         self.at = At::Arguments;
+        (self.from, self.marked) = (0, false);
         self.counts = counted();
         if self.counts {
             let arguments = String::new();
@@ -171,10 +281,8 @@ impl Calls {
     }
 }
 
-/// `text` behind the bracket of a list, if it begins with one.
-fn in_list(text: &str) -> &str {
-    let text = text.trim_start();
-    text.strip_prefix('[').unwrap_or(text)
+fn is_tool(name: &str, tools: &[Value]) -> bool {
+    tools.iter().any(|tool| tool["function"]["name"] == name)
 }
 
 /// What stands in front of `close`, where it has come; `held` is what follows it then.
@@ -184,88 +292,6 @@ fn cut_at(held: &mut String, close: &str) -> Option<String> {
     let mut before = std::mem::replace(held, rest);
     before.truncate(at);
     Some(before)
-}
-
-/// Whether a text begins a call up to its arguments.
-#[derive(Debug, PartialEq, Eq)]
-enum Begun {
-    More,
-    No,
-    Yes {
-        name: String,
-        /// Bytes from the arguments' brace on.
-        left: usize,
-    },
-}
-
-fn begun(text: &str) -> Begun {
-    match Reader(text).head() {
-        Ok((name, left)) => Begun::Yes { name, left },
-        Err(Stop::Short) => Begun::More,
-        Err(Stop::Other) => Begun::No,
-    }
-}
-
-/// Why a text is not read further.
-enum Stop {
-    /// It ends, and what it has so far fits.
-    Short,
-    /// It is something else.
-    Other,
-}
-
-struct Reader<'t>(&'t str);
-
-impl Reader<'_> {
-    /// The name, and what is left where the arguments begin.
-    fn head(mut self) -> Result<(String, usize), Stop> {
-        self.eat("{")?;
-        self.eat("\"name\"")?;
-        self.eat(":")?;
-        let name = self.text()?;
-        self.eat(",")?;
-        let key = self.text()?;
-        if name.is_empty() || !KEYS.contains(&&*key) {
-            return Err(Stop::Other);
-        }
-        self.eat(":")?;
-        self.skip_space();
-        match self.0.chars().next() {
-            Some('{') => Ok((name, self.0.len())),
-            Some(_) => Err(Stop::Other),
-            None => Err(Stop::Short),
-        }
-    }
-
-    fn skip_space(&mut self) {
-        self.0 = self.0.trim_start();
-    }
-
-    fn eat(&mut self, word: &str) -> Result<(), Stop> {
-        self.skip_space();
-        match self.0.strip_prefix(word) {
-            Some(rest) => {
-                self.0 = rest;
-                Ok(())
-            }
-            None if word.starts_with(self.0) => Err(Stop::Short),
-            None => Err(Stop::Other),
-        }
-    }
-
-    fn text(&mut self) -> Result<String, Stop> {
-        self.skip_space();
-        let mut values = serde_json::Deserializer::from_str(self.0).into_iter::<String>();
-        match values.next() {
-            Some(Ok(text)) => {
-                self.0 = &self.0[values.byte_offset()..];
-                Ok(text)
-            }
-            Some(Err(error)) if error.is_eof() => Err(Stop::Short),
-            Some(Err(_)) => Err(Stop::Other),
-            None => Err(Stop::Short),
-        }
-    }
 }
 
 /// An object of JSON that comes in pieces, as far as its end needs.
@@ -321,12 +347,13 @@ mod tests {
     fn split(text: &str) -> (Vec<Part>, Option<Block>, String) {
         let characters: Vec<char> = text.chars().collect();
         let all = (1..=characters.len()).map(|size| {
-            let (mut calls, mut held, mut parts) = (Calls::new(), String::new(), Vec::new());
+            let (mut calls, mut held, mut parts) =
+                (Objects::new(Heads::Objects), String::new(), Vec::new());
             let mut ended = None;
             for piece in characters.chunks(size) {
                 held.extend(piece);
                 if ended.is_none() {
-                    match calls.take(&mut held, CLOSE, || true, &mut parts) {
+                    match calls.take(&mut held, CLOSE, &[], &mut || true, &mut parts) {
                         Block::More => {}
                         other => ended = Some(other),
                     }
@@ -373,7 +400,7 @@ mod tests {
         for text in [
             "nothing",
             "<function=f>",
-            r#"{"tool": "#,
+            r#"{"tool": {"#,
             r#"{"name": 7, "arguments": {}}"#,
             r#"{"name": "f", "arguments": "{}"}"#,
             r#"{"name": "f", "other": {}}"#,

@@ -11,7 +11,7 @@
 //! template's ([`forms`](crate::tool_calls::forms)). A form without an opening mark has calls where
 //! the answer begins with `{` or `[`, and nothing else beside them.
 //!
-//! Calls of forms that say so ([`Form::in_pieces`]) are told as they come (by [`Calls`]), of others
+//! Calls of forms that say how ([`Form::pieces`]) are told as they come (by [`Calls`]), of others
 //! whole. A call that the end of the answer cuts has the arguments that have come, or is left out:
 //! its notation is no text.
 //!
@@ -20,13 +20,10 @@
 
 use serde_json::Value;
 
-use super::arguments::{Block, Calls};
-use super::{Part, partial};
+use super::calls::{Block, Calls};
+use super::{CALL_MAX_BYTES, Part, partial};
 use crate::tool_calls::forms::{self, Form, Frame, Thinking};
 use crate::tool_calls::{ToolCall, Tools};
-
-/// Longest call; what is longer is text.
-const CALL_MAX_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -175,7 +172,9 @@ impl Marked {
         if let Some(mut block) = self.block.take()
             && block.has_begun()
         {
-            let rest = block.finish(held, close, into);
+            let tools: &[Value] = &self.tools.described;
+            let counted = counter(&mut self.calls, self.tools.single);
+            let rest = block.finish(held, close, is_cut, tools, counted, into);
             return match close.is_empty() {
                 true => self.behind(&rest, open, is_cut, into),
                 false => self.other_calls(&rest, into),
@@ -202,6 +201,9 @@ impl Marked {
     fn behind(&mut self, rest: &str, open: &str, is_cut: bool, into: &mut Vec<Part>) {
         // Some models close their calls all the same.
         let closing = open.replacen("<|", "<|/", 1);
+        let begun = if is_cut { partial(rest, open) } else { 0 };
+        // One byte of a mark may be anything.
+        let rest = &rest[..rest.len() - if begun > 1 { begun } else { 0 }];
         for piece in rest.split(open) {
             let piece = piece.trim().trim_start_matches([']', '}']);
             let piece = piece.trim().trim_start_matches(&closing);
@@ -211,7 +213,7 @@ impl Marked {
             }
             let before = self.calls;
             self.other_calls(piece, into);
-            let is_begun = is_cut && piece.starts_with(['{', '[']);
+            let is_begun = is_cut && forms::may_begin_call(piece, &self.tools.described);
             if self.calls == before && !is_begun {
                 self.text(piece, into);
             }
@@ -317,13 +319,9 @@ impl Marked {
     /// read as a whole.
     fn pieces(&mut self, close: &str, into: &mut Vec<Part>) -> Option<bool> {
         let block = self.block.as_mut()?;
-        let (calls, single) = (&mut self.calls, self.tools.single);
-        let counted = || {
-            let counts = *calls == 0 || !single;
-            *calls += usize::from(counts);
-            counts
-        };
-        match block.take(&mut self.held, close, counted, into) {
+        let tools: &[Value] = &self.tools.described;
+        let counted = counter(&mut self.calls, self.tools.single);
+        match block.take(&mut self.held, close, tools, counted, into) {
             Block::More if block.has_begun() => {
                 if self.held.len() > CALL_MAX_BYTES {
                     self.held.clear();
@@ -389,8 +387,8 @@ impl Marked {
     fn enter(&mut self, state: State, at_start: bool) {
         self.state = state;
         self.at_start = at_start;
-        let in_pieces = self.form.is_some_and(|form| form.in_pieces);
-        self.block = (state == State::Calling && in_pieces).then(Calls::new);
+        let form = self.form.filter(|_| state == State::Calling);
+        self.block = form.and_then(Calls::of);
     }
 
     /// `text` without the whitespace that begins a part.
@@ -442,6 +440,15 @@ impl Marked {
                 into.push(Part::Call(call));
             }
         }
+    }
+}
+
+/// Says of each call that begins whether it counts.
+fn counter(calls: &mut usize, single: bool) -> impl FnMut() -> bool {
+    move || {
+        let counts = *calls == 0 || !single;
+        *calls += usize::from(counts);
+        counts
     }
 }
 

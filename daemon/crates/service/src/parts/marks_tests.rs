@@ -6,7 +6,8 @@ use serde_json::json;
 
 use super::super::{Splitter, Way, joined};
 use super::*;
-use crate::tool_calls::{self, ToolCall, forms};
+use crate::tool_calls::forms::Pieces;
+use crate::tool_calls::{self, ToolCall, forms, is_object};
 
 /// `text` in pieces of every size gives the same.
 fn split(state: State, with_tools: bool, text: &str) -> Vec<Part> {
@@ -164,10 +165,18 @@ fn never_shows_marks(source: &str, written: &str) {
         let mut parts = Vec::new();
         splitter.push(&written[..at], &mut parts);
         splitter.finish(true, &mut parts);
-        let is_cut = |part: &Part| !form.in_pieces && !whole.contains(part);
-        let calls = joined(parts.clone());
-        let calls = calls.iter().filter(|part| matches!(part, Part::Call(_)));
-        let cut: Vec<&Part> = calls.filter(|part| is_cut(part)).collect();
+        // What is told as it comes is a beginning, and no object.
+        let is_cut = |part: &Part| match part {
+            Part::Call(call) => {
+                let may_be_cut = form.pieces != Pieces::None && !is_object(&call.arguments);
+                !whole.iter().any(|one| match one {
+                    Part::Call(one) if may_be_cut => one.arguments.starts_with(&call.arguments),
+                    one => one == part,
+                })
+            }
+            _ => false,
+        };
+        let cut: Vec<Part> = joined(parts.clone()).into_iter().filter(is_cut).collect();
         assert!(cut.is_empty(), "{}: {cut:?}", &written[..at]);
         let shows = |part: &Part| match part {
             Part::Text(said) => {
@@ -223,11 +232,11 @@ fn arguments_come_in_pieces_that_make_the_whole() {
         ..Tools::default()
     };
     let parts_of = |in_pieces: bool| {
-        let mut splitter = Splitter::of(Way::Marked(Marked::new(
+        let mut splitter = Splitter::of(Way::Marked(Box::new(Marked::new(
             Marks::of("<tool_call>"),
             "",
             tools.clone(),
-        )));
+        ))));
         if in_pieces {
             splitter.tell_pieces();
         }
@@ -276,12 +285,12 @@ fn each_form_is_read_whatever_the_pieces() {
         (
             "[TOOL_CALLS]",
             format!("[TOOL_CALLS][{{\"name\": \"weather\", \"arguments\": {spaced}}}, {{\"name\": \"now\"}}]"),
-            both,
+            spaced,
         ),
         (
             "[TOOL_CALLS]",
             format!("[TOOL_CALLS]weather[ARGS]{spaced}[TOOL_CALLS]now{{}}"),
-            both,
+            spaced,
         ),
         (
             "<|tool_calls_section_begin|>",
@@ -339,7 +348,7 @@ fn each_form_is_read_whatever_the_pieces() {
                 "<|START_ACTION|>[\n    {{\"tool_call_id\": \"0\", \"tool_name\": \"weather\", \"parameters\": {spaced}}},\n\
                  {{\"tool_call_id\": \"1\", \"tool_name\": \"now\", \"parameters\": {{}}}}\n]<|END_ACTION|>"
             ),
-            both,
+            spaced,
         ),
         (
             "<tool_calls>",
@@ -378,8 +387,10 @@ fn each_form_is_read_whatever_the_pieces() {
         never_shows_marks(source, &written);
         // What is no call stays text, marks and all.
         let form = forms::of(source).unwrap();
-        let none = format!("a {}nothing{} b", form.open, form.close);
-        assert_eq!(of_form(source, &none), [Part::Text(none.clone())]);
+        for said in ["nothing", " is a mark, and {\"a\" a brace", " begins {a"] {
+            let none = format!("a {}{said}{} b", form.open, form.close);
+            assert_eq!(of_form(source, &none), [Part::Text(none.clone())]);
+        }
     }
     let llama = "<|python_tag|>";
     let first = format!("{{\"name\": \"weather\", \"parameters\": {spaced}}}");
@@ -487,16 +498,18 @@ fn cut(source: &str, written: &str) -> Vec<Part> {
 fn a_value_with_tags_of_its_own_is_whole_with_the_calls_tag_alone() {
     let written =
         "<tool_call>\n<function=weather>\n<parameter=city>\n<b>x</b>\n</parameter>\n</function>\n";
+    let named = written.find("weather>").unwrap() + "weather>".len();
     let whole = written.find("</function>").unwrap() + "</function>".len();
     for at in "<tool_call>\n<f".len()..=written.len() {
-        let parts = cut("<tool_call>", &written[..at]);
-        let expected = (at >= whole).then(|| {
-            Part::Call(ToolCall {
-                name: "weather".into(),
-                arguments: r#"{"city":"<b>x</b>"}"#.into(),
-            })
-        });
-        assert_eq!(parts, Vec::from_iter(expected), "{}", &written[..at]);
+        let arguments = match cut("<tool_call>", &written[..at]).as_slice() {
+            [] => String::new(),
+            [Part::Call(call)] => call.arguments.clone(),
+            other => panic!("{}: {other:?}", &written[..at]),
+        };
+        let all = r#"{"city":"<b>x</b>"}"#;
+        assert_eq!(arguments.is_empty(), at < named, "{}", &written[..at]);
+        assert_eq!(arguments == all, at >= whole, "{}", &written[..at]);
+        assert!(all.starts_with(&arguments), "{arguments}");
     }
 }
 

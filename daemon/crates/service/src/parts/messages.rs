@@ -21,13 +21,10 @@
 //! without a header ([`headers`]).
 
 use super::marks::whole_of;
-use super::{Part, partial};
+use super::{CALL_MAX_BYTES, Part, partial};
 use crate::tool_calls::forms::Headers;
 use crate::tool_calls::headers::{self, CHANNEL, ENDS, Fit, START, TO, fit};
 use crate::tool_calls::{ToolCall, Tools, is_object, tagged};
-
-/// Longest call; what is longer is text.
-const CALL_MAX_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {

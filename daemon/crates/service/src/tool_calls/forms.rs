@@ -21,9 +21,12 @@
 //! Messages of gpt-oss and Muse Glimmer have headers instead: [`Headers`].
 
 use rocmforge_tokenizer::Tokenizer;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use super::gemma::gemma;
+use super::heads::Heads;
 use super::marked::{deepseek, kimi, mistral};
+use super::reading::Notation;
 use super::tagged::invokes;
 use super::{ToolCall, is_object, parse, python};
 
@@ -36,12 +39,25 @@ pub struct Form {
     pub close: &'static str,
     /// The calls between the marks; nothing if they are none.
     pub(crate) parse: fn(&str, &[Value]) -> Option<Vec<ToolCall>>,
-    /// Calls that are JSON objects, with the name before the arguments, are told as they come.
-    pub(crate) in_pieces: bool,
+    /// How calls are told as they come.
+    pub(crate) pieces: Pieces,
     /// Calls may be in tags, whose last value ends where the text does: a cut one looks whole.
     pub(crate) in_tags: bool,
     /// What a template has that writes so, any of them.
     signs: &'static [&'static str],
+}
+
+/// How calls are told as they come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pieces {
+    /// They are not.
+    None,
+    /// Arguments are JSON text, which is told as it stands.
+    Text(Heads),
+    /// Parameters stand between tags; or it is JSON objects.
+    Tags,
+    /// Arguments are written in another way than JSON.
+    Written(Notation),
 }
 
 /// Those that stand between `<tool_call>` and `</tool_call>`.
@@ -49,7 +65,7 @@ pub(crate) const HERMES: Form = Form {
     open: super::OPEN,
     close: super::CLOSE,
     parse,
-    in_pieces: true,
+    pieces: Pieces::Tags,
     in_tags: true,
     signs: &[super::OPEN],
 };
@@ -60,7 +76,7 @@ const FORMS: [Form; 15] = [
         open: "<|tool_call>",
         close: "<tool_call|>",
         parse: gemma,
-        in_pieces: false,
+        pieces: Pieces::Written(Notation::Gemma),
         in_tags: false,
         signs: &["<|tool_call>"],
     },
@@ -68,7 +84,7 @@ const FORMS: [Form; 15] = [
         open: "<|tool_calls_section_begin|>",
         close: "<|tool_calls_section_end|>",
         parse: kimi,
-        in_pieces: false,
+        pieces: Pieces::Text(Heads::Kimi),
         in_tags: false,
         signs: &["<|tool_calls_section_begin|>"],
     },
@@ -76,7 +92,7 @@ const FORMS: [Form; 15] = [
         open: "<｜DSML｜function_calls>",
         close: "</｜DSML｜function_calls>",
         parse: |block, tools| invokes(block, "｜DSML｜", tools),
-        in_pieces: false,
+        pieces: Pieces::Written(Notation::Invokes("｜DSML｜")),
         in_tags: true,
         signs: &["｜DSML｜"],
     },
@@ -84,7 +100,7 @@ const FORMS: [Form; 15] = [
         open: "<｜tool▁calls▁begin｜>",
         close: "<｜tool▁calls▁end｜>",
         parse: deepseek,
-        in_pieces: false,
+        pieces: Pieces::Text(Heads::DeepSeek),
         in_tags: false,
         signs: &["<｜tool▁calls▁begin｜>"],
     },
@@ -92,7 +108,7 @@ const FORMS: [Form; 15] = [
         open: "<minimax:tool_call>",
         close: "</minimax:tool_call>",
         parse: |block, tools| invokes(block, "", tools),
-        in_pieces: false,
+        pieces: Pieces::Written(Notation::Invokes("")),
         in_tags: true,
         signs: &["<minimax:tool_call>"],
     },
@@ -100,7 +116,7 @@ const FORMS: [Form; 15] = [
         open: "<seed:tool_call>",
         close: "</seed:tool_call>",
         parse,
-        in_pieces: false,
+        pieces: Pieces::Tags,
         in_tags: true,
         signs: &["<seed:tool_call>"],
     },
@@ -108,7 +124,7 @@ const FORMS: [Form; 15] = [
         open: "<|START_ACTION|>",
         close: "<|END_ACTION|>",
         parse: json_calls,
-        in_pieces: false,
+        pieces: Pieces::Text(Heads::Objects),
         in_tags: false,
         signs: &["<|START_ACTION|>"],
     },
@@ -116,7 +132,7 @@ const FORMS: [Form; 15] = [
         open: "<|tool_call_start|>",
         close: "<|tool_call_end|>",
         parse: |block, tools| python::calls(block).or_else(|| json_calls(block, tools)),
-        in_pieces: false,
+        pieces: Pieces::Written(Notation::Python),
         in_tags: false,
         // Some of its templates list tools and leave calls to what the model has learnt.
         signs: &["<|tool_call_start|>", "List of tools: "],
@@ -125,7 +141,7 @@ const FORMS: [Form; 15] = [
         open: "<TOOLCALL>",
         close: "</TOOLCALL>",
         parse: json_calls,
-        in_pieces: true,
+        pieces: Pieces::Text(Heads::Objects),
         in_tags: false,
         signs: &["<TOOLCALL>"],
     },
@@ -134,7 +150,7 @@ const FORMS: [Form; 15] = [
         open: "<tool_calls>",
         close: "</tool_calls>",
         parse: json_calls,
-        in_pieces: true,
+        pieces: Pieces::Text(Heads::Objects),
         in_tags: false,
         signs: &["<tool_calls>"],
     },
@@ -142,7 +158,7 @@ const FORMS: [Form; 15] = [
         open: "[TOOL_CALLS]",
         close: "",
         parse: mistral,
-        in_pieces: false,
+        pieces: Pieces::Text(Heads::Mistral),
         in_tags: false,
         signs: &["[TOOL_CALLS]"],
     },
@@ -152,7 +168,7 @@ const FORMS: [Form; 15] = [
         parse: |block, tools| {
             json_calls(block.trim_end().trim_end_matches("<|/tool_call|>"), tools)
         },
-        in_pieces: true,
+        pieces: Pieces::Text(Heads::Objects),
         in_tags: false,
         signs: &["<|tool_call|>"],
     },
@@ -160,7 +176,7 @@ const FORMS: [Form; 15] = [
         open: "<|function_call|>",
         close: "",
         parse: json_calls,
-        in_pieces: true,
+        pieces: Pieces::Text(Heads::Objects),
         in_tags: false,
         signs: &["<|function_call|>"],
     },
@@ -168,7 +184,7 @@ const FORMS: [Form; 15] = [
         open: "",
         close: "",
         parse: llama,
-        in_pieces: false,
+        pieces: Pieces::None,
         in_tags: false,
         // Templates of the small ones describe the JSON alone.
         signs: &[
@@ -369,77 +385,6 @@ pub(crate) fn json_calls(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
         }
     }
     (!calls.is_empty()).then_some(calls)
-}
-
-/// What stands around a text of Gemma's.
-const GEMMA_QUOTE: &str = "<|\"|>";
-/// Deepest nesting of a call's values.
-const NESTING_MAX: usize = 32;
-
-/// `call:f{a:<|"|>text<|"|>,b:[1,2],c:{d:true}}`.
-fn gemma(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
-    let rest = block.trim().strip_prefix("call:")?;
-    let at = rest.find('{')?;
-    let (name, mut rest) = rest.split_at(at);
-    let arguments = gemma_value(&mut rest, 0)?;
-    let complete = rest.trim().is_empty() && !name.trim().is_empty();
-    complete.then(|| {
-        vec![ToolCall {
-            name: name.trim().to_owned(),
-            arguments: arguments.to_string(),
-        }]
-    })
-}
-
-/// A value at the beginning of `rest`, which is moved behind it.
-fn gemma_value(rest: &mut &str, depth: usize) -> Option<Value> {
-    if depth > NESTING_MAX {
-        return None;
-    }
-    let text = rest.trim_start();
-    if let Some(text) = text.strip_prefix(GEMMA_QUOTE) {
-        let (value, after) = text.split_once(GEMMA_QUOTE)?;
-        *rest = after;
-        return Some(value.into());
-    }
-    let (close, is_object) = match text.chars().next()? {
-        '{' => ('}', true),
-        '[' => (']', false),
-        _ => {
-            let end = text.find([',', '}', ']']).unwrap_or(text.len());
-            let (word, after) = text.split_at(end);
-            *rest = after;
-            let word = word.trim();
-            return Some(serde_json::from_str(word).unwrap_or_else(|_| word.into()));
-        }
-    };
-    let (mut members, mut list) = (Map::new(), Vec::new());
-    *rest = &text[1..];
-    loop {
-        let text = rest.trim_start();
-        if let Some(after) = text.strip_prefix(close) {
-            *rest = after;
-            break;
-        }
-        *rest = text.strip_prefix(',').unwrap_or(text);
-        if is_object {
-            let (key, after) = rest.split_once(':')?;
-            let key = key.trim().trim_start_matches(GEMMA_QUOTE);
-            let key = key.trim_end_matches(GEMMA_QUOTE).to_owned();
-            *rest = after;
-            members.insert(key, gemma_value(rest, depth + 1)?);
-        } else {
-            list.push(gemma_value(rest, depth + 1)?);
-        }
-        let text = rest.trim_start();
-        if !text.starts_with([',', close]) {
-            return None;
-        }
-    }
-    Some(match is_object {
-        true => members.into(),
-        false => list.into(),
-    })
 }
 
 /// JSON with `parameters`, behind a mark or not; several are set apart by semicolons.

@@ -8,6 +8,17 @@ use serde_json::{Map, Value};
 use super::ToolCall;
 use super::forms::json_call;
 
+/// In front of a call of Kimi K2's.
+pub(super) const KIMI: &str = "<|tool_call_begin|>";
+/// Behind its name.
+pub(super) const KIMI_ARGUMENTS: &str = "<|tool_call_argument_begin|>";
+/// In front of a call of DeepSeek's.
+pub(super) const DEEPSEEK: &str = "<｜tool▁call▁begin｜>";
+/// In front of its name or its arguments.
+pub(super) const DEEPSEEK_NAME: &str = "<｜tool▁sep｜>";
+/// In front of a call of Mistral's, or of a list of them.
+pub(super) const MISTRAL: &str = "[TOOL_CALLS]";
+
 /// The JSON object that `text` begins with, as it is written, and what is behind it.
 fn object(text: &str) -> Option<(&str, &str)> {
     let text = text.trim_start();
@@ -45,7 +56,7 @@ fn each(
 
 /// A list; or `f[ARGS]{...}` or `f{...}`, each behind a mark of its own. An id may stand between.
 pub(super) fn mistral(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
-    const MARK: &str = "[TOOL_CALLS]";
+    const MARK: &str = MISTRAL;
     let block = block.trim();
     if block.starts_with(MARK) || !block.starts_with(['[', '{']) {
         return each(&format!("{MARK}{block}"), MARK, mistral_call);
@@ -71,34 +82,40 @@ pub(super) fn mistral(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
 /// A name, what stands in brackets, and JSON.
 fn mistral_call(text: &str) -> Option<(ToolCall, &str)> {
     let text = text.trim_start();
-    let end = text.find(|c: char| c.is_whitespace() || "[{".contains(c))?;
-    let (name, rest) = text.split_at(end);
+    let (name, rest) = text.split_at(text.find(ends_name)?);
     let (between, arguments) = rest.split_at(rest.find('{')?);
     let (arguments, behind) = object(arguments)?;
-    let arguments = serde_json::from_str::<Value>(arguments).ok()?.to_string();
     let between = between.trim();
-    let is_call = between.is_empty() || between.starts_with('[');
-    Some((called(name, &arguments).filter(|_| is_call)?, behind))
+    let is_call = between.is_empty() || between.starts_with('[') && !between.contains(MISTRAL);
+    Some((called(name, arguments).filter(|_| is_call)?, behind))
+}
+
+/// Whether a name of Mistral's ends in front of this.
+pub(super) fn ends_name(c: char) -> bool {
+    c.is_whitespace() || "[{".contains(c)
 }
 
 /// `functions.f:0`, a mark, and JSON, between marks each.
 pub(super) fn kimi(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
-    const MARK: &str = "<|tool_call_begin|>";
-    each(block, MARK, |text| {
-        let (name, arguments) = text.split_once("<|tool_call_argument_begin|>")?;
-        let name = name.trim().trim_start_matches("functions.");
-        let name = name.rsplit_once(':').map_or(name, |(name, _)| name);
+    each(block, KIMI, |text| {
+        let (name, arguments) = text.split_once(KIMI_ARGUMENTS)?;
         let (arguments, behind) = object(arguments)?;
-        let call = called(name, arguments).filter(|_| !name.contains(MARK));
+        let name = kimi_name(name);
+        let call = called(name, arguments).filter(|_| !name.contains(KIMI));
         Some((call?, behind))
     })
 }
 
+/// The tool in `functions.f:0`.
+pub(super) fn kimi_name(written: &str) -> &str {
+    let name = written.trim().trim_start_matches("functions.");
+    name.rsplit_once(':').map_or(name, |(name, _)| name).trim()
+}
+
 /// `function`, a mark, a name and JSON in a fence (V3, R1); or a name, a mark and JSON (V3.1).
 pub(super) fn deepseek(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
-    const MARK: &str = "<｜tool▁call▁begin｜>";
-    each(block, MARK, |text| {
-        let (before, behind) = text.split_once("<｜tool▁sep｜>")?;
+    each(block, DEEPSEEK, |text| {
+        let (before, behind) = text.split_once(DEEPSEEK_NAME)?;
         let behind = behind.trim_start();
         // A tool of V3.1 may have this name, too.
         let (name, arguments) = match before.trim() == "function" && !behind.starts_with('{') {
@@ -111,7 +128,7 @@ pub(super) fn deepseek(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
             .iter()
             .find_map(|fence| arguments.strip_prefix(fence));
         let (arguments, behind) = object(fenced.unwrap_or(arguments))?;
-        let call = called(name, arguments).filter(|_| !name.contains(MARK));
+        let call = called(name, arguments).filter(|_| !name.contains(DEEPSEEK));
         Some((call?, behind))
     })
 }

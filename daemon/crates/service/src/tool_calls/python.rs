@@ -1,5 +1,7 @@
 //! Calls in Python's notation: `[f(a=1, b="x"), g()]`, of literals only. Tuples are lists.
 
+pub(crate) mod coming;
+
 use serde_json::{Map, Value};
 
 use super::ToolCall;
@@ -19,7 +21,9 @@ pub(super) fn calls(text: &str) -> Option<Vec<ToolCall>> {
         while reader.goes_on(')', arguments.len())? {
             let key = reader.name()?;
             reader.eat('=')?;
-            arguments.insert(key, reader.value(0)?);
+            let value = reader.value(0)?;
+            // The first of a name counts, which may have been told before.
+            arguments.entry(key).or_insert(value);
         }
         calls.push(ToolCall {
             name,
@@ -34,6 +38,11 @@ pub(super) fn literal(text: &str) -> Option<Value> {
     let mut reader = Reader { rest: text };
     let value = reader.value(0)?;
     reader.rest.trim().is_empty().then_some(value)
+}
+
+/// Whether names have it.
+fn of_name(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '.' | '-')
 }
 
 struct Reader<'a> {
@@ -61,7 +70,6 @@ impl Reader<'_> {
 
     fn name(&mut self) -> Option<String> {
         let text = self.rest.trim_start();
-        let of_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
         let end = text.find(|c| !of_name(c)).unwrap_or(text.len());
         let (name, rest) = text.split_at(end);
         self.rest = rest;

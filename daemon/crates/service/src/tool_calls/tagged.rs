@@ -7,7 +7,9 @@
 //! ```
 //!
 //! A value ends at its closing tag. Where that is missing, it ends where the next parameter or the
-//! end of the call can be told from text.
+//! end of the call can be told from text. Of two values of one name the first counts.
+
+pub(crate) mod coming;
 
 use serde_json::{Map, Value};
 
@@ -15,73 +17,60 @@ use super::ToolCall;
 use super::typed::Parameters;
 
 /// How parameters are written.
-struct Tags<'a> {
+#[derive(Debug)]
+struct Tags {
     /// In front of a parameter's name.
-    open: &'a str,
+    open: String,
     /// Behind the name.
-    named: &'a str,
+    named: String,
     /// In front of the value, where it has a tag of its own.
-    value: &'a str,
+    value: String,
     /// Behind the value.
-    close: &'a str,
+    close: String,
     /// In front of a call's name; empty where each call has a block of its own.
-    call: &'a str,
+    call: String,
     /// Behind a call's parameters; empty where nothing is.
-    call_close: &'a str,
+    call_close: String,
+    /// Behind all calls, where some models write it; else empty.
+    all: String,
     /// Names are in quotation marks, and attributes may follow them.
     quoted: bool,
 }
 
 /// `<function=f>...</function>`, one or several.
 pub(super) fn functions(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
-    let tags = Tags {
-        open: "<parameter=",
-        named: ">",
-        value: "",
-        close: "</parameter>",
-        call: "<function=",
-        call_close: "</function>",
-        quoted: false,
-    };
-    tags.calls(block, tools)
+    Tags::functions().calls(block, tools)
 }
 
 /// `<invoke name="f">...</invoke>`, one or several, with a prefix in each tag. A value is text
 /// where its tag says so.
 pub(crate) fn invokes(block: &str, prefix: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
-    let tag = |rest: &str| format!("<{prefix}{rest}");
-    let close = |name: &str| format!("</{prefix}{name}>");
-    let all = close("function_calls");
+    let tags = Tags::invokes(prefix);
     let block = block.trim_end();
-    let block = block.strip_suffix(&*all).unwrap_or(block);
-    let tags = Tags {
-        open: &tag("parameter name=\""),
-        named: "\"",
-        value: "",
-        close: &close("parameter"),
-        call: &tag("invoke name=\""),
-        call_close: &close("invoke"),
-        quoted: true,
-    };
-    tags.calls(block, tools)
+    tags.calls(block.strip_suffix(&*tags.all).unwrap_or(block), tools)
 }
 
 /// A name, and keys and values behind it.
 pub(super) fn keys_and_values(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
-    let tags = Tags {
-        open: "<arg_key>",
-        named: "</arg_key>",
-        value: "<arg_value>",
-        close: "</arg_value>",
-        call: "",
-        call_close: "",
-        quoted: false,
-    };
-    let end = block.find(tags.open).unwrap_or(block.len());
+    let tags = Tags::keys_and_values();
+    let end = block.find(&tags.open).unwrap_or(block.len());
     let (name, body) = block.split_at(end);
     let name = name.trim();
     let (arguments, _) = tags.arguments(body, Parameters::of(name, tools)?, tools);
     Some(vec![called(name, arguments)])
+}
+
+/// Whether a parameter's tag says that its value is text.
+fn says_text(attributes: &str) -> bool {
+    attributes.contains("string=\"true\"")
+}
+
+/// The value that a parameter has, from how it is written.
+fn value_of(parameters: Parameters, key: &str, is_text: bool, text: &str) -> Value {
+    match is_text {
+        true => text.into(),
+        false => parameters.value(key, text),
+    }
 }
 
 fn called(name: &str, arguments: Map<String, Value>) -> ToolCall {
@@ -91,12 +80,54 @@ fn called(name: &str, arguments: Map<String, Value>) -> ToolCall {
     }
 }
 
-impl Tags<'_> {
+impl Tags {
+    /// Those of [`functions`].
+    fn functions() -> Self {
+        Self {
+            open: "<parameter=".to_owned(),
+            named: ">".to_owned(),
+            value: String::new(),
+            close: "</parameter>".to_owned(),
+            call: "<function=".to_owned(),
+            call_close: "</function>".to_owned(),
+            all: String::new(),
+            quoted: false,
+        }
+    }
+
+    /// Those of [`invokes`].
+    fn invokes(prefix: &str) -> Self {
+        Self {
+            open: format!("<{prefix}parameter name=\""),
+            named: "\"".to_owned(),
+            value: String::new(),
+            close: format!("</{prefix}parameter>"),
+            call: format!("<{prefix}invoke name=\""),
+            call_close: format!("</{prefix}invoke>"),
+            all: format!("</{prefix}function_calls>"),
+            quoted: true,
+        }
+    }
+
+    /// Those of [`keys_and_values`].
+    fn keys_and_values() -> Self {
+        Self {
+            open: "<arg_key>".to_owned(),
+            named: "</arg_key>".to_owned(),
+            value: "<arg_value>".to_owned(),
+            close: "</arg_value>".to_owned(),
+            call: String::new(),
+            call_close: String::new(),
+            all: String::new(),
+            quoted: false,
+        }
+    }
+
     /// All calls of a block. What names no tool is left out where tags alone would be a call.
     fn calls(&self, block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
         let mut calls = Vec::new();
         let mut rest = block;
-        while let Some((_, behind)) = rest.split_once(self.call) {
+        while let Some((_, behind)) = rest.split_once(&*self.call) {
             let Some((name, _, body)) = self.head(behind) else {
                 break;
             };
@@ -117,7 +148,7 @@ impl Tags<'_> {
 
     /// The name in a tag, the tag's attributes, and what is behind the tag.
     fn head<'t>(&self, text: &'t str) -> Option<(&'t str, &'t str, &'t str)> {
-        let (name, behind) = text.split_once(self.named)?;
+        let (name, behind) = text.split_once(&*self.named)?;
         let (attributes, behind) = match self.quoted {
             true => behind.split_once('>')?,
             false => ("", behind),
@@ -136,7 +167,7 @@ impl Tags<'_> {
         let mut rest = text;
         loop {
             let next = |tag: &str| rest.find(tag).filter(|_| !tag.is_empty());
-            let found = [self.open, self.call_close, self.call].map(next);
+            let found = [&self.open, &self.call_close, &self.call].map(|tag| next(tag));
             let Some(first) = found.into_iter().flatten().min() else {
                 return (arguments, "");
             };
@@ -147,17 +178,15 @@ impl Tags<'_> {
             else {
                 return (arguments, "");
             };
-            let behind = match behind.trim_start().strip_prefix(self.value) {
+            let behind = match behind.trim_start().strip_prefix(&*self.value) {
                 Some(value) if !self.value.is_empty() => value,
                 _ => behind,
             };
             let is_new = |key: &str| parameters.has(key) && !arguments.contains_key(key);
             let (text, behind) = self.value(behind, tools, |next| next != key && is_new(next));
-            let value = match attributes.contains("string=\"true\"") {
-                true => text.into(),
-                false => parameters.value(key, text),
-            };
-            arguments.insert(key.to_owned(), value);
+            let value = value_of(parameters, key, says_text(attributes), text);
+            // The first of a name counts, which may have been told before.
+            arguments.entry(key).or_insert(value);
             rest = behind;
         }
     }
@@ -169,7 +198,7 @@ impl Tags<'_> {
         tools: &[Value],
         is_parameter: impl Fn(&str) -> bool,
     ) -> (&'t str, &'t str) {
-        let close = text.find(self.close);
+        let close = text.find(&self.close);
         let until = &text[..close.unwrap_or(text.len())];
         let on_lines = text.starts_with('\n');
         let missing = until.match_indices('<').map(|(at, _)| at).find(|&at| {
@@ -191,26 +220,26 @@ impl Tags<'_> {
     /// Whether the tag of another parameter begins here: one that is given nowhere else, since
     /// what is given behind is only written about here.
     fn begins_parameter(&self, text: &str, is_parameter: impl Fn(&str) -> bool) -> bool {
-        let Some(behind) = text.strip_prefix(self.open) else {
+        let Some(behind) = text.strip_prefix(&*self.open) else {
             return false;
         };
-        let Some((key, _)) = behind.split_once(self.named) else {
+        let Some((key, _)) = behind.split_once(&*self.named) else {
             return false;
         };
         let tag = &text[..self.open.len() + key.len() + self.named.len()];
-        let end = behind.find(self.call_close).filter(|&at| at > 0);
+        let end = behind.find(&self.call_close).filter(|&at| at > 0);
         is_parameter(key.trim()) && !behind[..end.unwrap_or(behind.len())].contains(tag)
     }
 
     /// Whether the call ends here: no other parameter follows, but the end or another call.
     fn ends_call(&self, text: &str, tools: &[Value]) -> bool {
-        let behind = text.strip_prefix(self.call_close);
+        let behind = text.strip_prefix(&*self.call_close);
         let Some(behind) = behind.filter(|_| !self.call_close.is_empty()) else {
             return false;
         };
         let next = behind.trim_start();
-        let name = next.strip_prefix(self.call);
-        let name = name.and_then(|next| Some(next.split_once(self.named)?.0));
+        let name = next.strip_prefix(&*self.call);
+        let name = name.and_then(|next| Some(next.split_once(&*self.named)?.0));
         next.is_empty() || name.is_some_and(|name| Parameters::of(name.trim(), tools).is_some())
     }
 }

@@ -57,6 +57,24 @@ impl<'v> Parameters<'v> {
         }
     }
 
+    /// Whether the value of a parameter is text as it is written, if it begins so and however it
+    /// goes on.
+    pub(super) fn is_text(self, key: &str, begun: &str) -> bool {
+        let allowed = self.kinds(key);
+        // Quotation marks are a part of what can only be text.
+        let others = if allowed == ANY { ANY } else { allowed & !TEXT };
+        allowed & TEXT != 0 && others & json_of(begun) == 0
+    }
+
+    /// The names of all parameters.
+    pub(super) fn names(self) -> impl Iterator<Item = &'v str> {
+        let properties = self.0["properties"].as_object();
+        properties
+            .into_iter()
+            .flat_map(|all| all.keys())
+            .map(String::as_str)
+    }
+
     fn kinds(self, key: &str) -> Kinds {
         let mut left = SCHEMAS_MAX;
         match self.of_schema(&self.0["properties"][key], NESTING_MAX, &mut left) {
@@ -112,6 +130,26 @@ fn named(name: &Value) -> Kinds {
         Some("object") => OBJECT,
         _ => ANY,
     }
+}
+
+/// The kinds of JSON that a text may be which begins so.
+fn json_of(begun: &str) -> Kinds {
+    let space = [' ', '\t', '\n', '\r'];
+    let text = begun.trim_start_matches(space);
+    let may_be = |word: &str| word.starts_with(text) || text.trim_end_matches(space) == word;
+    let of_number = |c: char| c.is_ascii_digit() || "+-.eE".contains(c) || space.contains(&c);
+    let (kind, may_be) = match text.chars().next() {
+        None => return ANY,
+        Some('"') => (TEXT, true),
+        Some('{') => (OBJECT, true),
+        Some('[') => (LIST, true),
+        Some('t') => (TRUTH, may_be("true")),
+        Some('f') => (TRUTH, may_be("false")),
+        Some('n') => (NULL, may_be("null")),
+        Some('-' | '0'..='9') => (NUMBER, text.chars().all(of_number)),
+        Some(_) => return 0,
+    };
+    if may_be { kind } else { 0 }
 }
 
 fn kind(value: &Value) -> Kinds {

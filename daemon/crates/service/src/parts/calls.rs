@@ -1,0 +1,114 @@
+//! A block of calls that is told while it comes, however its form writes them.
+
+use serde_json::Value;
+
+use super::Part;
+use super::arguments::Objects;
+use super::written::Written;
+use crate::tool_calls::forms::{Form, Pieces};
+use crate::tool_calls::heads::Heads;
+
+/// What came of the text so far.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Block {
+    /// It may be more of the block.
+    More,
+    /// It has no call that can be told in pieces, from its beginning on.
+    Whole,
+    /// It has ended. What is left of the text comes behind it, but for the text of calls that have
+    /// to be read as a whole.
+    Ended(String),
+}
+
+/// A block of calls, while it comes.
+#[derive(Debug)]
+pub(super) enum Calls {
+    /// How its calls are written is not known yet.
+    Begin(Form),
+    /// Their arguments are JSON text.
+    Objects(Objects),
+    /// Their arguments are written otherwise.
+    Written(Box<Written>),
+}
+
+impl Calls {
+    /// Calls of a form; nothing where they are read as a whole.
+    pub(super) fn of(form: Form) -> Option<Self> {
+        (form.pieces != Pieces::None).then_some(Self::Begin(form))
+    }
+
+    /// Whether arguments are open of a call that counts.
+    pub(super) fn is_open(&self) -> bool {
+        match self {
+            Self::Begin(_) => false,
+            Self::Objects(objects) => objects.is_open(),
+            Self::Written(written) => written.is_open(),
+        }
+    }
+
+    /// Whether any call of the block was told.
+    pub(super) fn has_begun(&self) -> bool {
+        match self {
+            Self::Begin(_) => false,
+            Self::Objects(objects) => objects.has_begun(),
+            Self::Written(written) => written.has_begun(),
+        }
+    }
+
+    /// Takes what it can of `held`, up to and with the closing mark; an empty one never comes.
+    /// `counted` says of each call that begins whether it counts.
+    pub(super) fn take(
+        &mut self,
+        held: &mut String,
+        close: &str,
+        tools: &[Value],
+        mut counted: impl FnMut() -> bool,
+        into: &mut Vec<Part>,
+    ) -> Block {
+        loop {
+            match self {
+                Self::Begin(form) => match (form.pieces, held.trim_start().chars().next()) {
+                    (_, None) => return Block::More,
+                    (Pieces::Text(heads), _) => *self = Self::Objects(Objects::new(heads)),
+                    (Pieces::Tags, Some('{' | '[')) => {
+                        *self = Self::Objects(Objects::new(Heads::Objects));
+                    }
+                    (Pieces::None, _) => return Block::Whole,
+                    (Pieces::Tags | Pieces::Written(_), _) => {
+                        let Some(written) = Written::of(*form, held) else {
+                            return Block::More;
+                        };
+                        *self = Self::Written(Box::new(written));
+                    }
+                },
+                Self::Objects(objects) => {
+                    return objects.take(held, close, tools, &mut counted, into);
+                }
+                Self::Written(written) => {
+                    return written.take(held, close, tools, &mut counted, into);
+                }
+            }
+        }
+    }
+
+    /// The end of all text, `held` behind what was taken: what is left of it for other calls.
+    /// `is_cut` says that the model would have written more.
+    pub(super) fn finish(
+        &mut self,
+        held: &str,
+        close: &str,
+        is_cut: bool,
+        tools: &[Value],
+        mut counted: impl FnMut() -> bool,
+        into: &mut Vec<Part>,
+    ) -> String {
+        match self {
+            Self::Begin(_) => held.to_owned(),
+            Self::Objects(objects) => objects.finish(held, close, into),
+            Self::Written(written) => {
+                written.finish(held, close, is_cut, tools, &mut counted, into);
+                String::new()
+            }
+        }
+    }
+}

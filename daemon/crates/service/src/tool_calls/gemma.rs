@@ -1,0 +1,280 @@
+//! Gemma 4's calls: `call:f{a:<|"|>text<|"|>,b:[1,2],c:{d:true}}`.
+
+use serde_json::{Map, Value};
+
+use super::ToolCall;
+use super::reading::{Arguments, Known, escaped};
+use super::typed::Parameters;
+use crate::parts::partial;
+
+/// In front of a call's name.
+const CALL: &str = "call:";
+/// What stands around a text of Gemma's.
+const QUOTE: &str = "<|\"|>";
+/// Deepest nesting of a call's values.
+const NESTING_MAX: usize = 32;
+
+/// The calls of a block. What stands behind them is none of theirs.
+pub(super) fn gemma(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
+    let mut calls = Vec::new();
+    let mut rest = block;
+    while let Some((call, behind)) = one(rest) {
+        calls.push(call);
+        rest = behind;
+    }
+    (!calls.is_empty()).then_some(calls)
+}
+
+/// The call that `text` begins with, and what is behind it.
+fn one(text: &str) -> Option<(ToolCall, &str)> {
+    let text = text.trim_start().strip_prefix(CALL)?;
+    let (name, mut rest) = text.split_at(text.find('{')?);
+    let arguments = gemma_value(&mut rest, 0)?;
+    let (name, arguments) = (name.trim().to_owned(), arguments.to_string());
+    (!name.is_empty()).then_some((ToolCall { name, arguments }, rest))
+}
+
+/// A value at the beginning of `rest`, which is moved behind it.
+fn gemma_value(rest: &mut &str, depth: usize) -> Option<Value> {
+    if depth > NESTING_MAX {
+        return None;
+    }
+    let text = rest.trim_start();
+    if let Some(text) = text.strip_prefix(QUOTE) {
+        let (value, after) = text.split_once(QUOTE)?;
+        *rest = after;
+        return Some(value.into());
+    }
+    let (close, is_object) = match text.chars().next()? {
+        '{' => ('}', true),
+        '[' => (']', false),
+        _ => {
+            let end = text.find([',', '}', ']']).unwrap_or(text.len());
+            let (word, after) = text.split_at(end);
+            *rest = after;
+            let word = word.trim();
+            return Some(serde_json::from_str(word).unwrap_or_else(|_| word.into()));
+        }
+    };
+    let (mut members, mut list) = (Map::new(), Vec::new());
+    *rest = &text[1..];
+    loop {
+        let text = rest.trim_start();
+        if let Some(after) = text.strip_prefix(close) {
+            *rest = after;
+            break;
+        }
+        *rest = text.strip_prefix(',').unwrap_or(text);
+        if is_object {
+            let (key, after) = rest.split_once(':')?;
+            let key = key_of(key).to_owned();
+            *rest = after;
+            let value = gemma_value(rest, depth + 1)?;
+            // The first of a name counts, which may have been told before.
+            members.entry(key).or_insert(value);
+        } else {
+            list.push(gemma_value(rest, depth + 1)?);
+        }
+        let text = rest.trim_start();
+        if !text.starts_with([',', close]) {
+            return None;
+        }
+    }
+    Some(match is_object {
+        true => members.into(),
+        false => list.into(),
+    })
+}
+
+/// A key, from how it is written.
+fn key_of(written: &str) -> &str {
+    let key = written.trim().trim_start_matches(QUOTE);
+    key.trim_end_matches(QUOTE)
+}
+
+/// A block of calls that comes: texts as they are written, other values when they are whole.
+///
+/// ```text
+/// name --"{"--> member --key--> value --> behind --","--> member
+///   ^             | "}"                     | "}"
+///   +-------------+-------------------------+
+/// ```
+#[derive(Debug, Default)]
+pub(crate) struct Coming {
+    state: State,
+    /// What was read ends here.
+    at: usize,
+    arguments: Arguments,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    /// In front of a call.
+    #[default]
+    Name,
+    /// Inside of the arguments, in front of a key or the end.
+    Member,
+    /// Behind a key.
+    Value(String),
+    /// Inside of a text, and whether it is told.
+    Text(bool),
+    /// Inside of another value.
+    Other(String, Brackets),
+    /// Behind a value.
+    Behind,
+    /// In front of what only the whole block tells.
+    Open,
+}
+
+impl Coming {
+    /// Tells what is known by `block`, which has what it had before, and more.
+    pub(crate) fn read(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) {
+        while self.step(block, tools, tell) == Some(true) {}
+    }
+
+    /// One transition; nothing where more text is needed, false where only the block's end helps.
+    fn step(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) -> Option<bool> {
+        let rest = block[self.at..].trim_start();
+        let place = block.len() - rest.len();
+        let begun = |word: &str| word.starts_with(rest) && rest.len() < word.len();
+        match &mut self.state {
+            State::Open => return Some(false),
+            State::Name => {
+                if begun(CALL) {
+                    return None;
+                }
+                let Some(call) = rest.strip_prefix(CALL) else {
+                    return self.leave();
+                };
+                let (name, behind) = call.split_once('{')?;
+                if Parameters::of(name.trim(), tools).is_none() {
+                    return self.leave();
+                }
+                self.arguments.begin(name.trim(), tell);
+                (self.state, self.at) = (State::Member, block.len() - behind.len());
+            }
+            State::Member => {
+                if rest.is_empty() {
+                    return None;
+                }
+                if rest.starts_with('}') {
+                    return self.end(place, tell);
+                }
+                let member = rest.strip_prefix(',').unwrap_or(rest);
+                let (key, behind) = member.split_once(':')?;
+                let key = key_of(key).to_owned();
+                (self.state, self.at) = (State::Value(key), block.len() - behind.len());
+            }
+            State::Value(key) => {
+                if begun(QUOTE) {
+                    return None;
+                }
+                let key = std::mem::take(key);
+                self.at = place;
+                if !rest.starts_with(QUOTE) {
+                    self.state = State::Other(key, Brackets::at(place));
+                    return Some(true);
+                }
+                self.at += QUOTE.len();
+                let counts = !self.arguments.has(&key);
+                if counts {
+                    self.arguments.key(&key, tell);
+                    tell.push(Known::More("\"".to_owned()));
+                }
+                self.state = State::Text(counts);
+            }
+            State::Text(counts) => {
+                let text = &block[self.at..];
+                let end = text.find(QUOTE);
+                let ready = end.unwrap_or_else(|| text.len() - partial(text, QUOTE));
+                let close = if end.is_some() { "\"" } else { "" };
+                let more = format!("{}{close}", escaped(&text[..ready]));
+                if *counts && !more.is_empty() {
+                    tell.push(Known::More(more));
+                }
+                self.at += ready;
+                end?;
+                self.at += QUOTE.len();
+                self.state = State::Behind;
+            }
+            State::Other(key, brackets) => {
+                if !brackets.have_ended(block) {
+                    return None;
+                }
+                let key = std::mem::take(key);
+                let mut behind = rest;
+                let Some(value) = gemma_value(&mut behind, 1) else {
+                    return self.leave();
+                };
+                if !self.arguments.has(&key) {
+                    self.arguments.key(&key, tell);
+                    tell.push(Known::More(value.to_string()));
+                }
+                (self.state, self.at) = (State::Behind, block.len() - behind.len());
+            }
+            State::Behind => match rest.chars().next()? {
+                ',' => self.state = State::Member,
+                '}' => return self.end(place, tell),
+                _ => return self.leave(),
+            },
+        }
+        Some(true)
+    }
+
+    /// The end of a call, at a brace.
+    fn end(&mut self, at: usize, tell: &mut Vec<Known>) -> Option<bool> {
+        self.arguments.end(tell);
+        (self.state, self.at) = (State::Name, at + 1);
+        Some(true)
+    }
+
+    fn leave(&mut self) -> Option<bool> {
+        self.state = State::Open;
+        Some(false)
+    }
+}
+
+/// Where a value ends that is no text, as far as brackets tell.
+#[derive(Debug)]
+struct Brackets {
+    seen: usize,
+    depth: usize,
+    in_text: bool,
+}
+
+impl Brackets {
+    fn at(from: usize) -> Self {
+        Self {
+            seen: from,
+            depth: 0,
+            in_text: false,
+        }
+    }
+
+    /// Whether all that were opened are closed, or what ends a word has come.
+    fn have_ended(&mut self, block: &str) -> bool {
+        loop {
+            let rest = &block[self.seen..];
+            let Some(c) = rest.chars().next() else {
+                return false;
+            };
+            if rest.starts_with(QUOTE) {
+                self.in_text = !self.in_text;
+                self.seen += QUOTE.len();
+                continue;
+            }
+            if c == '<' && QUOTE.starts_with(rest) {
+                return false;
+            }
+            match c {
+                _ if self.in_text => {}
+                '{' | '[' => self.depth += 1,
+                '}' | ']' if self.depth <= 1 => return true,
+                '}' | ']' => self.depth -= 1,
+                ',' if self.depth == 0 => return true,
+                _ => {}
+            }
+            self.seen += c.len_utf8();
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Calls in Python's notation, as far as they are known while they come: texts as they are written,
+//! other values when they are whole.
+//!
+//! ```text
+//! list --"["--> calls --f(--> arguments --a=--> value --> arguments --")"--> calls
+//! ```
+
+use serde_json::Value;
+
+use super::Reader;
+use crate::tool_calls::reading::{Arguments, Known, escaped};
+use crate::tool_calls::typed::Parameters;
+
+/// Longest escape: two halves of a pair.
+const ESCAPE_MAX_BYTES: usize = 12;
+
+#[derive(Debug, Default)]
+enum State {
+    /// In front of the list.
+    #[default]
+    List,
+    /// Inside of the list, in front of a call. Whether one, and no comma, is before it.
+    Calls(bool),
+    /// Inside of a call, in front of an argument. Whether one, and no comma, is before it.
+    Arguments(bool),
+    /// Behind an argument's name.
+    Value(String),
+    /// Inside of a text with these quotation marks, and whether it is told.
+    Text(&'static str, bool),
+    /// Inside of another value.
+    Other(String, Nesting),
+    /// In front of what only the whole block tells.
+    Open,
+}
+
+/// A list of calls.
+#[derive(Debug, Default)]
+pub(crate) struct Coming {
+    state: State,
+    /// What was read ends here.
+    at: usize,
+    arguments: Arguments,
+}
+
+impl Coming {
+    /// Tells what is known by `block`, which has what it had before, and more.
+    pub(crate) fn read(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) {
+        while self.step(block, tools, tell).is_some() {}
+    }
+
+    /// One transition; nothing where only more text helps, or the block's end.
+    fn step(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) -> Option<()> {
+        let rest = block[self.at..].trim_start();
+        let place = block.len() - rest.len();
+        let first = rest.chars().next();
+        match &mut self.state {
+            State::Open => return None,
+            State::List => match first? {
+                '[' => (self.state, self.at) = (State::Calls(false), place + 1),
+                _ => return self.leave(),
+            },
+            State::Calls(is_behind) => match first? {
+                ',' if *is_behind => (self.state, self.at) = (State::Calls(false), place + 1),
+                ']' => return self.leave(),
+                _ if *is_behind => return self.leave(),
+                _ => {
+                    let (name, behind) = self.name(rest, '(')?;
+                    if Parameters::of(name, tools).is_none() {
+                        return self.leave();
+                    }
+                    self.arguments.begin(name, tell);
+                    self.at = block.len() - behind.len();
+                    self.state = State::Arguments(false);
+                }
+            },
+            State::Arguments(is_behind) => match first? {
+                ')' => {
+                    self.arguments.end(tell);
+                    (self.state, self.at) = (State::Calls(true), place + 1);
+                }
+                ',' if *is_behind => (self.state, self.at) = (State::Arguments(false), place + 1),
+                _ if *is_behind => return self.leave(),
+                _ => {
+                    let (name, behind) = self.name(rest, '=')?;
+                    self.at = block.len() - behind.len();
+                    self.state = State::Value(name.to_owned());
+                }
+            },
+            State::Value(key) => {
+                let key = std::mem::take(key);
+                let Some(quote) = first.and_then(quote) else {
+                    self.state = match first {
+                        Some(_) => State::Other(key, Nesting::default()),
+                        None => State::Value(key),
+                    };
+                    self.at = place;
+                    return first.map(|_| ());
+                };
+                // Three of them, or one and what it closes.
+                let n = rest.len() - rest.trim_start_matches(&quote[..1]).len();
+                if n < 3 && n == rest.len() {
+                    self.state = State::Value(key);
+                    return None;
+                }
+                let close = if n < 3 { &quote[..1] } else { quote };
+                let counts = !self.arguments.has(&key);
+                if counts {
+                    self.arguments.key(&key, tell);
+                    tell.push(Known::More("\"".to_owned()));
+                }
+                self.at = place + close.len();
+                self.state = State::Text(close, counts);
+            }
+            State::Text(close, counts) => {
+                let (close, counts) = (*close, *counts);
+                let mut text = String::new();
+                let (n, end) = text_of(&block[self.at..], close, &mut text);
+                self.at += n;
+                if end == End::Closed {
+                    self.state = State::Arguments(true);
+                }
+                if counts {
+                    let close = if end == End::Closed { "\"" } else { "" };
+                    let more = format!("{}{close}", escaped(&text));
+                    tell.extend((!more.is_empty()).then_some(Known::More(more)));
+                }
+                match end {
+                    End::Closed => {}
+                    End::More => return None,
+                    End::Broken => return self.leave(),
+                }
+            }
+            State::Other(key, nesting) => {
+                if !nesting.has_ended(rest) {
+                    return None;
+                }
+                let key = std::mem::take(key);
+                let mut reader = Reader { rest };
+                let Some(value) = reader.value(0) else {
+                    return self.leave();
+                };
+                if !self.arguments.has(&key) {
+                    self.arguments.key(&key, tell);
+                    tell.push(Known::More(value.to_string()));
+                }
+                self.at = block.len() - reader.rest.len();
+                self.state = State::Arguments(true);
+            }
+        }
+        Some(())
+    }
+
+    /// A name and what is behind the character that follows it.
+    fn name<'t>(&mut self, text: &'t str, behind: char) -> Option<(&'t str, &'t str)> {
+        let end = text.find(|c| !super::of_name(c))?;
+        let (name, rest) = text.split_at(end);
+        let rest = rest.trim_start();
+        rest.chars().next()?;
+        let Some(rest) = rest.strip_prefix(behind).filter(|_| !name.is_empty()) else {
+            self.leave();
+            return None;
+        };
+        Some((name, rest))
+    }
+
+    fn leave(&mut self) -> Option<()> {
+        self.state = State::Open;
+        None
+    }
+}
+
+/// What a quotation mark is thrice.
+fn quote(c: char) -> Option<&'static str> {
+    match c {
+        '"' => Some("\"\"\""),
+        '\'' => Some("'''"),
+        _ => None,
+    }
+}
+
+/// Why a text is not read further.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    More,
+    Closed,
+    Broken,
+}
+
+/// Reads a text up to and with `close`, or as far as it is known. The bytes that were read.
+fn text_of(from: &str, close: &str, text: &mut String) -> (usize, End) {
+    let mut reader = Reader { rest: from };
+    loop {
+        let before = reader.rest;
+        let read = from.len() - before.len();
+        if before.starts_with(close) {
+            return (read + close.len(), End::Closed);
+        }
+        if close.starts_with(before) {
+            return (read, End::More);
+        }
+        match reader.character() {
+            Some('\\') => {
+                let escape = reader.rest;
+                let is_long = escape.starts_with(['x', 'u', 'U']) || escape.starts_with(of_octal);
+                if escape.is_empty() || is_long && escape.len() < ESCAPE_MAX_BYTES {
+                    return (read, End::More);
+                }
+                if reader.escape(text).is_none() {
+                    return (read, End::Broken);
+                }
+            }
+            Some(c) => text.push(c),
+            None => return (read, End::More),
+        }
+    }
+}
+
+fn of_octal(c: char) -> bool {
+    c.is_digit(8)
+}
+
+/// How deep a value that is no text is nested, as far as it was looked at.
+#[derive(Debug, Default)]
+struct Nesting {
+    seen: usize,
+    depth: usize,
+    /// The quotation marks that close the text inside of it.
+    close: Option<&'static str>,
+}
+
+impl Nesting {
+    /// Whether all brackets of `value` are closed, or what ends a word has come.
+    fn has_ended(&mut self, value: &str) -> bool {
+        loop {
+            let rest = &value[self.seen..];
+            let Some(c) = rest.chars().next() else {
+                return false;
+            };
+            if let Some(close) = self.close {
+                if rest.starts_with(close) {
+                    self.seen += close.len();
+                    self.close = None;
+                    continue;
+                }
+                if close.starts_with(rest) {
+                    return false;
+                }
+                let Some(next) = rest.chars().nth(1) else {
+                    return false;
+                };
+                self.seen += c.len_utf8() + if c == '\\' { next.len_utf8() } else { 0 };
+                continue;
+            }
+            if let Some(quote) = quote(c) {
+                let n = rest.len() - rest.trim_start_matches(c).len();
+                if n < 3 && n == rest.len() {
+                    return false;
+                }
+                let close = if n < 3 { &quote[..1] } else { quote };
+                self.seen += close.len();
+                self.close = Some(close);
+                continue;
+            }
+            match c {
+                '[' | '(' | '{' => self.depth += 1,
+                ']' | ')' | '}' if self.depth <= 1 => return true,
+                ']' | ')' | '}' => self.depth -= 1,
+                ',' | ':' if self.depth == 0 => return true,
+                _ => {}
+            }
+            self.seen += c.len_utf8();
+        }
+    }
+}

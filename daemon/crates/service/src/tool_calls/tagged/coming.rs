@@ -1,0 +1,360 @@
+//! Calls between tags, as far as they are known while they come.
+//!
+//! ```text
+//! name --> between --a parameter's tag--> value --its closing tag--> between
+//!   ^                                                                    |
+//!   +--------------------------- the call's end -------------------------+
+//! ```
+//!
+//! A text comes as it is written, but for what may be a tag and for space that may be its end.
+//! Other values come when they are whole. Where a tag in a value may be the next parameter's, since
+//! a closing tag was forgotten, or a part of the text, what follows tells; so nothing more is known
+//! until the block has ended.
+
+use serde_json::Value;
+
+use super::{Parameters, Tags};
+use crate::parts::partial;
+use crate::tool_calls::reading::{Arguments, Known, escaped};
+
+/// Where the reading is.
+#[derive(Debug)]
+enum State {
+    /// In front of a call.
+    Name,
+    /// Inside of a call, in front of a parameter.
+    Between,
+    /// Inside of a parameter.
+    Value(Coming),
+    /// In front of what only the whole block tells.
+    Open,
+}
+
+/// A value that comes.
+#[derive(Debug)]
+struct Coming {
+    key: String,
+    /// Where it begins.
+    from: usize,
+    /// What of it is certainly no tag ends here.
+    seen: usize,
+    /// What of it was told ends here, once it is told as text.
+    told: Option<usize>,
+    /// Its tag says that it is text.
+    is_text: bool,
+    /// Tags that count stand at the beginning of a line.
+    on_lines: bool,
+    /// Its key was not given before.
+    counts: bool,
+}
+
+/// A block of calls.
+#[derive(Debug)]
+pub(crate) struct Tagged {
+    tags: Tags,
+    state: State,
+    /// What was read ends here.
+    at: usize,
+    /// The tool that is called.
+    name: String,
+    arguments: Arguments,
+}
+
+/// What stands at a place of a value.
+enum Place {
+    Text,
+    /// More text tells.
+    More,
+    /// The value's closing tag.
+    Close,
+    /// The end of the call, whose last value is not closed.
+    End,
+    /// The whole block tells.
+    Open,
+}
+
+impl Tagged {
+    /// What stands between `<tool_call>` and `</tool_call>`, where it is tags; nothing while the
+    /// beginning is too short to tell which.
+    pub(crate) fn of_block(text: &str) -> Option<Self> {
+        let functions = Tags::functions();
+        let text = text.trim_start();
+        if text.starts_with(&functions.call) {
+            return Some(Self::new(functions));
+        }
+        let is_short = functions.call.starts_with(text);
+        (!is_short).then(|| Self::new(Tags::keys_and_values()))
+    }
+
+    /// Invokes with a prefix in their tags.
+    pub(crate) fn invokes(prefix: &str) -> Self {
+        Self::new(Tags::invokes(prefix))
+    }
+
+    fn new(tags: Tags) -> Self {
+        Self {
+            tags,
+            state: State::Name,
+            at: 0,
+            name: String::new(),
+            arguments: Arguments::default(),
+        }
+    }
+
+    /// Tells what is known by `block`, which has what it had before, and more.
+    pub(crate) fn read(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) {
+        loop {
+            let goes_on = match &mut self.state {
+                State::Name => self.call(block, tools, tell),
+                State::Between => self.between(block, tell),
+                State::Value(_) => self.value(block, tools, tell),
+                State::Open => return,
+            };
+            if !goes_on {
+                return;
+            }
+        }
+    }
+
+    /// The next call's name. Whether there may be more to read.
+    fn call(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) -> bool {
+        let rest = &block[self.at..];
+        let (name, behind) = if self.tags.call.is_empty() {
+            // The name is all in front of the first parameter.
+            let Some(end) = rest.find(&self.tags.open) else {
+                return false;
+            };
+            (rest[..end].trim(), self.at + end)
+        } else {
+            let Some((_, head)) = rest.split_once(&*self.tags.call) else {
+                self.at = block.len() - partial(rest, &self.tags.call);
+                return false;
+            };
+            let Some((name, _, behind)) = self.tags.head(head) else {
+                return false;
+            };
+            (name, block.len() - behind.len())
+        };
+        let is_known = Parameters::of(name, tools).is_some();
+        if !is_known && self.tags.call.is_empty() {
+            self.state = State::Open;
+            return false;
+        }
+        self.at = behind;
+        if is_known || self.tags.quoted {
+            name.clone_into(&mut self.name);
+            self.arguments.begin(name, tell);
+            self.state = State::Between;
+        }
+        true
+    }
+
+    /// What follows in a call: a parameter, or its end.
+    fn between(&mut self, block: &str, tell: &mut Vec<Known>) -> bool {
+        let (tags, rest) = (&self.tags, &block[self.at..]);
+        let next = |tag: &str| rest.find(tag).filter(|_| !tag.is_empty());
+        let all = [&tags.open, &tags.call_close, &tags.call];
+        let found = all.map(|tag| next(tag));
+        let Some(first) = found.into_iter().flatten().min() else {
+            let begun = all.map(|tag| partial(rest, tag)).into_iter().max();
+            self.at = block.len() - begun.unwrap_or(0);
+            return false;
+        };
+        if found[0] != Some(first) {
+            self.at += first;
+            self.arguments.end(tell);
+            self.state = State::Name;
+            return true;
+        }
+        let Some((key, attributes, behind)) = tags.head(&rest[first + tags.open.len()..]) else {
+            return false;
+        };
+        let mut from = block.len() - behind.len();
+        if !tags.value.is_empty() {
+            let value = behind.trim_start();
+            from = match value.strip_prefix(&*tags.value) {
+                Some(value) => block.len() - value.len(),
+                None if tags.value.starts_with(value) => return false,
+                None => {
+                    self.state = State::Open;
+                    return false;
+                }
+            };
+        }
+        // Whether it stands on lines tells the first character.
+        let Some(first) = block[from..].chars().next() else {
+            return false;
+        };
+        let on_lines = first == '\n';
+        from += usize::from(on_lines);
+        self.state = State::Value(Coming {
+            key: key.to_owned(),
+            from,
+            seen: from,
+            told: None,
+            is_text: super::says_text(attributes),
+            on_lines,
+            counts: !self.arguments.has(key),
+        });
+        true
+    }
+
+    /// A value, up to its end or to what has come.
+    fn value(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) -> bool {
+        let parameters = Parameters::of(&self.name, tools).unwrap_or_else(Parameters::unknown);
+        let State::Value(value) = &mut self.state else {
+            return false;
+        };
+        let place = loop {
+            let Some(n) = block[value.seen..].find('<') else {
+                value.seen = block.len();
+                break Place::More;
+            };
+            value.seen += n;
+            let is_new =
+                |key: &str| key != value.key && parameters.has(key) && !self.arguments.has(key);
+            match self.tags.place(block, value, tools, parameters, is_new) {
+                Place::Text => value.seen += 1,
+                place => break place,
+            }
+        };
+        let text = &block[value.from..value.seen];
+        let (next, at) = match place {
+            Place::Close => (State::Between, value.seen + self.tags.close.len()),
+            Place::End => (State::Between, value.seen),
+            Place::Text | Place::More | Place::Open => {
+                // Space may be its end, which is none of it.
+                let text = text.trim_end();
+                if value.counts {
+                    value.tell_begun(text, parameters, &mut self.arguments, tell);
+                }
+                if matches!(place, Place::Open) {
+                    self.state = State::Open;
+                }
+                return false;
+            }
+        };
+        if value.counts {
+            let text = text.strip_suffix('\n').unwrap_or(text);
+            value.tell_whole(text, parameters, &mut self.arguments, tell);
+        }
+        (self.state, self.at) = (next, at);
+        true
+    }
+}
+
+impl Coming {
+    /// Tells of a text what is new of it; nothing where it may be another value.
+    fn tell_begun(
+        &mut self,
+        text: &str,
+        parameters: Parameters,
+        arguments: &mut Arguments,
+        tell: &mut Vec<Known>,
+    ) {
+        let told = match self.told {
+            Some(told) => told - self.from,
+            None if self.is_text || parameters.is_text(&self.key, text) => {
+                arguments.key(&self.key, tell);
+                tell.push(Known::More("\"".to_owned()));
+                0
+            }
+            None => return,
+        };
+        if told < text.len() {
+            tell.push(Known::More(escaped(&text[told..])));
+        }
+        self.told = Some(self.from + told.max(text.len()));
+    }
+
+    /// Tells the rest of a value that has ended.
+    fn tell_whole(
+        &self,
+        text: &str,
+        parameters: Parameters,
+        arguments: &mut Arguments,
+        tell: &mut Vec<Known>,
+    ) {
+        let rest = match self.told {
+            Some(told) => format!("{}\"", escaped(&text[told - self.from..])),
+            None => {
+                arguments.key(&self.key, tell);
+                super::value_of(parameters, &self.key, self.is_text, text).to_string()
+            }
+        };
+        tell.push(Known::More(rest));
+    }
+}
+
+impl Tags {
+    /// What the tag is that begins at the place up to which a value was seen, as far as it tells
+    /// what [`Tags::value`] makes of it.
+    fn place(
+        &self,
+        block: &str,
+        value: &Coming,
+        tools: &[Value],
+        parameters: Parameters,
+        is_new: impl Fn(&str) -> bool,
+    ) -> Place {
+        let text = &block[value.seen..];
+        let begun = |tag: &str| tag.starts_with(text) && text.len() < tag.len();
+        if text.starts_with(&self.close) {
+            return Place::Close;
+        }
+        // What closes all calls is none of a value that the end of the block cuts.
+        if begun(&self.all) || !self.all.is_empty() && text.trim_end() == self.all {
+            return Place::More;
+        }
+        if begun(&self.close) || begun(&self.open) || begun(&self.call_close) {
+            return Place::More;
+        }
+        if let Some(behind) = text.strip_prefix(&*self.open) {
+            let before = block[value.from..value.seen].trim_end_matches([' ', '\t']);
+            if value.on_lines && !before.is_empty() && !before.ends_with('\n') {
+                return Place::Text;
+            }
+            return match behind.split_once(&*self.named) {
+                Some((key, _)) if is_new(key.trim()) => Place::Open,
+                Some(_) => Place::Text,
+                None => match parameters.names().any(|name| self.may_be(behind, name)) {
+                    true => Place::More,
+                    false => Place::Text,
+                },
+            };
+        }
+        match text.strip_prefix(&*self.call_close) {
+            Some(behind) if !self.call_close.is_empty() => self.behind_call(behind, tools),
+            _ => Place::Text,
+        }
+    }
+
+    /// What a call's closing tag in a value is, by what is behind it.
+    fn behind_call(&self, behind: &str, tools: &[Value]) -> Place {
+        let next = behind.trim_start();
+        if let Some(named) = next.strip_prefix(&*self.call) {
+            let mut names = tools
+                .iter()
+                .filter_map(|tool| tool["function"]["name"].as_str());
+            return match named.split_once(&*self.named) {
+                Some((name, _)) if Parameters::of(name.trim(), tools).is_some() => Place::End,
+                Some(_) => Place::Text,
+                None if names.any(|name| self.may_be(named, name)) => Place::More,
+                None => Place::Text,
+            };
+        }
+        // Nothing, or what closes all calls, may be the end of the block.
+        let is_last = !self.all.is_empty() && next.trim_end() == self.all;
+        match self.call.starts_with(next) || self.all.starts_with(next) || is_last {
+            true => Place::More,
+            false => Place::Text,
+        }
+    }
+
+    /// Whether `text`, which has not come to an end of a name, may be `name`.
+    fn may_be(&self, text: &str, name: &str) -> bool {
+        let text = &text[..text.len() - partial(text, &self.named)];
+        let text = text.trim_start();
+        name.starts_with(text) || text.trim_end() == name
+    }
+}
