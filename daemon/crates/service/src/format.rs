@@ -53,7 +53,7 @@ impl Format {
 
 /// A matcher that begins behind the thinking, where the prompt has opened it.
 pub(crate) fn begun(mut matcher: Matcher, prompt: &Encoded) -> Box<Matcher> {
-    if let Some(thinking) = Thinking::opened_by(&prompt.tail) {
+    if let Some(thinking) = Thinking::opened_by(&prompt.tail.text) {
         matcher.begin_after(thinking.close);
     }
     Box::new(matcher)

@@ -14,7 +14,7 @@ use crate::failure::{self, Failure};
 use crate::format;
 use crate::limits::Ticket;
 use crate::measured::Course;
-use crate::prompt::{Prompt, Room};
+use crate::prompt::{Prompt, Room, Tail};
 use crate::request_log::RequestLog;
 
 /// A checked request for text.
@@ -51,8 +51,8 @@ pub struct Running {
     pub stop: Vec<String>,
     /// Tokens of its prompt.
     pub prompt_tokens: u32,
-    /// The end of its rendered chat; see [`crate::prompt::Encoded::tail`].
-    pub tail: String,
+    /// The end of its rendered chat.
+    pub tail: Tail,
 }
 
 impl Running {

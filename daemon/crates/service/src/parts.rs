@@ -14,6 +14,7 @@ use rocmforge_engine::LoadedModel;
 
 use self::marks::{Marked, Marks};
 use self::messages::Messages;
+use crate::prompt::Tail;
 use crate::tool_calls::forms::Headers;
 use crate::tool_calls::{ToolCall, Tools};
 
@@ -61,11 +62,11 @@ enum Way {
 
 impl Splitter {
     /// For a chat with `model` whose prompt ended in `tail`.
-    pub fn for_chat(model: &LoadedModel, tail: &str, tools: Tools) -> Self {
+    pub fn for_chat(model: &LoadedModel, tail: &Tail, tools: Tools) -> Self {
         let source = model.template().and_then(|template| template.source().ok());
         let source = source.unwrap_or_default();
         let way = match Headers::of(source) {
-            Some(headers) => Way::Messages(Messages::new(headers, tail, tools)),
+            Some(headers) => Way::Messages(Messages::new(headers, &tail.text, tools)),
             None => Way::Marked(Box::new(Marked::new(Marks::of(source), tail, tools))),
         };
         Self::of(way)

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use rocmforge_engine::LoadedModel;
-use rocmforge_tokenizer::{Chat, Error as TokenizerError, RenderedChat, Renderer, Tokenizer};
+use rocmforge_tokenizer::{
+    Chat, Ending, Error as TokenizerError, RenderedChat, Renderer, Tokenizer,
+};
 
 use crate::Service;
 use crate::adapted::{self, Way};
@@ -36,13 +38,22 @@ pub enum Prompt {
 pub struct Encoded {
     /// The ids.
     pub ids: Vec<u32>,
-    /// The end of a rendered chat without the space after it, at most [`TAIL_MAX_BYTES`] bytes: it
-    /// tells whether the answer begins inside of something that the template has opened. Where
-    /// messages have headers, the last of them is in front of it.
-    pub tail: String,
+    /// How a rendered chat ends.
+    pub tail: Tail,
 }
 
-/// Most bytes of [`Encoded::tail`], beside a header.
+/// The end of a rendered chat.
+#[derive(Debug, Clone, Default)]
+pub struct Tail {
+    /// Its text without the space after it, at most [`TAIL_MAX_BYTES`] bytes: it tells whether the
+    /// answer begins inside of something that the template has opened. Where messages have headers,
+    /// the last of them is in front of it.
+    pub text: String,
+    /// It is the middle of a message that the answer goes on with, however long that is.
+    pub continues: bool,
+}
+
+/// Most bytes of [`Tail::text`], beside a header.
 pub const TAIL_MAX_BYTES: usize = 64;
 
 impl Prompt {
@@ -78,7 +89,7 @@ impl Prompt {
         templates: Option<(&Renderer, &Unwanted)>,
     ) -> Result<Encoded, Failure> {
         let tokenizer = model.tokenizer();
-        let mut tail = String::new();
+        let mut tail = Tail::default();
         let room_for = room.map_or(usize::MAX, |room| room.tokens);
         let cuts = room.is_some_and(|room| room.cuts);
         let most = if cuts { usize::MAX } else { room_for };
@@ -93,7 +104,7 @@ impl Prompt {
                 let rendered = rendered(&chat, field, model, templates)?;
                 let source = model.template().and_then(|template| template.source().ok());
                 let with_headers = source.is_some_and(|source| Headers::of(source).is_some());
-                tail = tail_of(&rendered.text(), with_headers);
+                tail = Tail::of(&rendered.text(), with_headers, chat.ending);
                 tokenizer.encode_rendered(most, &rendered)
             }
         };
@@ -205,7 +216,17 @@ fn cut(mut ids: Vec<u32>, most: usize, tokenizer: &Tokenizer) -> Vec<u32> {
     ids
 }
 
-/// See [`Encoded::tail`].
+impl Tail {
+    /// That of a rendered chat.
+    pub(crate) fn of(text: &str, with_headers: bool, ending: Ending) -> Self {
+        Self {
+            text: tail_of(text, with_headers),
+            continues: ending == Ending::Continue,
+        }
+    }
+}
+
+/// See [`Tail::text`].
 fn tail_of(text: &str, with_headers: bool) -> String {
     let text = text.trim_end();
     let mut from = text.len().saturating_sub(TAIL_MAX_BYTES);

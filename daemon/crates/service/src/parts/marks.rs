@@ -22,6 +22,7 @@ use serde_json::Value;
 
 use super::calls::{Block, Calls};
 use super::{CALL_MAX_BYTES, Part, partial};
+use crate::prompt::Tail;
 use crate::tool_calls::forms::{self, Form, Frame, Thinking};
 use crate::tool_calls::{ToolCall, Tools};
 
@@ -72,6 +73,8 @@ pub(super) struct Marked {
     frame: Option<Frame>,
     /// The frame's opening mark has come, and its closing one has not.
     in_frame: bool,
+    /// What is said begins behind the frame's opening mark, or would.
+    begins_frame: bool,
     /// Text that is not yet handed out.
     held: String,
     /// The calls between two marks, while they are told in pieces.
@@ -88,26 +91,31 @@ pub(super) struct Marked {
 
 impl Marked {
     /// For a chat whose prompt ended in `tail`.
-    pub(super) fn new(marks: Marks, tail: &str, tools: Tools) -> Self {
+    pub(super) fn new(marks: Marks, tail: &Tail, tools: Tools) -> Self {
         let Marks {
             form,
             thinking,
             frame,
         } = marks;
         let state = match thinking {
-            Some(thinking) if tail.ends_with(thinking.open) => State::Thinking,
+            Some(thinking) if tail.text.ends_with(thinking.open) => State::Thinking,
             Some(_) => State::Begin,
             None => State::Saying,
         };
+        // A message that goes on is inside of its frame, which a template may leave out: the model
+        // closes it all the same.
+        let is_opened = frame.is_some_and(|frame| tail.text.ends_with(frame.open));
+        let begins_frame = frame.is_some() && (is_opened || !tail.continues);
         Self {
             state,
             form: form.filter(|_| !tools.described.is_empty()),
             thinking,
             frame,
-            in_frame: frame.is_some_and(|frame| tail.ends_with(frame.open)),
+            in_frame: is_opened || frame.is_some() && tail.continues,
+            begins_frame,
             held: String::new(),
             block: None,
-            at_start: state == State::Thinking || frame.is_some(),
+            at_start: state == State::Thinking || begins_frame,
             gap: String::new(),
             said: false,
             tools,
@@ -117,7 +125,7 @@ impl Marked {
 
     /// For text that is handed out as it comes.
     pub(super) fn plain() -> Self {
-        Self::new(Marks::default(), "", Tools::default())
+        Self::new(Marks::default(), &Tail::default(), Tools::default())
     }
 
     /// Whether the model thinks at this point.
@@ -234,7 +242,7 @@ impl Marked {
                 if !open.is_empty() && open.starts_with(seen) {
                     return false;
                 }
-                self.enter(State::Saying, self.frame.is_some());
+                self.enter(State::Saying, self.begins_frame);
                 true
             }
             State::Thinking => {
@@ -475,3 +483,7 @@ pub(super) fn whole_of(block: &str) -> &str {
 #[cfg(test)]
 #[path = "marks_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "continued_tests.rs"]
+mod continued_tests;

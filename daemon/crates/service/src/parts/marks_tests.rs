@@ -26,7 +26,7 @@ fn split(state: State, with_tools: bool, text: &str) -> Vec<Part> {
             let mut splitter = Marked {
                 state,
                 at_start: state == State::Thinking,
-                ..Marked::new(Marks::of("<tool_call></think>"), "", tools)
+                ..Marked::new(Marks::of("<tool_call></think>"), &Tail::default(), tools)
             };
             let mut parts = Vec::new();
             let characters: Vec<char> = text.chars().collect();
@@ -106,7 +106,7 @@ fn only_the_first_call_counts_where_one_is_asked_for() {
         single: true,
         forced: None,
     };
-    let mut splitter = Marked::new(Marks::of("<tool_call>"), "", tools);
+    let mut splitter = Marked::new(Marks::of("<tool_call>"), &Tail::default(), tools);
     let mut parts = Vec::new();
     let one = r#"<tool_call>{"name": "f"}</tool_call>"#;
     splitter.push(&format!("{one}{one}"), &mut parts);
@@ -128,7 +128,7 @@ fn of_form(source: &str, text: &str) -> Vec<Part> {
     let characters: Vec<char> = text.chars().collect();
     let all: Vec<Vec<Part>> = (1..=characters.len())
         .map(|size| {
-            let mut splitter = Marked::new(Marks::of(source), "", tools.clone());
+            let mut splitter = Marked::new(Marks::of(source), &Tail::default(), tools.clone());
             let mut parts = Vec::new();
             for piece in characters.chunks(size) {
                 splitter.push(&piece.iter().collect::<String>(), &mut parts);
@@ -155,13 +155,13 @@ fn never_shows_marks(source: &str, written: &str) {
         described: tools.to_vec(),
         ..Tools::default()
     };
-    let mut splitter = Marked::new(Marks::of(source), "", tools.clone());
+    let mut splitter = Marked::new(Marks::of(source), &Tail::default(), tools.clone());
     let mut whole = Vec::new();
     splitter.push(written, &mut whole);
     splitter.finish(false, &mut whole);
     let whole = joined(whole);
     for (at, _) in written.char_indices().skip(1) {
-        let mut splitter = Marked::new(Marks::of(source), "", tools.clone());
+        let mut splitter = Marked::new(Marks::of(source), &Tail::default(), tools.clone());
         let mut parts = Vec::new();
         splitter.push(&written[..at], &mut parts);
         splitter.finish(true, &mut parts);
@@ -198,7 +198,7 @@ fn a_call_that_is_cut_has_the_arguments_that_came() {
         ..Tools::default()
     };
     for at in "I look.\n".len() + 2..=written.len() {
-        let mut splitter = Marked::new(Marks::of("<tool_call>"), "", tools.clone());
+        let mut splitter = Marked::new(Marks::of("<tool_call>"), &Tail::default(), tools.clone());
         let mut parts = Vec::new();
         splitter.push(&written[..at], &mut parts);
         assert_eq!(splitter.is_calling(), (arguments + 1..end).contains(&at));
@@ -213,7 +213,7 @@ fn a_call_that_is_cut_has_the_arguments_that_came() {
         assert_eq!(joined(parts), expected, "{}", &written[..at]);
     }
     // Who writes about calls is not cut short.
-    let mut splitter = Marked::new(Marks::of("<tool_call>"), "", tools);
+    let mut splitter = Marked::new(Marks::of("<tool_call>"), &Tail::default(), tools);
     let mut parts = Vec::new();
     splitter.push("Models write <tool_call> before what", &mut parts);
     splitter.finish(true, &mut parts);
@@ -234,7 +234,7 @@ fn arguments_come_in_pieces_that_make_the_whole() {
     let parts_of = |in_pieces: bool| {
         let mut splitter = Splitter::of(Way::Marked(Box::new(Marked::new(
             Marks::of("<tool_call>"),
-            "",
+            &Tail::default(),
             tools.clone(),
         ))));
         if in_pieces {
@@ -487,7 +487,7 @@ fn cut(source: &str, written: &str) -> Vec<Part> {
             .to_vec(),
         ..Tools::default()
     };
-    let mut splitter = Marked::new(Marks::of(source), "", tools);
+    let mut splitter = Marked::new(Marks::of(source), &Tail::default(), tools);
     let mut parts = Vec::new();
     splitter.push(written, &mut parts);
     splitter.finish(true, &mut parts);

@@ -9,7 +9,7 @@ use rand::{RngExt, SeedableRng};
 use serde_json::{Map, Value, json};
 
 use super::marks::{Marked, Marks};
-use super::{Part, Splitter, Way, joined};
+use super::{Part, Splitter, Tail, Way, joined};
 use crate::tool_calls::forms::{self, Form};
 use crate::tool_calls::{self, Tools, is_object};
 
@@ -379,8 +379,11 @@ fn calls(random: &mut StdRng, never: &[&str]) -> Vec<Wanted> {
 }
 
 fn splitter(source: &str, in_pieces: bool) -> Splitter {
-    let marked = Marked::new(Marks::of(source), "", tools());
-    let mut splitter = Splitter::of(Way::Marked(Box::new(marked)));
+    let mut splitter = Splitter::of(Way::Marked(Box::new(Marked::new(
+        Marks::of(source),
+        &Tail::default(),
+        tools(),
+    ))));
     if in_pieces {
         splitter.tell_pieces();
     }
