@@ -10,9 +10,10 @@
 //! requests whose `Origin` or `Host` names another machine are refused: the first comes from a
 //! foreign page, the second from one whose name was made to lead here.
 //!
-//! Pages that are let in may read answers (`Access-Control-Allow-Origin`), and have their question
-//! answered whether they may send a request (a preflight, which brings no token). Cookies and the
-//! like are never allowed: there are none here.
+//! Pages that are let in may read answers and refusals (`Access-Control-Allow-Origin`), and have
+//! their question answered whether they may send a request (a preflight, which brings no token).
+//! With tokens these are all pages, so that one without a token reads that it needs one. Cookies
+//! and the like are never allowed: there are none here.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -198,14 +199,14 @@ pub(super) async fn gate(
             if let Some(token) = token {
                 request.extensions_mut().insert(token);
             }
-            let mut response = next.run(request).await;
-            if let Some(origin) = page {
-                allow(origin, &mut response);
-            }
-            response
+            next.run(request).await
         }
         Err(refused) => Call::of(&http, "gate", &request).refuse(&refused),
     };
+    // Refusals, too: a page has to see that its token is wrong, or when to try again.
+    if let Some(origin) = page {
+        allow(origin, &mut response);
+    }
     response.headers_mut().insert(REQUEST_ID, id.0.clone());
     response.headers_mut().insert(ANTHROPIC_ID, id.0);
     response
