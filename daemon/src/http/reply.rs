@@ -97,7 +97,7 @@ pub(super) async fn stream<E: Events>(
     }
     let (chunks, taken) = channel();
     let engine = call.service.engine.clone();
-    let others_wait = move || engine.snapshot().queued > 0;
+    let others_wait = move || engine.snapshot().others_wait();
     call.sockets.spawn(write(
         generation,
         events,

@@ -15,7 +15,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tonic::body::Body;
 use tonic::codegen::http::request::Builder;
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 use tonic_types::StatusExt;
 
 use crate::daemon::{Daemon, assert_status, connect, endless, greedy};
@@ -189,29 +189,22 @@ async fn each_call_has_a_largest_request() {
     assert_eq!(daemon.stop().await, End::Drained);
 }
 
-#[tokio::test]
-async fn streams_that_are_not_read_end_when_others_wait() {
-    let daemon = Daemon::start().await;
-    daemon.load("tiny-llama-Q4_K_M.gguf", "m").await.unwrap();
+/// Streams of the model `m` that nobody reads, more than run at once.
+async fn unread(daemon: &Daemon) -> Vec<Streaming<v1::GenerateEvent>> {
     let slow = connect(daemon.dir.path().join("s"), 1).await;
     let mut unread = Vec::new();
-    // One more than run at once, so that one always waits.
     for seed in 1..=9 {
         let mut client = InferenceClient::new(slow.clone());
-        unread.push(client.generate(endless("m", seed)).await.unwrap());
+        let events = client.generate(endless("m", seed)).await.unwrap();
+        unread.push(events.into_inner());
     }
-    let answer = daemon.generate(greedy("m", "Once upon a time", 4));
-    let (text, _) = tokio::time::timeout(PATIENCE, answer)
-        .await
-        .expect("others get their turn")
-        .unwrap();
-    assert!(!text.is_empty());
+    unread
+}
 
-    // Longer than a stream may be unread while others wait.
-    tokio::time::sleep(Duration::from_secs(12)).await;
-    let mut told = 0;
-    for events in unread {
-        let mut events = events.into_inner();
+/// How many of them were ended.
+async fn ended(unread: Vec<Streaming<v1::GenerateEvent>>) -> usize {
+    let mut ended = 0;
+    for mut events in unread {
         let end = loop {
             match events.message().await {
                 Ok(Some(_)) => {}
@@ -223,11 +216,52 @@ async fn streams_that_are_not_read_end_when_others_wait() {
             assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
             let details = status.get_error_details();
             assert_eq!(details.error_info().unwrap().reason, "UNREAD");
-            told += 1;
+            ended += 1;
         }
     }
-    assert!(told > 0);
-    drop(slow);
+    ended
+}
+
+/// Longer than a stream may be unread while others wait.
+const UNREAD_FOR: Duration = Duration::from_secs(12);
+
+#[tokio::test]
+async fn streams_that_are_not_read_end_when_others_wait() {
+    let daemon = Daemon::start().await;
+    daemon.load("tiny-llama-Q4_K_M.gguf", "m").await.unwrap();
+    let unread = unread(&daemon).await;
+    let answer = daemon.generate(greedy("m", "Once upon a time", 4));
+    let (text, _) = tokio::time::timeout(PATIENCE, answer)
+        .await
+        .expect("others get their turn")
+        .unwrap();
+    assert!(!text.is_empty());
+    // More than run at once, so that some always wait.
+    let mut read = tokio::task::JoinSet::new();
+    for first in (100..1300).step_by(100) {
+        let mut client = daemon.inference();
+        read.spawn(async move {
+            for seed in first.. {
+                let events = client.generate(endless("m", seed)).await.unwrap();
+                let mut events = events.into_inner();
+                while events.message().await.unwrap().is_some() {}
+            }
+        });
+    }
+    tokio::time::sleep(UNREAD_FOR).await;
+    read.shutdown().await;
+    assert!(ended(unread).await > 0);
+    assert_eq!(daemon.stop().await, End::Drained);
+}
+
+/// Each of them was a reason to end the others: one always waits, but for its own reader.
+#[tokio::test]
+async fn streams_that_are_not_read_do_not_end_each_other() {
+    let daemon = Daemon::start().await;
+    daemon.load("tiny-llama-Q4_K_M.gguf", "m").await.unwrap();
+    let unread = unread(&daemon).await;
+    tokio::time::sleep(UNREAD_FOR).await;
+    assert_eq!(ended(unread).await, 0);
     assert_eq!(daemon.stop().await, End::Drained);
 }
 

@@ -24,6 +24,13 @@ impl Engine {
         self.scheduler.sequence(seq).is_some_and(|s| s.running)
     }
 
+    /// How many requests wait whose readers have room: one that yielded may have a reader who does
+    /// not read.
+    pub(crate) fn queued_and_read(&self) -> u32 {
+        let waits = |task: &&Task| task.reader_has_room() && !self.runs(task.seq);
+        self.tasks.values().filter(waits).count() as u32
+    }
+
     /// Each client's requests, in the order of the clients' numbers.
     pub(crate) fn clients(&self) -> Vec<ClientStatus> {
         let mut clients: Vec<ClientStatus> = Vec::new();

@@ -33,6 +33,7 @@ impl Engine {
             model.requests = self.tasks.values().filter(mine).count() as u32;
         }
         snapshot.queued = self.scheduler.waiting() as u32;
+        snapshot.queued_and_read = self.queued_and_read();
         snapshot.running = self.scheduler.running() as u32;
         snapshot.clients = self.clients();
         snapshot.keep_free = self.keep_free.status();
@@ -81,6 +82,7 @@ pub(crate) fn snapshot_of(
         cache,
         policy: crate::commands::from_cache(stats.policy),
         queued: 0,
+        queued_and_read: 0,
         queue_capacity: config.queue_capacity as u32,
         running: 0,
         clients: Vec::new(),
@@ -174,6 +176,7 @@ pub(crate) fn empty_snapshot() -> Snapshot {
         peak_bytes: 0,
         policy: crate::api::Policy::PassAware,
         queued: 0,
+        queued_and_read: 0,
         queue_capacity: 0,
         running: 0,
         clients: Vec::new(),
@@ -187,5 +190,26 @@ pub(crate) fn empty_snapshot() -> Snapshot {
         draining: false,
         device_lost: None,
         waits_for: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::empty_snapshot;
+
+    #[test]
+    fn unread_streams_are_in_the_way_of_who_reads_and_of_who_cannot_even_wait() {
+        let mut snapshot = empty_snapshot();
+        snapshot.queue_capacity = 3;
+        for (queued, queued_and_read, expected) in
+            [(0, 0, false), (2, 0, false), (2, 1, true), (3, 0, true)]
+        {
+            (snapshot.queued, snapshot.queued_and_read) = (queued, queued_and_read);
+            assert_eq!(
+                snapshot.others_wait(),
+                expected,
+                "{queued} {queued_and_read}"
+            );
+        }
     }
 }

@@ -55,6 +55,7 @@ impl DeviceLoss {
                 last.device_lost = Some(reason.to_owned());
                 last.running = 0;
                 last.queued = 0;
+                last.queued_and_read = 0;
                 *snapshot = Arc::new(last);
             }
         });

@@ -13,9 +13,11 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use requests::{chat, engine, greedy, load, load_endless, run, until};
 use rocmforge_engine::api::{
-    Asker, Budget, Class, FinishReason, GenerateEvent, GenerateRequest, ScoreRequest,
+    Asker, Budget, Class, FinishReason, GenerateEvent, GenerateRequest, ScoreRequest, Snapshot,
 };
-use rocmforge_engine::{EngineConfig, Error, Events, LoadedModel, PrefixCache, start};
+use rocmforge_engine::{
+    EngineConfig, EngineHandle, Error, Events, LoadedModel, PrefixCache, start,
+};
 
 /// Budgets that were tried, each with [`REQUESTS`] requests at once.
 const BUDGETS: usize = 24;
@@ -253,6 +255,47 @@ async fn a_smaller_budget_fails_none_that_has_yielded() {
         s.cache.budget_bytes == 512 << 10
     })
     .await;
+}
+
+/// Waits until the engine does nothing.
+async fn rested(engine: &EngineHandle) -> Arc<Snapshot> {
+    let mut before = engine.snapshot();
+    loop {
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        let now = engine.snapshot();
+        if now.cache.hits == before.cache.hits && now.running == before.running {
+            return now;
+        }
+        before = now;
+    }
+}
+
+/// Of two texts that nobody reads one has yielded to the other: it waits, but for its reader, and
+/// is no reason to end the other one (which was ended for it).
+#[tokio::test]
+async fn a_text_that_nobody_reads_waits_for_nobody_but_its_reader() {
+    let engine = engine(Budget::Bytes(12 << 20));
+    let model = load_endless(&engine, "m").await;
+    let long = || greedy(&model, (10..40).collect(), 3000);
+    let mut yields = engine.generate(batch(long())).unwrap();
+    until(&engine, "the first", |s| s.running == 1).await;
+    rested(&engine).await;
+    let mut urgent = engine.generate(long()).unwrap();
+    until(&engine, "the one that yields", |s| s.queued == 1).await;
+    let both = rested(&engine).await;
+    assert_eq!((both.running, both.queued, both.queued_and_read), (1, 1, 0));
+    for events in [&mut urgent, &mut yields] {
+        assert_eq!(tokens(events).await.unwrap().len(), 3000);
+    }
+    // One that waits for a text that is read is waited for.
+    let mut first = engine.generate(long()).unwrap();
+    until(&engine, "the one that is read", |s| s.running == 1).await;
+    let first = tokio::spawn(async move { tokens(&mut first).await });
+    let mut second = engine.generate(batch(long())).unwrap();
+    let waits = |s: &Snapshot| s.queued == 1 && s.queued_and_read == 1;
+    until(&engine, "the one that waits", waits).await;
+    assert_eq!(first.await.unwrap().unwrap().len(), 3000);
+    assert_eq!(tokens(&mut second).await.unwrap().len(), 3000);
 }
 
 /// Without `max_tokens` and a context of its own a text is as long as there is room for.

@@ -75,7 +75,8 @@ impl Bounds {
     /// Ends streams that nobody reads, for as long as it is polled.
     pub(super) async fn watch(&self) {
         let engine = &self.context.engine;
-        self.replies.watch(|| engine.snapshot().queued > 0).await;
+        let others_wait = || engine.snapshot().others_wait();
+        self.replies.watch(others_wait).await;
     }
 }
 

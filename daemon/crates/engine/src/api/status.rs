@@ -30,6 +30,9 @@ pub struct Snapshot {
     pub policy: Policy,
     /// Requests that wait for admission.
     pub queued: u32,
+    /// Those of them whose readers would take what comes: the others wait for their readers, too,
+    /// and are no reason to end anybody else's stream.
+    pub queued_and_read: u32,
     /// How many may wait.
     pub queue_capacity: u32,
     /// Requests that run.
@@ -57,6 +60,14 @@ pub struct Snapshot {
     pub device_lost: Option<String>,
     /// A file that has not answered for seconds, and is waited for.
     pub waits_for: Option<FileWait>,
+}
+
+impl Snapshot {
+    /// Whether streams that nobody reads are in the way of others: somebody waits who would read
+    /// what comes, or there are so many that nobody else can wait.
+    pub fn others_wait(&self) -> bool {
+        self.queued_and_read > 0 || self.queued >= self.queue_capacity.max(1)
+    }
 }
 
 /// A file that the engine waits for.
