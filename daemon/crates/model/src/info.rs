@@ -6,6 +6,7 @@ use rocmforge_gguf::Gguf;
 
 use rocmforge_ops::{KV_PAGE_TOKENS, KvGroup, KvType, Plan, RopeOrder, RopeScaling, SegmentKind};
 
+use crate::file_type;
 use crate::hparams::Hparams;
 
 /// Bytes and tensors of one type in a file.
@@ -39,6 +40,8 @@ pub struct ModelInfo {
     pub tokenizer: String,
     /// `general.name`, if the file has one.
     pub title: Option<String>,
+    /// `general.file_type` by name, such as `Q4_K_M`, if the file has one that is known.
+    pub file_type: Option<&'static str>,
     /// Elements of all tensors.
     pub n_params: u64,
     /// Bytes of all tensors.
@@ -110,6 +113,11 @@ impl ModelInfo {
                 .ok()
                 .flatten()
                 .map(|s| s.chars().take(256).collect()),
+            file_type: gguf
+                .u32("general.file_type")
+                .ok()
+                .flatten()
+                .and_then(file_type::name),
             n_params,
             tensor_bytes,
             n_ctx_train: hparams.n_ctx_train,

@@ -12,6 +12,7 @@
 mod arch;
 mod build;
 mod error;
+mod file_type;
 mod hparams;
 mod info;
 mod keys;

@@ -42,7 +42,11 @@ fn details(model: Option<&LoadedModel>) -> Value {
     let info = model.map(|model| model.model().info());
     let family = info.map_or("", |info| info.architecture);
     let families: Vec<_> = info.iter().map(|info| info.architecture).collect();
-    let quantization = info.and_then(|info| info.quantization.first().map(|share| share.ty));
+    let quantization = info.and_then(|info| {
+        // A file that does not say it has the type that most of its bytes have.
+        let most = || info.quantization.first().map(|share| share.ty);
+        info.file_type.or_else(most)
+    });
     json!({
         "parent_model": "",
         "format": "gguf",

@@ -99,6 +99,11 @@ async fn models_are_told_in_ollamas_words() {
     );
     let ps = http.get("/api/ps").await.json();
     assert!(llama(&ps).unwrap()["size"].as_u64() > Some(1 << 20));
+    let tags = http.get("/api/tags").await.json();
+    for list in [&ps, &tags] {
+        let details = llama(list).unwrap()["details"].clone();
+        assert_eq!(details["quantization_level"], "Q4_K_M", "{details}");
+    }
     let gone = http
         .post("/api/chat", &json!({"model": LLAMA, "keep_alive": 0}))
         .await;
@@ -124,6 +129,7 @@ async fn models_are_told_in_ollamas_words() {
         .await
         .json();
     assert_eq!(shown["details"]["family"], "llama");
+    assert_eq!(shown["details"]["quantization_level"], "Q4_K_M");
     assert_eq!(shown["model_info"]["general.architecture"], "llama");
     assert!(shown["model_info"]["llama.context_length"].as_u64() > Some(0));
     assert_eq!(shown["capabilities"], json!(["completion"]));
