@@ -23,7 +23,7 @@ use super::super::prompt::{
 };
 use super::super::reply::{Events, SSE, SSE_HEARTBEAT, data_event, event, stream};
 use super::super::start::{self, Conversation};
-use super::{StreamOptions, bounded, finish_reason, logprobs, name, small, usage};
+use super::{StreamOptions, bounded, fingerprint, finish_reason, logprobs, name, small, usage};
 use rocmforge_service::answers::{self, Ended, Generation};
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::{self, ToolCall};
@@ -174,6 +174,9 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         created: unix_seconds(),
         model: asked.model,
         request_id: call.id.as_str().to_owned(),
+        fingerprint: generation
+            .model()
+            .map(|model| fingerprint::of(&call.service, model)),
         with_usage: asked
             .stream_options
             .and_then(|options| options.include_usage)
@@ -212,7 +215,7 @@ async fn whole(generation: Generation, chunks: &Chunks) -> Result<Response, Fail
         "model": chunks.model,
         "choices": choices.collect::<Vec<_>>(),
         "usage": usage,
-        "system_fingerprint": null,
+        "system_fingerprint": chunks.fingerprint,
     }))
 }
 
@@ -255,6 +258,7 @@ struct Chunks {
     created: u64,
     model: String,
     request_id: String,
+    fingerprint: Option<String>,
     with_usage: bool,
     /// The model, where log-probabilities are wanted.
     scored: Option<Arc<LoadedModel>>,
@@ -278,6 +282,7 @@ struct TextChunk<'a> {
     object: &'static str,
     created: u64,
     model: &'a str,
+    system_fingerprint: Option<&'a str>,
     choices: [TextChoice<'a>; 1],
     /// Null, or left out.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -305,6 +310,7 @@ impl Chunks {
             "object": "chat.completion.chunk",
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
             "choices": choices,
         });
         if self.with_usage {
@@ -332,6 +338,7 @@ impl Chunks {
             object: "chat.completion.chunk",
             created: self.created,
             model: &self.model,
+            system_fingerprint: self.fingerprint.as_deref(),
             choices: [choice],
             usage: self.with_usage.then_some(()),
         };

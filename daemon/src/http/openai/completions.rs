@@ -24,7 +24,7 @@ use super::super::prompt::{TextOr, WireSampling, refuse_unsupported, whole_numbe
 use super::super::reply::{Events, SSE, SSE_HEARTBEAT, event, stream};
 use super::super::start::{self, Continuation};
 use super::chat::no_prompt;
-use super::{StreamOptions, bounded, finish_reason, logprobs, name, small, usage};
+use super::{StreamOptions, bounded, fingerprint, finish_reason, logprobs, name, small, usage};
 use rocmforge_service::answers::{self, Ended};
 use rocmforge_service::parts::Part;
 
@@ -166,6 +166,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         created: unix_seconds(),
         model: asked.model.clone(),
         request_id: call.id.as_str().to_owned(),
+        fingerprint: None,
         with_usage: asked
             .stream_options
             .and_then(|options| options.include_usage)
@@ -177,6 +178,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     };
     if echoes {
         let echoed = echoed(call, &asked.model, prompt, scores).await?;
+        chunks.fingerprint = Some(echoed.fingerprint.clone());
         if only_echoes {
             return only_echo(&mut chunks, echoed, streams);
         }
@@ -196,6 +198,8 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     };
     let generation = begin(prompt).await?;
     chunks.scored = generation.model().filter(|_| scores.is_some()).cloned();
+    let fingerprint = |model: &Arc<LoadedModel>| fingerprint::of(&call.service, model);
+    chunks.fingerprint = generation.model().map(fingerprint);
     if streams {
         return stream(generation, chunks, call).await;
     }
@@ -275,6 +279,7 @@ async fn echoed(
             None => Value::Null,
         };
         Ok(Echoed {
+            fingerprint: fingerprint::of(service, &model),
             text,
             ids,
             logprobs,
@@ -339,6 +344,8 @@ fn text_of(part: Part) -> Option<String> {
 /// A prompt as it is repeated.
 #[derive(Debug)]
 struct Echoed {
+    /// Of the model that repeats it.
+    fingerprint: String,
     text: String,
     ids: Vec<u32>,
     /// `logprobs` of a choice.
@@ -354,6 +361,7 @@ struct Chunks {
     created: u64,
     model: String,
     request_id: String,
+    fingerprint: Option<String>,
     with_usage: bool,
     /// The model, where log-probabilities are wanted.
     scored: Option<Arc<LoadedModel>>,
@@ -401,6 +409,7 @@ impl Chunks {
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
             "choices": choices,
         });
         // As OpenAI: null up to the chunk that tells it.

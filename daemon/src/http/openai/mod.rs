@@ -3,6 +3,7 @@
 pub(super) mod chat;
 pub(super) mod completions;
 pub(super) mod embeddings;
+mod fingerprint;
 mod logprobs;
 pub(super) mod models;
 pub(super) mod responses;

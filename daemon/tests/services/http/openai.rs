@@ -4,7 +4,7 @@ use rocmforged::End;
 use serde_json::{Value, json};
 
 use crate::daemon::greedy;
-use crate::http::client::{HttpDaemon, LLAMA};
+use crate::http::client::{HttpDaemon, LLAMA, Reply};
 use crate::templates::with_template;
 
 fn question(stream: bool) -> Value {
@@ -58,6 +58,67 @@ async fn a_model_on_disk_is_listed_and_loaded_at_its_first_use() {
     let one = http.get(&format!("/v1/models/{LLAMA}")).await;
     assert_eq!(one.json()["id"], LLAMA);
     assert_eq!(http.get("/v1/models/ghost").await.status, 404);
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+/// The one fingerprint of an answer, whole or in chunks.
+fn fingerprint(reply: &Reply) -> String {
+    let events = reply.events();
+    let chunks = events.iter().map(|(_, data)| data.as_str());
+    let chunks: Vec<_> = chunks.filter(|data| data.starts_with('{')).collect();
+    let bodies = if chunks.is_empty() {
+        vec![reply.text.as_str()]
+    } else {
+        chunks
+    };
+    let mut all: Vec<String> = bodies
+        .iter()
+        .map(|body| {
+            let body: Value = serde_json::from_str(body).unwrap();
+            body["system_fingerprint"].as_str().unwrap().to_owned()
+        })
+        .collect();
+    all.dedup();
+    let [one] = &all[..] else { panic!("{all:?}") };
+    one.clone()
+}
+
+#[tokio::test]
+async fn answers_have_the_fingerprint_of_what_they_come_from() {
+    let http = HttpDaemon::start().await;
+    let of = async |route: &str, model: &str, stream: bool, more: Value| {
+        let mut asked = question(stream);
+        asked["model"] = model.into();
+        asked["prompt"] = "Once".into();
+        asked["stream_options"] = json!({"include_usage": true});
+        let more = more.as_object().unwrap().clone();
+        asked.as_object_mut().unwrap().extend(more);
+        let reply = http.post(route, &asked).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+        fingerprint(&reply)
+    };
+    let chat = "/v1/chat/completions";
+    let one = of(chat, LLAMA, false, json!({})).await;
+    assert!(one.starts_with("fp_"), "{one}");
+    for (route, stream, more) in [
+        (chat, true, json!({})),
+        (chat, true, json!({"logprobs": true})),
+        ("/v1/completions", false, json!({})),
+        ("/v1/completions", true, json!({})),
+        (
+            "/v1/completions",
+            false,
+            json!({"echo": true, "max_tokens": 0}),
+        ),
+    ] {
+        let again = of(route, LLAMA, stream, more.clone()).await;
+        assert_eq!(again, one, "{route} {stream} {more}");
+    }
+    let other = of(chat, "tiny-qwen3-Q8_0", false, json!({})).await;
+    assert_ne!(other, one);
+    // Another template of the same file.
+    with_template(&http.daemon, "short", "{{ messages[-1].content }}");
+    assert_ne!(of(chat, "short", false, json!({})).await, one);
     assert_eq!(http.stop().await, End::Drained);
 }
 
