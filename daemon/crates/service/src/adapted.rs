@@ -11,10 +11,16 @@
 //!   Those become part of the first where they stand beside it, and else of what the user says
 //!   there, so that what comes before stays as it was.
 //!
+//! - Templates of models that always think open the thoughts whatever `enable_thinking` says
+//!   (DeepSeek R1, QwQ): where that is false the thoughts are closed again, empty, as Qwen 3's own
+//!   template has them.
+//!
 //! A template that takes a chat as it is gets it as it is.
 
-use rocmforge_tokenizer::{Chat, Content, Message};
+use rocmforge_tokenizer::{Chat, Content, Ending, Message, RenderedChat};
 use serde_json::{Value, json};
+
+use crate::tool_calls::forms::Thinking;
 
 const SYSTEM: &str = "system";
 const USER: &str = "user";
@@ -37,6 +43,19 @@ pub(crate) const WAYS: [Way; 4] = [
 ];
 /// Those for messages of the system that a template leaves out.
 pub(crate) const WAYS_OF_SYSTEM: [Way; 2] = [with_one_of_system, with_none_of_system];
+
+/// Closes the thoughts that a template has opened at the end of a chat that is to be answered
+/// without.
+pub(crate) fn close_thoughts(chat: &Chat, rendered: &mut RenderedChat) {
+    let is_off = chat.template_kwargs.get("enable_thinking") == Some(&Value::Bool(false));
+    if !is_off || chat.ending != Ending::Answer {
+        return;
+    }
+    let opened = Thinking::opened_by(rendered.text().trim_end());
+    if let Some(thinking) = opened {
+        rendered.push(&format!("\n{}\n\n", thinking.close));
+    }
+}
 
 /// Whether what the system says stands in the text that a template made, where
 /// that is several messages.

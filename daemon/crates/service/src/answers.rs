@@ -18,6 +18,7 @@ use crate::failure::{self, Failure};
 use crate::generation::Running;
 use crate::parts::{Part, Splitter, joined};
 use crate::request_log::RequestLog;
+use crate::tool_calls::forms;
 
 /// Most answers of a request.
 pub const CHOICES_MAX: u32 = 8;
@@ -184,6 +185,28 @@ impl Generation {
     /// The model that answers.
     pub fn model(&self) -> Option<&Arc<LoadedModel>> {
         self.choices.first().map(|choice| &choice.running.model)
+    }
+
+    /// Refuses it where the model thinks although `field` has switched that off.
+    ///
+    /// # Errors
+    /// UNIMPLEMENTED.
+    pub fn refuse_thoughts(&mut self, field: &str) -> Result<(), Failure> {
+        let keeps = |choice: &Choice| {
+            let model = &choice.running.model;
+            let source = model.template().and_then(|template| template.source().ok());
+            forms::keeps_from_thinking(source.unwrap_or_default(), &choice.running.tail.text)
+        };
+        if self.choices.iter().all(keeps) {
+            return Ok(());
+        }
+        let failure = failure::unsupported_field(
+            field,
+            "this model's template has no enable_thinking, so that its thoughts cannot be switched off; leave it unset, or \
+             ask for few by reasoning_effort",
+        );
+        self.fail(&failure);
+        Err(failure)
     }
 
     /// Tokens of the prompt.

@@ -158,8 +158,20 @@ impl Prompt {
     }
 }
 
-/// A chat, as the model's template has it.
+/// A chat, as it is given to the model.
 fn rendered(
+    chat: &Chat,
+    field: &str,
+    model: &LoadedModel,
+    templates: Option<(&Renderer, &Unwanted)>,
+) -> Result<RenderedChat, Failure> {
+    let mut rendered = by_template(chat, field, model, templates)?;
+    adapted::close_thoughts(chat, &mut rendered);
+    Ok(rendered)
+}
+
+/// A chat, as the model's template has it.
+fn by_template(
     chat: &Chat,
     field: &str,
     model: &LoadedModel,

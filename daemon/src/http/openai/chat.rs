@@ -74,14 +74,18 @@ impl ChatRequest {
     fn refuse_unsupported(&self) -> Result<(), Failure> {
         const LATER: &str = "not implemented; leave it unset";
         const FUNCTIONS: &str = "replaced by tools; send tools";
-        const BUDGET: &str = "thoughts have no bound of their own here; leave it unset, or have the template leave them out \
-                              by chat_template_kwargs (enable_thinking)";
+        const BUDGET: &str =
+            "thoughts have no bound of their own here; give 0 for none, or leave it unset";
         const TEXT: &str = "the models here write text only; leave it unset, or give [\"text\"]";
         let says = |value: &Option<Value>| says_something(value.as_ref());
         let modalities = self.modalities.as_ref();
         let speaks = modalities.is_some_and(|list| list.iter().any(|mode| mode != "text"));
-        // -1 is without a bound.
-        let bounds = |value: &Option<Value>| says(value) && *value != Some(json!(-1));
+        // -1 is without a bound, and 0 is without thoughts.
+        let bounds = |value: &Option<Value>| {
+            says(value) && *value != Some(json!(-1)) && !is_zero(value.as_ref())
+        };
+        let budgets = self.budgets();
+        let budgets = budgets.map(|(field, value)| (field, bounds(value), BUDGET));
         let calls = says(&self.function_call) && self.function_call != Some(json!("none"));
         refuse_unsupported(&[
             ("functions", says(&self.functions), FUNCTIONS),
@@ -89,18 +93,26 @@ impl ChatRequest {
             ("modalities", speaks, TEXT),
             ("audio", says(&self.audio) && speaks, TEXT),
             ("web_search_options", says(&self.web_search_options), LATER),
-            ("reasoning_budget", bounds(&self.reasoning_budget), BUDGET),
-            (
-                "thinking_budget_tokens",
-                bounds(&self.thinking_budget_tokens),
-                BUDGET,
-            ),
-            (
-                "thinking_token_budget",
-                bounds(&self.thinking_token_budget),
-                BUDGET,
-            ),
+            budgets[0],
+            budgets[1],
+            budgets[2],
         ])
+    }
+
+    /// How many tokens there may be to think with, in the words of each server.
+    fn budgets(&self) -> [(&'static str, &Option<Value>); 3] {
+        [
+            ("reasoning_budget", &self.reasoning_budget),
+            ("thinking_budget_tokens", &self.thinking_budget_tokens),
+            ("thinking_token_budget", &self.thinking_token_budget),
+        ]
+    }
+
+    /// The field that leaves no token to think with.
+    fn without_thoughts(&self) -> Option<&'static str> {
+        let mut budgets = self.budgets().into_iter();
+        let none = budgets.find(|(_, value)| is_zero(value.as_ref()));
+        none.map(|(field, _)| field)
     }
 
     /// How many of the most likely tokens are told for each generated one; nothing where no
@@ -119,6 +131,9 @@ impl ChatRequest {
     /// More variables for the template.
     fn kwargs(&mut self) -> Map<String, Value> {
         let mut kwargs = self.chat_template_kwargs.take().unwrap_or_default();
+        if self.without_thoughts().is_some() {
+            kwargs.insert("enable_thinking".to_owned(), false.into());
+        }
         if let Some(effort) = self.reasoning_effort.take() {
             if effort == "none" {
                 kwargs.entry("enable_thinking").or_insert(false.into());
@@ -128,6 +143,10 @@ impl ChatRequest {
         }
         kwargs
     }
+}
+
+fn is_zero(value: Option<&Value>) -> bool {
+    value.and_then(Value::as_f64) == Some(0.0)
 }
 
 /// The handler.
@@ -140,6 +159,7 @@ pub(in super::super) async fn chat(State(http): State<Arc<Http>>, request: Reque
 async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let mut asked: ChatRequest = call.read(request).await?;
     asked.refuse_unsupported()?;
+    let without_thoughts = asked.without_thoughts();
     let kwargs = asked.kwargs();
     let scores = asked.scores()?;
     let choices = answers::choices(asked.n)?;
@@ -169,6 +189,9 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         field: "messages",
     };
     let mut generation = start::chat(call, conversation, violations).await?;
+    if let Some(field) = without_thoughts {
+        generation.refuse_thoughts(field)?;
+    }
     let chunks = Chunks {
         id: format!("chatcmpl-{}", fresh_id()),
         created: unix_seconds(),

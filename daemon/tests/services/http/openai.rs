@@ -338,7 +338,7 @@ async fn refusals_name_the_field_and_say_what_to_do() {
         ("modalities", json!(["audio"]), "modalities", "UNSUPPORTED"),
         (
             "reasoning_budget",
-            json!(0),
+            json!(7),
             "reasoning_budget",
             "UNSUPPORTED",
         ),
@@ -390,6 +390,69 @@ async fn refusals_name_the_field_and_say_what_to_do() {
 }
 
 #[tokio::test]
+async fn no_tokens_to_think_with_is_no_thoughts_or_a_refusal_that_names_the_field() {
+    let http = HttpDaemon::start().await;
+    let said = "{% for m in messages %}{{ m.content }}{% endfor %}{# </think> #}";
+    let daemon = &http.daemon;
+    with_template(daemon, "opens", &format!("{said}<think>"));
+    let told = "{% if enable_thinking|default(true) %}<think>{% endif %}";
+    with_template(daemon, "told", &format!("{said}{told}"));
+    with_template(daemon, "by_itself", said);
+    let ask = async |model: &str, more: Value| {
+        let mut asked = question(false);
+        asked["model"] = model.into();
+        let more = more.as_object().unwrap().clone();
+        asked.as_object_mut().unwrap().extend(more);
+        http.post("/v1/chat/completions", &asked).await
+    };
+    let switches = [
+        json!({"reasoning_budget": 0}),
+        json!({"thinking_budget_tokens": 0}),
+        json!({"thinking_token_budget": 0.0}),
+        json!({"chat_template_kwargs": {"enable_thinking": false}}),
+        json!({"reasoning_effort": "none"}),
+        json!({"reasoning_budget": 0, "chat_template_kwargs": {"enable_thinking": true}}),
+    ];
+    for model in ["opens", "told"] {
+        let thinks = ask(model, json!({})).await.json();
+        let message = &thinks["choices"][0]["message"];
+        assert!(message["reasoning_content"].is_string(), "{thinks}");
+        for off in &switches {
+            let reply = ask(model, off.clone()).await;
+            assert_eq!(reply.status, 200, "{model} {off}: {reply:?}");
+            let message = reply.json()["choices"][0]["message"].clone();
+            assert!(message.get("reasoning_content").is_none(), "{off}");
+            assert_ne!(message["content"], "", "{model} {off}");
+        }
+    }
+    // Whether this one thinks is its own affair.
+    let refused = ask("by_itself", switches[1].clone()).await;
+    assert_eq!(refused.status, 400, "{refused:?}");
+    let error = refused.json()["error"].clone();
+    assert_eq!(error["param"], "thinking_budget_tokens", "{error}");
+    assert_eq!(error["code"], "UNSUPPORTED");
+    // What is shown is what is given; elsewhere it is said in other words.
+    let shown = json!({
+        "model": "opens", "messages": [{"role": "user", "content": "x"}],
+        "chat_template_kwargs": {"enable_thinking": false},
+    });
+    let shown = http.post("/apply-template", &shown).await.json();
+    let (open, closed) = ("x<think>", "\n</think>\n\n");
+    let shown = shown["prompt"].as_str().unwrap();
+    assert!(
+        shown.starts_with(open) && shown.ends_with(closed),
+        "{shown}"
+    );
+    let ollama = json!({
+        "model": "opens", "think": false, "stream": false, "options": {"num_predict": 8},
+        "messages": [{"role": "user", "content": "42 - 30 = ?"}],
+    });
+    let answer = http.post("/api/chat", &ollama).await.json();
+    assert!(answer["message"].get("thinking").is_none(), "{answer}");
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
 async fn no_bound_is_minus_one_and_whole_numbers_may_be_real_ones() {
     let http = HttpDaemon::start().await;
     for (key, value) in [
@@ -397,6 +460,8 @@ async fn no_bound_is_minus_one_and_whole_numbers_may_be_real_ones() {
         ("max_tokens", json!(16.0)),
         ("top_k", json!(-1)),
         ("reasoning_budget", json!(-1)),
+        // It has none.
+        ("reasoning_budget", json!(0)),
         ("mirostat", json!(0)),
     ] {
         let mut asked = question(false);

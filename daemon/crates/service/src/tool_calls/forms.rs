@@ -231,6 +231,13 @@ pub fn thinks(source: &str) -> bool {
     Thinking::of(source).is_some() || Headers::of(source).is_some()
 }
 
+/// Whether an answer begins without thoughts where they were switched off: its model has none, its
+/// template knows the switch, or the prompt has closed them.
+pub(crate) fn keeps_from_thinking(source: &str, tail: &str) -> bool {
+    let is_closed = || Thinking::of(source).is_some_and(|t| tail.ends_with(t.close));
+    !thinks(source) || source.contains("enable_thinking") || is_closed()
+}
+
 /// What stands around thoughts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Thinking {

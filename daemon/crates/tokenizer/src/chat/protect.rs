@@ -62,6 +62,11 @@ impl RenderedChat {
         }
     }
 
+    /// Writes more behind it, as if the template had: names of control tokens are these tokens.
+    pub fn push(&mut self, more: &str) {
+        self.text.push_str(more);
+    }
+
     pub(crate) fn marked(&self) -> (&str, Option<char>) {
         (&self.text, self.mark)
     }
