@@ -5,6 +5,7 @@ use rocmforge_service::conversation::{self, Answering};
 use rocmforge_service::failure::Failure;
 use rocmforge_service::generation::{Running, Wanted};
 use rocmforge_service::prompt::Prompt;
+use rocmforge_service::request_log::RequestLog;
 use rocmforge_tokenizer::Message;
 use serde_json::{Map, Value};
 
@@ -43,49 +44,69 @@ pub(super) struct Continuation {
     pub(super) field: &'static str,
 }
 
+/// Answers that run, each with what takes its text apart.
+pub(super) type Answers = Vec<(Running, Splitter)>;
+
 /// Checks the rest of a conversation, and hands it to the engine. `violations` are those that were
 /// found before.
 pub(super) async fn chat(
     call: &Call,
     asked: Conversation,
-    mut violations: Violations,
+    violations: Violations,
 ) -> Result<Generation, Failure> {
     let mut log = call.log(&asked.model);
-    let result = async {
-        let roles: Vec<_> = asked.messages.iter().map(|m| m.role.as_str()).collect();
-        check::messages(&roles, &mut violations);
-        let reuse = asked.sampling.reuse_prompt.unwrap_or(true);
-        let last = roles.last().copied();
-        conversation::check_continued(asked.continues, last, &mut violations);
-        let service = &call.service;
-        let sampling = service.sampling(&asked.model, asked.sampling, &mut violations);
-        let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
-        violations.result()?;
-        let model = call.model(&asked.model).await?;
-        let how = Answering {
-            sampling,
-            // Ollama's clients send a length for all models, whatever theirs.
-            n_ctx: service.n_ctx_at_most(n_ctx, &model),
-            class: service.class(&asked.model, None),
-            reuse,
-            choices: asked.choices,
-            unparsed: false,
-        };
-        let conversation = conversation::Conversation {
-            messages: asked.messages,
-            tools: asked.tools,
-            kwargs: asked.kwargs,
-            continues: asked.continues,
-            field: asked.field,
-        };
-        service
-            .answer(&model, conversation, how, call.arrival, &mut log)
-            .await
-    };
-    match result.await {
-        Ok(choices) => Ok(Generation::new(choices, log, &call.arrival)),
+    let begun = begin(call, asked, violations, &mut log).await;
+    generation(call, begun, log)
+}
+
+/// The generation of the answers that were begun, or why there are none.
+pub(super) fn generation(
+    call: &Call,
+    begun: Result<Answers, Failure>,
+    log: RequestLog,
+) -> Result<Generation, Failure> {
+    match begun {
+        Ok(answers) => Ok(Generation::new(answers, log, &call.arrival)),
         Err(failure) => log.end(Err(failure)),
     }
+}
+
+/// Begins the answers of a conversation.
+pub(super) async fn begin(
+    call: &Call,
+    asked: Conversation,
+    mut violations: Violations,
+    log: &mut RequestLog,
+) -> Result<Answers, Failure> {
+    let roles: Vec<_> = asked.messages.iter().map(|m| m.role.as_str()).collect();
+    check::messages(&roles, &mut violations);
+    let reuse = asked.sampling.reuse_prompt.unwrap_or(true);
+    let last = roles.last().copied();
+    conversation::check_continued(asked.continues, last, &mut violations);
+    let service = &call.service;
+    let sampling = service.sampling(&asked.model, asked.sampling, &mut violations);
+    let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
+    violations.result()?;
+    let model = call.model(&asked.model).await?;
+    let how = Answering {
+        sampling,
+        // Ollama's clients send a length for all models, whatever theirs.
+        n_ctx: service.n_ctx_at_most(n_ctx, &model),
+        class: service.class(&asked.model, None),
+        reuse,
+        choices: asked.choices,
+        unparsed: false,
+    };
+    let conversation = conversation::Conversation {
+        messages: asked.messages,
+        tools: asked.tools,
+        kwargs: asked.kwargs,
+        continues: asked.continues,
+        field: asked.field,
+    };
+    service
+        .answer(&model, conversation, how, call.arrival, log)
+        .await
 }
 
 /// Checks the rest of a continuation, and hands it to the engine.
@@ -120,8 +141,6 @@ pub(super) async fn text(
         let split = |running: Running| (running, Splitter::plain());
         Ok(choices.await?.into_iter().map(split).collect())
     };
-    match result.await {
-        Ok(choices) => Ok(Generation::new(choices, log, &call.arrival)),
-        Err(failure) => log.end(Err(failure)),
-    }
+    let begun = result.await;
+    generation(call, begun, log)
 }

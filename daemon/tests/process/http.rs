@@ -97,6 +97,38 @@ fn a_client_that_goes_ends_its_generation() {
 }
 
 #[test]
+fn a_chat_that_is_shortened_leaves_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, log) = (dir.path().join("h"), dir.path().join("log"));
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let mut command = host(dir.path(), &dir.path().join("s"));
+    command.arg("--model-dir").arg(fixtures);
+    command.arg("--http-socket").arg(&socket);
+    let file = File::create(&log).unwrap();
+    let (mut daemon, _notify) = start_logging_to(dir.path(), &mut command, file);
+    let message = r#"{"role": "user", "content": "Tell me of the whale."}"#;
+    let messages = vec![message; 40].join(", ");
+    let body = format!(
+        r#"{{"model": "tiny-llama-Q4_K_M", "messages": [{messages}], "stream": false,
+            "options": {{"num_ctx": 64, "num_predict": 2}}}}"#
+    );
+    let head = "POST /api/chat HTTP/1.1\r\nhost: localhost\r\ncontent-length:";
+    let request = format!("{head} {}\r\n\r\n{body}", body.len());
+    let answer = read_until(&mut send(&socket, &request), "done_reason");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.wait(), Some(0));
+    let log = std::fs::read_to_string(&log).unwrap();
+    assert!(log.contains("left_out="), "{log}");
+    let lines = log.lines().filter(|line| line.contains("POST /api/chat"));
+    let lines: Vec<_> = lines.collect();
+    let [line] = &lines[..] else {
+        panic!("{lines:?}")
+    };
+    assert!(line.contains("code=Ok "), "{line}");
+}
+
+#[test]
 fn an_address_that_others_reach_needs_a_token_and_tls() {
     let output = refused(&["--device", "host", "--http-listen", "0.0.0.0:0"]);
     let said = String::from_utf8_lossy(&output.stderr);

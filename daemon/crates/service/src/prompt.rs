@@ -90,16 +90,19 @@ impl Prompt {
     ) -> Result<Encoded, Failure> {
         let tokenizer = model.tokenizer();
         let mut tail = Tail::default();
-        let room_for = room.map_or(usize::MAX, |room| room.tokens);
+        let most = room.map_or(usize::MAX, |room| room.tokens);
         let cuts = room.is_some_and(|room| room.cuts);
-        let most = if cuts { usize::MAX } else { room_for };
         let encoded = match self {
+            Self::Ids(ids) if cuts => Ok(cut(ids, most, tokenizer)),
             Self::Ids(ids) => Ok(ids),
             Self::Text {
                 text,
                 add_special,
                 parse_special,
-            } => tokenizer.encode_at_most(most, &text, add_special, parse_special),
+            } => match cuts {
+                true => tokenizer.encode_beginning(most, &text, add_special, parse_special),
+                false => tokenizer.encode_at_most(most, &text, add_special, parse_special),
+            },
             Self::Chat(chat) => {
                 let rendered = rendered(&chat, field, model, templates)?;
                 let source = model.template().and_then(|template| template.source().ok());
@@ -109,11 +112,7 @@ impl Prompt {
             }
         };
         match (encoded, room) {
-            (Ok(ids), Some(_)) if cuts && ids.len() > room_for => {
-                let ids = cut(ids, room_for, tokenizer);
-                Ok(Encoded { ids, tail })
-            }
-            (Ok(ids), Some(room)) if ids.len() > room_for => {
+            (Ok(ids), Some(room)) if ids.len() > most => {
                 Err(room.refuse(field, &format!("it has {} tokens, but", ids.len())))
             }
             (Ok(ids), _) => Ok(Encoded { ids, tail }),
@@ -217,9 +216,12 @@ fn by_template(
     outcome.map_err(|error| from_template(field, model, &error))
 }
 
-/// The first tokens of a text. What a vocabulary puts behind every text stays there: vectors may be
+/// The first ids of a list. What a vocabulary puts behind every text stays there: vectors may be
 /// made of it.
 fn cut(mut ids: Vec<u32>, most: usize, tokenizer: &Tokenizer) -> Vec<u32> {
+    if ids.len() <= most {
+        return ids;
+    }
     let last = ids.last().copied().filter(|id| tokenizer.is_special(*id));
     ids.truncate(most);
     if let (Some(id), Some(place)) = (last, ids.last_mut()) {

@@ -180,6 +180,45 @@ impl Tokenizer {
         self.encode_marked(max_tokens, (text, None), add_special, parse_special)
     }
 
+    /// The first `max_tokens` tokens of a text; what comes far behind them is not looked at. EOS,
+    /// where `add_special` puts it there, is the last of them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`encode`](Self::encode), about what is looked at.
+    pub fn encode_beginning(
+        &self,
+        max_tokens: usize,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, Error> {
+        check_length(text)?;
+        let vocab = self.vocab();
+        // A word that is cut would end in other tokens: there is one more than is asked for.
+        let mut bytes = max_tokens
+            .saturating_add(1)
+            .saturating_mul(vocab.max_token_bytes);
+        loop {
+            let beginning = &text[..text.floor_char_boundary(bytes)];
+            let mut out = Vec::new();
+            let text_of = (beginning, None);
+            match self.encode_into(max_tokens, text_of, add_special, parse_special, &mut out) {
+                Err(Error::TooManyTokens { .. }) => {
+                    out.truncate(max_tokens);
+                    let eos = vocab.eos.filter(|_| add_special && vocab.add_eos);
+                    if let (Some(eos), Some(place)) = (eos, out.last_mut()) {
+                        *place = eos;
+                    }
+                    return Ok(out);
+                }
+                // Special tokens may swallow white space, and bytes without a token are left out.
+                Ok(()) if beginning.len() < text.len() => bytes = bytes.saturating_mul(2),
+                ended => return ended.map(|()| out),
+            }
+        }
+    }
+
     /// Encodes `text`. A character `mark` in it keeps the names of special
     /// tokens apart and is no text itself.
     fn encode_marked(
@@ -189,12 +228,7 @@ impl Tokenizer {
         add_special: bool,
         parse_special: bool,
     ) -> Result<Vec<u32>, Error> {
-        if text.len() > MAX_TEXT_BYTES {
-            return Err(Error::TextTooLong {
-                len: text.len(),
-                max: MAX_TEXT_BYTES,
-            });
-        }
+        check_length(text)?;
         let vocab = self.vocab();
         if !vocab.special_rstrip
             && mark.is_none()
@@ -202,8 +236,29 @@ impl Tokenizer {
         {
             return Err(Error::TooManyTokens { max: max_tokens });
         }
-        let tables = &self.shared.tables;
         let mut out = Vec::with_capacity(max_tokens.min(text.len() / 4) + 2);
+        self.encode_into(
+            max_tokens,
+            (text, mark),
+            add_special,
+            parse_special,
+            &mut out,
+        )?;
+        Ok(out)
+    }
+
+    /// The same behind what is in `out`, where more than `max_tokens` tokens are once there are too
+    /// many.
+    fn encode_into(
+        &self,
+        max_tokens: usize,
+        (text, mark): (&str, Option<char>),
+        add_special: bool,
+        parse_special: bool,
+        out: &mut Vec<u32>,
+    ) -> Result<(), Error> {
+        let vocab = self.vocab();
+        let tables = &self.shared.tables;
         if add_special && vocab.add_bos {
             out.extend(vocab.bos);
         }
@@ -219,7 +274,7 @@ impl Tokenizer {
                     after_special = true;
                 }
                 Part::Text(text) => {
-                    encoder.encode(text, after_special, &mut out)?;
+                    encoder.encode(text, after_special, out)?;
                     after_special = false;
                 }
             }
@@ -242,7 +297,7 @@ impl Tokenizer {
         if out.len() > max_tokens {
             return Err(Error::TooManyTokens { max: max_tokens });
         }
-        Ok(out)
+        Ok(())
     }
 
     /// Turns a rendered chat template into ids: special tokens are parsed, and
@@ -431,6 +486,19 @@ impl<'a> Encoder<'a> {
     }
 }
 
+/// Refuses a text that is longer than one encode takes.
+fn check_length(text: &str) -> Result<(), Error> {
+    match text.len() {
+        len if len > MAX_TEXT_BYTES => Err(Error::TextTooLong {
+            len,
+            max: MAX_TEXT_BYTES,
+        }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod beginning_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rocmforge_service::answers::Generation;
 use rocmforge_service::check::Violations;
 use rocmforge_service::failure::Failure;
-use rocmforge_service::prompt::Prompt;
+use rocmforge_service::prompt::{Prompt, Room};
 use rocmforge_tokenizer::{Chat, Message};
 
 use super::super::call::Call;
@@ -21,45 +21,62 @@ pub(super) async fn chat(
     asked: Conversation,
     violations: Violations,
 ) -> Result<Generation, Failure> {
-    let mut shorter = asked.clone();
-    let failure = match start::chat(call, asked, violations.clone()).await {
-        Err(failure) if failure.reason() == "CONTEXT_EXCEEDED" => failure,
-        started => return started,
+    let mut log = call.log(&asked.model);
+    let begun = async {
+        let whole = asked.clone();
+        let failure = match start::begin(call, whole, violations.clone(), &mut log).await {
+            Err(failure) if failure.reason() == "CONTEXT_EXCEEDED" => failure,
+            begun => return begun,
+        };
+        let shorter = shortened(call, asked, failure).await?;
+        start::begin(call, shorter, violations, &mut log).await
     };
+    let begun = begun.await;
+    start::generation(call, begun, log)
+}
+
+/// The conversation with the most turns at its end that fit; where none does, what it was refused
+/// with.
+async fn shortened(
+    call: &Call,
+    mut asked: Conversation,
+    failure: Failure,
+) -> Result<Conversation, Failure> {
     let n_ctx = failure.metadata().get("n_ctx");
     let Some(n_ctx) = n_ctx.and_then(|n| n.parse::<u32>().ok()) else {
         return Err(failure);
     };
-    let model = call.model(&shorter.model).await?;
-    let turns = turns(&shorter.messages);
+    let (service, model) = (&call.service, call.model(&asked.model).await?);
+    // One place is the answer's. No more tokens than these are looked at.
+    let room = Room::for_prompt(n_ctx, service, &model);
+    let turns = turns(&asked.messages);
     // The later the first turn, the fewer the tokens.
     let (mut least, mut most) = (0, turns.len());
     while least < most {
         let middle = usize::midpoint(least, most);
-        let mut chat = Chat::new(from_turn(&shorter.messages, turns[middle]));
-        chat.tools = shorter.tools.described.clone();
-        chat.template_kwargs = shorter.kwargs.clone();
-        let (service, prompt) = (&call.service, Prompt::Chat(chat));
-        let counted = service.count(Arc::clone(&model), prompt, shorter.field, call.arrival);
-        // One place is the answer's.
-        if counted.await? < n_ctx {
-            most = middle;
-        } else {
-            least = middle + 1;
+        let mut chat = Chat::new(from_turn(&asked.messages, turns[middle]));
+        chat.tools = asked.tools.described.clone();
+        chat.template_kwargs = asked.kwargs.clone();
+        let (model, prompt) = (Arc::clone(&model), Prompt::Chat(chat));
+        let encoded = service.encode(model, prompt, asked.field, room, call.arrival);
+        match encoded.await {
+            Ok(_) => most = middle,
+            Err(failure) if failure.reason() == "CONTEXT_EXCEEDED" => least = middle + 1,
+            Err(other) => return Err(other),
         }
     }
     let Some(&first) = turns.get(least) else {
         return Err(failure);
     };
-    let before = shorter.messages.len();
-    shorter.messages = from_turn(&shorter.messages, first);
-    let left_out = before - shorter.messages.len();
+    let before = asked.messages.len();
+    asked.messages = from_turn(&asked.messages, first);
+    let left_out = before - asked.messages.len();
     tracing::info!(
         left_out,
         n_ctx,
         "the oldest messages of a chat are left out"
     );
-    start::chat(call, shorter, violations).await
+    Ok(asked)
 }
 
 /// Where a turn of the user begins, behind the first.

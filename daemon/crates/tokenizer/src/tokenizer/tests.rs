@@ -9,7 +9,7 @@ const NORMAL: i32 = 1;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
-fn bpe() -> Tokenizer {
+pub(super) fn bpe() -> Tokenizer {
     Tokenizer::new(bpe_data(
         &["he", "ll", "hell", "hello", "Ġhello", "Ġw", "Ã¤"],
         &["h e", "l l", "he ll", "hell o", "Ġ hello", "Ġ w", "Ã ¤"],
@@ -17,7 +17,7 @@ fn bpe() -> Tokenizer {
     .unwrap()
 }
 
-fn spm() -> Tokenizer {
+pub(super) fn spm() -> Tokenizer {
     Tokenizer::new(spm_data(&[
         ("▁", -5.0, NORMAL),
         ("a", -5.0, NORMAL),
@@ -423,7 +423,7 @@ fn huge_words_take_time_in_proportion() {
     assert!(matches!(error, Error::TextTooLong { .. }), "{error}");
 }
 
-fn config() -> ProptestConfig {
+pub(super) fn config() -> ProptestConfig {
     ProptestConfig {
         failure_persistence: None,
         ..ProptestConfig::default()
@@ -431,7 +431,7 @@ fn config() -> ProptestConfig {
 }
 
 /// Text in which words, names of special tokens and any characters mix.
-fn any_text() -> impl Strategy<Value = String> {
+pub(super) fn any_text() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         prop::sample::select(vec![
             "hello",
