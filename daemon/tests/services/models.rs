@@ -310,7 +310,7 @@ async fn a_name_is_made_of_the_file_when_none_is_given() {
     for (file, name) in [
         ("my model.GGUF", "my-model"),
         ("Qwen3-0.6B", "Qwen3-0.6B"),
-        ("\u{e9}t\u{e9}.gguf", "-t-"),
+        ("\u{e9}t\u{e9}!.gguf", "\u{e9}t\u{e9}-"),
     ] {
         let path = daemon.dir.path().join(file);
         std::os::unix::fs::symlink(fixtures().join("tiny-qwen3-Q8_0.gguf"), &path).unwrap();

@@ -64,7 +64,7 @@ pub use config::{
 pub use error::Error;
 pub use handle::{EngineHandle, Events};
 pub use loaded::{
-    LoadedModel, MODEL_NAME_MAX, PrepareStage, PreparedModel, prepare, prepare_among,
+    LoadedModel, MODEL_NAME_MAX, PrepareStage, PreparedModel, is_name_char, prepare, prepare_among,
 };
 pub use refusal::Refusal;
 pub use rocmforge_device::Stalls;

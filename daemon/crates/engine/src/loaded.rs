@@ -338,13 +338,18 @@ fn refuse_other_kinds(gguf: &Gguf, path: &Path) -> Result<(), Error> {
     )))
 }
 
+/// Whether a name of a model may have it: letters and digits of any script, and a few others. None
+/// breaks a line, is a space or changes what stands beside it.
+pub fn is_name_char(c: char) -> bool {
+    c.is_alphanumeric() || "._-:/@+".contains(c)
+}
+
 fn check_name(name: &str) -> Result<(), Error> {
-    let fine = |c: char| c.is_ascii_alphanumeric() || "._-:/@+".contains(c);
-    if name.is_empty() || name.len() > MODEL_NAME_MAX || !name.chars().all(fine) {
+    if name.is_empty() || name.len() > MODEL_NAME_MAX || !name.chars().all(is_name_char) {
         return Err(Error::InvalidArgument {
             field: "name",
             message: format!(
-                "'{}' is no model name: 1 to {MODEL_NAME_MAX} letters, digits and any of . _ - : / @ +",
+                "'{}' is no model name: 1 to {MODEL_NAME_MAX} bytes of letters, digits and any of . _ - : / @ +",
                 name.chars().take(MODEL_NAME_MAX).collect::<String>()
             ),
         });

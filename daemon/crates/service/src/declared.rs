@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rocmforge_engine::api::PreloadEvent;
+use rocmforge_engine::is_name_char;
 use tokio::sync::mpsc;
 
 use crate::Service;
@@ -57,12 +58,11 @@ impl Declared {
     /// # Errors
     /// A message that says what is allowed.
     pub fn check_name(name: &str) -> Result<(), String> {
-        let fine = |c: char| c.is_ascii_alphanumeric() || "._-:/@+".contains(c);
-        if !name.is_empty() && name.len() <= MODEL_NAME_MAX && name.chars().all(fine) {
+        if !name.is_empty() && name.len() <= MODEL_NAME_MAX && name.chars().all(is_name_char) {
             return Ok(());
         }
         Err(format!(
-            "{name:?} is no model name: 1 to {MODEL_NAME_MAX} letters, digits and any of . _ - : / @ +"
+            "{name:?} is no model name: 1 to {MODEL_NAME_MAX} bytes of letters, digits and any of . _ - : / @ +"
         ))
     }
 }
@@ -312,7 +312,14 @@ mod tests {
     #[test]
     fn names_are_those_that_a_load_takes() {
         assert!(Declared::check_name("org/model:7b+x@1").is_ok());
-        for bad in ["", "a b", "ü", "a\n", &"x".repeat(MODEL_NAME_MAX + 1)] {
+        assert!(Declared::check_name("千问:7б").is_ok());
+        for bad in [
+            "",
+            "a b",
+            "a\u{301}",
+            "a\n",
+            &"x".repeat(MODEL_NAME_MAX + 1),
+        ] {
             assert!(Declared::check_name(bad).is_err(), "{bad:?}");
         }
     }

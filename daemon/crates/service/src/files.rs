@@ -1,9 +1,8 @@
 //! The models that can be asked for: those that are loaded, and the files below the model
 //! directories, each with a name.
 //!
-//! A file is called by its own name without `.gguf`. Of two with one name the first by path has it,
-//! and the others are called by their paths below their model directory. A file is loaded when its
-//! name is first asked for. A declared model has the name that the configuration gives it.
+//! A file is called by its own name without `.gguf` (`naming.rs`), and is loaded when its name is
+//! first asked for. A declared model has the name that the configuration gives it.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -16,12 +15,13 @@ use tokio::sync::{Semaphore, mpsc};
 
 use crate::Service;
 use crate::arrival::Arrival;
-use crate::check::{MODEL_NAME_MAX, Violations, model_name};
+use crate::check::{Violations, model_name};
 use crate::declared::Book;
 use crate::failure::{self, Failure, Kind};
-use crate::load::{Load, default_name};
+use crate::load::Load;
 use crate::looks::Looks;
 use crate::model_files::{Found, ModelDirs, ModelFile};
+use crate::naming::name_among;
 use crate::request_log::RequestLog;
 
 /// How long a listing serves those who ask for names.
@@ -155,28 +155,12 @@ fn named(
     let others = files
         .into_iter()
         .filter(|file| !declared.contains(&file.path));
-    let named = others.filter_map(|file| {
-        let short = default_name(&file.path);
-        let name = if taken.contains(&short) {
-            below(dirs, &file.path)?
-        } else {
-            short
-        };
-        let fits = !name.is_empty() && name.len() <= MODEL_NAME_MAX;
-        (fits && taken.insert(name.clone())).then_some(NamedFile { name, file })
+    let named = others.map(|file| NamedFile {
+        name: name_among(dirs, &file.path, &mut taken),
+        file,
     });
     all.extend(named);
     all
-}
-
-/// The path below its model directory, as a name.
-fn below(dirs: &ModelDirs, path: &Path) -> Option<String> {
-    let rest = dirs.real().find_map(|dir| path.strip_prefix(dir).ok())?;
-    let above = rest.parent()?.components().map(|part| {
-        let part = Path::new(part.as_os_str());
-        default_name(part) + "/"
-    });
-    Some(above.collect::<String>() + &default_name(path))
 }
 
 impl Service {
@@ -393,7 +377,11 @@ mod tests {
             .into_iter()
             .map(|f| f.name)
             .collect();
-        // The last one's name is taken by then, so that it can be loaded by its path only.
-        assert_eq!(names, ["m", "b/c-d/m", "n"]);
+        // The last one's names are both taken by then.
+        let [first @ .., last] = &names[..] else {
+            panic!()
+        };
+        assert_eq!(first, ["m", "b/c-d/m", "n"]);
+        assert!(last.starts_with("m@"), "{last}");
     }
 }

@@ -30,6 +30,7 @@ mod load_places;
 mod looks;
 pub mod measured;
 pub mod model_files;
+pub mod naming;
 pub mod parts;
 pub mod peer;
 pub mod prompt;

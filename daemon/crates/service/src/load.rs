@@ -1,19 +1,19 @@
 //! From a file's path to a model that clients can name.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_engine::api::{ModelStatus, PreloadEvent, Snapshot};
 use rocmforge_engine::{Error, Events, LoadedModel, PrepareStage, PreparedModel};
-use rocmforge_gguf::PartName;
 use tokio::sync::mpsc;
 
 use crate::Service;
 use crate::arrival::Arrival;
 use crate::check::Violations;
 use crate::failure::{self, Failure};
+use crate::naming::default_name;
 
 /// How long a change that the engine has confirmed may take to show in its snapshot.
 const PUBLISH_WAIT_MAX: Duration = Duration::from_secs(2);
@@ -97,27 +97,6 @@ impl Load {
         self.draft = (!name.is_empty()).then(|| name.to_owned());
         self
     }
-}
-
-/// The file's name without `.gguf`, in either case, and of a split model without the part's number;
-/// what a name cannot have becomes `-`.
-pub fn default_name(path: &Path) -> String {
-    const SUFFIX: &str = ".gguf";
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let part = PartName::of(path);
-    let stem = match (&part, name.len().checked_sub(SUFFIX.len())) {
-        (Some(part), _) => part.stem(),
-        (None, Some(at))
-            if name.is_char_boundary(at) && name[at..].eq_ignore_ascii_case(SUFFIX) =>
-        {
-            &name[..at]
-        }
-        _ => &name,
-    };
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-:@+".contains(c);
-    stem.chars()
-        .map(|c| if allowed(c) { c } else { '-' })
-        .collect()
 }
 
 /// The client that waits went away.
