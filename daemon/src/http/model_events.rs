@@ -108,7 +108,9 @@ impl Watching {
         let book = self.service.declared();
         let mut text = String::new();
         for (name, status) in gone.chain(new) {
-            for name in std::iter::once(name).chain(book.aliases_of(name)) {
+            // An alias of its name leads elsewhere.
+            let own = std::iter::once(name).filter(|name| !book.is_alias(name));
+            for name in own.chain(book.aliases_of(name)) {
                 let data = json!({
                     "model": name, "event": "status_change", "data": {"status": status},
                 });

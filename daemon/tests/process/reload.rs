@@ -169,6 +169,16 @@ fn a_reload_takes_filter_token_and_models_and_names_the_rest() {
         &["the alias wins", "alias=\"small\"", "model=\"other\""],
     );
     assert_eq!(says("small"), other);
+    // Of the name is told what answers to it, once, and not what it hides.
+    let (_, one) = request(&address, SECOND, "GET /v1/models/small", "");
+    let one: serde_json::Value = serde_json::from_str(&one).unwrap();
+    assert_eq!(one["root"], "other", "{one}");
+    let (_, listed) = request(&address, SECOND, "GET /v1/models", "");
+    assert_eq!(listed.matches(r#""id":"small""#).count(), 1, "{listed}");
+    // The file of the hidden model has its own name again, under which it is asked for.
+    let own = r#""id":"tiny-llama-Q4_K_M""#;
+    assert_eq!(listed.matches(own).count(), 1, "{listed}");
+    assert_eq!(says("tiny-llama-Q4_K_M"), small);
     declare("other", "tiny-qwen3-Q8_0.gguf", "gpt-5");
     reload(&daemon, &notify);
     assert_eq!(says("small"), small, "it stayed loaded");

@@ -121,6 +121,11 @@ impl Book {
         self.model(name).map_or(&[], |model| &model.aliases)
     }
 
+    /// Whether a name is an alias.
+    pub fn is_alias(&self, name: &str) -> bool {
+        self.aliases.contains_key(name)
+    }
+
     /// The model's own name, of a name or an alias.
     pub fn real_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
         match self.aliases.get(name) {

@@ -212,23 +212,35 @@ impl Service {
     pub async fn available(&self) -> Result<Vec<Available>, Failure> {
         let files = self.named_files(false).await?;
         let snapshot = self.engine.snapshot();
-        let is_loaded = |named: &NamedFile| {
-            let mut models = snapshot.models.iter().map(|status| &status.model);
+        let book = self.declared();
+        // A name that is an alias leads elsewhere, whatever was loaded under it before.
+        let (hidden, loaded): (Vec<_>, Vec<_>) = snapshot
+            .models
+            .iter()
+            .partition(|status| book.is_alias(status.model.name()));
+        let is_told = |named: &NamedFile| {
+            let mut models = loaded.iter().map(|status| &status.model);
             models.any(|m| m.path() == named.file.real || m.name() == named.name)
         };
-        let on_disk = files.iter().filter(|named| !is_loaded(named));
-        let on_disk = on_disk.map(|named| Available {
-            name: named.name.clone(),
-            alias_of: None,
-            place: Place::OnDisk(named.file.clone()),
+        let of_files = files.iter().filter(|named| !is_told(named));
+        let of_files = of_files.map(|named| {
+            // Asked for by the file's name, it is there under its hidden one.
+            let of_it = |status: &&&ModelStatus| status.model.path() == named.file.real;
+            Available {
+                name: named.name.clone(),
+                alias_of: None,
+                place: match hidden.iter().find(of_it) {
+                    Some(status) => Place::Loaded(Box::new((*status).clone())),
+                    None => Place::OnDisk(named.file.clone()),
+                },
+            }
         });
-        let loaded = snapshot.models.iter().map(|status| Available {
+        let by_own_names = loaded.iter().map(|status| Available {
             name: status.model.name().to_owned(),
             alias_of: None,
-            place: Place::Loaded(Box::new(status.clone())),
+            place: Place::Loaded(Box::new((*status).clone())),
         });
-        let mut all: Vec<_> = loaded.chain(on_disk).collect();
-        let book = self.declared();
+        let mut all: Vec<_> = by_own_names.chain(of_files).collect();
         let aliases = all.iter().flat_map(|model| {
             let aliases = book.aliases_of(&model.name).iter();
             aliases.map(|alias| Available {
@@ -241,6 +253,25 @@ impl Service {
         all.extend(aliases);
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
+    }
+
+    /// The model that a request with this name gets.
+    ///
+    /// # Errors
+    /// NOT_FOUND with the names that there are, and those of [`Service::list_files`].
+    pub async fn available_as(&self, name: &str) -> Result<Available, Failure> {
+        let mut all = self.available().await?;
+        let place = |name: &str| all.iter().position(|model| model.name == name);
+        let short = || name.strip_suffix(DEFAULT_TAG);
+        if let Some(at) = place(name).or_else(|| place(short()?)) {
+            return Ok(all.swap_remove(at));
+        }
+        let of = |is_loaded: bool| {
+            let models = all.iter();
+            let models = models.filter(move |model| model.loaded().is_some() == is_loaded);
+            models.map(Available::name)
+        };
+        Err(failure::no_such_model(name, of(true), of(false)))
     }
 
     /// Looks anew when names are next asked for.

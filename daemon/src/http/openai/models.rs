@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::failure::Failure;
 use rocmforge_service::files::Available;
 use serde_json::{Value, json};
 
@@ -82,13 +82,9 @@ pub(in super::super) async fn get(State(http): State<Arc<Http>>, request: Reques
 
 async fn one(call: &Call, path: &str) -> Result<Response, Failure> {
     let name = percent_decoded(path.strip_prefix("/v1/models/").unwrap_or_default());
-    let models = call.service.available().await?;
-    match models.iter().find(|model| model.name() == name) {
-        Some(model) if call.dialect == Dialect::Anthropic => answer(&anthropic(model)),
-        Some(model) => answer(&openai(model)),
-        None => Err(failure::unknown_model(
-            &name,
-            &call.service.engine.snapshot().models,
-        )),
+    let model = call.service.available_as(&name).await?;
+    match call.dialect {
+        Dialect::Anthropic => answer(&anthropic(&model)),
+        Dialect::OpenAi | Dialect::Ollama => answer(&openai(&model)),
     }
 }
