@@ -97,11 +97,10 @@ fn stop_reason(ended: &Ended) -> &'static str {
 /// What an answer took. Tokens of the prompt that were not computed anew are none of its input.
 fn usage(ended: &Ended) -> Value {
     let read = ended.reused_tokens;
-    usage_of(
-        ended.prompt_tokens.saturating_sub(read),
-        read,
-        ended.generated_tokens,
-    )
+    let computed = ended.prompt_tokens.saturating_sub(read);
+    let mut usage = usage_of(computed, read, ended.generated_tokens);
+    usage["output_tokens_details"] = json!({"thinking_tokens": ended.all.reasoning_tokens});
+    usage
 }
 
 fn usage_of(input: u32, read: u32, output: u32) -> Value {

@@ -99,6 +99,31 @@ async fn a_stream_has_its_events_in_order() {
 }
 
 #[tokio::test]
+async fn a_stream_tells_what_was_read_from_the_cache_at_its_end() {
+    let http = HttpDaemon::start().await;
+    let mut asked = question();
+    asked["stream"] = true.into();
+    asked["messages"] = json!([{"role": "user", "content": "Tell me of the whale. ".repeat(20)}]);
+    let usages = async || {
+        let events = http.post("/v1/messages", &asked).await.events();
+        let start = data(&events[0])["message"]["usage"].clone();
+        (start, data(&events[events.len() - 2])["usage"].clone())
+    };
+    for again in [false, true] {
+        let (start, end) = usages().await;
+        // Not known yet.
+        assert_eq!(start["cache_read_input_tokens"], 0, "{start}");
+        assert_eq!(start["cache_creation_input_tokens"], 0);
+        assert_eq!(end["cache_creation_input_tokens"], 0);
+        let read = end["cache_read_input_tokens"].as_u64().unwrap();
+        assert_eq!(read > 0, again, "{end}");
+        let computed = end["input_tokens"].as_u64().unwrap();
+        assert_eq!(start["input_tokens"].as_u64(), Some(computed + read));
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
 async fn thoughts_are_blocks_of_their_own() {
     let http = HttpDaemon::start().await;
     let template = "{% for m in messages %}{{ m.content }}{% endfor %}{# </think> #}<think>";
@@ -107,6 +132,11 @@ async fn thoughts_are_blocks_of_their_own() {
     asked["model"] = "thinker".into();
     let message = http.post("/v1/messages", &asked).await.json();
     assert_eq!(message["content"][0]["type"], "thinking");
+    let thought = |usage: &Value| {
+        let thought = usage["output_tokens_details"]["thinking_tokens"].as_u64();
+        assert!(thought > Some(0) && thought <= usage["output_tokens"].as_u64());
+    };
+    thought(&message["usage"]);
     asked["stream"] = true.into();
     let events = http.post("/v1/messages", &asked).await.events();
     assert_eq!(data(&events[1])["content_block"]["type"], "thinking");
@@ -119,6 +149,7 @@ async fn thoughts_are_blocks_of_their_own() {
         signature["delta"]["type"], "signature_delta",
         "before the block ends"
     );
+    thought(&data(&events[events.len() - 2])["usage"]);
     assert_eq!(http.stop().await, End::Drained);
 }
 
