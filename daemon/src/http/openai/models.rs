@@ -14,7 +14,13 @@ use super::super::call::{Call, json as answer, percent_decoded};
 use super::super::error::Dialect;
 use super::super::ollama::time::rfc3339;
 
-fn openai(model: &Available) -> Value {
+/// Most tokens that a request may have, where that is known: the model is loaded.
+fn n_ctx(call: &Call, model: &Available) -> Option<u32> {
+    let trained = model.loaded()?.model.model().info().n_ctx_train;
+    Some(trained.min(call.service.limits.n_ctx_max))
+}
+
+fn openai(call: &Call, model: &Available) -> Value {
     let mut value = json!({
         "id": model.name(),
         "object": "model",
@@ -35,17 +41,18 @@ fn openai(model: &Available) -> Value {
             "size": info.tensor_bytes,
         });
         // What vLLM's clients ask for.
-        value["max_model_len"] = info.n_ctx_train.into();
+        value["max_model_len"] = n_ctx(call, model).into();
     }
     value
 }
 
-fn anthropic(model: &Available) -> Value {
+fn anthropic(call: &Call, model: &Available) -> Value {
     json!({
         "type": "model",
         "id": model.name(),
         "display_name": model.name(),
         "created_at": rfc3339(model.mtime_unix_ms()),
+        "max_input_tokens": n_ctx(call, model),
     })
 }
 
@@ -59,7 +66,7 @@ pub(in super::super) async fn list(State(http): State<Arc<Http>>, request: Reque
 async fn listed(call: &Call) -> Result<Response, Failure> {
     let models = call.service.available().await?;
     if call.dialect == Dialect::Anthropic {
-        let data: Vec<_> = models.iter().map(anthropic).collect();
+        let data: Vec<_> = models.iter().map(|model| anthropic(call, model)).collect();
         let (first, last) = (
             models.first().map(Available::name),
             models.last().map(Available::name),
@@ -68,7 +75,7 @@ async fn listed(call: &Call) -> Result<Response, Failure> {
             "data": data, "has_more": false, "first_id": first, "last_id": last,
         }));
     }
-    let data: Vec<_> = models.iter().map(openai).collect();
+    let data: Vec<_> = models.iter().map(|model| openai(call, model)).collect();
     answer(&json!({"object": "list", "data": data}))
 }
 
@@ -84,7 +91,7 @@ async fn one(call: &Call, path: &str) -> Result<Response, Failure> {
     let name = percent_decoded(path.strip_prefix("/v1/models/").unwrap_or_default());
     let model = call.service.available_as(&name).await?;
     match call.dialect {
-        Dialect::Anthropic => answer(&anthropic(&model)),
-        Dialect::OpenAi | Dialect::Ollama => answer(&openai(&model)),
+        Dialect::Anthropic => answer(&anthropic(call, &model)),
+        Dialect::OpenAi | Dialect::Ollama => answer(&openai(call, &model)),
     }
 }

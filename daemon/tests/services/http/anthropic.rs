@@ -200,6 +200,12 @@ async fn refusals_have_anthropics_shape() {
         .json();
     assert_eq!(models["data"][0]["type"], "model");
     assert_eq!(models["has_more"], false);
+    // Known once it is loaded.
+    let loaded = http.post("/api/show", &json!({"model": LLAMA})).await;
+    assert_eq!(loaded.status, 200);
+    let target = format!("/v1/models/{LLAMA}");
+    let one = unix(&http.path(), "GET", &target, &headers, "").await;
+    assert_eq!(one.json()["max_input_tokens"], 1024);
     assert_eq!(http.stop().await, End::Drained);
 }
 

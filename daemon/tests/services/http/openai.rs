@@ -57,6 +57,8 @@ async fn a_model_on_disk_is_listed_and_loaded_at_its_first_use() {
     assert_eq!(names(&after), names(&before), "each model is listed once");
     let one = http.get(&format!("/v1/models/{LLAMA}")).await;
     assert_eq!(one.json()["id"], LLAMA);
+    // The model was trained with four times that, which the daemon refuses.
+    assert_eq!(one.json()["max_model_len"], 1024);
     let tagged = http.get(&format!("/v1/models/{LLAMA}:latest")).await;
     assert_eq!(tagged.json()["id"], LLAMA);
     // What it can be instead may be a file that nobody has asked for yet.
