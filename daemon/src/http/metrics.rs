@@ -160,6 +160,12 @@ fn queue(snapshot: &Snapshot, running_max: u32, text: &mut Text) {
         "Times that a model's file was read while requests of other models went on",
         number(snapshot.brought_aside),
     );
+    text.one(
+        "rocmforge_uploaded_aside_bytes_total",
+        "counter",
+        "Bytes of weights that were uploaded between passes of other models",
+        number(snapshot.uploaded_aside_bytes),
+    );
     let rows = [
         (
             "rocmforge_requests_running",

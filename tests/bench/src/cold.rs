@@ -1,6 +1,7 @@
-//! `cold`: a model that comes from a disk for the first time while texts of another are read: how
-//! long their tokens stay away, and when its own first token comes.
+//! `cold`: a model that comes from a disk, or from the page cache, for the first time while texts of
+//! another are read: how long their tokens stay away, and when its own first token comes.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -39,6 +40,9 @@ pub(crate) struct Options {
     /// Times that it is measured.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=100))]
     runs: u8,
+    /// Leave its file in the page cache.
+    #[arg(long)]
+    cached: bool,
     /// Tokens of the cold model's prompt.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     prompt: u16,
@@ -79,13 +83,13 @@ pub(crate) fn run_all(options: &Options) -> Result<()> {
     for counted in std::iter::once(false).chain((0..options.runs).map(|_| true)) {
         // Nobody is there.
         let (cold, _) = session.load("cold", &path)?;
-        drop_pages(&path)?;
+        make_cold(options, &path)?;
         let summary = session.generate(&cold, n_prompt, 1)?;
         session.unload("cold")?;
         drop(cold);
         session.generate(&near, n_prompt, 4)?;
         let (cold, _) = session.load("cold", &path)?;
-        drop_pages(&path)?;
+        make_cold(options, &path)?;
         let prompts = (0..options.readers).map(|_| random_prompt(&mut rng, n_prompt));
         let prompts: Vec<_> = prompts.collect();
         let measured = beside(&session, &near, prompts, &cold, n_prompt, &mut rng)?;
@@ -97,6 +101,10 @@ pub(crate) fn run_all(options: &Options) -> Result<()> {
         }
     }
     let readers = options.readers;
+    let place = match options.cached {
+        true => "page cache",
+        false => "disk",
+    };
     let row = |figure: String, of: fn(&Measured) -> f64| {
         let values: Vec<f64> = all.iter().map(of).collect();
         Row::new(&name, figure, "ms", &values)
@@ -105,17 +113,29 @@ pub(crate) fn run_all(options: &Options) -> Result<()> {
         row(format!("{readers} readers, median gap"), |m| m.gap),
         row(format!("{readers} readers, longest gap"), |m| m.longest),
         row(
-            format!("{readers} readers while the other comes from the disk, longest gap"),
+            format!("{readers} readers while the other comes from the {place}, longest gap"),
             |m| m.longest_beside,
         ),
         row(
-            format!("first token from the disk beside {readers} readers"),
+            format!("first token from the {place} beside {readers} readers"),
             |m| m.first_token,
         ),
-        Row::new(&name, "first token from the disk, alone", "ms", &alone),
+        Row::new(
+            &name,
+            format!("first token from the {place}, alone"),
+            "ms",
+            &alone,
+        ),
     ];
     session.end()?;
     Ok(report.print(common.json)?)
+}
+
+fn make_cold(options: &Options, path: &Path) -> Result<()> {
+    match options.cached {
+        true => Ok(()),
+        false => drop_pages(path),
+    }
 }
 
 fn beside(

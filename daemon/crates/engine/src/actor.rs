@@ -98,7 +98,7 @@ pub(crate) struct Entry {
     pub(crate) predictor: Option<Predictor>,
     /// The model that drafts for this one, if one was named.
     pub(crate) draft: Option<DraftModel>,
-    /// Where the file is.
+    /// How it is got ready for its requests.
     pub(crate) nearness: Nearness,
     /// Where the states behind drafts go, where sequences have a state and tokens are drafted.
     pub(crate) states: Option<SpareStates>,
@@ -163,6 +163,8 @@ pub(crate) struct Engine {
     pub(crate) interleaved_passes: u64,
     /// Times that a model's file was read while others went on.
     pub(crate) brought_aside: u64,
+    /// Bytes of weights that were uploaded between others' passes.
+    pub(crate) uploaded_aside_bytes: u64,
     pub(crate) preloads: VecDeque<Preloading>,
     /// Passes that go before the next segment of a preload.
     pub(crate) turns_before_preload: u32,
@@ -309,6 +311,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         prefix_counts: crate::api::PrefixCounts::default(),
         interleaved_passes: 0,
         brought_aside: 0,
+        uploaded_aside_bytes: 0,
         preloads: VecDeque::new(),
         turns_before_preload: PRELOAD_TURNS,
         draining: None,
@@ -397,7 +400,7 @@ impl Engine {
             if self.drained() {
                 return None;
             }
-            self.call_files();
+            self.call_models();
             self.admit();
             // Before the pass: it may take long, and its event must not come before the state
             // that knows of its request.
@@ -405,7 +408,8 @@ impl Engine {
                 self.publish(true);
             }
             let stepped = self.step();
-            if self.preload_turn(stepped) || stepped {
+            let uploaded = self.upload_slice();
+            if self.preload_turn(stepped) || stepped || uploaded {
                 self.watch_memory_while_busy();
                 self.watch_host();
                 self.publish(false);

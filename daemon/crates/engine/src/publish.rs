@@ -42,6 +42,7 @@ impl Engine {
         snapshot.prefixes = self.prefix_counts;
         snapshot.interleaved_passes = self.interleaved_passes;
         snapshot.brought_aside = self.brought_aside;
+        snapshot.uploaded_aside_bytes = self.uploaded_aside_bytes;
         snapshot.draining = self.draining.is_some();
         snapshot.peak_bytes = snapshot.peak_bytes.max(self.snapshot.borrow().peak_bytes);
         self.snapshot.send_replace(Arc::new(snapshot));
@@ -91,6 +92,7 @@ pub(crate) fn snapshot_of(
         prefixes: crate::api::PrefixCounts::default(),
         interleaved_passes: 0,
         brought_aside: 0,
+        uploaded_aside_bytes: 0,
         hosted: store.offload.done,
         host_tier: store.tier.status(),
         draining: false,
@@ -185,6 +187,7 @@ pub(crate) fn empty_snapshot() -> Snapshot {
         prefixes: crate::api::PrefixCounts::default(),
         interleaved_passes: 0,
         brought_aside: 0,
+        uploaded_aside_bytes: 0,
         hosted: crate::api::Hosted::default(),
         host_tier: crate::api::HostTier::default(),
         draining: false,

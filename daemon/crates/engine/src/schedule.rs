@@ -241,7 +241,7 @@ impl Engine {
             let ready = task.reader_has_room()
                 && !task.follows
                 && !held_back.contains(&task.seq)
-                && !self.waits_for_file(task.model);
+                && !self.is_waited_for(task.model);
             self.scheduler.set_ready(task.seq, ready);
         }
         let mut actions = Vec::new();
@@ -443,6 +443,11 @@ impl Engine {
         {
             pace.upload_bytes = ((pace.seconds * measured.upload_bytes_per_s) as u64).max(1);
         }
+    }
+
+    /// How long a pass takes, about.
+    pub(crate) fn pass_seconds(&self) -> Duration {
+        Duration::from_secs_f64(self.pass_pace.seconds.clamp(0.0, 1.0))
     }
 
     /// Ends a request that is known.

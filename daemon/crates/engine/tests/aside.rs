@@ -1,5 +1,5 @@
-//! A model whose file is on a disk and not in the page cache: it is read while requests of another
-//! model go on, and its text is what it is else.
+//! A model that is asked for while the text of another is read: its file, if it is not in the page
+//! cache, and its weights come while the other goes on, and its text is what it is else.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
@@ -9,11 +9,13 @@ use std::fs::File;
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
+use rocmforge_engine::api::Budget;
+
 use requests::{engine, fixture, greedy, load, load_endless, run, until};
 
 #[tokio::test]
 async fn a_cold_file_is_read_while_others_go_on() {
-    let engine = engine(rocmforge_engine::api::Budget::Bytes(64 << 20));
+    let engine = engine(Budget::Bytes(64 << 20));
     let near = load_endless(&engine, "near").await;
     // Beside the build, which is on a disk more often than temporary files are.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -41,5 +43,41 @@ async fn a_cold_file_is_read_while_others_go_on() {
     let (_, found, _) = run(&engine, greedy(&cold, ids, 8)).await;
     assert_eq!(found, expected);
     assert_eq!(engine.snapshot().brought_aside, 1);
+    drop(beside);
+}
+
+#[tokio::test]
+async fn weights_are_uploaded_between_the_passes_of_others() {
+    let budget = Budget::Bytes(64 << 20);
+    let engine = engine(budget);
+    let near = load_endless(&engine, "near").await;
+    let ids: Vec<u32> = (0..40).map(|i| 5 + i * 31 % 200).collect();
+    let next = load(&engine, "tiny-qwen3-Q8_0.gguf", "next").await;
+    let (_, expected, alone) = run(&engine, greedy(&next, ids.clone(), 8)).await;
+    assert_eq!(
+        engine.snapshot().uploaded_aside_bytes,
+        0,
+        "nobody else was there"
+    );
+    engine.clear(Some("next")).await.unwrap();
+    let beside = engine
+        .generate(greedy(&near, vec![1, 9, 17], 100_000))
+        .unwrap();
+    until(&engine, "the text beside", |s| s.running == 1).await;
+    let (_, found, summary) = run(&engine, greedy(&next, ids.clone(), 8)).await;
+    assert_eq!(found, expected);
+    // They are counted to the request all the same.
+    assert_eq!(summary.cache.uploaded_bytes, alone.cache.uploaded_bytes);
+    let uploaded = engine.snapshot().uploaded_aside_bytes;
+    assert_eq!(uploaded, alone.cache.uploaded_bytes);
+
+    // Where both do not fit, its passes take room from the other's weights.
+    let stats = engine.snapshot().cache.clone();
+    let of_both = stats.resident_bytes;
+    engine.clear(Some("next")).await.unwrap();
+    engine.set_budget(Budget::Bytes(of_both)).await.unwrap();
+    let (_, found, _) = run(&engine, greedy(&next, ids, 8)).await;
+    assert_eq!(found, expected);
+    assert_eq!(engine.snapshot().uploaded_aside_bytes, uploaded);
     drop(beside);
 }
