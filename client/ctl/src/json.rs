@@ -493,12 +493,8 @@ pub(crate) fn devices(found: &ListDevicesResponse) -> Value {
 
 /// A file that does not answer.
 fn file_wait(wait: &FileWait) -> Value {
-    json!({
-        "model": wait.model,
-        "path": wait.path,
-        "waited_ms": wait.waited_ms,
-        "all_wait": wait.all_wait,
-    })
+    let (waited_ms, all_wait) = (wait.waited_ms, wait.all_wait);
+    json!({"model": wait.model, "path": wait.path, "waited_ms": waited_ms, "all_wait": all_wait})
 }
 
 /// The daemon as it is now.

@@ -1,5 +1,5 @@
-//! `cold`: a model that comes from a disk, or from the page cache, for the first time while texts of
-//! another are read: how long their tokens stay away, and when its own first token comes.
+//! `cold`: a model that comes from a disk, or from the page cache, for the first time while texts
+//! of another are read: how long their tokens stay away, and when its own first token comes.
 
 use std::path::Path;
 use std::sync::Arc;

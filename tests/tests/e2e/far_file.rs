@@ -1,5 +1,5 @@
-//! A model's file that does not answer, as when the server is gone that it lies on: its own requests
-//! wait, or fail, and those of other models go on.
+//! A model's file that does not answer, as when the server is gone that it lies on: its own
+//! requests wait, or fail, and those of other models go on.
 
 use std::time::{Duration, Instant};
 

@@ -2,21 +2,22 @@
 //! file and of the link comes while those go on.
 //!
 //! ```text
-//!   idle --(a request)--> on its way --(all came)--> uploaded by slices --> ready --(no requests)--> idle
-//!                             \--(silent, or cannot be read)--> its requests fail; idle
+//!   idle --(a request)--> on its way --(all came)--> uploaded by slices --> ready
+//!     ^                       |                                               |
+//!     |                       +--(silent, or cannot be read)--> its requests  |
+//!     +--(no requests)--------------------------------------------fail--------+
 //! ```
 //!
 //! *On its way* into the page cache are the absent segments that a pass uses, as many as the budget
-//! and the machine's memory hold, and whether the file is still the same; experts with a prompt that
-//! is long enough to be routed to most. A far file is asked for all that where it was not read for a
-//! while, since it may not answer. One of a disk is where it is not in the page cache and others have
-//! requests; alone, a model reads its file as its passes go on, and so does one that is read past the
-//! page cache.
+//! and the machine's memory hold, and whether the file is still the same; experts with a prompt
+//! that is long enough to be routed to most. A far file is asked for all that where it was not read
+//! for a while, since it may not answer. One of a disk is where it is not in the page cache and
+//! others have requests; alone, a model reads its file as its passes go on, and so does one that is
+//! read past the page cache.
 //!
 //! *By slices* the same segments are uploaded where others have requests and all that are asked for
-//! fit the budget together: between two passes as much as comes in the time of one, so that the
-//! others' gaps double at the most. A model that has to evict the others' weights does so in its
-//! passes.
+//! fit the budget together: between two passes as much as comes in the time of one, and a segment
+//! at least. A model that has to evict the others' weights does so in its passes.
 //!
 //! A model that is ready meets its file in its passes, where [`crate::fetcher`] bounds the wait for
 //! a far one.
@@ -82,8 +83,8 @@ pub(crate) struct OnItsWay {
 }
 
 impl Engine {
-    /// Gets models ready that requests came for, and fails the requests of those whose file does not
-    /// come.
+    /// Gets models ready that requests came for, and fails the requests of those whose file does
+    /// not come.
     pub(crate) fn call_models(&mut self) {
         for at in 0..self.models.len() {
             if let Err(error) = self.call_model(at) {

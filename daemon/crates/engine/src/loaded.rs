@@ -182,8 +182,8 @@ impl LoadedModel {
         self.file.is_far().then_some(&self.fetcher)
     }
 
-    /// Has ranges of a far file in the page cache, so that reading them waits for nobody; nothing is
-    /// done for other files.
+    /// Has ranges of a far file in the page cache, so that reading them waits for nobody; nothing
+    /// is done for other files.
     ///
     /// # Errors
     /// [`Error::FileSilent`], [`Error::DataLoss`].

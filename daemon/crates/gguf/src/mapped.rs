@@ -431,8 +431,8 @@ impl MappedFile {
     }
 
     /// Whether the system holds `range` in its page cache, by a sample of its bytes, or does not
-    /// tell: unlike by [`is_cached`](Self::is_cached) that is told of other users' files, too. False
-    /// for a range that is in no part.
+    /// tell: unlike by [`is_cached`](Self::is_cached) that is told of other users' files, too.
+    /// False for a range that is in no part.
     pub fn seems_cached(&self, range: Range<u64>) -> bool {
         const STEP: usize = 4 << 20;
         let Ok((part, len)) = self.part_of(&range) else {

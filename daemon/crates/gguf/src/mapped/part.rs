@@ -268,8 +268,8 @@ impl Part {
         read.map_err(|e| self.unreadable(e))
     }
 
-    /// Whether the byte at an offset can be read without waiting for a disk, or the file system does
-    /// not tell.
+    /// Whether the byte at an offset can be read without waiting for a disk, or the file system
+    /// does not tell.
     pub(super) fn has_at_once(&self, offset: u64) -> bool {
         let mut byte = 0u8;
         let into = libc::iovec {
