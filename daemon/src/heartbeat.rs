@@ -27,7 +27,8 @@ pub(crate) async fn follow(engine: &EngineHandle, health: &Health) {
         let mut outcome = tokio::time::timeout(STUCK_AFTER, &mut sign).await;
         if outcome.is_err() {
             let snapshot = engine.snapshot();
-            let file = snapshot.waits_for.as_ref().map(|wait| wait.path.display());
+            let waits_for = snapshot.waits_for.as_ref().filter(|wait| wait.all_wait);
+            let file = waits_for.map(|wait| wait.path.display());
             tracing::error!(
                 seconds = STUCK_AFTER.as_secs(),
                 waits_for = file.map(tracing::field::display),

@@ -379,6 +379,7 @@ fn device_lost(reason: &str) -> Error {
 impl Engine {
     /// The loop. Returns `None` when asked to end, or why the device is lost.
     fn run(&mut self, commands: &Receiver<Command>) -> Option<String> {
+        let mut rested = false;
         loop {
             // Not without end: those who send them on and on would stop everyone else's requests.
             for _ in 0..COMMAND_CAPACITY {
@@ -407,17 +408,26 @@ impl Engine {
             if self.requests_changed {
                 self.publish(true);
             }
+            let begun = Instant::now();
             let stepped = self.step();
-            let uploaded = self.upload_slice();
+            let uploaded = self.upload_slice(begun.elapsed());
             if self.preload_turn(stepped) || stepped || uploaded {
                 self.watch_memory_while_busy();
                 self.watch_host();
                 self.publish(false);
+                rested = false;
                 continue;
             }
-            self.go_idle();
+            // What is on its way is looked at often, and nothing else has changed since.
+            match std::mem::replace(&mut rested, true) && self.waits_for_files() {
+                true => self.store.collect(),
+                false => self.go_idle(),
+            }
             match self.next_command(commands) {
-                Ok(command) => self.handle(command),
+                Ok(command) => {
+                    self.handle(command);
+                    rested = false;
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return self.lost(),
             }

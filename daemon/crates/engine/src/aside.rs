@@ -23,6 +23,7 @@
 //! a far one.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use rocmforge_ops::SegmentKind;
@@ -33,14 +34,18 @@ use crate::api::RequestCacheUse;
 use crate::error::Error;
 use crate::fetcher::{ASLEEP_MAX, Fetch};
 use crate::file_watch::Waiting;
-use crate::loaded::from_fault;
+use crate::loaded::{LoadedModel, from_fault};
+use crate::task::Task;
 use crate::weight_store::WeightStore;
 
 /// A file that was read within it answers, as far as is known.
 const RECENT: Duration = Duration::from_secs(10);
 
 /// How often what is on its way is looked at while there is nothing else to do.
-pub(crate) const LOOK: Duration = Duration::from_millis(10);
+pub(crate) const LOOK: Duration = Duration::from_millis(2);
+
+/// Tokens at most whose rows of the embedding are brought before a pass.
+const ROWS_MAX: usize = 4096;
 
 /// Rows of a prompt that are routed to most of a layer's experts.
 const ROUTED_TO_MOST: usize = 32;
@@ -63,7 +68,7 @@ enum Stage {
     Idle,
     OnItsWay(OnItsWay),
     /// Segments that are still to come.
-    Uploaded(VecDeque<u32>, RequestCacheUse),
+    Uploaded(VecDeque<u32>),
     Ready,
 }
 
@@ -78,42 +83,59 @@ struct Asked {
 #[derive(Debug)]
 pub(crate) struct OnItsWay {
     fetch: Fetch,
-    /// Tells that a far file is waited for.
-    _told: Option<Waiting>,
+    /// Tells that it is waited for.
+    _told: Waiting,
 }
 
 impl Engine {
     /// Gets models ready that requests came for, and fails the requests of those whose file does
     /// not come.
     pub(crate) fn call_models(&mut self) {
+        // The models that have requests, each with the rows of its longest prompt.
+        let mut rows: Vec<(ModelId, usize)> = Vec::new();
+        for task in self.tasks.values() {
+            let n = task.prompt_rows();
+            match rows.iter_mut().find(|(model, _)| *model == task.model) {
+                Some((_, most)) => *most = n.max(*most),
+                None => rows.push((task.model, n)),
+            }
+        }
         for at in 0..self.models.len() {
-            if let Err(error) = self.call_model(at) {
+            let id = self.models[at].id;
+            let of_model = rows.iter().find(|(model, _)| *model == id);
+            let asked = Asked {
+                rows: of_model.map(|(_, n)| *n),
+                others: rows.len() > usize::from(of_model.is_some()),
+            };
+            if let Err(error) = self.call_model(at, &asked) {
                 let entry = &mut self.models[at];
                 entry.nearness = Nearness::default();
                 tracing::warn!(model = entry.loaded.name(), %error, "its requests fail");
-                let id = entry.id;
                 self.end_those(|task| (task.model == id).then(|| error.clone()));
             }
         }
     }
 
-    fn call_model(&mut self, at: usize) -> Result<(), Error> {
-        let id = self.models[at].id;
-        let asked = self.asked(id);
+    fn call_model(&mut self, at: usize, asked: &Asked) -> Result<(), Error> {
         let entry = &mut self.models[at];
+        let id = entry.id;
         let (name, path) = (entry.loaded.name(), entry.loaded.path());
         let failed = |fault| from_fault(name, path, fault);
         match &entry.nearness.stage {
+            Stage::OnItsWay(_) if asked.rows.is_none() => {
+                entry.nearness.stage = Stage::Idle;
+                return Ok(());
+            }
             Stage::OnItsWay(OnItsWay { fetch, .. }) => {
                 let Some(came) = entry.loaded.fetcher().ended(fetch, ASLEEP_MAX) else {
                     return Ok(());
                 };
                 came.map_err(failed)?;
                 entry.nearness.read_at = Some(Instant::now());
-                self.models[at].nearness.stage = self.slices(id, &asked);
+                self.models[at].nearness.stage = self.slices(id, asked);
                 return Ok(());
             }
-            Stage::Uploaded(..) | Stage::Ready => {
+            Stage::Uploaded(_) | Stage::Ready => {
                 if asked.rows.is_none() {
                     entry.nearness.stage = Stage::Idle;
                 }
@@ -129,7 +151,8 @@ impl Engine {
         if may_wait && !was_read {
             let segments = self.store.absent(id, asked.is_long());
             let source = &self.store.sources[&id];
-            let ranges: Vec<_> = segments.iter().flat_map(|&s| source.ranges(s)).collect();
+            let mut ranges: Vec<_> = segments.iter().flat_map(|&s| source.ranges(s)).collect();
+            ranges.extend(rows_of(&entry.loaded, self.tasks.values()));
             if file.is_far() || !ranges.iter().all(|range| file.seems_cached(range.clone())) {
                 let fetch = entry.loaded.fetcher().begin(ranges, ASLEEP_MAX);
                 let fetch = fetch.map_err(failed)?;
@@ -138,22 +161,8 @@ impl Engine {
                 return Ok(());
             }
         }
-        self.models[at].nearness.stage = self.slices(id, &asked);
+        self.models[at].nearness.stage = self.slices(id, asked);
         Ok(())
-    }
-
-    fn asked(&self, id: ModelId) -> Asked {
-        let mut asked = Asked {
-            rows: None,
-            others: false,
-        };
-        for task in self.tasks.values() {
-            match task.model == id {
-                true => asked.rows = asked.rows.max(Some(task.prompt_rows())),
-                false => asked.others = true,
-            }
-        }
-        asked
     }
 
     /// What comes before the passes of a model whose file is there.
@@ -161,37 +170,51 @@ impl Engine {
         if !asked.others || !self.all_fit() {
             return Stage::Ready;
         }
-        let segments = self.store.absent(id, asked.is_long());
+        // Which experts are needed nobody knows yet.
+        let segments = self.store.absent(id, false);
         match segments.is_empty() {
             true => Stage::Ready,
-            false => Stage::Uploaded(segments.into(), RequestCacheUse::default()),
+            false => Stage::Uploaded(segments.into()),
         }
     }
 
-    /// Whether the weights of all models that have requests fit the budget beside its blocks.
+    /// Whether the weights of all models that have requests, with what drafts for them and what is
+    /// pinned, fit the budget beside its blocks that do not give way.
     fn all_fit(&self) -> bool {
-        let has_requests = |entry: &&Entry| self.tasks.values().any(|task| task.model == entry.id);
-        let asked = self.models.iter().filter(has_requests);
-        let bytes: u64 = asked.map(|entry| self.store.model_bytes(entry.id)).sum();
-        bytes + self.store.cache.usage().blocks() <= self.budget()
+        let store = &self.store;
+        let mut bytes = store.cache.usage().blocks() - store.prefixes.kept_bytes();
+        for entry in &self.models {
+            if !self.tasks.values().any(|task| task.model == entry.id) {
+                bytes += store.model_pinned_bytes(entry.id);
+                continue;
+            }
+            let predictor = entry.predictor.as_ref().filter(|p| p.on).map(|p| p.id);
+            let draft = entry.draft.as_ref().filter(|d| d.is_used()).map(|d| d.id);
+            let with = [Some(entry.id), predictor, draft].into_iter().flatten();
+            bytes += with.map(|id| store.model_bytes(id)).sum::<u64>();
+        }
+        bytes <= self.budget()
     }
 
-    /// Uploads a slice of a model that waits for it. Whether there was one.
-    pub(crate) fn upload_slice(&mut self) -> bool {
-        let waits = |entry: &Entry| matches!(entry.nearness.stage, Stage::Uploaded(..));
+    /// Uploads a slice of a model that waits for it, behind a pass of others that took so long.
+    /// Whether there was one.
+    pub(crate) fn upload_slice(&mut self, pass: Duration) -> bool {
+        let waits = |entry: &Entry| matches!(entry.nearness.stage, Stage::Uploaded(_));
         let Some(at) = self.models.iter().position(waits) else {
             return false;
         };
         let id = self.models[at].id;
         let stage = std::mem::take(&mut self.models[at].nearness.stage);
-        let Stage::Uploaded(mut segments, mut counts) = stage else {
+        let Stage::Uploaded(mut segments) = stage else {
             return false;
         };
-        let others = self.asked(id).others;
-        let slice = self.pass_seconds().max(SLICE_LEAST);
+        // Of a third model requests may have come meanwhile.
+        let goes_on = self.tasks.values().any(|task| task.model != id) && self.all_fit();
+        let slice = pass.max(SLICE_LEAST);
         let begin = Instant::now();
+        let mut counts = RequestCacheUse::default();
         self.store.collect();
-        while others && begin.elapsed() < slice {
+        while goes_on && begin.elapsed() < slice {
             let Some(index) = segments.pop_front() else {
                 break;
             };
@@ -203,28 +226,27 @@ impl Engine {
             }
             self.store.release(segment);
         }
-        if others && !segments.is_empty() {
-            self.models[at].nearness.stage = Stage::Uploaded(segments, counts);
-            return true;
-        }
-        self.models[at].nearness.stage = Stage::Ready;
         self.uploaded_aside_bytes += counts.uploaded_bytes;
-        if let Some(task) = self.tasks.values_mut().find(|task| task.model == id) {
+        // As of a pass, each of its requests has them in full.
+        for task in self.tasks.values_mut().filter(|task| task.model == id) {
             task.counts.misses += counts.misses;
             task.counts.uploaded_bytes += counts.uploaded_bytes;
         }
+        self.models[at].nearness.stage = match goes_on && !segments.is_empty() {
+            true => Stage::Uploaded(segments),
+            false => Stage::Ready,
+        };
         true
     }
 
-    /// Whether passes of a model have to wait until it is ready.
-    pub(crate) fn is_waited_for(&self, model: ModelId) -> bool {
-        let entry = self.models.iter().find(|entry| entry.id == model);
-        entry.is_some_and(|entry| {
-            matches!(
-                entry.nearness.stage,
-                Stage::OnItsWay(_) | Stage::Uploaded(..)
-            )
-        })
+    /// The models whose passes have to wait until they are ready.
+    pub(crate) fn not_ready(&self) -> Vec<ModelId> {
+        let waits = |entry: &&Entry| {
+            let stage = &entry.nearness.stage;
+            matches!(stage, Stage::OnItsWay(_) | Stage::Uploaded(_))
+        };
+        let waiting = self.models.iter().filter(waits);
+        waiting.map(|entry| entry.id).collect()
     }
 
     /// Whether any file is on its way.
@@ -242,6 +264,29 @@ impl Engine {
     }
 }
 
+/// Where the rows of the embedding lie that a model's requests begin with.
+fn rows_of<'a>(loaded: &LoadedModel, tasks: impl Iterator<Item = &'a Task>) -> Vec<Range<u64>> {
+    let of_model = tasks.filter(|task| std::ptr::eq(&raw const *task.loaded, loaded));
+    let mut ids: Vec<u32> = of_model
+        .flat_map(|task| task.tokens.iter().copied())
+        .take(ROWS_MAX)
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let tables = loaded
+        .model()
+        .plan()
+        .inputs
+        .iter()
+        .map(|input| &input.table);
+    let rows = tables.flat_map(|table| {
+        let row = table.bytes / table.rows;
+        let at = move |id: &u32| table.offset + u64::from(*id) * row;
+        ids.iter().map(move |id| at(id)..at(id) + row)
+    });
+    rows.collect()
+}
+
 impl Asked {
     /// Whether its rows are routed to most experts.
     fn is_long(&self) -> bool {
@@ -250,15 +295,23 @@ impl Asked {
 }
 
 impl WeightStore {
-    /// Begins to fetch what an absent segment needs, where reading it would keep others waiting.
-    pub(crate) fn fetch(&self, segment: SegmentId) -> Result<Option<OnItsWay>, Error> {
+    /// Begins to fetch what an absent segment of a preload needs, where reading it would keep
+    /// `others` waiting. One that has no room is not read (`what_fits`).
+    pub(crate) fn fetch(
+        &self,
+        segment: SegmentId,
+        others: bool,
+        what_fits: bool,
+    ) -> Result<Option<OnItsWay>, Error> {
         let source = &self.sources[&segment.model];
         let file = &source.file;
         let is_there = || {
             let mut ranges = source.ranges(segment.index);
-            file.is_direct() || ranges.all(|range| file.seems_cached(range))
+            !others || file.is_direct() || ranges.all(|range| file.seems_cached(range))
         };
-        if self.cache.holds(segment) || !file.is_far() && is_there() {
+        let end = self.cache.usage().total() + self.segment_bytes(segment);
+        let has_no_room = what_fits && end > self.budget();
+        if has_no_room || self.cache.holds(segment) || !file.is_far() && is_there() {
             return Ok(None);
         }
         let fetch = source.bring(segment.index, ASLEEP_MAX)?;
@@ -267,12 +320,8 @@ impl WeightStore {
 
     fn on_its_way(&self, model: ModelId, fetch: Fetch) -> OnItsWay {
         let source = &self.sources[&model];
-        let tells = source.file.is_far();
-        let told = || self.files.begin_aside(&source.name, source.file.path());
-        OnItsWay {
-            fetch,
-            _told: tells.then(told),
-        }
+        let _told = self.files.begin_aside(&source.name, source.file.path());
+        OnItsWay { fetch, _told }
     }
 
     /// Whether what was begun to be fetched has come.

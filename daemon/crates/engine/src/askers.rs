@@ -25,9 +25,12 @@ impl Engine {
     }
 
     /// How many requests wait whose readers have room: one that yielded may have a reader who does
-    /// not read.
+    /// not read. Those that wait for their own model's file wait for nobody.
     pub(crate) fn queued_and_read(&self) -> u32 {
-        let waits = |task: &&Task| task.reader_has_room() && !self.runs(task.seq);
+        let not_ready = self.not_ready();
+        let waits = |task: &&Task| {
+            task.reader_has_room() && !not_ready.contains(&task.model) && !self.runs(task.seq)
+        };
         self.tasks.values().filter(waits).count() as u32
     }
 

@@ -222,11 +222,13 @@ impl Engine {
         let ran = ran.and_then(|()| self.draft_for(&run, members, &mut ahead));
         if let Err(error) = &ran {
             // The pass itself has all that it needs: a shortage here is no reason to do it again.
-            let short = self.store.take_refused_bytes().is_some()
-                || matches!(error, Error::Exhausted { .. });
+            let passes = matches!(error, Error::Exhausted { .. } | Error::FileSilent { .. });
+            let short = self.store.take_refused_bytes().is_some() || passes;
             let (model, draft) = (members[0].task.loaded.name(), run.loaded.name());
             match short {
-                true => tracing::debug!(model, draft, %error, "no room for drafts"),
+                true => {
+                    tracing::debug!(model, draft, %error, "no room for drafts, or no answer of the file")
+                }
                 false => {
                     tracing::warn!(model, draft, %error, "a draft model failed and is not used any more")
                 }

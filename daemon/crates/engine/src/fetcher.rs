@@ -107,7 +107,8 @@ impl Fetcher {
         }))
     }
 
-    /// Begins to bring ranges. With none, whether the file is still the same is looked at.
+    /// Begins to bring ranges; those for which all models wait come before others. With none,
+    /// whether the file is still the same is looked at.
     pub(crate) fn begin(
         &self,
         ranges: impl IntoIterator<Item = Range<u64>>,
@@ -134,7 +135,10 @@ impl Fetcher {
             state.came = Instant::now();
         }
         let all = pieces.into_iter().map(|piece| (piece, Arc::clone(&asked)));
-        state.pieces.extend(all);
+        match patience < ASLEEP_MAX {
+            true => all.rev().for_each(|piece| state.pieces.push_front(piece)),
+            false => state.pieces.extend(all),
+        }
         self.0.have_threads(&mut state);
         drop(state);
         self.0.changed.notify_all();
@@ -222,6 +226,7 @@ impl Shared {
                 drop(state);
                 let came = match asked.is_dropped.load(Ordering::Relaxed) {
                     true => Ok(()),
+                    false if piece.is_empty() => self.file.check_unchanged(),
                     false => self.file.bring(piece),
                 };
                 state = lock(&self.state);

@@ -61,7 +61,11 @@ impl Engine {
             // A mere change of permissions or links since is noticed here, and is none of the
             // content.
             match there.loaded.far() {
-                Some(_) => there.loaded.bring([])?,
+                Some(_) => {
+                    let (name, path) = (there.loaded.name(), there.loaded.path());
+                    let _waiting = self.store.files.begin(name, path);
+                    there.loaded.bring([])?;
+                }
                 None => drop(there.loaded.file().check_unchanged()),
             }
             let same = there.loaded.file().is_same_as(loaded.file());

@@ -44,8 +44,12 @@ impl Engine {
         snapshot.brought_aside = self.brought_aside;
         snapshot.uploaded_aside_bytes = self.uploaded_aside_bytes;
         snapshot.draining = self.draining.is_some();
-        snapshot.peak_bytes = snapshot.peak_bytes.max(self.snapshot.borrow().peak_bytes);
-        self.snapshot.send_replace(Arc::new(snapshot));
+        self.snapshot.send_modify(|last| {
+            snapshot.peak_bytes = snapshot.peak_bytes.max(last.peak_bytes);
+            // The thread that looks at waits tells them.
+            snapshot.waits_for = last.waits_for.clone();
+            *last = Arc::new(snapshot);
+        });
     }
 }
 

@@ -237,11 +237,12 @@ impl Engine {
         }
         self.spare_predictors(budget);
         let held_back = self.held_back();
+        let not_ready = self.not_ready();
         for task in self.tasks.values() {
             let ready = task.reader_has_room()
                 && !task.follows
                 && !held_back.contains(&task.seq)
-                && !self.is_waited_for(task.model);
+                && !not_ready.contains(&task.model);
             self.scheduler.set_ready(task.seq, ready);
         }
         let mut actions = Vec::new();
@@ -443,11 +444,6 @@ impl Engine {
         {
             pace.upload_bytes = ((pace.seconds * measured.upload_bytes_per_s) as u64).max(1);
         }
-    }
-
-    /// How long a pass takes, about.
-    pub(crate) fn pass_seconds(&self) -> Duration {
-        Duration::from_secs_f64(self.pass_pace.seconds.clamp(0.0, 1.0))
     }
 
     /// Ends a request that is known.

@@ -72,10 +72,10 @@ async fn weights_are_uploaded_between_the_passes_of_others() {
     assert_eq!(uploaded, alone.cache.uploaded_bytes);
 
     // Where both do not fit, its passes take room from the other's weights.
-    let stats = engine.snapshot().cache.clone();
-    let of_both = stats.resident_bytes;
+    let of_both = engine.snapshot().cache.resident_bytes;
     engine.clear(Some("next")).await.unwrap();
-    engine.set_budget(Budget::Bytes(of_both)).await.unwrap();
+    let budget = Budget::Bytes(of_both - uploaded / 2);
+    engine.set_budget(budget).await.unwrap();
     let (_, found, _) = run(&engine, greedy(&next, ids, 8)).await;
     assert_eq!(found, expected);
     assert_eq!(engine.snapshot().uploaded_aside_bytes, uploaded);

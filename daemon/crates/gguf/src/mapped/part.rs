@@ -282,7 +282,11 @@ impl Part {
         let fd = self.file.as_raw_fd();
         // SAFETY: it writes the one byte that it is told of, which lives until it has returned.
         let read = unsafe { libc::preadv2(fd, &raw const into, 1, offset, libc::RWF_NOWAIT) };
-        read == 1 || io::Error::last_os_error().kind() != ErrorKind::WouldBlock
+        match read {
+            1 => true,
+            0 => false,
+            _ => io::Error::last_os_error().kind() != ErrorKind::WouldBlock,
+        }
     }
 
     /// The error for a page that the guard had to make up.

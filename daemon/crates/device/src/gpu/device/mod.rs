@@ -25,8 +25,8 @@
 //!
 //! *Invariant:* driver allocations of device memory are made at start-up and when the capacity
 //! changes, none per upload, pass or request (`exam` in the engine's `tests/gpu_fake.rs` counts
-//! them); of pinned memory besides what `aside.rs` needs, a chunk at a time. *Invariant:* a slab,
-//! page or buffer is touched by the compute stream only, except while it is uploaded.
+//! them); of pinned memory besides what `aside.rs` needs, a chunk at a time. A slab, page or buffer
+//! is touched by the compute stream only, except while it is uploaded.
 
 mod arena;
 mod aside;
