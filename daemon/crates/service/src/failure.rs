@@ -7,6 +7,7 @@
 
 mod limits;
 mod settings;
+mod silent;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use rocmforge_engine::{Error, Refusal};
 pub(crate) use self::limits::{peer_limit, prompts_held};
 pub(crate) use self::settings::no_settings;
 pub use self::settings::settings_unusable;
+pub(crate) use self::silent::{directory_silent, file_silent};
 use crate::model_files::ModelFileError;
 use crate::roles::Role;
 

@@ -323,7 +323,10 @@ impl Service {
             found = find(&files);
         }
         let Some(found) = found else {
-            return Err(self.unknown(asked, &files));
+            return Err(match self.dirs.unread(&self.listing.looks) {
+                Some(dir) => failure::directory_silent(asked, dir),
+                None => self.unknown(asked, &files),
+            });
         };
         // It may be there under another name, under which it holds its weights already.
         let snapshot = self.engine.snapshot();

@@ -190,19 +190,25 @@ impl Service {
             Arc::clone(&self.dirs),
             load.path.clone(),
             load.name.clone(),
-            steps.clone(),
+            // One that hangs must not keep the reader of the steps waiting.
+            steps.downgrade(),
         );
         let (template, draft) = (load.template.clone(), load.draft.clone());
-        let snapshot = self.engine.snapshot();
+        let engine = self.engine.clone();
         let read = move || {
             let file = dirs
                 .open(&path)
                 .map_err(|error| failure::from_model_file(&error))?;
+            // Not before: one that hangs would keep all models of now.
+            let snapshot = engine.snapshot();
+            drop(engine);
             let bytes = file.size_bytes();
             let mut progress = |at| {
                 // A reader that is gone or asleep does not stop the load here; the next await
                 // notices.
-                let _ = steps.try_send(LoadStep::Header(at));
+                if let Some(steps) = steps.upgrade() {
+                    let _ = steps.try_send(LoadStep::Header(at));
+                }
             };
             tracing::debug!(path = ?file.path(), bytes, "reading a model's header");
             let others = snapshot.models.iter().map(|status| &*status.model);

@@ -8,7 +8,7 @@
 //!
 //! *Invariant:* at most [`AT_ONCE`] loads read, and at most [`SILENT_MAX`] more are silent: from
 //! then on all are refused (test `silent_loads_are_bounded_and_keep_no_place`). Loads out of a
-//! directory of which one is silent are refused at once.
+//! directory of which one is silent are refused at once, but for one in a while.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::failure::{self, Failure, Kind};
+use crate::failure::{self, Failure};
 
 /// Loads that read headers at the same time.
 const AT_ONCE: usize = 4;
@@ -83,6 +83,8 @@ impl LoadPlaces {
                 Duration::from_secs(1),
             ));
         };
+        // Some may have become silent meanwhile.
+        self.refuse_beside_silent(path)?;
         let ends = self.begin(path);
         let (sender, outcome) = oneshot::channel();
         let (alive, ended) = oneshot::channel::<()>();
@@ -108,16 +110,21 @@ impl LoadPlaces {
         match tokio::time::timeout(silent_after, outcome).await {
             Ok(Ok(read)) => read,
             Ok(Err(_)) => Err(failure::bug("reading the model's header panicked")),
-            Err(_) => Err(silent(path, silent_after)),
+            Err(_) => Err(failure::file_silent(path, silent_after)),
         }
     }
 
     fn refuse_beside_silent(&self, path: &Path) -> Result<(), Failure> {
         let reading = lock(&self.reading);
         let is_silent = |other: &&Reading| other.since.elapsed() >= self.silent_after;
-        let mut of_directory = reading.iter().filter(is_silent);
-        if let Some(other) = of_directory.find(|other| other.path.parent() == path.parent()) {
-            return Err(silent(&other.path, other.since.elapsed()));
+        // A relative path may lead below any model directory.
+        let beside = |other: &&Reading| path.is_absolute() && other.path.parent() == path.parent();
+        let of_directory = reading.iter().filter(is_silent).filter(beside);
+        // The last one: after as long again one is let try whether the directory is there anew.
+        if let Some(other) = of_directory.max_by_key(|other| other.since)
+            && other.since.elapsed() < 2 * self.silent_after
+        {
+            return Err(failure::file_silent(&other.path, other.since.elapsed()));
         }
         if reading.iter().filter(is_silent).count() >= SILENT_MAX {
             return Err(failure::exhausted(
@@ -141,19 +148,6 @@ impl LoadPlaces {
             number,
         }
     }
-}
-
-fn silent(path: &Path, since: Duration) -> Failure {
-    let seconds = since.as_secs();
-    let path = path.display().to_string();
-    Failure::new(Kind::Unavailable, "MODEL_FILE_SILENT")
-        .with("path", &path)
-        .with("seconds", seconds.to_string())
-        .retry(Duration::from_secs(5))
-        .says(&format!(
-            "the file has not answered for {seconds} s: {path}; check the server or the mount that it lies on, then \
-             load it again"
-        ))
 }
 
 /// Nothing is done under this lock that could leave a half-made state behind.
@@ -213,15 +207,23 @@ mod tests {
 
     #[tokio::test]
     async fn files_beside_a_silent_one_are_refused_at_once() {
-        let places = LoadPlaces {
+        let mut places = LoadPlaces {
             silent_after: SOON,
             ..LoadPlaces::default()
         };
         let (_, _hangs) = hang(&places, "/far/a.gguf").await;
+        lock(&places.reading)[0].since = Instant::now() - SILENT_AFTER;
+        places.silent_after = SILENT_AFTER;
+        let near = places.run(Path::new("/near/b.gguf"), || Ok(()));
+        near.await.expect("of another directory");
         let other = places.run(Path::new("/far/b.gguf"), || Ok(())).await;
         let failure = other.expect_err("it would hang");
         assert_eq!(failure.reason(), "MODEL_FILE_SILENT");
         assert!(failure.message().contains("/far/a.gguf"), "{failure:?}");
+        // After a while one is let try.
+        lock(&places.reading)[0].since = Instant::now() - 2 * SILENT_AFTER;
+        let again = places.run(Path::new("/far/b.gguf"), || Ok(()));
+        again.await.expect("the directory may be there anew");
     }
 
     #[tokio::test]

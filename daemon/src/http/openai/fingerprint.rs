@@ -1,7 +1,7 @@
 //! `system_fingerprint`: another one where the same request with the same seed may get another
 //! answer.
 //!
-//! That is with another build, another kind of device, a file that was changed, another template or
+//! That is with another version, another kind of device, a file that was changed, another template or
 //! another type of keys and values. Who else asks, and how tokens are drafted, is not in it.
 
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -63,6 +63,11 @@ impl ModelDirs {
         (fold_parts(files), is_whole)
     }
 
+    /// A model directory that was looked at and has not answered yet.
+    pub(crate) fn unread(&self, looks: &Looks<Found>) -> Option<&Path> {
+        self.real().find(|dir| !looks.has_found(dir))
+    }
+
     /// The files below a directory, and whether these are all.
     fn walk(&self, root: &Path, entries_max: usize) -> Found {
         let mut files = Vec::new();

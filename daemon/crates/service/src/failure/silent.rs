@@ -1,0 +1,36 @@
+//! What does not answer: a file, or a directory of files.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::{Failure, Kind};
+
+/// When to try again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// UNAVAILABLE: nothing of a file has come for so long.
+pub(crate) fn file_silent(path: &Path, since: Duration) -> Failure {
+    let (path, seconds) = (path.display().to_string(), since.as_secs());
+    Failure::new(Kind::Unavailable, "MODEL_FILE_SILENT")
+        .with("path", &path)
+        .with("seconds", seconds.to_string())
+        .retry(RETRY)
+        .says(&format!(
+            "the file has not answered for {seconds} s: {path}; check the server or the mount that it lies on, then \
+             load it again"
+        ))
+}
+
+/// UNAVAILABLE: whether there is a model of this name is not known, since a model directory has not
+/// answered yet.
+pub(crate) fn directory_silent(name: &str, dir: &Path) -> Failure {
+    let dir = dir.display().to_string();
+    Failure::new(Kind::Unavailable, "MODEL_DIR_SILENT")
+        .with("model", name)
+        .with("dir", &dir)
+        .retry(RETRY)
+        .says(&format!(
+            "no model '{name}' is loaded, and the model directory {dir} has not answered yet; check the server or the \
+             mount that it lies on, then ask again"
+        ))
+}
