@@ -133,7 +133,9 @@ impl Gguf {
             }
         }
         header.truncate(parser.header_len());
+        let end = range.start + header.len() as u64;
         let mut gguf = parser.finish(header)?;
+        file.remember(range.start..end)?;
         for tensor in &mut gguf.tensors {
             tensor.offset += range.start;
         }

@@ -10,7 +10,7 @@
 //!
 //! *Invariants:* nothing writes to the file or to the mapping; a mapping is in the guard's table
 //! from before its first read until after its last; a result that was computed from bytes that
-//! may not be the file's, as far as its size and times tell, never leaves
+//! may not be the file's, as far as its size, its times and [samples] of it tell, never leaves
 //! [`MappedFile::with_range`] as `Ok` (the order of `Guarded`'s fields; `tests/mapped.rs`). Any
 //! thread may read; no lock is held while it does.
 //!
@@ -26,6 +26,7 @@ mod direct;
 mod guard;
 mod pages;
 mod part;
+mod samples;
 #[cfg(test)]
 mod tests;
 
@@ -248,14 +249,15 @@ impl MappedFile {
             Err(read) => read,
         };
         let (part, len) = self.part_of(&range)?;
-        let result = match &self.backing {
+        let (result, seen) = match &self.backing {
             Backing::Map(Guarded { slot, pages }) => {
                 let start = range.start as usize; // below the mapping's length, which is a usize
                 if slot.is_broken() {
                     return Err(self.broken());
                 }
                 pages.populate(start, len).map_err(|e| part.unreadable(e))?;
-                let result = read(pages.bytes(start, len));
+                let bytes = pages.bytes(start, len);
+                let result = (read(bytes), part.seen(range.start, bytes));
                 if slot.is_broken() {
                     return Err(self.broken());
                 }
@@ -268,11 +270,11 @@ impl MappedFile {
                     .map_err(|_| part.failed("read", io::ErrorKind::OutOfMemory.into()))?;
                 buffer.resize(len, 0);
                 part.read(range.start, &mut buffer)?;
-                read(&buffer)
+                (read(&buffer), part.seen(range.start, &buffer))
             }
         };
         self.bytes_read.fetch_add(len as u64, Ordering::Relaxed);
-        part.check_unchanged()?;
+        part.check_read(seen)?;
         Ok(result)
     }
 
@@ -319,7 +321,7 @@ impl MappedFile {
         part.read(offset, dst)?;
         self.bytes_read
             .fetch_add(dst.len() as u64, Ordering::Relaxed);
-        part.check_unchanged()
+        part.check_read(part.seen(offset, dst))
     }
 
     /// Fills each of `pieces` with the bytes from its offset on, for many small ones far from each
@@ -380,6 +382,21 @@ impl MappedFile {
     /// answer.
     pub fn check_unchanged(&self) -> Result<(), Error> {
         self.parts.iter().try_for_each(Part::check_unchanged)
+    }
+
+    /// Whether the last look at one of the files found that it is another now.
+    pub fn has_changed(&self) -> bool {
+        self.parts.iter().any(Part::has_changed)
+    }
+
+    /// Remembers what the file has in `range`, which was read, for the day on which its ctime moves:
+    /// otherwise only what one read had of a whole block is.
+    ///
+    /// # Errors
+    /// As [`with_range`](Self::with_range).
+    pub(crate) fn remember(&self, range: Range<u64>) -> Result<(), Error> {
+        let (part, _) = self.part_of(&range)?;
+        part.remember(range)
     }
 
     /// Brings `range` into the page cache, and waits for it.
@@ -515,12 +532,19 @@ impl MappedRange {
     /// [`Error::Changed`] where the file was cut short or rewritten, [`Error::Io`]
     /// where a page could not be had.
     pub fn check(&self) -> Result<(), Error> {
-        if let Backing::Map(Guarded { slot, .. }) = &self.file.backing
-            && slot.is_broken()
-        {
+        let Backing::Map(Guarded { slot, pages }) = &self.file.backing else {
+            return self.file.check_unchanged();
+        };
+        let start = self.start as u64;
+        let part = self.file.part_at(start);
+        let len = part.end().min(start + self.len as u64) - start;
+        let seen = part.seen(start, pages.bytes(self.start, len as usize));
+        if slot.is_broken() {
             return Err(self.file.broken());
         }
-        self.file.check_unchanged()
+        self.file.check_unchanged()?;
+        part.keep(seen);
+        Ok(())
     }
 }
 

@@ -176,7 +176,7 @@ impl MappedFile {
         }
         self.bytes_read.fetch_add(len as u64, Ordering::Relaxed);
         self.direct_bytes.fetch_add(len as u64, Ordering::Relaxed);
-        part.check_unchanged()?;
+        part.check_read(part.seen(range.start, &buffer[lead..lead + len]))?;
         Ok(Some(lead))
     }
 

@@ -3,16 +3,27 @@
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::time::Duration;
 
 use nix::sys::statfs::fstatfs;
 
 use crate::Error;
 
 use super::direct::Direct;
+use super::samples::{BLOCK, Samples, Seen};
+
+/// How often content is compared again for a ctime that moved meanwhile.
+const LOOKS_MAX: usize = 4;
+/// How long content is waited for of a file that another machine or process answers for.
+const FAR_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Bytes that are read when a file is opened; whoever opens it reads them next.
+const READ_AT_OPEN: u64 = 4 * BLOCK;
 
 /// What makes a file the one that was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,29 +65,9 @@ fn ns(secs: i64, ns: i64) -> i128 {
     i128::from(secs) * 1_000_000_000 + i128::from(ns)
 }
 
-/// What of a file may change and move its ctime though its content stays: permissions, owner,
-/// links, name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Attributes {
-    mode: u32,
-    uid: u32,
-    gid: u32,
-    links: u64,
-    name: Option<PathBuf>,
-}
-
-impl Attributes {
-    fn of(file: &File, meta: &Metadata) -> Attributes {
-        Attributes {
-            mode: meta.mode(),
-            uid: meta.uid(),
-            gid: meta.gid(),
-            links: meta.nlink(),
-            // Where it is now, or that it is nowhere, as the system knows it; unknown without
-            // /proc.
-            name: std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok(),
-        }
-    }
+/// Nanoseconds since 1970, up to the year 2262.
+fn to_i64(ns: i128) -> i64 {
+    i64::try_from(ns).unwrap_or(i64::MAX)
 }
 
 impl fmt::Display for Identity {
@@ -102,10 +93,15 @@ impl fmt::Display for Identity {
 pub(super) struct Part {
     pub(super) file: File,
     pub(super) path: PathBuf,
-    /// As it was opened, but for the ctime, which is in `known`.
+    /// As it was opened, but for the ctime, which is in `ctime_ns`.
     pub(super) identity: Identity,
-    /// The ctime up to which the content is known to be the same, and the attributes then.
-    known: Mutex<(i128, Attributes)>,
+    /// The ctime up to which the content is known to be the same.
+    ctime_ns: AtomicI64,
+    /// Whether the content was found to be another. Held to look at the content.
+    is_other: Mutex<bool>,
+    /// Whether the last look at the file found a change.
+    has_changed: AtomicBool,
+    samples: Arc<Samples>,
     /// The offset of its first byte.
     pub(super) base: u64,
     /// Opened when it is first asked for.
@@ -174,9 +170,17 @@ impl Part {
         let identity = Identity::of(&meta);
         // One that does not say what it is has somebody else to ask.
         let system = fstatfs(&file).map(|found| found.filesystem_type().0 as u32);
+        let samples = Samples::new(identity.size);
+        // What cannot be read here fails where it is read.
+        if let Ok(seen) = samples.read(&file, 0, READ_AT_OPEN.min(identity.size)) {
+            samples.keep(seen);
+        }
         Ok(Part {
             is_far: system.map_or(true, |number| FAR.contains(&number)),
-            known: Mutex::new((identity.ctime_ns, Attributes::of(&file, &meta))),
+            ctime_ns: AtomicI64::new(to_i64(identity.ctime_ns)),
+            is_other: Mutex::new(false),
+            has_changed: AtomicBool::new(false),
+            samples: Arc::new(samples),
             identity,
             file,
             path: path.to_owned(),
@@ -198,43 +202,75 @@ impl Part {
     /// What it was when it was opened, with the ctime that is accepted now.
     pub(super) fn identity(&self) -> Identity {
         Identity {
-            ctime_ns: self.known().0,
+            ctime_ns: i128::from(self.ctime_ns.load(Ordering::Relaxed)),
             ..self.identity
         }
     }
 
-    /// Held for moments, by whoever looks at the file, and for longer only where its ctime moved.
-    fn known(&self) -> MutexGuard<'_, (i128, Attributes)> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether the last look at the file found a change.
+    pub(super) fn has_changed(&self) -> bool {
+        self.has_changed.load(Ordering::Relaxed)
     }
 
     /// Asks the system whether the file is still the one that was opened: one fstat.
     ///
-    /// A ctime that moved with the mtime where it was is a rewrite whose time was put back, unless
-    /// a change of permissions, owner, links or name explains it. (One that comes together with
-    /// such a change is not told from it.)
+    /// Where the ctime moved and the mtime did not, what was read of the content is compared with
+    /// what is there now: see [`samples`](super::samples).
     pub(super) fn check_unchanged(&self) -> Result<(), Error> {
-        let look = || self.file.metadata().map_err(|e| self.failed("stat", e));
-        if Identity::of(&look()?) == self.identity() {
+        if !self.has_changed() && self.look()? == self.identity() {
             return Ok(());
         }
-        let mut known = self.known();
-        // Looked at again: what another thread has accepted meanwhile may be newer than that look.
-        let meta = look()?;
-        let (now, was) = (
-            Identity::of(&meta),
-            Identity {
-                ctime_ns: known.0,
-                ..self.identity
-            },
-        );
-        if now == was {
-            return Ok(());
-        }
-        if now.is_like(&was) {
-            let attributes = Attributes::of(&self.file, &meta);
-            if attributes != known.1 {
-                *known = (now.ctime_ns, attributes);
+        let looked = self.look_closely();
+        let has_changed = matches!(looked, Err(Error::Changed { .. }));
+        self.has_changed.store(has_changed, Ordering::Relaxed);
+        looked
+    }
+
+    /// [`check_unchanged`](Self::check_unchanged) behind a read: what was seen is what the file had
+    /// if it is unchanged.
+    pub(super) fn check_read(&self, seen: Vec<Seen>) -> Result<(), Error> {
+        self.check_unchanged()?;
+        self.keep(seen);
+        Ok(())
+    }
+
+    /// Remembers what was read, where the file is known to be unchanged since.
+    pub(super) fn keep(&self, seen: Vec<Seen>) {
+        self.samples.keep(seen);
+    }
+
+    /// What of `bytes`, which were read at `offset`, is to be remembered.
+    pub(super) fn seen(&self, offset: u64, bytes: &[u8]) -> Vec<Seen> {
+        self.samples.of(offset - self.base, bytes)
+    }
+
+    /// Remembers what the file has in all blocks that `range` touches.
+    pub(super) fn remember(&self, range: Range<u64>) -> Result<(), Error> {
+        let (start, end) = (range.start - self.base, range.end - self.base);
+        let seen = self.samples.read(&self.file, start, end);
+        self.check_read(seen.map_err(|e| self.unreadable(e))?)
+    }
+
+    fn look(&self) -> Result<Identity, Error> {
+        let meta = self.file.metadata().map_err(|e| self.failed("stat", e))?;
+        Ok(Identity::of(&meta))
+    }
+
+    fn look_closely(&self) -> Result<(), Error> {
+        let mut is_other = self.is_other.lock().unwrap_or_else(PoisonError::into_inner);
+        // What another thread has accepted meanwhile may be newer than the look before.
+        let (mut now, was) = (self.look()?, self.identity());
+        for _ in 0..LOOKS_MAX {
+            if *is_other || !now.is_like(&was) {
+                break;
+            }
+            if now == was {
+                return Ok(());
+            }
+            *is_other = !self.is_content().map_err(|e| self.failed("read", e))?;
+            let then = std::mem::replace(&mut now, self.look()?);
+            if now == then && !*is_other {
+                self.ctime_ns.store(to_i64(now.ctime_ns), Ordering::Relaxed);
                 return Ok(());
             }
         }
@@ -243,6 +279,23 @@ impl Part {
             was: Box::new(was),
             now: Box::new(now),
         })
+    }
+
+    /// Whether what was read of the content is there still.
+    fn is_content(&self) -> io::Result<bool> {
+        if !self.is_far {
+            return self.samples.agree(&self.file);
+        }
+        // On a thread of its own, which nobody joins: such a read may never end.
+        let (samples, file) = (Arc::clone(&self.samples), self.file.try_clone()?);
+        let (tell, told) = mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new().name("compare".to_owned());
+        thread.spawn(move || {
+            // Nobody listens any more where it took too long.
+            let _ = tell.send(samples.agree(&file));
+        })?;
+        told.recv_timeout(FAR_WAIT_MAX)
+            .unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
     }
 
     pub(super) fn failed(&self, op: &'static str, source: io::Error) -> Error {
