@@ -30,6 +30,7 @@ use rocmforge_gguf::Gguf;
 
 use crate::{Error, Tokenizer};
 pub use message::{Chat, Content, Ending, Message, ToolCall};
+pub(crate) use protect::Marks;
 pub use protect::RenderedChat;
 pub use worker::{RENDER_CHILD_ARGUMENT, RenderLimits, Renderer, render_child_main};
 

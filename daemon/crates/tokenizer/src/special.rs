@@ -9,6 +9,9 @@ use aho_corasick::{AhoCorasick, Input, MatchKind};
 use crate::Error;
 use crate::vocab::{Algorithm, SPM_SPACE, TokenType, Vocab};
 
+/// Most characters that names of control tokens are kept apart by; those in the field have three.
+const ANCHORS_MAX: usize = 24;
+
 /// Finds names of special tokens.
 #[derive(Debug)]
 pub(crate) struct Specials {
@@ -20,41 +23,88 @@ pub(crate) struct Specials {
     control: ControlNames,
 }
 
-/// The names of control and unknown tokens, for those who must not say them.
+/// The names of control and unknown tokens, for those who must not say them. Whether a letter is
+/// large or small does not count: a template may change that.
 #[derive(Debug, Default)]
 struct ControlNames {
+    /// Of those names that do not begin with an anchor.
     search: Option<AhoCorasick>,
-    /// Sorted.
+    /// Those, in small letters, sorted.
+    loose: Vec<Box<str>>,
+    /// All of them, in small letters, sorted.
     names: Vec<Box<str>>,
     /// Backwards, sorted.
     reversed: Vec<Box<str>>,
+    /// Characters of which each name has one, but for names of letters, digits and white space.
+    anchors: Vec<char>,
+}
+
+/// The character without which a name is none: its first punctuation or symbol. A name of one
+/// character has none, since texts would be full of it.
+fn anchor_of(name: &str) -> Option<char> {
+    let fits = |c: &char| !c.is_alphanumeric() && !c.is_whitespace() && *c >= ' ';
+    name.chars()
+        .find(fits)
+        .filter(|c| name.len() > c.len_utf8())
 }
 
 impl ControlNames {
     fn build(vocab: &Vocab) -> Result<ControlNames, Error> {
-        let found = Names::build(vocab, |t| {
-            matches!(t, TokenType::Control | TokenType::Unknown)
-        })?;
-        let texts = found.ids.iter().filter_map(|&id| {
-            let name = std::str::from_utf8(vocab.texts.get(id as usize)?).ok()?;
-            Some(spelled(vocab, name))
-        });
-        let mut names: Vec<Box<str>> = texts.map(String::into_boxed_str).collect();
+        let is_control = |t: &TokenType| matches!(t, TokenType::Control | TokenType::Unknown);
+        let controls = vocab.texts.iter().zip(&vocab.types);
+        let mut names: Vec<Box<str>> = controls
+            .filter(|(_, token_type)| is_control(token_type))
+            .filter_map(|(text, _)| Some(spelled(vocab, std::str::from_utf8(text).ok()?)))
+            .filter(|name| !name.is_empty())
+            .map(|name| name.to_ascii_lowercase().into_boxed_str())
+            .collect();
+        names.sort_unstable();
+        names.dedup();
         let backwards = |name: &str| name.chars().rev().collect::<String>().into_boxed_str();
         let mut reversed: Vec<Box<str>> = names.iter().map(|name| backwards(name)).collect();
-        names.sort_unstable();
         reversed.sort_unstable();
+        let mut anchors = Vec::new();
+        for anchor in names.iter().filter_map(|name| anchor_of(name)) {
+            if !anchors.contains(&anchor) && anchors.len() < ANCHORS_MAX {
+                anchors.push(anchor);
+            }
+        }
+        let is_loose = |name: &&Box<str>| !name.starts_with(anchors.as_slice());
+        let loose: Vec<Box<str>> = names.iter().filter(is_loose).cloned().collect();
+        let search = match loose.is_empty() {
+            true => None,
+            false => Some(
+                AhoCorasick::builder()
+                    .match_kind(MatchKind::LeftmostLongest)
+                    .ascii_case_insensitive(true)
+                    .build(loose.iter().map(|name| name.as_bytes()))
+                    .map_err(|error| Error::SpecialTable(error.to_string()))?,
+            ),
+        };
         Ok(ControlNames {
-            search: found.search,
+            search,
+            loose,
             names,
             reversed,
+            anchors,
         })
     }
 
-    /// True if one of `sorted` begins with `text` and has more.
+    /// True if one of `sorted` begins with `text`, which is in small letters, and has more.
     fn is_beginning(sorted: &[Box<str>], text: &str) -> bool {
         let at = sorted.partition_point(|name| **name <= *text);
         sorted.get(at).is_some_and(|name| name.starts_with(text))
+    }
+
+    /// True if `text`, in small letters, begins with a name.
+    fn begins(&self, text: &str) -> bool {
+        let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
+        ends.into_iter().any(|end| {
+            let name = self
+                .names
+                .binary_search_by(|name| (**name).cmp(&text[..end]));
+            name.is_ok()
+        })
     }
 }
 
@@ -179,10 +229,21 @@ impl Specials {
         Ok(())
     }
 
-    /// Where a character must be put into `text` so that it holds no name of a
-    /// control token, nor, at its end, the beginning of one that what follows
-    /// could complete; with `role` nor, at its beginning, the end of one.
-    /// Ascending.
+    /// The characters without which a text names no control token, unless it has one of letters
+    /// and digits alone: see [`names_to_mark`](Self::names_to_mark).
+    pub(crate) fn anchors(&self) -> &[char] {
+        &self.control.anchors
+    }
+
+    /// True if a control token's name may begin at the beginning of `text`, whatever follows.
+    pub(crate) fn may_begin_name(&self, text: &str) -> bool {
+        let text = text.to_ascii_lowercase();
+        ControlNames::is_beginning(&self.control.names, &text) || self.control.begins(&text)
+    }
+
+    /// Where a character must be put into `text` so that it holds no name of a control token that
+    /// begins with no anchor, nor, at its end, the beginning of one that what follows could
+    /// complete; with `role` nor, at its beginning, the end of any. Ascending.
     pub(crate) fn names_to_mark(&self, text: &str, role: bool) -> Vec<usize> {
         let mut places = Vec::new();
         let behind_first = |at: usize| at + text[at..].chars().next().map_or(0, char::len_utf8);
@@ -194,20 +255,23 @@ impl Specials {
             from = behind_first(found.start());
             places.push(from);
         }
+        let longest = |names: &[Box<str>]| names.iter().map(|name| name.len()).max().unwrap_or(0);
         let trimmed = text.trim_end();
-        let longest = self.control.names.iter().map(|name| name.len()).max();
-        let tail = trimmed.len().saturating_sub(longest.unwrap_or(0));
+        let tail = trimmed.len().saturating_sub(longest(&self.control.loose));
         for at in tail..trimmed.len() {
             if text.is_char_boundary(at)
-                && ControlNames::is_beginning(&self.control.names, &trimmed[at..])
+                && ControlNames::is_beginning(
+                    &self.control.loose,
+                    &trimmed[at..].to_ascii_lowercase(),
+                )
             {
                 places.push(behind_first(at));
             }
         }
         if role {
             let mut backwards = String::new();
-            for c in text.chars().take(longest.unwrap_or(0)) {
-                backwards.insert(0, c);
+            for c in text.chars().take(longest(&self.control.names)) {
+                backwards.insert(0, c.to_ascii_lowercase());
                 if ControlNames::is_beginning(&self.control.reversed, &backwards) {
                     places.push(0);
                     break;

@@ -7,12 +7,14 @@
 //! *Invariant:* nothing changes once loaded; any thread may call anything (the
 //! test `everything_can_be_shared_between_threads`).
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use rocmforge_gguf::Gguf;
 
 use crate::bpe::{self, Bpe};
+use crate::chat::Marks;
 use crate::special::{Part, Specials};
 use crate::spm::{self, Spm};
 use crate::stream::{self, DecodeOptions, StreamDecoder};
@@ -177,7 +179,12 @@ impl Tokenizer {
         add_special: bool,
         parse_special: bool,
     ) -> Result<Vec<u32>, Error> {
-        self.encode_marked(max_tokens, (text, None), add_special, parse_special)
+        self.encode_marked(
+            max_tokens,
+            (text, &Marks::default()),
+            add_special,
+            parse_special,
+        )
     }
 
     /// The first `max_tokens` tokens of a text; what comes far behind them is not looked at. EOS,
@@ -202,7 +209,8 @@ impl Tokenizer {
         loop {
             let beginning = &text[..text.floor_char_boundary(bytes)];
             let mut out = Vec::new();
-            let text_of = (beginning, None);
+            let marks = Marks::default();
+            let text_of = (beginning, &marks);
             match self.encode_into(max_tokens, text_of, add_special, parse_special, &mut out) {
                 Err(Error::TooManyTokens { .. }) => {
                     out.truncate(max_tokens);
@@ -219,19 +227,18 @@ impl Tokenizer {
         }
     }
 
-    /// Encodes `text`. A character `mark` in it keeps the names of special
-    /// tokens apart and is no text itself.
+    /// Encodes `text`, in which marks keep the names of special tokens apart.
     fn encode_marked(
         &self,
         max_tokens: usize,
-        (text, mark): (&str, Option<char>),
+        (text, marks): (&str, &Marks),
         add_special: bool,
         parse_special: bool,
     ) -> Result<Vec<u32>, Error> {
         check_length(text)?;
         let vocab = self.vocab();
         if !vocab.special_rstrip
-            && mark.is_none()
+            && marks.is_empty()
             && text.len() / vocab.max_token_bytes > max_tokens
         {
             return Err(Error::TooManyTokens { max: max_tokens });
@@ -239,7 +246,7 @@ impl Tokenizer {
         let mut out = Vec::with_capacity(max_tokens.min(text.len() / 4) + 2);
         self.encode_into(
             max_tokens,
-            (text, mark),
+            (text, marks),
             add_special,
             parse_special,
             &mut out,
@@ -252,7 +259,7 @@ impl Tokenizer {
     fn encode_into(
         &self,
         max_tokens: usize,
-        (text, mark): (&str, Option<char>),
+        (text, marks): (&str, &Marks),
         add_special: bool,
         parse_special: bool,
         out: &mut Vec<u32>,
@@ -282,14 +289,14 @@ impl Tokenizer {
         };
         tables
             .specials
-            .split(text, parse_special, |part| match (part, mark) {
-                (Part::Text(text), Some(mark)) if text.contains(mark) => {
+            .split(text, parse_special, |part| match part {
+                Part::Text(text) => match marks.without(text) {
+                    Cow::Borrowed(text) => plain(Part::Text(text)),
                     // Without the marks names of user-defined tokens count, as
                     // in any text; those of control tokens do not.
-                    let text = text.replace(mark, "");
-                    tables.specials.split(&text, false, &mut plain)
-                }
-                (part, _) => plain(part),
+                    Cow::Owned(text) => tables.specials.split(&text, false, &mut plain),
+                },
+                part => plain(part),
             })?;
         if add_special && vocab.add_eos {
             out.extend(vocab.eos);
@@ -309,7 +316,7 @@ impl Tokenizer {
     ///
     /// As [`encode_at_most`](Self::encode_at_most).
     pub fn encode_chat(&self, max_tokens: usize, rendered: &str) -> Result<Vec<u32>, Error> {
-        self.encode_chat_marked(max_tokens, (rendered, None))
+        self.encode_chat_marked(max_tokens, (rendered, &Marks::default()))
     }
 
     /// As [`encode_chat`](Self::encode_chat), for what a
@@ -330,7 +337,7 @@ impl Tokenizer {
     fn encode_chat_marked(
         &self,
         max_tokens: usize,
-        text: (&str, Option<char>),
+        text: (&str, &Marks),
     ) -> Result<Vec<u32>, Error> {
         let mut ids = self.encode_marked(max_tokens, text, false, true)?;
         if let Some(bos) = self.bos()
@@ -345,9 +352,9 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Where marks must stand in `text` so that it names no control token.
-    pub(crate) fn names_to_mark(&self, text: &str, role: bool) -> Vec<usize> {
-        self.shared.tables.specials.names_to_mark(text, role)
+    /// What knows the names of control tokens.
+    pub(crate) fn specials(&self) -> &Specials {
+        &self.shared.tables.specials
     }
 
     /// Turns ids into text. Special tokens are left out; bytes that are no
@@ -499,6 +506,8 @@ fn check_length(text: &str) -> Result<(), Error> {
 
 #[cfg(test)]
 mod beginning_tests;
+#[cfg(test)]
+mod said_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -6,7 +6,8 @@ use minijinja::value::{Kwargs, Rest};
 use minijinja::{Error, ErrorKind, State, Value};
 use serde_json::Value as Json;
 
-use super::{protect, python};
+use super::protect::Marks;
+use super::python;
 
 /// Most spaces of an indent.
 const INDENT_MAX: usize = 16;
@@ -17,8 +18,8 @@ struct Style {
     key: String,
     sort_keys: bool,
     ascii: bool,
-    /// The mark that protects text, which is no character of it.
-    mark: Option<char>,
+    /// What protects text, and is no character of it.
+    marks: Marks,
 }
 
 /// The filter: `ensure_ascii`, `indent`, `separators` and `sort_keys`, in this
@@ -51,7 +52,7 @@ pub(super) fn to_json(
         indent,
         sort_keys: sort_keys.is_some_and(|value| value.is_true()),
         ascii: ascii.is_some_and(|value| value.is_true()),
-        mark: protect::mark_of(state),
+        marks: Marks::of(state),
     };
     if let Some(pair) = separators {
         style.item = pair.get_item_by_index(0)?.to_string();
@@ -124,7 +125,12 @@ fn new_line(style: &Style, depth: usize, out: &mut String) {
 fn write_string(text: &str, style: &Style, out: &mut String) {
     out.push('"');
     for c in text.chars() {
-        match c {
+        // A stand-in is written as what it stands for where that is escaped.
+        let Some(meant) = style.marks.meant(c).unwrap_or(Some(c)) else {
+            out.push(c);
+            continue;
+        };
+        match meant {
             '"' => out.push_str("\\\""),
             '\\' => out.push_str("\\\\"),
             '\n' => out.push_str("\\n"),
@@ -132,13 +138,13 @@ fn write_string(text: &str, style: &Style, out: &mut String) {
             '\t' => out.push_str("\\t"),
             '\u{8}' => out.push_str("\\b"),
             '\u{c}' => out.push_str("\\f"),
-            c if c < ' ' || (style.ascii && c > '~' && Some(c) != style.mark) => {
-                for unit in c.encode_utf16(&mut [0; 2]) {
+            meant if meant < ' ' || (style.ascii && meant > '~') => {
+                for unit in meant.encode_utf16(&mut [0; 2]) {
                     // Writing to a string cannot fail.
                     let _ = write!(out, "\\u{unit:04x}");
                 }
             }
-            c => out.push(c),
+            _ => out.push(c),
         }
     }
     out.push('"');

@@ -7,9 +7,10 @@ use jiff::Zoned;
 use jiff::fmt::strtime;
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Rest, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::globals;
 
+use super::protect::Marks;
 use super::{json, lists, source};
 
 /// What a template says through `raise_exception`.
@@ -85,20 +86,21 @@ fn length(value: &Value) -> Result<usize, Error> {
 /// HTML in the spellings of Python's MarkupSafe. Nothing else escapes. Jinja also does where a text
 /// is added to one that is `|safe`, with or without escaping by itself; the one known template that
 /// comes to that, of Functionary 3.1, does not mean it: its authors' prompts have plain quotes.
-fn escape(value: &Value) -> Value {
+fn escape(state: &State, value: &Value) -> Value {
     if value.is_safe() {
         return value.clone();
     }
+    let marks = Marks::of(state);
     let text = float_text(value).unwrap_or_else(|| value.to_string());
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        match c {
+        match marks.meant(c).flatten().unwrap_or(c) {
             '&' => out.push_str("&amp;"),
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&#34;"),
             '\'' => out.push_str("&#39;"),
-            c => out.push(c),
+            _ => out.push(c),
         }
     }
     Value::from_safe_string(out)

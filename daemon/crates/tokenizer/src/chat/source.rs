@@ -58,6 +58,89 @@ pub(super) fn takes_parts(text: &str) -> bool {
         })
 }
 
+/// A text in quotes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Quoted {
+    /// As it is meant.
+    pub(super) text: String,
+    /// Whether it is looked for in another one.
+    pub(super) is_compared: bool,
+}
+
+/// The texts that a template has in quotes.
+pub(super) fn quoted(text: &str) -> Vec<Quoted> {
+    let mut found = Vec::new();
+    let mut rest = text;
+    while let Some(open) = next_tag(rest) {
+        let (before, tag) = rest.split_at(open + 2);
+        let close = match before.as_bytes().last() {
+            Some(b'#') => {
+                rest = tag.split_once("#}").map_or("", |(_, behind)| behind);
+                continue;
+            }
+            Some(b'%') => "%}",
+            _ => "}}",
+        };
+        let (inner, behind) = tag.split_at(expression_len(tag, close).unwrap_or(tag.len()));
+        rest = behind;
+        let mut inner = inner;
+        while let Some(at) = inner.find(['\'', '"']) {
+            let Some(len) = string_len(&inner[at..]) else {
+                break;
+            };
+            let (before, behind) = (inner[..at].trim_end(), &inner[at + len..]);
+            found.push(Quoted {
+                text: unescaped(&inner[at + 1..at + len - 1]),
+                is_compared: is_compared(before, behind.trim_start()),
+            });
+            inner = behind;
+        }
+    }
+    found
+}
+
+/// Whether what stands between these is compared with a text, or looked for in it.
+fn is_compared(before: &str, behind: &str) -> bool {
+    let operators = ["in ", "not in ", "in(", "==", "!="];
+    let methods = [
+        "startswith",
+        "endswith",
+        "split",
+        "find",
+        "index",
+        "replace",
+        "count",
+        "partition",
+        "removeprefix",
+        "removesuffix",
+    ];
+    let call = before.strip_suffix('(').map(str::trim_end);
+    operators
+        .iter()
+        .any(|operator| behind.starts_with(operator))
+        || before.ends_with("==")
+        || before.ends_with("!=")
+        || call.is_some_and(|call| methods.iter().any(|method| call.ends_with(method)))
+}
+
+/// The text that a string literal means, but for escapes by numbers.
+fn unescaped(literal: &str) -> String {
+    let mut out = String::with_capacity(literal.len());
+    let mut chars = literal.chars();
+    while let Some(c) = chars.next() {
+        out.extend(match c {
+            '\\' => match chars.next() {
+                Some('n') => Some('\n'),
+                Some('r') => Some('\r'),
+                Some('t') => Some('\t'),
+                other => other,
+            },
+            c => Some(c),
+        });
+    }
+    out
+}
+
 /// What is in the tags of statements.
 fn statements(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;

@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 
 use super::engine::Compiled;
 use super::message::{Arguments, Chat, Content, Ending};
-use super::protect::{self, RenderedChat};
+use super::protect::{self, Guard, RenderedChat};
 use super::{ChatTemplate, MAX_CHAT_INPUT_BYTES, source};
 use crate::{Error, Tokenizer};
 pub use child::render_child_main;
@@ -109,9 +109,11 @@ impl Renderer {
     ) -> Result<RenderedChat, Error> {
         let source = template.source_for(chat)?;
         let render = |arguments| {
-            let (variables, marks) = variables(template, source, tokenizer, chat, arguments)?;
-            let text = self.run(source, variables, cancelled)?;
-            finish(text, chat.ending, marks)
+            let (variables, guard) = variables(template, source, tokenizer, chat, arguments)?;
+            match self.run(source, variables, cancelled) {
+                Ok(text) => finish(text, chat.ending, &guard),
+                Err(error) => Err(in_plain_words(error, &guard)),
+            }
         };
         match render(Arguments::Object) {
             // Some templates join the arguments of calls to a text.
@@ -150,36 +152,31 @@ impl Renderer {
     }
 }
 
-/// The variables as JSON, and the marks that are in them.
-fn variables(
+/// The variables as JSON, and what guards their text.
+fn variables<'t>(
     template: &ChatTemplate,
     source: &str,
-    tokenizer: Option<&Tokenizer>,
+    tokenizer: Option<&'t Tokenizer>,
     chat: &Chat,
     arguments: Arguments,
-) -> Result<(Vec<u8>, [char; 2]), Error> {
+) -> Result<(Vec<u8>, Guard<'t>), Error> {
     let takes_parts = source::takes_parts(source);
     let variables = |text: &mut dyn FnMut(_, &mut String)| {
         chat.variables(template, takes_parts, arguments, text)
     };
     let mut plain = variables(&mut |_, _| {});
-    let marks = protect::choose_marks(source, &plain).ok_or(Error::TemplateLimit {
+    let guard = Guard::new(source, tokenizer, &plain).ok_or(Error::TemplateLimit {
         unit: "private characters",
         max: 1 << 16,
     })?;
     let mut all = match tokenizer {
-        Some(tokenizer) => variables(&mut |place, text| {
-            protect::protect(tokenizer, marks[0], place, text);
-        }),
+        Some(_) => variables(&mut |place, text| guard.protect(place, text)),
         None => std::mem::take(&mut plain),
     };
     if chat.ending == Ending::Continue {
-        leave_open(&mut all, chat, marks[1])?;
+        leave_open(&mut all, chat, guard.open)?;
     }
-    all.insert(
-        protect::MARK_VARIABLE.to_owned(),
-        marks[0].to_string().into(),
-    );
+    all.insert(protect::MARK_VARIABLE.to_owned(), guard.marks().to_value());
     let json = serde_json::to_vec(&all).unwrap_or_default();
     if json.len() > MAX_CHAT_INPUT_BYTES {
         return Err(Error::TextTooLong {
@@ -187,7 +184,22 @@ fn variables(
             max: MAX_CHAT_INPUT_BYTES,
         });
     }
-    Ok((json, marks))
+    Ok((json, guard))
+}
+
+/// What a template says of a chat, without marks.
+fn in_plain_words(error: Error, guard: &Guard<'_>) -> Error {
+    let plain = |message: String| guard.marks().without(&message).replace(guard.open, "");
+    match error {
+        Error::TemplateRaised { message } => Error::TemplateRaised {
+            message: plain(message),
+        },
+        Error::TemplateRender { line, message } => Error::TemplateRender {
+            line,
+            message: plain(message),
+        },
+        other => other,
+    }
 }
 
 /// Puts `mark` behind the text of the last message.
@@ -224,18 +236,18 @@ fn nothing_to_continue() -> Error {
 }
 
 /// Cuts the text where the last message was left open.
-fn finish(mut text: String, ending: Ending, marks: [char; 2]) -> Result<RenderedChat, Error> {
+fn finish(mut text: String, ending: Ending, guard: &Guard<'_>) -> Result<RenderedChat, Error> {
     if ending == Ending::Continue {
-        let Some(at) = text.rfind(marks[1]) else {
+        let Some(at) = text.rfind(guard.open) else {
             return Err(Error::TemplateRender {
                 line: 0,
                 message: "the template does not write the last message as it is".to_owned(),
             });
         };
         text.truncate(at);
-        if text.contains(marks[1]) {
-            text = text.replace(marks[1], "");
+        if text.contains(guard.open) {
+            text = text.replace(guard.open, "");
         }
     }
-    Ok(RenderedChat::new(text, Some(marks[0])))
+    Ok(RenderedChat::new(text, guard.marks().clone()))
 }
