@@ -102,6 +102,8 @@ pub(super) struct Part {
     /// Whether the last look at the file found a change.
     has_changed: AtomicBool,
     samples: Arc<Samples>,
+    /// Whether a thread compares the content of a file that may not answer.
+    is_compared: Arc<AtomicBool>,
     /// The offset of its first byte.
     pub(super) base: u64,
     /// Opened when it is first asked for.
@@ -181,6 +183,7 @@ impl Part {
             is_other: Mutex::new(false),
             has_changed: AtomicBool::new(false),
             samples: Arc::new(samples),
+            is_compared: Arc::default(),
             identity,
             file,
             path: path.to_owned(),
@@ -286,16 +289,28 @@ impl Part {
         if !self.is_far {
             return self.samples.agree(&self.file);
         }
-        // On a thread of its own, which nobody joins: such a read may never end.
-        let (samples, file) = (Arc::clone(&self.samples), self.file.try_clone()?);
+        // On a thread of its own, which nobody joins: such a read may never end. One of a file at
+        // once, however long it takes.
+        let took_long = || Err(ErrorKind::TimedOut.into());
+        if self.is_compared.swap(true, Ordering::Relaxed) {
+            return took_long();
+        }
+        let (samples, file) = (Arc::clone(&self.samples), self.file.try_clone());
+        let is_compared = Arc::clone(&self.is_compared);
         let (tell, told) = mpsc::sync_channel(1);
-        let thread = std::thread::Builder::new().name("compare".to_owned());
-        thread.spawn(move || {
+        let compare = move || {
+            let agree = file.and_then(|file| samples.agree(&file));
+            is_compared.store(false, Ordering::Relaxed);
             // Nobody listens any more where it took too long.
-            let _ = tell.send(samples.agree(&file));
-        })?;
+            let _ = tell.send(agree);
+        };
+        let thread = std::thread::Builder::new().name("compare".to_owned());
+        if let Err(error) = thread.spawn(compare) {
+            self.is_compared.store(false, Ordering::Relaxed);
+            return Err(error);
+        }
         told.recv_timeout(FAR_WAIT_MAX)
-            .unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
+            .unwrap_or_else(|_| took_long())
     }
 
     pub(super) fn failed(&self, op: &'static str, source: io::Error) -> Error {

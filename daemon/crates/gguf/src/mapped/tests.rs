@@ -135,3 +135,30 @@ fn a_fault_that_is_nobodys_still_ends_the_process() {
     assert_eq!(run_child("foreign").signal(), Some(libc::SIGBUS));
     assert_eq!(run_child("sent").signal(), Some(libc::SIGBUS));
 }
+
+/// What another machine has is compared by a thread, and comes out as of a local disk.
+#[test]
+fn the_content_of_a_far_file_is_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![7; 40 * 4096]).unwrap();
+    let modified = path.metadata().unwrap().modified().unwrap();
+    let mut file = MappedFile::open(&path).unwrap();
+    file.parts[0].is_far = true;
+    file.with_range(0..file.len(), |_| ()).unwrap();
+    let writer = OpenOptions::new().write(true).open(&path).unwrap();
+    for (byte, fails) in [(7, false), (8, true)] {
+        // The clock of file times may tick as slowly as every few milliseconds.
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        let before = file.identity();
+        std::os::unix::fs::FileExt::write_all_at(&writer, &[byte], 100_000).unwrap();
+        writer.set_modified(modified).unwrap();
+        assert_eq!(file.check_unchanged().is_err(), fails);
+        assert_eq!(file.has_changed(), fails);
+        assert_eq!(
+            file.identity() == before,
+            fails,
+            "a ctime is accepted or not"
+        );
+    }
+}
