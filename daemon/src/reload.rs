@@ -346,20 +346,23 @@ async fn apply(changes: Changes, service: &Arc<Service>, http: &Http) -> Reloade
     if let Some(limits) = changes.limits {
         service.set_limits(limits);
     }
-    if let Some(declared) = changes.declared {
-        service.declare(declared);
-        let registration = service.register_declared().await;
-        let refused = registration.refused.into_iter();
-        report
-            .not_taken
-            .extend(refused.map(|(name, reason)| Change {
-                setting: "model".to_owned(),
-                now: name,
-                reason,
-                ..Change::default()
-            }));
-        preload(service, registration.registered);
-    }
+    let registration = match changes.declared {
+        Some(declared) => {
+            service.declare(declared);
+            service.register_declared().await
+        }
+        None => service.renew_declared().await,
+    };
+    let refused = registration.refused.into_iter();
+    report
+        .not_taken
+        .extend(refused.map(|(name, reason)| Change {
+            setting: "model".to_owned(),
+            now: name,
+            reason,
+            ..Change::default()
+        }));
+    preload(service, registration.registered);
     report
 }
 

@@ -21,12 +21,6 @@ struct Declaring {
 
 impl Declaring {
     async fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let socket = Socket::bind(&dir.path().join("h")).unwrap();
-        let http = HttpListeners {
-            unix: Some(socket.listener().unwrap()),
-            ..HttpListeners::default()
-        };
         let declared = |name: &str, file: &str, aliases: &[&str]| Declared {
             name: name.to_owned(),
             path: fixtures().join(file),
@@ -59,6 +53,16 @@ impl Declaring {
                 ..declared("terse", "tiny-qwen3-Q8_0.gguf", &["short"])
             },
         ];
+        Self::start_with(models).await
+    }
+
+    async fn start_with(models: Vec<Declared>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = Socket::bind(&dir.path().join("h")).unwrap();
+        let http = HttpListeners {
+            unix: Some(socket.listener().unwrap()),
+            ..HttpListeners::default()
+        };
         Self {
             daemon: Daemon::start_declaring(Roles::default(), http, models).await,
             dir,
@@ -203,6 +207,56 @@ async fn an_alias_works_wherever_a_name_does() {
     let found = daemon.models().get(asked).await.unwrap().into_inner();
     let segments = found.model.unwrap().segments;
     assert!(!segments.is_empty() && segments.iter().all(|segment| segment.pinned));
+    assert_eq!(it.daemon.stop().await, End::Drained);
+}
+
+/// Once it answered every request with an error until it was unloaded by hand.
+#[tokio::test]
+async fn a_declared_file_that_changed_in_place_is_loaded_anew() {
+    let it = Declaring::start_with(vec![Declared {
+        name: "m".to_owned(),
+        path: "m.gguf".into(),
+        aliases: vec!["a".to_owned()],
+        preload: false,
+        pin: true,
+        draft: None,
+        defaults: Defaults::default(),
+    }])
+    .await;
+    // The daemon's own folder is a model directory.
+    let path = it.daemon.dir.path().join("m.gguf");
+    std::fs::copy(fixtures().join("tiny-llama-Q4_K_M.gguf"), &path).unwrap();
+    let asked = json!({"model": "a", "prompt": "Once", "max_tokens": 4, "temperature": 0});
+    let ask = || it.http("POST", "/v1/completions", &asked);
+    let text = |reply: Reply| reply.json()["choices"][0]["text"].clone();
+    let before = ask().await;
+    assert_eq!(before.status, 200, "{before:?}");
+    let before = text(before);
+
+    // As `rsync --inplace` does, another model over it.
+    let other = std::fs::read(fixtures().join("tiny-qwen3-Q8_0.gguf")).unwrap();
+    std::fs::write(&path, other).unwrap();
+    let told = ask().await;
+    assert_eq!(told.status, 500, "{told:?}");
+    let after = futures_util::future::join_all((0..4).map(|_| ask())).await;
+    for reply in after {
+        assert_eq!(reply.status, 200, "{reply:?}");
+    }
+    let found = v1::GetModelRequest { name: "m".into() };
+    let found = it.daemon.models().get(found).await.unwrap().into_inner();
+    assert_eq!(found.model.unwrap().architecture, "qwen3");
+    // What is no model is told as such, and is tried again.
+    std::fs::write(&path, "no model").unwrap();
+    assert_eq!(ask().await.status, 500);
+    let told = ask().await;
+    assert!(
+        told.status >= 400 && told.text.contains("m.gguf"),
+        "{told:?}"
+    );
+    std::fs::copy(fixtures().join("tiny-llama-Q4_K_M.gguf"), &path).unwrap();
+    let again = ask().await;
+    assert_eq!(again.status, 200, "{again:?}");
+    assert_eq!(text(again), before);
     assert_eq!(it.daemon.stop().await, End::Drained);
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A declared model is registered when the daemon starts, and when a reload brings it. It and its
 //! aliases are asked for like any other model, on every way of asking. A model that a reload no
-//! longer declares stays loaded: unloading is a call of its own.
+//! longer declares stays loaded: unloading is a call of its own. One whose file was found to have
+//! changed in place is loaded anew at its next use over HTTP, or by a reload.
 //!
 //! *Invariant:* an alias leads to its model whatever else is loaded: no load is taken under a name
 //! that is an alias (`Service::refuse_alias`, test `an_alias_works_wherever_a_name_does`), and a
@@ -15,6 +16,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::PreloadEvent;
 use rocmforge_engine::is_name_char;
 use tokio::sync::mpsc;
@@ -198,10 +200,7 @@ impl Service {
         let book = self.declared();
         for model in book.drafts_first() {
             if let Ok(loaded) = self.engine.model(&model.name) {
-                let path = model.path.clone();
-                let real = tokio::task::spawn_blocking(move || path.canonicalize()).await;
-                let is_same = matches!(real, Ok(Ok(path)) if path == loaded.path());
-                if !is_same {
+                if !self.renew(model, &loaded, &mut registration).await {
                     tracing::warn!(model = ?model.name, loaded = ?loaded.path(), declared = ?model.path, "another file is loaded under a declared name; unload it for the declared one");
                     let (other, path) = (loaded.path().display(), model.path.display());
                     let reason =
@@ -219,6 +218,44 @@ impl Service {
             }
         }
         registration
+    }
+
+    /// Loads those declared models anew that are loaded and whose files have changed in place.
+    pub async fn renew_declared(&self) -> Registration {
+        let mut registration = Registration::default();
+        for model in self.declared().drafts_first() {
+            if let Ok(loaded) = self.engine.model(&model.name) {
+                self.renew(model, &loaded, &mut registration).await;
+            }
+        }
+        registration
+    }
+
+    /// Looks at the file of a declared model that is loaded, and loads it anew if it has changed.
+    /// False, and nothing is done, where another file is loaded.
+    async fn renew(
+        &self,
+        model: &Declared,
+        loaded: &Arc<LoadedModel>,
+        registration: &mut Registration,
+    ) -> bool {
+        let (path, file) = (model.path.clone(), Arc::clone(loaded.file()));
+        let looked = tokio::task::spawn_blocking(move || {
+            // What it finds is asked for below.
+            let _ = file.check_unchanged();
+            path.canonicalize()
+        });
+        let is_same = matches!(looked.await, Ok(Ok(path)) if path == loaded.path());
+        if is_same && loaded.file().has_changed() {
+            match self.renewed(model, loaded, &Arrival::now(None)).await {
+                Ok(_) => registration.registered.push(model.clone()),
+                Err(failure) => {
+                    let reason = failure.message().to_owned();
+                    registration.refused.push((model.name.clone(), reason));
+                }
+            }
+        }
+        is_same
     }
 
     /// Loads one declared model, without its preload.
@@ -251,6 +288,34 @@ impl Service {
             Err(failure) => Err(failure),
         };
         log.end(loaded).map(drop)
+    }
+
+    /// The declared model as its file is now, where `old` was found to be of another content: it
+    /// would answer nothing any more. Its requests end, as they would have.
+    ///
+    /// # Errors
+    /// Those of its load; it is tried again at its next use then, as one that was never loaded.
+    pub(crate) async fn renewed(
+        &self,
+        model: &Declared,
+        old: &Arc<LoadedModel>,
+        arrival: &Arrival,
+    ) -> Result<Arc<LoadedModel>, Failure> {
+        // Of those who find it at once, one does it.
+        let _turn = self.renewal.lock().await;
+        let there = self.engine.model(&model.name).ok();
+        match there {
+            Some(there) if !Arc::ptr_eq(&there, old) => return Ok(there),
+            Some(_) => {
+                tracing::warn!(model = ?model.name, path = ?model.path, "the file of a declared model has changed; it is loaded anew");
+                let unloaded = self.engine.unload(&model.name, true).await;
+                unloaded.map_err(|error| failure::from_engine(&error))?;
+            }
+            None => {}
+        }
+        self.load_declared(model, arrival).await?;
+        let there = self.engine.model(&model.name);
+        there.map_err(|_| failure::unloaded_meanwhile(&model.name))
     }
 
     /// Uploads those of `models` that are declared with `preload`, one after the other.

@@ -300,10 +300,16 @@ impl Service {
         let name = &*book.real_name(name);
         let short = name.strip_suffix(DEFAULT_TAG).unwrap_or(name);
         let short = &*book.real_name(short);
-        if let Some(model) = self.loaded(&[name, short]) {
-            return Ok(model);
+        let declared = book.model(name).or_else(|| book.model(short));
+        if let Some(loaded) = self.loaded(&[name, short]) {
+            let declared =
+                declared.filter(|model| model.name == loaded.name() && loaded.file().has_changed());
+            return match declared {
+                Some(model) => self.renewed(model, &loaded, arrival).await,
+                None => Ok(loaded),
+            };
         }
-        if let Some(model) = book.model(name).or_else(|| book.model(short)) {
+        if let Some(model) = declared {
             let loaded = self.load_declared(model, arrival).await;
             return match self.loaded(&[&model.name]) {
                 Some(loaded) => Ok(loaded),

@@ -110,6 +110,8 @@ pub struct Service {
     loads: LoadPlaces,
     listing: Listing,
     shelf: Shelf,
+    /// Held while a declared model whose file has changed is loaded anew.
+    renewal: tokio::sync::Mutex<()>,
     limit_book: LimitBook,
     reader: Reader,
 }
@@ -137,6 +139,7 @@ impl Service {
             loads: LoadPlaces::default(),
             listing: Listing::default(),
             shelf: Shelf::default(),
+            renewal: tokio::sync::Mutex::default(),
             limit_book: LimitBook::default(),
             reader: Reader::default(),
         }
