@@ -214,6 +214,38 @@ fn a_reload_takes_filter_token_and_models_and_names_the_rest() {
     assert_eq!(daemon.wait(), Some(0));
 }
 
+/// With settings as they were.
+#[test]
+fn a_reload_loads_a_declared_file_that_changed_in_place_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, log) = (dir.path().join("config.toml"), dir.path().join("log"));
+    let (token, models) = (dir.path().join("token"), dir.path().join("models"));
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let (path, address) = (models.join("m.gguf"), free_address());
+    fs::create_dir(&models).unwrap();
+    fs::copy(fixtures.join("tiny-llama-Q4_K_M.gguf"), &path).unwrap();
+    write_token(&token, FIRST);
+    let text = format!(
+        "http_listen = \"{address}\"\nhttp_token_file = {token:?}\n[[model]]\nname = \"m\"\npath = {path:?}\n"
+    );
+    fs::write(&config, text).unwrap();
+    let mut command = host(dir.path(), &dir.path().join("s"));
+    command.arg("--config").arg(&config);
+    command.arg("--model-dir").arg(&models);
+    let (daemon, notify) = start_logging_to(dir.path(), &mut command, File::create(&log).unwrap());
+    let ask = || {
+        let body = r#"{"model": "m", "prompt": "Once", "max_tokens": 2}"#;
+        request(&address, FIRST, "POST /v1/completions", body)
+    };
+    assert_eq!(ask().0, 200);
+    let other = fs::read(fixtures.join("tiny-qwen3-Q8_0.gguf")).unwrap();
+    fs::write(&path, other).unwrap();
+    reload(&daemon, &notify);
+    let (status, answer) = ask();
+    assert_eq!(status, 200, "{answer}");
+    logged(&log, &["m.gguf", "loaded anew"]);
+}
+
 /// The daemon's answer to a call for a reload.
 async fn call(socket: &Path) -> Result<v1::ReloadResponse, Status> {
     let path = socket.to_owned();

@@ -69,8 +69,8 @@ impl ControlNames {
                 anchors.push(anchor);
             }
         }
-        let is_loose = |name: &&Box<str>| !name.starts_with(anchors.as_slice());
-        let loose: Vec<Box<str>> = names.iter().filter(is_loose).cloned().collect();
+        let mut loose = names.clone();
+        loose.retain(|name| !name.starts_with(anchors.as_slice()));
         let search = match loose.is_empty() {
             true => None,
             false => Some(
@@ -99,12 +99,9 @@ impl ControlNames {
     /// True if `text`, in small letters, begins with a name.
     fn begins(&self, text: &str) -> bool {
         let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
-        ends.into_iter().any(|end| {
-            let name = self
-                .names
-                .binary_search_by(|name| (**name).cmp(&text[..end]));
-            name.is_ok()
-        })
+        let names = &self.names;
+        let mut found = ends.map(|end| names.binary_search_by(|name| (**name).cmp(&text[..end])));
+        found.any(|found| found.is_ok())
     }
 }
 
