@@ -389,8 +389,8 @@ impl MappedFile {
         self.parts.iter().any(Part::has_changed)
     }
 
-    /// Remembers what the file has in `range`, which was read, for the day on which its ctime moves:
-    /// otherwise only what one read had of a whole block is.
+    /// Remembers what the file has in `range`, which was read, for the day on which its ctime
+    /// moves: otherwise only what one read had of a whole block is.
     ///
     /// # Errors
     /// As [`with_range`](Self::with_range).
