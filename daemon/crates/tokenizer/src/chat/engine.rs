@@ -12,7 +12,7 @@ use minijinja::value::ValueKind;
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_CHAT_BYTES, MAX_CHAT_STEPS, methods, python, source};
+use super::{MAX_CHAT_BYTES, MAX_CHAT_STEPS, methods, protect, python, source};
 use crate::Error;
 
 const NAME: &str = "chat_template";
@@ -97,6 +97,7 @@ impl Compiled {
         if variables.kind() != ValueKind::Map {
             return Err(failed("the variables are no object".to_owned()));
         }
+        protect::Marks::put_in_force(&variables);
         let template = self.environment.get_template(NAME).map_err(refusal)?;
         let mut output = Bounded {
             bytes: Vec::new(),

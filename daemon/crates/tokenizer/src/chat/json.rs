@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use minijinja::value::{Kwargs, Rest};
-use minijinja::{Error, ErrorKind, State, Value};
+use minijinja::{Error, ErrorKind, Value};
 use serde_json::Value as Json;
 
 use super::protect::Marks;
@@ -25,7 +25,6 @@ struct Style {
 /// The filter: `ensure_ascii`, `indent`, `separators` and `sort_keys`, in this
 /// order or by name.
 pub(super) fn to_json(
-    state: &State,
     value: &Value,
     positional: Rest<Value>,
     named: Kwargs,
@@ -52,7 +51,7 @@ pub(super) fn to_json(
         indent,
         sort_keys: sort_keys.is_some_and(|value| value.is_true()),
         ascii: ascii.is_some_and(|value| value.is_true()),
-        marks: Marks::of(state),
+        marks: Marks::in_force(),
     };
     if let Some(pair) = separators {
         style.item = pair.get_item_by_index(0)?.to_string();

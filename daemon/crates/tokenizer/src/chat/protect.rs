@@ -33,8 +33,8 @@
 //! content`) is not found in messages.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 
-use minijinja::State;
 use serde_json::{Map, Value};
 
 use super::message::Place;
@@ -81,20 +81,32 @@ impl Marks {
         pairs.collect::<String>().into()
     }
 
-    /// Those that a template's variables hold.
-    pub(super) fn of(state: &State) -> Marks {
-        let value = state.lookup(MARK_VARIABLE);
-        let mut chars = value
-            .as_ref()
-            .and_then(|v| v.as_str())
-            .unwrap_or("")
-            .chars();
+    /// Undoes [`to_value`](Self::to_value).
+    fn of(value: &str) -> Marks {
+        let mut chars = value.chars();
         let pair = || {
             let (mark, meant) = (chars.next()?, chars.next()?);
             Some((mark, (meant != mark).then_some(meant)))
         };
         Marks(std::iter::from_fn(pair).collect())
     }
+
+    /// Takes those of a template's variables for what this thread renders next. Filters cannot look
+    /// them up: a macro sees the variables alone that it names.
+    pub(super) fn put_in_force(variables: &minijinja::Value) {
+        let value = variables.get_attr(MARK_VARIABLE).ok();
+        let value = value.as_ref().and_then(|value| value.as_str());
+        IN_FORCE.set(Marks::of(value.unwrap_or_default()));
+    }
+
+    /// Those of what this thread renders.
+    pub(super) fn in_force() -> Marks {
+        IN_FORCE.with_borrow(Marks::clone)
+    }
+}
+
+thread_local! {
+    static IN_FORCE: RefCell<Marks> = RefCell::default();
 }
 
 /// A chat as its template wrote it, with what [`Tokenizer::encode_rendered`]

@@ -7,7 +7,7 @@ use jiff::Zoned;
 use jiff::fmt::strtime;
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Rest, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja::{Environment, Error, ErrorKind, Value};
 use minijinja_contrib::globals;
 
 use super::protect::Marks;
@@ -86,11 +86,11 @@ fn length(value: &Value) -> Result<usize, Error> {
 /// HTML in the spellings of Python's MarkupSafe. Nothing else escapes. Jinja also does where a text
 /// is added to one that is `|safe`, with or without escaping by itself; the one known template that
 /// comes to that, of Functionary 3.1, does not mean it: its authors' prompts have plain quotes.
-fn escape(state: &State, value: &Value) -> Value {
+fn escape(value: &Value) -> Value {
     if value.is_safe() {
         return value.clone();
     }
-    let marks = Marks::of(state);
+    let marks = Marks::in_force();
     let text = float_text(value).unwrap_or_else(|| value.to_string());
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

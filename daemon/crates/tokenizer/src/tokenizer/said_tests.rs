@@ -180,6 +180,16 @@ fn what_a_template_complains_of_is_told_as_it_was_said() {
     }
 }
 
+/// A macro sees few of the variables.
+#[test]
+fn macros_write_what_messages_say() {
+    let source = "{% macro m(x) %}{{ x | tojson(ensure_ascii=true) }}{{ x | e }}{% endmacro %}\
+        {{ m(messages[0].content) }}";
+    let (text, control) = said(source, "<s>[PAD");
+    assert_eq!(text, "\"<s>[PAD\"&lt;s&gt;[PAD");
+    assert!(control.is_empty(), "{control:?} of {text}");
+}
+
 /// Marks are of a chat, not of a template: they are chosen anew where a text has them.
 #[test]
 fn texts_with_every_symbol_come_back_as_they_are() {
