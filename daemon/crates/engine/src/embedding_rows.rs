@@ -66,7 +66,8 @@ pub(crate) fn rows(
 
 /// Reads a small tensor of f32 (or a type that converts) whole.
 pub(crate) fn vector(model: &LoadedModel, tensor: &TensorDesc) -> Result<Vec<f32>, Error> {
-    model.bring([tensor.offset..tensor.offset + tensor.bytes / tensor.rows])?;
+    let row = tensor.offset..tensor.offset + tensor.bytes / tensor.rows;
+    model.bring(std::iter::once(row))?;
     let mut out = vec![0.0; tensor.cols as usize];
     read_row(model.file(), tensor, 0, &mut out)
         .map_err(|e| crate::error::from_read(model.name(), model.path(), e))?;

@@ -22,10 +22,12 @@ use crate::view::View;
 /// A sequence that waits and is the first of its client and class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Head {
-    /// False goes first.
-    in_time: bool,
     /// Overdue ones count as interactive.
     class: Class,
+    /// Its client has as many places as it has a right to; false goes first.
+    has_its_share: bool,
+    /// False goes first.
+    in_time: bool,
     /// What was computed for its client; 0 if it is overdue.
     service: u64,
     number: u64,
@@ -160,6 +162,10 @@ impl Scheduler {
     /// The first ready sequence of each queue, in the order in which they are to be admitted.
     fn heads(&self) -> Vec<Head> {
         let mut heads: Vec<Head> = Vec::new();
+        if self.waiting() == 0 {
+            return heads;
+        }
+        let places = [Class::Interactive, Class::Batch].map(|class| self.places(class));
         for ((client, class), queue) in self.queues.iter() {
             let ready = |seq: &&SeqId| self.sequences[*seq].ready;
             let Some(seq) = queue.waiting.values().find(ready) else {
@@ -173,13 +179,14 @@ impl Scheduler {
             };
             let patience = self.config.patience(class);
             let overdue = self.passes - since >= patience;
+            let class = match overdue {
+                true => Class::Interactive,
+                false => s.class(),
+            };
             heads.push(Head {
+                class,
+                has_its_share: places[class as usize].has_its_share(client),
                 in_time: !overdue,
-                class: if overdue {
-                    Class::Interactive
-                } else {
-                    s.class()
-                },
                 service: match overdue {
                     true => 0,
                     false => self.queues.service(client),
@@ -225,7 +232,7 @@ impl Scheduler {
     /// Who has to yield so that a waiting sequence fits; `None` if it does not fit even so.
     ///
     /// Batch sequences yield to interactive ones, and sequences whose readers are slow yield if
-    /// nobody else runs.
+    /// nobody else runs. Where it lacks a place, [`Scheduler::who_gives_a_place_to`] says who.
     fn who_yields_to(&self, s: &Sequence, promised: u32, view: &View<'_>) -> Option<Vec<SeqId>> {
         let fits = |kept: &[SeqId]| {
             let target = match (kept.is_empty(), s.begun) {
@@ -256,7 +263,7 @@ impl Scheduler {
                 return Some(yielding);
             }
         }
-        None
+        self.who_gives_a_place_to(s, fits)
     }
 
     fn start(&mut self, head: Head, promised: u32, actions: &mut Vec<Action>) {
@@ -281,6 +288,8 @@ impl Scheduler {
         s.begun = true;
         s.protected |= !head.in_time;
         s.promised = promised;
+        s.admitted_at = passes;
+        s.known_at_admission = s.known;
         s.last_pass = passes;
         self.running.push(head.seq);
         actions.push(Action::Admitted(head.seq));

@@ -24,6 +24,9 @@ pub struct Config {
     /// Passes after which a model that has something to compute has its turn whatever a switch
     /// costs.
     pub model_patience_passes: u64,
+    /// Passes that a sequence has for itself before it gives its place to another client, and after
+    /// which a reader without room is slow.
+    pub turn_passes: u64,
     /// The most passes that a switch is taken to cost, so that turns have a bounded length.
     pub switch_passes_max: u64,
     /// Passes by which a model with batch sequences alone stands behind the others.
@@ -53,6 +56,7 @@ impl Default for Config {
             patience_passes: 512,
             batch_patience_passes: 4096,
             model_patience_passes: 512,
+            turn_passes: 8,
             switch_passes_max: 64,
             batch_lag_passes: 16,
             refusals_max: 12,

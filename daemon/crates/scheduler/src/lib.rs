@@ -26,11 +26,15 @@
 //!   go; those left out go first in the next.
 //! - Sequences of one client and class are admitted in the order in which they came, unless a
 //!   reader is slow.
+//! - Where all places are taken, a client that runs fewer sequences than its share waits a bounded
+//!   number of passes for one of another client that runs more (`places.rs`). Nobody yields to a
+//!   lower class.
 //! - What is admitted ends, unless the budget becomes too small for it alone.
 //! - Everyone who waits has his turn after a bounded number of passes.
 //!
 //! Cost: [`Scheduler::next`] looks at each running sequence a few times, [`Scheduler::admit`] also
-//! at the first of each queue.
+//! at the first of each queue, and where all places are taken once more at what runs for each of
+//! those.
 
 #![forbid(unsafe_code)]
 
@@ -39,6 +43,7 @@ mod config;
 mod demand;
 mod error;
 mod pass;
+mod places;
 mod plan;
 mod pressure;
 mod queues;

@@ -122,6 +122,10 @@ impl Scheduler {
     pub fn set_ready(&mut self, seq: SeqId, ready: bool) {
         if let Some(s) = self.sequences.get_mut(&seq) {
             s.ready = ready;
+            s.unready_since = match ready {
+                true => None,
+                false => s.unready_since.or(Some(self.passes)),
+            };
         }
     }
 

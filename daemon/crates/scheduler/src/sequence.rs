@@ -5,7 +5,7 @@
 //!   Waiting ----------> Running (prompt) ------------------------------------> Running (decode)
 //!      ^                      |                                                      |
 //!      +----------------------+------------------------------------------------------+
-//!                       yielded: its KV is given back, its tokens are kept
+//!                       yielded, for room or its place: its KV is given back, its tokens are kept
 //! ```
 
 /// Names a sequence; chosen by the engine, and never used twice.
@@ -104,6 +104,8 @@ pub(crate) struct Sequence {
     pub(crate) stops: Vec<u32>,
     /// Its reader has room for what a pass may produce.
     pub(crate) ready: bool,
+    /// Passes that had been planned when its reader had no room any more; `None` if it has.
+    pub(crate) unready_since: Option<u64>,
     pub(crate) running: bool,
     pub(crate) begun: bool,
     /// It waited so long that it keeps its place as an interactive one does.
@@ -113,6 +115,9 @@ pub(crate) struct Sequence {
     pub(crate) yields: u32,
     /// Passes that failed with it because the driver refused memory.
     pub(crate) refusals: u32,
+    /// Passes that had been planned, and tokens that were known, when it was last admitted.
+    pub(crate) admitted_at: u64,
+    pub(crate) known_at_admission: u32,
     /// The number of the last pass with it, or of the last before its admission.
     pub(crate) last_pass: u64,
 }
@@ -129,12 +134,15 @@ impl Sequence {
             drafts: 0,
             stops: Vec::new(),
             ready: true,
+            unready_since: None,
             running: false,
             begun: false,
             protected: false,
             bypassed: 0,
             yields: 0,
             refusals: 0,
+            admitted_at: entered,
+            known_at_admission: 0,
             last_pass: entered,
         }
     }

@@ -2,12 +2,15 @@
 //! allowed.
 
 pub(crate) mod outcome;
+mod places;
 mod rules;
 
 use outcome::Outcome;
 use rand::RngExt;
 use rand::rngs::StdRng;
 use rocmforge_scheduler::*;
+
+use rules::Phase;
 
 /// A sequence as the oracle knows it.
 #[derive(Clone, Debug)]
@@ -23,6 +26,11 @@ pub(crate) struct Seq {
     begun: bool,
     protected: bool,
     refusals: u32,
+    yields: u32,
+    /// When it was last admitted, and with how many tokens.
+    admitted: (u64, u32),
+    /// Since when its reader has no room.
+    unready_since: Option<u64>,
     last_pass: u64,
     /// Passes of its model in a row that left it out although it could go on.
     left_out: u64,
@@ -123,6 +131,7 @@ impl World {
             patience_passes: rng.random_range(20..80),
             batch_patience_passes: rng.random_range(40..160),
             model_patience_passes: rng.random_range(10..60),
+            turn_passes: rng.random_range(1..12),
             switch_passes_max: rng.random_range(0..20),
             batch_lag_passes: rng.random_range(0..8),
             refusals_max: rng.random_range(1..4),
@@ -244,6 +253,9 @@ impl World {
             begun: false,
             protected: false,
             refusals: 0,
+            yields: 0,
+            admitted: (0, 0),
+            unready_since: None,
             last_pass: self.passes,
             left_out: 0,
         });
@@ -269,6 +281,7 @@ impl World {
         for at in 0..self.seqs.len() {
             if all || Some(at) == one {
                 self.seqs[at].ready = false;
+                self.seqs[at].unready_since.get_or_insert(self.passes);
                 self.scheduler.set_ready(self.seqs[at].a.seq, false);
             }
         }
@@ -279,6 +292,7 @@ impl World {
         for s in &mut self.seqs {
             if !s.ready && rng.random_bool(share) {
                 s.ready = true;
+                s.unready_since = None;
                 self.scheduler.set_ready(s.a.seq, true);
             }
         }
@@ -331,7 +345,7 @@ impl World {
         } else {
             assert!(self.seqs.iter().filter(|s| s.running).count() < 2);
         }
-        self.carry_out(&actions, rng, &mut Outcome::default());
+        self.carry_out(&actions, Phase::Keep, rng, &mut Outcome::default());
     }
 
     /// A turn of the engine's loop: admits, plans a pass, and runs it.
@@ -350,16 +364,23 @@ impl World {
             };
             s.protected |= self.passes - s.entered >= patience;
         }
-        let mut actions = Vec::new();
         let now = Tick(self.now);
+        let mut kept = Vec::new();
+        self.ask(|scheduler, view| scheduler.keep(view, now, &mut kept));
+        self.carry_out(&kept, Phase::Keep, rng, outcome);
+        let mut actions = Vec::new();
         self.ask(|scheduler, view| scheduler.admit(view, now, &mut actions));
-        let yielded = actions.iter().any(|a| matches!(a, Action::Yielded(_)));
+        self.carry_out(&actions, Phase::Admit, rng, outcome);
+        let yields = |a: &&Action| matches!(a, Action::Yielded(_));
+        let yielded = kept.iter().chain(&actions).find(yields);
         assert!(
-            !yielded || waited || !fitted,
-            "yields for nothing: {actions:?}"
+            yielded.is_none() || waited || !fitted,
+            "yields for nothing: {yielded:?}"
         );
-        assert!(!failed || !actions.is_empty(), "failed too often");
-        self.carry_out(&actions, rng, outcome);
+        assert!(
+            !failed || !kept.is_empty() || !actions.is_empty(),
+            "failed too often"
+        );
         self.check_admitted();
         let upcoming = self.scheduler.upcoming_models(None, &self.view());
         let plan = self.ask(Scheduler::next);
@@ -471,6 +492,7 @@ impl World {
     pub(crate) fn drain(&mut self, rng: &mut StdRng, outcome: &mut Outcome) {
         for s in &mut self.seqs {
             s.ready = true;
+            s.unready_since = None;
             self.scheduler.set_ready(s.a.seq, true);
         }
         self.budget = self.roomy.max(self.scheduler.budget_least(&self.view()));

@@ -40,6 +40,8 @@ outcome! {
     yielded_for_room: "a yield when KV ran short",
     yielded_to_interactive: "a yield of a batch sequence to an interactive one",
     yielded_blocked: "a yield of a sequence whose reader is slow",
+    yielded_share: "a yield of a place to a client with less than its share",
+    yielded_slow: "a yield of a place by a slow reader",
     yielded_forced: "a yield that the engine asked for",
     never_fits: "a refusal of what never fits",
     no_room: "a refusal of what has begun",

@@ -5,7 +5,17 @@ use rand::rngs::StdRng;
 use rocmforge_scheduler::*;
 
 use super::outcome::Outcome;
+use super::places::{Before, Gives};
 use super::{Seq, World};
+
+/// What is carried out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Nobody is admitted.
+    Keep,
+    /// Whoever yields does so for the one that is admitted next.
+    Admit,
+}
 
 impl World {
     /// What the scheduler says of its sequences is what the oracle knows.
@@ -74,7 +84,7 @@ impl World {
         self.held + kv + segment + scratch
     }
 
-    fn alone(&self, s: &Seq) -> u64 {
+    pub(super) fn alone(&self, s: &Seq) -> u64 {
         let promised = s.promise_least();
         self.held
             + self.machine.kv_bytes(s.a.model, promised)
@@ -82,7 +92,7 @@ impl World {
             + self.least_scratch(s, promised, s.begun)
     }
 
-    fn overdue(&self, s: &Seq) -> bool {
+    pub(super) fn overdue(&self, s: &Seq) -> bool {
         let last = self
             .admitted_at
             .iter()
@@ -100,7 +110,7 @@ impl World {
     }
 
     /// The first of its client and class among those that wait and whose readers read.
-    fn is_head(&self, s: &Seq) -> bool {
+    pub(super) fn is_head(&self, s: &Seq) -> bool {
         let same = |o: &&Seq| (o.a.client, o.a.class) == (s.a.client, s.a.class);
         let mut waiting = self.seqs.iter().filter(|o| !o.running && o.ready);
         waiting.find(same).is_some_and(|o| o.a.seq == s.a.seq)
@@ -110,26 +120,32 @@ impl World {
     pub(super) fn carry_out(
         &mut self,
         actions: &[Action],
+        phase: Phase,
         rng: &mut StdRng,
         outcome: &mut Outcome,
     ) {
         let mut admitted = Vec::new();
-        let idle = !self.seqs.iter().any(Seq::runnable);
+        let mut before = Before::of(&self.seqs, self.config.running_max);
         for (n, action) in actions.iter().enumerate() {
             match action {
                 Action::Admitted(seq) => {
-                    self.admitted(*seq, outcome);
+                    self.admitted(*seq, &before, outcome);
                     admitted.push(*seq);
+                    before = Before::of(&self.seqs, self.config.running_max);
                 }
                 Action::Yielded(seq) => {
                     let after = actions[n..].iter().find_map(|a| match a {
                         Action::Admitted(seq) => Some(*seq),
                         _ => None,
                     });
-                    self.yielded(*seq, after, idle, outcome);
+                    assert!(phase == Phase::Keep || after.is_some(), "for nobody");
+                    self.yielded(*seq, after, &before, outcome);
                     admitted.retain(|other| other != seq);
                 }
-                Action::Refused { seq, why } => self.refused(*seq, why, outcome),
+                Action::Refused { seq, why } => {
+                    self.refused(*seq, why, outcome);
+                    before = Before::of(&self.seqs, self.config.running_max);
+                }
                 Action::Expired(seq) => {
                     let at = self.at(*seq);
                     let gone = self.seqs.remove(at);
@@ -150,21 +166,24 @@ impl World {
         }
     }
 
-    fn admitted(&mut self, seq: SeqId, outcome: &mut Outcome) {
+    fn admitted(&mut self, seq: SeqId, before: &Before, outcome: &mut Outcome) {
         let at = self.at(seq);
         let s = &self.seqs[at];
         assert!(
             !s.running && s.ready && self.is_head(s),
             "out of order: {s:?}"
         );
+        let overdue_of = |s: &Seq| self.overdue(s);
         let overdue = self.overdue(s);
         let heads = self
             .seqs
             .iter()
             .filter(|o| o.a.seq != seq && !o.running && o.ready && self.is_head(o));
         for other in heads {
+            // Those that have their share of places stand behind those that have not.
+            let first = |s: &Seq| (before.first(s, overdue_of(s)), !overdue_of(s));
             assert!(
-                overdue || !self.overdue(other),
+                !overdue_of(other) || first(s) <= first(other),
                 "{other:?} waited too long, and {s:?} was admitted"
             );
             assert!(
@@ -189,12 +208,23 @@ impl World {
         s.running = true;
         s.begun = true;
         s.protected |= overdue;
+        s.admitted = (self.passes, s.known);
         s.last_pass = self.passes;
         s.left_out = 0;
     }
 
-    fn yielded(&mut self, seq: SeqId, by: Option<SeqId>, idle: bool, outcome: &mut Outcome) {
+    fn yielded(&mut self, seq: SeqId, by: Option<SeqId>, before: &Before, outcome: &mut Outcome) {
         let at = self.at(seq);
+        let idle = before.idle;
+        if let Some(by) = by.map(|by| self.at(by))
+            && let Some(why) = self.gives_place(at, by, before)
+        {
+            match why {
+                Gives::Slow => outcome.yielded_slow += 1,
+                Gives::Share => outcome.yielded_share += 1,
+            }
+            return self.stops_running(at);
+        }
         let seniority = |s: &Seq| (s.class(), s.a.seq);
         let running = self.seqs.iter().filter(|s| s.running);
         let junior = running.max_by_key(|s| seniority(s)).expect("some run");
@@ -207,9 +237,14 @@ impl World {
             Some(_) if idle => outcome.yielded_blocked += 1,
             _ => outcome.yielded_for_room += 1,
         }
+        self.stops_running(at);
+    }
+
+    fn stops_running(&mut self, at: usize) {
         let s = &mut self.seqs[at];
         s.running = false;
         s.n_past = 0;
+        s.yields += 1;
     }
 
     fn refused(&mut self, seq: SeqId, why: &Refusal, outcome: &mut Outcome) {
@@ -254,6 +289,7 @@ impl World {
         let waits = self.seqs.iter().any(|s| !s.running && s.ready);
         let goes_on = running.iter().any(|s| s.runnable());
         assert!(!waits || goes_on, "someone waits for nothing");
+        self.check_places();
         let late = |s: &&Seq| s.a.deadline.is_some_and(|d| d.0 <= self.now);
         assert!(self.seqs.iter().find(late).is_none(), "a deadline is over");
     }

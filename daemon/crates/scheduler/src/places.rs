@@ -1,0 +1,121 @@
+//! Who gives his place to whom where all of them ([`Config::running_max`]) are taken.
+//!
+//! A client's *share* is what each has if those that want places have as many; at least one. Where
+//! all places are taken, a waiting sequence whose client has fewer than its share takes that of a
+//! client that has more: of the one with the most, the newest of those that yielded least. Before
+//! them, one of another client whose reader has had no room for a while yields to anyone: it
+//! computes nothing. Interactive sequences count as if there were no others, and yield to no batch.
+//!
+//! So that nobody only comes and goes, a sequence has some passes for itself before it yields
+//! here, and one that has yielded often has come further, too. A client that has its share waits
+//! behind those that have not: what they took would otherwise go back to it with each end.
+//!
+//! [`Config::running_max`]: crate::Config::running_max
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use crate::scheduler::Scheduler;
+use crate::sequence::{Class, ClientId, SeqId, Sequence};
+
+/// Yields after which a sequence gives no place away before it has said something more.
+const FREE_YIELDS: u32 = 4;
+
+/// The places that clients have, as one who waits in a class counts them.
+pub(crate) struct Places {
+    /// Of each client that has some or wants some.
+    held: BTreeMap<ClientId, usize>,
+    share: usize,
+}
+
+impl Places {
+    fn held(&self, client: ClientId) -> usize {
+        self.held.get(&client).copied().unwrap_or(0)
+    }
+
+    /// Whether a client has as many as it has a right to.
+    pub(crate) fn has_its_share(&self, client: ClientId) -> bool {
+        self.held(client) >= self.share
+    }
+
+    fn has_more(&self, client: ClientId) -> bool {
+        self.held(client) > self.share
+    }
+}
+
+impl Scheduler {
+    /// The places of sequences that are not less urgent than this class.
+    pub(crate) fn places(&self, class: Class) -> Places {
+        let mut held: BTreeMap<ClientId, usize> = BTreeMap::new();
+        for s in self.running_sequences().filter(|s| s.class() <= class) {
+            *held.entry(s.arrival.client).or_default() += 1;
+        }
+        for ((client, _), queue) in self.queues.iter().filter(|((_, of), _)| *of <= class) {
+            if queue.waiting.values().any(|seq| self.sequences[seq].ready) {
+                held.entry(client).or_default();
+            }
+        }
+        let share = self.config.running_max / held.len().max(1);
+        Places {
+            held,
+            share: share.max(1),
+        }
+    }
+
+    /// Who gives his place to a waiting sequence, so that those who are kept leave it room; `None`
+    /// if there are free places, or nobody has to give his.
+    pub(crate) fn who_gives_a_place_to(
+        &self,
+        s: &Sequence,
+        fits: impl Fn(&[SeqId]) -> bool,
+    ) -> Option<Vec<SeqId>> {
+        if self.running.len() < self.config.running_max {
+            return None;
+        }
+        let mut places = self.places(s.arrival.class);
+        let (mut kept, mut yielding) = (self.running.clone(), Vec::new());
+        while let Some(other) = self.next_to_give(s, &kept, &places) {
+            let (seq, client) = (other.arrival.seq, other.arrival.client);
+            if other.class() <= s.arrival.class {
+                places.held.entry(client).and_modify(|held| *held -= 1);
+            }
+            kept.retain(|kept| *kept != seq);
+            yielding.push(seq);
+            if fits(&kept) {
+                return Some(yielding);
+            }
+        }
+        None
+    }
+
+    /// The first of those that run on to give his place to a waiting one.
+    fn next_to_give(&self, s: &Sequence, kept: &[SeqId], places: &Places) -> Option<&Sequence> {
+        let others = kept.iter().map(|seq| &self.sequences[seq]).filter(|other| {
+            other.arrival.client != s.arrival.client && other.class() >= s.arrival.class
+        });
+        let first = |other: &&Sequence| {
+            let held = places.held(other.arrival.client);
+            (Reverse(held), other.yields, Reverse(other.seniority()))
+        };
+        let slow = others.clone().filter(|other| self.is_slow(other));
+        slow.min_by_key(first).or_else(|| {
+            let may = !places.has_its_share(s.arrival.client);
+            let over = others.filter(|other| {
+                may && places.has_more(other.arrival.client) && self.has_had_a_turn(other)
+            });
+            over.min_by_key(first)
+        })
+    }
+
+    /// Whether a reader has had no room for so long that others can use the place.
+    fn is_slow(&self, s: &Sequence) -> bool {
+        let since = s.unready_since;
+        since.is_some_and(|since| self.passes - since >= self.config.turn_passes)
+    }
+
+    /// Whether a sequence has had something of its place.
+    fn has_had_a_turn(&self, s: &Sequence) -> bool {
+        self.passes - s.admitted_at >= self.config.turn_passes
+            && (s.yields < FREE_YIELDS || s.known > s.known_at_admission)
+    }
+}
