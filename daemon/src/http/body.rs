@@ -80,7 +80,11 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
         return decode(&bytes);
     }
     let size = bytes.len();
-    call.service.text.run(size, move |_| decode(&bytes)).await
+    let work = call
+        .service
+        .text
+        .run(call.arrival.peer(), size, move |_| decode(&bytes));
+    work.await
 }
 
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {

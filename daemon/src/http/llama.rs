@@ -136,7 +136,8 @@ async fn tokens(call: &Call, request: Request) -> Result<Response, Failure> {
         parse_special: asked.parse_special.unwrap_or(true),
     };
     let with_pieces = asked.with_pieces.unwrap_or(false);
-    let work = call.service.text.run(prompt.bytes(), move |_| {
+    let (peer, bytes) = (call.arrival.peer(), prompt.bytes());
+    let work = call.service.text.run(peer, bytes, move |_| {
         let ids = prompt.encode("content", &model, None, None)?.ids;
         let token = |&id: &u32| -> Value {
             if !with_pieces {

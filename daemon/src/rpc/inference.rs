@@ -234,7 +234,8 @@ impl InferenceService {
             add_special: request.add_special.unwrap_or(true),
             parse_special: request.parse_special.unwrap_or(true),
         };
-        let work = self.context.text.run(prompt.bytes(), move |_| {
+        let bytes = prompt.bytes();
+        let work = self.context.text.run(arrival.peer(), bytes, move |_| {
             let field = prompt.field();
             let ids = prompt.encode(field, &model, None, None)?.ids;
             let pieces = ids.iter().map(|&id| piece(&model, id)).collect();
@@ -255,14 +256,12 @@ impl InferenceService {
         let model = self.context.model(&request.model)?;
         check::ids("ids", &request.ids, model.model().info().n_vocab)?;
         let ids = request.ids;
-        let work = self
-            .context
-            .text
-            .run(size_of_val(ids.as_slice()), move |_| {
-                let decoded = model.tokenizer().decode(&ids);
-                let text = decoded.map_err(|error| failure::invalid("ids", &error.to_string()))?;
-                Ok(v1::DetokenizeResponse { text })
-            });
+        let bytes = size_of_val(ids.as_slice());
+        let work = self.context.text.run(arrival.peer(), bytes, move |_| {
+            let decoded = model.tokenizer().decode(&ids);
+            let text = decoded.map_err(|error| failure::invalid("ids", &error.to_string()))?;
+            Ok(v1::DetokenizeResponse { text })
+        });
         arrival.limit(work).await
     }
 

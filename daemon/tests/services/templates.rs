@@ -1,13 +1,17 @@
 //! Chat templates and vocabularies that a file brings along: what bad ones may cost,
 //! and what a message may say.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rocmforge_proto::v1;
 use rocmforged::End;
+use serde_json::json;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
 use tonic::{Code, Request, Status};
 
 use crate::daemon::{Daemon, assert_status, fixtures, greedy};
+use crate::http::client::{HttpDaemon, LLAMA, tcp, unix};
 
 /// A model of the fixtures in the daemon's folder, its header changed: `edit` gets the
 /// bytes from behind `key` on.
@@ -21,6 +25,7 @@ fn forged(daemon: &Daemon, name: &str, key: &str, edit: impl FnOnce(&mut [u8])) 
 }
 
 const KEY: &str = "tokenizer.chat_template";
+const CHAT: &str = "/v1/chat/completions";
 
 /// The bytes of a text value: behind its type and its length.
 fn text_of(value: &mut [u8]) -> &mut [u8] {
@@ -108,17 +113,25 @@ async fn a_bad_template_costs_the_chats_that_use_it() {
     assert_eq!(daemon.stop().await, End::Drained);
 }
 
-/// Chats whose template takes long, given up by their clients, leave room for others at once.
+/// A template that takes all of the time that a chat has: five seconds, whatever the machine, since
+/// no instruction is charged for its work.
+const SLOW: &str =
+    "{% set s=([1]*999999)|list %}{% for i in range(99999) %}{% set n=s.count(2) %}{% endfor %}";
+
+/// Chats whose template takes long, given up by their clients, leave room for others at once: the
+/// next chat does not wait for the end of one that came before them.
 #[tokio::test]
 async fn a_chat_that_was_given_up_frees_its_place() {
     let daemon = Daemon::start().await;
-    // Work that no instruction is charged for: the time is what ends it.
-    let slow = "{% set s=([1]*999999)|list %}{% for i in range(99999) %}{% set n=s.count(2) %}{% endfor %}";
-    let file = with_template(&daemon, "slow", slow);
+    let file = with_template(&daemon, "slow", SLOW);
     daemon.load(file, "slow").await.unwrap();
     daemon.load("tiny-llama-Q4_K_M.gguf", "good").await.unwrap();
-    let soon = Duration::from_millis(300);
-    for _ in 0..8 {
+    let soon = Duration::from_millis(100);
+    let mut first = Box::pin(chat(&daemon, "slow", "Hi"));
+    let cut = timeout(soon, &mut first).await;
+    assert!(cut.is_err(), "{cut:?}");
+    // With the first as many as one client may have places.
+    for _ in 0..4 {
         let result = chat_within(&daemon, "slow", "Hi", soon).await;
         // Whichever of the two sees the deadline first names it: the client's channel says
         // Cancelled.
@@ -128,11 +141,40 @@ async fn a_chat_that_was_given_up_frees_its_place() {
             "{code:?}"
         );
     }
-    let start = Instant::now();
     chat(&daemon, "good", "Hi").await.unwrap();
-    // Each of the eight would have had its five seconds, four at a time.
-    println!("the next chat took {:?}", start.elapsed());
+    let ended = timeout(Duration::from_millis(1), &mut first).await;
+    assert!(ended.is_err(), "the first ended before the next: {ended:?}");
+    drop(first);
     assert_eq!(daemon.stop().await, End::Drained);
+}
+
+/// Chats of one client whose template takes long hold up no texts of another client.
+#[tokio::test]
+async fn slow_templates_of_one_client_hold_up_no_other() {
+    let http = HttpDaemon::start().await;
+    let file = with_template(&http.daemon, "slow", SLOW);
+    http.daemon.load(file, "slow").await.unwrap();
+    let good = fixtures().join(format!("{LLAMA}.gguf"));
+    let load = http.daemon.load(good.to_str().unwrap(), "good").await;
+    load.unwrap();
+    let asked = |model: &str| json!({"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
+    let path = http.path();
+    let mut slow = JoinSet::new();
+    for _ in 0..40 {
+        let (path, asked) = (path.clone(), asked("slow").to_string());
+        slow.spawn(async move { unix(&path, "POST", CHAT, &[], &asked).await.status });
+    }
+    sleep(Duration::from_millis(200)).await;
+    // Over TCP it is no user of this machine.
+    let text = json!({"model": "good", "content": "Once upon a time"});
+    for (target, asked) in [("/tokenize", text), (CHAT, asked("good"))] {
+        let reply = tcp(http.tcp, "POST", target, &[], &asked.to_string()).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+    }
+    let ended = slow.try_join_next();
+    assert!(ended.is_none(), "a slow one ended before: {ended:?}");
+    slow.shutdown().await;
+    assert_eq!(http.stop().await, End::Drained);
 }
 
 /// What a message says cannot end it and begin another.

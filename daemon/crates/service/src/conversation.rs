@@ -139,6 +139,7 @@ impl Service {
         let (bytes, model, templates) = (prompt.bytes(), Arc::clone(model), self.templates.clone());
         let _ticket = self.enter(&arrival, bytes).await?;
         let work = move |unwanted: &_| prompt.render(field, &model, (&templates, unwanted));
-        arrival.limit(self.text.run(bytes, work)).await
+        let work = self.text.run(arrival.peer(), bytes, work);
+        arrival.limit(work).await
     }
 }

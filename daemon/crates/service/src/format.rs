@@ -77,7 +77,8 @@ impl Service {
             let matcher = vocabulary.and_then(|vocabulary| vocabulary.matcher(&grammar));
             matcher.map_err(|error| refused(field, &error))
         };
-        arrival.limit(self.text.compile(work)).await
+        let work = self.text.compile(arrival.peer(), work);
+        arrival.limit(work).await
     }
 }
 

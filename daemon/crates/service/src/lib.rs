@@ -24,6 +24,7 @@ pub mod failure;
 pub mod files;
 pub mod format;
 pub mod generation;
+mod lane;
 pub mod limits;
 pub mod load;
 mod load_places;

@@ -420,7 +420,8 @@ impl Service {
                 let work = move |unwanted: &Unwanted| {
                     prompt.encode(field, &model, Some(room), Some((&templates, unwanted)))
                 };
-                arrival.limit(self.text.run(bytes, work)).await
+                let work = self.text.run(arrival.peer(), bytes, work);
+                arrival.limit(work).await
             }
         }
     }
@@ -442,7 +443,8 @@ impl Service {
             let encoded = prompt.encode(field, &model, None, Some((&templates, unwanted)))?;
             Ok(encoded.ids.len() as u32)
         };
-        arrival.limit(self.text.run(bytes, work)).await
+        let work = self.text.run(arrival.peer(), bytes, work);
+        arrival.limit(work).await
     }
 }
 

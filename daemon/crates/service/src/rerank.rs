@@ -175,7 +175,8 @@ impl Service {
             ids.extend(behind);
             Ok(ids)
         };
-        arrival.limit(self.text.run(bytes, work)).await
+        let work = self.text.run(arrival.peer(), bytes, work);
+        arrival.limit(work).await
     }
 
     async fn probability(

@@ -2,27 +2,30 @@
 //!
 //! Short texts, long ones and grammars wait in separate lanes, so that a chat message never stands
 //! behind an eight-megabyte prompt or a grammar that takes minutes. Each lane runs a few at a time
-//! and lets a named number wait; more are refused with RESOURCE_EXHAUSTED.
+//! and lets a named number wait; more are refused with RESOURCE_EXHAUSTED. Clients take turns in
+//! each ([`crate::lane`]), so that a template that takes seconds holds up its own user's texts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
-
 use crate::failure::{self, Failure};
+use crate::lane::Lane;
+use crate::peer::Peer;
 
 /// Texts up to this many bytes are short: a few milliseconds of work.
 const SHORT_MAX_BYTES: usize = 64 << 10;
-/// Short texts that are worked on at once.
+/// Short texts that are worked on at once, all but one of one client.
 pub const SHORT_AT_ONCE: usize = 4;
 /// Short texts that may wait; a client that sends more is not waiting for answers.
 const SHORT_WAITING_MAX: usize = 1024;
-/// Long texts that are worked on at once.
-pub const LONG_AT_ONCE: usize = 2;
-/// Grammars that are compiled at once. Few are slow, but no time bounds those: whoever asks for no
-/// grammar does not wait for one.
-pub const GRAMMARS_AT_ONCE: usize = 2;
+/// Long texts that are worked on at once, all but one of one client.
+pub const LONG_AT_ONCE: usize = 3;
+/// Chats that are rendered at once: each has a text's place, and none waits for another one here.
+pub const RENDERED_AT_ONCE: usize = SHORT_AT_ONCE + LONG_AT_ONCE;
+/// Grammars that are compiled at once, all but one of one client. Few are slow, but no time bounds
+/// those: whoever asks for no grammar does not wait for one.
+pub const GRAMMARS_AT_ONCE: usize = 3;
 /// Grammars that may wait.
 const GRAMMARS_WAITING_MAX: usize = 256;
 /// Long texts that may wait: at the largest message size, half a gigabyte.
@@ -52,52 +55,37 @@ impl Drop for DropGuard {
 /// The lanes.
 #[derive(Debug)]
 pub struct TextWork {
-    short: Lane,
-    long: Lane,
-    grammars: Lane,
+    short: Arc<Lane>,
+    long: Arc<Lane>,
+    grammars: Arc<Lane>,
 }
 
-#[derive(Debug)]
-struct Lane {
-    /// What is said where no more may wait.
-    full: &'static str,
-    admitted: Arc<Semaphore>,
-    running: Arc<Semaphore>,
-}
-
-impl Lane {
-    fn new(full: &'static str, at_once: usize, waiting: usize) -> Self {
-        Self {
-            full,
-            admitted: Arc::new(Semaphore::new(at_once + waiting)),
-            running: Arc::new(Semaphore::new(at_once)),
-        }
-    }
-}
+/// What is said where no more texts may wait.
+const TEXTS_FULL: &str = "too many texts wait to be tokenized already; try again in a second";
+/// The same of grammars.
+const GRAMMARS_FULL: &str = "too many grammars wait to be compiled already; try again in a second";
 
 impl Default for TextWork {
     fn default() -> Self {
-        const TEXTS: &str = "too many texts wait to be tokenized already; try again in a second";
-        const GRAMMARS: &str =
-            "too many grammars wait to be compiled already; try again in a second";
         Self {
-            short: Lane::new(TEXTS, SHORT_AT_ONCE, SHORT_WAITING_MAX),
-            long: Lane::new(TEXTS, LONG_AT_ONCE, LONG_WAITING_MAX),
-            grammars: Lane::new(GRAMMARS, GRAMMARS_AT_ONCE, GRAMMARS_WAITING_MAX),
+            short: Lane::new(SHORT_AT_ONCE, SHORT_WAITING_MAX),
+            long: Lane::new(LONG_AT_ONCE, LONG_WAITING_MAX),
+            grammars: Lane::new(GRAMMARS_AT_ONCE, GRAMMARS_WAITING_MAX),
         }
     }
 }
 
 impl TextWork {
-    /// Runs `work` on a blocking thread. `bytes` is the size of the text. Dropping the future while
-    /// it waits takes it out of the lane. Once begun, work keeps its place until it ends; it is
-    /// told that the future was dropped, so that what may take long (a template) ends then. What
+    /// Runs `work` on a blocking thread. `bytes` is the size of the text. Dropping the future
+    /// while it waits takes it out of the lane. Once begun, work keeps its place until it ends; it
+    /// is told that the future was dropped, so that what may take long (a template) ends then. What
     /// does not ask takes time in proportion to its text.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED where too many texts wait, INTERNAL for a panic, and those of `work`.
     pub async fn run<T: Send + 'static>(
         &self,
+        peer: Peer,
         bytes: usize,
         work: impl FnOnce(&Unwanted) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
@@ -106,7 +94,7 @@ impl TextWork {
         } else {
             &self.long
         };
-        Self::run_in(lane, work).await
+        Self::run_in(lane, (peer, TEXTS_FULL), work).await
     }
 
     /// The same for a grammar, whose compilation does not ask whether it is wanted.
@@ -115,26 +103,25 @@ impl TextWork {
     /// As [`TextWork::run`].
     pub async fn compile<T: Send + 'static>(
         &self,
+        peer: Peer,
         work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        Self::run_in(&self.grammars, |_: &_| work()).await
+        Self::run_in(&self.grammars, (peer, GRAMMARS_FULL), |_: &_| work()).await
     }
 
     async fn run_in<T: Send + 'static>(
-        lane: &Lane,
+        lane: &Arc<Lane>,
+        (peer, full): (Peer, &'static str),
         work: impl FnOnce(&Unwanted) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        let Ok(admitted) = Arc::clone(&lane.admitted).try_acquire_owned() else {
-            return Err(failure::exhausted(lane.full, Duration::from_millis(500)));
-        };
-        let Ok(running) = Arc::clone(&lane.running).acquire_owned().await else {
-            return Err(failure::bug("a lane of text work was closed"));
+        let Ok(place) = lane.enter(peer).await else {
+            return Err(failure::exhausted(full, Duration::from_millis(500)));
         };
         let unwanted = Unwanted::default();
         let guard = DropGuard(unwanted.clone());
         let job = tokio::task::spawn_blocking(move || {
             let result = work(&unwanted);
-            drop((running, admitted));
+            drop(place);
             result
         });
         let ended = job.await;
@@ -154,6 +141,38 @@ mod tests {
     use super::*;
 
     #[tokio::test]
+    async fn work_of_one_client_that_takes_long_holds_up_no_other() {
+        let lanes = Arc::new(TextWork::default());
+        let (let_go, ends) = std::sync::mpsc::channel::<()>();
+        let ends = Arc::new(std::sync::Mutex::new(ends));
+        let long = (0..40).map(|_| {
+            let (lanes, ends) = (Arc::clone(&lanes), Arc::clone(&ends));
+            tokio::spawn(async move {
+                let work = move |_: &_| Ok(_ = ends.lock().unwrap().recv());
+                lanes.run(Peer::User(1), 1, work).await
+            })
+        });
+        let long: Vec<_> = long.collect();
+        tokio::task::yield_now().await;
+        for n in 0..20 {
+            // Hangs here if its client has no turn.
+            let call = lanes.run(Peer::User(2), 1, move |_| Ok(n));
+            assert_eq!(call.await.ok(), Some(n));
+        }
+        assert!(long.iter().all(|call| !call.is_finished()));
+        drop(let_go);
+        for call in long {
+            call.await.unwrap().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_chat_that_has_a_place_waits_for_no_child() {
+        let children = rocmforge_tokenizer::RenderLimits::default().at_once;
+        assert!(children >= RENDERED_AT_ONCE, "{children}");
+    }
+
+    #[tokio::test]
     async fn work_that_nobody_waits_for_is_told_so_and_frees_its_place() {
         let lanes = TextWork::default();
         let endless = |unwanted: &Unwanted| {
@@ -163,11 +182,12 @@ mod tests {
             Ok(())
         };
         for _ in 0..SHORT_AT_ONCE {
-            let call = lanes.run(1, endless);
+            let call = lanes.run(Peer::Local, 1, endless);
             let cut = tokio::time::timeout(Duration::from_millis(20), call).await;
             assert!(cut.is_err());
         }
         // Hangs here if a place stays taken.
-        assert_eq!(lanes.run(1, |_| Ok(7)).await.ok(), Some(7));
+        let call = lanes.run(Peer::Local, 1, |_| Ok(7));
+        assert_eq!(call.await.ok(), Some(7));
     }
 }

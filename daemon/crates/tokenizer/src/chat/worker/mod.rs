@@ -55,7 +55,8 @@ impl Default for RenderLimits {
         RenderLimits {
             memory_bytes: 1 << 30,
             time: Duration::from_secs(5),
-            at_once: 4,
+            // As many chats as the service lets work on texts at once: none waits for another here.
+            at_once: 7,
         }
     }
 }

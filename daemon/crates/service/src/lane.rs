@@ -1,0 +1,216 @@
+//! A lane of work: a few places, and turns by client for those who wait.
+//!
+//! ```text
+//! Lane::enter -> waits (a queue a client) -> Place -> given back when it is dropped
+//!                  |
+//!                  +-> refused: the lane is full, and nobody waits with more than this client
+//! ```
+//!
+//! A free place goes to the client with the fewest, of equals to the one whose turn is longest ago.
+//! The last free one goes to a client that has none alone: so work of one client that takes long,
+//! be it all that there is, leaves a place to whoever comes. Where the lane is full, the newest of
+//! the client with the most that wait is refused.
+//!
+//! *Invariants:* the lock is held for a few looks at the queues, never across an await and not
+//! while a place is given. Whoever waits no more is out of the queue, and a place that nobody takes
+//! goes on to the next.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+
+use crate::peer::Peer;
+
+/// A lane.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    state: Mutex<State>,
+    places: usize,
+    waiting_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    clients: BTreeMap<Peer, Client>,
+    /// Counts those who came, to name them, and turns.
+    count: u64,
+    running: usize,
+    waiting: usize,
+}
+
+/// A client that has work in the lane.
+#[derive(Debug, Default)]
+struct Client {
+    running: usize,
+    waiting: VecDeque<Waiting>,
+    /// When it last was given a place or gave one back, or came.
+    turn: u64,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    name: u64,
+    place: oneshot::Sender<Place>,
+}
+
+/// The lane takes no more.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Full;
+
+/// A place in a lane.
+#[derive(Debug)]
+pub(crate) struct Place {
+    lane: Arc<Lane>,
+    peer: Peer,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.lane.state().leave(self.peer);
+        self.lane.give();
+    }
+}
+
+/// Takes who waits out of the queue when he waits no more.
+struct Queued<'l> {
+    lane: &'l Lane,
+    peer: Peer,
+    name: u64,
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.lane.state().forget(self.peer, self.name);
+    }
+}
+
+impl State {
+    /// Drops what is known of a client that has nothing here.
+    fn tidy(&mut self, peer: Peer) {
+        let none = |client: &Client| client.running == 0 && client.waiting.is_empty();
+        if self.clients.get(&peer).is_some_and(none) {
+            self.clients.remove(&peer);
+        }
+    }
+
+    fn leave(&mut self, peer: Peer) {
+        if let Some(client) = self.clients.get_mut(&peer) {
+            client.running -= 1;
+            self.running -= 1;
+            self.count += 1;
+            client.turn = self.count;
+        }
+        self.tidy(peer);
+    }
+
+    fn forget(&mut self, peer: Peer, name: u64) {
+        if let Some(client) = self.clients.get_mut(&peer) {
+            let before = client.waiting.len();
+            client.waiting.retain(|waiting| waiting.name != name);
+            self.waiting -= before - client.waiting.len();
+        }
+        self.tidy(peer);
+    }
+
+    /// Refuses the newest of the client with the most that wait, if these are more than another
+    /// client would have with one more. Whether there was one.
+    fn make_room(&mut self, peer: Peer) -> bool {
+        let mine = self.clients.get(&peer).map_or(0, |c| c.waiting.len());
+        let most = self.clients.values_mut().max_by_key(|c| c.waiting.len());
+        let Some(most) = most.filter(|most| most.waiting.len() > mine + 1) else {
+            return false;
+        };
+        // Dropping its way to a place tells it.
+        drop(most.waiting.pop_back());
+        self.waiting -= 1;
+        true
+    }
+
+    /// Who is next, if there is a place for him.
+    fn next(&mut self, places: usize) -> Option<(Peer, oneshot::Sender<Place>)> {
+        let free = places - self.running;
+        let waits = |(_, c): &(&Peer, &mut Client)| {
+            !c.waiting.is_empty() && (free > 1 || free == 1 && c.running == 0)
+        };
+        let clients = self.clients.iter_mut().filter(waits);
+        let (peer, client) = clients.min_by_key(|(_, c)| (c.running, c.turn))?;
+        let waiting = client.waiting.pop_front()?;
+        client.running += 1;
+        self.running += 1;
+        self.waiting -= 1;
+        self.count += 1;
+        client.turn = self.count;
+        Some((*peer, waiting.place))
+    }
+}
+
+impl Lane {
+    /// A lane with places for so many at once, of which one client has all but one at most, and
+    /// with room for so many that wait.
+    pub(crate) fn new(places: usize, waiting_max: usize) -> Arc<Self> {
+        assert!(places > 1, "a client has one, and leaves one");
+        Arc::new(Self {
+            state: Mutex::default(),
+            places,
+            waiting_max,
+        })
+    }
+
+    /// The counts are whole at every moment.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a place. Dropping the future takes it out of the queue.
+    ///
+    /// # Errors
+    /// [`Full`] where too many wait.
+    pub(crate) async fn enter(self: &Arc<Self>, peer: Peer) -> Result<Place, Full> {
+        let (place, given) = oneshot::channel();
+        let name = {
+            let mut state = self.state();
+            if state.waiting >= self.waiting_max && !state.make_room(peer) {
+                return Err(Full);
+            }
+            state.count += 1;
+            state.waiting += 1;
+            let (name, turn) = (state.count, state.count);
+            let client = state.clients.entry(peer).or_insert_with(|| Client {
+                turn,
+                ..Client::default()
+            });
+            client.waiting.push_back(Waiting { name, place });
+            name
+        };
+        let queued = Queued {
+            lane: self,
+            peer,
+            name,
+        };
+        self.give();
+        let place = given.await.map_err(|_| Full);
+        drop(queued);
+        place
+    }
+
+    /// Gives free places to those who wait.
+    fn give(self: &Arc<Self>) {
+        loop {
+            let next = self.state().next(self.places);
+            let Some((peer, to)) = next else {
+                return;
+            };
+            let place = Place {
+                lane: Arc::clone(self),
+                peer,
+            };
+            // If he waits no more it comes back, and goes to another one.
+            drop(to.send(place));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "lane_tests.rs"]
+mod tests;
