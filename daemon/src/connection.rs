@@ -71,6 +71,11 @@ impl Peer {
         self.ticket.reserved
     }
 
+    /// Closes the connection; whether that was still to be done.
+    pub(crate) fn close(&self) -> bool {
+        self.ticket.close()
+    }
+
     /// A call of this connection, until it is dropped.
     pub(crate) fn call(self: &Arc<Self>) -> Call {
         self.ticket.begin();
@@ -81,6 +86,13 @@ impl Peer {
 /// A call that is under way.
 #[derive(Debug)]
 pub(crate) struct Call(Arc<Peer>);
+
+impl Call {
+    /// Whose it is.
+    pub(crate) fn peer(&self) -> &Arc<Peer> {
+        &self.0
+    }
+}
 
 impl Drop for Call {
     fn drop(&mut self) {

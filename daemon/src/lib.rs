@@ -14,6 +14,7 @@ mod http;
 mod lifecycle;
 pub mod log;
 pub mod reload;
+mod replies;
 mod rpc;
 mod runtimes;
 pub mod self_test;

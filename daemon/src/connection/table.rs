@@ -183,6 +183,13 @@ impl Ticket {
         }
     }
 
+    /// Closes the connection; whether that was still to be done.
+    pub(crate) fn close(&self) -> bool {
+        let mut places = self.table.lock();
+        let close = places.open.get_mut(&self.id).and_then(|p| p.close.take());
+        close.is_some_and(|close| close.send(()).is_ok())
+    }
+
     /// A call ended.
     pub(crate) fn end(&self) {
         if let Some(place) = self.table.lock().open.get_mut(&self.id) {

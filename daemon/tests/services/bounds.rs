@@ -81,9 +81,9 @@ impl http_body::Body for Unfinished {
     }
 }
 
-type Sender = http2::SendRequest<Body>;
+pub(crate) type Sender = http2::SendRequest<Body>;
 
-async fn raw(daemon: &Daemon) -> Sender {
+pub(crate) async fn raw(daemon: &Daemon) -> Sender {
     let stream = UnixStream::connect(daemon.dir.path().join("s"))
         .await
         .unwrap();
@@ -113,7 +113,7 @@ async fn ends_with(mut sender: Sender, head: Builder, bytes: usize) -> Status {
     Status::from_header_map(response.headers()).expect("the answer is a status")
 }
 
-const TOKENIZE: &str = "/rocmforge.v1.Inference/Tokenize";
+pub(crate) const TOKENIZE: &str = "/rocmforge.v1.Inference/Tokenize";
 
 #[tokio::test]
 async fn a_request_that_does_not_end_is_ended() {

@@ -19,4 +19,5 @@ mod reuse;
 mod roles;
 mod split;
 mod templates;
+mod unread;
 mod vectors;

@@ -65,9 +65,16 @@ use crate::text_work::TextWork;
 
 /// Bytes of requests that may be in reading, over all ways of asking together.
 pub const READING_MAX_BYTES: u64 = 128 << 20;
+/// Bytes of replies that are made and not sent, over all ways of asking together, above which
+/// requests with large replies are refused.
+pub const SENDING_MAX_BYTES: u64 = 128 << 20;
+/// When to try again where that room is short.
+const SENDING_RETRY: Duration = Duration::from_secs(1);
 /// Largest request message: room for an eight-megabyte prompt and more, so that it arrives and is
 /// judged by its tokens.
 pub const REQUEST_MAX_BYTES: usize = 16 << 20;
+/// Largest request that names things only.
+pub const SMALL_REQUEST_MAX_BYTES: usize = 64 << 10;
 /// How long a request's body may be silent. Over gRPC it is how long one may take, from when it is
 /// first looked for to its last byte; over HTTP a body has a second more for each 64 KiB.
 pub const BODY_WAIT_MAX: Duration = Duration::from_secs(15);
@@ -106,6 +113,8 @@ pub struct Service {
     pub measured: Measured,
     /// Bytes of requests that are being read.
     pub reading: Arc<Sum>,
+    /// Bytes of replies that are made and not sent.
+    pub sending: Arc<Sum>,
     templates: Renderer,
     draining: AtomicBool,
     loads: LoadPlaces,
@@ -135,6 +144,7 @@ impl Service {
             text: TextWork::default(),
             measured: Measured::default(),
             reading: Sum::new(READING_MAX_BYTES),
+            sending: Sum::new(SENDING_MAX_BYTES),
             templates,
             draining: AtomicBool::new(false),
             loads: LoadPlaces::default(),
@@ -166,6 +176,20 @@ impl Service {
         } else {
             Ok(())
         }
+    }
+
+    /// Whether there is room for a reply to this user.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED where replies that nobody reads fill it.
+    pub fn room_for_reply(&self, uid: u32) -> Result<(), Failure> {
+        if self.sending.is_full(uid) {
+            return Err(failure::exhausted(
+                "replies that nobody reads fill the room for them; read or cancel open ones, then try again",
+                SENDING_RETRY,
+            ));
+        }
+        Ok(())
     }
 
     /// The model of this name or alias.

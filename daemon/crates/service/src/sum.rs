@@ -105,9 +105,18 @@ impl Held {
     }
 }
 
+impl Held {
+    /// Gives all of it back.
+    pub fn clear(&mut self) {
+        if self.bytes > 0 {
+            self.sub(self.bytes);
+        }
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
-        self.sub(self.bytes);
+        self.clear();
     }
 }
 

@@ -2,19 +2,16 @@
 
 use std::time::Duration;
 
-use rocmforge_service::REQUEST_MAX_BYTES;
 use rocmforge_service::roles::Role;
+use rocmforge_service::{REQUEST_MAX_BYTES, SMALL_REQUEST_MAX_BYTES};
 
 use super::shape::Shape;
+use crate::replies::{Rule, UNREAD_MAX};
 
-/// Largest request that names things only.
-const SMALL_MAX_BYTES: usize = 64 << 10;
 /// Largest request that is a list of ids.
 const IDS_MAX_BYTES: usize = 8 << 20;
 /// How long a stream of text may be unread while others wait.
 const UNREAD_WHILE_OTHERS_WAIT: Duration = Duration::from_secs(10);
-/// How long any other reply may be unread.
-const UNREAD: Duration = Duration::from_secs(60);
 
 /// A call's bounds.
 #[derive(Debug, Clone, Copy)]
@@ -29,27 +26,35 @@ pub(super) struct Method {
     pub(super) is_light: bool,
     /// Its requests come one after another while it answers.
     pub(super) streams_in: bool,
-    /// How long its reply may be unread, and whether only while others wait.
-    pub(super) unread_max: (Duration, bool),
+    /// When its reply is ended that nobody reads.
+    pub(super) unread: Rule,
 }
 
 impl Method {
     /// Of the path that a request names; paths that nothing serves are like small calls.
     pub(super) fn of(path: &str) -> Self {
         let small = Self {
-            request_max_bytes: SMALL_MAX_BYTES,
+            request_max_bytes: SMALL_REQUEST_MAX_BYTES,
             shape: Shape::Any,
             role: Some(Role::Use),
             is_light: false,
             streams_in: false,
-            unread_max: (UNREAD, false),
+            unread: Rule {
+                unread_max: UNREAD_MAX,
+                only_while_others_wait: false,
+                ends_connection: false,
+            },
         };
         let text = Self {
             request_max_bytes: REQUEST_MAX_BYTES,
             ..small
         };
         let stream = Self {
-            unread_max: (UNREAD_WHILE_OTHERS_WAIT, true),
+            unread: Rule {
+                unread_max: UNREAD_WHILE_OTHERS_WAIT,
+                only_while_others_wait: true,
+                ..text.unread
+            },
             ..text
         };
         match path.strip_prefix("/rocmforge.v1.").unwrap_or(path) {

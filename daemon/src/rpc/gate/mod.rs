@@ -8,8 +8,8 @@
 //!                                            and in the sum over all calls and over one
 //!                                            user's; counted before it is decoded
 //! handler
-//! reply: handed out in pieces             -> bytes not yet sent are summed likewise; a stream that
-//!                                            is not read while others wait is ended ([`replies`])
+//! reply: handed out in pieces             -> bytes not yet sent are summed likewise, with HTTP's;
+//!                                            one that is not read is ended ([`crate::replies`])
 //! ```
 //!
 //! *Invariant:* the bytes of requests that are being read stay within
@@ -34,7 +34,7 @@ use bytes::Bytes;
 use http_body::{Body as _, Frame};
 use rocmforge_service::arrival::Caller;
 use rocmforge_service::failure::{self, Failure};
-use rocmforge_service::sum::{Held, Sum};
+use rocmforge_service::sum::Held;
 use rocmforge_service::{BODY_WAIT_MAX, Service as Daemon};
 use tokio::time::Instant;
 use tonic::Status;
@@ -44,14 +44,13 @@ use tonic::codegen::http::{Request, Response};
 use tower::Layer;
 
 use self::method::Method;
-use self::replies::Replies;
+use self::replies::Reply;
 use super::arrival;
 use super::status_code::status;
 use crate::connection::Peer;
+use crate::replies::Replies;
 use crate::runtimes::Runtimes;
 
-/// Bytes of replies that are made and not sent, above which calls with large replies are refused.
-pub(crate) const SENDING_MAX_BYTES: u64 = 128 << 20;
 /// When to try again where bytes are short.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -68,7 +67,7 @@ impl Bounds {
         Arc::new(Self {
             context: Arc::clone(context),
             runtimes,
-            replies: Replies::new(Sum::new(SENDING_MAX_BYTES)),
+            replies: Replies::new(&context.sending),
         })
     }
 
@@ -144,7 +143,10 @@ where
             let response = inner.call(request).await?;
             // The handler has made of the request what it keeps.
             drop(held);
-            Ok(response.map(|body| bounds.replies.wrap(body, &method, uid, call)))
+            Ok(response.map(|body| match body.is_end_stream() {
+                true => body,
+                false => Body::new(Reply(bounds.replies.wrap(body, method.unread, call))),
+            }))
         });
         Box::pin(late::until_deadline(until, handled))
     }
@@ -166,13 +168,10 @@ impl Bounds {
                 RETRY,
             ));
         }
-        if !method.is_light && self.replies.is_full(peer.caller.uid) {
-            return Err(failure::exhausted(
-                "replies that nobody reads fill the room for them; read or cancel open streams, then try again",
-                RETRY,
-            ));
+        match method.is_light {
+            true => Ok(()),
+            false => self.context.room_for_reply(uid),
         }
-        Ok(())
     }
 
     /// The request with its body here, and the count of its bytes.

@@ -192,7 +192,7 @@ async fn piece(body: &mut Incoming) -> Option<Bytes> {
 }
 
 /// A body that is here at once.
-struct Whole(Option<Bytes>);
+pub(crate) struct Whole(pub(crate) Option<Bytes>);
 
 impl http_body::Body for Whole {
     type Data = Bytes;
