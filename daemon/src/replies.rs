@@ -1,4 +1,4 @@
-//! Replies on their way out.
+//! Replies on their way out, over gRPC and over HTTP.
 //!
 //! The transport takes a frame of a reply, and comes for the next when that one has been sent as
 //! far as the client lets it. A client that does not read makes it never come. What the reply then
@@ -27,7 +27,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf as _, Bytes};
-use http_body::{Body, Frame};
+use http_body::{Body, Frame, SizeHint};
 use rocmforge_service::sum::{Held, Sum};
 
 use crate::connection::{Call, Peer};
@@ -309,6 +309,21 @@ impl<B: Body<Data = Bytes> + Unpin> Outgoing<B> {
             Some((body, _)) => state.rest.is_empty() && body.is_end_stream(),
             None => state.end.is_none(),
         }
+    }
+
+    /// How many bytes are still to come.
+    pub(crate) fn size_hint(&self) -> SizeHint {
+        let state = lock(&self.reply.state);
+        let Some((body, _)) = &state.body else {
+            return SizeHint::default();
+        };
+        let (of_body, rest) = (body.size_hint(), state.rest.len() as u64);
+        let mut hint = SizeHint::default();
+        hint.set_lower(of_body.lower() + rest);
+        if let Some(upper) = of_body.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
     }
 }
 

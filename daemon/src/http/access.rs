@@ -24,6 +24,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
+use rocmforge_service::arrival::Caller;
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::peer::TokenName;
 use rocmforge_service::roles::Role;
@@ -84,6 +85,10 @@ impl Http {
                  again when one is free",
                 RETRY,
             ));
+        }
+        if !is_light(method, path) {
+            let uid = client.caller.map_or(Caller::NOBODY, |caller| caller.uid);
+            self.service.room_for_reply(uid)?;
         }
         Ok(name)
     }

@@ -5,16 +5,12 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
-use bytes::Bytes;
-use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -29,9 +25,8 @@ use tower::ServiceExt as _;
 
 use super::call::Client;
 use super::handshake::Handshakes;
-use super::{Http, HttpListeners, router};
+use super::{Http, HttpListeners, router, sending};
 use crate::connection::{self, ACCEPT_LOG_EVERY, ACCEPT_RETRY, Peer, QuietStream, Table};
-use crate::runtimes::Runtimes;
 
 /// How long a client may take to send the header of a request, counted from its connection or its
 /// last answer.
@@ -93,7 +88,11 @@ pub(crate) async fn serve(
             closing.clone(),
         ));
     }
-    while loops.join_next().await.is_some() {}
+    let engine = &http.service.engine;
+    tokio::select! {
+        () = async { while loops.join_next().await.is_some() {} } => {}
+        () = http.replies.watch(|| engine.snapshot().queued > 0) => {}
+    }
     Ok(())
 }
 
@@ -115,7 +114,7 @@ async fn accept(
         };
         match accepted {
             Ok(stream) => {
-                let handling = (http.runtimes.clone(), router.clone());
+                let handling = (Arc::clone(&http), router.clone());
                 let closing = closing.clone();
                 // Places are taken here: tasks do not begin in the order of their connections, and
                 // the oldest connection makes room for the next.
@@ -164,16 +163,19 @@ async fn accept(
 /// A connection's place, and the word to close it.
 type Place = (Arc<Peer>, oneshot::Receiver<()>);
 
+/// What answers a connection's requests.
+type Handling = (Arc<Http>, Router);
+
 /// Serves a connection once its handshake is made.
 async fn serve_tls(
     making: impl Future<Output = io::Result<TlsStream<TcpStream>>> + Send + 'static,
     (peer, mut closed): Place,
-    handling: (Runtimes, Router),
+    handling: Handling,
     closing: watch::Receiver<bool>,
 ) {
     let made = tokio::select! {
         // Signing takes as long as hundreds of tokens do.
-        made = handling.0.handle(making) => made,
+        made = handling.0.runtimes.handle(making) => made,
         // It makes room for another.
         Ok(()) = &mut closed => return,
     };
@@ -187,7 +189,7 @@ async fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     caller: Option<Caller>,
     (peer, mut closed): Place,
-    (runtimes, router): (Runtimes, Router),
+    (http, router): Handling,
     mut closing: watch::Receiver<bool>,
 ) {
     let client = Client {
@@ -197,10 +199,13 @@ async fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(client);
         let call = peer.call();
-        let answer = runtimes.handle(router.clone().oneshot(request.map(Body::new)));
+        let answer = http
+            .runtimes
+            .handle(router.clone().oneshot(request.map(Body::new)));
+        let replies = Arc::clone(&http.replies);
         async move {
             let response = answer.await?;
-            Ok::<_, Infallible>(response.map(|body| Kept { body, _call: call }))
+            Ok::<_, Infallible>(sending::bounded(&replies, response, call))
         }
     });
     let mut builder = http1::Builder::new();
@@ -227,31 +232,5 @@ async fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
                 connection.as_mut().graceful_shutdown();
             }
         }
-    }
-}
-
-/// The body of an answer, and the call that it keeps under way.
-struct Kept {
-    body: Body,
-    _call: connection::Call,
-}
-
-impl http_body::Body for Kept {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

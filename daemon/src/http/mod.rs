@@ -4,6 +4,7 @@
 //! connection (listen) -> gate (access): request id, who calls, role
 //!   -> handler: body within bounds (body) -> service (start)
 //!   -> JSON at once, or a stream of events (reply); refusals in the dialect's words (error)
+//!   -> connection: counted, and ended where nobody reads it (sending)
 //! ```
 //!
 //! Over TCP a handshake of TLS comes first where a certificate is configured (tls, handshake).
@@ -30,6 +31,7 @@ mod openai;
 mod prompt;
 mod reply;
 mod rerank;
+mod sending;
 mod small_file;
 mod sse;
 mod start;
@@ -55,6 +57,7 @@ pub(crate) use self::call::Client;
 pub(crate) use self::listen::serve;
 pub use self::tls::{Tls, TlsFault};
 pub use self::token::Tokens;
+use crate::replies::Replies;
 use crate::runtimes::Runtimes;
 
 /// Where HTTP is served, and what callers over TCP need. Nothing, by default.
@@ -75,6 +78,8 @@ pub struct HttpListeners {
 pub(crate) struct Http {
     service: Arc<Service>,
     runtimes: Runtimes,
+    /// Answers on their way out.
+    replies: Arc<Replies>,
     /// The lock is held to copy or replace it.
     tokens: RwLock<Option<Tokens>>,
     /// Likewise.
@@ -90,6 +95,7 @@ impl Http {
     ) -> Arc<Self> {
         let (tokens, tls) = (RwLock::new(tokens), RwLock::new(tls));
         Arc::new(Self {
+            replies: Replies::new(&service.sending),
             service,
             runtimes,
             tokens,

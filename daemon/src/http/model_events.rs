@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use super::Http;
 use super::call::{Call, with_type};
 use super::reply::{SSE, event};
+use super::sending::Streamed;
 
 /// How long the stream may be silent.
 const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -48,6 +49,7 @@ pub(super) async fn models(State(http): State<Arc<Http>>, request: Request) -> R
         Some((Ok::<_, Infallible>(Bytes::from(text)), watching))
     });
     let mut response = with_type(SSE, Body::from_stream(events));
+    response.extensions_mut().insert(Streamed);
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Proxies would hold small pieces back.

@@ -33,6 +33,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::call::{Call, with_type};
+use super::sending::Streamed;
 pub(super) use super::sse::{data_event, event};
 
 /// How long a stream waits, for either side.
@@ -156,6 +157,7 @@ pub(super) fn failed_stream<E: Events>(mut events: E, failure: &Failure) -> Resp
 
 fn streamed<E: Events>(body: Body) -> Response {
     let mut response = with_type(E::CONTENT_TYPE, body);
+    response.extensions_mut().insert(Streamed);
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Proxies would hold small pieces back.

@@ -11,12 +11,14 @@ use hyper::body::Incoming;
 use prost::Message as _;
 use rocmforge_proto::v1;
 use rocmforged::End;
+use serde_json::json;
+use tokio::net::UnixStream;
 use tonic::body::Body;
 use tonic::{Code, Status};
 
 use crate::bounds::{Sender, TOKENIZE, raw};
 use crate::daemon::Daemon;
-use crate::http::client::Whole;
+use crate::http::client::{HttpDaemon, LLAMA, Whole, send};
 
 /// Longer than any reply may be unread.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -93,4 +95,32 @@ async fn replies_that_are_not_read_make_room_while_their_connections_stay() {
     assert!(breaks_off(first).await, "no part passes for all");
     drop(unread);
     assert_eq!(daemon.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn http_answers_that_are_not_read_have_a_bound_and_make_room() {
+    let http = HttpDaemon::start().await;
+    let body = json!({"model": LLAMA, "content": text(LONG_BYTES)}).to_string();
+    let mut unread = Vec::new();
+    while http.get("/v1/models").await.status == 200 {
+        assert!(unread.len() < MANY, "answers have no bound all together");
+        let stream = UnixStream::connect(http.path()).await.unwrap();
+        let reply = send(stream, "POST", "/tokenize", &[], &body).await;
+        assert_eq!(reply.status(), 200);
+        unread.push(reply);
+    }
+    let refused = http.get("/v1/models").await;
+    assert_eq!(refused.status, 429, "{refused:?}");
+    assert_eq!(http.get("/health").await.status, 200);
+    let begun = Instant::now();
+    while http.get("/v1/models").await.status != 200 {
+        assert!(begun.elapsed() < PATIENCE, "they hold their room for good");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    assert!(
+        breaks_off(unread.swap_remove(0)).await,
+        "no part passes for all"
+    );
+    drop(unread);
+    assert_eq!(http.stop().await, End::Drained);
 }
