@@ -8,9 +8,8 @@ use std::time::Duration;
 use axum::extract::Request;
 use axum::http::header;
 use http_body::Body as _;
-use rocmforge_service::arrival::Caller;
+use rocmforge_service::BODY_WAIT_MAX;
 use rocmforge_service::failure::{self, Failure};
-use rocmforge_service::{BODY_WAIT_MAX, REQUEST_MAX_BYTES};
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
 use tokio::time::Instant;
@@ -28,10 +27,11 @@ const VALUES_MAX: usize = 1 << 18;
 /// Bodies up to this are decoded where they arrive, larger ones on a blocking thread.
 const INLINE_MAX_BYTES: usize = 64 << 10;
 
-/// The body of `request` as `T`.
+/// The body of `request`, of at most `max` bytes, as `T`.
 pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
     call: &Call,
     request: Request,
+    max: usize,
 ) -> Result<T, Failure> {
     if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
         && !encoding.as_bytes().eq_ignore_ascii_case(b"identity")
@@ -39,8 +39,7 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
         let message = format!("{encoding:?} is not read here; send the body as it is");
         return Err(failure::unsupported_field("Content-Encoding", &message));
     }
-    let uid = call.arrival.caller.map_or(Caller::NOBODY, |c| c.uid);
-    let mut held = call.service.reading.hold(uid);
+    let mut held = call.service.reading.hold(call.uid());
     let mut body = request.into_body();
     let begun = Instant::now();
     let mut bytes = Vec::new();
@@ -65,8 +64,8 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
         let Ok(data) = frame.into_data() else {
             continue;
         };
-        if bytes.len() + data.len() > REQUEST_MAX_BYTES {
-            return Err(failure::body_too_large(REQUEST_MAX_BYTES));
+        if bytes.len() + data.len() > max {
+            return Err(failure::body_too_large(max));
         }
         if !held.grow(data.len() as u64) {
             return Err(failure::exhausted(
@@ -158,6 +157,8 @@ fn values(bytes: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use rocmforge_service::REQUEST_MAX_BYTES;
+
     use super::*;
 
     #[test]

@@ -7,10 +7,10 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::response::Response;
 use rocmforge_engine::LoadedModel;
-use rocmforge_service::Service;
 use rocmforge_service::arrival::{Arrival, Caller};
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::request_log::RequestLog;
+use rocmforge_service::{REQUEST_MAX_BYTES, SMALL_REQUEST_MAX_BYTES, Service};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::runtime::Handle;
@@ -116,7 +116,20 @@ impl Call {
         &self,
         request: Request,
     ) -> Result<T, Failure> {
-        body::read(self, request).await
+        body::read(self, request, REQUEST_MAX_BYTES).await
+    }
+
+    /// The body of a request that only names things.
+    pub(super) async fn read_small<T: DeserializeOwned + Send + 'static>(
+        &self,
+        request: Request,
+    ) -> Result<T, Failure> {
+        body::read(self, request, SMALL_REQUEST_MAX_BYTES).await
+    }
+
+    /// The user that what it holds is counted for.
+    pub(super) fn uid(&self) -> u32 {
+        self.arrival.caller.map_or(Caller::NOBODY, |c| c.uid)
     }
 
     /// The model of this name, which is loaded if it is not.

@@ -59,6 +59,13 @@ fn of_ids(ids: &[Value]) -> Option<Prompt> {
     ids.collect::<Option<Vec<u32>>>().map(Prompt::Ids)
 }
 
+/// What the vectors take.
+pub(super) fn vector_bytes(embedded: &Embedded) -> usize {
+    let vectors = embedded.vectors.iter();
+    let values: usize = vectors.map(|(vector, _)| vector.capacity()).sum();
+    values * size_of::<f32>()
+}
+
 /// Embeds what is asked, and notes the request.
 pub(super) async fn embed(call: &Call, asked: Asked<'_>) -> Result<Embedded, Failure> {
     let mut log = call.log(asked.model);

@@ -10,12 +10,13 @@ use rocmforge_service::conversation::{self, Conversation};
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::prompt::Prompt;
 use rocmforge_service::tool_calls;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::Http;
 use super::call::{Call, json as answer, query};
 use super::prompt::{WireMessage, messages};
+use super::written::List;
 
 /// `GET /health`: 200 while work is taken, 503 otherwise.
 pub(super) async fn health(State(http): State<Arc<Http>>, request: Request) -> Response {
@@ -137,25 +138,56 @@ async fn tokens(call: &Call, request: Request) -> Result<Response, Failure> {
     };
     let with_pieces = asked.with_pieces.unwrap_or(false);
     let (peer, bytes) = (call.arrival.peer(), prompt.bytes());
-    let work = call.service.text.run(peer, bytes, move |_| {
-        let ids = prompt.encode("content", &model, None, None)?.ids;
-        let token = |&id: &u32| -> Value {
-            if !with_pieces {
-                return id.into();
-            }
-            let bytes = model.tokenizer().token_bytes(id).unwrap_or_default();
-            // A piece that is no text by itself is a list of its bytes.
-            match std::str::from_utf8(bytes) {
-                Ok(piece) => json!({"id": id, "piece": piece}),
-                Err(_) => json!({"id": id, "piece": bytes}),
-            }
-        };
-        Ok((ids.len(), ids.iter().map(token).collect::<Vec<_>>()))
+    let work = call.service.text.run(peer, bytes, {
+        let model = Arc::clone(&model);
+        // Its spare room would be held until the answer is read.
+        move |_| {
+            Ok(prompt
+                .encode("content", &model, None, None)?
+                .ids
+                .into_boxed_slice())
+        }
     });
     let result = call.arrival.limit(work).await;
-    log.prompt_tokens = result.as_ref().ok().map(|(n, _)| *n as u32);
-    let (_, tokens) = log.end(result)?;
-    answer(&json!({"tokens": tokens}))
+    log.prompt_tokens = result.as_ref().ok().map(|ids| ids.len() as u32);
+    let ids = log.end(result)?;
+    let list = List {
+        begin: "{\"tokens\":[".to_owned(),
+        n: ids.len(),
+        source_bytes: size_of_val(&ids[..]),
+        item: move |at, out: &mut Vec<u8>| {
+            let id = ids[at];
+            match with_pieces {
+                true => serde_json::to_writer(out, &Token::of(&model, id)),
+                false => serde_json::to_writer(out, &id),
+            }
+        },
+        end: "]}".to_owned(),
+    };
+    list.answer(call)
+}
+
+/// A token with its piece.
+#[derive(Debug, Serialize)]
+struct Token<'a> {
+    id: u32,
+    piece: Piece<'a>,
+}
+
+/// A piece that is no text by itself is a list of its bytes.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Piece<'a> {
+    Text(&'a str),
+    Bytes(&'a [u8]),
+}
+
+impl<'a> Token<'a> {
+    fn of(model: &'a LoadedModel, id: u32) -> Self {
+        let bytes = model.tokenizer().token_bytes(id).unwrap_or_default();
+        let piece = std::str::from_utf8(bytes).map_or(Piece::Bytes(bytes), Piece::Text);
+        Self { id, piece }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -248,7 +280,7 @@ pub(super) async fn load(State(http): State<Arc<Http>>, request: Request) -> Res
 }
 
 async fn loaded(call: &Call, request: Request) -> Result<Response, Failure> {
-    let asked: Named = call.read(request).await?;
+    let asked: Named = call.read_small(request).await?;
     // The load itself leaves a line of its own, where there is one to do.
     let log = call.audit(&asked.model, "");
     log.end(call.model(&asked.model).await)?;
@@ -263,7 +295,7 @@ pub(super) async fn unload(State(http): State<Arc<Http>>, request: Request) -> R
 }
 
 async fn unloaded(call: &Call, request: Request) -> Result<Response, Failure> {
-    let asked: Named = call.read(request).await?;
+    let asked: Named = call.read_small(request).await?;
     let log = call.audit(&asked.model, "force=false");
     if let Err(failure) = call.has_name(&asked.model) {
         return log.end(Err(failure));

@@ -3,7 +3,8 @@
 //! ```text
 //! connection (listen) -> gate (access): request id, who calls, role
 //!   -> handler: body within bounds (body) -> service (start)
-//!   -> JSON at once, or a stream of events (reply); refusals in the dialect's words (error)
+//!   -> JSON at once, a long list as it is written (written), or a stream of events (reply);
+//!      refusals in the dialect's words (error)
 //!   -> connection: counted, and ended where nobody reads it (sending)
 //! ```
 //!
@@ -37,6 +38,7 @@ mod sse;
 mod start;
 mod tls;
 mod token;
+mod written;
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;

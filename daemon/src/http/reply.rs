@@ -96,7 +96,7 @@ pub(super) async fn stream<E: Events>(
     if let Ok(Step::Failed(failure)) = first {
         return Err(failure);
     }
-    let (chunks, taken) = channel();
+    let (chunks, taken) = channel(CHUNKS_WAITING);
     let engine = call.service.engine.clone();
     let others_wait = move || engine.snapshot().others_wait();
     call.sockets.spawn(write(
@@ -113,31 +113,33 @@ pub(super) async fn stream<E: Events>(
 /// Why a body has no end: what wrote it stopped in the middle.
 #[derive(Debug, thiserror::Error)]
 #[error("the stream broke off")]
-struct BrokenOff;
+pub(super) struct BrokenOff;
 
 /// Where a stream is written.
-struct Chunks {
-    waiting: mpsc::Sender<Bytes>,
-    last: Last,
+pub(super) struct Chunks {
+    pub(super) waiting: mpsc::Sender<Bytes>,
+    pub(super) last: Last,
 }
 
 /// Says that the stream is whole, with what comes behind all chunks that wait: there is room for it
 /// where there is none for a chunk. Dropped unused, it breaks the stream off.
-struct Last(oneshot::Sender<Bytes>);
+pub(super) struct Last(oneshot::Sender<Bytes>);
 
 impl Last {
-    fn says(self, bytes: Bytes) {
+    pub(super) fn says(self, bytes: Bytes) {
         // The client may be gone.
         let _ = self.0.send(bytes);
     }
 }
 
-/// A stream's two ends.
-fn channel() -> (
+/// A stream's two ends, between which so many chunks may wait.
+pub(super) fn channel(
+    chunks_waiting: usize,
+) -> (
     Chunks,
     impl Stream<Item = Result<Bytes, BrokenOff>> + Send + 'static,
 ) {
-    let (waiting, taken) = mpsc::channel::<Bytes>(CHUNKS_WAITING);
+    let (waiting, taken) = mpsc::channel::<Bytes>(chunks_waiting);
     let (last, behind) = oneshot::channel();
     let behind = async { behind.await.map_err(|_| BrokenOff) };
     let all = ReceiverStream::new(taken)
@@ -309,6 +311,23 @@ async fn send(
     }
 }
 
+/// What is left of a stream, and whether it ends there.
+#[cfg(test)]
+pub(super) async fn collected(
+    taken: impl Stream<Item = Result<Bytes, BrokenOff>>,
+) -> (Vec<String>, Result<(), BrokenOff>) {
+    let mut taken = pin!(taken);
+    let mut chunks = Vec::new();
+    while let Some(chunk) = taken.next().await {
+        match chunk {
+            Ok(chunk) if chunk.is_empty() => {}
+            Ok(chunk) => chunks.push(String::from_utf8_lossy(&chunk).into_owned()),
+            Err(error) => return (chunks, Err(error)),
+        }
+    }
+    (chunks, Ok(()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -377,32 +396,16 @@ mod tests {
         unread: Duration::from_millis(20),
     };
 
-    /// What is left of a stream, and whether it ends there.
-    async fn rest(
-        taken: impl Stream<Item = Result<Bytes, BrokenOff>>,
-    ) -> (Vec<String>, Result<(), BrokenOff>) {
-        let mut taken = pin!(taken);
-        let mut chunks = Vec::new();
-        while let Some(chunk) = taken.next().await {
-            match chunk {
-                Ok(chunk) if chunk.is_empty() => {}
-                Ok(chunk) => chunks.push(String::from_utf8(chunk.to_vec()).unwrap()),
-                Err(error) => return (chunks, Err(error)),
-            }
-        }
-        (chunks, Ok(()))
-    }
-
     #[tokio::test]
     async fn a_silent_stream_says_that_it_lives_and_ends_with_its_reader() {
-        let (chunks, taken) = channel();
+        let (chunks, taken) = channel(CHUNKS_WAITING);
         let source = Slow(vec![0, 0]);
         tokio::spawn(write(source, Words, None, chunks, || false, PATIENCE));
-        let (said, end) = rest(taken).await;
+        let (said, end) = collected(taken).await;
         assert_eq!(said, ["begin", "step", "step", "NOT_SERVING"]);
         assert!(end.is_ok());
 
-        let (chunks, taken) = channel();
+        let (chunks, taken) = channel(CHUNKS_WAITING);
         let mut taken = Box::pin(taken);
         let begun = Instant::now();
         let writing = tokio::spawn(write(Never, Words, None, chunks, || false, SHORT));
@@ -417,21 +420,21 @@ mod tests {
     #[tokio::test]
     async fn a_stream_that_is_not_read_ends_when_others_wait_and_only_then() {
         for others_wait in [true, false] {
-            let (chunks, taken) = channel();
+            let (chunks, taken) = channel(CHUNKS_WAITING);
             let source = Slow(vec![0; 100]);
             let wait = move || others_wait;
             let writing = tokio::spawn(write(source, Words, None, chunks, wait, SHORT));
             if others_wait {
                 // It ends although nothing was read.
                 writing.await.unwrap();
-                let (said, end) = rest(taken).await;
+                let (said, end) = collected(taken).await;
                 assert_eq!(said.len(), CHUNKS_WAITING + 1);
                 // Whoever reads what is left learns that it is not all.
                 assert_eq!(said.last().unwrap(), "UNREAD");
                 assert!(end.is_ok());
             } else {
                 tokio::time::sleep(10 * SHORT.unread).await;
-                assert_eq!(rest(taken).await.0.len(), 102);
+                assert_eq!(collected(taken).await.0.len(), 102);
                 writing.await.unwrap();
             }
         }
@@ -439,12 +442,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_stream_whose_writer_stops_in_the_middle_has_no_clean_end() {
-        let (chunks, taken) = channel();
+        let (chunks, taken) = channel(CHUNKS_WAITING);
         let writing = tokio::spawn(write(Never, Words, None, chunks, || false, PATIENCE));
         let mut taken = Box::pin(taken);
         assert_eq!(taken.next().await.unwrap().unwrap(), "begin");
         writing.abort();
-        let (said, end) = rest(taken).await;
+        let (said, end) = collected(taken).await;
         assert!(said.is_empty() && end.is_err(), "{said:?}");
     }
 }

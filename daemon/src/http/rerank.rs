@@ -7,7 +7,7 @@ use axum::response::Response;
 use rocmforge_service::check::{self, Violations};
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::rerank::{Documents, Ranked};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::Http;
@@ -101,19 +101,42 @@ fn text(at: usize, mut document: Value) -> Result<String, Failure> {
     }
 }
 
-fn spelled(model: &str, ranked: &Ranked, returned: &[String]) -> Value {
-    let results = ranked.ranks.iter().map(|rank| {
-        let mut result = json!({"index": rank.index, "relevance_score": rank.score});
-        if let Some(text) = returned.get(rank.index as usize) {
-            result["document"] = json!({"text": text});
-        }
-        result
+/// A document's place, with its text where that was asked for.
+#[derive(Debug, Serialize)]
+struct Place<'a> {
+    index: u32,
+    relevance_score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document: Option<Document<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    text: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+struct RerankReply<'a> {
+    id: String,
+    object: &'static str,
+    model: &'a str,
+    results: Vec<Place<'a>>,
+    usage: Value,
+}
+
+fn spelled<'a>(model: &'a str, ranked: &Ranked, returned: &'a [String]) -> RerankReply<'a> {
+    let results = ranked.ranks.iter().map(|rank| Place {
+        index: rank.index,
+        relevance_score: rank.score,
+        document: returned
+            .get(rank.index as usize)
+            .map(|text| Document { text }),
     });
-    json!({
-        "id": format!("rerank-{}", fresh_id()),
-        "object": "list",
-        "model": model,
-        "results": results.collect::<Vec<_>>(),
-        "usage": {"prompt_tokens": ranked.tokens, "total_tokens": ranked.tokens},
-    })
+    RerankReply {
+        id: format!("rerank-{}", fresh_id()),
+        object: "list",
+        model,
+        results: results.collect(),
+        usage: json!({"prompt_tokens": ranked.tokens, "total_tokens": ranked.tokens}),
+    }
 }

@@ -10,6 +10,7 @@ mod certificates;
 mod http;
 mod life;
 mod log;
+mod memory;
 mod program;
 mod reload;
 mod signals;

@@ -9,13 +9,14 @@ use std::time::Instant;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_service::failure::Failure;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::super::Http;
 use super::super::call::{Call, json as answer};
-use super::super::embedding::{Asked, embed, texts};
+use super::super::embedding::{Asked, embed, texts, vector_bytes};
 use super::super::prompt::whole_number;
+use super::super::written::List;
 
 #[derive(Debug, Deserialize)]
 struct EmbedRequest {
@@ -81,13 +82,21 @@ async fn many(call: &Call, request: Request) -> Result<Response, Failure> {
         },
     )
     .await?;
-    let vectors = embedded.vectors.into_iter().map(|(vector, _)| vector);
-    answer(&json!({
-        "model": asked.model,
-        "embeddings": vectors.collect::<Vec<_>>(),
-        "total_duration": duration(),
-        "prompt_eval_count": embedded.tokens,
-    }))
+    let (model, tokens) = (Value::from(asked.model), embedded.tokens);
+    let list = List {
+        begin: format!("{{\"model\":{model},\"embeddings\":["),
+        n: embedded.vectors.len(),
+        source_bytes: vector_bytes(&embedded),
+        end: format!(
+            "],\"total_duration\":{},\"prompt_eval_count\":{tokens}}}",
+            duration()
+        ),
+        item: move |at, out: &mut Vec<u8>| {
+            let (vector, _): &(Vec<f32>, u32) = &embedded.vectors[at];
+            serde_json::to_writer(out, vector)
+        },
+    };
+    list.answer(call)
 }
 
 /// Whether there is no text to embed.
@@ -98,6 +107,11 @@ fn says_nothing(input: &Value) -> bool {
         Value::Array(list) => list.is_empty(),
         _ => false,
     }
+}
+
+#[derive(Debug, Serialize)]
+struct One {
+    embedding: Option<Vec<f32>>,
 }
 
 async fn one(call: &Call, request: Request) -> Result<Response, Failure> {
@@ -118,5 +132,6 @@ async fn one(call: &Call, request: Request) -> Result<Response, Failure> {
         },
     )
     .await?;
-    answer(&json!({"embedding": embedded.vectors.pop().map(|(vector, _)| vector)}))
+    let embedding = embedded.vectors.pop().map(|(vector, _)| vector);
+    answer(&One { embedding })
 }

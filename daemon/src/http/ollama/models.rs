@@ -154,7 +154,7 @@ pub(in super::super) async fn show(State(http): State<Arc<Http>>, request: Reque
 }
 
 async fn shown(call: &Call, request: Request) -> Result<Response, Failure> {
-    let asked: ShowRequest = call.read(request).await?;
+    let asked: ShowRequest = call.read_small(request).await?;
     let called = asked.model.filter(|name| !name.is_empty()).or(asked.name);
     let model = call.model(&called.unwrap_or_default()).await?;
     let info = model.model().info();

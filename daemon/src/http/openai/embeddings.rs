@@ -8,12 +8,13 @@ use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rocmforge_service::failure::{self, Failure};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::super::Http;
-use super::super::call::{Call, json as answer};
-use super::super::embedding::{Asked, embed, texts};
+use super::super::call::Call;
+use super::super::embedding::{Asked, embed, texts, vector_bytes};
+use super::super::written::List;
 
 #[derive(Debug, Deserialize)]
 struct EmbeddingsRequest {
@@ -57,23 +58,47 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         },
     )
     .await?;
-    let vectors = embedded.vectors.into_iter().enumerate();
-    let data: Vec<_> = vectors
-        .map(|(index, (vector, _))| {
-            let embedding: Value = match as_base64 {
+    let (model, tokens) = (Value::from(asked.model), embedded.tokens);
+    let list = List {
+        begin: "{\"object\":\"list\",\"data\":[".to_owned(),
+        n: embedded.vectors.len(),
+        source_bytes: vector_bytes(&embedded),
+        item: move |index, out: &mut Vec<u8>| {
+            let (vector, _): &(Vec<f32>, u32) = &embedded.vectors[index];
+            let embedding = match as_base64 {
                 true => {
                     let bytes: Vec<u8> = vector.iter().flat_map(|v| v.to_le_bytes()).collect();
-                    STANDARD.encode(bytes).into()
+                    Values::Base64(STANDARD.encode(bytes))
                 }
-                false => vector.into(),
+                false => Values::Numbers(vector),
             };
-            json!({"object": "embedding", "index": index, "embedding": embedding})
-        })
-        .collect();
-    answer(&json!({
-        "object": "list",
-        "data": data,
-        "model": asked.model,
-        "usage": {"prompt_tokens": embedded.tokens, "total_tokens": embedded.tokens},
-    }))
+            let object = "embedding";
+            serde_json::to_writer(
+                out,
+                &Embedding {
+                    object,
+                    index,
+                    embedding,
+                },
+            )
+        },
+        end: format!(
+            "],\"model\":{model},\"usage\":{{\"prompt_tokens\":{tokens},\"total_tokens\":{tokens}}}}}"
+        ),
+    };
+    list.answer(call)
+}
+
+#[derive(Debug, Serialize)]
+struct Embedding<'a> {
+    object: &'static str,
+    index: usize,
+    embedding: Values<'a>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Values<'a> {
+    Numbers(&'a [f32]),
+    Base64(String),
 }

@@ -192,6 +192,11 @@ async fn requests_have_names_and_what_is_not_there_says_so() {
     let large = " ".repeat(rocmforged::REQUEST_MAX_BYTES + 1);
     let reply = unix(&http.path(), "POST", "/v1/completions", &[], &large).await;
     assert_eq!(reply.status, 413, "{reply:?}");
+    // What only names a model is never that long.
+    let named = json!({"model": LLAMA, "padding": " ".repeat(64 << 10)});
+    for route in ["/models/load", "/models/unload", "/api/show"] {
+        assert_eq!(http.post(route, &named).await.status, 413, "{route}");
+    }
     assert_eq!(http.stop().await, End::Drained);
 }
 
