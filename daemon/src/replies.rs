@@ -388,7 +388,8 @@ mod tests {
         }
     }
 
-    /// A reply of a megabyte and a word under a sum, the word that its memory is gone, and its connection's.
+    /// A reply of a megabyte and a word under a sum, the word that its memory is gone, and its
+    /// connection's.
     struct Case {
         sum: Arc<Sum>,
         reply: Outgoing<Stalling>,

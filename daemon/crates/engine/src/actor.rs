@@ -196,7 +196,7 @@ pub(crate) struct Engine {
     pub(crate) prefill_chunk: NonZeroUsize,
     pub(crate) lost: Option<String>,
     /// Sees the machine sleep.
-    sleep: SleepClock,
+    pub(crate) sleep: SleepClock,
     /// How everyone is told that the engine ends by itself.
     loss: DeviceLoss,
 }
@@ -430,28 +430,6 @@ impl Engine {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return self.lost(),
-            }
-        }
-    }
-
-    /// Has the device checked if the machine slept: a card's memory may be gone although every call
-    /// works. Whether it was lost; what it holds is kept if not.
-    fn check_after_sleep(&mut self) -> bool {
-        let Some(slept) = self.sleep.slept() else {
-            return false;
-        };
-        match self.store.check() {
-            Ok(()) => {
-                tracing::info!(
-                    seconds = slept.as_secs(),
-                    "the machine slept; the device holds what it held"
-                );
-                false
-            }
-            Err(error) => {
-                let reason = format!("after {} s of sleep: {error}", slept.as_secs());
-                self.lost = Some(reason);
-                true
             }
         }
     }

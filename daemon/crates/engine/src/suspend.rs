@@ -8,6 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::actor::Engine;
+
 /// A gain above this is a sleep; below it the two clocks are only read at different moments.
 const GAIN_MIN: Duration = Duration::from_millis(200);
 
@@ -72,6 +74,30 @@ impl SleepClock {
 fn ahead(clocks: &Clocks) -> Duration {
     let (with_sleep, without) = (clocks.0)();
     with_sleep.saturating_sub(without)
+}
+
+impl Engine {
+    /// Has the device checked if the machine slept: a card's memory may be gone although every call
+    /// works. Whether it was lost; what it holds is kept if not.
+    pub(crate) fn check_after_sleep(&mut self) -> bool {
+        let Some(slept) = self.sleep.slept() else {
+            return false;
+        };
+        match self.store.check() {
+            Ok(()) => {
+                tracing::info!(
+                    seconds = slept.as_secs(),
+                    "the machine slept; the device holds what it held"
+                );
+                false
+            }
+            Err(error) => {
+                let reason = format!("after {} s of sleep: {error}", slept.as_secs());
+                self.lost = Some(reason);
+                true
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@
 //! slow is told of as it was found last, and one that does not answer costs those who look at it
 //! one wait and one thread.
 //!
-//! *Invariant:* of each key one look goes on at a time, but for [`HANGING_MAX`] that have hung for a
-//! minute (test `one_that_hangs_is_waited_for_once_and_told_of_by_what_was_found_before`).
+//! *Invariant:* of each key one look goes on at a time, but for [`HANGING_MAX`] that have hung for
+//! a minute (test `one_that_hangs_is_waited_for_once_and_told_of_by_what_was_found_before`).
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! `system_fingerprint`: another one where the same request with the same seed may get another
 //! answer.
 //!
-//! That is with another version, another kind of device, a file that was changed, another template or
-//! another type of keys and values. Who else asks, and how tokens are drafted, is not in it.
+//! That is with another version, another kind of device, a file that was changed, another template
+//! or another type of keys and values. Who else asks, and how tokens are drafted, is not in it.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
