@@ -569,6 +569,32 @@ fn what_is_cut_is_a_beginning_and_no_object() {
 }
 
 #[test]
+fn a_closing_tag_in_a_value_that_is_cut_ends_no_call() {
+    for (written, told) in [
+        (
+            "<function=edit>\n<parameter=any>\n{\"xml\": \"<function>x</function> and more that is",
+            "{",
+        ),
+        ("<function=edit>\n<parameter=any>\n[\"<b></function> and more", "{"),
+        (
+            "<function=edit>\n<parameter=path>\nwrite:\n<parameter=content>\n</function>\nthen rm -rf",
+            "{\"path\":\"write:",
+        ),
+    ] {
+        let written = format!("<tool_call>\n{written}");
+        let ends: Vec<usize> = (1..written.len()).collect();
+        for in_pieces in [true, false] {
+            for ends in [&[], &ends[..]] {
+                let parts = joined(parts("<tool_call>", &written, ends, in_pieces, true));
+                let expected = [("edit".to_owned(), told.to_owned())];
+                assert_eq!(calls_of(&parts), expected, "{written}");
+                assert_eq!(parts.len(), 1, "{written}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_long_text_comes_as_it_is_written() {
     let content = "let a = \"b\" < c && \\d;\n\tfoo(<b>);\n".repeat(40);
     for form in forms() {

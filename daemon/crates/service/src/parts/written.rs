@@ -6,7 +6,6 @@
 
 use serde_json::Value;
 
-use super::marks::whole_of;
 use super::{CALL_MAX_BYTES, Part, partial};
 use crate::tool_calls::ToolCall;
 use crate::tool_calls::forms::Form;
@@ -108,12 +107,13 @@ impl Written {
             return;
         }
         let block = &held[..held.len() - partial(held, close)];
-        let whole = match is_cut && self.form.in_tags {
-            true => whole_of(block),
-            false => block,
-        };
         self.read(block, tools, counted, into);
-        self.tell_rest(whole, tools, counted, into);
+        // Between tags a value ends where the text does, and so the parser takes a cut one, or a
+        // call's closing tag inside of it, for the end.
+        if is_cut && self.form.in_tags && !self.ended {
+            return;
+        }
+        self.tell_rest(block, tools, counted, into);
     }
 
     fn read(
