@@ -122,7 +122,7 @@ fn each(calls: &[Wanted], around: &str, key: &str) -> String {
 fn list(calls: &[Wanted], open: &str, name: &str, key: &str, close: &str) -> String {
     let calls = calls.iter().map(|(called, arguments)| {
         let arguments = text_of(arguments);
-        format!("{{\"tool_call_id\": \"0\", \"{name}\": \"{called}\", \"{key}\": {arguments}, \"id\": \"1\"}}")
+        format!("{{\"tool_call_id\": \"0\", \"{name}\": \"{called}\", \"{key}\": {arguments}, \"id\": \"1\", \"n\": -12.50}}")
     });
     format!(
         "{open}[\n{}\n]{close}",
@@ -520,21 +520,6 @@ fn notations_in_values_are_read_as_the_parser_reads_them() {
 }
 
 #[test]
-fn space_in_front_of_a_missing_tag_is_no_part_of_a_value() {
-    for written in [
-        "<tool_call>\n<function=other>\n<parameter=path>\nx \n\n</tool_call>",
-        "<tool_call>other\n<arg_key>path</arg_key>\n<arg_value>x \t \n</tool_call>",
-    ] {
-        let ends: Vec<usize> = (1..written.len()).collect();
-        for is_cut in [false, true] {
-            let told = joined(parts("<tool_call>", written, &ends, true, is_cut));
-            let expected = [("other".to_owned(), r#"{"path":"x"}"#.to_owned())];
-            assert_eq!(calls_of(&told), expected, "{written}");
-        }
-    }
-}
-
-#[test]
 fn what_is_cut_is_a_beginning_and_no_object() {
     for (at, form) in forms().into_iter().enumerate() {
         for seed in 0..8 {
@@ -568,50 +553,5 @@ fn what_is_cut_is_a_beginning_and_no_object() {
     }
 }
 
-#[test]
-fn a_closing_tag_in_a_value_that_is_cut_ends_no_call() {
-    for (written, told) in [
-        (
-            "<function=edit>\n<parameter=any>\n{\"xml\": \"<function>x</function> and more that is",
-            "{",
-        ),
-        ("<function=edit>\n<parameter=any>\n[\"<b></function> and more", "{"),
-        (
-            "<function=edit>\n<parameter=path>\nwrite:\n<parameter=content>\n</function>\nthen rm -rf",
-            "{\"path\":\"write:",
-        ),
-    ] {
-        let written = format!("<tool_call>\n{written}");
-        let ends: Vec<usize> = (1..written.len()).collect();
-        for in_pieces in [true, false] {
-            for ends in [&[], &ends[..]] {
-                let parts = joined(parts("<tool_call>", &written, ends, in_pieces, true));
-                let expected = [("edit".to_owned(), told.to_owned())];
-                assert_eq!(calls_of(&parts), expected, "{written}");
-                assert_eq!(parts.len(), 1, "{written}");
-            }
-        }
-    }
-}
-
-#[test]
-fn a_long_text_comes_as_it_is_written() {
-    let content = "let a = \"b\" < c && \\d;\n\tfoo(<b>);\n".repeat(40);
-    for form in forms() {
-        let arguments = json!({"path": "/tmp/x", "content": content, "line": 3});
-        let Value::Object(arguments) = arguments else {
-            unreachable!()
-        };
-        let written = (form.write)(&[("edit", arguments)]);
-        let mut splitter = splitter(form.source, true);
-        let (mut parts, mut silent) = (Vec::new(), 0);
-        for c in written.chars() {
-            let before = parts.len();
-            splitter.push(&c.to_string(), &mut parts);
-            let is_silent = parts.len() == before && splitter.is_calling();
-            silent = if is_silent { silent + 1 } else { 0 };
-            assert!(silent < 80, "{}: silent at {written}", form.source);
-        }
-        assert!(parts.len() > content.len() / 2, "{}", form.source);
-    }
-}
+#[path = "cases_tests.rs"]
+mod cases_tests;

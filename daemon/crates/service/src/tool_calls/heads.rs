@@ -92,7 +92,11 @@ pub(crate) fn member(text: &str) -> Result<usize, Stop> {
     reader.string()?;
     reader.eat(":")?;
     reader.value()?;
-    Ok(reader.at)
+    match reader.rest().is_empty() && text.ends_with(|c: char| c.is_ascii_digit()) {
+        // A number may have more digits.
+        true => Err(Stop::Short),
+        false => Ok(reader.at),
+    }
 }
 
 /// Why a text is not read further.

@@ -1,0 +1,86 @@
+//! Single answers whose calls are told in pieces.
+
+use serde_json::{Value, json};
+
+use super::{calls_of, forms, parts, splitter};
+use crate::parts::joined;
+
+#[test]
+fn space_in_front_of_a_missing_tag_is_no_part_of_a_value() {
+    for written in [
+        "<tool_call>\n<function=other>\n<parameter=path>\nx \n\n</tool_call>",
+        "<tool_call>other\n<arg_key>path</arg_key>\n<arg_value>x \t \n</tool_call>",
+    ] {
+        let ends: Vec<usize> = (1..written.len()).collect();
+        for is_cut in [false, true] {
+            let told = joined(parts("<tool_call>", written, &ends, true, is_cut));
+            let expected = [("other".to_owned(), r#"{"path":"x"}"#.to_owned())];
+            assert_eq!(calls_of(&told), expected, "{written}");
+        }
+    }
+}
+
+#[test]
+fn a_closing_tag_in_a_value_that_is_cut_ends_no_call() {
+    for (written, told) in [
+        (
+            "<function=edit>\n<parameter=any>\n{\"xml\": \"<function>x</function> and more that is",
+            "{",
+        ),
+        ("<function=edit>\n<parameter=any>\n[\"<b></function> and more", "{"),
+        (
+            "<function=edit>\n<parameter=path>\nwrite:\n<parameter=content>\n</function>\nthen rm -rf",
+            "{\"path\":\"write:",
+        ),
+    ] {
+        let written = format!("<tool_call>\n{written}");
+        let ends: Vec<usize> = (1..written.len()).collect();
+        for in_pieces in [true, false] {
+            for ends in [&[], &ends[..]] {
+                let parts = joined(parts("<tool_call>", &written, ends, in_pieces, true));
+                let expected = [("edit".to_owned(), told.to_owned())];
+                assert_eq!(calls_of(&parts), expected, "{written}");
+                assert_eq!(parts.len(), 1, "{written}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_number_behind_the_arguments_may_be_split() {
+    let one = r#"{"name":"edit","arguments":{"path":"x"}, "id": 123}"#;
+    let two = r#"{"name":"other","arguments":{"path":"y"}}"#;
+    for (source, written) in [
+        ("<tool_call>", format!("<tool_call>{one}\n{two}\n</tool_call>")),
+        ("<|tool_call|>", format!("<|tool_call|>[{one}, {two}]")),
+    ] {
+        let ends: Vec<usize> = (1..written.len()).collect();
+        let parts = joined(parts(source, &written, &ends, true, false));
+        let expected = [("edit", r#"{"path":"x"}"#), ("other", r#"{"path":"y"}"#)];
+        let expected = expected.map(|(name, said)| (name.to_owned(), said.to_owned()));
+        assert_eq!(calls_of(&parts), expected, "{written}");
+        assert_eq!(parts.len(), 2, "{written}");
+    }
+}
+
+#[test]
+fn a_long_text_comes_as_it_is_written() {
+    let content = "let a = \"b\" < c && \\d;\n\tfoo(<b>);\n".repeat(40);
+    for form in forms() {
+        let arguments = json!({"path": "/tmp/x", "content": content, "line": 3});
+        let Value::Object(arguments) = arguments else {
+            unreachable!()
+        };
+        let written = (form.write)(&[("edit", arguments)]);
+        let mut splitter = splitter(form.source, true);
+        let (mut parts, mut silent) = (Vec::new(), 0);
+        for c in written.chars() {
+            let before = parts.len();
+            splitter.push(&c.to_string(), &mut parts);
+            let is_silent = parts.len() == before && splitter.is_calling();
+            silent = if is_silent { silent + 1 } else { 0 };
+            assert!(silent < 80, "{}: silent at {written}", form.source);
+        }
+        assert!(parts.len() > content.len() / 2, "{}", form.source);
+    }
+}
