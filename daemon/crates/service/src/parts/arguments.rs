@@ -8,8 +8,8 @@
 //! ```
 //!
 //! JSON says where the arguments end, so a closing mark inside of a text of theirs is text. Where
-//! they turn out to be no JSON, the closing mark ends them, or the one behind the call. How calls
-//! begin tells [`Heads`].
+//! they turn out to be no JSON, the closing mark ends them, or the one behind the call; or the last
+//! bracket, where nothing but line breaks in a text is wrong. How calls begin tells [`Heads`].
 
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ enum At {
     Begin,
     /// Inside of the arguments.
     Arguments,
-    /// Inside of arguments that are no JSON.
+    /// Inside of arguments that are no JSON; of loose ones brackets may tell the end.
     Broken,
     /// Behind a call.
     Between,
@@ -113,23 +113,42 @@ impl Objects {
                     self.at = match state {
                         JsonState::More => return Block::More,
                         JsonState::Ended => At::Between,
-                        JsonState::Broken => At::Broken,
+                        JsonState::Loose | JsonState::Broken => At::Broken,
                     };
                 }
                 At::Broken => {
                     let ends = [close, self.heads.end()];
                     let found = ends.map(|end| held.find(end).filter(|_| !end.is_empty()));
-                    let Some(at) = found.into_iter().flatten().min() else {
-                        // Space in front of the mark is none of theirs.
+                    let found_at = found.into_iter().flatten().min();
+                    let ready = found_at.unwrap_or_else(|| {
                         let begun = ends.map(|end| partial(held, end)).into_iter().max();
-                        let n = held.len() - begun.unwrap_or(0);
-                        let rest = held.split_off(held[..n].trim_end().len());
-                        self.say(&std::mem::replace(held, rest), into);
+                        held.len() - begun.unwrap_or(0)
+                    });
+                    // Space in front of the mark is none of theirs.
+                    let ready = held[..ready].trim_end().len();
+                    let (n, state) = match self.json.loose {
+                        true => self.json.take(&held[..ready]),
+                        false => (ready, JsonState::More),
+                    };
+                    let rest = held.split_off(n);
+                    self.say(&std::mem::replace(held, rest), into);
+                    match state {
+                        JsonState::Ended => {
+                            self.at = At::Between;
+                            continue;
+                        }
+                        JsonState::Broken => {
+                            self.json.loose = false;
+                            continue;
+                        }
+                        JsonState::More | JsonState::Loose => {}
+                    }
+                    let Some(at) = found_at.map(|at| at - n) else {
                         return Block::More;
                     };
                     let rest = held.split_off(at);
-                    self.say(std::mem::replace(held, rest).trim_end(), into);
-                    if found[0] == Some(at) {
+                    *held = rest;
+                    if found[0] == found_at {
                         held.drain(..close.len());
                         return Block::Ended(String::new());
                     }
@@ -300,12 +319,16 @@ struct Json {
     depth: u32,
     in_text: bool,
     escaped: bool,
+    /// A text has line breaks or the like as they are, which JSON has not: a mark may end it.
+    loose: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum JsonState {
     More,
     Ended,
+    /// Not as JSON has it, but brackets and quotation marks may still tell the end.
+    Loose,
     Broken,
 }
 
@@ -314,8 +337,10 @@ impl Json {
     fn take(&mut self, text: &str) -> (usize, JsonState) {
         for (at, c) in text.char_indices() {
             match c {
-                // No text of JSON has it as it is.
-                c if self.in_text && c < ' ' => return (at, JsonState::Broken),
+                c if self.in_text && c < ' ' && !self.loose => {
+                    self.loose = true;
+                    return (at, JsonState::Loose);
+                }
                 _ if self.escaped => self.escaped = false,
                 '\\' if self.in_text => self.escaped = true,
                 '"' => self.in_text = !self.in_text,
@@ -444,6 +469,10 @@ mod tests {
         let text = "{\"name\": \"f\", \"arguments\": {\"a\": \"x}}\n</call>behind";
         let parts = vec![call("f", "{\"a\": \"x}}")];
         assert_eq!(split(text), (parts, ended(""), "behind".to_owned()));
+        let object = "{\"a\": \"x\n\ty\", \"b\": [\"}\\\"\"]}";
+        let text = format!("{{\"name\":\"f\",\"arguments\":{object}}}\n</call>behind");
+        let parts = vec![call("f", object)];
+        assert_eq!(split(&text), (parts, ended(""), "behind".to_owned()));
         let text = "{\"name\": \"f\", \"arguments\": {\"a\": 1</call>";
         let parts = vec![call("f", "{\"a\": 1")];
         assert_eq!(split(text), (parts, ended(""), String::new()));
