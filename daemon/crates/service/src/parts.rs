@@ -77,7 +77,10 @@ impl Splitter {
         Self::of(Way::Marked(Box::new(Marked::plain())))
     }
 
-    fn of(way: Way) -> Self {
+    fn of(mut way: Way) -> Self {
+        if let Way::Marked(marked) = &mut way {
+            marked.tell_whole(true);
+        }
         Self {
             way,
             in_pieces: false,
@@ -88,6 +91,9 @@ impl Splitter {
     /// From now on arguments of calls are told as they come, where the form of calls allows.
     pub fn tell_pieces(&mut self) {
         self.in_pieces = true;
+        if let Way::Marked(marked) = &mut self.way {
+            marked.tell_whole(false);
+        }
     }
 
     /// Whether more arguments may come of the last call.

@@ -23,8 +23,9 @@ pub(super) enum Block {
 /// A block of calls, while it comes.
 #[derive(Debug)]
 pub(super) enum Calls {
-    /// How its calls are written is not known yet.
-    Begin(Form),
+    /// How its calls are written is not known yet. Whether calls are told whole, so that only JSON
+    /// is read as it comes.
+    Begin(Form, bool),
     /// Their arguments are JSON text.
     Objects(Objects),
     /// Their arguments are written otherwise.
@@ -32,15 +33,21 @@ pub(super) enum Calls {
 }
 
 impl Calls {
-    /// Calls of a form; nothing where they are read as a whole.
-    pub(super) fn of(form: Form) -> Option<Self> {
-        (form.pieces != Pieces::None).then_some(Self::Begin(form))
+    /// Calls of a form; nothing where they are read as a whole. Where they are told `whole`, those
+    /// are that are no JSON: a block of them that is not valid is text then.
+    pub(super) fn of(form: Form, whole: bool) -> Option<Self> {
+        let in_pieces = match form.pieces {
+            Pieces::None => false,
+            Pieces::Written(_) => !whole,
+            Pieces::Text(_) | Pieces::Tags => true,
+        };
+        in_pieces.then_some(Self::Begin(form, whole))
     }
 
     /// Whether arguments are open of a call that counts.
     pub(super) fn is_open(&self) -> bool {
         match self {
-            Self::Begin(_) => false,
+            Self::Begin(..) => false,
             Self::Objects(objects) => objects.is_open(),
             Self::Written(written) => written.is_open(),
         }
@@ -49,7 +56,7 @@ impl Calls {
     /// Whether any call of the block was told.
     pub(super) fn has_begun(&self) -> bool {
         match self {
-            Self::Begin(_) => false,
+            Self::Begin(..) => false,
             Self::Objects(objects) => objects.has_begun(),
             Self::Written(written) => written.has_begun(),
         }
@@ -67,13 +74,14 @@ impl Calls {
     ) -> Block {
         loop {
             match self {
-                Self::Begin(form) => match (form.pieces, held.trim_start().chars().next()) {
+                Self::Begin(form, whole) => match (form.pieces, held.trim_start().chars().next()) {
                     (_, None) => return Block::More,
                     (Pieces::Text(heads), _) => *self = Self::Objects(Objects::new(heads)),
                     (Pieces::Tags, Some('{' | '[')) => {
                         *self = Self::Objects(Objects::new(Heads::Objects));
                     }
                     (Pieces::None, _) => return Block::Whole,
+                    (Pieces::Tags | Pieces::Written(_), _) if *whole => return Block::Whole,
                     (Pieces::Tags | Pieces::Written(_), _) => {
                         let Some(written) = Written::of(*form, held) else {
                             return Block::More;
@@ -103,7 +111,7 @@ impl Calls {
         into: &mut Vec<Part>,
     ) -> String {
         match self {
-            Self::Begin(_) => held.to_owned(),
+            Self::Begin(..) => held.to_owned(),
             Self::Objects(objects) => objects.finish(held, close, into),
             Self::Written(written) => {
                 written.finish(held, close, is_cut, tools, &mut counted, into);

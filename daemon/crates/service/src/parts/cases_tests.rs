@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{calls_of, forms, parts, splitter};
-use crate::parts::joined;
+use crate::parts::{Part, joined};
 
 #[test]
 fn space_in_front_of_a_missing_tag_is_no_part_of_a_value() {
@@ -82,5 +82,24 @@ fn a_long_text_comes_as_it_is_written() {
             assert!(silent < 80, "{}: silent at {written}", form.source);
         }
         assert!(parts.len() > content.len() / 2, "{}", form.source);
+    }
+}
+
+#[test]
+fn what_is_no_valid_call_is_text_where_calls_are_told_whole() {
+    for (source, written) in [
+        ("<|tool_call_start|>", "<|tool_call_start|>[edit(\"x\")]<|tool_call_end|>"),
+        ("<|tool_call_start|>", "<|tool_call_start|>[edit(path=x y)]<|tool_call_end|>"),
+        ("<|tool_call>", "<|tool_call>call:edit{any:foo[1],line:2}<tool_call|>"),
+        ("<|tool_call>", "<|tool_call>call:edit{any:{12},path:<|\"|>x<|\"|>}<tool_call|>"),
+    ] {
+        let ends: Vec<usize> = (1..written.len()).collect();
+        let expected = [Part::Text(written.to_owned())];
+        for ends in [&[], &ends[..]] {
+            let told = joined(parts(source, written, ends, false, false));
+            assert_eq!(told, expected, "{written}");
+            let pieces = joined(parts(source, written, ends, true, false));
+            assert!(written.contains("(\"") == (pieces == expected), "{pieces:?}");
+        }
     }
 }

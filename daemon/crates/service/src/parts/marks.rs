@@ -85,6 +85,8 @@ pub(super) struct Marked {
     gap: String,
     /// Something was said.
     said: bool,
+    /// Calls are told whole, so that what is no valid one may still be text.
+    whole: bool,
     tools: Tools,
     calls: usize,
 }
@@ -118,6 +120,7 @@ impl Marked {
             at_start: state == State::Thinking || begins_frame,
             gap: String::new(),
             said: false,
+            whole: false,
             tools,
             calls: 0,
         }
@@ -126,6 +129,11 @@ impl Marked {
     /// For text that is handed out as it comes.
     pub(super) fn plain() -> Self {
         Self::new(Marks::default(), &Tail::default(), Tools::default())
+    }
+
+    /// Whether calls are told whole from now on.
+    pub(super) fn tell_whole(&mut self, whole: bool) {
+        self.whole = whole;
     }
 
     /// Whether the model thinks at this point.
@@ -170,7 +178,18 @@ impl Marked {
                 }
                 self.text(&held, into);
             }
-            State::Calling => self.finish_calls(&held, is_cut, into),
+            State::Calling => {
+                let has_begun = self.block.as_ref().is_some_and(Calls::has_begun);
+                if is_cut && self.whole && !has_begun {
+                    // What has come of a call that is cut is never text.
+                    let close = self.form.map_or("", |form| form.close);
+                    self.block = self.form.and_then(|form| Calls::of(form, false));
+                    self.held = held;
+                    self.pieces(close, into);
+                    held = std::mem::take(&mut self.held);
+                }
+                self.finish_calls(&held, is_cut, into);
+            }
         }
     }
 
@@ -191,11 +210,10 @@ impl Marked {
         let block = &held[..held.len() - partial(held, close)];
         let in_tags = self.form.is_some_and(|form| form.in_tags);
         let is_json = block.trim_start().starts_with(['{', '[']);
-        let whole = match is_cut && in_tags && !is_json {
-            true => whole_of(block),
-            false => block,
-        };
-        if self.call(whole, into) {
+        // Between tags a cut value looks whole, and a tool is not to be run with the beginning of a
+        // path.
+        let may_be_whole = !(is_cut && in_tags && !is_json);
+        if may_be_whole && self.call(block, into) {
             return;
         }
         // Where nothing opens calls, it may be what was asked for.
@@ -396,7 +414,7 @@ impl Marked {
         self.state = state;
         self.at_start = at_start;
         let form = self.form.filter(|_| state == State::Calling);
-        self.block = form.and_then(Calls::of);
+        self.block = form.and_then(|form| Calls::of(form, self.whole));
     }
 
     /// `text` without the whitespace that begins a part.

@@ -497,8 +497,10 @@ fn notations_in_values_are_read_as_the_parser_reads_them() {
                     written = written.replacen(mark, "", random.random_range(1..3));
                 }
             }
-            let whole = joined(parts(form.source, &written, &[], false, false));
+            let whole = joined(parts(form.source, &written, &[], true, false));
+            let told = joined(parts(form.source, &written, &[], false, false));
             if let Some(expected) = by_parser(read, &written) {
+                assert_eq!(calls_of(&told), expected, "seed {seed}: {written}");
                 let calls = calls_of(&whole);
                 for (at, (call, expected)) in calls.iter().zip(&expected).enumerate() {
                     let may_be_cut = form.is_strict();
@@ -514,6 +516,8 @@ fn notations_in_values_are_read_as_the_parser_reads_them() {
             for ends in splits(&mut random, &written) {
                 let pieces = joined(parts(form.source, &written, &ends, true, false));
                 assert_eq!(pieces, whole, "seed {seed}, {ends:?}: {written}");
+                let again = joined(parts(form.source, &written, &ends, false, false));
+                assert_eq!(again, told, "seed {seed}, {ends:?}: {written}");
             }
         }
     }

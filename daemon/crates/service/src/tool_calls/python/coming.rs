@@ -4,6 +4,8 @@
 //! ```text
 //! list --"["--> calls --f(--> arguments --a=--> value --> arguments --")"--> calls
 //! ```
+//!
+//! A call is none before its first argument's name or its end: `f("x")` is told as nothing.
 
 use serde_json::Value;
 
@@ -21,6 +23,8 @@ enum State {
     List,
     /// Inside of the list, in front of a call. Whether one, and no comma, is before it.
     Calls(bool),
+    /// Behind a call's name and its bracket.
+    Opened(String),
     /// Inside of a call, in front of an argument. Whether one, and no comma, is before it.
     Arguments(bool),
     /// Behind an argument's name.
@@ -68,11 +72,23 @@ impl Coming {
                     if Parameters::of(name, tools).is_none() {
                         return self.leave();
                     }
-                    self.arguments.begin(name, tell);
                     self.at = block.len() - behind.len();
-                    self.state = State::Arguments(false);
+                    self.state = State::Opened(name.to_owned());
                 }
             },
+            State::Opened(called) => {
+                let called = std::mem::take(called);
+                if first != Some(')') {
+                    let Some(_) = self.name(rest, '=') else {
+                        if matches!(self.state, State::Opened(_)) {
+                            self.state = State::Opened(called);
+                        }
+                        return None;
+                    };
+                }
+                self.arguments.begin(&called, tell);
+                (self.state, self.at) = (State::Arguments(false), place);
+            }
             State::Arguments(is_behind) => match first? {
                 ')' => {
                     self.arguments.end(tell);
