@@ -103,3 +103,21 @@ fn what_is_no_valid_call_is_text_where_calls_are_told_whole() {
         }
     }
 }
+
+#[test]
+fn a_value_of_gemmas_that_is_broken_is_told_alike_however_it_comes() {
+    for (members, told) in [
+        ("any:{12},path:<|\"|>x<|\"|>", "{"),
+        ("any:foo[1],line:2", "{"),
+        ("line:1,any:[1,{],path:<|\"|>x<|\"|>", "{\"line\":1"),
+        ("any:f[o,line:2", "{\"any\":\"f[o\",\"line\":2}"),
+    ] {
+        let written = format!("<|tool_call>call:edit{{{members}}}<tool_call|>");
+        let characters: Vec<usize> = (1..written.len()).collect();
+        for ends in [&[], &characters[..]] {
+            let parts = joined(parts("<|tool_call>", &written, ends, true, false));
+            let expected = [("edit".to_owned(), told.to_owned())];
+            assert_eq!(calls_of(&parts), expected, "{written}");
+        }
+    }
+}

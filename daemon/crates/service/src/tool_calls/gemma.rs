@@ -198,19 +198,20 @@ impl Coming {
                 self.state = State::Behind;
             }
             State::Other(key, brackets) => {
-                if !brackets.have_ended(block) {
-                    return None;
-                }
+                let end = brackets.end(block)?;
                 let key = std::mem::take(key);
-                let mut behind = rest;
-                let Some(value) = gemma_value(&mut behind, 1) else {
+                let mut left = &block[place..end];
+                let value = gemma_value(&mut left, 1).filter(|_| left.trim().is_empty());
+                // No member ends at a bracket of a list.
+                let value = value.filter(|_| !block[end..].starts_with(']'));
+                let Some(value) = value else {
                     return self.leave();
                 };
                 if !self.arguments.has(&key) {
                     self.arguments.key(&key, tell);
                     tell.push(Known::More(value.to_string()));
                 }
-                (self.state, self.at) = (State::Behind, block.len() - behind.len());
+                (self.state, self.at) = (State::Behind, end);
             }
             State::Behind => match rest.chars().next()? {
                 ',' => self.state = State::Member,
@@ -240,6 +241,8 @@ struct Brackets {
     seen: usize,
     depth: usize,
     in_text: bool,
+    /// It is a word, in which brackets that open are characters.
+    in_word: bool,
 }
 
 impl Brackets {
@@ -248,33 +251,40 @@ impl Brackets {
             seen: from,
             depth: 0,
             in_text: false,
+            in_word: false,
         }
     }
 
-    /// Whether all that were opened are closed, or what ends a word has come.
-    fn have_ended(&mut self, block: &str) -> bool {
+    /// Where the value ends: behind the bracket that closes its first, or in front of what ends a
+    /// word; nothing while it has not come.
+    fn end(&mut self, block: &str) -> Option<usize> {
         loop {
             let rest = &block[self.seen..];
-            let Some(c) = rest.chars().next() else {
-                return false;
-            };
+            let c = rest.chars().next()?;
+            if self.depth == 0 && !matches!(c, '{' | '[') {
+                self.in_word = true;
+            }
+            if self.in_word {
+                let end = rest.find([',', '}', ']']);
+                self.seen += end.unwrap_or(rest.len());
+                return end.map(|_| self.seen);
+            }
             if rest.starts_with(QUOTE) {
                 self.in_text = !self.in_text;
                 self.seen += QUOTE.len();
                 continue;
             }
             if c == '<' && QUOTE.starts_with(rest) {
-                return false;
+                return None;
             }
+            self.seen += c.len_utf8();
             match c {
                 _ if self.in_text => {}
                 '{' | '[' => self.depth += 1,
-                '}' | ']' if self.depth <= 1 => return true,
+                '}' | ']' if self.depth <= 1 => return Some(self.seen),
                 '}' | ']' => self.depth -= 1,
-                ',' if self.depth == 0 => return true,
                 _ => {}
             }
-            self.seen += c.len_utf8();
         }
     }
 }
