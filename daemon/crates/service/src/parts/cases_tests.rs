@@ -27,7 +27,10 @@ fn a_closing_tag_in_a_value_that_is_cut_ends_no_call() {
             "<function=edit>\n<parameter=any>\n{\"xml\": \"<function>x</function> and more that is",
             "{",
         ),
-        ("<function=edit>\n<parameter=any>\n[\"<b></function> and more", "{"),
+        (
+            "<function=edit>\n<parameter=any>\n[\"<b></function> and more",
+            "{",
+        ),
         (
             "<function=edit>\n<parameter=path>\nwrite:\n<parameter=content>\n</function>\nthen rm -rf",
             "{\"path\":\"write:",
@@ -51,7 +54,10 @@ fn a_number_behind_the_arguments_may_be_split() {
     let one = r#"{"name":"edit","arguments":{"path":"x"}, "id": 123}"#;
     let two = r#"{"name":"other","arguments":{"path":"y"}}"#;
     for (source, written) in [
-        ("<tool_call>", format!("<tool_call>{one}\n{two}\n</tool_call>")),
+        (
+            "<tool_call>",
+            format!("<tool_call>{one}\n{two}\n</tool_call>"),
+        ),
         ("<|tool_call|>", format!("<|tool_call|>[{one}, {two}]")),
     ] {
         let ends: Vec<usize> = (1..written.len()).collect();
@@ -88,10 +94,22 @@ fn a_long_text_comes_as_it_is_written() {
 #[test]
 fn what_is_no_valid_call_is_text_where_calls_are_told_whole() {
     for (source, written) in [
-        ("<|tool_call_start|>", "<|tool_call_start|>[edit(\"x\")]<|tool_call_end|>"),
-        ("<|tool_call_start|>", "<|tool_call_start|>[edit(path=x y)]<|tool_call_end|>"),
-        ("<|tool_call>", "<|tool_call>call:edit{any:foo[1],line:2}<tool_call|>"),
-        ("<|tool_call>", "<|tool_call>call:edit{any:{12},path:<|\"|>x<|\"|>}<tool_call|>"),
+        (
+            "<|tool_call_start|>",
+            "<|tool_call_start|>[edit(\"x\")]<|tool_call_end|>",
+        ),
+        (
+            "<|tool_call_start|>",
+            "<|tool_call_start|>[edit(path=x y)]<|tool_call_end|>",
+        ),
+        (
+            "<|tool_call>",
+            "<|tool_call>call:edit{any:foo[1],line:2}<tool_call|>",
+        ),
+        (
+            "<|tool_call>",
+            "<|tool_call>call:edit{any:{12},path:<|\"|>x<|\"|>}<tool_call|>",
+        ),
     ] {
         let ends: Vec<usize> = (1..written.len()).collect();
         let expected = [Part::Text(written.to_owned())];
@@ -99,7 +117,10 @@ fn what_is_no_valid_call_is_text_where_calls_are_told_whole() {
             let told = joined(parts(source, written, ends, false, false));
             assert_eq!(told, expected, "{written}");
             let pieces = joined(parts(source, written, ends, true, false));
-            assert!(written.contains("(\"") == (pieces == expected), "{pieces:?}");
+            assert!(
+                written.contains("(\"") == (pieces == expected),
+                "{pieces:?}"
+            );
         }
     }
 }
