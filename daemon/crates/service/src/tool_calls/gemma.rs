@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::ToolCall;
-use super::reading::{Arguments, Known, escaped};
+use super::reading::{Arguments, Known, NAME_MAX_BYTES, escaped};
 use super::typed::Parameters;
 use crate::parts::partial;
 
@@ -136,6 +136,9 @@ impl Coming {
     fn step(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) -> Option<bool> {
         let rest = block[self.at..].trim_start();
         let place = block.len() - rest.len();
+        if !matches!(self.state, State::Text(_)) {
+            self.at = place;
+        }
         let begun = |word: &str| word.starts_with(rest) && rest.len() < word.len();
         match &mut self.state {
             State::Open => return Some(false),
@@ -146,7 +149,9 @@ impl Coming {
                 let Some(call) = rest.strip_prefix(CALL) else {
                     return self.leave();
                 };
-                let (name, behind) = call.split_once('{')?;
+                let Some((name, behind)) = call.split_once('{') else {
+                    return self.wait(call);
+                };
                 if Parameters::of(name.trim(), tools).is_none() {
                     return self.leave();
                 }
@@ -161,7 +166,9 @@ impl Coming {
                     return self.end(place, tell);
                 }
                 let member = rest.strip_prefix(',').unwrap_or(rest);
-                let (key, behind) = member.split_once(':')?;
+                let Some((key, behind)) = member.split_once(':') else {
+                    return self.wait(member);
+                };
                 let key = key_of(key).to_owned();
                 (self.state, self.at) = (State::Value(key), block.len() - behind.len());
             }
@@ -227,6 +234,14 @@ impl Coming {
         self.arguments.end(tell);
         (self.state, self.at) = (State::Name, at + 1);
         Some(true)
+    }
+
+    /// Waits for the end of a name, unless it is too long for one.
+    fn wait(&mut self, name: &str) -> Option<bool> {
+        match name.len() > NAME_MAX_BYTES {
+            true => self.leave(),
+            false => None,
+        }
     }
 
     fn leave(&mut self) -> Option<bool> {

@@ -10,6 +10,10 @@ use super::gemma;
 use super::python::coming as python;
 use super::tagged::coming::Tagged;
 
+/// Longest name, and what stands around it, that is waited for; what is longer only the whole
+/// block tells.
+pub(crate) const NAME_MAX_BYTES: usize = 256;
+
 /// What is known next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Known {

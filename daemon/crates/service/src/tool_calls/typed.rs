@@ -9,6 +9,11 @@ const SCHEMAS_MAX: usize = 256;
 /// Deepest nesting of schemas, by their references too.
 const NESTING_MAX: usize = 16;
 
+/// Longest number where text is allowed: what is longer is text.
+const NUMBER_MAX_BYTES: usize = 64;
+/// What JSON has as space.
+const SPACE: [char; 4] = [' ', '\t', '\n', '\r'];
+
 /// The kinds of values, a bit each.
 type Kinds = u8;
 const TEXT: Kinds = 1;
@@ -52,6 +57,11 @@ impl<'v> Parameters<'v> {
         match json.or_else(literal) {
             // Text has no quotation marks around it where the schema says that it is text.
             Some(Value::String(_)) if is_text && allowed != ANY => text.into(),
+            Some(Value::Number(_))
+                if is_text && text.trim_matches(SPACE).len() > NUMBER_MAX_BYTES =>
+            {
+                text.into()
+            }
             Some(value) if kind(&value) & allowed != 0 || !is_text => value,
             _ => text.into(),
         }
@@ -134,10 +144,9 @@ fn named(name: &Value) -> Kinds {
 
 /// The kinds of JSON that a text may be which begins so.
 fn json_of(begun: &str) -> Kinds {
-    let space = [' ', '\t', '\n', '\r'];
-    let text = begun.trim_start_matches(space);
-    let may_be = |word: &str| word.starts_with(text) || text.trim_end_matches(space) == word;
-    let of_number = |c: char| c.is_ascii_digit() || "+-.eE".contains(c) || space.contains(&c);
+    let text = begun.trim_start_matches(SPACE);
+    let may_be = |word: &str| word.starts_with(text) || text.trim_end_matches(SPACE) == word;
+    let of_number = |c: char| c.is_ascii_digit() || "+-.eE".contains(c) || SPACE.contains(&c);
     let (kind, may_be) = match text.chars().next() {
         None => return ANY,
         Some('"') => (TEXT, true),
@@ -146,7 +155,10 @@ fn json_of(begun: &str) -> Kinds {
         Some('t') => (TRUTH, may_be("true")),
         Some('f') => (TRUTH, may_be("false")),
         Some('n') => (NULL, may_be("null")),
-        Some('-' | '0'..='9') => (NUMBER, text.chars().all(of_number)),
+        Some('-' | '0'..='9') => {
+            let may_be = text.len() <= NUMBER_MAX_BYTES && text.chars().all(of_number);
+            (NUMBER, may_be)
+        }
         Some(_) => return 0,
     };
     if may_be { kind } else { 0 }
@@ -220,6 +232,7 @@ mod tests {
             (json!({"enum": [1, "b"]}), "1", json!(1)),
             (json!({"enum": [1, "b"]}), "b", json!("b")),
             (json!({}), "12", json!(12)),
+            (json!({"type": ["string", "number"]}), &"1".repeat(65), json!("1".repeat(65))),
             (json!({}), "\"x\"", json!("x")),
             (json!({}), "True", json!("True")),
             (json!({"$ref": "#/$defs/Loop"}), "12", json!(12)),

@@ -10,7 +10,7 @@
 use serde_json::Value;
 
 use super::Reader;
-use crate::tool_calls::reading::{Arguments, Known, escaped};
+use crate::tool_calls::reading::{Arguments, Known, NAME_MAX_BYTES, escaped};
 use crate::tool_calls::typed::Parameters;
 
 /// Longest escape: two halves of a pair.
@@ -57,6 +57,9 @@ impl Coming {
         let rest = block[self.at..].trim_start();
         let place = block.len() - rest.len();
         let first = rest.chars().next();
+        if !matches!(self.state, State::Text(..)) {
+            self.at = place;
+        }
         match &mut self.state {
             State::Open => return None,
             State::List => match first? {
@@ -168,10 +171,15 @@ impl Coming {
 
     /// A name and what is behind the character that follows it.
     fn name<'t>(&mut self, text: &'t str, behind: char) -> Option<(&'t str, &'t str)> {
-        let end = text.find(|c| !super::of_name(c))?;
+        let end = text.find(|c| !super::of_name(c)).unwrap_or(text.len());
         let (name, rest) = text.split_at(end);
         let rest = rest.trim_start();
-        rest.chars().next()?;
+        if rest.is_empty() {
+            if text.len() > NAME_MAX_BYTES {
+                self.leave();
+            }
+            return None;
+        }
         let Some(rest) = rest.strip_prefix(behind).filter(|_| !name.is_empty()) else {
             self.leave();
             return None;

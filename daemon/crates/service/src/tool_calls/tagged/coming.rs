@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::{Parameters, Tags};
 use crate::parts::partial;
-use crate::tool_calls::reading::{Arguments, Known, escaped};
+use crate::tool_calls::reading::{Arguments, Known, NAME_MAX_BYTES, escaped};
 
 /// Where the reading is.
 #[derive(Debug)]
@@ -38,6 +38,11 @@ struct Coming {
     from: usize,
     /// What of it is certainly no tag ends here.
     seen: usize,
+    /// And without the space at its end, as far as [`Coming::looked`].
+    solid: usize,
+    looked: usize,
+    /// From `seen` on the block has a closing tag that may be the last, and space up to here.
+    spaced: usize,
     /// What of it was told ends here, once it is told as text.
     told: Option<usize>,
     /// Its tag says that it is text.
@@ -122,6 +127,9 @@ impl Tagged {
         let (name, behind) = if self.tags.call.is_empty() {
             // The name is all in front of the first parameter.
             let Some(end) = rest.find(&self.tags.open) else {
+                if rest.len() > NAME_MAX_BYTES {
+                    self.state = State::Open;
+                }
                 return false;
             };
             (rest[..end].trim(), self.at + end)
@@ -131,6 +139,9 @@ impl Tagged {
                 return false;
             };
             let Some((name, _, behind)) = self.tags.head(head) else {
+                if head.len() > NAME_MAX_BYTES {
+                    self.state = State::Open;
+                }
                 return false;
             };
             (name, block.len() - behind.len())
@@ -166,7 +177,11 @@ impl Tagged {
             self.state = State::Name;
             return true;
         }
-        let Some((key, attributes, behind)) = tags.head(&rest[first + tags.open.len()..]) else {
+        let head = &rest[first + tags.open.len()..];
+        let Some((key, attributes, behind)) = tags.head(head) else {
+            if head.len() > NAME_MAX_BYTES {
+                self.state = State::Open;
+            }
             return false;
         };
         let mut from = block.len() - behind.len();
@@ -191,6 +206,9 @@ impl Tagged {
             key: key.to_owned(),
             from,
             seen: from,
+            solid: from,
+            looked: from,
+            spaced: 0,
             told: None,
             is_text: super::says_text(attributes),
             on_lines,
@@ -205,6 +223,13 @@ impl Tagged {
         let State::Value(value) = &mut self.state else {
             return false;
         };
+        if value.spaced > value.seen {
+            if block[value.spaced..].trim_start().is_empty() {
+                value.spaced = block.len();
+                return false;
+            }
+            value.spaced = 0;
+        }
         let place = loop {
             let Some(n) = block[value.seen..].find('<') else {
                 value.seen = block.len();
@@ -218,13 +243,17 @@ impl Tagged {
                 place => break place,
             }
         };
+        value.look(block);
         let text = &block[value.from..value.seen];
         let (next, at) = match place {
             Place::Close => (State::Between, value.seen + self.tags.close.len()),
             Place::End => (State::Between, value.seen),
             Place::Text | Place::More | Place::Open => {
+                if matches!(place, Place::More) && self.tags.may_end(&block[value.seen..]) {
+                    value.spaced = block.len();
+                }
                 // Space may be its end, which is none of it.
-                let text = text.trim_end();
+                let text = &block[value.from..value.solid];
                 if value.counts {
                     value.tell_begun(text, parameters, &mut self.arguments, tell);
                 }
@@ -244,6 +273,15 @@ impl Tagged {
 }
 
 impl Coming {
+    /// Looks for the space at the end of what was seen.
+    fn look(&mut self, block: &str) {
+        let new = block[self.looked..self.seen].trim_end();
+        if !new.is_empty() {
+            self.solid = self.looked + new.len();
+        }
+        self.looked = self.seen;
+    }
+
     /// Tells of a text what is new of it; nothing where it may be another value.
     fn tell_begun(
         &mut self,
@@ -317,10 +355,9 @@ impl Tags {
             return match behind.split_once(&*self.named) {
                 Some((key, _)) if is_new(key.trim()) => Place::Open,
                 Some(_) => Place::Text,
-                None => match parameters.names().any(|name| self.may_be(behind, name)) {
-                    true => Place::More,
-                    false => Place::Text,
-                },
+                None if !parameters.names().any(|name| self.may_be(behind, name)) => Place::Text,
+                None if behind.len() > NAME_MAX_BYTES => Place::Open,
+                None => Place::More,
             };
         }
         match text.strip_prefix(&*self.call_close) {
@@ -339,8 +376,9 @@ impl Tags {
             return match named.split_once(&*self.named) {
                 Some((name, _)) if Parameters::of(name.trim(), tools).is_some() => Place::End,
                 Some(_) => Place::Text,
-                None if names.any(|name| self.may_be(named, name)) => Place::More,
-                None => Place::Text,
+                None if !names.any(|name| self.may_be(named, name)) => Place::Text,
+                None if named.len() > NAME_MAX_BYTES => Place::Open,
+                None => Place::More,
             };
         }
         // Nothing, or what closes all calls, may be the end of the block.
@@ -349,6 +387,14 @@ impl Tags {
             true => Place::More,
             false => Place::Text,
         }
+    }
+
+    /// Whether `text`, which begins with what closes a call or all, has space alone behind it, so
+    /// that more space tells nothing.
+    fn may_end(&self, text: &str) -> bool {
+        let solid = text.trim_end();
+        solid.len() < text.len()
+            && (solid == self.call_close || !self.all.is_empty() && solid.ends_with(&*self.all))
     }
 
     /// Whether `text`, which has not come to an end of a name, may be `name`.
