@@ -478,26 +478,6 @@ fn counter(calls: &mut usize, single: bool) -> impl FnMut() -> bool {
     }
 }
 
-/// What of a block of calls in tags is whole, where its end was cut: up to the last closing tag of
-/// a call. A value without its own may be cut, and a tool is not to be run with the beginning of a
-/// path.
-pub(super) fn whole_of(block: &str) -> &str {
-    let closes = |name: &str| {
-        let end = name.find('>')?;
-        let is_call = ["function", "invoke", "function_calls"];
-        is_call
-            .iter()
-            .any(|call| name[..end].ends_with(call))
-            .then_some(end + 1)
-    };
-    let tags = block.rmatch_indices("</");
-    let mut ends = tags.filter_map(|(at, mark)| {
-        let name = at + mark.len();
-        Some(name + closes(&block[name..])?)
-    });
-    &block[..ends.next().unwrap_or(0)]
-}
-
 #[cfg(test)]
 #[path = "marks_tests.rs"]
 mod tests;

@@ -20,11 +20,13 @@
 //! that ends a body counts where a header or nothing follows it; else it is text, as are answers
 //! without a header ([`headers`]).
 
-use super::marks::whole_of;
 use super::{CALL_MAX_BYTES, Part, partial};
 use crate::tool_calls::forms::Headers;
 use crate::tool_calls::headers::{self, CHANNEL, ENDS, Fit, START, TO, fit};
 use crate::tool_calls::{ToolCall, Tools, is_object, tagged};
+
+/// In front of the tags of Muse Glimmer's calls.
+const INVOKES: &str = "atem:";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
@@ -115,7 +117,7 @@ impl Messages {
             // The notation of a call that is cut is no text, and one that has not come to its
             // arguments is no call without any.
             if self.headers == Headers::Recipients {
-                body = whole_of(body);
+                body = tagged::coming::whole_invokes(body, INVOKES, &self.tools.described);
             }
             if body.trim().is_empty() {
                 return;
@@ -270,7 +272,7 @@ fn called(headers: Headers, name: &str, body: &str, tools: &Tools) -> Option<Vec
                 }]
             })
         }
-        Headers::Recipients => tagged::invokes(body, "atem:", &tools.described),
+        Headers::Recipients => tagged::invokes(body, INVOKES, &tools.described),
     }
 }
 
@@ -390,6 +392,10 @@ mod tests {
         assert_eq!(cut(Headers::Recipients, &begun), expected);
         let another = format!("{begun}{one}");
         assert_eq!(cut(Headers::Recipients, &another), expected);
+        // A tag in the value that is cut ends no call.
+        let begun = " to=f<|message|><atem:function_calls>\n<atem:invoke name=\"f\">\n\
+                     <atem:parameter name=\"a\">[\"<b></atem:invoke> and more";
+        assert!(cut(Headers::Recipients, begun).is_empty());
     }
 
     #[test]

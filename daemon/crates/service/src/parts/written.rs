@@ -92,8 +92,7 @@ impl Written {
         Block::More
     }
 
-    /// The end of all text. Where that cut the block, calls that are whole in it count, and of the
-    /// last one what was told.
+    /// The end of all text. Where that cut a block in tags, what the reading tells stands.
     pub(super) fn finish(
         &mut self,
         held: &str,
@@ -108,12 +107,11 @@ impl Written {
         }
         let block = &held[..held.len() - partial(held, close)];
         self.read(block, tools, counted, into);
-        // Between tags a value ends where the text does, and so the parser takes a cut one, or a
-        // call's closing tag inside of it, for the end.
-        if is_cut && self.form.in_tags && !self.ended {
-            return;
+        // Between tags a value ends where the text does: the parser takes a cut one for whole, or a
+        // closing tag inside of it for the call's.
+        if !(is_cut && self.form.in_tags) {
+            self.tell_rest(block, tools, counted, into);
         }
-        self.tell_rest(block, tools, counted, into);
     }
 
     fn read(
