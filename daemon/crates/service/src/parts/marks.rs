@@ -77,6 +77,8 @@ pub(super) struct Marked {
     begins_frame: bool,
     /// Text that is not yet handed out.
     held: String,
+    /// Up to here it has no mark that closes calls.
+    searched: usize,
     /// The calls between two marks, while they are told in pieces.
     block: Option<Calls>,
     /// Whitespace at the beginning of a part is left out.
@@ -116,6 +118,7 @@ impl Marked {
             in_frame: is_opened || frame.is_some() && tail.continues,
             begins_frame,
             held: String::new(),
+            searched: 0,
             block: None,
             at_start: state == State::Thinking || begins_frame,
             gap: String::new(),
@@ -320,10 +323,16 @@ impl Marked {
                 if let Some(again) = self.pieces(close, into) {
                     return again;
                 }
-                let closed = self.held.split_once(close).filter(|_| !close.is_empty());
-                if let Some((block, rest)) = closed {
-                    let (block, rest) = (block.to_owned(), rest.to_owned());
-                    self.held = rest;
+                let from = match self.held.is_char_boundary(self.searched) {
+                    true => self.searched,
+                    false => 0,
+                };
+                let closed = self.held[from..].find(close).filter(|_| !close.is_empty());
+                self.searched = self.held.len() - partial(&self.held, close);
+                if let Some(n) = closed {
+                    let rest = self.held.split_off(from + n + close.len());
+                    let mut block = std::mem::replace(&mut self.held, rest);
+                    block.truncate(from + n);
                     let is_call = self.call(&block, into);
                     self.enter(State::Saying, is_call);
                     if !is_call {
@@ -413,6 +422,7 @@ impl Marked {
     fn enter(&mut self, state: State, at_start: bool) {
         self.state = state;
         self.at_start = at_start;
+        self.searched = 0;
         let form = self.form.filter(|_| state == State::Calling);
         self.block = form.and_then(|form| Calls::of(form, self.whole));
     }
