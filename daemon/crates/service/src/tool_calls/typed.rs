@@ -232,7 +232,11 @@ mod tests {
             (json!({"enum": [1, "b"]}), "1", json!(1)),
             (json!({"enum": [1, "b"]}), "b", json!("b")),
             (json!({}), "12", json!(12)),
-            (json!({"type": ["string", "number"]}), &"1".repeat(65), json!("1".repeat(65))),
+            (
+                json!({"type": ["string", "number"]}),
+                &"1".repeat(65),
+                json!("1".repeat(65)),
+            ),
             (json!({}), "\"x\"", json!("x")),
             (json!({}), "True", json!("True")),
             (json!({"$ref": "#/$defs/Loop"}), "12", json!(12)),
