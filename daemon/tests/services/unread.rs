@@ -91,9 +91,12 @@ async fn replies_that_are_not_read_make_room_while_their_connections_stay() {
         assert!(begun.elapsed() < PATIENCE, "they hold their room for good");
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
-    let (_open, first) = unread.swap_remove(0);
-    assert!(breaks_off(first).await, "no part passes for all");
-    drop(unread);
+    // Which of them made room is not said.
+    let mut broken_off = false;
+    for (_open, reply) in unread {
+        broken_off |= breaks_off(reply).await;
+    }
+    assert!(broken_off, "no part passes for all");
     assert_eq!(daemon.stop().await, End::Drained);
 }
 
@@ -117,10 +120,10 @@ async fn http_answers_that_are_not_read_have_a_bound_and_make_room() {
         assert!(begun.elapsed() < PATIENCE, "they hold their room for good");
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
-    assert!(
-        breaks_off(unread.swap_remove(0)).await,
-        "no part passes for all"
-    );
-    drop(unread);
+    let mut broken_off = false;
+    for reply in unread {
+        broken_off |= breaks_off(reply).await;
+    }
+    assert!(broken_off, "no part passes for all");
     assert_eq!(http.stop().await, End::Drained);
 }
