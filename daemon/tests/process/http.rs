@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::program::{PATIENCE, again, host, refused, start_logging_to};
+use crate::program::{Daemon, PATIENCE, again, host, refused, start_logging_to};
 
 /// Times that each is tried: on a busy machine a generation may end before its client went.
 const TRIES: usize = 5;
@@ -21,6 +21,15 @@ fn endless(stream: bool) -> String {
     );
     let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length:";
     format!("{head} {}\r\n\r\n{body}", body.len())
+}
+
+/// A daemon with the models of the tests, with an HTTP socket and a log in a file.
+fn serving(dir: &Path, socket: &Path, log: &Path) -> (Daemon, UnixDatagram) {
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let mut command = host(dir, &dir.join("s"));
+    command.arg("--model-dir").arg(fixtures);
+    command.arg("--http-socket").arg(socket);
+    start_logging_to(dir, &mut command, File::create(log).unwrap())
 }
 
 fn send(socket: &Path, request: &str) -> UnixStream {
@@ -64,12 +73,7 @@ fn ended(log: &Path, code: &str, all: usize) -> usize {
 fn a_client_that_goes_ends_its_generation() {
     let dir = tempfile::tempdir().unwrap();
     let (socket, log) = (dir.path().join("h"), dir.path().join("log"));
-    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
-    let mut command = host(dir.path(), &dir.path().join("s"));
-    command.arg("--model-dir").arg(fixtures);
-    command.arg("--http-socket").arg(&socket);
-    let file = File::create(&log).unwrap();
-    let (mut daemon, _notify) = start_logging_to(dir.path(), &mut command, file);
+    let (mut daemon, _notify) = serving(dir.path(), &socket, &log);
 
     let mut whole = send(&socket, &endless(true));
     let text = read_until(&mut whole, "[DONE]");
@@ -100,12 +104,7 @@ fn a_client_that_goes_ends_its_generation() {
 fn a_chat_that_is_shortened_leaves_one_line() {
     let dir = tempfile::tempdir().unwrap();
     let (socket, log) = (dir.path().join("h"), dir.path().join("log"));
-    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
-    let mut command = host(dir.path(), &dir.path().join("s"));
-    command.arg("--model-dir").arg(fixtures);
-    command.arg("--http-socket").arg(&socket);
-    let file = File::create(&log).unwrap();
-    let (mut daemon, _notify) = start_logging_to(dir.path(), &mut command, file);
+    let (mut daemon, _notify) = serving(dir.path(), &socket, &log);
     let message = r#"{"role": "user", "content": "Tell me of the whale."}"#;
     let messages = vec![message; 40].join(", ");
     let body = format!(

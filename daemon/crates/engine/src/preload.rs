@@ -78,7 +78,8 @@ impl Engine {
         true
     }
 
-    /// Whether a segment may be uploaded: what it needs of a far file has come.
+    /// Whether a segment may be uploaded: what it needs of the file has come, where that is waited
+    /// for aside.
     fn comes(&mut self, preload: &mut Preloading, segment: SegmentId) -> Result<bool, Error> {
         let coming = match preload.coming.take() {
             Some(coming) => coming,

@@ -141,10 +141,12 @@ fn named(
     let mut all = Vec::new();
     let mut declared = HashSet::new();
     for model in book.models() {
-        let real = real(&model.path);
-        let is_it = |file: &&ModelFile| file.path == model.path || file.real == real;
+        let named_so = files.iter().find(|file| file.path == model.path);
         // One that is not below a model directory cannot be loaded, and is not listed.
-        if let Some(file) = files.iter().find(is_it) {
+        if let Some(file) = named_so.or_else(|| {
+            let real = real(&model.path);
+            files.iter().find(|file| file.real == real)
+        }) {
             declared.insert(file.path.clone());
             all.push(NamedFile {
                 name: model.name.clone(),

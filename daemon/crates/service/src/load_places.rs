@@ -6,8 +6,8 @@
 //!                                                   refused; the thread stays until its read ends
 //! ```
 //!
-//! *Invariant:* at most [`AT_ONCE`] loads read, and at most [`SILENT_MAX`] more are silent: from
-//! then on all are refused (test `silent_loads_are_bounded_and_keep_no_place`). Loads out of a
+//! *Invariant:* there are fewer than [`AT_ONCE`] + [`SILENT_MAX`] threads: with so many silent ones
+//! all are refused (test `silent_loads_are_bounded_and_keep_no_place`). Loads out of a
 //! directory of which one is silent are refused at once, but for one in a while.
 
 use std::path::{Path, PathBuf};

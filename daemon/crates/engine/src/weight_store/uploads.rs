@@ -136,7 +136,9 @@ impl WeightStore {
                 self.cache.upload_failed(segment);
             }
             // Whether it came or failed: it is no longer under way.
-            _ => drop(self.wait(segment).ok()),
+            _ => {
+                let _ = self.wait(segment);
+            }
         }
     }
 
