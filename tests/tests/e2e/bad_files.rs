@@ -384,6 +384,18 @@ async fn what_is_not_supported_is_named() {
             &["i32"],
         )
         .await;
+
+    // In no segment, so that no layout sees it: the divisors of rotations.
+    let mut forge = Forge::open(&fixtures::path("arch/gemma4.gguf"));
+    forge.put_u32(forge.row("rope_freqs.weight").type_at, I32);
+    ground
+        .refuses(
+            "the type of a tensor outside of segments",
+            &forge.bytes,
+            &[Code::Unimplemented],
+            &["i32", "rope_freqs.weight"],
+        )
+        .await;
     ground.finish().await;
 }
 
