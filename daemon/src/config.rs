@@ -56,7 +56,7 @@ pub const MAX_SEQUENCES_DEFAULT: NonZeroUsize = NonZeroUsize::new(64).expect("no
 /// Largest `--max-sequences`.
 pub const MAX_SEQUENCES_LIMIT: u32 = 1024;
 /// Default of `--queue-capacity`.
-pub const QUEUE_CAPACITY_DEFAULT: usize = 256;
+pub const QUEUE_CAPACITY_DEFAULT: usize = 320;
 /// Largest `--queue-capacity`.
 pub const QUEUE_CAPACITY_LIMIT: u32 = 4096;
 /// Default of `--drain-grace`.
@@ -120,7 +120,7 @@ pub struct Flags {
     /// Requests that run at once [default: 64]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub max_sequences: Option<String>,
-    /// Requests that may wait to be admitted [default: 256]
+    /// Requests that may wait to be admitted; one client leaves an eighth to others [default: 320]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub queue_capacity: Option<String>,
     /// Seconds that running requests may go on after SIGTERM [default: 20]

@@ -391,7 +391,7 @@ fn files_beside_the_file_are_read_by_name_and_the_last_one_wins() {
         format!("n_ctx_max = 100  # {}", at("config.toml")),
         format!("model_dir = [\"/b\", \"/c\"]  # {}", at("conf.d/10-a.toml")),
         "policy = \"lru\"  # command line".to_owned(),
-        "queue_capacity = 256  # default".to_owned(),
+        "queue_capacity = 320  # default".to_owned(),
         "# http_listen is not set".to_owned(),
     ] {
         assert!(told.lines().any(|l| l == line), "no '{line}' in\n{told}");

@@ -138,7 +138,7 @@ impl Default for EngineConfig {
             budget: Budget::Percent(80.0),
             policy: Policy::PassAware,
             max_sequences: NonZeroUsize::new(64).expect("not zero"),
-            queue_capacity: 256,
+            queue_capacity: 320,
             n_ctx_max: 32_768,
             prefill_chunk: None,
             prefetch: None,

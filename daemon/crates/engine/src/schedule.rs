@@ -222,6 +222,13 @@ impl Engine {
                 ),
                 retry_after: Duration::from_secs(1),
             }),
+            Err(NotTaken::LeftToOthers { of_client, free }) => task.fail(Error::Exhausted {
+                message: format!(
+                    "{of_client} requests of yours wait already, and the last {free} places of the queue are left to \
+                     others: try again when some of yours have ended"
+                ),
+                retry_after: Duration::from_secs(1),
+            }),
         }
     }
 

@@ -4,8 +4,9 @@
 //! A sequence with an end of its own is promised all positions that it can come to. An open-ended
 //! one is promised a while, and more as it goes on. Promises are sums; pages are taken as a
 //! sequence grows. Where promises do not fit any more, because an open-ended sequence goes on or
-//! the budget shrank, the newest sequence of the lowest class yields. So the oldest of the highest
-//! class always goes on, and everyone becomes that at last.
+//! the budget shrank, one of the lowest class yields: the newest of the client that has most and
+//! more than its share (`room.rs`), or the newest. So the oldest of the highest class always goes
+//! on, and everyone becomes that at last.
 //!
 //! Whoever comes first by the rules and does not fit may be passed by a few others that do, then
 //! everybody waits for his room. A sequence that could not even run alone is refused at once.
@@ -25,7 +26,9 @@ pub(crate) struct Head {
     /// Overdue ones count as interactive.
     class: Class,
     /// Its client has as many places as it has a right to; false goes first.
-    has_its_share: bool,
+    has_its_places: bool,
+    /// Its client is promised as much KV as it has a right to; false goes first.
+    has_its_room: bool,
     /// False goes first.
     in_time: bool,
     /// What was computed for its client; 0 if it is overdue.
@@ -101,7 +104,8 @@ impl Scheduler {
                 }
                 continue;
             }
-            let seq = self.most_junior().expect("some run");
+            let greedy = self.newest_of_the_greediest(view);
+            let seq = greedy.or_else(|| self.most_junior()).expect("some run");
             if self.running.len() > 1 {
                 self.let_yield(seq, actions);
                 continue;
@@ -133,7 +137,7 @@ impl Scheduler {
     fn admit_next(&mut self, view: &View<'_>, actions: &mut Vec<Action>) -> bool {
         let mut passed: Vec<SeqId> = Vec::new();
         let mut class = None;
-        for head in self.heads() {
+        for head in self.heads(view) {
             if class.is_some_and(|class| class != head.class) {
                 // Nobody of a lower class takes the room that one of a higher class waits for.
                 return false;
@@ -160,12 +164,14 @@ impl Scheduler {
     }
 
     /// The first ready sequence of each queue, in the order in which they are to be admitted.
-    fn heads(&self) -> Vec<Head> {
+    fn heads(&self, view: &View<'_>) -> Vec<Head> {
         let mut heads: Vec<Head> = Vec::new();
         if self.waiting() == 0 {
             return heads;
         }
-        let places = [Class::Interactive, Class::Batch].map(|class| self.places(class));
+        let classes = [Class::Interactive, Class::Batch];
+        let places = classes.map(|class| self.places(class));
+        let room = classes.map(|class| self.room(class, view));
         for ((client, class), queue) in self.queues.iter() {
             let ready = |seq: &&SeqId| self.sequences[*seq].ready;
             let Some(seq) = queue.waiting.values().find(ready) else {
@@ -185,7 +191,8 @@ impl Scheduler {
             };
             heads.push(Head {
                 class,
-                has_its_share: places[class as usize].has_its_share(client),
+                has_its_places: places[class as usize].has_its_share(client),
+                has_its_room: room[class as usize].has_its_share(client),
                 in_time: !overdue,
                 service: match overdue {
                     true => 0,
@@ -232,7 +239,8 @@ impl Scheduler {
     /// Who has to yield so that a waiting sequence fits; `None` if it does not fit even so.
     ///
     /// Batch sequences yield to interactive ones, and sequences whose readers are slow yield if
-    /// nobody else runs. Where it lacks a place, [`Scheduler::who_gives_a_place_to`] says who.
+    /// nobody else runs. Where that is not enough, [`Scheduler::who_gives_a_place_to`] says who
+    /// gives his place, and [`Scheduler::who_gives_room_to`] who his KV.
     fn who_yields_to(&self, s: &Sequence, promised: u32, view: &View<'_>) -> Option<Vec<SeqId>> {
         let fits = |kept: &[SeqId]| {
             let target = match (kept.is_empty(), s.begun) {
@@ -263,7 +271,12 @@ impl Scheduler {
                 return Some(yielding);
             }
         }
-        self.who_gives_a_place_to(s, fits)
+        if let Some(givers) = self.who_gives_a_place_to(s, fits) {
+            return Some(givers);
+        }
+        let givers = self.who_gives_room_to(s, promised, kept, view, fits)?;
+        yielding.extend(givers);
+        Some(yielding)
     }
 
     fn start(&mut self, head: Head, promised: u32, actions: &mut Vec<Action>) {

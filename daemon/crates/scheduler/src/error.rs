@@ -89,4 +89,15 @@ pub enum NotTaken {
         /// Sequences that may wait.
         waiting_max: usize,
     },
+    /// As many of this client wait as may wait beside others.
+    #[error(
+        "{of_client} requests of this client wait, and the last {free} places are left to others; \
+         retry when some have ended"
+    )]
+    LeftToOthers {
+        /// Sequences of the client that wait.
+        of_client: usize,
+        /// Places that are free.
+        free: usize,
+    },
 }

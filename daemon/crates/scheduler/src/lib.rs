@@ -47,6 +47,7 @@ mod places;
 mod plan;
 mod pressure;
 mod queues;
+mod room;
 mod scheduler;
 mod sequence;
 mod turns;

@@ -50,16 +50,22 @@ impl Scheduler {
         for s in self.running_sequences().filter(|s| s.class() <= class) {
             *held.entry(s.arrival.client).or_default() += 1;
         }
-        for ((client, _), queue) in self.queues.iter().filter(|((_, of), _)| *of <= class) {
-            if queue.waiting.values().any(|seq| self.sequences[seq].ready) {
-                held.entry(client).or_default();
-            }
+        for client in self.clients_that_wait(class) {
+            held.entry(client).or_default();
         }
         let share = self.config.running_max / held.len().max(1);
         Places {
             held,
             share: share.max(1),
         }
+    }
+
+    /// Clients of sequences that wait, are not less urgent than this class, and whose readers read.
+    pub(crate) fn clients_that_wait(&self, class: Class) -> impl Iterator<Item = ClientId> {
+        let queues = self.queues.iter().filter(move |((_, of), _)| *of <= class);
+        queues
+            .filter(|(_, queue)| queue.waiting.values().any(|seq| self.sequences[seq].ready))
+            .map(|((client, _), _)| client)
     }
 
     /// Who gives his place to a waiting sequence, so that those who are kept leave it room; `None`
@@ -93,10 +99,7 @@ impl Scheduler {
         let others = kept.iter().map(|seq| &self.sequences[seq]).filter(|other| {
             other.arrival.client != s.arrival.client && other.class() >= s.arrival.class
         });
-        let first = |other: &&Sequence| {
-            let held = places.held(other.arrival.client);
-            (Reverse(held), other.yields, Reverse(other.seniority()))
-        };
+        let first = |other: &&Sequence| order_to_give(places.held(other.arrival.client), other);
         let slow = others.clone().filter(|other| self.is_slow(other));
         slow.min_by_key(first).or_else(|| {
             let may = !places.has_its_share(s.arrival.client);
@@ -114,8 +117,13 @@ impl Scheduler {
     }
 
     /// Whether a sequence has had something of its place.
-    fn has_had_a_turn(&self, s: &Sequence) -> bool {
+    pub(crate) fn has_had_a_turn(&self, s: &Sequence) -> bool {
         self.passes - s.admitted_at >= self.config.turn_passes
             && (s.yields < FREE_YIELDS || s.known > s.known_at_admission)
     }
+}
+
+/// The order in which sequences give, of clients that have so much: the least first.
+pub(crate) fn order_to_give<T: Ord>(held: T, s: &Sequence) -> impl Ord + use<T> {
+    (Reverse(held), s.yields, Reverse(s.seniority()))
 }

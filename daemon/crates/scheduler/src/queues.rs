@@ -126,6 +126,19 @@ impl Queues {
         self.queues.iter().map(|(key, queue)| (*key, queue))
     }
 
+    /// Clients that have sequences.
+    pub(crate) fn clients(&self) -> usize {
+        let active = self.clients.values().filter(|c| c.sequences > 0);
+        active.count()
+    }
+
+    /// Sequences of a client that wait.
+    pub(crate) fn waiting_of(&self, client: ClientId) -> usize {
+        let of_client = (client, Class::Interactive)..=(client, Class::Batch);
+        let queues = self.queues.range(of_client);
+        queues.map(|(_, queue)| queue.waiting.len()).sum()
+    }
+
     /// Sequences that wait.
     pub(crate) fn waiting(&self) -> usize {
         self.queues.values().map(|q| q.waiting.len()).sum()

@@ -9,6 +9,11 @@ use crate::queues::Queues;
 use crate::sequence::{Arrival, Kind, ModelId, SeqId, Sequence, SequenceStatus, Tick};
 use crate::turns::Turns;
 
+/// A client has waiting at most so many times what is free for all: alone it leaves an eighth of
+/// the queue to others, many leave less, and one that has nothing waiting finds a place as long as
+/// any is free.
+const WAITING_TO_FREE: usize = 7;
+
 /// Decides which sequences run, and what the next pass computes.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
@@ -42,7 +47,7 @@ impl Scheduler {
     /// A sequence comes. It waits for the next [`Scheduler::admit`].
     ///
     /// # Errors
-    /// As many wait as may wait; nothing has changed.
+    /// As many wait as may wait, of all or of its client; nothing has changed.
     ///
     /// # Panics
     /// The name was used before, there is no token, or there are more than positions.
@@ -55,12 +60,17 @@ impl Scheduler {
             (least..=arrival.positions_max).contains(&arrival.tokens),
             "{arrival:?}"
         );
-        let waiting = self.waiting();
-        if waiting >= self.config.waiting_max {
+        let (waiting, waiting_max) = (self.waiting(), self.config.waiting_max);
+        let free = waiting_max.saturating_sub(waiting);
+        if free == 0 {
             return Err(NotTaken::QueueFull {
                 waiting,
-                waiting_max: self.config.waiting_max,
+                waiting_max,
             });
+        }
+        let of_client = self.queues.waiting_of(arrival.client);
+        if of_client >= WAITING_TO_FREE * free {
+            return Err(NotTaken::LeftToOthers { of_client, free });
         }
         let number = self.arrivals;
         self.arrivals += 1;

@@ -66,9 +66,10 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Whether streams that nobody reads are in the way of others: somebody waits who would read
-    /// what comes, or there are so many that nobody else can wait.
+    /// what comes, or so many wait that one client's do not come in any more.
     pub fn others_wait(&self) -> bool {
-        self.queued_and_read > 0 || self.queued >= self.queue_capacity.max(1)
+        let left_to_others = self.queue_capacity / 8;
+        self.queued_and_read > 0 || self.queued + left_to_others >= self.queue_capacity.max(1)
     }
 }
 

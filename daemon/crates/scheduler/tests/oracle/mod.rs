@@ -3,7 +3,10 @@
 
 pub(crate) mod outcome;
 mod places;
+mod room;
 mod rules;
+
+use std::collections::BTreeMap;
 
 use outcome::Outcome;
 use rand::RngExt;
@@ -101,6 +104,8 @@ pub(crate) struct World {
     models: Vec<ModelView>,
     /// In the order of arrival.
     seqs: Vec<Seq>,
+    /// Positions that those are promised who run, since the last turn began.
+    promises: BTreeMap<SeqId, u32>,
     /// For each client and class, passes planned when one of it was last admitted for the first
     /// time.
     admitted_at: Vec<(ClientId, Class, u64)>,
@@ -166,6 +171,7 @@ impl World {
             model_since: vec![0; models.len()],
             models,
             seqs: Vec::new(),
+            promises: BTreeMap::new(),
             budget: roomy,
             roomy,
             held: rng.random_range(0..300),
@@ -234,11 +240,24 @@ impl World {
                 .random_bool(0.1)
                 .then(|| Tick(self.now + rng.random_range(1..200))),
         };
-        if self.scheduler.arrive(a).is_err() {
-            let waiting = self.seqs.iter().filter(|s| !s.running).count();
-            assert!(waiting >= self.config.waiting_max, "refused at {waiting}");
-            outcome.queue_full += 1;
-            return;
+        let waiting = |s: &&Seq| !s.running;
+        let of_client = |s: &&Seq| s.a.client == a.client;
+        let all = self.seqs.iter().filter(waiting).count();
+        // Those that yielded wait, too, and had to be let in.
+        let free = self.config.waiting_max.saturating_sub(all);
+        let of_client = self.seqs.iter().filter(waiting).filter(of_client).count();
+        match self.scheduler.arrive(a) {
+            Ok(()) => assert!(free > 0 && of_client < 7 * free, "{of_client}, {free}"),
+            Err(NotTaken::QueueFull { .. }) => {
+                assert_eq!(free, 0);
+                outcome.queue_full += 1;
+                return;
+            }
+            Err(NotTaken::LeftToOthers { .. }) => {
+                assert!(free > 0 && of_client >= 7 * free, "{of_client}, {free}");
+                outcome.left_to_others += 1;
+                return;
+            }
         }
         self.names += 1;
         outcome.arrived += 1;
@@ -345,7 +364,7 @@ impl World {
         } else {
             assert!(self.seqs.iter().filter(|s| s.running).count() < 2);
         }
-        self.carry_out(&actions, Phase::Keep, rng, &mut Outcome::default());
+        self.carry_out(&actions, Phase::Forced, rng, &mut Outcome::default());
     }
 
     /// A turn of the engine's loop: admits, plans a pass, and runs it.
@@ -368,6 +387,7 @@ impl World {
         let mut kept = Vec::new();
         self.ask(|scheduler, view| scheduler.keep(view, now, &mut kept));
         self.carry_out(&kept, Phase::Keep, rng, outcome);
+        self.note_promises();
         let mut actions = Vec::new();
         self.ask(|scheduler, view| scheduler.admit(view, now, &mut actions));
         self.carry_out(&actions, Phase::Admit, rng, outcome);

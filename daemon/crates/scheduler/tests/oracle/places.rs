@@ -14,34 +14,52 @@ pub(super) enum Gives {
 
 /// What was before the yields of one admission.
 pub(super) struct Before {
-    seqs: Vec<Seq>,
+    pub(super) seqs: Vec<Seq>,
+    /// Bytes that each of them is promised.
+    pub(super) kv: Vec<u64>,
     /// Nobody could go on.
     pub(super) idle: bool,
     /// Sequences that may run at once.
-    places: usize,
+    pub(super) places: usize,
 }
 
 impl Before {
-    pub(super) fn of(seqs: &[Seq], places: usize) -> Before {
+    pub(super) fn of(world: &World) -> Before {
+        let seqs = world.seqs.clone();
         Before {
             idle: !seqs.iter().any(Seq::runnable),
-            places,
-            seqs: seqs.to_vec(),
+            places: world.config.running_max,
+            kv: seqs.iter().map(|s| world.kv(s)).collect(),
+            seqs,
         }
     }
 
-    /// Orders those that wait as far as places go: the class, and whether the client has its share.
-    pub(super) fn first(&self, s: &Seq, overdue: bool) -> (Class, bool) {
+    /// Orders those that wait as far as shares go: the class, and whether the client has its share
+    /// of places and of KV.
+    pub(super) fn first(&self, s: &Seq, overdue: bool) -> (Class, bool, bool) {
         let class = if overdue {
             Class::Interactive
         } else {
             s.class()
         };
-        let held = held(&self.seqs, s.a.client, class);
-        (class, held >= self.share(class))
+        let client = s.a.client;
+        let (places, room) = (
+            self.has_its_places(client, class),
+            self.has_its_room(client, class),
+        );
+        (class, places, room)
+    }
+
+    pub(super) fn has_its_places(&self, client: ClientId, class: Class) -> bool {
+        held(&self.seqs, client, class) >= self.share(class)
     }
 
     fn share(&self, class: Class) -> usize {
+        (self.places / self.clients(class).max(1)).max(1)
+    }
+
+    /// Clients that have or want something, as one who waits in a class counts them.
+    pub(super) fn clients(&self, class: Class) -> usize {
         let wants = |s: &&Seq| match s.running {
             true => s.class() <= class,
             false => s.ready && s.a.class <= class,
@@ -52,7 +70,7 @@ impl Before {
                 clients.push(s.a.client);
             }
         }
-        (self.places / clients.len().max(1)).max(1)
+        clients.len()
     }
 }
 
@@ -95,7 +113,7 @@ impl World {
     /// After an admission: nobody with less than his share waits for a place that he has a right
     /// to, unless others come first or the budget has no room.
     pub(super) fn check_places(&self) {
-        let before = Before::of(&self.seqs, self.config.running_max);
+        let before = Before::of(self);
         let waits = |s: &&Seq| !s.running && s.ready;
         for s in self.seqs.iter().filter(waits) {
             let at = |s: &Seq| self.at(s.a.seq);
@@ -110,7 +128,7 @@ impl World {
     }
 
     /// Whether nobody who waits comes before a sequence.
-    fn comes_first(&self, s: &Seq, before: &Before) -> bool {
+    pub(super) fn comes_first(&self, s: &Seq, before: &Before) -> bool {
         let key = |s: &Seq| (before.first(s, self.overdue(s)), !self.overdue(s));
         let mut heads = self
             .seqs

@@ -13,6 +13,8 @@ use super::{Seq, World};
 pub(super) enum Phase {
     /// Nobody is admitted.
     Keep,
+    /// The engine asked for one to yield.
+    Forced,
     /// Whoever yields does so for the one that is admitted next.
     Admit,
 }
@@ -52,7 +54,7 @@ impl World {
     }
 
     /// Scratch of the shortest passes; what has begun may go on by single rows if it is alone.
-    fn least_scratch(&self, s: &Seq, promised: u32, by_rows: bool) -> u64 {
+    pub(super) fn least_scratch(&self, s: &Seq, promised: u32, by_rows: bool) -> u64 {
         let rows = match by_rows {
             true => 1,
             false => self.config.least_rows,
@@ -125,26 +127,26 @@ impl World {
         outcome: &mut Outcome,
     ) {
         let mut admitted = Vec::new();
-        let mut before = Before::of(&self.seqs, self.config.running_max);
+        let mut before = Before::of(self);
         for (n, action) in actions.iter().enumerate() {
             match action {
                 Action::Admitted(seq) => {
                     self.admitted(*seq, &before, outcome);
                     admitted.push(*seq);
-                    before = Before::of(&self.seqs, self.config.running_max);
+                    before = Before::of(self);
                 }
                 Action::Yielded(seq) => {
                     let after = actions[n..].iter().find_map(|a| match a {
                         Action::Admitted(seq) => Some(*seq),
                         _ => None,
                     });
-                    assert!(phase == Phase::Keep || after.is_some(), "for nobody");
-                    self.yielded(*seq, after, &before, outcome);
+                    assert!(phase != Phase::Admit || after.is_some(), "for nobody");
+                    self.yielded(*seq, (phase, after), &before, outcome);
                     admitted.retain(|other| other != seq);
                 }
                 Action::Refused { seq, why } => {
                     self.refused(*seq, why, outcome);
-                    before = Before::of(&self.seqs, self.config.running_max);
+                    before = Before::of(self);
                 }
                 Action::Expired(seq) => {
                     let at = self.at(*seq);
@@ -200,6 +202,7 @@ impl World {
         outcome.bypasses += u64::from(self.seqs.iter().any(earlier));
         outcome.longest_wait_passes = outcome.longest_wait_passes.max(self.passes - s.entered);
         let (client, class, begun) = (s.a.client, s.a.class, s.begun);
+        self.promises.insert(seq, self.promise(s));
         if !begun {
             self.admitted_at.retain(|a| (a.0, a.1) != (client, class));
             self.admitted_at.push((client, class, self.passes));
@@ -213,7 +216,13 @@ impl World {
         s.left_out = 0;
     }
 
-    fn yielded(&mut self, seq: SeqId, by: Option<SeqId>, before: &Before, outcome: &mut Outcome) {
+    fn yielded(
+        &mut self,
+        seq: SeqId,
+        (phase, by): (Phase, Option<SeqId>),
+        before: &Before,
+        outcome: &mut Outcome,
+    ) {
         let at = self.at(seq);
         let idle = before.idle;
         if let Some(by) = by.map(|by| self.at(by))
@@ -225,10 +234,22 @@ impl World {
             }
             return self.stops_running(at);
         }
+        if let Some(by) = by.map(|by| self.at(by))
+            && self.gives_room(at, by, before)
+        {
+            outcome.yielded_room += 1;
+            return self.stops_running(at);
+        }
         let seniority = |s: &Seq| (s.class(), s.a.seq);
         let running = self.seqs.iter().filter(|s| s.running);
         let junior = running.max_by_key(|s| seniority(s)).expect("some run");
-        assert_eq!(junior.a.seq, seq, "the newest of the lowest class yields");
+        match phase {
+            Phase::Keep if let Some(greedy) = self.newest_of_the_greediest() => {
+                outcome.yielded_greedy += u64::from(greedy != junior.a.seq);
+                assert_eq!(greedy, seq, "the newest of the client with most yields");
+            }
+            _ => assert_eq!(junior.a.seq, seq, "the newest of the lowest class yields"),
+        }
         let s = &self.seqs[at];
         match by.map(|by| &self.seqs[self.at(by)]) {
             Some(by) if by.a.class == Class::Interactive && s.class() == Class::Batch => {
@@ -290,6 +311,7 @@ impl World {
         let goes_on = running.iter().any(|s| s.runnable());
         assert!(!waits || goes_on, "someone waits for nothing");
         self.check_places();
+        self.check_room();
         let late = |s: &&Seq| s.a.deadline.is_some_and(|d| d.0 <= self.now);
         assert!(self.seqs.iter().find(late).is_none(), "a deadline is over");
     }

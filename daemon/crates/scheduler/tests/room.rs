@@ -1,0 +1,168 @@
+//! KV that one client has taken, and others who want some; places of the queue that one leaves.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod bench;
+
+use rocmforge_scheduler::*;
+
+use bench::Bench;
+
+const TURN: u64 = 8;
+
+/// A bench whose budget holds four texts of 1,000 positions and not a fifth.
+fn bench() -> Bench {
+    let mut bench = Bench::with(Config {
+        turn_passes: TURN,
+        patience_passes: 200,
+        ..Config::default()
+    });
+    // The largest segment, scratch of an eighth, and the rest.
+    bench.budget = 4_700;
+    bench
+}
+
+fn comes_of(bench: &mut Bench, client: u64, class: Class, tokens: u32, more: u32) -> SeqId {
+    let arrival = Arrival {
+        client: ClientId(client),
+        class,
+        ..bench.arrival(tokens, more)
+    };
+    bench.come(arrival)
+}
+
+fn ends(bench: &mut Bench, seq: SeqId, most: u64) {
+    for _ in 0..most {
+        if bench.scheduler.sequence(seq).is_none() {
+            return;
+        }
+        bench.pass();
+    }
+    panic!("{seq:?} has not ended after {most} passes");
+}
+
+#[test]
+fn a_client_that_has_all_room_gives_some_to_another() {
+    let mut bench = bench();
+    let long: Vec<SeqId> = (0..5).map(|_| bench.comes(10, 990)).collect();
+    // Longer than patience: old texts keep no room from those who have less.
+    (0..300).for_each(|_| _ = bench.pass().unwrap());
+    assert!(bench.running(long[3]) && !bench.running(long[4]));
+    let other = comes_of(&mut bench, 1, Class::Interactive, 700, 8);
+    bench.pass().unwrap();
+    assert_eq!(
+        bench.actions,
+        [Action::Yielded(long[3]), Action::Admitted(other)]
+    );
+    ends(&mut bench, other, 200);
+    bench.pass().unwrap();
+    assert_eq!(bench.actions, [Action::Admitted(long[3])]);
+    while bench.pass().is_some() {}
+    assert_eq!(bench.scheduler.sequences().count(), 0, "all end");
+}
+
+#[test]
+fn requests_that_come_again_and_again_wait_shortly_and_all_texts_end() {
+    let mut bench = bench();
+    (0..8).for_each(|_| _ = bench.comes(10, 990));
+    (0..20).for_each(|_| _ = bench.pass().unwrap());
+    let (mut longest, mut passes) = (0, 0);
+    // A text that yielded computes what it had again.
+    while bench.scheduler.sequences().count() > 0 && passes < 40_000 {
+        let other = comes_of(&mut bench, 1, Class::Interactive, 600, 20);
+        let mut waited = 0;
+        while !bench.running(other) {
+            bench.pass().unwrap();
+            waited += 1;
+        }
+        longest = longest.max(waited);
+        while bench.scheduler.sequence(other).is_some() {
+            bench.pass().unwrap();
+            passes += 1;
+        }
+        passes += waited;
+        if bench.scheduler.sequences().all(|s| s.arrival.client.0 != 0) {
+            break;
+        }
+    }
+    assert!(longest <= 2 * TURN, "{longest}");
+    let left = bench.scheduler.sequences().count();
+    assert_eq!(left, 0, "all texts end beside them, after {passes} passes");
+}
+
+#[test]
+fn the_last_text_of_a_client_gives_nothing() {
+    let mut bench = bench();
+    let long = bench.comes(10, 3_990);
+    (0..20).for_each(|_| _ = bench.pass().unwrap());
+    let other = comes_of(&mut bench, 1, Class::Interactive, 600, 8);
+    while bench.scheduler.sequence(long).is_some() {
+        bench.pass().unwrap();
+        assert!(!bench.running(other) || bench.scheduler.sequence(long).is_none());
+    }
+    ends(&mut bench, other, 100);
+}
+
+#[test]
+fn what_is_more_than_a_share_waits() {
+    let mut bench = bench();
+    let long: Vec<SeqId> = (0..4).map(|_| bench.comes(10, 990)).collect();
+    (0..20).for_each(|_| _ = bench.pass().unwrap());
+    // Both would have half with 2,000; it asks for 3,000.
+    let other = comes_of(&mut bench, 1, Class::Interactive, 2_000, 1_000);
+    for _ in 0..100 {
+        bench.pass().unwrap();
+        assert!(long.iter().all(|s| bench.running(*s)));
+    }
+    ends(&mut bench, other, 10_000);
+}
+
+#[test]
+fn interactive_keeps_its_room_from_batch() {
+    let mut bench = bench();
+    (0..4).for_each(|_| _ = bench.comes(10, 990));
+    (0..20).for_each(|_| _ = bench.pass().unwrap());
+    let batch = comes_of(&mut bench, 1, Class::Batch, 600, 8);
+    for _ in 0..100 {
+        bench.pass().unwrap();
+        assert!(!bench.running(batch));
+    }
+}
+
+#[test]
+fn one_client_leaves_places_of_the_queue_to_others() {
+    let mut bench = Bench::with(Config {
+        waiting_max: 256,
+        ..Config::default()
+    });
+    let mut come = |client: u64| {
+        let arrival = Arrival {
+            client: ClientId(client),
+            ..bench.arrival(4, 4)
+        };
+        bench.scheduler.arrive(arrival)
+    };
+    let mut taken = [0; 3];
+    for client in [0, 1] {
+        while come(client).is_ok() {
+            taken[client as usize] += 1;
+        }
+    }
+    assert_eq!(taken, [224, 28, 0]);
+    let refused = come(0).unwrap_err();
+    let expected = NotTaken::LeftToOthers {
+        of_client: 224,
+        free: 4,
+    };
+    assert_eq!(refused, expected);
+    // Whoever has nothing there comes in as long as any place is free.
+    for client in 2..6 {
+        assert_eq!(come(client), Ok(()), "{client}");
+    }
+    let full = come(6).unwrap_err();
+    let expected = NotTaken::QueueFull {
+        waiting: 256,
+        waiting_max: 256,
+    };
+    assert_eq!(full, expected);
+}
