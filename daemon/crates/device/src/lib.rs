@@ -15,6 +15,7 @@
 
 mod error;
 pub mod gpu;
+mod heap;
 pub mod host;
 mod machine;
 pub mod ops;
@@ -27,6 +28,7 @@ use std::sync::Arc;
 use rocmforge_gguf::MappedFile;
 
 pub use error::Error;
+pub use heap::give_back_soon as give_back_heap_soon;
 pub use machine::available_bytes as host_available_bytes;
 pub use machine::memory_bytes as host_memory_bytes;
 pub use ops::{

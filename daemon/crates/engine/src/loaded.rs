@@ -83,6 +83,12 @@ struct Contents {
     grammars: OnceLock<Result<Arc<Vocabulary>, rocmforge_grammar::Error>>,
 }
 
+impl Drop for Contents {
+    fn drop(&mut self) {
+        rocmforge_device::give_back_heap_soon();
+    }
+}
+
 impl LoadedModel {
     /// The name that clients use.
     pub fn name(&self) -> &str {
