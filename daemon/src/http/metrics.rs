@@ -163,7 +163,7 @@ fn queue(snapshot: &Snapshot, running_max: u32, text: &mut Text) {
     text.one(
         "rocmforge_uploaded_aside_bytes_total",
         "counter",
-        "Bytes of weights that were uploaded between passes of other models",
+        "Bytes of weights that were uploaded beside passes of other models",
         number(snapshot.uploaded_aside_bytes),
     );
     let rows = [

@@ -408,9 +408,8 @@ impl Engine {
             if self.requests_changed {
                 self.publish(true);
             }
-            let begun = Instant::now();
             let stepped = self.step();
-            let uploaded = self.upload_slice(begun.elapsed());
+            let uploaded = self.upload_beside(stepped);
             if self.preload_turn(stepped) || stepped || uploaded {
                 self.watch_memory_while_busy();
                 self.watch_host();

@@ -47,7 +47,7 @@ async fn a_cold_file_is_read_while_others_go_on() {
 }
 
 #[tokio::test]
-async fn weights_are_uploaded_between_the_passes_of_others() {
+async fn weights_are_uploaded_beside_the_passes_of_others() {
     let (of_next, of_both) = upload_beside(Budget::Bytes(64 << 20), true).await;
     // Where both do not fit, its passes take room from the other's weights. Not by a smaller budget
     // of the same engine: what the other's text has of the device can lie behind it for a while.

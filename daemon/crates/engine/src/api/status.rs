@@ -50,7 +50,7 @@ pub struct Snapshot {
     pub interleaved_passes: u64,
     /// Times that the file of a model was read while others went on.
     pub brought_aside: u64,
-    /// Bytes of weights that were uploaded between the passes of other models.
+    /// Bytes of weights that were uploaded beside the passes of other models.
     pub uploaded_aside_bytes: u64,
     /// What the host computed that was not on the card, since start-up.
     pub hosted: Hosted,
