@@ -54,6 +54,31 @@ async fn weights_are_uploaded_beside_the_passes_of_others() {
     upload_beside(Budget::Bytes(of_both - of_next / 2), false).await;
 }
 
+#[tokio::test]
+async fn experts_come_too_where_a_prompt_is_routed_to_most() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let near = load_endless(&engine, "near").await;
+    let ids: Vec<u32> = (0..40).map(|i| 5 + i * 31 % 200).collect();
+    let next = load(&engine, "tiny-qwen3moe-Q4_K_M.gguf", "next").await;
+    let (_, expected, _) = run(&engine, greedy(&next, ids.clone(), 8)).await;
+    engine.clear(Some("next")).await.unwrap();
+    let beside = engine
+        .generate(greedy(&near, vec![1, 9, 17], 100_000))
+        .unwrap();
+    until(&engine, "the text beside", |s| s.running == 1).await;
+    let (_, found, _) = run(&engine, greedy(&next, ids, 8)).await;
+    assert_eq!(found, expected);
+    let now = engine.snapshot();
+    let next = now
+        .models
+        .iter()
+        .find(|m| m.model.name() == "next")
+        .unwrap();
+    let all: u64 = next.segments.iter().map(|segment| segment.bytes).sum();
+    assert_eq!(now.uploaded_aside_bytes, all);
+    drop(beside);
+}
+
 /// Asks for a cleared model beside another's text, whose weights fit a budget beside it or not.
 /// Bytes of its weights, and of all that is resident then.
 async fn upload_beside(budget: Budget, fits: bool) -> (u64, u64) {
