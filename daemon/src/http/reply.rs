@@ -66,6 +66,8 @@ pub(super) trait Events: Send + 'static {
     fn choice(&mut self, _: usize) {}
     /// The scores of tokens whose text comes next; called only where they are wanted.
     fn scores(&mut self, _: Vec<TokenScore>) {}
+    /// The scores of so many tokens whose text was to come next are told of none.
+    fn forget_scores(&mut self, _: usize) {}
     /// More of the answer.
     fn part(&mut self, part: Part, out: &mut String);
     /// A sign of life.
@@ -259,6 +261,9 @@ fn take<E: Events>(step: Step, events: &mut E, out: &mut String) -> bool {
             last,
         } => {
             events.choice(at);
+            if ended.stop_tokens > 0 {
+                events.forget_scores(ended.stop_tokens);
+            }
             parts.into_iter().for_each(|part| events.part(part, out));
             match last {
                 true => events.end(&ended, out),

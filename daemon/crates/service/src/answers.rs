@@ -52,6 +52,8 @@ pub struct Ended {
     pub seed: u64,
     /// The stop string that ended it.
     pub stop_string: Option<String>,
+    /// So many tokens at its end are those of the stop string, and none of its text.
+    pub stop_tokens: usize,
     /// Calls that it made.
     pub calls: usize,
     /// Whether it was cut inside of its last part.
@@ -118,6 +120,8 @@ struct Choice {
     running: Running,
     splitter: Splitter,
     reasoning_tokens: u32,
+    /// Tokens since the last text.
+    silent: usize,
     /// Its last part is what it says, to which more may come.
     says: bool,
     ended: bool,
@@ -159,6 +163,7 @@ impl Generation {
             running,
             splitter,
             reasoning_tokens: 0,
+            silent: 0,
             says: false,
             ended: false,
         };
@@ -241,6 +246,10 @@ impl Generation {
             Some(GenerateEvent::Piece { text, ids, scores }) => {
                 let n = ids.len() as u32;
                 self.log.generated_tokens = Some(self.log.generated_tokens.unwrap_or(0) + n);
+                choice.silent = match text.is_empty() {
+                    true => choice.silent + ids.len(),
+                    false => 0,
+                };
                 let before = choice.splitter.is_thinking();
                 choice.splitter.push(&text, &mut parts);
                 if let Some(last) = parts.last() {
@@ -306,11 +315,14 @@ impl Generation {
         let total = self.started.elapsed();
         let choice = &self.choices[at];
         let stop_string = choice.running.stop_string(summary.finish);
+        // Text that may be one is held back until it is none.
+        let stop_tokens = stop_string.map_or(0, |_| choice.silent);
         Ended {
             finish: summary.finish,
             summary: *summary,
             seed: choice.running.seed,
             stop_string: stop_string.map(str::to_owned),
+            stop_tokens,
             calls: choice.splitter.calls(),
             cuts_part: false,
             cuts_call: false,
@@ -379,17 +391,17 @@ impl Generation {
                     last,
                 } => {
                     let (mut parts, mut scores) = std::mem::take(&mut so_far[at]);
+                    let tail = if self.text_only {
+                        &mut held[at]
+                    } else {
+                        &mut scores
+                    };
+                    tail.truncate(tail.len().saturating_sub(ended.stop_tokens));
                     if more.iter().any(|part| matches!(part, Part::Text(_))) {
                         scores.append(&mut held[at]);
                     }
                     parts.extend(more);
                     let parts = joined(parts);
-                    if let ([] | [Part::Text(_)], Some(_)) = (&*parts, &ended.stop_string) {
-                        let text = parts.first().map_or("", Part::text);
-                        let tokenizer = self.choices[at].running.model.tokenizer();
-                        let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default();
-                        scores.truncate(covered_by(text, &scores, bytes));
-                    }
                     ended.scores = scores;
                     answers[at] = Some((parts, *ended));
                     if last {
@@ -406,56 +418,12 @@ impl Generation {
     }
 }
 
-/// How many of the tokens a text has. The others are those of the stop string behind it.
-fn covered_by<'v>(text: &str, scores: &[TokenScore], bytes: impl Fn(u32) -> &'v [u8]) -> usize {
-    let mut left = text.len();
-    let mut begins = true;
-    let reaches = scores.iter().position(|score| {
-        if left == 0 {
-            return true;
-        }
-        let token = bytes(score.id);
-        // The space before a text is none of it.
-        let space = usize::from(begins && token.starts_with(b" ") && !text.starts_with(' '));
-        begins = false;
-        left = left.saturating_sub(token.len() - space);
-        false
-    });
-    reaches.unwrap_or(scores.len())
-}
-
 impl Choice {
     /// Its next event; none comes of one that has ended.
     fn running_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<GenerateEvent>> {
         match self.ended {
             true => Poll::Pending,
             false => self.running.poll_next(cx),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_of_a_stop_string_are_none_of_the_text() {
-        const TOKENS: [&str; 5] = [" 42", " -", " ", "3", "0"];
-        let score = |id| TokenScore {
-            id,
-            logprob: 0.0,
-            top: Vec::new(),
-        };
-        let scores: Vec<_> = (0..5).map(score).collect();
-        let bytes = |id: u32| TOKENS[id as usize].as_bytes();
-        for (text, n) in [
-            ("42 - ", 3),
-            (" 42 - ", 3),
-            ("", 0),
-            ("42 - 3", 4),
-            ("42 - 30", 5),
-        ] {
-            assert_eq!(covered_by(text, &scores, bytes), n, "{text:?}");
         }
     }
 }

@@ -34,6 +34,7 @@ pub enum Part {
     Arguments(String),
 }
 
+#[cfg(test)]
 impl Part {
     /// Its text, whichever it is; nothing of a call.
     pub(crate) fn text(&self) -> &str {

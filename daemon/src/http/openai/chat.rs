@@ -401,6 +401,16 @@ impl Events for Chunks {
         }
     }
 
+    fn forget_scores(&mut self, n: usize) {
+        let held = &mut self.choices[self.at].logprobs;
+        if let Some(Value::Array(scores)) = held.get_mut("content") {
+            scores.truncate(scores.len().saturating_sub(n));
+            if scores.is_empty() {
+                held.take();
+            }
+        }
+    }
+
     fn part(&mut self, part: Part, out: &mut String) {
         let is_scored = self.scored.is_some();
         let delta = match part {
@@ -432,10 +442,6 @@ impl Events for Chunks {
     }
 
     fn choice_end(&mut self, ended: &Ended, out: &mut String) {
-        if ended.stop_string.is_some() {
-            // What is left are tokens of the stop string.
-            self.choices[self.at].logprobs.take();
-        }
         self.delta(&json!({}), Some(finish_reason(ended)), out);
     }
 

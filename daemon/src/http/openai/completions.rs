@@ -436,6 +436,11 @@ impl Events for Chunks {
         self.choices[self.at].scores.extend(scores);
     }
 
+    fn forget_scores(&mut self, n: usize) {
+        let scores = &mut self.choices[self.at].scores;
+        scores.truncate(scores.len().saturating_sub(n));
+    }
+
     fn part(&mut self, part: Part, out: &mut String) {
         if let Some(text) = text_of(part) {
             let choice = self.choice_of(&text, None);
@@ -452,10 +457,6 @@ impl Events for Chunks {
     }
 
     fn choice_end(&mut self, ended: &Ended, out: &mut String) {
-        if ended.stop_string.is_some() {
-            // What is left are tokens of the stop string.
-            self.choices[self.at].scores.clear();
-        }
         let choice = self.choice_of("", Some(finish_reason(ended)));
         event(None, &self.chunk(&json!([choice])), out);
     }

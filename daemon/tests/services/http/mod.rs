@@ -14,5 +14,6 @@ mod metrics;
 mod ollama;
 mod openai;
 mod responses;
+mod scores;
 mod shapes;
 mod streams;
