@@ -24,6 +24,7 @@ use super::super::prompt::{TextOr, WireSampling, refuse_unsupported, whole_numbe
 use super::super::reply::{Events, SSE, SSE_HEARTBEAT, event, stream};
 use super::super::start::{self, Continuation};
 use super::chat::no_prompt;
+use super::logprobs::Place;
 use super::{StreamOptions, bounded, fingerprint, finish_reason, logprobs, name, small, usage};
 use rocmforge_service::answers::{self, Ended};
 use rocmforge_service::parts::Part;
@@ -218,7 +219,9 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
             let text: String = parts.into_iter().filter_map(text_of).collect();
             chunks.at = at;
             let repeated = chunks.repeated();
-            chunks.choices[at].offset = chunks.echo.as_ref().map_or(0, |echo| echo.offset);
+            let echo = chunks.echo.as_ref();
+            let place = echo.map(|echo| Place::behind(&echo.text));
+            chunks.choices[at].place = place.unwrap_or_default();
             chunks.scores(ended.scores.clone());
             let choice = chunks.choice_of(&text, Some(finish_reason(&ended)));
             let mut choice = behind(repeated, choice);
@@ -260,6 +263,7 @@ async fn echoed(
     scores: Option<i32>,
 ) -> Result<Echoed, Failure> {
     let mut log = call.log(model);
+    let is_text = matches!(prompt, Prompt::Text { .. });
     let result = async {
         let top_n = scores.map(|n| {
             let fits = u32::try_from(n).ok().filter(|n| *n <= LOGPROBS_MAX);
@@ -273,9 +277,8 @@ async fn echoed(
         let n_ctx = service.n_ctx_at_most(None, &model);
         let echo = service.echo(&model, prompt, "prompt", n_ctx, how, call.arrival);
         let Echo { text, ids, scores } = echo.await?;
-        let mut offset = 0;
         let logprobs = match top_n {
-            Some(_) => logprobs::of_prompt(&model, &ids, &scores, &mut offset),
+            Some(_) => logprobs::of_prompt(&model, &ids, &scores, is_text),
             None => Value::Null,
         };
         Ok(Echoed {
@@ -283,7 +286,6 @@ async fn echoed(
             text,
             ids,
             logprobs,
-            offset,
         })
     };
     let result = result.await;
@@ -350,8 +352,6 @@ struct Echoed {
     ids: Vec<u32>,
     /// `logprobs` of a choice.
     logprobs: Value,
-    /// Characters of its tokens.
-    offset: u64,
 }
 
 /// The chunks of a stream.
@@ -377,15 +377,15 @@ struct Chunks {
 struct Choice {
     /// The scores that the next chunk brings.
     scores: Vec<TokenScore>,
-    /// Characters of the tokens before.
-    offset: u64,
+    /// Where the next token stands.
+    place: Place,
 }
 
 impl Chunks {
     /// The prompt as the beginning of a choice, where it is repeated.
     fn repeated(&mut self) -> Option<Value> {
         let echo = self.echo.as_ref()?;
-        self.choices[self.at].offset = echo.offset;
+        self.choices[self.at].place = Place::behind(&echo.text);
         Some(json!({
             "index": self.at, "text": echo.text, "logprobs": echo.logprobs, "finish_reason": null,
         }))
@@ -396,7 +396,7 @@ impl Chunks {
         let scores = std::mem::take(&mut choice.scores);
         let logprobs = match &self.scored {
             Some(model) if !scores.is_empty() => {
-                logprobs::of_completion(model, &scores, &mut choice.offset)
+                logprobs::of_completion(model, &scores, &mut choice.place)
             }
             _ => Value::Null,
         };

@@ -1,4 +1,4 @@
-//! Which tokens log-probabilities are told of.
+//! Which tokens log-probabilities are told of, and where these stand in the text.
 
 use rocmforged::End;
 use serde_json::{Value, json};
@@ -69,6 +69,41 @@ async fn all_tokens_before_a_stop_string_are_told_and_none_of_its_own() {
         let last = &content.last().unwrap()["token"];
         assert_ne!(last, ".", "{whole}");
         assert_eq!(content, joined(&streamed, "content"), "{model}");
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn the_place_of_a_token_is_the_number_of_characters_before_it() {
+    let http = HttpDaemon::start().await;
+    // Characters of several tokens; and control tokens, of which only those of a prompt that is
+    // given as text are in the text.
+    let prompts = [
+        "h\u{e9}llo \u{1f600}",
+        "\n\n",
+        "a<|im_end|>\n<|im_start|>user\nb",
+    ];
+    for (prompt, echo) in prompts.iter().flat_map(|p| [(p, false), (p, true)]) {
+        let asked = json!({
+            "model": LLAMA, "prompt": prompt, "echo": echo, "temperature": 0, "max_tokens": 24, "logprobs": 0,
+        });
+        let (whole, streamed) = both(&http, COMPLETIONS, &asked).await;
+        let text: Vec<char> = whole["text"].as_str().unwrap().chars().collect();
+        let told = std::slice::from_ref(&whole);
+        let places = joined(told, "text_offset");
+        assert_eq!(places, joined(&streamed, "text_offset"));
+        let mut seen = 0;
+        for (token, place) in joined(told, "tokens").iter().zip(&places) {
+            let place = place.as_u64().unwrap() as usize;
+            assert!((seen..=text.len()).contains(&place), "{whole}");
+            seen = place;
+            let token = token.as_str().unwrap();
+            let there: String = text[place..].iter().take(token.chars().count()).collect();
+            assert!(
+                there == token || is_control(token) || token.starts_with("bytes:"),
+                "{token:?} at {place}: {whole}"
+            );
+        }
     }
     assert_eq!(http.stop().await, End::Drained);
 }
