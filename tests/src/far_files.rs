@@ -41,8 +41,17 @@ pub struct FarFiles {
 struct Served {
     name: String,
     content: Vec<u8>,
-    answers: Mutex<bool>,
+    answers: Mutex<Answers>,
     changed: Condvar,
+}
+
+/// What is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
+enum Answers {
+    Nothing,
+    /// All but reads.
+    AllButContent,
+    All,
 }
 
 impl FarFiles {
@@ -79,7 +88,7 @@ impl FarFiles {
         let served = Arc::new(Served {
             name: name.to_string_lossy().into_owned(),
             content: std::fs::read(original).expect("a fixture"),
-            answers: Mutex::new(true),
+            answers: Mutex::new(Answers::All),
             changed: Condvar::new(),
         });
         for _ in 0..THREADS {
@@ -105,11 +114,24 @@ impl FarFiles {
     }
 
     /// Whether reads are answered from now on. Those that wait are, once they are again.
+    pub fn set_answering(&self, answering: bool) {
+        self.answer_with(match answering {
+            true => Answers::All,
+            false => Answers::AllButContent,
+        });
+    }
+
+    /// Nothing is answered from now on, not even whether the file is there.
     ///
     /// # Panics
-    /// Never: nothing panics while it is looked at.
-    pub fn set_answering(&self, answering: bool) {
-        *self.served.answers.lock().expect("whole") = answering;
+    /// Where the kernel does not forget what it knows of it.
+    pub fn fall_silent(&self) {
+        self.answer_with(Answers::Nothing);
+        self.forget_file();
+    }
+
+    fn answer_with(&self, answers: Answers) {
+        *self.served.answers.lock().expect("whole") = answers;
         self.served.changed.notify_all();
     }
 
@@ -118,15 +140,33 @@ impl FarFiles {
     /// # Panics
     /// Where it does not.
     pub fn forget_content(&self) {
-        // fuse_out_header with FUSE_NOTIFY_INVAL_INODE in its second field, and which bytes: all.
-        let mut notice = Vec::new();
-        notice.extend(40u32.to_le_bytes());
-        notice.extend(2u32.to_le_bytes());
-        for word in [0, FILE, 0, 0] {
-            notice.extend(word.to_le_bytes());
-        }
+        // FUSE_NOTIFY_INVAL_INODE, and which bytes: all.
+        let words = [FILE, 0, 0].map(u64::to_le_bytes);
+        self.notify(2, &words.concat());
+    }
+
+    /// Has the kernel forget that the file is there, and what it is like.
+    fn forget_file(&self) {
+        // FUSE_NOTIFY_INVAL_ENTRY: the directory, the length of the name, nothing, the name.
+        let name = self.served.name.as_bytes();
+        let mut entry = ROOT.to_le_bytes().to_vec();
+        entry.extend((name.len() as u64).to_le_bytes());
+        entry.extend(name);
+        entry.push(0);
+        self.notify(3, &entry);
+        // Bytes from below 0 on are none: its attributes alone.
+        let words = [FILE, u64::MAX, 0].map(u64::to_le_bytes);
+        self.notify(2, &words.concat());
+    }
+
+    /// Tells the kernel something: a fuse_out_header with a code in its second field.
+    fn notify(&self, code: u32, what: &[u8]) {
+        let mut notice = (16 + what.len() as u32).to_le_bytes().to_vec();
+        notice.extend(code.to_le_bytes());
+        notice.extend([0; 8]);
+        notice.extend(what);
         let mut device = &self.device;
-        device.write_all(&notice).expect("the file is open");
+        device.write_all(&notice).expect("the file is known");
     }
 }
 
@@ -180,6 +220,16 @@ impl Served {
 
     /// `None` for what has no answer.
     fn answer(&self, opcode: u32, node: u64, body: &[u8]) -> Option<Result<Vec<u8>, i32>> {
+        let enough = match opcode {
+            1 | 3 => Answers::AllButContent,
+            15 => Answers::All,
+            _ => Answers::Nothing,
+        };
+        let answers = self.answers.lock().expect("whole");
+        let waited = self
+            .changed
+            .wait_while(answers, |answers| *answers < enough);
+        drop(waited.expect("whole"));
         Some(match opcode {
             // FORGET, INTERRUPT, BATCH_FORGET.
             2 | 36 | 42 => return None,
@@ -207,9 +257,6 @@ impl Served {
             // READ
             15 => {
                 let (from, bytes) = (u64_at(body, 8) as usize, u32_at(body, 16) as usize);
-                let answers = self.answers.lock().expect("whole");
-                let waited = self.changed.wait_while(answers, |answers| !*answers);
-                drop(waited.expect("whole"));
                 let end = self.content.len().min(from + bytes);
                 Ok(self.content.get(from..end).unwrap_or_default().to_vec())
             }

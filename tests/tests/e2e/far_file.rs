@@ -1,7 +1,7 @@
 //! A model's file that does not answer, as when the server is gone that it lies on: its own
 //! requests wait, or fail, and those of other models go on.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocmforge_client::Client;
 use rocmforge_client::proto::v1::{FileWait, SamplingParams};
@@ -147,5 +147,51 @@ async fn requests_of_a_file_that_stays_silent_fail_and_later_ones_are_answered()
         }
     };
     assert_eq!(again.ids, first.ids);
+    assert!(daemon.stop().status.success());
+}
+
+#[tokio::test]
+async fn settings_are_read_anew_while_a_declared_file_does_not_answer() {
+    let far = match FarFiles::serve(&fixtures::path(TINY_QWEN3)) {
+        Ok(far) => far,
+        Err(reason) => return skip("a reload beside a silent file", &reason),
+    };
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let config = dir.path().join("config.toml");
+    let configure = |running: u32| {
+        let path = far.path();
+        let model = format!("[[model]]\nname = \"far\"\npath = {path:?}\n");
+        let limit = format!("[[limit]]\nfor = [\"*\"]\nrunning = {running}\n");
+        std::fs::write(&config, model + &limit).expect("a writable directory");
+    };
+    configure(4);
+    let options = Options::default().model_dir(far.dir()).arg("--config");
+    let daemon = Daemon::start(&options.arg(config.to_str().expect("plain characters")));
+    let client = connect(&daemon).await;
+    let reload = async || {
+        let told = in_time("a reload", client.reload()).await;
+        told.expect("the settings can be used")
+    };
+    assert!(reload().await.not_taken.is_empty());
+
+    far.fall_silent();
+    // The first waits a while for the file; what it left behind holds up no other.
+    for running in [5, 6] {
+        configure(running);
+        let told = reload().await;
+        assert_eq!(told.taken.len(), 1, "{told:?}");
+        assert_eq!(told.taken[0].setting, "limit");
+        assert_eq!(told.not_taken.len(), 1, "{told:?}");
+        let model = &told.not_taken[0];
+        assert_eq!((&*model.setting, &*model.now), ("model", "far"));
+        assert!(model.reason.contains("does not answer"), "{model:?}");
+    }
+
+    far.set_answering(true);
+    let give_up = Instant::now() + Duration::from_secs(60);
+    while !reload().await.not_taken.is_empty() {
+        assert!(Instant::now() < give_up, "the file answers again");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     assert!(daemon.stop().status.success());
 }

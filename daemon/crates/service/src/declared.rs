@@ -146,6 +146,16 @@ pub struct Registration {
     pub refused: Vec<(String, String)>,
 }
 
+/// What a look at the file of a declared model found beside what is loaded under its name.
+enum Seen {
+    /// That file.
+    Same,
+    /// Another one, or none.
+    Other,
+    /// It did not answer.
+    Nothing,
+}
+
 /// The book in force.
 #[derive(Debug, Default)]
 pub(crate) struct Shelf(RwLock<Arc<Book>>);
@@ -200,7 +210,7 @@ impl Service {
         let book = self.declared();
         for model in book.drafts_first() {
             if let Ok(loaded) = self.engine.model(&model.name) {
-                if !self.renew(model, &loaded, &mut registration).await {
+                if let Seen::Other = self.renew(model, &loaded, &mut registration).await {
                     tracing::warn!(model = ?model.name, loaded = ?loaded.path(), declared = ?model.path, "another file is loaded under a declared name; unload it for the declared one");
                     let (other, path) = (loaded.path().display(), model.path.display());
                     let reason =
@@ -232,30 +242,49 @@ impl Service {
     }
 
     /// Looks at the file of a declared model that is loaded, and loads it anew if it has changed.
-    /// False, and nothing is done, where another file is loaded.
+    /// Nothing is done where another file is loaded, or where this one does not answer.
     async fn renew(
         &self,
         model: &Declared,
         loaded: &Arc<LoadedModel>,
         registration: &mut Registration,
-    ) -> bool {
+    ) -> Seen {
         let (path, file) = (model.path.clone(), Arc::clone(loaded.file()));
+        let looks = Arc::clone(&self.looks_at_declared);
         let looked = tokio::task::spawn_blocking(move || {
-            // What it finds is asked for below.
-            let _ = file.check_unchanged();
-            path.canonicalize()
+            // One that hangs is waited for once: what lies beside it is not looked at meanwhile.
+            let dir = path.parent().unwrap_or(&path).to_owned();
+            looks.look(&dir, move || {
+                // What it finds is asked for below.
+                let _ = file.check_unchanged();
+                path.canonicalize().ok()
+            })
         });
-        let is_same = matches!(looked.await, Ok(Ok(path)) if path == loaded.path());
-        if is_same && loaded.file().has_changed() {
+        let refused = &mut registration.refused;
+        let Ok((found, true)) = looked.await else {
+            let path = model.path.display();
+            tracing::warn!(model = ?model.name, path = ?model.path, "the file of a declared model does not answer; what is loaded of it stays");
+            let reason = format!(
+                "{path} does not answer, so that what is loaded stays; check the server or the mount that it lies on, and \
+                 reload again"
+            );
+            refused.push((model.name.clone(), reason));
+            return Seen::Nothing;
+        };
+        let found = found.and_then(|found| found.as_ref().clone());
+        if found.as_deref() != Some(loaded.path()) {
+            return Seen::Other;
+        }
+        if loaded.file().has_changed() {
             match self.renewed(model, loaded, &Arrival::now(None)).await {
                 Ok(_) => registration.registered.push(model.clone()),
                 Err(failure) => {
                     let reason = failure.message().to_owned();
-                    registration.refused.push((model.name.clone(), reason));
+                    refused.push((model.name.clone(), reason));
                 }
             }
         }
-        is_same
+        Seen::Same
     }
 
     /// Loads one declared model, without its preload.

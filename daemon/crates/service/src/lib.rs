@@ -44,6 +44,7 @@ pub mod text_work;
 pub mod tool_calls;
 pub mod trace;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -56,6 +57,7 @@ use crate::failure::Failure;
 use crate::files::Listing;
 use crate::limits::LimitBook;
 use crate::load_places::LoadPlaces;
+use crate::looks::Looks;
 use crate::measured::Measured;
 use crate::model_files::ModelDirs;
 use crate::reloading::Reader;
@@ -122,6 +124,8 @@ pub struct Service {
     shelf: Shelf,
     /// Held while a declared model whose file has changed is loaded anew.
     renewal: tokio::sync::Mutex<()>,
+    /// By their directories, at the files of declared models that are loaded.
+    looks_at_declared: Arc<Looks<Option<PathBuf>>>,
     limit_book: LimitBook,
     reader: Reader,
 }
@@ -151,6 +155,7 @@ impl Service {
             listing: Listing::default(),
             shelf: Shelf::default(),
             renewal: tokio::sync::Mutex::default(),
+            looks_at_declared: Arc::default(),
             limit_book: LimitBook::default(),
             reader: Reader::default(),
         }
