@@ -30,6 +30,7 @@ use rocmforge_service::peer::TokenName;
 use rocmforge_service::roles::Role;
 
 use super::Http;
+use super::body;
 use super::call::{ANTHROPIC_ID, Call, Client, REQUEST_ID, RequestId, is_light};
 
 /// When to try again where connections are short.
@@ -206,7 +207,10 @@ pub(super) async fn gate(
             }
             next.run(request).await
         }
-        Err(refused) => Call::of(&http, "gate", &request).refuse(&refused),
+        Err(refused) => {
+            body::discard(&mut request).await;
+            Call::of(&http, "gate", &request).refuse(&refused)
+        }
     };
     // Refusals, too: a page has to see that its token is wrong, or when to try again.
     if let Some(origin) = page {

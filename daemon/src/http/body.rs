@@ -5,11 +5,12 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header;
 use http_body::Body as _;
-use rocmforge_service::BODY_WAIT_MAX;
 use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::{BODY_WAIT_MAX, REQUEST_MAX_BYTES};
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
 use tokio::time::Instant;
@@ -20,6 +21,8 @@ use super::fault;
 /// Bytes of a body for which it may take a second longer than [`BODY_WAIT_MAX`], from when it is
 /// first looked for to its last byte: what a slow line brings in that time.
 const BYTES_A_SECOND_MIN: u64 = 64 << 10;
+/// How long the body of a request that is refused unread may take.
+const DISCARD_MAX: Duration = Duration::from_secs(2);
 /// When to try again where bytes are short.
 const RETRY: Duration = Duration::from_secs(1);
 /// Most values of a body: two bytes of it can be a value, which takes dozens once decoded.
@@ -65,6 +68,8 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
             continue;
         };
         if bytes.len() + data.len() > max {
+            drop((bytes, held));
+            take_rest(&mut body).await;
             return Err(failure::body_too_large(max));
         }
         if !held.grow(data.len() as u64) {
@@ -84,6 +89,32 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
         .text
         .run(call.arrival.peer(), size, move |_| decode(&bytes));
     work.await
+}
+
+/// Takes what comes of the body of a request that is refused unread. A connection that is closed
+/// while more of it comes is reset, and then many clients never see why.
+pub(super) async fn discard(request: &mut Request) {
+    // Who asks first sends nothing before he is told to.
+    if request.headers().contains_key(header::EXPECT) {
+        return;
+    }
+    take_rest(request.body_mut()).await;
+}
+
+/// As [`discard`], of a body that is read no further.
+async fn take_rest(body: &mut Body) {
+    let all = async {
+        let mut left = REQUEST_MAX_BYTES;
+        while let Some(Ok(frame)) = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
+            let bytes = frame.into_data().map_or(0, |data| data.len());
+            left = match left.checked_sub(bytes) {
+                Some(left) => left,
+                None => return,
+            };
+        }
+    };
+    // What takes longer is cut off.
+    let _ = tokio::time::timeout(DISCARD_MAX, all).await;
 }
 
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {

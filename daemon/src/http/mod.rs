@@ -181,20 +181,22 @@ fn post<H: Handler<T, Arc<Http>>, T: 'static>(handler: H) -> MethodRouter<Arc<Ht
 }
 
 async fn only_get(State(http): State<Arc<Http>>, request: Request) -> Response {
-    no_method(&http, &request, "GET")
+    no_method(&http, request, "GET").await
 }
 
 async fn only_post(State(http): State<Arc<Http>>, request: Request) -> Response {
-    no_method(&http, &request, "POST")
+    no_method(&http, request, "POST").await
 }
 
-fn no_method(http: &Http, request: &Request, taken: &str) -> Response {
-    let call = Call::of(http, "none", request);
+async fn no_method(http: &Http, mut request: Request, taken: &str) -> Response {
+    body::discard(&mut request).await;
+    let call = Call::of(http, "none", &request);
     let (method, path) = (request.method().as_str(), request.uri().path());
     call.refuse(&failure::no_method(method, path, taken))
 }
 
-async fn no_route(State(http): State<Arc<Http>>, request: Request) -> Response {
+async fn no_route(State(http): State<Arc<Http>>, mut request: Request) -> Response {
+    body::discard(&mut request).await;
     let call = Call::of(&http, "none", &request);
     let (method, path) = (request.method().as_str(), request.uri().path());
     call.refuse(&failure::no_route(method, path))

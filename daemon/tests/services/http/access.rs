@@ -1,5 +1,7 @@
 //! Who may do what over which way.
 
+use std::io::{Read, Write};
+
 use rocmforged::End;
 use rocmforged::roles::Roles;
 use serde_json::json;
@@ -46,6 +48,39 @@ async fn without_a_token_this_machine_may_use_and_not_manage() {
             .status,
         200
     );
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn who_is_refused_before_a_large_body_came_reads_why() {
+    let http = HttpDaemon::start_with(Some(TOKEN), Roles::default()).await;
+    let tcp = http.tcp;
+    // What fits no buffer of a connection.
+    let body = vec![b' '; 8 << 20];
+    for (token, target, status) in [
+        ("wrong", "/v1/completions", "401"),
+        (TOKEN, "/nothing", "404"),
+        (TOKEN, "/v1/models", "405"),
+        (TOKEN, "/models/load", "413"),
+    ] {
+        let body = body.clone();
+        let asked = tokio::task::spawn_blocking(move || {
+            let mut stream = std::net::TcpStream::connect(tcp)?;
+            write!(
+                stream,
+                "POST {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer {token}\r\n\
+                 content-length: {}\r\n\r\n",
+                body.len()
+            )?;
+            stream.write_all(&body)?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            std::io::Result::Ok(answer)
+        });
+        let answer = asked.await.unwrap();
+        let answer = answer.unwrap_or_else(|error| panic!("{target}: {error}"));
+        assert_eq!(answer.split(' ').nth(1), Some(status), "{answer}");
+    }
     assert_eq!(http.stop().await, End::Drained);
 }
 
