@@ -224,6 +224,10 @@ where
         None => Ok(None),
         Some(Number::Whole(n)) => Ok(Some(n)),
         Some(Number::Real(x)) if x.fract() == 0.0 && x.abs() <= EXACT => Ok(Some(x as i64)),
+        // Whole numbers that are larger come as real ones, too, with other digits.
+        Some(Number::Real(x)) if x.fract() == 0.0 => Err(D::Error::custom(
+            "number out of range, expected a whole number of 64 bits with a sign",
+        )),
         Some(Number::Real(x)) => Err(D::Error::custom(format_args!(
             "invalid number {x}, expected a whole number"
         ))),
@@ -458,6 +462,11 @@ mod tests {
         ] {
             assert!(read(json!({"top_k": bad})).is_err(), "{bad}");
         }
+        let large = read(json!({"seed": u64::MAX})).unwrap_err();
+        assert!(
+            large.to_string().starts_with("number out of range"),
+            "{large}"
+        );
     }
 
     #[test]
