@@ -100,7 +100,7 @@ struct State<B> {
 pub(crate) struct Ended {
     /// How long it may be unread.
     pub(crate) unread_max: Duration,
-    /// Whether what was sent ends inside of a frame.
+    /// Whether what was sent ends inside of a frame, or of a message of several.
     pub(crate) inside: bool,
 }
 
@@ -184,7 +184,7 @@ impl fmt::Debug for Open {
     }
 }
 
-impl<B: Send> Watched for Reply<B> {
+impl<B: Body + Send> Watched for Reply<B> {
     fn look(&self, now: Instant, others_wait: bool) {
         let is_short = self.sum.is_full(self.peer.caller.uid);
         let mut state = lock(&self.state);
@@ -210,10 +210,10 @@ impl<B: Send> Watched for Reply<B> {
         if !may_end || now.duration_since(since) < unread_max {
             return;
         }
-        state.end = Some(Ended {
-            unread_max,
-            inside: !state.rest.is_empty(),
-        });
+        // A message that is written as it is taken says so while more of it is to come.
+        let goes_on = |(body, _): &(B, Call)| body.size_hint().lower() > 0;
+        let inside = !state.rest.is_empty() || state.body.as_ref().is_some_and(goes_on);
+        state.end = Some(Ended { unread_max, inside });
         state.held.clear();
         let dropped = (state.body.take(), std::mem::take(&mut state.rest));
         drop(state);

@@ -207,17 +207,29 @@ impl Daemon {
     /// # Panics
     /// When the process has ended.
     pub fn memory_bytes(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// The most that was resident of the process so far, in bytes.
+    ///
+    /// # Panics
+    /// When the process has ended.
+    pub fn peak_memory_bytes(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))
             .expect("the daemon runs");
         let line = status
             .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .expect("a process has VmRSS");
+            .find_map(|line| line.strip_prefix(field))
+            .expect("a process has it");
         let kib: u64 = line
             .trim()
             .trim_end_matches(" kB")
             .parse()
-            .expect("VmRSS is in kB");
+            .expect("it is in kB");
         kib * 1024
     }
 

@@ -9,7 +9,7 @@ use rocmforge_proto::v1;
 use rocmforge_proto::v1::inference_server::Inference;
 use rocmforge_service::Service;
 use rocmforge_service::answers;
-use rocmforge_service::arrival::Arrival;
+use rocmforge_service::arrival::{Arrival, Caller};
 use rocmforge_service::check::{self, SamplingFields, Violations};
 use rocmforge_service::conversation::{self, Answering, Conversation};
 use rocmforge_service::decoding::DecodingFields;
@@ -23,6 +23,7 @@ use tonic::{Request, Response, Status};
 
 use super::events::{GenerateStream, piece, streamed, token_logprob};
 use super::status_code::status;
+use super::tokens::Tokens;
 use super::{arrival, chat, vectors};
 
 /// The service.
@@ -223,7 +224,7 @@ impl InferenceService {
         &self,
         request: v1::TokenizeRequest,
         arrival: Arrival,
-    ) -> Result<v1::TokenizeResponse, Failure> {
+    ) -> Result<Tokens, Failure> {
         self.context.admit()?;
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
@@ -235,13 +236,17 @@ impl InferenceService {
             parse_special: request.parse_special.unwrap_or(true),
         };
         let bytes = prompt.bytes();
+        let uid = arrival.caller.unwrap_or_else(Caller::unknown).uid;
         let work = self.context.text.run(arrival.peer(), bytes, move |_| {
             let field = prompt.field();
             let ids = prompt.encode(field, &model, None, None)?.ids;
-            let pieces = ids.iter().map(|&id| piece(&model, id)).collect();
-            Ok(v1::TokenizeResponse { ids, pieces })
+            Tokens::new(model, ids, field)
         });
-        arrival.limit(work).await
+        let mut tokens = arrival.limit(work).await?;
+        // Others may have filled the room since this request was let in.
+        self.context.room_for_reply(uid)?;
+        tokens.count(self.context.sending.hold(uid));
+        Ok(tokens)
     }
 
     async fn detokenize_ids(
@@ -436,8 +441,8 @@ impl Inference for InferenceService {
         let (arrival, request) = (arrival::of(&request), request.into_inner());
         let mut log = RequestLog::new("Tokenize", &request.model, &arrival);
         let result = self.tokenize_text(request, arrival).await;
-        log.prompt_tokens = result.as_ref().ok().map(|answer| answer.ids.len() as u32);
-        log.end(result).map(Response::new).map_err(status)
+        log.prompt_tokens = result.as_ref().ok().map(|tokens| tokens.len() as u32);
+        log.end(result).map(Tokens::answer).map_err(status)
     }
 
     async fn detokenize(

@@ -16,6 +16,7 @@ mod inference;
 mod models;
 mod server;
 mod status_code;
+mod tokens;
 mod vectors;
 
 use std::path::PathBuf;
@@ -126,11 +127,11 @@ pub(crate) fn routes(context: &Arc<Service>) -> Routes {
                 .max_decoding_message_size(most_in)
                 .max_encoding_message_size(most_out),
         )
-        .add_service(
+        .add_service(tokens::Written(
             InferenceServer::new(inference)
                 .max_decoding_message_size(most_in)
                 .max_encoding_message_size(most_out),
-        )
+        ))
         .add_service(
             CacheServer::new(cache)
                 .max_decoding_message_size(most_in)

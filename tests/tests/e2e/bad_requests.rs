@@ -308,6 +308,35 @@ async fn the_other_requests_are_checked_too() {
     daemon.stop();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_of_a_long_text_take_a_fraction_of_their_message() {
+    let daemon = Daemon::start(&Options::default());
+    let client = connect(&daemon).await;
+    load(&client, TINY_LLAMA).await;
+    let request = |unit: &str, n: usize| TokenizeRequest {
+        model: TINY_LLAMA.into(),
+        text: unit.repeat(n),
+        add_special: Some(false),
+        ..Default::default()
+    };
+    let before = daemon.peak_memory_bytes();
+    let long = request("a b ", 2 << 20);
+    let answer = client.tokenize(long.clone()).await.expect("its tokens");
+    let grown = daemon.peak_memory_bytes() - before;
+    assert!(answer.ids.len() > 4 << 20, "{}", answer.ids.len());
+    assert_eq!(answer.ids.len(), answer.pieces.len());
+    assert!(answer.pieces.concat() == long.text.as_bytes());
+    assert!(grown < 100 << 20, "{grown} bytes");
+
+    // Its tokens would be more than a message holds.
+    let too_long = request("\u{1f600}", 15 << 18);
+    let error = refused("Tokenize", client.tokenize(too_long).await);
+    assert_eq!(error.code, Code::InvalidArgument, "{}", error.message);
+    assert!(error.message.contains("in parts"), "{}", error.message);
+    assert_works(&client).await;
+    daemon.stop();
+}
+
 /// The transport takes it, the tokenizer gets through it, and the answer is about the context.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_of_8_mib_is_too_long() {
