@@ -38,13 +38,25 @@ fn a_long_list_takes_a_small_multiple_of_its_bytes() {
     let embeddings = format!("{{{model}, \"input\": [{texts}]}}");
     let text = "ab ".repeat(1 << 19);
     let pieces = format!("{{{model}, \"with_pieces\": true, \"content\": \"{text}\"}}");
+    let chat = |n_tokens: u32| {
+        format!(
+            "{{\"model\": \"tiny-qwen3-Q8_0\", \"messages\": [{{\"role\": \"user\", \"content\": \"a\"}}], \
+             \"logprobs\": true, \"top_logprobs\": 20, \"n\": 4, \"max_tokens\": {n_tokens}, \"ignore_eos\": true}}"
+        )
+    };
     // What the first request of a model takes is no answer's.
     ask("/v1/embeddings", &format!("{{{model}, \"input\": \"a\"}}"));
-    for (path, body) in [("/v1/embeddings", embeddings), ("/tokenize", pieces)] {
+    ask("/v1/chat/completions", &chat(1));
+    // Scores are a fifth of their JSON, and the keys of the tokens are there, too.
+    for (path, body, times) in [
+        ("/v1/embeddings", embeddings, 4),
+        ("/tokenize", pieces, 4),
+        ("/v1/chat/completions", chat(1000), 10),
+    ] {
         let before = peak_bytes(&daemon);
         let bytes = ask(path, &body);
         let grown = peak_bytes(&daemon) - before;
         assert!(bytes > 5 << 20, "{path}: {bytes}");
-        assert!(grown < 4 * bytes, "{path}: {grown} for {bytes}");
+        assert!(grown < times * bytes, "{path}: {grown} for {bytes}");
     }
 }

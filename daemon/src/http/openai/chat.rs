@@ -23,7 +23,8 @@ use super::super::prompt::{
 };
 use super::super::reply::{Events, SSE, SSE_HEARTBEAT, data_event, event, stream};
 use super::super::start::{self, Conversation};
-use super::{StreamOptions, bounded, fingerprint, finish_reason, logprobs, name, small, usage};
+use super::logprobs::OfChat;
+use super::{StreamOptions, bounded, fingerprint, finish_reason, name, small, usage};
 use rocmforge_service::answers::{self, Ended, Generation};
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::{self, ToolCall};
@@ -218,28 +219,22 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
 
 async fn whole(generation: Generation, chunks: &Chunks) -> Result<Response, Failure> {
     let answers = generation.collect_all().await?;
-    let Some((_, ended)) = answers.last() else {
+    let (parts, ends): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
+    let Some(last) = ends.last() else {
         return Err(failure::bug("there is no answer"));
     };
-    let usage = usage(ended);
-    let choices = answers.into_iter().enumerate();
-    let choices = choices.map(|(index, (parts, ended))| {
-        json!({
-            "index": index,
-            "message": message(parts),
-            "logprobs": chunks.logprobs_of(&ended.scores),
-            "finish_reason": finish_reason(&ended),
-        })
+    let choices = parts.into_iter().zip(&ends).enumerate();
+    let choices = choices.map(|(index, (parts, ended))| Whole {
+        index,
+        message: message(parts),
+        logprobs: chunks.logprobs_of(&ended.scores),
+        finish_reason: finish_reason(ended),
     });
-    answer(&json!({
-        "id": chunks.id,
-        "object": "chat.completion",
-        "created": chunks.created,
-        "model": chunks.model,
-        "choices": choices.collect::<Vec<_>>(),
-        "usage": usage,
-        "system_fingerprint": chunks.fingerprint,
-    }))
+    answer(&Chunk {
+        object: "chat.completion",
+        usage: Some(&usage(last)),
+        ..chunks.chunk(choices.collect::<Vec<_>>())
+    })
 }
 
 fn message(parts: Vec<Part>) -> Value {
@@ -294,22 +289,41 @@ struct Chunks {
 #[derive(Debug, Clone, Default)]
 struct Choice {
     calls: usize,
-    /// Log-probabilities that the next chunk brings.
-    logprobs: Value,
+    /// The scores that the next chunk brings.
+    scores: Vec<TokenScore>,
 }
 
-/// A chunk that brings text, as it is written.
+/// A chunk of a stream, or a whole answer.
 #[derive(Serialize)]
-struct TextChunk<'a> {
+struct Chunk<'a, C> {
     id: &'a str,
     object: &'static str,
     created: u64,
     model: &'a str,
     system_fingerprint: Option<&'a str>,
-    choices: [TextChoice<'a>; 1],
+    choices: C,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<&'a Value>,
+}
+
+/// A whole choice.
+#[derive(Serialize)]
+struct Whole<'a> {
+    index: usize,
+    message: Value,
+    logprobs: Option<OfChat<'a>>,
+    finish_reason: &'static str,
+}
+
+/// More of a choice.
+#[derive(Serialize)]
+struct More<'a> {
+    index: usize,
+    delta: &'a Value,
+    finish_reason: Option<&'a str>,
     /// Null, or left out.
     #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<()>,
+    logprobs: Option<Option<OfChat<'a>>>,
 }
 
 #[derive(Serialize)]
@@ -327,26 +341,22 @@ enum TextDelta<'a> {
 }
 
 impl Chunks {
-    fn chunk(&self, choices: &Value) -> Value {
-        let mut chunk = json!({
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-            "choices": choices,
-        });
-        if self.with_usage {
-            chunk["usage"] = Value::Null;
+    fn chunk<C: Serialize>(&self, choices: C) -> Chunk<'_, C> {
+        Chunk {
+            id: &self.id,
+            object: "chat.completion.chunk",
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: self.fingerprint.as_deref(),
+            choices,
+            // As OpenAI: null up to the chunk that tells it.
+            usage: self.with_usage.then_some(&Value::Null),
         }
-        chunk
     }
 
-    fn logprobs_of(&self, scores: &[TokenScore]) -> Value {
-        match &self.scored {
-            Some(model) => logprobs::of_chat(model, scores),
-            None => Value::Null,
-        }
+    fn logprobs_of<'a>(&'a self, scores: &'a [TokenScore]) -> Option<OfChat<'a>> {
+        let model = self.scored.as_ref()?;
+        Some(OfChat::new(model, scores))
     }
 
     /// More text and nothing else: what a token is, as a rule.
@@ -356,24 +366,22 @@ impl Chunks {
             delta,
             finish_reason: None,
         };
-        let chunk = TextChunk {
-            id: &self.id,
-            object: "chat.completion.chunk",
-            created: self.created,
-            model: &self.model,
-            system_fingerprint: self.fingerprint.as_deref(),
-            choices: [choice],
-            usage: self.with_usage.then_some(()),
-        };
-        data_event(&chunk, out);
+        data_event(&self.chunk([choice]), out);
     }
 
     fn delta(&mut self, delta: &Value, finish: Option<&str>, out: &mut String) {
-        let mut choice = json!({"index": self.at, "delta": delta, "finish_reason": finish});
-        if self.scored.is_some() {
-            choice["logprobs"] = self.choices[self.at].logprobs.take();
-        }
-        event(None, &self.chunk(&json!([choice])), out);
+        let scores = std::mem::take(&mut self.choices[self.at].scores);
+        let logprobs = self.scored.as_ref().map(|_| match scores.is_empty() {
+            true => None,
+            false => self.logprobs_of(&scores),
+        });
+        let more = More {
+            index: self.at,
+            delta,
+            finish_reason: finish,
+            logprobs,
+        };
+        data_event(&self.chunk([more]), out);
     }
 }
 
@@ -392,23 +400,13 @@ impl Events for Chunks {
     }
 
     fn scores(&mut self, scores: Vec<TokenScore>) {
-        let mut more = self.logprobs_of(&scores);
-        let held = &mut self.choices[self.at].logprobs;
-        // Those of text that was held back.
-        match (held.get_mut("content"), more.get_mut("content")) {
-            (Some(Value::Array(held)), Some(Value::Array(more))) => held.append(more),
-            _ => *held = more,
-        }
+        // Those of text that was held back come with what is behind it.
+        self.choices[self.at].scores.extend(scores);
     }
 
     fn forget_scores(&mut self, n: usize) {
-        let held = &mut self.choices[self.at].logprobs;
-        if let Some(Value::Array(scores)) = held.get_mut("content") {
-            scores.truncate(scores.len().saturating_sub(n));
-            if scores.is_empty() {
-                held.take();
-            }
-        }
+        let scores = &mut self.choices[self.at].scores;
+        scores.truncate(scores.len().saturating_sub(n));
     }
 
     fn part(&mut self, part: Part, out: &mut String) {
@@ -448,9 +446,11 @@ impl Events for Chunks {
     fn end(&mut self, ended: &Ended, out: &mut String) {
         self.choice_end(ended, out);
         if self.with_usage {
-            let mut last = self.chunk(&json!([]));
-            last["usage"] = usage(ended);
-            event(None, &last, out);
+            let last = Chunk {
+                usage: Some(&usage(ended)),
+                ..self.chunk([(); 0])
+            };
+            data_event(&last, out);
         }
         out.push_str("data: [DONE]\n\n");
     }

@@ -1,5 +1,6 @@
 //! `POST /v1/completions`: a text, or token ids, continued.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -13,7 +14,7 @@ use rocmforge_service::decoding::LOGPROBS_MAX;
 use rocmforge_service::echo::Echo;
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::prompt::Prompt;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::super::Http;
@@ -21,10 +22,10 @@ use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
 use super::super::error::Dialect;
 use super::super::format::WireFormat;
 use super::super::prompt::{TextOr, WireSampling, refuse_unsupported, whole_number};
-use super::super::reply::{Events, SSE, SSE_HEARTBEAT, event, stream};
+use super::super::reply::{Events, SSE, SSE_HEARTBEAT, data_event, event, stream};
 use super::super::start::{self, Continuation};
 use super::chat::no_prompt;
-use super::logprobs::Place;
+use super::logprobs::{OfCompletion, Place};
 use super::{StreamOptions, bounded, fingerprint, finish_reason, logprobs, name, small, usage};
 use rocmforge_service::answers::{self, Ended};
 use rocmforge_service::parts::Part;
@@ -180,6 +181,10 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     if echoes {
         let echoed = echoed(call, &asked.model, prompt, scores).await?;
         chunks.fingerprint = Some(echoed.fingerprint.clone());
+        chunks.choices.fill(Choice {
+            place: Place::behind(&echoed.text),
+            ..Choice::default()
+        });
         if only_echoes {
             return only_echo(&mut chunks, echoed, streams);
         }
@@ -213,25 +218,22 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let all: Vec<_> = all.try_collect().await?;
     let ends = all.iter().filter_map(|answers| answers.last());
     let usage = usage_of_all(ends.map(|(_, ended)| usage(ended)));
-    let mut told = Vec::new();
-    for answers in all {
-        for (at, (parts, ended)) in answers.into_iter().enumerate() {
-            let text: String = parts.into_iter().filter_map(text_of).collect();
-            chunks.at = at;
-            let repeated = chunks.repeated();
-            let echo = chunks.echo.as_ref();
-            let place = echo.map(|echo| Place::behind(&echo.text));
-            chunks.choices[at].place = place.unwrap_or_default();
-            chunks.scores(ended.scores.clone());
-            let choice = chunks.choice_of(&text, Some(finish_reason(&ended)));
-            let mut choice = behind(repeated, choice);
-            choice["index"] = told.len().into();
-            told.push(choice);
+    let answers = all.iter().flatten().enumerate();
+    let told = answers.map(|(index, (parts, ended))| {
+        let echoed = chunks.echo.as_ref().map(|echo| &*echo.text);
+        let generated = parts.iter().filter_map(text_of);
+        Told {
+            index,
+            text: echoed.into_iter().chain(generated).collect(),
+            logprobs: chunks.of_whole(&ended.scores),
+            finish_reason: Some(finish_reason(ended)),
         }
-    }
-    let mut whole = chunks.chunk(&told.into());
-    whole["usage"] = usage;
-    answer(&whole)
+    });
+    let told: Vec<_> = told.collect();
+    answer(&Chunk {
+        usage: Some(&usage),
+        ..chunks.chunk(&told)
+    })
 }
 
 /// What all prompts took: the sums of their numbers.
@@ -277,15 +279,13 @@ async fn echoed(
         let n_ctx = service.n_ctx_at_most(None, &model);
         let echo = service.echo(&model, prompt, "prompt", n_ctx, how, call.arrival);
         let Echo { text, ids, scores } = echo.await?;
-        let logprobs = match top_n {
-            Some(_) => logprobs::of_prompt(&model, &ids, &scores, is_text),
-            None => Value::Null,
-        };
         Ok(Echoed {
             fingerprint: fingerprint::of(service, &model),
             text,
+            offsets: logprobs::offsets_of_prompt(&model, &ids, is_text),
             ids,
-            logprobs,
+            scores: top_n.map(|_| scores),
+            model,
         })
     };
     let result = result.await;
@@ -302,41 +302,20 @@ fn only_echo(chunks: &mut Chunks, echoed: Echoed, streams: bool) -> Result<Respo
     }
     let n = echoed.ids.len();
     chunks.echo = Some(echoed);
-    let choices: Vec<Value> = (0..chunks.choices.len())
-        .map(|at| {
-            chunks.at = at;
-            let mut choice = chunks.repeated().unwrap_or_default();
-            choice["finish_reason"] = "length".into();
-            choice
-        })
-        .collect();
-    let mut whole = chunks.chunk(&choices.into());
-    whole["usage"] = json!({"prompt_tokens": n, "completion_tokens": 0, "total_tokens": n});
-    answer(&whole)
+    let choices = (0..chunks.choices.len()).filter_map(|at| {
+        let mut choice = chunks.repeated(at)?;
+        choice.finish_reason = Some("length");
+        Some(choice)
+    });
+    let choices: Vec<_> = choices.collect();
+    let usage = json!({"prompt_tokens": n, "completion_tokens": 0, "total_tokens": n});
+    answer(&Chunk {
+        usage: Some(&usage),
+        ..chunks.chunk(&choices)
+    })
 }
 
-/// A choice behind the prompt that it repeats.
-fn behind(repeated: Option<Value>, mut choice: Value) -> Value {
-    let Some(mut all) = repeated else {
-        return choice;
-    };
-    if let Some(text) = choice["text"].as_str() {
-        all["text"] = format!("{}{text}", all["text"].as_str().unwrap_or_default()).into();
-    }
-    if let (Value::Object(all), Value::Object(more)) =
-        (&mut all["logprobs"], &mut choice["logprobs"])
-    {
-        for (key, list) in all.iter_mut() {
-            if let (Value::Array(list), Some(Value::Array(more))) = (list, more.get_mut(key)) {
-                list.append(more);
-            }
-        }
-    }
-    all["finish_reason"] = choice["finish_reason"].take();
-    all
-}
-
-fn text_of(part: Part) -> Option<String> {
+fn text_of(part: &Part) -> Option<&str> {
     match part {
         Part::Text(text) => Some(text),
         Part::Reasoning(_) | Part::Call(_) | Part::Arguments(_) => None,
@@ -346,12 +325,53 @@ fn text_of(part: Part) -> Option<String> {
 /// A prompt as it is repeated.
 #[derive(Debug)]
 struct Echoed {
+    model: Arc<LoadedModel>,
     /// Of the model that repeats it.
     fingerprint: String,
     text: String,
     ids: Vec<u32>,
-    /// `logprobs` of a choice.
-    logprobs: Value,
+    /// Where its tokens stand in the text, in characters.
+    offsets: Vec<u64>,
+    /// Of its tokens but the first, where they are wanted.
+    scores: Option<Vec<TokenScore>>,
+}
+
+impl Echoed {
+    /// `logprobs` of a choice, with those of what was generated behind it.
+    fn logprobs<'a>(&'a self, scores: &'a [TokenScore]) -> Option<OfCompletion<'a>> {
+        let prompt = self.scores.as_ref().filter(|_| !self.ids.is_empty())?;
+        let mut place = Place::behind(&self.text);
+        let behind = place.of_all(&self.model, scores);
+        Some(OfCompletion {
+            model: &self.model,
+            first: self.ids.first().copied(),
+            prompt,
+            scores,
+            offsets: self.offsets.iter().copied().chain(behind).collect(),
+        })
+    }
+}
+
+/// A chunk of a stream, or a whole answer.
+#[derive(Serialize)]
+struct Chunk<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: Option<&'a str>,
+    choices: &'a [Told<'a>],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<&'a Value>,
+}
+
+/// More of an answer.
+#[derive(Serialize)]
+struct Told<'a> {
+    index: usize,
+    text: Cow<'a, str>,
+    logprobs: Option<OfCompletion<'a>>,
+    finish_reason: Option<&'static str>,
 }
 
 /// The chunks of a stream.
@@ -383,40 +403,61 @@ struct Choice {
 
 impl Chunks {
     /// The prompt as the beginning of a choice, where it is repeated.
-    fn repeated(&mut self) -> Option<Value> {
+    fn repeated(&self, at: usize) -> Option<Told<'_>> {
         let echo = self.echo.as_ref()?;
-        self.choices[self.at].place = Place::behind(&echo.text);
-        Some(json!({
-            "index": self.at, "text": echo.text, "logprobs": echo.logprobs, "finish_reason": null,
-        }))
+        Some(Told {
+            index: at,
+            text: echo.text.as_str().into(),
+            logprobs: echo.logprobs(&[]),
+            finish_reason: None,
+        })
     }
 
-    fn choice_of(&mut self, text: &str, finish: Option<&str>) -> Value {
+    /// `logprobs` of a whole choice.
+    fn of_whole<'a>(&'a self, scores: &'a [TokenScore]) -> Option<OfCompletion<'a>> {
+        match &self.echo {
+            Some(echo) => echo.logprobs(scores),
+            None => self.of(scores, &mut Place::default()),
+        }
+    }
+
+    /// `logprobs` of these tokens alone.
+    fn of<'a>(&'a self, scores: &'a [TokenScore], place: &mut Place) -> Option<OfCompletion<'a>> {
+        let model = self.scored.as_ref().filter(|_| !scores.is_empty())?;
+        Some(OfCompletion {
+            model,
+            first: None,
+            prompt: &[],
+            scores,
+            offsets: place.of_all(model, scores).collect(),
+        })
+    }
+
+    fn tell(&mut self, text: &str, finish_reason: Option<&'static str>, out: &mut String) {
         let choice = &mut self.choices[self.at];
         let scores = std::mem::take(&mut choice.scores);
-        let logprobs = match &self.scored {
-            Some(model) if !scores.is_empty() => {
-                logprobs::of_completion(model, &scores, &mut choice.place)
-            }
-            _ => Value::Null,
+        let mut place = std::mem::take(&mut choice.place);
+        let told = Told {
+            index: self.at,
+            text: text.into(),
+            logprobs: self.of(&scores, &mut place),
+            finish_reason,
         };
-        json!({"index": self.at, "text": text, "logprobs": logprobs, "finish_reason": finish})
+        data_event(&self.chunk(&[told]), out);
+        self.choices[self.at].place = place;
     }
 
-    fn chunk(&self, choices: &Value) -> Value {
-        let mut chunk = json!({
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-            "choices": choices,
-        });
-        // As OpenAI: null up to the chunk that tells it.
-        if self.with_usage {
-            chunk["usage"] = Value::Null;
+    fn chunk<'a>(&'a self, choices: &'a [Told<'a>]) -> Chunk<'a> {
+        Chunk {
+            id: &self.id,
+            object: "text_completion",
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: self.fingerprint.as_deref(),
+            choices,
+            // As OpenAI: null up to the chunk that tells it.
+            usage: self.with_usage.then_some(&Value::Null),
         }
-        chunk
     }
 }
 
@@ -425,9 +466,8 @@ impl Events for Chunks {
 
     fn begin(&mut self, out: &mut String) {
         for at in 0..self.choices.len() {
-            self.at = at;
-            if let Some(choice) = self.repeated() {
-                event(None, &self.chunk(&json!([choice])), out);
+            if let Some(told) = self.repeated(at) {
+                data_event(&self.chunk(&[told]), out);
             }
         }
     }
@@ -442,9 +482,8 @@ impl Events for Chunks {
     }
 
     fn part(&mut self, part: Part, out: &mut String) {
-        if let Some(text) = text_of(part) {
-            let choice = self.choice_of(&text, None);
-            event(None, &self.chunk(&json!([choice])), out);
+        if let Some(text) = text_of(&part) {
+            self.tell(text, None, out);
         }
     }
 
@@ -457,16 +496,17 @@ impl Events for Chunks {
     }
 
     fn choice_end(&mut self, ended: &Ended, out: &mut String) {
-        let choice = self.choice_of("", Some(finish_reason(ended)));
-        event(None, &self.chunk(&json!([choice])), out);
+        self.tell("", Some(finish_reason(ended)), out);
     }
 
     fn end(&mut self, ended: &Ended, out: &mut String) {
         self.choice_end(ended, out);
         if self.with_usage {
-            let mut last = self.chunk(&json!([]));
-            last["usage"] = usage(ended);
-            event(None, &last, out);
+            let last = Chunk {
+                usage: Some(&usage(ended)),
+                ..self.chunk(&[])
+            };
+            data_event(&last, out);
         }
         out.push_str("data: [DONE]\n\n");
     }

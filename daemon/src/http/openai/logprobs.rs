@@ -2,62 +2,87 @@
 //!
 //! They are natural logarithms of the probabilities that the model gives, over its whole
 //! vocabulary, before bias, penalties, temperature and the other parameters.
+//!
+//! An answer has up to 21 of them a token. So they are written from the scores, which take a tenth
+//! of their JSON, and never lie as values in between.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
 use rocmforge_tokenizer::{DecodeOptions, StreamDecoder};
-use serde_json::{Map, Value, json};
-
-use super::super::prompt::take;
+use serde::ser::SerializeStruct as _;
+use serde::{Serialize, Serializer};
 
 /// `logprobs` of a chat's choice.
-pub(super) fn of_chat(model: &LoadedModel, scores: &[TokenScore]) -> Value {
-    let token = |id: u32, logprob: f32| {
-        let bytes = bytes(model, id);
-        json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes})
-    };
-    let content = scores.iter().map(|score| {
-        let mut value = token(score.id, score.logprob);
-        let top = score.top.iter().map(|&(id, logprob)| token(id, logprob));
-        value["top_logprobs"] = top.collect();
-        value
-    });
-    json!({"content": content.collect::<Vec<_>>(), "refusal": null})
+#[derive(Serialize)]
+pub(super) struct OfChat<'a> {
+    content: OfText<'a>,
+    refusal: (),
 }
 
-/// `logprobs` of a prompt that is repeated: those of its first token are null, since nothing comes
-/// before it. Where it is `named`, its text has the names of control tokens, but not that of a BOS
-/// that was put before it.
-pub(super) fn of_prompt(
-    model: &LoadedModel,
-    ids: &[u32],
-    scores: &[TokenScore],
-    named: bool,
-) -> Value {
-    let Some(&first) = ids.first() else {
-        return Value::Null;
-    };
-    let tokenizer = model.tokenizer();
-    let mut place = Place::new(DecodeOptions {
-        special: named,
-        from_start: true,
-    });
-    if !(named && tokenizer.adds_bos() && tokenizer.bos() == Some(first)) {
-        place.of(model, first);
-    }
-    let mut all = of_completion(model, scores, &mut place);
-    let begin = [
-        ("tokens", spelled(model, first).into()),
-        ("token_logprobs", Value::Null),
-        ("top_logprobs", Value::Null),
-        ("text_offset", 0.into()),
-    ];
-    for (key, value) in begin {
-        if let Value::Array(list) = &mut all[key] {
-            list.insert(0, value);
+impl<'a> OfChat<'a> {
+    pub(super) fn new(model: &'a LoadedModel, scores: &'a [TokenScore]) -> Self {
+        Self {
+            content: OfText { model, scores },
+            refusal: (),
         }
     }
-    all
+}
+
+/// `logprobs` of a text of a response: a list.
+#[derive(Clone, Copy)]
+pub(super) struct OfText<'a> {
+    pub(super) model: &'a LoadedModel,
+    pub(super) scores: &'a [TokenScore],
+}
+
+impl Serialize for OfText<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let scores = self.scores.iter();
+        serializer.collect_seq(scores.map(|score| Token {
+            top_logprobs: Some(Tops {
+                model: self.model,
+                top: &score.top,
+            }),
+            ..Token::of(self.model, score.id, score.logprob)
+        }))
+    }
+}
+
+#[derive(Serialize)]
+struct Token<'a> {
+    token: Cow<'a, str>,
+    logprob: f64,
+    bytes: &'a [u8],
+    /// Those that were likely in its place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Tops<'a>>,
+}
+
+impl<'a> Token<'a> {
+    fn of(model: &'a LoadedModel, id: u32, logprob: f32) -> Self {
+        let bytes = bytes(model, id);
+        Self {
+            token: String::from_utf8_lossy(bytes),
+            logprob: logprob.into(),
+            bytes,
+            top_logprobs: None,
+        }
+    }
+}
+
+struct Tops<'a> {
+    model: &'a LoadedModel,
+    top: &'a [(u32, f32)],
+}
+
+impl Serialize for Tops<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let top = self.top.iter();
+        serializer.collect_seq(top.map(|&(id, logprob)| Token::of(self.model, id, logprob)))
+    }
 }
 
 /// Where the next token stands in a text, in characters.
@@ -71,19 +96,21 @@ pub(super) struct Place {
 }
 
 impl Place {
-    fn new(options: DecodeOptions) -> Self {
-        Self {
-            options,
-            ..Self::default()
-        }
-    }
-
     /// Behind a text.
     pub(super) fn behind(text: &str) -> Self {
         Self {
             complete: text.chars().count() as u64,
             ..Self::default()
         }
+    }
+
+    /// The places of tokens, and moves behind them.
+    pub(super) fn of_all(
+        &mut self,
+        model: &LoadedModel,
+        scores: &[TokenScore],
+    ) -> impl Iterator<Item = u64> {
+        scores.iter().map(|score| self.of(model, score.id))
     }
 
     /// The place of a token, and moves behind it. One that begins inside of a character has that
@@ -104,33 +131,85 @@ impl Place {
     }
 }
 
-/// `logprobs` of a text of a response.
-pub(super) fn of_text(model: &LoadedModel, scores: &[TokenScore]) -> Value {
-    take(&mut of_chat(model, scores), "content")
+/// Where the tokens of a prompt that is repeated stand in its text. Where it is `named`, that has
+/// the names of control tokens, but not that of a BOS that was put before it.
+pub(super) fn offsets_of_prompt(model: &LoadedModel, ids: &[u32], named: bool) -> Vec<u64> {
+    let tokenizer = model.tokenizer();
+    let mut place = Place {
+        options: DecodeOptions {
+            special: named,
+            from_start: true,
+        },
+        ..Place::default()
+    };
+    let puts_bos = named && tokenizer.adds_bos();
+    let is_unseen = |(at, id): (usize, u32)| at == 0 && puts_bos && tokenizer.bos() == Some(id);
+    let ids = ids.iter().copied().enumerate();
+    let offsets = ids.map(|(at, id)| match is_unseen((at, id)) {
+        true => 0,
+        false => place.of(model, id),
+    });
+    offsets.collect()
 }
 
-/// `logprobs` of a completion's choice. `place` is that of the first token; it is moved behind the
-/// last one.
-pub(super) fn of_completion(
-    model: &LoadedModel,
-    scores: &[TokenScore],
-    place: &mut Place,
-) -> Value {
-    let (mut tokens, mut logprobs, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
-    for score in scores {
-        tokens.push(spelled(model, score.id));
-        logprobs.push(score.logprob);
-        let top: Map<String, Value> = score
-            .top
-            .iter()
-            .map(|&(id, logprob)| (spelled(model, id), logprob.into()))
-            .collect();
-        tops.push(top);
-        offsets.push(place.of(model, score.id));
+/// `logprobs` of a completion's choice, behind those of the prompt where it is repeated.
+pub(super) struct OfCompletion<'a> {
+    pub(super) model: &'a LoadedModel,
+    /// The first token of a prompt that is repeated: its own are null, since nothing comes before.
+    pub(super) first: Option<u32>,
+    /// Of the rest of the prompt.
+    pub(super) prompt: &'a [TokenScore],
+    /// Of what was generated.
+    pub(super) scores: &'a [TokenScore],
+    /// The places of all of these in the text, in characters.
+    pub(super) offsets: Vec<u64>,
+}
+
+impl<'a> OfCompletion<'a> {
+    fn all(&self) -> impl Iterator<Item = &'a TokenScore> + use<'a> {
+        self.prompt.iter().chain(self.scores)
     }
-    json!({
-        "tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets,
-    })
+
+    fn ids(&self) -> impl Iterator<Item = u32> + use<'a> {
+        self.first
+            .into_iter()
+            .chain(self.all().map(|score| score.id))
+    }
+
+    /// What there is of the first token of a prompt.
+    fn nothing<T>(&self) -> Option<Option<T>> {
+        self.first.map(|_| None)
+    }
+}
+
+impl Serialize for OfCompletion<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let model = self.model;
+        let logprob = |score: &TokenScore| Some(f64::from(score.logprob));
+        let top = |score: &TokenScore| {
+            let top = score.top.iter();
+            let top = top.map(|&(id, logprob)| (spelled(model, id), f64::from(logprob)));
+            Some(top.collect::<BTreeMap<_, _>>())
+        };
+        let mut lists = serializer.serialize_struct("logprobs", 4)?;
+        let tokens = List(|| self.ids().map(|id| spelled(model, id)));
+        lists.serialize_field("tokens", &tokens)?;
+        let logprobs = List(|| self.nothing().into_iter().chain(self.all().map(logprob)));
+        lists.serialize_field("token_logprobs", &logprobs)?;
+        let tops = List(|| self.nothing().into_iter().chain(self.all().map(top)));
+        lists.serialize_field("top_logprobs", &tops)?;
+        lists.serialize_field("text_offset", &self.offsets)?;
+        lists.end()
+    }
+}
+
+/// A list of what an iterator gives.
+struct List<F>(F);
+
+impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq((self.0)())
+    }
 }
 
 fn bytes(model: &LoadedModel, id: u32) -> &[u8] {

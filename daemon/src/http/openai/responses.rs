@@ -21,6 +21,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_service::failure::Failure;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::events::{Answer, ResponseEvents};
@@ -29,7 +30,7 @@ use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
 use super::super::reply;
 use super::super::start;
-use super::logprobs;
+use super::logprobs::OfText;
 use rocmforge_service::answers::Ended;
 
 /// The handler.
@@ -75,19 +76,31 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     }
     generation.score_text_only();
     let (parts, ended) = generation.collect().await?;
-    let logprobs = match &model {
-        Some(model) => logprobs::of_text(model, &ended.scores),
-        None => json!([]),
-    };
+    let logprobs = model.as_ref().map(|model| OfText {
+        model,
+        scores: &ended.scores,
+    });
     let last = parts.len();
-    let output: Vec<_> = (1..)
-        .zip(parts)
-        .filter_map(|(nth, part)| {
-            let status = item_status(&ended, nth == last);
-            described.item(part, status, &logprobs)
-        })
-        .collect();
-    answer(&described.whole(status(&ended), &output, Some(&ended)))
+    let output = (1..).zip(parts).filter_map(|(nth, part)| {
+        let status = item_status(&ended, nth == last);
+        described.item(part, status, logprobs)
+    });
+    let mut rest = described.whole(status(&ended), &[], Some(&ended));
+    if let Value::Object(rest) = &mut rest {
+        rest.remove("output");
+    }
+    answer(&Whole {
+        output: output.collect(),
+        rest,
+    })
+}
+
+/// A whole response.
+#[derive(Serialize)]
+struct Whole<'a> {
+    output: Vec<Item<'a>>,
+    #[serde(flatten)]
+    rest: Value,
 }
 
 fn item_id(kind: &str) -> String {
@@ -100,6 +113,39 @@ fn message(id: &str, status: &str, content: &[Value]) -> Value {
 
 fn output_text(text: &str, logprobs: &Value) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
+}
+
+/// An item of a whole response.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Item<'a> {
+    Message(Message<'a>),
+    Other(Value),
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    r#type: &'static str,
+    id: String,
+    status: &'a str,
+    role: &'static str,
+    content: [OutputText<'a>; 1],
+}
+
+#[derive(Serialize)]
+struct OutputText<'a> {
+    r#type: &'static str,
+    text: String,
+    annotations: [(); 0],
+    logprobs: Logprobs<'a>,
+}
+
+/// What is not wanted is an empty list.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Logprobs<'a> {
+    Of(OfText<'a>),
+    None([(); 0]),
 }
 
 /// How an answer ended, in this route's words.

@@ -9,9 +9,11 @@ use serde_json::{Value, json};
 
 use super::super::super::error::Dialect;
 use super::super::super::reply::{Events, SSE, SSE_HEARTBEAT, event};
-use super::super::logprobs;
+use super::super::logprobs::OfText;
 use super::tools::Names;
-use super::{item_id, item_status, message, output_text, status};
+use super::{
+    Item, Logprobs, Message, OutputText, item_id, item_status, message, output_text, status,
+};
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::ToolCall;
@@ -54,14 +56,27 @@ impl Answer {
     }
 
     /// A part as a whole item.
-    pub(super) fn item(&self, part: Part, status: &str, logprobs: &Value) -> Option<Value> {
+    pub(super) fn item<'a>(
+        &self,
+        part: Part,
+        status: &'a str,
+        logprobs: Option<OfText<'a>>,
+    ) -> Option<Item<'a>> {
         Some(match part {
-            Part::Text(text) => {
-                let text = output_text(&text, logprobs);
-                message(&item_id("msg"), status, &[text])
-            }
-            Part::Reasoning(text) => self.reasoning(&item_id("rs"), status, &text),
-            Part::Call(call) => self.function_call(status, &call),
+            Part::Text(text) => Item::Message(Message {
+                r#type: "message",
+                id: item_id("msg"),
+                status,
+                role: "assistant",
+                content: [OutputText {
+                    r#type: "output_text",
+                    text,
+                    annotations: [],
+                    logprobs: logprobs.map_or(Logprobs::None([]), Logprobs::Of),
+                }],
+            }),
+            Part::Reasoning(text) => Item::Other(self.reasoning(&item_id("rs"), status, &text)),
+            Part::Call(call) => Item::Other(self.function_call(status, &call)),
             // Calls of a whole answer are whole.
             Part::Arguments(_) => return None,
         })
@@ -245,7 +260,11 @@ impl ResponseEvents {
         }
         let scores = std::mem::take(&mut self.scores);
         let scored = self.scored.as_ref();
-        let told = scored.map_or(json!([]), |model| logprobs::of_text(model, &scores));
+        let told = scored.map(|model| OfText {
+            model,
+            scores: &scores,
+        });
+        let told = told.map_or(json!([]), |told| json!(told));
         if let Some(Open::Message { id, text, logprobs }) = &mut self.open {
             text.push_str(delta);
             logprobs.extend(told.as_array().into_iter().flatten().cloned());
