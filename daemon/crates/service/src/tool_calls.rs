@@ -19,6 +19,7 @@ mod marked;
 mod python;
 pub(crate) mod reading;
 pub(crate) mod tagged;
+pub(crate) mod texts;
 mod typed;
 
 use rocmforge_engine::LoadedModel;

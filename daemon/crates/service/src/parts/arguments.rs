@@ -1,5 +1,6 @@
 //! Calls whose arguments are JSON text, told as they come: the name once it is known, and the
-//! arguments in pieces, as they stand in the text.
+//! arguments in pieces, as they stand in the text but for line breaks and the like in texts of
+//! theirs, which JSON has as escapes ([`Texts`]).
 //!
 //! ```text
 //!  begin --a head, as {"name": "f", "arguments": {--> arguments --} of the object--> between
@@ -17,6 +18,7 @@ use super::calls::Block;
 use super::{Part, partial};
 use crate::tool_calls::ToolCall;
 use crate::tool_calls::heads::{Head, Heads, Stop, member};
+use crate::tool_calls::texts::Texts;
 
 /// Where a call is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub(super) struct Objects {
     heads: Heads,
     at: At,
     json: Json,
+    /// What of the arguments was told, as far as texts go.
+    texts: Texts,
     /// Where the next head is looked for.
     from: usize,
     /// The mark in front of it has come.
@@ -66,6 +70,7 @@ impl Objects {
             heads,
             at: At::Begin,
             json: Json::default(),
+            texts: Texts::default(),
             from: 0,
             // What opens a block of Mistral's is a call's mark.
             marked: heads == Heads::Mistral,
@@ -283,7 +288,7 @@ impl Objects {
         into: &mut Vec<Part>,
     ) {
         held.drain(..at);
-        self.json = Json::default();
+        (self.json, self.texts) = (Json::default(), Texts::default());
         self.at = At::Arguments;
         (self.from, self.marked) = (0, false);
         self.counts = counted();
@@ -293,9 +298,10 @@ impl Objects {
         }
     }
 
-    fn say(&self, text: &str, into: &mut Vec<Part>) {
+    fn say(&mut self, text: &str, into: &mut Vec<Part>) {
+        let text = self.texts.escape(text);
         if self.counts && !text.is_empty() {
-            into.push(Part::Arguments(text.to_owned()));
+            into.push(Part::Arguments(text.into_owned()));
         }
     }
 }
@@ -471,7 +477,8 @@ mod tests {
         assert_eq!(split(text), (parts, ended(""), "behind".to_owned()));
         let object = "{\"a\": \"x\n\ty\", \"b\": [\"}\\\"\"]}";
         let text = format!("{{\"name\":\"f\",\"arguments\":{object}}}\n</call>behind");
-        let parts = vec![call("f", object)];
+        let valid = "{\"a\": \"x\\n\\ty\", \"b\": [\"}\\\"\"]}";
+        let parts = vec![call("f", valid)];
         assert_eq!(split(&text), (parts, ended(""), "behind".to_owned()));
         let text = "{\"name\": \"f\", \"arguments\": {\"a\": 1</call>";
         let parts = vec![call("f", "{\"a\": 1")];

@@ -70,6 +70,53 @@ fn a_number_behind_the_arguments_may_be_split() {
 }
 
 #[test]
+fn line_breaks_in_texts_of_json_are_escaped_in_arguments() {
+    for form in forms() {
+        let arguments =
+            json!({"path": "a\nb\t\u{1}c", "more": {"k": ["x \r\n\n y", "\n"]}, "line": 3});
+        let Value::Object(arguments) = arguments else {
+            unreachable!()
+        };
+        let calls = [("edit", arguments.clone()), ("edit", arguments.clone())];
+        let mut written = (form.write)(&calls);
+        let escapes = [
+            ("\\n", "\n"),
+            ("\\t", "\t"),
+            ("\\r", "\r"),
+            ("\\u0001", "\u{1}"),
+        ];
+        for (escape, character) in escapes {
+            written = written.replace(escape, character);
+        }
+        let whole = calls_of(&joined(parts(form.source, &written, &[], false, false)));
+        assert_eq!(whole.len(), 2, "{written}");
+        for (_, told) in &whole {
+            let read = serde_json::from_str::<Value>(told).unwrap();
+            assert_eq!(read, Value::from(arguments.clone()), "{written}");
+        }
+        for (at, _) in written.char_indices().skip(1) {
+            for in_pieces in [true, false] {
+                let told = parts(form.source, &written, &[at], in_pieces, false);
+                assert_eq!(calls_of(&joined(told)), whole, "{at}: {written}");
+            }
+        }
+        let ends: Vec<usize> = written.char_indices().map(|(at, _)| at).skip(1).collect();
+        let told = parts(form.source, &written, &ends, true, false);
+        assert_eq!(calls_of(&joined(told)), whole, "{written}");
+    }
+    // What is read as a whole, too.
+    for call in [
+        "{\"arguments\": {\"path\": \"a\nb\"}, \"name\": \"edit\"}",
+        "{\"name\": \"edit\", \"arguments\": \"{\\\"path\\\":\\\"a\\nb\\\"}\"}",
+    ] {
+        let written = format!("<tool_call>{call}</tool_call>");
+        let told = calls_of(&parts("<tool_call>", &written, &[], true, false));
+        let expected = ("edit".to_owned(), "{\"path\":\"a\\nb\"}".to_owned());
+        assert_eq!(told, [expected], "{written}");
+    }
+}
+
+#[test]
 fn a_long_text_comes_as_it_is_written() {
     let content = "let a = \"b\" < c && \\d;\n\tfoo(<b>);\n".repeat(40);
     for form in forms() {

@@ -23,6 +23,7 @@
 use super::{CALL_MAX_BYTES, Part, partial};
 use crate::tool_calls::forms::Headers;
 use crate::tool_calls::headers::{self, CHANNEL, ENDS, Fit, START, TO, fit};
+use crate::tool_calls::texts::{self, Texts};
 use crate::tool_calls::{ToolCall, Tools, is_object, tagged};
 
 /// In front of the tags of Muse Glimmer's calls.
@@ -49,6 +50,8 @@ pub(super) struct Messages {
     seen: usize,
     /// Arguments of the call are told as they come; it has begun.
     in_call: bool,
+    /// What of its arguments was told, as far as texts go.
+    texts: Texts,
     tools: Tools,
     calls: usize,
 }
@@ -72,6 +75,7 @@ impl Messages {
             held: String::new(),
             seen: 0,
             in_call: false,
+            texts: Texts::default(),
             tools,
             calls: 0,
         }
@@ -218,6 +222,7 @@ impl Messages {
                 return;
             }
             self.in_call = true;
+            self.texts = Texts::default();
             self.calls += 1;
             into.push(Part::Call(ToolCall {
                 name: name.clone(),
@@ -230,7 +235,7 @@ impl Messages {
         let ready = self.held[..ready].trim_end().len();
         let rest = self.held.split_off(ready);
         let told = std::mem::replace(&mut self.held, rest);
-        hand_out(Part::Arguments, &told, into);
+        hand_out(Part::Arguments, &self.texts.escape(&told), into);
     }
 
     /// The end of a body.
@@ -240,7 +245,8 @@ impl Messages {
             State::Thinking => hand_out(Part::Reasoning, body, into),
             State::Saying => hand_out(Part::Text, body, into),
             State::Calling(_) if self.in_call => {
-                hand_out(Part::Arguments, body.trim_end(), into);
+                let rest = self.texts.escape(body.trim_end());
+                hand_out(Part::Arguments, &rest, into);
             }
             State::Calling(name) => match called(self.headers, name, body, &self.tools) {
                 Some(calls) => {
@@ -262,13 +268,13 @@ fn called(headers: Headers, name: &str, body: &str, tools: &Tools) -> Option<Vec
     match headers {
         Headers::Channels => {
             let arguments = match body.trim() {
-                "" => "{}",
-                body => body,
+                "" => "{}".into(),
+                body => texts::escaped(body),
             };
-            is_object(arguments).then(|| {
+            is_object(&arguments).then(|| {
                 vec![ToolCall {
                     name: name.to_owned(),
-                    arguments: arguments.to_owned(),
+                    arguments: arguments.into_owned(),
                 }]
             })
         }
@@ -529,5 +535,8 @@ mod tests {
         for object in ["{}", "{\"a\": \"say <|end|> now\"}"] {
             assert_eq!(written(object), [call("f", object)]);
         }
+        // JSON has escapes for line breaks in a text.
+        let valid = "{\n\"a\": \"x\\n\\ty\"\n}";
+        assert_eq!(written("{\n\"a\": \"x\n\ty\"\n}"), [call("f", valid)]);
     }
 }

@@ -28,7 +28,7 @@ use super::heads::Heads;
 use super::marked::{deepseek, kimi, mistral};
 use super::reading::Notation;
 use super::tagged::invokes;
-use super::{ToolCall, is_object, parse, python};
+use super::{ToolCall, is_object, parse, python, texts};
 
 /// How calls are written.
 #[derive(Debug, Clone, Copy)]
@@ -363,7 +363,7 @@ pub(super) fn json_call(value: &Value) -> Option<ToolCall> {
     let arguments = match arguments {
         None | Some(Value::Null) => "{}".to_owned(),
         Some(Value::String(text)) if text.trim().is_empty() => "{}".to_owned(),
-        Some(Value::String(text)) => text.clone(),
+        Some(Value::String(text)) => texts::escaped(text).into_owned(),
         Some(object) => object.to_string(),
     };
     if !is_object(&arguments) {
@@ -381,7 +381,8 @@ pub(super) fn json_call(value: &Value) -> Option<ToolCall> {
 /// A JSON object, a list of them, or several, one behind the other.
 pub(crate) fn json_calls(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
     let mut calls = Vec::new();
-    for value in serde_json::Deserializer::from_str(block.trim()).into_iter::<Value>() {
+    let block = texts::escaped(block.trim());
+    for value in serde_json::Deserializer::from_str(&block).into_iter::<Value>() {
         match value.ok()? {
             Value::Array(list) => {
                 for one in &list {
@@ -408,7 +409,8 @@ fn llama(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
         return calls.iter().all(known).then_some(calls);
     }
     let mut calls = Vec::new();
-    let mut rest = block;
+    let block = texts::escaped(block);
+    let mut rest = &*block;
     while !rest.is_empty() {
         let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
         let value = values.next()?.ok()?;

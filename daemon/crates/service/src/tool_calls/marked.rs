@@ -3,10 +3,12 @@
 //! JSON tells where it ends, so that marks and fences in its strings are text. A call that is none
 //! is left out beside others.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
-use super::ToolCall;
 use super::forms::json_call;
+use super::{ToolCall, is_object, texts};
 
 /// In front of a call of Kimi K2's.
 pub(super) const KIMI: &str = "<|tool_call_begin|>";
@@ -19,12 +21,18 @@ pub(super) const DEEPSEEK_NAME: &str = "<｜tool▁sep｜>";
 /// In front of a call of Mistral's, or of a list of them.
 pub(super) const MISTRAL: &str = "[TOOL_CALLS]";
 
-/// The JSON object that `text` begins with, as it is written, and what is behind it.
-fn object(text: &str) -> Option<(&str, &str)> {
+/// The JSON object that `text` begins with, as it is written but for control characters, and what
+/// is behind it.
+fn object(text: &str) -> Option<(Cow<'_, str>, &str)> {
     let text = text.trim_start();
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<Map<String, Value>>();
-    values.next()?.ok()?;
-    Some(text.split_at(values.byte_offset()))
+    if let Some(Ok(_)) = values.next() {
+        let (object, behind) = text.split_at(values.byte_offset());
+        return Some((object.into(), behind));
+    }
+    let (object, behind) = text.split_at(texts::end(text)?);
+    let object = texts::escaped(object);
+    is_object(&object).then_some((object, behind))
 }
 
 fn called(name: &str, arguments: &str) -> Option<ToolCall> {
@@ -62,7 +70,8 @@ pub(super) fn mistral(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
         return each(&format!("{MARK}{block}"), MARK, mistral_call);
     }
     let mut calls = Vec::new();
-    let mut rest = block;
+    let block = texts::escaped(block);
+    let mut rest = &*block;
     while !rest.is_empty() {
         let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
         match values.next()?.ok()? {
@@ -87,7 +96,7 @@ fn mistral_call(text: &str) -> Option<(ToolCall, &str)> {
     let (arguments, behind) = object(arguments)?;
     let between = between.trim();
     let is_call = between.is_empty() || between.starts_with('[') && !between.contains(MISTRAL);
-    Some((called(name, arguments).filter(|_| is_call)?, behind))
+    Some((called(name, &arguments).filter(|_| is_call)?, behind))
 }
 
 /// Whether a name of Mistral's ends in front of this.
@@ -101,7 +110,7 @@ pub(super) fn kimi(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
         let (name, arguments) = text.split_once(KIMI_ARGUMENTS)?;
         let (arguments, behind) = object(arguments)?;
         let name = kimi_name(name);
-        let call = called(name, arguments).filter(|_| !name.contains(KIMI));
+        let call = called(name, &arguments).filter(|_| !name.contains(KIMI));
         Some((call?, behind))
     })
 }
@@ -128,7 +137,7 @@ pub(super) fn deepseek(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
             .iter()
             .find_map(|fence| arguments.strip_prefix(fence));
         let (arguments, behind) = object(fenced.unwrap_or(arguments))?;
-        let call = called(name, arguments).filter(|_| !name.contains(DEEPSEEK));
+        let call = called(name, &arguments).filter(|_| !name.contains(DEEPSEEK));
         Some((call?, behind))
     })
 }

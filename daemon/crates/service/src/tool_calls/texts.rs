@@ -1,0 +1,111 @@
+//! Texts in JSON as models write them: with line breaks and tabs as they are, where JSON has
+//! escapes. Who runs a call reads JSON, and gets these.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+/// JSON text that comes in pieces, as far as it is known what of it stands in texts.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Texts {
+    in_text: bool,
+    /// A backslash in a text, and what it says has not come.
+    escaped: bool,
+}
+
+impl Texts {
+    /// `more` with escapes for the control characters in its texts. What is JSON stays as it is.
+    pub(crate) fn escape<'t>(&mut self, more: &'t str) -> Cow<'t, str> {
+        let mut written: Option<String> = None;
+        for (at, c) in more.char_indices() {
+            let after_backslash = self.escaped;
+            if !self.take(c) {
+                if let Some(written) = &mut written {
+                    written.push(c);
+                }
+                continue;
+            }
+            let written = written.get_or_insert_with(|| more[..at].to_owned());
+            // The backslash was told: it says itself then.
+            if after_backslash {
+                written.push('\\');
+            }
+            match c {
+                '\n' => written.push_str("\\n"),
+                '\r' => written.push_str("\\r"),
+                '\t' => written.push_str("\\t"),
+                // Writing into a string cannot fail.
+                c => _ = write!(written, "\\u{:04x}", u32::from(c)),
+            }
+        }
+        written.map_or(Cow::Borrowed(more), Cow::Owned)
+    }
+
+    /// Takes a character; whether it is one that a text of JSON cannot have as it is.
+    fn take(&mut self, c: char) -> bool {
+        match c {
+            c if self.in_text && c < ' ' => {
+                self.escaped = false;
+                return true;
+            }
+            _ if self.escaped => self.escaped = false,
+            '\\' => self.escaped = self.in_text,
+            '"' => self.in_text = !self.in_text,
+            _ => {}
+        }
+        false
+    }
+}
+
+/// All of a JSON text with escapes for the control characters in its texts.
+pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
+    Texts::default().escape(text)
+}
+
+/// Where the object or list ends that `text` begins with, as its brackets tell.
+pub(crate) fn end(text: &str) -> Option<usize> {
+    let (mut texts, mut depth) = (Texts::default(), 0_usize);
+    for (at, c) in text.char_indices() {
+        let in_text = texts.in_text;
+        texts.take(c);
+        match c {
+            _ if in_text => {}
+            '{' | '[' => depth += 1,
+            '}' | ']' if depth <= 1 => return Some(at + 1),
+            '}' | ']' => depth -= 1,
+            _ => {}
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails says where")]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn control_characters_of_texts_are_escaped_wherever_a_text_is_split() {
+        for (written, says) in [
+            ("{\"a\":\n\t\"x\ny\tz\r\"}", json!({"a": "x\ny\tz\r"})),
+            (
+                "[\"\u{1}\\\"\n\", \"\\\\\n\"]",
+                json!(["\u{1}\"\n", "\\\n"]),
+            ),
+            // A line of a script that goes on.
+            ("[\"a \\\n b\"]", json!(["a \\\n b"])),
+            ("{\"a\": \"é\\n\"}", json!({"a": "é\n"})),
+        ] {
+            let whole = escaped(written);
+            assert_eq!(serde_json::from_str::<Value>(&whole).unwrap(), says);
+            for (at, _) in written.char_indices() {
+                let mut texts = Texts::default();
+                let told = [&written[..at], &written[at..]].map(|more| texts.escape(more));
+                assert_eq!(told.concat(), whole, "{at}");
+            }
+            assert_eq!(end(written), Some(written.len()));
+            assert!(matches!(escaped(&whole), Cow::Borrowed(_)));
+        }
+    }
+}
