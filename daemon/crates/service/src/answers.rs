@@ -54,7 +54,7 @@ pub struct Ended {
     pub stop_string: Option<String>,
     /// So many tokens at its end are those of the stop string, and none of its text.
     pub stop_tokens: usize,
-    /// Calls that it made.
+    /// Calls that it made, but those whose arguments came to no object.
     pub calls: usize,
     /// Whether it was cut inside of its last part.
     pub cuts_part: bool,

@@ -16,7 +16,7 @@ use self::marks::{Marked, Marks};
 use self::messages::Messages;
 use crate::prompt::Tail;
 use crate::tool_calls::forms::Headers;
-use crate::tool_calls::{ToolCall, Tools};
+use crate::tool_calls::{ToolCall, Tools, is_object};
 
 /// Longest call; what is longer is text, where nothing of it was told.
 const CALL_MAX_BYTES: usize = 1 << 20;
@@ -53,6 +53,10 @@ pub struct Splitter {
     in_pieces: bool,
     /// The call whose arguments come, where they are not.
     open: Option<ToolCall>,
+    /// Arguments of the last call, as far as they were told.
+    told: Option<String>,
+    /// Calls whose arguments came to no object.
+    broken: usize,
 }
 
 #[derive(Debug)]
@@ -86,6 +90,8 @@ impl Splitter {
             way,
             in_pieces: false,
             open: None,
+            told: None,
+            broken: 0,
         }
     }
 
@@ -113,12 +119,14 @@ impl Splitter {
         }
     }
 
-    /// Calls so far.
+    /// Calls so far, but those whose arguments ended as no object: a call is one when it can be
+    /// made.
     pub fn calls(&self) -> usize {
-        match &self.way {
+        let told = match &self.way {
             Way::Marked(marked) => marked.calls(),
             Way::Messages(messages) => messages.calls(),
-        }
+        };
+        told - self.broken
     }
 
     /// More text.
@@ -130,6 +138,7 @@ impl Splitter {
         }
         let is_calling = self.is_calling();
         self.make_whole(from, is_calling, into);
+        self.follow(&into[from..]);
     }
 
     /// The end: what is held back is what it seems. `is_cut` says that the model would have
@@ -141,6 +150,28 @@ impl Splitter {
             Way::Messages(messages) => messages.finish(is_cut, into),
         }
         self.make_whole(from, false, into);
+        self.follow(&into[from..]);
+        self.end_call();
+    }
+
+    /// Follows the arguments of calls that are handed out.
+    fn follow(&mut self, parts: &[Part]) {
+        for part in parts {
+            match (part, &mut self.told) {
+                (Part::Call(call), _) => {
+                    self.end_call();
+                    self.told = Some(call.arguments.clone());
+                }
+                (Part::Arguments(more), Some(told)) => told.push_str(more),
+                _ => {}
+            }
+        }
+    }
+
+    /// No more arguments come of the last call.
+    fn end_call(&mut self) {
+        let told = self.told.take();
+        self.broken += usize::from(told.is_some_and(|told| !is_object(&told)));
     }
 
     /// Makes whole calls of pieces from `from` on, where calls are told whole.

@@ -296,7 +296,7 @@ pub(crate) fn parse(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
 }
 
 /// Whether a text is a JSON object, as the arguments of every call are.
-pub(crate) fn is_object(text: &str) -> bool {
+pub fn is_object(text: &str) -> bool {
     serde_json::from_str::<Map<String, Value>>(text).is_ok()
 }
 

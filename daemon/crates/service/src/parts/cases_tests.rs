@@ -173,6 +173,44 @@ fn what_is_no_valid_call_is_text_where_calls_are_told_whole() {
 }
 
 #[test]
+fn a_call_that_came_to_no_object_counts_as_none_however_it_is_told() {
+    for (source, written, n) in [
+        (
+            "<|tool_call>",
+            "<|tool_call>call:edit{any:{12}}<tool_call|>",
+            0,
+        ),
+        ("<|tool_call>", "<|tool_call>call:edit{", 0),
+        (
+            "<|tool_call>",
+            "<|tool_call>call:edit{line:1}<tool_call|><|tool_call>call:edit{any:{12}}<tool_call|>",
+            1,
+        ),
+        (
+            "<|tool_call_start|>",
+            "<|tool_call_start|>[edit(path=x y)]<|tool_call_end|>",
+            0,
+        ),
+        (
+            "<tool_call>",
+            "<tool_call>{\"name\": \"edit\", \"arguments\": {\"path\": \"x}}</tool_call>",
+            0,
+        ),
+        ("[TOOL_CALLS]", "[TOOL_CALLS]edit[ARGS]{}", 1),
+    ] {
+        for in_pieces in [true, false] {
+            let mut splitter = splitter(source, in_pieces);
+            let mut parts = Vec::new();
+            for c in written.chars() {
+                splitter.push(&c.to_string(), &mut parts);
+            }
+            splitter.finish(false, &mut parts);
+            assert_eq!(splitter.calls(), n, "{written}");
+        }
+    }
+}
+
+#[test]
 fn a_value_of_gemmas_that_is_broken_is_told_alike_however_it_comes() {
     for (members, told) in [
         ("any:{12},path:<|\"|>x<|\"|>", "{"),

@@ -16,7 +16,7 @@ use super::{
 };
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
-use rocmforge_service::tool_calls::ToolCall;
+use rocmforge_service::tool_calls::{ToolCall, is_object};
 
 /// What a response says beside its output.
 #[derive(Debug)]
@@ -98,6 +98,7 @@ impl Answer {
     }
 
     fn function_call(&self, status: &str, call: &ToolCall) -> Value {
+        let status = call_status(status, &call.arguments);
         let mut item = json!({
             "type": "function_call",
             "id": item_id("fc"),
@@ -107,6 +108,15 @@ impl Answer {
         });
         self.names.put(&call.name, &mut item);
         item
+    }
+}
+
+/// How a call's item ended, of which `status` says whether it was cut: one whose arguments came to
+/// no object is not complete either.
+fn call_status<'s>(status: &'s str, arguments: &str) -> &'s str {
+    match status == "completed" && !is_object(arguments) {
+        true => "incomplete",
+        false => status,
     }
 }
 
@@ -229,8 +239,8 @@ impl ResponseEvents {
                     "arguments": arguments,
                 });
                 self.send("response.function_call_arguments.done", done, out);
+                item["status"] = call_status(status, &arguments).into();
                 item["arguments"] = arguments.into();
-                item["status"] = status.into();
                 self.item_done(item, out);
             }
         }
