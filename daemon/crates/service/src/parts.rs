@@ -62,7 +62,7 @@ pub struct Splitter {
 #[derive(Debug)]
 enum Way {
     Marked(Box<Marked>),
-    Messages(Box<Messages>),
+    Messages(Messages),
 }
 
 impl Splitter {
@@ -71,7 +71,7 @@ impl Splitter {
         let source = model.template().and_then(|template| template.source().ok());
         let source = source.unwrap_or_default();
         let way = match Headers::of(source) {
-            Some(headers) => Way::Messages(Box::new(Messages::new(headers, &tail.text, tools))),
+            Some(headers) => Way::Messages(Messages::new(headers, &tail.text, tools)),
             None => Way::Marked(Box::new(Marked::new(Marks::of(source), tail, tools))),
         };
         Self::of(way)
@@ -98,9 +98,8 @@ impl Splitter {
     /// From now on arguments of calls are told as they come, where the form of calls allows.
     pub fn tell_pieces(&mut self) {
         self.in_pieces = true;
-        match &mut self.way {
-            Way::Marked(marked) => marked.tell_whole(false),
-            Way::Messages(messages) => messages.tell_pieces(),
+        if let Way::Marked(marked) = &mut self.way {
+            marked.tell_whole(false);
         }
     }
 

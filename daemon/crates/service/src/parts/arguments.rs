@@ -105,7 +105,7 @@ impl Objects {
                     Next::No | Next::Close(_) => return Block::Whole,
                     // Who writes about the mark may have a word and a brace behind it.
                     Next::Call { name, .. }
-                        if self.heads.asks_for_tools() && !is_tool(&name, tools) =>
+                        if self.heads == Heads::Mistral && !is_tool(&name, tools) =>
                     {
                         return Block::Whole;
                     }
@@ -169,11 +169,6 @@ impl Objects {
                         held.drain(..at + close.len());
                         return Block::Ended(String::new());
                     }
-                    Next::Call { name, .. }
-                        if self.heads == Heads::Answer && !is_tool(&name, tools) =>
-                    {
-                        self.at = At::Rest;
-                    }
                     Next::Call { name, at } => self.open(name, at, held, counted, into),
                 },
                 At::Rest => {
@@ -208,7 +203,7 @@ impl Objects {
                 (self.heads, self.marked) = (Heads::Objects, false);
             }
         }
-        if self.heads.is_marked() {
+        if self.heads != Heads::Objects {
             return self.marked(held, close);
         }
         let list = held.trim_start();
@@ -225,7 +220,7 @@ impl Objects {
 
     /// What follows behind a call.
     fn between(&mut self, held: &mut String, close: &str) -> Next {
-        if self.heads.is_marked() {
+        if self.heads != Heads::Objects {
             return self.marked(held, close);
         }
         loop {

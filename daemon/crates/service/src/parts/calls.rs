@@ -34,10 +34,11 @@ pub(super) enum Calls {
 
 impl Calls {
     /// Calls of a form; nothing where they are read as a whole. Where they are told `whole`, those
-    /// are that are no JSON between marks: what is not valid of them is text then.
+    /// are that are no JSON: a block of them that is not valid is text then.
     pub(super) fn of(form: Form, whole: bool) -> Option<Self> {
         let in_pieces = match form.pieces {
-            Pieces::Answer | Pieces::Written(_) => !whole,
+            Pieces::None => false,
+            Pieces::Written(_) => !whole,
             Pieces::Text(_) | Pieces::Tags => true,
         };
         in_pieces.then_some(Self::Begin(form, whole))
@@ -79,10 +80,7 @@ impl Calls {
                     (Pieces::Tags, Some('{' | '[')) => {
                         *self = Self::Objects(Objects::new(Heads::Objects));
                     }
-                    (Pieces::Answer, Some('{')) => {
-                        *self = Self::Objects(Objects::new(Heads::Answer));
-                    }
-                    (Pieces::Answer, _) => return Block::Whole,
+                    (Pieces::None, _) => return Block::Whole,
                     (Pieces::Tags | Pieces::Written(_), _) if *whole => return Block::Whole,
                     (Pieces::Tags | Pieces::Written(_), _) => {
                         let Some(written) = Written::of(*form, held) else {

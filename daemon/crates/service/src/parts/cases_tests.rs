@@ -157,14 +157,6 @@ fn what_is_no_valid_call_is_text_where_calls_are_told_whole() {
             "<|tool_call>",
             "<|tool_call>call:edit{any:{12},path:<|\"|>x<|\"|>}<tool_call|>",
         ),
-        (
-            "<|python_tag|>",
-            "{\"name\": \"edit\", \"parameters\": {\"path\": \"x}}",
-        ),
-        (
-            "<|python_tag|>",
-            "{\"name\": \"edit\", \"parameters\": {}}; {\"name\": \"edit\", \"parameters\": {\"path\": ",
-        ),
     ] {
         let ends: Vec<usize> = (1..written.len()).collect();
         let expected = [Part::Text(written.to_owned())];
@@ -176,29 +168,6 @@ fn what_is_no_valid_call_is_text_where_calls_are_told_whole() {
                 written.contains("(\"") == (pieces == expected),
                 "{pieces:?}"
             );
-        }
-    }
-}
-
-#[test]
-fn what_follows_calls_that_begin_an_answer_is_said() {
-    let one = r#"{"name": "edit", "parameters": {"path": "x"}}"#;
-    let unknown = r#"{"name": "nobody", "parameters": {}}"#;
-    let call = ("edit".to_owned(), r#"{"path": "x"}"#.to_owned());
-    for (written, n, said) in [
-        (format!("{one}\nThat is it."), 1, "That is it."),
-        (format!("<|python_tag|>{one};{one} Yes?"), 2, "Yes?"),
-        (format!("{one}; {unknown}"), 1, unknown),
-        (format!("{one}\n"), 1, ""),
-    ] {
-        let ends: Vec<usize> = (1..written.len()).collect();
-        for in_pieces in [true, false] {
-            for ends in [&[], &ends[..]] {
-                let told = joined(parts("<|python_tag|>", &written, ends, in_pieces, false));
-                assert_eq!(calls_of(&told), vec![call.clone(); n], "{written}");
-                let text: String = told.iter().map(Part::text).collect();
-                assert_eq!(text, said, "{written}");
-            }
         }
     }
 }

@@ -9,10 +9,10 @@
 //!
 //! Marks around all that is said, which some families have, are left out. The marks are the
 //! template's ([`forms`](crate::tool_calls::forms)). A form without an opening mark has calls where
-//! the answer begins with `{` or `[`, and tells them from an answer in JSON by the tool's name.
+//! the answer begins with `{` or `[`, and nothing else beside them.
 //!
-//! Calls are told as they come (by [`Calls`], as [`Form::pieces`] says), or whole. A call that the
-//! end of the answer cuts has the arguments that have come, or is left out:
+//! Calls of forms that say how ([`Form::pieces`]) are told as they come (by [`Calls`]), of others
+//! whole. A call that the end of the answer cuts has the arguments that have come, or is left out:
 //! its notation is no text.
 //!
 //! Where the template has opened the thinking itself, an answer begins there. Text that may be the
@@ -219,45 +219,15 @@ impl Marked {
         if may_be_whole && self.call(block, into) {
             return;
         }
-        if self.whole && open.is_empty() && self.calls_in_front(block, into) {
-            return;
-        }
         // Where nothing opens calls, it may be what was asked for.
         if !is_cut || open.is_empty() || !forms::may_begin_call(block, &self.tools.described) {
             self.no_call(held, into);
         }
     }
 
-    /// Calls that an answer begins with and something else follows, as they are told in pieces; not
-    /// where one of them breaks off.
-    fn calls_in_front(&mut self, answer: &str, into: &mut Vec<Part>) -> bool {
-        let Some(mut calls) = self.form.and_then(|form| Calls::of(form, false)) else {
-            return false;
-        };
-        let tools: &[Value] = &self.tools.described;
-        let (mut held, mut parts, before) = (answer.to_owned(), Vec::new(), self.calls);
-        let counted = counter(&mut self.calls, self.tools.single);
-        calls.take(&mut held, "", tools, counted, &mut parts);
-        if !calls.has_begun() || calls.is_open() {
-            self.calls = before;
-            return false;
-        }
-        into.append(&mut parts);
-        self.behind(&held, "", false, into);
-        true
-    }
-
     /// What comes behind a call of a form that nothing closes: other calls, each with its mark, or
     /// text.
     fn behind(&mut self, rest: &str, open: &str, is_cut: bool, into: &mut Vec<Part>) {
-        if open.is_empty() {
-            let rest = rest.trim();
-            let is_begun = is_cut && forms::may_begin_call(rest, &self.tools.described);
-            if !rest.is_empty() && !self.call(rest, into) && !is_begun {
-                self.text(rest, into);
-            }
-            return;
-        }
         // Some models close their calls all the same.
         let closing = open.replacen("<|", "<|/", 1);
         let begun = if is_cut { partial(rest, open) } else { 0 };
@@ -441,10 +411,6 @@ impl Marked {
             return false;
         }
         if !self.said && (seen.starts_with(['{', '[']) || seen.starts_with(TAG)) {
-            // It counts where no call follows.
-            let n = seen.strip_prefix(TAG).unwrap_or(seen).len();
-            let rest = self.held.split_off(self.held.len() - n);
-            self.gap = std::mem::replace(&mut self.held, rest);
             self.enter(State::Calling, false);
             return true;
         }
@@ -514,7 +480,7 @@ impl Marked {
 }
 
 /// Says of each call that begins whether it counts.
-pub(super) fn counter(calls: &mut usize, single: bool) -> impl FnMut() -> bool {
+fn counter(calls: &mut usize, single: bool) -> impl FnMut() -> bool {
     move || {
         let counts = *calls == 0 || !single;
         *calls += usize::from(counts);

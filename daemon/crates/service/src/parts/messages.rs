@@ -20,15 +20,14 @@
 //! that ends a body counts where a header or nothing follows it; else it is text, as are answers
 //! without a header ([`headers`]).
 
-use serde_json::Value;
-
-use super::marks::counter;
-use super::written::Written;
 use super::{CALL_MAX_BYTES, Part, partial};
-use crate::tool_calls::forms::{self, Headers};
+use crate::tool_calls::forms::Headers;
 use crate::tool_calls::headers::{self, CHANNEL, ENDS, Fit, START, TO, fit};
 use crate::tool_calls::texts::{self, Texts};
-use crate::tool_calls::{ToolCall, Tools, is_object};
+use crate::tool_calls::{ToolCall, Tools, is_object, tagged};
+
+/// In front of the tags of Muse Glimmer's calls.
+const INVOKES: &str = "atem:";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
@@ -53,10 +52,6 @@ pub(super) struct Messages {
     in_call: bool,
     /// What of its arguments was told, as far as texts go.
     texts: Texts,
-    /// Arguments are told as they come, of calls in tags too.
-    in_pieces: bool,
-    /// The calls in tags of a message, while they are told so.
-    written: Option<Written>,
     tools: Tools,
     calls: usize,
 }
@@ -81,8 +76,6 @@ impl Messages {
             seen: 0,
             in_call: false,
             texts: Texts::default(),
-            in_pieces: false,
-            written: None,
             tools,
             calls: 0,
         }
@@ -96,14 +89,9 @@ impl Messages {
         self.calls
     }
 
-    /// From now on arguments of calls in tags are told as they come.
-    pub(super) fn tell_pieces(&mut self) {
-        self.in_pieces = true;
-    }
-
     /// Whether more arguments may come of the last call.
     pub(super) fn is_calling(&self) -> bool {
-        self.in_call || self.written.as_ref().is_some_and(Written::is_open)
+        self.in_call
     }
 
     pub(super) fn push(&mut self, text: &str, into: &mut Vec<Part>) {
@@ -129,48 +117,18 @@ impl Messages {
             let begun = ENDS.iter().map(|mark| partial(body, mark)).max();
             body = &body[..body.len() - begun.unwrap_or(0)];
         }
-        if calls && self.headers == Headers::Recipients && (is_cut || self.has_begun()) {
-            // What has come of a call that is cut is never text.
-            self.held = body.to_owned();
-            self.seen = body.len();
-            self.written(into);
-            let body = std::mem::take(&mut self.held);
-            return self.end_written(&body, is_cut, into);
-        }
-        // One that has not come to its arguments is no call without any.
-        if calls && is_cut && !self.in_call && body.trim().is_empty() {
-            return;
+        if calls && is_cut && !self.in_call {
+            // The notation of a call that is cut is no text, and one that has not come to its
+            // arguments is no call without any.
+            if self.headers == Headers::Recipients {
+                body = tagged::coming::whole_invokes(body, INVOKES, &self.tools.described);
+            }
+            if body.trim().is_empty() {
+                return;
+            }
         }
         self.end(body, into);
         self.in_call = false;
-    }
-
-    /// Whether a call in tags of this message was told.
-    fn has_begun(&self) -> bool {
-        self.written.as_ref().is_some_and(Written::has_begun)
-    }
-
-    /// Tells what is known of calls in tags by what was seen of a body.
-    fn written(&mut self, into: &mut Vec<Part>) {
-        let rest = self.held.split_off(self.seen);
-        let new = || Written::of(forms::GLIMMER, "");
-        if let Some(written) = self.written.take().or_else(new) {
-            let written = self.written.insert(written);
-            let tools: &[Value] = &self.tools.described;
-            let mut counted = counter(&mut self.calls, self.tools.single);
-            written.take(&mut self.held, "", tools, &mut counted, into);
-        }
-        self.seen = self.held.len();
-        self.held.push_str(&rest);
-    }
-
-    /// The end of a message with calls in tags of which one was told, or that is cut.
-    fn end_written(&mut self, body: &str, is_cut: bool, into: &mut Vec<Part>) {
-        if let Some(mut written) = self.written.take() {
-            let tools: &[Value] = &self.tools.described;
-            let mut counted = counter(&mut self.calls, self.tools.single);
-            written.finish(body, "", is_cut, tools, &mut counted, into);
-        }
     }
 
     /// The first mark that may end the body, and where.
@@ -209,7 +167,7 @@ impl Messages {
                 let body = std::mem::replace(&mut self.held, rest);
                 self.end(&body[..at], into);
                 self.state = state_of(self.headers, &body[header..]);
-                (self.seen, self.in_call, self.written) = (0, false, None);
+                (self.seen, self.in_call) = (0, false);
                 true
             }
             Fit::Begins => {
@@ -238,13 +196,6 @@ impl Messages {
                 self.arguments(self.seen, into);
                 self.seen -= held - self.held.len();
                 return;
-            }
-            State::Calling(_)
-                if self.headers == Headers::Recipients
-                    && self.in_pieces
-                    && (self.has_begun() || self.seen <= CALL_MAX_BYTES) =>
-            {
-                return self.written(into);
             }
             State::Calling(_) if self.seen > CALL_MAX_BYTES => {
                 self.state = State::Saying;
@@ -297,7 +248,6 @@ impl Messages {
                 let rest = self.texts.escape(body.trim_end());
                 hand_out(Part::Arguments, &rest, into);
             }
-            State::Calling(_) if self.has_begun() => self.end_written(body, false, into),
             State::Calling(name) => match called(self.headers, name, body, &self.tools) {
                 Some(calls) => {
                     for call in calls {
@@ -328,7 +278,7 @@ fn called(headers: Headers, name: &str, body: &str, tools: &Tools) -> Option<Vec
                 }]
             })
         }
-        Headers::Recipients => (forms::GLIMMER.parse)(body, &tools.described),
+        Headers::Recipients => tagged::invokes(body, INVOKES, &tools.described),
     }
 }
 

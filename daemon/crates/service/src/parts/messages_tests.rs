@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::super::{Splitter, Way, joined};
+use super::super::joined;
 use super::*;
 use crate::tool_calls;
 
@@ -75,90 +75,20 @@ fn a_call_that_is_cut_has_what_came_of_it() {
     for header in ["", " to=functions.f<|channel|>commentary<|message|>"] {
         assert!(cut(Headers::Channels, header).is_empty(), "{header}");
     }
-}
-
-/// The parts of an answer in pieces that end at these bytes.
-fn parts_of(text: &str, ends: &[usize], in_pieces: bool, is_cut: bool) -> Vec<Part> {
-    let parameters = json!({"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}});
-    let tools = Tools {
-        described: vec![tool_calls::described("f", None, &parameters)],
-        ..Tools::default()
-    };
-    let messages = Messages::new(Headers::Recipients, "<|start|>assistant", tools);
-    let mut splitter = Splitter::of(Way::Messages(Box::new(messages)));
-    if in_pieces {
-        splitter.tell_pieces();
+    let one = "<atem:invoke name=\"f\"><atem:parameter name=\"a\">/tmp/x";
+    let whole = format!("{one}</atem:parameter></atem:invoke>");
+    let begun = format!(" to=f<|message|><atem:function_calls>\n{whole}");
+    let expected = [call("f", "{\"a\":\"/tmp/x\"}")];
+    for at in " to=f<|message|>".len()..begun.len() {
+        assert!(cut(Headers::Recipients, &begun[..at]).is_empty(), "{at}");
     }
-    let (mut parts, mut from) = (Vec::new(), 0);
-    for end in ends.iter().copied().chain([text.len()]) {
-        splitter.push(&text[from..end], &mut parts);
-        from = end;
-    }
-    splitter.finish(is_cut, &mut parts);
-    parts
-}
-
-#[test]
-fn calls_in_tags_come_as_they_are_written_and_cut_ones_as_far_as_they_came() {
-    let one = "<atem:invoke name=\"f\">\n<atem:parameter name=\"a\">x <b> é <|eot|>\n \"y\"</atem:parameter>\n\
-               <atem:parameter name=\"b\">12</atem:parameter>\n</atem:invoke>\n";
-    let two = "<atem:invoke name=\"f\">\n</atem:invoke>\n";
-    let calls = format!("<atem:function_calls>\n{one}{two}</atem:function_calls>");
-    let start = "<|start|>assistant";
-    let text = format!(
-        " to=self<|message|>Hm.<|eom|>{start} to=f<|message|>{calls}<|eom|>{start} to=user<|message|>Yes.<|eot|>"
-    );
-    let first = call("f", r#"{"a":"x <b> é <|eot|>\n \"y\"","b":12}"#);
-    let whole = [
-        Part::Reasoning("Hm.".to_owned()),
-        first,
-        call("f", "{}"),
-        Part::Text("Yes.".to_owned()),
-    ];
-    let all: Vec<usize> = text.char_indices().map(|(at, _)| at).skip(1).collect();
-    let pieces = parts_of(&text, &all, true, false);
-    assert!(pieces.len() > 20, "{pieces:?}");
-    assert_eq!(joined(pieces), whole);
-    let is_call = |part: &&Part| matches!(part, Part::Call(_));
-    for &at in &all {
-        for in_pieces in [true, false] {
-            assert_eq!(
-                joined(parts_of(&text, &[at], in_pieces, false)),
-                whole,
-                "{at}"
-            );
-            let cut = &text[..at];
-            let ends: Vec<usize> = all.iter().copied().take_while(|&end| end < at).collect();
-            let told = joined(parts_of(cut, &[], in_pieces, true));
-            assert_eq!(joined(parts_of(cut, &ends, in_pieces, true)), told, "{cut}");
-            let calls: Vec<&Part> = told.iter().filter(is_call).collect();
-            for (part, of) in calls.into_iter().zip(whole.iter().filter(is_call)) {
-                let (Part::Call(part), Part::Call(of)) = (part, of) else {
-                    unreachable!()
-                };
-                let begins = of.arguments.starts_with(&part.arguments);
-                assert!(
-                    part == of || begins && !is_object(&part.arguments),
-                    "{cut}: {part:?}"
-                );
-            }
-            let shows = |part: &Part| matches!(part, Part::Text(text) if text.contains("atem"));
-            assert!(!told.iter().any(shows), "{cut}: {told:?}");
-        }
-    }
-    // A tag in a value that is cut ends no call.
+    assert_eq!(cut(Headers::Recipients, &begun), expected);
+    let another = format!("{begun}{one}");
+    assert_eq!(cut(Headers::Recipients, &another), expected);
+    // A tag in the value that is cut ends no call.
     let begun = " to=f<|message|><atem:function_calls>\n<atem:invoke name=\"f\">\n\
-                 <atem:parameter name=\"b\">[\"<b></atem:invoke> and more";
-    for in_pieces in [true, false] {
-        assert_eq!(
-            joined(parts_of(begun, &[], in_pieces, true)),
-            [call("f", "{")]
-        );
-        // What is no call is what it says.
-        let none = " to=f<|message|>a = 1<|eot|>";
-        let said = [Part::Text("a = 1".to_owned())];
-        assert_eq!(joined(parts_of(none, &[], in_pieces, false)), said);
-    }
+                 <atem:parameter name=\"a\">[\"<b></atem:invoke> and more";
+    assert!(cut(Headers::Recipients, begun).is_empty());
 }
 
 #[test]

@@ -35,7 +35,7 @@ impl Written {
 }
 
 fn forms() -> Vec<Written> {
-    let all: [(&str, Writer, &[&str]); 15] = [
+    let all: [(&str, Writer, &[&str]); 14] = [
         ("<tool_call>", functions, &["</", "<parameter="]),
         ("<tool_call>", keys_and_values, &["</", "<arg_key>"]),
         (
@@ -64,11 +64,6 @@ fn forms() -> Vec<Written> {
         ),
         ("<｜tool▁calls▁begin｜>", |calls| deepseek(calls, true), &[]),
         ("[TOOL_CALLS]", mistral, &[]),
-        (
-            "<|python_tag|>",
-            |calls| each(calls, "{}; ", "parameters"),
-            &[],
-        ),
         (
             "[TOOL_CALLS]",
             |calls| list(calls, "[TOOL_CALLS]", "name", "arguments", ""),

@@ -55,8 +55,7 @@ impl Written {
         !self.told.is_empty()
     }
 
-    /// As [`super::calls::Calls::take`]. The block stays in `held` until it has ended, unless it is
-    /// too long.
+    /// As [`super::calls::Calls::take`]. The block stays in `held` until it has ended.
     pub(super) fn take(
         &mut self,
         held: &mut String,
@@ -66,7 +65,6 @@ impl Written {
         into: &mut Vec<Part>,
     ) -> Block {
         let closed = held[self.seen..].find(close).map(|n| self.seen + n);
-        let closed = closed.filter(|_| !close.is_empty());
         let end = closed.unwrap_or_else(|| held.len() - partial(&held[self.seen..], close));
         if !self.too_long {
             self.read(&held[..end], tools, counted, into);

@@ -24,7 +24,7 @@ use rocmforge_tokenizer::Tokenizer;
 use serde_json::Value;
 
 use super::gemma::gemma;
-use super::heads::{Head, Heads};
+use super::heads::Heads;
 use super::marked::{deepseek, kimi, mistral};
 use super::reading::Notation;
 use super::tagged::invokes;
@@ -50,11 +50,10 @@ pub struct Form {
 /// How calls are told as they come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pieces {
+    /// They are not.
+    None,
     /// Arguments are JSON text, which is told as it stands.
     Text(Heads),
-    /// JSON text that is all of an answer, of known tools; or a list in Python's notation, which
-    /// comes whole.
-    Answer,
     /// Parameters stand between tags; or it is JSON objects.
     Tags,
     /// Arguments are written in another way than JSON.
@@ -69,16 +68,6 @@ pub(crate) const HERMES: Form = Form {
     pieces: Pieces::Tags,
     in_tags: true,
     signs: &[super::OPEN],
-};
-
-/// Those of a message of Muse Glimmer's to a tool, of which they are all.
-pub(crate) const GLIMMER: Form = Form {
-    open: "",
-    close: "",
-    parse: |block, tools| invokes(block, "atem:", tools),
-    pieces: Pieces::Written(Notation::Invokes("atem:")),
-    in_tags: true,
-    signs: &[],
 };
 
 /// All of them; the first whose sign a template has counts.
@@ -195,7 +184,7 @@ const FORMS: [Form; 15] = [
         open: "",
         close: "",
         parse: llama,
-        pieces: Pieces::Answer,
+        pieces: Pieces::None,
         in_tags: false,
         // Templates of the small ones describe the JSON alone.
         signs: &[
@@ -424,17 +413,12 @@ fn llama(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
     let mut rest = &*block;
     while !rest.is_empty() {
         let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
-        let mut call = json_call(&values.next()?.ok()?)?;
-        let (written, behind) = rest.split_at(values.byte_offset());
-        // As it is told in pieces.
-        if let Head::Yes { name, at } = Heads::Answer.head(written)
-            && let Some(n) = texts::end(&written[at..])
-        {
-            call.arguments = written[at..at + n].to_owned();
-            call.name = name;
-        }
-        rest = behind.trim_start().trim_start_matches(';').trim_start();
-        calls.push(call);
+        let value = values.next()?.ok()?;
+        rest = rest[values.byte_offset()..]
+            .trim_start()
+            .trim_start_matches(';')
+            .trim_start();
+        calls.push(json_call(&value)?);
     }
     (!calls.is_empty() && calls.iter().all(known)).then_some(calls)
 }

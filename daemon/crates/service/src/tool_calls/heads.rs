@@ -39,9 +39,6 @@ pub(crate) enum Head {
 pub(crate) enum Heads {
     /// Objects with a name in front of the arguments.
     Objects,
-    /// The same, where nothing but what they say tells them from an answer in JSON: only those of
-    /// known tools are calls.
-    Answer,
     /// Kimi K2's.
     Kimi,
     /// DeepSeek's.
@@ -51,20 +48,10 @@ pub(crate) enum Heads {
 }
 
 impl Heads {
-    /// Whether a mark stands in front of each call.
-    pub(crate) fn is_marked(self) -> bool {
-        !self.mark().is_empty()
-    }
-
-    /// Whether a call is one only where its tool is known.
-    pub(crate) fn asks_for_tools(self) -> bool {
-        matches!(self, Self::Answer | Self::Mistral)
-    }
-
     /// What stands in front of each call; empty where nothing does.
     pub(crate) fn mark(self) -> &'static str {
         match self {
-            Self::Objects | Self::Answer => "",
+            Self::Objects => "",
             Self::Kimi => marked::KIMI,
             Self::DeepSeek => marked::DEEPSEEK,
             Self::Mistral => marked::MISTRAL,
@@ -74,7 +61,7 @@ impl Heads {
     /// What ends arguments that are no JSON, beside the end of the block.
     pub(crate) fn end(self) -> &'static str {
         match self {
-            Self::Objects | Self::Answer => "",
+            Self::Objects => "",
             Self::Kimi => "<|tool_call_end|>",
             Self::DeepSeek => "<｜tool▁call▁end｜>",
             Self::Mistral => marked::MISTRAL,
@@ -85,7 +72,7 @@ impl Heads {
     pub(crate) fn head(self, text: &str) -> Head {
         let mut reader = Reader { text, at: 0 };
         let name = match self {
-            Self::Objects | Self::Answer => reader.object(),
+            Self::Objects => reader.object(),
             Self::Kimi => reader.kimi(),
             Self::DeepSeek => reader.deepseek(),
             Self::Mistral => reader.mistral(),

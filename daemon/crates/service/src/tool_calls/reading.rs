@@ -48,7 +48,7 @@ impl Reading {
             }
             Pieces::Written(Notation::Gemma) => Some(Self::Gemma(gemma::Coming::default())),
             Pieces::Written(Notation::Python) => Some(Self::Python(python::Coming::default())),
-            Pieces::Answer | Pieces::Text(_) => Some(Self::None),
+            Pieces::None | Pieces::Text(_) => Some(Self::None),
         }
     }
 

@@ -63,6 +63,16 @@ pub(crate) struct Tagged {
     /// The tool that is called.
     name: String,
     arguments: Arguments,
+    /// The last call whose end was seen ends here.
+    ended: usize,
+}
+
+/// What of a block of invokes, whose end was cut, is whole. A tag of a call's end may be a part of
+/// the value that was cut, and a tool is not to be run with the beginning of a path.
+pub(crate) fn whole_invokes<'t>(block: &'t str, prefix: &str, tools: &[Value]) -> &'t str {
+    let mut tagged = Tagged::invokes(prefix);
+    tagged.read(block, tools, &mut Vec::new());
+    &block[..tagged.ended]
 }
 
 /// What stands at a place of a value.
@@ -103,6 +113,7 @@ impl Tagged {
             at: 0,
             name: String::new(),
             arguments: Arguments::default(),
+            ended: 0,
         }
     }
 
@@ -173,6 +184,7 @@ impl Tagged {
         };
         if found[0] != Some(first) {
             self.at += first;
+            self.ended = self.at;
             self.arguments.end(tell);
             self.state = State::Name;
             return true;
