@@ -5,8 +5,8 @@
 //! one is promised a while, and more as it goes on. Promises are sums; pages are taken as a
 //! sequence grows. Where promises do not fit any more, because an open-ended sequence goes on or
 //! the budget shrank, one of the lowest class yields: the newest of the client that has most and
-//! more than its share (`room.rs`), or the newest. So the oldest of the highest class always goes
-//! on, and everyone becomes that at last.
+//! more than its share (`room.rs`), or the newest. So the oldest of the highest class goes on, but
+//! where it gives its place or its room to another client, and everyone becomes that at last.
 //!
 //! Whoever comes first by the rules and does not fit may be passed by a few others that do, then
 //! everybody waits for his room. A sequence that could not even run alone is refused at once.
@@ -272,6 +272,10 @@ impl Scheduler {
             }
         }
         if let Some(givers) = self.who_gives_a_place_to(s, fits) {
+            return Some(givers);
+        }
+        let running = self.running.clone();
+        if let Some(givers) = self.who_gives_room_to(s, promised, running, view, fits) {
             return Some(givers);
         }
         let givers = self.who_gives_room_to(s, promised, kept, view, fits)?;

@@ -1,12 +1,15 @@
 //! Who gives his KV to whom where the budget has no room for more.
 //!
 //! A client's *share* of the KV that is promised is what each has if those that run or want to run
-//! have as much. Where a waiting sequence does not fit and would not bring its client above the
-//! share, clients that have more give some: of the one with the most, the newest of those that
-//! yielded least, and never its last one, which would only be computed twice. What cannot be made
-//! to fit so waits, and so does what comes for a client that has its share of places. As with those
-//! (`places.rs`), a sequence has some passes for itself before it yields here, and a client that
-//! has its share waits behind those that have not.
+//! have as much. Where a waiting sequence of a client with less does not fit, those that have theirs
+//! give some: of the one with the most, the newest of those that yielded least, as long as the giver
+//! still has at least what the one who takes will have then. So nobody gives his last sequence,
+//! which would only be computed twice, and two clients do not trade one room to and fro. What cannot
+//! be made to fit so waits, and so does what comes for a client that has its share of places. As
+//! with those (`places.rs`), a sequence has some passes for itself before it yields here, and a
+//! client that has its share waits behind those that have not; other than there, readers without
+//! room are not asked first. Where KV runs short because texts grow, the client with the most gives
+//! first, if it has more than its share.
 
 use std::collections::BTreeMap;
 
@@ -24,6 +27,7 @@ struct Held {
 }
 
 /// The KV that clients are promised, as one who waits in a class counts it.
+#[derive(Clone)]
 pub(crate) struct Room {
     /// Of each client that has some or wants some.
     held: BTreeMap<ClientId, Held>,
@@ -35,9 +39,9 @@ impl Room {
         self.held.get(&client).copied().unwrap_or_default()
     }
 
-    /// Whether so many bytes are more than a share, with so many more to come.
-    fn is_more(&self, bytes: u64, to_come: u64) -> bool {
-        u128::from(bytes) * self.clients() > u128::from(self.bytes) + u128::from(to_come)
+    /// Whether a client has more than it has a right to.
+    fn has_more(&self, client: ClientId) -> bool {
+        u128::from(self.held(client).bytes) * self.clients() > u128::from(self.bytes)
     }
 
     fn clients(&self) -> u128 {
@@ -86,8 +90,8 @@ impl Scheduler {
         let room = self.room(class, view);
         let of_class = self.running_sequences().filter(|s| s.class() == class);
         let may = of_class.filter(|s| {
-            let held = room.held(s.arrival.client);
-            held.sequences > 1 && room.is_more(held.bytes, 0)
+            let client = s.arrival.client;
+            room.held(client).sequences > 1 && room.has_more(client)
         });
         let greediest = may.max_by_key(|s| (room.held(s.arrival.client).bytes, s.seniority()));
         greediest.map(|s| s.arrival.seq)
@@ -103,28 +107,28 @@ impl Scheduler {
         view: &View<'_>,
         fits: impl Fn(&[SeqId]) -> bool,
     ) -> Option<Vec<SeqId>> {
-        let places = self.places(s.arrival.class);
-        if kept.len() >= self.config.running_max || places.has_its_share(s.arrival.client) {
+        if kept.len() >= self.config.running_max {
+            return None;
+        }
+        if self.places(s.arrival.class).has_its_share(s.arrival.client) {
             return None;
         }
         let wanted = view.costs.kv_bytes(s.arrival.model, promised);
-        let mut room = self.room(s.arrival.class, view);
-        let all = room.bytes;
-        let would_have = room.held(s.arrival.client).bytes + wanted;
-        if room.is_more(would_have, wanted) {
+        let before = self.room(s.arrival.class, view);
+        if before.has_its_share(s.arrival.client) {
             return None;
         }
+        let mut room = before.clone();
+        let would_have = room.held(s.arrival.client).bytes + wanted;
         let mut yielding = Vec::new();
         loop {
-            // The share is that of before: what is given goes to the one who comes.
-            let to_come = wanted + (all - room.bytes);
             let others = kept.iter().map(|seq| &self.sequences[seq]);
             let may = others.filter(|other| {
-                let held = room.held(other.arrival.client);
+                let held = room.held(other.arrival.client).bytes;
                 other.arrival.client != s.arrival.client
                     && other.class() == s.arrival.class
-                    && held.sequences > 1
-                    && room.is_more(held.bytes, to_come)
+                    && before.has_its_share(other.arrival.client)
+                    && held.saturating_sub(promised_bytes(other, view)) >= would_have
                     && self.has_had_a_turn(other)
             });
             let other = may.min_by_key(|other| {

@@ -108,13 +108,52 @@ fn what_is_more_than_a_share_waits() {
     let mut bench = bench();
     let long: Vec<SeqId> = (0..4).map(|_| bench.comes(10, 990)).collect();
     (0..20).for_each(|_| _ = bench.pass().unwrap());
-    // Both would have half with 2,000; it asks for 3,000.
+    // Its client would have 3,000, and the other 1,000 or 2,000.
     let other = comes_of(&mut bench, 1, Class::Interactive, 2_000, 1_000);
     for _ in 0..100 {
         bench.pass().unwrap();
         assert!(long.iter().all(|s| bench.running(*s)));
     }
     ends(&mut bench, other, 10_000);
+}
+
+#[test]
+fn half_of_the_room_is_given() {
+    let mut bench = bench();
+    (0..4).for_each(|_| _ = bench.comes(10, 990));
+    (0..20).for_each(|_| _ = bench.pass().unwrap());
+    let other = comes_of(&mut bench, 1, Class::Interactive, 1_500, 500);
+    bench.pass().unwrap();
+    assert!(bench.running(other));
+    let left = bench.scheduler.sequences().filter(|s| s.running).count();
+    assert_eq!(left, 3, "two texts of the other and this one");
+}
+
+#[test]
+fn clients_with_open_ended_texts_do_not_trade_their_room() {
+    let mut bench = bench();
+    for n in 0..6 {
+        let arrival = Arrival {
+            client: ClientId(n % 2),
+            open_ended: true,
+            ..bench.arrival(10, 1_700)
+        };
+        bench.come(arrival);
+    }
+    let mut by_shares = 0;
+    for _ in 0..4_000 {
+        if bench.pass().is_none() {
+            break;
+        }
+        let yields = |a: &&Action| matches!(a, Action::Yielded(_));
+        let admits = |a: &Action| matches!(a, Action::Admitted(_));
+        // Those that yield because texts grow come before anybody is admitted.
+        let at = bench.actions.iter().rposition(admits).unwrap_or(0);
+        let for_another = bench.actions[..at].iter().filter(yields).count();
+        by_shares += usize::from(for_another > 0);
+    }
+    assert_eq!(bench.scheduler.sequences().count(), 0, "all end");
+    assert!(by_shares <= 2, "{by_shares}");
 }
 
 #[test]

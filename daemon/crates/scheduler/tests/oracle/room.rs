@@ -87,24 +87,18 @@ impl World {
         {
             return false;
         }
-        if before.has_its_places(by.a.client, class) {
+        if before.has_its_places(by.a.client, class) || before.has_its_room(by.a.client, class) {
             return false;
         }
         let wanted = self.machine.kv_bytes(by.a.model, self.promise(by));
-        let share = |bytes: u64| {
-            let of_all = before.kv_of_all(class) + wanted;
-            bytes * before.clients(class) as u64 <= of_all
-        };
-        if !share(before.kv_held(by.a.client, class) + wanted) {
-            return false;
-        }
+        let would_have = before.kv_held(by.a.client, class) + wanted;
         let may = |s: &&Seq| {
-            let same = |o: &&Seq| o.running && o.a.client == s.a.client && o.class() <= class;
+            let of_client = now.kv_held(s.a.client, class);
             s.running
                 && s.a.client != by.a.client
                 && s.class() == class
-                && self.seqs.iter().filter(same).count() > 1
-                && !share(now.kv_held(s.a.client, class))
+                && before.has_its_room(s.a.client, class)
+                && of_client >= self.kv(s) + would_have
                 && self.passes - s.admitted.0 >= self.config.turn_passes
                 && (s.yields < 4 || s.known > s.admitted.1)
         };
