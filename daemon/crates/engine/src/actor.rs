@@ -163,7 +163,7 @@ pub(crate) struct Engine {
     pub(crate) interleaved_passes: u64,
     /// Times that a model's file was read while others went on.
     pub(crate) brought_aside: u64,
-    /// Bytes of weights that were uploaded between others' passes.
+    /// Bytes of weights that were uploaded beside others' passes.
     pub(crate) uploaded_aside_bytes: u64,
     pub(crate) preloads: VecDeque<Preloading>,
     /// Passes that go before the next segment of a preload.
@@ -409,7 +409,7 @@ impl Engine {
                 self.publish(true);
             }
             let stepped = self.step();
-            let uploaded = self.upload_beside(stepped);
+            let uploaded = self.upload_beside();
             if self.preload_turn(stepped) || stepped || uploaded {
                 self.watch_memory_while_busy();
                 self.watch_host();

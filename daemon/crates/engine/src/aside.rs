@@ -51,9 +51,15 @@ const ROWS_MAX: usize = 4096;
 /// Rows of a prompt that are routed to most of a layer's experts.
 const ROUTED_TO_MOST: usize = 32;
 
-/// Bytes that are under way beside others' passes at most, and one segment at least: what a link of
-/// 55 GB/s brings in 2.4 ms, a pass of few tokens. What the others miss meanwhile waits behind it.
-const AHEAD_BYTES: u64 = 128 << 20;
+/// Bytes that are under way beside others' passes, or one segment: what the link brought in the
+/// time of a usual pass, within these. What the others miss meanwhile waits behind it. A link of 55
+/// GB/s brings the most in 2.4 ms.
+const AHEAD_LEAST: u64 = 16 << 20;
+const AHEAD_MOST: u64 = 128 << 20;
+
+/// Once nothing came for so long, a model's passes go on without what is under way, and wait for it
+/// as they do for any upload.
+const NOTHING_COMES: Duration = Duration::from_secs(10);
 
 /// Segments under way at most: experts are small.
 const AHEAD_SEGMENTS: usize = 64;
@@ -77,10 +83,15 @@ enum Stage {
 }
 
 /// Segments that are uploaded beside others' passes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Coming {
     to_begin: VecDeque<u32>,
-    under_way: Vec<u32>,
+    /// In the order in which they were begun.
+    under_way: VecDeque<u32>,
+    /// When one last came, or the first began.
+    came_at: Instant,
+    /// Tells that the file is waited for, if that takes long.
+    _told: Waiting,
 }
 
 /// The requests of a model, and of others.
@@ -187,7 +198,9 @@ impl Engine {
             true => Stage::Ready,
             false => Stage::Uploaded(Coming {
                 to_begin: segments.into(),
-                under_way: Vec::new(),
+                under_way: VecDeque::new(),
+                came_at: Instant::now(),
+                _told: self.store.told_aside(id),
             }),
         }
     }
@@ -210,9 +223,8 @@ impl Engine {
         bytes <= self.budget()
     }
 
-    /// Keeps uploads of a model that waits for them under way, behind a pass of others; where there
-    /// was none, waits for one of them. Whether any are.
-    pub(crate) fn upload_beside(&mut self, stepped: bool) -> bool {
+    /// Keeps uploads of a model that waits for them under way. Whether one came or began.
+    pub(crate) fn upload_beside(&mut self) -> bool {
         let waits = |entry: &Entry| matches!(entry.nearness.stage, Stage::Uploaded(_));
         let Some(at) = self.models.iter().position(waits) else {
             return false;
@@ -224,32 +236,28 @@ impl Engine {
         };
         // Of a third model requests may have come meanwhile.
         let goes_on = self.tasks.values().any(|task| task.model != id) && self.all_fit();
+        let ahead = self.pass_pace.upload_bytes.clamp(AHEAD_LEAST, AHEAD_MOST);
         let mut counts = RequestCacheUse::default();
-        self.store.collect();
-        if goes_on && !stepped {
-            self.store.wait_any();
-        }
-        let begun = match goes_on {
-            true => self.store.upload_some(id, &mut coming, &mut counts),
-            false => Ok(()),
+        let changed = self.store.note_came(id, &mut coming, &mut counts);
+        let changed = match goes_on {
+            true => changed | self.store.begin_some(id, &mut coming, ahead),
+            false => changed,
         };
-        if let Err(error) = begun {
-            // Its passes meet that themselves, and say so.
-            tracing::debug!(%error, "an upload beside others did not begin");
-            coming = Coming::default();
-        }
         self.uploaded_aside_bytes += counts.uploaded_bytes;
-        // As of a pass, each of its requests has them in full.
+        // As of a pass, each of its requests that is there has them in full.
         for task in self.tasks.values_mut().filter(|task| task.model == id) {
             task.counts.misses += counts.misses;
             task.counts.uploaded_bytes += counts.uploaded_bytes;
         }
         let all_came = coming.to_begin.is_empty() && coming.under_way.is_empty();
-        self.models[at].nearness.stage = match goes_on && !all_came {
+        let in_time = coming.came_at.elapsed() < NOTHING_COMES;
+        let goes_on = goes_on && !all_came && in_time;
+        self.models[at].nearness.stage = match goes_on {
             true => Stage::Uploaded(coming),
+            // What is still under way its passes find so, and count.
             false => Stage::Ready,
         };
-        true
+        changed || !goes_on
     }
 
     /// The models whose passes have to wait until they are ready.
@@ -262,11 +270,9 @@ impl Engine {
         waiting.map(|entry| entry.id).collect()
     }
 
-    /// Whether any file is on its way.
+    /// Whether any file or upload is on its way.
     pub(crate) fn waits_for_files(&self) -> bool {
-        let mut all = self.models.iter();
-        all.any(|entry| matches!(entry.nearness.stage, Stage::OnItsWay(_)))
-            || self.preloads.iter().any(|preload| preload.coming.is_some())
+        !self.not_ready().is_empty() || self.preloads.iter().any(|preload| preload.coming.is_some())
     }
 
     /// A pass of a model has read its file.
@@ -331,46 +337,71 @@ impl WeightStore {
         Ok(Some(self.on_its_way(segment.model, fetch)))
     }
 
-    /// Begins uploads of what is to come, while few enough are under way.
-    fn upload_some(
+    /// Notes what came of the uploads of a model. Whether any did.
+    fn note_came(
         &mut self,
         model: ModelId,
         coming: &mut Coming,
         counts: &mut RequestCacheUse,
-    ) -> Result<(), Error> {
+    ) -> bool {
         let segment = |index| SegmentId { model, index };
-        // One whose upload failed is no longer there: its passes ask for it, and tell why.
-        coming
-            .under_way
-            .retain(|&index| self.is_under_way(segment(index)));
-        let bytes = |store: &Self, of: &[u32]| -> u64 {
-            of.iter()
-                .map(|&index| store.segment_bytes(segment(index)))
-                .sum()
-        };
-        while bytes(self, &coming.under_way) < AHEAD_BYTES
+        self.collect();
+        let before = coming.under_way.len();
+        coming.under_way.retain(|&index| {
+            let is_under_way = self.is_under_way(segment(index));
+            // One that failed is absent: its passes ask for it, and tell why.
+            if !is_under_way && self.cache.holds(segment(index)) {
+                counts.misses += 1;
+                counts.uploaded_bytes += self.segment_bytes(segment(index));
+            }
+            is_under_way
+        });
+        let came = coming.under_way.len() < before;
+        if came {
+            coming.came_at = Instant::now();
+        }
+        came
+    }
+
+    /// Begins uploads of what is to come, while fewer than so many bytes are under way. Whether any
+    /// began.
+    fn begin_some(&mut self, model: ModelId, coming: &mut Coming, ahead: u64) -> bool {
+        let segment = |index| SegmentId { model, index };
+        let under_way = coming.under_way.iter();
+        let mut bytes: u64 = under_way.map(|&i| self.segment_bytes(segment(i))).sum();
+        let before = coming.under_way.len();
+        while bytes < ahead
             && coming.under_way.len() < AHEAD_SEGMENTS
             && let Some(index) = coming.to_begin.pop_front()
         {
-            if self.cache.holds(segment(index)) {
+            // Somebody else's are counted by him.
+            if self.cache.holds(segment(index)) || self.is_under_way(segment(index)) {
                 continue;
             }
             if !self.cache.bring(segment(index), &mut self.actions) {
-                // Not in one piece.
+                // Not in one piece: its passes make room.
                 coming.to_begin.clear();
                 break;
             }
-            self.execute()?;
-            coming.under_way.push(index);
-            counts.misses += 1;
-            counts.uploaded_bytes += self.segment_bytes(segment(index));
+            if let Err(error) = self.execute() {
+                tracing::debug!(%error, "an upload beside others did not begin");
+                coming.to_begin.clear();
+                break;
+            }
+            coming.under_way.push_back(index);
+            bytes += self.segment_bytes(segment(index));
         }
-        Ok(())
+        coming.under_way.len() > before
+    }
+
+    /// Tells that the file of a model is waited for by its requests.
+    fn told_aside(&self, model: ModelId) -> Waiting {
+        let source = &self.sources[&model];
+        self.files.begin_aside(&source.name, source.file.path())
     }
 
     fn on_its_way(&self, model: ModelId, fetch: Fetch) -> OnItsWay {
-        let source = &self.sources[&model];
-        let _told = self.files.begin_aside(&source.name, source.file.path());
+        let _told = self.told_aside(model);
         OnItsWay { fetch, _told }
     }
 

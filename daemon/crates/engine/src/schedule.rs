@@ -50,7 +50,7 @@ pub(crate) struct PassPace {
     /// Seconds of a pass, weighted towards the recent; 0 before the first.
     seconds: f64,
     passes: u32,
-    upload_bytes: u64,
+    pub(crate) upload_bytes: u64,
 }
 
 impl Default for PassPace {

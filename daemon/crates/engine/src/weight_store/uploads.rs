@@ -118,7 +118,7 @@ impl WeightStore {
     }
 
     /// Waits for one of the uploads under way: one that the device has, if there is any.
-    pub(crate) fn wait_any(&mut self) {
+    pub(super) fn wait_any(&mut self) {
         let of_device = |way: &UnderWay| matches!(way, UnderWay::Uploaded(_));
         let first = self.under_way.iter().max_by_key(|(_, way)| of_device(way));
         if let Some((&segment, _)) = first
