@@ -13,6 +13,7 @@ use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::{BODY_WAIT_MAX, REQUEST_MAX_BYTES};
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::call::Call;
@@ -27,19 +28,24 @@ const DISCARD_MAX: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_secs(1);
 /// Most values of a body: two bytes of it can be a value, which takes dozens once decoded.
 const VALUES_MAX: usize = 1 << 18;
+/// Bodies of refused requests that are taken at a time.
+const DISCARDS_MAX: usize = 32;
+static DISCARDS: Semaphore = Semaphore::const_new(DISCARDS_MAX);
+
 /// Bodies up to this are decoded where they arrive, larger ones on a blocking thread.
 const INLINE_MAX_BYTES: usize = 64 << 10;
 
 /// The body of `request`, of at most `max` bytes, as `T`.
 pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
     call: &Call,
-    request: Request,
+    mut request: Request,
     max: usize,
 ) -> Result<T, Failure> {
     if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
         && !encoding.as_bytes().eq_ignore_ascii_case(b"identity")
     {
         let message = format!("{encoding:?} is not read here; send the body as it is");
+        discard(&mut request).await;
         return Err(failure::unsupported_field("Content-Encoding", &message));
     }
     let mut held = call.service.reading.hold(call.uid());
@@ -73,6 +79,8 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
             return Err(failure::body_too_large(max));
         }
         if !held.grow(data.len() as u64) {
+            drop((bytes, held));
+            take_rest(&mut body).await;
             return Err(failure::exhausted(
                 "too many bytes of requests arrive at once; try again in a second",
                 RETRY,
@@ -103,6 +111,10 @@ pub(super) async fn discard(request: &mut Request) {
 
 /// As [`discard`], of a body that is read no further.
 async fn take_rest(body: &mut Body) {
+    // Its connection has a place as long as this takes, for a request that has none: few at a time.
+    let Ok(_place) = DISCARDS.try_acquire() else {
+        return;
+    };
     let all = async {
         let mut left = REQUEST_MAX_BYTES;
         while let Some(Ok(frame)) = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {

@@ -264,6 +264,11 @@ fn grammars() -> Vec<(&'static str, Grammar)> {
     ]
 }
 
+/// What has no bound takes minutes or never ends; these are ten times what the slowest takes
+/// on a machine that has nothing else to do.
+const COMPILED_MAX: Duration = Duration::from_secs(30);
+const MASK_MAX: Duration = Duration::from_secs(10);
+
 #[test]
 fn what_wants_too_much_is_refused_or_bounded() {
     let vocabulary = vocabulary();
@@ -294,10 +299,10 @@ fn what_wants_too_much_is_refused_or_bounded() {
                     steps += 1;
                 }
                 println!("{name}: {compiled:?}, {steps} tokens, at most {slowest:?} a mask");
-                assert!(slowest < Duration::from_secs(1), "{name}: {slowest:?}");
+                assert!(slowest < MASK_MAX, "{name}: {slowest:?}");
             }
         }
-        assert!(compiled < Duration::from_secs(3), "{name}: {compiled:?}");
+        assert!(compiled < COMPILED_MAX, "{name}: {compiled:?}");
     }
     println!("{refused} were refused");
     assert!(refused >= 15, "{refused}");

@@ -31,8 +31,8 @@
 //!   lower class.
 //! - Nobody gives KV to a client that would then have more than the giver (`room.rs`).
 //! - What is admitted ends, unless the budget becomes too small for it alone.
-//! - Everyone who waits has his turn after a bounded number of passes; where its client has its share
-//!   of KV, and others with less come again and again, when its others have ended.
+//! - Everyone who waits has his turn after a bounded number of passes; where his client has its
+//!   share of KV, and others with less come again and again, when its other sequences have ended.
 //!
 //! Cost: [`Scheduler::next`] looks at each running sequence a few times, [`Scheduler::admit`] also
 //! at the first of each queue, and where all places are taken or KV is short once more at what runs

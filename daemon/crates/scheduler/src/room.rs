@@ -1,15 +1,15 @@
 //! Who gives his KV to whom where the budget has no room for more.
 //!
 //! A client's *share* of the KV that is promised is what each has if those that run or want to run
-//! have as much. Where a waiting sequence of a client with less does not fit, those that have theirs
-//! give some: of the one with the most, the newest of those that yielded least, as long as the giver
-//! still has at least what the one who takes will have then. So nobody gives his last sequence,
-//! which would only be computed twice, and two clients do not trade one room to and fro. What cannot
-//! be made to fit so waits, and so does what comes for a client that has its share of places. As
-//! with those (`places.rs`), a sequence has some passes for itself before it yields here, and a
-//! client that has its share waits behind those that have not; other than there, readers without
-//! room are not asked first. Where KV runs short because texts grow, the client with the most gives
-//! first, if it has more than its share.
+//! have as much. Where a waiting sequence of a client with less does not fit, those that have
+//! theirs give some: of the one with the most, the newest of those that yielded least, as long as
+//! the giver still has at least what the one who takes will have then. So nobody gives his last
+//! sequence, which would only be computed twice, and two clients do not trade one room to and fro.
+//! What cannot be made to fit so waits, and so does what comes for a client that has its share of
+//! places. As with those (`places.rs`), a sequence has some passes for itself before it yields
+//! here, and a client that has its share waits behind those that have not; other than there,
+//! readers without room are not asked first. Where KV runs short because texts grow, the client
+//! with the most gives first, if it has more than its share.
 
 use std::collections::BTreeMap;
 

@@ -282,7 +282,10 @@ async fn echoed(
         Ok(Echoed {
             fingerprint: fingerprint::of(service, &model),
             text,
-            offsets: logprobs::offsets_of_prompt(&model, &ids, is_text),
+            offsets: match top_n {
+                Some(_) => logprobs::offsets_of_prompt(&model, &ids, is_text),
+                None => Vec::new(),
+            },
             ids,
             scores: top_n.map(|_| scores),
             model,

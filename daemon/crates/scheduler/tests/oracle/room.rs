@@ -110,7 +110,7 @@ impl World {
         givers.first().is_some_and(|s| s.a.seq == seq)
     }
 
-    /// After an admission: nobody waits for KV that he has a right to and that one other could give,
+    /// After an admission: nobody waits for KV that he has a right to and one other could give,
     /// unless others come first.
     pub(super) fn check_room(&self) {
         let before = Before::of(self);
