@@ -156,6 +156,9 @@ enum Seen {
     Nothing,
 }
 
+/// The real path of a declared model's file, if there is one.
+type Found = Arc<Option<PathBuf>>;
+
 /// The book in force.
 #[derive(Debug, Default)]
 pub(crate) struct Shelf(RwLock<Arc<Book>>);
@@ -208,9 +211,20 @@ impl Service {
     pub async fn register_declared(&self) -> Registration {
         let mut registration = Registration::default();
         let book = self.declared();
-        for model in book.drafts_first() {
+        let models = book.drafts_first();
+        let mut looked = self.look_at_loaded(&models).await;
+        for model in models {
             if let Ok(loaded) = self.engine.model(&model.name) {
-                if let Seen::Other = self.renew(model, &loaded, &mut registration).await {
+                let found = match looked.remove(&model.name) {
+                    Some((seen, found)) if Arc::ptr_eq(&seen, &loaded) => found,
+                    // It was loaded since.
+                    _ => {
+                        let mut looked = self.look_at_loaded(&[model]).await;
+                        looked.remove(&model.name).and_then(|(_, found)| found)
+                    }
+                };
+                let seen = self.renew(model, &loaded, found, &mut registration).await;
+                if let Seen::Other = seen {
                     tracing::warn!(model = ?model.name, loaded = ?loaded.path(), declared = ?model.path, "another file is loaded under a declared name; unload it for the declared one");
                     let (other, path) = (loaded.path().display(), model.path.display());
                     let reason =
@@ -233,45 +247,74 @@ impl Service {
     /// Loads those declared models anew that are loaded and whose files have changed in place.
     pub async fn renew_declared(&self) -> Registration {
         let mut registration = Registration::default();
-        for model in self.declared().drafts_first() {
-            if let Ok(loaded) = self.engine.model(&model.name) {
-                self.renew(model, &loaded, &mut registration).await;
+        let book = self.declared();
+        let models = book.drafts_first();
+        let mut looked = self.look_at_loaded(&models).await;
+        for model in models {
+            if let Some((loaded, found)) = looked.remove(&model.name) {
+                self.renew(model, &loaded, found, &mut registration).await;
             }
         }
         registration
     }
 
-    /// Looks at the file of a declared model that is loaded, and loads it anew if it has changed.
-    /// Nothing is done where another file is loaded, or where this one does not answer.
+    /// Looks at the files of those of `models` that are loaded, at all of them at once: so those
+    /// that do not answer are waited for once.
+    async fn look_at_loaded(
+        &self,
+        models: &[&Declared],
+    ) -> HashMap<String, (Arc<LoadedModel>, Option<Found>)> {
+        let loaded = models.iter().filter_map(|model| {
+            let loaded = self.engine.model(&model.name).ok()?;
+            Some((*model, loaded))
+        });
+        let loaded: Vec<_> = loaded.collect();
+        // Several models may be of one file, each with a mapping of its own.
+        let mut files: HashMap<PathBuf, Vec<_>> = HashMap::new();
+        for (model, loaded) in &loaded {
+            let files = files.entry(model.path.clone()).or_default();
+            files.push(Arc::clone(loaded.file()));
+        }
+        let looks = files.into_iter().map(|(path, files)| {
+            let asked = path.clone();
+            let look = move || {
+                // What it finds is asked for later.
+                files.iter().for_each(|file| _ = file.check_unchanged());
+                asked.canonicalize().ok()
+            };
+            (path, look)
+        });
+        let looks: Vec<_> = looks.collect();
+        let shared = Arc::clone(&self.looks_at_declared);
+        let looked = tokio::task::spawn_blocking(move || shared.look_anew(looks)).await;
+        let looked = looked.unwrap_or_default();
+        let found = loaded.into_iter().map(|(model, loaded)| {
+            let found = looked.get(&model.path).cloned();
+            (model.name.clone(), (loaded, found))
+        });
+        found.collect()
+    }
+
+    /// Loads a declared model anew if its file, in which a look `found` this, has changed. Nothing
+    /// is done where another file is loaded, or where this one did not answer.
     async fn renew(
         &self,
         model: &Declared,
         loaded: &Arc<LoadedModel>,
+        found: Option<Found>,
         registration: &mut Registration,
     ) -> Seen {
-        let (path, file) = (model.path.clone(), Arc::clone(loaded.file()));
-        let looks = Arc::clone(&self.looks_at_declared);
-        let looked = tokio::task::spawn_blocking(move || {
-            // One that hangs is waited for once: what lies beside it is not looked at meanwhile.
-            let dir = path.parent().unwrap_or(&path).to_owned();
-            looks.look(&dir, move || {
-                // What it finds is asked for below.
-                let _ = file.check_unchanged();
-                path.canonicalize().ok()
-            })
-        });
         let refused = &mut registration.refused;
-        let Ok((found, true)) = looked.await else {
+        let Some(found) = found else {
             let path = model.path.display();
-            tracing::warn!(model = ?model.name, path = ?model.path, "the file of a declared model does not answer; what is loaded of it stays");
+            tracing::warn!(model = ?model.name, path = ?model.path, "the file of a declared model does not answer, or slowly; what is loaded of it stays");
             let reason = format!(
-                "{path} does not answer, so that what is loaded stays; check the server or the mount that it lies on, and \
-                 reload again"
+                "{path} does not answer, or slowly, so that what is loaded stays; check the server or the mount that it \
+                 lies on, and reload again"
             );
             refused.push((model.name.clone(), reason));
             return Seen::Nothing;
         };
-        let found = found.and_then(|found| found.as_ref().clone());
         if found.as_deref() != Some(loaded.path()) {
             return Seen::Other;
         }

@@ -124,7 +124,7 @@ pub struct Service {
     shelf: Shelf,
     /// Held while a declared model whose file has changed is loaded anew.
     renewal: tokio::sync::Mutex<()>,
-    /// By their directories, at the files of declared models that are loaded.
+    /// At the files of declared models that are loaded, by the paths that are declared.
     looks_at_declared: Arc<Looks<Option<PathBuf>>>,
     limit_book: LimitBook,
     reader: Reader,

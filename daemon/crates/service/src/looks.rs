@@ -6,7 +6,8 @@
 //! one wait and one thread.
 //!
 //! *Invariant:* of each key one look goes on at a time, but for [`HANGING_MAX`] that have hung for
-//! a minute (test `one_that_hangs_is_waited_for_once_and_told_of_by_what_was_found_before`).
+//! a minute, of which there are [`SPARE_MAX`] beside the first ones of their keys (test
+//! `one_that_hangs_is_waited_for_once_and_told_of_by_what_was_found_before`).
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,8 @@ const WAIT_MAX: Duration = Duration::from_secs(3);
 const ANEW_AFTER: Duration = Duration::from_secs(60);
 /// Looks at one key that may hang.
 const HANGING_MAX: usize = 8;
+/// Looks that may go on beside others at the same key, of all keys.
+const SPARE_MAX: usize = 64;
 
 /// Looks at paths, and what they found.
 #[derive(Debug)]
@@ -40,6 +43,8 @@ struct State<T> {
     begun: u64,
     looked: u64,
     found: Option<Arc<T>>,
+    /// The look that found it.
+    found_by: u64,
 }
 
 impl<T> Default for State<T> {
@@ -49,6 +54,7 @@ impl<T> Default for State<T> {
             begun: 0,
             looked: 0,
             found: None,
+            found_by: 0,
         }
     }
 }
@@ -77,6 +83,7 @@ impl<T> Drop for Ends<T> {
             state.looked = self.number;
             if let Some(found) = self.found.take() {
                 state.found = Some(Arc::new(found));
+                state.found_by = self.number;
             }
         }
         drop(of);
@@ -111,6 +118,14 @@ impl<T> Looks<T> {
     }
 }
 
+/// A look that goes on, or went on a moment ago.
+struct Begun {
+    number: u64,
+    since: Instant,
+    /// Whoever asked began it.
+    is_own: bool,
+}
+
 impl<T: Send + Sync + 'static> Looks<T> {
     /// What `look` finds at `key`, or what an earlier look found there where this one takes long or
     /// an earlier one still goes on; and whether it is this look's. Blocks.
@@ -119,19 +134,69 @@ impl<T: Send + Sync + 'static> Looks<T> {
         key: &Path,
         look: impl FnOnce() -> T + Send + 'static,
     ) -> (Option<Arc<T>>, bool) {
+        let begun = self.begin(key, look);
+        let has_ended = begun.is_own && self.has_ended(key, &begun);
+        let of = self.0.lock();
+        let found = of.get(key).and_then(|state| state.found.clone());
+        (found, has_ended)
+    }
+
+    /// What each of these looks finds at its key; nothing that was found earlier, and nothing of
+    /// one that takes long. Where another goes on at its key, that one counts in its place. They
+    /// take no longer together than one. Blocks.
+    pub(crate) fn look_anew<L: FnOnce() -> T + Send + 'static>(
+        &self,
+        looks: Vec<(PathBuf, L)>,
+    ) -> HashMap<PathBuf, Arc<T>> {
+        let begin = |(key, look): (PathBuf, L)| {
+            let begun = self.begin(&key, look);
+            (key, begun)
+        };
+        let begun: Vec<_> = looks.into_iter().map(begin).collect();
+        let ended = begun
+            .into_iter()
+            .filter(|(key, begun)| self.has_ended(key, begun));
+        let found = ended.filter_map(|(key, begun)| {
+            let of = self.0.lock();
+            let state = of.get(&key)?;
+            // It panicked, or there was no thread for it.
+            let found = state
+                .found
+                .clone()
+                .filter(|_| state.found_by >= begun.number)?;
+            drop(of);
+            Some((key, found))
+        });
+        found.collect()
+    }
+
+    /// Begins a look, or finds the one that goes on.
+    fn begin(&self, key: &Path, look: impl FnOnce() -> T + Send + 'static) -> Begun {
         let mut of = self.0.lock();
+        let spare = |state: &State<T>| state.going_on.len().saturating_sub(1);
+        let may_spare = of.values().map(spare).sum::<usize>() < SPARE_MAX;
         let state = of.entry(key.to_owned()).or_default();
         let hang = |(_, since): &(u64, Instant)| since.elapsed() >= ANEW_AFTER;
-        if !state.going_on.iter().all(hang) || state.going_on.len() >= HANGING_MAX {
-            return (state.found.clone(), false);
+        if let Some(&(number, since)) = state.going_on.last()
+            && !(may_spare && state.going_on.len() < HANGING_MAX && state.going_on.iter().all(hang))
+        {
+            return Begun {
+                number,
+                since,
+                is_own: false,
+            };
         }
         state.begun += 1;
-        let number = state.begun;
-        state.going_on.push((number, Instant::now()));
+        let begun = Begun {
+            number: state.begun,
+            since: Instant::now(),
+            is_own: true,
+        };
+        state.going_on.push((begun.number, begun.since));
         let ends = Ends {
             shared: Arc::clone(&self.0),
             key: key.to_owned(),
-            number,
+            number: begun.number,
             found: None,
         };
         let thread = std::thread::Builder::new().name("look".to_owned());
@@ -141,16 +206,22 @@ impl<T: Send + Sync + 'static> Looks<T> {
             let mut ends = ends;
             ends.found = Some(look());
         });
-        let until = Instant::now() + self.0.wait_max;
+        begun
+    }
+
+    /// Waits for the end of a look, until it has taken long; whether it has ended.
+    fn has_ended(&self, key: &Path, begun: &Begun) -> bool {
         let mut of = self.0.lock();
         loop {
-            let state = of.entry(key.to_owned()).or_default();
-            if state.looked >= number {
-                return (state.found.clone(), true);
+            if of
+                .get(key)
+                .is_some_and(|state| state.looked >= begun.number)
+            {
+                return true;
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = self.0.wait_max.saturating_sub(begun.since.elapsed());
             if left.is_zero() {
-                return (state.found.clone(), false);
+                return false;
             }
             let waited = self.0.changed.wait_timeout(of, left);
             of = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -201,6 +272,52 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(hasty.0.lock()[far].found, Some(Arc::new(3)));
+    }
+
+    #[test]
+    fn those_that_are_looked_at_together_do_not_hold_one_another_up() {
+        type Look = Box<dyn FnOnce() -> u32 + Send>;
+        let looks = Looks::waiting(Duration::from_millis(200));
+        let path = |name: &str| Path::new("/same").join(name);
+        assert_eq!(looks.look(&path("panics"), || 1).0, Some(Arc::new(1)));
+        let (sender, hangs) = channel::<()>();
+        let hanging = move || {
+            let _ = hangs.recv();
+            2
+        };
+        let together: Vec<(PathBuf, Look)> = vec![
+            (path("hangs"), Box::new(hanging)),
+            (path("panics"), Box::new(|| panic!("for the test"))),
+            (path("near"), Box::new(|| 3)),
+        ];
+        let found = looks.look_anew(together);
+        assert_eq!(found, HashMap::from([(path("near"), Arc::new(3))]));
+        // What hangs costs no second wait, and what lies beside it is looked at all the same.
+        let again: Vec<(PathBuf, Look)> = vec![
+            (path("hangs"), Box::new(|| panic!("one look at a time"))),
+            (path("panics"), Box::new(|| 4)),
+        ];
+        let found = looks.look_anew(again);
+        assert_eq!(found, HashMap::from([(path("panics"), Arc::new(4))]));
+        drop(sender);
+    }
+
+    #[test]
+    fn who_comes_while_a_look_goes_on_gets_what_it_finds() {
+        let looks = Looks::waiting(Duration::from_secs(60));
+        let (sender, goes_on) = channel::<()>();
+        let path = Path::new("/a").to_owned();
+        let slow = move || {
+            let _ = goes_on.recv();
+            5
+        };
+        let begun = looks.begin(&path, slow);
+        let joined = looks.begin(&path, || panic!("one look at a time"));
+        assert!(begun.is_own && !joined.is_own);
+        drop(sender);
+        assert!(looks.has_ended(&path, &joined));
+        let found = looks.0.lock()[&path].found.clone();
+        assert_eq!(found, Some(Arc::new(5)));
     }
 
     #[test]
