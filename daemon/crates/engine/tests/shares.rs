@@ -61,7 +61,7 @@ async fn with_four_texts() -> (EngineHandle, Arc<LoadedModel>, Vec<JoinHandle<Ve
 }
 
 #[tokio::test]
-async fn a_text_of_a_client_with_less_waits_for_no_end_of_anothers() {
+async fn a_client_with_less_waits_for_no_end_of_the_text_of_another() {
     let (engine, model, texts) = with_four_texts().await;
     for n in 0..3 {
         // More than what the four have left.
