@@ -90,7 +90,7 @@ struct Coming {
     under_way: VecDeque<u32>,
     /// When one last came, or the first began.
     came_at: Instant,
-    /// Tells that the file is waited for, if that takes long.
+    /// Tells that the file is waited for, since one last came.
     _told: Waiting,
 }
 
@@ -359,6 +359,7 @@ impl WeightStore {
         let came = coming.under_way.len() < before;
         if came {
             coming.came_at = Instant::now();
+            coming._told = self.told_aside(model);
         }
         came
     }
