@@ -39,7 +39,7 @@ fn nothing_given_is_the_defaults() {
             config.max_sequences.get(),
             config.queue_capacity
         ),
-        (131_072, 64, 256)
+        (131_072, 64, 320)
     );
     assert_eq!(
         (config.drain_grace, config.policy),
