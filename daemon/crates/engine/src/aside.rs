@@ -16,9 +16,9 @@
 //! read past the page cache.
 //!
 //! *Beside others* the same segments are uploaded where others have requests and all that are asked
-//! for fit the budget together: some are always under way while the others' passes run, as many as
-//! a link brings in the time of one. A model that has to evict the others' weights does so in its
-//! passes.
+//! for fit the budget together: some are always under way while the others' passes run, about as
+//! many as the link brings in the time of one. A model that has to evict the others' weights does so
+//! in its passes, and one whose uploads do not come for a while waits for them there.
 //!
 //! A model that is ready meets its file in its passes, where [`crate::fetcher`] bounds the wait for
 //! a far one.
@@ -86,8 +86,7 @@ enum Stage {
 #[derive(Debug)]
 struct Coming {
     to_begin: VecDeque<u32>,
-    /// In the order in which they were begun.
-    under_way: VecDeque<u32>,
+    under_way: Vec<u32>,
     /// When one last came, or the first began.
     came_at: Instant,
     /// Tells that the file is waited for, since one last came.
@@ -198,7 +197,7 @@ impl Engine {
             true => Stage::Ready,
             false => Stage::Uploaded(Coming {
                 to_begin: segments.into(),
-                under_way: VecDeque::new(),
+                under_way: Vec::new(),
                 came_at: Instant::now(),
                 _told: self.store.told_aside(id),
             }),
@@ -238,11 +237,8 @@ impl Engine {
         let goes_on = self.tasks.values().any(|task| task.model != id) && self.all_fit();
         let ahead = self.pass_pace.upload_bytes.clamp(AHEAD_LEAST, AHEAD_MOST);
         let mut counts = RequestCacheUse::default();
-        let changed = self.store.note_came(id, &mut coming, &mut counts);
-        let changed = match goes_on {
-            true => changed | self.store.begin_some(id, &mut coming, ahead),
-            false => changed,
-        };
+        let came = self.store.note_came(id, &mut coming, &mut counts);
+        let began = goes_on && self.store.begin_some(id, &mut coming, ahead);
         self.uploaded_aside_bytes += counts.uploaded_bytes;
         // As of a pass, each of its requests that is there has them in full.
         for task in self.tasks.values_mut().filter(|task| task.model == id) {
@@ -257,7 +253,7 @@ impl Engine {
             // What is still under way its passes find so, and count.
             false => Stage::Ready,
         };
-        changed || !goes_on
+        came || began || !goes_on
     }
 
     /// The models whose passes have to wait until they are ready.
@@ -389,7 +385,7 @@ impl WeightStore {
                 coming.to_begin.clear();
                 break;
             }
-            coming.under_way.push_back(index);
+            coming.under_way.push(index);
             bytes += self.segment_bytes(segment(index));
         }
         coming.under_way.len() > before

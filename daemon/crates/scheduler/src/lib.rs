@@ -59,6 +59,6 @@ pub use config::Config;
 pub use error::{Demand, NotTaken, Refusal};
 pub use plan::{Action, PassPlan, SpanPlan, SpanResult};
 pub use pressure::shrunk_budget;
-pub use scheduler::Scheduler;
+pub use scheduler::{Scheduler, are_left_to_others};
 pub use sequence::{Arrival, Class, ClientId, Kind, ModelId, SeqId, SequenceStatus, Tick};
 pub use view::{Costs, ModelView, View};

@@ -9,10 +9,16 @@ use crate::queues::Queues;
 use crate::sequence::{Arrival, Kind, ModelId, SeqId, Sequence, SequenceStatus, Tick};
 use crate::turns::Turns;
 
-/// A client has waiting at most so many times what is free for all: alone it leaves an eighth of
-/// the queue to others, many leave less, and one that has nothing waiting finds a place as long as
-/// any is free.
+/// A client has waiting at most so many times what is free for all.
 const WAITING_TO_FREE: usize = 7;
+
+/// Whether the places of the queue that are free are left to others by a client of which so many
+/// sequences wait: alone it leaves an eighth of all, many leave less, and one that has nothing
+/// waiting finds a place as long as any is free.
+#[must_use]
+pub fn are_left_to_others(of_client: usize, free: usize) -> bool {
+    of_client >= WAITING_TO_FREE * free
+}
 
 /// Decides which sequences run, and what the next pass computes.
 #[derive(Clone, Debug)]
@@ -69,7 +75,7 @@ impl Scheduler {
             });
         }
         let of_client = self.queues.waiting_of(arrival.client);
-        if of_client >= WAITING_TO_FREE * free {
+        if are_left_to_others(of_client, free) {
             return Err(NotTaken::LeftToOthers { of_client, free });
         }
         let number = self.arrivals;

@@ -6,7 +6,7 @@ mod bench;
 
 use rocmforge_scheduler::*;
 
-use bench::Bench;
+use bench::{Bench, comes_of};
 
 const TURN: u64 = 8;
 
@@ -20,15 +20,6 @@ fn bench(running_max: usize) -> Bench {
     bench.spans_max = 256;
     bench.models[0].rows_max = 512;
     bench
-}
-
-fn comes_of(bench: &mut Bench, client: u64, class: Class, tokens: u32, more: u32) -> SeqId {
-    let arrival = Arrival {
-        client: ClientId(client),
-        class,
-        ..bench.arrival(tokens, more)
-    };
-    bench.come(arrival)
 }
 
 fn running_of(bench: &Bench, client: u64) -> usize {

@@ -6,7 +6,7 @@ mod bench;
 
 use rocmforge_scheduler::*;
 
-use bench::Bench;
+use bench::{Bench, comes_of};
 
 const TURN: u64 = 8;
 
@@ -20,15 +20,6 @@ fn bench() -> Bench {
     // The largest segment, scratch of an eighth, and the rest.
     bench.budget = 4_700;
     bench
-}
-
-fn comes_of(bench: &mut Bench, client: u64, class: Class, tokens: u32, more: u32) -> SeqId {
-    let arrival = Arrival {
-        client: ClientId(client),
-        class,
-        ..bench.arrival(tokens, more)
-    };
-    bench.come(arrival)
 }
 
 fn ends(bench: &mut Bench, seq: SeqId, most: u64) {
@@ -132,16 +123,17 @@ fn half_of_the_room_is_given() {
 #[test]
 fn clients_with_open_ended_texts_do_not_trade_their_room() {
     let mut bench = bench();
+    bench.budget = 14_000;
     for n in 0..6 {
         let arrival = Arrival {
             client: ClientId(n % 2),
             open_ended: true,
-            ..bench.arrival(10, 1_700)
+            ..bench.arrival(1_000, 4_000)
         };
         bench.come(arrival);
     }
     let mut by_shares = 0;
-    for _ in 0..4_000 {
+    for _ in 0..20_000 {
         if bench.pass().is_none() {
             break;
         }
@@ -153,7 +145,8 @@ fn clients_with_open_ended_texts_do_not_trade_their_room() {
         by_shares += usize::from(for_another > 0);
     }
     assert_eq!(bench.scheduler.sequences().count(), 0, "all end");
-    assert!(by_shares <= 2, "{by_shares}");
+    // Where a share was taken of what is wanted, too, there were 8.
+    assert!(by_shares <= 1, "{by_shares}");
 }
 
 #[test]

@@ -34,17 +34,6 @@ pub enum Part {
     Arguments(String),
 }
 
-#[cfg(test)]
-impl Part {
-    /// Its text, whichever it is; nothing of a call.
-    pub(crate) fn text(&self) -> &str {
-        match self {
-            Self::Reasoning(text) | Self::Text(text) | Self::Arguments(text) => text,
-            Self::Call(_) => "",
-        }
-    }
-}
-
 /// Takes text as it comes.
 #[derive(Debug)]
 pub struct Splitter {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rocmforge_device::MemoryUse;
 use rocmforge_device::gpu::Report;
+use rocmforge_scheduler::are_left_to_others;
 use rocmforge_tensor_cache::Evictions;
 
 use super::Policy;
@@ -68,8 +69,8 @@ impl Snapshot {
     /// Whether streams that nobody reads are in the way of others: somebody waits who would read
     /// what comes, or so many wait that one client's do not come in any more.
     pub fn others_wait(&self) -> bool {
-        let left_to_others = self.queue_capacity / 8;
-        self.queued_and_read > 0 || self.queued + left_to_others >= self.queue_capacity.max(1)
+        let free = self.queue_capacity.max(1).saturating_sub(self.queued);
+        self.queued_and_read > 0 || are_left_to_others(self.queued as usize, free as usize)
     }
 }
 

@@ -148,3 +148,19 @@ impl Bench {
 pub(crate) fn rows(plan: &PassPlan) -> Vec<(u64, u32)> {
     plan.spans.iter().map(|s| (s.seq.0, s.rows)).collect()
 }
+
+/// A generation of a client comes, with model A, of so many tokens, that ends after `more`.
+pub(crate) fn comes_of(
+    bench: &mut Bench,
+    client: u64,
+    class: Class,
+    tokens: u32,
+    more: u32,
+) -> SeqId {
+    let arrival = Arrival {
+        client: ClientId(client),
+        class,
+        ..bench.arrival(tokens, more)
+    };
+    bench.come(arrival)
+}

@@ -212,7 +212,11 @@ mod tests {
         held.push_str("</parameter></function></tool_call> behind");
         let block = written.take(&mut held, form.close, &tools, &mut || true, &mut parts);
         assert_eq!((block, &*held), (Block::Ended(String::new()), " behind"));
-        let told: String = parts.iter().map(Part::text).collect();
+        let arguments = |part: &Part| match part {
+            Part::Arguments(more) => Some(more.clone()),
+            _ => None,
+        };
+        let told: String = parts.iter().filter_map(arguments).collect();
         assert!(told.len() > CALL_MAX_BYTES && !is_object(&told));
     }
 }
