@@ -17,8 +17,8 @@
 //!
 //! *Beside others* the same segments are uploaded where others have requests and all that are asked
 //! for fit the budget together: some are always under way while the others' passes run, about as
-//! many as the link brings in the time of one. A model that has to evict the others' weights does so
-//! in its passes, and one whose uploads do not come for a while waits for them there.
+//! many as the link brings in the time of one. A model that has to evict the others' weights does
+//! so in its passes, and one whose uploads do not come for a while waits for them there.
 //!
 //! A model that is ready meets its file in its passes, where [`crate::fetcher`] bounds the wait for
 //! a far one.
