@@ -31,6 +31,7 @@ use crate::api::RequestCacheUse;
 use crate::error::Error;
 use crate::member::Member;
 use crate::pass::Stepwise;
+use crate::share::TOLERANCE;
 use crate::step::{Outcome, nobody_waits};
 use crate::task::{Task, Work};
 
@@ -40,10 +41,6 @@ pub(crate) const CHUNK_ROWS: u32 = 512;
 
 /// With fewer rows prompts go beside tokens.
 const CHUNK_ROWS_MIN: u32 = 16;
-
-/// What passes of tokens are to come to at most, of what they may: what the engine does between two
-/// of them counts, too.
-const TOLERANCE: f64 = 0.97;
 
 /// A slice at first, in parts of what tokens may wait longer.
 const SLICE_FIRST: f64 = 0.75;

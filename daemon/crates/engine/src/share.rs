@@ -40,9 +40,9 @@ const FIRST: usize = 5;
 /// for few rows take at a time.
 const ROWS_MIN: u32 = 8;
 
-/// A pass beyond this part of what it may take was too long. The time between tokens is a
-/// little longer than the pass.
-const TOLERANCE: f64 = 1.0;
+/// A pass beyond this part of what it may take is too long: what the engine does between two passes
+/// is part of the time between tokens, too.
+pub(crate) const TOLERANCE: f64 = 0.97;
 
 /// One that takes this many times what it may is not tried a second time, but for the smallest
 /// size.
@@ -204,7 +204,7 @@ impl PromptShare {
         {
             let each = (took - without).max(0.0) / f64::from(rows);
             let more = f64::from(prompt_rows(next, pass.tokens) - allowed);
-            if took + more * each <= bound {
+            if took + more * each <= bound * TOLERANCE {
                 self.size = next;
             }
         }
@@ -267,7 +267,7 @@ impl PromptShare {
     /// Whether a size was too long where a text was no longer and as little was allowed.
     fn is_closed(&self, size: usize, longer: f64) -> bool {
         self.ceiling.is_some_and(|c| {
-            size >= c.size && self.position >= c.position / 2 && longer <= c.longer * TOLERANCE
+            size >= c.size && self.position >= c.position / 2 && longer <= c.longer
         })
     }
 }
@@ -334,7 +334,7 @@ mod tests {
             assert!(too_long(&took) < 0.01, "{each}: {took:?}");
             let next = SIZES.iter().find(|s| **s > rows + 8).unwrap() - 8;
             assert!(
-                4.0 < f64::from(next) * each || rows == 512,
+                8.0 * TOLERANCE - 4.0 < f64::from(next) * each || rows == 512,
                 "{each}: {rows}"
             );
         }
@@ -411,7 +411,7 @@ mod tests {
     #[test]
     fn one_slow_pass_changes_nothing_and_two_do() {
         let mut share = PromptShare::default();
-        prompt(&mut share, 4096, 1, |_, _| 7.9);
+        prompt(&mut share, 4096, 1, |_, _| 7.7);
         let held = share.rows(8, 512);
         let pass = |ms: f64| Mixed {
             rows: held,
@@ -435,7 +435,7 @@ mod tests {
     fn one_very_slow_pass_of_the_smallest_size_does_not_let_it_go() {
         let mut share = PromptShare::default();
         // What a mixture of experts was seen to take: 8 rows fit, 16 do not.
-        let cost = |rows: u32, _| 7.0 + f64::from(rows) * 0.1;
+        let cost = |rows: u32, _| 7.0 + f64::from(rows) * 0.09;
         let (_, rows) = prompt(&mut share, 4096, 1, cost);
         assert_eq!(rows, ROWS_MIN);
         let pass = |ms: f64, share: &PromptShare| Mixed {
@@ -449,7 +449,7 @@ mod tests {
         };
         share.note(pass(25.0, &share), 512);
         assert!(!share.let_go && share.rows(8, 512) == ROWS_MIN);
-        share.note(pass(7.8, &share), 512);
+        share.note(pass(7.7, &share), 512);
         share.note(pass(25.0, &share), 512);
         assert!(!share.let_go);
         share.note(pass(25.0, &share), 512);
@@ -515,7 +515,7 @@ mod tests {
     #[test]
     fn the_short_end_of_a_prompt_changes_little() {
         let mut share = PromptShare::default();
-        prompt(&mut share, 4096, 1, |_, _| 7.9);
+        prompt(&mut share, 4096, 1, |_, _| 7.7);
         let held = share.rows(8, 512);
         let pass = Mixed {
             rows: 3,
