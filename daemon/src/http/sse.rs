@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 /// Appends a server-sent event.
-pub(super) fn event(name: Option<&str>, data: &serde_json::Value, out: &mut String) {
+pub(super) fn event(name: Option<&str>, data: &impl Serialize, out: &mut String) {
     if let Some(name) = name {
         out.push_str("event: ");
         out.push_str(name);

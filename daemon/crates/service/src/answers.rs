@@ -70,6 +70,9 @@ pub struct Ended {
     pub all: Generated,
     /// The scores of the generated tokens, where they are wanted and the answer was collected.
     pub scores: Vec<TokenScore>,
+    /// In place of these, those of each text among the answer's parts
+    /// ([`Generation::score_text_only`]).
+    pub text_scores: Vec<Vec<TokenScore>>,
     /// Where the time went.
     pub times: Times,
 }
@@ -176,7 +179,8 @@ impl Generation {
         }
     }
 
-    /// Collects the scores of what the answers say alone, without what they think and call.
+    /// Collects the scores of what the answers say alone, each text's by itself, without what they
+    /// think and call.
     pub fn score_text_only(&mut self) {
         self.text_only = true;
     }
@@ -331,6 +335,7 @@ impl Generation {
             generated_tokens: summary.generated_tokens,
             all: self.all,
             scores: Vec::new(),
+            text_scores: Vec::new(),
             times: Times {
                 total,
                 prompt: summary.ttft.saturating_sub(summary.queued),
@@ -356,54 +361,41 @@ impl Generation {
     /// # Errors
     /// What made one of them fail, and INVALID_ARGUMENT for more scores than an answer holds.
     pub async fn collect_all(mut self) -> Result<Vec<(Vec<Part>, Ended)>, Failure> {
-        let mut so_far = vec![(Vec::new(), Vec::new()); self.choices.len()];
+        let collected = || Collected {
+            text_only: self.text_only,
+            ..Collected::default()
+        };
+        let mut so_far: Vec<_> = self.choices.iter().map(|_| collected()).collect();
         let mut answers: Vec<Option<(Vec<Part>, Ended)>> = vec![None; self.choices.len()];
-        let mut held = vec![Vec::new(); self.choices.len()];
         let mut n_scores = 0;
         loop {
             match self.next().await {
                 Step::More {
                     choice: at,
-                    parts: more,
-                    scores: scored,
+                    parts,
+                    scores,
                     ..
                 } => {
-                    n_scores += scored.iter().map(|s| s.top.len() as u64 + 1).sum::<u64>();
+                    n_scores += scores.iter().map(|s| s.top.len() as u64 + 1).sum::<u64>();
                     if n_scores > SCORES_MAX {
                         return Err(failure::invalid("logprobs", TOO_MANY_SCORES));
                     }
-                    let (parts, scores) = &mut so_far[at];
-                    let held = &mut held[at];
-                    held.extend(scored);
-                    // Scores of marks come before what the marks stand for.
-                    let says = more.iter().any(|part| matches!(part, Part::Text(_)));
-                    if says || !self.text_only {
-                        scores.append(held);
-                    } else if !more.is_empty() {
-                        held.clear();
-                    }
-                    parts.extend(more);
+                    so_far[at].more(parts, scores);
                 }
                 Step::End {
                     choice: at,
-                    parts: more,
+                    parts,
                     mut ended,
                     last,
                 } => {
-                    let (mut parts, mut scores) = std::mem::take(&mut so_far[at]);
-                    let tail = if self.text_only {
-                        &mut held[at]
-                    } else {
-                        &mut scores
-                    };
-                    tail.truncate(tail.len().saturating_sub(ended.stop_tokens));
-                    if more.iter().any(|part| matches!(part, Part::Text(_))) {
-                        scores.append(&mut held[at]);
+                    let mut whole = std::mem::take(&mut so_far[at]);
+                    whole.forget(ended.stop_tokens);
+                    whole.more(parts, Vec::new());
+                    match self.text_only {
+                        true => ended.text_scores = whole.of_texts,
+                        false => ended.scores = whole.scores,
                     }
-                    parts.extend(more);
-                    let parts = joined(parts);
-                    ended.scores = scores;
-                    answers[at] = Some((parts, *ended));
+                    answers[at] = Some((joined(whole.parts), *ended));
                     if last {
                         let mut answers: Vec<_> = answers.into_iter().flatten().collect();
                         for (_, ended) in &mut answers {
@@ -418,6 +410,47 @@ impl Generation {
     }
 }
 
+/// What came of an answer so far.
+#[derive(Debug, Default)]
+struct Collected {
+    text_only: bool,
+    parts: Vec<Part>,
+    /// Scores of tokens; of text alone, of those whose text is still to come.
+    scores: Vec<TokenScore>,
+    /// Of text alone, those of each text.
+    of_texts: Vec<Vec<TokenScore>>,
+}
+
+impl Collected {
+    fn more(&mut self, parts: Vec<Part>, scores: Vec<TokenScore>) {
+        self.scores.extend(scores);
+        for part in parts {
+            self.part(part);
+        }
+    }
+
+    /// Takes a part. Tokens of marks come before what the marks stand for.
+    fn part(&mut self, part: Part) {
+        if self.text_only {
+            match (&part, self.parts.last()) {
+                (Part::Text(_), Some(Part::Text(_))) => {}
+                (Part::Text(_), _) => self.of_texts.push(Vec::new()),
+                _ => self.scores.clear(),
+            }
+            if let (Part::Text(_), Some(text)) = (&part, self.of_texts.last_mut()) {
+                text.append(&mut self.scores);
+            }
+        }
+        self.parts.push(part);
+    }
+
+    /// The scores of so many tokens at the end are told of no text.
+    fn forget(&mut self, n: usize) {
+        let told = self.scores.len().saturating_sub(n);
+        self.scores.truncate(told);
+    }
+}
+
 impl Choice {
     /// Its next event; none comes of one that has ended.
     fn running_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<GenerateEvent>> {
@@ -425,5 +458,77 @@ impl Choice {
             true => Poll::Pending,
             false => self.running.poll_next(cx),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tool_calls::ToolCall;
+
+    fn text(said: &str) -> Part {
+        Part::Text(said.to_owned())
+    }
+
+    fn call() -> Part {
+        Part::Call(ToolCall {
+            name: "f".to_owned(),
+            arguments: "{}".to_owned(),
+        })
+    }
+
+    fn scores(ids: &[u32]) -> Vec<TokenScore> {
+        let score = |&id| TokenScore {
+            id,
+            logprob: -1.0,
+            top: Vec::new(),
+        };
+        ids.iter().map(score).collect()
+    }
+
+    fn ids(scores: &[TokenScore]) -> Vec<u32> {
+        scores.iter().map(|score| score.id).collect()
+    }
+
+    /// An answer that says, thinks, calls and ends by a stop string of one token.
+    fn answer(text_only: bool) -> Collected {
+        let mut answer = Collected {
+            text_only,
+            ..Collected::default()
+        };
+        answer.more(vec![Part::Reasoning("so".to_owned())], scores(&[1]));
+        answer.more(vec![text("a")], scores(&[2, 3]));
+        // Of a mark, and of what it stands for.
+        answer.more(Vec::new(), scores(&[4]));
+        answer.more(vec![call()], scores(&[5]));
+        // Held back until it is no mark.
+        answer.more(Vec::new(), scores(&[6]));
+        answer.more(vec![text("b")], scores(&[7]));
+        answer.more(vec![text("c"), call(), text("d")], scores(&[8]));
+        answer.more(Vec::new(), scores(&[9, 10]));
+        answer.forget(1);
+        answer.more(vec![text("e")], Vec::new());
+        answer
+    }
+
+    #[test]
+    fn each_text_has_the_scores_of_its_own_tokens() {
+        let answer = answer(true);
+        let of_texts: Vec<_> = answer.of_texts.iter().map(|of| ids(of)).collect();
+        assert_eq!(of_texts, [vec![2, 3], vec![6, 7, 8], vec![9]]);
+        let texts = joined(answer.parts)
+            .into_iter()
+            .filter_map(|part| match part {
+                Part::Text(text) => Some(text),
+                _ => None,
+            });
+        assert_eq!(texts.collect::<Vec<_>>(), ["a", "bc", "de"]);
+    }
+
+    #[test]
+    fn all_tokens_have_scores_but_those_of_a_stop_string() {
+        let answer = answer(false);
+        assert_eq!(ids(&answer.scores), [1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert!(answer.of_texts.is_empty());
     }
 }

@@ -20,9 +20,12 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::TokenScore;
 use rocmforge_service::failure::Failure;
+use rocmforge_service::parts::Part;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use self::events::{Answer, ResponseEvents};
 use self::request::ResponsesRequest;
@@ -75,77 +78,121 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         return reply::stream(generation, events, call).await;
     }
     generation.score_text_only();
-    let (parts, ended) = generation.collect().await?;
-    let logprobs = model.as_ref().map(|model| OfText {
-        model,
-        scores: &ended.scores,
-    });
+    let (parts, mut ended) = generation.collect().await?;
+    let mut scores = std::mem::take(&mut ended.text_scores).into_iter();
     let last = parts.len();
-    let output = (1..).zip(parts).filter_map(|(nth, part)| {
-        let status = item_status(&ended, nth == last);
-        described.item(part, status, logprobs)
-    });
-    let mut rest = described.whole(status(&ended), &[], Some(&ended));
-    if let Value::Object(rest) = &mut rest {
-        rest.remove("output");
-    }
-    answer(&Whole {
-        output: output.collect(),
-        rest,
-    })
-}
-
-/// A whole response.
-#[derive(Serialize)]
-struct Whole<'a> {
-    output: Vec<Item<'a>>,
-    #[serde(flatten)]
-    rest: Value,
+    let output: Vec<Item> = (1..)
+        .zip(parts)
+        .filter_map(|(nth, part)| {
+            let scores = match &part {
+                Part::Text(_) => scores.next(),
+                _ => None,
+            };
+            let status = item_status(&ended, nth == last);
+            described.item(part, status, scores.unwrap_or_default())
+        })
+        .collect();
+    let output: Vec<_> = output
+        .iter()
+        .map(|item| item.shown(model.as_deref()))
+        .collect();
+    answer(&described.whole(status(&ended), &output, Some(&ended)))
 }
 
 fn item_id(kind: &str) -> String {
     format!("{kind}_{}", fresh_id())
 }
 
-fn message(id: &str, status: &str, content: &[Value]) -> Value {
-    json!({"type": "message", "id": id, "status": status, "role": "assistant", "content": content})
-}
-
-fn output_text(text: &str, logprobs: &Value) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
-}
-
-/// An item of a whole response.
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Item<'a> {
-    Message(Message<'a>),
+/// An item of the output.
+#[derive(Debug)]
+enum Item {
+    Message {
+        id: String,
+        status: &'static str,
+        text: String,
+        /// Of its tokens, where they are wanted.
+        scores: Vec<TokenScore>,
+    },
     Other(Value),
 }
 
+impl Item {
+    /// As it is told, with log-probabilities by a model where they are wanted.
+    fn shown<'a>(&'a self, scored: Option<&'a LoadedModel>) -> Shown<'a> {
+        match self {
+            Self::Message {
+                id,
+                status,
+                text,
+                scores,
+            } => Shown::Message(message(id, status, [OutputText::of(text, scored, scores)])),
+            Self::Other(value) => Shown::Other(value),
+        }
+    }
+}
+
 #[derive(Serialize)]
-struct Message<'a> {
+#[serde(untagged)]
+enum Shown<'a> {
+    Message(Message<'a, [OutputText<'a>; 1]>),
+    /// A message without a text yet.
+    Begun(Message<'a, [(); 0]>),
+    Other(&'a Value),
+}
+
+#[derive(Serialize)]
+struct Message<'a, C> {
     r#type: &'static str,
-    id: String,
+    id: &'a str,
     status: &'a str,
     role: &'static str,
-    content: [OutputText<'a>; 1],
+    content: C,
+}
+
+fn message<'a, C>(id: &'a str, status: &'a str, content: C) -> Message<'a, C> {
+    Message {
+        r#type: "message",
+        id,
+        status,
+        role: "assistant",
+        content,
+    }
 }
 
 #[derive(Serialize)]
 struct OutputText<'a> {
     r#type: &'static str,
-    text: String,
+    text: &'a str,
     annotations: [(); 0],
     logprobs: Logprobs<'a>,
 }
 
+impl<'a> OutputText<'a> {
+    fn of(text: &'a str, scored: Option<&'a LoadedModel>, scores: &'a [TokenScore]) -> Self {
+        Self {
+            r#type: "output_text",
+            text,
+            annotations: [],
+            logprobs: Logprobs::of(scored, scores),
+        }
+    }
+}
+
 /// What is not wanted is an empty list.
-#[derive(Serialize)]
+#[derive(Clone, Copy, Serialize)]
 #[serde(untagged)]
 enum Logprobs<'a> {
     Of(OfText<'a>),
     None([(); 0]),
+}
+
+impl<'a> Logprobs<'a> {
+    fn of(scored: Option<&'a LoadedModel>, scores: &'a [TokenScore]) -> Self {
+        match scored {
+            Some(model) => Self::Of(OfText { model, scores }),
+            None => Self::None([]),
+        }
+    }
 }
 
 /// How an answer ended, in this route's words.

@@ -5,15 +5,14 @@ use std::sync::Arc;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
 use rocmforge_service::failure::Failure;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::super::super::error::Dialect;
-use super::super::super::reply::{Events, SSE, SSE_HEARTBEAT, event};
-use super::super::logprobs::OfText;
+use super::super::super::reply::{Events, SSE, SSE_HEARTBEAT};
+use super::super::super::sse;
 use super::tools::Names;
-use super::{
-    Item, Logprobs, Message, OutputText, item_id, item_status, message, output_text, status,
-};
+use super::{Item, Logprobs, OutputText, Shown, item_id, item_status, message, status};
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::{ToolCall, is_object};
@@ -32,49 +31,59 @@ pub(super) struct Answer {
     pub(super) summarises: bool,
 }
 
+/// A response.
+#[derive(Serialize)]
+pub(super) struct Whole<'a> {
+    id: &'a str,
+    object: &'static str,
+    created_at: u64,
+    status: &'a str,
+    error: Option<Value>,
+    incomplete_details: Option<Value>,
+    model: &'a str,
+    output: &'a [Shown<'a>],
+    usage: Option<Value>,
+    #[serde(flatten)]
+    echo: &'a Value,
+}
+
 impl Answer {
     /// The response.
-    pub(super) fn whole(&self, status: &str, output: &[Value], ended: Option<&Ended>) -> Value {
-        let mut whole = json!({
-            "id": self.id,
-            "object": "response",
-            "created_at": self.created,
-            "status": status,
-            "error": null,
-            "incomplete_details": null,
-            "model": self.model,
-            "output": output,
-            "usage": ended.map(usage),
-        });
-        if status == "incomplete" {
-            whole["incomplete_details"] = json!({"reason": "max_output_tokens"});
+    pub(super) fn whole<'a>(
+        &'a self,
+        status: &'a str,
+        output: &'a [Shown<'a>],
+        ended: Option<&Ended>,
+    ) -> Whole<'a> {
+        let is_cut = status == "incomplete";
+        Whole {
+            id: &self.id,
+            object: "response",
+            created_at: self.created,
+            status,
+            error: None,
+            incomplete_details: is_cut.then(|| json!({"reason": "max_output_tokens"})),
+            model: &self.model,
+            output,
+            usage: ended.map(usage),
+            echo: &self.echo,
         }
-        if let (Value::Object(whole), Value::Object(echo)) = (&mut whole, &self.echo) {
-            whole.extend(echo.clone());
-        }
-        whole
     }
 
     /// A part as a whole item.
-    pub(super) fn item<'a>(
+    pub(super) fn item(
         &self,
         part: Part,
-        status: &'a str,
-        logprobs: Option<OfText<'a>>,
-    ) -> Option<Item<'a>> {
+        status: &'static str,
+        scores: Vec<TokenScore>,
+    ) -> Option<Item> {
         Some(match part {
-            Part::Text(text) => Item::Message(Message {
-                r#type: "message",
+            Part::Text(text) => Item::Message {
                 id: item_id("msg"),
                 status,
-                role: "assistant",
-                content: [OutputText {
-                    r#type: "output_text",
-                    text,
-                    annotations: [],
-                    logprobs: logprobs.map_or(Logprobs::None([]), Logprobs::Of),
-                }],
-            }),
+                text,
+                scores,
+            },
             Part::Reasoning(text) => Item::Other(self.reasoning(&item_id("rs"), status, &text)),
             Part::Call(call) => Item::Other(self.function_call(status, &call)),
             // Calls of a whole answer are whole.
@@ -136,7 +145,7 @@ enum Open {
     Message {
         id: String,
         text: String,
-        logprobs: Vec<Value>,
+        scores: Vec<TokenScore>,
     },
     Reasoning {
         id: String,
@@ -148,13 +157,61 @@ enum Open {
     },
 }
 
+/// An event.
+#[derive(Serialize)]
+struct Event<'a, D> {
+    r#type: &'a str,
+    sequence_number: u64,
+    #[serde(flatten)]
+    data: D,
+}
+
+/// What an event says of an item.
+#[derive(Serialize)]
+struct AboutItem<'a> {
+    output_index: usize,
+    item: Shown<'a>,
+}
+
+/// What an event says of an item's text.
+#[derive(Serialize)]
+struct AboutText<'a, M> {
+    item_id: &'a str,
+    output_index: usize,
+    content_index: usize,
+    #[serde(flatten)]
+    more: M,
+}
+
+#[derive(Serialize)]
+struct Delta<'a> {
+    delta: &'a str,
+    logprobs: Logprobs<'a>,
+}
+
+#[derive(Serialize)]
+struct TextDone<'a> {
+    text: &'a str,
+    logprobs: Logprobs<'a>,
+}
+
+#[derive(Serialize)]
+struct PartOf<'a> {
+    part: OutputText<'a>,
+}
+
+#[derive(Serialize)]
+struct ResponseOf<'a> {
+    response: Whole<'a>,
+}
+
 /// Writes the events.
 #[derive(Debug)]
 pub(super) struct ResponseEvents {
     answer: Answer,
     open: Option<Open>,
     /// Items that are closed.
-    output: Vec<Value>,
+    output: Vec<Item>,
     sequence: u64,
     /// The model, where log-probabilities are wanted.
     scored: Option<Arc<LoadedModel>>,
@@ -174,11 +231,41 @@ impl ResponseEvents {
         }
     }
 
-    fn send(&mut self, name: &str, mut data: Value, out: &mut String) {
-        data["type"] = name.into();
-        data["sequence_number"] = self.sequence.into();
+    fn send(&mut self, name: &str, data: impl Serialize, out: &mut String) {
+        let event = Event {
+            r#type: name,
+            sequence_number: self.sequence,
+            data,
+        };
         self.sequence += 1;
-        event(Some(name), &data, out);
+        sse::event(Some(name), &event, out);
+    }
+
+    /// An event with the whole response as it is.
+    fn send_response(
+        &mut self,
+        name: &str,
+        status: &str,
+        ended: Option<&Ended>,
+        error: Option<Value>,
+        out: &mut String,
+    ) {
+        let sequence_number = self.sequence;
+        self.sequence += 1;
+        let output: Vec<_> = self
+            .output
+            .iter()
+            .map(|item| item.shown(self.scored.as_deref()))
+            .collect();
+        let response = self.answer.whole(status, &output, ended);
+        let event = Event {
+            r#type: name,
+            sequence_number,
+            data: ResponseOf {
+                response: Whole { error, ..response },
+            },
+        };
+        sse::event(Some(name), &event, out);
     }
 
     /// The number of the item that is open, or is to be.
@@ -186,37 +273,55 @@ impl ResponseEvents {
         self.output.len()
     }
 
-    fn item_added(&mut self, item: &Value, out: &mut String) {
-        let data = json!({"output_index": self.index(), "item": item});
-        self.send("response.output_item.added", data, out);
+    fn item_added(&mut self, item: Shown<'_>, out: &mut String) {
+        let about = AboutItem {
+            output_index: self.index(),
+            item,
+        };
+        self.send("response.output_item.added", about, out);
     }
 
-    fn item_done(&mut self, item: Value, out: &mut String) {
-        let data = json!({"output_index": self.index(), "item": item});
-        self.send("response.output_item.done", data, out);
+    fn item_done(&mut self, item: Item, out: &mut String) {
+        let scored = self.scored.clone();
+        let about = AboutItem {
+            output_index: self.index(),
+            item: item.shown(scored.as_deref()),
+        };
+        self.send("response.output_item.done", about, out);
         self.output.push(item);
     }
 
     /// An event about the text of the open item.
-    fn about_text(&mut self, name: &str, id: &str, more: Value, out: &mut String) {
-        let mut data = json!({"item_id": id, "output_index": self.index(), "content_index": 0});
-        if let (Value::Object(data), Value::Object(more)) = (&mut data, more) {
-            data.extend(more);
-        }
-        self.send(name, data, out);
+    fn about_text(&mut self, name: &str, id: &str, more: impl Serialize, out: &mut String) {
+        let about = AboutText {
+            item_id: id,
+            output_index: self.index(),
+            content_index: 0,
+            more,
+        };
+        self.send(name, about, out);
     }
 
-    fn close(&mut self, status: &str, out: &mut String) {
+    fn close(&mut self, status: &'static str, out: &mut String) {
         match self.open.take() {
             None => {}
-            Some(Open::Message { id, text, logprobs }) => {
-                let logprobs = Value::Array(logprobs);
-                let part = output_text(&text, &logprobs);
-                let done = json!({"text": text, "logprobs": logprobs});
+            Some(Open::Message { id, text, scores }) => {
+                let scored = self.scored.clone();
+                let part = || OutputText::of(&text, scored.as_deref(), &scores);
+                let done = TextDone {
+                    text: &text,
+                    logprobs: part().logprobs,
+                };
                 self.about_text("response.output_text.done", &id, done, out);
-                let done = json!({"part": part});
+                let done = PartOf { part: part() };
                 self.about_text("response.content_part.done", &id, done, out);
-                self.item_done(message(&id, status, &[part]), out);
+                let item = Item::Message {
+                    id,
+                    status,
+                    text,
+                    scores,
+                };
+                self.item_done(item, out);
             }
             Some(Open::Reasoning { id, text }) => {
                 let done = json!({"text": text});
@@ -228,7 +333,7 @@ impl ResponseEvents {
                     self.about_summary("response.reasoning_summary_part.done", &id, done, out);
                 }
                 let item = self.answer.reasoning(&id, status, &text);
-                self.item_done(item, out);
+                self.item_done(Item::Other(item), out);
             }
             Some(Open::Call {
                 mut item,
@@ -241,7 +346,7 @@ impl ResponseEvents {
                 self.send("response.function_call_arguments.done", done, out);
                 item["status"] = call_status(status, &arguments).into();
                 item["arguments"] = arguments.into();
-                self.item_done(item, out);
+                self.item_done(Item::Other(item), out);
             }
         }
     }
@@ -259,28 +364,30 @@ impl ResponseEvents {
         if !matches!(self.open, Some(Open::Message { .. })) {
             self.close("completed", out);
             let id = item_id("msg");
-            self.item_added(&message(&id, "in_progress", &[]), out);
-            let part = json!({"part": output_text("", &json!([]))});
-            self.about_text("response.content_part.added", &id, part, out);
+            let added = message(&id, "in_progress", []);
+            self.item_added(Shown::Begun(added), out);
+            let part = OutputText::of("", None, &[]);
+            self.about_text("response.content_part.added", &id, PartOf { part }, out);
             self.open = Some(Open::Message {
                 id,
                 text: String::new(),
-                logprobs: Vec::new(),
+                scores: Vec::new(),
             });
         }
-        let scores = std::mem::take(&mut self.scores);
-        let scored = self.scored.as_ref();
-        let told = scored.map(|model| OfText {
-            model,
-            scores: &scores,
-        });
-        let told = told.map_or(json!([]), |told| json!(told));
-        if let Some(Open::Message { id, text, logprobs }) = &mut self.open {
+        let scored = self.scored.clone();
+        if let Some(Open::Message {
+            id,
+            mut text,
+            mut scores,
+        }) = self.open.take()
+        {
+            let before = scores.len();
             text.push_str(delta);
-            logprobs.extend(told.as_array().into_iter().flatten().cloned());
-            let id = id.clone();
-            let delta = json!({"delta": delta, "logprobs": told});
-            self.about_text("response.output_text.delta", &id, delta, out);
+            scores.append(&mut self.scores);
+            let logprobs = Logprobs::of(scored.as_deref(), &scores[before..]);
+            let more = Delta { delta, logprobs };
+            self.about_text("response.output_text.delta", &id, more, out);
+            self.open = Some(Open::Message { id, text, scores });
         }
     }
 
@@ -289,7 +396,7 @@ impl ResponseEvents {
             self.close("completed", out);
             let id = item_id("rs");
             let item = self.answer.reasoning(&id, "in_progress", "");
-            self.item_added(&item, out);
+            self.item_added(Shown::Other(&item), out);
             if self.answer.summarises {
                 let part = json!({"part": {"type": "summary_text", "text": ""}});
                 self.about_summary("response.reasoning_summary_part.added", &id, part, out);
@@ -332,13 +439,17 @@ impl Events for ResponseEvents {
 
     fn begin(&mut self, out: &mut String) {
         for name in ["response.created", "response.in_progress"] {
-            let response = self.answer.whole("in_progress", &[], None);
-            self.send(name, json!({"response": response}), out);
+            self.send_response(name, "in_progress", None, None, out);
         }
     }
 
     fn scores(&mut self, scores: Vec<TokenScore>) {
         self.scores.extend(scores);
+    }
+
+    fn forget_scores(&mut self, n: usize) {
+        let told = self.scores.len().saturating_sub(n);
+        self.scores.truncate(told);
     }
 
     fn part(&mut self, part: Part, out: &mut String) {
@@ -355,7 +466,7 @@ impl Events for ResponseEvents {
                     arguments: String::new(),
                 };
                 let item = self.answer.function_call("in_progress", &begun);
-                self.item_added(&item, out);
+                self.item_added(Shown::Other(&item), out);
                 let arguments = String::new();
                 self.open = Some(Open::Call { item, arguments });
                 self.arguments(&call.arguments, out);
@@ -371,17 +482,20 @@ impl Events for ResponseEvents {
     fn end(&mut self, ended: &Ended, out: &mut String) {
         self.close(item_status(ended, true), out);
         let status = status(ended);
-        let response = self.answer.whole(status, &self.output, Some(ended));
-        let name = format!("response.{status}");
-        self.send(&name, json!({"response": response}), out);
+        self.send_response(
+            &format!("response.{status}"),
+            status,
+            Some(ended),
+            None,
+            out,
+        );
     }
 
     fn failed(&mut self, failure: &Failure, out: &mut String) {
         let error = Dialect::OpenAi.body(failure, "");
-        let mut response = self.answer.whole("failed", &self.output, None);
-        response["error"] = json!({
+        let error = json!({
             "code": error["error"]["code"], "message": error["error"]["message"],
         });
-        self.send("response.failed", json!({"response": response}), out);
+        self.send_response("response.failed", "failed", None, Some(error), out);
     }
 }
