@@ -252,7 +252,7 @@ fn log_filter(filter: &str) -> anyhow::Result<EnvFilter> {
 fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
     let model_dirs = ModelDirs::new(&config.model_dirs)?;
     raise_descriptors()?;
-    if model_dirs.real().next().is_none() {
+    if model_dirs.named().next().is_none() {
         tracing::warn!("no --model-dir is given: every load will be refused");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -133,7 +133,7 @@ impl Server for ServerService {
                 .saturating_add(snapshot.cache.in_flight_bytes),
             model_dirs: context
                 .dirs
-                .real()
+                .named()
                 .map(|dir| dir.display().to_string())
                 .collect(),
             pid: std::process::id(),

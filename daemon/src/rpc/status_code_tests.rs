@@ -275,6 +275,13 @@ fn every_refusal_of_a_file_has_its_code_and_words() {
             vec!["--model-dir"],
         ),
         (
+            ModelFileError::DirSilent {
+                dir: "/models".into(),
+            },
+            Code::Unavailable,
+            vec!["/models", "not answered", "check"],
+        ),
+        (
             ModelFileError::NotFound {
                 tried: vec!["/models/a".into(), "/more/a".into()],
             },

@@ -6,6 +6,7 @@
 //! since they travel as headers and a client refuses headers above 16 KiB.
 
 mod limits;
+mod model_file;
 mod settings;
 mod silent;
 
@@ -16,10 +17,10 @@ use rocmforge_engine::api::ModelStatus;
 use rocmforge_engine::{Error, Refusal};
 
 pub(crate) use self::limits::{peer_limit, prompts_held};
+pub use self::model_file::from_model_file;
 pub(crate) use self::settings::no_settings;
 pub use self::settings::settings_unusable;
 pub(crate) use self::silent::{directory_silent, file_silent};
-use crate::model_files::ModelFileError;
 use crate::roles::Role;
 
 /// Longest message of a failure, in bytes.
@@ -304,67 +305,6 @@ fn from_refusal(refusal: &Refusal, text: &str) -> Failure {
             .requires(refusal.reason(), model, text),
         None => failure.requires(refusal.reason(), "engine", text),
     }
-}
-
-/// The failure of a file that cannot be opened.
-pub fn from_model_file(error: &ModelFileError) -> Failure {
-    let text = error.to_string();
-    let file = |code, reason, path: &std::path::Path| {
-        let path = path.display().to_string();
-        Failure::new(code, reason)
-            .with("path", &path)
-            .about("file", &path, &text)
-    };
-    let failure = match error {
-        ModelFileError::BadPath { message } => Failure::new(Kind::InvalidArgument, "INVALID_FIELD")
-            .with("field", "path")
-            .field("path", message),
-        ModelFileError::Outside { path, dirs: _ } => {
-            file(Kind::PermissionDenied, "OUTSIDE_MODEL_DIRS", path).with("flag", "--model-dir")
-        }
-        ModelFileError::NoModelDir => {
-            Failure::new(Kind::PermissionDenied, "NO_MODEL_DIR").with("flag", "--model-dir")
-        }
-        ModelFileError::NotFound { tried } => {
-            let tried: Vec<String> = tried
-                .iter()
-                .map(|path| path.display().to_string())
-                .collect();
-            let tried = tried.join(", ");
-            Failure::new(Kind::NotFound, "NO_SUCH_FILE")
-                .with("tried", &tried)
-                .about("file", &tried, "no such file")
-        }
-        ModelFileError::MissingParts { path, missing, .. } => {
-            let missing: Vec<String> = missing.iter().map(|p| p.display().to_string()).collect();
-            file(Kind::NotFound, "MISSING_PARTS", path).with("missing", missing.join(", "))
-        }
-        ModelFileError::NotFirstPart { path, first, .. } => {
-            file(Kind::InvalidArgument, "NOT_FIRST_PART", path)
-                .with("first", first.display().to_string())
-                .field("path", &text)
-        }
-        ModelFileError::NotAFile { path, kind: _ } => {
-            file(Kind::InvalidArgument, "NOT_A_REGULAR_FILE", path).field("path", &text)
-        }
-        ModelFileError::Unreadable { path, user: _ } => {
-            file(Kind::PermissionDenied, "FILE_NOT_READABLE", path)
-        }
-        ModelFileError::Replaced { path } => {
-            file(Kind::Unavailable, "FILE_BEING_REPLACED", path).retry(Duration::from_secs(1))
-        }
-        ModelFileError::Empty { path } => file(Kind::InvalidArgument, "BAD_MODEL_FILE", path),
-        ModelFileError::TooManyFiles { path } => {
-            file(Kind::ResourceExhausted, "TOO_MANY_FILES", path).retry(Duration::from_secs(5))
-        }
-        ModelFileError::Io { path, message: _ } => file(
-            Kind::FailedPrecondition,
-            "FILE_NOT_READABLE",
-            path,
-        )
-        .requires("FILE", &path.display().to_string(), &text),
-    };
-    failure.says(&text)
 }
 
 /// INVALID_ARGUMENT for one field.

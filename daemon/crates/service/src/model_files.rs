@@ -23,8 +23,10 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use rocmforge_gguf::{MappedFile, PartName, ReadMode};
 
+mod dirs;
 mod list;
 
+pub use dirs::{ModelDirError, ModelDirs};
 pub(crate) use list::Found;
 pub use list::{FILES_MAX, ModelFile};
 
@@ -32,23 +34,6 @@ pub use list::{FILES_MAX, ModelFile};
 pub const MODEL_PATH_MAX: usize = 4096;
 /// Times that a file which is replaced while it is opened is tried.
 const OPEN_TRIES: u32 = 3;
-
-/// The model directories, links resolved.
-#[derive(Debug, Clone)]
-pub struct ModelDirs {
-    /// As configured, and as the kernel names them.
-    dirs: Vec<(PathBuf, PathBuf)>,
-}
-
-/// Why a model directory cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[error("the model directory {} (--model-dir) cannot be used: {message}; give one that is there and may be read", dir.display())]
-pub struct ModelDirError {
-    /// The directory.
-    pub dir: PathBuf,
-    /// What is wrong with it.
-    pub message: String,
-}
 
 /// How many there are, with their verb.
 fn are(n: usize) -> String {
@@ -80,6 +65,12 @@ pub enum ModelFileError {
         "the daemon opens no files because it was started without a model directory; start it with --model-dir DIR (model_dir in the file)"
     )]
     NoModelDir,
+    /// A model directory in which it may lie has not answered since the daemon started.
+    #[error("the model directory {} has not answered since the daemon started; check the server or the mount that it lies on, then try again", dir.display())]
+    DirSilent {
+        /// The directory.
+        dir: PathBuf,
+    },
     /// Nothing there.
     #[error("no such file; tried {}", List(tried))]
     NotFound {
@@ -186,33 +177,6 @@ fn io_error(path: &Path, error: &io::Error) -> ModelFileError {
 }
 
 impl ModelDirs {
-    /// Resolves the directories.
-    ///
-    /// # Errors
-    /// [`ModelDirError`] for the first that is missing, unreadable or no directory.
-    pub fn new(dirs: &[PathBuf]) -> Result<Self, ModelDirError> {
-        let resolve = |dir: &PathBuf| {
-            let refuse = |message: String| ModelDirError {
-                dir: dir.clone(),
-                message,
-            };
-            let given = std::path::absolute(dir).map_err(|e| refuse(e.to_string()))?;
-            let real = dir.canonicalize().map_err(|e| refuse(e.to_string()))?;
-            if !real.is_dir() {
-                return Err(refuse("it is not a directory".to_owned()));
-            }
-            Ok((given, real))
-        };
-        Ok(Self {
-            dirs: dirs.iter().map(resolve).collect::<Result<_, _>>()?,
-        })
-    }
-
-    /// The directories, links resolved.
-    pub fn real(&self) -> impl Iterator<Item = &Path> {
-        self.dirs.iter().map(|(_, real)| real.as_path())
-    }
-
     /// Opens and maps the file, and those beside it if it is the first part of a split model. A
     /// relative path is looked for below each model directory in turn. Blocks on the file system;
     /// call it on a blocking thread.
@@ -234,15 +198,21 @@ impl ModelDirs {
                 message: "the path has a zero byte; give it without".to_owned(),
             });
         }
-        if self.dirs.is_empty() {
+        if self.is_empty() {
             return Err(ModelFileError::NoModelDir);
         }
+        let silent = |dir: &Path| ModelFileError::DirSilent {
+            dir: dir.to_owned(),
+        };
         if path.is_absolute() {
-            return self.open_model(path);
+            return match self.silent().find(|dir| path.starts_with(dir)) {
+                Some(dir) => Err(silent(dir)),
+                None => self.open_model(path),
+            };
         }
         let mut tried = Vec::new();
-        let mut refused = None;
-        for (_, dir) in &self.dirs {
+        let mut refused = self.silent().next().map(silent);
+        for dir in self.real() {
             match self.open_model(&dir.join(path)) {
                 Ok(file) => return Ok(file),
                 Err(ModelFileError::NotFound { tried: one }) => tried.extend(one),
@@ -373,13 +343,13 @@ impl ModelDirs {
 
     fn holds(&self, real: &Path) -> bool {
         // The directory itself counts, so that the answer is that it is a directory.
-        self.dirs.iter().any(|(_, dir)| real.starts_with(dir))
+        self.real().any(|dir| real.starts_with(dir))
     }
 
     /// Why `path` cannot be opened, without a word about anything outside: walks down from the
     /// model directory as long as every step stays below one.
     fn explain(&self, path: &Path, error: io::Error) -> ModelFileError {
-        let below = self.dirs.iter().find_map(|(given, real)| {
+        let below = self.known().find_map(|(given, real)| {
             let rest = path
                 .strip_prefix(real)
                 .or_else(|_| path.strip_prefix(given))
@@ -389,7 +359,7 @@ impl ModelDirs {
         let Some((dir, rest)) = below else {
             return self.outside(path);
         };
-        let mut at = dir.clone();
+        let mut at = dir.to_owned();
         for step in rest.components() {
             match step {
                 Component::Normal(name) => at.push(name),
@@ -429,7 +399,7 @@ impl ModelDirs {
     fn outside(&self, path: &Path) -> ModelFileError {
         ModelFileError::Outside {
             path: path.to_owned(),
-            dirs: self.real().map(Path::to_owned).collect(),
+            dirs: self.named().map(Path::to_owned).collect(),
         }
     }
 

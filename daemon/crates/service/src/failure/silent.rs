@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Failure, Kind};
 
 /// When to try again.
-const RETRY: Duration = Duration::from_secs(5);
+pub(super) const RETRY: Duration = Duration::from_secs(5);
 
 /// UNAVAILABLE: nothing of a file has come for so long.
 pub(crate) fn file_silent(path: &Path, since: Duration) -> Failure {

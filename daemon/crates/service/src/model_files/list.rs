@@ -43,7 +43,7 @@ impl ModelDirs {
     /// cannot be read is left out; of a directory that does not answer there is what it had before.
     pub(crate) fn list(&self, looks: &Looks<Found>) -> (Vec<ModelFile>, bool) {
         let mut files = Vec::new();
-        let mut is_whole = true;
+        let mut is_whole = self.silent().next().is_none();
         for dir in self.real() {
             let (dirs, root) = (self.clone(), dir.to_owned());
             let (found, is_fresh) = looks.look(dir, move || dirs.walk(&root, ENTRIES_MAX));
@@ -63,9 +63,10 @@ impl ModelDirs {
         (fold_parts(files), is_whole)
     }
 
-    /// A model directory that was looked at and has not answered yet.
+    /// A model directory that has not answered yet.
     pub(crate) fn unread(&self, looks: &Looks<Found>) -> Option<&Path> {
-        self.real().find(|dir| !looks.has_found(dir))
+        let unread = self.real().find(|dir| !looks.has_found(dir));
+        self.silent().next().or(unread)
     }
 
     /// The files below a directory, and whether these are all.
