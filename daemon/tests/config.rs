@@ -519,6 +519,12 @@ fn a_refusal_of_a_declared_model_names_file_model_and_key() {
             "'a' leads back to 'b', which cannot draft for itself",
         ),
         (
+            // As Ollama's clients write names.
+            model("b", "/m", "draft = \"b:latest\""),
+            "draft of [[model]] 1 ('b')",
+            "'b:latest' leads back to 'b'",
+        ),
+        (
             model("b", "/m", "pinned = true"),
             "10-a.toml",
             "unknown field `pinned`",

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
 use rocmforge_engine::api::Class;
-use rocmforge_service::declared::{ALIASES_MAX, DECLARED_MAX, Declared};
+use rocmforge_service::declared::{ALIASES_MAX, Book, DECLARED_MAX, Declared};
 use rocmforge_service::defaults::{Defaults, Template};
 use rocmforge_tokenizer::MAX_TEMPLATE_BYTES;
 use serde::Deserialize;
@@ -185,19 +185,14 @@ pub(super) fn checked(
 }
 
 /// Refuses a model that would draft for itself, if only by others: each is loaded before
-/// the one for which it drafts.
+/// the one for which it drafts. Names lead where those of requests do.
 fn refuse_circles(models: &[DeclaredModel], numbers: &[usize]) -> Result<(), ConfigError> {
-    let find = |name: &str| {
-        let named = |m: &&DeclaredModel| {
-            m.model.name == name || m.model.aliases.iter().any(|alias| alias == name)
-        };
-        models.iter().find(named)
-    };
-    let draft_of = |m: &&DeclaredModel| find(m.model.draft.as_deref()?);
+    let book = Book::new(models.iter().map(|m| m.model.clone()).collect());
+    let draft_of = |model: &&Declared| book.asked(model.draft.as_deref()?);
     for (declared, &number) in models.iter().zip(numbers) {
-        let chain = std::iter::successors(draft_of(&declared), draft_of);
+        let chain = std::iter::successors(draft_of(&&declared.model), draft_of);
         let mut chain = chain.take(models.len());
-        if chain.any(|m| m.model.name == declared.model.name) {
+        if chain.any(|model| model.name == declared.model.name) {
             let (name, draft) = (&declared.model.name, declared.model.draft.as_deref());
             return Err(ConfigError::Model {
                 file: declared.file.clone(),

@@ -78,7 +78,8 @@ pub struct Book {
 }
 
 impl Book {
-    fn new(models: Vec<Declared>) -> Self {
+    /// The book of these models.
+    pub fn new(models: Vec<Declared>) -> Self {
         let pairs = models.iter().flat_map(|model| {
             let aliases = model.aliases.iter();
             aliases.map(|alias| (alias.clone(), model.name.clone()))
