@@ -6,7 +6,7 @@
 //! the same message wherever it came from, and the message names the place.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -258,6 +258,8 @@ pub struct Config {
     pub origins: BTreeMap<&'static str, Origin>,
     /// The files that were read, in that order.
     pub files: Vec<PathBuf>,
+    /// Variables of the environment that look like settings and are none.
+    pub unread_variables: Vec<String>,
 }
 
 /// Where a value came from.
@@ -293,6 +295,7 @@ impl Config {
         let settings = Settings {
             files: layers.origins,
             origins: RefCell::default(),
+            variables: RefCell::default(),
         };
         let text = |scalar: Option<Scalar>| scalar.map(Scalar::into_text);
 
@@ -408,6 +411,8 @@ impl Config {
             models,
             limits,
             files,
+            // Behind the last of them.
+            unread_variables: settings.unread_variables(),
             origins: settings.origins.into_inner(),
         })
     }
@@ -428,6 +433,8 @@ struct Settings {
     files: BTreeMap<String, PathBuf>,
     /// Where the values in force came from.
     origins: RefCell<BTreeMap<&'static str, Origin>>,
+    /// The variables of the environment that were looked for.
+    variables: RefCell<BTreeSet<String>>,
 }
 
 /// A setting's text, if it was given, and its place.
@@ -467,10 +474,13 @@ impl Settings {
 
     /// A setting of one value: by its flag, else in the environment, else in the files.
     fn pick(&self, key: &'static str, flag: Option<String>, file: Option<String>) -> RawValue {
-        let variable = || std::env::var(variable(key)).ok();
+        let name = variable(key);
+        // What is no UTF-8 is no value of any setting, and is refused as such.
+        let value = std::env::var_os(&name).map(|text| text.to_string_lossy().into_owned());
+        self.variables.borrow_mut().insert(name);
         let value = match (flag, file) {
             (Some(text), _) => Some((text, self.origin(key, true))),
-            (None, file) => match variable().filter(|text| !text.is_empty()) {
+            (None, file) => match value.filter(|text| !text.is_empty()) {
                 Some(text) => {
                     let origin = Origin::Environment;
                     self.origins.borrow_mut().insert(key, origin.clone());
@@ -480,6 +490,22 @@ impl Settings {
             },
         };
         RawValue { key, value }
+    }
+
+    /// The variables that begin as settings do and are none. Kubernetes has some like them, of a
+    /// service that is called as the daemon is: those are left out.
+    fn unread_variables(&self) -> Vec<String> {
+        let known = self.variables.borrow();
+        let is_unread = |name: &String| {
+            let of_service = format!("{name}_");
+            name.starts_with(ENVIRONMENT)
+                && !known.contains(name)
+                && !of_service.contains("_SERVICE_HOST_")
+                && !of_service.contains("_PORT_")
+        };
+        let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+        let unread: BTreeSet<String> = names.filter(is_unread).collect();
+        unread.into_iter().collect()
     }
 
     /// A path: as given on the command line, absolute in the file (which has no working directory).
