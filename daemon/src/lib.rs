@@ -25,7 +25,8 @@ pub mod traces;
 pub use connection::CONNECTIONS_MAX;
 pub use http::{HttpListeners, Tls, TlsFault, Tokens};
 pub use lifecycle::{End, ServeError, ServeOptions, serve};
-pub use rocmforge_service::declared::Declared;
+pub use rocmforge_service::declared::{Book, Declared};
+pub use rocmforge_service::files::without_their_drafts;
 pub use rocmforge_service::{
     Limits, REQUEST_MAX_BYTES, defaults, limits, model_files, peer, roles,
 };

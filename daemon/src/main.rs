@@ -29,7 +29,9 @@ use rocmforged::reload::{Reloader, Reloads, SetFilter};
 use rocmforged::signals;
 use rocmforged::socket::Socket;
 use rocmforged::traces::Exporter;
-use rocmforged::{End, HttpListeners, Limits, ServeError, ServeOptions};
+use rocmforged::{
+    Book, End, HttpListeners, Limits, ServeError, ServeOptions, without_their_drafts,
+};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
@@ -54,6 +56,10 @@ const END_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How long the last lines of the log may hold up the end, where standard error takes nothing.
 const LOG_WAIT_MAX: Duration = Duration::from_millis(500);
+
+/// What is said of a variable of the environment that begins as settings do.
+const UNREAD: &str = "in the environment is not read: no setting of one value has that name, and paths and lists come \
+                      from flags and files alone; `rocmforged --help` lists them";
 
 /// Why a runtime does not start.
 const NO_THREADS: &str = "cannot start the threads that serve; raise the limit of processes (ulimit -u, TasksMax= in the unit)";
@@ -158,6 +164,10 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 fn check(config: &Config) -> ExitCode {
     // A reader that has seen enough is no failure.
     let _ = io::stdout().write_all(config.describe().as_bytes());
+    for name in &config.unread_variables {
+        // There is nobody else to tell when standard error does not take it.
+        let _ = writeln!(io::stderr(), "rocmforged: {name} {UNREAD}");
+    }
     let dirs = match ModelDirs::new(&config.model_dirs) {
         Ok(dirs) => dirs,
         Err(error) => return fail(&error.into(), 2),
@@ -172,6 +182,18 @@ fn check(config: &Config) -> ExitCode {
             ));
             code = fail(&error, 2);
         }
+    }
+    let declared = config.models.iter().map(|m| m.model.clone());
+    let book = Book::new(declared.collect());
+    for (name, draft) in without_their_drafts(&dirs, &book) {
+        let file = config.models.iter().find(|m| m.model.name == name);
+        let file = file.map(|m| m.file.display().to_string());
+        let error = anyhow::anyhow!(
+            "draft of the declared model '{name}' in {}: no model '{draft}' is declared or a file in a model directory; \
+             declare it, or put its file there",
+            file.unwrap_or_default()
+        );
+        code = fail(&error, 2);
     }
     code
 }
@@ -252,6 +274,9 @@ fn log_filter(filter: &str) -> anyhow::Result<EnvFilter> {
 fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
     let model_dirs = ModelDirs::new(&config.model_dirs)?;
     raise_descriptors()?;
+    for variable in &config.unread_variables {
+        tracing::warn!("{variable} {UNREAD}");
+    }
     if model_dirs.named().next().is_none() {
         tracing::warn!("no --model-dir is given: every load will be refused");
     }

@@ -1,6 +1,8 @@
 //! Exit codes, readiness, the socket, one daemon after another.
 
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Stdio};
 
@@ -231,4 +233,75 @@ fn settings_are_checked_without_a_daemon() {
     ] {
         assert!(said.contains(word), "'{said}' lacks '{word}'");
     }
+}
+
+#[test]
+fn a_draft_that_is_neither_declared_nor_a_file_fails_the_check() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, model) = (dir.path().join("config.toml"), dir.path().join("m.gguf"));
+    std::fs::write(&model, "x").unwrap();
+    std::fs::write(dir.path().join("small.gguf"), "x").unwrap();
+    let checked = |draft: &str| {
+        let declared =
+            format!("[[model]]\nname = \"large\"\npath = {model:?}\ndraft = {draft:?}\n");
+        std::fs::write(&file, declared).unwrap();
+        let mut daemon = host(dir.path(), &dir.path().join("s"));
+        let output = daemon.arg("--check-config").arg("--config").arg(&file);
+        let output = output.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), said)
+    };
+    assert_eq!(checked("small"), (Some(0), String::new()));
+    assert_eq!(checked("small:latest"), (Some(0), String::new()));
+    // The file of a declared model has the declared name alone.
+    for draft in ["absent", "m"] {
+        let (code, said) = checked(draft);
+        assert_eq!(code, Some(2), "{said}");
+        for word in [
+            &format!("'{draft}'"),
+            "'large'",
+            "config.toml",
+            "declare it",
+        ] {
+            assert!(said.contains(word), "'{said}' lacks '{word}'");
+        }
+    }
+}
+
+#[test]
+fn a_variable_that_looks_like_a_setting_and_is_none_is_told_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let with = |name: &str, value: &str| {
+        let mut daemon = host(dir.path(), &socket);
+        daemon.arg("--check-config").env(name, value);
+        let output = daemon.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), said)
+    };
+    for name in ["ROCMFORGED_VRAM_BUGET", "ROCMFORGED_SOCKET"] {
+        let (code, said) = with(name, "2GiB");
+        assert_eq!(code, Some(0), "{said}");
+        assert!(
+            said.contains(name) && said.contains("is not read"),
+            "{said}"
+        );
+    }
+    // Kubernetes has these of a service with the daemon's name.
+    for name in [
+        "ROCMFORGED_SERVICE_HOST",
+        "ROCMFORGED_SERVICE_PORT_HTTP",
+        "ROCMFORGED_PORT",
+        "ROCMFORGED_PORT_8080_TCP_ADDR",
+        "ROCMFORGED_N_CTX_MAX",
+    ] {
+        assert_eq!(with(name, "8080"), (Some(0), String::new()), "{name}");
+    }
+    let mut daemon = host(dir.path(), &socket);
+    daemon.arg("--check-config");
+    daemon.env("ROCMFORGED_N_CTX_MAX", OsStr::from_bytes(b"80\xff"));
+    let output = daemon.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("ROCMFORGED_N_CTX_MAX"), "{said}");
 }

@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, mpsc};
 use crate::Service;
 use crate::arrival::Arrival;
 use crate::check::{Violations, model_name};
-use crate::declared::Book;
+use crate::declared::{Book, Declared};
 use crate::failure::{self, Failure, Kind};
 use crate::load::Load;
 use crate::looks::Looks;
@@ -163,6 +163,32 @@ fn named(
     });
     all.extend(named);
     all
+}
+
+/// The declared models whose draft is neither declared nor a file below the model directories, each
+/// with its draft. Blocks on the file system; where not all of it can be seen, nothing is said.
+pub fn without_their_drafts<'a>(dirs: &ModelDirs, book: &'a Book) -> Vec<(&'a str, &'a str)> {
+    let with_draft = |model: &'a Declared| Some((&*model.name, model.draft.as_deref()?));
+    let mut missing: Vec<_> = book.models().iter().filter_map(with_draft).collect();
+    missing.retain(|(_, draft)| book.asked(draft).is_none());
+    if missing.is_empty() {
+        return missing;
+    }
+    let (files, is_whole) = dirs.list(&Looks::default());
+    if !is_whole {
+        return Vec::new();
+    }
+    let real = |path: &Path| path.canonicalize().unwrap_or_default();
+    let names: HashSet<_> = named(dirs, book, files, real)
+        .into_iter()
+        .map(|file| file.name)
+        .collect();
+    let is_file = |draft: &str| {
+        let short = draft.strip_suffix(DEFAULT_TAG).unwrap_or(draft);
+        names.contains(draft) || names.contains(short)
+    };
+    missing.retain(|(_, draft)| !is_file(draft));
+    missing
 }
 
 impl Service {
