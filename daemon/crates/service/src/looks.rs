@@ -128,14 +128,16 @@ struct Begun {
 
 impl<T: Send + Sync + 'static> Looks<T> {
     /// What `look` finds at `key`, or what an earlier look found there where this one takes long or
-    /// an earlier one still goes on; and whether it is this look's. Blocks.
+    /// an earlier one still goes on; and whether it is this look's. Where none has found anything
+    /// there, the one that goes on counts as this one. Blocks.
     pub(crate) fn look(
         &self,
         key: &Path,
         look: impl FnOnce() -> T + Send + 'static,
     ) -> (Option<Arc<T>>, bool) {
         let begun = self.begin(key, look);
-        let has_ended = begun.is_own && self.has_ended(key, &begun);
+        let counts = begun.is_own || !self.has_found(key);
+        let has_ended = counts && self.has_ended(key, &begun);
         let of = self.0.lock();
         let found = of.get(key).and_then(|state| state.found.clone());
         (found, has_ended)
@@ -318,6 +320,24 @@ mod tests {
         assert!(looks.has_ended(&path, &joined));
         let found = looks.0.lock()[&path].found.clone();
         assert_eq!(found, Some(Arc::new(5)));
+    }
+
+    #[test]
+    fn who_comes_during_the_first_look_of_all_waits_for_it() {
+        let looks = Looks::waiting(Duration::from_secs(60));
+        let (sender, goes_on) = channel::<()>();
+        let path = Path::new("/a").to_owned();
+        let slow = move || {
+            let _ = goes_on.recv();
+            5
+        };
+        looks.begin(&path, slow);
+        std::thread::scope(|scope| {
+            let joined = scope.spawn(|| looks.look(&path, || panic!("one look at a time")));
+            std::thread::sleep(Duration::from_millis(20));
+            drop(sender);
+            assert_eq!(joined.join().unwrap(), (Some(Arc::new(5)), true));
+        });
     }
 
     #[test]
