@@ -114,10 +114,9 @@ impl HttpConfig {
                 return Err(refuse(KEY, key_origin, message.to_owned()));
             }
         };
-        let by_flag = flags.http_listen.is_some();
-        let listen = settings
-            .pick(LISTEN, flags.http_listen, file.listen)
-            .parse(address)?;
+        let listen = settings.pick(LISTEN, flags.http_listen, file.listen);
+        let listen_origin = listen.value.as_ref().map(|(_, origin)| origin.clone());
+        let listen = listen.parse(address)?.zip(listen_origin);
         let missing = match (&tokens, &tls) {
             (Some(_), Some(_)) => None,
             (None, Some(_)) => Some((
@@ -133,18 +132,17 @@ impl HttpConfig {
                 "--http-token-file, --http-tls-cert and --http-tls-key (http_token_file, http_tls_cert, http_tls_key)",
             )),
         };
-        if let (Some(address), Some((what, add))) =
-            (listen.filter(|a| !a.ip().is_loopback()), missing)
-        {
+        let far = listen.clone().filter(|(a, _)| !a.ip().is_loopback());
+        if let (Some((address, origin)), Some((what, add))) = (far, missing) {
             let message = format!(
                 "{address} can be reached from other machines, and {what}; add {add}, or listen on 127.0.0.1 or [::1], \
                  behind a proxy if others are to reach it"
             );
-            return Err(refuse(LISTEN, settings.origin(LISTEN, by_flag), message));
+            return Err(refuse(LISTEN, origin, message));
         }
         Ok(Self {
             socket,
-            listen,
+            listen: listen.map(|(address, _)| address),
             token_file,
             tokens,
             tls,

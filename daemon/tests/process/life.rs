@@ -269,7 +269,7 @@ fn a_draft_that_is_neither_declared_nor_a_file_fails_the_check() {
 }
 
 #[test]
-fn a_variable_that_looks_like_a_setting_and_is_none_is_told_and_changes_nothing() {
+fn variables_that_are_no_settings_and_values_that_are_none_are_told() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
     let with = |name: &str, value: &str| {
@@ -304,4 +304,7 @@ fn a_variable_that_looks_like_a_setting_and_is_none_is_told_and_changes_nothing(
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("ROCMFORGED_N_CTX_MAX"), "{said}");
+    let (code, said) = with("ROCMFORGED_HTTP_LISTEN", "0.0.0.0:8080");
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("ROCMFORGED_HTTP_LISTEN"), "{said}");
 }
