@@ -341,3 +341,64 @@ async fn a_call_reloads_and_is_told_what_was_taken_and_what_was_not() {
     daemon.signal(Signal::SIGTERM);
     assert_eq!(daemon.wait(), Some(0));
 }
+
+#[tokio::test]
+async fn what_a_loaded_model_does_not_take_of_a_reload_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, models) = (dir.path().join("config.toml"), dir.path().join("models"));
+    let (path, socket) = (models.join("m.gguf"), dir.path().join("s"));
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    fs::create_dir(&models).unwrap();
+    fs::copy(fixtures.join("tiny-llama-Q4_K_M.gguf"), &path).unwrap();
+    let template = dir.path().join("template");
+    fs::write(&template, "{{ messages }}").unwrap();
+    let declare = |more: &str| {
+        let text = format!("[[model]]\nname = \"m\"\npath = {path:?}\n{more}");
+        fs::write(&config, text).unwrap();
+    };
+    declare("");
+    let mut command = host(dir.path(), &socket);
+    command.arg("--config").arg(&config);
+    command.arg("--model-dir").arg(&models);
+    let log = File::create(dir.path().join("log")).unwrap();
+    let (_daemon, _notify) = start_logging_to(dir.path(), &mut command, log);
+    // Each with what is said of it, or that nothing is.
+    for (more, words) in [
+        (
+            format!("template = {template:?}\npin = true\n"),
+            &["template, pin", "unload it"][..],
+        ),
+        // The same as before it, so that it is nothing new.
+        (
+            format!("template = {template:?}\npin = true\ntemperature = 0.5\n"),
+            &[],
+        ),
+        ("draft = \"absent\"\n".to_owned(), &["template, draft, pin"]),
+    ] {
+        declare(&more);
+        let told = call(&socket).await.unwrap();
+        let reasons: Vec<_> = told
+            .not_taken
+            .iter()
+            .map(|c| (&*c.now, &*c.reason))
+            .collect();
+        match (&reasons[..], words) {
+            ([], []) => {}
+            ([("m", reason)], [_, ..]) => {
+                assert!(words.iter().all(|word| reason.contains(word)), "{reason}");
+            }
+            _ => panic!("{more}: {told:?}"),
+        }
+    }
+    // Its file is gone: nothing can be loaded in its place.
+    fs::remove_file(&path).unwrap();
+    declare("draft = \"absent\"\ntemperature = 0.5\n");
+    let told = call(&socket).await.unwrap();
+    let [change] = &told.not_taken[..] else {
+        panic!("{told:?}");
+    };
+    assert!(
+        change.reason.contains("is not there") && change.reason.contains("stays"),
+        "{change:?}"
+    );
+}

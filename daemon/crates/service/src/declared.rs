@@ -13,7 +13,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rocmforge_engine::LoadedModel;
@@ -151,10 +151,38 @@ pub struct Registration {
 enum Seen {
     /// That file.
     Same,
+    /// That file, which has changed: it was loaded anew, or could not be.
+    Changed,
     /// Another one, or none.
-    Other,
+    Other(Found),
     /// It did not answer.
     Nothing,
+}
+
+/// What a loaded model does not take of how it is declared now.
+fn kept_by_loaded(before: &Declared, now: &Declared) -> Option<String> {
+    let template = |model: &Declared| model.defaults.template.clone();
+    let differ = [
+        ("template", template(before) != template(now)),
+        ("draft", before.draft != now.draft),
+        ("pin", before.pin != now.pin),
+        ("preload", now.preload && !before.preload),
+    ];
+    let keys = differ.into_iter().filter(|(_, differs)| *differs);
+    let keys: Vec<_> = keys.map(|(key, _)| key).collect();
+    let message = "of a model that is loaded is taken when it is loaded anew: unload it, and ask for it or reload";
+    (!keys.is_empty()).then(|| format!("{} {message}", keys.join(", ")))
+}
+
+/// Why a declared file is not the one that is loaded.
+fn other_file(model: &Declared, found: &Found, loaded: &Path) -> String {
+    let (path, loaded) = (model.path.display(), loaded.display());
+    match **found {
+        Some(_) => format!("the file {loaded} is loaded under this name; unload it for {path}"),
+        None => format!(
+            "{path} is not there, or leads nowhere; what is loaded, of {loaded}, stays until it is unloaded"
+        ),
+    }
 }
 
 /// The real path of a declared model's file, if there is one.
@@ -186,9 +214,9 @@ impl Service {
         self.shelf.get().real_name(name)
     }
 
-    /// Declares these models and no others. Names count at once; [`Service::register_declared`]
-    /// loads.
-    pub fn declare(&self, models: Vec<Declared>) {
+    /// Declares these models and no others, and gives what was declared before. Names count at
+    /// once; [`Service::register_declared`] loads.
+    pub fn declare(&self, models: Vec<Declared>) -> Arc<Book> {
         let book = Book::new(models);
         let names: Vec<_> = book.models.iter().map(|m| m.name.clone()).collect();
         let before = self.shelf.replace(book);
@@ -205,11 +233,13 @@ impl Service {
                 }
             }
         }
+        before
     }
 
     /// Registers what is declared and not loaded, with its pins. A model that cannot be loaded is
-    /// told in the log, too, and tried again at its first use over HTTP.
-    pub async fn register_declared(&self) -> Registration {
+    /// told in the log, too, and tried again at its first use over HTTP. What was declared `before`
+    /// tells what a loaded model does not take.
+    pub async fn register_declared(&self, before: &Book) -> Registration {
         let mut registration = Registration::default();
         let book = self.declared();
         let models = book.drafts_first();
@@ -225,11 +255,15 @@ impl Service {
                     }
                 };
                 let seen = self.renew(model, &loaded, found, &mut registration).await;
-                if let Seen::Other = seen {
-                    tracing::warn!(model = ?model.name, loaded = ?loaded.path(), declared = ?model.path, "another file is loaded under a declared name; unload it for the declared one");
-                    let (other, path) = (loaded.path().display(), model.path.display());
-                    let reason =
-                        format!("the file {other} is loaded under this name; unload it for {path}");
+                let kept = match seen {
+                    Seen::Same => before
+                        .model(&model.name)
+                        .and_then(|b| kept_by_loaded(b, model)),
+                    Seen::Other(found) => Some(other_file(model, &found, loaded.path())),
+                    Seen::Changed | Seen::Nothing => None,
+                };
+                if let Some(reason) = kept {
+                    tracing::warn!(model = ?model.name, "{reason}");
                     registration.refused.push((model.name.clone(), reason));
                 }
                 continue;
@@ -317,18 +351,19 @@ impl Service {
             return Seen::Nothing;
         };
         if found.as_deref() != Some(loaded.path()) {
-            return Seen::Other;
+            return Seen::Other(found);
         }
-        if loaded.file().has_changed() {
-            match self.renewed(model, loaded, &Arrival::now(None)).await {
-                Ok(_) => registration.registered.push(model.clone()),
-                Err(failure) => {
-                    let reason = failure.message().to_owned();
-                    refused.push((model.name.clone(), reason));
-                }
+        if !loaded.file().has_changed() {
+            return Seen::Same;
+        }
+        match self.renewed(model, loaded, &Arrival::now(None)).await {
+            Ok(_) => registration.registered.push(model.clone()),
+            Err(failure) => {
+                let reason = failure.message().to_owned();
+                refused.push((model.name.clone(), reason));
             }
         }
-        Seen::Same
+        Seen::Changed
     }
 
     /// Loads one declared model, without its preload.
