@@ -2,12 +2,24 @@
 //! mends it.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::{fmt, io};
 
 use rocmforge_client::{Code, Error, RpcError};
 use serde_json::{Value, json};
 
 use crate::human::clean;
 use crate::sampling::flag_of;
+
+/// A file that was named cannot be read here.
+#[derive(Debug)]
+pub(crate) struct Unreadable(pub(crate) PathBuf);
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot read {}", self.0.display())
+    }
+}
 
 /// The error with its causes, one after the other, and what to do about it.
 pub(crate) fn describe(error: &anyhow::Error) -> String {
@@ -80,6 +92,7 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
         .chain()
         .find_map(|cause| cause.downcast_ref::<Error>());
     match of_client {
+        None if error.is::<Unreadable>() && is_absent(error) => 5,
         None | Some(Error::Incomplete { .. }) => 1,
         Some(Error::Rpc(rpc)) => match rpc.code {
             Code::ResourceExhausted | Code::Unavailable | Code::DeadlineExceeded => 4,
@@ -95,6 +108,11 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
         },
         Some(_) => 3,
     }
+}
+
+fn is_absent(error: &anyhow::Error) -> bool {
+    let of_io = error.chain().find_map(|cause| cause.downcast_ref());
+    of_io.is_some_and(|error: &io::Error| error.kind() == io::ErrorKind::NotFound)
 }
 
 fn code_name(code: Code) -> String {

@@ -194,7 +194,7 @@ async fn errors_name_the_flag_or_the_command_that_mends_them() {
         (&["unload", "tiny"], 6, &["pinned", "--force"]),
         (
             &["run", "/nonexistent.gguf", "x"],
-            1,
+            5,
             &["/nonexistent.gguf", "No such file"],
         ),
     ] {

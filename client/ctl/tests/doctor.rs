@@ -115,16 +115,21 @@ impl Fake {
         listener
     }
 
-    fn run(&self, arguments: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_rocmforgectl"))
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforgectl"));
+        command
             .env_remove("ROCMFORGE_SOCKET")
             .env_remove("XDG_RUNTIME_DIR")
             .env("PATH", self.dir.path().join("bin"))
             .args(["doctor", "--root"])
             .arg(self.dir.path())
-            .args(arguments)
-            .output()
-            .expect("rocmforgectl starts")
+            .args(arguments);
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let output = self.command(arguments).output();
+        output.expect("rocmforgectl starts")
     }
 
     fn lines(&self) -> Vec<[String; 4]> {
@@ -314,6 +319,23 @@ fn an_nvidia_card_needs_its_own_nodes_and_module() {
     assert!(
         !lines.iter().any(|[l, s, ..]| l == "fail" && s != "socket"),
         "{lines:#?}"
+    );
+}
+
+#[test]
+fn a_relative_socket_is_looked_for_where_a_client_finds_it() {
+    let fake = Fake::new();
+    let here = tempfile::tempdir().expect("a temporary directory");
+    // A daemon that was killed left it.
+    let socket = here.path().join("s");
+    drop(UnixListener::bind(&socket).expect("it binds"));
+    fs::set_permissions(socket, Permissions::from_mode(0o666)).expect("it is ours");
+    let mut doctor = fake.command(&["--socket", "s"]);
+    let output = doctor.current_dir(here.path()).output();
+    let text = String::from_utf8(output.expect("it starts").stdout).expect("UTF-8");
+    assert!(
+        text.contains("no daemon answers there") && !text.contains("there is none"),
+        "{text}"
     );
 }
 

@@ -10,12 +10,12 @@ use super::generate::print;
 use super::models::is_of_file;
 use super::{Context, load, said};
 use crate::cli::RunArgs;
+use crate::failure::Unreadable;
 use crate::private::find_daemon;
 
 pub(super) async fn run(context: &mut Context, args: RunArgs) -> anyhow::Result<()> {
     // Before a daemon is started for it.
-    std::fs::metadata(&args.file)
-        .with_context(|| format!("cannot read {}", args.file.display()))?;
+    std::fs::metadata(&args.file).with_context(|| Unreadable(args.file.clone()))?;
     let prompt = said(args.prompt).await?;
     let client = daemon(context, &args.file, args.private).await?;
     let model = loaded(&client, &args.file).await?;
@@ -43,8 +43,7 @@ async fn daemon(context: &Context, file: &Path, private: bool) -> anyhow::Result
         }
     }
     // The daemon resolves links before it looks at the directory; so does this.
-    let file =
-        std::fs::canonicalize(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let file = std::fs::canonicalize(file).with_context(|| Unreadable(file.to_owned()))?;
     let dir = file.parent().unwrap_or(Path::new("/"));
     context.private.start(&find_daemon(true)?, dir).await
 }

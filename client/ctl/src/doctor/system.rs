@@ -100,8 +100,12 @@ impl System {
     }
 
     pub(super) fn access(&self, path: &Path) -> Option<Access> {
-        let below = path.strip_prefix("/").unwrap_or(path);
-        let found = fs::metadata(self.root.join(below)).ok()?;
+        // A relative one is where a client finds it, whatever the root.
+        let path = match path.strip_prefix("/") {
+            Ok(below) => self.root.join(below),
+            Err(_) => path.to_owned(),
+        };
+        let found = fs::metadata(path).ok()?;
         Some(Access {
             uid: found.uid(),
             gid: found.gid(),
