@@ -60,7 +60,7 @@ pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyho
                     }
                     if answer.effective_budget_bytes > answer.budget_bytes {
                         let now = size(answer.effective_budget_bytes);
-                        text.push_str(&format!("; {now} until running work lets go"));
+                        text.push_str(&format!("; {now} until pins and running work let go"));
                     }
                     text
                 },
