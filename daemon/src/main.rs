@@ -9,6 +9,7 @@
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ use rocmforged::config::{Config, ConfigError, Flags};
 use rocmforged::devices::{FoundDriver, embedded_kernels};
 use rocmforged::generated;
 use rocmforged::log::Log;
-use rocmforged::model_files::{ModelDirError, ModelDirs};
+use rocmforged::model_files::{ModelDirError, ModelDirs, UNREADABLE};
 use rocmforged::reload::{Reloader, Reloads, SetFilter};
 use rocmforged::signals;
 use rocmforged::socket::Socket;
@@ -160,6 +161,11 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
+/// What is said of a model directory that cannot be read.
+fn unreadable(dir: &Path) -> String {
+    format!("the model directory {} {UNREADABLE}", dir.display())
+}
+
 /// Prints what would be in force, and looks at what it leads to.
 fn check(config: &Config) -> ExitCode {
     // A reader that has seen enough is no failure.
@@ -173,6 +179,10 @@ fn check(config: &Config) -> ExitCode {
         Err(error) => return fail(&error.into(), 2),
     };
     let mut code = ExitCode::SUCCESS;
+    for (dir, error) in dirs.unlisted() {
+        let error = anyhow::Error::from(error);
+        code = fail(&error.context(unreadable(dir)), 2);
+    }
     for declared in &config.models {
         if let Err(error) = dirs.open(&declared.model.path) {
             let error = anyhow::Error::from(error).context(format!(
@@ -276,6 +286,9 @@ fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
     raise_descriptors()?;
     for variable in &config.unread_variables {
         tracing::warn!("{variable} {UNREAD}");
+    }
+    for (dir, error) in model_dirs.unlisted() {
+        tracing::warn!(%error, "{}", unreadable(dir));
     }
     if model_dirs.named().next().is_none() {
         tracing::warn!("no --model-dir is given: every load will be refused");

@@ -20,7 +20,7 @@ pub(crate) use self::limits::{peer_limit, prompts_held};
 pub use self::model_file::from_model_file;
 pub(crate) use self::settings::no_settings;
 pub use self::settings::settings_unusable;
-pub(crate) use self::silent::{directory_silent, file_silent};
+pub(crate) use self::silent::{beside_unreadable, directory_silent, file_silent};
 use crate::roles::Role;
 
 /// Longest message of a failure, in bytes.

@@ -422,7 +422,12 @@ impl Service {
     fn unknown(&self, name: &str, files: &[NamedFile]) -> Failure {
         let snapshot: Arc<Snapshot> = self.engine.snapshot();
         let loaded = snapshot.models.iter().map(|status| status.model.name());
-        failure::no_such_model(name, loaded, files.iter().map(|file| file.name.as_str()))
+        let names = files.iter().map(|file| file.name.as_str());
+        let unknown = failure::no_such_model(name, loaded, names);
+        match self.dirs.refused(&self.listing.looks) {
+            Some((dir, why)) => failure::beside_unreadable(unknown, dir, &why),
+            None => unknown,
+        }
     }
 }
 

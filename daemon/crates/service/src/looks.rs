@@ -109,12 +109,14 @@ impl<T> Looks<T> {
 }
 
 impl<T> Looks<T> {
+    /// What a look at `key` found last.
+    pub(crate) fn found(&self, key: &Path) -> Option<Arc<T>> {
+        self.0.lock().get(key)?.found.clone()
+    }
+
     /// Whether a look at `key` has found anything yet.
     pub(crate) fn has_found(&self, key: &Path) -> bool {
-        self.0
-            .lock()
-            .get(key)
-            .is_some_and(|state| state.found.is_some())
+        self.found(key).is_some()
     }
 }
 
@@ -138,9 +140,7 @@ impl<T: Send + Sync + 'static> Looks<T> {
         let begun = self.begin(key, look);
         let counts = begun.is_own || !self.has_found(key);
         let has_ended = counts && self.has_ended(key, &begun);
-        let of = self.0.lock();
-        let found = of.get(key).and_then(|state| state.found.clone());
-        (found, has_ended)
+        (self.found(key), has_ended)
     }
 
     /// What each of these looks finds at its key; nothing that was found earlier, and nothing of

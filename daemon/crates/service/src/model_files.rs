@@ -28,6 +28,7 @@ mod list;
 
 pub use dirs::{ModelDirError, ModelDirs};
 pub(crate) use list::Found;
+pub use list::UNREADABLE;
 pub use list::{FILES_MAX, ModelFile};
 
 /// Longest path of a request in bytes, the system's own limit.

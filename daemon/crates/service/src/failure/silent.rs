@@ -1,9 +1,10 @@
-//! What does not answer: a file, or a directory of files.
+//! What does not answer, or cannot be read: a file, or a directory of files.
 
 use std::path::Path;
 use std::time::Duration;
 
 use super::{Failure, Kind};
+use crate::model_files::UNREADABLE;
 
 /// When to try again.
 pub(super) const RETRY: Duration = Duration::from_secs(5);
@@ -33,4 +34,15 @@ pub(crate) fn directory_silent(name: &str, dir: &Path) -> Failure {
             "no model '{name}' is loaded, and the model directory {dir} has not answered yet; check the server or the \
              mount that it lies on, then ask again"
         ))
+}
+
+/// A failure that may be due to a model directory that cannot be read.
+pub(crate) fn beside_unreadable(failure: Failure, dir: &Path, why: &str) -> Failure {
+    let dir = dir.display().to_string();
+    // In front: what there is besides may be long.
+    let message = format!(
+        "the model directory {dir} {UNREADABLE} ({why}); {}",
+        failure.message()
+    );
+    failure.with("dir", &dir).says(&message)
 }

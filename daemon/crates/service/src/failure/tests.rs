@@ -12,6 +12,14 @@ fn what_can_be_mended_is_told_with_how() {
             no_such_model("x", ["a"].into_iter(), none()),
             "name one of these",
         ),
+        (
+            beside_unreadable(
+                no_such_model("x", none(), none()),
+                "/m".as_ref(),
+                "no right",
+            ),
+            "the model directory /m cannot be read",
+        ),
         (unloaded_meanwhile("x"), "load it again"),
         (body_too_large(9), "send less"),
         (deadline(), "allow more time"),

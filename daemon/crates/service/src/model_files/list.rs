@@ -18,11 +18,21 @@ use crate::looks::Looks;
 const DEPTH_MAX: usize = 8;
 /// Entries of directories that are looked at.
 const ENTRIES_MAX: usize = 1 << 16;
+/// What is said of a model directory that cannot be read.
+pub const UNREADABLE: &str = "cannot be read, so that its files are not known; let the daemon's user read it, by its \
+                              mode or owner, or name another one";
 /// Files that are listed.
 pub const FILES_MAX: usize = 4096;
 
-/// Files below a directory, and whether these are all.
-pub(crate) type Found = (Vec<ModelFile>, bool);
+/// What there is below a model directory.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    files: Vec<ModelFile>,
+    /// Whether these are all.
+    is_whole: bool,
+    /// Why the directory itself cannot be read.
+    refused: Option<String>,
+}
 
 /// A file that could be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,9 +60,9 @@ impl ModelDirs {
             if !is_fresh {
                 tracing::warn!(dir = ?dir, "a model directory does not answer, or is slow");
             }
-            is_whole &= is_fresh && found.as_ref().is_some_and(|found| found.1);
+            is_whole &= is_fresh && found.as_ref().is_some_and(|found| found.is_whole);
             if let Some(found) = found {
-                files.extend_from_slice(&found.0);
+                files.extend_from_slice(&found.files);
             }
         }
         files.sort_by(|a, b| a.path.cmp(&b.path));
@@ -69,15 +79,32 @@ impl ModelDirs {
         self.silent().next().or(unread)
     }
 
-    /// The files below a directory, and whether these are all.
+    /// A model directory that was looked at and could not be read, and why.
+    pub(crate) fn refused(&self, looks: &Looks<Found>) -> Option<(&Path, String)> {
+        let mut dirs = self.real();
+        dirs.find_map(|dir| Some((dir, looks.found(dir)?.refused.clone()?)))
+    }
+
+    /// The model directories that cannot be read. Blocks on the file system.
+    pub fn unlisted(&self) -> impl Iterator<Item = (&Path, std::io::Error)> {
+        let refused = |dir| Some((dir, std::fs::read_dir(dir).err()?));
+        self.real().filter_map(refused)
+    }
+
     fn walk(&self, root: &Path, entries_max: usize) -> Found {
         let mut files = Vec::new();
         let mut entries = 0;
         let mut dirs: Vec<(PathBuf, usize)> = vec![(root.to_owned(), 0)];
-        let mut is_whole = true;
+        let (mut is_whole, mut refused) = (true, None);
         'walk: while let Some((dir, depth)) = dirs.pop() {
-            let Ok(found) = std::fs::read_dir(&dir) else {
-                continue;
+            let found = match std::fs::read_dir(&dir) {
+                Ok(found) => found,
+                Err(error) if depth == 0 => {
+                    is_whole = false;
+                    refused = Some(error.to_string());
+                    continue;
+                }
+                Err(_) => continue,
             };
             for entry in found.flatten() {
                 if entries >= entries_max || files.len() >= FILES_MAX {
@@ -95,7 +122,11 @@ impl ModelDirs {
                 }
             }
         }
-        (files, is_whole)
+        Found {
+            files,
+            is_whole,
+            refused,
+        }
     }
 
     fn file(&self, entry: &DirEntry) -> Option<ModelFile> {
@@ -192,6 +223,23 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_that_cannot_be_read_is_told_from_an_empty_one() {
+        let (gone, empty) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let dirs = ModelDirs::new(&[empty.path().to_owned(), gone.path().to_owned()]).unwrap();
+        let looks = Looks::default();
+        assert_eq!(dirs.list(&looks), (Vec::new(), true));
+        assert!(dirs.refused(&looks).is_none() && dirs.unlisted().next().is_none());
+        // As without a right to read it, which root would have.
+        let root = gone.path().canonicalize().unwrap();
+        gone.close().unwrap();
+        assert_eq!(dirs.list(&looks), (Vec::new(), false));
+        let (dir, why) = dirs.refused(&looks).unwrap();
+        assert!(dir == root && why.contains("No such file"), "{why}");
+        let unlisted: Vec<_> = dirs.unlisted().map(|(dir, _)| dir).collect();
+        assert_eq!(unlisted, [root]);
+    }
+
+    #[test]
     fn the_walk_looks_at_a_bounded_number_of_entries() {
         let dir = tempfile::tempdir().unwrap();
         for i in 0..5 {
@@ -200,10 +248,10 @@ mod tests {
             fs::write(below.join("m.gguf"), "x").unwrap();
         }
         let dirs = ModelDirs::new(&[dir.path().to_owned()]).unwrap();
-        let (files, is_whole) = dirs.walk(dir.path(), 10);
-        assert!(is_whole && files.len() == 5, "{files:?}");
+        let found = dirs.walk(dir.path(), 10);
+        assert!(found.is_whole && found.files.len() == 5, "{found:?}");
         // The directories themselves, and the files of two of them.
-        let (files, is_whole) = dirs.walk(dir.path(), 7);
-        assert!(!is_whole && files.len() == 2, "{files:?}");
+        let found = dirs.walk(dir.path(), 7);
+        assert!(!found.is_whole && found.files.len() == 2, "{found:?}");
     }
 }
