@@ -22,8 +22,9 @@
 // elements of some positions' values. What bounds it in short contexts is latency, so loads come as
 // early as they can: keys and values of the first step before the launch before has ended (with
 // `append` they are of earlier passes), those of a later step before the arithmetic of the one
-// before. Softmax is the online one (arXiv 1805.02867), in base 2. The last block of a row and head
-// to finish adds up the parts: `partials` [rows][blocks][n_split][heads][dim_v + 2] f32 (max, sum,
+// before or, in half the registers, where those of the step before have been used (BOTH_STEPS).
+// Softmax is the online one (arXiv 1805.02867), in base 2. The last block of a row and head to
+// finish adds up the parts: `partials` [rows][blocks][n_split][heads][dim_v + 2] f32 (max, sum,
 // weighted values), `counters` [rows][blocks], zero before the first launch and again after each.
 // Moves the row's K and V once, q and partials. Shared memory: static.
 // Entries: attention_decode_<dim>_<group> as built with DIM and GROUP (most query heads of a
@@ -206,6 +207,13 @@ FORCE void join_parts(const AttentionDecodeArgs& a, u64 place, u32 n_parts, u32 
     }
 }
 
+// Whether a step's keys and values and those of the next are in registers at a time: where a lane
+// has enough of them. Of gfx90a and gfx942 it has 512; of narrower heads more waves fit instead.
+#if defined(RF_CUDA) || ((defined(__gfx90a__) || defined(__gfx942__)) && DIM_K > 256)
+#define BOTH_STEPS
+#endif
+
+#ifdef BOTH_STEPS
 // A thread's keys and values of a step.
 struct Step {
     Piece keys[PIECES_LANE], values[VALUES_TEAM];
@@ -230,6 +238,82 @@ struct Step {
         }
     }
 };
+#else
+// AMD counts loads, and waits for one by how many came behind it. Where a branch may have left
+// some out, it has to wait for all: so each thread reads always, at a place beside where there is
+// none of its own. Of heads of any size that would be many more loads.
+#ifdef ANY
+#define READS_ALWAYS 0
+#else
+#define READS_ALWAYS 1
+#endif
+
+// What a step reads: of a sequence and a key/value head, the positions from base on that are
+// neither before `start` nor at `stop` or behind. It has one page or two, the same for all threads.
+struct Span {
+    u32 head_kv, base, start, stop, last;
+    const u8 *low, *high;
+    static_assert(STEP <= 2 * PAGE, "a step of more than two pages");
+
+    // `last`, the row's position, is the last that has a page.
+    FORCE Span(const KvPlace& kv, u32 sequence, u32 head_kv_, u32 base_, u32 start_, u32 stop_, u32 last_)
+        : head_kv(head_kv_), base(base_), start(start_), stop(stop_), last(last_) {
+        low = high = page_of_all(kv, sequence, least(base / PAGE, last / PAGE));
+        if (STEP > PAGE) high = page_of_all(kv, sequence, least(base / PAGE + 1, last / PAGE));
+    }
+    // A position that may be read.
+    FORCE u32 place(u32 p) const { return READS_ALWAYS ? least(p < start ? start : p, last) : p; }
+    FORCE const u8* page(u32 p) const { return STEP <= PAGE || p / PAGE == base / PAGE ? low : high; }
+};
+
+#ifdef KV_Q8
+// A piece on its way, as a vector, which stays whole. Of scales by themselves gfx11's compiler puts
+// two into a register, and an instruction emulator errs in loads of half a register.
+typedef u32 Held __attribute__((ext_vector_type(4)));
+FORCE Held held(Piece p) { return Held{p.low, p.high, p.scale, 0}; }
+FORCE Piece either(bool first, Piece a, Held b) {
+    return Piece{first ? a.low : b.x, first ? a.high : b.y, made_anew(first ? a.scale : b.z)};
+}
+#else
+typedef Piece Held;
+FORCE Held held(Piece p) { return p; }
+#endif
+
+// A thread's keys and values of a step.
+struct Step {
+    Held keys[PIECES_LANE], values[VALUES_TEAM];
+
+    FORCE void load_keys(const AttentionDecodeArgs& a, const Span& of) {
+        const u32 p = of.place(of.base + thread_x() / LANES_K), part = thread_x() % LANES_K;
+        if (READS_ALWAYS || (p >= of.start && p < of.stop)) {
+            const u8* from = of.page(p) + k_offset(a.kv, of.head_kv);
+#pragma unroll
+            for (u32 i = 0; i < PIECES_LANE; ++i) {
+                const u32 at = part + i * LANES_K;
+                if (READS_ALWAYS || at < pieces_k(a)) {
+                    keys[i] = held(piece_of(from, dim_k(a), p % PAGE, READS_ALWAYS ? least(at, pieces_k(a) - 1) : at));
+                }
+            }
+        }
+    }
+    FORCE void load_values(const AttentionDecodeArgs& a, const Span& of) {
+        u32 team = thread_x() / pieces_v(a);
+        const u32 piece = thread_x() % pieces_v(a), teams = teams_of(a);
+#ifdef ANY
+        // The places of all that a thread may read would fill too many registers from step to step.
+        team = made_anew(team);
+#endif
+#pragma unroll
+        for (u32 j = 0; j < VALUES_TEAM; ++j) {
+            const u32 slot = team + j * teams;
+            const u32 p = of.place(of.base + (READS_ALWAYS ? least(slot, STEP - 1) : slot));
+            if (READS_ALWAYS || (team < teams && slot < STEP && p >= of.start && p < of.stop)) {
+                values[j] = held(piece_of(of.page(p) + v_offset(a.kv, of.head_kv), dim_v(a), p % PAGE, piece));
+            }
+        }
+    }
+};
+#endif
 
 ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     __shared__ alignas(16) float q[GROUP][DIM_K];
@@ -256,7 +340,13 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     const u32 stop = a.append ? least(end, position) : end;  // positions that are read from pages
     Step now;
     if (!a.append) wait_for_inputs();
+#ifdef BOTH_STEPS
     now.load(a, sequence, head_kv, begin, start, stop);
+#else
+    const Span first_step(a.kv, sequence, head_kv, begin, start, stop, position);
+    now.load_keys(a, first_step);
+    now.load_values(a, first_step);
+#endif
     if (a.append) wait_for_inputs();
 
     const u32 entry = a.rope.by_position ? position : row;
@@ -313,7 +403,7 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
 #endif
         }
     }
-    block_sync();
+    block_sync_shared();
 
     float acc[GROUP][8];
 #pragma unroll
@@ -323,8 +413,13 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     const u32 teams = teams_of(a), team = t / pieces_v(a), piece = t % pieces_v(a);
     const u32 slot_k = t / LANES_K, part = t % LANES_K;
     for (u32 base = begin; base < end; base += STEP) {
+        const bool more = base + STEP < end;
+#ifdef BOTH_STEPS
         Step next = now;
-        if (base + STEP < end) next.load(a, sequence, head_kv, base + STEP, start, stop);
+        if (more) next.load(a, sequence, head_kv, base + STEP, start, stop);
+#else
+        const Span next_step(a.kv, sequence, head_kv, base + STEP, start, stop, position);
+#endif
         const u32 p = base + slot_k;
         float dot[GROUP];
 #pragma unroll
@@ -377,7 +472,11 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
             if (cap > 0.0f) s = cap * tanh_of(s / cap);
             if (part == 0) scores[g][slot_k] = seen ? s : NEG_INF;
         }
-        block_sync();
+#ifndef BOTH_STEPS
+        // In place of those that have been used: half the registers of a step ahead.
+        if (READS_ALWAYS || more) now.load_keys(a, next_step);
+#endif
+        block_sync_shared();
         // A wave a head: the step's largest score, the weights, their sum.
         for (u32 g = wave(); g < GROUP; g += WAVES) {
             float m = NEG_INF;
@@ -398,7 +497,7 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
                 total[g] = total[g] * r + sum;
             }
         }
-        block_sync();
+        block_sync_shared();
 #pragma unroll
         for (u32 g = 0; g < GROUP; ++g) {
             float r = rescale[g];
@@ -440,8 +539,12 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
             }
         }
         // The scores are read until here.
-        if (base + STEP < end) block_sync();
+        if (more) block_sync_shared();
+#ifdef BOTH_STEPS
         now = next;
+#else
+        if (READS_ALWAYS || more) now.load_values(a, next_step);
+#endif
     }
 
     // Add up the teams, WAVES of them at a time, in rounds.

@@ -68,6 +68,7 @@ FORCE u32 block_x() { return blockIdx.x; }
 FORCE u32 block_y() { return blockIdx.y; }
 FORCE u32 block_z() { return blockIdx.z; }
 FORCE void block_sync() { __syncthreads(); }
+FORCE void block_sync_shared() { __syncthreads(); }
 FORCE void device_fence() { __threadfence(); }
 #else
 FORCE u32 thread_x() { return __builtin_amdgcn_workitem_id_x(); }
@@ -78,6 +79,18 @@ FORCE void block_sync() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+// The same for shared memory alone. From gfx10 on a block's waves may sit on two compute units, so
+// block_sync waits for all loads from device memory, those ahead of their use too; this one leaves
+// them under way. Compilers before LLVM 20 may not know the address space of a fence.
+FORCE void block_sync_shared() {
+#if __clang_major__ >= 20
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+#else
+    block_sync();
+#endif
 }
 FORCE void device_fence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
 #endif

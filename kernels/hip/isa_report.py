@@ -52,9 +52,6 @@ SIMD = {
 KNOWN_SPILLS = {
     "attention_prefill_256": "heads of 256: a tile's output alone is 128 registers a lane; needs a split of the head",
     "attention_prefill_256_q8": "as attention_prefill_256",
-    "attention_decode_any_q8": "as attention_decode_any",
-    "attention_decode_any_f32": "as attention_decode_any",
-    "attention_decode_any": "any length of head: its arrays have the size of the longest, 576 (latent attention)",
 }
 
 DOT = re.compile(r"^v_(dot|dot2c|dot4c)\w*")

@@ -40,6 +40,18 @@ FORCE u32 sequence_of(const KvPlace& kv, u32 row) { return kv.sequences ? kv.seq
 FORCE u8* page_of(const KvPlace& kv, u32 sequence, u32 page) {
     return (u8*)kv.kv_base + kv.table[(u64)sequence * kv.table_stride + page] + kv.layer_offset;
 }
+#ifdef RF_AMD
+// The same of a sequence and a page that all lanes have in common, of a table that the launch does
+// not change: a scalar load. One by lanes comes after all loads that are under way, and what is
+// read at its address waits for them too. The compiler must not know where the page came from: it
+// makes a load by lanes of a choice between two.
+FORCE const u8* page_of_all(const KvPlace& kv, u32 sequence, u32 page) {
+    typedef const __attribute__((address_space(4))) u64* Entry;
+    u64 offset = *(Entry)(u64)(kv.table + (u64)sequence * kv.table_stride + page);
+    asm("" : "+s"(offset));
+    return kv.kv_base + offset + kv.layer_offset;
+}
+#endif
 // Bytes of a head of a page.
 #ifdef KV_Q8
 FORCE u32 head_bytes(u32 dim) { return PAGE * dim + PAGE * dim / 16; }
