@@ -7,6 +7,10 @@
 // f16, the second operand of the next product as they lie. Shared memory: a page of K as it is and
 // one of V transposed, rows padded by 16 bytes; the next page travels in registers meanwhile where
 // there are enough of them. Fragments are those of wmma.h.
+//
+// A lane of gfx11 and gfx12 has 256 registers. Of heads of 256, outputs are 128 of them, queries 64
+// (on gfx11, which takes operands twice, those of a lane's half of the wave), so values travel
+// after the keys, through the same 32.
 #pragma once
 #include "wmma.h"
 
@@ -26,23 +30,39 @@ FORCE Operand operand(const u16* at) {
     }
     return o.v;
 }
-// The weights of 16 keys, as the product of K left them, as an operand.
-FORCE Operand operand(const Result& p) {
-    OperandWords o;
+// An operand's words that no other lane has: elements 8 (lane / 16) + 0..7 on gfx11, where
+// lane ^ 16 has the others, and all elsewhere.
 #if defined(__GFX11__)
-    // The other half of the keys is with lane ^ 16.
-    const bool upper = lane() >= 16;
+#define SHARE_WORDS 4u
+FORCE u32 share_at() { return lane() / 16 * 8; }
+#else
+#define SHARE_WORDS OPERAND_WORDS
+FORCE u32 share_at() { return operand_at(); }
+#endif
+struct Share {
+    u32 w[SHARE_WORDS];
+};
+FORCE Operand operand(const Share& share) {
+    OperandWords o;
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) {
-        const u32 mine = pack_f16(p[2 * i], p[2 * i + 1]), other = shuffle_xor(mine, 16);
+    for (u32 i = 0; i < SHARE_WORDS; ++i) {
+#if defined(__GFX11__)
+        const bool upper = lane() >= 16;
+        const u32 mine = share.w[i], other = row_swap(mine);
         o.w[i] = upper ? other : mine;
         o.w[4 + i] = upper ? mine : other;
-    }
 #else
-#pragma unroll
-    for (u32 i = 0; i < OPERAND_WORDS; ++i) o.w[i] = pack_f16(p[2 * i], p[2 * i + 1]);
+        o.w[i] = share.w[i];
 #endif
+    }
     return o.v;
+}
+// The weights of 16 keys, as the product of K left them, as an operand.
+FORCE Operand operand(const Result& p) {
+    Share share;
+#pragma unroll
+    for (u32 i = 0; i < SHARE_WORDS; ++i) share.w[i] = pack_f16(p[2 * i], p[2 * i + 1]);
+    return operand(share);
 }
 // Over the lanes of one query.
 FORCE float query_max(float v) {
@@ -60,12 +80,24 @@ FORCE float query_sum(float v) {
 // 16-byte chunks of K that a thread brings, and pairs of rows' chunks of V.
 #define K_EACH ((PAGE * CHUNKS + THREADS - 1) / THREADS)
 #define V_EACH ((PAGE / 2 * CHUNKS + THREADS - 1) / THREADS)
-
-// gfx11's operands take twice the registers.
-#if defined(__GFX11__)
-#define AHEAD (DIM < 128)
-#else
 #define AHEAD (DIM <= 128)
+// Whether a lane has 256 registers and no more (of gfx9 it has 512, accumulators among them), and
+// whether values travel after the keys for that.
+#if defined(__GFX11__) || defined(__GFX12__)
+#define FEW_REGISTERS 1
+#else
+#define FEW_REGISTERS 0
+#endif
+#define NARROW (FEW_REGISTERS && DIM > 128)
+// Whether queries are kept without what another lane has too: gfx11's operands take twice the
+// registers.
+#if defined(__GFX11__) && DIM >= 128
+typedef Share Query;
+FORCE Query query_of(const Share& share) { return share; }
+#else
+typedef Operand Query;
+FORCE Query query_of(const Share& share) { return operand(share); }
+FORCE Operand operand(const Query& query) { return query; }
 #endif
 
 // A chunk of 8 elements as it travels.
@@ -82,41 +114,79 @@ FORCE Chunk chunk_of(const u8* head, u32 slot, u32 at) { return ((const rf_u32x4
 FORCE rf_u32x4 words_of(Chunk c) { return c; }
 #endif
 
+// Where the chunks of a thread lie in a page.
+struct Chunks {
+    u32 t;
+
+    // Two neighbouring slots.
+    FORCE u32 value_pair() const { return t % (PAGE / 2); }
+#if FEW_REGISTERS
+    // A thread's number is taken anew for each page of wide heads: what follows from it would be
+    // kept in registers. That it is less than THREADS the compiler cannot know; where each thread
+    // has a chunk there must be no branch, so that loads stay together.
+    FORCE Chunks() : t(NARROW ? made_anew(thread_x()) % THREADS : thread_x()) {}
+    // As a sum with a constant of each i where that can be, which then is part of an instruction.
+    FORCE u32 key_slot(u32 i) const {
+        return THREADS % CHUNKS == 0 ? t / CHUNKS + i * (THREADS / CHUNKS) : (i * THREADS + t) / CHUNKS;
+    }
+    FORCE u32 key_chunk(u32 i) const { return THREADS % CHUNKS == 0 ? t % CHUNKS : (i * THREADS + t) % CHUNKS; }
+    FORCE bool has_key(u32 i) const { return (i + 1) * THREADS <= PAGE * CHUNKS || i * THREADS + t < PAGE * CHUNKS; }
+    FORCE u32 value_chunk(u32 i) const { return t / (PAGE / 2) + i * (THREADS / (PAGE / 2)); }
+    FORCE bool has_value(u32 i) const { return (i + 1) * THREADS <= PAGE / 2 * CHUNKS || value_chunk(i) < CHUNKS; }
+#else
+    FORCE Chunks() : t(thread_x()) {}
+    FORCE u32 key_slot(u32 i) const { return (i * THREADS + t) / CHUNKS; }
+    FORCE u32 key_chunk(u32 i) const { return (i * THREADS + t) % CHUNKS; }
+    FORCE bool has_key(u32 i) const { return i * THREADS + t < PAGE * CHUNKS; }
+    FORCE u32 value_chunk(u32 i) const { return (i * THREADS + t) / (PAGE / 2); }
+    FORCE bool has_value(u32 i) const { return value_chunk(i) < CHUNKS; }
+#endif
+};
+
 // A page on its way to shared memory.
 struct Travelling {
     Chunk k[K_EACH], v[V_EACH][2];
 
-    FORCE void load(const PrefillBlock& block, u32 page) {
-        const u8* at = block.page(page);
-        const u8* keys = at + k_offset(block.a.kv, block.head_kv);
-        const u8* values = at + v_offset(block.a.kv, block.head_kv);
+    FORCE void load_keys(const PrefillBlock& block, u32 page) {
+        const u8* keys = block.page(page) + k_offset(block.a.kv, block.head_kv);
+        const Chunks own;
 #pragma unroll
         for (u32 i = 0; i < K_EACH; ++i) {
-            const u32 c = i * THREADS + thread_x();
-            if (c < PAGE * CHUNKS) k[i] = chunk_of(keys, c / CHUNKS, c % CHUNKS);
+            if (own.has_key(i)) k[i] = chunk_of(keys, own.key_slot(i), own.key_chunk(i));
         }
+    }
+    FORCE void load_values(const PrefillBlock& block, u32 page) {
+        const u8* values = block.page(page) + v_offset(block.a.kv, block.head_kv);
+        const Chunks own;
 #pragma unroll
         for (u32 i = 0; i < V_EACH; ++i) {
-            const u32 c = i * THREADS + thread_x(), pair = c % (PAGE / 2), chunk = c / (PAGE / 2);
-            if (chunk < CHUNKS) {
-                v[i][0] = chunk_of(values, 2 * pair, chunk);
-                v[i][1] = chunk_of(values, 2 * pair + 1, chunk);
+            if (own.has_value(i)) {
+                v[i][0] = chunk_of(values, 2 * own.value_pair(), own.value_chunk(i));
+                v[i][1] = chunk_of(values, 2 * own.value_pair() + 1, own.value_chunk(i));
             }
+        }
+    }
+    FORCE void load(const PrefillBlock& block, u32 page) {
+        load_keys(block, page);
+        load_values(block, page);
+    }
+    FORCE void store_keys(u16 (*keys)[DIM + 8]) const {
+        const Chunks own;
+#pragma unroll
+        for (u32 i = 0; i < K_EACH; ++i) {
+            if (own.has_key(i)) *(rf_u32x4*)&keys[own.key_slot(i)][own.key_chunk(i) * 8] = words_of(k[i]);
         }
     }
     // Slots from `n_slots` on may hold anything, NaN too: their values become
     // zeros, as their weights do.
-    FORCE void store(u16 (*keys)[DIM + 8], u16 (*values)[PAGE + 8], u32 n_slots) const {
-#pragma unroll
-        for (u32 i = 0; i < K_EACH; ++i) {
-            const u32 c = i * THREADS + thread_x();
-            if (c < PAGE * CHUNKS) *(rf_u32x4*)&keys[c / CHUNKS][c % CHUNKS * 8] = words_of(k[i]);
-        }
+    FORCE void store_values(u16 (*values)[PAGE + 8], u32 n_slots) const {
+        const Chunks own;
+        const u32 pair = own.value_pair();
+        const u32 mask = (2 * pair < n_slots ? 0xffffu : 0) | (2 * pair + 1 < n_slots ? 0xffff0000u : 0);
 #pragma unroll
         for (u32 i = 0; i < V_EACH; ++i) {
-            const u32 c = i * THREADS + thread_x(), pair = c % (PAGE / 2), chunk = c / (PAGE / 2);
-            const u32 mask = (2 * pair < n_slots ? 0xffffu : 0) | (2 * pair + 1 < n_slots ? 0xffff0000u : 0);
-            if (chunk < CHUNKS) {
+            const u32 chunk = own.value_chunk(i);
+            if (own.has_value(i)) {
                 const rf_u32x4 even = words_of(v[i][0]), odd = words_of(v[i][1]);
 #pragma unroll
                 for (u32 j = 0; j < 4; ++j) {
@@ -141,37 +211,61 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     Travelling next;
     const u32 first_page = block.start(block.position(block.m0)) / PAGE;
     if (AHEAD) next.load(block, first_page);
-    Operand q[BLOCKS][DIM / 16];
+    Query q[BLOCKS][DIM / 16];
     Result out[BLOCKS][DIM / 16];
     float largest[BLOCKS], total[BLOCKS];
     u32 position[BLOCKS], start[BLOCKS];
 #pragma unroll
     for (u32 b = 0; b < BLOCKS; ++b) {
-        const float* from = a.q + block.element(m + 16 * b + query) + operand_at();
+        const float* from = a.q + block.element(m + 16 * b + query) + share_at();
         position[b] = block.position(m + 16 * b + query);
         largest[b] = block.first_largest(m + 16 * b + query);
         total[b] = group == 0 ? block.first_total() : 0.0f;
         start[b] = block.start(position[b]);
 #pragma unroll
         for (u32 d = 0; d < DIM / 16; ++d) {
-            OperandWords o;
+            Share share;
 #pragma unroll
-            for (u32 i = 0; i < OPERAND_WORDS; ++i) o.w[i] = pack_f16(from[d * 16 + 2 * i] * factor, from[d * 16 + 2 * i + 1] * factor);
-            q[b][d] = o.v;
+            for (u32 i = 0; i < SHARE_WORDS; ++i) share.w[i] = pack_f16(from[d * 16 + 2 * i] * factor, from[d * 16 + 2 * i + 1] * factor);
+            q[b][d] = query_of(share);
+            // Not all of it at a time, as f32.
+            if (NARROW && d % 4 == 3) __builtin_amdgcn_sched_barrier(0);
             out[b][d] = Result(0.0f);
         }
     }
     for (u32 page = first_page; page < n_pages; ++page) {
-        if (!AHEAD) next.load(block, page);
+        if (!AHEAD) next.load_keys(block, page);
+        if (!AHEAD && !NARROW) next.load_values(block, page);
         block_sync();
-        next.store(keys, values, n_visible - page * PAGE);
+        next.store_keys(keys);
+        if (NARROW) next.load_values(block, page);
+        next.store_values(values, n_visible - page * PAGE);
         block_sync();
         if (AHEAD) next.load(block, least(page + 1, n_pages - 1));
+        const Result zeros = no_sum();
         Result s[BLOCKS][PAGE / 16];
 #pragma unroll
         for (u32 n = 0; n < PAGE / 16; ++n) {
 #pragma unroll
-            for (u32 b = 0; b < BLOCKS; ++b) s[b][n] = Result(0.0f);
+            for (u32 b = 0; b < BLOCKS; ++b) s[b][n] = zeros;
+        }
+#if FEW_REGISTERS
+        // All keys by one part of the queries, which gfx11 has to make for it.
+#pragma unroll
+        for (u32 d = 0; d < DIM / 16; ++d) {
+            Operand x[BLOCKS];
+#pragma unroll
+            for (u32 b = 0; b < BLOCKS; ++b) x[b] = operand(q[b][d]);
+#pragma unroll
+            for (u32 n = 0; n < PAGE / 16; ++n) {
+                const Operand k = operand(&keys[n * 16 + operand_row()][d * 16 + operand_at()]);
+#pragma unroll
+                for (u32 b = 0; b < BLOCKS; ++b) s[b][n] = multiply(k, x[b], s[b][n]);
+            }
+        }
+#else
+#pragma unroll
+        for (u32 n = 0; n < PAGE / 16; ++n) {
 #pragma unroll
             for (u32 d = 0; d < DIM / 16; ++d) {
                 const Operand k = operand(&keys[n * 16 + operand_row()][d * 16 + operand_at()]);
@@ -179,6 +273,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                 for (u32 b = 0; b < BLOCKS; ++b) s[b][n] = multiply(k, q[b][d], s[b][n]);
             }
         }
+#endif
         Operand w[BLOCKS][PAGE / 16];
 #pragma unroll
         for (u32 b = 0; b < BLOCKS; ++b) {
