@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Compiles every unit of units.txt for every AMD target, warnings as errors. Needs clang 22 or newer
 # with lld (or ROCm's, by ROCM_PATH or CLANG) and nothing else of ROCm. Usage: check_targets.sh
-# [output directory] [target...]
+# [output directory] [target...]. UNITS is a regular expression of the units to compile, in place of
+# all.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${1:-}
@@ -28,10 +29,11 @@ fi
 mkdir -p "$out"
 trap '[ $keep = 1 ] || rm -rf "$out"' EXIT
 
+units() { grep -v '^#' "$here/units.txt" | grep -E "^(${UNITS:-.*}) "; }
+
 # One line a compilation, run in parallel; xargs stops at the first that returns 255.
 jobs=0
 while read -r name source definitions; do
-    case $name in '' | '#'*) continue ;; esac
     flags=()
     for definition in $definitions; do flags+=("-D$definition"); done
     for target in "${targets[@]}"; do
@@ -43,5 +45,5 @@ while read -r name source definitions; do
 { echo 'check_targets: $name does not compile for $target' >&2; exit 255; }"
         jobs=$((jobs + 1))
     done
-done < "$here/units.txt" | xargs -0 -P "$(nproc)" -n 1 bash -c
-echo "check_targets: $(grep -cv '^#' "$here/units.txt") units for ${#targets[@]} targets: ${targets[*]}"
+done < <(units) | xargs -0 -P "$(nproc)" -n 1 bash -c
+echo "check_targets: $(units | wc -l) units for ${#targets[@]} targets: ${targets[*]}"
