@@ -91,7 +91,7 @@ pub(crate) async fn serve(
     let engine = &http.service.engine;
     tokio::select! {
         () = async { while loops.join_next().await.is_some() {} } => {}
-        () = http.replies.watch(|| engine.snapshot().queued > 0) => {}
+        () = http.replies.watch(|| engine.snapshot().others_wait()) => {}
     }
     Ok(())
 }

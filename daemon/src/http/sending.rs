@@ -14,8 +14,9 @@ use http_body::{Frame, SizeHint};
 use crate::connection::Call;
 use crate::replies::{Outgoing, Replies, Rule, Taken, UNREAD_MAX};
 
-/// Marks an answer that comes as it is made. Such a one may be unread while nobody waits; where
-/// others wait for the engine, its own writer ends it long before.
+/// Marks an answer that comes as it is made. Such a one may be unread while nobody waits. Where
+/// others wait, a generation's own writer ends it long before this bound does (`reply.rs`); the
+/// events of models (`GET /models/sse`) have no such writer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Streamed;
 

@@ -11,6 +11,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::inference_client::InferenceClient;
 use rocmforged::End;
+use serde_json::json;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tonic::body::Body;
@@ -19,6 +20,7 @@ use tonic::{Code, Status, Streaming};
 use tonic_types::StatusExt;
 
 use crate::daemon::{Daemon, assert_status, connect, endless, greedy};
+use crate::http::client::{HttpDaemon, LLAMA, send, whole};
 
 /// Far longer than any answer takes.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -263,6 +265,34 @@ async fn streams_that_are_not_read_do_not_end_each_other() {
     tokio::time::sleep(UNREAD_FOR).await;
     assert_eq!(ended(unread).await, 0);
     assert_eq!(daemon.stop().await, End::Drained);
+}
+
+/// Longer than an HTTP answer may be unread.
+const UNREAD_OVER_HTTP_FOR: Duration = Duration::from_secs(65);
+
+#[tokio::test]
+async fn http_streams_that_are_not_read_do_not_end_each_other() {
+    let http = HttpDaemon::start().await;
+    let mut unread = Vec::new();
+    for seed in 1..=9 {
+        let body = json!({
+            "model": LLAMA, "prompt": "Once upon a time", "temperature": 1000, "top_k": 0, "top_p": 1, "min_p": 0,
+            "seed": seed, "logprobs": 5, "stream": true,
+        });
+        let stream = UnixStream::connect(http.path()).await.unwrap();
+        unread.push(send(stream, "POST", "/v1/completions", &[], &body.to_string()).await);
+    }
+    tokio::time::sleep(UNREAD_OVER_HTTP_FOR).await;
+    // All at once, so that none is unread while another one waits.
+    let read = unread.into_iter().map(|reply| tokio::spawn(whole(reply)));
+    for reply in read.collect::<Vec<_>>() {
+        let reply = reply.await.expect("it has an end");
+        let end = reply.text.len().saturating_sub(300);
+        let end = reply.text.get(end..).unwrap_or_default();
+        assert!(end.ends_with("data: [DONE]\n\n"), "{end}");
+        assert!(!end.contains("UNREAD"), "{end}");
+    }
+    assert_eq!(http.stop().await, End::Drained);
 }
 
 #[tokio::test]
