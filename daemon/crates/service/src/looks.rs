@@ -5,9 +5,11 @@
 //! slow is told of as it was found last, and one that does not answer costs those who look at it
 //! one wait and one thread.
 //!
-//! *Invariant:* of each key one look goes on at a time, but for [`HANGING_MAX`] that have hung for
-//! a minute, of which there are [`SPARE_MAX`] beside the first ones of their keys (test
-//! `one_that_hangs_is_waited_for_once_and_told_of_by_what_was_found_before`).
+//! *Invariant:* of each key one look goes on at a time. Another is begun beside those that go on
+//! only where all of these have hung for a minute, up to [`HANGING_MAX`] of a key, and up to
+//! [`SPARE_MAX`] of all keys beside the first ones (tests
+//! `one_that_hangs_is_waited_for_once_and_told_of_by_what_was_found_before`,
+//! `those_that_hang_are_bounded_of_a_key_and_of_all_together`).
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -274,6 +276,33 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(hasty.0.lock()[far].found, Some(Arc::new(3)));
+    }
+
+    #[test]
+    fn those_that_hang_are_bounded_of_a_key_and_of_all_together() {
+        let looks = Looks::<()>::default();
+        let gate = Arc::new(Mutex::new(()));
+        let closed = gate.lock().unwrap();
+        let begun_of = |key: usize| {
+            let path = PathBuf::from(format!("/far{key}"));
+            let begins = || {
+                let gate = Arc::clone(&gate);
+                let begun = looks.begin(&path, move || drop(gate.lock()));
+                // It has hung for a minute by the next one.
+                for (_, since) in &mut looks.0.lock().get_mut(&path).unwrap().going_on {
+                    *since = Instant::now() - ANEW_AFTER;
+                }
+                begun.is_own
+            };
+            (0..2 * SPARE_MAX).filter(|_| begins()).count()
+        };
+        let (whole, left) = (SPARE_MAX / (HANGING_MAX - 1), SPARE_MAX % (HANGING_MAX - 1));
+        for key in 0..whole {
+            assert_eq!(begun_of(key), HANGING_MAX, "of one key");
+        }
+        assert_eq!(begun_of(whole), 1 + left, "beside the first ones");
+        assert_eq!(begun_of(whole + 1), 1, "the first one of a key goes on");
+        drop(closed);
     }
 
     #[test]

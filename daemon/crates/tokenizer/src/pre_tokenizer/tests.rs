@@ -200,6 +200,33 @@ fn every_listed_stage_list_has_a_published_form_in_the_test() {
 }
 
 #[test]
+fn long_runs_are_cut_in_time_in_proportion_under_every_name() {
+    // Scanners that look back or ahead to a run's end at each place would take many minutes.
+    for (name, _) in published() {
+        for unit in [
+            "hello",
+            "a",
+            "aB",
+            "\u{4e00}",
+            "7",
+            "!",
+            "!a",
+            " ",
+            "\n",
+            "\n ",
+            " \n",
+            "'",
+            "'s",
+            "é\u{301}",
+        ] {
+            let text = unit.repeat((1 << 18) / unit.len());
+            let pieces = ours(name, &text);
+            assert!(pieces.concat() == text, "{name}: {unit:?}");
+        }
+    }
+}
+
+#[test]
 fn an_unknown_name_lists_the_known_ones() {
     let error = PreTokenizer::by_name(Some("klingon")).unwrap_err();
     assert!(error.is_unsupported());
