@@ -137,7 +137,7 @@ impl SelfTest {
     pub async fn run(&self, device: String) -> Result<Vec<Told>, Failure> {
         let Ok(turn) = Arc::clone(&self.turn).try_acquire_owned() else {
             return Err(failure::exhausted(
-                "a self-test of the device is being made for another caller",
+                "a self-test of the device is being made for another caller; try again when it has ended",
                 RETRY,
             ));
         };

@@ -52,7 +52,9 @@ pub enum Error {
         tensor: String,
     },
     /// The system or the driver refused memory.
-    #[error("{bytes} bytes of {kind} memory were refused: {message}")]
+    #[error(
+        "{bytes} bytes of {kind} memory were refused: {message}; end other users of that memory, or lower the budget"
+    )]
     Memory {
         /// Which memory.
         kind: &'static str,

@@ -370,7 +370,7 @@ fn guarded(mut engine: Engine, commands: Receiver<Command>) -> Result<(), Error>
 fn device_lost(reason: &str) -> Error {
     Error::Unavailable {
         message: format!(
-            "the device is lost ({reason}); the daemon ends, its service manager starts it again"
+            "the device is lost ({reason}); the daemon ends, its service manager starts it again: try again then"
         ),
         retry_after: Duration::from_secs(5),
     }

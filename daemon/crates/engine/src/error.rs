@@ -37,7 +37,10 @@ pub enum Error {
     #[error("{0}")]
     Unsupported(String),
     /// No model of this name. NOT_FOUND.
-    #[error("no model named '{name}' is loaded; loaded: {}", list(known))]
+    #[error(
+        "no model named '{name}' is loaded; load it first, or name one that is (loaded: {})",
+        list(known)
+    )]
     UnknownModel {
         /// The name asked for.
         name: String,

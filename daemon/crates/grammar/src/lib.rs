@@ -35,7 +35,9 @@ pub enum Error {
         reason: String,
     },
     /// The vocabulary cannot be used.
-    #[error("the vocabulary cannot be held to a grammar: {reason}")]
+    #[error(
+        "the vocabulary cannot be held to a grammar: {reason}; leave the format out for this model"
+    )]
     Vocabulary {
         /// Why, in one line.
         reason: String,

@@ -201,7 +201,7 @@ impl Service {
         let turn = Arc::clone(&self.listing.turn).acquire_owned();
         let Ok(Ok(turn)) = tokio::time::timeout(LISTING_WAIT_MAX, turn).await else {
             return Err(failure::exhausted(
-                "the model directories are being read for another caller",
+                "the model directories are being read for another caller; try again in a second",
                 Duration::from_secs(1),
             ));
         };

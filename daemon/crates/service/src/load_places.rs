@@ -79,7 +79,7 @@ impl LoadPlaces {
         let place = tokio::time::timeout(WAIT_MAX, Arc::clone(&self.free).acquire_owned()).await;
         let Ok(Ok(place)) = place else {
             return Err(failure::exhausted(
-                "too many models are being loaded at once",
+                "too many models are being loaded at once; try again in a second",
                 Duration::from_secs(1),
             ));
         };
@@ -97,7 +97,9 @@ impl LoadPlaces {
         });
         if let Err(error) = started {
             return Err(failure::exhausted(
-                &format!("no thread for the load: {error}"),
+                &format!(
+                    "no thread for the load: {error}; raise the limit of processes (ulimit -u, TasksMax= in the unit)"
+                ),
                 Duration::from_secs(1),
             ));
         }

@@ -73,7 +73,10 @@ pub enum ModelFileError {
         dir: PathBuf,
     },
     /// Nothing there.
-    #[error("no such file; tried {}", List(tried))]
+    #[error(
+        "no such file; tried {}; give the path of a file below a model directory",
+        List(tried)
+    )]
     NotFound {
         /// The paths that were tried.
         tried: Vec<PathBuf>,
@@ -138,7 +141,7 @@ pub enum ModelFileError {
         path: PathBuf,
     },
     /// A system call failed.
-    #[error("{} cannot be opened: {message}", path.display())]
+    #[error("{} cannot be opened: {message}; check the disk or the mount that it lies on", path.display())]
     Io {
         /// The path asked for.
         path: PathBuf,

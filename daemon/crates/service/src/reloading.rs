@@ -66,7 +66,9 @@ impl Service {
         let (answer, answered) = oneshot::channel();
         reader.try_send(answer).map_err(|refused| match refused {
             mpsc::error::TrySendError::Full(_) => {
-                failure::exhausted("other calls for a reload wait already", RETRY)
+                let message =
+                    "other calls for a reload wait already; try again when they have ended";
+                failure::exhausted(message, RETRY)
             }
             mpsc::error::TrySendError::Closed(_) => self.reader_gone(),
         })?;

@@ -61,6 +61,8 @@ pub struct TextWork {
 }
 
 /// What is said where no more texts may wait.
+/// When to try again where no more may wait, as the words below say.
+const FULL_RETRY: Duration = Duration::from_secs(1);
 const TEXTS_FULL: &str = "too many texts wait to be tokenized already; try again in a second";
 /// The same of grammars.
 const GRAMMARS_FULL: &str = "too many grammars wait to be compiled already; try again in a second";
@@ -115,7 +117,7 @@ impl TextWork {
         work: impl FnOnce(&Unwanted) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
         let Ok(place) = lane.enter(peer).await else {
-            return Err(failure::exhausted(full, Duration::from_millis(500)));
+            return Err(failure::exhausted(full, FULL_RETRY));
         };
         let unwanted = Unwanted::default();
         let guard = DropGuard(unwanted.clone());

@@ -161,7 +161,7 @@ pub enum Error {
 
     /// The text needs more tokens than the caller has room for.
     #[error(
-        "the text needs more than {max} tokens; shorten it or load the model with a longer context"
+        "the text needs more than {max} tokens; shorten it, or ask for a longer context (n_ctx)"
     )]
     TooManyTokens {
         /// Tokens there is room for.
@@ -211,7 +211,10 @@ pub enum Error {
     },
 
     /// The chat template itself refused these messages (`raise_exception`).
-    #[error("the model's chat template refuses these messages: {message}")]
+    #[error(
+        "the model's chat template refuses these messages: {message}; change their roles or order, or give the model another \
+         template (`template` of [[model]])"
+    )]
     TemplateRaised {
         /// The template's words.
         message: String,
