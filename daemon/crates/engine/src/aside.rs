@@ -9,11 +9,11 @@
 //! ```
 //!
 //! *On its way* into the page cache are the absent segments that a pass uses, as many as the budget
-//! and the machine's memory hold, and whether the file is still the same; experts with a prompt
-//! that is long enough to be routed to most. A far file is asked for all that where it was not read
-//! for a while, since it may not answer. One of a disk is where it is not in the page cache and
-//! others have requests; alone, a model reads its file as its passes go on, and so does one that is
-//! read past the page cache.
+//! and half of the machine's free memory hold, and whether the file is still the same; experts with
+//! a prompt that is long enough to be routed to most. A far file is asked for all that where it was
+//! not read for a while, since it may not answer. One of a disk is where it is not in the page
+//! cache and others have requests; alone, a model reads its file as its passes go on, and so does
+//! one that is read past the page cache.
 //!
 //! *Beside others* the same segments are uploaded where others have requests and all that are asked
 //! for fit the budget together: some are always under way while the others' passes run, about as

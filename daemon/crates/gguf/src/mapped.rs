@@ -11,8 +11,8 @@
 //! *Invariants:* nothing writes to the file or to the mapping; a mapping is in the guard's table
 //! from before its first read until after its last; a result that was computed from bytes that
 //! may not be the file's, as far as its size, its times and [samples] of it tell, never leaves
-//! [`MappedFile::with_range`] as `Ok` (the order of `Guarded`'s fields; `tests/mapped.rs`). Any
-//! thread may read; no lock is held while it does.
+//! [`MappedFile::with_range`] as `Ok` (the order of `Guarded`'s fields; `tests/mapped.rs`,
+//! `tests/rewritten.rs`). Any thread may read; no lock is held while it does.
 //!
 //! What remains is the reader's part: while it runs, the bytes may change (a rewrite in place shows
 //! through a shared mapping). It must not rely on two reads of one byte giving the same, and must

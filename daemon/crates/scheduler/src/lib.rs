@@ -27,9 +27,11 @@
 //! - Sequences of one client and class are admitted in the order in which they came, unless a
 //!   reader is slow.
 //! - Where all places are taken, a client that runs fewer sequences than its share waits a bounded
-//!   number of passes for one of another client that runs more (`places.rs`). Nobody yields to a
-//!   lower class.
-//! - Nobody gives KV to a client that would then have more than the giver (`room.rs`).
+//!   number of passes for one of another client that runs more, if the budget has room for it
+//!   (`places.rs`). Nobody yields to a lower class.
+//! - Where KV alone is short, nobody gives any to a client of its class that would then have more
+//!   than the giver (`room.rs`). Batch that yields to interactive, what yields where nobody can go
+//!   on, promises that do not fit any more and KV that goes with a place do not ask for that.
 //! - What is admitted ends, unless the budget becomes too small for it alone.
 //! - Everyone who waits has his turn after a bounded number of passes; where his client has its
 //!   share of KV, and others with less come again and again, when its other sequences have ended.

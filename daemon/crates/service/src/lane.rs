@@ -7,13 +7,14 @@
 //! ```
 //!
 //! A free place goes to the client with the fewest, of equals to the one whose turn is longest ago.
-//! The last free one goes to a client that has none alone: so work of one client that takes long,
-//! be it all that there is, leaves a place to whoever comes. Where the lane is full, the newest of
-//! the client with the most that wait is refused.
+//! The last free one goes only to a client that has none: so work of one client that takes long, be
+//! it all that there is, leaves a place to whoever comes. Where the lane is full, the newest of the
+//! client with the most that wait is refused.
 //!
-//! *Invariants:* the lock is held for a few looks at the queues, never across an await and not
-//! while a place is given. Whoever waits no more is out of the queue, and a place that nobody takes
-//! goes on to the next.
+//! *Invariants:* the lock is held for a few looks at the queues, never across an await (clippy's
+//! `await_holding_lock`) and not while a place is given. Whoever waits no more is out of the queue
+//! (`Drop` of `Queued`), and a place that nobody takes goes on to the next (`Drop` of [`Place`];
+//! test `who_waits_no_more_is_out_of_the_queue`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

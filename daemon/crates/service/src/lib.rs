@@ -80,8 +80,9 @@ pub const SMALL_REQUEST_MAX_BYTES: usize = 64 << 10;
 /// How long a request's body may be silent. Over gRPC it is how long one may take, from when it is
 /// first looked for to its last byte; over HTTP a body has a second more for each 64 KiB.
 pub const BODY_WAIT_MAX: Duration = Duration::from_secs(15);
-/// Blocking threads that are needed at most; two are for a listing of files and a look-up of
-/// groups.
+/// Blocking threads: one for each text and grammar that is worked on at once, and two for what is
+/// short (listings and names of files, looks at those of declared models, look-ups of groups). What
+/// finds none free waits for one.
 pub const BLOCKING_THREADS: usize =
     text_work::SHORT_AT_ONCE + text_work::LONG_AT_ONCE + text_work::GRAMMARS_AT_ONCE + 2;
 

@@ -7,8 +7,11 @@
 //! ```
 //!
 //! *Invariant:* there are fewer than [`AT_ONCE`] + [`SILENT_MAX`] threads: with so many silent ones
-//! all are refused (test `silent_loads_are_bounded_and_keep_no_place`). Loads out of a
-//! directory of which one is silent are refused at once, but for one in a while.
+//! all are refused (test `silent_loads_are_bounded_and_keep_no_place`).
+//!
+//! Out of a directory of which a load is silent others are refused at once. When the last silent
+//! one has read for twice [`SILENT_AFTER`], all are let try, until one of them is silent, too.
+//! Loads by relative paths are never refused so: these may lead below any model directory.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -3,7 +3,8 @@
 //! Short texts, long ones and grammars wait in separate lanes, so that a chat message never stands
 //! behind an eight-megabyte prompt or a grammar that takes minutes. Each lane runs a few at a time
 //! and lets a named number wait; more are refused with RESOURCE_EXHAUSTED. Clients take turns in
-//! each ([`crate::lane`]), so that a template that takes seconds holds up its own user's texts.
+//! each, and one leaves a place to others ([`crate::lane`]): where one client's templates take
+//! seconds, they hold up its own texts alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,9 +61,9 @@ pub struct TextWork {
     grammars: Arc<Lane>,
 }
 
-/// What is said where no more texts may wait.
 /// When to try again where no more may wait, as the words below say.
 const FULL_RETRY: Duration = Duration::from_secs(1);
+/// What is said where no more texts may wait.
 const TEXTS_FULL: &str = "too many texts wait to be tokenized already; try again in a second";
 /// The same of grammars.
 const GRAMMARS_FULL: &str = "too many grammars wait to be compiled already; try again in a second";

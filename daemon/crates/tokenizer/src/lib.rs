@@ -10,7 +10,8 @@
 //! ids from a client. Every size has a named maximum, and encoding takes time
 //! in proportion to the text (n log n inside one word).
 //!
-//! *Invariant:* no scanner or merge loop backtracks without bound (the test
+//! *Invariant:* no scanner or merge loop backtracks without bound (the tests
+//! `long_runs_are_cut_in_time_in_proportion_under_every_name` and
 //! `huge_words_take_time_in_proportion`).
 #![forbid(unsafe_code)]
 

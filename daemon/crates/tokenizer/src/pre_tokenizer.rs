@@ -6,11 +6,13 @@
 //! does the text between two matches; the next expression sees each piece
 //! alone. The expressions need look-ahead, which general engines serve by
 //! backtracking, with a limit that long inputs hit. So they are written out as
-//! scanners here: one pass, no limit, and checked in the tests against the
-//! published expressions.
+//! scanners here: one pass, no limit.
 //!
-//! *Invariant:* the pieces of a text, joined, are the text (test
-//! `any_text_survives_byte_level_bpe`).
+//! *Invariants:* a scanner cuts as the published expressions do (tests
+//! `scanners_agree_with_the_published_expressions`,
+//! `every_listed_stage_list_has_a_published_form_in_the_test`), in time that is in proportion to
+//! the text (test `long_runs_are_cut_in_time_in_proportion_under_every_name`). The pieces of a
+//! text, joined, are the text (that test, and `any_text_survives_byte_level_bpe`).
 
 mod han;
 mod letters;

@@ -12,9 +12,10 @@ use super::driver::{
 
 /// An ordered queue of work, destroyed on drop; what is queued still ends.
 ///
-/// *Invariant:* [`Stream::queued`] changes with everything that is queued: whoever takes
-/// the handle is taken to queue something, and who keeps it to queue more later says so
-/// by [`Stream::note_queued`].
+/// *Invariant:* [`Stream::queued`] changes with everything that is queued. The handle is private,
+/// and whoever takes it is taken to queue something ([`Stream::handle`]). Who keeps it to queue
+/// more later says so by [`Stream::note_queued`], which no type asks for: the vendor's products
+/// alone do (`device/passes.rs`).
 #[derive(Debug)]
 pub struct Stream {
     context: Context,

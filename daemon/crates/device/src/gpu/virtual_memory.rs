@@ -7,10 +7,10 @@
 //!          --unmap--> created --drop--> given back
 //! ```
 //!
-//! *Invariant:* a chunk keeps its reservation, and unmaps before it gives its memory back, so
-//! whatever the order in which owners go, a range is given back when nothing is mapped there (test
-//! `owners_may_go_on_any_thread_and_in_any_order`). Neither waits for work on the device: who lets
-//! a chunk go does, before.
+//! *Invariant:* whatever the order in which owners go, a range is given back when nothing is mapped
+//! there. A [`Chunk`] holds an `Arc` of its [`Reservation`], and its `Drop` unmaps before it gives
+//! its memory back (`Setup::end` in `device/arena/tests.rs` finds nothing left and no violation).
+//! Neither waits for work on the device: who lets a chunk go does, before.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -7,7 +7,8 @@
 //! takes two to three times as long.
 //!
 //! *Invariant:* the result of a row depends neither on the other rows nor on the threads, as with
-//! every product of the host (test `a_token_does_not_depend_on_its_batch`).
+//! every product of the host (`kernels/tests/matmul.rs`, `a_token_does_not_depend_on_its_batch` and
+//! `workers_share_an_output`).
 
 use std::cell::RefCell;
 use std::num::NonZeroUsize;

@@ -49,8 +49,9 @@ pub struct ModelFile {
 
 impl ModelDirs {
     /// The files whose names end in `.gguf`, by path, a split model once, and whether these are
-    /// all. Blocks on the file system for a few seconds at most; call it on a blocking thread. What
-    /// cannot be read is left out; of a directory that does not answer there is what it had before.
+    /// all. Blocks on the file system, for three seconds a model directory at most; call it on a
+    /// blocking thread. What cannot be read is left out; of a directory that does not answer there
+    /// is what it had before.
     pub(crate) fn list(&self, looks: &Looks<Found>) -> (Vec<ModelFile>, bool) {
         let mut files = Vec::new();
         let mut is_whole = self.silent().next().is_none();

@@ -1,7 +1,11 @@
 //! What is known of calls while their block still comes, in forms whose arguments are not JSON.
 //!
 //! *Invariant:* what is told of a call's arguments is a beginning of what the form's parser makes
-//! of the block, whatever follows. Where that cannot be known, nothing more is told.
+//! of the block, if it takes it, whatever follows (tests
+//! `pieces_make_the_whole_however_a_text_is_split`,
+//! `notations_in_values_are_read_as_the_parser_reads_them`). Where that cannot be known, nothing
+//! more is told. Of a block that the parser refuses (Gemma 4, LFM2) what was told stays, and the
+//! call that broke it is no object.
 
 use serde_json::Value;
 
