@@ -279,7 +279,7 @@ fn variables_that_are_no_settings_and_values_that_are_none_are_told() {
         let said = String::from_utf8(output.stderr).unwrap();
         (output.status.code(), said)
     };
-    for name in ["ROCMFORGED_VRAM_BUGET", "ROCMFORGED_SOCKET"] {
+    for name in ["ROCMFORGED_VRAM_BUDGETS", "ROCMFORGED_SOCKET"] {
         let (code, said) = with(name, "2GiB");
         assert_eq!(code, Some(0), "{said}");
         assert!(
