@@ -25,7 +25,7 @@ use rocmforged::config::{Config, ConfigError, Flags};
 use rocmforged::devices::{FoundDriver, embedded_kernels};
 use rocmforged::generated;
 use rocmforged::log::Log;
-use rocmforged::model_files::{ModelDirError, ModelDirs, UNREADABLE};
+use rocmforged::model_files::{ModelDirError, ModelDirs};
 use rocmforged::reload::{Reloader, Reloads, SetFilter};
 use rocmforged::signals;
 use rocmforged::socket::Socket;
@@ -58,6 +58,8 @@ const END_WAIT_MAX: Duration = Duration::from_secs(5);
 /// How long the last lines of the log may hold up the end, where standard error takes nothing.
 const LOG_WAIT_MAX: Duration = Duration::from_millis(500);
 
+/// How long `--check-config` waits for a file.
+const FILE_ANSWERS: Duration = Duration::from_secs(10);
 /// What is said of a variable of the environment that begins as settings do.
 const UNREAD: &str = "in the environment is not read: no setting of one value has that name, and paths and lists come \
                       from flags and files alone; `rocmforged --help` lists them";
@@ -161,9 +163,32 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// What is said of a model directory that cannot be read.
-fn unreadable(dir: &Path) -> String {
-    format!("the model directory {} {UNREADABLE}", dir.display())
+/// What is wrong with model directories that there are.
+fn troubles(dirs: &ModelDirs) -> Vec<String> {
+    let unlisted = dirs.unlisted();
+    let unlisted =
+        unlisted.map(|(dir, why)| format!("the model directory {} {why}", dir.display()));
+    let silent = dirs.silent().map(|dir| {
+        format!(
+            "the model directory {} does not answer; check the server or the mount that it lies on",
+            dir.display()
+        )
+    });
+    unlisted.chain(silent).collect()
+}
+
+/// Opens the file of a declared model, which may never answer.
+fn open(dirs: &ModelDirs, path: &Path) -> anyhow::Result<()> {
+    let (opened, answer) = std::sync::mpsc::channel();
+    let (dirs, asked) = (dirs.clone(), path.to_owned());
+    std::thread::spawn(move || opened.send(dirs.open(&asked).map(drop)));
+    match answer.recv_timeout(FILE_ANSWERS) {
+        Ok(opened) => Ok(opened?),
+        Err(_) => anyhow::bail!(
+            "{} does not answer; check the server or the mount that it lies on",
+            path.display()
+        ),
+    }
 }
 
 /// Prints what would be in force, and looks at what it leads to.
@@ -179,13 +204,12 @@ fn check(config: &Config) -> ExitCode {
         Err(error) => return fail(&error.into(), 2),
     };
     let mut code = ExitCode::SUCCESS;
-    for (dir, error) in dirs.unlisted() {
-        let error = anyhow::Error::from(error);
-        code = fail(&error.context(unreadable(dir)), 2);
+    for trouble in troubles(&dirs) {
+        code = fail(&anyhow::anyhow!(trouble), 2);
     }
     for declared in &config.models {
-        if let Err(error) = dirs.open(&declared.model.path) {
-            let error = anyhow::Error::from(error).context(format!(
+        if let Err(error) = open(&dirs, &declared.model.path) {
+            let error = error.context(format!(
                 "path of the declared model '{}' in {}",
                 declared.model.name,
                 declared.file.display()
@@ -287,8 +311,8 @@ fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
     for variable in &config.unread_variables {
         tracing::warn!("{variable} {UNREAD}");
     }
-    for (dir, error) in model_dirs.unlisted() {
-        tracing::warn!(%error, "{}", unreadable(dir));
+    for trouble in troubles(&model_dirs) {
+        tracing::warn!("{trouble}");
     }
     if model_dirs.named().next().is_none() {
         tracing::warn!("no --model-dir is given: every load will be refused");

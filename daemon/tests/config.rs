@@ -525,6 +525,11 @@ fn a_refusal_of_a_declared_model_names_file_model_and_key() {
             "'b:latest' leads back to 'b'",
         ),
         (
+            model("b", "/m/b", "") + &model("b", "/m/c", ""),
+            "name of [[model]] 1 ('b')",
+            "declared again in this file",
+        ),
+        (
             model("b", "/m", "pinned = true"),
             "10-a.toml",
             "unknown field `pinned`",

@@ -1,8 +1,8 @@
 //! The configuration file and what lies in `conf.d` beside it, as one.
 //!
 //! Files of `conf.d` whose names end in `.toml` are read in the order of their names. Of a key that
-//! several have the last one wins, whole; declared models and limits are collected, and of two
-//! models with one name the last one wins.
+//! several have the last one wins, whole; declared models and limits are collected, and of models
+//! with one name in several files the last one wins.
 
 use std::collections::BTreeMap;
 use std::fs;

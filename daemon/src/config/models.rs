@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use rocmforge_engine::api::Class;
@@ -13,6 +15,9 @@ use rocmforge_tokenizer::MAX_TEMPLATE_BYTES;
 use serde::Deserialize;
 
 use super::ConfigError;
+
+/// How long a template is waited for.
+const TEMPLATE_ANSWERS: Duration = Duration::from_secs(5);
 
 /// One `[[model]]` as it is written.
 #[derive(Debug, Clone, Deserialize)]
@@ -72,12 +77,27 @@ impl ModelTable {
     }
 }
 
-/// Reads a chat template.
+/// Reads a chat template, on a thread that nobody waits for for ever.
 fn template(path: &Path) -> Result<Template, String> {
     let shown = path.display();
     if !path.is_absolute() {
         return Err(format!("{shown} is relative; give an absolute path"));
     }
+    let (answers, read) = mpsc::channel();
+    let asked = path.to_owned();
+    let thread = std::thread::Builder::new().name("template".to_owned());
+    thread
+        .spawn(move || answers.send(read_template(&asked)))
+        .map_err(|error| format!("{shown} cannot be read: no thread: {error}"))?;
+    read.recv_timeout(TEMPLATE_ANSWERS).unwrap_or_else(|_| {
+        Err(format!(
+            "{shown} does not answer; check the server or the mount that it lies on"
+        ))
+    })
+}
+
+fn read_template(path: &Path) -> Result<Template, String> {
+    let shown = path.display();
     let failed = |error: std::io::Error| format!("{shown} cannot be read: {error}");
     // A FIFO would be waited for.
     let file = std::fs::OpenOptions::new()
@@ -118,9 +138,9 @@ pub(super) fn checked(
     let mut numbers = Vec::new();
     // Each name and alias, and whose it is.
     let mut taken: HashMap<String, String> = HashMap::new();
-    let mut last: HashMap<String, usize> = HashMap::new();
-    for (i, (_, _, table)) in tables.iter().enumerate() {
-        last.insert(table.name.clone(), i);
+    let mut last: HashMap<String, (usize, PathBuf)> = HashMap::new();
+    for (i, (file, _, table)) in tables.iter().enumerate() {
+        last.insert(table.name.clone(), (i, file.clone()));
     }
     for (i, (file, number, table)) in tables.into_iter().enumerate() {
         let refuse = |key: &str, message: String| ConfigError::Model {
@@ -150,9 +170,15 @@ pub(super) fn checked(
         if let Some(draft) = &table.draft {
             Declared::check_name(draft).map_err(|message| refuse("draft", message))?;
         }
-        // A later file says it anew.
-        if last.get(&table.name) != Some(&i) {
-            continue;
+        match last.get(&table.name) {
+            Some((last, by)) if *last != i && *by == file => {
+                let message =
+                    "it is declared again in this file; remove one of them, or give them two names";
+                return Err(refuse("name", message.to_owned()));
+            }
+            // A later file says it anew.
+            Some((last, _)) if *last != i => continue,
+            _ => {}
         }
         let names = std::iter::once(("name", &table.name));
         let aliases = table.aliases.iter().map(|alias| ("aliases", alias));

@@ -277,9 +277,10 @@ fn every_refusal_of_a_file_has_its_code_and_words() {
         (
             ModelFileError::DirSilent {
                 dir: "/models".into(),
+                why: "an error".into(),
             },
             Code::Unavailable,
-            vec!["/models", "not answered", "check"],
+            vec!["/models", "not answered", "an error", "check"],
         ),
         (
             ModelFileError::NotFound {

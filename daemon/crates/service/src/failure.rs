@@ -346,10 +346,10 @@ pub fn unknown_model(name: &str, models: &[ModelStatus]) -> Failure {
 }
 
 /// NOT_FOUND, naming the models that are loaded and the files that could be.
-pub(crate) fn no_such_model<'a>(
+pub(crate) fn no_such_model<'l, 'f>(
     name: &str,
-    loaded: impl Iterator<Item = &'a str>,
-    on_disk: impl Iterator<Item = &'a str>,
+    loaded: impl Iterator<Item = &'l str>,
+    on_disk: impl Iterator<Item = &'f str>,
 ) -> Failure {
     let list = |names: Vec<&str>| match names.is_empty() {
         true => "none".to_owned(),

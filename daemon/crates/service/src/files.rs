@@ -142,11 +142,15 @@ fn named(
     let mut declared = HashSet::new();
     for model in book.models() {
         let named_so = files.iter().find(|file| file.path == model.path);
-        // One that is not below a model directory cannot be loaded, and is not listed.
-        if let Some(file) = named_so.or_else(|| {
-            let real = real(&model.path);
-            files.iter().find(|file| file.real == real)
-        }) {
+        // One that is not below a model directory cannot be loaded, and is not listed; of one in
+        // a directory that does not answer nothing is known.
+        let by_links = || {
+            dirs.silent_above(&model.path).is_none().then(|| {
+                let real = real(&model.path);
+                files.iter().find(|file| file.real == real)
+            })
+        };
+        if let Some(file) = named_so.or_else(|| by_links()?) {
             declared.insert(file.path.clone());
             all.push(NamedFile {
                 name: model.name.clone(),
@@ -198,6 +202,14 @@ impl Service {
     /// # Errors
     /// RESOURCE_EXHAUSTED where the directories are read for others all the while.
     pub async fn list_files(&self) -> Result<(Vec<ModelFile>, bool), Failure> {
+        self.look_at_dirs(|dirs, looks| dirs.list(looks)).await
+    }
+
+    /// What a look at the model directories comes to; one at a time.
+    async fn look_at_dirs<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&ModelDirs, &Looks<Found>) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
         let turn = Arc::clone(&self.listing.turn).acquire_owned();
         let Ok(Ok(turn)) = tokio::time::timeout(LISTING_WAIT_MAX, turn).await else {
             return Err(failure::exhausted(
@@ -208,7 +220,7 @@ impl Service {
         let (dirs, looks) = (Arc::clone(&self.dirs), Arc::clone(&self.listing.looks));
         let listing = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            dirs.list(&looks)
+            look(&dirs, &looks)
         });
         listing.await.map_err(|_| failure::draining())
     }
@@ -218,16 +230,26 @@ impl Service {
         if let Some(files) = self.listing.kept().filter(|_| !fresh) {
             return Ok(files);
         }
-        let (files, _) = self.list_files().await?;
-        let (dirs, book) = (Arc::clone(&self.dirs), self.declared());
-        let looks = Arc::clone(&self.listing.real);
-        let real = move |path: &Path| {
-            let asked = path.to_owned();
-            let (found, _) = looks.look(path, move || asked.canonicalize().unwrap_or_default());
-            found.map_or_else(PathBuf::new, |found| found.to_path_buf())
-        };
-        let naming = tokio::task::spawn_blocking(move || named(&dirs, &book, files, real));
-        let files: Arc<[NamedFile]> = naming.await.map_err(|_| failure::draining())?.into();
+        let (book, real_paths) = (self.declared(), Arc::clone(&self.listing.real));
+        let naming = self.look_at_dirs(move |dirs, looks| {
+            let (files, _) = dirs.list(looks);
+            let look = |path: &Path| {
+                let asked = path.to_owned();
+                move || asked.canonicalize().unwrap_or_default()
+            };
+            // Begun together, those that do not answer are waited for once.
+            let paths = book.models().iter().map(|model| model.path.as_path());
+            for path in paths.filter(|path| files.iter().all(|file| file.path != **path)) {
+                if dirs.silent_above(path).is_none() && !real_paths.has_found(path) {
+                    real_paths.start(path, look(path));
+                }
+            }
+            named(dirs, &book, files, |path| {
+                let (found, _) = real_paths.look(path, look(path));
+                found.map_or_else(PathBuf::new, |found| found.to_path_buf())
+            })
+        });
+        let files: Arc<[NamedFile]> = naming.await?.into();
         let last = self.listing.last.lock();
         *last.unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), Arc::clone(&files)));
         Ok(files)
@@ -294,12 +316,8 @@ impl Service {
         if let Some(at) = place(name).or_else(|| place(short()?)) {
             return Ok(all.swap_remove(at));
         }
-        let of = |is_loaded: bool| {
-            let models = all.iter();
-            let models = models.filter(move |model| model.loaded().is_some() == is_loaded);
-            models.map(Available::name)
-        };
-        Err(failure::no_such_model(name, of(true), of(false)))
+        let files = all.iter().filter(|model| model.loaded().is_none());
+        Err(self.unknown(name, files.map(Available::name)))
     }
 
     /// Looks anew when names are next asked for.
@@ -357,10 +375,7 @@ impl Service {
             found = find(&files);
         }
         let Some(found) = found else {
-            return Err(match self.dirs.unread(&self.listing.looks) {
-                Some(dir) => failure::directory_silent(asked, dir),
-                None => self.unknown(asked, &files),
-            });
+            return Err(self.unknown(asked, files.iter().map(|file| file.name.as_str())));
         };
         // It may be there under another name, under which it holds its weights already.
         let snapshot = self.engine.snapshot();
@@ -411,7 +426,7 @@ impl Service {
         let files = self.named_files(true).await?;
         match files.iter().any(|f| names.contains(&f.name.as_str())) {
             true => Ok(()),
-            false => Err(self.unknown(name, &files)),
+            false => Err(self.unknown(name, files.iter().map(|file| file.name.as_str()))),
         }
     }
 
@@ -419,11 +434,14 @@ impl Service {
         names.iter().find_map(|name| self.engine.model(name).ok())
     }
 
-    fn unknown(&self, name: &str, files: &[NamedFile]) -> Failure {
+    /// Why there is no model of a name beside these files.
+    fn unknown<'a>(&self, name: &str, files: impl Iterator<Item = &'a str>) -> Failure {
+        if let Some(dir) = self.dirs.unread(&self.listing.looks) {
+            return failure::directory_silent(name, dir);
+        }
         let snapshot: Arc<Snapshot> = self.engine.snapshot();
         let loaded = snapshot.models.iter().map(|status| status.model.name());
-        let names = files.iter().map(|file| file.name.as_str());
-        let unknown = failure::no_such_model(name, loaded, names);
+        let unknown = failure::no_such_model(name, loaded, files);
         match self.dirs.refused(&self.listing.looks) {
             Some((dir, why)) => failure::beside_unreadable(unknown, dir, &why),
             None => unknown,

@@ -101,7 +101,8 @@ impl<T> Shared<T> {
 }
 
 impl<T> Looks<T> {
-    fn waiting(wait_max: Duration) -> Self {
+    /// Looks that are waited for so long.
+    pub(crate) fn waiting(wait_max: Duration) -> Self {
         Self(Arc::new(Shared {
             of: Mutex::default(),
             changed: Condvar::new(),
@@ -172,6 +173,11 @@ impl<T: Send + Sync + 'static> Looks<T> {
             Some((key, found))
         });
         found.collect()
+    }
+
+    /// Begins a look where none goes on, for those who look later.
+    pub(crate) fn start(&self, key: &Path, look: impl FnOnce() -> T + Send + 'static) {
+        let _ = self.begin(key, look);
     }
 
     /// Begins a look, or finds the one that goes on.

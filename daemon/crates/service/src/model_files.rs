@@ -28,7 +28,6 @@ mod list;
 
 pub use dirs::{ModelDirError, ModelDirs};
 pub(crate) use list::Found;
-pub use list::UNREADABLE;
 pub use list::{FILES_MAX, ModelFile};
 
 /// Longest path of a request in bytes, the system's own limit.
@@ -66,11 +65,13 @@ pub enum ModelFileError {
         "the daemon opens no files because it was started without a model directory; start it with --model-dir DIR (model_dir in the file)"
     )]
     NoModelDir,
-    /// A model directory in which it may lie has not answered since the daemon started.
-    #[error("the model directory {} has not answered since the daemon started; check the server or the mount that it lies on, then try again", dir.display())]
+    /// A model directory in which it may lie has not answered yet.
+    #[error("the model directory {} has not answered yet ({why}); check the server or the mount that it lies on, then try again", dir.display())]
     DirSilent {
         /// The directory.
         dir: PathBuf,
+        /// What came of it.
+        why: String,
     },
     /// Nothing there.
     #[error(
@@ -205,11 +206,16 @@ impl ModelDirs {
         if self.is_empty() {
             return Err(ModelFileError::NoModelDir);
         }
-        let silent = |dir: &Path| ModelFileError::DirSilent {
-            dir: dir.to_owned(),
+        self.ask_again();
+        let silent = |dir: &Path| {
+            let why = self.last_error(dir);
+            ModelFileError::DirSilent {
+                dir: dir.to_owned(),
+                why: why.unwrap_or_else(|| "nothing has come of it".to_owned()),
+            }
         };
         if path.is_absolute() {
-            return match self.silent().find(|dir| path.starts_with(dir)) {
+            return match self.silent_above(path) {
                 Some(dir) => Err(silent(dir)),
                 None => self.open_model(path),
             };

@@ -26,9 +26,11 @@ pub fn from_model_file(error: &ModelFileError) -> Failure {
         ModelFileError::NoModelDir => {
             Failure::new(Kind::PermissionDenied, "NO_MODEL_DIR").with("flag", "--model-dir")
         }
-        ModelFileError::DirSilent { dir } => Failure::new(Kind::Unavailable, "MODEL_DIR_SILENT")
-            .with("dir", dir.display().to_string())
-            .retry(RETRY),
+        ModelFileError::DirSilent { dir, why: _ } => {
+            Failure::new(Kind::Unavailable, "MODEL_DIR_SILENT")
+                .with("dir", dir.display().to_string())
+                .retry(RETRY)
+        }
         ModelFileError::NotFound { tried } => {
             let tried: Vec<String> = tried
                 .iter()

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{Failure, Kind};
-use crate::model_files::UNREADABLE;
 
 /// When to try again.
 pub(super) const RETRY: Duration = Duration::from_secs(5);
@@ -40,9 +39,6 @@ pub(crate) fn directory_silent(name: &str, dir: &Path) -> Failure {
 pub(crate) fn beside_unreadable(failure: Failure, dir: &Path, why: &str) -> Failure {
     let dir = dir.display().to_string();
     // In front: what there is besides may be long.
-    let message = format!(
-        "the model directory {dir} {UNREADABLE} ({why}); {}",
-        failure.message()
-    );
+    let message = format!("the model directory {dir} {why}; {}", failure.message());
     failure.with("dir", &dir).says(&message)
 }

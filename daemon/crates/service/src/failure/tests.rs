@@ -16,7 +16,7 @@ fn what_can_be_mended_is_told_with_how() {
             beside_unreadable(
                 no_such_model("x", none(), none()),
                 "/m".as_ref(),
-                "no right",
+                "cannot be read",
             ),
             "the model directory /m cannot be read",
         ),

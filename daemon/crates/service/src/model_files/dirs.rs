@@ -1,34 +1,51 @@
-//! The model directories, and what they are called by the kernel.
+//! The model directories, and what the kernel calls them.
 //!
 //! ```text
 //!   named --(its links are resolved)--> known: its files are listed and opened
 //!     |
-//!     +--(no answer within [`ANSWER`])--> silent: the others are served, and it is known as soon
-//!                                         as it answers
+//!     +--(no answer within [`ANSWER`])--> silent: the others are served; it is asked again whenever
+//!                                         files are listed or opened, and is known once it answers
 //! ```
 //!
-//! A directory of a server that is down does not answer at all, so each is asked on a thread of
-//! its own.
+//! A directory of a server that is down does not answer at all, or with an error after minutes. So
+//! nobody who waits for something else asks one: each is looked at on a thread of its own.
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, mpsc};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-/// How long all directories are waited for together.
+use crate::looks::Looks;
+
+/// How long all directories are waited for together at the start.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// The model directories.
 #[derive(Debug, Clone)]
 pub struct ModelDirs {
     dirs: Arc<[Dir]>,
+    looks: Arc<Looks<Result<(), String>>>,
+    resolve: Resolve,
 }
 
-#[derive(Debug, Clone)]
-pub(super) struct Dir {
+/// Resolves a directory's links and looks into it; the error says what is wrong with it.
+type Resolve = fn(&Path) -> Result<Answer, String>;
+
+#[derive(Debug)]
+struct Dir {
     /// As configured, from the root on.
-    pub(super) given: PathBuf,
-    /// With links resolved, once it has answered.
-    real: Arc<OnceLock<PathBuf>>,
+    given: PathBuf,
+    /// Once it has answered.
+    answer: Arc<OnceLock<Answer>>,
+}
+
+/// What a directory was found to be.
+#[derive(Debug)]
+struct Answer {
+    /// Its path with links resolved.
+    real: PathBuf,
+    /// Why it cannot be read.
+    refused: Option<String>,
 }
 
 /// Why a model directory cannot be used.
@@ -42,11 +59,11 @@ pub struct ModelDirError {
 }
 
 impl ModelDirs {
-    /// Resolves the directories. One that does not answer within five seconds is told in the log,
-    /// and is one of them as soon as it answers.
+    /// Resolves the directories. One that does not answer within five seconds is one of them as
+    /// soon as it does ([`ModelDirs::silent`]).
     ///
     /// # Errors
-    /// [`ModelDirError`] for one that is missing, unreadable or no directory.
+    /// [`ModelDirError`] for one that is missing or no directory.
     pub fn new(dirs: &[PathBuf]) -> Result<Self, ModelDirError> {
         Self::resolved_by(dirs, ANSWER, resolve)
     }
@@ -54,51 +71,51 @@ impl ModelDirs {
     fn resolved_by(
         dirs: &[PathBuf],
         wait: Duration,
-        resolve: fn(&Path) -> Result<PathBuf, String>,
+        resolve: Resolve,
     ) -> Result<Self, ModelDirError> {
-        let refuse = |dir: &Path, message: String| ModelDirError {
-            dir: dir.to_owned(),
-            message,
+        let named = |dir: &PathBuf| {
+            let given = std::path::absolute(dir).map_err(|error| ModelDirError {
+                dir: dir.clone(),
+                message: error.to_string(),
+            })?;
+            let answer = Arc::default();
+            Ok(Dir { given, answer })
         };
-        let (answers, told) = mpsc::channel();
-        let mut named = Vec::new();
-        for (at, dir) in dirs.iter().enumerate() {
-            let given = std::path::absolute(dir).map_err(|e| refuse(dir, e.to_string()))?;
-            let real = Arc::<OnceLock<PathBuf>>::default();
-            let (asked, known, answers) = (given.clone(), Arc::clone(&real), answers.clone());
-            let ask = move || {
-                let answer = resolve(&asked).map(|real| {
-                    let _ = known.set(real);
+        let all = Self {
+            dirs: dirs.iter().map(named).collect::<Result<_, _>>()?,
+            looks: Arc::new(Looks::waiting(wait)),
+            resolve,
+        };
+        let looks = all
+            .dirs
+            .iter()
+            .map(|dir| (dir.given.clone(), all.look(dir)));
+        let found = all.looks.look_anew(looks.collect());
+        for (dir, named) in dirs.iter().zip(all.dirs.iter()) {
+            if let Some(Err(message)) = found.get(&named.given).map(Arc::as_ref) {
+                return Err(ModelDirError {
+                    dir: dir.clone(),
+                    message: message.clone(),
                 });
-                // Nobody waits any more for one that comes late.
-                if let Err(mpsc::SendError((_, answer))) = answers.send((at, answer)) {
-                    match answer {
-                        Ok(()) => tracing::info!(dir = ?asked, "a model directory answers now"),
-                        Err(message) => {
-                            tracing::error!(dir = ?asked, message, "a model directory cannot be used; give another one and restart the daemon");
-                        }
-                    }
-                }
-            };
-            let thread = std::thread::Builder::new().name("model-dir".to_owned());
-            thread
-                .spawn(ask)
-                .map_err(|e| refuse(dir, format!("no thread to ask it: {e}")))?;
-            named.push(Dir { given, real });
-        }
-        let until = Instant::now() + wait;
-        for _ in dirs {
-            match told.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok((_, Ok(()))) => {}
-                Ok((at, Err(message))) => return Err(refuse(&dirs[at], message)),
-                Err(_) => break,
             }
         }
-        let dirs = Self { dirs: named.into() };
-        for dir in dirs.silent() {
-            tracing::warn!(dir = ?dir, "a model directory does not answer; the daemon goes on without it until it does");
+        Ok(all)
+    }
+
+    /// A look at a directory, which makes it known.
+    fn look(&self, dir: &Dir) -> impl FnOnce() -> Result<(), String> + Send + use<> {
+        let (given, known, resolve) = (dir.given.clone(), Arc::clone(&dir.answer), self.resolve);
+        move || {
+            let _ = known.set(resolve(&given)?);
+            Ok(())
         }
-        Ok(dirs)
+    }
+
+    /// Has those looked at that have not answered, and does not wait for it.
+    pub(super) fn ask_again(&self) {
+        for dir in self.dirs.iter().filter(|dir| dir.answer.get().is_none()) {
+            self.looks.start(&dir.given, self.look(dir));
+        }
     }
 
     /// The directories that have answered, links resolved.
@@ -108,22 +125,40 @@ impl ModelDirs {
 
     /// All of them: links resolved where they have answered, else as they were given.
     pub fn named(&self) -> impl Iterator<Item = &Path> {
-        self.dirs
-            .iter()
-            .map(|dir| dir.real.get().unwrap_or(&dir.given).as_path())
+        self.dirs.iter().map(|dir| match dir.answer.get() {
+            Some(answer) => answer.real.as_path(),
+            None => dir.given.as_path(),
+        })
     }
 
     /// Those that have not answered, as they were given.
-    pub(crate) fn silent(&self) -> impl Iterator<Item = &Path> {
-        let silent = self.dirs.iter().filter(|dir| dir.real.get().is_none());
+    pub fn silent(&self) -> impl Iterator<Item = &Path> {
+        let silent = self.dirs.iter().filter(|dir| dir.answer.get().is_none());
         silent.map(|dir| dir.given.as_path())
+    }
+
+    /// A silent directory in which a path lies by its name.
+    pub(crate) fn silent_above(&self, path: &Path) -> Option<&Path> {
+        self.silent().find(|dir| path.starts_with(dir))
+    }
+
+    /// What a silent directory's last answer was, an error.
+    pub(super) fn last_error(&self, silent: &Path) -> Option<String> {
+        let found = self.looks.found(silent)?;
+        found.as_ref().as_ref().err().cloned()
+    }
+
+    /// Those that cannot be read, and why.
+    pub fn unlisted(&self) -> impl Iterator<Item = (&Path, &str)> {
+        let answers = self.dirs.iter().filter_map(|dir| dir.answer.get());
+        answers.filter_map(|answer| Some((answer.real.as_path(), answer.refused.as_deref()?)))
     }
 
     /// Those that have answered, as given and with links resolved.
     pub(super) fn known(&self) -> impl Iterator<Item = (&Path, &Path)> {
         self.dirs.iter().filter_map(|dir| {
-            let real = dir.real.get()?;
-            Some((dir.given.as_path(), real.as_path()))
+            let answer = dir.answer.get()?;
+            Some((dir.given.as_path(), answer.real.as_path()))
         })
     }
 
@@ -132,29 +167,54 @@ impl ModelDirs {
     }
 }
 
-fn resolve(dir: &Path) -> Result<PathBuf, String> {
-    let real = dir.canonicalize().map_err(|e| e.to_string())?;
-    match real.is_dir() {
-        true => Ok(real),
-        false => Err("it is not a directory".to_owned()),
+fn resolve(dir: &Path) -> Result<Answer, String> {
+    let real = dir.canonicalize().map_err(|error| error.to_string())?;
+    let found = std::fs::metadata(&real).map_err(|error| error.to_string())?;
+    if !found.is_dir() {
+        return Err("it is not a directory".to_owned());
     }
+    let refused = std::fs::read_dir(&real).err();
+    Ok(Answer {
+        real,
+        refused: refused.map(|error| refusal(&error)),
+    })
+}
+
+/// What is said of a model directory that cannot be read.
+pub(super) fn refusal(error: &io::Error) -> String {
+    let what_to_do = match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "let the daemon's user read it, by its mode or owner, or name another one"
+        }
+        _ => "check the disk or the mount that it lies on",
+    };
+    format!("cannot be read, so that its files are not known ({error}); {what_to_do}")
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+    use std::time::Instant;
 
     use super::super::ModelFileError;
     use super::*;
 
-    /// Held while the directory of the test does not answer.
-    static SILENT: Mutex<()> = Mutex::new(());
+    /// What the directory `silent` of the test answers: nothing while it is held.
+    static SILENT: Mutex<Result<(), &str>> = Mutex::new(Err("Input/output error"));
 
-    fn silent_or_not(dir: &Path) -> Result<PathBuf, String> {
+    fn silent_or_not(dir: &Path) -> Result<Answer, String> {
         if dir.ends_with("silent") {
-            drop(SILENT.lock().unwrap());
+            (*SILENT.lock().unwrap())?;
         }
         resolve(dir)
+    }
+
+    fn until(what: impl Fn() -> bool) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while !what() {
+            assert!(Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     #[test]
@@ -165,29 +225,47 @@ mod tests {
             std::fs::create_dir(dir).unwrap();
             std::fs::write(dir.join("a.gguf"), "GGUF").unwrap();
         }
-        let held = SILENT.lock().unwrap();
+        let mut held = SILENT.lock().unwrap();
         let asked = [silent.clone(), other.clone()];
         let dirs =
             ModelDirs::resolved_by(&asked, Duration::from_millis(100), silent_or_not).unwrap();
+        until(|| dirs.real().count() == 1);
         assert_eq!(dirs.silent().collect::<Vec<_>>(), [&silent]);
-        assert_eq!(dirs.real().count(), 1);
         assert_eq!(dirs.named().count(), 2);
         let opened = dirs.open(Path::new("a.gguf")).unwrap();
         assert_eq!(opened.path(), other.canonicalize().unwrap().join("a.gguf"));
-        // What may lie there is not said to be missing, and nothing there is touched.
+        // What may lie there is not said to be missing.
+        let refused = |path: &Path| match dirs.open(path).unwrap_err() {
+            ModelFileError::DirSilent { dir, why } if dir == silent => why,
+            error => panic!("{error}"),
+        };
         for path in [silent.join("a.gguf"), "b.gguf".into()] {
-            let error = dirs.open(&path).unwrap_err();
-            assert!(
-                matches!(&error, ModelFileError::DirSilent { dir } if *dir == silent),
-                "{error}"
-            );
+            assert_eq!(refused(&path), "nothing has come of it");
         }
+        // Its mount gives up, and is there later.
+        *held = Err("Input/output error");
         drop(held);
-        let until = Instant::now() + Duration::from_secs(60);
-        while dirs.silent().next().is_some() {
-            assert!(Instant::now() < until, "it answers, and is not known");
-            std::thread::yield_now();
-        }
+        until(|| refused(&silent.join("a.gguf")) == "Input/output error");
+        *SILENT.lock().unwrap() = Ok(());
+        until(|| {
+            dirs.ask_again();
+            dirs.silent().next().is_none()
+        });
         dirs.open(&silent.join("a.gguf")).unwrap();
+    }
+
+    #[test]
+    fn one_that_cannot_be_read_is_told_with_what_to_do() {
+        let unread = |dir: &Path| {
+            let refused = Some(refusal(&io::ErrorKind::PermissionDenied.into()));
+            let real = dir.to_owned();
+            Ok(Answer { real, refused })
+        };
+        let dirs = ModelDirs::resolved_by(&["/m".into()], Duration::from_secs(60), unread).unwrap();
+        let unlisted: Vec<_> = dirs.unlisted().collect();
+        assert!(
+            matches!(unlisted[..], [(dir, why)] if dir == "/m" && why.contains("let the daemon's user read it")),
+            "{unlisted:?}"
+        );
     }
 }

@@ -18,9 +18,6 @@ use crate::looks::Looks;
 const DEPTH_MAX: usize = 8;
 /// Entries of directories that are looked at.
 const ENTRIES_MAX: usize = 1 << 16;
-/// What is said of a model directory that cannot be read.
-pub const UNREADABLE: &str = "cannot be read, so that its files are not known; let the daemon's user read it, by its \
-                              mode or owner, or name another one";
 /// Files that are listed.
 pub const FILES_MAX: usize = 4096;
 
@@ -54,6 +51,7 @@ impl ModelDirs {
     /// is what it had before.
     pub(crate) fn list(&self, looks: &Looks<Found>) -> (Vec<ModelFile>, bool) {
         let mut files = Vec::new();
+        self.ask_again();
         let mut is_whole = self.silent().next().is_none();
         for dir in self.real() {
             let (dirs, root) = (self.clone(), dir.to_owned());
@@ -86,12 +84,7 @@ impl ModelDirs {
         dirs.find_map(|dir| Some((dir, looks.found(dir)?.refused.clone()?)))
     }
 
-    /// The model directories that cannot be read. Blocks on the file system.
-    pub fn unlisted(&self) -> impl Iterator<Item = (&Path, std::io::Error)> {
-        let refused = |dir| Some((dir, std::fs::read_dir(dir).err()?));
-        self.real().filter_map(refused)
-    }
-
+    /// What there is below a directory.
     fn walk(&self, root: &Path, entries_max: usize) -> Found {
         let mut files = Vec::new();
         let mut entries = 0;
@@ -102,7 +95,7 @@ impl ModelDirs {
                 Ok(found) => found,
                 Err(error) if depth == 0 => {
                     is_whole = false;
-                    refused = Some(error.to_string());
+                    refused = Some(super::dirs::refusal(&error));
                     continue;
                 }
                 Err(_) => continue,
@@ -229,15 +222,13 @@ mod tests {
         let dirs = ModelDirs::new(&[empty.path().to_owned(), gone.path().to_owned()]).unwrap();
         let looks = Looks::default();
         assert_eq!(dirs.list(&looks), (Vec::new(), true));
-        assert!(dirs.refused(&looks).is_none() && dirs.unlisted().next().is_none());
+        assert!(dirs.refused(&looks).is_none());
         // As without a right to read it, which root would have.
         let root = gone.path().canonicalize().unwrap();
         gone.close().unwrap();
         assert_eq!(dirs.list(&looks), (Vec::new(), false));
         let (dir, why) = dirs.refused(&looks).unwrap();
         assert!(dir == root && why.contains("No such file"), "{why}");
-        let unlisted: Vec<_> = dirs.unlisted().map(|(dir, _)| dir).collect();
-        assert_eq!(unlisted, [root]);
     }
 
     #[test]
