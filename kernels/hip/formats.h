@@ -35,7 +35,16 @@
 #pragma once
 #include "compat.h"
 
-FORCE u64 align256(u64 bytes) { return (bytes + 255) & ~(u64)255; }
+FORCE u64 align256(u64 bytes) {
+    u64 mask = ~(u64)255;
+#if defined(__GFX11__)
+    // Where the compiler sees that few bits count, it makes the mask by s_brev_b32 and puts that
+    // between an addition and its carry. Cards leave the carry alone there; AMD's simulator of
+    // gfx11 does not, and reads 4 GiB behind the weights.
+    asm("" : "+s"(mask));
+#endif
+    return (bytes + 255) & mask;
+}
 
 // 32 activations: bytes 0 to 15 and 16 to 31, scale, and the scale times the sum of the bytes.
 struct XChunk {
