@@ -7,7 +7,7 @@
 
 use super::{han, letters};
 use crate::Error;
-use crate::unicode::{L, LOWER, M, N, P, S, SYMBOL, UPPER, class};
+use crate::unicode::{L, LOWER, M, N, P, S, SYMBOL, UPPER, class, look};
 
 fn first(text: &str) -> Option<(char, u8)> {
     text.chars().next().map(|c| (c, class(c)))
@@ -17,6 +17,7 @@ fn first(text: &str) -> Option<(char, u8)> {
 pub(super) fn run(text: &str, max: usize, takes: impl Fn(char) -> bool) -> usize {
     let mut len = 0;
     for c in text.chars().take(max) {
+        look();
         if !takes(c) {
             break;
         }

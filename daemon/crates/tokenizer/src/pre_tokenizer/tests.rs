@@ -1,6 +1,7 @@
 //! The hand-written splitters against the published expressions.
 
 use super::*;
+use crate::unicode::LOOKS;
 use fancy_regex::Regex;
 use proptest::prelude::*;
 
@@ -201,7 +202,10 @@ fn every_listed_stage_list_has_a_published_form_in_the_test() {
 
 #[test]
 fn long_runs_are_cut_in_time_in_proportion_under_every_name() {
-    // Scanners that look back or ahead to a run's end at each place would take many minutes.
+    // Looks at characters are counted, since time tells of the machine, too. A scanner that looks
+    // back or ahead to a run's end at each place has tens of thousands of them for a character;
+    // those that try several alternatives in several stages have a few for each.
+    const LOOKS_MAX: u64 = 100;
     for (name, _) in published() {
         for unit in [
             "hello",
@@ -220,8 +224,14 @@ fn long_runs_are_cut_in_time_in_proportion_under_every_name() {
             "é\u{301}",
         ] {
             let text = unit.repeat((1 << 18) / unit.len());
+            let before = LOOKS.get();
             let pieces = ours(name, &text);
+            let looks = (LOOKS.get() - before) / text.chars().count() as u64;
             assert!(pieces.concat() == text, "{name}: {unit:?}");
+            assert!(
+                looks <= LOOKS_MAX,
+                "{name}: {unit:?}, {looks} looks at a character"
+            );
         }
     }
 }
