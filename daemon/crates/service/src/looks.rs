@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn those_that_are_looked_at_together_do_not_hold_one_another_up() {
         type Look = Box<dyn FnOnce() -> u32 + Send>;
-        let looks = Looks::waiting(Duration::from_millis(200));
+        let looks = Looks::waiting(Duration::from_secs(2));
         let path = |name: &str| Path::new("/same").join(name);
         assert_eq!(looks.look(&path("panics"), || 1).0, Some(Arc::new(1)));
         let (sender, hangs) = channel::<()>();
