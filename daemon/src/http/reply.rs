@@ -66,6 +66,8 @@ pub(super) trait Events: Send + 'static {
     fn choice(&mut self, _: usize) {}
     /// The scores of tokens whose text comes next; called only where they are wanted.
     fn scores(&mut self, _: Vec<TokenScore>) {}
+    /// The tokens whose text was to come next came to none, as those of marks do.
+    fn unsaid(&mut self) {}
     /// The scores of so many tokens whose text was to come next are told of none.
     fn forget_scores(&mut self, _: usize) {}
     /// More of the answer.
@@ -245,6 +247,7 @@ fn take<E: Events>(step: Step, events: &mut E, out: &mut String) -> bool {
             choice: at,
             parts,
             scores,
+            unsaid,
             ..
         } => {
             events.choice(at);
@@ -252,6 +255,9 @@ fn take<E: Events>(step: Step, events: &mut E, out: &mut String) -> bool {
                 events.scores(scores);
             }
             parts.into_iter().for_each(|part| events.part(part, out));
+            if unsaid {
+                events.unsaid();
+            }
             false
         }
         Step::End {
@@ -380,6 +386,7 @@ mod tests {
                         parts: vec![Part::Text("step".to_owned())],
                         ids: Vec::new(),
                         scores: Vec::new(),
+                        unsaid: false,
                     }
                 }
                 None => Step::Failed(failure::engine_gone()),

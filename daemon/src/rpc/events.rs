@@ -83,6 +83,7 @@ impl Stream for Events {
                     parts,
                     ids,
                     scores,
+                    ..
                 }) => {
                     let model = generation.model();
                     let token = |score| model.map(|model| token_logprob(model, score));

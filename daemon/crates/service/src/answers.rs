@@ -25,6 +25,9 @@ pub const CHOICES_MAX: u32 = 8;
 /// What an answer is refused with whose scores are too many to be held until its end.
 const TOO_MANY_SCORES: &str =
     "more scores than an answer holds; stream it, or ask for fewer of them or of tokens";
+/// The same where streams hold them, too.
+const TOO_MANY_IN_STREAMS: &str =
+    "more scores than an answer holds; ask for fewer of them or of tokens";
 
 /// Checks how many answers a request wants; without a number, one.
 ///
@@ -115,6 +118,30 @@ pub struct Generation {
     started: std::time::Instant,
     all: Generated,
     text_only: bool,
+    bound: Bound,
+}
+
+/// How many scores are told, where what came is held until the end.
+#[derive(Debug, Default)]
+struct Bound {
+    so_far: u64,
+    /// What too many are refused with; nothing where none are held.
+    refusal: Option<&'static str>,
+}
+
+impl Bound {
+    /// Counts these.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT where they are too many.
+    fn count(&mut self, scores: &[TokenScore]) -> Result<(), Failure> {
+        let more: u64 = scores.iter().map(|score| score.top.len() as u64 + 1).sum();
+        self.so_far += more;
+        match self.refusal {
+            Some(refusal) if self.so_far > SCORES_MAX => Err(failure::invalid("logprobs", refusal)),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// One of the answers.
@@ -143,6 +170,9 @@ pub enum Step {
         ids: Vec<u32>,
         /// A score of each, where the request asks for them.
         scores: Vec<TokenScore>,
+        /// They came to marks, or to nothing: no text that comes later is theirs, nor that of
+        /// tokens before them.
+        unsaid: bool,
     },
     /// The end of an answer.
     End {
@@ -176,13 +206,16 @@ impl Generation {
             started: arrival.at,
             all: Generated::default(),
             text_only: false,
+            bound: Bound::default(),
         }
     }
 
     /// Collects the scores of what the answers say alone, each text's by itself, without what they
-    /// think and call.
+    /// think and call. Whoever streams them holds them until the end, too, so that they are bounded
+    /// either way.
     pub fn score_text_only(&mut self) {
         self.text_only = true;
+        self.bound.refusal = Some(TOO_MANY_IN_STREAMS);
     }
 
     /// Tells arguments of calls as they come, where the form of calls allows.
@@ -248,6 +281,9 @@ impl Generation {
         let choice = &mut self.choices[at];
         match event {
             Some(GenerateEvent::Piece { text, ids, scores }) => {
+                if let Err(failure) = self.bound.count(&scores) {
+                    return self.failed(failure);
+                }
                 let n = ids.len() as u32;
                 self.log.generated_tokens = Some(self.log.generated_tokens.unwrap_or(0) + n);
                 choice.silent = match text.is_empty() {
@@ -256,6 +292,7 @@ impl Generation {
                 };
                 let before = choice.splitter.is_thinking();
                 choice.splitter.push(&text, &mut parts);
+                let unsaid = is_unsaid(&text, &parts, &choice.splitter);
                 if let Some(last) = parts.last() {
                     choice.says = matches!(last, Part::Text(_));
                 }
@@ -267,6 +304,7 @@ impl Generation {
                     parts,
                     ids,
                     scores,
+                    unsaid,
                 }
             }
             Some(GenerateEvent::Done(summary)) => {
@@ -367,20 +405,20 @@ impl Generation {
         };
         let mut so_far: Vec<_> = self.choices.iter().map(|_| collected()).collect();
         let mut answers: Vec<Option<(Vec<Part>, Ended)>> = vec![None; self.choices.len()];
-        let mut n_scores = 0;
+        self.bound.refusal.get_or_insert(TOO_MANY_SCORES);
         loop {
             match self.next().await {
                 Step::More {
                     choice: at,
                     parts,
                     scores,
+                    unsaid,
                     ..
                 } => {
-                    n_scores += scores.iter().map(|s| s.top.len() as u64 + 1).sum::<u64>();
-                    if n_scores > SCORES_MAX {
-                        return Err(failure::invalid("logprobs", TOO_MANY_SCORES));
-                    }
                     so_far[at].more(parts, scores);
+                    if unsaid {
+                        so_far[at].unsaid();
+                    }
                 }
                 Step::End {
                     choice: at,
@@ -444,11 +482,24 @@ impl Collected {
         self.parts.push(part);
     }
 
+    /// The tokens so far are those of no text that comes later.
+    fn unsaid(&mut self) {
+        if self.text_only {
+            self.scores.clear();
+        }
+    }
+
     /// The scores of so many tokens at the end are told of no text.
     fn forget(&mut self, n: usize) {
         let told = self.scores.len().saturating_sub(n);
         self.scores.truncate(told);
     }
+}
+
+/// Whether `text`, which came to these parts, is none of what is said later. What the engine holds
+/// back, as for a stop string, is no text yet.
+fn is_unsaid(text: &str, parts: &[Part], splitter: &Splitter) -> bool {
+    !text.is_empty() && parts.is_empty() && !splitter.holds_text()
 }
 
 impl Choice {
@@ -462,73 +513,5 @@ impl Choice {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tool_calls::ToolCall;
-
-    fn text(said: &str) -> Part {
-        Part::Text(said.to_owned())
-    }
-
-    fn call() -> Part {
-        Part::Call(ToolCall {
-            name: "f".to_owned(),
-            arguments: "{}".to_owned(),
-        })
-    }
-
-    fn scores(ids: &[u32]) -> Vec<TokenScore> {
-        let score = |&id| TokenScore {
-            id,
-            logprob: -1.0,
-            top: Vec::new(),
-        };
-        ids.iter().map(score).collect()
-    }
-
-    fn ids(scores: &[TokenScore]) -> Vec<u32> {
-        scores.iter().map(|score| score.id).collect()
-    }
-
-    /// An answer that says, thinks, calls and ends by a stop string of one token.
-    fn answer(text_only: bool) -> Collected {
-        let mut answer = Collected {
-            text_only,
-            ..Collected::default()
-        };
-        answer.more(vec![Part::Reasoning("so".to_owned())], scores(&[1]));
-        answer.more(vec![text("a")], scores(&[2, 3]));
-        // Of a mark, and of what it stands for.
-        answer.more(Vec::new(), scores(&[4]));
-        answer.more(vec![call()], scores(&[5]));
-        // Held back until it is no mark.
-        answer.more(Vec::new(), scores(&[6]));
-        answer.more(vec![text("b")], scores(&[7]));
-        answer.more(vec![text("c"), call(), text("d")], scores(&[8]));
-        answer.more(Vec::new(), scores(&[9, 10]));
-        answer.forget(1);
-        answer.more(vec![text("e")], Vec::new());
-        answer
-    }
-
-    #[test]
-    fn each_text_has_the_scores_of_its_own_tokens() {
-        let answer = answer(true);
-        let of_texts: Vec<_> = answer.of_texts.iter().map(|of| ids(of)).collect();
-        assert_eq!(of_texts, [vec![2, 3], vec![6, 7, 8], vec![9]]);
-        let texts = joined(answer.parts)
-            .into_iter()
-            .filter_map(|part| match part {
-                Part::Text(text) => Some(text),
-                _ => None,
-            });
-        assert_eq!(texts.collect::<Vec<_>>(), ["a", "bc", "de"]);
-    }
-
-    #[test]
-    fn all_tokens_have_scores_but_those_of_a_stop_string() {
-        let answer = answer(false);
-        assert_eq!(ids(&answer.scores), [1, 2, 3, 4, 5, 6, 7, 8, 9]);
-        assert!(answer.of_texts.is_empty());
-    }
-}
+#[path = "answers_tests.rs"]
+mod tests;

@@ -58,7 +58,11 @@ impl Splitter {
     /// For a chat with `model` whose prompt ended in `tail`.
     pub fn for_chat(model: &LoadedModel, tail: &Tail, tools: Tools) -> Self {
         let source = model.template().and_then(|template| template.source().ok());
-        let source = source.unwrap_or_default();
+        Self::for_template(source.unwrap_or_default(), tail, tools)
+    }
+
+    /// The same for whichever model has this template.
+    pub(crate) fn for_template(source: &str, tail: &Tail, tools: Tools) -> Self {
         let way = match Headers::of(source) {
             Some(headers) => Way::Messages(Messages::new(headers, &tail.text, tools)),
             None => Way::Marked(Box::new(Marked::new(Marks::of(source), tail, tools))),
@@ -105,6 +109,15 @@ impl Splitter {
         match &self.way {
             Way::Marked(marked) => marked.is_thinking(),
             Way::Messages(messages) => messages.is_thinking(),
+        }
+    }
+
+    /// Whether text that has come may still turn out to be said. What may be a thought or belongs
+    /// to a call does not count.
+    pub(crate) fn holds_text(&self) -> bool {
+        match &self.way {
+            Way::Marked(marked) => marked.holds_text(),
+            Way::Messages(messages) => messages.holds_text(),
         }
     }
 

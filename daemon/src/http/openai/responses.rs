@@ -72,12 +72,12 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         started => started?,
     };
     let model = generation.model().filter(|_| scored).cloned();
+    generation.score_text_only();
     if streams {
         generation.tell_pieces();
         let events = ResponseEvents::new(described, model);
         return reply::stream(generation, events, call).await;
     }
-    generation.score_text_only();
     let (parts, mut ended) = generation.collect().await?;
     let mut scores = std::mem::take(&mut ended.text_scores).into_iter();
     let last = parts.len();

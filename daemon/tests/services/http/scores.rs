@@ -7,6 +7,7 @@ use crate::http::client::{HttpDaemon, LLAMA};
 use crate::templates::with_template;
 
 const COMPLETIONS: &str = "/v1/completions";
+const RESPONSES: &str = "/v1/responses";
 
 /// The first choice of a whole answer, and those of the chunks of a stream.
 async fn both(http: &HttpDaemon, route: &str, asked: &Value) -> (Value, Vec<Value>) {
@@ -32,6 +33,56 @@ fn joined(choices: &[Value], key: &str) -> Vec<Value> {
         .flatten()
         .cloned()
         .collect()
+}
+
+/// The texts of a response's messages, each with its log-probabilities: of a whole one, and of the
+/// deltas of a stream.
+async fn messages(http: &HttpDaemon, asked: &Value) -> [Vec<(String, Vec<Value>)>; 2] {
+    let of = |response: &Value| -> Vec<(String, Vec<Value>)> {
+        let items = response["output"].as_array().unwrap().iter();
+        let messages = items.filter(|item| item["type"] == "message");
+        messages
+            .map(|item| told(&item["content"][0], "text"))
+            .collect()
+    };
+    let reply = http.post(RESPONSES, asked).await;
+    assert_eq!(reply.status, 200, "{asked}: {reply:?}");
+    let whole = of(&reply.json());
+    let mut asked = asked.clone();
+    asked["stream"] = true.into();
+    let mut streamed: Vec<(String, Vec<Value>)> = Vec::new();
+    for (name, data) in http.post(RESPONSES, &asked).await.events() {
+        let data: Value = serde_json::from_str(&data).unwrap();
+        match name.as_str() {
+            "response.content_part.added" => streamed.push(Default::default()),
+            "response.output_text.delta" => {
+                let (text, scores) = streamed.last_mut().unwrap();
+                let more = told(&data, "delta");
+                text.push_str(&more.0);
+                scores.extend(more.1);
+            }
+            "response.output_text.done" => assert_eq!(Some(&told(&data, "text")), streamed.last()),
+            "response.completed" => assert_eq!(of(&data["response"]), streamed),
+            _ => {}
+        }
+    }
+    [whole, streamed]
+}
+
+/// The text under `key`, and the log-probabilities beside it.
+fn told(data: &Value, key: &str) -> (String, Vec<Value>) {
+    let text = data[key].as_str().unwrap().to_owned();
+    (text, data["logprobs"].as_array().unwrap().clone())
+}
+
+/// The number of the one token that `text` is.
+async fn id(http: &HttpDaemon, text: &str) -> String {
+    let asked = json!({"model": LLAMA, "content": text});
+    let ids = http.post("/tokenize", &asked).await.json();
+    let [id] = &ids["tokens"].as_array().unwrap()[..] else {
+        panic!("{text:?}: {ids}");
+    };
+    id.to_string()
 }
 
 /// Whether a token has a name and no text.
@@ -69,6 +120,63 @@ async fn all_tokens_before_a_stop_string_are_told_and_none_of_its_own() {
         let last = &content.last().unwrap()["token"];
         assert_ne!(last, ".", "{whole}");
         assert_eq!(content, joined(&streamed, "content"), "{model}");
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn a_response_tells_of_its_texts_and_not_of_the_marks_around_them() {
+    let http = HttpDaemon::start().await;
+    // A thought that ends, before a text that is held to a format. Each token of it comes once:
+    // the one with the largest bias, until the penalty takes that away. The prompt has some of
+    // them, too, further back than the penalty looks.
+    let far = "\n".repeat(16);
+    let template = format!("{{{{ messages[0].content }}}}<think>{far}{{# </think> #}}");
+    with_template(&http.daemon, "thinks", &template);
+    let mut bias = serde_json::Map::new();
+    for (nth, token) in (0..).zip([" a", "<", "/", "th", "in", "k", ">"]) {
+        bias.insert(id(&http, token).await, (100 - 12 * nth).into());
+    }
+    let thinks = json!({
+        "model": "thinks", "logit_bias": bias, "repeat_penalty": 1000, "repeat_last_n": 12,
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"const": "b"}}},
+    });
+    // Calls inside of a text that is held to a format; of two calls one counts.
+    with_template(
+        &http.daemon,
+        "calls",
+        "{{ messages[0].content }}{# <tool_call> #}",
+    );
+    let call = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>";
+    let calls = |n: usize| {
+        let text = format!("x{} y", call.repeat(n));
+        json!({
+            "model": "calls", "tools": [{"type": "function", "name": "f", "parameters": {}}],
+            "parallel_tool_calls": false,
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": {"const": text}}},
+        })
+    };
+    for (mut asked, expected) in [
+        (thinks, vec!["\"b\""]),
+        (calls(1), vec!["\"x", "y\""]),
+        (calls(2), vec!["\"x", "y\""]),
+    ] {
+        let more = json!({
+            "input": "42 - 30 = ?", "temperature": 0, "max_output_tokens": 200,
+            "include": ["message.output_text.logprobs"],
+        });
+        asked
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let [whole, streamed] = messages(&http, &asked).await;
+        let texts: Vec<_> = whole.iter().map(|(text, _)| text).collect();
+        assert_eq!(texts, expected, "{asked}");
+        for (text, scores) in &whole {
+            let tokens = scores.iter().map(|token| token["token"].as_str().unwrap());
+            assert_eq!(tokens.collect::<String>().trim(), text, "{whole:?}");
+        }
+        assert_eq!(whole, streamed, "{asked}");
     }
     assert_eq!(http.stop().await, End::Drained);
 }

@@ -154,6 +154,24 @@ impl Marked {
         self.block.as_ref().is_some_and(Calls::is_open)
     }
 
+    /// Whether text that has come may still turn out to be said.
+    pub(super) fn holds_text(&self) -> bool {
+        match self.state {
+            State::Begin => !self.held.is_empty(),
+            State::Thinking => false,
+            State::Saying if self.at_start => !self.held.trim_start().is_empty(),
+            State::Saying => !self.held.is_empty(),
+            State::Calling => match self.block.as_ref().is_some_and(Calls::has_begun) {
+                // Where nothing closes calls, text may follow them.
+                true => {
+                    self.form.is_some_and(|form| form.close.is_empty()) && !self.held.is_empty()
+                }
+                // With the mark in front of it, where it is no call.
+                false => true,
+            },
+        }
+    }
+
     /// More text.
     pub(super) fn push(&mut self, text: &str, into: &mut Vec<Part>) {
         let may_have_marks = self.form.is_some() || self.frame.is_some() || self.at_start;

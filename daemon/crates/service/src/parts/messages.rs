@@ -94,6 +94,15 @@ impl Messages {
         self.in_call
     }
 
+    /// Whether text that has come may still turn out to be said.
+    pub(super) fn holds_text(&self) -> bool {
+        match self.state {
+            State::Thinking => false,
+            State::Calling(_) if self.in_call => false,
+            State::Header | State::Saying | State::Calling(_) => !self.held.is_empty(),
+        }
+    }
+
     pub(super) fn push(&mut self, text: &str, into: &mut Vec<Part>) {
         self.held.push_str(text);
         while self.step(into) {}

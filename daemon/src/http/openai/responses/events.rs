@@ -447,9 +447,8 @@ impl Events for ResponseEvents {
         self.scores.extend(scores);
     }
 
-    fn forget_scores(&mut self, n: usize) {
-        let told = self.scores.len().saturating_sub(n);
-        self.scores.truncate(told);
+    fn unsaid(&mut self) {
+        self.scores.clear();
     }
 
     fn part(&mut self, part: Part, out: &mut String) {
