@@ -235,11 +235,11 @@ async fn register(context: &Arc<Service>, declared: Vec<Declared>) {
     if declared.is_empty() {
         return;
     }
-    let before = context.declare(declared);
+    context.declare(declared);
     let registering = tokio::spawn({
         let context = Arc::clone(context);
         async move {
-            let registration = context.register_declared(&before).await;
+            let registration = context.register_declared().await;
             reload::preload(&context, registration.registered);
         }
     });

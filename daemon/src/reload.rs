@@ -348,8 +348,8 @@ async fn apply(changes: Changes, service: &Arc<Service>, http: &Http) -> Reloade
     }
     let registration = match changes.declared {
         Some(declared) => {
-            let before = service.declare(declared);
-            service.register_declared(&before).await
+            service.declare(declared);
+            service.register_declared().await
         }
         None => service.renew_declared().await,
     };

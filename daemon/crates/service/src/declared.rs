@@ -8,13 +8,13 @@
 //! *Invariant:* an alias leads to its model whatever else is loaded: no load is taken under a name
 //! that is an alias (`Service::refuse_alias`, test `an_alias_works_wherever_a_name_does`), and a
 //! model that was loaded under it before a reload brought the alias stays loaded without being
-//! reached by it (`a_reload_takes_filter_token_and_models_and_names_the_rest`). The lock is held to
-//! read or replace one pointer.
+//! reached by it (`a_reload_takes_filter_token_and_models_and_names_the_rest`). The locks are held
+//! to read or replace one pointer, and to look into one map.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::PreloadEvent;
@@ -159,14 +159,14 @@ enum Seen {
     Nothing,
 }
 
-/// What a loaded model does not take of how it is declared now.
-fn kept_by_loaded(before: &Declared, now: &Declared) -> Option<String> {
+/// What a model that was loaded as it was declared `then` does not take of how it is declared now.
+fn kept_by_loaded(then: &Declared, now: &Declared) -> Option<String> {
     let template = |model: &Declared| model.defaults.template.clone();
     let differ = [
-        ("template", template(before) != template(now)),
-        ("draft", before.draft != now.draft),
-        ("pin", before.pin != now.pin),
-        ("preload", now.preload && !before.preload),
+        ("template", template(then) != template(now)),
+        ("draft", then.draft != now.draft),
+        ("pin", then.pin != now.pin),
+        ("preload", now.preload && !then.preload),
     ];
     let keys = differ.into_iter().filter(|(_, differs)| *differs);
     let keys: Vec<_> = keys.map(|(key, _)| key).collect();
@@ -203,6 +203,39 @@ impl Shelf {
     }
 }
 
+/// How declared models that are loaded were declared when they were. What was loaded by hand is
+/// not here, whatever its name.
+#[derive(Debug, Default)]
+pub(crate) struct LoadedAs(Mutex<HashMap<String, (Weak<LoadedModel>, Declared)>>);
+
+impl LoadedAs {
+    fn all(&self) -> MutexGuard<'_, HashMap<String, (Weak<LoadedModel>, Declared)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, model: &Declared, loaded: &Arc<LoadedModel>) {
+        let then = (Arc::downgrade(loaded), model.clone());
+        self.all().insert(model.name.clone(), then);
+    }
+
+    /// How this one was declared when it was loaded, if it was loaded so.
+    fn of(&self, loaded: &Arc<LoadedModel>) -> Option<Declared> {
+        let all = self.all();
+        // Who holds a weak pointer keeps its address from being that of another model.
+        let (model, then) = all.get(loaded.name())?;
+        std::ptr::eq(model.as_ptr(), Arc::as_ptr(loaded)).then(|| then.clone())
+    }
+
+    /// Forgets those that are no longer loaded, or not in the book: there are never more than are
+    /// declared, but for loads that go on.
+    fn keep(&self, book: &Book) {
+        let stays = |name: &String, (model, _): &mut (Weak<LoadedModel>, Declared)| {
+            model.strong_count() > 0 && book.model(name).is_some()
+        };
+        self.all().retain(stays);
+    }
+}
+
 impl Service {
     /// What is declared now.
     pub fn declared(&self) -> Arc<Book> {
@@ -214,13 +247,14 @@ impl Service {
         self.shelf.get().real_name(name)
     }
 
-    /// Declares these models and no others, and gives what was declared before. Names count at
-    /// once; [`Service::register_declared`] loads.
-    pub fn declare(&self, models: Vec<Declared>) -> Arc<Book> {
+    /// Declares these models and no others. Names count at once; [`Service::register_declared`]
+    /// loads.
+    pub fn declare(&self, models: Vec<Declared>) {
         let book = Book::new(models);
         let names: Vec<_> = book.models.iter().map(|m| m.name.clone()).collect();
         let before = self.shelf.replace(book);
         self.forget_listing();
+        self.loaded_as.keep(&self.declared());
         for gone in before.models.iter().filter(|m| !names.contains(&m.name)) {
             let is_loaded = self.engine.model(&gone.name).is_ok();
             tracing::info!(model = ?gone.name, is_loaded, "no longer declared; a loaded model stays until it is unloaded");
@@ -233,13 +267,12 @@ impl Service {
                 }
             }
         }
-        before
     }
 
     /// Registers what is declared and not loaded, with its pins. A model that cannot be loaded is
-    /// told in the log, too, and tried again at its first use over HTTP. What was declared `before`
-    /// tells what a loaded model does not take.
-    pub async fn register_declared(&self, before: &Book) -> Registration {
+    /// told in the log, too, and tried again at its first use over HTTP, and so is what a loaded one
+    /// does not take of how it is declared.
+    pub async fn register_declared(&self) -> Registration {
         let mut registration = Registration::default();
         let book = self.declared();
         let models = book.drafts_first();
@@ -254,18 +287,8 @@ impl Service {
                         looked.remove(&model.name).and_then(|(_, found)| found)
                     }
                 };
-                let seen = self.renew(model, &loaded, found, &mut registration).await;
-                let kept = match seen {
-                    Seen::Same => before
-                        .model(&model.name)
-                        .and_then(|b| kept_by_loaded(b, model)),
-                    Seen::Other(found) => Some(other_file(model, &found, loaded.path())),
-                    Seen::Changed | Seen::Nothing => None,
-                };
-                if let Some(reason) = kept {
-                    tracing::warn!(model = ?model.name, "{reason}");
-                    registration.refused.push((model.name.clone(), reason));
-                }
+                self.follow_up(model, &loaded, found, &mut registration)
+                    .await;
                 continue;
             }
             match self.load_declared(model, &Arrival::now(None)).await {
@@ -279,7 +302,8 @@ impl Service {
         registration
     }
 
-    /// Loads those declared models anew that are loaded and whose files have changed in place.
+    /// Loads those declared models anew that are loaded and whose files have changed in place, and
+    /// tells what the others do not take of how they are declared.
     pub async fn renew_declared(&self) -> Registration {
         let mut registration = Registration::default();
         let book = self.declared();
@@ -287,10 +311,33 @@ impl Service {
         let mut looked = self.look_at_loaded(&models).await;
         for model in models {
             if let Some((loaded, found)) = looked.remove(&model.name) {
-                self.renew(model, &loaded, found, &mut registration).await;
+                self.follow_up(model, &loaded, found, &mut registration)
+                    .await;
             }
         }
         registration
+    }
+
+    /// Loads a declared model anew as [`Service::renew`] does, or tells what the loaded one keeps.
+    async fn follow_up(
+        &self,
+        model: &Declared,
+        loaded: &Arc<LoadedModel>,
+        found: Option<Found>,
+        registration: &mut Registration,
+    ) {
+        let kept = match self.renew(model, loaded, found, registration).await {
+            Seen::Same => {
+                let then = self.loaded_as.of(loaded);
+                then.and_then(|then| kept_by_loaded(&then, model))
+            }
+            Seen::Other(found) => Some(other_file(model, &found, loaded.path())),
+            Seen::Changed | Seen::Nothing => None,
+        };
+        if let Some(reason) = kept {
+            tracing::warn!(model = ?model.name, "{reason}");
+            registration.refused.push((model.name.clone(), reason));
+        }
     }
 
     /// Looks at the files of those of `models` that are loaded, at all of them at once: so those
@@ -395,7 +442,9 @@ impl Service {
             Ok(load) => self.load(&load, &steps, arrival.passed()).await,
             Err(failure) => Err(failure),
         };
-        log.end(loaded).map(drop)
+        let loaded = log.end(loaded)?;
+        self.loaded_as.note(model, &loaded.model);
+        Ok(())
     }
 
     /// The declared model as its file is now, where `old` was found to be of another content: it

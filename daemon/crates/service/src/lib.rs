@@ -52,7 +52,7 @@ use std::time::{Duration, Instant};
 use rocmforge_engine::{EngineHandle, LoadedModel};
 use rocmforge_tokenizer::Renderer;
 
-use crate::declared::Shelf;
+use crate::declared::{LoadedAs, Shelf};
 use crate::failure::Failure;
 use crate::files::Listing;
 use crate::limits::LimitBook;
@@ -123,6 +123,7 @@ pub struct Service {
     loads: LoadPlaces,
     listing: Listing,
     shelf: Shelf,
+    loaded_as: LoadedAs,
     /// Held while a declared model whose file has changed is loaded anew.
     renewal: tokio::sync::Mutex<()>,
     /// At the files of declared models that are loaded, by the paths that are declared.
@@ -155,6 +156,7 @@ impl Service {
             loads: LoadPlaces::default(),
             listing: Listing::default(),
             shelf: Shelf::default(),
+            loaded_as: LoadedAs::default(),
             renewal: tokio::sync::Mutex::default(),
             looks_at_declared: Arc::default(),
             limit_book: LimitBook::default(),
