@@ -270,8 +270,8 @@ impl Service {
     }
 
     /// Registers what is declared and not loaded, with its pins. A model that cannot be loaded is
-    /// told in the log, too, and tried again at its first use over HTTP, and so is what a loaded one
-    /// does not take of how it is declared.
+    /// told in the log, too, and tried again at its first use over HTTP. What a loaded one does not
+    /// take of how it is declared is told as well.
     pub async fn register_declared(&self) -> Registration {
         let mut registration = Registration::default();
         let book = self.declared();
