@@ -11,7 +11,7 @@ use std::io::{self, IsTerminal, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Parser;
@@ -58,8 +58,8 @@ const END_WAIT_MAX: Duration = Duration::from_secs(5);
 /// How long the last lines of the log may hold up the end, where standard error takes nothing.
 const LOG_WAIT_MAX: Duration = Duration::from_millis(500);
 
-/// How long `--check-config` waits for a file.
-const FILE_ANSWERS: Duration = Duration::from_secs(10);
+/// How long `--check-config` waits for all files together.
+const FILES_ANSWER: Duration = Duration::from_secs(30);
 /// What is said of a variable of the environment that begins as settings do.
 const UNREAD: &str = "in the environment is not read: no setting of one value has that name, and paths and lists come \
                       from flags and files alone; `rocmforged --help` lists them";
@@ -177,12 +177,15 @@ fn troubles(dirs: &ModelDirs) -> Vec<String> {
     unlisted.chain(silent).collect()
 }
 
-/// Opens the file of a declared model, which may never answer.
-fn open(dirs: &ModelDirs, path: &Path) -> anyhow::Result<()> {
+/// Opens the file of a declared model, which may never answer, until then.
+fn open(dirs: &ModelDirs, path: &Path, until: Instant) -> anyhow::Result<()> {
     let (opened, answer) = std::sync::mpsc::channel();
     let (dirs, asked) = (dirs.clone(), path.to_owned());
-    std::thread::spawn(move || opened.send(dirs.open(&asked).map(drop)));
-    match answer.recv_timeout(FILE_ANSWERS) {
+    let thread = std::thread::Builder::new();
+    thread
+        .spawn(move || opened.send(dirs.open(&asked).map(drop)))
+        .context(NO_THREADS)?;
+    match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
         Ok(opened) => Ok(opened?),
         Err(_) => anyhow::bail!(
             "{} does not answer; check the server or the mount that it lies on",
@@ -207,8 +210,9 @@ fn check(config: &Config) -> ExitCode {
     for trouble in troubles(&dirs) {
         code = fail(&anyhow::anyhow!(trouble), 2);
     }
+    let until = Instant::now() + FILES_ANSWER;
     for declared in &config.models {
-        if let Err(error) = open(&dirs, &declared.model.path) {
+        if let Err(error) = open(&dirs, &declared.model.path, until) {
             let error = error.context(format!(
                 "path of the declared model '{}' in {}",
                 declared.model.name,

@@ -526,8 +526,8 @@ fn a_refusal_of_a_declared_model_names_file_model_and_key() {
         ),
         (
             model("b", "/m/b", "") + &model("b", "/m/c", ""),
-            "name of [[model]] 1 ('b')",
-            "declared again in this file",
+            "name of [[model]] 2 ('b')",
+            "declares it twice",
         ),
         (
             model("b", "/m", "pinned = true"),

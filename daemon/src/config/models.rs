@@ -1,10 +1,10 @@
 //! Declared models: `[[model]]` in the file.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::{Arc, LazyLock, mpsc};
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
@@ -18,6 +18,11 @@ use super::ConfigError;
 
 /// How long a template is waited for.
 const TEMPLATE_ANSWERS: Duration = Duration::from_secs(5);
+
+/// Templates that are being read, by this process.
+static READING: LazyLock<Arc<()>> = LazyLock::new(Arc::default);
+/// So many may hang.
+const READING_MAX: usize = 64;
 
 /// One `[[model]]` as it is written.
 #[derive(Debug, Clone, Deserialize)]
@@ -83,17 +88,24 @@ fn template(path: &Path) -> Result<Template, String> {
     if !path.is_absolute() {
         return Err(format!("{shown} is relative; give an absolute path"));
     }
+    let silent =
+        || format!("{shown} does not answer; check the server or the mount that it lies on");
+    // Those that hang hold one.
+    let reading = Arc::clone(&READING);
+    if Arc::strong_count(&reading) > READING_MAX {
+        return Err(silent());
+    }
     let (answers, read) = mpsc::channel();
     let asked = path.to_owned();
     let thread = std::thread::Builder::new().name("template".to_owned());
     thread
-        .spawn(move || answers.send(read_template(&asked)))
+        .spawn(move || {
+            let _reading = reading;
+            answers.send(read_template(&asked))
+        })
         .map_err(|error| format!("{shown} cannot be read: no thread: {error}"))?;
-    read.recv_timeout(TEMPLATE_ANSWERS).unwrap_or_else(|_| {
-        Err(format!(
-            "{shown} does not answer; check the server or the mount that it lies on"
-        ))
-    })
+    let answer = read.recv_timeout(TEMPLATE_ANSWERS);
+    answer.unwrap_or_else(|_| Err(silent()))
 }
 
 fn read_template(path: &Path) -> Result<Template, String> {
@@ -138,10 +150,11 @@ pub(super) fn checked(
     let mut numbers = Vec::new();
     // Each name and alias, and whose it is.
     let mut taken: HashMap<String, String> = HashMap::new();
-    let mut last: HashMap<String, (usize, PathBuf)> = HashMap::new();
-    for (i, (file, _, table)) in tables.iter().enumerate() {
-        last.insert(table.name.clone(), (i, file.clone()));
+    let mut last: HashMap<String, usize> = HashMap::new();
+    for (i, (_, _, table)) in tables.iter().enumerate() {
+        last.insert(table.name.clone(), i);
     }
+    let mut in_files: HashSet<(PathBuf, String)> = HashSet::new();
     for (i, (file, number, table)) in tables.into_iter().enumerate() {
         let refuse = |key: &str, message: String| ConfigError::Model {
             file: file.clone(),
@@ -170,15 +183,13 @@ pub(super) fn checked(
         if let Some(draft) = &table.draft {
             Declared::check_name(draft).map_err(|message| refuse("draft", message))?;
         }
-        match last.get(&table.name) {
-            Some((last, by)) if *last != i && *by == file => {
-                let message =
-                    "it is declared again in this file; remove one of them, or give them two names";
-                return Err(refuse("name", message.to_owned()));
-            }
-            // A later file says it anew.
-            Some((last, _)) if *last != i => continue,
-            _ => {}
+        if !in_files.insert((file.clone(), table.name.clone())) {
+            let message = "this file declares it twice; remove one, or give them two names";
+            return Err(refuse("name", message.to_owned()));
+        }
+        // A later file says it anew.
+        if last.get(&table.name) != Some(&i) {
+            continue;
         }
         let names = std::iter::once(("name", &table.name));
         let aliases = table.aliases.iter().map(|alias| ("aliases", alias));

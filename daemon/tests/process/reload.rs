@@ -19,7 +19,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-use crate::program::{Daemon, PATIENCE, host, said, start_logging_to};
+use crate::program::{Daemon, PATIENCE, again, host, said, start_logging_to};
 
 const FIRST: &str = "first-token-0123456789";
 const SECOND: &str = "second-token-0123456789";
@@ -367,7 +367,7 @@ async fn what_a_loaded_model_does_not_take_of_a_reload_is_told() {
     let log = File::create(dir.path().join("log")).unwrap();
     let (_daemon, notify) = start_logging_to(dir.path(), &mut command, log);
     // The daemon waits where nobody takes what it tells systemd, which is twice for a reload.
-    std::thread::spawn(move || while notify.recv(&mut [0; 256]).is_ok() {});
+    std::thread::spawn(move || while again(|| notify.recv(&mut [0; 256])).is_ok() {});
     let other = format!("template = {template:?}\npin = true\n");
     // Each with how what is said of it begins, or that nothing is.
     for (more, words) in [

@@ -121,7 +121,7 @@ pub struct Generation {
     bound: Bound,
 }
 
-/// How many scores are told, where what came is held until the end.
+/// How many scores have come, where they are held until the end.
 #[derive(Debug, Default)]
 struct Bound {
     so_far: u64,
@@ -281,9 +281,6 @@ impl Generation {
         let choice = &mut self.choices[at];
         match event {
             Some(GenerateEvent::Piece { text, ids, scores }) => {
-                if let Err(failure) = self.bound.count(&scores) {
-                    return self.failed(failure);
-                }
                 let n = ids.len() as u32;
                 self.log.generated_tokens = Some(self.log.generated_tokens.unwrap_or(0) + n);
                 choice.silent = match text.is_empty() {
@@ -291,6 +288,12 @@ impl Generation {
                     false => 0,
                 };
                 let before = choice.splitter.is_thinking();
+                // Of thoughts none are held where texts alone are scored.
+                if !(self.text_only && before)
+                    && let Err(failure) = self.bound.count(&scores)
+                {
+                    return self.failed(failure);
+                }
                 choice.splitter.push(&text, &mut parts);
                 let unsaid = is_unsaid(&text, &parts, &choice.splitter);
                 if let Some(last) = parts.last() {

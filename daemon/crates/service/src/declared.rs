@@ -170,7 +170,7 @@ fn kept_by_loaded(then: &Declared, now: &Declared) -> Option<String> {
     ];
     let keys = differ.into_iter().filter(|(_, differs)| *differs);
     let keys: Vec<_> = keys.map(|(key, _)| key).collect();
-    let message = "of a model that is loaded is taken when it is loaded anew: unload it, and ask for it or reload";
+    let message = "of a model that is loaded is taken when it is loaded anew: unload it, and ask for it over HTTP";
     (!keys.is_empty()).then(|| format!("{} {message}", keys.join(", ")))
 }
 

@@ -4,7 +4,7 @@
 //! A file is called by its own name without `.gguf` (`naming.rs`), and is loaded when its name is
 //! first asked for. A declared model has the name that the configuration gives it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -169,6 +169,34 @@ fn named(
     all
 }
 
+/// What the declared paths lead to that are not among the files, as it is or was found last. Waits
+/// for all of them as for one.
+fn real_paths_of(
+    dirs: &ModelDirs,
+    book: &Book,
+    files: &[ModelFile],
+    looks: &Looks<PathBuf>,
+) -> HashMap<PathBuf, Arc<PathBuf>> {
+    let paths = book.models().iter().map(|model| &model.path);
+    let others = paths.filter(|path| files.iter().all(|file| file.path != **path));
+    let others: Vec<_> = others
+        .filter(|path| dirs.silent_above(path).is_none())
+        .collect();
+    let look = |path: &&PathBuf| {
+        let asked = path.to_path_buf();
+        (asked.clone(), move || {
+            asked.canonicalize().unwrap_or_default()
+        })
+    };
+    let mut found = looks.look_anew(others.iter().map(look).collect());
+    for path in others {
+        if let Some(before) = looks.found(path).filter(|_| !found.contains_key(path)) {
+            found.insert(path.clone(), before);
+        }
+    }
+    found
+}
+
 /// The declared models whose draft is neither declared nor a file below the model directories, each
 /// with its draft. Blocks on the file system; where not all of it can be seen, nothing is said.
 pub fn without_their_drafts<'a>(dirs: &ModelDirs, book: &'a Book) -> Vec<(&'a str, &'a str)> {
@@ -182,7 +210,11 @@ pub fn without_their_drafts<'a>(dirs: &ModelDirs, book: &'a Book) -> Vec<(&'a st
     if !is_whole {
         return Vec::new();
     }
-    let real = |path: &Path| path.canonicalize().unwrap_or_default();
+    let real_paths = real_paths_of(dirs, book, &files, &Looks::default());
+    let real = |path: &Path| {
+        let found = real_paths.get(path);
+        found.map_or_else(PathBuf::new, |found| found.to_path_buf())
+    };
     let names: HashSet<_> = named(dirs, book, files, real)
         .into_iter()
         .map(|file| file.name)
@@ -231,27 +263,25 @@ impl Service {
             return Ok(files);
         }
         let (book, real_paths) = (self.declared(), Arc::clone(&self.listing.real));
+        let asked = Arc::clone(&book);
         let naming = self.look_at_dirs(move |dirs, looks| {
             let (files, _) = dirs.list(looks);
-            let look = |path: &Path| {
-                let asked = path.to_owned();
-                move || asked.canonicalize().unwrap_or_default()
-            };
-            // Begun together, those that do not answer are waited for once.
-            let paths = book.models().iter().map(|model| model.path.as_path());
-            for path in paths.filter(|path| files.iter().all(|file| file.path != **path)) {
-                if dirs.silent_above(path).is_none() && !real_paths.has_found(path) {
-                    real_paths.start(path, look(path));
-                }
-            }
-            named(dirs, &book, files, |path| {
-                let (found, _) = real_paths.look(path, look(path));
+            let real_paths = real_paths_of(dirs, &asked, &files, &real_paths);
+            named(dirs, &asked, files, |path| {
+                let found = real_paths.get(path);
                 found.map_or_else(PathBuf::new, |found| found.to_path_buf())
             })
         });
         let files: Arc<[NamedFile]> = naming.await?.into();
-        let last = self.listing.last.lock();
-        *last.unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), Arc::clone(&files)));
+        // Names of what was declared before are of no use to others.
+        if Arc::ptr_eq(&book, &self.declared()) {
+            let kept = Some((Instant::now(), Arc::clone(&files)));
+            *self
+                .listing
+                .last
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = kept;
+        }
         Ok(files)
     }
 
@@ -437,7 +467,8 @@ impl Service {
     /// Why there is no model of a name beside these files.
     fn unknown<'a>(&self, name: &str, files: impl Iterator<Item = &'a str>) -> Failure {
         if let Some(dir) = self.dirs.unread(&self.listing.looks) {
-            return failure::directory_silent(name, dir);
+            let why = self.dirs.last_error(dir);
+            return failure::directory_silent(name, dir, why.as_deref());
         }
         let snapshot: Arc<Snapshot> = self.engine.snapshot();
         let loaded = snapshot.models.iter().map(|status| status.model.name());

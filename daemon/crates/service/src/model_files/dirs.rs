@@ -73,16 +73,21 @@ impl ModelDirs {
         wait: Duration,
         resolve: Resolve,
     ) -> Result<Self, ModelDirError> {
-        let named = |dir: &PathBuf| {
-            let given = std::path::absolute(dir).map_err(|error| ModelDirError {
-                dir: dir.clone(),
-                message: error.to_string(),
-            })?;
-            let answer = Arc::default();
-            Ok(Dir { given, answer })
+        let refuse = |dir: &Path, message: String| ModelDirError {
+            dir: dir.to_owned(),
+            message,
         };
+        let mut named: Vec<Dir> = Vec::new();
+        for dir in dirs {
+            let given = std::path::absolute(dir).map_err(|error| refuse(dir, error.to_string()))?;
+            // One that is named again has the same look.
+            if named.iter().all(|dir| dir.given != given) {
+                let answer = Arc::default();
+                named.push(Dir { given, answer });
+            }
+        }
         let all = Self {
-            dirs: dirs.iter().map(named).collect::<Result<_, _>>()?,
+            dirs: named.into(),
             looks: Arc::new(Looks::waiting(wait)),
             resolve,
         };
@@ -91,12 +96,9 @@ impl ModelDirs {
             .iter()
             .map(|dir| (dir.given.clone(), all.look(dir)));
         let found = all.looks.look_anew(looks.collect());
-        for (dir, named) in dirs.iter().zip(all.dirs.iter()) {
-            if let Some(Err(message)) = found.get(&named.given).map(Arc::as_ref) {
-                return Err(ModelDirError {
-                    dir: dir.clone(),
-                    message: message.clone(),
-                });
+        for Dir { given, .. } in all.dirs.iter() {
+            if let Some(Err(message)) = found.get(given).map(Arc::as_ref) {
+                return Err(refuse(given, message.clone()));
             }
         }
         Ok(all)
@@ -143,7 +145,7 @@ impl ModelDirs {
     }
 
     /// What a silent directory's last answer was, an error.
-    pub(super) fn last_error(&self, silent: &Path) -> Option<String> {
+    pub(crate) fn last_error(&self, silent: &Path) -> Option<String> {
         let found = self.looks.found(silent)?;
         found.as_ref().as_ref().err().cloned()
     }
@@ -252,6 +254,14 @@ mod tests {
             dirs.silent().next().is_none()
         });
         dirs.open(&silent.join("a.gguf")).unwrap();
+    }
+
+    #[test]
+    fn one_that_is_named_twice_is_one() {
+        let root = tempfile::tempdir().unwrap();
+        let again = root.path().join("");
+        let dirs = ModelDirs::new(&[root.path().to_owned(), again]).unwrap();
+        assert_eq!((dirs.silent().count(), dirs.real().count()), (0, 1));
     }
 
     #[test]
