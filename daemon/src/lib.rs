@@ -11,6 +11,7 @@ pub mod fuzzed;
 pub mod generated;
 mod heartbeat;
 mod http;
+pub mod late;
 mod lifecycle;
 pub mod log;
 pub mod reload;

@@ -9,7 +9,6 @@
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
 use std::net::TcpListener;
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -21,9 +20,10 @@ use nix::unistd::Pid;
 use rocmforge_engine::api::{Libraries, probe};
 use rocmforge_engine::{EngineConfig, Error, HostPressure, Refusal};
 use rocmforge_tokenizer::{RenderLimits, Renderer};
-use rocmforged::config::{Config, ConfigError, Flags};
+use rocmforged::config::{Config, ConfigError, DeclaredModel, Flags};
 use rocmforged::devices::{FoundDriver, embedded_kernels};
 use rocmforged::generated;
+use rocmforged::late;
 use rocmforged::log::Log;
 use rocmforged::model_files::{ModelDirError, ModelDirs};
 use rocmforged::reload::{Reloader, Reloads, SetFilter};
@@ -177,21 +177,26 @@ fn troubles(dirs: &ModelDirs) -> Vec<String> {
     unlisted.chain(silent).collect()
 }
 
-/// Opens the file of a declared model, which may never answer, until then.
-fn open(dirs: &ModelDirs, path: &Path, until: Instant) -> anyhow::Result<()> {
-    let (opened, answer) = std::sync::mpsc::channel();
-    let (dirs, asked) = (dirs.clone(), path.to_owned());
-    let thread = std::thread::Builder::new();
-    thread
-        .spawn(move || opened.send(dirs.open(&asked).map(drop)))
-        .context(NO_THREADS)?;
-    match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
-        Ok(opened) => Ok(opened?),
-        Err(_) => anyhow::bail!(
-            "{} does not answer; check the server or the mount that it lies on",
-            path.display()
-        ),
-    }
+/// Opens the files of the declared models, at once: one that never answers holds up no other.
+fn open_declared(dirs: &ModelDirs, models: &[DeclaredModel]) -> Vec<anyhow::Result<()>> {
+    let begin = |declared: &DeclaredModel| {
+        let (dirs, path) = (dirs.clone(), declared.model.path.clone());
+        late::ask(move || dirs.open(&path).map(drop))
+    };
+    let begun: Vec<_> = models.iter().map(begin).collect();
+    let until = Instant::now() + FILES_ANSWER;
+    let opened = begun.into_iter().zip(models);
+    let opened = opened.map(|(answer, declared)| -> anyhow::Result<()> {
+        let left = until.saturating_duration_since(Instant::now());
+        let Ok(opened) = answer.context(NO_THREADS)?.recv_timeout(left) else {
+            anyhow::bail!(
+                "{} does not answer; check the server or the mount that it lies on",
+                declared.model.path.display()
+            );
+        };
+        Ok(opened?)
+    });
+    opened.collect()
 }
 
 /// Prints what would be in force, and looks at what it leads to.
@@ -210,9 +215,9 @@ fn check(config: &Config) -> ExitCode {
     for trouble in troubles(&dirs) {
         code = fail(&anyhow::anyhow!(trouble), 2);
     }
-    let until = Instant::now() + FILES_ANSWER;
-    for declared in &config.models {
-        if let Err(error) = open(&dirs, &declared.model.path, until) {
+    let opened = open_declared(&dirs, &config.models);
+    for (declared, opened) in config.models.iter().zip(opened) {
+        if let Err(error) = opened {
             let error = error.context(format!(
                 "path of the declared model '{}' in {}",
                 declared.model.name,

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, mpsc};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
@@ -15,6 +15,7 @@ use rocmforge_tokenizer::MAX_TEMPLATE_BYTES;
 use serde::Deserialize;
 
 use super::ConfigError;
+use crate::late;
 
 /// How long a template is waited for.
 const TEMPLATE_ANSWERS: Duration = Duration::from_secs(5);
@@ -95,15 +96,12 @@ fn template(path: &Path) -> Result<Template, String> {
     if Arc::strong_count(&reading) > READING_MAX {
         return Err(silent());
     }
-    let (answers, read) = mpsc::channel();
     let asked = path.to_owned();
-    let thread = std::thread::Builder::new().name("template".to_owned());
-    thread
-        .spawn(move || {
-            let _reading = reading;
-            answers.send(read_template(&asked))
-        })
-        .map_err(|error| format!("{shown} cannot be read: no thread: {error}"))?;
+    let read = late::ask(move || {
+        let _reading = reading;
+        read_template(&asked)
+    });
+    let read = read.map_err(|error| format!("{shown} cannot be read: no thread: {error}"))?;
     let answer = read.recv_timeout(TEMPLATE_ANSWERS);
     answer.unwrap_or_else(|_| Err(silent()))
 }

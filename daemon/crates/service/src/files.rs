@@ -5,7 +5,7 @@
 //! first asked for. A declared model has the name that the configuration gives it.
 
 use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -125,13 +125,13 @@ impl Available {
     }
 }
 
-/// Names the files, each of them once: as they are declared, then by their own names.
-/// Blocks on the file system.
+/// Names the files, each of them once: as they are declared, then by their own names. `real_paths`
+/// says what declared paths lead to that are not among the files.
 fn named(
     dirs: &ModelDirs,
     book: &Book,
     files: Vec<ModelFile>,
-    real: impl Fn(&Path) -> PathBuf,
+    real_paths: &HashMap<PathBuf, Arc<PathBuf>>,
 ) -> Vec<NamedFile> {
     let mut taken = HashSet::new();
     for model in book.models() {
@@ -142,15 +142,12 @@ fn named(
     let mut declared = HashSet::new();
     for model in book.models() {
         let named_so = files.iter().find(|file| file.path == model.path);
-        // One that is not below a model directory cannot be loaded, and is not listed; of one in
-        // a directory that does not answer nothing is known.
+        // One that is not below a model directory cannot be loaded, and is not listed.
         let by_links = || {
-            dirs.silent_above(&model.path).is_none().then(|| {
-                let real = real(&model.path);
-                files.iter().find(|file| file.real == real)
-            })
+            let real = real_paths.get(&model.path)?;
+            files.iter().find(|file| file.real == **real)
         };
-        if let Some(file) = named_so.or_else(|| by_links()?) {
+        if let Some(file) = named_so.or_else(by_links) {
             declared.insert(file.path.clone());
             all.push(NamedFile {
                 name: model.name.clone(),
@@ -169,8 +166,8 @@ fn named(
     all
 }
 
-/// What the declared paths lead to that are not among the files, as it is or was found last. Waits
-/// for all of them as for one.
+/// What the declared paths lead to that are not among the files, as it is or was found last. Of
+/// those in a directory that does not answer nothing is known; all are waited for as for one.
 fn real_paths_of(
     dirs: &ModelDirs,
     book: &Book,
@@ -211,11 +208,7 @@ pub fn without_their_drafts<'a>(dirs: &ModelDirs, book: &'a Book) -> Vec<(&'a st
         return Vec::new();
     }
     let real_paths = real_paths_of(dirs, book, &files, &Looks::default());
-    let real = |path: &Path| {
-        let found = real_paths.get(path);
-        found.map_or_else(PathBuf::new, |found| found.to_path_buf())
-    };
-    let names: HashSet<_> = named(dirs, book, files, real)
+    let names: HashSet<_> = named(dirs, book, files, &real_paths)
         .into_iter()
         .map(|file| file.name)
         .collect();
@@ -267,10 +260,7 @@ impl Service {
         let naming = self.look_at_dirs(move |dirs, looks| {
             let (files, _) = dirs.list(looks);
             let real_paths = real_paths_of(dirs, &asked, &files, &real_paths);
-            named(dirs, &asked, files, |path| {
-                let found = real_paths.get(path);
-                found.map_or_else(PathBuf::new, |found| found.to_path_buf())
-            })
+            named(dirs, &asked, files, &real_paths)
         });
         let files: Arc<[NamedFile]> = naming.await?.into();
         // Names of what was declared before are of no use to others.
@@ -495,7 +485,7 @@ mod tests {
         let dirs = ModelDirs::new(&[root.path().to_owned()]).unwrap();
         let (files, is_whole) = dirs.list(&Looks::default());
         assert!(is_whole);
-        let names: Vec<_> = named(&dirs, &Book::default(), files, Path::to_owned)
+        let names: Vec<_> = named(&dirs, &Book::default(), files, &HashMap::new())
             .into_iter()
             .map(|f| f.name)
             .collect();

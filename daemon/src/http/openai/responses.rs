@@ -125,7 +125,11 @@ impl Item {
                 status,
                 text,
                 scores,
-            } => Shown::Message(message(id, status, [OutputText::of(text, scored, scores)])),
+            } => Shown::Message(message(
+                id,
+                status,
+                vec![OutputText::of(text, scored, scores)],
+            )),
             Self::Other(value) => Shown::Other(value),
         }
     }
@@ -134,22 +138,21 @@ impl Item {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Shown<'a> {
-    Message(Message<'a, [OutputText<'a>; 1]>),
-    /// A message without a text yet.
-    Begun(Message<'a, [(); 0]>),
+    Message(Message<'a>),
     Other(&'a Value),
 }
 
 #[derive(Serialize)]
-struct Message<'a, C> {
+struct Message<'a> {
     r#type: &'static str,
     id: &'a str,
     status: &'a str,
     role: &'static str,
-    content: C,
+    /// One, or none where it begins.
+    content: Vec<OutputText<'a>>,
 }
 
-fn message<'a, C>(id: &'a str, status: &'a str, content: C) -> Message<'a, C> {
+fn message<'a>(id: &'a str, status: &'a str, content: Vec<OutputText<'a>>) -> Message<'a> {
     Message {
         r#type: "message",
         id,

@@ -166,6 +166,17 @@ struct Event<'a, D> {
     data: D,
 }
 
+/// Appends the next event.
+fn write(sequence: &mut u64, name: &str, data: impl Serialize, out: &mut String) {
+    let event = Event {
+        r#type: name,
+        sequence_number: *sequence,
+        data,
+    };
+    *sequence += 1;
+    sse::event(Some(name), &event, out);
+}
+
 /// What an event says of an item.
 #[derive(Serialize)]
 struct AboutItem<'a> {
@@ -232,13 +243,7 @@ impl ResponseEvents {
     }
 
     fn send(&mut self, name: &str, data: impl Serialize, out: &mut String) {
-        let event = Event {
-            r#type: name,
-            sequence_number: self.sequence,
-            data,
-        };
-        self.sequence += 1;
-        sse::event(Some(name), &event, out);
+        write(&mut self.sequence, name, data, out);
     }
 
     /// An event with the whole response as it is.
@@ -250,22 +255,14 @@ impl ResponseEvents {
         error: Option<Value>,
         out: &mut String,
     ) {
-        let sequence_number = self.sequence;
-        self.sequence += 1;
         let output: Vec<_> = self
             .output
             .iter()
             .map(|item| item.shown(self.scored.as_deref()))
             .collect();
         let response = self.answer.whole(status, &output, ended);
-        let event = Event {
-            r#type: name,
-            sequence_number,
-            data: ResponseOf {
-                response: Whole { error, ..response },
-            },
-        };
-        sse::event(Some(name), &event, out);
+        let response = Whole { error, ..response };
+        write(&mut self.sequence, name, ResponseOf { response }, out);
     }
 
     /// The number of the item that is open, or is to be.
@@ -364,8 +361,8 @@ impl ResponseEvents {
         if !matches!(self.open, Some(Open::Message { .. })) {
             self.close("completed", out);
             let id = item_id("msg");
-            let added = message(&id, "in_progress", []);
-            self.item_added(Shown::Begun(added), out);
+            let added = message(&id, "in_progress", Vec::new());
+            self.item_added(Shown::Message(added), out);
             let part = OutputText::of("", None, &[]);
             self.about_text("response.content_part.added", &id, PartOf { part }, out);
             self.open = Some(Open::Message {
