@@ -3,9 +3,10 @@
 //!
 //! Which answer a miss gets follows from what was measured: the time of an upload by the link's
 //! rate, the time of the host by its own rate for as many rows and bytes (`rates.rs`), which is
-//! another one for weights that it keeps in its kernels' form, for those that it has to bring into
-//! it first, and for those that it has no room for. Of the experts that a layer lacks some are
-//! uploaded and some computed, so that both end together; those that were used most are uploaded.
+//! another one for weights that it keeps in its kernels' form, and for those that it has no room
+//! for. Of the experts that a layer lacks some are uploaded and some computed, so that both end
+//! together; those that were used most are uploaded. Where the host would take more of them if it
+//! kept more, one of those that it left is brought into its kernels' form beside the passes.
 //! What was computed is uploaded later, when nobody waits for the link, so that nearly as many are
 //! found there as if all had been uploaded. Of the ordered segments that a pass lacks, the host
 //! computes those that it comes to before the link could have brought them; the link goes on
@@ -28,12 +29,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rocmforge_device::host::{Answers, Brought};
-use rocmforge_device::{Buf, Error as DeviceError, Plan, ScratchLayout, Throughput};
+use rocmforge_device::{Buf, Error as DeviceError, Plan, ScratchLayout, SegmentLayout, Throughput};
+use rocmforge_gguf::MappedFile;
 use rocmforge_ops::RowCounts;
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
 use crate::api::{Budget, Hosted, Offload as Mode};
-use rates::{Rate, Rates};
+use rates::Rates;
 pub(crate) use timetable::{Coming, Stop, Timetable, UPLOADS_AHEAD, next_upload};
 
 /// Most rows of a pass that the host computes a part of.
@@ -52,10 +54,6 @@ const LEFT_MAX: usize = 64;
 /// After so many decisions without an upload there is one: the link's rate is known by uploads
 /// alone, and it was slower while the host read the same memory.
 const LINK_EVERY: u32 = 16;
-
-/// Answers that share the cost of bringing an expert into the host's form: what is brought is kept
-/// for as long as it is asked for now and then, and each of its answers is one upload less.
-const ANSWERS_EACH: f64 = 8.0;
 
 /// How the host has a segment's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +80,15 @@ pub(crate) struct Absent {
     pub(crate) rows_each: usize,
 }
 
+/// What the host does about a step's absent experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Share {
+    /// So many of them it computes.
+    pub(crate) computes: usize,
+    /// It would compute more if it kept more.
+    pub(crate) wants_more: bool,
+}
+
 /// The host beside a card.
 #[derive(Debug)]
 pub(crate) struct Offload {
@@ -101,8 +108,6 @@ pub(crate) struct Offload {
     kept: Rates,
     /// The same of weights that are read out of the file.
     from_file: Rates,
-    /// Of bringing weights into the kernels' form.
-    bringing: Rate,
     /// Decisions since something was tried for the sake of measuring.
     untried: u32,
     /// Segments that were no affair of the host's since one was tried.
@@ -150,7 +155,6 @@ impl Offload {
             refused: false,
             kept: Rates::default(),
             from_file: Rates::default(),
-            bringing: Rate::default(),
             untried: 0,
             refused_segments: 0,
             unlinked: 0,
@@ -183,45 +187,32 @@ impl Offload {
 
     /// Seconds that the host takes for `bytes` of weights, if that is known.
     fn seconds(&self, held: Held, bytes: u64, rows_each: usize) -> Option<f64> {
-        match held {
-            Held::Kept => self.kept.seconds(rows_each, bytes),
-            Held::WithRoom => {
-                let kept = self.kept.seconds(rows_each, bytes)?;
-                Some(kept + self.bringing.a_byte()? * bytes as f64 / ANSWERS_EACH)
-            }
-            Held::InFile => self.from_file.seconds(rows_each, bytes),
-        }
+        let rates = match held {
+            Held::Kept | Held::WithRoom => &self.kept,
+            Held::InFile => &self.from_file,
+        };
+        rates.seconds(rows_each, bytes)
     }
 
-    /// Seconds that the host takes for `n` of some absent experts, those first that it keeps.
+    /// Seconds that the host takes for `n` of some absent experts, those first that it keeps, and
+    /// as if it kept those that it has room for.
     fn seconds_of(&self, absent: Absent, n: usize) -> Option<f64> {
-        let of = |n: usize| absent.bytes * n as u64;
-        let rows = absent.rows_each;
-        let others = n.saturating_sub(absent.kept);
-        if n == 0 {
-            return Some(0.0);
-        }
-        if others == 0 {
-            return self.seconds(Held::Kept, of(n), rows);
-        }
-        match absent.others {
-            // In one answer with those that it keeps.
-            Held::Kept | Held::WithRoom => {
-                let kept = self.kept.seconds(rows, of(n))?;
-                Some(kept + self.bringing.a_byte()? * of(others) as f64 / ANSWERS_EACH)
-            }
-            Held::InFile => {
-                let kept = match absent.kept {
-                    0 => 0.0,
-                    kept => self.seconds(Held::Kept, of(kept), rows)?,
-                };
-                Some(kept + self.seconds(Held::InFile, of(others), rows)?)
-            }
-        }
+        let Absent {
+            bytes, rows_each, ..
+        } = absent;
+        let kept = match absent.others {
+            Held::InFile => absent.kept.min(n),
+            Held::Kept | Held::WithRoom => n,
+        };
+        let of = |held: Held, n: usize| match n {
+            0 => Some(0.0),
+            n => self.seconds(held, bytes * n as u64, rows_each),
+        };
+        Some(of(Held::Kept, kept)? + of(Held::InFile, n - kept)?)
     }
 
     /// How many absent experts the host computes, those first that it keeps.
-    pub(crate) fn share(&mut self, absent: Absent, link: Option<Throughput>) -> usize {
+    pub(crate) fn share(&mut self, absent: Absent, link: Option<Throughput>) -> Share {
         let Absent {
             n,
             bytes,
@@ -229,20 +220,35 @@ impl Offload {
             ..
         } = absent;
         if self.mode == Mode::Always || n == 0 {
-            return n;
+            return Share {
+                computes: n,
+                wants_more: false,
+            };
         }
         let link = |u: usize| link.map(|p| (bytes * u as u64) as f64 / p.upload_bytes_per_s);
         let known = self.rates_of(absent).are_known(rows_each);
         let ends = |h: usize| Some(self.seconds_of(absent, h)?.max(link(n - h)?));
-        let best = (0..=n)
-            .min_by(|&a, &b| f64::total_cmp(&ends(a).unwrap_or(0.0), &ends(b).unwrap_or(0.0)));
-        let best = best.unwrap_or(0);
+        let best_of = |most: usize| {
+            let best = (0..=most)
+                .min_by(|&a, &b| f64::total_cmp(&ends(a).unwrap_or(0.0), &ends(b).unwrap_or(0.0)));
+            best.unwrap_or(0)
+        };
+        // To bring the others first would hold up this layer for longer than the link does.
+        let (most, wants_more) = match absent.others {
+            Held::WithRoom => {
+                let wants_more = !known || best_of(n) > absent.kept;
+                (absent.kept, wants_more && absent.kept < n)
+            }
+            Held::Kept | Held::InFile => (n, false),
+        };
+        let best = best_of(most);
+        let computes = |computes: usize| Share {
+            computes,
+            wants_more,
+        };
         self.untried += 1;
         if self.untried >= TRY_EVERY {
             self.untried = 0;
-            if absent.others == Held::WithRoom && best <= absent.kept {
-                self.bringing = Rate::default();
-            }
             let rates = self.rates_of(absent);
             match best {
                 0 => rates.forget(rows_each),
@@ -251,14 +257,14 @@ impl Offload {
         }
         // What was not measured, or not for long, is tried.
         if best == 0 && !known {
-            return n.min(1);
+            return computes(most.min(1));
         }
         self.unlinked = if best < n { 0 } else { self.unlinked + 1 };
         if self.unlinked >= LINK_EVERY && n > 1 {
             self.unlinked = 0;
-            return n - 1;
+            return computes(n - 1);
         }
-        best
+        computes(best)
     }
 
     /// What is known of answers of the first of some experts.
@@ -283,10 +289,6 @@ impl Offload {
         let link = link.map(|pace| bytes as f64 / pace.upload_bytes_per_s);
         // A segment that has to be brought will be needed in each pass from now on, so its
         // way there does not count.
-        let held = match held {
-            Held::WithRoom => Held::Kept,
-            held => held,
-        };
         let host = self.seconds(held, bytes, rows_each);
         if self.mode == Mode::Always {
             return Some(host.or(link).unwrap_or(0.0));
@@ -392,7 +394,6 @@ impl Offload {
         let computing = took.saturating_sub(brought.took);
         self.done.bytes += in_form + brought.file_bytes;
         self.done.took += computing;
-        self.bringing.note(brought.took, brought.bytes);
         // What is of both kinds says nothing of either.
         if brought.file_bytes == 0 {
             self.kept.note(rows_each, computing, in_form);
@@ -418,6 +419,33 @@ impl Offload {
     /// Bytes of weights that the host keeps in its own form.
     pub(crate) fn kept_bytes(&self) -> u64 {
         self.kept_bytes
+    }
+
+    /// Notes what was brought into the host's form beside the passes.
+    pub(crate) fn collect(&mut self) {
+        if let Some(host) = &mut self.host {
+            host.collect();
+        }
+    }
+
+    /// Begins to bring the first of some absent experts that the host does not keep into its form,
+    /// beside the passes.
+    pub(crate) fn keep_later(
+        &mut self,
+        file: &Arc<MappedFile>,
+        model: ModelId,
+        segments: impl Iterator<Item = (u32, Arc<SegmentLayout>)>,
+    ) -> Result<(), DeviceError> {
+        let mut host = self.take()?;
+        let mut begun = Ok(());
+        for (segment, layout) in segments {
+            begun = begun.and_then(|()| {
+                let key = (u64::from(model.0), segment);
+                host.keep_later(file, key, &layout)
+            });
+        }
+        self.put_back(host);
+        begun
     }
 
     /// Lets the host keep so many bytes of weights from now on, if it may keep as many; memory

@@ -214,7 +214,7 @@ impl Run<'_, '_> {
     /// How many of the steps that come next the device can be given at once, and is likely to be
     /// given at once by later passes too: their segments are resident, and stay.
     fn ready(&self, store: &WeightStore, steps: &[Step]) -> usize {
-        if !self.feeds_link || !self.pass.decodes() {
+        if !self.pass.decodes() || !(self.feeds_link || self.pass.routes()) {
             return 0;
         }
         let stays = |step: &&Step| match step {
@@ -236,13 +236,34 @@ impl Run<'_, '_> {
         let mut held = Vec::with_capacity(steps.len());
         let weights = self.hold_all(store, steps, &mut held);
         let result = weights.and_then(|weights| {
-            store.feed_link_with(pass, &held)?;
+            match (self.feeds_link, held.last()) {
+                (true, _) => store.feed_link_with(pass, &held)?,
+                (false, Some(last)) => self.prefetch(store, last + 1)?,
+                (false, None) => {}
+            }
             run_ops(store, pass, steps, &weights, &[])
         });
         for &index in &held {
             store.release(id(pass, index));
         }
-        result.and_then(|()| store.feed_link_behind(pass, &held))
+        match self.feeds_link {
+            true => result.and_then(|()| store.feed_link_behind(pass, &held)),
+            false => result,
+        }
+    }
+
+    /// Starts uploads ahead, of ordered segments from one on.
+    fn prefetch(&self, store: &mut WeightStore, from: u32) -> Result<(), Error> {
+        let pass = self.pass;
+        // The head is the last of the ordered segments.
+        let end = match &pass.plan.steps[pass.plan.head_step] {
+            Step::Run {
+                segment: Some(head),
+                ..
+            } if pass.wants_nothing() => *head,
+            _ => pass.plan.segments.len() as u32,
+        };
+        store.prefetch(pass.model, from, end, self.ahead.uploads)
     }
 
     /// Acquires the segments of steps, and tells where they are; `held` has those that must be
@@ -283,17 +304,9 @@ impl Run<'_, '_> {
         store.collect();
         let slab = store.acquire(segment, self.counts)?;
         let missed = self.counts.misses > misses;
-        // The head is the last of the ordered segments.
-        let end = match &pass.plan.steps[pass.plan.head_step] {
-            Step::Run {
-                segment: Some(head),
-                ..
-            } if pass.wants_nothing() => *head,
-            _ => pass.plan.segments.len() as u32,
-        };
         let begun = match self.feeds_link {
             true => store.feed_link_with(pass, &[index]),
-            false => store.prefetch(pass.model, index + 1, end, ahead.uploads),
+            false => self.prefetch(store, index + 1),
         };
         let result = begun.and_then(|()| step(store, self, slab));
         store.release(segment);

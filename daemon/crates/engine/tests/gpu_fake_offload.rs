@@ -122,11 +122,12 @@ async fn steps_between_experts_are_replayed() {
         .start_split(config, budget(&on_host, 4), (Offload::Never, None))
         .unwrap();
     let model = load(&engine, file, "m").await;
-    let mut same = 0;
+    let (mut same, mut tokens) = (0, 0);
     for (question, _) in questions(4) {
         let (_, expected, _) = run(&host, chat(&on_host, &question)).await;
         let (_, got, summary) = run(&engine, chat(&model, &question)).await;
         same += usize::from(got == expected);
+        tokens += u64::from(summary.generated_tokens);
         assert!(summary.cache.misses > 0, "{summary:?}");
     }
     assert!(same >= 3, "{same} of 4");
@@ -135,6 +136,11 @@ async fn steps_between_experts_are_replayed() {
     let layers = model.model().info().n_layer as u64;
     assert!(made >= layers, "{made} recordings");
     assert!(launched > 4 * made, "{launched} replays of {made}");
+    // What lies between two layers' experts is one of them, whatever number of steps it is.
+    assert!(
+        launched < 2 * layers * tokens,
+        "{launched} replays for {tokens} tokens"
+    );
     // Nor are events made for every upload.
     let (events, uploads) = (calls("hipEventCreateWithFlags"), {
         let (question, _) = questions(1).remove(0);

@@ -1,14 +1,18 @@
 //! The host's answer to a miss: a step whose weights are not on the card,
 //! computed here out of the file.
 //!
-//! Segments that were answered before are kept in the kernels' form while they have room in a
-//! bounded part of the arena (`store.rs`). The others are computed where they lie: a thread brings
-//! some rows of a matrix into that form, in its own cache, and multiplies with them at once, which
-//! takes two to three times as long.
+//! Segments are kept in the kernels' form while they have room in a bounded part of the arena
+//! (`store.rs`): those that were answered before, and those that a thread brings beside the passes
+//! because answers would need them ([`Answers::keep_later`]). The others are computed where they
+//! lie: a thread brings some rows of a matrix into that form, in its own cache, and multiplies with
+//! them at once, which takes two to three times as long.
 //!
 //! *Invariant:* the result of a row depends neither on the other rows nor on the threads, as with
 //! every product of the host (`kernels/tests/matmul.rs`, `a_token_does_not_depend_on_its_batch` and
 //! `workers_share_an_output`).
+
+#[cfg(test)]
+mod tests;
 
 use std::cell::RefCell;
 use std::num::NonZeroUsize;
@@ -41,6 +45,10 @@ const KEPT_ALIGNMENT: u64 = 2 << 20;
 /// threads of a virtual machine).
 const SPIN: Duration = Duration::from_millis(2);
 
+/// Segments that are brought beside the passes at a time: one that the thread is at, and one that
+/// follows it at once.
+const COMING_MAX: usize = 2;
+
 thread_local! {
     /// A piece in the kernels' form.
     static PIECE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -67,6 +75,8 @@ type Kept = (Arc<SegmentLayout>, u64);
 pub struct Answers {
     host: HostDevice,
     store: Store,
+    /// What is brought beside the passes; its places are the store's, and nobody else's.
+    coming: Vec<(Key, Kept, UploadTicket)>,
     /// Bytes of the arena that may be used.
     capacity: u64,
 }
@@ -86,8 +96,8 @@ impl Answers {
         let mut host = HostDevice::new(HostConfig {
             threads: threads.or(NonZeroUsize::new(cores - cores / 8)),
             spin: Some(SPIN),
-            // Each answer waits for what it keeps.
-            staging_threads: Some(0),
+            // For what is brought beside the passes; an answer waits for what it brings itself.
+            staging_threads: Some(1),
         })?;
         let memory = host.arena.reserved();
         let keeps = keeps(memory).min(memory / 2);
@@ -96,6 +106,7 @@ impl Answers {
         Ok(Self {
             host,
             store,
+            coming: Vec::new(),
             capacity: 0,
         })
     }
@@ -123,8 +134,8 @@ impl Answers {
 
     /// Runs a step, whose weights are those of `segments` of a model (one for each bound segment of
     /// the step) and lie in `file`, on rows `given` of the buffers that it reads. Returns where
-    /// they lay. The calling thread does `own` once, before the step's operations or, where those
-    /// are experts, beside them; not where an error comes before.
+    /// they lay. The calling thread does `own` before the step's operations or, where those are
+    /// experts, twice beside them; not where an error comes before.
     ///
     /// # Errors
     /// [`Error::Read`] if the file could not be read, [`Error::NotFinite`] for a damaged
@@ -217,6 +228,67 @@ impl Answers {
         self.store.has_room(bytes)
     }
 
+    /// Begins to bring a segment of a model into the kernels' form, so that later answers find it
+    /// kept: nobody waits for it. Nothing is done where it is kept or comes already, where others
+    /// do, and where it has no room. What is wrong with it shows where somebody needs it.
+    ///
+    /// # Errors
+    /// [`Error::Memory`]; a tensor that the host's kernels do not have.
+    pub fn keep_later(
+        &mut self,
+        file: &Arc<MappedFile>,
+        key: (u64, u32),
+        layout: &SegmentLayout,
+    ) -> Result<(), Error> {
+        self.collect();
+        let comes = self.coming.iter().any(|(other, ..)| *other == key);
+        let has_room = self.coming.len() < COMING_MAX && self.has_room(layout.bytes);
+        if comes || !has_room || self.store.has(key) {
+            return Ok(());
+        }
+        if let Some((kept, ticket)) = self.begin_keeping(file, layout)? {
+            self.coming.push((key, kept, ticket));
+        }
+        Ok(())
+    }
+
+    /// Notes what has come that was begun by [`Answers::keep_later`].
+    pub fn collect(&mut self) {
+        if self.coming.is_empty() {
+            return;
+        }
+        for (ticket, ended) in self.host.staging.finished() {
+            let at = self.coming.iter().position(|(.., other)| *other == ticket);
+            if let Some(at) = at {
+                let (key, kept, _) = self.coming.swap_remove(at);
+                self.came(key, kept, ended);
+            }
+        }
+    }
+
+    /// Waits for all that comes: places are about to move, or to go to others.
+    fn settle(&mut self) {
+        if self.coming.is_empty() {
+            return;
+        }
+        let coming = std::mem::take(&mut self.coming);
+        let tickets: Vec<UploadTicket> = coming.iter().map(|(.., ticket)| *ticket).collect();
+        let ended = self.host.staging.wait(&tickets, &self.host.pool);
+        for ((key, kept, _), ended) in coming.into_iter().zip(ended) {
+            self.came(key, kept, ended);
+        }
+    }
+
+    fn came(&mut self, key: Key, (layout, slab): Kept, ended: Result<(), Error>) {
+        match ended {
+            Ok(()) => self.store.keep(key, layout, slab),
+            Err(error) => {
+                tracing::debug!(segment = key.1, %error, "not kept by the host");
+                self.store.give_back(layout.bytes, slab);
+            }
+        }
+    }
+
     /// Bytes that kept weights take.
     #[must_use]
     pub fn kept_bytes(&self) -> u64 {
@@ -226,6 +298,7 @@ impl Answers {
     /// Lets kept weights take so many bytes from now on, as many as at the start at the most, and
     /// gives the memory beyond back to the system.
     pub fn limit_kept(&mut self, bytes: u64) {
+        self.settle();
         let before = self.store.used();
         for moved in self.store.set_bytes(bytes - bytes % KEPT_ALIGNMENT) {
             let arena = &self.host.arena;
@@ -236,6 +309,7 @@ impl Answers {
 
     /// A model is gone.
     pub fn forget(&mut self, model: u64) {
+        self.settle();
         let before = self.store.used();
         self.store.forget(model);
         self.discard_unused(before);
@@ -284,6 +358,11 @@ impl Answers {
         brought: &mut Brought,
     ) -> Result<Vec<Key>, Error> {
         let begin = Instant::now();
+        self.collect();
+        let comes = |key: Key| segments.contains(&key.1) && key.0 == model;
+        if self.coming.iter().any(|(key, ..)| comes(*key)) {
+            self.settle();
+        }
         for &segment in segments {
             self.store.hold((model, segment));
         }
@@ -443,134 +522,4 @@ pub(super) fn multiply_from_file(
         }
         Ok(())
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Bytes of a range that the system has given memory for.
-    fn resident(range: &[u8]) -> u64 {
-        use std::io::{Read, Seek, SeekFrom};
-        const PAGE: u64 = 4096;
-        let first = range.as_ptr() as u64 / PAGE;
-        let mut map = std::fs::File::open("/proc/self/pagemap").unwrap();
-        map.seek(SeekFrom::Start(first * 8)).unwrap();
-        let mut entries = vec![0; range.len() / PAGE as usize * 8];
-        map.read_exact(&mut entries).unwrap();
-        // Bit 63: the page is there; bit 62: it was swapped out.
-        let taken = entries.chunks_exact(8).filter(|entry| entry[7] >> 6 != 0);
-        taken.count() as u64 * PAGE
-    }
-
-    #[test]
-    fn segments_are_brought_at_once_and_a_damaged_one_does_not_hold_the_others_up() {
-        const ROWS: u64 = 64;
-        const COLS: u64 = 256;
-        // Of Q8_0: a scale in f16 and 32 codes a block.
-        const BYTES: u64 = ROWS * COLS / 32 * 34;
-        let mut bytes: Vec<u8> = (0..3 * BYTES).map(|i| (i * 31 % 251) as u8).collect();
-        for block in bytes.chunks_exact_mut(34) {
-            block[..2].copy_from_slice(&0x2000u16.to_le_bytes());
-        }
-        let nan = 0x7e00u16.to_le_bytes();
-        bytes[BYTES as usize + 34..][..2].copy_from_slice(&nan);
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        std::io::Write::write_all(&mut file, &bytes).unwrap();
-        let file = Arc::new(MappedFile::open(file.path()).unwrap());
-        let mut answers = Answers::new(NonZeroUsize::new(2), |_| 32 << 20).unwrap();
-        let layouts: Vec<SegmentLayout> = (0..3)
-            .map(|i| {
-                let tensor = TensorDesc {
-                    name: format!("t{i}"),
-                    ty: rocmforge_ops::WeightType::Q8_0,
-                    rows: ROWS,
-                    cols: COLS,
-                    role: Role::Matrix,
-                    offset: i * BYTES,
-                    bytes: BYTES,
-                };
-                answers.host.layout(&[tensor]).unwrap()
-            })
-            .collect();
-        let all: Vec<&SegmentLayout> = layouts.iter().collect();
-        let mut brought = Brought::default();
-        let error = answers.kept(&file, (1, &[0, 1, 2]), &all, &mut brought);
-        let error = error.unwrap_err().to_string();
-        assert!(error.contains("t1"), "{error}");
-        let has = |answers: &Answers| [0, 1, 2].map(|s| answers.keeps(1, s));
-        assert_eq!(has(&answers), [true, false, true]);
-        // Two experts of a segment ask for it twice.
-        let mut brought = Brought::default();
-        let some = [all[0], all[2], all[2]];
-        let kept = answers.kept(&file, (1, &[0, 2, 2]), &some, &mut brought);
-        let kept = kept.unwrap();
-        let each = layouts[0].bytes;
-        assert_eq!(
-            (brought.kept_bytes, brought.bytes, brought.file_bytes),
-            (3 * each, 0, 0)
-        );
-        let slab = |kept: &Option<Kept>| kept.as_ref().unwrap().1;
-        assert_eq!(slab(&kept[1]), slab(&kept[2]));
-        assert_ne!(slab(&kept[0]), slab(&kept[1]));
-        answers.forget(1);
-        let mut brought = Brought::default();
-        answers
-            .kept(&file, (1, &[0, 2, 2]), &some, &mut brought)
-            .unwrap();
-        assert_eq!(
-            (brought.kept_bytes, brought.bytes, brought.file_bytes),
-            (each, 2 * each, 0)
-        );
-        // What lies there is what one thread makes of it.
-        let matrix = super::super::packed(&layouts[2].tensors[0].desc, answers.host.isa).unwrap();
-        let mut alone = vec![0; matrix.packed_bytes()];
-        let from = &bytes[2 * BYTES as usize..];
-        matrix
-            .pack(from, 0..matrix.row_groups(), &mut alone)
-            .unwrap();
-        let (_, slab) = answers.store.find((1, 2)).unwrap();
-        let at = slab + layouts[2].tensors[0].at;
-        assert_eq!(answers.host.arena.bytes(at, alone.len()), alone);
-    }
-
-    #[test]
-    fn memory_beyond_a_smaller_bound_goes_back_to_the_system() {
-        const EACH: u64 = (5 << 20) + crate::ALIGNMENT;
-        const MOST: u64 = 32 << 20;
-        let mut answers = Answers::new(NonZeroUsize::new(1), |_| MOST).unwrap();
-        assert_eq!(answers.store.most(), MOST, "the machine is too small");
-        answers.host.set_capacity(MOST).unwrap();
-        answers.capacity = MOST;
-        let layout = Arc::new(SegmentLayout {
-            tensors: Vec::new(),
-            bytes: EACH,
-        });
-        for segment in 0..6 {
-            let slab = answers.store.room(EACH).unwrap();
-            let place = answers.host.arena.bytes_mut(slab, EACH as usize);
-            place.fill(segment as u8 + 1);
-            answers.store.keep((1, segment), Arc::clone(&layout), slab);
-        }
-        // The first is idle, all others are asked for.
-        for segment in (1..6).cycle().take(60) {
-            assert!(answers.store.find((1, segment)).is_some());
-        }
-        let held = |answers: &Answers| resident(answers.host.arena.bytes(0, MOST as usize));
-        assert!(held(&answers) >= 6 * EACH);
-        answers.limit_kept(MOST / 2 + 1);
-        assert!(answers.kept_bytes() <= MOST / 2);
-        assert!(held(&answers) <= MOST / 2, "{} bytes", held(&answers));
-        let kept: Vec<u32> = (0..6).filter(|s| answers.keeps(1, *s)).collect();
-        assert_eq!(kept, [1, 2, 5], "the last one moved to where the first was");
-        for segment in kept {
-            let (_, slab) = answers.store.find((1, segment)).unwrap();
-            let bytes = answers.host.arena.bytes(slab, EACH as usize);
-            assert!(bytes.iter().all(|b| *b == segment as u8 + 1), "{segment}");
-        }
-        answers.limit_kept(0);
-        assert_eq!((answers.kept_bytes(), held(&answers)), (0, 0));
-        answers.limit_kept(MOST);
-        assert!(answers.has_room(MOST) && !answers.has_room(MOST + 1));
-    }
 }

@@ -16,7 +16,7 @@ use rocmforge_kernels::host::{ActivationForm, Activations, PackedMatrix, RowsOut
 use rocmforge_ops::{ExpertFfn, TensorIndex};
 
 use super::HostDevice;
-use super::products::{Item, form_of, run_all, run_all_beside};
+use super::products::{Item, form_of, run_all_beside};
 use super::run::{OpBuffers, OpContext, share};
 use crate::error::Error;
 use crate::{Batch, BoundExpert, Scratch};
@@ -39,8 +39,8 @@ impl Busy<'_> {
     }
 }
 
-/// Computes the rows that are routed to the given experts; the calling thread does `own` once,
-/// beside the first products, unless those do not come about.
+/// Computes the rows that are routed to the given experts; the calling thread does `own` beside the
+/// first products, and again beside the last, unless those do not come about.
 pub(super) fn run(
     device: &mut HostDevice,
     ffn: &ExpertFfn,
@@ -227,7 +227,7 @@ fn compute(
                 .expect("as long as all rows");
             items.push(item(b, ffn.down, *matrix, input, out));
         }
-        run_all(pool, &items)?;
+        run_all_beside(pool, &items, own)?;
     }
     let out = on.rows_mut(ffn.out);
     for b in &busy {

@@ -33,8 +33,8 @@ impl Run<'_, '_> {
             .partition(|&s| store.cache.holds(id(pass, s)));
         store.order_absent(pass, &mut absent);
         let all_there = absent.is_empty();
-        let answered = store.for_the_host(pass, &absent, wanted.len());
-        let answered = absent.split_off(absent.len() - answered);
+        let share = store.for_the_host(pass, &absent, wanted.len());
+        let answered = absent.split_off(absent.len() - share.computes);
         let mut pending = absent.as_slice();
         // The link is to work while the host does.
         let window = match answered.is_empty() {
@@ -45,15 +45,19 @@ impl Run<'_, '_> {
         if !answered.is_empty() {
             let of = |s: u32| step.experts_of(s).map(move |e| (e, s));
             let experts: Vec<(u32, u32)> = answered.iter().copied().flat_map(of).collect();
-            // The link begins before the rows are made ready for the host.
+            // The link begins before the rows are made ready for the host, and is given the rest
+            // while the host computes.
+            let (first, rest) = ahead.split_at(ahead.len().min(BEGUN_FIRST));
             let (held, outcome) = self.hold(store, &mut there.as_slice());
-            let begun = outcome.and_then(|()| begin(store, pass, ahead));
+            let begun = outcome.and_then(|()| begin(store, pass, first));
             let mut held = Some(held);
             let mut others = |store: &mut WeightStore| {
-                let held = held.take().unwrap_or_default();
-                let ran = run_held(store, pass, step, ffn, &held);
-                let_go(store, pass, &held);
-                ran?;
+                if let Some(held) = held.take() {
+                    let begun = begin(store, pass, rest);
+                    let ran = begun.and_then(|()| run_held(store, pass, step, ffn, &held));
+                    let_go(store, pass, &held);
+                    ran?;
+                }
                 // The card is given these too before the host's results, unless that
                 // would take this thread long.
                 let at_once = |&&s: &&u32| store.comes_at_once(id(pass, s));
@@ -74,6 +78,9 @@ impl Run<'_, '_> {
             self.some_experts(store, step, ffn, &mut there.as_slice(), ahead)?;
         }
         self.as_they_come(store, step, ffn, &mut pending, window)?;
+        if share.wants_more {
+            store.keep_later(pass, &absent)?;
+        }
         let nearly_all =
             pass.n_tokens * ffn.n_used as usize >= MANY_ROWS_EACH * step.n_expert as usize;
         if nearly_all && !store.is_offloaded(pass) {
@@ -89,7 +96,8 @@ impl Run<'_, '_> {
     }
 
     /// Runs absent experts, half of the uploads that may be begun at once (`window`) at a time, and
-    /// leaves in `pending` those that it did not come to.
+    /// leaves in `pending` those that it did not come to. Few rows take the card no time, and each
+    /// launch this thread some.
     fn as_they_come(
         &mut self,
         store: &mut WeightStore,
@@ -102,7 +110,11 @@ impl Run<'_, '_> {
             if let Some(error) = (self.ended)() {
                 return Err(error);
             }
-            let n = (window / 2).max(1).min(pending.len());
+            let n = match self.pass.n_tokens <= FEW_ROWS {
+                true => window,
+                false => window / 2,
+            };
+            let n = n.max(1).min(pending.len());
             let (mut now, later) = pending.split_at(n);
             let ahead = &later[..window.min(later.len())];
             let ran = self.some_experts(store, step, ffn, &mut now, ahead);
@@ -209,6 +221,13 @@ impl ExpertStep {
         first..(first + self.per_segment).min(self.n_expert)
     }
 }
+
+/// Rows of a pass of which the card computes an expert's in less time than it takes to launch that.
+const FEW_ROWS: usize = 8;
+
+/// Uploads that are begun before the rows are made ready for the host: what the link is busy with
+/// until the host is.
+const BEGUN_FIRST: usize = 1;
 
 /// With so many routed rows for each expert, hardly one has none.
 const MANY_ROWS_EACH: usize = 4;

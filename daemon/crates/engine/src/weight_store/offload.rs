@@ -1,5 +1,6 @@
 //! Misses that the host answers: which ones, and the way of the rows between card and host.
 
+use std::cmp::{Ordering, Reverse};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,12 +11,36 @@ use rocmforge_tensor_cache::{SegmentState, Upcoming};
 
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
-use crate::offload::{Absent, Coming, Held, Stop, UPLOADS_AHEAD, next_upload};
+use crate::offload::{Absent, Coming, Held, Share, Stop, UPLOADS_AHEAD, next_upload};
 use crate::pass::{ExpertStep, Pass, batch, id, scratch};
 use crate::weight_store::WeightStore;
 
-/// What the engine's thread does while the host computes.
+/// What the engine's thread does while the host computes, once or twice.
 type Others<'a> = &'a mut dyn FnMut(&mut WeightStore) -> Result<(), Error>;
+
+/// How warm a segment is, as the cache has it: ordered by that.
+#[derive(Debug, Clone, Copy)]
+struct Warmth(f64);
+
+impl Ord for Warmth {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl PartialOrd for Warmth {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Warmth {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Warmth {}
 
 impl WeightStore {
     /// Whether the host takes part in a pass of a model that does not fit.
@@ -26,18 +51,18 @@ impl WeightStore {
 
     /// Orders a layer's absent experts: what is under way, what was used most, and
     /// last what the host keeps.
-    pub(crate) fn order_absent(&self, pass: &Pass<'_>, absent: &mut [u32]) {
+    pub(crate) fn order_absent(&mut self, pass: &Pass<'_>, absent: &mut [u32]) {
+        if absent.len() < 2 {
+            return;
+        }
         let offloaded = self.is_offloaded(pass);
-        let place = |s: u32| {
+        self.offload.collect();
+        absent.sort_by_cached_key(|&s| {
             let this = id(pass, s);
-            let held = self.offload.holds(pass.model, s, self.segment_bytes(this));
             let under_way = self.is_under_way(this);
-            let last = offloaded && !under_way && held == Held::Kept;
-            ((!under_way, last), self.cache.warmth(this))
-        };
-        absent.sort_by(|&a, &b| {
-            let ((a, warm_a), (b, warm_b)) = (place(a), place(b));
-            a.cmp(&b).then(f64::total_cmp(&warm_b, &warm_a))
+            let held = || self.offload.holds(pass.model, s, self.segment_bytes(this));
+            let last = offloaded && !under_way && held() == Held::Kept;
+            (!under_way, last, Reverse(Warmth(self.cache.warmth(this))))
         });
     }
 
@@ -48,14 +73,18 @@ impl WeightStore {
         pass: &Pass<'_>,
         absent: &[u32],
         n_wanted: usize,
-    ) -> usize {
+    ) -> Share {
+        let nothing = Share {
+            computes: 0,
+            wants_more: false,
+        };
         if !self.is_offloaded(pass) {
-            return 0;
+            return nothing;
         }
         let free = absent.iter().filter(|&&s| !self.is_under_way(id(pass, s)));
         let free: Vec<u32> = free.copied().collect();
         let Some(&first) = free.first() else {
-            return 0;
+            return nothing;
         };
         let bytes = self.segment_bytes(id(pass, first));
         let held = |s: u32| self.offload.holds(pass.model, s, bytes);
@@ -69,6 +98,18 @@ impl WeightStore {
         };
         let pace = self.device.pace(pass.n_tokens);
         self.offload.share(absent, pace)
+    }
+
+    /// Has the host bring some of a layer's experts, which the link brings now, into its form, so
+    /// that it can compute them when they are missed again.
+    pub(crate) fn keep_later(&mut self, pass: &Pass<'_>, segments: &[u32]) -> Result<(), Error> {
+        let source = &self.sources[&pass.model];
+        let segments = segments.iter().map(|&s| {
+            let layout = Arc::clone(&source.layouts[s as usize]);
+            (s, layout)
+        });
+        let kept = self.offload.keep_later(&source.file, pass.model, segments);
+        kept.map_err(|e| self.device_error(Some(pass.model), e))
     }
 
     /// Gives the link, which nobody waits for, an expert that the host computed, where that is used
@@ -363,7 +404,11 @@ impl WeightStore {
         let host = self.offload.take();
         let mut host = host.map_err(|e| self.device_error(Some(pass.model), e))?;
         let mut beside = Ok(());
-        let mut own = || beside = others(self);
+        let mut own = || {
+            if beside.is_ok() {
+                beside = others(self);
+            }
+        };
         let ran = host.run(&file, segments, &step, &layout, &batch, given, &mut own);
         self.offload.put_back(host);
         drop(waiting);
