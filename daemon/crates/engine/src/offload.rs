@@ -18,6 +18,7 @@
 //! *Invariant:* nothing is computed on the host that touches keys, values or
 //! states ([`Answers::can_run`]).
 
+mod outcomes;
 mod rates;
 #[cfg(test)]
 mod tests;
@@ -35,6 +36,7 @@ use rocmforge_ops::RowCounts;
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
 use crate::api::{Budget, Hosted, Offload as Mode};
+use outcomes::Outcomes;
 use rates::Rates;
 pub(crate) use timetable::{Coming, Stop, Timetable, UPLOADS_AHEAD, next_upload};
 
@@ -83,6 +85,8 @@ pub(crate) struct Absent {
 /// What the host does about a step's absent experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Share {
+    /// Of so many that do not come already.
+    pub(crate) of: usize,
     /// So many of them it computes.
     pub(crate) computes: usize,
     /// It would compute more if it kept more.
@@ -108,6 +112,8 @@ pub(crate) struct Offload {
     kept: Rates,
     /// The same of weights that are read out of the file.
     from_file: Rates,
+    /// What layers of models took, by the share of the host.
+    outcomes: HashMap<ModelId, Outcomes>,
     /// Decisions since something was tried for the sake of measuring.
     untried: u32,
     /// Segments that were no affair of the host's since one was tried.
@@ -155,6 +161,7 @@ impl Offload {
             refused: false,
             kept: Rates::default(),
             from_file: Rates::default(),
+            outcomes: HashMap::new(),
             untried: 0,
             refused_segments: 0,
             unlinked: 0,
@@ -211,8 +218,13 @@ impl Offload {
         Some(of(Held::Kept, kept)? + of(Held::InFile, n - kept)?)
     }
 
-    /// How many absent experts the host computes, those first that it keeps.
-    pub(crate) fn share(&mut self, absent: Absent, link: Option<Throughput>) -> Share {
+    /// How many of a model's absent experts the host computes, those first that it keeps.
+    pub(crate) fn share(
+        &mut self,
+        model: ModelId,
+        absent: Absent,
+        link: Option<Throughput>,
+    ) -> Share {
         let Absent {
             n,
             bytes,
@@ -221,6 +233,7 @@ impl Offload {
         } = absent;
         if self.mode == Mode::Always || n == 0 {
             return Share {
+                of: n,
                 computes: n,
                 wants_more: false,
             };
@@ -243,6 +256,7 @@ impl Offload {
         };
         let best = best_of(most);
         let computes = |computes: usize| Share {
+            of: n,
             computes,
             wants_more,
         };
@@ -264,7 +278,19 @@ impl Offload {
             self.unlinked = 0;
             return computes(n - 1);
         }
-        computes(best)
+        if rows_each > 1 || absent.others == Held::InFile {
+            return computes(best);
+        }
+        let outcomes = self.outcomes.entry(model).or_insert_with(Outcomes::new);
+        computes(outcomes.best(n, best, most))
+    }
+
+    /// A layer of a pass of one row, which lacked `n` experts, of which the host computed some, took
+    /// so long with all that came before the next one.
+    pub(crate) fn layer_took(&mut self, model: ModelId, n: usize, computed: usize, took: Duration) {
+        if let Some(outcomes) = self.outcomes.get_mut(&model) {
+            outcomes.note(n, computed, took);
+        }
     }
 
     /// What is known of answers of the first of some experts.
@@ -461,6 +487,7 @@ impl Offload {
     /// A model is gone.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.layouts.retain(|(of, _), _| *of != model);
+        self.outcomes.remove(&model);
         self.left.retain(|segment| segment.model != model);
         self.hostable.remove(&model);
         if let Some(host) = &mut self.host {

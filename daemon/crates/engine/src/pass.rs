@@ -8,6 +8,8 @@
 mod experts;
 mod stepwise;
 
+use std::time::Instant;
+
 use rocmforge_device::{Batch, BoundStep, Plan, Scratch, ScratchLayout, SegmentBinding, Span};
 use rocmforge_kernels::host::ops::RopeAngles;
 use rocmforge_ops::Step;
@@ -113,6 +115,9 @@ struct Run<'a, 'b> {
     /// From which segment on experts are looked for that may come although no row is routed to
     /// them.
     spare_from: u32,
+    /// When the last layer's routing was known, its absent experts, and those that the host
+    /// computed.
+    last_layer: Option<(Instant, usize, usize)>,
     counts: &'b mut RequestCacheUse,
     ended: &'b dyn Fn() -> Option<Error>,
 }

@@ -50,6 +50,10 @@ impl Rate {
         });
     }
 
+    pub(super) fn samples(&self) -> u32 {
+        self.samples
+    }
+
     pub(super) fn a_byte(&self) -> Option<f64> {
         self.seconds
     }

@@ -1,6 +1,8 @@
 //! A layer's experts in a pass: which ones its rows are routed to, and how
 //! those that are absent come.
 
+use std::time::Instant;
+
 use rocmforge_device::{BoundExpert, BoundStep, ExpertFfn, SegmentBinding};
 use rocmforge_ops::Step;
 use rocmforge_tensor_cache::Slab;
@@ -24,6 +26,11 @@ impl Run<'_, '_> {
             true => store.rows_of_both(pass, [ffn.ids, ffn.x])?.into(),
             false => (store.rows_of(pass, ffn.ids, pass.n_tokens)?, Vec::new()),
         };
+        let now = Instant::now();
+        if let Some((then, n, computed)) = self.last_layer.take() {
+            let took = now.saturating_duration_since(then);
+            store.offload.layer_took(pass.model, n, computed, took);
+        }
         let wanted = wanted(&ids, step.n_expert)?;
         store.collect();
         let mut segments: Vec<u32> = wanted.iter().map(|&e| step.segment_of(e)).collect();
@@ -34,6 +41,9 @@ impl Run<'_, '_> {
         store.order_absent(pass, &mut absent);
         let all_there = absent.is_empty();
         let share = store.for_the_host(pass, &absent, wanted.len());
+        if pass.n_tokens == 1 {
+            self.last_layer = Some((now, share.of, share.computes));
+        }
         let answered = absent.split_off(absent.len() - share.computes);
         let mut pending = absent.as_slice();
         // The link is to work while the host does.

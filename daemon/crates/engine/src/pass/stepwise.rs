@@ -57,6 +57,7 @@ impl<'a, 'b> Stepwise<'a, 'b> {
                 ahead,
                 feeds_link: offloaded && !pass.routes(),
                 spare_from: 0,
+                last_layer: None,
                 counts,
                 ended,
             },

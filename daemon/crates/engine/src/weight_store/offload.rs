@@ -75,6 +75,7 @@ impl WeightStore {
         n_wanted: usize,
     ) -> Share {
         let nothing = Share {
+            of: absent.len(),
             computes: 0,
             wants_more: false,
         };
@@ -97,7 +98,7 @@ impl WeightStore {
             rows_each: pass.n_tokens.div_ceil(n_wanted.max(1)),
         };
         let pace = self.device.pace(pass.n_tokens);
-        self.offload.share(absent, pace)
+        self.offload.share(pass.model, absent, pace)
     }
 
     /// Has the host bring some of a layer's experts, which the link brings now, into its form, so
