@@ -1,8 +1,9 @@
 //! How long layers took that lacked so many experts and left so many of them to the host.
 //!
 //! Rates of link and host, each taken by itself, say little of both at once: they read the same
-//! memory. Beside a host that reads 110 GB/s a link of 55 GB/s brought 25 to 40. So shares next to
-//! the one that the rates give are compared by what whole layers took with them.
+//! memory. Of an H200's layers that lacked 8 experts those with 5 on the host took 353 to 401 us,
+//! those with 4 took 419 to 489, and by the rates either was as good. So a share is compared with
+//! those next to it by what whole layers took.
 
 use std::time::Duration;
 
