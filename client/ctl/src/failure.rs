@@ -36,7 +36,12 @@ pub(crate) fn describe(error: &anyhow::Error) -> String {
         let fields: Vec<String> = rpc
             .field_violations()
             .map(|(field, description)| {
-                let name = flag_of(field).unwrap_or_else(|| field.to_owned());
+                let flag = match (rpc.rpc, field) {
+                    // Elsewhere it is an argument without a flag.
+                    ("Models.Load", "name") => Some("--name".to_owned()),
+                    _ => flag_of(field),
+                };
+                let name = flag.unwrap_or_else(|| field.to_owned());
                 clean(&format!("{name}: {description}"))
             })
             .collect();
@@ -306,6 +311,16 @@ mod tests {
             ErrorDetails::default(),
         );
         assert!(text.contains("--name"), "{text}");
+    }
+
+    #[test]
+    fn a_name_is_called_a_flag_only_where_it_is_one() {
+        let said = |rpc| {
+            let empty = ErrorDetails::with_bad_request_violation("name", "empty; give one");
+            failure(rpc, Code::InvalidArgument, "name: empty; give one", empty)
+        };
+        assert_eq!(said("Models.Get"), "name: empty; give one");
+        assert_eq!(said("Models.Load"), "--name: empty; give one");
     }
 
     #[test]

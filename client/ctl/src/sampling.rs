@@ -181,6 +181,7 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
 /// "sampling.max_tokens" is "--max-tokens", `sampling.stop[2]` is "--stop".
 /// `None` for fields that no flag sets.
 pub(crate) fn flag_of(field: &str) -> Option<String> {
+    // A model's name is an argument of most commands, and a flag of `load` alone.
     let name = match field.rsplit('.').next()?.split('[').next()? {
         "n" => "choices",
         name => name,
@@ -216,7 +217,6 @@ pub(crate) fn flag_of(field: &str) -> Option<String> {
             | "template_args"
             | "n_ctx"
             | "top_n"
-            | "name"
             | "segments"
     );
     known.then(|| format!("--{}", name.replace('_', "-")))
