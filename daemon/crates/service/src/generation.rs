@@ -161,7 +161,9 @@ impl Service {
                 asker: ticket.asker(class),
                 reuse,
             };
-            let course = self.measured.begin(model.name(), arrival.at, &snapshot);
+            let course = self
+                .measured
+                .begin(model.name(), prompt_tokens, arrival.at, &snapshot);
             let events = self.engine.generate(request);
             Ok(Running {
                 events: events.map_err(|error| failure::from_engine(&error))?,

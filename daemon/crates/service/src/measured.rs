@@ -126,9 +126,10 @@ pub struct Record {
     pub gap: Histogram,
     /// From a request's arrival to its end.
     pub whole: Histogram,
-    /// Tokens of prompts.
+    /// Tokens of prompts that have come to a first token, however they go on. As vLLM counts them,
+    /// which makes a request of its own of each of `n` answers: a prompt counts once for each.
     pub prompt_tokens: AtomicU64,
-    /// Tokens that were generated.
+    /// Tokens that were generated, those of answers that are not whole among them.
     pub generated_tokens: AtomicU64,
     /// How requests ended.
     pub ends: Ends,
@@ -191,14 +192,22 @@ impl Measured {
         record
     }
 
-    /// Begins to follow a request that arrived at `arrived`.
-    pub(crate) fn begin(&self, name: &str, arrived: Instant, snapshot: &Snapshot) -> Course {
+    /// Begins to follow a request with a prompt of so many tokens that arrived at `arrived`.
+    pub(crate) fn begin(
+        &self,
+        name: &str,
+        prompt_tokens: u32,
+        arrived: Instant,
+        snapshot: &Snapshot,
+    ) -> Course {
         let status = snapshot.models.iter().find(|m| m.model.name() == name);
         let (absent_bytes, weight_bytes) = status.map_or((0, 0), |m| absent_of(&m.segments));
         Course {
             record: self.record(name, snapshot),
             pace: Arc::clone(&self.pace),
             arrived,
+            prompt_tokens,
+            generated_tokens: 0,
             last: None,
             is_alone: snapshot.running == 0 && snapshot.queued == 0,
             absent_bytes,
@@ -244,12 +253,19 @@ impl Measured {
     }
 }
 
+fn add(to: &AtomicU64, n: u32) {
+    to.fetch_add(n.into(), Ordering::Relaxed);
+}
+
 /// One request on its way. Dropped before its end it counts as aborted.
 #[derive(Debug)]
 pub struct Course {
     record: Arc<Record>,
     pace: Arc<Pace>,
     arrived: Instant,
+    prompt_tokens: u32,
+    /// Tokens that were counted so far.
+    generated_tokens: u32,
     /// When the last token came.
     last: Option<Instant>,
     /// Nothing else ran when it came.
@@ -268,11 +284,16 @@ impl Course {
         }
         let now = Instant::now();
         match self.last {
-            None => self.record.first_token.note(now - self.arrived, 1),
+            None => {
+                self.record.first_token.note(now - self.arrived, 1);
+                add(&self.record.prompt_tokens, self.prompt_tokens);
+            }
             // Those that came together took equal parts of the time.
             Some(last) => self.record.gap.note((now - last) / n as u32, n as u64),
         }
         self.last = Some(now);
+        add(&self.record.generated_tokens, n as u32);
+        self.generated_tokens += n as u32;
     }
 
     /// It ended as it should.
@@ -280,10 +301,14 @@ impl Course {
         self.is_ended = true;
         let record = &self.record;
         record.whole.note(self.arrived.elapsed(), 1);
-        let (prompt, generated) = (summary.prompt_tokens, summary.generated_tokens);
-        let add = |to: &AtomicU64, n: u32| to.fetch_add(n.into(), Ordering::Relaxed);
-        add(&record.prompt_tokens, prompt);
-        add(&record.generated_tokens, generated);
+        if self.last.is_none() {
+            add(&record.prompt_tokens, self.prompt_tokens);
+        }
+        // Of those that no piece had.
+        let rest = summary
+            .generated_tokens
+            .saturating_sub(self.generated_tokens);
+        add(&record.generated_tokens, rest);
         let end = match summary.finish {
             FinishReason::EndOfText
             | FinishReason::StopString { .. }

@@ -47,12 +47,12 @@ pub(super) fn write(measured: &Measured, snapshot: &Snapshot, text: &mut Text) {
     let counters: [(&str, &str, Of<AtomicU64>); 2] = [
         (
             "vllm:prompt_tokens_total",
-            "Tokens of prompts of requests that ended well",
+            "Tokens of prompts whose first token came; one counts for each of n answers",
             |r| &r.prompt_tokens,
         ),
         (
             "vllm:generation_tokens_total",
-            "Tokens that they generated",
+            "Tokens that were generated, those of requests that were aborted among them",
             |r| &r.generated_tokens,
         ),
     ];

@@ -189,10 +189,41 @@ async fn a_request_whose_client_goes_is_counted_as_aborted() {
         let samples = parsed(&http.get("/metrics").await.text);
         if samples[&aborted] == 1.0 {
             assert_eq!(samples[&of("vllm:e2e_request_latency_seconds_count")], 0.0);
+            // Its prompt was computed, and tokens came.
+            let (prompt, generated) = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total");
+            assert!(samples[&of(prompt)] >= 1.0, "{samples:?}");
+            assert!(samples[&of(generated)] >= 1.0, "{samples:?}");
             break;
         }
         assert!(std::time::Instant::now() < give_up, "it is never counted");
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+/// vLLM makes a request of its own of each answer.
+#[tokio::test]
+async fn each_of_n_answers_counts_the_prompt_and_as_a_request() {
+    let http = HttpDaemon::start().await;
+    let asked = json!({
+        "model": LLAMA, "prompt": "Once upon a time", "max_tokens": 6, "n": 3, "temperature": 1,
+    });
+    let reply = http.post("/v1/completions", &asked).await.json();
+    let usage = |of: &str| reply["usage"][of].as_f64().unwrap();
+    let samples = parsed(&http.get("/metrics").await.text);
+    assert_eq!(
+        (
+            samples[&of("vllm:prompt_tokens_total")],
+            samples[&of("vllm:generation_tokens_total")],
+            samples[&of("vllm:time_to_first_token_seconds_count")],
+            samples[&of("vllm:e2e_request_latency_seconds_count")],
+        ),
+        (
+            3.0 * usage("prompt_tokens"),
+            usage("completion_tokens"),
+            3.0,
+            3.0
+        )
+    );
     assert_eq!(http.stop().await, End::Drained);
 }
