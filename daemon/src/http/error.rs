@@ -210,6 +210,7 @@ mod tests {
             (failure::token_missing(), 401),
             (failure::no_route("GET", "/x"), 404),
             (failure::no_method("GET", "/x", "POST"), 405),
+            (failure::unloaded_meanwhile("x"), 409),
             (failure::body_too_large(7), 413),
             (failure::body_late(Duration::from_secs(1)), 408),
             (failure::exhausted("full", Duration::from_millis(10)), 429),

@@ -271,7 +271,14 @@ impl Engine {
         if self.draining.is_some() {
             return Err(draining());
         }
-        let entry = self.find(loaded.name())?;
+        let named = |e: &&Entry| e.loaded.name() == loaded.name();
+        // Whoever asks found it loaded: it went as it does under a request that waits or runs.
+        let Some(entry) = self.models.iter().find(named) else {
+            return Err(Refusal::Unloaded {
+                model: loaded.name().to_owned(),
+            }
+            .into());
+        };
         if !Arc::ptr_eq(&entry.loaded, loaded) {
             return Err(Refusal::Reloaded {
                 model: loaded.name().to_owned(),

@@ -31,8 +31,11 @@ pub enum Refusal {
         /// Bytes of its pinned segments.
         pinned_bytes: u64,
     },
-    /// The model went while the request waited or ran.
-    #[error("model '{model}' was unloaded under the request; load it again")]
+    /// The model went before the request came to the engine, or while it waited or ran.
+    #[error(
+        "model '{model}' was unloaded under the request; send the request again over HTTP, which loads declared models \
+         and those of model directories, or load it first"
+    )]
     Unloaded {
         /// The model.
         model: String,

@@ -13,7 +13,7 @@ use rocmforge_engine::api::{
     Asker, Budget, EVENT_CAPACITY, GenerateEvent, GenerateRequest, KeptReason, PreloadEvent,
     SamplingParams, ScoreRequest, SegmentState, Snapshot,
 };
-use rocmforge_engine::{EngineHandle, Error, Events, LoadedModel};
+use rocmforge_engine::{EngineHandle, Error, Events, LoadedModel, Refusal};
 
 const LLAMA: &str = "tiny-llama-Q4_K_M.gguf";
 const QWEN: &str = "tiny-qwen3-Q8_0.gguf";
@@ -337,11 +337,11 @@ async fn unloading_spares_running_requests_unless_forced() {
     ));
     let snapshot = engine.snapshot();
     assert!(snapshot.models.is_empty() && snapshot.cache.resident_bytes == 0);
-    // A request that was made for the model that is gone.
+    // A request that was made for the model that is gone ends as one that runs.
     let mut events = engine.generate(long(&model)).unwrap();
     assert!(matches!(
         end(&mut events).await,
-        Err(Error::UnknownModel { .. })
+        Err(Error::Precondition(Refusal::Unloaded { .. }))
     ));
     let again = load_endless(&engine, "m").await;
     let mut events = engine.generate(long(&model)).unwrap();

@@ -367,15 +367,13 @@ pub(crate) fn no_such_model<'l, 'f>(
         ))
 }
 
-/// NOT_FOUND: the model was loaded, and somebody unloaded it before the load was answered.
+/// FAILED_PRECONDITION: the model was loaded, and somebody unloaded it before the load was answered.
+/// As where it is unloaded under a request.
 pub fn unloaded_meanwhile(name: &str) -> Failure {
     let message = format!(
         "model '{name}' was loaded, and unloaded again by another client before this call ended; load it again"
     );
-    Failure::new(Kind::NotFound, "UNKNOWN_MODEL")
-        .with("model", name)
-        .about("model", name, &message)
-        .says(&message)
+    model_precondition("MODEL_UNLOADED", name, &message)
 }
 
 /// FAILED_PRECONDITION about a model.
