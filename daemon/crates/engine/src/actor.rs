@@ -96,8 +96,10 @@ pub(crate) struct Entry {
     pub(crate) slice: Slice,
     /// The block that predicts one token more, where the file has one and tokens are drafted.
     pub(crate) predictor: Option<Predictor>,
-    /// The model that drafts for this one, if one was named.
+    /// The model that drafts for this one, if one was named and is loaded.
     pub(crate) draft: Option<DraftModel>,
+    /// The name that was named, which counts while no model has it, too.
+    pub(crate) draft_name: Option<String>,
     /// How it is got ready for its requests.
     pub(crate) nearness: Nearness,
     /// Where the states behind drafts go, where sequences have a state and tokens are drafted.

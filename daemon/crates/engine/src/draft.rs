@@ -188,6 +188,7 @@ impl Engine {
             .find(|e| e.loaded.name() == of.name());
         let has_it = |e: &&mut Entry| e.draft.as_ref().is_some_and(|d| d.id == draft.id && d.on);
         if let Some(entry) = entry.filter(|e| !has_it(e)) {
+            entry.draft_name = Some(draft.name.clone());
             entry.draft = Some(draft);
             if entry.states.is_none() {
                 entry.states = SpareStates::of(of.model().plan());
@@ -196,7 +197,26 @@ impl Engine {
         Ok(())
     }
 
-    /// A model is unloaded: it drafts for none any more.
+    /// A model is loaded: it drafts for those for which its name was named, and which have none
+    /// since one of that name was unloaded.
+    pub(crate) fn drafts_again(&mut self, loaded: &LoadedModel) {
+        let name = loaded.name();
+        let lack = |e: &&Entry| e.draft.is_none() && e.draft_name.as_deref() == Some(name);
+        let lack = self.models.iter().filter(lack);
+        let lack: Vec<_> = lack.map(|e| Arc::clone(&e.loaded)).collect();
+        for of in lack {
+            let model = of.name();
+            match self.attach_draft(&of, Some(name)) {
+                Ok(()) => tracing::info!(model, draft = name, "the draft model is loaded again"),
+                // It was another file, which is no reason to refuse this one.
+                Err(error) => {
+                    tracing::warn!(model, draft = name, %error, "the model that is loaded under its draft model's name cannot draft: nothing is drafted with it")
+                }
+            }
+        }
+    }
+
+    /// A model is unloaded: it drafts for none until one of its name is loaded.
     pub(crate) fn drafts_no_more(&mut self, id: ModelId) {
         for entry in &mut self.models {
             if let Some(draft) = entry.draft.take_if(|d| d.id == id) {

@@ -87,8 +87,10 @@ impl Engine {
             }
             .into());
         }
-        let draft = draft
-            .map(|name| self.draft_model(&loaded, &name))
+        let draft_name = draft;
+        let draft = draft_name
+            .as_ref()
+            .map(|name| self.draft_model(&loaded, name))
             .transpose()?;
         // Two loads at once may each have made theirs.
         self.models.iter().any(|there| loaded.share(&there.loaded));
@@ -122,9 +124,11 @@ impl Engine {
             slice: Slice::default(),
             predictor,
             draft,
+            draft_name,
             nearness: Nearness::default(),
             states,
         });
+        self.drafts_again(&loaded);
         Ok(loaded)
     }
 

@@ -404,6 +404,31 @@ async fn a_draft_model_may_be_unloaded_while_it_drafts() {
     assert_eq!(snapshot.models[0].draft, None);
 }
 
+/// As when its file has changed in place, and it is loaded anew.
+#[tokio::test]
+async fn a_draft_model_that_is_loaded_again_drafts_again() {
+    let engine = engine(64 << 20);
+    let model = load_pair(&engine, LARGE, SMALL).await;
+    let drafts_for_it = || {
+        let snapshot = engine.snapshot();
+        let status = snapshot.models.iter().find(|m| m.model.name() == "m");
+        status.unwrap().draft.clone()
+    };
+    engine.unload("d", false).await.unwrap();
+    assert_eq!(drafts_for_it(), None);
+    // What cannot draft for it is loaded all the same, under whatever name.
+    load(&engine, "tiny-qwen3-Q8_0.gguf", "d").await;
+    assert_eq!(drafts_for_it(), None);
+    engine.unload("d", false).await.unwrap();
+    load(&engine, SMALL, "another").await;
+    assert_eq!(drafts_for_it(), None);
+
+    load(&engine, SMALL, "d").await;
+    assert_eq!(drafts_for_it().as_deref(), Some("d"));
+    let (_, _, summary) = run(&engine, ask(&model, 0, &samplings()[0], 30)).await;
+    assert!(summary.drafted_tokens > 0);
+}
+
 #[tokio::test]
 async fn a_cancelled_request_leaves_nothing_of_the_draft_model() {
     let engine = engine(64 << 20);
