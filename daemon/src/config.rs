@@ -246,6 +246,8 @@ pub struct Config {
     pub watchdog: Duration,
     /// Who may do what.
     pub roles: Roles,
+    /// `admin_by` makes everyone who may connect admin, by a word of its own.
+    pub admin_for_all: bool,
     /// Where HTTP is served, if anywhere.
     pub http: HttpConfig,
     /// Where traces of requests go, if anywhere.
@@ -319,16 +321,14 @@ impl Config {
         let device = get("device", flags.device, file.device).parse(device)?;
         let vram_budget = get("vram_budget", flags.vram_budget, text(file.vram_budget));
         let vram_budget_origin = vram_budget.value.as_ref().map(|(_, origin)| origin.clone());
-        let use_by = settings
-            .who("use_by", flags.use_by, file.use_by)?
-            .unwrap_or_default();
+        let use_by = settings.who("use_by", flags.use_by, file.use_by)?;
+        let use_by = use_by.unwrap_or_default();
         // A higher role is never open to more than the one below it.
-        let manage_by = settings
-            .who("manage_by", flags.manage_by, file.manage_by)?
-            .unwrap_or_else(|| use_by.clone());
-        let admin_by = settings
-            .who("admin_by", flags.admin_by, file.admin_by)?
-            .unwrap_or_else(|| manage_by.clone());
+        let manage_by = settings.who("manage_by", flags.manage_by, file.manage_by)?;
+        let manage_by = manage_by.unwrap_or_else(|| use_by.clone());
+        let admin_by = settings.who("admin_by", flags.admin_by, file.admin_by)?;
+        let admin_for_all = admin_by == Some(Who::Everyone);
+        let admin_by = admin_by.unwrap_or_else(|| manage_by.clone());
         Ok(Self {
             socket,
             device: device.unwrap_or(DeviceChoice::Auto),
@@ -406,6 +406,7 @@ impl Config {
                 manage_by,
                 admin_by,
             },
+            admin_for_all,
             http,
             traces,
             models,
@@ -588,10 +589,9 @@ impl Settings {
         }
         let mut dirs = Vec::with_capacity(given.len());
         for dir in given {
-            let (flag, file) = if from_flags {
-                (Some(dir), None)
-            } else {
-                (None, Some(dir))
+            let (flag, file) = match from_flags {
+                true => (Some(dir), None),
+                false => (None, Some(dir)),
             };
             dirs.extend(self.path("model_dir", flag, file)?);
         }

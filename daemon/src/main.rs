@@ -163,6 +163,10 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
+/// What settings allow that hardly anybody means.
+const ADMIN_FOR_ALL: &str = "admin_by has '*', so that everyone who may connect is admin and may change the budget, the \
+     policy and the settings; name users or @groups there, or leave admin_by unset and restrict manage_by or use_by";
+
 /// What is wrong with model directories that there are.
 fn troubles(dirs: &ModelDirs) -> Vec<String> {
     let unlisted = dirs.unlisted();
@@ -206,6 +210,9 @@ fn check(config: &Config) -> ExitCode {
     for name in &config.unread_variables {
         // There is nobody else to tell when standard error does not take it.
         let _ = writeln!(io::stderr(), "rocmforged: {name} {UNREAD}");
+    }
+    if config.admin_for_all {
+        let _ = writeln!(io::stderr(), "rocmforged: {ADMIN_FOR_ALL}");
     }
     let dirs = match ModelDirs::new(&config.model_dirs) {
         Ok(dirs) => dirs,
@@ -319,6 +326,9 @@ fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
     raise_descriptors()?;
     for variable in &config.unread_variables {
         tracing::warn!("{variable} {UNREAD}");
+    }
+    if config.admin_for_all {
+        tracing::warn!("{ADMIN_FOR_ALL}");
     }
     for trouble in troubles(&model_dirs) {
         tracing::warn!("{trouble}");

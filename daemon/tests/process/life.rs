@@ -236,6 +236,32 @@ fn settings_are_checked_without_a_daemon() {
 }
 
 #[test]
+fn an_admin_role_that_is_open_to_everyone_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let checked = |settings: &[&str]| {
+        let mut daemon = host(dir.path(), &dir.path().join("s"));
+        let output = daemon.arg("--check-config").args(settings).output();
+        let output = output.unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), said)
+    };
+    // It is a setting all the same.
+    let (code, said) = checked(&["--use-by", "0", "--admin-by", "*"]);
+    assert_eq!(code, Some(0), "{said}");
+    for word in ["admin_by", "everyone", "budget", "@groups"] {
+        assert!(said.contains(word), "'{said}' lacks '{word}'");
+    }
+    assert_eq!(checked(&[]), (Some(0), String::new()), "the default");
+    for admins in ["0", "@0"] {
+        assert_eq!(
+            checked(&["--admin-by", admins]),
+            (Some(0), String::new()),
+            "{admins}"
+        );
+    }
+}
+
+#[test]
 fn a_draft_that_is_neither_declared_nor_a_file_fails_the_check() {
     let dir = tempfile::tempdir().unwrap();
     let (file, model) = (dir.path().join("config.toml"), dir.path().join("m.gguf"));
