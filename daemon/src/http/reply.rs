@@ -68,8 +68,6 @@ pub(super) trait Events: Send + 'static {
     fn scores(&mut self, _: Vec<TokenScore>) {}
     /// The tokens whose text was to come next came to none, as those of marks do.
     fn unsaid(&mut self) {}
-    /// The scores of so many tokens whose text was to come next are told of none.
-    fn forget_scores(&mut self, _: usize) {}
     /// More of the answer.
     fn part(&mut self, part: Part, out: &mut String);
     /// A sign of life.
@@ -96,6 +94,7 @@ pub(super) async fn stream<E: Events>(
     events: E,
     call: &Call,
 ) -> Result<Response, Failure> {
+    generation.hold_scores();
     let first = tokio::time::timeout(FIRST_WAIT, generation.next()).await;
     if let Ok(Step::Failed(failure)) = first {
         return Err(failure);
@@ -263,12 +262,13 @@ fn take<E: Events>(step: Step, events: &mut E, out: &mut String) -> bool {
         Step::End {
             choice: at,
             parts,
+            scores,
             ended,
             last,
         } => {
             events.choice(at);
-            if ended.stop_tokens > 0 {
-                events.forget_scores(ended.stop_tokens);
+            if !scores.is_empty() {
+                events.scores(scores);
             }
             parts.into_iter().for_each(|part| events.part(part, out));
             match last {

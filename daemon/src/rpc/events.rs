@@ -95,6 +95,7 @@ impl Stream for Events {
                     parts,
                     ended,
                     last,
+                    ..
                 }) => {
                     let done = v1::GenerateEvent {
                         event: Some(v1::generate_event::Event::Done(done(

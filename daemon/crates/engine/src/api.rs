@@ -201,6 +201,9 @@ pub enum GenerateEvent {
         ids: Vec<u32>,
         /// The score of each of them, where the request asks for log-probabilities.
         scores: Vec<TokenScore>,
+        /// So many tokens, these as the last, have nothing in the text of this and of earlier
+        /// events: it may belong to a stop string, or does.
+        held: usize,
     },
     /// The end.
     Done(GenerateSummary),

@@ -182,6 +182,7 @@ fn accept(
         text: checked.text,
         ids: vec![token],
         scores: score.into_iter().collect(),
+        held: checked.held,
     };
     g.due.push(piece);
     if let Some(index) = checked.stopped {

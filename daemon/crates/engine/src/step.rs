@@ -299,10 +299,12 @@ impl Engine {
                         Checked {
                             text,
                             stopped: Some(_),
+                            ..
                         } => text,
                         Checked {
                             text,
                             stopped: None,
+                            ..
                         } => text + &stops.finish(),
                     },
                 };
@@ -312,6 +314,7 @@ impl Engine {
                         text,
                         ids: Vec::new(),
                         scores: Vec::new(),
+                        held: 0,
                     });
                 }
                 let _ = events.try_send(GenerateEvent::Done(ended));

@@ -1,11 +1,15 @@
 //! Stop strings: text is held back while it may become one.
 
+use std::collections::VecDeque;
+
 /// Looks for stop strings in text that arrives in pieces.
 #[derive(Debug)]
 pub(crate) struct StopStrings {
     stops: Vec<String>,
     /// Text that is the beginning of a stop string.
     held: String,
+    /// Bytes of the pieces at the end that are held whole.
+    whole: VecDeque<usize>,
 }
 
 /// What to do after a piece.
@@ -13,6 +17,8 @@ pub(crate) struct StopStrings {
 pub(crate) struct Checked {
     /// Text that can be sent.
     pub(crate) text: String,
+    /// So many pieces, this one as the last, have nothing in the text of this and of earlier ones.
+    pub(crate) held: usize,
     /// The index of the stop string that was found; what follows it is gone.
     pub(crate) stopped: Option<u32>,
 }
@@ -22,6 +28,7 @@ impl StopStrings {
         Self {
             stops,
             held: String::new(),
+            whole: VecDeque::new(),
         }
     }
 
@@ -30,26 +37,40 @@ impl StopStrings {
         if self.stops.is_empty() {
             return Checked {
                 text: piece.to_owned(),
+                held: 0,
                 stopped: None,
             };
         }
         self.held.push_str(piece);
+        self.whole.push_back(piece.len());
         let found = (0..)
             .zip(&self.stops)
             .filter_map(|(i, s)| Some((self.held.find(s.as_str())?, i)));
         if let Some((at, index)) = found.min() {
+            let held = self.pieces_within(self.held.len() - at);
             self.held.truncate(at);
             return Checked {
                 text: std::mem::take(&mut self.held),
+                held,
                 stopped: Some(index),
             };
         }
         let keep = self.held.len() - self.possible_start();
         let rest = self.held.split_off(keep);
         Checked {
+            held: self.pieces_within(rest.len()),
             text: std::mem::replace(&mut self.held, rest),
             stopped: None,
         }
+    }
+
+    /// How many pieces lie whole within so many bytes at the end; the others are forgotten.
+    fn pieces_within(&mut self, bytes: usize) -> usize {
+        let mut sum: usize = self.whole.iter().sum();
+        while sum > bytes {
+            sum -= self.whole.pop_front().unwrap_or(sum);
+        }
+        self.whole.len()
     }
 
     /// The text still held, when nothing more comes.
@@ -118,12 +139,32 @@ mod tests {
     }
 
     #[test]
+    fn pieces_that_are_held_whole_are_counted() {
+        let held = |stop: &str, pieces: &[&str]| {
+            let mut s = StopStrings::new(vec![stop.to_owned()]);
+            let held: Vec<_> = pieces.iter().map(|piece| s.push(piece).held).collect();
+            held
+        };
+        assert_eq!(held("aab", &["a", "a", "a", "b"]), [1, 2, 2, 3]);
+        assert_eq!(
+            held("\n\nQ", &["\n", "\n", "\n", "\n", "Q"]),
+            [1, 2, 2, 2, 3]
+        );
+        // Of the first one some is told.
+        assert_eq!(held("END", &["xE", "N", "", "D"]), [0, 1, 2, 3]);
+        assert_eq!(held("END", &["E", "N", "E", "x"]), [1, 2, 1, 0]);
+        // Those of a character that is not whole have their text in the next one.
+        assert_eq!(held("END", &["", "x", "", "E"]), [1, 0, 1, 2]);
+    }
+
+    #[test]
     fn nothing_is_held_that_cannot_become_a_stop() {
         let mut s = StopStrings::new(vec!["###".to_owned()]);
         assert_eq!(
             s.push("ab#"),
             Checked {
                 text: "ab".to_owned(),
+                held: 0,
                 stopped: None
             }
         );
@@ -131,6 +172,7 @@ mod tests {
             s.push("c"),
             Checked {
                 text: "#c".to_owned(),
+                held: 0,
                 stopped: None
             }
         );

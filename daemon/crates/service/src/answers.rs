@@ -55,8 +55,6 @@ pub struct Ended {
     pub seed: u64,
     /// The stop string that ended it.
     pub stop_string: Option<String>,
-    /// So many tokens at its end are those of the stop string, and none of its text.
-    pub stop_tokens: usize,
     /// Calls that it made, but those whose arguments came to no object.
     pub calls: usize,
     /// Whether it was cut inside of its last part.
@@ -118,6 +116,8 @@ pub struct Generation {
     started: std::time::Instant,
     all: Generated,
     text_only: bool,
+    /// Scores come with the text of their tokens, and not before.
+    holds_scores: bool,
     bound: Bound,
 }
 
@@ -150,8 +150,8 @@ struct Choice {
     running: Running,
     splitter: Splitter,
     reasoning_tokens: u32,
-    /// Tokens since the last text.
-    silent: usize,
+    /// Scores of tokens whose text is held back.
+    waiting: Vec<TokenScore>,
     /// Its last part is what it says, to which more may come.
     says: bool,
     ended: bool,
@@ -180,6 +180,8 @@ pub enum Step {
         choice: usize,
         /// What was held back.
         parts: Vec<Part>,
+        /// Scores of tokens that no text came of, but for those of a stop string.
+        scores: Vec<TokenScore>,
         /// How it ended.
         ended: Box<Ended>,
         /// Whether no other goes on.
@@ -196,7 +198,7 @@ impl Generation {
             running,
             splitter,
             reasoning_tokens: 0,
-            silent: 0,
+            waiting: Vec::new(),
             says: false,
             ended: false,
         };
@@ -206,8 +208,15 @@ impl Generation {
             started: arrival.at,
             all: Generated::default(),
             text_only: false,
+            holds_scores: false,
             bound: Bound::default(),
         }
+    }
+
+    /// From now on scores come with the text of their tokens: while that may begin a stop string
+    /// they wait, and those of a stop string never come.
+    pub fn hold_scores(&mut self) {
+        self.holds_scores = true;
     }
 
     /// Collects the scores of what the answers say alone, each text's by itself, without what they
@@ -280,19 +289,25 @@ impl Generation {
         let mut parts = Vec::new();
         let choice = &mut self.choices[at];
         match event {
-            Some(GenerateEvent::Piece { text, ids, scores }) => {
+            Some(GenerateEvent::Piece {
+                text,
+                ids,
+                mut scores,
+                held,
+            }) => {
                 let n = ids.len() as u32;
                 self.log.generated_tokens = Some(self.log.generated_tokens.unwrap_or(0) + n);
-                choice.silent = match text.is_empty() {
-                    true => choice.silent + ids.len(),
-                    false => 0,
-                };
                 let before = choice.splitter.is_thinking();
                 // Of thoughts none are held where texts alone are scored.
                 if !(self.text_only && before)
                     && let Err(failure) = self.bound.count(&scores)
                 {
                     return self.failed(failure);
+                }
+                if self.holds_scores {
+                    choice.waiting.append(&mut scores);
+                    let told = choice.waiting.len().saturating_sub(held);
+                    scores.extend(choice.waiting.drain(..told));
                 }
                 choice.splitter.push(&text, &mut parts);
                 let unsaid = is_unsaid(&text, &parts, &choice.splitter);
@@ -331,12 +346,17 @@ impl Generation {
                 if last {
                     self.log.note(&Ok(()));
                 }
+                let mut scores = std::mem::take(&mut self.choices[at].waiting);
                 let mut ended = self.ended(at, &summary);
+                if ended.stop_string.is_some() {
+                    scores.clear();
+                }
                 ended.cuts_part = is_open && ended.is_cut();
                 ended.cuts_call = calls && !stops;
                 Step::End {
                     choice: at,
                     parts,
+                    scores,
                     ended: Box::new(ended),
                     last,
                 }
@@ -360,14 +380,11 @@ impl Generation {
         let total = self.started.elapsed();
         let choice = &self.choices[at];
         let stop_string = choice.running.stop_string(summary.finish);
-        // Text that may be one is held back until it is none.
-        let stop_tokens = stop_string.map_or(0, |_| choice.silent);
         Ended {
             finish: summary.finish,
             summary: *summary,
             seed: choice.running.seed,
             stop_string: stop_string.map(str::to_owned),
-            stop_tokens,
             calls: choice.splitter.calls(),
             cuts_part: false,
             cuts_call: false,
@@ -409,6 +426,7 @@ impl Generation {
         let mut so_far: Vec<_> = self.choices.iter().map(|_| collected()).collect();
         let mut answers: Vec<Option<(Vec<Part>, Ended)>> = vec![None; self.choices.len()];
         self.bound.refusal.get_or_insert(TOO_MANY_SCORES);
+        self.hold_scores();
         loop {
             match self.next().await {
                 Step::More {
@@ -426,12 +444,12 @@ impl Generation {
                 Step::End {
                     choice: at,
                     parts,
+                    scores,
                     mut ended,
                     last,
                 } => {
                     let mut whole = std::mem::take(&mut so_far[at]);
-                    whole.forget(ended.stop_tokens);
-                    whole.more(parts, Vec::new());
+                    whole.more(parts, scores);
                     match self.text_only {
                         true => ended.text_scores = whole.of_texts,
                         false => ended.scores = whole.scores,
@@ -490,12 +508,6 @@ impl Collected {
         if self.text_only {
             self.scores.clear();
         }
-    }
-
-    /// The scores of so many tokens at the end are told of no text.
-    fn forget(&mut self, n: usize) {
-        let told = self.scores.len().saturating_sub(n);
-        self.scores.truncate(told);
     }
 }
 

@@ -29,7 +29,7 @@ fn ids(scores: &[TokenScore]) -> Vec<u32> {
     scores.iter().map(|score| score.id).collect()
 }
 
-/// An answer that says, thinks, calls and ends by a stop string of one token.
+/// An answer that says, thinks and calls.
 fn answer(text_only: bool) -> Collected {
     let mut answer = Collected {
         text_only,
@@ -44,8 +44,7 @@ fn answer(text_only: bool) -> Collected {
     answer.more(Vec::new(), scores(&[6]));
     answer.more(vec![text("b")], scores(&[7]));
     answer.more(vec![text("c"), call(), text("d")], scores(&[8]));
-    answer.more(Vec::new(), scores(&[9, 10]));
-    answer.forget(1);
+    answer.more(Vec::new(), scores(&[9]));
     answer.more(vec![text("e")], Vec::new());
     answer
 }
@@ -65,7 +64,7 @@ fn each_text_has_the_scores_of_its_own_tokens() {
 }
 
 #[test]
-fn all_tokens_have_scores_but_those_of_a_stop_string() {
+fn all_tokens_have_scores() {
     let answer = answer(false);
     assert_eq!(ids(&answer.scores), [1, 2, 3, 4, 5, 6, 7, 8, 9]);
     assert!(answer.of_texts.is_empty());

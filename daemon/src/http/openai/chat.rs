@@ -404,11 +404,6 @@ impl Events for Chunks {
         self.choices[self.at].scores.extend(scores);
     }
 
-    fn forget_scores(&mut self, n: usize) {
-        let scores = &mut self.choices[self.at].scores;
-        scores.truncate(scores.len().saturating_sub(n));
-    }
-
     fn part(&mut self, part: Part, out: &mut String) {
         let is_scored = self.scored.is_some();
         let delta = match part {

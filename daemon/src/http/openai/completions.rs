@@ -479,11 +479,6 @@ impl Events for Chunks {
         self.choices[self.at].scores.extend(scores);
     }
 
-    fn forget_scores(&mut self, n: usize) {
-        let scores = &mut self.choices[self.at].scores;
-        scores.truncate(scores.len().saturating_sub(n));
-    }
-
     fn part(&mut self, part: Part, out: &mut String) {
         if let Some(text) = text_of(&part) {
             self.tell(text, None, out);

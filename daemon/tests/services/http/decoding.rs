@@ -104,6 +104,41 @@ async fn chats_tell_the_log_probabilities_of_their_tokens() {
     assert_eq!(http.stop().await, End::Drained);
 }
 
+/// What begins as a stop string, and is none until later, holds back more than one token.
+#[tokio::test]
+async fn a_stop_string_that_begins_with_itself_has_no_scores() {
+    let http = HttpDaemon::start().await;
+    for (written, stop, left) in [
+        ("aaab", "aab", "a"),
+        ("....!", "..!", ".."),
+        ("ab", "b", "a"),
+    ] {
+        let mut asked = question(&json!({
+            "grammar": format!("root ::= \"{written}\""), "stop": [stop], "logprobs": true,
+        }));
+        let whole = posted(&http, "/v1/chat/completions", &asked).await;
+        let of_whole = whole["choices"][0].clone();
+        asked["stream"] = true.into();
+        let streamed = http.post("/v1/chat/completions", &asked).await;
+        let of_stream = streamed.events().into_iter().filter_map(|(_, data)| {
+            let chunk: Value = serde_json::from_str(&data).ok()?;
+            Some(chunk["choices"][0].clone())
+        });
+        for (choices, said) in [(vec![of_whole], "message"), (of_stream.collect(), "delta")] {
+            let (mut content, mut told) = (String::new(), String::new());
+            for choice in choices {
+                content += choice[said]["content"].as_str().unwrap_or_default();
+                let tokens = choice["logprobs"]["content"].as_array();
+                for token in tokens.into_iter().flatten() {
+                    told += token["token"].as_str().unwrap();
+                }
+            }
+            assert_eq!((&*content, &*told), (left, left), "{written:?}: {said}");
+        }
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
 #[tokio::test]
 async fn completions_tell_them_by_place() {
     let http = HttpDaemon::start().await;
