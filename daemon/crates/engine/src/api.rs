@@ -45,8 +45,8 @@ pub enum Command {
     Load {
         /// The checked file, plan and tokenizer.
         prepared: Box<PreparedModel>,
-        /// The model, which is the one already there if the same file is loaded under this name.
-        reply: oneshot::Sender<Result<Arc<LoadedModel>, Error>>,
+        /// What came of it.
+        reply: oneshot::Sender<Result<Registered, Error>>,
     },
     /// Forgets a model and frees what it holds. With `force`, its running requests are cancelled;
     /// without, they make it fail with `Precondition`.
@@ -424,6 +424,16 @@ pub struct BudgetChange {
     pub evicted_bytes: u64,
     /// Bytes still above the budget, freed as running work ends.
     pub excess_bytes: u64,
+}
+
+/// What came of [`Command::Load`].
+#[derive(Debug, Clone)]
+pub struct Registered {
+    /// The model.
+    pub model: Arc<LoadedModel>,
+    /// Whether it came by this load. Else it was there, of the same file under the same name, with
+    /// the template that it had.
+    pub is_new: bool,
 }
 
 /// What an unload came to.

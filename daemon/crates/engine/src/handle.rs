@@ -15,8 +15,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::api::{
     Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Command, EVENT_CAPACITY, EmbedRequest,
-    Embedding, GenerateEvent, GenerateRequest, Policy, PreloadEvent, ScoreRequest, Scores,
-    Snapshot, Unloaded,
+    Embedding, GenerateEvent, GenerateRequest, Policy, PreloadEvent, Registered, ScoreRequest,
+    Scores, Snapshot, Unloaded,
 };
 use crate::error::Error;
 use crate::loaded::{LoadedModel, PreparedModel};
@@ -91,6 +91,14 @@ impl EngineHandle {
     /// [`Error::NameTaken`], [`Error::Precondition`] if a segment can never fit the
     /// budget, and those of sending.
     pub async fn load(&self, prepared: PreparedModel) -> Result<Arc<LoadedModel>, Error> {
+        Ok(self.register(prepared).await?.model)
+    }
+
+    /// As [`EngineHandle::load`], and tells whether the model was there already.
+    ///
+    /// # Errors
+    /// Those of [`EngineHandle::load`].
+    pub async fn register(&self, prepared: PreparedModel) -> Result<Registered, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Load {
             prepared: Box::new(prepared),

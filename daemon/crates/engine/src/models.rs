@@ -8,7 +8,7 @@ use rocmforge_tensor_cache::{KeptBecause, ModelId, SegmentId};
 use tokio::sync::mpsc;
 
 use crate::actor::{Engine, Entry, Preloading};
-use crate::api::{Cleared, KeptReason, KeptSegment, Offload, PreloadEvent, Unloaded};
+use crate::api::{Cleared, KeptReason, KeptSegment, Offload, PreloadEvent, Registered, Unloaded};
 use crate::aside::Nearness;
 use crate::commands::{MODELS_MAX, PRELOADS_MAX, draining};
 use crate::error::{Error, from_cache, from_device};
@@ -52,7 +52,7 @@ fn choose_reads(loaded: &LoadedModel, direct_io: Offload) {
 }
 
 impl Engine {
-    pub(crate) fn load(&mut self, prepared: PreparedModel) -> Result<Arc<LoadedModel>, Error> {
+    pub(crate) fn load(&mut self, prepared: PreparedModel) -> Result<Registered, Error> {
         if self.draining.is_some() {
             return Err(draining());
         }
@@ -70,9 +70,12 @@ impl Engine {
             }
             let same = there.loaded.file().is_same_as(loaded.file());
             return if same {
-                let there = Arc::clone(&there.loaded);
-                self.attach_draft(&there, draft.as_deref())?;
-                Ok(there)
+                let model = Arc::clone(&there.loaded);
+                self.attach_draft(&model, draft.as_deref())?;
+                Ok(Registered {
+                    model,
+                    is_new: false,
+                })
             } else {
                 Err(Error::NameTaken {
                     name: loaded.name().to_owned(),
@@ -129,7 +132,10 @@ impl Engine {
             states,
         });
         self.drafts_again(&loaded);
-        Ok(loaded)
+        Ok(Registered {
+            model: loaded,
+            is_new: true,
+        })
     }
 
     pub(crate) fn unload(&mut self, name: &str, force: bool) -> Result<Unloaded, Error> {

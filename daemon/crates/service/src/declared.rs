@@ -439,11 +439,14 @@ impl Service {
         // Nobody reads the steps of such a load.
         let (steps, _) = mpsc::channel(1);
         let loaded = match self.with_draft_loaded(load, arrival).await {
-            Ok(load) => self.load(&load, &steps, arrival.passed()).await,
+            Ok(load) => self.load_or_find(&load, &steps, arrival.passed()).await,
             Err(failure) => Err(failure),
         };
-        let loaded = log.end(loaded)?;
-        self.loaded_as.note(model, &loaded.model);
+        let (loaded, is_new) = log.end(loaded)?;
+        // What another load brought meanwhile has that one's template.
+        if is_new {
+            self.loaded_as.note(model, &loaded.model);
+        }
         Ok(())
     }
 
@@ -511,43 +514,5 @@ impl Service {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_alias_leads_to_its_model_and_a_name_to_itself() {
-        let book = Book::new(vec![Declared {
-            name: "a".to_owned(),
-            path: "/m/a.gguf".into(),
-            aliases: vec!["gpt-4".to_owned()],
-            preload: false,
-            pin: false,
-            draft: None,
-            defaults: Defaults::default(),
-        }]);
-        assert_eq!(book.real_name("gpt-4"), "a");
-        assert_eq!(book.real_name("a"), "a");
-        assert_eq!(book.real_name("b"), "b");
-        assert_eq!(book.aliases_of("a"), ["gpt-4"]);
-        for name in ["a", "gpt-4", "gpt-4:latest", "a:latest"] {
-            assert!(book.asked(name).is_some(), "{name}");
-        }
-        assert!(book.asked("b:latest").is_none());
-        assert!(book.model("gpt-4").is_none());
-    }
-
-    #[test]
-    fn names_are_those_that_a_load_takes() {
-        assert!(Declared::check_name("org/model:7b+x@1").is_ok());
-        assert!(Declared::check_name("千问:7б").is_ok());
-        for bad in [
-            "",
-            "a b",
-            "a\u{301}",
-            "a\n",
-            &"x".repeat(MODEL_NAME_MAX + 1),
-        ] {
-            assert!(Declared::check_name(bad).is_err(), "{bad:?}");
-        }
-    }
-}
+#[path = "declared_tests.rs"]
+mod tests;

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_engine::api::{ModelStatus, PreloadEvent, Snapshot};
+use rocmforge_engine::api::{ModelStatus, PreloadEvent, Registered, Snapshot};
 use rocmforge_engine::{Error, Events, LoadedModel, PrepareStage, PreparedModel};
 use tokio::sync::mpsc;
 
@@ -117,16 +117,28 @@ impl Service {
         steps: &Steps,
         stop: impl Future<Output = Failure>,
     ) -> Result<ModelStatus, Failure> {
+        let (status, _) = self.load_or_find(load, steps, stop).await?;
+        Ok(status)
+    }
+
+    /// As [`Service::load`], and whether it is this load's: one that was there has the template
+    /// that it was loaded with.
+    pub(crate) async fn load_or_find(
+        &self,
+        load: &Load,
+        steps: &Steps,
+        stop: impl Future<Output = Failure>,
+    ) -> Result<(ModelStatus, bool), Failure> {
         self.refuse_alias(&load.name)?;
         let mut stop = pin!(stop);
         let prepared = tokio::select! {
             prepared = self.prepared(load, steps) => prepared?,
             failure = &mut stop => return Err(failure),
         };
-        let known = self.engine.model(&load.name).is_ok();
         // Not stopped: once the engine has it, only its answer tells what there is to undo.
-        let registered = self.engine.load(prepared).await;
-        let model = registered.map_err(|error| failure::from_engine(&error))?;
+        let registered = self.engine.register(prepared).await;
+        let Registered { model, is_new } =
+            registered.map_err(|error| failure::from_engine(&error))?;
         let mut kept = if load.preload {
             tokio::select! {
                 done = self.preload_all(&model, steps) => done,
@@ -142,9 +154,9 @@ impl Service {
                 .map_err(|error| failure::from_engine(&error));
         }
         match kept {
-            Ok(()) => self.published(&model).await,
+            Ok(()) => Ok((self.published(&model).await?, is_new)),
             Err(failure) => {
-                if !known {
+                if is_new {
                     self.forget(&load.name).await;
                 }
                 Err(failure)
