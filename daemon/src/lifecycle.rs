@@ -38,6 +38,8 @@ use crate::rpc::{self, Health};
 use crate::runtimes::Runtimes;
 use crate::{connection, heartbeat};
 
+/// How often model directories that do not answer are asked again for the sake of declared models.
+const LATE_DIRS_EVERY: Duration = Duration::from_secs(2);
 /// How long the headers of declared models may hold up READY; what is left is registered after it.
 const DECLARED_WAIT_MAX: Duration = Duration::from_secs(20);
 /// How much longer than the grace period the engine may take to end: one pass of a large model.
@@ -232,6 +234,10 @@ async fn serve_until(
 
 /// Registers declared models, so that who connects finds them.
 async fn register(context: &Arc<Service>, declared: Vec<Declared>) {
+    if context.dirs.silent().next().is_some() {
+        // A reload may declare models there, too.
+        tokio::spawn(register_late(Arc::clone(context)));
+    }
     if declared.is_empty() {
         return;
     }
@@ -250,6 +256,23 @@ async fn register(context: &Arc<Service>, declared: Vec<Declared>) {
         tracing::warn!(
             "declared models take long to open; the daemon serves before all of them are"
         );
+    }
+}
+
+/// Registers declared models of directories that do not answer, each time that one of these does.
+async fn register_late(context: Arc<Service>) {
+    let silent = || context.dirs.silent().count();
+    let mut before = silent();
+    while before > 0 && !context.is_draining() {
+        tokio::time::sleep(LATE_DIRS_EVERY).await;
+        context.dirs.ask_again();
+        let now = silent();
+        if now < before {
+            tracing::info!("a model directory answers now");
+            let registration = context.register_late().await;
+            reload::preload(&context, registration.registered);
+        }
+        before = now;
     }
 }
 

@@ -142,7 +142,7 @@ impl FarFiles {
     pub fn forget_content(&self) {
         // FUSE_NOTIFY_INVAL_INODE, and which bytes: all.
         let words = [FILE, 0, 0].map(u64::to_le_bytes);
-        self.notify(2, &words.concat());
+        self.notify(2, &words.concat()).expect("the file is known");
     }
 
     /// Has the kernel forget that the file is there, and what it is like.
@@ -153,20 +153,24 @@ impl FarFiles {
         entry.extend((name.len() as u64).to_le_bytes());
         entry.extend(name);
         entry.push(0);
-        self.notify(3, &entry);
+        self.notify(3, &entry).expect("the file is known");
         // Bytes from below 0 on are none: its attributes alone.
         let words = [FILE, u64::MAX, 0].map(u64::to_le_bytes);
-        self.notify(2, &words.concat());
+        match self.notify(2, &words.concat()) {
+            // Nobody has it open, so that it went with its name.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            told => told.expect("the file is known"),
+        }
     }
 
     /// Tells the kernel something: a fuse_out_header with a code in its second field.
-    fn notify(&self, code: u32, what: &[u8]) {
+    fn notify(&self, code: u32, what: &[u8]) -> std::io::Result<()> {
         let mut notice = (16 + what.len() as u32).to_le_bytes().to_vec();
         notice.extend(code.to_le_bytes());
         notice.extend([0; 8]);
         notice.extend(what);
         let mut device = &self.device;
-        device.write_all(&notice).expect("the file is known");
+        device.write_all(&notice)
     }
 }
 

@@ -195,3 +195,40 @@ async fn settings_are_read_anew_while_a_declared_file_does_not_answer() {
     }
     assert!(daemon.stop().status.success());
 }
+
+/// Whether the daemon has this model, and bytes of it on the device.
+async fn registered(client: &Client, name: &str) -> Option<u64> {
+    let models = client.list().await.expect("a list of models");
+    let model = models.into_iter().find(|model| model.name == name)?;
+    Some(model.resident_bytes)
+}
+
+#[tokio::test]
+async fn declared_models_of_a_directory_that_answers_late_are_there_then() {
+    let far = match FarFiles::serve(&fixtures::path(TINY_QWEN3)) {
+        Ok(far) => far,
+        Err(reason) => return skip("a directory that answers late", &reason),
+    };
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let config = dir.path().join("config.toml");
+    let model = format!("[[model]]\nname = \"far\"\npath = {:?}\n", far.path());
+    std::fs::write(&config, model + "preload = true\n").expect("a writable directory");
+    far.path().metadata().expect("it answers still");
+    far.fall_silent();
+    let options = Options::default().model_dir(far.dir()).arg("--config");
+    let daemon = Daemon::start(&options.arg(config.to_str().expect("plain characters")));
+    let client = connect(&daemon).await;
+    assert_eq!(registered(&client, "far").await, None);
+
+    far.set_answering(true);
+    let give_up = Instant::now() + Duration::from_secs(60);
+    // Nobody asks for it.
+    while registered(&client, "far")
+        .await
+        .is_none_or(|bytes| bytes == 0)
+    {
+        assert!(Instant::now() < give_up, "{}", daemon.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(daemon.stop().status.success());
+}

@@ -12,7 +12,7 @@
 //! to read or replace one pointer, and to look into one map.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
@@ -274,6 +274,7 @@ impl Service {
     /// take of how it is declared is told as well.
     pub async fn register_declared(&self) -> Registration {
         let mut registration = Registration::default();
+        self.take_late();
         let book = self.declared();
         let models = book.drafts_first();
         let mut looked = self.look_at_loaded(&models).await;
@@ -291,19 +292,58 @@ impl Service {
                     .await;
                 continue;
             }
-            match self.load_declared(model, &Arrival::now(None)).await {
-                Ok(()) => registration.registered.push(model.clone()),
-                Err(failure) => {
-                    let reason = failure.message().to_owned();
-                    registration.refused.push((model.name.clone(), reason));
-                }
-            }
+            self.register(model, &mut registration).await;
         }
         registration
     }
 
-    /// Loads those declared models anew that are loaded and whose files have changed in place, and
-    /// tells what the others do not take of how they are declared.
+    /// Registers those that could not be since a model directory did not answer, where they are
+    /// still declared and not loaded.
+    pub async fn register_late(&self) -> Registration {
+        let mut registration = Registration::default();
+        let late = self.take_late();
+        let book = self.declared();
+        let late = book
+            .drafts_first()
+            .into_iter()
+            .filter(|model| late.contains(&model.name) && self.engine.model(&model.name).is_err());
+        for model in late {
+            self.register(model, &mut registration).await;
+        }
+        registration
+    }
+
+    /// Loads a declared model, and remembers it where its directory does not answer.
+    async fn register(&self, model: &Declared, registration: &mut Registration) {
+        loop {
+            let silent = self.dirs.silent().count();
+            let failure = match self.load_declared(model, &Arrival::now(None)).await {
+                Ok(()) => return registration.registered.push(model.clone()),
+                Err(failure) => failure,
+            };
+            if failure.reason() == "MODEL_DIR_SILENT" {
+                self.late().insert(model.name.clone());
+                // Whoever waits for directories may have looked before it was there.
+                if self.dirs.silent().count() != silent && self.late().remove(&model.name) {
+                    continue;
+                }
+            }
+            let reason = failure.message().to_owned();
+            return registration.refused.push((model.name.clone(), reason));
+        }
+    }
+
+    fn late(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_late(&self) -> BTreeSet<String> {
+        std::mem::take(&mut *self.late())
+    }
+
+    /// Loads those declared models anew that are loaded and whose files have changed in place,
+    /// registers those whose directories did not answer, and tells what the others do not take of
+    /// how they are declared.
     pub async fn renew_declared(&self) -> Registration {
         let mut registration = Registration::default();
         let book = self.declared();
@@ -315,6 +355,9 @@ impl Service {
                     .await;
             }
         }
+        let late = self.register_late().await;
+        registration.registered.extend(late.registered);
+        registration.refused.extend(late.refused);
         registration
     }
 

@@ -44,9 +44,10 @@ pub mod text_work;
 pub mod tool_calls;
 pub mod trace;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rocmforge_engine::{EngineHandle, LoadedModel};
@@ -124,6 +125,9 @@ pub struct Service {
     listing: Listing,
     shelf: Shelf,
     loaded_as: LoadedAs,
+    /// Names of declared models that could not be registered since a model directory did not
+    /// answer; at most as many as are declared.
+    late: Mutex<BTreeSet<String>>,
     /// Held while a declared model whose file has changed is loaded anew.
     renewal: tokio::sync::Mutex<()>,
     /// At the files of declared models that are loaded, by the paths that are declared.
@@ -157,6 +161,7 @@ impl Service {
             listing: Listing::default(),
             shelf: Shelf::default(),
             loaded_as: LoadedAs::default(),
+            late: Mutex::default(),
             renewal: tokio::sync::Mutex::default(),
             looks_at_declared: Arc::default(),
             limit_book: LimitBook::default(),

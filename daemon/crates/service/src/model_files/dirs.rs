@@ -114,7 +114,7 @@ impl ModelDirs {
     }
 
     /// Has those looked at that have not answered, and does not wait for it.
-    pub(super) fn ask_again(&self) {
+    pub fn ask_again(&self) {
         for dir in self.dirs.iter().filter(|dir| dir.answer.get().is_none()) {
             self.looks.start(&dir.given, self.look(dir));
         }
