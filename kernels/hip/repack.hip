@@ -257,7 +257,14 @@ FORCE void repack(const RepackArgs& a) {
     if (index >= (u64)a.rows * nb) return;
     u32 row = (u32)(index / nb), c = (u32)(index % nb), j = c % block32;
     const u8* b = a.from + ((u64)row * (nb / block32) + c / block32) * F::BYTES;
-    RowAt at = F::Layout::row(a.to, a.total_rows, nb, a.first_row + row);
+    u32 total_rows = a.total_rows;
+#if defined(__gfx942__)
+    // Addresses in vector registers: in scalar ones the compiler has s_brev_b32, which makes a mask
+    // of the bits below, between an addition and its carry. Cards leave the carry alone there;
+    // AMD's simulator does not, and writes 4 GiB behind the matrix.
+    asm("" : "+v"(total_rows));
+#endif
+    RowAt at = F::Layout::row(a.to, total_rows, nb, a.first_row + row);
     u8* q = (u8*)at.q;
     u8* h = (u8*)at.h;
     // The inverted bit is the code's highest.
