@@ -35,12 +35,21 @@ ENTRY(THREADS, 1) experts_group(ExpertsGroupArgs a) {
         const bool is = id >= 0.0f && id < (float)a.n_expert;
         return is && a.table[(u32)id] != 0 ? (u32)id : EXPERTS_MAX;
     };
+    auto count_one = [&](u32 e) {
+        u32 before = counter_add(&count[e], 1);
+#ifndef RF_CUDA
+        // Taken though nobody wants it: the instruction that returns nothing has no register for
+        // the value before, and AMD's simulator writes it to one all the same (v0).
+        asm volatile("" : "+v"(before));
+#endif
+        (void)before;
+    };
     // A thread's first row is looked up once.
     const u32 expert = expert_of(t);
-    if (expert < EXPERTS_MAX) counter_add(&count[expert], 1);
+    if (expert < EXPERTS_MAX) count_one(expert);
     for (u32 i = t + THREADS; i < a.n_routed; i += THREADS) {
         const u32 e = expert_of(i);
-        if (e < EXPERTS_MAX) counter_add(&count[e], 1);
+        if (e < EXPERTS_MAX) count_one(e);
     }
     block_sync();
     // Inclusive sums of rows and of tiles, a thread an expert.
