@@ -56,6 +56,11 @@ typedef long long i64;
 // threads, keeps to 128 registers and spills the rest.
 #ifdef RF_CUDA
 #define ENTRY(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
+#elif defined(__GFX11__) || defined(__GFX12__)
+// 104 are s0 to s101 and VCC: AMD's simulator takes s102 and s103 for something else. Only kernels
+// that spill scalar registers to lanes anyhow are other code for it.
+#define ENTRY(threads, min_blocks) \
+    extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(threads, threads), amdgpu_num_sgpr(104)))
 #else
 #define ENTRY(threads, min_blocks) \
     extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(threads, threads)))

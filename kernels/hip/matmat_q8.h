@@ -19,6 +19,14 @@ struct MatmatArgs {
     u32 n_blocks;
 };
 
+// No value stays in VCC_HI over this. In waves of 32 lanes it is a scalar register like others, but
+// AMD's simulator clears it at compares; with some types the row's length was there.
+FORCE void leave_vcc_hi() {
+#if defined(__GFX11__) || defined(__GFX12__)
+    asm volatile("" ::: "vcc_hi");
+#endif
+}
+
 template <class T, class Tokens>
 FORCE void matmat(const MatmatArgs& a, const Tokens& tokens) {
     let_next_start();
@@ -33,6 +41,7 @@ FORCE void matmat(const MatmatArgs& a, const Tokens& tokens) {
     for (u32 t = 0; t < COLUMNS; ++t) first[t] = tokens.x_row(least(token0 + t, tokens.n - 1)) * nb;
     const U32x4* low = (const U32x4*)a.x_bytes;
     for (u32 g = wave() * a.n_blocks + block_x(); g < groups; g += THREADS / WAVE * a.n_blocks) {
+        leave_vcc_hi();
         RowAt at[ROWS];
         float acc[ROWS][COLUMNS];
 #pragma unroll
@@ -42,6 +51,7 @@ FORCE void matmat(const MatmatArgs& a, const Tokens& tokens) {
             for (u32 t = 0; t < COLUMNS; ++t) acc[r][t] = 0.0f;
         }
         for (u32 c = lane(); c < nb; c += WAVE) {
+            leave_vcc_hi();
             Codes codes[ROWS];
 #pragma unroll
             for (u32 r = 0; r < ROWS; ++r) T::unpack(T::load(at[r], c, nb), c, codes[r]);
