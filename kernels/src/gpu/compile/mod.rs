@@ -182,8 +182,9 @@ pub struct Config {
 }
 
 impl Config {
-    /// The usual: the running binary, a minute, the default cache, and the library from the
-    /// environment if one is set.
+    /// The usual: the running binary, five minutes (a large unit takes some seconds of a processor
+    /// that many others may want), the default cache, and the library from the environment if one
+    /// is set.
     pub fn new(language: Language) -> Config {
         Config {
             language,
@@ -193,7 +194,7 @@ impl Config {
             exe: std::env::var_os("ROCMFORGE_RTC_EXE")
                 .filter(|value| !value.is_empty())
                 .map(PathBuf::from),
-            limit: Duration::from_secs(60),
+            limit: Duration::from_secs(300),
             cache: Some(Cache::new(default_cache_dir())),
         }
     }
