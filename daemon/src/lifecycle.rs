@@ -234,9 +234,10 @@ async fn serve_until(
 
 /// Registers declared models, so that who connects finds them.
 async fn register(context: &Arc<Service>, declared: Vec<Declared>) {
-    if context.dirs.silent().next().is_some() {
+    let silent = context.dirs.silent().count();
+    if silent > 0 {
         // A reload may declare models there, too.
-        tokio::spawn(register_late(Arc::clone(context)));
+        tokio::spawn(register_late(Arc::clone(context), silent));
     }
     if declared.is_empty() {
         return;
@@ -259,14 +260,13 @@ async fn register(context: &Arc<Service>, declared: Vec<Declared>) {
     }
 }
 
-/// Registers declared models of directories that do not answer, each time that one of these does.
-async fn register_late(context: Arc<Service>) {
-    let silent = || context.dirs.silent().count();
-    let mut before = silent();
+/// Registers declared models of directories that do not answer, of which there are so many, each
+/// time that one of these does.
+async fn register_late(context: Arc<Service>, mut before: usize) {
     while before > 0 && !context.is_draining() {
         tokio::time::sleep(LATE_DIRS_EVERY).await;
         context.dirs.ask_again();
-        let now = silent();
+        let now = context.dirs.silent().count();
         if now < before {
             tracing::info!("a model directory answers now");
             let registration = context.register_late().await;

@@ -6,7 +6,7 @@
 //! another one for weights that it keeps in its kernels' form, and for those that it has no room
 //! for. Of the experts that a layer lacks some are uploaded and some computed, so that both end
 //! together; those that were used most are uploaded. Where the host would take more of them if it
-//! kept more, one of those that it left is brought into its kernels' form beside the passes.
+//! kept more, some of those that it left are brought into its kernels' form beside the passes.
 //! What was computed is uploaded later, when nobody waits for the link, so that nearly as many are
 //! found there as if all had been uploaded. Of the ordered segments that a pass lacks, the host
 //! computes those that it comes to before the link could have brought them; the link goes on
@@ -80,15 +80,17 @@ pub(crate) struct Absent {
     pub(crate) bytes: u64,
     /// Rows that each is multiplied with.
     pub(crate) rows_each: usize,
+    /// Of a pass of one row.
+    pub(crate) one_row: bool,
 }
 
 /// What the host does about a step's absent experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Share {
-    /// Of so many that do not come already.
-    pub(crate) of: usize,
     /// So many of them it computes.
     pub(crate) computes: usize,
+    /// What the layer takes tells how good that is, for so many that do not come already.
+    pub(crate) timed: Option<usize>,
     /// It would compute more if it kept more.
     pub(crate) wants_more: bool,
 }
@@ -233,8 +235,8 @@ impl Offload {
         } = absent;
         if self.mode == Mode::Always || n == 0 {
             return Share {
-                of: n,
                 computes: n,
+                timed: None,
                 wants_more: false,
             };
         }
@@ -255,9 +257,10 @@ impl Offload {
             Held::Kept | Held::InFile => (n, false),
         };
         let best = best_of(most);
+        let is_timed = absent.one_row && absent.others != Held::InFile;
         let computes = |computes: usize| Share {
-            of: n,
             computes,
+            timed: is_timed.then_some(n),
             wants_more,
         };
         self.untried += 1;
@@ -265,6 +268,7 @@ impl Offload {
             self.untried = 0;
             let rates = self.rates_of(absent);
             match best {
+                0 if most == 0 => {}
                 0 => rates.forget(rows_each),
                 best => rates.forget_larger(rows_each, bytes * best as u64),
             }
@@ -273,16 +277,19 @@ impl Offload {
         if best == 0 && !known {
             return computes(most.min(1));
         }
+        let best = match is_timed {
+            true => {
+                let outcomes = self.outcomes.entry(model).or_insert_with(Outcomes::new);
+                outcomes.best(n, best, most)
+            }
+            false => best,
+        };
         self.unlinked = if best < n { 0 } else { self.unlinked + 1 };
         if self.unlinked >= LINK_EVERY && n > 1 {
             self.unlinked = 0;
             return computes(n - 1);
         }
-        if rows_each > 1 || absent.others == Held::InFile {
-            return computes(best);
-        }
-        let outcomes = self.outcomes.entry(model).or_insert_with(Outcomes::new);
-        computes(outcomes.best(n, best, most))
+        computes(best)
     }
 
     /// A layer of a pass of one row, which lacked `n` experts, of which the host computed some, took

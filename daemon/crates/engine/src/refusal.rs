@@ -33,8 +33,8 @@ pub enum Refusal {
     },
     /// The model went before the request came to the engine, or while it waited or ran.
     #[error(
-        "model '{model}' was unloaded under the request; send the request again over HTTP, which loads declared models \
-         and those of model directories, or load it first"
+        "model '{model}' was unloaded under the request; load it again (over HTTP declared models and those of model \
+         directories are loaded by the next request)"
     )]
     Unloaded {
         /// The model.

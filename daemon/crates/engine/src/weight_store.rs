@@ -186,7 +186,10 @@ impl WeightStore {
         self.execute_and_discard()?;
         self.witnesses.retain(|segment, _| segment.model != model);
         self.resident.remove(&model);
+        // What the host brings of it is waited for.
+        let waiting = self.wait_for_file(model);
         self.offload.forget(model);
+        drop(waiting);
         self.tier.forget(model);
         self.fit_tier();
         if let Some(source) = self.sources.remove(&model) {

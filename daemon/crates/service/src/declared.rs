@@ -1,9 +1,10 @@
 //! Models that the configuration declares, with other names for them.
 //!
-//! A declared model is registered when the daemon starts, and when a reload brings it. It and its
-//! aliases are asked for like any other model, on every way of asking. A model that a reload no
-//! longer declares stays loaded: unloading is a call of its own. One whose file was found to have
-//! changed in place is loaded anew at its next use over HTTP, or by a reload.
+//! A declared model is registered when the daemon starts, and when a reload brings it; where its
+//! directory does not answer, once that does. It and its aliases are asked for like any other
+//! model, on every way of asking. A model that a reload no longer declares stays loaded: unloading
+//! is a call of its own. One whose file was found to have changed in place is loaded anew at its
+//! next use over HTTP, or by a reload.
 //!
 //! *Invariant:* an alias leads to its model whatever else is loaded: no load is taken under a name
 //! that is an alias (`Service::refuse_alias`, test `an_alias_works_wherever_a_name_does`), and a
@@ -298,7 +299,7 @@ impl Service {
     }
 
     /// Registers those that could not be since a model directory did not answer, where they are
-    /// still declared and not loaded.
+    /// still declared; those that a request has loaded meanwhile are told as registered, too.
     pub async fn register_late(&self) -> Registration {
         let mut registration = Registration::default();
         let late = self.take_late();
@@ -306,9 +307,12 @@ impl Service {
         let late = book
             .drafts_first()
             .into_iter()
-            .filter(|model| late.contains(&model.name) && self.engine.model(&model.name).is_err());
+            .filter(|model| late.contains(&model.name));
         for model in late {
-            self.register(model, &mut registration).await;
+            match self.engine.model(&model.name) {
+                Ok(_) => registration.registered.push(model.clone()),
+                Err(_) => self.register(model, &mut registration).await,
+            }
         }
         registration
     }

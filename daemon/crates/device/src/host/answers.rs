@@ -135,7 +135,7 @@ impl Answers {
     /// Runs a step, whose weights are those of `segments` of a model (one for each bound segment of
     /// the step) and lie in `file`, on rows `given` of the buffers that it reads. Returns where
     /// they lay. The calling thread does `own` before the step's operations or, where those are
-    /// experts, twice beside them; not where an error comes before.
+    /// experts, once or twice beside them; not where an error comes before.
     ///
     /// # Errors
     /// [`Error::Read`] if the file could not be read, [`Error::NotFinite`] for a damaged
@@ -266,12 +266,13 @@ impl Answers {
         }
     }
 
-    /// Waits for all that comes: places are about to move, or to go to others.
-    fn settle(&mut self) {
-        if self.coming.is_empty() {
+    /// Waits for what comes of a model, or of all: places are about to move, or to go to others.
+    fn settle(&mut self, model: Option<u64>) {
+        let of = |key: &Key| model.is_none_or(|model| key.0 == model);
+        let coming: Vec<_> = self.coming.extract_if(.., |(key, ..)| of(key)).collect();
+        if coming.is_empty() {
             return;
         }
-        let coming = std::mem::take(&mut self.coming);
         let tickets: Vec<UploadTicket> = coming.iter().map(|(.., ticket)| *ticket).collect();
         let ended = self.host.staging.wait(&tickets, &self.host.pool);
         for ((key, kept, _), ended) in coming.into_iter().zip(ended) {
@@ -298,7 +299,7 @@ impl Answers {
     /// Lets kept weights take so many bytes from now on, as many as at the start at the most, and
     /// gives the memory beyond back to the system.
     pub fn limit_kept(&mut self, bytes: u64) {
-        self.settle();
+        self.settle(None);
         let before = self.store.used();
         for moved in self.store.set_bytes(bytes - bytes % KEPT_ALIGNMENT) {
             let arena = &self.host.arena;
@@ -309,7 +310,7 @@ impl Answers {
 
     /// A model is gone.
     pub fn forget(&mut self, model: u64) {
-        self.settle();
+        self.settle(Some(model));
         let before = self.store.used();
         self.store.forget(model);
         self.discard_unused(before);
@@ -360,8 +361,9 @@ impl Answers {
         let begin = Instant::now();
         self.collect();
         let comes = |key: Key| segments.contains(&key.1) && key.0 == model;
-        if self.coming.iter().any(|(key, ..)| comes(*key)) {
-            self.settle();
+        let waits = self.coming.iter().any(|(key, ..)| comes(*key));
+        if waits {
+            self.settle(Some(model));
         }
         for &segment in segments {
             self.store.hold((model, segment));
@@ -386,6 +388,9 @@ impl Answers {
             }
         }
         if tickets.is_empty() {
+            if waits {
+                brought.took += begin.elapsed();
+            }
             return result.map(|()| Vec::new());
         }
         let mut keys = Vec::with_capacity(coming.len());

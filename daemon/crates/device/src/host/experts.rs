@@ -40,7 +40,8 @@ impl Busy<'_> {
 }
 
 /// Computes the rows that are routed to the given experts; the calling thread does `own` beside the
-/// first products, and again beside the last, unless those do not come about.
+/// first products, and again beside the last, unless those do not come about; once where no row is
+/// routed to them.
 pub(super) fn run(
     device: &mut HostDevice,
     ffn: &ExpertFfn,

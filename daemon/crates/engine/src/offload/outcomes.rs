@@ -73,7 +73,10 @@ impl Layers {
             .clone()
             .min_by(|&a, &b| f64::total_cmp(&seconds(a), &seconds(b)));
         let best = best.unwrap_or(from);
-        self.best = Some(best);
+        // Where the host keeps few of them, the best of those says nothing of more.
+        if self.best.is_none_or(|before| before <= most) {
+            self.best = Some(best);
+        }
         self.since += 1;
         if self.since < LOOK_EVERY {
             return best;

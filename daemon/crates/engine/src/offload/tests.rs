@@ -19,6 +19,7 @@ fn kept(n: usize) -> Absent {
         others: Held::WithRoom,
         bytes: 40_000_000,
         rows_each: 1,
+        one_row: true,
     }
 }
 
@@ -117,6 +118,7 @@ fn what_was_never_measured_is_tried_once() {
         others: Held::WithRoom,
         bytes: 1 << 20,
         rows_each: 1,
+        one_row: true,
     };
     assert_eq!(host.share(MODEL, five(5), link(40e9)).computes, 1);
     let as_the_link = Some((1 << 20) as f64 / 40e9);

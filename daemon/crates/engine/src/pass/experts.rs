@@ -41,9 +41,7 @@ impl Run<'_, '_> {
         store.order_absent(pass, &mut absent);
         let all_there = absent.is_empty();
         let share = store.for_the_host(pass, &absent, wanted.len());
-        if pass.n_tokens == 1 {
-            self.last_layer = Some((now, share.of, share.computes));
-        }
+        self.last_layer = share.timed.map(|n| (now, n, share.computes));
         let answered = absent.split_off(absent.len() - share.computes);
         let mut pending = absent.as_slice();
         // The link is to work while the host does.
@@ -84,12 +82,12 @@ impl Run<'_, '_> {
             let bytes = outcome?;
             self.counts.misses += answered.len() as u64;
             self.counts.host_bytes += bytes;
-        } else if !there.is_empty() {
+        } else {
             self.some_experts(store, step, ffn, &mut there.as_slice(), ahead)?;
         }
         self.as_they_come(store, step, ffn, &mut pending, window)?;
         if share.wants_more {
-            store.keep_later(pass, &absent)?;
+            store.keep_later(pass, &absent);
         }
         let nearly_all =
             pass.n_tokens * ffn.n_used as usize >= MANY_ROWS_EACH * step.n_expert as usize;

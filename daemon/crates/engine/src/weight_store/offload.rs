@@ -52,11 +52,11 @@ impl WeightStore {
     /// Orders a layer's absent experts: what is under way, what was used most, and
     /// last what the host keeps.
     pub(crate) fn order_absent(&mut self, pass: &Pass<'_>, absent: &mut [u32]) {
+        self.offload.collect();
         if absent.len() < 2 {
             return;
         }
         let offloaded = self.is_offloaded(pass);
-        self.offload.collect();
         absent.sort_by_cached_key(|&s| {
             let this = id(pass, s);
             let under_way = self.is_under_way(this);
@@ -75,8 +75,8 @@ impl WeightStore {
         n_wanted: usize,
     ) -> Share {
         let nothing = Share {
-            of: absent.len(),
             computes: 0,
+            timed: None,
             wants_more: false,
         };
         if !self.is_offloaded(pass) {
@@ -96,21 +96,26 @@ impl WeightStore {
             others: held(first),
             bytes,
             rows_each: pass.n_tokens.div_ceil(n_wanted.max(1)),
+            one_row: pass.n_tokens == 1,
         };
         let pace = self.device.pace(pass.n_tokens);
         self.offload.share(pass.model, absent, pace)
     }
 
     /// Has the host bring some of a layer's experts, which the link brings now, into its form, so
-    /// that it can compute them when they are missed again.
-    pub(crate) fn keep_later(&mut self, pass: &Pass<'_>, segments: &[u32]) -> Result<(), Error> {
+    /// that it can compute them when they are missed again. Nobody waits for that: where it cannot
+    /// be, it is not.
+    pub(crate) fn keep_later(&mut self, pass: &Pass<'_>, segments: &[u32]) {
         let source = &self.sources[&pass.model];
         let segments = segments.iter().map(|&s| {
             let layout = Arc::clone(&source.layouts[s as usize]);
             (s, layout)
         });
         let kept = self.offload.keep_later(&source.file, pass.model, segments);
-        kept.map_err(|e| self.device_error(Some(pass.model), e))
+        if let Err(error) = kept {
+            tracing::debug!(%error, "not kept by the host");
+        }
+        self.fit_tier();
     }
 
     /// Gives the link, which nobody waits for, an expert that the host computed, where that is used

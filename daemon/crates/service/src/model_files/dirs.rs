@@ -4,7 +4,8 @@
 //!   named --(its links are resolved)--> known: its files are listed and opened
 //!     |
 //!     +--(no answer within ANSWER)--> silent: the others are served; it is asked again whenever
-//!                                     files are listed or opened, and is known once it answers
+//!                                     files are listed or opened, and by the daemon every few
+//!                                     seconds, and is known once it answers
 //! ```
 //!
 //! A directory of a server that is down does not answer at all, or with an error after minutes. So

@@ -124,7 +124,7 @@ fn what_is_kept_later_is_what_an_answer_would_have_brought() {
     // A damaged one is not kept, and its place is free again.
     let used = answers.kept_bytes();
     later(&mut answers, 1);
-    answers.settle();
+    answers.settle(None);
     assert!(!answers.keeps(1, 1));
     // Few at a time.
     while coming(&answers).len() < COMING_MAX {
