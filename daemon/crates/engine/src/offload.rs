@@ -292,8 +292,8 @@ impl Offload {
         computes(best)
     }
 
-    /// A layer of a pass of one row, which lacked `n` experts, of which the host computed some, took
-    /// so long with all that came before the next one.
+    /// A layer of a pass of one row, which lacked `n` experts, of which the host computed some,
+    /// took so long with all that came before the next one.
     pub(crate) fn layer_took(&mut self, model: ModelId, n: usize, computed: usize, took: Duration) {
         if let Some(outcomes) = self.outcomes.get_mut(&model) {
             outcomes.note(n, computed, took);

@@ -367,8 +367,8 @@ pub(crate) fn no_such_model<'l, 'f>(
         ))
 }
 
-/// FAILED_PRECONDITION: the model was loaded, and somebody unloaded it before the load was answered.
-/// As where it is unloaded under a request.
+/// FAILED_PRECONDITION: the model was loaded, and somebody unloaded it before the load was
+/// answered. As where it is unloaded under a request.
 pub fn unloaded_meanwhile(name: &str) -> Failure {
     let message = format!(
         "model '{name}' was loaded, and unloaded again by another client before this call ended; load it again"
