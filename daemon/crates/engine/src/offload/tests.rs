@@ -307,6 +307,47 @@ fn what_layers_took_tells_shares_that_the_rates_do_not() {
 }
 
 #[test]
+fn layers_with_few_kept_experts_leave_the_share_of_others_as_it_is() {
+    let mut host = offload(80e9);
+    let mut layers = |kept: usize, times: usize| {
+        let mut shares = Vec::new();
+        for _ in 0..times {
+            let others = match kept {
+                8 => Held::Kept,
+                _ => Held::WithRoom,
+            };
+            let absent = Absent {
+                kept,
+                others,
+                ..super::tests::kept(8)
+            };
+            let share = host.share(MODEL, absent, link(40e9));
+            assert_eq!(share.timed, Some(8));
+            // Six on the host are the best.
+            let took = Duration::from_micros(300 + 20 * share.computes.abs_diff(6) as u64);
+            host.layer_took(MODEL, 8, share.computes, took);
+            shares.push(share.computes);
+        }
+        shares
+    };
+    assert_eq!(layers(8, 48)[47], 6);
+    let few = layers(2, 12);
+    assert!(few.iter().all(|&computes| computes <= 2), "{few:?}");
+    assert_eq!(layers(8, 1), [6]);
+    // Nothing is learned of several rows, nor of weights that are read out of the file.
+    let timed = |host: &mut Offload, one_row, others| {
+        let absent = Absent {
+            one_row,
+            others,
+            ..super::tests::kept(8)
+        };
+        host.share(MODEL, absent, link(40e9)).timed
+    };
+    assert_eq!(timed(&mut host, false, Held::Kept), None);
+    assert_eq!(timed(&mut host, true, Held::InFile), None);
+}
+
+#[test]
 fn a_link_that_was_slow_is_tried_again() {
     let mut host = offload(80e9);
     let uploads = (0..2 * LINK_EVERY).map(|_| 6 - host.share(MODEL, kept(6), link(1e9)).computes);

@@ -19,12 +19,7 @@ fn resident(range: &[u8]) -> u64 {
 #[test]
 fn segments_are_brought_at_once_and_a_damaged_one_does_not_hold_the_others_up() {
     let (file, tensors) = segments(3, &[1]);
-    let file = Arc::new(MappedFile::open(file.path()).unwrap());
-    let mut answers = Answers::new(NonZeroUsize::new(2), |_| 32 << 20).unwrap();
-    let layouts = tensors
-        .iter()
-        .map(|t| answers.host.layout(std::slice::from_ref(t)));
-    let layouts: Vec<SegmentLayout> = layouts.map(Result::unwrap).collect();
+    let (file, mut answers, layouts) = opened(&file, &tensors);
     let all: Vec<&SegmentLayout> = layouts.iter().collect();
     let mut brought = Brought::default();
     let error = answers.kept(&file, (1, &[0, 1, 2]), &all, &mut brought);
@@ -55,13 +50,7 @@ fn segments_are_brought_at_once_and_a_damaged_one_does_not_hold_the_others_up() 
         (each, 2 * each, 0)
     );
     // What lies there is what one thread makes of it.
-    let matrix = crate::host::packed(&layouts[2].tensors[0].desc, answers.host.isa).unwrap();
-    let mut alone = vec![0; matrix.packed_bytes()];
-    let from = tensors[2].offset..tensors[2].offset + tensors[2].bytes;
-    let packed = file.with_range(from, |bytes| {
-        matrix.pack(bytes, 0..matrix.row_groups(), &mut alone)
-    });
-    packed.unwrap().unwrap();
+    let alone = packed_alone(&answers, &file, &tensors[2]);
     let (_, slab) = answers.store.find((1, 2)).unwrap();
     let at = slab + layouts[2].tensors[0].at;
     assert_eq!(answers.host.arena.bytes(at, alone.len()), alone);
@@ -96,15 +85,36 @@ fn segments(n: u64, damaged: &[usize]) -> (tempfile::NamedTempFile, Vec<TensorDe
     (file, tensors.collect())
 }
 
-#[test]
-fn what_is_kept_later_is_what_an_answer_would_have_brought() {
-    let (file, tensors) = segments(4, &[1]);
+/// A host that may keep 32 MB, with the layouts of segments of a tensor each.
+fn opened(
+    file: &tempfile::NamedTempFile,
+    tensors: &[TensorDesc],
+) -> (Arc<MappedFile>, Answers, Vec<SegmentLayout>) {
     let file = Arc::new(MappedFile::open(file.path()).unwrap());
-    let mut answers = Answers::new(NonZeroUsize::new(2), |_| 32 << 20).unwrap();
+    let answers = Answers::new(NonZeroUsize::new(2), |_| 32 << 20).unwrap();
     let layouts = tensors
         .iter()
         .map(|t| answers.host.layout(std::slice::from_ref(t)));
-    let layouts: Vec<SegmentLayout> = layouts.map(Result::unwrap).collect();
+    let layouts = layouts.map(Result::unwrap).collect();
+    (file, answers, layouts)
+}
+
+/// A matrix in the kernels' form, as one thread makes it.
+fn packed_alone(answers: &Answers, file: &MappedFile, tensor: &TensorDesc) -> Vec<u8> {
+    let matrix = crate::host::packed(tensor, answers.host.isa).unwrap();
+    let mut alone = vec![0; matrix.packed_bytes()];
+    let range = tensor.offset..tensor.offset + tensor.bytes;
+    let packed = file.with_range(range, |bytes| {
+        matrix.pack(bytes, 0..matrix.row_groups(), &mut alone)
+    });
+    packed.unwrap().unwrap();
+    alone
+}
+
+#[test]
+fn what_is_kept_later_is_what_an_answer_would_have_brought() {
+    let (file, tensors) = segments(4, &[1]);
+    let (file, mut answers, layouts) = opened(&file, &tensors);
     let later = |answers: &mut Answers, segment: u32| {
         let layout = &layouts[segment as usize];
         answers.keep_later(&file, (1, segment), layout).unwrap();
@@ -149,13 +159,7 @@ fn what_is_kept_later_is_what_an_answer_would_have_brought() {
     );
     // Each lies there as one thread makes it.
     for (tensor, kept) in [0, 2, 3].map(|i| &tensors[i]).into_iter().zip(kept) {
-        let matrix = crate::host::packed(tensor, answers.host.isa).unwrap();
-        let mut alone = vec![0; matrix.packed_bytes()];
-        let range = tensor.offset..tensor.offset + tensor.bytes;
-        let packed = file.with_range(range, |bytes| {
-            matrix.pack(bytes, 0..matrix.row_groups(), &mut alone)
-        });
-        packed.unwrap().unwrap();
+        let alone = packed_alone(&answers, &file, tensor);
         let (layout, slab) = kept.unwrap();
         let at = slab + layout.tensors[0].at;
         assert_eq!(answers.host.arena.bytes(at, alone.len()), alone);
