@@ -77,8 +77,19 @@ static constexpr __device__ Codebook<256> IQ3_XXS_BOOK = codebook<256>(IQ3_XXS_C
 static constexpr __device__ Codebook<512> IQ3_S_BOOK = codebook<512>(IQ3_S_CODES, 4, IQ3_S_VALUES);
 alignas(8) static constexpr __device__ Codebook<4096> IQ1_BOOK = codebook<4096>(IQ1_CODES, 2, IQ1_VALUES);
 
-template <u32 N>
-FORCE U32x2 entry8(const Codebook<N>& book, u32 index) { return *(const U32x2*)(book.word + 2 * index); }
+#ifdef __gfx942__
+// A word's address by way of two scalar registers other than VCC, which AMD's simulator does not
+// find as the base of a load.
+template <class V, u32 N>
+FORCE V entry(const Codebook<N>& book, u32 index) {
+    const __attribute__((address_space(1))) V* at = (const __attribute__((address_space(1))) V*)book.word;
+    asm("" : "+s"(at));
+    return at[index];
+}
+#else
+template <class V, u32 N>
+FORCE V entry(const Codebook<N>& book, u32 index) { return ((const V*)book.word)[index]; }
+#endif
 
 // The values of word w with their signs. None is zero, so no byte overflows.
 FORCE u32 signed_values(u32 v, u32 signs, u32 w) {
@@ -112,7 +123,7 @@ struct IQ3_S : IQ3_S_Planes {
 #pragma unroll
         for (u32 w = 0; w < 8; ++w) {
             u32 index = (((w < 4 ? k.q.x : k.q.y) >> (8 * (w % 4))) & 255) | ((k.ninths >> w) & 1) << 8;
-            o.v[w] = signed_values(IQ3_S_BOOK.word[index], k.signs, w);
+            o.v[w] = signed_values(entry<u32>(IQ3_S_BOOK, index), k.signs, w);
         }
         o.scale[0] = odd_scale(k.d, (k.scales >> (4 * (c % 2))) & 15, 1.0f);
     }
@@ -131,7 +142,7 @@ struct IQ3_XXS : IQ3_XXS_Planes {
         u32 signs = with_eighths(k.signs);
 #pragma unroll
         for (u32 w = 0; w < 8; ++w)
-            o.v[w] = signed_values(IQ3_XXS_BOOK.word[((w < 4 ? k.q.x : k.q.y) >> (8 * (w % 4))) & 255], signs, w);
+            o.v[w] = signed_values(entry<u32>(IQ3_XXS_BOOK, ((w < 4 ? k.q.x : k.q.y) >> (8 * (w % 4))) & 255), signs, w);
         o.scale[0] = odd_scale(k.d, number_in_eighths(k.signs), 0.25f);
     }
 };
@@ -148,7 +159,7 @@ struct IQ2_S : IQ2_S_Planes {
     static FORCE void unpack(const Chunk& k, u32, Codes& o) {
 #pragma unroll
         for (u32 g = 0; g < 4; ++g) {
-            U32x2 e = entry8(IQ2_S_BOOK, ((k.q.x >> (8 * g)) & 255) | ((k.s >> (2 * g)) & 3) << 8);
+            U32x2 e = entry<U32x2>(IQ2_S_BOOK, ((k.q.x >> (8 * g)) & 255) | ((k.s >> (2 * g)) & 3) << 8);
             o.v[2 * g] = signed_values(e.x, k.q.y, 2 * g);
             o.v[2 * g + 1] = signed_values(e.y, k.q.y, 2 * g + 1);
         }
@@ -170,7 +181,7 @@ struct IQ2_XS : IQ2_XS_Planes {
         u32 signs = with_eighths(k.q.y);
 #pragma unroll
         for (u32 g = 0; g < 4; ++g) {
-            U32x2 e = entry8(IQ2_XS_BOOK, ((k.q.x >> (8 * g)) & 255) | ((k.q.y >> (25 + 2 * g)) & 1) << 8);
+            U32x2 e = entry<U32x2>(IQ2_XS_BOOK, ((k.q.x >> (8 * g)) & 255) | ((k.q.y >> (25 + 2 * g)) & 1) << 8);
             o.v[2 * g] = signed_values(e.x, signs, 2 * g);
             o.v[2 * g + 1] = signed_values(e.y, signs, 2 * g + 1);
         }
@@ -190,7 +201,7 @@ struct IQ2_XXS : IQ2_XXS_Planes {
         u32 signs = with_eighths(k.q.y);
 #pragma unroll
         for (u32 g = 0; g < 4; ++g) {
-            U32x2 e = entry8(IQ2_XXS_BOOK, (k.q.x >> (8 * g)) & 255);
+            U32x2 e = entry<U32x2>(IQ2_XXS_BOOK, (k.q.x >> (8 * g)) & 255);
             o.v[2 * g] = signed_values(e.x, signs, 2 * g);
             o.v[2 * g + 1] = signed_values(e.y, signs, 2 * g + 1);
         }
@@ -200,7 +211,7 @@ struct IQ2_XXS : IQ2_XXS_Planes {
 
 // Eight times the eight values of an entry, plus 1 or, `down`, less 1.
 FORCE U32x2 iq1_entry(u32 index, bool down) {
-    U32x2 e = entry8(IQ1_BOOK, index);
+    U32x2 e = entry<U32x2>(IQ1_BOOK, index);
     u32 less = down ? 0x02020202u : 0;
     return U32x2{(e.x - less) ^ 0x80808080u, (e.y - less) ^ 0x80808080u};
 }

@@ -110,6 +110,9 @@ pub(crate) struct Options {
     /// Compare only operations whose name begins so, `attention` say.
     #[arg(long, value_name = "NAME")]
     operation: Option<String>,
+    /// Say on standard error what each comparison of operations came to, as it is made.
+    #[arg(long)]
+    progress: bool,
     /// Rounds of load, generate, unload.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rounds: u32,
@@ -176,6 +179,8 @@ pub(crate) struct Bench {
     pub(crate) seed: u64,
     /// How the names of the operations begin that are compared.
     pub(crate) operation: String,
+    /// Whether each of their comparisons is told as it is made.
+    pub(crate) tells_progress: bool,
     pub(crate) report: Report,
 }
 
@@ -202,6 +207,7 @@ impl Bench {
             models: Models::new(options.models.as_deref())?,
             seed: options.seed,
             operation: options.operation.clone().unwrap_or_default(),
+            tells_progress: options.progress,
             report,
         })
     }

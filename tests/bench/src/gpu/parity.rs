@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rocmforge_device::Device;
@@ -61,12 +61,20 @@ pub(crate) fn run(bench: &Bench, check: &mut Check) -> Result<()> {
         if !case.operation().starts_with(&bench.operation) {
             continue;
         }
+        let begin = Instant::now();
         let comparisons = pair.compare(&case, seed)?;
-        for c in comparisons.iter().filter(|c| !c.right) {
-            check.fail(format!(
+        for c in &comparisons {
+            let told = format!(
                 "{} {} {}: {:.2e}, at most {:.0e}, seed {}",
                 c.operation, c.case, c.buffer, c.error, c.tolerance, c.seed
-            ));
+            );
+            if bench.tells_progress {
+                let verdict = if c.right { "right" } else { "wrong" };
+                eprintln!("{verdict} {told}, {:.1} s", begin.elapsed().as_secs_f64());
+            }
+            if !c.right {
+                check.fail(told);
+            }
         }
         all.extend(comparisons);
     }
