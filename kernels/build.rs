@@ -1,12 +1,12 @@
-//! Compiles the GPU units ahead of time for AMD targets where `ROCMFORGE_AOT_TARGETS` names some,
-//! and otherwise does nothing.
+//! Compiles the GPU units ahead of time for AMD targets: those that `ROCMFORGE_AOT_TARGETS` names,
+//! or, where it is not set, in a release build those of the cards of this machine.
 //!
 //! Targets are separated by commas; `package` stands for what a package has inside, `all` for every
-//! one. Packages set it; the everyday build stays quick, and the daemon compiles a unit when it
-//! first needs it. Needs xz and a clang that can do it (`clang.rs`). Whoever asked for kernels and
-//! cannot have them gets an error, not a daemon without. Objects are kept in `OUT_DIR`, or in the
-//! folder that `ROCMFORGE_AOT_CACHE` names, by a hash of text, options and compiler, so a rebuild
-//! compiles what changed.
+//! one, nothing for none. Needs xz and a clang that can do it (`clang.rs`). Whoever asked for
+//! kernels and cannot have them gets an error, not a daemon without. A build that only found a card
+//! warns: its daemon compiles a unit when it first needs it, as one without a card does. Objects
+//! are kept in `OUT_DIR`, or in the folder that `ROCMFORGE_AOT_CACHE` names, by a hash of text,
+//! options and compiler, so a rebuild compiles what changed.
 
 #[path = "src/gpu/amd_targets.rs"]
 #[expect(dead_code, unreachable_pub, reason = "a module of the crate, too")]
@@ -19,7 +19,7 @@ mod clang;
 #[expect(dead_code, unreachable_pub, reason = "a module of the crate, too")]
 mod units;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fmt::Write as _;
 use std::fs;
@@ -42,20 +42,43 @@ fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=src/gpu/amd_targets.rs");
     println!("cargo::rerun-if-changed=src/gpu/units.rs");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let asked = env::var(TARGETS).unwrap_or_default();
-    let table = targets(&asked).and_then(|targets| table(&targets, &out));
-    match table {
+    let named = env::var(TARGETS).ok();
+    let is_release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
+    let asked = match &named {
+        Some(named) => named.clone(),
+        None if is_release => targets_of_cards().join(","),
+        None => String::new(),
+    };
+    let told = match targets(&asked).and_then(|targets| table(&targets, &out)) {
         Ok(table) => {
             fs::write(out.join("aot.rs"), table).expect("OUT_DIR can be written");
-            ExitCode::SUCCESS
+            return ExitCode::SUCCESS;
         }
         Err(message) => {
-            println!(
-                "cargo::error=GPU kernels are not compiled ahead of time ({TARGETS}={asked}): {message}"
-            );
-            ExitCode::FAILURE
+            format!("GPU kernels for {asked} are not compiled ahead of time: {message}")
         }
+    };
+    if named.is_some() {
+        println!("cargo::error={told} ({TARGETS} names them)");
+        return ExitCode::FAILURE;
     }
+    println!(
+        "cargo::warning={told}; this machine has such a card: the daemon compiles them when it needs them ({TARGETS}= \
+         asks for none)"
+    );
+    fs::write(out.join("aot.rs"), "&[]").expect("OUT_DIR can be written");
+    ExitCode::SUCCESS
+}
+
+/// The targets of the cards that the compute driver of this machine lists.
+fn targets_of_cards() -> Vec<&'static str> {
+    let nodes = fs::read_dir("/sys/class/kfd/kfd/topology/nodes");
+    let nodes = nodes.into_iter().flatten().filter_map(Result::ok);
+    let text = |node: fs::DirEntry| fs::read_to_string(node.path().join("properties")).ok();
+    let chips = nodes.filter_map(text);
+    let chips = chips.filter_map(|text| amd_targets::chip_of_node(&text));
+    let targets: BTreeSet<_> = chips.filter_map(|c| amd_targets::target_of(&c)).collect();
+    targets.into_iter().collect()
 }
 
 /// The targets that are asked for, by the target of their archive.

@@ -76,6 +76,24 @@ pub fn is_known_amd(chip: &str) -> bool {
         || generic_of(chip).is_some()
 }
 
+/// What the compute driver says of a node, its `properties`: the chip, `None` for a processor.
+#[must_use]
+pub fn chip_of_node(properties: &str) -> Option<String> {
+    let lines = properties.lines();
+    let value = lines.filter_map(|line| line.strip_prefix("gfx_target_version "));
+    let version: u32 = value.last()?.trim().parse().ok()?;
+    let (major, minor, step) = (version / 10_000, version / 100 % 100, version % 100);
+    // Digits behind the first part are hexadecimal ones.
+    (version != 0 && minor < 16 && step < 16).then(|| format!("gfx{major}{minor:x}{step:x}"))
+}
+
+/// The target that a chip's kernels are compiled for ahead of time: its own, or the generic one.
+#[must_use]
+pub fn target_of(chip: &str) -> Option<&'static str> {
+    let own = AMD_TARGETS.into_iter().find(|target| *target == chip);
+    own.or_else(|| generic_of(chip))
+}
+
 /// The target of the archive that a target's objects are in: chips beside their generic target,
 /// whose objects are nearly the same and take little room there.
 #[must_use]
@@ -130,6 +148,33 @@ mod tests {
         }
         for chip in ["gfx803", "gfx1300", "gfx11-generic", ""] {
             assert!(!is_known_amd(chip), "{chip}");
+        }
+    }
+
+    #[test]
+    fn a_card_is_told_from_a_processor_and_has_a_target() {
+        let node = |version| format!("cpu_cores_count 0\ngfx_target_version {version}\nlds 64\n");
+        for (version, chip, target) in [
+            (90_006, "gfx906", Some("gfx906")),
+            (90_010, "gfx90a", Some("gfx90a")),
+            (90_012, "gfx90c", Some("gfx9-generic")),
+            (90_402, "gfx942", Some("gfx942")),
+            (100_306, "gfx1036", Some("gfx10-3-generic")),
+            (110_000, "gfx1100", Some("gfx1100")),
+            (110_501, "gfx1151", Some("gfx1151")),
+            (120_500, "gfx1250", None),
+            (80_003, "gfx803", None),
+        ] {
+            assert_eq!(chip_of_node(&node(version)).as_deref(), Some(chip));
+            assert_eq!(target_of(chip), target, "{chip}");
+        }
+        for other in [
+            "",
+            "gfx_target_version 0",
+            "gfx_target_version x",
+            "simd_count 4",
+        ] {
+            assert_eq!(chip_of_node(other), None, "{other}");
         }
     }
 
