@@ -5,6 +5,7 @@
 # driver; ROOT/rj.sh runs a program on the card that CFG names (/small.json is a gfx1100). Needs
 # root, for chroot. Parts, all unless some are named:
 #   devices   the card is listed by name and architecture
+#   driver    the test of the driver's layer and of copies (device/tests/gpu_card.rs)
 #   generate  each model is loaded and gives the host's text
 #   arch      the small models of tests/fixtures/arch have their authors' log-probabilities
 #             (goldens.py)
@@ -25,14 +26,15 @@
 #
 # The last line is "N passed, N failed"; the exit status is 1 where one failed. `known.txt` beside
 # this script lists what fails because of the simulator, each with its reason: such a line is
-# printed, and is not a failure.
+# printed, and is not a failure. All parts take some hours of one core; parity and arch, which take
+# most of it, print as they go.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(cd "$here/../.." && pwd)
 root=$(realpath "${1:?usage: run.sh ROOT [part...]}")
 shift
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(devices generate arch evict budget rounds hiprtc two parity)
+[ ${#parts[@]} -gt 0 ] || parts=(devices driver generate arch evict budget rounds hiprtc two parity)
 models=${MODELS:-$repository/tests/fixtures}
 goldens=$repository/tests/fixtures/arch
 tokens=${TOKENS:-4}
@@ -165,6 +167,24 @@ part_devices() {
     if grep -q '^hip:0 .*(gfx' <<<"$told"; then ok "devices: $(grep -o '^hip:0.*' <<<"$told")"; else bad devices "$told"; fi
 }
 
+# The test is built like the daemon: with BIN set it has to lie there too, as gpu_card.
+part_driver() {
+    local test=$BIN/gpu_card told
+    if [ ! -x "$test" ]; then
+        test=$(cd "$repository" && cargo test --release --no-run -p rocmforge-device --test gpu_card --message-format=json \
+            2>"$work/driver.log" | grep -o '"executable":"[^"]*gpu_card[^"]*"' | cut -d'"' -f4 | tail -n 1)
+    fi
+    [ -x "$test" ] || { bad driver "no test: $(tail -n 2 "$work/driver.log")"; return; }
+    cp --remove-destination "$test" "$root/rf/gpu_card"
+    told=$(on_card /rf/gpu_card 2>&1)
+    # A run without a card passes too, with none.
+    if grep -q 'test result: ok. [1-9]' <<<"$told"; then
+        ok "driver: $(grep -o 'file mapping:.*\|skipped: registering.*' <<<"$told" | head -n 1)"
+    else
+        bad driver "$(tail -n 3 <<<"$told" | cut -c1-400)"
+    fi
+}
+
 part_generate() {
     start generate --vram-budget 256MiB || { bad generate "no daemon: $(tail -n 3 "$work/generate.log")"; return; }
     for name in "${!expected[@]}"; do
@@ -237,6 +257,9 @@ part_rounds() {
         same rounds "$name"
         ctl unload "$name" >/dev/null 2>&1 || bad "rounds $name" "unload in round $round"
     done
+    local held
+    held=$(ctl --json cache stats 2>/dev/null | grep -o '"total":{[^}]*' | grep -oE '"[a-z_]*_bytes":[0-9]+' | grep -v uploaded)
+    if [ -n "$held" ] && ! grep -qv ':0$' <<<"$held"; then ok "rounds: nothing is held"; else bad rounds "held: $held"; fi
     stop "$daemon"
 }
 
@@ -272,24 +295,26 @@ part_two() {
 
 part_parity() {
     [ -z "${PARITY_KERNELS:-}" ] || card_env=(ROCMFORGE_KERNELS="$PARITY_KERNELS")
-    (on_card /rf/rocmforge-bench gpu --quick --device hip --parts parity ${OPERATION:+--operation "$OPERATION"}) >"$work/parity.log" 2>&1
+    (on_card /rf/rocmforge-bench gpu --quick --device hip --parts parity --progress ${OPERATION:+--operation "$OPERATION"}) 2>&1 |
+        tee "$work/parity.log" | awk '/^(right|wrong) / { n++; if (/^wrong/ || n % 50 == 0) print "note  parity, " n ": " $0; fflush() }'
+    local ended=${PIPESTATUS[0]} told=0 failed_before=$failed line why
     card_env=()
-    local wrong=0 line why
     while IFS= read -r line; do
         line=${line#- FAILED: }
         # What is known names operation and shape, not the error's size.
-        if why=$(known "parity ${line%%:*}") && [ -n "$why" ]; then echo "known $why"; else bad parity "$line"; wrong=1; fi
+        if why=$(known "parity ${line%%:*}") && [ -n "$why" ]; then echo "known $why"; else bad parity "$line"; fi
+        told=1
     done < <(grep '^- FAILED' "$work/parity.log")
-    if [ $wrong = 0 ] && grep -q 'comparisons' "$work/parity.log"; then
+    if [ "$ended" = 0 ] || { [ $told = 1 ] && [ "$failed" = "$failed_before" ]; }; then
         ok "parity: $(grep -o '[0-9]* comparisons' "$work/parity.log" | head -n 1)"
-    elif [ $wrong = 0 ]; then
-        bad parity "$(tail -n 3 "$work/parity.log" | cut -c1-400)"
+    elif [ $told = 0 ]; then
+        bad parity "ended with $ended after $(grep -c '^right ' "$work/parity.log"): $(tail -n 2 "$work/parity.log" | cut -c1-400)"
     fi
 }
 
 for part in "${parts[@]}"; do
     case $part in
-        devices | parity | arch) ;;
+        devices | driver | parity | arch) ;;
         generate | evict | budget | rounds | hiprtc | two) expect ;;
         *) die "no part '$part'" ;;
     esac

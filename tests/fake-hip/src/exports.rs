@@ -65,11 +65,15 @@ fn not_in_capture(state: &mut State) -> bool {
 /// Queues work on a stream that exists.
 pub(crate) fn queue(state: &mut State, stream: *mut c_void, work: Work) -> u32 {
     let stream = stream as usize;
-    if !state.queues.streams.contains_key(&stream) {
-        return state.misuse(
-            INVALID_HANDLE,
-            format!("work on unknown stream {stream:#x}"),
-        );
+    match state.queues.streams.get(&stream) {
+        None => {
+            return state.misuse(
+                INVALID_HANDLE,
+                format!("work on unknown stream {stream:#x}"),
+            );
+        }
+        Some(stream) if stream.spoiled => return CAPTURE_INVALIDATED,
+        Some(_) => {}
     }
     state.queues.push(stream, work);
     SUCCESS

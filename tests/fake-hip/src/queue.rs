@@ -77,6 +77,8 @@ pub(crate) struct Stream {
     pub(crate) capture: Option<Vec<Work>>,
     /// A call that is not allowed came in between.
     pub(crate) capture_broken: bool,
+    /// A capture of it was broken: ROCm's runtime takes nothing on such a stream any more.
+    pub(crate) spoiled: bool,
 }
 
 /// An event.

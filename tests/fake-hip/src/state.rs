@@ -228,6 +228,8 @@ pub(crate) fn call(name: &str, run: impl FnOnce(&mut State) -> u32) -> u32 {
             if name == "hipStreamEndCapture" {
                 // However it ends, it ends.
                 state.queues.capturing().map(|stream| stream.capture.take());
+            } else if let Some(stream) = state.queues.capturing() {
+                stream.capture_broken = true;
             }
             code
         }

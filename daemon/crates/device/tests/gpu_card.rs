@@ -102,15 +102,18 @@ fn kernel_and_graph(card: &Context, stream: &Stream) {
             .map(|(i, v)| (i, *v));
         assert_eq!(wrong, None);
     }
-    // A capture that is broken by an allocation says so, and the stream goes on.
-    let broken = stream.capture(|| -> Result<(), Error> {
-        launch()?;
+    // A capture that is broken by an allocation says so, and other streams go on.
+    let breaks = Stream::new(card, Priority::Normal).unwrap();
+    let broken = breaks.capture(|| -> Result<(), Error> {
+        // SAFETY: as above.
+        unsafe { kernel.launch(config, &args, &breaks)? };
         let _refused = Buffer::new(card, 1 << 20);
-        let waited = stream.synchronize();
+        let waited = breaks.synchronize();
         assert!(waited.is_err());
         Ok(())
     });
     println!("broken capture: {}", broken.unwrap_err());
+    drop(breaks);
     launch().unwrap();
     stream.synchronize().unwrap();
 }
@@ -118,6 +121,8 @@ fn kernel_and_graph(card: &Context, stream: &Stream) {
 /// Registers a read-only shared mapping of a file and copies from it; refusal is told, not failed.
 fn registered_file(card: &Context, stream: &Stream) {
     const BYTES: usize = 256 << 20;
+    // As uploads have it. AMD's simulator cuts copies of more than 64 MiB.
+    const PIECE: usize = 32 << 20;
     let mut file = tempfile::tempfile().unwrap();
     let block: Vec<u8> = (0..1u32 << 20).map(|i| ((i * 31) >> 3) as u8).collect();
     for _ in 0..BYTES / block.len() {
@@ -147,11 +152,14 @@ fn registered_file(card: &Context, stream: &Stream) {
     );
     for _ in 0..2 {
         from.record(stream).unwrap();
-        // SAFETY: the registration outlives the wait.
-        unsafe {
-            buffer
-                .copy_from_host(0, registration.as_ptr(), BYTES as u64, stream)
-                .unwrap();
+        for at in (0..BYTES).step_by(PIECE) {
+            // SAFETY: inside the registration, which outlives the wait.
+            unsafe {
+                let from = registration.as_ptr().add(at);
+                buffer
+                    .copy_from_host(at as u64, from, PIECE as u64, stream)
+                    .unwrap();
+            }
         }
         to.record(stream).unwrap();
         to.synchronize().unwrap();

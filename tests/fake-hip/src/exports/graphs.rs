@@ -10,7 +10,7 @@ use crate::state::{CAPTURE_INVALIDATED, INVALID_HANDLE, INVALID_VALUE, SUCCESS, 
 exports! {
     fn hipStreamBeginCapture(stream: usize, _mode: u32) |s| {
         match s.queues.streams.get_mut(&stream) {
-            Some(stream) if stream.capture.is_none() => {
+            Some(stream) if stream.capture.is_none() && !stream.spoiled => {
                 stream.capture = Some(Vec::new());
                 stream.capture_broken = false;
                 SUCCESS
@@ -27,6 +27,7 @@ exports! {
             return INVALID_VALUE;
         };
         if on.capture_broken {
+            on.spoiled = true;
             return CAPTURE_INVALIDATED;
         }
         let handle = s.handle();

@@ -90,7 +90,8 @@ impl Stream {
     }
 
     /// Records what `queue` queues on this stream, instead of doing it, and makes a graph of it.
-    /// `queue` must not allocate, free or wait. The capture ends also when `queue` fails.
+    /// `queue` must not allocate, free or wait. The capture ends also when `queue` fails; where it
+    /// was broken, the stream takes nothing any more by ROCm's runtime (seen with 7.2).
     ///
     /// # Errors
     /// What `queue` says, else what the driver says.

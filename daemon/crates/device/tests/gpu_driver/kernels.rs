@@ -150,7 +150,7 @@ fn a_captured_graph_replays_with_what_memory_holds_then() {
 }
 
 #[test]
-fn a_capture_that_fails_ends_and_the_stream_goes_on() {
+fn a_capture_that_fails_ends_and_one_that_is_broken_takes_its_stream_along() {
     let fake = Fake::new();
     let card = card(&fake);
     let stream = stream(&card);
@@ -163,7 +163,8 @@ fn a_capture_that_fails_ends_and_the_stream_goes_on() {
     });
     assert!(matches!(refused, Err(Error::Kernel { .. })));
     // An allocation inside breaks the capture, whatever the closure makes of it.
-    let broken = stream.capture(|| -> Result<(), Error> {
+    let breaks = self::stream(&card);
+    let broken = breaks.capture(|| -> Result<(), Error> {
         assert!(Buffer::new(&card, 1).is_err());
         Ok(())
     });
@@ -172,6 +173,13 @@ fn a_capture_that_fails_ends_and_the_stream_goes_on() {
             .unwrap_err()
             .to_string()
             .contains("hipErrorStreamCaptureInvalidated")
+    );
+    // SAFETY: the struct is gather's, over buffers that outlive all that is queued.
+    let launched = |on: &Stream| unsafe { gather.kernel.launch(CONFIG, &gather.args(), on) };
+    let refused = launched(&breaks).unwrap_err().to_string();
+    assert!(
+        refused.contains("hipErrorStreamCaptureInvalidated"),
+        "{refused}"
     );
     for call in [
         "hipStreamBeginCapture",
@@ -185,13 +193,7 @@ fn a_capture_that_fails_ends_and_the_stream_goes_on() {
         fake.recover();
         assert_eq!(fake.live().graphs, 0, "{call}");
     }
-    // SAFETY: the struct is gather's, over buffers that outlive the read below.
-    unsafe {
-        gather
-            .kernel
-            .launch(CONFIG, &gather.args(), &stream)
-            .unwrap()
-    };
+    launched(&stream).unwrap();
     gather.check(&stream, TAKEN);
 }
 

@@ -102,6 +102,8 @@ pub struct GpuDevice {
     pass_ring: Ring,
     readback: Readback,
     compute: Stream,
+    /// Where decode steps are recorded.
+    recorder: Stream,
     aside: Aside,
     arena: Arena,
     context: Context,

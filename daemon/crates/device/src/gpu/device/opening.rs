@@ -102,8 +102,9 @@ impl GpuDevice {
                 patience: config.watchdog,
             },
         )?;
-        let compute =
-            Stream::new(&context, Priority::High).map_err(|e| failed("making a stream", e))?;
+        let stream =
+            || Stream::new(&context, Priority::High).map_err(|e| failed("making a stream", e));
+        let (compute, recorder) = (stream()?, stream()?);
         let products = if config.vendor_products {
             VendorProducts::open(&context, &compute)
         } else {
@@ -125,6 +126,7 @@ impl GpuDevice {
             pass_ring: Ring::new(&context, PASS_PIECES, PASS_PIECE_BYTES, config.watchdog)?,
             readback: Readback::new(&context, config.watchdog)?,
             compute,
+            recorder,
             aside: Aside::new(&context),
             arena,
             runs: Runs::new(&context)?,

@@ -5,7 +5,7 @@
 //! pass, but for a replay of what ran last (`table_of`; test `steps_between_experts_are_replayed`).
 
 use crate::error::Error;
-use crate::gpu::{self, Graph};
+use crate::gpu::{self, Graph, Priority, Stream, Vendor};
 use crate::ops::Batch;
 use crate::{BoundStep, Scratch};
 
@@ -185,10 +185,25 @@ impl GpuDevice {
 
     /// Records work; `None` where it cannot be recorded, which it could not
     /// either when it comes again.
-    fn capture(&self, work: &[Queued], room: (u64, u64)) -> Result<Option<Graph>, Error> {
-        let captured = self
-            .compute
-            .capture(|| self.queue(work, room).map_err(Captured::Queue));
+    ///
+    /// It is recorded on a stream of its own: one whose recording was broken takes nothing any more
+    /// by ROCm's runtime, and another takes its place. The vendor's products are on the compute
+    /// stream: by CUDA's library that can be recorded, by ROCm's they are not.
+    fn capture(&mut self, work: &[Queued], room: (u64, u64)) -> Result<Option<Graph>, Error> {
+        let by_library = work.iter().any(|item| matches!(item, Queued::Gemm(_)));
+        if by_library && self.context.shared_driver().vendor() == Vendor::Hip {
+            return Ok(None);
+        }
+        let on = if by_library {
+            &self.compute
+        } else {
+            &self.recorder
+        };
+        let captured = on.capture(|| self.queue_on(on, work, room).map_err(Captured::Queue));
+        if captured.is_err() && !by_library {
+            self.recorder = Stream::new(&self.context, Priority::High)
+                .map_err(|e| failed("making a stream", e))?;
+        }
         match captured {
             Ok(graph) => {
                 tracing::debug!(nodes = graph.nodes(), "a decode step is recorded");
@@ -274,6 +289,16 @@ impl GpuDevice {
     }
 
     fn queue(&self, work: &[Queued], vendor_room: (u64, u64)) -> Result<(), Error> {
+        self.queue_on(&self.compute, work, vendor_room)
+    }
+
+    /// Queues work on the compute stream, or on the one that records.
+    fn queue_on(
+        &self,
+        stream: &Stream,
+        work: &[Queued],
+        vendor_room: (u64, u64),
+    ) -> Result<(), Error> {
         // Launches that wait for their inputs themselves may overlap, in chains of such. What is
         // before the first one (a copy of the pass's data, an upload) is waited for.
         let mut chained = false;
@@ -286,11 +311,11 @@ impl GpuDevice {
                     // sizes that the builders and the layouts agree on; the compute stream orders
                     // them, and what overlaps reads before it waits only weights and the pass's
                     // data, which no launch writes.
-                    unsafe { self.kernels.launch_after(launch, overlaps, &self.compute)? };
+                    unsafe { self.kernels.launch_after(launch, overlaps, stream)? };
                     chained = launch.overlaps;
                 }
                 Queued::Clear(offset, bytes) => {
-                    self.arena.zero(*offset, *bytes, &self.compute)?;
+                    self.arena.zero(*offset, *bytes, stream)?;
                     chained = false;
                 }
                 Queued::Gemm(gemm) => {
