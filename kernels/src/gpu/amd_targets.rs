@@ -79,9 +79,9 @@ pub fn is_known_amd(chip: &str) -> bool {
 /// What the compute driver says of a node, its `properties`: the chip, `None` for a processor.
 #[must_use]
 pub fn chip_of_node(properties: &str) -> Option<String> {
-    let lines = properties.lines();
-    let value = lines.filter_map(|line| line.strip_prefix("gfx_target_version "));
-    let version: u32 = value.last()?.trim().parse().ok()?;
+    let mut lines = properties.lines();
+    let value = lines.find_map(|line| line.strip_prefix("gfx_target_version "))?;
+    let version: u32 = value.trim().parse().ok()?;
     let (major, minor, step) = (version / 10_000, version / 100 % 100, version % 100);
     // Digits behind the first part are hexadecimal ones.
     (version != 0 && minor < 16 && step < 16).then(|| format!("gfx{major}{minor:x}{step:x}"))
