@@ -157,7 +157,9 @@ impl Context {
     /// # Errors
     /// What the driver says.
     pub fn memory(&self) -> Result<MemoryInfo> {
-        let told = self.driver()?.mem_info()?;
+        let mut told = self.driver()?.mem_info()?;
+        // Seen of an APU.
+        told.free = told.free.min(told.total);
         Ok(self
             .0
             .kernel

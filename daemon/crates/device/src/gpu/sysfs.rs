@@ -36,7 +36,9 @@ impl CardMemory {
             .bytes()
             .all(|b| b.is_ascii_hexdigit() || b":.".contains(&b));
         let dir = root.join("sys/bus/pci/devices").join(pci);
-        (sound && !pci.is_empty() && dir.join("mem_info_vram_total").exists()).then(|| CardMemory {
+        // Of a card in the machine's memory /proc/meminfo tells enough.
+        let told = integrated || dir.join("mem_info_vram_total").exists();
+        (sound && !pci.is_empty() && told).then(|| CardMemory {
             dir,
             root: root.to_owned(),
             integrated,
@@ -245,6 +247,20 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("122880 MiB at most"), "{text}");
+    }
+
+    /// Seen with ROCm 7.2 in a root without the card's folder: 51.5 GiB, 63.6 GiB of them free.
+    #[test]
+    fn the_machines_memory_bounds_an_apu_without_the_cards_folder() {
+        let meminfo = format!("MemTotal: {} kB\nMemAvailable: {} kB\n", 24 << 20, 22 << 20);
+        let kernel = Kernel::new(&[("/proc/meminfo", meminfo)]);
+        assert!(kernel.card(false).is_none());
+        let told = MemoryInfo {
+            free: 63 * GIB,
+            total: 51 * GIB,
+        };
+        let info = kernel.card(true).unwrap().info(told);
+        assert_eq!((info.free, info.total), (22 * GIB, 24 * GIB));
     }
 
     #[test]
