@@ -158,13 +158,27 @@ impl Context {
     /// What the driver says.
     pub fn memory(&self) -> Result<MemoryInfo> {
         let mut told = self.driver()?.mem_info()?;
-        // Seen of an APU.
+        // A runtime was seen to tell more as free than there is.
         told.free = told.free.min(told.total);
         Ok(self
             .0
             .kernel
             .as_ref()
             .map_or(told, |kernel| kernel.info(told)))
+    }
+
+    /// Free bytes by a count that changes with what is taken on the card and given back. Of a card
+    /// in the machine's memory that is the driver's alone: what [`Self::memory`] says changes with
+    /// every program of the machine.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn counted_free(&self) -> Result<u64> {
+        if self.0.attributes.integrated {
+            Ok(self.driver()?.mem_info()?.free)
+        } else {
+            Ok(self.memory()?.free)
+        }
     }
 
     /// What the kernel says of the card's memory, for people.
