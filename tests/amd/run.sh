@@ -2,8 +2,9 @@
 # run.sh ROOT [part...]: the daemon under ROCm's own HIP runtime on a simulated card.
 #
 # ROOT is a root file system with libamdhip64, hiprtc and a simulator that answers the kernel
-# driver; ROOT/rj.sh runs a program on the card that CFG names (/small.json is a gfx1100). Needs
-# root, for chroot. Parts, all unless some are named:
+# driver; ROOT/rj.sh runs a program on the card that CFG names (/small.json is a gfx1100, the files
+# beside this script are others: /gfx1151.json ...; cards.txt tells what they need). Needs root, for
+# chroot; /proc is mounted in ROOT where it is not. Parts, all unless some are named:
 #   devices   the card is listed by name and architecture
 #   driver    the test of the driver's layer and of copies (device/tests/gpu_card.rs)
 #   generate  each model is loaded and gives the host's text
@@ -50,6 +51,10 @@ die() { echo "run.sh: $1" >&2; exit 2; }
 [ -x "$root/rj.sh" ] || die "$root/rj.sh is not there: set the root up first"
 [ "$(id -u)" = 0 ] || die "chroot needs root"
 chroot=$(PATH=$PATH:/usr/sbin:/sbin command -v chroot) || die "no chroot"
+# The daemon starts the compiler of kernels through /proc/self/exe.
+[ -e "$root/proc/self" ] || mount -t proc proc "$root/proc" || die "/proc cannot be mounted in $root"
+cp "$here"/*.json "$root/" || die "the cards cannot be copied"
+[ -e "$root${CFG:-/small.json}" ] || die "no ${CFG:-/small.json} in $root"
 if [ -z "${BIN:-}" ]; then
     (cd "$repository" && cargo build --release -p rocmforged -p rocmforgectl -p rocmforge-bench) || die "the build failed"
     BIN=${CARGO_TARGET_DIR:-$repository/target}/release
