@@ -118,8 +118,14 @@ FORCE Eight read8(const ActivationsArgs& a, u64 row, u32 i) {
     Eight e = load8(a.x + row, i, a.cols);
     if (IN == ADD_NORM || IN == ADD) {
         const Eight other = load8(a.other + row, i, a.cols);
+        float factor = a.factor;
+#if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__) || defined(__gfx9_4_generic__)
+        // In a vector register: of a scalar pair AMD's simulator takes the lower half for both
+        // products of a packed one.
+        asm("" : "+v"(factor));
+#endif
 #pragma unroll
-        for (u32 j = 0; j < 8; ++j) e.v[j] = multiply_add(a.factor, other.v[j], e.v[j]);
+        for (u32 j = 0; j < 8; ++j) e.v[j] = multiply_add(factor, other.v[j], e.v[j]);
     }
     if (IN == GATE && a.other) {
         const Eight other = load8(a.other + row, i, a.cols);

@@ -301,7 +301,7 @@ part_two() {
 part_parity() {
     [ -z "${PARITY_KERNELS:-}" ] || card_env=(ROCMFORGE_KERNELS="$PARITY_KERNELS")
     (on_card /rf/rocmforge-bench gpu --quick --device hip --parts parity --progress ${OPERATION:+--operation "$OPERATION"}) 2>&1 |
-        tee "$work/parity.log" | awk '/^(right|wrong) / { n++; if (/^wrong/ || n % 50 == 0) print "note  parity, " n ": " $0; fflush() }'
+        tee "$work/parity.log" | awk '/(^|})(right|wrong) / { n++; if (/(^|})wrong / || n % 50 == 0) print "note  parity, " n ": " $0; fflush() }'
     local ended=${PIPESTATUS[0]} told=0 failed_before=$failed line why
     card_env=()
     while IFS= read -r line; do
@@ -309,7 +309,7 @@ part_parity() {
         # What is known names operation and shape, not the error's size.
         if why=$(known "parity ${line%%:*}") && [ -n "$why" ]; then echo "known $why"; else bad parity "$line"; fi
         told=1
-    done < <(grep '^- FAILED' "$work/parity.log")
+    done < <(grep '^- FAILED' "$work/parity.log" | sort -u)
     if [ "$ended" = 0 ] || { [ $told = 1 ] && [ "$failed" = "$failed_before" ]; }; then
         ok "parity: $(grep -o '[0-9]* comparisons' "$work/parity.log" | head -n 1)"
     elif [ $told = 0 ]; then
