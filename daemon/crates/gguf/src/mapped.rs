@@ -27,6 +27,7 @@ mod guard;
 mod pages;
 mod part;
 mod samples;
+mod streamed;
 #[cfg(test)]
 mod tests;
 
@@ -313,9 +314,19 @@ impl MappedFile {
     /// # Errors
     /// As [`with_range`](Self::with_range).
     pub fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<(), Error> {
+        self.fill(offset, dst, |bytes, dst| dst.copy_from_slice(bytes))
+    }
+
+    /// [`read_into`](Self::read_into), with what copies out of a mapping.
+    fn fill(
+        &self,
+        offset: u64,
+        dst: &mut [u8],
+        copy: impl FnOnce(&[u8], &mut [u8]),
+    ) -> Result<(), Error> {
         if let Backing::Map(_) = self.backing {
             let end = offset.saturating_add(dst.len() as u64);
-            return self.with_range(offset..end, |bytes| dst.copy_from_slice(bytes));
+            return self.with_range(offset..end, |bytes| copy(bytes, dst));
         }
         let (part, _) = self.part_of(&(offset..offset.saturating_add(dst.len() as u64)))?;
         part.read(offset, dst)?;

@@ -27,7 +27,7 @@ use crate::Error;
 use crate::limits::DIRECT_ALIGNMENT;
 
 use super::part::Part;
-use super::{Backing, MappedFile, pages};
+use super::{Backing, MappedFile, pages, streamed};
 
 /// Ranges above this are lent from the mapping: no buffer is kept for them.
 const LENT_MAX_BYTES: usize = 16 << 20;
@@ -182,8 +182,9 @@ impl MappedFile {
 
     /// Reads `range` to `buffer`, directly or not as [`prefer_direct`](Self::prefer_direct) has it,
     /// and returns where in `buffer` it begins. A buffer as for [`read_direct`](Self::read_direct)
-    /// is filled by the disk itself, any other that the range fits with a copy between. On an error
-    /// its content is not to be used.
+    /// is filled by the disk itself, any other that the range fits with a copy between. What is
+    /// copied goes past this processor's cache: the buffer is for a copy engine. On an error its
+    /// content is not to be used.
     ///
     /// # Errors
     /// As [`with_range`](Self::with_range).
@@ -198,7 +199,7 @@ impl MappedFile {
         {
             return Ok(start);
         }
-        self.read_into(range.start, &mut buffer[..len])?;
+        self.fill(range.start, &mut buffer[..len], streamed::copy)?;
         Ok(0)
     }
 

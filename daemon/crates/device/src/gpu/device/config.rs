@@ -9,6 +9,9 @@ use rocmforge_kernels::gpu::compile::default_cache_dir;
 use crate::gpu::{Libraries, Vendor};
 use crate::machine;
 
+/// Most threads that bring pieces of files to a card, unless more are asked for.
+const STAGING_THREADS_MAX: usize = 4;
+
 /// Settings of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuConfig {
@@ -58,7 +61,8 @@ impl GpuConfig {
             registration_trial: vendor == Vendor::Hip,
             trials_dir: Some(default_cache_dir().join("trials")),
             granularity_min: 2 << 20,
-            staging_threads: cores.div_ceil(2).clamp(2, 8),
+            // More take cores from the host's part of passes, and from the clients.
+            staging_threads: cores.div_ceil(2).clamp(2, STAGING_THREADS_MAX),
             ring_pieces: 8,
             // A slot's rows, and the blocks around them that a direct read brings along.
             ring_piece_bytes: (8 << 20) + 2 * DIRECT_ALIGNMENT,

@@ -157,7 +157,7 @@ impl Both {
         // SAFETY: every copy from it has been waited for.
         let piece = unsafe { self.pinned.as_mut_slice() };
         self.file
-            .read_into(0, &mut piece[..bytes as usize])
+            .read_around(0..bytes, &mut piece[..bytes as usize])
             .map_err(unreadable)?;
         // SAFETY: the source is this value's and is left alone until the wait.
         let queued = unsafe {
