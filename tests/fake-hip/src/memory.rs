@@ -550,6 +550,12 @@ impl HostRanges {
         }
     }
 
+    /// Whether what is page-locked at an address was allocated here, not registered.
+    pub(crate) fn is_ours(&self, at: usize) -> bool {
+        let range = self.0.range(..=at).next_back();
+        range.is_some_and(|(_, range)| range.owned.is_some())
+    }
+
     pub(crate) fn count(&self, owned: bool) -> u64 {
         self.0
             .values()

@@ -16,16 +16,25 @@ pub enum Misbehaviour {
     RefusesAccess,
     /// So many bytes are told as free, whatever is held.
     FalseFreeBytes,
+    /// A registration of host memory takes so many milliseconds for each MiB.
+    CrawlingRegistration,
+    /// A copy from pinned memory to the card takes so many milliseconds for each MiB.
+    SlowPinnedCopies,
+    /// Copies from registered memory bring every so many bytes another one.
+    FalseRegisteredBytes,
 }
 
 impl Misbehaviour {
     /// All of them.
-    pub const ALL: [Misbehaviour; 5] = [
+    pub const ALL: [Misbehaviour; 8] = [
         Misbehaviour::SlowRegistration,
         Misbehaviour::FalseGranularity,
         Misbehaviour::KeepsMemory,
         Misbehaviour::RefusesAccess,
         Misbehaviour::FalseFreeBytes,
+        Misbehaviour::CrawlingRegistration,
+        Misbehaviour::SlowPinnedCopies,
+        Misbehaviour::FalseRegisteredBytes,
     ];
 
     /// Its name in FAKE_HIP_MISBEHAVE.
@@ -36,6 +45,9 @@ impl Misbehaviour {
             Misbehaviour::KeepsMemory => "keeps-memory",
             Misbehaviour::RefusesAccess => "refuses-access",
             Misbehaviour::FalseFreeBytes => "false-free-bytes",
+            Misbehaviour::CrawlingRegistration => "crawling-registration",
+            Misbehaviour::SlowPinnedCopies => "slow-pinned-copies",
+            Misbehaviour::FalseRegisteredBytes => "false-registered-bytes",
         }
     }
 }
@@ -69,4 +81,10 @@ impl Misbehaviours {
         let number = self.0[which as usize];
         (number > 0).then_some(number)
     }
+}
+
+/// Takes `ms_per_mib` milliseconds for each MiB of `bytes`.
+pub(crate) fn take_time(ms_per_mib: u64, bytes: usize) {
+    let us = ms_per_mib * 1000 * bytes as u64 / (1 << 20);
+    std::thread::sleep(std::time::Duration::from_micros(us));
 }

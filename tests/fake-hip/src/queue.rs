@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::kernels::{Kernel, Launch};
 use crate::memory::Fault;
+use crate::misbehaviour::{Misbehaviour, take_time};
 use crate::rocblas::Product;
 use crate::state::State;
 use crate::when_run;
@@ -222,9 +223,22 @@ impl State {
         match work {
             Work::Staged { to, from } => memory.write(to, &from),
             Work::H2d { to, from, bytes } => {
+                let is_ours = self.host.is_ours(from);
                 // SAFETY: page-locked memory is readable until it is given back, and queued copies
                 // that name it are done before that.
                 let from = unsafe { std::slice::from_raw_parts(from as *const u8, bytes) };
+                let slow = self.misbehaves.of(Misbehaviour::SlowPinnedCopies);
+                let wrong = self.misbehaves.of(Misbehaviour::FalseRegisteredBytes);
+                match (is_ours, slow, wrong) {
+                    (true, Some(ms), _) => take_time(ms, bytes),
+                    (false, _, Some(every)) => {
+                        let mut brought = from.to_vec();
+                        let some = brought.iter_mut().step_by(every as usize);
+                        some.for_each(|byte| *byte ^= 1);
+                        return memory.write(to, &brought);
+                    }
+                    _ => {}
+                }
                 memory.write(to, from)
             }
             Work::D2h { to, from, bytes } => {

@@ -23,7 +23,7 @@ const CHUNK: u64 = 16 << 20;
 const RANGE: u64 = 1 << 20;
 
 fn device(fake: &Fake) -> GpuDevice {
-    fake_device::open(fake, CAPACITY, FIXED, false)
+    fake_device::open_as(fake_device::config(fake, false), fake, CAPACITY, FIXED)
 }
 
 /// Writes a range of numbers that begin with `first`.

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use super::{not_in_capture, put, queue};
 use crate::memory::{HostRange, Locked};
-use crate::misbehaviour::Misbehaviour;
+use crate::misbehaviour::{Misbehaviour, take_time};
 use crate::queue::Work;
 use crate::state::{
     ALREADY_REGISTERED, CAPTURE_UNSUPPORTED, INVALID_VALUE, NOT_REGISTERED, NOT_SUPPORTED,
@@ -159,6 +159,9 @@ exports! {
         }
         if let Some(ms) = s.misbehaves.of(Misbehaviour::SlowRegistration) {
             std::thread::sleep(std::time::Duration::from_millis(ms));
+        }
+        if let Some(ms) = s.misbehaves.of(Misbehaviour::CrawlingRegistration) {
+            take_time(ms, bytes);
         }
         // By whole pages, as the hardware locks them.
         let start = at & !4095;

@@ -5,10 +5,10 @@ use rocmforge_device::gpu::device::ImageFolder;
 use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
 use rocmforge_fake_hip::Fake;
 
-/// One with a small ring, an arena of `capacity` bytes, and its own block below `free`.
-/// `registration_trial`: whether it tries to register files, or takes it for granted.
-pub(crate) fn open(fake: &Fake, capacity: u64, free: u64, registration_trial: bool) -> GpuDevice {
-    let config = GpuConfig {
+/// The usual settings with a small ring. `registration_trial`: whether it tries to register files,
+/// or takes it for granted.
+pub(crate) fn config(fake: &Fake, registration_trial: bool) -> GpuConfig {
+    GpuConfig {
         libraries: Libraries {
             hip: Some(fake.path().to_owned()),
             cuda: None,
@@ -19,7 +19,11 @@ pub(crate) fn open(fake: &Fake, capacity: u64, free: u64, registration_trial: bo
         registration_trial,
         trials_dir: None,
         ..GpuConfig::new(Vendor::Hip, 0)
-    };
+    }
+}
+
+/// One with an arena of `capacity` bytes, and its own block below `free`.
+pub(crate) fn open_as(config: GpuConfig, fake: &Fake, capacity: u64, free: u64) -> GpuDevice {
     let mut device = GpuDevice::open(config, Box::new(ImageFolder(fake.images()))).unwrap();
     device.set_capacity(capacity).unwrap();
     let fixed = device.reserve_bytes(capacity);
