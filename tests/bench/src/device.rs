@@ -1,6 +1,7 @@
 //! The devices that can be measured: what `--device` takes, and what the engine makes of it.
 
 use clap::ValueEnum;
+use rocmforge_device::gpu::UploadWay;
 use rocmforge_engine::DeviceChoice;
 
 /// Values of `--device`.
@@ -38,5 +39,46 @@ impl DeviceArg {
             DeviceArg::Hip => DeviceChoice::Hip(0),
             DeviceArg::Cuda => DeviceChoice::Cuda(0),
         }
+    }
+}
+
+/// Values of `--uploads`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum UploadsArg {
+    /// As the device finds best.
+    Auto,
+    /// Through pinned memory alone: no file mapping is registered.
+    Ring,
+}
+
+/// How uploads to a GPU go.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct UploadArgs {
+    /// How files reach a GPU.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) uploads: UploadsArg,
+    /// Streams that uploads are copied on [default: 2 on AMD, 1 on NVIDIA].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
+    pub(crate) copy_streams: Option<u8>,
+}
+
+impl UploadArgs {
+    /// The engine's word for it.
+    pub(crate) fn way(self) -> UploadWay {
+        UploadWay {
+            ring_only: self.uploads == UploadsArg::Ring,
+            copy_streams: self.copy_streams.map(usize::from),
+        }
+    }
+
+    /// The same on a command line.
+    pub(crate) fn arguments(self) -> Vec<String> {
+        let value = self.uploads.to_possible_value();
+        let name = value.expect("no value is hidden").get_name().to_owned();
+        let streams = self.copy_streams.map(|n| format!("--copy-streams={n}"));
+        [format!("--uploads={name}")]
+            .into_iter()
+            .chain(streams)
+            .collect()
     }
 }

@@ -154,6 +154,9 @@ pub(crate) struct Report {
     pub(crate) commit: &'static str,
     /// The day in UTC.
     pub(crate) date: String,
+    /// What the device found when it was opened.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) findings: Vec<String>,
     /// What all else is measured against.
     pub(crate) ceilings: Vec<Ceiling>,
     pub(crate) rows: Vec<Row>,
@@ -181,6 +184,7 @@ impl Report {
             system: format!("{} {}", std::env::consts::OS, kernel.trim()),
             commit: env!("ROCMFORGE_COMMIT"),
             date: crate::date::today(),
+            findings: device.findings.clone(),
             ceilings: Vec::new(),
             rows: Vec::new(),
             checks: Vec::new(),
@@ -215,11 +219,12 @@ impl Report {
             ),
             String::new(),
         ];
+        lines.extend(self.findings.iter().map(|found| format!("- {found}")));
         for ceiling in &self.ceilings {
             let value = figure(ceiling.value);
             lines.push(format!("- {}: {value} {}", ceiling.name, ceiling.unit));
         }
-        if !self.ceilings.is_empty() {
+        if !(self.ceilings.is_empty() && self.findings.is_empty()) {
             lines.push(String::new());
         }
         let columns = Columns {

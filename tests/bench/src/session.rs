@@ -2,12 +2,13 @@
 
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use rocmforge_device::gpu::UploadWay;
 use rocmforge_engine::api::{
     Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, Offload, Policy,
     PreloadEvent, SamplingParams, ScoreRequest, Scores, TOP_N_MAX,
@@ -23,6 +24,17 @@ const N_CTX: u32 = 4096;
 
 /// Attempts at a generation of full length: a random model may end its text, which times nothing.
 const ATTEMPTS: usize = 16;
+
+/// How uploads go in this process; as usual where nobody said.
+static UPLOADS: OnceLock<UploadWay> = OnceLock::new();
+
+/// Has all sessions that begin from now on upload so.
+///
+/// # Panics
+/// The second time.
+pub(crate) fn set_uploads(way: UploadWay) {
+    UPLOADS.set(way).expect("it is said once");
+}
 
 /// A running engine.
 pub(crate) struct Session {
@@ -108,6 +120,10 @@ impl Session {
     /// # Errors
     /// As [`Session::start`].
     pub(crate) fn start_exactly(config: EngineConfig) -> Result<Self> {
+        let config = EngineConfig {
+            uploads: UPLOADS.get().copied().unwrap_or_default(),
+            ..config
+        };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()?;

@@ -119,6 +119,29 @@ fn a_card_is_measured_compared_and_watched() {
     );
 }
 
+/// Once uploads by pinned memory alone could not be measured where mappings are registered.
+#[test]
+fn uploads_go_as_they_were_asked_for() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let images = dir.path().join("images");
+    for (way, ring_only) in [("--uploads=ring", true), ("--uploads=auto", false)] {
+        let output = gpu(
+            &[
+                "--device=hip",
+                "--parts=rounds",
+                "--rounds=2",
+                "--json",
+                way,
+            ],
+            Some((&images, "")),
+        );
+        all_passed(&output);
+        let findings = report(&output)["findings"].to_string();
+        let told = findings.contains("no mapping is to be registered");
+        assert_eq!(told, ring_only, "{findings}");
+    }
+}
+
 #[test]
 fn a_lost_card_fails_the_run_and_the_table_says_so() {
     let dir = tempfile::tempdir().expect("a folder");

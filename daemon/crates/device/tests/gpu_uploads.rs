@@ -8,7 +8,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::gpu::GpuDevice;
+use rocmforge_device::gpu::{GpuDevice, UploadWay};
 use rocmforge_device::ops::PlacedBuf;
 use rocmforge_device::{Buf, Device, Role, Rows, Scratch, ScratchLayout, TensorDesc, Upload};
 use rocmforge_fake_hip::{Fake, Live, Misbehaviour};
@@ -131,7 +131,12 @@ fn the_windows_of_an_upload_stay_until_its_copies_have_ended() {
 fn an_upload_that_no_stream_can_wait_for_is_waited_for_by_the_host() {
     const CALL: &str = "hipStreamWaitEvent";
     let fake = Fake::new();
-    let mut device = device(&fake);
+    // Where copies go to several streams, those that are timed wait for others besides.
+    let config = fake_device::config(&fake, false).with_uploads(UploadWay {
+        copy_streams: Some(1),
+        ..UploadWay::default()
+    });
+    let mut device = fake_device::open_as(config, &fake, CAPACITY, SLAB);
     let (file, desc) = matrix();
     let mapped = Arc::new(MappedFile::open(file.path()).unwrap());
     let layout = Arc::new(device.layout(&[desc]).unwrap());
@@ -226,6 +231,79 @@ fn files_are_registered_only_where_a_trial_finds_that_faster() {
         assert!(findings.contains(way), "{findings}");
         fake.misbehave(misbehaviour, 0);
         uploads(&fake, device, registers);
+    }
+}
+
+/// Uploads by pinned memory alone could not be measured on a card whose mappings are registered.
+#[test]
+fn uploads_through_pinned_memory_alone_register_nothing() {
+    for ring_only in [false, true] {
+        let fake = Fake::new();
+        let way = UploadWay {
+            ring_only,
+            ..UploadWay::default()
+        };
+        let config = fake_device::config(&fake, false).with_uploads(way);
+        let device = fake_device::open_as(config, &fake, CAPACITY, SLAB);
+        let findings = device.info().findings.join("\n");
+        let told = findings.contains("no mapping is to be registered");
+        assert_eq!(told, ring_only, "{findings}");
+        uploads(&fake, device, !ring_only);
+    }
+}
+
+/// Slots are filled by one stream or by some in turn: what is read back is the file's either way.
+#[test]
+fn an_upload_is_the_same_on_any_number_of_copy_streams() {
+    let (file, desc) = matrix();
+    let noise: Vec<u8> = (0..ROWS * COLS / 32)
+        .flat_map(|block| {
+            // A scale of 1.0 as f16, and 32 codes.
+            let codes = (0..32).map(move |i| (block * 31 + i * 7) as u8);
+            [0x00, 0x3c].into_iter().chain(codes)
+        })
+        .collect();
+    assert_eq!(noise.len() as u64, desc.bytes);
+    std::fs::write(file.path(), &noise).unwrap();
+    let brought = |copy_streams: usize, ring_only: bool| {
+        let fake = Fake::new();
+        let way = UploadWay {
+            ring_only,
+            copy_streams: Some(copy_streams),
+        };
+        let config = fake_device::config(&fake, false).with_uploads(way);
+        let mut device = fake_device::open_as(config, &fake, CAPACITY, SLAB);
+        let streams = fake.live().streams;
+        let mapped = Arc::new(MappedFile::open(file.path()).unwrap());
+        let layout = Arc::new(device.layout(std::slice::from_ref(&desc)).unwrap());
+        // Twice, so that slots are used again and some copies are timed.
+        for _ in 0..2 {
+            let ticket = device
+                .begin_upload(Upload {
+                    file: Arc::clone(&mapped),
+                    layout: Arc::clone(&layout),
+                    slab: SLAB,
+                })
+                .unwrap();
+            device.wait_upload(ticket).unwrap();
+        }
+        // Codes and scales, as many bytes as in the file.
+        let mut out = vec![0; desc.bytes as usize];
+        assert!(device.peek(SLAB, &mut out).unwrap());
+        device.forget_file(&mapped);
+        drop(device);
+        assert_eq!(fake.violations(), Vec::<String>::new());
+        assert_eq!(fake.live(), Live::default());
+        (streams, out)
+    };
+    let (streams, expected) = brought(1, true);
+    assert!(expected.iter().any(|&byte| byte != 0));
+    for copy_streams in 1..=3 {
+        for ring_only in [false, true] {
+            let (more, out) = brought(copy_streams, ring_only);
+            assert_eq!(more - streams, copy_streams as u64 - 1);
+            assert!(out == expected, "{copy_streams} streams, {ring_only}");
+        }
     }
 }
 

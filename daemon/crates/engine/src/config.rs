@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use rocmforge_device::Stalls;
+use rocmforge_device::gpu::UploadWay;
 use rocmforge_ops::KvType;
 
 use crate::api::{Budget, Offload, Policy};
@@ -126,6 +127,8 @@ pub struct EngineConfig {
     pub keep_free: Option<Budget>,
     /// How long work of a GPU may take before the device counts as hung.
     pub watchdog: Duration,
+    /// How uploads to a GPU go, for measurements.
+    pub uploads: UploadWay,
     /// What tells that the machine slept.
     pub clocks: Clocks,
 }
@@ -153,6 +156,7 @@ impl Default for EngineConfig {
             interleave: None,
             keep_free: None,
             watchdog: WATCHDOG_DEFAULT,
+            uploads: UploadWay::default(),
             clocks: Clocks::default(),
         }
     }

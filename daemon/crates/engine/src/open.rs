@@ -66,7 +66,7 @@ impl Attempts<'_> {
     }
 
     fn gpu(&mut self, vendor: Vendor, ordinal: u32) -> Result<Box<dyn Device>, Error> {
-        let mut config = GpuConfig::new(vendor, ordinal);
+        let mut config = GpuConfig::new(vendor, ordinal).with_uploads(self.config.uploads);
         config.watchdog = self.config.watchdog;
         self.drivers
             .push(gpu::report(vendor, &Libraries::from_env()));

@@ -253,7 +253,7 @@ fn first(bench: &mut Bench, path: &Path, weights: u64, rates: Rates) -> Result<(
     let name = title(bench.plan.main);
     let mut firsts = Vec::new();
     for _ in 0..bench.plan.processes {
-        firsts.push(super::first::measure(bench.device, path)?);
+        firsts.push(super::first::measure(bench.device, bench.uploads, path)?);
     }
     let of = |figure: fn(&super::first::First) -> f64| firsts.iter().map(figure).collect();
     let (starts, loads, ttfts): (Vec<_>, Vec<_>, Vec<_>) =

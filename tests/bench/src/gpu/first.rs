@@ -9,14 +9,16 @@ use anyhow::{Context, Result, bail};
 use rocmforge_engine::api::Policy;
 use serde::{Deserialize, Serialize};
 
-use crate::device::DeviceArg;
-use crate::session::Session;
+use crate::device::{DeviceArg, UploadArgs};
+use crate::session::{Session, set_uploads};
 
 /// Options of `first-token`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     #[arg(long, value_enum)]
     device: DeviceArg,
+    #[command(flatten)]
+    uploads: UploadArgs,
     #[arg(long)]
     model: PathBuf,
 }
@@ -37,6 +39,7 @@ pub(crate) struct First {
 /// # Errors
 /// The model does not load or run.
 pub(crate) fn child(options: &Options) -> Result<()> {
+    set_uploads(options.uploads.way());
     let begin = Instant::now();
     let mut session = Session::start(options.device, None, Policy::PassAware, None)?;
     let start_ms = begin.elapsed().as_secs_f64() * 1e3;
@@ -55,10 +58,11 @@ pub(crate) fn child(options: &Options) -> Result<()> {
 ///
 /// # Errors
 /// It fails.
-pub(crate) fn measure(device: DeviceArg, model: &Path) -> Result<First> {
+pub(crate) fn measure(device: DeviceArg, uploads: UploadArgs, model: &Path) -> Result<First> {
     let own = std::env::current_exe().context("where this program is")?;
     let output = Command::new(own)
         .args(["first-token", "--device", &device.name()])
+        .args(uploads.arguments())
         .arg("--model")
         .arg(model)
         .stdin(Stdio::null())

@@ -39,9 +39,9 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 
 use crate::check::Check;
-use crate::device::DeviceArg;
+use crate::device::{DeviceArg, UploadArgs};
 use crate::report::{Report, Row, figure};
-use crate::session::Session;
+use crate::session::{Session, set_uploads};
 use card::Card;
 use models::Models;
 use plan::{Choice, Plan};
@@ -80,6 +80,8 @@ pub(crate) struct Options {
     /// The device to measure.
     #[arg(long, value_enum, default_value = "auto")]
     device: DeviceArg,
+    #[command(flatten)]
+    uploads: UploadArgs,
     /// What to run, separated by commas.
     #[arg(
         long,
@@ -169,6 +171,8 @@ fn minutes(text: &str) -> Result<f64, String> {
 pub(crate) struct Bench {
     /// The device, which is a definite one.
     pub(crate) device: DeviceArg,
+    /// How uploads to it go.
+    pub(crate) uploads: UploadArgs,
     /// `host`, `hip` or `cuda`.
     pub(crate) kind: String,
     /// The card by the driver's account; none on the host.
@@ -186,6 +190,7 @@ pub(crate) struct Bench {
 
 impl Bench {
     fn new(options: &Options) -> Result<Self> {
+        set_uploads(options.uploads.way());
         let probe = Session::start_within(options.device, PROBE_BYTES)?;
         let status = probe.engine.snapshot().device.clone();
         probe.end()?;
@@ -200,6 +205,7 @@ impl Bench {
         report.driver = card.as_ref().map(|card| card.driver.clone());
         Ok(Self {
             device: DeviceArg::of_kind(&status.kind),
+            uploads: options.uploads,
             kind: status.kind,
             card,
             plan: options.plan(),

@@ -37,7 +37,7 @@ mod sysfs;
 pub mod virtual_memory;
 
 pub use context::{Call, Context, Usage};
-pub use device::{GpuConfig, GpuDevice};
+pub use device::{GpuConfig, GpuDevice, UploadWay};
 pub use driver::{
     Attempt, Class, DeviceAttributes, DevicePtr, Driver, Error, LaunchConfig, MemoryInfo, Priority,
     Vendor, Versions,

@@ -71,6 +71,8 @@ pub(crate) fn gpu_config(fake: &Fake) -> GpuConfig {
         ring_pieces: 2,
         ring_piece_bytes: 64 << 10,
         staging_threads: 2,
+        // Copies that are timed wait for others where there are several, and when depends on times.
+        copy_streams: 1,
         // A vendor's library on this machine knows nothing of the fake's memory.
         vendor_products: false,
         // The n-th call of a function is the same one in every run.

@@ -12,6 +12,16 @@ use crate::machine;
 /// Most threads that bring pieces of files to a card, unless more are asked for.
 const STAGING_THREADS_MAX: usize = 4;
 
+/// How uploads go, where that is not left to what is found of a card: so that measurements can
+/// compare. No setting of the daemon's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct UploadWay {
+    /// No file mapping is registered: all goes through pinned memory.
+    pub ring_only: bool,
+    /// Streams that copies are queued on, in turn; `None` is as many as are usual.
+    pub copy_streams: Option<usize>,
+}
+
 /// Settings of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuConfig {
@@ -39,6 +49,8 @@ pub struct GpuConfig {
     pub ring_pieces: usize,
     /// See `ring_pieces`.
     pub ring_piece_bytes: usize,
+    /// Streams that uploads are copied on, in turn.
+    pub copy_streams: usize,
     /// Whether decode steps are recorded and replayed.
     pub graphs: bool,
     /// Whether kernels are loaded and files registered ahead of their first use.
@@ -66,9 +78,27 @@ impl GpuConfig {
             ring_pieces: 8,
             // A slot's rows, and the blocks around them that a direct read brings along.
             ring_piece_bytes: (8 << 20) + 2 * DIRECT_ALIGNMENT,
+            // AMD's copy engines are one a stream.
+            copy_streams: match vendor {
+                Vendor::Hip => 2,
+                Vendor::Cuda => 1,
+            },
             graphs: true,
             warm_up: true,
             vendor_products: true,
+        }
+    }
+
+    /// The same with uploads in a way that was asked for.
+    #[must_use]
+    pub fn with_uploads(self, way: UploadWay) -> Self {
+        Self {
+            registered_bytes_max: match way.ring_only {
+                true => 0,
+                false => self.registered_bytes_max,
+            },
+            copy_streams: way.copy_streams.unwrap_or(self.copy_streams),
+            ..self
         }
     }
 }

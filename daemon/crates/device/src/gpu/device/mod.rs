@@ -86,7 +86,7 @@ use uploads::Uploads;
 use warmup::WarmUp;
 use workspace::Workspace;
 
-pub use config::GpuConfig;
+pub use config::{GpuConfig, UploadWay};
 pub use kernels::{ImageFolder, Images, usual_images};
 
 /// A GPU.

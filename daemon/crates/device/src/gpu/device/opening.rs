@@ -2,6 +2,7 @@
 //! look at where there is none.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use rocmforge_kernels::gpu::{self as gpu_kernels, GpuTarget};
 
@@ -17,7 +18,7 @@ use super::pace::Runs;
 use super::pass_data::PassData;
 use super::products::VendorProducts;
 use super::readback::Readback;
-use super::registration;
+use super::registration::{self, Finding};
 use super::ring::Ring;
 use super::trial::Trials;
 use super::uploads::{Uploads, UploadsConfig};
@@ -80,16 +81,15 @@ impl GpuDevice {
             findings.extend(gpu::sysfs::locked_memory(pinned as u64));
         }
         findings.iter().for_each(|found| tracing::info!("{found}"));
-        let mut registered_bytes_max = config.registered_bytes_max;
-        if config.registration_trial && registered_bytes_max > 0 {
-            let found =
-                registration::find(&context, &trials, config.watchdog).map_err(Error::Lost)?;
-            tracing::info!(found = found.text, "how files reach the card");
-            if !found.registers {
-                registered_bytes_max = 0;
-            }
-            findings.push(found.text);
-        }
+        let begin = Instant::now();
+        let found = files_way(&context, &config, &trials)?;
+        let took_ms = begin.elapsed().as_secs_f64() * 1e3;
+        tracing::info!(found = found.text, took_ms, "how files reach the card");
+        let registered_bytes_max = match found.registers {
+            true => config.registered_bytes_max,
+            false => 0,
+        };
+        findings.push(found.text);
         let kernels = Arc::new(Kernels::new(&context, images));
         let uploads = Uploads::start(
             &context,
@@ -99,6 +99,7 @@ impl GpuDevice {
                 ring_pieces: config.ring_pieces,
                 ring_piece_bytes: config.ring_piece_bytes,
                 registered_bytes_max,
+                copy_streams: config.copy_streams,
                 patience: config.watchdog,
             },
         )?;
@@ -141,6 +142,17 @@ impl GpuDevice {
             table_of: None,
             findings,
         })
+    }
+}
+
+/// Whether file mappings are registered with the driver.
+fn files_way(context: &Context, config: &GpuConfig, trials: &Trials) -> Result<Finding, Error> {
+    if config.registered_bytes_max == 0 {
+        return Ok(Finding::ring("no mapping is to be registered"));
+    }
+    match config.registration_trial {
+        true => registration::find(context, trials, config.watchdog).map_err(Error::Lost),
+        false => Ok(Finding::untried()),
     }
 }
 

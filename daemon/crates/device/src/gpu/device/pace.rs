@@ -36,13 +36,18 @@ impl Stopwatch {
         })
     }
 
-    /// Reads the last sample if it has ended, and begins another if it is time for one. Whether it
-    /// did: [`Stopwatch::end`] belongs behind the work then.
-    pub(super) fn begin(&mut self, stream: &Stream) -> bool {
+    /// Whether [`Stopwatch::begin`] will begin a sample. Reads the last one if it has ended.
+    pub(super) fn is_due(&mut self) -> bool {
         self.read();
         // Else it would be the first segment of each pass, whose kind is not that of others.
+        (self.turns + 1) % TURNS == 1 && self.under_way.is_none()
+    }
+
+    /// Begins a sample if it is time for one. Whether it did: [`Stopwatch::end`] belongs behind the
+    /// work then.
+    pub(super) fn begin(&mut self, stream: &Stream) -> bool {
+        let due = self.is_due();
         self.turns = (self.turns + 1) % TURNS;
-        let due = self.turns == 1 && self.under_way.is_none();
         // What cannot be measured is work like any other; its errors show elsewhere.
         due && self.start.record(stream).is_ok()
     }

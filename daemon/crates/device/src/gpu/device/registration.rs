@@ -40,7 +40,15 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    fn ring(why: impl std::fmt::Display) -> Self {
+    /// Where nothing was tried.
+    pub(super) fn untried() -> Self {
+        Self {
+            registers: true,
+            text: "files are registered where the driver takes them".to_owned(),
+        }
+    }
+
+    pub(super) fn ring(why: impl std::fmt::Display) -> Self {
         Self {
             registers: false,
             text: format!("files go through pinned memory: {why}"),

@@ -1,9 +1,13 @@
 //! The streams of uploads: copies into slots, repacking out of them, and the end of an upload.
 //!
 //! ```text
-//!   copy stream:    wait for drained[slot] | copy rows            | record filled[slot]
-//!   repack stream:  wait for filled[slot]  | repack into the slab | record drained[slot]
+//!   copy streams, in turn:  wait for drained[slot] | copy rows            | record filled[slot]
+//!   repack stream:          wait for filled[slot]  | repack into the slab | record drained[slot]
 //! ```
+//!
+//! A stream of AMD's has one copy engine. With two of them the next copy begins before the first
+//! has ended. One that is timed is alone: the rate of a copy beside another would be half of the
+//! link's.
 //!
 //! *Invariant:* what is queued here is queued by one thread at a time: the lane is behind a lock.
 
@@ -27,7 +31,12 @@ use super::job::Job;
 #[derive(Debug)]
 pub(super) struct Lane {
     kernels: Arc<Kernels>,
-    pub(super) copy: Stream,
+    /// At least one.
+    copies: Vec<Stream>,
+    /// Which of them has the last copy, and the slot of that.
+    last: (usize, usize),
+    /// Whether that is timed, so that the next one comes behind it.
+    alone: bool,
     pub(super) repack: Stream,
     /// Addresses of the reserve's parts.
     pub(super) reserve: DeviceReserve,
@@ -93,13 +102,18 @@ impl Lane {
         context: &Context,
         kernels: Arc<Kernels>,
         flags: Arc<Flags>,
+        copy_streams: usize,
     ) -> Result<Self, Error> {
         let stream =
             || Stream::new(context, Priority::Normal).map_err(|e| failed("making a stream", e));
         let event = || Event::new(context, false).map_err(|e| failed("making an event", e));
         Ok(Self {
             kernels,
-            copy: stream()?,
+            copies: (0..copy_streams.clamp(1, SLOTS))
+                .map(|_| stream())
+                .collect::<Result<_, _>>()?,
+            last: (0, 0),
+            alone: false,
             repack: stream()?,
             reserve: DeviceReserve::default(),
             next_slot: 0,
@@ -111,10 +125,18 @@ impl Lane {
         })
     }
 
-    /// Waits for both streams, also where waiting for one fails.
+    /// Waits for all streams, also where waiting for one fails.
     pub(super) fn synchronize(&self) -> Result<(), crate::gpu::Error> {
-        let copied = self.copy.synchronize();
-        copied.and(self.repack.synchronize())
+        let mut outcome = Ok(());
+        for stream in self.copies.iter().chain([&self.repack]) {
+            outcome = outcome.and(stream.synchronize());
+        }
+        outcome
+    }
+
+    /// The stream that the last copies were queued on.
+    pub(super) fn last_copy(&self) -> &Stream {
+        &self.copies[self.last.0]
     }
 
     /// Queues the copies of rows into one slot and their repacking into the slab.
@@ -128,9 +150,15 @@ impl Lane {
         let wrong = |e| failed("queueing an upload", e);
         let context = self.repack.context().clone();
         let driver = context.driver().map_err(wrong)?;
-        let copy = &self.copy;
+        let (before, slot_before) = self.last;
+        self.last = ((before + 1) % self.copies.len(), slot);
+        let copy = &self.copies[self.last.0];
         copy.wait(&self.drained[slot]).map_err(wrong)?;
+        if self.copies.len() > 1 && (self.alone || self.pace.is_due()) {
+            copy.wait(&self.filled[slot_before]).map_err(wrong)?;
+        }
         let timed = self.pace.begin(copy);
+        self.alone = timed;
         let mut first = slot_at;
         for rows in some {
             let mut at = first;

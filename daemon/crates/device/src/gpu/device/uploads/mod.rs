@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!                     registered window --+
-//!   file mapping --+                      +--copy stream--> raw slot --repack stream--> slab
+//!   file mapping --+                      +--copy streams--> raw slot --repack stream--> slab
 //!                  +-> pinned ring piece -+
 //! ```
 //!
@@ -61,6 +61,7 @@ pub(super) struct UploadsConfig {
     pub(super) ring_pieces: usize,
     pub(super) ring_piece_bytes: usize,
     pub(super) registered_bytes_max: u64,
+    pub(super) copy_streams: usize,
     pub(super) patience: Duration,
 }
 
@@ -99,7 +100,12 @@ impl Uploads {
                 config.ring_piece_bytes,
                 config.patience,
             )?,
-            lane: Mutex::new(Lane::new(context, kernels, Arc::clone(&flags))?),
+            lane: Mutex::new(Lane::new(
+                context,
+                kernels,
+                Arc::clone(&flags),
+                config.copy_streams,
+            )?),
             queue: Queue::new(),
         });
         let mut uploads = Self {

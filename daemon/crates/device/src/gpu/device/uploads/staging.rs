@@ -224,7 +224,7 @@ impl Staging {
                 parts: vec![(piece.ptr.wrapping_add(begin).cast_const(), bytes)],
             };
             let queued = lane.rows(job, &[rows]);
-            let given = self.ring.give(piece, &lane.copy);
+            let given = self.ring.give(piece, lane.last_copy());
             drop(lane);
             queued.and(given)?;
             row = end;
