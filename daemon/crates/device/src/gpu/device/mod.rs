@@ -126,10 +126,10 @@ pub struct GpuDevice {
 }
 
 impl GpuDevice {
-    /// What was found when the card was opened, and why the arena is one allocation, if it is.
+    /// What was found when the card was opened, and what is to be told of the arena.
     fn findings(&self) -> Vec<String> {
-        let arena = self.arena.note().map(str::to_owned);
-        arena.into_iter().chain(self.findings.clone()).collect()
+        let arena = self.arena.notes().map(str::to_owned);
+        arena.chain(self.findings.clone()).collect()
     }
 
     /// The reserve's offsets.

@@ -5,10 +5,8 @@ use crate::error::Error;
 use crate::gpu::{Buffer, DevicePtr, PinnedBuffer, Stream};
 use crate::machine;
 
+use super::whole::HOST_PART;
 use super::{Arena, Memory, failed};
-
-/// The part of the machine's memory that an arena's contents may take for a moment.
-const HOST_PART: u64 = 4;
 
 impl Arena {
     /// Gives the reserved addresses back, with all memory, and takes one allocation of the
@@ -39,7 +37,10 @@ impl Arena {
                 self.memory = Memory::Whole(None);
                 // The chunks have gone: without an allocation nothing is left.
                 let gone = |e| Error::Lost(format!("the arena cannot be allocated anew: {e}"));
-                Some(self.through_host(&contents, stream).map_err(gone)?)
+                Some(
+                    self.with_contents(self.capacity, &contents, stream)
+                        .map_err(gone)?,
+                )
             }
             None => self.on_device(kept, stream),
         };
@@ -50,7 +51,9 @@ impl Arena {
                 self.is_whole(why.to_string());
             }
             None => {
-                tracing::warn!(%why, "and there is no room to move the arena; the driver holds more than the budget");
+                self.is_kept(format!(
+                    "there is no room to move the arena, and the driver holds more than the budget: {why}"
+                ));
             }
         }
         Ok(())
@@ -68,12 +71,5 @@ impl Arena {
         .and_then(|()| stream.synchronize())
         .ok()?;
         Some(fresh)
-    }
-
-    /// A fresh allocation with these first bytes.
-    fn through_host(&self, contents: &[u8], stream: &Stream) -> Result<Buffer, crate::gpu::Error> {
-        let mut fresh = Buffer::new(&self.context, self.capacity)?;
-        fresh.write(0, contents, stream)?;
-        Ok(fresh)
     }
 }

@@ -155,3 +155,97 @@ fn a_look_that_ended_the_process_is_not_repeated_for_ever() {
     drop(arena);
     s.end();
 }
+
+/// An arena of one allocation with contents, on a card that has no room for two such.
+fn large_whole(fake: &Arc<Fake>) -> (Setup, Vec<u8>) {
+    fake.set_virtual_memory(false);
+    let mut s = setup_with(fake, 64 << 20, 8 << 20, GRANULE_MIN);
+    s.set(40 << 20).unwrap();
+    let sent: Vec<u8> = (0..40u32 << 20).map(|at| (at / 4099) as u8).collect();
+    s.write(0, &sent);
+    (s, sent)
+}
+
+/// Once a smaller arena was taken beside the old one or not at all: on a card that the arena mostly
+/// filled nothing came back, and a larger one was refused though there was room for it alone.
+#[test]
+fn one_allocation_changes_its_size_without_room_for_two() {
+    let fake = Arc::new(Fake::new());
+    let (mut s, sent) = large_whole(&fake);
+    fake.peak_bytes();
+    for bytes in [30 << 20, (50 << 20) + 7, 1 << 20] {
+        let (generation, kept) = (s.arena.generation(), s.arena.capacity().min(bytes));
+        s.set(bytes).unwrap();
+        assert_eq!((s.held(), s.arena.capacity()), (bytes, bytes));
+        assert_ne!(s.arena.generation(), generation, "addresses have changed");
+        let kept = kept.min(30 << 20);
+        assert!(s.read(0, kept) == sent[..kept as usize], "{bytes}");
+        if bytes > 40 << 20 {
+            // What was never written before.
+            s.write(kept, &vec![3; (bytes - kept) as usize]);
+        }
+    }
+    assert!(fake.peak_bytes() <= 64 << 20);
+    assert_eq!(s.arena.notes().count(), 1, "that it is one allocation");
+    lives(&mut s);
+    s.end();
+}
+
+#[test]
+fn one_allocation_stays_where_a_larger_one_is_refused() {
+    let fake = Arc::new(Fake::new());
+    let (mut s, sent) = large_whole(&fake);
+    fake.set_memory(64 << 20, 20 << 20);
+    // By the driver's count, and where that is not true by a try.
+    for free in [0, 1 << 40] {
+        fake.misbehave(Misbehaviour::FalseFreeBytes, free);
+        let frees = fake.calls("hipFree");
+        let error = s.set(50 << 20).unwrap_err();
+        assert!(matches!(error, Error::Memory { .. }), "{error:?}");
+        assert_eq!(fake.calls("hipFree") > frees, free > 0, "{free}");
+        let notes: Vec<_> = s.arena.notes().collect();
+        let told = notes.iter().any(|note| note.contains("stays at 41943040"));
+        assert!(told, "{notes:?}");
+        assert_eq!((s.held(), s.arena.capacity()), (40 << 20, 40 << 20));
+        assert!(s.read(0, 40 << 20) == sent);
+    }
+    fake.misbehave(Misbehaviour::FalseFreeBytes, 0);
+    s.set(20 << 20).unwrap();
+    assert_eq!(s.arena.notes().count(), 1, "what is past is not told");
+    s.end();
+}
+
+/// Its place may have gone to others just then.
+#[test]
+fn one_allocation_that_cannot_be_taken_again_is_a_loss() {
+    let fake = Arc::new(Fake::new());
+    let (mut s, _) = large_whole(&fake);
+    fake.fail("hipMalloc", 2, 2);
+    let error = s.set(30 << 20).unwrap_err();
+    assert!(
+        matches!(&error, Error::Lost(why) if why.contains("allocated anew")),
+        "{error:?}"
+    );
+    assert_eq!(s.held(), 0);
+    s.end();
+}
+
+/// Once the log alone said that the driver holds more than the budget.
+#[test]
+fn memory_that_a_shrink_leaves_with_the_driver_is_told() {
+    let fake = Arc::new(Fake::new());
+    let mut s = setup_with(&fake, 64 << 20, 8 << 20, GRANULE_MIN);
+    s.set(40 << 20).unwrap();
+    s.write(0, &vec![1; 40 << 20]);
+    fake.misbehave(Misbehaviour::KeepsMemory, 1);
+    // No way through the host, and no room on the card.
+    fake.fail("hipMemcpyAsync", 1, 1);
+    s.set(32 << 20).unwrap();
+    let notes: Vec<_> = s.arena.notes().collect();
+    assert!(
+        notes.iter().any(|n| n.contains("more than the budget")),
+        "{notes:?}"
+    );
+    assert!(s.read(0, 32 << 20) == vec![1; 32 << 20]);
+    s.end();
+}

@@ -3,9 +3,8 @@
 //! The ledger speaks of offsets; here they become addresses. Where the driver keeps addresses and
 //! memory apart, the arena is a reserved range of addresses with memory mapped from its start
 //! (`chunks.rs`): a change of capacity adds or takes memory at the end, and addresses stay.
-//! Elsewhere it is one allocation: a change takes another one, copies what lies below the smaller
-//! of the two ends, and gives the old one back, so that both are held for a moment and addresses
-//! change; whoever keeps addresses asks for [`Arena::generation`]. An arena of chunks whose driver
+//! Elsewhere it is one allocation, which a change moves (`whole.rs`), so that addresses change;
+//! whoever keeps addresses asks for [`Arena::generation`]. An arena of chunks whose driver
 //! keeps the memory that it was given back becomes one allocation too (`leaving.rs`).
 //!
 //! Recorded graphs hold addresses too. Growing leaves them as they are; where memory was taken
@@ -21,6 +20,7 @@ mod leaving;
 mod misbehaviour_tests;
 #[cfg(test)]
 mod tests;
+mod whole;
 
 use crate::error::Error;
 use crate::gpu::{Buffer, Context, DevicePtr, PinnedBuffer, Stream};
@@ -38,6 +38,8 @@ pub(super) struct Arena {
     generation: u64,
     /// Why it is one allocation, if it is.
     note: Option<String>,
+    /// Why more is held than the capacity, or why the last change was refused, if so.
+    kept: Option<String>,
 }
 
 /// What it lies in.
@@ -86,6 +88,7 @@ impl Arena {
             capacity: 0,
             generation: 0,
             note: None,
+            kept: None,
         }
     }
 
@@ -97,6 +100,7 @@ impl Arena {
             capacity: 0,
             generation: 0,
             note: None,
+            kept: None,
         };
         arena.is_whole(why);
         arena
@@ -108,8 +112,21 @@ impl Arena {
     }
 
     /// Why it is one allocation, if it is.
-    pub(super) fn note(&self) -> Option<&str> {
+    #[cfg(test)]
+    fn note(&self) -> Option<&str> {
         self.note.as_deref()
+    }
+
+    /// What is to be told of it: why it is one allocation, and why it is not as large as it should
+    /// be.
+    pub(super) fn notes(&self) -> impl Iterator<Item = &str> {
+        self.note.iter().chain(&self.kept).map(String::as_str)
+    }
+
+    /// More is held than the capacity, or a change was refused.
+    fn is_kept(&mut self, why: String) {
+        tracing::warn!("{why}");
+        self.kept = Some(why);
     }
 
     /// Changes whenever addresses do, and when memory behind them was taken away.
@@ -154,6 +171,7 @@ impl Arena {
     /// Nothing may be under way.
     pub(super) fn renew(&mut self, sizes: &[u64]) -> Result<u64, Error> {
         self.capacity = 0;
+        self.kept = None;
         self.generation += 1;
         match &mut self.memory {
             Memory::Whole(buffer) => *buffer = None,
@@ -219,6 +237,7 @@ impl Arena {
         stream: &Stream,
         pinned: &mut PinnedBuffer,
     ) -> Result<(), Error> {
+        self.kept = None;
         match &mut self.memory {
             Memory::Whole(_) => self.set_whole(bytes, stream),
             Memory::Chunks(chunks) if chunks.mapped() == 0 => self.take(bytes),
@@ -245,7 +264,9 @@ impl Arena {
                         return Err(failed("making the arena smaller", error));
                     }
                     Shrunk::Less(error) => {
-                        tracing::warn!(%error, "the arena's last part cannot be replaced by a smaller one; its end stays unused");
+                        self.is_kept(format!(
+                            "the arena's last part cannot be replaced by a smaller one, its end stays unused: {error}"
+                        ));
                     }
                     Shrunk::Gone(error) => {
                         self.capacity = self.capacity.min(chunks.mapped());
@@ -258,48 +279,6 @@ impl Arena {
                 Ok(())
             }
         }
-    }
-
-    /// Of an arena that is one allocation.
-    fn set_whole(&mut self, bytes: u64, stream: &Stream) -> Result<(), Error> {
-        let Memory::Whole(buffer) = &mut self.memory else {
-            return Ok(());
-        };
-        let held = buffer.as_ref().map_or(0, Buffer::bytes);
-        if bytes == held {
-            self.capacity = bytes;
-            return Ok(());
-        }
-        let fresh = match Buffer::new(&self.context, bytes) {
-            Ok(fresh) => fresh,
-            // A smaller arena needs no memory: the rest is simply not used.
-            Err(error) if bytes < held => {
-                tracing::warn!(%error, "the arena cannot be moved to a smaller one; its end stays unused");
-                self.capacity = bytes;
-                return Ok(());
-            }
-            Err(error) => return Err(self.refused(bytes, &error)),
-        };
-        if let Some(old) = buffer {
-            let kept = self.capacity.min(bytes);
-            if kept > 0 {
-                let driver = self.context.driver();
-                driver
-                    .and_then(|driver| {
-                        // SAFETY: both buffers are alive until the wait below and at least this
-                        // long; nothing else is under way (the caller's promise).
-                        unsafe {
-                            driver.copy_d2d_async(fresh.ptr(), old.ptr(), kept, stream.handle())
-                        }
-                    })
-                    .and_then(|()| stream.synchronize())
-                    .map_err(|e| failed("moving the arena", e))?;
-            }
-        }
-        *buffer = Some(fresh);
-        self.capacity = bytes;
-        self.generation += 1;
-        Ok(())
     }
 
     /// Queues a move with the semantics of memmove, through `bounce` where the ranges are so close
