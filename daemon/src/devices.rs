@@ -20,6 +20,8 @@ use rocmforge_engine::api::{Libraries, Report, Vendor, probe_vendor};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
+/// The running program, also when its file was replaced since.
+pub const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The hidden argument of the child; the vendor's name follows.
 pub const CHILD_ARGUMENT: &str = "--probe-child";
 /// How long a driver may take to tell its devices.
@@ -209,8 +211,7 @@ pub struct Devices {
 
 impl Default for Devices {
     fn default() -> Self {
-        // The running program, also when its file was replaced since.
-        Self::asking("/proc/self/exe".into(), LIMIT)
+        Self::asking(OWN_PROGRAM.into(), LIMIT)
     }
 }
 

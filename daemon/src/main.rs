@@ -17,11 +17,12 @@ use clap::Parser;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rocmforge_device::gpu::{PRODUCTS_CHILD_ARGUMENT, products_child_main};
 use rocmforge_engine::api::{Libraries, probe};
 use rocmforge_engine::{EngineConfig, Error, HostPressure, Refusal};
 use rocmforge_tokenizer::{RenderLimits, Renderer};
 use rocmforged::config::{Config, ConfigError, DeclaredModel, Flags};
-use rocmforged::devices::{FoundDriver, embedded_kernels};
+use rocmforged::devices::{FoundDriver, OWN_PROGRAM, embedded_kernels};
 use rocmforged::generated;
 use rocmforged::late;
 use rocmforged::log::Log;
@@ -83,6 +84,13 @@ fn main() -> ExitCode {
     if let Some(rocmforged::devices::CHILD_ARGUMENT) = std::env::args().nth(1).as_deref() {
         let vendor = std::env::args().nth(2).unwrap_or_default();
         return ExitCode::from(rocmforged::devices::child_main(&vendor));
+    }
+    // Libraries for products may abort: likewise.
+    if let Some(PRODUCTS_CHILD_ARGUMENT) = std::env::args().nth(1).as_deref() {
+        return match products_child_main(std::env::args().skip(2)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(message) => fail(&anyhow::Error::msg(message), 1),
+        };
     }
     // So is a card tested, which may do as it likes.
     if let Some(rocmforged::self_test::CHILD_ARGUMENT) = std::env::args().nth(1).as_deref() {
@@ -416,6 +424,7 @@ fn serve_on(
         queue_capacity: config.queue_capacity,
         n_ctx_max: config.n_ctx_max,
         watchdog: config.watchdog,
+        child_exe: Some(OWN_PROGRAM.into()),
         ..EngineConfig::default()
     })
     .map_err(|error| no_engine(config, error))?;

@@ -23,7 +23,7 @@ use rocmforge_service::failure::{self, Failure};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
-use crate::devices::{KILL_WAIT, POLL};
+use crate::devices::{KILL_WAIT, OWN_PROGRAM, POLL};
 
 /// The hidden argument of the child; the device as `hip:0` follows.
 pub const CHILD_ARGUMENT: &str = "--self-test-child";
@@ -91,6 +91,7 @@ pub fn child_main(device: &str) -> u8 {
     let open = || -> Result<Box<dyn Device>, DeviceError> {
         let config = GpuConfig {
             watchdog: LIMIT,
+            child_exe: Some(OWN_PROGRAM.into()),
             ..GpuConfig::new(vendor, ordinal)
         };
         let device = GpuDevice::open(config, usual_images(vendor))?;
@@ -115,8 +116,7 @@ pub struct SelfTest {
 
 impl Default for SelfTest {
     fn default() -> Self {
-        // The running program, also when its file was replaced since.
-        Self::asking("/proc/self/exe".into(), LIMIT)
+        Self::asking(OWN_PROGRAM.into(), LIMIT)
     }
 }
 

@@ -35,6 +35,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand, ValueEnum};
+use rocmforge_device::gpu::{PRODUCTS_CHILD_ARGUMENT, products_child_main};
 use rocmforge_engine::api::Policy;
 
 use crate::device::DeviceArg;
@@ -162,6 +163,16 @@ fn main() -> ExitCode {
         return ExitCode::from(
             u8::try_from(rocmforge_kernels::gpu::compile::rtc_child_main()).unwrap_or(1),
         );
+    }
+    // Libraries for products may abort: likewise.
+    if let Some(PRODUCTS_CHILD_ARGUMENT) = std::env::args().nth(1).as_deref() {
+        return match products_child_main(std::env::args().skip(2)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(message) => {
+                eprintln!("{message}");
+                ExitCode::FAILURE
+            }
+        };
     }
     let done = match Cli::parse().command {
         Command::Model {

@@ -127,7 +127,10 @@ impl Session {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()?;
-        let (engine, thread) = start(config)?;
+        let (engine, thread) = start(EngineConfig {
+            child_exe: Some("/proc/self/exe".into()),
+            ..config
+        })?;
         Ok(Self {
             runtime,
             engine,

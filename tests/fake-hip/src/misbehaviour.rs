@@ -22,11 +22,13 @@ pub enum Misbehaviour {
     SlowPinnedCopies,
     /// Copies from registered memory bring every so many bytes another one.
     FalseRegisteredBytes,
+    /// A product by rocBLAS ends the process, as where it has no kernels for a chip.
+    AbortsProducts,
 }
 
 impl Misbehaviour {
     /// All of them.
-    pub const ALL: [Misbehaviour; 8] = [
+    pub const ALL: [Misbehaviour; 9] = [
         Misbehaviour::SlowRegistration,
         Misbehaviour::FalseGranularity,
         Misbehaviour::KeepsMemory,
@@ -35,6 +37,7 @@ impl Misbehaviour {
         Misbehaviour::CrawlingRegistration,
         Misbehaviour::SlowPinnedCopies,
         Misbehaviour::FalseRegisteredBytes,
+        Misbehaviour::AbortsProducts,
     ];
 
     /// Its name in FAKE_HIP_MISBEHAVE.
@@ -48,6 +51,7 @@ impl Misbehaviour {
             Misbehaviour::CrawlingRegistration => "crawling-registration",
             Misbehaviour::SlowPinnedCopies => "slow-pinned-copies",
             Misbehaviour::FalseRegisteredBytes => "false-registered-bytes",
+            Misbehaviour::AbortsProducts => "aborts-products",
         }
     }
 }

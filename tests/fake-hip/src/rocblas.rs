@@ -17,6 +17,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use half::f16;
 
 use crate::memory::{Fault, Memory};
+use crate::misbehaviour::Misbehaviour;
 use crate::queue::Work;
 use crate::state::{SUCCESS, State, call};
 
@@ -151,6 +152,13 @@ pub(crate) unsafe extern "C" fn rocblas_gemm_ex(
     _flags: c_uint,
 ) -> u32 {
     call("rocblas_gemm_ex", |state: &mut State| {
+        if state.misbehaves.of(Misbehaviour::AbortsProducts).is_some() {
+            eprintln!(
+                "\nrocBLAS error: Cannot read rocblas/library/TensileLibrary.dat for GPU arch : {}",
+                state.arch
+            );
+            std::process::abort();
+        }
         let Some(&stream) = state.blas.get(&handle) else {
             return state.misuse(INVALID_HANDLE, format!("a product by {handle:#x}"));
         };

@@ -12,6 +12,7 @@ mod lost_device;
 mod manifests;
 mod monitoring;
 mod node;
+mod opening;
 mod parity;
 mod python;
 mod residency;

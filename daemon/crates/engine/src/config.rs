@@ -1,6 +1,7 @@
 //! How the engine is set up.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rocmforge_device::Stalls;
@@ -129,6 +130,9 @@ pub struct EngineConfig {
     pub watchdog: Duration,
     /// How uploads to a GPU go, for measurements.
     pub uploads: UploadWay,
+    /// This program, run again with the hidden arguments that it understands: what a vendor's
+    /// library may end a process with is tried there first. `None` tries nothing.
+    pub child_exe: Option<PathBuf>,
     /// What tells that the machine slept.
     pub clocks: Clocks,
 }
@@ -157,6 +161,7 @@ impl Default for EngineConfig {
             keep_free: None,
             watchdog: WATCHDOG_DEFAULT,
             uploads: UploadWay::default(),
+            child_exe: None,
             clocks: Clocks::default(),
         }
     }

@@ -68,6 +68,7 @@ impl Attempts<'_> {
     fn gpu(&mut self, vendor: Vendor, ordinal: u32) -> Result<Box<dyn Device>, Error> {
         let mut config = GpuConfig::new(vendor, ordinal).with_uploads(self.config.uploads);
         config.watchdog = self.config.watchdog;
+        config.child_exe.clone_from(&self.config.child_exe);
         self.drivers
             .push(gpu::report(vendor, &Libraries::from_env()));
         let images = gpu::device::usual_images(vendor);

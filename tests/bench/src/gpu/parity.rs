@@ -44,6 +44,7 @@ pub(crate) fn run(bench: &Bench, check: &mut Check) -> Result<()> {
             // A simulated card is slow, and what hangs for good is seen all the same.
             let config = GpuConfig {
                 watchdog: Duration::from_secs(600),
+                child_exe: Some("/proc/self/exe".into()),
                 ..GpuConfig::new(vendor, 0)
             };
             let gpu = GpuDevice::open(config, usual_images(vendor))?;

@@ -144,7 +144,7 @@ fn product(context: &Context, stream: &Stream, bytes: u64) -> Result<Option<f64>
     let n = PRODUCT_SIZE;
     let matrix = 2 * n * n;
     let all = 2 * matrix + 4 * n * n + ROOM_BYTES;
-    let Ok(blas) = Blas::open(context, stream) else {
+    let Ok(blas) = Blas::open(context, stream, None) else {
         return Ok(None);
     };
     if all > bytes {

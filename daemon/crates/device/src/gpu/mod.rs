@@ -36,6 +36,7 @@ mod probe;
 mod sysfs;
 pub mod virtual_memory;
 
+pub use blas::{CHILD_ARGUMENT as PRODUCTS_CHILD_ARGUMENT, child_main as products_child_main};
 pub use context::{Call, Context, Usage};
 pub use device::{GpuConfig, GpuDevice, UploadWay};
 pub use driver::{

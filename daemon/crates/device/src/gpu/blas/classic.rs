@@ -5,7 +5,10 @@ use std::ffi::{c_int, c_uint, c_void};
 use crate::error::Error;
 use crate::gpu::{Context, Vendor};
 
-use super::{Gemm, Handle, Library, LibraryMemory, config, failed, library, no_memory};
+use super::{
+    FirstProduct, Gemm, Handle, Library, LibraryMemory, Which, config, failed, library, no_memory,
+    usable,
+};
 
 mod cublas {
     pub(super) const OP_N: u32 = 0;
@@ -124,7 +127,11 @@ impl Classic {
     ///
     /// # Errors
     /// [`Error::Config`] with what was tried.
-    pub(super) fn open(context: &Context, stream: usize) -> Result<Self, Error> {
+    pub(super) fn open(
+        context: &Context,
+        stream: usize,
+        first: Option<&FirstProduct>,
+    ) -> Result<Self, Error> {
         let vendor = context.shared_driver().vendor();
         let (names, prefix): (&[&str], _) = match vendor {
             Vendor::Cuda => (&cublas::NAMES, "cublas"),
@@ -154,6 +161,7 @@ impl Classic {
                 None,
             ),
         };
+        usable(context, Which::Classic, &library, first)?;
         context.driver().map_err(|e| config(e.to_string()))?;
         let mut handle: Handle = std::ptr::null_mut();
         // SAFETY: the out-pointer is to a live local; the context is bound to this thread.

@@ -10,7 +10,10 @@ use std::fmt;
 use crate::error::Error;
 use crate::gpu::{Context, Vendor};
 
-use super::{Gemm, Handle, Library, LibraryMemory, config, failed, library, no_memory};
+use super::{
+    FirstProduct, Gemm, Handle, Library, LibraryMemory, Which, config, failed, library, no_memory,
+    usable,
+};
 
 /// Most shapes that are remembered; then all are forgotten. A prompt's length makes some ten.
 const PREPARED_MAX: usize = 512;
@@ -201,7 +204,7 @@ impl Lt {
     ///
     /// # Errors
     /// [`Error::Config`] with what was tried.
-    pub(super) fn open(context: &Context) -> Result<Self, Error> {
+    pub(super) fn open(context: &Context, first: Option<&FirstProduct>) -> Result<Self, Error> {
         let dialect = match context.shared_driver().vendor() {
             Vendor::Cuda => &CUBLAS_LT,
             Vendor::Hip => &HIPBLAS_LT,
@@ -230,6 +233,7 @@ impl Lt {
             heuristic: function!(Heuristic, "MatmulAlgoGetHeuristic"),
             matmul: function!(Matmul, "Matmul"),
         };
+        usable(context, Which::Lt, &library, first)?;
         context.driver().map_err(|e| config(e.to_string()))?;
         let mut handle: Handle = std::ptr::null_mut();
         // SAFETY: the out-pointer is to a live local; the context is bound to this thread.

@@ -5,14 +5,19 @@
 //! `A = w`, `B = x`, `C = out`, all of them as they lie.
 //!
 //! ```text
-//! open:    the newer library --(not there, refuses its handle)--> the older one
-//!              --(not there)--> none: portable kernels
+//! open:    the newer library --(not there, not usable, refuses its handle)--> the older one
+//!              --(likewise)--> none: portable kernels
 //! product: the newer one --(has no way for a shape, or fails)--> the older one, opened then,
 //!              for all that follows
 //! ```
+//!
+//! AMD's are usable where they have kernels for the chip (`tensile.rs`) and a first product in a
+//! child came out right (`first.rs`).
 
 mod classic;
+mod first;
 mod lt;
+mod tensile;
 
 use std::cell::{OnceCell, RefCell};
 use std::ffi::c_void;
@@ -21,9 +26,13 @@ use std::path::Path;
 use crate::error::Error;
 
 use super::library::Library;
-use super::{Context, Stream};
+use super::{Context, Stream, Vendor};
 use classic::Classic;
 use lt::Lt;
+
+pub(super) use first::FirstProduct;
+use first::Which;
+pub use first::{CHILD_ARGUMENT, child_main};
 
 /// Products of f16 matrices into f32, row-major:
 /// `out[t][r] (+)= factor * sum_k weights[r][k] * x[t][k]`, `batch` of them with the same `x`.
@@ -62,6 +71,8 @@ pub(super) struct Blas {
     lt: RefCell<Option<Lt>>,
     /// Opened when it is needed: it takes memory of its own.
     classic: OnceCell<Classic>,
+    /// How they are tried, if they are.
+    first: Option<FirstProduct>,
 }
 
 impl Blas {
@@ -69,20 +80,26 @@ impl Blas {
     ///
     /// # Errors
     /// [`Error::Config`] with what was tried.
-    pub(super) fn open(context: &Context, stream: &Stream) -> Result<Self, Error> {
+    pub(super) fn open(
+        context: &Context,
+        stream: &Stream,
+        first: Option<FirstProduct>,
+    ) -> Result<Self, Error> {
         let blas = Self {
+            first,
             context: context.clone(),
             stream: stream.handle().0,
             lt: RefCell::default(),
             classic: OnceCell::new(),
         };
-        match Lt::open(context) {
+        match Lt::open(context, blas.first.as_ref()) {
             Ok(lt) => {
                 tracing::info!(library = lt.name(), "large products");
                 blas.lt.replace(Some(lt));
             }
             Err(error) => {
-                let classic = blas.classic()?;
+                let both = |classic: Error| config(format!("{error}; {classic}"));
+                let classic = blas.classic().map_err(both)?;
                 tracing::info!(library = classic.name(), instead = %error, "large products");
             }
         }
@@ -93,7 +110,7 @@ impl Blas {
         if let Some(classic) = self.classic.get() {
             return Ok(classic);
         }
-        let classic = Classic::open(&self.context, self.stream)?;
+        let classic = Classic::open(&self.context, self.stream, self.first.as_ref())?;
         Ok(self.classic.get_or_init(|| classic))
     }
 
@@ -117,6 +134,26 @@ impl Blas {
         }
         self.classic()?.gemm(gemm, room)
     }
+}
+
+/// Refuses a library of AMD's that cannot be used on the context's card.
+fn usable(
+    context: &Context,
+    which: Which,
+    library: &Library,
+    first: Option<&FirstProduct>,
+) -> Result<(), Error> {
+    if context.shared_driver().vendor() == Vendor::Cuda {
+        return Ok(());
+    }
+    let name = library.name();
+    let lacks = tensile::file_of(name)
+        .and_then(|file| tensile::lacks(which.kernels(), &file, &context.attributes().arch));
+    if let Some(why) = lacks {
+        return Err(config(format!("{name} cannot be used: {why}")));
+    }
+    let allowed = first.map_or(Ok(()), |first| first.allows(which, name));
+    allowed.map_err(config)
 }
 
 fn config(message: String) -> Error {
@@ -153,5 +190,8 @@ fn library(context: &Context, vendor: &'static str, names: &[&str]) -> Result<Li
         .chain(names.iter().map(|&name| name.to_owned()))
         .collect();
     let hint = "install the vendor's library for matrix products";
-    Library::open(vendor, &names, hint).map_err(|e| config(e.to_string()))
+    Library::open(vendor, &names, hint).map_err(|error| {
+        tracing::debug!(%error, "a library for large products");
+        config(format!("no {vendor} library could be opened"))
+    })
 }

@@ -57,6 +57,9 @@ pub struct GpuConfig {
     pub warm_up: bool,
     /// Whether large products go to the vendor's library, where there is one.
     pub vendor_products: bool,
+    /// A program that understands [`crate::gpu::PRODUCTS_CHILD_ARGUMENT`], in which AMD's libraries
+    /// make their first product; `None` makes it here.
+    pub child_exe: Option<PathBuf>,
 }
 
 impl GpuConfig {
@@ -86,6 +89,7 @@ impl GpuConfig {
             graphs: true,
             warm_up: true,
             vendor_products: true,
+            child_exe: None,
         }
     }
 

@@ -49,7 +49,7 @@ mod reserve;
 mod ring;
 mod sampling;
 mod sending;
-mod trial;
+pub(in crate::gpu) mod trial;
 mod uploads;
 mod wait;
 mod warmup;

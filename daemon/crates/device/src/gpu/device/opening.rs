@@ -7,6 +7,7 @@ use std::time::Instant;
 use rocmforge_kernels::gpu::{self as gpu_kernels, GpuTarget};
 
 use crate::error::Error;
+use crate::gpu::blas::FirstProduct;
 use crate::gpu::{self, Context, DeviceAttributes, Priority, Stream, Vendor};
 
 use super::arena::Arena;
@@ -106,11 +107,21 @@ impl GpuDevice {
         let stream =
             || Stream::new(&context, Priority::High).map_err(|e| failed("making a stream", e));
         let (compute, recorder) = (stream()?, stream()?);
-        let products = if config.vendor_products {
-            VendorProducts::open(&context, &compute)
-        } else {
-            VendorProducts::none()
+        let first = config.child_exe.clone().map(|exe| FirstProduct {
+            exe,
+            runtime: config.libraries.hip.clone(),
+            ordinal: config.ordinal,
+            limit: config.watchdog,
+            trials: trials.clone(),
+        });
+        let (products, without) = match config.vendor_products {
+            true => VendorProducts::open(&context, &compute, first),
+            false => (VendorProducts::none(), None),
         };
+        if let Some(without) = without {
+            tracing::info!("{without}");
+            findings.push(without);
+        }
         let arena = Arena::new(&context, config.granularity_min, &trials, &compute);
         let mut warm_up = WarmUp::new(Arc::clone(&kernels));
         if config.warm_up {

@@ -7,7 +7,7 @@
 use std::cell::Cell;
 
 use crate::error::Error;
-use crate::gpu::blas::{Blas, Gemm};
+use crate::gpu::blas::{Blas, FirstProduct, Gemm};
 use crate::gpu::{Context, Stream};
 
 /// The vendor's libraries of one device.
@@ -18,15 +18,23 @@ pub(super) struct VendorProducts {
 }
 
 impl VendorProducts {
-    /// Opens what there is.
-    pub(super) fn open(context: &Context, stream: &Stream) -> Self {
-        let blas = Blas::open(context, stream).inspect_err(|error| {
-            tracing::info!(%error, "no vendor library for large products; the portable kernels do them");
-        });
-        Self {
-            blas: blas.ok(),
-            failed: Cell::new(false),
-        }
+    /// Opens what there is; else the reason, for people.
+    pub(super) fn open(
+        context: &Context,
+        stream: &Stream,
+        first: Option<FirstProduct>,
+    ) -> (Self, Option<String>) {
+        let (blas, why) = match Blas::open(context, stream, first) {
+            Ok(blas) => (Some(blas), None),
+            Err(error) => (
+                None,
+                Some(format!(
+                    "large products are done by the portable kernels: {error}"
+                )),
+            ),
+        };
+        let failed = Cell::new(false);
+        (Self { blas, failed }, why)
     }
 
     /// No library.

@@ -23,7 +23,7 @@ const GIVEN_UP: usize = 2;
 
 /// How a trial went.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Outcome<T> {
+pub(in crate::gpu) enum Outcome<T> {
     /// To its end.
     Ended(T),
     /// It has not come back; its file stays.
@@ -33,8 +33,8 @@ pub(super) enum Outcome<T> {
 }
 
 /// Where trials leave their files, for one card.
-#[derive(Debug)]
-pub(super) struct Trials {
+#[derive(Debug, Clone)]
+pub(in crate::gpu) struct Trials {
     dir: Option<PathBuf>,
     card: String,
 }
@@ -57,6 +57,34 @@ impl Trials {
         }
     }
 
+    /// What was noted of a trial that passed.
+    pub(in crate::gpu) fn passed(&self, what: &str) -> Option<String> {
+        fs::read_to_string(self.path_of_passed(what)?).ok()
+    }
+
+    /// Notes that a trial passed, with what that depends on beside the card.
+    pub(in crate::gpu) fn note_passed(&self, what: &str, with: &str) {
+        if let Some(path) = self.path_of_passed(what)
+            && let Err(error) = fs::write(&path, with)
+        {
+            tracing::debug!(%error, "a trial that passed is not noted at {}", path.display());
+        }
+    }
+
+    fn path_of_passed(&self, what: &str) -> Option<PathBuf> {
+        let dir = self.dir.as_ref()?;
+        Some(dir.join(format!("{}-{what}.passed", self.card)))
+    }
+
+    /// Those of a card in a folder.
+    #[cfg(test)]
+    pub(in crate::gpu) fn in_dir(dir: &Path, card: &str) -> Self {
+        Self {
+            dir: Some(dir.to_owned()),
+            card: card.to_owned(),
+        }
+    }
+
     /// The same for what is named as a card.
     #[cfg(test)]
     pub(super) fn of_card(self, card: &str) -> Self {
@@ -67,7 +95,11 @@ impl Trials {
     }
 
     /// Makes a trial, unless earlier ones did not end; one that gives nothing has not come back.
-    pub(super) fn run<T>(&self, what: &str, trial: impl FnOnce() -> Option<T>) -> Outcome<T> {
+    pub(in crate::gpu) fn run<T>(
+        &self,
+        what: &str,
+        trial: impl FnOnce() -> Option<T>,
+    ) -> Outcome<T> {
         let path = self
             .dir
             .as_ref()
@@ -119,10 +151,7 @@ mod tests {
     use super::*;
 
     fn trials(dir: &Path) -> Trials {
-        Trials {
-            dir: Some(dir.to_owned()),
-            card: "gfx1100-1".to_owned(),
-        }
+        Trials::in_dir(dir, "gfx1100-1")
     }
 
     #[test]

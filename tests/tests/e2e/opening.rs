@@ -1,0 +1,82 @@
+//! What a driver or a library beside it does to a daemon that opens a card.
+
+use std::path::Path;
+
+use rocmforge_fake_hip::Fake;
+use rocmforge_tests::daemon::{Daemon, Options};
+use rocmforge_tests::fixtures::TINY_LLAMA;
+use rocmforge_tests::session::{connect, continuation, generate, greedy, load};
+
+/// A daemon on a fake card; `cache` is where it notes trials.
+fn options(fake: &Fake, cache: &Path) -> Options {
+    Options::on_device("hip")
+        .env("ROCMFORGE_HIP_LIBRARY", fake.path())
+        .env("ROCMFORGE_KERNELS", fake.images())
+        .env("CACHE_DIRECTORY", cache)
+        .vram_budget(64 << 20)
+}
+
+/// A prompt of more rows than the portable kernels have at a time.
+fn long() -> String {
+    "Once upon a time there was a little cat. ".repeat(12)
+}
+
+/// The text after a long prompt, what the daemon has found, and its log.
+async fn long_text(options: &Options) -> (String, Vec<String>, String) {
+    let daemon = Daemon::start(options);
+    let client = connect(&daemon).await;
+    load(&client, TINY_LLAMA).await;
+    let request = continuation(TINY_LLAMA, &long(), greedy(8));
+    let answer = generate(&client, request).await.expect("a text");
+    let status = client.status().await.expect("a status");
+    let device = status.device.expect("a device");
+    drop(client);
+    (answer.text, device.findings, daemon.stop().log)
+}
+
+/// rocBLAS aborts at its first product where it has no kernels for a chip.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_library_for_products_that_aborts_costs_no_daemon() {
+    let (fake, cache) = (Fake::new(), tempfile::tempdir().expect("a folder"));
+    let usual = options(&fake, cache.path());
+    let (expected, findings, _) = long_text(&usual).await;
+    let why = |found: &[String]| found.iter().find(|f| f.contains("large products")).cloned();
+    assert!(
+        why(&findings).is_some(),
+        "no library is there: {findings:?}"
+    );
+    fake.add_products();
+    let (_, findings, log) = long_text(&usual).await;
+    assert_eq!(why(&findings), None, "{log}");
+    assert!(log.contains("librocblas.so.4"), "{log}");
+
+    // Another library: what passed was the one before.
+    let (fake, cache) = (Fake::new(), tempfile::tempdir().expect("a folder"));
+    fake.add_products();
+    let aborts = options(&fake, cache.path()).env("FAKE_HIP_MISBEHAVE", "aborts-products:1");
+    for _ in 0..2 {
+        let (text, findings, log) = long_text(&aborts).await;
+        assert_eq!(text, expected, "{log}");
+        let why = why(&findings).unwrap_or_else(|| panic!("{findings:?}"));
+        for word in ["portable kernels", "SIGABRT", "rocBLAS error: Cannot read"] {
+            assert!(why.contains(word), "{word}: {why}");
+        }
+    }
+}
+
+/// Where the folder of rocBLAS's kernels has none for the chip, it is not even tried.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_library_without_kernels_for_the_chip_is_told_by_its_folder() {
+    let (fake, cache) = (Fake::new(), tempfile::tempdir().expect("a folder"));
+    fake.add_products();
+    let folder = cache.path().join("library");
+    std::fs::create_dir(&folder).expect("our own folder");
+    std::fs::write(folder.join("TensileLibrary_lazy_gfx942.dat"), "").expect("our own file");
+    let options = options(&fake, cache.path()).env("ROCBLAS_TENSILE_LIBPATH", &folder);
+    let (_, findings, log) = long_text(&options).await;
+    let said = format!("{} has no kernels for gfx1030", folder.display());
+    assert!(
+        findings.iter().any(|f| f.contains(&said)),
+        "{findings:?} {log}"
+    );
+}
