@@ -252,7 +252,7 @@ impl Devices {
     }
 
     /// Asks both vendors' drivers at once.
-    fn ask(&self) -> Vec<FoundDriver> {
+    pub fn ask(&self) -> Vec<FoundDriver> {
         let started: Vec<_> = [Vendor::Hip, Vendor::Cuda]
             .map(|vendor| (vendor, self.start(vendor)))
             .into();

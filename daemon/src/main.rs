@@ -2,7 +2,7 @@
 //!
 //! Exit codes: 0 after a drain, 1 when something failed or a second signal cut the drain short, 2
 //! for settings or limits of the process that cannot be used, 3 when the device that was asked for
-//! cannot be used, 4 when the device was lost while serving.
+//! cannot be used, 4 when the device was lost while serving or does not answer at the start.
 
 #![forbid(unsafe_code)]
 
@@ -18,11 +18,10 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rocmforge_device::gpu::{PRODUCTS_CHILD_ARGUMENT, products_child_main};
-use rocmforge_engine::api::{Libraries, probe};
 use rocmforge_engine::{EngineConfig, Error, HostPressure, Refusal};
 use rocmforge_tokenizer::{RenderLimits, Renderer};
 use rocmforged::config::{Config, ConfigError, DeclaredModel, Flags};
-use rocmforged::devices::{FoundDriver, OWN_PROGRAM, embedded_kernels};
+use rocmforged::devices::{Devices, FoundDriver, OWN_PROGRAM, embedded_kernels};
 use rocmforged::generated;
 use rocmforged::late;
 use rocmforged::log::Log;
@@ -60,6 +59,9 @@ const END_WAIT_MAX: Duration = Duration::from_secs(5);
 const LOG_WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// How long `--check-config` waits for all files together.
+/// How long a driver may take to tell its devices for `--list-devices`; a simulated card is slow.
+const LIST_WAIT_MAX: Duration = Duration::from_secs(30);
+
 const FILES_ANSWER: Duration = Duration::from_secs(30);
 /// What is said of a variable of the environment that begins as settings do.
 const UNREAD: &str = "in the environment is not read: no setting of one value has that name, and paths and lists come \
@@ -162,8 +164,11 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<ModelDirError>() || error.is::<TooFewDescriptors>() || error.is::<ConfigError>() {
         return 2;
     }
-    if let Some(Error::NoDevice(_)) = error.downcast_ref() {
-        return 3;
+    match error.downcast_ref() {
+        Some(Error::NoDevice(_)) => return 3,
+        // It does not answer while it is opened.
+        Some(Error::Unavailable { .. }) => return 4,
+        _ => {}
     }
     match error.downcast_ref() {
         Some(ServeError::DeviceLost(_)) => 4,
@@ -258,10 +263,10 @@ fn check(config: &Config) -> ExitCode {
 
 /// Prints what there is, without a daemon.
 fn list_devices() -> ExitCode {
-    let reports = probe(&Libraries::from_env());
-    let found: String = reports
+    let found: String = Devices::asking(OWN_PROGRAM.into(), LIST_WAIT_MAX)
+        .ask()
         .iter()
-        .map(|report| FoundDriver::from(report).to_string())
+        .map(FoundDriver::to_string)
         .collect();
     // A reader that has seen enough is no failure.
     let _ = writeln!(io::stdout(), "{found}{}", embedded_kernels());

@@ -1,8 +1,11 @@
 //! What a driver or a library beside it does to a daemon that opens a card.
 
 use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-use rocmforge_fake_hip::Fake;
+use rocmforge_fake_hip::{Fake, HANG};
+use rocmforge_tests::binaries;
 use rocmforge_tests::daemon::{Daemon, Options};
 use rocmforge_tests::fixtures::TINY_LLAMA;
 use rocmforge_tests::session::{connect, continuation, generate, greedy, load};
@@ -79,4 +82,43 @@ async fn a_library_without_kernels_for_the_chip_is_told_by_its_folder() {
         findings.iter().any(|f| f.contains(&said)),
         "{findings:?} {log}"
     );
+}
+
+/// Once such a daemon, started by hand, said nothing and hung for good.
+#[test]
+fn a_driver_that_hangs_at_the_start_ends_the_daemon_with_4() {
+    let steps = [
+        ("hipInit", "asking the driver of hip for its cards"),
+        ("hipMemMap", "looking how memory is mapped"),
+    ];
+    let started = steps.map(|(call, step)| {
+        std::thread::spawn(move || {
+            let (fake, cache) = (Fake::new(), tempfile::tempdir().expect("a folder"));
+            let hangs = format!("{call}:1:{HANG}");
+            let options = options(&fake, cache.path()).env("FAKE_HIP_FAIL", hangs);
+            let ended = Daemon::refused(&options.arg("--watchdog").arg("1"));
+            assert_eq!(ended.status.code(), Some(4), "{}", ended.log);
+            for words in [step, "has not ended after", "dmesg"] {
+                assert!(ended.log.contains(words), "{words}: {}", ended.log);
+            }
+        })
+    });
+    for started in started {
+        started.join().expect("the daemon ends well");
+    }
+}
+
+#[test]
+fn a_driver_that_hangs_is_given_up_by_the_list_of_devices() {
+    let fake = Fake::new();
+    let begun = Instant::now();
+    let listed = Command::new(binaries::rocmforged())
+        .arg("--list-devices")
+        .env("ROCMFORGE_HIP_LIBRARY", fake.path())
+        .env("FAKE_HIP_FAIL", format!("hipInit:1:{HANG}"))
+        .output()
+        .expect("rocmforged starts");
+    let text = String::from_utf8_lossy(&listed.stdout);
+    assert!(text.contains("did not answer within 30 s"), "{text}");
+    assert!(begun.elapsed() < Duration::from_secs(120));
 }

@@ -22,6 +22,7 @@ pub mod ops;
 mod progress;
 mod segment;
 mod stalls;
+mod steps;
 
 use std::sync::Arc;
 
@@ -37,6 +38,7 @@ pub use ops::{
 };
 pub use segment::{PlacedTensor, SegmentLayout};
 pub use stalls::Stalls;
+pub use steps::Steps;
 
 /// What a device is.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -28,7 +28,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rocmforge_device::gpu::Report;
-use rocmforge_device::{Device, SegmentLayout};
+use rocmforge_device::{Device, SegmentLayout, Steps};
 use rocmforge_kernels::host::ops::RopeAngles;
 use rocmforge_ops::{Plan, Segment};
 use rocmforge_scheduler::{Scheduler, SeqId};
@@ -47,7 +47,7 @@ use crate::interleave::Slice;
 use crate::keep_free::{self, KeepFree};
 use crate::loaded::LoadedModel;
 use crate::masks::Masks;
-use crate::open::{Opened, no_device};
+use crate::open::Opened;
 use crate::pass_times::PassTimes;
 use crate::predict::Predictor;
 use crate::rotations::Rotations;
@@ -208,8 +208,10 @@ pub(crate) struct Engine {
 /// # Errors
 /// The device cannot be used or the budget cannot be.
 pub fn start(config: EngineConfig) -> Result<(EngineHandle, EngineThread), Error> {
-    let opened = crate::open::open(&config)?;
-    launch(opened, config)
+    crate::open::watched(config.watchdog, move |steps| {
+        let opened = crate::open::open(&config, steps)?;
+        launch(opened, config, steps)
+    })
 }
 
 /// Starts the engine on a given device.
@@ -225,10 +227,14 @@ pub fn start_on(
         drivers: Vec::new(),
         passed_over: Vec::new(),
     };
-    launch(opened, config)
+    launch(opened, config, &Steps::default())
 }
 
-fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineThread), Error> {
+fn launch(
+    opened: Opened,
+    config: EngineConfig,
+    steps: &Steps,
+) -> Result<(EngineHandle, EngineThread), Error> {
     let Opened {
         mut device,
         drivers,
@@ -248,17 +254,8 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
     }
     let memory = device.info().memory_bytes;
     let keep_free = KeepFree::new(config.keep_free.filter(|_| counts), memory)?;
-    let mut budget = crate::commands::budget_bytes(config.budget, device.info().memory_bytes)?;
-    while let Err(error) = device.set_capacity(budget) {
-        // Another process holds a part of it: take what is there, unless that is next to nothing.
-        let less = (budget / 8 * 7) & !(rocmforge_device::ALIGNMENT - 1);
-        let refused = matches!(error, rocmforge_device::Error::Memory { .. });
-        if !refused || less < crate::commands::BUDGET_MIN.max(1 << 20) {
-            return Err(no_device(&error));
-        }
-        tracing::warn!(%error, "the device has no room for a budget of {budget} bytes; trying {less}");
-        budget = less;
-    }
+    let budget = crate::commands::budget_bytes(config.budget, device.info().memory_bytes)?;
+    let budget = crate::open::take_memory(device.as_mut(), budget, steps)?;
     let cache = Cache::new(CacheConfig {
         align: rocmforge_device::ALIGNMENT,
         policy: crate::commands::to_cache(config.policy),
@@ -273,7 +270,9 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         device.info().kind,
     );
     let mut store = WeightStore::new(device, cache, offload);
+    steps.begin("preparing the device's own memory");
     store.take_reserve()?;
+    steps.end();
     let memory = rocmforge_device::host_memory_bytes();
     let of_host = crate::offload::bytes_of(config.host_budget, memory).min(memory / 2);
     store.open_tier(config.host_tier, of_host);

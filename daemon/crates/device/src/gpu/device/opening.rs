@@ -2,10 +2,11 @@
 //! look at where there is none.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rocmforge_kernels::gpu::{self as gpu_kernels, GpuTarget};
 
+use crate::Steps;
 use crate::error::Error;
 use crate::gpu::blas::FirstProduct;
 use crate::gpu::{self, Context, DeviceAttributes, Priority, Stream, Vendor};
@@ -30,12 +31,28 @@ use super::{GpuDevice, failed};
 const PASS_PIECES: usize = 16;
 const PASS_PIECE_BYTES: usize = 1 << 20;
 
+/// How long a library's first product may take at least.
+const PRODUCT_WAIT_MIN: Duration = Duration::from_secs(5);
+
 impl GpuDevice {
     /// Opens a card.
     ///
     /// # Errors
     /// [`Error::Config`] where there is no driver or no such card, with what was looked for.
     pub fn open(config: GpuConfig, images: Box<dyn Images>) -> Result<Self, Error> {
+        Self::open_by(config, images, &Steps::default())
+    }
+
+    /// The same; `steps` says what is under way.
+    ///
+    /// # Errors
+    /// As [`GpuDevice::open`].
+    pub fn open_by(
+        config: GpuConfig,
+        images: Box<dyn Images>,
+        steps: &Steps,
+    ) -> Result<Self, Error> {
+        steps.begin(format!("opening the library of {}", config.vendor));
         let refused = |e: gpu::Error| Error::Config(format!("device {}: {e}", config.vendor));
         let driver = gpu::open(config.vendor, &config.libraries).map_err(refused)?;
         let library = driver.library().to_owned();
@@ -47,6 +64,7 @@ impl GpuDevice {
                 what_to_look_at(config.vendor)
             ))
         };
+        steps.begin(format!("starting {library} and counting its cards"));
         let count = driver.device_count().map_err(no_card)?;
         if config.ordinal >= count {
             return Err(Error::Config(format!(
@@ -56,15 +74,21 @@ impl GpuDevice {
                 what_to_look_at(config.vendor)
             )));
         }
+        steps.begin(format!("opening {}:{}", config.vendor, config.ordinal));
         let context = Context::open(driver, config.ordinal).map_err(no_card)?;
-        Self::on(context, config, images)
+        Self::on(context, config, images, steps)
     }
 
     /// Sets an open card up.
     ///
     /// # Errors
     /// [`Error::Memory`], [`Error::Config`].
-    pub fn on(context: Context, config: GpuConfig, images: Box<dyn Images>) -> Result<Self, Error> {
+    pub fn on(
+        context: Context,
+        config: GpuConfig,
+        images: Box<dyn Images>,
+        steps: &Steps,
+    ) -> Result<Self, Error> {
         let attributes = context.attributes();
         let name = attributes.name.clone();
         if let Some(refused) = images.refuses(&attributes.arch) {
@@ -82,6 +106,7 @@ impl GpuDevice {
             findings.extend(gpu::sysfs::locked_memory(pinned as u64));
         }
         findings.iter().for_each(|found| tracing::info!("{found}"));
+        steps.begin("looking how files reach the card");
         let begin = Instant::now();
         let found = files_way(&context, &config, &trials)?;
         let took_ms = begin.elapsed().as_secs_f64() * 1e3;
@@ -91,6 +116,7 @@ impl GpuDevice {
             false => 0,
         };
         findings.push(found.text);
+        steps.begin("taking pinned memory and streams");
         let kernels = Arc::new(Kernels::new(&context, images));
         let uploads = Uploads::start(
             &context,
@@ -107,11 +133,13 @@ impl GpuDevice {
         let stream =
             || Stream::new(&context, Priority::High).map_err(|e| failed("making a stream", e));
         let (compute, recorder) = (stream()?, stream()?);
+        steps.begin("opening the vendor's library for large products");
         let first = config.child_exe.clone().map(|exe| FirstProduct {
             exe,
             runtime: config.libraries.hip.clone(),
             ordinal: config.ordinal,
-            limit: config.watchdog,
+            // Two libraries may be tried in one step.
+            limit: (config.watchdog / 2).max(PRODUCT_WAIT_MIN),
             trials: trials.clone(),
         });
         let (products, without) = match config.vendor_products {
@@ -122,11 +150,13 @@ impl GpuDevice {
             tracing::info!("{without}");
             findings.push(without);
         }
+        steps.begin("looking how memory is mapped");
         let arena = Arena::new(&context, config.granularity_min, &trials, &compute);
         let mut warm_up = WarmUp::new(Arc::clone(&kernels));
         if config.warm_up {
             warm_up.add(warmup::always());
         }
+        steps.begin("taking pinned memory for passes");
         let versions = context.shared_driver().versions();
         Ok(Self {
             warm_up,
