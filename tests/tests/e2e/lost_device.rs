@@ -101,6 +101,14 @@ async fn a_fault_ends_the_daemon_with_4() {
     ends_well(&format!("run:kernel:3000:{LAUNCH_FAILURE}")).await;
 }
 
+/// hipErrorUnknown and hipErrorNoDevice are refusals, too; a card that gives them to everything is
+/// lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_card_that_fails_all_calls_by_codes_that_say_little_ends_the_daemon_with_4() {
+    ends_well("run:kernel:3000:999").await;
+    ends_well("run:kernel:3000:100").await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kernel_that_hangs_ends_the_daemon_with_4() {
     ends_well(&format!("run:kernel:3000:{HANG}")).await;

@@ -248,6 +248,11 @@ pub trait Device: Send {
         None
     }
 
+    /// What the system has to say of a device that was lost. Asks no driver.
+    fn said_of_loss(&self) -> Option<String> {
+        None
+    }
+
     /// The places that this device wants for a segment's tensors. Pure; touches no memory.
     ///
     /// # Errors

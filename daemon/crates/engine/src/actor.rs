@@ -349,7 +349,10 @@ fn guarded(mut engine: Engine, commands: Receiver<Command>) -> Result<(), Error>
     let ran = catch_unwind(AssertUnwindSafe(|| engine.run(&commands)));
     let error = match ran {
         Ok(None) => return Ok(()),
-        Ok(Some(lost)) => lost,
+        Ok(Some(lost)) => match engine.store.device.said_of_loss() {
+            Some(said) => format!("{lost}; {said}"),
+            None => lost,
+        },
         Err(payload) => {
             let message = payload
                 .downcast_ref::<String>()

@@ -69,6 +69,7 @@ macro_rules! optional {
 
 mod card;
 mod virtual_memory;
+mod loss;
 
 impl HipDriver {
     /// Opens the first of `names` that the loader finds.
@@ -86,20 +87,30 @@ impl HipDriver {
         if code == Code::hipSuccess as u32 {
             return Ok(());
         }
-        // SAFETY: the function takes any code and returns a static string or null.
-        let name = unsafe { text((self.hip.hipGetErrorName)(code)) };
-        // SAFETY: as above.
-        let message = unsafe { text((self.hip.hipGetErrorString)(code)) };
+        let (name, mut text) = self.words(code);
+        let (class, more) = self.meaning(call, code);
+        if let Some(more) = more {
+            text = format!("{text}; {more}");
+        }
         Err(Error::Call {
             call,
             code,
             name,
-            text: message,
-            class: class(code),
+            text,
+            class,
         })
     }
 
     fn copy(
+    /// The name of a code, and its text.
+    fn words(&self, code: u32) -> (String, String) {
+        // SAFETY: the function takes any code and returns a static string or null.
+        let name = unsafe { text((self.hip.hipGetErrorName)(code)) };
+        // SAFETY: as above.
+        let text = unsafe { text((self.hip.hipGetErrorString)(code)) };
+        (name, text)
+    }
+
         &self,
         dst: *mut c_void,
         src: *const c_void,

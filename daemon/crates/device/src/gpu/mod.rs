@@ -9,7 +9,7 @@
 //!       |
 //!    context.rs          Context: the card that is open, shared by all that lives on it
 //!    memory.rs  exec.rs  Buffer, PinnedBuffer, Registration / Stream, Event, Module, Kernel, Graph
-//!    sysfs.rs            what the kernel says of an AMD card's memory
+//!    sysfs.rs            what the kernel says of an AMD card's memory, kernel_log.rs of its loss
 //!    virtual_memory.rs   Reservation, Chunk: addresses apart from memory, where the driver can
 //!       |
 //!    device/             GpuDevice: arena, uploads, launches, graphs; one code for both vendors
@@ -32,6 +32,7 @@ mod hip;
 mod image;
 mod library;
 pub mod memory;
+mod kernel_log;
 mod probe;
 mod sysfs;
 pub mod virtual_memory;

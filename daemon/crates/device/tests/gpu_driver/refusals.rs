@@ -140,3 +140,32 @@ fn an_error_while_giving_back_is_not_a_panic() {
         "{live:?}"
     );
 }
+
+/// hipErrorUnknown, hipErrorNoDevice and a code of ROCr: each is what a call gives that was
+/// refused, and what each call gives once the card is gone.
+#[test]
+fn a_code_that_says_little_is_a_loss_where_the_card_fails_a_second_look() {
+    for code in [999, 100, 101, 1053] {
+        let fake = Fake::new();
+        let card = card(&fake);
+        let stream = stream(&card);
+        let event = Event::new(&card, false).unwrap();
+        fake.fail("hipEventRecord", 1, code);
+        let refused = event.record(&stream).unwrap_err();
+        assert!(!refused.is_lost(), "{refused}");
+        event.record(&stream).unwrap();
+        // What has no work on the card is not asked again.
+        let looks = fake.calls("hipDeviceSynchronize");
+        fake.fail("hipHostMalloc", 1, code);
+        PinnedBuffer::new(&card, 4096).unwrap_err();
+        assert_eq!(fake.calls("hipDeviceSynchronize"), looks);
+        for look in ["hipDeviceSynchronize", "hipMemGetInfo"] {
+            fake.fail("hipEventQuery", 1, code);
+            fake.fail(look, 1, code);
+            let lost = event.is_passed().unwrap_err();
+            assert!(lost.is_lost(), "{lost}");
+            let text = lost.to_string();
+            assert!(text.contains(&format!("after it {look} fails")), "{text}");
+        }
+    }
+}

@@ -69,7 +69,7 @@ use crate::{
     SegmentLayout, TensorDesc, Throughput, Upload, UploadTicket, Watch,
 };
 
-use super::{Context, Stream};
+use super::{Context, Stream, Vendor, kernel_log};
 use arena::Arena;
 use aside::Aside;
 use errors::{failed, launch_error, stream_driver};
@@ -200,6 +200,15 @@ fn vendor_name(context: &Context) -> &'static str {
     context.shared_driver().vendor().name()
 }
 
+impl GpuDevice {
+    /// What tells later what the kernel says of the card.
+    fn loss(&self) -> impl Fn() -> Option<String> + Send + 'static {
+        let is_amd = self.config.vendor == Vendor::Hip;
+        let pci = self.context.attributes().pci_bus_id.clone();
+        move || is_amd.then(|| kernel_log::says_of(&pci)).flatten()
+    }
+}
+
 impl Device for GpuDevice {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
@@ -223,13 +232,22 @@ impl Device for GpuDevice {
         // Waits have the watchdog's patience and are themselves calls; what takes
         // longer than that is stuck.
         let patience = self.config.watchdog * 2;
+        let said = self.loss();
         Some(Box::new(move || {
             let stuck = oldest_call().filter(|age| *age > patience)?;
-            Some(format!(
-                "a call of the driver has not come back after {} s; the device hangs",
-                stuck.as_secs()
-            ))
+            let seconds = stuck.as_secs();
+            let reason = format!(
+                "a call of the driver has not come back after {seconds} s; the device hangs"
+            );
+            Some(match said() {
+                Some(said) => format!("{reason}; {said}"),
+                None => reason,
+            })
         }))
+    }
+
+    fn said_of_loss(&self) -> Option<String> {
+        self.loss()()
     }
 
     fn memory_use(&self) -> Option<MemoryUse> {

@@ -93,7 +93,8 @@ table! {
 #[repr(C, align(16))]
 pub(super) struct PropertiesBytes(pub(super) [u8; 8192]);
 
-/// What a code means. hipErrorUnknown stays [`Class::Other`]: the runtime uses it for refusals too.
+/// What a code means by itself. hipErrorUnknown stays [`Class::Other`]: the runtime uses it for
+/// refusals too, and `loss.rs` looks again.
 pub(super) fn class(code: u32) -> Class {
     const OUT_OF_MEMORY: u32 = Code::hipErrorOutOfMemory as u32;
     const NOT_READY: u32 = Code::hipErrorNotReady as u32;

@@ -1,0 +1,61 @@
+//! Telling a card that is gone from a call that was refused.
+//!
+//! The runtime has codes for both, and uses hipErrorUnknown, hipErrorNoDevice, the codes of ROCr
+//! and others for either: after a reset, or when the card has left the bus, each call fails with
+//! one of these, one by one. So after such a code of what works on the card it is asked again.
+
+use super::abi::class;
+use super::{Class, HipDriver};
+
+/// Calls that work on the card, or wait for it.
+const WORK: [&str; 11] = [
+    "hipDeviceSynchronize",
+    "hipEventQuery",
+    "hipEventRecord",
+    "hipEventSynchronize",
+    "hipGraphLaunch",
+    "hipMemcpyAsync",
+    "hipMemsetAsync",
+    "hipModuleLaunchKernel",
+    "hipStreamQuery",
+    "hipStreamSynchronize",
+    "hipStreamWaitEvent",
+];
+
+/// Codes of a stream that is recorded: the answer is about the recording.
+const OF_CAPTURE: std::ops::RangeInclusive<u32> = 900..=908;
+
+impl HipDriver {
+    /// What a call's code means, by a second look at the card where the code does not tell; with
+    /// words about that look where it failed.
+    pub(super) fn meaning(&self, call: &'static str, code: u32) -> (Class, Option<String>) {
+        let class = class(code);
+        let is_open = class == Class::Other && !OF_CAPTURE.contains(&code);
+        if !is_open || !WORK.contains(&call) {
+            return (class, None);
+        }
+        match self.says_of_itself() {
+            Some(words) => (Class::Lost, Some(words)),
+            None => (class, None),
+        }
+    }
+
+    /// What fails of two calls that have nothing to refuse; `None` if the card is sound.
+    fn says_of_itself(&self) -> Option<String> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: no arguments; the calling thread has a device, since it worked on it.
+        let waited = unsafe { (self.hip.hipDeviceSynchronize)() };
+        // SAFETY: the out-pointers are to live locals.
+        let counted = unsafe { (self.hip.hipMemGetInfo)(&raw mut free, &raw mut total) };
+        let asked = [("hipDeviceSynchronize", waited), ("hipMemGetInfo", counted)];
+        asked.into_iter().find_map(|(call, code)| {
+            let answers = code == 0
+                || OF_CAPTURE.contains(&code)
+                || !matches!(class(code), Class::Other | Class::Lost);
+            (!answers).then(|| {
+                let (name, _) = self.words(code);
+                format!("after it {call} fails, too: {name} ({code})")
+            })
+        })
+    }
+}
