@@ -161,7 +161,8 @@ pub(super) fn runtimes(told: &Told, machine: &Machine) -> Vec<Finding> {
             Vendor::Amd,
             "hip",
             "install ROCm's HIP runtime, libamdhip64 (Debian, Ubuntu: libamdhip64-*; Fedora: rocm-hip-runtime; Arch: \
-             hip-runtime-amd)",
+             hip-runtime-amd); it is looked for by the loader, in $ROCM_PATH/lib, /opt/rocm/lib and /opt/rocm-*/lib, or \
+             named in ROCMFORGE_HIP_LIBRARY of the daemon's environment",
         ),
         (
             Vendor::Nvidia,

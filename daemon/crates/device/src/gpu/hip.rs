@@ -30,7 +30,8 @@ pub(super) const NAMES: [&str; 4] = [
     "libamdhip64.so",
 ];
 
-const HINT: &str = "install ROCm's HIP runtime, or name the library in ROCMFORGE_HIP_LIBRARY";
+const HINT: &str = "install ROCm's HIP runtime, or name the library in ROCMFORGE_HIP_LIBRARY (it is looked for by the \
+                    loader, in $ROCM_PATH/lib, /opt/rocm/lib and /opt/rocm-*/lib)";
 
 /// The HIP runtime, opened.
 pub(super) struct HipDriver {
@@ -68,8 +69,8 @@ macro_rules! optional {
 }
 
 mod card;
-mod virtual_memory;
 mod loss;
+mod virtual_memory;
 
 impl HipDriver {
     /// Opens the first of `names` that the loader finds.
@@ -101,7 +102,6 @@ impl HipDriver {
         })
     }
 
-    fn copy(
     /// The name of a code, and its text.
     fn words(&self, code: u32) -> (String, String) {
         // SAFETY: the function takes any code and returns a static string or null.
@@ -111,6 +111,7 @@ impl HipDriver {
         (name, text)
     }
 
+    fn copy(
         &self,
         dst: *mut c_void,
         src: *const c_void,

@@ -3,7 +3,10 @@
 //! A library once opened stays: GPU runtimes start threads and register exit handlers, and do
 //! not survive being closed.
 
+use std::fs;
+use std::io::{BufRead, BufReader};
 use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
 
 use super::driver::{Attempt, Error, Result};
 
@@ -55,6 +58,20 @@ impl Library {
         // copied pointer stays good.
         unsafe { self.library.get::<F>(symbol) }.ok().map(|f| *f)
     }
+}
+
+/// The file that the loader took for a name.
+pub fn file_of(name: &str) -> Option<PathBuf> {
+    if name.contains('/') {
+        return fs::canonicalize(name).ok();
+    }
+    let stem = &name[..name.find(".so")? + 3];
+    let maps = BufReader::new(fs::File::open("/proc/self/maps").ok()?);
+    maps.lines().map_while(Result::ok).find_map(|line| {
+        let path = Path::new(&line[line.find('/')?..]);
+        let file = path.file_name()?.to_str()?;
+        file.starts_with(stem).then(|| path.to_owned())
+    })
 }
 
 /// What the loader itself said: libloading keeps it in the source of its own error.
@@ -112,3 +129,16 @@ macro_rules! table {
     };
 }
 pub(super) use table;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_behind_a_name_is_found() {
+        let file = file_of("libc.so.6").expect("this process has the C library");
+        assert!(file.starts_with("/"), "{file:?}");
+        assert_eq!(file_of(&file.to_string_lossy()), file.canonicalize().ok());
+        assert_eq!(file_of("libnobody-has-this.so.1"), None);
+    }
+}

@@ -2,7 +2,8 @@
 //! out.
 //!
 //! ```text
-//! hip.rs  cuda.rs        vendor symbols (abi.rs of each), opened with dlopen (library.rs);
+//! hip.rs  cuda.rs        vendor symbols (abi.rs of each), opened with dlopen (library.rs) where
+//!                        search.rs finds them;
 //!                        nothing of them leaves these files
 //!      \  /
 //!    driver.rs           trait Driver: handles, calls, errors (error.rs) with a class
@@ -35,6 +36,7 @@ pub mod memory;
 mod kernel_log;
 mod probe;
 mod sysfs;
+mod search;
 pub mod virtual_memory;
 
 pub use blas::{CHILD_ARGUMENT as PRODUCTS_CHILD_ARGUMENT, child_main as products_child_main};
@@ -46,4 +48,5 @@ pub use driver::{
 };
 pub use exec::{Event, Graph, Kernel, Module, Stream};
 pub use memory::{Buffer, PinnedBuffer, Registration};
+pub use library::file_of as library_file;
 pub use probe::{Libraries, Report, open, probe, report};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::cuda::CudaDriver;
 use super::driver::{Attempt, DeviceAttributes, Driver, Error, Result, Vendor, Versions};
 use super::hip::HipDriver;
-use super::{cuda, hip};
+use super::{cuda, hip, search};
 
 /// Devices that a report lists at most.
 const DEVICES_MAX: u32 = 64;
@@ -43,6 +43,7 @@ impl Libraries {
         };
         match over {
             Some(path) => vec![path.to_string_lossy().into_owned()],
+            None if vendor == Vendor::Hip => search::names(usual),
             None => usual.iter().map(|&name| name.to_owned()).collect(),
         }
     }

@@ -22,10 +22,11 @@ use std::time::{Duration, Instant};
 use crate::gpu::device::trial::{Outcome, Trials};
 use crate::gpu::{Buffer, Context, Error, Libraries, Priority, Stream, Vendor, open};
 
+use super::Gemm;
 use super::classic::Classic;
 use super::lt::Lt;
 use super::tensile::Kernels;
-use super::{Gemm, tensile};
+use crate::gpu::library::file_of;
 
 /// The hidden argument of the child; the card's number and the library follow.
 pub const CHILD_ARGUMENT: &str = "--products-child";
@@ -98,7 +99,7 @@ impl FirstProduct {
     /// Whether a library that was opened by a name may be used; else why not.
     pub(super) fn allows(&self, which: Which, library: &str) -> Result<(), String> {
         let what = format!("products-{}", which.name());
-        let identity = tensile::file_of(library).and_then(|file| identity(&file));
+        let identity = file_of(library).and_then(|file| identity(&file));
         if identity.is_some() && self.trials.passed(&what) == identity {
             return Ok(());
         }

@@ -25,8 +25,8 @@ use std::path::Path;
 
 use crate::error::Error;
 
-use super::library::Library;
-use super::{Context, Stream, Vendor};
+use super::library::{Library, file_of};
+use super::{Context, Stream, Vendor, search};
 use classic::Classic;
 use lt::Lt;
 
@@ -147,7 +147,7 @@ fn usable(
         return Ok(());
     }
     let name = library.name();
-    let lacks = tensile::file_of(name)
+    let lacks = file_of(name)
         .and_then(|file| tensile::lacks(which.kernels(), &file, &context.attributes().arch));
     if let Some(why) = lacks {
         return Err(config(format!("{name} cannot be used: {why}")));
@@ -185,9 +185,13 @@ fn library(context: &Context, vendor: &'static str, names: &[&str]) -> Result<Li
     let beside = dir
         .into_iter()
         .flat_map(|dir| names.iter().map(move |name| dir.join(name)));
+    let usual = match driver.vendor() {
+        Vendor::Hip => search::names(names),
+        Vendor::Cuda => names.iter().map(|&name| name.to_owned()).collect(),
+    };
     let names: Vec<String> = beside
         .map(|path| path.to_string_lossy().into_owned())
-        .chain(names.iter().map(|&name| name.to_owned()))
+        .chain(usual)
         .collect();
     let hint = "install the vendor's library for matrix products";
     Library::open(vendor, &names, hint).map_err(|error| {

@@ -4,7 +4,6 @@
 //! AMD's own packages have it says nothing; then [`super::first`] alone decides.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 /// Most names of files that are looked at: rocBLAS has some 3000 for all chips.
@@ -18,20 +17,6 @@ pub(super) struct Kernels {
     pub(super) variable: &'static str,
     /// The folder beside the library.
     pub(super) beside: &'static str,
-}
-
-/// The file that the loader took for a name.
-pub(super) fn file_of(name: &str) -> Option<PathBuf> {
-    if name.contains('/') {
-        return fs::canonicalize(name).ok();
-    }
-    let stem = &name[..name.find(".so")? + 3];
-    let maps = BufReader::new(fs::File::open("/proc/self/maps").ok()?);
-    maps.lines().map_while(Result::ok).find_map(|line| {
-        let path = Path::new(&line[line.find('/')?..]);
-        let file = path.file_name()?.to_str()?;
-        file.starts_with(stem).then(|| path.to_owned())
-    })
 }
 
 /// Why a library, opened from a file, has nothing for a chip; `None` if it has or nobody can tell.
@@ -111,13 +96,5 @@ mod tests {
         }
         fs::write(folder.join("TensileLibrary_gfx10-3-generic.co"), "").unwrap();
         assert_eq!(lacks(&KERNELS, &library, "gfx1036"), None);
-    }
-
-    #[test]
-    fn the_file_behind_a_name_is_found() {
-        let file = file_of("libc.so.6").expect("this process has the C library");
-        assert!(file.starts_with("/"), "{file:?}");
-        assert_eq!(file_of(&file.to_string_lossy()), file.canonicalize().ok());
-        assert_eq!(file_of("libnobody-has-this.so.1"), None);
     }
 }

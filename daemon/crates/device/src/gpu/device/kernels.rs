@@ -75,6 +75,9 @@ struct CompiledImages {
     tell_damaged: Once,
 }
 
+/// AMD's run-time compiler, newest first.
+const HIPRTC: [&str; 3] = ["libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so"];
+
 impl CompiledImages {
     /// The compiler of a vendor, set up as usual.
     fn new(vendor: Vendor) -> Self {
@@ -84,13 +87,17 @@ impl CompiledImages {
         };
         Self {
             vendor,
-            compiler: Compiler::new(Config::new(language)),
+            compiler: Compiler::new(config),
             tell_damaged: Once::new(),
         }
     }
 }
 
 impl CompiledImages {
+        let mut config = Config::new(language);
+        if vendor == Vendor::Hip && config.library.is_none() {
+            config.library = crate::gpu::search::only_in_rocm(&HIPRTC);
+        }
     /// An object: one of those that are `embedded`, else out of the cache or by the compiler.
     fn object(
         &self,
