@@ -282,6 +282,19 @@ fn limits_that_are_low_are_found() {
 }
 
 #[test]
+fn variables_that_hide_cards_are_told_where_there_is_one() {
+    let fake = Fake::with_amd();
+    let variables = "PATH=/bin\0ROCR_VISIBLE_DEVICES=1\0HIP_VISIBLE_DEVICES=\0";
+    fake.write("proc/self/environ", variables);
+    let words = ["ROCR_VISIBLE_DEVICES=1, HIP_VISIBLE_DEVICES= (this shell's)"];
+    fake.has("warn", "environment", &words);
+    let without = Fake::new();
+    without.write("proc/self/environ", variables);
+    let lines = without.lines();
+    assert!(lines.iter().all(|line| line[1] != "environment"));
+}
+
+#[test]
 fn an_apu_with_the_kernels_default_is_told_how_to_have_more() {
     let fake = Fake::with_amd();
     fake.write(&format!("{AMD}/mem_info_vram_total"), "536870912\n");

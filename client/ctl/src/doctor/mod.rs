@@ -9,6 +9,7 @@
 //! is changed; a file that is not there is a finding or none, and never ends the command.
 
 mod daemon;
+mod environment;
 mod limits;
 mod machine;
 mod socket;
@@ -105,6 +106,7 @@ pub(crate) async fn doctor(context: &mut Context, root: Option<&Path>) -> anyhow
     let told = daemon::ask(context, asks, root.is_some()).await;
     let mut findings = machine.findings(&system);
     findings.extend(daemon::runtimes(&told, &machine));
+    findings.extend(environment::findings(&system, &machine, told.pid()));
     findings.extend(limits::findings(&system, &machine, told.pid()));
     findings.extend(socket::findings(&system, &socket_paths(context), &told));
     findings.extend(daemon::versions(&told));

@@ -27,16 +27,17 @@ pub mod context;
 mod cuda;
 pub mod device;
 pub mod driver;
+pub mod environment;
 mod error;
 pub mod exec;
 mod hip;
 mod image;
+mod kernel_log;
 mod library;
 pub mod memory;
-mod kernel_log;
 mod probe;
-mod sysfs;
 mod search;
+mod sysfs;
 pub mod virtual_memory;
 
 pub use blas::{CHILD_ARGUMENT as PRODUCTS_CHILD_ARGUMENT, child_main as products_child_main};
@@ -47,6 +48,6 @@ pub use driver::{
     Vendor, Versions,
 };
 pub use exec::{Event, Graph, Kernel, Module, Stream};
-pub use memory::{Buffer, PinnedBuffer, Registration};
 pub use library::file_of as library_file;
+pub use memory::{Buffer, PinnedBuffer, Registration};
 pub use probe::{Libraries, Report, open, probe, report};

@@ -213,8 +213,8 @@ fn target(vendor: Vendor, attributes: &DeviceAttributes) -> GpuTarget {
 }
 
 /// What to do where a vendor's runtime finds no card.
-fn what_to_look_at(vendor: Vendor) -> &'static str {
-    match vendor {
+fn what_to_look_at(vendor: Vendor) -> String {
+    let usual = match vendor {
         Vendor::Hip => {
             "is the amdgpu kernel driver loaded, is the card one that this runtime supports, and may this user open \
              /dev/kfd and /dev/dri/renderD* (groups render and video)? --device host computes on the CPU"
@@ -223,5 +223,9 @@ fn what_to_look_at(vendor: Vendor) -> &'static str {
             "is the NVIDIA kernel driver loaded (nvidia-smi), and may this user open /dev/nvidia*? --device host \
              computes on the CPU"
         }
+    };
+    match gpu::environment::that_is_set(vendor) {
+        Some(set) => format!("{usual}; {set}"),
+        None => usual.to_owned(),
     }
 }
