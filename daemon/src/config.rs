@@ -80,7 +80,7 @@ pub const CONFIG_FILE_MAX_BYTES: u64 = 1 << 20;
     name = "rocmforged",
     version,
     about = "Owns the device and serves GGUF models to local clients over a Unix socket.",
-    after_help = "Every flag but --config, --check-config and --list-devices is also a key of the file, with _ for -; a flag wins over the file.\n\
+    after_help = "Every flag but --config, --check-config, --list-devices and --check-device is also a key of the file, with _ for -; a flag wins over the file.\n\
                   Those of one value that are no paths are also variables: ROCMFORGED_KEEP_FREE wins over the file.\n\
                   With no --model-dir every load is refused: the daemon opens nothing that it was not told to."
 )]
@@ -192,6 +192,9 @@ pub struct Flags {
     /// List the GPU drivers and devices that are found, and end
     #[arg(long)]
     pub list_devices: bool,
+    /// Test a card, such as hip:0, without a daemon, and end: with 1 where a step failed
+    #[arg(long, value_name = "DEVICE")]
+    pub check_device: Option<String>,
 }
 
 /// The settings in force.
@@ -225,13 +228,11 @@ pub struct Config {
     pub policy: Policy,
     /// Whether what is not on the card may be computed on the CPU.
     pub offload: Offload,
-    /// Memory of the machine for weights that the CPU computes with beside the card, and for KV
-    /// pages that have no room on it.
+    /// The machine's memory for weights that the CPU computes with, and KV pages beyond the card.
     pub host_budget: Option<Budget>,
     /// Whether KV pages that leave the card are kept in the machine's memory.
     pub host_tier: Offload,
-    /// The share of time, in percent, for which something has to wait for memory for that memory to
-    /// go back; `None` is never.
+    /// The share of time, in percent, of waits for memory at which it goes back; `None` is never.
     pub host_pressure: Option<f64>,
     /// Whether model files are read past the page cache.
     pub direct_io: Offload,
@@ -239,8 +240,7 @@ pub struct Config {
     pub prefix_cache: PrefixCache,
     /// What keys and values are stored as, where a model's heads fit it; `None` is by the model.
     pub kv_type: Option<KvType>,
-    /// Whether tokens are drafted, from what a text has said before or by a model's block that
-    /// predicts one more; `None` is on the host alone.
+    /// Whether tokens are drafted, as [`Flags::speculate`] says; `None` is on the host alone.
     pub speculate: Option<bool>,
     /// How long work of a GPU may take.
     pub watchdog: Duration,

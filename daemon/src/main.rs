@@ -27,6 +27,7 @@ use rocmforged::late;
 use rocmforged::log::Log;
 use rocmforged::model_files::{ModelDirError, ModelDirs};
 use rocmforged::reload::{Reloader, Reloads, SetFilter};
+use rocmforged::self_test::{self, Told};
 use rocmforged::signals;
 use rocmforged::socket::Socket;
 use rocmforged::traces::Exporter;
@@ -58,10 +59,10 @@ const END_WAIT_MAX: Duration = Duration::from_secs(5);
 /// How long the last lines of the log may hold up the end, where standard error takes nothing.
 const LOG_WAIT_MAX: Duration = Duration::from_millis(500);
 
-/// How long `--check-config` waits for all files together.
 /// How long a driver may take to tell its devices for `--list-devices`; a simulated card is slow.
 const LIST_WAIT_MAX: Duration = Duration::from_secs(30);
 
+/// How long `--check-config` waits for all files together.
 const FILES_ANSWER: Duration = Duration::from_secs(30);
 /// What is said of a variable of the environment that begins as settings do.
 const UNREAD: &str = "in the environment is not read: no setting of one value has that name, and paths and lists come \
@@ -109,6 +110,9 @@ fn main() -> ExitCode {
     let flags = Flags::parse();
     if flags.list_devices {
         return list_devices();
+    }
+    if let Some(device) = &flags.check_device {
+        return check_device(device);
     }
     let check_only = flags.check_config;
     let config = match Config::new(flags.clone(), rocmforged::default_socket_path()) {
@@ -271,6 +275,27 @@ fn list_devices() -> ExitCode {
     // A reader that has seen enough is no failure.
     let _ = writeln!(io::stdout(), "{found}{}", embedded_kernels());
     ExitCode::SUCCESS
+}
+
+/// Tests a card and prints a line a step, without a daemon.
+fn check_device(device: &str) -> ExitCode {
+    let Some((vendor, ordinal)) = self_test::parse(device) else {
+        let error = anyhow::anyhow!(
+            "--check-device {device}: expected hip:N or cuda:N; --list-devices lists what there is"
+        );
+        return fail(&error, 2);
+    };
+    let told = self_test::test(
+        OWN_PROGRAM.into(),
+        &format!("{vendor}:{ordinal}"),
+        self_test::LIMIT,
+    );
+    // A reader that has seen enough is no failure.
+    let _ = io::stdout().write_all(self_test::table(&told).as_bytes());
+    match told.iter().any(Told::is_failed) {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    }
 }
 
 /// Says why there is no daemon, before there is a log.

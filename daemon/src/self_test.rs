@@ -15,7 +15,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use rocmforge_device::gpu::device::usual_images;
-use rocmforge_device::gpu::{GpuConfig, GpuDevice, Vendor};
+use rocmforge_device::gpu::{
+    GpuConfig, GpuDevice, Libraries, Vendor, environment, library_file, report,
+};
 use rocmforge_device::host::{HostConfig, HostDevice};
 use rocmforge_device::{Device, Error as DeviceError};
 use rocmforge_parity::check::{Outcome, Step, check};
@@ -28,7 +30,7 @@ use crate::devices::{KILL_WAIT, OWN_PROGRAM, POLL};
 /// The hidden argument of the child; the device as `hip:0` follows.
 pub const CHILD_ARGUMENT: &str = "--self-test-child";
 /// How long the whole may take.
-const LIMIT: Duration = Duration::from_secs(10);
+pub const LIMIT: Duration = Duration::from_secs(10);
 /// How long until no more kernels are begun.
 const KERNELS_LIMIT: Duration = Duration::from_secs(7);
 /// Most steps that are told.
@@ -54,6 +56,20 @@ pub struct Told {
 }
 
 impl Told {
+    /// Whether something is wrong.
+    pub fn is_failed(&self) -> bool {
+        self.outcome == Outcome::Failed.name()
+    }
+
+    fn note(name: &str, detail: String) -> Self {
+        Self {
+            name: name.to_owned(),
+            outcome: Outcome::Note.name().to_owned(),
+            detail,
+            ms: 0.0,
+        }
+    }
+
     fn failed(name: &str, detail: String) -> Self {
         Self {
             name: name.to_owned(),
@@ -75,16 +91,83 @@ impl From<Step> for Told {
     }
 }
 
+/// A card as settings name it: `hip:1`, or `hip` for the first.
+pub fn parse(device: &str) -> Option<(Vendor, u32)> {
+    let (kind, ordinal) = device.split_once(':').unwrap_or((device, "0"));
+    let vendors = [Vendor::Hip, Vendor::Cuda];
+    let vendor = vendors.into_iter().find(|v| v.name() == kind)?;
+    Some((vendor, ordinal.parse().ok()?))
+}
+
+/// Lines of a self-test as a table, and their sum.
+pub fn table(told: &[Told]) -> String {
+    let wide = |of: fn(&Told) -> usize| told.iter().map(of).max().unwrap_or(0);
+    let (name, outcome) = (wide(|t| t.name.len()), wide(|t| t.outcome.len()));
+    let mut text = String::new();
+    for step in told {
+        // A driver's words may be several lines, or write to the terminal.
+        let detail: String = step
+            .detail
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect();
+        text += &format!(
+            "{:name$}  {:outcome$}  {:5.0} ms  {detail}\n",
+            step.name, step.outcome, step.ms
+        );
+    }
+    let count = |of: Outcome| told.iter().filter(|t| t.outcome == of.name()).count();
+    let (passed, failed) = (count(Outcome::Passed), count(Outcome::Failed));
+    text + &format!("{passed} passed, {failed} failed\n")
+}
+
+/// What is known of the machine and of a card before that is opened.
+fn about(vendor: Vendor, ordinal: u32) -> Vec<Told> {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let program = format!("{}, kernel {}", env!("CARGO_PKG_VERSION"), kernel.trim());
+    let mut told = vec![Told::note("rocmforged", program)];
+    told.extend(environment::that_is_set(vendor).map(|set| Told::note("environment", set)));
+    let report = report(vendor, &Libraries::from_env());
+    if let Some(library) = &report.library {
+        let file = library_file(library).unwrap_or_else(|| library.into());
+        let versions = match &report.versions {
+            Some(v) => format!("runtime {}, driver {}", v.runtime, v.driver),
+            None => "versions unknown".to_owned(),
+        };
+        told.push(Told::note(
+            "library",
+            format!("{}, {versions}", file.display()),
+        ));
+    }
+    let card = report.devices.iter().find(|card| card.ordinal == ordinal);
+    if let Some(card) = card {
+        let memory = match card.integrated {
+            true => "shares its memory with the processor",
+            false => "has memory of its own",
+        };
+        told.push(Told::note(
+            "card",
+            format!("at {}, {memory}", card.pci_bus_id),
+        ));
+        let source = usual_images(vendor).source(&card.arch);
+        told.push(Told::note("kernels", source));
+    }
+    told
+}
+
+/// Tells the parent; one that does not read any more has given up.
+fn tell(told: &Told) {
+    if let Ok(text) = serde_json::to_string(told) {
+        println!("\n{MARK}{text}");
+    }
+}
+
 /// What the child does. Returns its exit code.
 pub fn child_main(device: &str) -> u8 {
-    let parsed = device.split_once(':').and_then(|(kind, ordinal)| {
-        let vendors = [Vendor::Hip, Vendor::Cuda];
-        let vendor = vendors.into_iter().find(|v| v.name() == kind)?;
-        Some((vendor, ordinal.parse::<u32>().ok()?))
-    });
-    let Some((vendor, ordinal)) = parsed else {
+    let Some((vendor, ordinal)) = parse(device) else {
         return 2;
     };
+    about(vendor, ordinal).iter().for_each(tell);
     let Ok(host) = HostDevice::new(HostConfig::default()) else {
         return 1;
     };
@@ -98,10 +181,7 @@ pub fn child_main(device: &str) -> u8 {
         Ok(Box::new(device))
     };
     check(open, Box::new(host), KERNELS_LIMIT, &mut |step| {
-        // Whoever does not read any more has given up.
-        if let Ok(text) = serde_json::to_string(&Told::from(step)) {
-            println!("\n{MARK}{text}");
-        }
+        tell(&Told::from(step));
     });
     0
 }
@@ -151,7 +231,8 @@ impl SelfTest {
     }
 }
 
-fn test(exe: PathBuf, device: &str, limit: Duration) -> Vec<Told> {
+/// Tests a device through a program that understands [`CHILD_ARGUMENT`].
+pub fn test(exe: PathBuf, device: &str, limit: Duration) -> Vec<Told> {
     let child = Command::new(exe)
         .arg(CHILD_ARGUMENT)
         .arg(device)
@@ -290,5 +371,20 @@ mod tests {
     #[test]
     fn a_child_for_no_device_ends_at_once() {
         assert_eq!((child_main("host"), child_main("hip:x")), (2, 2));
+        assert_eq!(parse("cuda"), Some((Vendor::Cuda, 0)));
+    }
+
+    #[test]
+    fn a_table_has_a_line_a_step_and_the_sum() {
+        let told = [
+            Told::note("card", "at\n0000:03:00.0".to_owned()),
+            Told::failed("copy within", "wrong".to_owned()),
+        ];
+        assert_eq!(
+            table(&told),
+            "card         note        0 ms  at 0000:03:00.0\n\
+             copy within  failed      0 ms  wrong\n\
+             0 passed, 1 failed\n"
+        );
     }
 }

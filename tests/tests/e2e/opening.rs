@@ -122,3 +122,44 @@ fn a_driver_that_hangs_is_given_up_by_the_list_of_devices() {
     assert!(text.contains("did not answer within 30 s"), "{text}");
     assert!(begun.elapsed() < Duration::from_secs(120));
 }
+
+/// The self-test of a card, without a daemon.
+#[test]
+fn a_card_is_tested_without_a_daemon() {
+    let fake = Fake::new();
+    let check = |device: &str, order: &str| {
+        let output = Command::new(binaries::rocmforged())
+            .args(["--check-device", device])
+            .env("ROCMFORGE_HIP_LIBRARY", fake.path())
+            .env("ROCMFORGE_KERNELS", fake.images())
+            .env("ROCR_VISIBLE_DEVICES", "0")
+            .env("FAKE_HIP_FAIL", order)
+            .output()
+            .expect("rocmforged starts");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        println!("{text}");
+        (output.status.code(), text)
+    };
+    let (code, text) = check("hip:0", "");
+    assert_eq!(code, Some(0), "{text}");
+    let file = fake.path().canonicalize().expect("it is there");
+    for words in [
+        &format!("{}, runtime 6.4.0, driver ", file.display()),
+        "has memory of its own",
+        "ROCR_VISIBLE_DEVICES=0",
+        "attention",
+        ", 0 failed",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let (code, text) = check("hip", "run:kernel:9:719");
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("failed") && text.contains("719"), "{text}");
+    // Where a start would fail it tells why.
+    let (code, text) = check("hip:3", "");
+    assert_eq!(code, Some(1), "{text}");
+    for words in ["there is no device hip:3", "ROCR_VISIBLE_DEVICES=0"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert_eq!(check("host", "").0, Some(2));
+}

@@ -41,6 +41,11 @@ pub trait Images: Send + Sync {
         None
     }
 
+    /// Where those for an architecture come from, for people.
+    fn source(&self, _arch: &str) -> String {
+        "of the program that opened the device".to_owned()
+    }
+
     /// Why there are no kernels for an architecture, where that is known from the start.
     fn refuses(&self, _arch: &str) -> Option<String> {
         None
@@ -52,6 +57,10 @@ pub trait Images: Send + Sync {
 pub struct ImageFolder(pub std::path::PathBuf);
 
 impl Images for ImageFolder {
+    fn source(&self, arch: &str) -> String {
+        format!("in {}", self.0.join(arch).display())
+    }
+
     fn image(&self, arch: &str, unit: &str) -> Result<Vec<u8>, Error> {
         let dir = self.0.join(arch);
         let found = ["cubin", "hsaco", "ptx", "co"]
@@ -66,6 +75,9 @@ impl Images for ImageFolder {
     }
 }
 
+/// AMD's run-time compiler, newest first.
+const HIPRTC: [&str; 3] = ["libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so"];
+
 /// Images by the vendor's run-time compiler in a child process, kept on disk.
 #[derive(Debug)]
 struct CompiledImages {
@@ -75,9 +87,6 @@ struct CompiledImages {
     tell_damaged: Once,
 }
 
-/// AMD's run-time compiler, newest first.
-const HIPRTC: [&str; 3] = ["libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so"];
-
 impl CompiledImages {
     /// The compiler of a vendor, set up as usual.
     fn new(vendor: Vendor) -> Self {
@@ -85,6 +94,10 @@ impl CompiledImages {
             Vendor::Hip => Language::Hip,
             Vendor::Cuda => Language::Cuda,
         };
+        let mut config = Config::new(language);
+        if vendor == Vendor::Hip && config.library.is_none() {
+            config.library = crate::gpu::search::only_in_rocm(&HIPRTC);
+        }
         Self {
             vendor,
             compiler: Compiler::new(config),
@@ -94,10 +107,6 @@ impl CompiledImages {
 }
 
 impl CompiledImages {
-        let mut config = Config::new(language);
-        if vendor == Vendor::Hip && config.library.is_none() {
-            config.library = crate::gpu::search::only_in_rocm(&HIPRTC);
-        }
     /// An object: one of those that are `embedded`, else out of the cache or by the compiler.
     fn object(
         &self,
@@ -138,6 +147,19 @@ impl Images for CompiledImages {
                 None
             }
         })
+    }
+
+    fn source(&self, arch: &str) -> String {
+        let unit = units::units().next().map_or("", |unit| unit.name);
+        match (self.vendor, aot::object(arch, unit)) {
+            (Vendor::Hip, Ok(Some(_))) => format!("inside this program for {arch}"),
+            (Vendor::Hip, _) => {
+                "compiled at their first use by hiprtc, and kept on disk".to_owned()
+            }
+            (Vendor::Cuda, _) => {
+                "compiled at their first use by nvrtc, and kept on disk".to_owned()
+            }
+        }
     }
 
     /// An embedded object is refused by runtimes that are older than its form.
