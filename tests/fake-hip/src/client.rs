@@ -200,6 +200,12 @@ impl Fake {
         self.images_for(arch)
     }
 
+    /// Has the card say that it is a part of the processor, or that it is not, before it is opened.
+    pub fn set_integrated(&self, integrated: bool) {
+        let set: extern "C" fn(bool) = self.control("fake_hip_set_integrated");
+        set(integrated);
+    }
+
     /// Allows registration of host memory, or refuses it as not supported.
     pub fn set_register(&self, allowed: bool) {
         let set: extern "C" fn(bool) = self.control("fake_hip_set_register");

@@ -85,7 +85,14 @@ pub(crate) extern "C" fn fake_hip_forget_memory(kept: u64) {
 pub(crate) unsafe extern "C" fn fake_hip_set_arch(arch: *const c_char) {
     // SAFETY: the caller's promise.
     let arch = unsafe { owned(arch) };
-    state().arch = arch;
+    state().set_cards(Some(arch), None);
+}
+
+/// Has all cards say that they are parts of the processor, or that they are not.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_hip_set_integrated(integrated: bool) {
+    state().set_cards(None, Some(integrated));
 }
 
 /// Allows registration of host memory, or refuses it.

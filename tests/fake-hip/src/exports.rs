@@ -79,13 +79,13 @@ pub(crate) fn queue(state: &mut State, stream: *mut c_void, work: Work) -> u32 {
     SUCCESS
 }
 
-fn attribute(state: &State, attribute: u32) -> Option<c_int> {
+fn attribute(state: &State, attribute: u32, card: c_int) -> Option<c_int> {
     Some(match attribute {
-        16 => 0,                                 // Integrated
-        63 => 8,                                 // MultiprocessorCount
-        74 => 64 << 10,                          // MaxSharedMemoryPerBlock
-        87 => state.wave,                        // WarpSize
-        89 => c_int::from(state.virtual_memory), // VirtualMemoryManagementSupported
+        16 => c_int::from(state.integrated(card)), // Integrated
+        63 => 8,                                   // MultiprocessorCount
+        74 => 64 << 10,                            // MaxSharedMemoryPerBlock
+        87 => state.wave,                          // WarpSize
+        89 => c_int::from(state.virtual_memory),   // VirtualMemoryManagementSupported
         _ => return None,
     })
 }
@@ -159,7 +159,12 @@ exports! {
     }
 
     fn hipSetDevice(device: c_int) |s| {
-        if (0..s.devices).contains(&device) { SUCCESS } else { INVALID_DEVICE }
+        if !(0..s.devices).contains(&device) {
+            return INVALID_DEVICE;
+        }
+        // There is one memory, that of the card in use.
+        s.memory.total = s.total(device);
+        SUCCESS
     }
 
     fn hipDeviceGetName(to: *mut c_char, len: c_int, _device: c_int) |_s| {
@@ -167,9 +172,9 @@ exports! {
         unsafe { put_str(to, len, "Fake GPU") }
     }
 
-    fn hipDeviceTotalMem(to: *mut usize, _device: c_int) |s| {
+    fn hipDeviceTotalMem(to: *mut usize, device: c_int) |s| {
         // SAFETY: see above.
-        unsafe { put(to, s.memory.total as usize) }
+        unsafe { put(to, s.total(device) as usize) }
     }
 
     fn hipDeviceGetPCIBusId(to: *mut c_char, len: c_int, device: c_int) |_s| {
@@ -177,16 +182,16 @@ exports! {
         unsafe { put_str(to, len, &format!("0000:{:02X}:00.0", device + 1)) }
     }
 
-    fn hipDeviceGetAttribute(to: *mut c_int, which: u32, _device: c_int) |s| {
-        match attribute(s, which) {
+    fn hipDeviceGetAttribute(to: *mut c_int, which: u32, device: c_int) |s| {
+        match attribute(s, which, device) {
             // SAFETY: see above.
             Some(value) => unsafe { put(to, value) },
             None => INVALID_VALUE,
         }
     }
 
-    fn hipGetDevicePropertiesR0600(to: *mut u8, _device: c_int) |s| {
-        let arch = s.arch.as_bytes();
+    fn hipGetDevicePropertiesR0600(to: *mut u8, device: c_int) |s| {
+        let arch = s.arch(device).as_bytes();
         if to.is_null() || arch.len() > 255 {
             return INVALID_VALUE;
         }

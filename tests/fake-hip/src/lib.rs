@@ -23,8 +23,9 @@
 //! What is noted comes back from [`Fake::violations`]. A fault of queued work loses
 //! the device, as on a card.
 //!
-//! Environment, read at the first call: FAKE_HIP_MEMORY (bytes), FAKE_HIP_ARCH,
-//! FAKE_HIP_WAVE, FAKE_HIP_DEVICES, FAKE_HIP_REGISTER=0 (registration refused),
+//! Environment, read at the first call: FAKE_HIP_DEVICES (how many cards), FAKE_HIP_MEMORY (bytes),
+//! FAKE_HIP_ARCH, FAKE_HIP_INTEGRATED=1 (each one for all cards, or a list with commas: `0,1`),
+//! FAKE_HIP_WAVE, FAKE_HIP_REGISTER=0 (registration refused),
 //! FAKE_HIP_VIRTUAL_MEMORY=0 (addresses come with memory only), FAKE_HIP_OTHERS_FILE (a
 //! file with the bytes that other processes hold, read whenever what is free is asked
 //! for), FAKE_HIP_MISBEHAVE=`slow-registration:500,...` (see [`Misbehaviour`]),

@@ -55,7 +55,10 @@ struct Failure {
 
 /// The runtime.
 pub(crate) struct State {
-    pub(crate) arch: String,
+    /// By the number of the card, the last one for all behind it.
+    archs: Vec<String>,
+    integrated: Vec<bool>,
+    totals: Vec<u64>,
     pub(crate) wave: i32,
     pub(crate) devices: i32,
     pub(crate) register: bool,
@@ -87,14 +90,28 @@ impl State {
     fn from_env() -> State {
         let text = |name: &str| std::env::var(name).ok();
         let number = |name: &str| text(name).and_then(|v| v.parse::<u64>().ok());
+        let list = |name: &str, usual: &str| -> Vec<String> {
+            let list = text(name).unwrap_or_else(|| usual.to_owned());
+            list.split(',').map(str::to_owned).collect()
+        };
+        let totals = list("FAKE_HIP_MEMORY", "");
+        let totals: Vec<u64> = totals
+            .iter()
+            .map(|t| t.parse().unwrap_or(1 << 30))
+            .collect();
         let mut state = State {
-            arch: text("FAKE_HIP_ARCH").unwrap_or_else(|| crate::ARCH.to_owned()),
+            archs: list("FAKE_HIP_ARCH", crate::ARCH),
+            integrated: list("FAKE_HIP_INTEGRATED", "0")
+                .iter()
+                .map(|i| i == "1")
+                .collect(),
             wave: number("FAKE_HIP_WAVE").unwrap_or(32) as i32,
             devices: number("FAKE_HIP_DEVICES").unwrap_or(1) as i32,
             register: number("FAKE_HIP_REGISTER") != Some(0),
             virtual_memory: number("FAKE_HIP_VIRTUAL_MEMORY") != Some(0),
             misbehaves: Misbehaviours::from_text(&text("FAKE_HIP_MISBEHAVE").unwrap_or_default()),
-            memory: Memory::new(number("FAKE_HIP_MEMORY").unwrap_or(1 << 30)),
+            memory: Memory::new(totals[0]),
+            totals,
             others_file: std::env::var_os("FAKE_HIP_OTHERS_FILE").map(PathBuf::from),
             host: HostRanges::default(),
             queues: Queues::default(),
@@ -118,6 +135,34 @@ impl State {
             }
         }
         state
+    }
+
+    /// The architecture of a card.
+    pub(crate) fn arch(&self, card: i32) -> &str {
+        of_card(&self.archs, card).map_or("", String::as_str)
+    }
+
+    /// Whether a card is a part of the processor.
+    pub(crate) fn integrated(&self, card: i32) -> bool {
+        of_card(&self.integrated, card).is_some_and(|&integrated| integrated)
+    }
+
+    /// Bytes of a card's memory.
+    pub(crate) fn total(&self, card: i32) -> u64 {
+        match self.totals.len() {
+            0 | 1 => self.memory.total,
+            _ => of_card(&self.totals, card).copied().unwrap_or(0),
+        }
+    }
+
+    /// All cards are of one kind from now on.
+    pub(crate) fn set_cards(&mut self, arch: Option<String>, integrated: Option<bool>) {
+        if let Some(arch) = arch {
+            self.archs = vec![arch];
+        }
+        if let Some(integrated) = integrated {
+            self.integrated = vec![integrated];
+        }
     }
 
     /// Bytes that are free now.
@@ -192,6 +237,11 @@ impl State {
         self.violations.push(message);
         code
     }
+}
+
+/// What a list says of a card.
+fn of_card<T>(list: &[T], card: i32) -> Option<&T> {
+    list.get(card.max(0) as usize).or(list.last())
 }
 
 /// The runtime, locked.
