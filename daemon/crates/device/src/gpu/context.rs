@@ -183,8 +183,9 @@ impl Context {
 
     /// What the kernel says of the card's memory, for people.
     pub(crate) fn describe_memory(&self) -> Option<String> {
-        let told = self.0.attributes.total_bytes;
-        Some(self.0.kernel.as_ref()?.describe(told))
+        let kernel = self.0.kernel.as_ref()?;
+        let told = self.driver().ok()?.mem_info().ok()?;
+        Some(kernel.describe(told.total))
     }
 
     /// What this process holds by its own count.

@@ -113,8 +113,10 @@ pub struct DeviceAttributes {
     pub total_bytes: u64,
     /// PCI address as in sysfs (`0000:03:00.0`).
     pub pci_bus_id: String,
-    /// Whether it shares its memory with the host (an APU).
+    /// Whether it is a part of the processor (an APU).
     pub integrated: bool,
+    /// Whether its memory is the machine's, so that what others take there is missing here.
+    pub machine_memory: bool,
 }
 
 /// Memory of a device, by the driver's own count, other processes' share included.

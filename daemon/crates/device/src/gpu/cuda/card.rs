@@ -30,6 +30,7 @@ impl CudaDriver {
         let name = unsafe { text(name.as_ptr()) };
         // SAFETY: as above.
         let pci_bus_id = unsafe { text(pci.as_ptr()) }.to_lowercase();
+        let integrated = self.attribute(attribute::INTEGRATED, device)? != 0;
         Ok(DeviceAttributes {
             ordinal,
             name,
@@ -41,7 +42,8 @@ impl CudaDriver {
                 .attribute(attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device)?,
             total_bytes: total_bytes as u64,
             pci_bus_id,
-            integrated: self.attribute(attribute::INTEGRATED, device)? != 0,
+            integrated,
+            machine_memory: integrated,
         })
     }
 

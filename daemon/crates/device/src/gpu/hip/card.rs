@@ -8,7 +8,7 @@ use sys::hipDeviceAttribute_t as Attribute;
 use super::abi::PropertiesBytes;
 use super::{HipDriver, text};
 use crate::gpu::driver::{DeviceAttributes, Error, Result};
-use crate::gpu::sysfs::CardMemory;
+use crate::gpu::sysfs::{self, CardMemory};
 
 /// Offset and bytes of gcnArchName in what hipGetDevicePropertiesR0600 fills (1472 bytes).
 const R0600_ARCH_OFFSET: usize = 1160;
@@ -40,6 +40,9 @@ impl HipDriver {
         let name = unsafe { text(name.as_ptr()) };
         // SAFETY: as above.
         let pci_bus_id = unsafe { text(pci.as_ptr()) }.to_lowercase();
+        let integrated = self.attribute_or_zero(Attribute::hipDeviceAttributeIntegrated, device)
+            != 0
+            || sysfs::is_apu(&pci_bus_id);
         let mut attributes = DeviceAttributes {
             ordinal,
             name: if name.is_empty() { arch.clone() } else { name },
@@ -51,10 +54,11 @@ impl HipDriver {
             shared_per_block_max: shared,
             total_bytes: total_bytes as u64,
             pci_bus_id,
-            integrated: self.attribute_or_zero(Attribute::hipDeviceAttributeIntegrated, device)
-                != 0,
+            integrated,
+            machine_memory: integrated,
         };
         if let Some(kernel) = CardMemory::of(&attributes) {
+            attributes.machine_memory = kernel.is_of_machine(attributes.total_bytes);
             attributes.total_bytes = kernel.total(attributes.total_bytes);
         }
         Ok(attributes)
