@@ -102,9 +102,27 @@ impl Context {
     /// # Errors
     /// What the driver says.
     pub fn open(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Context> {
+        Self::with_files(driver, ordinal, CardMemory::of)
+    }
+
+    /// The same, with the kernel's files below another root.
+    #[cfg(test)]
+    pub(super) fn open_below(
+        driver: Arc<dyn Driver>,
+        ordinal: u32,
+        root: &std::path::Path,
+    ) -> Result<Context> {
+        Self::with_files(driver, ordinal, |card| CardMemory::below(root, card))
+    }
+
+    fn with_files(
+        driver: Arc<dyn Driver>,
+        ordinal: u32,
+        files: impl Fn(&DeviceAttributes) -> Option<CardMemory>,
+    ) -> Result<Context> {
         let attributes = driver.device_attributes(ordinal)?;
         let kernel = match driver.vendor() {
-            Vendor::Hip => CardMemory::of(&attributes),
+            Vendor::Hip => files(&attributes),
             Vendor::Cuda => None,
         };
         let handle = driver.context_open(ordinal)?;
@@ -157,9 +175,7 @@ impl Context {
     /// # Errors
     /// What the driver says.
     pub fn memory(&self) -> Result<MemoryInfo> {
-        let mut told = self.driver()?.mem_info()?;
-        // A runtime was seen to tell more as free than there is.
-        told.free = told.free.min(told.total);
+        let told = self.driver()?.mem_info()?;
         Ok(self
             .0
             .kernel
@@ -167,17 +183,16 @@ impl Context {
             .map_or(told, |kernel| kernel.info(told)))
     }
 
-    /// Free bytes by a count that changes with what is taken on the card and given back. Of a card
-    /// in the machine's memory that is the driver's alone: what [`Self::memory`] says changes with
-    /// every program of the machine.
+    /// Bytes free by a count that changes with what this process takes: the same, but where the
+    /// card's memory is the machine's. What the kernel tells of that changes with all that others
+    /// do, by more than what is to be seen, so there it is the driver's count alone.
     ///
     /// # Errors
     /// What the driver says.
-    pub(crate) fn counted_free(&self) -> Result<u64> {
-        if self.0.attributes.integrated {
-            Ok(self.driver()?.mem_info()?.free)
-        } else {
-            Ok(self.memory()?.free)
+    pub(super) fn followed_free_bytes(&self) -> Result<u64> {
+        match self.0.attributes.machine_memory {
+            true => Ok(self.driver()?.mem_info()?.free),
+            false => Ok(self.memory()?.free),
         }
     }
 

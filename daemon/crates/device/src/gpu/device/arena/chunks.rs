@@ -159,7 +159,7 @@ impl Chunks {
 
     /// Free bytes by the driver's count, if it has one.
     fn free(&self) -> Option<u64> {
-        self.context.counted_free().ok()
+        self.context.followed_free_bytes().ok()
     }
 
     /// Whether memory that was mapped behind the others comes back by the driver's count, asked

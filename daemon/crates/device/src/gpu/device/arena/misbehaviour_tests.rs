@@ -4,6 +4,7 @@
 use super::super::trial::Trials;
 use super::tests::*;
 use super::*;
+use crate::gpu::{Libraries, Vendor, open};
 use rocmforge_fake_hip::{Fake, Misbehaviour};
 use std::sync::Arc;
 
@@ -132,6 +133,49 @@ fn a_false_count_of_free_bytes_is_not_believed() {
         lives(&mut s);
         s.end();
     }
+}
+
+/// What is available of the machine's memory changes by more than what is looked for, or stands for
+/// a while: once a driver that gives memory back was taken for one that keeps it, or for one
+/// without a count.
+#[test]
+fn on_an_apu_the_drivers_own_count_tells_whether_memory_comes_back() {
+    const CARD: u64 = 64 << 20;
+    let root = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: String| {
+        let path = root.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    let card = "sys/bus/pci/devices/0000:01:00.0";
+    write(&format!("{card}/mem_info_vram_total"), "1048576".to_owned());
+    write(&format!("{card}/mem_info_gtt_total"), CARD.to_string());
+    let kib = CARD >> 11;
+    write(
+        "proc/meminfo",
+        format!("MemTotal: {} kB\nMemAvailable: {kib} kB\n", CARD >> 10),
+    );
+    let fake = Arc::new(Fake::new());
+    fake.set_memory(CARD, 0);
+    fake.set_integrated(true);
+    let libraries = Libraries {
+        hip: Some(fake.path().to_owned()),
+        cuda: None,
+    };
+    let driver = open(Vendor::Hip, &libraries).unwrap();
+    let context = Context::open_below(driver, 0, root.path()).unwrap();
+    assert_eq!(
+        context.memory().unwrap().free,
+        CARD / 2,
+        "what is available"
+    );
+    let mut s = setup_on(&fake, context, 8 << 20, GRANULE_MIN);
+    let Memory::Chunks(chunks) = &s.arena.memory else {
+        panic!("{:?}", s.arena.note());
+    };
+    assert!(chunks.free_before().is_some(), "the count is followed");
+    lives(&mut s);
+    s.end();
 }
 
 /// A driver whose card faults on the look ends the process: the third start goes without.

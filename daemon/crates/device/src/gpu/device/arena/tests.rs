@@ -40,6 +40,16 @@ pub(super) fn setup_with(fake: &Arc<Fake>, card: u64, chunk: u64, granularity_mi
         cuda: None,
     };
     let context = Context::open(open(Vendor::Hip, &libraries).unwrap(), 0).unwrap();
+    setup_on(fake, context, chunk, granularity_min)
+}
+
+/// On a card that is open.
+pub(super) fn setup_on(
+    fake: &Arc<Fake>,
+    context: Context,
+    chunk: u64,
+    granularity_min: u64,
+) -> Setup {
     let stream = Stream::new(&context, Priority::Normal).unwrap();
     // No whole number of pieces in a chunk.
     let pinned = PinnedBuffer::new(&context, 40_000).unwrap();
