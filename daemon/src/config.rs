@@ -97,7 +97,7 @@ pub struct Flags {
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Most device memory to hold: bytes, 2GiB, 1.5G (binary units), 2GB
-    /// (decimal) or 80% [default: 50%]
+    /// (decimal) or 80%; of an APU in the machine's memory of what is free there [default: 50%]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub vram_budget: Option<String>,
     /// Device memory to leave to others: where less is free the budget shrinks, and grows again

@@ -154,6 +154,52 @@ async fn auto_serves_on_the_host_and_says_why() {
     }
 }
 
+/// On an APU all that runs lives in the card's memory, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_share_of_an_apus_memory_is_of_what_is_free() {
+    let fake = Fake::new();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let others = dir.path().join("others");
+    std::fs::write(&others, (64 << 20).to_string()).expect("written");
+    let options = |keep_free: &str| {
+        on("hip", fake.path())
+            .env("ROCMFORGE_KERNELS", fake.images())
+            .env("FAKE_HIP_INTEGRATED", "1")
+            .env("FAKE_HIP_MEMORY", (128 << 20).to_string())
+            .env("FAKE_HIP_OTHERS_FILE", &others)
+            .arg("--vram-budget")
+            .arg("50%")
+            .arg("--keep-free")
+            .arg(keep_free)
+    };
+    // Half of the 64 MiB that are free, less a 16th of 128; what else half of it would have been
+    // comes with others' leaving, if any is kept free.
+    for (keep_free, budget, later) in [("0", 28 << 20, None), ("16MiB", 24 << 20, Some(64 << 20))] {
+        std::fs::write(&others, (64 << 20).to_string()).expect("written");
+        let daemon = Daemon::start(&options(keep_free));
+        let status = json(&daemon, "status");
+        assert_eq!(status["budget_bytes"], budget, "{status}");
+        let findings = status["device"]["findings"].to_string();
+        assert!(findings.contains("shared with the machine"), "{findings}");
+        let client = connect(&daemon).await;
+        if let Some(later) = later {
+            std::fs::write(&others, "0").expect("written");
+            let give_up = std::time::Instant::now() + std::time::Duration::from_secs(60);
+            while client.status().await.expect("it serves").budget_bytes != later {
+                assert!(std::time::Instant::now() < give_up, "{}", daemon.log());
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+        }
+        assert_works(&client).await;
+        let ended = daemon.stop();
+        assert!(
+            ended.log.contains("shared with the machine"),
+            "{}",
+            ended.log
+        );
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_card_in_use_is_listed_with_its_memory() {
     let fake = Fake::new();

@@ -61,6 +61,8 @@ pub struct DeviceInfo {
     pub compute_units: u32,
     /// Its memory in bytes: the most that a budget can be.
     pub memory_bytes: u64,
+    /// Whether that is the machine's memory, so that what others take there is missing here.
+    pub machine_memory: bool,
     /// Allocations asked of the driver or the system since start-up.
     pub allocations: u64,
     /// Uploads that should be under way ahead of their turn, at most, unless the

@@ -37,6 +37,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::api::{COMMAND_CAPACITY, Command, PreloadEvent, Snapshot};
 use crate::aside::{self, Nearness, OnItsWay};
+use crate::budget::Wanted;
 use crate::config::EngineConfig;
 use crate::draft::DraftModel;
 use crate::error::{Error, from_device};
@@ -176,6 +177,8 @@ pub(crate) struct Engine {
     pub(crate) scratch: Option<(BlockId, u64)>,
     /// The budget asked for, while running work needs more than it.
     pub(crate) budget_wanted: Option<u64>,
+    /// What a budget in percent is of, where that is less than all memory.
+    pub(crate) budget_note: Option<String>,
     /// What is kept free for others.
     pub(crate) keep_free: KeepFree,
     /// What goes back of the host's memory, where it may have any.
@@ -253,9 +256,13 @@ fn launch(
         );
     }
     let memory = device.info().memory_bytes;
-    let keep_free = KeepFree::new(config.keep_free.filter(|_| counts), memory)?;
-    let budget = crate::commands::budget_bytes(config.budget, device.info().memory_bytes)?;
-    let budget = crate::open::take_memory(device.as_mut(), budget, steps)?;
+    let mut keep_free = KeepFree::new(config.keep_free.filter(|_| counts), memory)?;
+    let wanted = Wanted::of(config.budget, &*device, 0, keep_free.bytes())?;
+    keep_free.budget_was_set(wanted.withheld);
+    if let Some(note) = &wanted.note {
+        tracing::info!("{note}");
+    }
+    let budget = crate::budget::take(&mut *device, wanted.bytes, steps)?;
     let cache = Cache::new(CacheConfig {
         align: rocmforge_device::ALIGNMENT,
         policy: crate::commands::to_cache(config.policy),
@@ -284,6 +291,7 @@ fn launch(
         passed_over: passed_over.into(),
     };
     let mut first = crate::publish::snapshot_of(&store, &[], &config, &found);
+    first.device.findings.extend(wanted.note.clone());
     first.keep_free = keep_free.status();
     first.host_pressure = host_pressure.as_ref().map(|watch| watch.status(0));
     let (snapshot, watch) = watch::channel(Arc::new(first));
@@ -318,6 +326,7 @@ fn launch(
         draining: None,
         scratch: None,
         budget_wanted: None,
+        budget_note: wanted.note,
         keep_free,
         host_pressure,
         config,

@@ -13,6 +13,7 @@ use crate::api::{
     Asker, Budget, BudgetChange, Command, EmbedRequest, Embedding, GenerateEvent, GenerateRequest,
     Policy, PreloadEvent, ScoreRequest, Scores,
 };
+use crate::budget::Wanted;
 use crate::config::PrefixCache;
 use crate::decoding::Chooser;
 use crate::error::Error;
@@ -29,9 +30,6 @@ use crate::task::{Generation, Pooled, Scoring, Task, Work};
 
 /// Most models that can be registered at a time.
 pub const MODELS_MAX: usize = 1024;
-
-/// Smallest budget in bytes: below it no model's largest segment fits.
-pub const BUDGET_MIN: u64 = 64 << 10;
 
 /// Most preloads under way.
 pub(crate) const PRELOADS_MAX: usize = 64;
@@ -399,9 +397,13 @@ impl Engine {
     }
 
     fn set_budget(&mut self, budget: Budget) -> Result<BudgetChange, Error> {
-        let wanted = budget_bytes(budget, self.store.device.info().memory_bytes)?;
-        self.keep_free.budget_was_set();
-        self.change_budget(wanted)
+        let held = self.store.device.memory_use();
+        let held = held.map_or(0, |memory| memory.allocated_bytes);
+        let wanted = Wanted::of(budget, &*self.store.device, held, self.keep_free.bytes())?;
+        self.keep_free.budget_was_set(wanted.withheld);
+        let change = self.change_budget(wanted.bytes)?;
+        self.budget_note = wanted.note;
+        Ok(change)
     }
 
     /// Changes the budget to so many bytes, which are in range.
@@ -494,39 +496,6 @@ pub(crate) fn draining() -> Error {
         message: "the daemon is shutting down; try again when it has been started anew".to_owned(),
         retry_after: Duration::from_secs(5),
     }
-}
-
-/// A budget in bytes, checked against the device's memory.
-pub(crate) fn budget_bytes(budget: Budget, memory: u64) -> Result<u64, Error> {
-    let bytes = match budget {
-        Budget::Bytes(0) => {
-            return Err(Error::InvalidArgument {
-                field: "budget",
-                message: "0 bytes hold nothing".to_owned(),
-            });
-        }
-        Budget::Bytes(bytes) => bytes,
-        Budget::Percent(percent) if percent > 0.0 && percent <= 100.0 => {
-            (memory as f64 * percent / 100.0) as u64
-        }
-        Budget::Percent(percent) => {
-            return Err(Error::InvalidArgument {
-                field: "budget",
-                message: format!("{percent} % is out of range: above 0 and at most 100"),
-            });
-        }
-    };
-    let asked = bytes;
-    let bytes = asked - asked % rocmforge_device::ALIGNMENT;
-    if bytes < BUDGET_MIN || bytes > memory {
-        return Err(Refusal::BudgetOutOfRange {
-            asked,
-            min: BUDGET_MIN,
-            max: memory,
-        }
-        .into());
-    }
-    Ok(bytes)
 }
 
 pub(crate) fn to_cache(policy: Policy) -> CachePolicy {

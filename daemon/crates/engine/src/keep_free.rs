@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use crate::actor::Engine;
 use crate::api::{Budget, KeepFreeStatus};
-use crate::commands::BUDGET_MIN;
+use crate::budget::BUDGET_MIN;
 use crate::error::Error;
 
 /// How often the count is looked at while there is work.
@@ -114,9 +114,15 @@ impl KeepFree {
         })
     }
 
-    /// Somebody set the budget: that is what there is from now on.
-    pub(crate) fn budget_was_set(&mut self) {
-        self.given_up = 0;
+    /// Bytes that are to be free; 0 if none are.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Somebody set the budget: that is what there is from now on, and `withheld` bytes more once
+    /// others leave them, where any are kept free.
+    pub(crate) fn budget_was_set(&mut self, withheld: u64) {
+        self.given_up = if self.is_on() { withheld } else { 0 };
         self.calm_since = None;
     }
 

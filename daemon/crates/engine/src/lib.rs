@@ -12,6 +12,7 @@ pub mod api;
 mod aside;
 mod askers;
 mod begin;
+mod budget;
 mod commands;
 mod config;
 mod decoding;
@@ -56,7 +57,8 @@ mod watchdog;
 mod weight_store;
 
 pub use actor::{EngineThread, start, start_on};
-pub use commands::{BUDGET_MIN, MODELS_MAX};
+pub use budget::BUDGET_MIN;
+pub use commands::MODELS_MAX;
 pub use config::{
     DeviceChoice, EngineConfig, HOST_BUDGET_DEFAULT, HOST_PRESSURE_DEFAULT_PERCENT, HostPressure,
     PrefixCache, WATCHDOG_DEFAULT,

@@ -107,30 +107,6 @@ impl Attempts<'_> {
     }
 }
 
-/// Gives a device its memory: `budget` bytes, or what is there of them, which comes back.
-///
-/// # Errors
-/// As [`no_device`] has them.
-pub(crate) fn take_memory(
-    device: &mut dyn Device,
-    mut budget: u64,
-    steps: &Steps,
-) -> Result<u64, Error> {
-    steps.begin(format!("taking {budget} bytes of the device's memory"));
-    while let Err(error) = device.set_capacity(budget) {
-        // Another process holds a part of it: take what is there, unless that is next to nothing.
-        let less = (budget / 8 * 7) & !(rocmforge_device::ALIGNMENT - 1);
-        let refused = matches!(error, rocmforge_device::Error::Memory { .. });
-        if !refused || less < crate::commands::BUDGET_MIN.max(1 << 20) {
-            return Err(no_device(&error));
-        }
-        tracing::warn!(%error, "the device has no room for a budget of {budget} bytes; trying {less}");
-        budget = less;
-        steps.begin(format!("taking {budget} bytes of the device's memory"));
-    }
-    Ok(budget)
-}
-
 /// A device's error while it is opened or given its memory.
 pub(crate) fn no_device(error: &rocmforge_device::Error) -> Error {
     match error {

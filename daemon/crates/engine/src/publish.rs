@@ -28,6 +28,7 @@ impl Engine {
         self.requests_changed = false;
         self.store.refresh_free_bytes();
         let mut snapshot = snapshot_of(&self.store, &self.models, &self.config, &self.found);
+        snapshot.device.findings.extend(self.budget_note.clone());
         for model in &mut snapshot.models {
             let mine = |t: &&crate::task::Task| Arc::ptr_eq(&t.loaded, &model.model);
             model.requests = self.tasks.values().filter(mine).count() as u32;

@@ -135,6 +135,7 @@ impl Device for HostDevice {
             findings: Vec::new(),
             compute_units: 0,
             memory_bytes: self.arena.reserved(),
+            machine_memory: true,
             allocations: 1,
             // With few cores an upload ahead of need only takes time from the operations, and
             // its slab from the prefix that stays resident (measured on the cache's traces: up

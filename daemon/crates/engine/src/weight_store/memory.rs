@@ -45,7 +45,7 @@ impl WeightStore {
         }
         self.execute()?;
         // Blocks do not move.
-        let least = self.cache.arena_end().max(crate::commands::BUDGET_MIN);
+        let least = self.cache.arena_end().max(crate::budget::BUDGET_MIN);
         let mut sizes = vec![bytes.max(least)];
         let mut size = otherwise.max(least);
         while size > least {

@@ -220,6 +220,7 @@ impl Device for GpuDevice {
             findings: self.findings(),
             compute_units: self.target.compute_units,
             memory_bytes: self.context.attributes().total_bytes,
+            machine_memory: self.context.attributes().machine_memory,
             allocations: self.context.usage().allocations,
             prefetch: 8,
             prefill_chunk: 2048,
