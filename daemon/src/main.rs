@@ -2,7 +2,8 @@
 //!
 //! Exit codes: 0 after a drain, 1 when something failed or a second signal cut the drain short, 2
 //! for settings or limits of the process that cannot be used, 3 when the device that was asked for
-//! cannot be used, 4 when the device was lost while serving or does not answer at the start.
+//! cannot be used, 4 when the device was lost, while serving or while it was opened, or does not
+//! answer at the start.
 
 #![forbid(unsafe_code)]
 
@@ -170,8 +171,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
     match error.downcast_ref() {
         Some(Error::NoDevice(_)) => return 3,
-        // It does not answer while it is opened.
-        Some(Error::Unavailable { .. }) => return 4,
+        Some(Error::DeviceLost(_)) => return 4,
         _ => {}
     }
     match error.downcast_ref() {

@@ -170,6 +170,12 @@ fn every_error_of_the_engine_has_its_code_reason_and_words() {
             vec!["no card"],
         ),
         (
+            Error::DeviceLost("it hangs".into()),
+            Code::Unavailable,
+            "NOT_SERVING",
+            vec!["it hangs"],
+        ),
+        (
             Error::Internal("odd".into()),
             Code::Internal,
             "BUG",

@@ -154,6 +154,61 @@ async fn auto_serves_on_the_host_and_says_why() {
     }
 }
 
+/// Once `auto` tried the first card alone, and served on the CPU where that had no kernels.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn auto_takes_the_best_of_several_cards_and_says_why_not_the_others() {
+    let fake = Fake::new();
+    let options = on("auto", fake.path())
+        .env("ROCMFORGE_KERNELS", fake.images())
+        .env("FAKE_HIP_DEVICES", "4")
+        .env("FAKE_HIP_ARCH", "gfx803,gfx1030")
+        .env("FAKE_HIP_INTEGRATED", "0,1,0,0")
+        .env(
+            "FAKE_HIP_MEMORY",
+            "4294967296,3221225472,1073741824,2147483648",
+        )
+        .vram_budget(32 << 20);
+    let daemon = Daemon::start(&options);
+    assert_works(&connect(&daemon).await).await;
+    let found = json(&daemon, "devices");
+    let cards = found["drivers"][0]["devices"].as_array().expect("a list");
+    let in_use: Vec<_> = cards.iter().map(|card| card["in_use"] == true).collect();
+    assert_eq!(in_use, [false, false, false, true], "{found}");
+    let passed_over = found["passed_over"].as_array().expect("a list");
+    let passed_over: Vec<_> = passed_over.iter().filter_map(Value::as_str).collect();
+    assert_eq!(passed_over.len(), 3, "{passed_over:?}");
+    for (said, words) in passed_over.iter().zip([
+        ["hip:2 Fake GPU (a card of its own, 1024 MiB)", "hip:3"],
+        ["hip:1 Fake GPU (in the processor, 3072 MiB)", "hip:3"],
+        ["hip:0 (Fake GPU)", "gfx803"],
+    ]) {
+        for word in words {
+            assert!(said.contains(word), "'{word}' in: {said}");
+        }
+    }
+    let ended = daemon.stop();
+    assert!(ended.log.contains("a card is left alone"), "{}", ended.log);
+}
+
+/// A card that is there and cannot be used is worth a warning; that there is none is not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn auto_warns_where_no_card_can_be_used() {
+    let fake = Fake::new();
+    let options = on("auto", fake.path())
+        .env("ROCMFORGE_KERNELS", fake.images())
+        .env("FAKE_HIP_DEVICES", "2")
+        .env("FAKE_HIP_ARCH", "gfx803");
+    let daemon = Daemon::start(&options);
+    assert_works(&connect(&daemon).await).await;
+    assert_eq!(json(&daemon, "status")["device"]["kind"], "host");
+    let ended = daemon.stop();
+    let warned = |ordinal: u32| {
+        let mut lines = ended.log.lines().filter(|line| line.contains("WARN"));
+        lines.any(|line| line.contains(&format!("hip:{ordinal} ")) && line.contains("gfx803"))
+    };
+    assert!(warned(0) && warned(1), "{}", ended.log);
+}
+
 /// On an APU all that runs lives in the card's memory, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_share_of_an_apus_memory_is_of_what_is_free() {

@@ -119,6 +119,54 @@ async fn a_call_that_never_comes_back_ends_the_daemon_with_4() {
     ends_well(&format!("hipMemcpyAsync:200:{HANG}")).await;
 }
 
+/// A card that is lost while it is opened: once `auto` went on with the CPU, with the driver's
+/// stuck thread in the process, and nobody started the daemon again.
+#[test]
+fn a_card_that_is_lost_while_it_is_opened_ends_the_daemon_with_4() {
+    for device in ["auto", "hip"] {
+        for order in [
+            format!("hipSetDevice:1:{LAUNCH_FAILURE}"),
+            format!("hipStreamCreateWithPriority:2:{LAUNCH_FAILURE}"),
+            format!("hipHostRegister:1:{LAUNCH_FAILURE}"),
+        ] {
+            let (fake, cache) = (Fake::new(), tempfile::tempdir().expect("a directory"));
+            let ended = Daemon::refused(&opening(device, &fake, &order, cache.path()));
+            let log = &ended.log;
+            assert_eq!(ended.status.code(), Some(4), "{device} {order}: {log}");
+            assert!(log.contains("the device is lost"), "{order}: {log}");
+        }
+    }
+}
+
+/// The third start goes without what the first two did not survive.
+#[test]
+fn a_call_that_hangs_while_a_card_is_opened_is_left_out_after_two_starts() {
+    let (fake, cache) = (Fake::new(), tempfile::tempdir().expect("a directory"));
+    let order = format!("hipHostRegister:1:{HANG}");
+    let options = opening("auto", &fake, &order, cache.path());
+    for _ in 0..2 {
+        let ended = Daemon::refused(&options);
+        assert_eq!(ended.status.code(), Some(4), "{}", ended.log);
+        assert!(ended.log.contains("has not come back"), "{}", ended.log);
+    }
+    let ended = Daemon::start(&options).stop();
+    assert!(ended.log.contains("did not end 2 times"), "{}", ended.log);
+    assert!(ended.log.contains("Fake GPU"), "{}", ended.log);
+}
+
+/// A daemon whose card fails at the start, with a folder of its own for what it remembers.
+fn opening(device: &str, fake: &Fake, order: &str, cache: &Path) -> Options {
+    Options::on_device(device)
+        .env("ROCMFORGE_HIP_LIBRARY", fake.path())
+        .env("ROCMFORGE_CUDA_LIBRARY", "/nonexistent/libcuda.so")
+        .env("ROCMFORGE_KERNELS", fake.images())
+        .env("XDG_CACHE_HOME", cache)
+        .env("FAKE_HIP_FAIL", order)
+        .vram_budget(32 << 20)
+        .arg("--watchdog")
+        .arg("1")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_that_is_refused_shrinks_the_budget_and_the_request_goes_on() {
     let fake = Fake::new();

@@ -14,7 +14,7 @@ use crate::suspend::Clocks;
 /// Which device to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The first AMD GPU, else the first NVIDIA GPU, else the host.
+    /// The best AMD GPU that can be used, else the best NVIDIA GPU, else the host.
     Auto,
     /// The CPU.
     Host,

@@ -127,6 +127,11 @@ pub enum Error {
     /// FAILED_PRECONDITION, though no client of an engine that runs meets it.
     #[error("{0}")]
     NoDevice(String),
+    /// The device hung or failed for good while it was opened; the engine does not start, and the
+    /// process cannot use that device any more. UNAVAILABLE, though no client of an engine that
+    /// runs meets it.
+    #[error("the device is lost: {0}")]
+    DeviceLost(String),
     /// A broken promise of our own. INTERNAL.
     #[error("internal error: {0}; please report it with the daemon's log")]
     Internal(String),

@@ -288,6 +288,9 @@ pub fn from_engine(error: &Error) -> Failure {
         Error::Cancelled => Failure::new(Kind::Cancelled, "CANCELLED"),
         Error::NoDevice(message) => Failure::new(Kind::FailedPrecondition, "NO_DEVICE")
             .requires("DEVICE", "engine", message),
+        Error::DeviceLost(_) => {
+            Failure::new(Kind::Unavailable, "NOT_SERVING").retry(Duration::from_secs(5))
+        }
         Error::Internal(_) => Failure::new(Kind::Internal, "BUG"),
     };
     failure.says(&text)

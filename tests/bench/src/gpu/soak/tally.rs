@@ -41,6 +41,7 @@ pub(super) fn kind(error: &Error) -> (&'static str, bool) {
         Error::FileSilent { .. } => ("file silent", false),
         Error::DataLoss { .. } => ("data loss", false),
         Error::NoDevice(_) => ("no device", false),
+        Error::DeviceLost(_) => ("device lost", false),
         Error::Internal(_) => ("internal", false),
     }
 }

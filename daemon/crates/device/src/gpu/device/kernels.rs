@@ -73,6 +73,16 @@ impl Images for ImageFolder {
             ))
         })
     }
+
+    fn refuses(&self, arch: &str) -> Option<String> {
+        let dir = self.0.join(arch);
+        (!dir.is_dir()).then(|| {
+            format!(
+                "there is no folder {}: compile kernels there, or take another device",
+                dir.display()
+            )
+        })
+    }
 }
 
 /// AMD's run-time compiler, newest first.

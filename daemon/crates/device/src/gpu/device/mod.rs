@@ -88,6 +88,7 @@ use workspace::Workspace;
 
 pub use config::{GpuConfig, UploadWay};
 pub use kernels::{ImageFolder, Images, usual_images};
+pub use opening::refusal;
 
 /// A GPU.
 #[derive(Debug)]

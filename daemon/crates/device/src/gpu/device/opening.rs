@@ -38,7 +38,8 @@ impl GpuDevice {
     /// Opens a card.
     ///
     /// # Errors
-    /// [`Error::Config`] where there is no driver or no such card, with what was looked for.
+    /// [`Error::Config`] where there is no driver or no such card, with what was looked for;
+    /// [`Error::Lost`] where the card hangs or fails for good.
     pub fn open(config: GpuConfig, images: Box<dyn Images>) -> Result<Self, Error> {
         Self::open_by(config, images, &Steps::default())
     }
@@ -58,6 +59,9 @@ impl GpuDevice {
         let library = driver.library().to_owned();
         // The runtime is there and does not work, or finds nothing to work on.
         let no_card = |e: gpu::Error| {
+            if e.is_lost() {
+                return Error::Lost(format!("opening {}:{}: {e}", config.vendor, config.ordinal));
+            }
             Error::Config(format!(
                 "device {}: {library} was opened, but {e}; {}",
                 config.vendor,
@@ -82,7 +86,7 @@ impl GpuDevice {
     /// Sets an open card up.
     ///
     /// # Errors
-    /// [`Error::Memory`], [`Error::Config`].
+    /// [`Error::Memory`], [`Error::Config`], [`Error::Lost`].
     pub fn on(
         context: Context,
         config: GpuConfig,
@@ -91,11 +95,8 @@ impl GpuDevice {
     ) -> Result<Self, Error> {
         let attributes = context.attributes();
         let name = attributes.name.clone();
-        if let Some(refused) = images.refuses(&attributes.arch) {
-            return Err(Error::Config(format!(
-                "device {}:{} ({name}): {refused}",
-                config.vendor, config.ordinal
-            )));
+        if let Some(refused) = refusal(config.vendor, attributes, &*images) {
+            return Err(Error::Config(refused));
         }
         let target = target(config.vendor, attributes);
         let trials = Trials::of(&context, config.trials_dir.as_deref());
@@ -195,6 +196,17 @@ fn files_way(context: &Context, config: &GpuConfig, trials: &Trials) -> Result<F
         true => registration::find(context, trials, config.watchdog).map_err(Error::Lost),
         false => Ok(Finding::untried()),
     }
+}
+
+/// Why a card is not opened, where that is known from what it is: there are no kernels for it.
+pub fn refusal(
+    vendor: Vendor,
+    attributes: &DeviceAttributes,
+    images: &dyn Images,
+) -> Option<String> {
+    let refused = images.refuses(&attributes.arch)?;
+    let DeviceAttributes { ordinal, name, .. } = attributes;
+    Some(format!("device {vendor}:{ordinal} ({name}): {refused}"))
 }
 
 /// A card as the builders of launches know it.

@@ -59,13 +59,14 @@ impl Finding {
 /// Tries both ways on a card. What takes longer than `patience` counts as never coming back.
 ///
 /// # Errors
-/// In words: the driver's call did not come back. The driver cannot be used by this process any
-/// more.
+/// In words: the driver's call did not come back, or the device was lost by it. The driver cannot
+/// be used by this process any more.
 pub(super) fn find(
     context: &Context,
     trials: &Trials,
     patience: Duration,
 ) -> Result<Finding, String> {
+    let mut lost = None;
     let tried = trials.run("registration", || {
         let (send, receive) = mpsc::channel();
         let of_thread = context.clone();
@@ -79,7 +80,14 @@ pub(super) fn find(
             let _ = send.send(tried);
         });
         match spawned {
-            Ok(_) => receive.recv_timeout(patience).ok(),
+            // A card that did not survive it is a trial that did not end.
+            Ok(_) => match receive.recv_timeout(patience).ok()? {
+                Err(error) if error.is_lost() => {
+                    lost = Some(error);
+                    None
+                }
+                tried => Some(tried),
+            },
             Err(error) => Some(Ok(Finding::ring(format!(
                 "no thread to try otherwise: {error}"
             )))),
@@ -89,11 +97,15 @@ pub(super) fn find(
         Outcome::Ended(Ok(finding)) => Ok(finding),
         Outcome::Ended(Err(error)) => Ok(Finding::ring(error)),
         Outcome::NotMade(why) => Ok(Finding::ring(why)),
-        Outcome::Stuck => Err(format!(
-            "registering {TRIAL_BYTES} bytes of a file has not come back after {} s; after two such starts it is not \
-             tried any more",
-            patience.as_secs()
-        )),
+        Outcome::Stuck => {
+            let how = match lost {
+                Some(error) => format!("was the last that the device did ({error})"),
+                None => format!("has not come back after {} s", patience.as_secs()),
+            };
+            Err(format!(
+                "registering {TRIAL_BYTES} bytes of a file {how}; after two such starts it is not tried any more"
+            ))
+        }
     }
 }
 
