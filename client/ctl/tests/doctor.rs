@@ -94,6 +94,21 @@ impl Fake {
         fs::set_permissions(path, Permissions::from_mode(mode)).expect("it is ours");
     }
 
+    /// What the kernel's topology has of the AMD card: its architecture, and the cores of its node.
+    fn topology(&self, target: u32, cores: u32) {
+        let nodes = "sys/class/kfd/kfd/topology/nodes";
+        self.write(
+            &format!("{nodes}/0/properties"),
+            "cpu_cores_count 16\nsimd_count 0\nlocation_id 0\ngfx_target_version 0\n",
+        );
+        self.write(
+            &format!("{nodes}/1/properties"),
+            &format!(
+                "cpu_cores_count {cores}\nsimd_count 80\ngfx_target_version {target}\nlocation_id 768\ndomain 0\n"
+            ),
+        );
+    }
+
     /// A machine with an AMD card on which nothing is missing but a socket.
     fn with_amd() -> Fake {
         let fake = Fake::new();
@@ -297,6 +312,7 @@ fn variables_that_hide_cards_are_told_where_there_is_one() {
 #[test]
 fn an_apu_with_the_kernels_default_is_told_how_to_have_more() {
     let fake = Fake::with_amd();
+    fake.topology(110501, 0);
     fake.write(&format!("{AMD}/mem_info_vram_total"), "536870912\n");
     fake.write(&format!("{AMD}/mem_info_gtt_total"), "17179869184\n");
     fake.has(
@@ -312,6 +328,31 @@ fn an_apu_with_the_kernels_default_is_told_how_to_have_more() {
     );
     fake.write(&format!("{AMD}/mem_info_gtt_total"), "25769803776\n");
     fake.has("ok", "card memory", &["APU", "24576 MiB"]);
+}
+
+/// Once cards of 4 GiB and less were taken for APUs, and an APU with 96 GiB set apart for a card.
+#[test]
+fn what_is_an_apu_is_told_by_the_kernel_and_not_by_sizes() {
+    let fake = Fake::with_amd();
+    let sizes = |vram: u64, gtt: u64| {
+        for (name, gib) in [("vram", vram), ("gtt", gtt)] {
+            let path = format!("{AMD}/mem_info_{name}_total");
+            fake.write(&path, &format!("{}\n", gib << 30));
+        }
+    };
+    // A Radeon RX 6400, with and without KFD.
+    sizes(4, 32);
+    fake.has("ok", "card memory", &["4096 MiB on the card"]);
+    fake.topology(100304, 0);
+    fake.has("ok", "card memory", &["4096 MiB on the card"]);
+    // A Strix Halo; an APU of an older kernel, which tells of one node with cores.
+    for (target, cores) in [(110501, 0), (90002, 8), (90006, 8)] {
+        fake.topology(target, cores);
+        sizes(96, 16);
+        fake.has("ok", "card memory", &["98304 MiB set apart", "APU"]);
+        sizes(16, 24);
+        fake.has("ok", "card memory", &["shared", "16384 MiB set apart"]);
+    }
 }
 
 #[test]

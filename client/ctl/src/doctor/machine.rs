@@ -5,8 +5,12 @@ use std::path::Path;
 use super::Finding;
 use super::system::{Identity, System};
 
-/// A carve-out of at most so many bytes, with more of the machine's memory beside it, is an APU's.
-const CARVE_OUT_MAX_BYTES: u64 = 4 << 30;
+/// Architectures that are made as a part of a processor alone, as the kernel writes them: major,
+/// minor and stepping, two digits each. The daemon's `gpu/sysfs.rs` has the same list.
+const APU_TARGETS: [u64; 13] = [
+    90002, 90009, 90012, 100103, 100303, 100305, 100306, 110003, 110500, 110501, 110502, 110503,
+    110504,
+];
 
 /// Whose a card is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,6 +163,29 @@ fn driver(system: &System, module: &str, vendor: &str) -> Finding {
     }
 }
 
+/// Whether the kernel tells of a card that it is a part of a processor. Sizes do not tell: firmware
+/// sets 96 GiB apart for one, and there are cards with 2.
+fn is_apu(system: &System, pci: &str) -> bool {
+    const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
+    system.list(NODES).iter().any(|node| {
+        let path = format!("{NODES}/{node}/properties");
+        let of = |name: &str| system.line(&path, name)?.parse::<u64>().ok();
+        let (Some(place), Some(target)) = (of("location_id "), of("gfx_target_version ")) else {
+            return false;
+        };
+        let at = format!(
+            "{:04x}:{:02x}:{:02x}.{:x}",
+            of("domain ").unwrap_or(0),
+            place >> 8 & 0xff,
+            place >> 3 & 0x1f,
+            place & 7
+        );
+        // A node with cores is one of both, as older kernels make them.
+        let with_cores = of("cpu_cores_count ") > Some(0) && of("simd_count ") > Some(0);
+        at == pci && (with_cores || APU_TARGETS.contains(&target))
+    })
+}
+
 /// What an AMD card may hold, by the kernel.
 fn card_memory(system: &System, pci: &str) -> Option<Finding> {
     const SUBJECT: &str = "card memory";
@@ -168,11 +195,22 @@ fn card_memory(system: &System, pci: &str) -> Option<Finding> {
         number("mem_info_gtt_total")?,
     );
     let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
-    if vram > CARVE_OUT_MAX_BYTES || gtt <= vram {
+    if !is_apu(system, pci) {
         return Some(Finding::ok(
             SUBJECT,
             format!(
                 "{pci}: {} on the card, {} of the machine's may be mapped",
+                mib(vram),
+                mib(gtt)
+            ),
+        ));
+    }
+    // Newer kernels compute in what was set apart where that is as large as what they may map.
+    if vram >= gtt {
+        return Some(Finding::ok(
+            SUBJECT,
+            format!(
+                "{pci}: {} set apart for it by the firmware (APU), {} of the machine's may be mapped",
                 mib(vram),
                 mib(gtt)
             ),
