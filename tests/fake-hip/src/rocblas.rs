@@ -155,7 +155,7 @@ pub(crate) unsafe extern "C" fn rocblas_gemm_ex(
         if state.misbehaves.of(Misbehaviour::AbortsProducts).is_some() {
             eprintln!(
                 "\nrocBLAS error: Cannot read rocblas/library/TensileLibrary.dat for GPU arch : {}",
-                state.arch
+                state.arch(0)
             );
             std::process::abort();
         }

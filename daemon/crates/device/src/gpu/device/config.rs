@@ -9,9 +9,6 @@ use rocmforge_kernels::gpu::compile::default_cache_dir;
 use crate::gpu::{Libraries, Vendor};
 use crate::machine;
 
-/// Most threads that bring pieces of files to a card, unless more are asked for.
-const STAGING_THREADS_MAX: usize = 4;
-
 /// How uploads go, where that is not left to what is found of a card: so that measurements can
 /// compare. No setting of the daemon's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -76,8 +73,7 @@ impl GpuConfig {
             registration_trial: vendor == Vendor::Hip,
             trials_dir: Some(default_cache_dir().join("trials")),
             granularity_min: 2 << 20,
-            // More take cores from the host's part of passes, and from the clients.
-            staging_threads: cores.div_ceil(2).clamp(2, STAGING_THREADS_MAX),
+            staging_threads: cores.div_ceil(2).clamp(2, 8),
             ring_pieces: 8,
             // A slot's rows, and the blocks around them that a direct read brings along.
             ring_piece_bytes: (8 << 20) + 2 * DIRECT_ALIGNMENT,
