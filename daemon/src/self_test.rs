@@ -175,6 +175,8 @@ pub fn child_main(device: &str) -> u8 {
         let config = GpuConfig {
             watchdog: LIMIT,
             child_exe: Some(OWN_PROGRAM.into()),
+            // This process may be ended in a trial, which is nothing that a start did not survive.
+            trials_dir: None,
             ..GpuConfig::new(vendor, ordinal)
         };
         let device = GpuDevice::open(config, usual_images(vendor))?;

@@ -58,7 +58,7 @@ pub(crate) struct UploadArgs {
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) uploads: UploadsArg,
     /// Streams that uploads are copied on [default: 2 on AMD, 1 on NVIDIA].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) copy_streams: Option<u8>,
 }
 

@@ -15,15 +15,26 @@ pub struct Steps(Arc<Mutex<Option<Step>>>);
 struct Step {
     what: Cow<'static, str>,
     begun: Instant,
+    /// How much longer than others it may take.
+    longer: Duration,
 }
 
 impl Steps {
     /// Says what begins, in place of what was before: a phrase such as "starting the runtime".
     pub fn begin(&self, what: impl Into<Cow<'static, str>>) {
+        self.begin_longer(what, Duration::ZERO);
+    }
+
+    /// The same of a step that may take so much longer than others.
+    pub fn begin_longer(&self, what: impl Into<Cow<'static, str>>, longer: Duration) {
         let what = what.into();
         tracing::debug!("{what}");
         let begun = Instant::now();
-        *self.lock() = Some(Step { what, begun });
+        *self.lock() = Some(Step {
+            what,
+            begun,
+            longer,
+        });
     }
 
     /// Nothing is under way that may get stuck.
@@ -36,7 +47,7 @@ impl Steps {
         let step = self.lock();
         let step = step.as_ref()?;
         let age = step.begun.elapsed();
-        (age > patience).then(|| (step.what.clone().into_owned(), age))
+        (age > patience + step.longer).then(|| (step.what.clone().into_owned(), age))
     }
 
     /// A step is whole at every moment.
@@ -61,6 +72,8 @@ mod tests {
         assert!(age >= Duration::from_millis(20), "{age:?}");
         steps.begin("mapping memory".to_owned());
         assert_eq!(seen.stuck(Duration::from_secs(60)), None);
+        steps.begin_longer("taking memory", Duration::from_secs(60));
+        assert_eq!(seen.stuck(Duration::ZERO), None);
         steps.end();
         assert_eq!(seen.stuck(Duration::ZERO), None);
     }

@@ -5,6 +5,8 @@
 //! being refused: there a share is of what is free for the device at that moment, less what the
 //! system keeps.
 
+use std::time::Duration;
+
 use rocmforge_device::{Device, Steps};
 
 use crate::api::Budget;
@@ -28,6 +30,8 @@ pub(crate) struct Wanted {
     pub(crate) bytes: u64,
     /// How much more it would be if nobody else had memory.
     pub(crate) withheld: u64,
+    /// How much of what is free it leaves, where it is a share of that.
+    pub(crate) left: u64,
     /// For people: what the share is of, where that is not all of the device's memory.
     pub(crate) note: Option<String>,
 }
@@ -70,6 +74,7 @@ impl Wanted {
             return Ok(Self {
                 bytes: whole,
                 withheld: 0,
+                left: 0,
                 note: None,
             });
         };
@@ -81,6 +86,7 @@ impl Wanted {
         Ok(Self {
             bytes,
             withheld: whole - bytes,
+            left: free.min(memory).saturating_sub(bytes),
             note: Some(format!(
                 "budget: {percent} % of {} MiB, since the memory is shared with the machine: {} MiB were free for the \
                  device when that was asked for, {} MiB of them are the system's (a budget in bytes is taken as it is)",
@@ -99,7 +105,7 @@ impl Wanted {
 /// [`Error::NoDevice`], [`Error::DeviceLost`].
 pub(crate) fn take(device: &mut dyn Device, wanted: u64, steps: &Steps) -> Result<u64, Error> {
     let mut budget = wanted;
-    steps.begin(format!("taking {budget} bytes of the device's memory"));
+    begin_taking(steps, budget);
     while let Err(error) = device.set_capacity(budget) {
         let less = (budget / 8 * 7) & !(rocmforge_device::ALIGNMENT - 1);
         let refused = matches!(error, rocmforge_device::Error::Memory { .. });
@@ -108,9 +114,17 @@ pub(crate) fn take(device: &mut dyn Device, wanted: u64, steps: &Steps) -> Resul
         }
         tracing::warn!(%error, "the device has no room for a budget of {budget} bytes; trying {less}");
         budget = less;
-        steps.begin(format!("taking {budget} bytes of the device's memory"));
+        begin_taking(steps, budget);
     }
     Ok(budget)
+}
+
+/// A system may have to find and clear the memory: a second for each GiB more than for other steps.
+fn begin_taking(steps: &Steps, bytes: u64) {
+    steps.begin_longer(
+        format!("taking {bytes} bytes of the device's memory"),
+        Duration::from_secs(bytes >> 30),
+    );
 }
 
 /// A budget in bytes, checked against the device's memory.

@@ -400,8 +400,8 @@ impl Engine {
         let held = self.store.device.memory_use();
         let held = held.map_or(0, |memory| memory.allocated_bytes);
         let wanted = Wanted::of(budget, &*self.store.device, held, self.keep_free.bytes())?;
-        self.keep_free.budget_was_set(wanted.withheld);
         let change = self.change_budget(wanted.bytes)?;
+        self.keep_free.budget_was_set(wanted.withheld, wanted.left);
         self.budget_note = wanted.note;
         Ok(change)
     }

@@ -54,6 +54,8 @@ pub(crate) struct KeepFree {
     calm_since: Option<Instant>,
     /// By how much the budget was shrunk, less what was taken again.
     given_up: u64,
+    /// What is to stay free when memory is taken again, if that is more than `bytes`.
+    left: u64,
     shrinks: u64,
     grows: u64,
 }
@@ -95,6 +97,7 @@ impl KeepFree {
             looked_at: Instant::now(),
             calm_since: None,
             given_up: 0,
+            left: 0,
             shrinks: 0,
             grows: 0,
         })
@@ -120,9 +123,11 @@ impl KeepFree {
     }
 
     /// Somebody set the budget: that is what there is from now on, and `withheld` bytes more once
-    /// others leave them, where any are kept free.
-    pub(crate) fn budget_was_set(&mut self, withheld: u64) {
+    /// others leave them, where any are kept free: once more is free than the `left` bytes that
+    /// were to be.
+    pub(crate) fn budget_was_set(&mut self, withheld: u64, left: u64) {
         self.given_up = if self.is_on() { withheld } else { 0 };
+        self.left = left;
         self.calm_since = None;
     }
 
@@ -138,7 +143,8 @@ impl KeepFree {
                 false => Change::None,
             };
         }
-        let beyond = (free - self.bytes).saturating_sub(self.bytes / MARGIN_PART);
+        let beyond = free.saturating_sub(self.bytes.max(self.left));
+        let beyond = beyond.saturating_sub(self.bytes / MARGIN_PART);
         let more = match beyond >= self.given_up {
             true => self.given_up,
             false => ((budget + beyond) / self.step * self.step).saturating_sub(budget),
@@ -250,6 +256,23 @@ mod tests {
         // Never more than was given up.
         let change = kept.change(900 * MIB, 464 * MIB, at(40));
         assert_eq!(change, Change::Grow(48 * MIB));
+    }
+
+    /// Once a share of what was free grew to nearly all of it after seconds, though nobody had left.
+    #[test]
+    fn a_share_of_what_is_free_grows_only_as_others_leave() {
+        let mut kept = keeping(16 * MIB);
+        kept.budget_was_set(512 * MIB, 128 * MIB);
+        let start = Instant::now();
+        let at = |s: u64| start + Duration::from_secs(s);
+        for s in [0, 60] {
+            assert_eq!(kept.change(128 * MIB, 256 * MIB, at(s)), Change::None);
+        }
+        assert_eq!(kept.change(340 * MIB, 256 * MIB, at(61)), Change::None);
+        let grown = kept.change(340 * MIB, 256 * MIB, at(70));
+        assert_eq!(grown, Change::Grow(208 * MIB));
+        // Others may take what was left, down to what is kept free.
+        assert_eq!(kept.change(16 * MIB, 256 * MIB, at(71)), Change::None);
     }
 
     #[test]

@@ -120,12 +120,17 @@ impl Attempts<'_> {
                 }
             }
         }
+        if Path::new(KFD).exists() && self.drivers.iter().all(|driver| driver.devices.is_empty()) {
+            tracing::warn!(
+                "{KFD} is there, but no card is found: the CPU computes; `rocmforgectl doctor` says what is missing"
+            );
+        }
         Ok(None)
     }
 
     /// Notes why there is no device, which is told louder where there is a card.
     fn pass_over(&mut self, vendor: Vendor, is_card: bool, reason: String) {
-        match is_card || vendor == Vendor::Hip && Path::new(KFD).exists() {
+        match is_card {
             true => tracing::warn!(%reason, "a card of {vendor} cannot be used"),
             false => tracing::info!(%reason, "no {vendor} device"),
         }
@@ -252,7 +257,8 @@ fn within<T: Send + 'static>(
         if let Some((what, age)) = seen.stuck(patience) {
             return Err(Error::DeviceLost(format!(
                 "{what} has not ended after {} s: the driver hangs; look at the kernel's log (dmesg), and whether \
-                 rocmforged --list-devices answers; --device host computes on the CPU",
+                 rocmforged --list-devices answers; raise --watchdog where it is only slow; --device host computes on \
+                 the CPU",
                 age.as_secs()
             )));
         }

@@ -122,7 +122,24 @@ impl std::fmt::Debug for Classic {
     }
 }
 
+/// Opens the library that goes with a context's driver.
+fn found(context: &Context) -> Result<Library, Error> {
+    let (names, prefix): (&[&str], _) = match context.shared_driver().vendor() {
+        Vendor::Cuda => (&cublas::NAMES, "cublas"),
+        Vendor::Hip => (&rocblas::NAMES, "rocblas"),
+    };
+    library(context, prefix, names)
+}
+
 impl Classic {
+    /// Looks whether the library may be used, which can take a trial in a process of its own.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: there is none, or why it may not.
+    pub(super) fn looked_at(context: &Context, first: Option<&FirstProduct>) -> Result<(), Error> {
+        usable(context, Which::Classic, &found(context)?, first)
+    }
+
     /// Opens the library that goes with a context's driver and binds it to a stream.
     ///
     /// # Errors
@@ -133,11 +150,7 @@ impl Classic {
         first: Option<&FirstProduct>,
     ) -> Result<Self, Error> {
         let vendor = context.shared_driver().vendor();
-        let (names, prefix): (&[&str], _) = match vendor {
-            Vendor::Cuda => (&cublas::NAMES, "cublas"),
-            Vendor::Hip => (&rocblas::NAMES, "rocblas"),
-        };
-        let library = library(context, prefix, names)?;
+        let library = found(context)?;
         let missing = |symbol: &str| config(format!("{} has no {symbol}", library.name()));
         macro_rules! function {
             ($ty:ty, $symbol:expr) => {{

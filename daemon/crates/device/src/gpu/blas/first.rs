@@ -34,6 +34,8 @@ pub const CHILD_ARGUMENT: &str = "--products-child";
 const MARK: &str = "product is right";
 /// How often the parent looks whether the child has ended.
 const POLL: Duration = Duration::from_millis(5);
+/// How long a child that was ended may take to be gone.
+const KILL_WAIT: Duration = Duration::from_secs(1);
 /// How long what an ended child said may take to come.
 const WORDS_WAIT: Duration = Duration::from_secs(1);
 /// Bytes that are read of what a child says, and of its last words those that are told.
@@ -99,7 +101,15 @@ impl FirstProduct {
     /// Whether a library that was opened by a name may be used; else why not.
     pub(super) fn allows(&self, which: Which, library: &str) -> Result<(), String> {
         let what = format!("products-{}", which.name());
-        let identity = file_of(library).and_then(|file| identity(&file));
+        let identity = file_of(library).and_then(|file| {
+            let folder = which.kernels().folder(&file);
+            let folder = folder.and_then(|folder| identity(&folder));
+            Some(format!(
+                "{}; {}",
+                identity(&file)?,
+                folder.unwrap_or_default()
+            ))
+        });
         if identity.is_some() && self.trials.passed(&what) == identity {
             return Ok(());
         }
@@ -148,9 +158,12 @@ impl FirstProduct {
             }
         };
         let Some(status) = status else {
-            // It may have ended in between; one in the kernel's hands stays, and nobody waits.
+            // One in the kernel's hands stays, and nobody waits for it for long.
             let _ = child.kill();
-            let _ = child.try_wait();
+            let gone = Instant::now() + KILL_WAIT;
+            while matches!(child.try_wait(), Ok(None)) && Instant::now() < gone {
+                thread::sleep(POLL);
+            }
             return None;
         };
         let text = |words: Option<Receiver<String>>| {

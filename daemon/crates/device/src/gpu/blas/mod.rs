@@ -71,8 +71,8 @@ pub(super) struct Blas {
     lt: RefCell<Option<Lt>>,
     /// Opened when it is needed: it takes memory of its own.
     classic: OnceCell<Classic>,
-    /// How they are tried, if they are.
-    first: Option<FirstProduct>,
+    /// Why it is not to be opened, as was found while there was time and room for a trial.
+    classic_refused: Option<String>,
 }
 
 impl Blas {
@@ -85,20 +85,25 @@ impl Blas {
         stream: &Stream,
         first: Option<FirstProduct>,
     ) -> Result<Self, Error> {
-        let blas = Self {
-            first,
+        let mut blas = Self {
             context: context.clone(),
             stream: stream.handle().0,
             lt: RefCell::default(),
             classic: OnceCell::new(),
+            classic_refused: None,
         };
-        match Lt::open(context, blas.first.as_ref()) {
+        match Lt::open(context, first.as_ref()) {
             Ok(lt) => {
                 tracing::info!(library = lt.name(), "large products");
+                if first.is_some() {
+                    let refused = Classic::looked_at(context, first.as_ref()).err();
+                    blas.classic_refused = refused.map(|error| error.to_string());
+                }
                 blas.lt.replace(Some(lt));
             }
             Err(error) => {
                 let both = |classic: Error| config(format!("{error}; {classic}"));
+                Classic::looked_at(context, first.as_ref()).map_err(&both)?;
                 let classic = blas.classic().map_err(both)?;
                 tracing::info!(library = classic.name(), instead = %error, "large products");
             }
@@ -110,7 +115,11 @@ impl Blas {
         if let Some(classic) = self.classic.get() {
             return Ok(classic);
         }
-        let classic = Classic::open(&self.context, self.stream, self.first.as_ref())?;
+        if let Some(refused) = &self.classic_refused {
+            return Err(config(refused.clone()));
+        }
+        // It was tried when the device was opened.
+        let classic = Classic::open(&self.context, self.stream, None)?;
         Ok(self.classic.get_or_init(|| classic))
     }
 

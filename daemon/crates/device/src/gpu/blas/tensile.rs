@@ -19,13 +19,20 @@ pub(super) struct Kernels {
     pub(super) beside: &'static str,
 }
 
+impl Kernels {
+    /// The folder of a library that was opened from a file.
+    pub(super) fn folder(&self, library: &Path) -> Option<PathBuf> {
+        let named = std::env::var_os(self.variable).filter(|value| !value.is_empty());
+        match named {
+            Some(dir) => Some(PathBuf::from(dir)),
+            None => Some(library.parent()?.join(self.beside)),
+        }
+    }
+}
+
 /// Why a library, opened from a file, has nothing for a chip; `None` if it has or nobody can tell.
 pub(super) fn lacks(kernels: &Kernels, library: &Path, arch: &str) -> Option<String> {
-    let named = std::env::var_os(kernels.variable).filter(|value| !value.is_empty());
-    let dir = match named {
-        Some(dir) => PathBuf::from(dir),
-        None => library.parent()?.join(kernels.beside),
-    };
+    let dir = kernels.folder(library)?;
     let chip = arch.split(':').next().unwrap_or(arch);
     let mut files = Vec::new();
     names(&dir, DEPTH_MAX, &mut files);

@@ -57,11 +57,9 @@ impl GpuDevice {
         let refused = |e: gpu::Error| Error::Config(format!("device {}: {e}", config.vendor));
         let driver = gpu::open(config.vendor, &config.libraries).map_err(refused)?;
         let library = driver.library().to_owned();
-        // The runtime is there and does not work, or finds nothing to work on.
+        // The runtime is there and does not work, or finds nothing to work on. Nothing is lost
+        // before a card is opened: a driver that is not set up answers with codes of a loss, too.
         let no_card = |e: gpu::Error| {
-            if e.is_lost() {
-                return Error::Lost(format!("opening {}:{}: {e}", config.vendor, config.ordinal));
-            }
             Error::Config(format!(
                 "device {}: {library} was opened, but {e}; {}",
                 config.vendor,
@@ -79,7 +77,15 @@ impl GpuDevice {
             )));
         }
         steps.begin(format!("opening {}:{}", config.vendor, config.ordinal));
-        let context = Context::open(driver, config.ordinal).map_err(no_card)?;
+        let context = Context::open(driver, config.ordinal).map_err(|e| match e.is_lost() {
+            true => Error::Lost(format!(
+                "opening {}:{}: {e}; {}",
+                config.vendor,
+                config.ordinal,
+                what_to_look_at(config.vendor)
+            )),
+            false => no_card(e),
+        })?;
         Self::on(context, config, images, steps)
     }
 

@@ -27,6 +27,9 @@ use crate::segment::PlacedTensor;
 use super::events::Before;
 use super::job::Job;
 
+/// Most copy streams: a copy that is timed waits for the one before alone.
+const COPY_STREAMS_MAX: usize = 2;
+
 /// The streams that uploads are queued on, and which slot is next.
 #[derive(Debug)]
 pub(super) struct Lane {
@@ -109,7 +112,7 @@ impl Lane {
         let event = || Event::new(context, false).map_err(|e| failed("making an event", e));
         Ok(Self {
             kernels,
-            copies: (0..copy_streams.clamp(1, SLOTS))
+            copies: (0..copy_streams.clamp(1, COPY_STREAMS_MAX))
                 .map(|_| stream())
                 .collect::<Result<_, _>>()?,
             last: (0, 0),
