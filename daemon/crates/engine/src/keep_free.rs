@@ -258,7 +258,8 @@ mod tests {
         assert_eq!(change, Change::Grow(48 * MIB));
     }
 
-    /// Once a share of what was free grew to nearly all of it after seconds, though nobody had left.
+    /// Once a share of what was free grew to nearly all of it after seconds, though nobody had
+    /// left.
     #[test]
     fn a_share_of_what_is_free_grows_only_as_others_leave() {
         let mut kept = keeping(16 * MIB);
