@@ -174,7 +174,8 @@ pub fn child_main(device: &str) -> u8 {
     let open = || -> Result<Box<dyn Device>, DeviceError> {
         let config = GpuConfig {
             watchdog: LIMIT,
-            child_exe: Some(OWN_PROGRAM.into()),
+            // A library that ends the process ends this one, and is told with its step.
+            child_exe: None,
             // This process may be ended in a trial, which is nothing that a start did not survive.
             trials_dir: None,
             ..GpuConfig::new(vendor, ordinal)

@@ -374,6 +374,32 @@ fn the_cache_and_the_scheduler_decide_without_clock_thread_or_file() {
     broken.check("tensor-cache and scheduler are pure");
 }
 
+/// The command line is no part of the daemon, and looks at the same things of a machine.
+#[test]
+fn doctor_has_the_daemons_lists() {
+    let list = |path: &str, name: &str| -> Vec<String> {
+        let text = std::fs::read_to_string(fixtures::workspace().join(path)).expect("a source");
+        let (_, list) = text.split_once(&format!("\nconst {name}: [")).expect(name);
+        let (list, _) = list.split_once("];").expect("it ends");
+        let (_, list) = list.split_once("= [").expect("it begins");
+        let items: Vec<_> = list.split(',').map(|item| item.trim().to_owned()).collect();
+        items.into_iter().filter(|item| !item.is_empty()).collect()
+    };
+    let device = "daemon/crates/device/src/gpu";
+    let doctor = "client/ctl/src/doctor";
+    let targets = list(&format!("{device}/sysfs.rs"), "APU_TARGETS");
+    assert!(targets.len() > 9, "{targets:?}");
+    assert_eq!(
+        list(&format!("{doctor}/machine.rs"), "APU_TARGETS"),
+        targets
+    );
+    let variables = list(&format!("{device}/environment.rs"), "HIP");
+    assert_eq!(
+        list(&format!("{doctor}/environment.rs"), "VARIABLES"),
+        variables
+    );
+}
+
 #[test]
 fn wire_types_stay_in_the_rpc_layer() {
     let mut broken = Broken::default();

@@ -141,7 +141,12 @@ impl GpuDevice {
             || Stream::new(&context, Priority::High).map_err(|e| failed("making a stream", e));
         let (compute, recorder) = (stream()?, stream()?);
         steps.begin("opening the vendor's library for large products");
-        let first = config.child_exe.clone().map(|exe| FirstProduct {
+        // NVIDIA's libraries say what they cannot do, and are opened when they are needed.
+        let child_exe = config
+            .child_exe
+            .clone()
+            .filter(|_| config.vendor == Vendor::Hip);
+        let first = child_exe.map(|exe| FirstProduct {
             exe,
             runtime: config.libraries.hip.clone(),
             ordinal: config.ordinal,
