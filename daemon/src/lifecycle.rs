@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use rocmforge_engine::EngineHandle;
+use rocmforge_engine::{EngineHandle, Loss};
 use rocmforge_service::declared::Declared;
 use rocmforge_service::limits::Rules;
 use rocmforge_service::model_files::ModelDirs;
@@ -101,7 +101,7 @@ pub enum ServeError {
     Server(#[source] Option<tonic::transport::Error>),
     /// The device failed for good.
     #[error("the device is lost: {0}; a daemon that is started again takes it anew")]
-    DeviceLost(String),
+    DeviceLost(Loss),
     /// The engine thread is gone.
     #[error("the engine ended by itself; its last words are in the log")]
     EngineGone,
@@ -280,7 +280,7 @@ async fn register_late(context: Arc<Service>, mut before: usize) {
 /// snapshots; whoever followed those would wake as often.
 async fn ended(engine: &EngineHandle) -> ServeError {
     match engine.ended().await {
-        Some(reason) => ServeError::DeviceLost(reason),
+        Some(loss) => ServeError::DeviceLost(loss),
         None => ServeError::EngineGone,
     }
 }

@@ -458,13 +458,12 @@ fn device(snapshot: &Snapshot, text: &mut Text) {
             text.one(name, kind, help, number(n));
         }
     }
-    let lost = f64::from(u8::from(snapshot.device_lost.is_some()));
-    text.one(
-        "rocmforge_device_lost",
-        "gauge",
-        "1 once it failed for good",
-        lost,
-    );
+    let name = "rocmforge_device_lost";
+    text.head(name, "gauge", "1 once it failed for good, with how");
+    match &snapshot.device_lost {
+        Some(loss) => text.value(name, &[("kind", loss.kind.label())], 1.0),
+        None => text.value(name, &[], 0.0),
+    }
     let waits_for = snapshot.waits_for.as_ref();
     text.one(
         "rocmforge_file_wait_seconds",

@@ -170,7 +170,7 @@ fn every_error_of_the_engine_has_its_code_reason_and_words() {
             vec!["no card"],
         ),
         (
-            Error::DeviceLost("it hangs".into()),
+            Error::DeviceLost(rocmforge_engine::Loss::unknown("it hangs")),
             Code::Unavailable,
             "NOT_SERVING",
             vec!["it hangs"],

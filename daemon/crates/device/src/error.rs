@@ -1,5 +1,7 @@
 //! What a device can fail with.
 
+use crate::Loss;
+
 /// An error of a device. `Display` never repeats its source.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -77,5 +79,5 @@ pub enum Error {
     },
     /// The device has failed for good.
     #[error("the device is lost: {0}")]
-    Lost(String),
+    Lost(Loss),
 }

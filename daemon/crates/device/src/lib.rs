@@ -17,6 +17,7 @@ mod error;
 pub mod gpu;
 mod heap;
 pub mod host;
+mod loss;
 mod machine;
 pub mod ops;
 mod progress;
@@ -30,6 +31,7 @@ use rocmforge_gguf::MappedFile;
 
 pub use error::Error;
 pub use heap::give_back_soon as give_back_heap_soon;
+pub use loss::{Loss, LossKind, Said};
 pub use machine::available_bytes as host_available_bytes;
 pub use machine::memory_bytes as host_memory_bytes;
 pub use ops::{
@@ -80,7 +82,7 @@ pub struct DeviceInfo {
 pub type Candidates = Vec<(u32, f32)>;
 
 /// Tells, from any thread, why the device counts as hung, if it does.
-pub type Watch = Box<dyn Fn() -> Option<String> + Send>;
+pub type Watch = Box<dyn Fn() -> Option<Loss> + Send>;
 
 /// What a device's driver gave, to be held against the ledger.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -251,7 +253,7 @@ pub trait Device: Send {
     }
 
     /// What the system has to say of a device that was lost. Asks no driver.
-    fn said_of_loss(&self) -> Option<String> {
+    fn said_of_loss(&self) -> Option<Said> {
         None
     }
 

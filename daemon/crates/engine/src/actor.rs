@@ -28,7 +28,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rocmforge_device::gpu::Report;
-use rocmforge_device::{Device, SegmentLayout, Steps};
+use rocmforge_device::{Device, Loss, SegmentLayout, Steps};
 use rocmforge_kernels::host::ops::RopeAngles;
 use rocmforge_ops::{Plan, Segment};
 use rocmforge_scheduler::{Scheduler, SeqId};
@@ -199,7 +199,7 @@ pub(crate) struct Engine {
     pub(crate) prefetch: u32,
     /// Tokens of a prompt that are computed in one pass, at most.
     pub(crate) prefill_chunk: NonZeroUsize,
-    pub(crate) lost: Option<String>,
+    pub(crate) lost: Option<Loss>,
     /// Sees the machine sleep.
     pub(crate) sleep: SleepClock,
     /// How everyone is told that the engine ends by itself.
@@ -356,31 +356,28 @@ fn launch(
 fn guarded(mut engine: Engine, commands: Receiver<Command>) -> Result<(), Error> {
     let watchdog = watchdog::start(engine.store.device.watch(), engine.loss.clone());
     let ran = catch_unwind(AssertUnwindSafe(|| engine.run(&commands)));
-    let error = match ran {
+    let lost = match ran {
         Ok(None) => return Ok(()),
-        Ok(Some(lost)) => match engine.store.device.said_of_loss() {
-            Some(said) => format!("{lost}; {said}"),
-            None => lost,
-        },
+        Ok(Some(lost)) => lost.with(engine.store.device.said_of_loss()),
         Err(payload) => {
             let message = payload
                 .downcast_ref::<String>()
                 .map(String::as_str)
                 .or_else(|| payload.downcast_ref::<&str>().copied())
                 .unwrap_or("no message");
-            format!("the engine panicked: {message}")
+            Loss::unknown(format!("the engine panicked: {message}"))
         }
     };
-    tracing::error!(%error, "the engine ends");
-    engine.give_up(&error);
+    tracing::error!(kind = lost.kind.label(), error = %lost, "the engine ends");
+    engine.give_up(&lost);
     drop(watchdog);
     // From here on nobody waits for this thread: giving the device back may wait
     // for one that never answers.
     drop(engine);
-    Err(device_lost(&error))
+    Err(device_lost(&lost))
 }
 
-fn device_lost(reason: &str) -> Error {
+fn device_lost(reason: &Loss) -> Error {
     Error::Unavailable {
         message: format!(
             "the device is lost ({reason}); the daemon ends, its service manager starts it again: try again then"
@@ -391,7 +388,7 @@ fn device_lost(reason: &str) -> Error {
 
 impl Engine {
     /// The loop. Returns `None` when asked to end, or why the device is lost.
-    fn run(&mut self, commands: &Receiver<Command>) -> Option<String> {
+    fn run(&mut self, commands: &Receiver<Command>) -> Option<Loss> {
         let mut rested = false;
         loop {
             // Not without end: those who send them on and on would stop everyone else's requests.
@@ -447,9 +444,8 @@ impl Engine {
     }
 
     /// Why the device is lost, if it is.
-    fn lost(&self) -> Option<String> {
-        let seen = || self.store.lost().map(str::to_owned);
-        self.lost.clone().or_else(seen)
+    fn lost(&self) -> Option<Loss> {
+        self.lost.clone().or_else(|| self.store.lost().cloned())
     }
 
     /// A segment of a preload, when nothing else is to be done, or work has had its
@@ -571,16 +567,16 @@ impl Engine {
     }
 
     /// Ends every request with the reason that the engine ends.
-    fn give_up(&mut self, reason: &str) {
-        self.lost = Some(reason.to_owned());
-        let error = || device_lost(reason);
+    fn give_up(&mut self, lost: &Loss) {
+        self.lost = Some(lost.clone());
+        let error = || device_lost(lost);
         for task in std::mem::take(&mut self.tasks).into_values() {
             task.fail(error());
         }
         for preload in self.preloads.drain(..) {
             let _ = preload.events.try_send(PreloadEvent::Failed(error()));
         }
-        self.loss.tell(reason);
+        self.loss.tell(lost);
     }
 
     /// Where the device wants the tensors of one of a model's plans.

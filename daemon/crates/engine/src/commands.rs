@@ -439,14 +439,14 @@ impl Engine {
         if let Some(wanted) = self.budget_wanted {
             let now = self.room_on_the_way_to(wanted);
             if let Err(error) = self.store.set_budget(now) {
-                self.lost = Some(error.to_string());
+                self.lose(&error);
             }
             self.budget_wanted = (now > wanted).then_some(wanted);
         } else if let Err(error) = self.store.finish_shrink() {
-            self.lost = Some(error.to_string());
+            self.lose(&error);
         }
         if let Err(error) = self.give_back_unused() {
-            self.lost = Some(error.to_string());
+            self.lose(&error);
         }
     }
 

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rocmforge_device::Error as DeviceError;
+use rocmforge_device::{Error as DeviceError, Loss};
 use rocmforge_gguf::Error as GgufError;
 use rocmforge_model::Error as ModelError;
 use rocmforge_tensor_cache::Error as CacheError;
@@ -131,7 +131,7 @@ pub enum Error {
     /// process cannot use that device any more. UNAVAILABLE, though no client of an engine that
     /// runs meets it.
     #[error("the device is lost: {0}")]
-    DeviceLost(String),
+    DeviceLost(Loss),
     /// A broken promise of our own. INTERNAL.
     #[error("internal error: {0}; please report it with the daemon's log")]
     Internal(String),

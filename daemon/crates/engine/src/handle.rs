@@ -11,6 +11,7 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
+use rocmforge_device::Loss;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::api::{
@@ -27,14 +28,14 @@ pub struct EngineHandle {
     commands: SyncSender<Command>,
     snapshot: watch::Receiver<Arc<Snapshot>>,
     /// Why the device is lost, once it is.
-    lost: watch::Receiver<Option<String>>,
+    lost: watch::Receiver<Option<Loss>>,
 }
 
 impl EngineHandle {
     pub(crate) fn new(
         commands: SyncSender<Command>,
         snapshot: watch::Receiver<Arc<Snapshot>>,
-        lost: watch::Receiver<Option<String>>,
+        lost: watch::Receiver<Option<Loss>>,
     ) -> Self {
         Self {
             commands,
@@ -44,13 +45,12 @@ impl EngineHandle {
     }
 
     /// Waits until the device is lost, and says why; for ever, if it never is.
-    pub async fn lost(&self) -> String {
-        let reason = until_lost(&mut self.lost.clone()).await;
-        reason.unwrap_or_default()
+    pub async fn lost(&self) -> Loss {
+        until_lost(&mut self.lost.clone()).await
     }
 
     /// Waits until the engine has ended, and says why the device is lost, if it is.
-    pub async fn ended(&self) -> Option<String> {
+    pub async fn ended(&self) -> Option<Loss> {
         let mut lost = self.lost.clone();
         let told = lost.wait_for(Option::is_some).await;
         told.ok().and_then(|told| told.clone())
@@ -331,15 +331,15 @@ impl<T> Events<T> {
 /// costs as much as taking it.
 struct LossWatch {
     /// Tells whether there is anything new to look at.
-    told: watch::Receiver<Option<String>>,
-    waiting: Pin<Box<dyn Future<Output = Option<String>> + Send>>,
+    told: watch::Receiver<Option<Loss>>,
+    waiting: Pin<Box<dyn Future<Output = Loss> + Send>>,
     /// Whom `waiting` wakes.
     woken: Option<Waker>,
     is_lost: bool,
 }
 
 impl LossWatch {
-    fn of(told: watch::Receiver<Option<String>>) -> Self {
+    fn of(told: watch::Receiver<Option<Loss>>) -> Self {
         let mut own = told.clone();
         Self {
             told,
@@ -389,14 +389,11 @@ fn gone() -> Error {
 
 /// Waits for the loss of the device. An engine that ended otherwise loses it no more:
 /// that is waited for in vain.
-async fn until_lost(lost: &mut watch::Receiver<Option<String>>) -> Option<String> {
-    let told = lost
-        .wait_for(Option::is_some)
-        .await
-        .map(|told| told.clone());
-    match told {
-        Ok(reason) => reason,
-        Err(_) => std::future::pending().await,
+async fn until_lost(lost: &mut watch::Receiver<Option<Loss>>) -> Loss {
+    let told = lost.wait_for(Option::is_some).await;
+    match told.ok().and_then(|told| told.clone()) {
+        Some(loss) => loss,
+        None => std::future::pending().await,
     }
 }
 
@@ -420,7 +417,7 @@ mod tests {
 
     struct Engine {
         events: mpsc::Sender<u32>,
-        lost: watch::Sender<Option<String>>,
+        lost: watch::Sender<Option<Loss>>,
     }
 
     fn begun() -> (Engine, Events<u32>) {
@@ -441,7 +438,7 @@ mod tests {
             let polled = events.poll_next(&mut Context::from_waker(&waker));
             assert!(polled.is_pending());
         }
-        engine.lost.send_replace(Some("gone".to_owned()));
+        engine.lost.send_replace(Some(Loss::unknown("gone")));
         let woken = |who: &Counted| who.0.load(Ordering::Relaxed);
         assert_eq!((woken(&first), woken(&last)), (0, 1));
         engine.events.try_send(7).unwrap();

@@ -69,6 +69,6 @@ pub use loaded::{
     LoadedModel, MODEL_NAME_MAX, PrepareStage, PreparedModel, is_name_char, prepare, prepare_among,
 };
 pub use refusal::Refusal;
-pub use rocmforge_device::Stalls;
+pub use rocmforge_device::{Loss, LossKind, Stalls};
 pub use rocmforge_ops::KvType;
 pub use suspend::Clocks;

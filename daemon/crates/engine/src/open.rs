@@ -20,7 +20,7 @@ use rocmforge_device::gpu::{
     self, DeviceAttributes, GpuConfig, GpuDevice, Libraries, Report, Vendor,
 };
 use rocmforge_device::host::{HostConfig, HostDevice};
-use rocmforge_device::{Device, Steps};
+use rocmforge_device::{Device, Loss, LossKind, Steps};
 
 use crate::config::{DeviceChoice, EngineConfig};
 use crate::error::{Error, chain};
@@ -173,7 +173,7 @@ impl Attempts<'_> {
 /// A device's error while it is opened or given its memory.
 pub(crate) fn no_device(error: &rocmforge_device::Error) -> Error {
     match error {
-        rocmforge_device::Error::Lost(reason) => Error::DeviceLost(reason.clone()),
+        rocmforge_device::Error::Lost(loss) => Error::DeviceLost(loss.clone()),
         error => Error::NoDevice(chain(error)),
     }
 }
@@ -255,12 +255,13 @@ fn within<T: Send + 'static>(
             Err(RecvTimeoutError::Timeout) => {}
         }
         if let Some((what, age)) = seen.stuck(patience) {
-            return Err(Error::DeviceLost(format!(
+            let reason = format!(
                 "{what} has not ended after {} s: the driver hangs; look at the kernel's log (dmesg), and whether \
                  rocmforged --list-devices answers; raise --watchdog where it is only slow; --device host computes on \
                  the CPU",
                 age.as_secs()
-            )));
+            );
+            return Err(Error::DeviceLost(Loss::new(LossKind::Hang, reason)));
         }
     }
 }
@@ -340,8 +341,8 @@ mod tests {
 
     #[test]
     fn a_device_that_is_lost_is_not_one_that_is_not_there() {
-        let lost = rocmforge_device::Error::Lost("it hangs".to_owned());
-        assert!(matches!(no_device(&lost), Error::DeviceLost(why) if why == "it hangs"));
+        let lost = rocmforge_device::Error::Lost(Loss::new(LossKind::Hang, "no end"));
+        assert!(matches!(no_device(&lost), Error::DeviceLost(why) if why.kind == LossKind::Hang));
         let none = rocmforge_device::Error::Config("no card".to_owned());
         assert!(matches!(no_device(&none), Error::NoDevice(why) if why == "no card"));
     }

@@ -16,6 +16,7 @@
 
 use std::time::Duration;
 
+use rocmforge_device::{Loss, LossKind};
 use rocmforge_scheduler::{SeqId, shrunk_budget};
 use rocmforge_tensor_cache::Slab;
 
@@ -154,7 +155,7 @@ impl Engine {
             self.store.give_up_all();
         } else if let Err(error) = self.store.clear(None) {
             // All of the arena is free but for what is pinned: what it reserves lies side by side.
-            self.lost = Some(error.to_string());
+            self.lose(&error);
         }
         true
     }
@@ -226,12 +227,21 @@ impl Engine {
         Ok(())
     }
 
+    /// Notes that there is no going on after an error: as the loss that the store has seen, if that
+    /// is what the error comes of.
+    pub(crate) fn lose(&mut self, error: &Error) {
+        let seen = self.store.lost().cloned();
+        self.lost = Some(seen.unwrap_or_else(|| Loss::unknown(error.to_string())));
+    }
+
     /// Takes the arena anew. An arena that cannot be had again is the device's loss.
     fn renew(&mut self, bytes: u64, otherwise: u64, keep: &[Slab]) -> Result<u64, Error> {
         let renewed = self.store.renew(bytes, otherwise, keep);
         self.store.take_refused_bytes();
         renewed.inspect_err(|error| {
-            self.lost = Some(format!("the arena cannot be taken again: {error}"));
+            let seen = self.store.lost().cloned();
+            let loss = seen.unwrap_or_else(|| Loss::new(LossKind::NoMemory, error.to_string()));
+            self.lost = Some(loss.during("the arena cannot be taken again"));
         })
     }
 

@@ -8,6 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rocmforge_device::Loss;
+
 use crate::actor::Engine;
 
 /// A gain above this is a sleep; below it the two clocks are only read at different moments.
@@ -92,8 +94,12 @@ impl Engine {
                 false
             }
             Err(error) => {
-                let reason = format!("after {} s of sleep: {error}", slept.as_secs());
-                self.lost = Some(reason);
+                let loss = match error {
+                    rocmforge_device::Error::Lost(loss) => loss,
+                    other => Loss::unknown(other.to_string()),
+                };
+                let slept = format!("after {} s of sleep", slept.as_secs());
+                self.lost = Some(loss.during(slept));
                 true
             }
         }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use rocmforge_device::Watch;
+use rocmforge_device::{Loss, Watch};
 use tokio::sync::watch;
 
 use crate::api::Snapshot;
@@ -31,7 +31,7 @@ const PERIOD: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone)]
 pub(crate) struct DeviceLoss {
     /// `Some` once it is lost.
-    reason: Arc<watch::Sender<Option<String>>>,
+    reason: Arc<watch::Sender<Option<Loss>>>,
     snapshot: watch::Sender<Arc<Snapshot>>,
 }
 
@@ -43,16 +43,16 @@ impl DeviceLoss {
         }
     }
 
-    pub(crate) fn subscribe(&self) -> watch::Receiver<Option<String>> {
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Option<Loss>> {
         self.reason.subscribe()
     }
 
     /// Tells everyone, once: the first reason is the one that counts.
-    pub(crate) fn tell(&self, reason: &str) {
+    pub(crate) fn tell(&self, loss: &Loss) {
         self.snapshot.send_modify(|snapshot| {
             if snapshot.device_lost.is_none() {
                 let mut last = Snapshot::clone(snapshot);
-                last.device_lost = Some(reason.to_owned());
+                last.device_lost = Some(loss.clone());
                 last.running = 0;
                 last.queued = 0;
                 last.queued_and_read = 0;
@@ -62,7 +62,7 @@ impl DeviceLoss {
         self.reason.send_if_modified(|told| {
             let first = told.is_none();
             if first {
-                *told = Some(reason.to_owned());
+                *told = Some(loss.clone());
             }
             first
         });
@@ -76,9 +76,9 @@ pub(crate) fn start(watch: Option<Watch>, loss: DeviceLoss) -> Option<Sender<()>
     let thread = std::thread::Builder::new().name("watchdog".to_owned());
     let started = thread.spawn(move || {
         while let Err(RecvTimeoutError::Timeout) = engine.recv_timeout(PERIOD) {
-            if let Some(reason) = watch() {
-                tracing::error!(reason, "the watchdog gives the device up");
-                loss.tell(&reason);
+            if let Some(seen) = watch() {
+                tracing::error!(kind = seen.kind.label(), reason = %seen, "the watchdog gives the device up");
+                loss.tell(&seen);
                 return;
             }
         }
@@ -96,6 +96,8 @@ pub(crate) fn start(watch: Option<Watch>, loss: DeviceLoss) -> Option<Sender<()>
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use rocmforge_device::LossKind;
+
     use super::*;
 
     #[test]
@@ -106,7 +108,8 @@ mod tests {
         let kept = Arc::clone(&gone);
         let looks: Watch = Box::new(move || {
             let _ = &kept;
-            seen.load(Ordering::Relaxed).then(|| "it hangs".to_owned())
+            let hangs = seen.load(Ordering::Relaxed);
+            hangs.then(|| Loss::new(LossKind::Hang, "no end"))
         });
         let first = crate::publish::empty_snapshot();
         let loss = DeviceLoss::new(watch::Sender::new(Arc::new(first)));
@@ -117,12 +120,10 @@ mod tests {
         while told.borrow().is_none() {
             std::thread::sleep(Duration::from_millis(10));
         }
-        loss.tell("another reason");
-        assert_eq!(told.borrow().as_deref(), Some("it hangs"));
-        assert_eq!(
-            loss.snapshot.borrow().device_lost.as_deref(),
-            Some("it hangs")
-        );
+        loss.tell(&Loss::unknown("another reason"));
+        let first = Some(Loss::new(LossKind::Hang, "no end"));
+        assert_eq!(*told.borrow(), first);
+        assert_eq!(loss.snapshot.borrow().device_lost, first);
         drop(alive);
         while Arc::strong_count(&gone) > 1 {
             std::thread::sleep(Duration::from_millis(10));

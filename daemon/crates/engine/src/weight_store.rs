@@ -21,7 +21,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::{Device, SegmentLayout, UploadTicket};
+use rocmforge_device::{Device, Loss, SegmentLayout, UploadTicket};
 use rocmforge_ops::SegmentKind;
 use rocmforge_tensor_cache::{
     Acquired, Action, BlockId, BlockKind, Cache, Error as CacheError, ModelId, SegmentId,
@@ -69,7 +69,7 @@ pub(crate) struct WeightStore {
     pub(crate) free_bytes: Option<u64>,
     counted_at: Instant,
     /// Why the device is lost, once it is.
-    lost: OnceCell<String>,
+    lost: OnceCell<Loss>,
     /// Bytes that the driver refused since this was looked at last; 0 if it did not say how many.
     refused: Cell<Option<u64>>,
     /// How segments begin on the device: what is compared after a sleep.
@@ -146,8 +146,8 @@ impl WeightStore {
     }
 
     /// Why the device is lost, if it is.
-    pub(crate) fn lost(&self) -> Option<&str> {
-        self.lost.get().map(String::as_str)
+    pub(crate) fn lost(&self) -> Option<&Loss> {
+        self.lost.get()
     }
 
     /// Registers a model's segments. Uploads nothing.
@@ -455,9 +455,9 @@ impl WeightStore {
     }
 
     fn note_loss(&self, error: &rocmforge_device::Error) {
-        if let rocmforge_device::Error::Lost(reason) = error {
+        if let rocmforge_device::Error::Lost(loss) = error {
             // The first reason is the one that counts.
-            let _ = self.lost.set(reason.clone());
+            let _ = self.lost.set(loss.clone());
         }
     }
 

@@ -17,7 +17,8 @@ use rocmforge_engine::api::{
     Asker, Budget, GenerateEvent, GenerateRequest, Policy, PreloadEvent, ScoreRequest,
 };
 use rocmforge_engine::{
-    Clocks, EngineConfig, EngineHandle, EngineThread, Error, Events, LoadedModel, start_on,
+    Clocks, EngineConfig, EngineHandle, EngineThread, Error, Events, LoadedModel, LossKind,
+    start_on,
 };
 use rocmforge_fake_hip::{Fake, HANG, when_run};
 
@@ -97,6 +98,10 @@ fn question(model: &Arc<LoadedModel>) -> GenerateRequest {
 /// A device that fails with `code` at the `nth` of `call` from now: everyone is
 /// told, and the engine ends.
 async fn everyone_is_told(call: &str, nth: u64, code: u32, joins: bool) {
+    let how = match code {
+        HANG => LossKind::Hang,
+        _ => LossKind::Fault,
+    };
     let setup = Setup {
         watchdog: Duration::from_millis(600),
         ..Setup::default()
@@ -134,6 +139,7 @@ async fn everyone_is_told(call: &str, nth: u64, code: u32, joins: bool) {
     }
     let reason = engine.lost().await;
     println!("{call}: {reason} after {:?}", begin.elapsed());
+    assert_eq!(reason.kind, how, "{call}: {reason}");
     assert_eq!(engine.snapshot().device_lost.as_ref(), Some(&reason));
     let late = engine.set_budget(Budget::Bytes(8 * MIB)).await;
     assert!(matches!(late, Err(Error::Unavailable { .. })), "{late:?}");
@@ -252,6 +258,8 @@ async fn forgets_in_its_sleep(kept: u64) {
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     let reason = engine.lost().await;
     println!("{kept} bytes kept: {reason}");
+    assert_eq!(reason.kind, LossKind::ContentsLost);
+    let reason = reason.to_string();
     assert!(reason.contains("3600 s of sleep"), "{reason}");
     assert_eq!(reason.contains("is not what it was"), kept > 0, "{reason}");
     assert!(thread.join().is_err());

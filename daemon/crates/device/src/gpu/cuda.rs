@@ -531,6 +531,7 @@ impl Driver for CudaDriver {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::LossKind;
 
     #[test]
     fn versions_read_as_the_vendor_writes_them() {
@@ -542,7 +543,10 @@ mod tests {
     fn codes_have_the_class_that_their_reader_needs() {
         assert_eq!(class(2), Class::OutOfMemory);
         assert_eq!(class(600), Class::NotReady);
-        assert_eq!(class(700), Class::Lost);
+        assert_eq!(class(700), Class::Lost(LossKind::Fault));
+        assert_eq!(class(214), Class::Lost(LossKind::Hardware));
+        assert_eq!(class(702), Class::Lost(LossKind::Hang));
+        assert_eq!(class(999), Class::Lost(LossKind::Unknown));
         assert_eq!(class(801), Class::NotSupported);
         assert_eq!(class(1), Class::Other);
     }

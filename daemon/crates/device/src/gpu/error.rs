@@ -1,5 +1,7 @@
 //! What a driver can fail with, and who acts on it.
 
+use crate::LossKind;
+
 /// Result of a driver's call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -11,7 +13,7 @@ pub enum Class {
     /// Not an error: work is still under way.
     NotReady,
     /// The context is damaged for good: every later call fails too. End the process.
-    Lost,
+    Lost(LossKind),
     /// The driver, the kernel module or the device cannot do this: take the other way.
     NotSupported,
     /// Anything else: this call failed, the context is sound.
@@ -123,8 +125,16 @@ impl Error {
         self.class() == Class::OutOfMemory
     }
 
+    /// How the device was lost by what the call tells, if it was.
+    pub fn loss(&self) -> Option<LossKind> {
+        match self.class() {
+            Class::Lost(kind) => Some(kind),
+            _ => None,
+        }
+    }
+
     /// Whether the context is damaged for good.
     pub fn is_lost(&self) -> bool {
-        self.class() == Class::Lost
+        self.loss().is_some()
     }
 }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::MemoryUse;
 use rocmforge_device::gpu::Report;
+use rocmforge_device::{Loss, MemoryUse};
 use rocmforge_scheduler::are_left_to_others;
 use rocmforge_tensor_cache::Evictions;
 
@@ -59,8 +59,8 @@ pub struct Snapshot {
     pub host_tier: HostTier,
     /// No new work is taken.
     pub draining: bool,
-    /// The device failed for good, and why.
-    pub device_lost: Option<String>,
+    /// The device failed for good, how and why.
+    pub device_lost: Option<Loss>,
     /// A file that has not answered for seconds, and is waited for.
     pub waits_for: Option<FileWait>,
 }

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use rocmforge_device::{Loss, LossKind};
 use rocmforge_tensor_cache::{ModelId, SegmentId, SegmentState, Slab};
 
 use super::WeightStore;
@@ -126,9 +127,11 @@ impl WeightStore {
         for (segment, slab, expected) in known {
             let mut bytes = [0; WITNESS_BYTES];
             if self.device.peek(slab.offset, &mut bytes)? && bytes != expected {
-                return Err(rocmforge_device::Error::Lost(format!(
+                let reason = format!(
                     "{segment} is not what it was; the device's memory was reset or lost power"
-                )));
+                );
+                let loss = Loss::new(LossKind::ContentsLost, reason);
+                return Err(rocmforge_device::Error::Lost(loss));
             }
         }
         Ok(())

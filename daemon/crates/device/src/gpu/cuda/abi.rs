@@ -5,6 +5,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use super::virtual_memory;
+use crate::LossKind;
 use crate::gpu::driver::Class;
 use crate::gpu::library::table;
 
@@ -25,12 +26,15 @@ pub(super) mod code {
     pub(in crate::gpu::cuda) const NOT_FOUND: u32 = 500;
     pub(in crate::gpu::cuda) const NOT_READY: u32 = 600;
     pub(in crate::gpu::cuda) const NOT_SUPPORTED: u32 = 801;
-    /// Deinitialized, uncorrectable ECC, NVLink; illegal address, launch timeout, context
-    /// destroyed, assert; hardware stack, illegal instruction, misaligned address, address space,
-    /// program counter, launch failed; unknown.
-    pub(in crate::gpu::cuda) const LOST: [u32; 14] = [
-        4, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999,
-    ];
+    /// Launch timeout.
+    pub(in crate::gpu::cuda) const HANG: u32 = 702;
+    /// Uncorrectable errors of memory (ECC) and of NVLink.
+    pub(in crate::gpu::cuda) const HARDWARE: [u32; 2] = [214, 220];
+    /// Illegal address, assert, hardware stack, illegal instruction, misaligned address, address
+    /// space, program counter, launch failed.
+    pub(in crate::gpu::cuda) const FAULT: [u32; 8] = [700, 710, 714, 715, 716, 717, 718, 719];
+    /// Deinitialized, context destroyed, unknown.
+    pub(in crate::gpu::cuda) const UNTOLD: [u32; 3] = [4, 709, 999];
 }
 
 /// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
@@ -161,7 +165,10 @@ pub(super) fn class(result: u32) -> Class {
         code::OUT_OF_MEMORY => Class::OutOfMemory,
         code::NOT_READY => Class::NotReady,
         code::NOT_SUPPORTED => Class::NotSupported,
-        result if code::LOST.contains(&result) => Class::Lost,
+        code::HANG => Class::Lost(LossKind::Hang),
+        result if code::HARDWARE.contains(&result) => Class::Lost(LossKind::Hardware),
+        result if code::FAULT.contains(&result) => Class::Lost(LossKind::Fault),
+        result if code::UNTOLD.contains(&result) => Class::Lost(LossKind::Unknown),
         _ => Class::Other,
     }
 }

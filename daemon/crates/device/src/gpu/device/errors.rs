@@ -2,13 +2,14 @@
 
 use rocmforge_kernels::gpu as kernels;
 
+use crate::Loss;
 use crate::error::Error;
 use crate::gpu::{self, Call, Stream};
 
 /// A driver's error as a device's.
 pub(super) fn failed(operation: &'static str, error: gpu::Error) -> Error {
-    if error.is_lost() {
-        return Error::Lost(format!("{operation}: {error}"));
+    if let Some(kind) = error.loss() {
+        return Error::Lost(Loss::new(kind, format!("{operation}: {error}")));
     }
     if error.is_out_of_memory() {
         return Error::Memory {

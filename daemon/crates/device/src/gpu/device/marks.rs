@@ -3,6 +3,7 @@
 
 use crate::error::Error;
 use crate::gpu::Stream;
+use crate::{Loss, LossKind};
 
 use super::readback::Readback;
 use super::reserve::DeviceReserve;
@@ -36,10 +37,8 @@ pub(super) fn check(
         let mut word = [0; 4];
         readback.fetch(stream, at, &mut word)?;
         if u32::from_le_bytes(word) != MARK {
-            return Err(Error::Lost(
-                "the device's memory does not hold what was left there; it was reset or lost power"
-                    .to_owned(),
-            ));
+            let reason = "marks in the device's memory have gone; it was reset or lost power";
+            return Err(Error::Lost(Loss::new(LossKind::ContentsLost, reason)));
         }
     }
     Ok(())

@@ -65,11 +65,12 @@ use crate::error::Error;
 use crate::ops::{Batch, Buf, PlacedBuf, ScratchLayout};
 use crate::segment::wrong_shape;
 use crate::{
-    BoundStep, Candidates, Device, DeviceInfo, MemoryUse, ModelPlanView, Role, Scratch,
-    SegmentLayout, TensorDesc, Throughput, Upload, UploadTicket, Watch,
+    BoundStep, Candidates, Device, DeviceInfo, Loss, LossKind, MemoryUse, ModelPlanView, Role,
+    Said, Scratch, SegmentLayout, TensorDesc, Throughput, Upload, UploadTicket, Watch,
 };
 
-use super::{Context, Stream, Vendor, kernel_log};
+use super::kernel_log::KernelView;
+use super::{Context, Stream};
 use arena::Arena;
 use aside::Aside;
 use errors::{failed, launch_error, stream_driver};
@@ -124,6 +125,8 @@ pub struct GpuDevice {
     driver_version: String,
     /// What was found of the driver when the card was opened.
     findings: Vec<String>,
+    /// What the kernel knows of the card.
+    system: Arc<KernelView>,
 }
 
 impl GpuDevice {
@@ -201,15 +204,6 @@ fn vendor_name(context: &Context) -> &'static str {
     context.shared_driver().vendor().name()
 }
 
-impl GpuDevice {
-    /// What tells later what the kernel says of the card.
-    fn loss(&self) -> impl Fn() -> Option<String> + Send + 'static {
-        let is_amd = self.config.vendor == Vendor::Hip;
-        let pci = self.context.attributes().pci_bus_id.clone();
-        move || is_amd.then(|| kernel_log::says_of(&pci)).flatten()
-    }
-}
-
 impl Device for GpuDevice {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
@@ -234,22 +228,17 @@ impl Device for GpuDevice {
         // Waits have the watchdog's patience and are themselves calls; what takes
         // longer than that is stuck.
         let patience = self.config.watchdog * 2;
-        let said = self.loss();
+        let system = Arc::clone(&self.system);
         Some(Box::new(move || {
             let stuck = oldest_call().filter(|age| *age > patience)?;
             let seconds = stuck.as_secs();
-            let reason = format!(
-                "a call of the driver has not come back after {seconds} s; the device hangs"
-            );
-            Some(match said() {
-                Some(said) => format!("{reason}; {said}"),
-                None => reason,
-            })
+            let reason = format!("a call of the driver has not come back after {seconds} s");
+            Some(Loss::new(LossKind::Hang, reason).with(system.says()))
         }))
     }
 
-    fn said_of_loss(&self) -> Option<String> {
-        self.loss()()
+    fn said_of_loss(&self) -> Option<Said> {
+        self.system.says()
     }
 
     fn memory_use(&self) -> Option<MemoryUse> {

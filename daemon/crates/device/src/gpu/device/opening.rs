@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use rocmforge_kernels::gpu::{self as gpu_kernels, GpuTarget};
 
-use crate::Steps;
 use crate::error::Error;
 use crate::gpu::blas::FirstProduct;
+use crate::gpu::kernel_log::KernelView;
 use crate::gpu::{self, Context, DeviceAttributes, Priority, Stream, Vendor};
+use crate::{Loss, Steps};
 
 use super::arena::Arena;
 use super::aside::Aside;
@@ -77,14 +78,17 @@ impl GpuDevice {
             )));
         }
         steps.begin(format!("opening {}:{}", config.vendor, config.ordinal));
-        let context = Context::open(driver, config.ordinal).map_err(|e| match e.is_lost() {
-            true => Error::Lost(format!(
-                "opening {}:{}: {e}; {}",
-                config.vendor,
-                config.ordinal,
-                what_to_look_at(config.vendor)
+        let context = Context::open(driver, config.ordinal).map_err(|e| match e.loss() {
+            Some(kind) => Error::Lost(Loss::new(
+                kind,
+                format!(
+                    "opening {}:{}: {e}; {}",
+                    config.vendor,
+                    config.ordinal,
+                    what_to_look_at(config.vendor)
+                ),
             )),
-            false => no_card(e),
+            None => no_card(e),
         })?;
         Self::on(context, config, images, steps)
     }
@@ -98,6 +102,21 @@ impl GpuDevice {
         config: GpuConfig,
         images: Box<dyn Images>,
         steps: &Steps,
+    ) -> Result<Self, Error> {
+        let system = Arc::new(KernelView::of(context.attributes()));
+        let made = Self::set_up(context, config, images, steps, Arc::clone(&system));
+        made.map_err(|error| match error {
+            Error::Lost(loss) => Error::Lost(loss.with(system.says())),
+            other => other,
+        })
+    }
+
+    fn set_up(
+        context: Context,
+        config: GpuConfig,
+        images: Box<dyn Images>,
+        steps: &Steps,
+        system: Arc<KernelView>,
     ) -> Result<Self, Error> {
         let attributes = context.attributes();
         let name = attributes.name.clone();
@@ -194,6 +213,7 @@ impl GpuDevice {
             driver_version: versions.map(|v| v.driver).unwrap_or_default(),
             table_of: None,
             findings,
+            system,
         })
     }
 }

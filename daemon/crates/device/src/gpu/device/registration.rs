@@ -15,6 +15,7 @@ use rocmforge_gguf::MappedFile;
 use crate::gpu::{Buffer, Context, Error, PinnedBuffer, Priority, Registration, Stream};
 
 use super::trial::{Outcome, Trials};
+use crate::{Loss, LossKind};
 
 /// Bytes of the first look, which tells a crawl from a copy without waiting long, and of the
 /// comparison.
@@ -59,13 +60,13 @@ impl Finding {
 /// Tries both ways on a card. What takes longer than `patience` counts as never coming back.
 ///
 /// # Errors
-/// In words: the driver's call did not come back, or the device was lost by it. The driver cannot
+/// The loss: the driver's call did not come back, or the device was lost by it. The driver cannot
 /// be used by this process any more.
 pub(super) fn find(
     context: &Context,
     trials: &Trials,
     patience: Duration,
-) -> Result<Finding, String> {
+) -> Result<Finding, Loss> {
     let mut lost = None;
     let tried = trials.run("registration", || {
         let (send, receive) = mpsc::channel();
@@ -98,12 +99,16 @@ pub(super) fn find(
         Outcome::Ended(Err(error)) => Ok(Finding::ring(error)),
         Outcome::NotMade(why) => Ok(Finding::ring(why)),
         Outcome::Stuck => {
+            let kind = lost.as_ref().and_then(Error::loss);
             let how = match lost {
                 Some(error) => format!("was the last that the device did ({error})"),
                 None => format!("has not come back after {} s", patience.as_secs()),
             };
-            Err(format!(
-                "registering {TRIAL_BYTES} bytes of a file {how}; after two such starts it is not tried any more"
+            Err(Loss::new(
+                kind.unwrap_or(LossKind::Hang),
+                format!(
+                    "registering {TRIAL_BYTES} bytes of a file {how}; after two such starts it is not tried any more"
+                ),
             ))
         }
     }
@@ -259,7 +264,8 @@ mod tests {
             let found = find(&context, &trials, Duration::from_secs(2));
             if start < 2 {
                 let error = found.unwrap_err();
-                assert!(error.contains("has not come back"), "{error}");
+                assert_eq!(error.kind, LossKind::Hang);
+                assert!(error.reason.contains("has not come back"), "{error}");
                 // The thread in the call uses the library for good.
                 std::mem::forget(fake);
             } else {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::gpu::Event;
+use crate::{Loss, LossKind};
 
 use super::failed;
 
@@ -29,10 +30,11 @@ pub(super) fn until_passed(event: &Event, patience: Duration) -> Result<(), Erro
         }
         let waited = begin.elapsed();
         if waited > patience {
-            return Err(Error::Lost(format!(
-                "a kernel or copy has not ended after {} s; the device hangs",
+            let reason = format!(
+                "a kernel or copy has not ended after {} s",
                 waited.as_secs()
-            )));
+            );
+            return Err(Error::Lost(Loss::new(LossKind::Hang, reason)));
         }
         if waited > SPIN {
             std::thread::sleep(Duration::from_micros(100));

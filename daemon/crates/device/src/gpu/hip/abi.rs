@@ -9,6 +9,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use hip_runtime_sys as sys;
 use sys::hipError_t as Code;
 
+use crate::LossKind;
 use crate::gpu::driver::Class;
 use crate::gpu::library::table;
 
@@ -99,21 +100,26 @@ pub(super) fn class(code: u32) -> Class {
     const OUT_OF_MEMORY: u32 = Code::hipErrorOutOfMemory as u32;
     const NOT_READY: u32 = Code::hipErrorNotReady as u32;
     const NOT_SUPPORTED: u32 = Code::hipErrorNotSupported as u32;
-    const LOST: [u32; 8] = [
+    const UNTOLD: [u32; 2] = [
         Code::hipErrorDeinitialized as u32,
-        Code::hipErrorPriorLaunchFailure as u32,
-        Code::hipErrorECCNotCorrectable as u32,
-        Code::hipErrorIllegalAddress as u32,
-        Code::hipErrorLaunchTimeOut as u32,
         Code::hipErrorContextIsDestroyed as u32,
+    ];
+    const FAULT: [u32; 4] = [
+        Code::hipErrorPriorLaunchFailure as u32,
+        Code::hipErrorIllegalAddress as u32,
         Code::hipErrorAssert as u32,
         Code::hipErrorLaunchFailure as u32,
     ];
+    const HARDWARE: u32 = Code::hipErrorECCNotCorrectable as u32;
+    const HANG: u32 = Code::hipErrorLaunchTimeOut as u32;
     match code {
         OUT_OF_MEMORY => Class::OutOfMemory,
         NOT_READY => Class::NotReady,
         NOT_SUPPORTED => Class::NotSupported,
-        code if LOST.contains(&code) => Class::Lost,
+        HARDWARE => Class::Lost(LossKind::Hardware),
+        HANG => Class::Lost(LossKind::Hang),
+        code if FAULT.contains(&code) => Class::Lost(LossKind::Fault),
+        code if UNTOLD.contains(&code) => Class::Lost(LossKind::Unknown),
         _ => Class::Other,
     }
 }
@@ -126,8 +132,11 @@ mod tests {
     fn codes_have_the_class_that_their_reader_needs() {
         assert_eq!(class(2), Class::OutOfMemory);
         assert_eq!(class(600), Class::NotReady);
-        assert_eq!(class(700), Class::Lost);
-        assert_eq!(class(719), Class::Lost);
+        assert_eq!(class(700), Class::Lost(LossKind::Fault));
+        assert_eq!(class(719), Class::Lost(LossKind::Fault));
+        assert_eq!(class(214), Class::Lost(LossKind::Hardware));
+        assert_eq!(class(702), Class::Lost(LossKind::Hang));
+        assert_eq!(class(4), Class::Lost(LossKind::Unknown));
         assert_eq!(class(801), Class::NotSupported);
         assert_eq!(class(1), Class::Other);
         assert_eq!(class(4_000_000), Class::Other);

@@ -6,6 +6,7 @@
 
 use super::abi::class;
 use super::{Class, HipDriver};
+use crate::LossKind;
 
 /// Calls that work on the card, or wait for it.
 const WORK: [&str; 11] = [
@@ -35,13 +36,14 @@ impl HipDriver {
             return (class, None);
         }
         match self.says_of_itself() {
-            Some(words) => (Class::Lost, Some(words)),
+            Some((kind, words)) => (Class::Lost(kind), Some(words)),
             None => (class, None),
         }
     }
 
-    /// What fails of two calls that have nothing to refuse; `None` if the card is sound.
-    fn says_of_itself(&self) -> Option<String> {
+    /// What fails of two calls that have nothing to refuse, and how by its code; `None` if the card
+    /// is sound.
+    fn says_of_itself(&self) -> Option<(LossKind, String)> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: no arguments; the calling thread has a device, since it worked on it.
         let waited = unsafe { (self.hip.hipDeviceSynchronize)() };
@@ -49,13 +51,15 @@ impl HipDriver {
         let counted = unsafe { (self.hip.hipMemGetInfo)(&raw mut free, &raw mut total) };
         let asked = [("hipDeviceSynchronize", waited), ("hipMemGetInfo", counted)];
         asked.into_iter().find_map(|(call, code)| {
-            let answers = code == 0
-                || OF_CAPTURE.contains(&code)
-                || !matches!(class(code), Class::Other | Class::Lost);
-            (!answers).then(|| {
-                let (name, _) = self.words(code);
-                format!("after it {call} fails, too: {name} ({code})")
-            })
+            let kind = match class(code) {
+                _ if code == 0 || OF_CAPTURE.contains(&code) => return None,
+                Class::Lost(kind) => kind,
+                Class::Other => LossKind::Unknown,
+                Class::OutOfMemory | Class::NotReady | Class::NotSupported => return None,
+            };
+            let (name, _) = self.words(code);
+            let words = format!("after it {call} fails, too: {name} ({code})");
+            Some((kind, words))
         })
     }
 }

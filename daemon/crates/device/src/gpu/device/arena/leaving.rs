@@ -6,7 +6,7 @@ use crate::gpu::{Buffer, DevicePtr, PinnedBuffer, Stream};
 use crate::machine;
 
 use super::whole::HOST_PART;
-use super::{Arena, Memory, failed};
+use super::{Arena, Memory, failed, not_had};
 
 impl Arena {
     /// Gives the reserved addresses back, with all memory, and takes one allocation of the
@@ -36,7 +36,7 @@ impl Arena {
             Some(contents) => {
                 self.memory = Memory::Whole(None);
                 // The chunks have gone: without an allocation nothing is left.
-                let gone = |e| Error::Lost(format!("the arena cannot be allocated anew: {e}"));
+                let gone = |e| not_had("the arena cannot be allocated anew", &e);
                 Some(
                     self.with_contents(self.capacity, &contents, stream)
                         .map_err(gone)?,

@@ -24,6 +24,7 @@ mod whole;
 
 use crate::error::Error;
 use crate::gpu::{Buffer, Context, DevicePtr, PinnedBuffer, Stream};
+use crate::{Loss, LossKind};
 
 use super::failed;
 use super::trial::{Outcome, Trials};
@@ -40,6 +41,12 @@ pub(super) struct Arena {
     note: Option<String>,
     /// Why more is held than the capacity, or why the last change was refused, if so.
     kept: Option<String>,
+}
+
+/// Memory that cannot be had, so that nothing is left to go on with.
+fn not_had(what: &str, error: &crate::gpu::Error) -> Error {
+    let kind = error.loss().unwrap_or(LossKind::NoMemory);
+    Error::Lost(Loss::new(kind, format!("{what}: {error}")))
 }
 
 /// What it lies in.
@@ -270,9 +277,10 @@ impl Arena {
                     }
                     Shrunk::Gone(error) => {
                         self.capacity = self.capacity.min(chunks.mapped());
-                        return Err(Error::Lost(format!(
-                            "the driver does not give memory back that it was given for a moment: {error}"
-                        )));
+                        return Err(not_had(
+                            "the driver does not give memory back that it was given for a moment",
+                            &error,
+                        ));
                     }
                 }
                 self.capacity = bytes;

@@ -7,6 +7,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use rocmforge_fake_hip::{Fake, Live};
 
 use super::{Arena, Memory};
+use crate::LossKind;
 use crate::error::Error;
 use crate::gpu::{Context, DevicePtr, Libraries, PinnedBuffer, Priority, Stream, Vendor, open};
 
@@ -435,7 +436,7 @@ fn memory_that_does_not_come_back_is_a_loss_with_a_reason() {
     }
     let error = s.set(2 * CHUNK - GRANULE).unwrap_err();
     assert!(
-        matches!(&error, Error::Lost(m) if m.contains("OutOfMemory")),
+        matches!(&error, Error::Lost(l) if l.kind == LossKind::NoMemory && l.reason.contains("OutOfMemory")),
         "{error:?}"
     );
     assert_eq!(s.arena.capacity(), CHUNK);

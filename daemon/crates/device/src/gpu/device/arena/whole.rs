@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::gpu::{Buffer, Stream};
 use crate::machine;
 
-use super::{Arena, Memory, failed};
+use super::{Arena, Memory, failed, not_had};
 
 /// The part of the machine's memory that an arena's contents may take for a moment.
 pub(super) const HOST_PART: u64 = 4;
@@ -93,7 +93,7 @@ impl Arena {
         // The old one has gone: without an allocation nothing is left.
         let fresh = fresh.map_err(|error| {
             self.capacity = 0;
-            Error::Lost(format!("the arena cannot be allocated anew: {error}"))
+            not_had("the arena cannot be allocated anew", &error)
         })?;
         self.memory = Memory::Whole(Some(fresh));
         self.capacity = capacity;
