@@ -28,7 +28,8 @@
 //! FAKE_HIP_WAVE, FAKE_HIP_REGISTER=0 (registration refused),
 //! FAKE_HIP_VIRTUAL_MEMORY=0 (addresses come with memory only), FAKE_HIP_OTHERS_FILE (a
 //! file with the bytes that other processes hold, read whenever what is free is asked
-//! for), FAKE_HIP_MISBEHAVE=`slow-registration:500,...` (see [`Misbehaviour`]),
+//! for), FAKE_HIP_CALLS_FILE (a file whose first line says how many calls there were, and the last
+//! one's name), FAKE_HIP_MISBEHAVE=`slow-registration:500,...` (see [`Misbehaviour`]),
 //! FAKE_HIP_FAIL=`call:nth:code,...` (`run:kernel:40:719` is a pseudo-call of
 //! [`when_run`]: the 40th kernel faults).
 //!

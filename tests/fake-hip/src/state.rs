@@ -1,6 +1,8 @@
 //! All that the runtime knows, behind one lock: a fake needs no concurrency.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -82,6 +84,9 @@ pub(crate) struct State {
     /// No queued work ends any more.
     pub(crate) hung: bool,
     pub(crate) calls: HashMap<String, u64>,
+    /// All calls so far, and a file that says how many there were and which was the last.
+    all_calls: u64,
+    calls_file: Option<File>,
     failures: Vec<Failure>,
     next_handle: usize,
 }
@@ -122,6 +127,15 @@ impl State {
             lost: None,
             hung: false,
             calls: HashMap::new(),
+            all_calls: 0,
+            calls_file: std::env::var_os("FAKE_HIP_CALLS_FILE").map(|path| {
+                let file = File::options()
+                    .write(true)
+                    .create(true)
+                    .truncate(false)
+                    .open(path);
+                file.expect("the file of FAKE_HIP_CALLS_FILE can be written")
+            }),
             failures: Vec::new(),
             next_handle: 0x1000,
         };
@@ -212,6 +226,12 @@ impl State {
             None => {
                 self.calls.insert(call.to_owned(), 1);
             }
+        }
+        self.all_calls += 1;
+        if let Some(file) = &self.calls_file {
+            // A shorter line leaves the end of a longer one behind it.
+            let line = format!("{} {call}\n", self.all_calls);
+            let _ = file.write_all_at(line.as_bytes(), 0);
         }
         let mut code = None;
         self.failures.retain_mut(|failure| {

@@ -7,6 +7,7 @@ mod devices;
 mod exam;
 mod far_file;
 mod files_that_change;
+mod idle;
 mod keep_free;
 mod lost_device;
 mod manifests;
