@@ -369,6 +369,11 @@ fn spawn(dir: &TempDir, options: &Options) -> Child {
     for model_dir in &options.model_dirs {
         command.arg("--model-dir").arg(model_dir);
     }
+    // What one finds out of its card is not another one's.
+    let named = |name: &str| options.environment.iter().any(|(is, _)| is == name);
+    if !named("CACHE_DIRECTORY") && !named("XDG_CACHE_HOME") {
+        command.env("CACHE_DIRECTORY", dir.path().join("cache"));
+    }
     command
         .envs(options.environment.iter().cloned())
         .env("NOTIFY_SOCKET", dir.path().join("notify"))

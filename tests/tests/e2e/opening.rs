@@ -1,6 +1,6 @@
 //! What a driver or a library beside it does to a daemon that opens a card.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -106,6 +106,51 @@ fn a_driver_that_hangs_at_the_start_ends_the_daemon_with_4() {
     for started in started {
         started.join().expect("the daemon ends well");
     }
+}
+
+/// A card's trials are made once, unless what is noted of them is damaged; a test of the card makes
+/// them always.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_passed_at_one_start_is_remembered_at_the_next() {
+    let (fake, cache) = (Fake::new(), tempfile::tempdir().expect("a folder"));
+    fake.add_products();
+    let usual = options(&fake, cache.path());
+    let (expected, findings, log) = long_text(&usual).await;
+    assert!(!log.contains("remembered from"), "{findings:?} {log}");
+    let (text, findings, log) = long_text(&usual).await;
+    assert_eq!(text, expected);
+    for words in ["memory is mapped as it was", "a first product by"] {
+        let is_told = |f: &String| f.contains(words) && f.contains("remembered from");
+        assert!(findings.iter().any(is_told), "{words}: {findings:?}");
+        assert!(log.contains(words), "{words}: {log}");
+    }
+    let checked = Command::new(binaries::rocmforged())
+        .args(["--check-device", "hip:0"])
+        .env("ROCMFORGE_HIP_LIBRARY", fake.path())
+        .env("ROCMFORGE_KERNELS", fake.images())
+        .env("CACHE_DIRECTORY", cache.path())
+        .output()
+        .expect("rocmforged starts");
+    let told = String::from_utf8_lossy(&checked.stdout);
+    assert!(told.contains(", 0 failed"), "{told}");
+    assert!(!told.contains("remembered from"), "{told}");
+
+    let mut notes = 0;
+    for note in files_of_trials(cache.path()) {
+        std::fs::write(&note, "damaged").expect("our own file");
+        notes += 1;
+    }
+    assert_eq!(notes, 2);
+    let (text, findings, log) = long_text(&usual).await;
+    assert_eq!(text, expected);
+    assert!(!log.contains("remembered from"), "{findings:?} {log}");
+}
+
+/// What is noted of trials.
+fn files_of_trials(cache: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(cache.join("kernels/trials"));
+    let entries = entries.into_iter().flatten();
+    entries.map(|entry| entry.expect("a file").path()).collect()
 }
 
 #[test]

@@ -83,7 +83,7 @@ handles! {
 }
 
 /// Versions as the driver reports them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Versions {
     /// The driver's version, in the vendor's own notation (`6.4.43482`, `13.0`).
     pub driver: String,

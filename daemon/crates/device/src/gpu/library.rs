@@ -6,6 +6,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::mem::ManuallyDrop;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::driver::{Attempt, Error, Result};
@@ -72,6 +73,13 @@ pub fn file_of(name: &str) -> Option<PathBuf> {
         let file = path.file_name()?.to_str()?;
         file.starts_with(stem).then(|| path.to_owned())
     })
+}
+
+/// What changes when a file is replaced.
+pub(super) fn identity(file: &Path) -> Option<String> {
+    let found = fs::metadata(file).ok()?;
+    let (file, bytes, changed) = (file.display(), found.len(), found.mtime());
+    Some(format!("{file} {bytes} {changed}"))
 }
 
 /// What the loader itself said: libloading keeps it in the source of its own error.

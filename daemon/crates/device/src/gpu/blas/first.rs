@@ -10,10 +10,9 @@
 //!
 //! rocBLAS calls `abort` where it has no kernels for a chip, which no caller can prevent.
 
-use std::fs;
+use std::cell::RefCell;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
@@ -26,7 +25,7 @@ use super::Gemm;
 use super::classic::Classic;
 use super::lt::Lt;
 use super::tensile::Kernels;
-use crate::gpu::library::file_of;
+use crate::gpu::library::{file_of, identity};
 
 /// The hidden argument of the child; the card's number and the library follow.
 pub const CHILD_ARGUMENT: &str = "--products-child";
@@ -95,6 +94,8 @@ pub(in crate::gpu) struct FirstProduct {
     pub(in crate::gpu) limit: Duration,
     /// Where outcomes are kept.
     pub(in crate::gpu) trials: Trials,
+    /// What was not tried since it passed before, for people.
+    pub(in crate::gpu) remembered: RefCell<Vec<String>>,
 }
 
 impl FirstProduct {
@@ -110,7 +111,12 @@ impl FirstProduct {
                 folder.unwrap_or_default()
             ))
         });
-        if identity.is_some() && self.trials.passed(&what) == identity {
+        let before = identity.as_ref();
+        if let Some(path) = before.and_then(|with| self.trials.passed(&what, with)) {
+            self.remembered.borrow_mut().push(format!(
+                "a first product by {library} was right before, as remembered from {}",
+                path.display()
+            ));
             return Ok(());
         }
         match self.trials.run(&what, || self.child(which)) {
@@ -204,17 +210,6 @@ fn last(words: &str) -> String {
     line[from.unwrap_or(0)..].to_owned()
 }
 
-/// What changes when a file is replaced.
-fn identity(file: &Path) -> Option<String> {
-    let found = fs::metadata(file).ok()?;
-    Some(format!(
-        "{} {} {}",
-        file.display(),
-        found.len(),
-        found.mtime()
-    ))
-}
-
 /// What the child does with its arguments behind [`CHILD_ARGUMENT`]: one product by one library.
 ///
 /// # Errors
@@ -293,6 +288,8 @@ const ROOM: u64 = 16 << 20;
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn tried(script: &str, limit: Duration) -> FirstProduct {
@@ -305,6 +302,7 @@ mod tests {
             ordinal: 0,
             limit,
             trials: Trials::in_dir(&dir.join("trials"), "gfx1036-1"),
+            remembered: RefCell::default(),
         }
     }
 
@@ -334,6 +332,9 @@ mod tests {
             allows().unwrap();
         }
         assert_eq!(runs().lines().count(), 1);
+        let told = tried.remembered.borrow().clone();
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert!(told[0].contains("remembered from"), "{told:?}");
         fs::write(&library, "another").unwrap();
         allows().unwrap();
         assert_eq!(runs().lines().count(), 2);

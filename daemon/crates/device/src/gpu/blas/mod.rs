@@ -83,7 +83,7 @@ impl Blas {
     pub(super) fn open(
         context: &Context,
         stream: &Stream,
-        first: Option<FirstProduct>,
+        first: Option<&FirstProduct>,
     ) -> Result<Self, Error> {
         let mut blas = Self {
             context: context.clone(),
@@ -92,18 +92,18 @@ impl Blas {
             classic: OnceCell::new(),
             classic_refused: None,
         };
-        match Lt::open(context, first.as_ref()) {
+        match Lt::open(context, first) {
             Ok(lt) => {
                 tracing::info!(library = lt.name(), "large products");
                 if first.is_some() {
-                    let refused = Classic::looked_at(context, first.as_ref()).err();
+                    let refused = Classic::looked_at(context, first).err();
                     blas.classic_refused = refused.map(|error| error.to_string());
                 }
                 blas.lt.replace(Some(lt));
             }
             Err(error) => {
                 let both = |classic: Error| config(format!("{error}; {classic}"));
-                Classic::looked_at(context, first.as_ref()).map_err(&both)?;
+                Classic::looked_at(context, first).map_err(&both)?;
                 let classic = blas.classic().map_err(both)?;
                 tracing::info!(library = classic.name(), instead = %error, "large products");
             }

@@ -1,6 +1,7 @@
 //! Opening a card: from a configuration to a [`GpuDevice`] without memory, and what to
 //! look at where there is none.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -172,14 +173,16 @@ impl GpuDevice {
             // Two libraries may be tried in one step.
             limit: (config.watchdog / 2).max(PRODUCT_WAIT_MIN),
             trials: trials.clone(),
+            remembered: RefCell::default(),
         });
         let (products, without) = match config.vendor_products {
-            true => VendorProducts::open(&context, &compute, first),
+            true => VendorProducts::open(&context, &compute, first.as_ref()),
             false => (VendorProducts::none(), None),
         };
-        if let Some(without) = without {
-            tracing::info!("{without}");
-            findings.push(without);
+        let remembered = first.map(|first| first.remembered.into_inner());
+        for found in without.into_iter().chain(remembered.into_iter().flatten()) {
+            tracing::info!("{found}");
+            findings.push(found);
         }
         steps.begin("looking how memory is mapped");
         let arena = Arena::new(&context, config.granularity_min, &trials, &compute);

@@ -22,7 +22,7 @@ impl VendorProducts {
     pub(super) fn open(
         context: &Context,
         stream: &Stream,
-        first: Option<FirstProduct>,
+        first: Option<&FirstProduct>,
     ) -> (Self, Option<String>) {
         let (blas, why) = match Blas::open(context, stream, first) {
             Ok(blas) => (Some(blas), None),

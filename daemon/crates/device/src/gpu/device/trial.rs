@@ -6,6 +6,10 @@
 //! manager may have ended the process just then. The file's name holds what the answer depends on,
 //! so another driver, runtime or kernel is tried anew.
 //!
+//! What passed may be remembered, so that a later start need not try it again: a file says of what
+//! it was found ([`Trials::note_passed`]), and one that says anything else counts for nothing. What
+//! did not pass is tried at each start, and so is what a trial measures.
+//!
 //! *Invariant:* the file is written and removed under its lock, so of processes that start together
 //! none takes another's trial for one that did not end (test
 //! `two_processes_that_start_together_both_try`).
@@ -16,7 +20,8 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::gpu::Context;
+use crate::gpu::library::{file_of, identity};
+use crate::gpu::{Context, Versions};
 
 /// Starts that a trial did not survive before it is left alone.
 const GIVEN_UP: usize = 2;
@@ -37,6 +42,8 @@ pub(in crate::gpu) enum Outcome<T> {
 pub(in crate::gpu) struct Trials {
     dir: Option<PathBuf>,
     card: String,
+    /// All that an answer depends on, in words.
+    depends_on: String,
 }
 
 impl Trials {
@@ -45,30 +52,55 @@ impl Trials {
         let a = context.attributes();
         let driver = context.shared_driver();
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let Versions {
+            driver: version,
+            runtime,
+        } = driver.versions().unwrap_or_default();
+        let library = driver.library();
         let mut hash = DefaultHasher::new();
-        (&a.name, &a.arch, &a.pci_bus_id, kernel).hash(&mut hash);
-        if let Ok(versions) = driver.versions() {
-            (versions.driver, versions.runtime).hash(&mut hash);
-        }
-        (driver.library(), env!("CARGO_PKG_VERSION")).hash(&mut hash);
+        (&a.name, &a.arch, &a.pci_bus_id, &kernel).hash(&mut hash);
+        (&version, &runtime).hash(&mut hash);
+        (library, env!("CARGO_PKG_VERSION")).hash(&mut hash);
+        let file = file_of(library).and_then(|file| identity(&file));
         Self {
             dir: dir.map(Path::to_owned),
             card: format!("{}-{:016x}", a.arch, hash.finish()),
+            depends_on: format!(
+                "card {} {} at {}\ndriver {version}, runtime {runtime}, {library} ({})\nkernel {}\nrocmforged {}\n",
+                a.name,
+                a.arch,
+                a.pci_bus_id,
+                file.unwrap_or_default(),
+                kernel.trim(),
+                env!("CARGO_PKG_VERSION")
+            ),
         }
     }
 
-    /// What was noted of a trial that passed.
-    pub(in crate::gpu) fn passed(&self, what: &str) -> Option<String> {
-        fs::read_to_string(self.path_of_passed(what)?).ok()
+    /// The file that says that a trial passed on this card, with what else that depends on. One
+    /// that is damaged, or says it of anything else, is none.
+    pub(in crate::gpu) fn passed(&self, what: &str, with: &str) -> Option<PathBuf> {
+        let path = self.path_of_passed(what)?;
+        let expected = self.note(what, with);
+        let file = File::open(&path).ok()?;
+        let mut found = Vec::new();
+        // A byte more tells a file that only begins alike.
+        let most = expected.len() as u64 + 1;
+        file.take(most).read_to_end(&mut found).ok()?;
+        (found == expected.as_bytes()).then_some(path)
     }
 
     /// Notes that a trial passed, with what that depends on beside the card.
     pub(in crate::gpu) fn note_passed(&self, what: &str, with: &str) {
         if let Some(path) = self.path_of_passed(what)
-            && let Err(error) = fs::write(&path, with)
+            && let Err(error) = fs::write(&path, self.note(what, with))
         {
             tracing::debug!(%error, "a trial that passed is not noted at {}", path.display());
         }
+    }
+
+    fn note(&self, what: &str, with: &str) -> String {
+        format!("{what} passed\n{}{with}\n", self.depends_on)
     }
 
     fn path_of_passed(&self, what: &str) -> Option<PathBuf> {
@@ -82,6 +114,7 @@ impl Trials {
         Self {
             dir: Some(dir.to_owned()),
             card: card.to_owned(),
+            depends_on: format!("card {card}\n"),
         }
     }
 
@@ -198,6 +231,37 @@ mod tests {
             assert_eq!(trials.run("mapping", || Some(1)), Outcome::Ended(1));
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         }
+    }
+
+    #[test]
+    fn what_passed_is_remembered_of_the_same_card_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let trials = trials(dir.path());
+        assert_eq!(trials.passed("mapping", "x"), None);
+        trials.note_passed("mapping", "x");
+        let path = trials.passed("mapping", "x").unwrap();
+        let whole = fs::read_to_string(&path).unwrap();
+        assert_eq!(trials.passed("mapping", "y"), None);
+        assert_eq!(trials.passed("products", "x"), None);
+        let other = Trials {
+            depends_on: "card gfx1100-1, another driver\n".to_owned(),
+            ..trials.clone()
+        };
+        assert_eq!(other.passed("mapping", "x"), None, "of another driver");
+        for damaged in ["", &whole[..whole.len() - 1], &format!("{whole}\n"), "\0"] {
+            fs::write(&path, damaged).unwrap();
+            assert_eq!(trials.passed("mapping", "x"), None, "{damaged:?}");
+        }
+        fs::write(&path, [0xff; 4096]).unwrap();
+        assert_eq!(trials.passed("mapping", "x"), None);
+        trials.note_passed("mapping", "x");
+        assert_eq!(trials.passed("mapping", "x"), Some(path));
+        let none = Trials {
+            dir: None,
+            ..trials
+        };
+        none.note_passed("mapping", "x");
+        assert_eq!(none.passed("mapping", "x"), None, "kept nowhere");
     }
 
     #[test]

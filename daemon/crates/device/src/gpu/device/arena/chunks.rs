@@ -108,6 +108,39 @@ impl Chunks {
         granularity_min: u64,
         stream: &Stream,
     ) -> Result<Option<Chunks>, Error> {
+        let mut made = Self::untried(context, chunk_bytes, granularity_min)?;
+        if let Some(chunks) = &mut made {
+            chunks.probe(stream)?;
+        }
+        Ok(made)
+    }
+
+    /// The same of a driver that has passed the look before, without one.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(super) fn as_before(
+        context: &Context,
+        chunk_bytes: u64,
+        granularity_min: u64,
+    ) -> Result<Option<Chunks>, Error> {
+        let mut made = Self::untried(context, chunk_bytes, granularity_min)?;
+        if let Some(chunks) = &mut made {
+            chunks.counted = true;
+        }
+        Ok(made)
+    }
+
+    /// Whether the look found nothing to do without: the count of free bytes follows, too.
+    pub(super) fn passed_all(&self) -> bool {
+        self.counted
+    }
+
+    fn untried(
+        context: &Context,
+        chunk_bytes: u64,
+        granularity_min: u64,
+    ) -> Result<Option<Chunks>, Error> {
         let total = context.attributes().total_bytes;
         // Twice the least granule: what the driver says may be more, up to a chunk.
         let room = total + 2 * chunk_bytes.max(granularity_min);
@@ -115,16 +148,14 @@ impl Chunks {
             return Ok(None);
         };
         let chunk_bytes = chunk_bytes.next_multiple_of(reservation.granularity());
-        let mut chunks = Chunks {
+        Ok(Some(Chunks {
             chunks: Vec::new(),
             context: context.clone(),
             spare: total.next_multiple_of(reservation.granularity()),
             reservation,
             chunk_bytes,
             counted: false,
-        };
-        chunks.probe(stream)?;
-        Ok(Some(chunks))
+        }))
     }
 
     /// Looks at two chunks: whether their border is none to copies and fills, and whether their

@@ -178,6 +178,31 @@ fn on_an_apu_the_drivers_own_count_tells_whether_memory_comes_back() {
     s.end();
 }
 
+#[test]
+fn a_look_that_passed_is_made_once_and_again_where_its_note_is_damaged() {
+    let fake = Arc::new(Fake::new());
+    let s = setup(&fake);
+    let dir = tempfile::tempdir().unwrap();
+    let trials = Trials::of(&s.context, Some(dir.path()));
+    // Whether the driver was tried, and whether that is told.
+    let opened = || {
+        let before = fake.calls("hipMemMap");
+        let arena = Arena::new(&s.context, GRANULE_MIN, &trials, &s.stream);
+        assert_eq!(arena.note(), None);
+        let is_told = arena.notes().any(|note| note.contains("remembered from"));
+        (fake.calls("hipMemMap") > before, is_told)
+    };
+    assert_eq!(opened(), (true, false));
+    assert_eq!(opened(), (false, true));
+    let notes = std::fs::read_dir(dir.path()).unwrap();
+    let notes: Vec<_> = notes.map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    std::fs::write(&notes[0], "mapping passed\n").unwrap();
+    assert_eq!(opened(), (true, false));
+    assert_eq!(opened(), (false, true));
+    s.end();
+}
+
 /// A driver whose card faults on the look ends the process: the third start goes without.
 #[test]
 fn a_look_that_ended_the_process_is_not_repeated_for_ever() {

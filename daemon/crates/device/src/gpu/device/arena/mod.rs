@@ -41,7 +41,12 @@ pub(super) struct Arena {
     note: Option<String>,
     /// Why more is held than the capacity, or why the last change was refused, if so.
     kept: Option<String>,
+    /// What was not tried since it passed before.
+    remembered: Option<String>,
 }
+
+/// The look at mapped memory, as a trial.
+const MAPPING: &str = "mapping";
 
 /// Memory that cannot be had, so that nothing is left to go on with.
 fn not_had(what: &str, error: &crate::gpu::Error) -> Error {
@@ -65,9 +70,30 @@ impl Arena {
         stream: &Stream,
     ) -> Self {
         let chunk = chunks::usual_bytes(context.attributes().total_bytes);
+        let with = format!("chunks of {chunk} bytes, granules of {granularity_min}");
+        if let Some(path) = trials.passed(MAPPING, &with)
+            && let Ok(Some(chunks)) = Chunks::as_before(context, chunk, granularity_min)
+        {
+            let found = format!(
+                "memory is mapped as it was found right before, as remembered from {}",
+                path.display()
+            );
+            tracing::info!("{found}");
+            return Self {
+                remembered: Some(found),
+                ..Self::of(context, Memory::Chunks(chunks))
+            };
+        }
         let made = || Some(Self::with_chunks(context, chunk, granularity_min, stream));
-        match trials.run("mapping", made) {
-            Outcome::Ended(arena) => arena,
+        match trials.run(MAPPING, made) {
+            Outcome::Ended(arena) => {
+                if let Memory::Chunks(chunks) = &arena.memory
+                    && chunks.passed_all()
+                {
+                    trials.note_passed(MAPPING, &with);
+                }
+                arena
+            }
             Outcome::NotMade(why) => Self::whole(context, why),
             // It always comes back, or does not end at all.
             Outcome::Stuck => {
@@ -89,26 +115,24 @@ impl Arena {
                 return Self::whole(context, why);
             }
         };
+        Self::of(context, Memory::Chunks(chunks))
+    }
+
+    fn of(context: &Context, memory: Memory) -> Self {
         Self {
             context: context.clone(),
-            memory: Memory::Chunks(chunks),
+            memory,
             capacity: 0,
             generation: 0,
             note: None,
             kept: None,
+            remembered: None,
         }
     }
 
     /// One that is a single allocation, and why.
     fn whole(context: &Context, why: String) -> Self {
-        let mut arena = Self {
-            context: context.clone(),
-            memory: Memory::Whole(None),
-            capacity: 0,
-            generation: 0,
-            note: None,
-            kept: None,
-        };
+        let mut arena = Self::of(context, Memory::Whole(None));
         arena.is_whole(why);
         arena
     }
@@ -124,10 +148,11 @@ impl Arena {
         self.note.as_deref()
     }
 
-    /// What is to be told of it: why it is one allocation, and why it is not as large as it should
-    /// be.
+    /// What is to be told of it: why it is one allocation, why it is not as large as it should be,
+    /// and what was not tried.
     pub(super) fn notes(&self) -> impl Iterator<Item = &str> {
-        self.note.iter().chain(&self.kept).map(String::as_str)
+        let notes = self.note.iter().chain(&self.kept).chain(&self.remembered);
+        notes.map(String::as_str)
     }
 
     /// More is held than the capacity, or a change was refused.
