@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,10 +35,13 @@ const MARK: &str = "product is right";
 const POLL: Duration = Duration::from_millis(5);
 /// How long a child that was ended may take to be gone.
 const KILL_WAIT: Duration = Duration::from_secs(1);
-/// How long what an ended child said may take to come.
+/// How long what an ended child said may take to come, and each of its pieces.
 const WORDS_WAIT: Duration = Duration::from_secs(1);
-/// Bytes that are read of what a child says, and of its last words those that are told.
-const WORDS_BYTES_MAX: u64 = 1 << 20;
+const WORDS_PAUSE: Duration = Duration::from_millis(200);
+/// Bytes that are read of what a child says, those of a piece, and of its last words those that are
+/// told.
+const WORDS_BYTES_MAX: usize = 1 << 20;
+const WORDS_PIECE_BYTES: usize = 4096;
 const WORDS_TOLD_MAX: usize = 400;
 
 /// The product: `[TOKENS][ROWS]` of sums of `COLS`.
@@ -172,10 +175,8 @@ impl FirstProduct {
             }
             return None;
         };
-        let text = |words: Option<Receiver<String>>| {
-            let words = words.and_then(|words| words.recv_timeout(WORDS_WAIT).ok());
-            words.unwrap_or_default()
-        };
+        let said_until = Instant::now() + WORDS_WAIT;
+        let text = |words: Option<Words>| words.map_or_else(String::new, |w| w.until(said_until));
         // Exit handlers of a library may crash; the product was right before.
         if text(said).contains(MARK) {
             return Some(Ok(()));
@@ -188,18 +189,43 @@ impl FirstProduct {
     }
 }
 
-/// What a pipe carries, once it has ended.
-fn words(pipe: impl Read + Send + 'static) -> Receiver<String> {
-    let (sender, receiver) = sync_channel(1);
+/// What comes by a pipe, piece by piece.
+struct Words(Receiver<Vec<u8>>);
+
+/// What comes by a pipe. Where a process that the child has started holds the pipe open, it does
+/// not end with the child.
+fn words(mut pipe: impl Read + Send + 'static) -> Words {
+    let (sender, receiver) = channel();
     let read = move || {
-        let mut bytes = Vec::new();
+        let (mut bytes, mut left) = (vec![0; WORDS_PIECE_BYTES], WORDS_BYTES_MAX);
         // What came before an error counts.
-        let _ = pipe.take(WORDS_BYTES_MAX).read_to_end(&mut bytes);
-        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
+        while left > 0
+            && let Ok(n @ 1..) = pipe.read(&mut bytes)
+        {
+            left = left.saturating_sub(n);
+            if sender.send(bytes[..n].to_owned()).is_err() {
+                return;
+            }
+        }
     };
     // Without a thread the channel is closed, which reads as no words.
     let _ = thread::Builder::new().name("words".to_owned()).spawn(read);
-    receiver
+    Words(receiver)
+}
+
+impl Words {
+    /// All that has come, of a child that has ended: the pipe's end is waited for until then at
+    /// most, or until nothing has come for a moment.
+    fn until(self, until: Instant) -> String {
+        let mut bytes = Vec::new();
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.0.recv_timeout(left.min(WORDS_PAUSE)) {
+                Ok(more) => bytes.extend(more),
+                Err(_) => return String::from_utf8_lossy(&bytes).into_owned(),
+            }
+        }
+    }
 }
 
 /// The end of what was said, in one line.
@@ -338,6 +364,17 @@ mod tests {
         fs::write(&library, "another").unwrap();
         allows().unwrap();
         assert_eq!(runs().lines().count(), 2);
+        assert_eq!(tried.remembered.borrow().len(), 2);
+    }
+
+    /// Once its answer was lost: the pipe had not ended.
+    #[test]
+    fn a_library_whose_helper_outlives_the_child_is_heard_all_the_same() {
+        let held = tried(&format!("sleep 30 &\necho '{MARK}'"), LONG);
+        held.allows(Which::Classic, "libc.so.6").unwrap();
+        let script = "sleep 30 &\necho 'no kernels' >&2\nexit 3";
+        let why = tried(script, LONG).allows(Which::Lt, "libc.so.6");
+        assert!(why.unwrap_err().contains("no kernels"));
     }
 
     #[test]
