@@ -83,6 +83,8 @@ pub struct ServeOptions {
 pub enum End {
     /// After a stop, with every request ended.
     Drained,
+    /// After a stop before anything was served: the device was still being opened.
+    BeforeServing,
     /// After a second stop, or because the engine did not end in time: requests were cut off.
     Forced,
 }

@@ -1,9 +1,9 @@
 //! The daemon: owns the device and serves rocmforge.v1.
 //!
-//! Exit codes: 0 after a drain, 1 when something failed or a second signal cut the drain short, 2
-//! for settings or limits of the process that cannot be used, 3 when the device that was asked for
-//! cannot be used, 4 when the device was lost, while serving or while it was opened, or does not
-//! answer at the start.
+//! Exit codes: 0 after a drain or a stop before it serves, 1 when something failed or a second
+//! signal cut the drain short, 2 for settings or limits of the process that cannot be used, 3 when
+//! the device that was asked for cannot be used, 4 when the device was lost, while serving or while
+//! it was opened, or does not answer at the start.
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,7 @@ use clap::Parser;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rocmforge_device::gpu::{PRODUCTS_CHILD_ARGUMENT, products_child_main};
+use rocmforge_device::gpu::{PRODUCTS_CHILD_ARGUMENT, end_process, products_child_main};
 use rocmforge_engine::{EngineConfig, Error, HostPressure, Refusal};
 use rocmforge_tokenizer::{RenderLimits, Renderer};
 use rocmforged::config::{Config, ConfigError, DeclaredModel, Flags};
@@ -36,7 +36,7 @@ use rocmforged::{
     Book, End, HttpListeners, Limits, ServeError, ServeOptions, without_their_drafts,
 };
 use tokio::runtime::Runtime;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::reload::Handle;
 
@@ -135,6 +135,12 @@ fn main() -> ExitCode {
     );
     let code = match serve(&config, reloader) {
         Ok(End::Drained) => 0,
+        Ok(End::BeforeServing) => {
+            tracing::info!("ended while the device was being opened");
+            log.flush(LOG_WAIT_MAX);
+            // The driver is at work on a thread of its own.
+            end_process(0)
+        }
         Ok(End::Forced) => {
             tracing::warn!("ended before the running requests did");
             1
@@ -429,11 +435,11 @@ fn serve_on(
     config: &Config,
     model_dirs: ModelDirs,
     (runtime, sockets): (Runtime, Runtime),
-    (stops, reloads): (mpsc::Receiver<()>, Reloads),
+    (mut stops, reloads): (mpsc::Receiver<()>, Reloads),
     socket: &Socket,
     http: HttpListeners,
 ) -> anyhow::Result<End> {
-    let (engine, thread) = rocmforge_engine::start(EngineConfig {
+    let wanted = EngineConfig {
         device: config.device,
         threads: config.threads,
         budget: config.vram_budget,
@@ -456,8 +462,12 @@ fn serve_on(
         watchdog: config.watchdog,
         child_exe: Some(OWN_PROGRAM.into()),
         ..EngineConfig::default()
-    })
-    .map_err(|error| no_engine(config, error))?;
+    };
+    let start = move || rocmforge_engine::start(wanted);
+    let Some(started) = unless_stopped(&runtime, &mut stops, start)? else {
+        return Ok(End::BeforeServing);
+    };
+    let (engine, thread) = started.map_err(|error| no_engine(config, error))?;
 
     let snapshot = engine.snapshot();
     tracing::info!(
@@ -514,6 +524,27 @@ fn serve_on(
     }
     tracing::info!("ended");
     end
+}
+
+/// What `start` gives; `None` where a stop comes first. The thread that starts is left to itself
+/// then: nothing ends a call of a driver but the end of the process.
+fn unless_stopped<T: Send + 'static>(
+    runtime: &Runtime,
+    stops: &mut mpsc::Receiver<()>,
+    start: impl FnOnce() -> T + Send + 'static,
+) -> anyhow::Result<Option<T>> {
+    let (sender, started) = oneshot::channel();
+    let thread = std::thread::Builder::new().name("start".to_owned());
+    // Nobody takes it only where the process is about to end.
+    let spawned = thread.spawn(move || drop(sender.send(start())));
+    spawned.context(NO_THREADS)?;
+    runtime.block_on(async {
+        tokio::select! {
+            biased;
+            started = started => started.map(Some).context("the thread that starts the engine panicked"),
+            Some(()) = stops.recv() => Ok(None),
+        }
+    })
 }
 
 /// Why the engine does not start, with the setting or the limit that is behind it.

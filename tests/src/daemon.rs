@@ -161,6 +161,20 @@ impl Daemon {
         daemon
     }
 
+    /// Starts a daemon and does not wait until it serves.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn begin(options: &Options) -> Daemon {
+        let dir = tempfile::Builder::new()
+            .prefix("rocmforged-")
+            .tempdir()
+            .expect("a temporary directory");
+        let child = spawn(&dir, options);
+        let ended = false;
+        Daemon { child, dir, ended }
+    }
+
     /// Where clients connect.
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("socket")
@@ -257,13 +271,7 @@ impl Daemon {
     /// # Panics
     /// When it does not end in [`PATIENCE`].
     pub fn refused(options: &Options) -> Ended {
-        let dir = tempfile::Builder::new()
-            .prefix("rocmforged-")
-            .tempdir()
-            .expect("a temporary directory");
-        let child = spawn(&dir, options);
-        let ended = false;
-        Daemon { child, dir, ended }.wait()
+        Daemon::begin(options).wait()
     }
 
     /// Waits for the end of a daemon that was told to end.

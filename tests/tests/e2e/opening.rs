@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rocmforge_fake_hip::{Fake, HANG};
 use rocmforge_tests::binaries;
-use rocmforge_tests::daemon::{Daemon, Options};
+use rocmforge_tests::daemon::{Daemon, Options, PATIENCE};
 use rocmforge_tests::fixtures::TINY_LLAMA;
 use rocmforge_tests::session::{connect, continuation, generate, greedy, load};
 
@@ -151,6 +151,42 @@ fn files_of_trials(cache: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(cache.join("kernels/trials"));
     let entries = entries.into_iter().flatten();
     entries.map(|entry| entry.expect("a file").path()).collect()
+}
+
+/// Once SIGTERM had no answer until the card was open, or was given up.
+#[test]
+fn a_stop_while_a_card_is_opened_ends_the_daemon_at_once_with_0() {
+    let steps = [("hipInit", ""), ("hipMemMap", "how files reach the card")];
+    for (call, words) in steps {
+        let (fake, cache) = (Fake::new(), tempfile::tempdir().expect("a folder"));
+        let hangs = format!("{call}:1:{HANG}");
+        let options = options(&fake, cache.path()).env("FAKE_HIP_FAIL", hangs);
+        let mut daemon = Daemon::begin(&options);
+        let begun = Instant::now();
+        while !daemon.socket().exists() || !daemon.log().contains(words) {
+            assert!(begun.elapsed() < PATIENCE, "{call}: {}", daemon.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // It is in the call, or just before it.
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(daemon.is_running(), "{call}: {}", daemon.log());
+        daemon.terminate();
+        let stopped = Instant::now();
+        while daemon.is_running() {
+            assert!(stopped.elapsed() < PATIENCE, "{call}: {}", daemon.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let took = stopped.elapsed();
+        assert!(took < Duration::from_secs(5), "{call}: {took:?}");
+        assert!(!daemon.socket().exists(), "{call}: the socket stays");
+        let ended = daemon.wait();
+        assert_eq!(ended.status.code(), Some(0), "{call}: {}", ended.log);
+        assert!(ended.log.contains("was being opened"), "{}", ended.log);
+        assert!(!ended.log.contains("panicked at"), "{}", ended.log);
+        // The trial in which it was stopped is none that no process survives.
+        let begun: Vec<_> = files_of_trials(cache.path());
+        assert!(begun.is_empty(), "{call}: {begun:?}");
+    }
 }
 
 #[test]

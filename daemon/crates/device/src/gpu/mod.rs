@@ -27,6 +27,7 @@ pub mod context;
 mod cuda;
 pub mod device;
 pub mod driver;
+mod ending;
 pub mod environment;
 mod error;
 pub mod exec;
@@ -47,6 +48,7 @@ pub use driver::{
     Attempt, Class, DeviceAttributes, DevicePtr, Driver, Error, LaunchConfig, MemoryInfo, Priority,
     Vendor, Versions,
 };
+pub use ending::end_process;
 pub use exec::{Event, Graph, Kernel, Module, Stream};
 pub use library::file_of as library_file;
 pub use memory::{Buffer, PinnedBuffer, Registration};

@@ -19,12 +19,46 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::gpu::library::{file_of, identity};
 use crate::gpu::{Context, Versions};
 
 /// Starts that a trial did not survive before it is left alone.
 const GIVEN_UP: usize = 2;
+
+/// A trial that takes longer than this may be one that never ends.
+const YOUNG: Duration = Duration::from_secs(5);
+
+/// Trials of this process that are under way.
+static UNDER_WAY: Mutex<Vec<UnderWay>> = Mutex::new(Vec::new());
+
+#[derive(Debug)]
+struct UnderWay {
+    path: PathBuf,
+    began: Instant,
+    /// What its file said before.
+    before: String,
+}
+
+/// Takes trials back that have only just begun, since the process is about to end for a reason that
+/// is not theirs.
+pub(in crate::gpu) fn forget_the_young() {
+    forget_the_young_below(Path::new(""));
+}
+
+fn forget_the_young_below(dir: &Path) {
+    let under_way = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
+    let young = |trial: &&UnderWay| trial.began.elapsed() < YOUNG && trial.path.starts_with(dir);
+    for trial in under_way.iter().filter(young) {
+        // What cannot be taken back counts, and a person has to remove the file one day.
+        let _ = match trial.before.is_empty() {
+            true => fs::remove_file(&trial.path),
+            false => fs::write(&trial.path, &trial.before),
+        };
+    }
+}
 
 /// How a trial went.
 #[derive(Debug, PartialEq, Eq)]
@@ -150,11 +184,18 @@ impl Trials {
                 path.display()
             ));
         }
+        let under_way = || UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
+        under_way().push(UnderWay {
+            path: path.clone(),
+            began: Instant::now(),
+            before,
+        });
         // What cannot be noted is not remembered, and that is all.
         let _ = writeln!(file, "begun by process {}", std::process::id()).and(file.sync_all());
         let Some(result) = trial() else {
             return Outcome::Stuck;
         };
+        under_way().retain(|trial| trial.path != path);
         let _ = file
             .rewind()
             .and(file.set_len(0))
@@ -231,6 +272,32 @@ mod tests {
             assert_eq!(trials.run("mapping", || Some(1)), Outcome::Ended(1));
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         }
+    }
+
+    /// A stop in the midst of a trial is no sign of what the trial does.
+    #[test]
+    fn a_trial_that_had_only_just_begun_when_the_process_was_ended_does_not_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let trials = trials(dir.path());
+        let file = dir.path().join("gfx1100-1-ended");
+        for _ in 0..3 {
+            let stopped = trials.run("ended", || {
+                assert!(file.exists());
+                forget_the_young_below(dir.path());
+                None::<()>
+            });
+            assert_eq!(stopped, Outcome::Stuck, "it is tried each time");
+            assert!(!file.exists());
+        }
+        let stuck = trials.run::<()>("ended", || None);
+        assert_eq!(stuck, Outcome::Stuck);
+        let before = fs::read_to_string(&file).unwrap();
+        let again = trials.run("ended", || {
+            forget_the_young_below(dir.path());
+            None::<()>
+        });
+        assert_eq!(again, Outcome::Stuck);
+        assert_eq!(fs::read_to_string(&file).unwrap(), before, "the one before");
     }
 
     #[test]
