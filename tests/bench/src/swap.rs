@@ -11,8 +11,9 @@ use crate::report::{Report, Row};
 use crate::session::Session;
 use crate::{Common, PolicyArg, generate};
 
-/// Requests that are not counted: the first ones fill the budget.
-const WARM_UP: usize = 2;
+/// Requests that are not counted: two of each model. The first fills the budget; where uploads are
+/// from registered mappings, the second registers what was read through pinned memory before.
+const WARM_UP: usize = 4;
 
 /// Options of `swap`.
 #[derive(Debug, clap::Args)]
@@ -52,7 +53,7 @@ pub(crate) struct Swapped {
 }
 
 /// Requests to the models in turn, of a prompt and a text of these lengths in tokens. The first
-/// ones, which fill the budget, are not counted.
+/// [`WARM_UP`] are not counted.
 pub(crate) fn alternate(
     session: &mut Session,
     models: &[Arc<LoadedModel>],

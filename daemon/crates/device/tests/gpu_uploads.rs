@@ -8,9 +8,12 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::gpu::{GpuDevice, UploadWay};
+use rocmforge_device::gpu::{GpuConfig, GpuDevice, UploadWay};
 use rocmforge_device::ops::PlacedBuf;
-use rocmforge_device::{Buf, Device, Role, Rows, Scratch, ScratchLayout, TensorDesc, Upload};
+use rocmforge_device::{
+    Buf, Device, Error, Role, Rows, Scratch, ScratchLayout, SegmentLayout, TensorDesc, Upload,
+    UploadTicket,
+};
 use rocmforge_fake_hip::{Fake, Live, Misbehaviour};
 use rocmforge_gguf::{MappedFile, TensorType};
 
@@ -21,13 +24,15 @@ const ROWS: u64 = 1000;
 const COLS: u64 = 256;
 
 fn device(fake: &Fake) -> GpuDevice {
-    device_that(fake, false)
+    fake_device::open_as(fake_device::config(fake, false), fake, CAPACITY, SLAB)
 }
 
-/// One that tries whether files are registered, or takes it for granted.
-fn device_that(fake: &Fake, registration_trial: bool) -> GpuDevice {
-    let config = fake_device::config(fake, registration_trial);
-    fake_device::open_as(config, fake, CAPACITY, SLAB)
+/// Whoever waits for an upload makes it.
+fn without_threads(config: GpuConfig) -> GpuConfig {
+    GpuConfig {
+        staging_threads: 0,
+        ..config
+    }
 }
 
 /// A matrix of zeros, in several pieces of a slot.
@@ -48,6 +53,31 @@ fn matrix() -> (tempfile::NamedTempFile, TensorDesc) {
     (file, desc)
 }
 
+/// Uploads the segment a first time, through the ring, so that the next time registers its windows.
+fn upload_before(device: &mut GpuDevice, file: &Arc<MappedFile>, layout: &Arc<SegmentLayout>) {
+    let upload = Upload {
+        file: Arc::clone(file),
+        layout: Arc::clone(layout),
+        slab: SLAB,
+    };
+    let ticket = device.begin_upload(upload).unwrap();
+    device.wait_upload(ticket).unwrap();
+    ended(device)[0].1.as_ref().unwrap();
+}
+
+/// The next uploads that have ended.
+fn ended(device: &mut GpuDevice) -> Vec<(UploadTicket, Result<(), Error>)> {
+    let begin = Instant::now();
+    loop {
+        let ended = device.finished_uploads();
+        if !ended.is_empty() {
+            return ended;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(30), "no end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Once an upload's event could not be asked for, and it was told as ended while its
 /// copies were still queued.
 #[test]
@@ -57,6 +87,7 @@ fn an_upload_whose_event_cannot_be_asked_for_is_waited_for() {
     let (file, desc) = matrix();
     let mapped = Arc::new(MappedFile::open(file.path()).unwrap());
     let layout = Arc::new(device.layout(&[desc]).unwrap());
+    upload_before(&mut device, &mapped, &layout);
     // Registered memory, so that nobody but who asks for the upload's end asks for an event.
     fake.fail("hipEventQuery", 1, INVALID_VALUE);
     let asked = fake.calls("hipEventQuery");
@@ -67,15 +98,7 @@ fn an_upload_whose_event_cannot_be_asked_for_is_waited_for() {
             slab: SLAB,
         })
         .unwrap();
-    let begin = Instant::now();
-    let ended = loop {
-        let ended = device.finished_uploads();
-        if !ended.is_empty() {
-            break ended;
-        }
-        assert!(begin.elapsed() < Duration::from_secs(30), "no end");
-        std::thread::sleep(Duration::from_millis(1));
-    };
+    let ended = ended(&mut device);
     assert!(
         fake.calls("hipEventQuery") > asked,
         "the call that fails was made"
@@ -99,6 +122,7 @@ fn the_windows_of_an_upload_stay_until_its_copies_have_ended() {
     let (file, desc) = matrix();
     let mapped = Arc::new(MappedFile::open(file.path()).unwrap());
     let layout = Arc::new(device.layout(&[desc]).unwrap());
+    upload_before(&mut device, &mapped, &layout);
     let ticket = device
         .begin_upload(Upload {
             file: Arc::clone(&mapped),
@@ -172,26 +196,29 @@ fn an_upload_that_no_stream_can_wait_for_is_waited_for_by_the_host() {
     assert_eq!(fake.live(), Live::default());
 }
 
-/// Uploads a matrix, which is to be registered or not.
+/// Uploads a matrix twice, which is to be registered or not: what is read again is, what is read
+/// first goes through pinned memory. The device has no threads, which would register it afterwards.
 #[track_caller]
 fn uploads(fake: &Fake, mut device: GpuDevice, registers: bool) {
     let (file, desc) = matrix();
     let mapped = Arc::new(MappedFile::open(file.path()).unwrap());
     let layout = Arc::new(device.layout(&[desc]).unwrap());
     let registered = fake.calls("hipHostRegister");
-    let upload = Upload {
-        file: Arc::clone(&mapped),
-        layout,
-        slab: SLAB,
-    };
-    let ticket = device.begin_upload(upload).unwrap();
-    device.wait_upload(ticket).unwrap();
-    assert_eq!(
-        fake.calls("hipHostRegister") > registered,
-        registers,
-        "{:?}",
-        device.info().findings
-    );
+    for again in [false, true] {
+        let upload = Upload {
+            file: Arc::clone(&mapped),
+            layout: Arc::clone(&layout),
+            slab: SLAB,
+        };
+        let ticket = device.begin_upload(upload).unwrap();
+        device.wait_upload(ticket).unwrap();
+        assert_eq!(
+            fake.calls("hipHostRegister") > registered,
+            registers && again,
+            "{again}, {:?}",
+            device.info().findings
+        );
+    }
     device.forget_file(&mapped);
     drop(device);
     assert_eq!(fake.violations(), Vec::<String>::new());
@@ -221,7 +248,8 @@ fn files_are_registered_only_where_a_trial_finds_that_faster() {
         let fake = Fake::new();
         fake.misbehave(misbehaviour, number);
         fake.set_register(found != "hipHostRegister");
-        let device = device_that(&fake, true);
+        let config = fake_device::config(&fake, true);
+        let device = fake_device::open_as(without_threads(config), &fake, CAPACITY, SLAB);
         let findings = device.info().findings.join("\n");
         assert!(findings.contains(found), "{findings}");
         let way = match registers {
@@ -244,7 +272,7 @@ fn uploads_through_pinned_memory_alone_register_nothing() {
             ..UploadWay::default()
         };
         let config = fake_device::config(&fake, false).with_uploads(way);
-        let device = fake_device::open_as(config, &fake, CAPACITY, SLAB);
+        let device = fake_device::open_as(without_threads(config), &fake, CAPACITY, SLAB);
         let findings = device.info().findings.join("\n");
         let told = findings.contains("no mapping is to be registered");
         assert_eq!(told, ring_only, "{findings}");

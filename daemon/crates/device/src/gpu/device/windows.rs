@@ -1,10 +1,13 @@
 //! Windows of file mappings that the driver has registered, so that a copy engine
 //! reads the page cache itself.
 //!
-//! A file is cut into windows of [`WINDOW_BYTES`]. A staging thread that is about to copy from one
-//! registers it if need be; it stays registered until others need the room, the one that was used
-//! longest ago first. Threads that have nothing to copy register what is expected to be copied
-//! from, as long as that takes no other window's room.
+//! A file is cut into windows of [`WINDOW_BYTES`]. Threads that have nothing to copy register what
+//! is expected to be copied from, as long as that takes no other window's room. A staging thread
+//! that is about to copy from an absent window registers it where the segment was read before, or
+//! is one of a mixture's experts, small and many to a window. Else what is read for the first time
+//! goes through pinned buffers, by all threads at once, and is registered afterwards: drivers
+//! register one range at a time, slower than the link copies, and keep everything else waiting. A
+//! window stays registered until others need the room, the one that was used longest ago first.
 //!
 //! ```text
 //!   absent --(a thread takes it up)--> being registered --> registered
@@ -14,9 +17,8 @@
 //!                                                            buffers from then on
 //! ```
 //!
-//! Drivers register one range at a time, and slower than the link copies (33 GB/s of 55 on an
-//! H200's host). So one thread at a time registers, and pieces of other windows go through pinned
-//! buffers meanwhile: together they keep the link busy.
+//! One thread at a time registers, and pieces of other windows go through pinned buffers meanwhile:
+//! together they keep the link busy.
 //!
 //! *Invariant:* bytes of windows that are counted <= the bound; one that is being unregistered is
 //! counted no more (`Inner::make_room`). *Invariant:* a window with users is never unregistered
@@ -154,8 +156,8 @@ impl Windows {
 
     /// The address of `offset` in a registered window of the file and the bytes from there to the
     /// window's end; its key goes to `used`, once, and the window has a user more. `None` where
-    /// the file must be read otherwise: the driver refuses it, there is no room, or another
-    /// window is being registered.
+    /// the file must be read otherwise: the driver refuses it, there is no room, another window is
+    /// being registered, or this one is not registered and `registers` is false.
     ///
     /// # Errors
     /// [`Error::Lost`].
@@ -163,6 +165,7 @@ impl Windows {
         &self,
         file: &Arc<MappedFile>,
         offset: u64,
+        registers: bool,
         used: &mut Vec<WindowKey>,
     ) -> Result<Option<(*const u8, u64)>, Error> {
         let key = (key_of(file), offset / WINDOW_BYTES);
@@ -191,6 +194,7 @@ impl Windows {
                         .wrapping_add((offset - range.start) as usize);
                     return Ok(Some((at, range.end - offset)));
                 }
+                Some(State::Registering) | None if !registers => return Ok(None),
                 Some(State::Registering) => {
                     inner = self
                         .changed
@@ -470,7 +474,7 @@ mod tests {
             Arc::new(MappedFile::open(file.path()).unwrap())
         });
         let [a, b, idle, large] = &files;
-        let address = |file, used: &mut Vec<_>| windows.address(file, 0, used).unwrap();
+        let address = |file, used: &mut Vec<_>| windows.address(file, 0, true, used).unwrap();
         let (mut used, mut ended) = (Vec::new(), Vec::new());
         for file in [a, b] {
             assert!(address(file, &mut used).is_some());
@@ -512,7 +516,10 @@ mod tests {
         let mut used = Vec::new();
         for (_, range) in file.parts() {
             for offset in [range.start, range.end - 1] {
-                let (_, rest) = windows.address(&file, offset, &mut used).unwrap().unwrap();
+                let (_, rest) = windows
+                    .address(&file, offset, true, &mut used)
+                    .unwrap()
+                    .unwrap();
                 let end = (offset / WINDOW_BYTES + 1) * WINDOW_BYTES;
                 assert_eq!(offset + rest, end.min(range.end));
             }
@@ -544,7 +551,7 @@ mod tests {
         fake.misbehave(Misbehaviour::SlowRegistration, 400);
         assert!(
             windows
-                .address(&crawls, 0, &mut Vec::new())
+                .address(&crawls, 0, true, &mut Vec::new())
                 .unwrap()
                 .is_none()
         );
@@ -552,7 +559,12 @@ mod tests {
         assert_eq!(fake.live().registrations, 0);
         fake.misbehave(Misbehaviour::SlowRegistration, 0);
         let mut used = Vec::new();
-        assert!(windows.address(&usual, 0, &mut used).unwrap().is_some());
+        assert!(
+            windows
+                .address(&usual, 0, true, &mut used)
+                .unwrap()
+                .is_some()
+        );
         windows.release(&used);
         windows.forget(&usual);
         windows.forget(&crawls);

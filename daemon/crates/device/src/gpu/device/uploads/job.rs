@@ -36,6 +36,8 @@ pub(super) struct Job {
     pub(super) upload: Upload,
     /// Address of the slab.
     pub(super) slab: u64,
+    /// Whether windows that it reads are registered for it.
+    registers: bool,
     pieces: Vec<Piece>,
     pub(super) progress: Progress,
     /// What the operations before the upload had queued.
@@ -48,11 +50,13 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Cuts an upload into pieces that fit a slot; it comes behind `before`.
+    /// Cuts an upload into pieces that fit a slot; it comes behind `before`. `is_again` tells
+    /// whether its segment was uploaded before.
     pub(super) fn new(
         ticket: UploadTicket,
         upload: Upload,
         slab: u64,
+        is_again: bool,
         slot_bytes: u64,
         before: Before,
         done: PooledEvent,
@@ -61,6 +65,7 @@ impl Job {
         Ok(Self {
             ticket,
             slab,
+            registers: is_again || matches!(pieces[..], [Piece::Matrices]),
             progress: Progress::new(pieces.len()),
             pieces,
             before,
@@ -98,7 +103,7 @@ impl Job {
     ) -> Result<Option<(*const u8, u64)>, Error> {
         let mut used = lock(&self.windows).clone();
         let known = used.len();
-        let found = windows.address(&self.upload.file, at, &mut used)?;
+        let found = windows.address(&self.upload.file, at, self.registers, &mut used)?;
         if used.len() > known {
             self.note_window(windows, used[known]);
         }

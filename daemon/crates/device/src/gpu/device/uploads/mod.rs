@@ -30,7 +30,7 @@ mod lane;
 mod queue;
 mod staging;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -74,6 +74,8 @@ pub(super) struct Uploads {
     /// What the last upload comes behind, and [`Stream::queued`] of then.
     before: Option<(u64, Before)>,
     threads: Vec<JoinHandle<()>>,
+    /// Segments that an upload was begun of, by their files' addresses and first bytes.
+    seen: HashSet<(usize, u64)>,
     under_way: HashMap<UploadTicket, Arc<Job>>,
     /// Waited for by operations; their end has not been looked at.
     settling: Vec<Arc<Job>>,
@@ -113,6 +115,7 @@ impl Uploads {
             flags,
             events: Events::new(context),
             before: None,
+            seen: HashSet::new(),
             threads: Vec::new(),
             under_way: HashMap::new(),
             settling: Vec::new(),
@@ -168,7 +171,18 @@ impl Uploads {
         let ticket = UploadTicket(self.next_ticket);
         let before = self.behind(compute)?;
         let done = self.events.take()?;
-        let job = Job::new(ticket, upload, slab, self.slot_bytes, before, done)?;
+        let first = upload.layout.tensors.iter().map(|t| t.desc.offset).min();
+        let segment = (address_of(&upload.file), first.unwrap_or_default());
+        let is_again = !self.seen.insert(segment);
+        let job = Job::new(
+            ticket,
+            upload,
+            slab,
+            is_again,
+            self.slot_bytes,
+            before,
+            done,
+        )?;
         self.next_ticket += 1;
         let job = Arc::new(job);
         self.staging.queue.push(Arc::clone(&job));
@@ -289,6 +303,7 @@ impl Uploads {
 
     /// A file will not be read any more.
     pub(super) fn forget(&mut self, file: &Arc<MappedFile>) {
+        self.seen.retain(|(of, _)| *of != address_of(file));
         self.staging.queue.forget(file);
         self.staging.windows.forget(file);
     }
@@ -368,6 +383,11 @@ impl Drop for Uploads {
         // Pinned memory and registrations go next; a lost device ends this at once.
         let _ = lane.synchronize();
     }
+}
+
+/// A file's own as long as it is loaded.
+fn address_of(file: &Arc<MappedFile>) -> usize {
+    Arc::as_ptr(file) as usize
 }
 
 /// Nothing is done under these locks that could leave a half-made state behind.
