@@ -162,8 +162,14 @@ impl GpuDevice {
             tracing::info!("{without}");
             findings.push(without);
         }
-        steps.begin("looking how memory is mapped");
-        let arena = Arena::new(&context, config.granularity_min, &trials, &compute);
+        let arena = Arena::new(
+            &context,
+            config.granularity_min,
+            &kernels,
+            &trials,
+            &compute,
+            steps,
+        );
         let mut warm_up = WarmUp::new(Arc::clone(&kernels));
         if config.warm_up {
             warm_up.add(warmup::always());
