@@ -193,11 +193,20 @@ impl Fake {
     /// # Panics
     /// When `arch` has a zero byte, or the images cannot be written.
     pub fn become_arch(&self, arch: &str) -> PathBuf {
+        self.announce_arch(arch);
+        self.images_for(arch)
+    }
+
+    /// Has the card announce another architecture, with features or without
+    /// (`gfx90a:sramecc+:xnack-`), before it is opened.
+    ///
+    /// # Panics
+    /// When `arch` has a zero byte.
+    pub fn announce_arch(&self, arch: &str) {
         let name = CString::new(arch).unwrap_or_else(|error| panic!("{error}"));
         let set: unsafe extern "C" fn(*const c_char) = self.control("fake_hip_set_arch");
         // SAFETY: a string that ends.
         unsafe { set(name.as_ptr()) };
-        self.images_for(arch)
     }
 
     /// Has the card say that it is a part of the processor, or that it is not, before it is opened.

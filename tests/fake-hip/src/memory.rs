@@ -50,6 +50,15 @@ impl Allocation {
         }
         true
     }
+
+    /// Bytes from `at` on to the first border of two mappings, `bytes` at most.
+    fn before_border(&self, at: usize, bytes: usize) -> usize {
+        let mapping = self
+            .mapped
+            .as_ref()
+            .and_then(|m| m.range(..=at).next_back());
+        mapping.map_or(bytes, |(from, m)| bytes.min(from + m.bytes - at))
+    }
 }
 
 /// Memory that is mapped into a reservation. Its contents are in the reservation's bytes meanwhile.
@@ -95,6 +104,17 @@ pub(crate) struct Memory {
     derived: BTreeMap<u64, Derived>,
     /// Pinned memory of the host, which kernels may read: address and bytes.
     pinned: BTreeMap<u64, usize>,
+    /// What does not get over the border of two mappings just now.
+    pub(crate) stops: Stops,
+}
+
+/// What ends at the border of two mappings.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Stops {
+    /// What is written behind it is lost.
+    pub(crate) writes: bool,
+    /// What is read behind it is zeros.
+    pub(crate) reads: bool,
 }
 
 impl Memory {
@@ -110,6 +130,7 @@ impl Memory {
             unwritten: Vec::new(),
             derived: BTreeMap::new(),
             pinned: BTreeMap::new(),
+            stops: Stops::default(),
         }
     }
 
@@ -438,8 +459,12 @@ impl Memory {
         if let Some(read) = self.read_pinned(address, bytes) {
             return Ok(read);
         }
+        let stops = self.stops.reads;
         let (allocation, at) = self.find(address, bytes)?;
-        let read = allocation.bytes[at..at + bytes].to_vec();
+        let mut read = allocation.bytes[at..at + bytes].to_vec();
+        if stops {
+            read[allocation.before_border(at, bytes)..].fill(0);
+        }
         let written = &allocation.written[at..at + bytes];
         // All at once, which is quick; the place only if there is one.
         if written.iter().fold(1, |all, w| all & w) == 0 && self.unwritten.len() < UNWRITTEN_MAX {
@@ -456,7 +481,12 @@ impl Memory {
     }
 
     pub(crate) fn write(&mut self, address: u64, from: &[u8]) -> Result<(), Fault> {
+        let stops = self.stops.writes;
         let (allocation, at) = self.find(address, from.len())?;
+        let from = match stops {
+            true => &from[..allocation.before_border(at, from.len())],
+            false => from,
+        };
         allocation.bytes[at..at + from.len()].copy_from_slice(from);
         allocation.written[at..at + from.len()].fill(1);
         self.changed(address, from.len());

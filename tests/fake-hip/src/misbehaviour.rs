@@ -24,11 +24,16 @@ pub enum Misbehaviour {
     FalseRegisteredBytes,
     /// A product by rocBLAS ends the process, as where it has no kernels for a chip.
     AbortsProducts,
+    /// What a kernel writes over the border of two mappings is lost behind the border; what copies
+    /// and fills write is not.
+    LosesKernelWrites,
+    /// What a kernel reads over the border of two mappings is zeros behind the border.
+    LosesKernelReads,
 }
 
 impl Misbehaviour {
     /// All of them.
-    pub const ALL: [Misbehaviour; 9] = [
+    pub const ALL: [Misbehaviour; 11] = [
         Misbehaviour::SlowRegistration,
         Misbehaviour::FalseGranularity,
         Misbehaviour::KeepsMemory,
@@ -38,6 +43,8 @@ impl Misbehaviour {
         Misbehaviour::SlowPinnedCopies,
         Misbehaviour::FalseRegisteredBytes,
         Misbehaviour::AbortsProducts,
+        Misbehaviour::LosesKernelWrites,
+        Misbehaviour::LosesKernelReads,
     ];
 
     /// Its name in FAKE_HIP_MISBEHAVE.
@@ -52,6 +59,8 @@ impl Misbehaviour {
             Misbehaviour::SlowPinnedCopies => "slow-pinned-copies",
             Misbehaviour::FalseRegisteredBytes => "false-registered-bytes",
             Misbehaviour::AbortsProducts => "aborts-products",
+            Misbehaviour::LosesKernelWrites => "loses-kernel-writes",
+            Misbehaviour::LosesKernelReads => "loses-kernel-reads",
         }
     }
 }

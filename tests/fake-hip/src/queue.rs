@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::kernels::{Kernel, Launch};
-use crate::memory::Fault;
+use crate::memory::{Fault, Stops};
 use crate::misbehaviour::{Misbehaviour, take_time};
 use crate::rocblas::Product;
 use crate::state::State;
@@ -257,9 +257,18 @@ impl State {
             }
             Work::D2d { to, from, bytes } => memory.copy(to, from, bytes),
             Work::Memset { to, value, bytes } => memory.write(to, &vec![value; bytes]),
-            Work::Kernel { kernel, launch } => kernel
-                .run(memory, &launch)
-                .map_err(|Fault(message)| Fault(format!("{}: {message}", kernel.name))),
+            Work::Kernel { kernel, launch } => {
+                memory.stops = Stops {
+                    writes: self
+                        .misbehaves
+                        .of(Misbehaviour::LosesKernelWrites)
+                        .is_some(),
+                    reads: self.misbehaves.of(Misbehaviour::LosesKernelReads).is_some(),
+                };
+                let ran = kernel.run(memory, &launch);
+                memory.stops = Stops::default();
+                ran.map_err(|Fault(message)| Fault(format!("{}: {message}", kernel.name)))
+            }
             Work::Product(product) => product
                 .run(memory)
                 .map_err(|Fault(message)| Fault(format!("rocblas_gemm_ex: {message}"))),

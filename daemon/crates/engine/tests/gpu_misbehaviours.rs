@@ -50,6 +50,8 @@ async fn every_misbehaviour_ends_in_the_text_of_a_runtime_that_behaves() {
         (Misbehaviour::RefusesAccess, 1),
         (Misbehaviour::FalseFreeBytes, 1),
         (Misbehaviour::FalseFreeBytes, 1 << 40),
+        (Misbehaviour::LosesKernelWrites, 1),
+        (Misbehaviour::LosesKernelReads, 1),
     ] {
         println!("{misbehaviour:?} {number}");
         let runtime = Runtime::new();
@@ -64,6 +66,13 @@ async fn every_misbehaviour_ends_in_the_text_of_a_runtime_that_behaves() {
         }
         if misbehaviour == Misbehaviour::SlowRegistration {
             assert_eq!(runtime.live().registrations, 0);
+        }
+        let mapped = runtime.live().reservations;
+        match misbehaviour {
+            Misbehaviour::SlowRegistration
+            | Misbehaviour::FalseGranularity
+            | Misbehaviour::FalseFreeBytes => assert_eq!(mapped, 1, "{misbehaviour:?}"),
+            _ => assert_eq!(mapped, 0, "{misbehaviour:?}"),
         }
         engine.end().unwrap();
         assert_eq!(

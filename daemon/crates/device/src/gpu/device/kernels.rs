@@ -375,6 +375,41 @@ mod tests {
         assert_eq!(CompiledImages::new(Vendor::Cuda).refuses("sm_90"), None);
     }
 
+    /// A runtime tells a chip with its features (`gfx90a:sramecc+:xnack-`); objects are kept under
+    /// the chip alone, and run with any.
+    #[test]
+    fn a_chip_with_features_is_given_the_object_of_the_chip() {
+        let fake = Fake::new();
+        let libraries = Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        };
+        for (told, chip, target) in [
+            ("gfx90a:sramecc+:xnack-", "gfx90a", "gfx90a"),
+            ("gfx942:sramecc+:xnack-", "gfx942", "gfx942"),
+            ("gfx906:sramecc-:xnack+", "gfx906", "gfx906"),
+            ("gfx90c:xnack-", "gfx90c", "gfx9-generic"),
+            ("gfx1100", "gfx1100", "gfx1100"),
+        ] {
+            fake.announce_arch(told);
+            let context = Context::open(open(Vendor::Hip, &libraries).unwrap(), 0).unwrap();
+            let arch = context.attributes().arch.clone();
+            assert_eq!(arch, chip);
+            let images = CompiledImages::new(Vendor::Hip);
+            assert_eq!(images.refuses(&arch), None);
+            assert_eq!(amd_targets::target_of(&arch), Some(target));
+            // As where an object of this chip is embedded, and no other.
+            let embedded =
+                |unit: &str, of: &str| (unit == "sample" && of == chip).then_some(&b"its own"[..]);
+            let object = images.object(&arch, "sample", embedded).unwrap();
+            assert_eq!(object, b"its own", "{told}");
+            // And of what is embedded here.
+            if let Some(object) = aot::object(chip, "sample").unwrap() {
+                assert_eq!(images.image(&arch, "sample").unwrap(), object, "{told}");
+            }
+        }
+    }
+
     #[test]
     fn an_embedded_object_is_taken_before_any_compiler() {
         if aot::targets().next().is_none() {

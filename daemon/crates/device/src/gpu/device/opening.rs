@@ -184,8 +184,14 @@ impl GpuDevice {
             tracing::info!("{found}");
             findings.push(found);
         }
-        steps.begin("looking how memory is mapped");
-        let arena = Arena::new(&context, config.granularity_min, &trials, &compute);
+        let arena = Arena::new(
+            &context,
+            config.granularity_min,
+            &kernels,
+            &trials,
+            &compute,
+            steps,
+        );
         let mut warm_up = WarmUp::new(Arc::clone(&kernels));
         if config.warm_up {
             warm_up.add(warmup::always());

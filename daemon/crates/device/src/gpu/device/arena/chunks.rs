@@ -22,6 +22,9 @@ use std::sync::Arc;
 use crate::gpu::virtual_memory::{Chunk, Reservation};
 use crate::gpu::{Context, DevicePtr, Error, PinnedBuffer, Stream};
 
+use super::super::kernels::Kernels;
+use super::border;
+
 /// The part of the device's memory that a chunk is, and its bounds: few calls for a large arena,
 /// and little that goes through the host when a small part of one is given back.
 const CHUNK_PART: u64 = 64;
@@ -74,7 +77,7 @@ fn again(mut call: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
 
 /// Waits for a stream. Should that fail, work on it may still be under way, and memory is
 /// about to go: then for all.
-fn wait(context: &Context, stream: &Stream) -> Result<(), Error> {
+pub(super) fn wait(context: &Context, stream: &Stream) -> Result<(), Error> {
     stream.synchronize().inspect_err(|_| {
         // The first error is the one worth telling.
         let _ = context.synchronize();
@@ -106,11 +109,12 @@ impl Chunks {
         context: &Context,
         chunk_bytes: u64,
         granularity_min: u64,
+        kernels: &Kernels,
         stream: &Stream,
     ) -> Result<Option<Chunks>, Error> {
         let mut made = Self::untried(context, chunk_bytes, granularity_min)?;
         if let Some(chunks) = &mut made {
-            chunks.probe(stream)?;
+            chunks.probe(kernels, stream)?;
         }
         Ok(made)
     }
@@ -158,9 +162,9 @@ impl Chunks {
         }))
     }
 
-    /// Looks at two chunks: whether their border is none to copies and fills, and whether their
-    /// memory comes back.
-    fn probe(&mut self, stream: &Stream) -> Result<(), Error> {
+    /// Looks at two chunks: whether their border is none to copies, fills and kernels, and whether
+    /// their memory comes back.
+    fn probe(&mut self, kernels: &Kernels, stream: &Stream) -> Result<(), Error> {
         let before = self.free();
         // Where others hold nearly all of the card, what is left is enough for the least.
         let least = self.granularity();
@@ -172,6 +176,7 @@ impl Chunks {
         }
         let between = self.free();
         self.probe_border(step, stream)?;
+        border::look(&self.context, kernels, self.base(), step, stream)?;
         self.clear()?;
         // Other processes take and give back meanwhile, so half of it tells.
         let fell = |from: Option<u64>, to: Option<u64>| Some(from?.checked_sub(to?)? >= step);
@@ -239,7 +244,7 @@ impl Chunks {
     /// Fills two chunks of `step` bytes and sends bytes over their border and back: some runtimes
     /// take a copy into two mappings for one that runs past its end, or refuse access to the second
     /// mapping of a range. Fills and copies inside the device are kernels of the runtime's own, the
-    /// others the copy engines' work.
+    /// others the copy engines' work; a kernel of ours comes behind them (`border.rs`).
     fn probe_border(&self, step: u64, stream: &Stream) -> Result<(), Error> {
         let sent: Vec<u8> = (0..PROBE_BYTES).map(|i| i as u8).collect();
         let mut back = vec![0; PROBE_BYTES];

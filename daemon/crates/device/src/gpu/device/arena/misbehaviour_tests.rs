@@ -1,6 +1,7 @@
 //! Arenas over drivers that misbehave as real ones were seen to: each ends in what works, with the
 //! reason.
 
+use super::super::kernels::{Images, Kernels};
 use super::super::trial::Trials;
 use super::tests::*;
 use super::*;
@@ -54,6 +55,72 @@ fn refused_access_ends_in_one_allocation_with_the_reason() {
     let note = s.arena.note().unwrap().to_owned();
     assert!(note.contains("hipMemSetAccess"), "{note}");
     lives(&mut s);
+    s.end();
+}
+
+/// Once copies alone were sent over the border of two mappings: what a kernel writes there, or
+/// reads, goes through other page tables.
+#[test]
+fn mappings_that_a_kernel_does_not_get_over_end_in_one_allocation_with_the_reason() {
+    for (which, told) in [
+        (Misbehaviour::LosesKernelWrites, "writing over the border"),
+        (Misbehaviour::LosesKernelReads, "reading over the border"),
+    ] {
+        let fake = Arc::new(Fake::new());
+        fake.misbehave(which, 1);
+        let mut s = setup_with(&fake, 64 << 20, 8 << 20, GRANULE_MIN);
+        assert!(matches!(s.arena.memory, Memory::Whole(_)), "{which:?}");
+        let note = s.arena.note().unwrap().to_owned();
+        assert!(
+            note.contains(told) && note.contains("by a kernel"),
+            "{note}"
+        );
+        assert_eq!(fake.live().bytes, 0, "what was mapped is back");
+        lives(&mut s);
+        s.end();
+    }
+}
+
+/// The least chunks of the look, and others: on a sound card the kernel finds nothing.
+#[test]
+fn a_kernel_writes_and_reads_over_the_border_of_every_arena_of_chunks() {
+    let fake = Arc::new(Fake::new());
+    for chunk in [GRANULE_MIN, 8 << 20, 32 << 20] {
+        let before = fake.calls("gather");
+        let mut s = setup_with(&fake, 128 << 20, chunk, GRANULE_MIN);
+        assert!(s.arena.note().is_none(), "{:?}", s.arena.note());
+        assert_eq!(fake.calls("gather") - before, 2, "once written, once read");
+        lives(&mut s);
+        s.end();
+    }
+}
+
+/// What is not looked at is not mapped.
+#[test]
+fn without_the_kernel_the_arena_is_one_allocation() {
+    struct NoImages;
+    impl Images for NoImages {
+        fn image(&self, _arch: &str, _unit: &str) -> Result<Vec<u8>, Error> {
+            Err(Error::Config("no compiler".to_owned()))
+        }
+    }
+    let fake = Arc::new(Fake::new());
+    let s = setup(&fake);
+    let trials = Trials::of(&s.context, None);
+    let kernels = Kernels::new(&s.context, Box::new(NoImages));
+    let (steps, maps) = (Steps::default(), fake.calls("hipMemMap"));
+    let arena = Arena::new(
+        &s.context,
+        GRANULE_MIN,
+        &kernels,
+        &trials,
+        &s.stream,
+        &steps,
+    );
+    let note = arena.note().unwrap();
+    assert!(note.contains("cannot be had: no compiler"), "{note}");
+    assert_eq!(fake.calls("hipMemMap"), maps);
+    drop((arena, kernels));
     s.end();
 }
 
@@ -215,7 +282,14 @@ fn a_look_that_ended_the_process_is_not_repeated_for_ever() {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| trials.run("mapping", died)))
             .unwrap_err();
     }
-    let arena = Arena::new(&s.context, GRANULE_MIN, &trials, &s.stream);
+    let arena = Arena::new(
+        &s.context,
+        GRANULE_MIN,
+        &kernels(&s.context),
+        &trials,
+        &s.stream,
+        &Steps::default(),
+    );
     assert!(
         arena.note().unwrap().contains("did not end 2 times"),
         "{:?}",

@@ -14,6 +14,7 @@
 //! Only the engine thread uses it. *Invariant:* every offset of the ledger is checked against the
 //! capacity ([`Arena::at`] asserts), those of the device's own block by the block's size.
 
+mod border;
 mod chunks;
 mod leaving;
 #[cfg(test)]
@@ -22,13 +23,21 @@ mod misbehaviour_tests;
 mod tests;
 mod whole;
 
+use std::time::Duration;
+
+use crate::Steps;
 use crate::error::Error;
 use crate::gpu::{Buffer, Context, DevicePtr, PinnedBuffer, Stream};
 use crate::{Loss, LossKind};
 
 use super::failed;
+use super::kernels::Kernels;
 use super::trial::{Outcome, Trials};
 use chunks::{Chunks, Shrunk};
+
+/// How much longer than others the step may take that may have to compile a kernel: as long as a
+/// compiler has.
+const COMPILE_WAIT: Duration = Duration::from_secs(300);
 
 /// The arena.
 #[derive(Debug)]
@@ -62,12 +71,15 @@ enum Memory {
 }
 
 impl Arena {
-    /// An arena without memory. `stream` is for a look at whether the driver does as it says.
+    /// An arena without memory. `kernels` and `stream` are for a look at whether the driver does as
+    /// it says; `steps` says what is under way.
     pub(super) fn new(
         context: &Context,
         granularity_min: u64,
+        kernels: &Kernels,
         trials: &Trials,
         stream: &Stream,
+        steps: &Steps,
     ) -> Self {
         let chunk = chunks::usual_bytes(context.attributes().total_bytes);
         let with = format!("chunks of {chunk} bytes, granules of {granularity_min}");
@@ -84,7 +96,23 @@ impl Arena {
                 ..Self::of(context, Memory::Chunks(chunks))
             };
         }
-        let made = || Some(Self::with_chunks(context, chunk, granularity_min, stream));
+        // Ahead of the trial: a compiler that is ended together with the process says nothing of
+        // the driver.
+        steps.begin_longer("loading a kernel to look at mapped memory", COMPILE_WAIT);
+        if let Err(error) = border::prepare(kernels) {
+            let why = format!("the kernel that looks at mapped memory cannot be had: {error}");
+            return Self::whole(context, why);
+        }
+        steps.begin("looking how memory is mapped");
+        let made = || {
+            Some(Self::with_chunks(
+                context,
+                chunk,
+                granularity_min,
+                kernels,
+                stream,
+            ))
+        };
         match trials.run(MAPPING, made) {
             Outcome::Ended(arena) => {
                 if let Memory::Chunks(chunks) = &arena.memory
@@ -103,8 +131,14 @@ impl Arena {
     }
 
     /// The same, with chunks of `chunk` bytes where it is made of such.
-    fn with_chunks(context: &Context, chunk: u64, granularity_min: u64, stream: &Stream) -> Self {
-        let chunks = match Chunks::reserve(context, chunk, granularity_min, stream) {
+    fn with_chunks(
+        context: &Context,
+        chunk: u64,
+        granularity_min: u64,
+        kernels: &Kernels,
+        stream: &Stream,
+    ) -> Self {
+        let chunks = match Chunks::reserve(context, chunk, granularity_min, kernels, stream) {
             Ok(Some(chunks)) => chunks,
             Ok(None) => {
                 let why = "the driver does not keep memory and addresses apart".to_owned();

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use rocmforge_fake_hip::{Fake, Live};
+use rocmforge_fake_hip::{Fake, Live, unit_image};
 
+use super::super::kernels::{Images, Kernels};
 use super::{Arena, Memory};
 use crate::LossKind;
 use crate::error::Error;
@@ -54,13 +55,27 @@ pub(super) fn setup_on(
     let stream = Stream::new(&context, Priority::Normal).unwrap();
     // No whole number of pieces in a chunk.
     let pinned = PinnedBuffer::new(&context, 40_000).unwrap();
+    let kernels = kernels(&context);
     Setup {
-        arena: Arena::with_chunks(&context, chunk, granularity_min, &stream),
+        arena: Arena::with_chunks(&context, chunk, granularity_min, &kernels, &stream),
         pinned,
         stream,
         context,
         fake: Arc::clone(fake),
     }
+}
+
+/// Kernels of the fake's own.
+struct FakeImages;
+
+impl Images for FakeImages {
+    fn image(&self, _arch: &str, unit: &str) -> Result<Vec<u8>, Error> {
+        unit_image(unit).ok_or_else(|| Error::Config(format!("no unit '{unit}'")))
+    }
+}
+
+pub(super) fn kernels(context: &Context) -> Kernels {
+    Kernels::new(context, Box::new(FakeImages))
 }
 
 impl Setup {
