@@ -254,7 +254,15 @@ fn a_look_that_passed_is_made_once_and_again_where_its_note_is_damaged() {
     // Whether the driver was tried, and whether that is told.
     let opened = || {
         let before = fake.calls("hipMemMap");
-        let arena = Arena::new(&s.context, GRANULE_MIN, &trials, &s.stream);
+        let (kernels, steps) = (kernels(&s.context), Steps::default());
+        let arena = Arena::new(
+            &s.context,
+            GRANULE_MIN,
+            &kernels,
+            &trials,
+            &s.stream,
+            &steps,
+        );
         assert_eq!(arena.note(), None);
         let is_told = arena.notes().any(|note| note.contains("remembered from"));
         (fake.calls("hipMemMap") > before, is_told)
