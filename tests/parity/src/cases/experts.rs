@@ -30,6 +30,13 @@ pub(super) fn cases() -> Vec<Case> {
             cases.push(experts((ty, ty), form, 25, (1024, 288)));
         }
     }
+    // Every other type, by mat-vecs and sorted by expert.
+    for ty in WeightType::ALL {
+        if ty.is_quantized() && !matches!(ty, WeightType::Q8_0 | WeightType::MXFP4) {
+            cases.push(experts((ty, ty), Form::Gated, 1, (EMBD, FF)));
+            cases.push(experts((ty, ty), Form::Plain, 40, (EMBD, FF)));
+        }
+    }
     cases
 }
 
