@@ -4,7 +4,7 @@
 //! A file is cut into windows of [`WINDOW_BYTES`]. Threads that have nothing to copy register what
 //! is expected to be copied from, as long as that takes no other window's room. A staging thread
 //! that is about to copy from an absent window registers it where the segment was read before, or
-//! is one of a mixture's experts, small and many to a window. Else what is read for the first time
+//! is small, as a mixture's experts are, of which a window has many. Else what is read for the first time
 //! goes through pinned buffers, by all threads at once, and is registered afterwards: drivers
 //! register one range at a time, slower than the link copies, and keep everything else waiting. A
 //! window stays registered until others need the room, the one that was used longest ago first.
@@ -63,8 +63,8 @@ impl Drop for Held<'_> {
 }
 
 /// A file's number among those that were seen: its address, which is its own as
-/// long as a window keeps it.
-fn key_of(file: &Arc<MappedFile>) -> usize {
+/// long as a window or a model keeps it.
+pub(super) fn key_of(file: &Arc<MappedFile>) -> usize {
     Arc::as_ptr(file) as usize
 }
 

@@ -12,6 +12,12 @@ use std::sync::Arc;
 /// What the daemon maps at least.
 const GRANULE_MIN: u64 = 2 << 20;
 
+/// An arena of its own on the card of a setup.
+fn opened(s: &Setup, kernels: &Kernels, trials: &Trials) -> Arena {
+    let steps = Steps::default();
+    Arena::new(&s.context, GRANULE_MIN, kernels, trials, &s.stream, &steps)
+}
+
 /// A short life with contents that are looked at after every step.
 #[track_caller]
 fn lives(s: &mut Setup) {
@@ -108,15 +114,8 @@ fn without_the_kernel_the_arena_is_one_allocation() {
     let s = setup(&fake);
     let trials = Trials::of(&s.context, None);
     let kernels = Kernels::new(&s.context, Box::new(NoImages));
-    let (steps, maps) = (Steps::default(), fake.calls("hipMemMap"));
-    let arena = Arena::new(
-        &s.context,
-        GRANULE_MIN,
-        &kernels,
-        &trials,
-        &s.stream,
-        &steps,
-    );
+    let maps = fake.calls("hipMemMap");
+    let arena = opened(&s, &kernels, &trials);
     let note = arena.note().unwrap();
     assert!(note.contains("cannot be had: no compiler"), "{note}");
     assert_eq!(fake.calls("hipMemMap"), maps);
@@ -252,29 +251,21 @@ fn a_look_that_passed_is_made_once_and_again_where_its_note_is_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let trials = Trials::of(&s.context, Some(dir.path()));
     // Whether the driver was tried, and whether that is told.
-    let opened = || {
+    let looked = || {
         let before = fake.calls("hipMemMap");
-        let (kernels, steps) = (kernels(&s.context), Steps::default());
-        let arena = Arena::new(
-            &s.context,
-            GRANULE_MIN,
-            &kernels,
-            &trials,
-            &s.stream,
-            &steps,
-        );
+        let arena = opened(&s, &kernels(&s.context), &trials);
         assert_eq!(arena.note(), None);
         let is_told = arena.notes().any(|note| note.contains("remembered from"));
         (fake.calls("hipMemMap") > before, is_told)
     };
-    assert_eq!(opened(), (true, false));
-    assert_eq!(opened(), (false, true));
+    assert_eq!(looked(), (true, false));
+    assert_eq!(looked(), (false, true));
     let notes = std::fs::read_dir(dir.path()).unwrap();
     let notes: Vec<_> = notes.map(|entry| entry.unwrap().path()).collect();
     assert_eq!(notes.len(), 1, "{notes:?}");
     std::fs::write(&notes[0], "mapping passed\n").unwrap();
-    assert_eq!(opened(), (true, false));
-    assert_eq!(opened(), (false, true));
+    assert_eq!(looked(), (true, false));
+    assert_eq!(looked(), (false, true));
     s.end();
 }
 
@@ -290,14 +281,7 @@ fn a_look_that_ended_the_process_is_not_repeated_for_ever() {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| trials.run("mapping", died)))
             .unwrap_err();
     }
-    let arena = Arena::new(
-        &s.context,
-        GRANULE_MIN,
-        &kernels(&s.context),
-        &trials,
-        &s.stream,
-        &Steps::default(),
-    );
+    let arena = opened(&s, &kernels(&s.context), &trials);
     assert!(
         arena.note().unwrap().contains("did not end 2 times"),
         "{:?}",

@@ -46,7 +46,7 @@ use crate::{ModelPlanView, Upload, UploadTicket};
 use super::kernels::Kernels;
 use super::reserve::{DeviceReserve, FLAGS};
 use super::ring::Ring;
-use super::windows::{Held, WINDOW_BYTES, Windows};
+use super::windows::{Held, WINDOW_BYTES, Windows, key_of};
 use super::{failed, wait};
 use events::{Before, Events};
 use job::Job;
@@ -74,7 +74,7 @@ pub(super) struct Uploads {
     /// What the last upload comes behind, and [`Stream::queued`] of then.
     before: Option<(u64, Before)>,
     threads: Vec<JoinHandle<()>>,
-    /// Segments that an upload was begun of, by their files' addresses and first bytes.
+    /// Segments that an upload was begun of, by their files' numbers and first bytes.
     seen: HashSet<(usize, u64)>,
     under_way: HashMap<UploadTicket, Arc<Job>>,
     /// Waited for by operations; their end has not been looked at.
@@ -172,7 +172,7 @@ impl Uploads {
         let before = self.behind(compute)?;
         let done = self.events.take()?;
         let first = upload.layout.tensors.iter().map(|t| t.desc.offset).min();
-        let segment = (address_of(&upload.file), first.unwrap_or_default());
+        let segment = (key_of(&upload.file), first.unwrap_or_default());
         let is_again = !self.seen.insert(segment);
         let job = Job::new(
             ticket,
@@ -303,7 +303,7 @@ impl Uploads {
 
     /// A file will not be read any more.
     pub(super) fn forget(&mut self, file: &Arc<MappedFile>) {
-        self.seen.retain(|(of, _)| *of != address_of(file));
+        self.seen.retain(|(of, _)| *of != key_of(file));
         self.staging.queue.forget(file);
         self.staging.windows.forget(file);
     }
@@ -383,11 +383,6 @@ impl Drop for Uploads {
         // Pinned memory and registrations go next; a lost device ends this at once.
         let _ = lane.synchronize();
     }
-}
-
-/// A file's own as long as it is loaded.
-fn address_of(file: &Arc<MappedFile>) -> usize {
-    Arc::as_ptr(file) as usize
 }
 
 /// Nothing is done under these locks that could leave a half-made state behind.
