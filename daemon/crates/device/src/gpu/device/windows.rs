@@ -4,10 +4,11 @@
 //! A file is cut into windows of [`WINDOW_BYTES`]. Threads that have nothing to copy register what
 //! is expected to be copied from, as long as that takes no other window's room. A staging thread
 //! that is about to copy from an absent window registers it where the segment was read before, or
-//! is small, as a mixture's experts are, of which a window has many. Else what is read for the first time
-//! goes through pinned buffers, by all threads at once, and is registered afterwards: drivers
-//! register one range at a time, slower than the link copies, and keep everything else waiting. A
-//! window stays registered until others need the room, the one that was used longest ago first.
+//! is small, as a mixture's experts are, of which a window has many. Else what is read for the
+//! first time goes through pinned buffers, by all threads at once, and is registered afterwards:
+//! drivers register one range at a time, slower than the link copies, and keep everything else
+//! waiting. A window stays registered until others need the room, the one that was used longest
+//! ago first.
 //!
 //! ```text
 //!   absent --(a thread takes it up)--> being registered --> registered
