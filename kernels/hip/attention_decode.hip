@@ -305,6 +305,9 @@ struct Step {
 #endif
 #pragma unroll
         for (u32 j = 0; j < VALUES_TEAM; ++j) {
+#ifdef ANY
+            leave_vcc_hi();
+#endif
             const u32 slot = team + j * teams;
             const u32 p = of.place(of.base + (READS_ALWAYS ? least(slot, STEP - 1) : slot));
             if (READS_ALWAYS || (team < teams && slot < STEP && p >= of.start && p < of.stop)) {

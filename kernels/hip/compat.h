@@ -66,6 +66,14 @@ typedef long long i64;
     extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(threads, threads)))
 #endif
 
+// No value stays in VCC_HI over this. In waves of 32 lanes it is a scalar register like others, but
+// AMD's simulator clears it at compares; in some loops a row's length was there.
+FORCE void leave_vcc_hi() {
+#if defined(__GFX11__) || defined(__GFX12__)
+    asm volatile("" ::: "vcc_hi");
+#endif
+}
+
 // ---- places in the launch ----
 #ifdef RF_CUDA
 FORCE u32 thread_x() { return threadIdx.x; }

@@ -132,6 +132,15 @@ FORCE void store_element(u8* head, u32 dim, u32 slot, u32 i, bool in, float x) {
 #endif
 }
 
+// The element that one turns with, both counted from the first that turns.
+FORCE u32 partner_of(const RopePlace& rope, u32 turn) {
+    const u32 half = rope.n_rot / 2;
+#ifdef ANY
+    leave_vcc_hi();
+#endif
+    return rope.neox ? (turn < half ? turn + half : turn - half) : turn ^ 1;
+}
+
 // One head [dim] at `from`, normed where a weight is given and rotated, by one wave; element i =
 // lane + WAVE j is handed to `store(i, i < dim, x)` by all lanes, which may write over the head:
 // all loads of all lanes come first. An element's partner is read again: from the first-level
@@ -141,14 +150,13 @@ FORCE void rotate_head(u32 dim, const float* from, const float* norm, const Rope
     constexpr u32 N = (DIM_ + WAVE - 1) / WAVE;
     const float* cos = rope.cos + (u64)entry * rope.n_rot;
     const float* sin = rope.sin + (u64)entry * rope.n_rot;
-    const u32 half = rope.n_rot / 2;
     float x[N], y[N], c[N], s[N];
 #pragma unroll
     for (u32 j = 0; j < N; ++j) {
         u32 i = lane() + WAVE * j;
         u32 turn = i - rope.first;  // past n_rot for elements before the first
         bool in = i < dim, turns = in && turn < rope.n_rot;
-        u32 partner = turns ? rope.first + (rope.neox ? (turn < half ? turn + half : turn - half) : turn ^ 1) : 0;
+        u32 partner = turns ? rope.first + partner_of(rope, turn) : 0;
         x[j] = in ? from[i] : 0.0f;
         y[j] = from[partner];
         c[j] = turns ? cos[turn] : 1.0f;

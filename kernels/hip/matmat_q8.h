@@ -19,14 +19,6 @@ struct MatmatArgs {
     u32 n_blocks;
 };
 
-// No value stays in VCC_HI over this. In waves of 32 lanes it is a scalar register like others, but
-// AMD's simulator clears it at compares; with some types the row's length was there.
-FORCE void leave_vcc_hi() {
-#if defined(__GFX11__) || defined(__GFX12__)
-    asm volatile("" ::: "vcc_hi");
-#endif
-}
-
 template <class T, class Tokens>
 FORCE void matmat(const MatmatArgs& a, const Tokens& tokens) {
     let_next_start();
