@@ -20,6 +20,8 @@ pub enum Misbehaviour {
     CrawlingRegistration,
     /// A copy from pinned memory to the card takes so many milliseconds for each MiB.
     SlowPinnedCopies,
+    /// The same of copies from registered memory.
+    SlowRegisteredCopies,
     /// Copies from registered memory bring every so many bytes another one.
     FalseRegisteredBytes,
     /// A product by rocBLAS ends the process, as where it has no kernels for a chip.
@@ -29,11 +31,15 @@ pub enum Misbehaviour {
     LosesKernelWrites,
     /// What a kernel reads over the border of two mappings is zeros behind the border.
     LosesKernelReads,
+    /// What a kernel reads of the host's memory takes so many milliseconds for each MiB.
+    SlowHostReads,
+    /// What a kernel reads of the host's memory has every so many bytes another one.
+    FalseHostReads,
 }
 
 impl Misbehaviour {
     /// All of them.
-    pub const ALL: [Misbehaviour; 11] = [
+    pub const ALL: [Misbehaviour; 14] = [
         Misbehaviour::SlowRegistration,
         Misbehaviour::FalseGranularity,
         Misbehaviour::KeepsMemory,
@@ -41,10 +47,13 @@ impl Misbehaviour {
         Misbehaviour::FalseFreeBytes,
         Misbehaviour::CrawlingRegistration,
         Misbehaviour::SlowPinnedCopies,
+        Misbehaviour::SlowRegisteredCopies,
         Misbehaviour::FalseRegisteredBytes,
         Misbehaviour::AbortsProducts,
         Misbehaviour::LosesKernelWrites,
         Misbehaviour::LosesKernelReads,
+        Misbehaviour::SlowHostReads,
+        Misbehaviour::FalseHostReads,
     ];
 
     /// Its name in FAKE_HIP_MISBEHAVE.
@@ -57,10 +66,13 @@ impl Misbehaviour {
             Misbehaviour::FalseFreeBytes => "false-free-bytes",
             Misbehaviour::CrawlingRegistration => "crawling-registration",
             Misbehaviour::SlowPinnedCopies => "slow-pinned-copies",
+            Misbehaviour::SlowRegisteredCopies => "slow-registered-copies",
             Misbehaviour::FalseRegisteredBytes => "false-registered-bytes",
             Misbehaviour::AbortsProducts => "aborts-products",
             Misbehaviour::LosesKernelWrites => "loses-kernel-writes",
             Misbehaviour::LosesKernelReads => "loses-kernel-reads",
+            Misbehaviour::SlowHostReads => "slow-host-reads",
+            Misbehaviour::FalseHostReads => "false-host-reads",
         }
     }
 }
@@ -98,6 +110,9 @@ impl Misbehaviours {
 
 /// Takes `ms_per_mib` milliseconds for each MiB of `bytes`.
 pub(crate) fn take_time(ms_per_mib: u64, bytes: usize) {
+    if ms_per_mib == 0 {
+        return;
+    }
     let us = ms_per_mib * 1000 * bytes as u64 / (1 << 20);
     std::thread::sleep(std::time::Duration::from_micros(us));
 }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::kernels::{Kernel, Launch};
-use crate::memory::{Fault, Stops};
+use crate::memory::{Fault, HostReads, Stops};
 use crate::misbehaviour::{Misbehaviour, take_time};
 use crate::rocblas::Product;
 use crate::state::State;
@@ -227,19 +227,21 @@ impl State {
                 // SAFETY: page-locked memory is readable until it is given back, and queued copies
                 // that name it are done before that.
                 let from = unsafe { std::slice::from_raw_parts(from as *const u8, bytes) };
-                let slow = self.misbehaves.of(Misbehaviour::SlowPinnedCopies);
+                let slow = match is_ours {
+                    true => Misbehaviour::SlowPinnedCopies,
+                    false => Misbehaviour::SlowRegisteredCopies,
+                };
+                take_time(self.misbehaves.of(slow).unwrap_or(0), bytes);
                 let wrong = self.misbehaves.of(Misbehaviour::FalseRegisteredBytes);
-                match (is_ours, slow, wrong) {
-                    (true, Some(ms), _) => take_time(ms, bytes),
-                    (false, _, Some(every)) => {
+                match wrong.filter(|_| !is_ours) {
+                    Some(every) => {
                         let mut brought = from.to_vec();
                         let some = brought.iter_mut().step_by(every as usize);
                         some.for_each(|byte| *byte ^= 1);
-                        return memory.write(to, &brought);
+                        memory.write(to, &brought)
                     }
-                    _ => {}
+                    None => memory.write(to, from),
                 }
-                memory.write(to, from)
             }
             Work::D2h { to, from, bytes } => {
                 // Whole granules are kept somewhere else for a while, not looked at.
@@ -265,8 +267,14 @@ impl State {
                         .is_some(),
                     reads: self.misbehaves.of(Misbehaviour::LosesKernelReads).is_some(),
                 };
+                let number = |which| self.misbehaves.of(which).unwrap_or(0);
+                memory.host_reads = HostReads {
+                    ms_per_mib: number(Misbehaviour::SlowHostReads),
+                    wrong_every: number(Misbehaviour::FalseHostReads),
+                };
                 let ran = kernel.run(memory, &launch);
                 memory.stops = Stops::default();
+                memory.host_reads = HostReads::default();
                 ran.map_err(|Fault(message)| Fault(format!("{}: {message}", kernel.name)))
             }
             Work::Product(product) => product

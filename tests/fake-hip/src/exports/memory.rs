@@ -11,6 +11,10 @@ use crate::state::{
     OUT_OF_MEMORY, SUCCESS, State, call,
 };
 
+/// Where kernels find registered memory, behind its address for the host: some drivers map it
+/// elsewhere.
+const REGISTERED: u64 = 0x00B0_0000_0000_0000;
+
 /// A copy with a host end: from or into page-locked memory it is queued; pageable memory is
 /// read at once, and waited for.
 fn host_copy(
@@ -129,7 +133,7 @@ exports! {
         let at = (owned.as_mut_ptr() as usize).next_multiple_of(4096);
         s.host.0.insert(at, HostRange { bytes, owned: Some(owned) });
         // SAFETY: `hipHostFree` unpins it before it goes.
-        unsafe { s.memory.pin(at as u64, bytes) };
+        unsafe { s.memory.pin(at as u64, at, bytes) };
         // SAFETY: see above.
         unsafe { put(to, at) }
     }
@@ -169,7 +173,17 @@ exports! {
             return ALREADY_REGISTERED;
         }
         s.host.0.insert(at, HostRange { bytes, owned: None });
+        // SAFETY: whoever registers promises that it is mapped until `hipHostUnregister`.
+        unsafe { s.memory.pin(at as u64 + REGISTERED, at, bytes) };
         SUCCESS
+    }
+
+    fn hipHostGetDevicePointer(to: *mut u64, at: usize, _flags: c_uint) |s| {
+        match s.memory.address_of_host(at) {
+            // SAFETY: see above.
+            Some(address) => unsafe { put(to, address) },
+            None => INVALID_VALUE,
+        }
     }
 
     fn hipHostUnregister(at: usize) |s| {
@@ -180,6 +194,7 @@ exports! {
                     s.violations.push(format!("hipHostUnregister of {at:#x} with copies queued"));
                     s.finish_all();
                 }
+                s.memory.unpin(at as u64 + REGISTERED);
                 s.host.0.remove(&at);
                 SUCCESS
             }

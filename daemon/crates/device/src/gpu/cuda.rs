@@ -250,6 +250,15 @@ impl Driver for CudaDriver {
         )
     }
 
+    fn host_device_address(&self, ptr: *const u8) -> Result<DevicePtr> {
+        let mut address = 0;
+        optional!(
+            self,
+            cuMemHostGetDevicePointer_v2(&raw mut address, ptr.cast_mut().cast(), 0)
+        )?;
+        Ok(DevicePtr(address))
+    }
+
     unsafe fn host_unregister(&self, ptr: *const u8) -> Result<()> {
         call!(self, cuMemHostUnregister(ptr.cast_mut().cast()))
     }

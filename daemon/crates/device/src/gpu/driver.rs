@@ -268,6 +268,13 @@ pub trait Driver: Send + Sync {
     /// [`Class::OutOfMemory`] past a limit.
     unsafe fn host_register_read_only(&self, ptr: *const u8, bytes: usize) -> Result<()>;
 
+    /// Where kernels read memory of the host that begins at `ptr`: a range that was registered, or
+    /// one of [`Driver::host_alloc`].
+    ///
+    /// # Errors
+    /// [`Error::Symbols`] where the library has no such call; what the driver says.
+    fn host_device_address(&self, ptr: *const u8) -> Result<DevicePtr>;
+
     /// Undoes [`Driver::host_register_read_only`].
     ///
     /// # Safety

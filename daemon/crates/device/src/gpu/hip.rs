@@ -255,6 +255,15 @@ impl Driver for HipDriver {
         }
     }
 
+    fn host_device_address(&self, ptr: *const u8) -> Result<DevicePtr> {
+        let mut address = std::ptr::null_mut();
+        optional!(
+            self,
+            hipHostGetDevicePointer(&raw mut address, ptr.cast_mut().cast(), 0)
+        )?;
+        Ok(DevicePtr(address as u64))
+    }
+
     unsafe fn host_unregister(&self, ptr: *const u8) -> Result<()> {
         call!(self, hipHostUnregister(ptr.cast_mut().cast()))
     }

@@ -270,6 +270,8 @@ pub struct Registration {
     context: Context,
     ptr: *const u8,
     bytes: usize,
+    /// Where kernels read it, on a card that shares the machine's memory and if the driver says.
+    device: Option<DevicePtr>,
     /// What keeps the range mapped.
     _mapping: Arc<dyn Any + Send + Sync>,
 }
@@ -304,10 +306,15 @@ impl Registration {
             .counts()
             .registered_bytes
             .fetch_add(bytes as u64, Ordering::Relaxed);
+        let device = match context.attributes().integrated {
+            true => driver.host_device_address(ptr).ok(),
+            false => None,
+        };
         Ok(Registration {
             context: context.clone(),
             ptr,
             bytes,
+            device,
             _mapping: mapping,
         })
     }
@@ -315,6 +322,11 @@ impl Registration {
     /// Its first address.
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr
+    }
+
+    /// Where kernels read it: known on cards that share the machine's memory.
+    pub fn device_address(&self) -> Option<DevicePtr> {
+        self.device
     }
 
     /// Its bytes.

@@ -140,6 +140,7 @@ table! {
         }
         optional {
             cuLaunchKernelEx(*const LaunchDescription, Function, *mut *mut c_void, *mut *mut c_void) -> u32;
+            cuMemHostGetDevicePointer_v2(*mut Address, *mut c_void, c_uint) -> u32;
             cuStreamBeginCapture_v2(Stream, u32) -> u32;
             cuStreamEndCapture(Stream, *mut Graph) -> u32;
             cuGraphGetNodes(Graph, *mut *mut c_void, *mut usize) -> u32;

@@ -130,10 +130,13 @@ pub struct GpuDevice {
 }
 
 impl GpuDevice {
-    /// What was found when the card was opened, and what is to be told of the arena.
+    /// What was found when the card was opened, and what is to be told of the arena and of uploads.
     fn findings(&self) -> Vec<String> {
         let arena = self.arena.notes().map(str::to_owned);
-        arena.chain(self.findings.clone()).collect()
+        arena
+            .chain(self.findings.clone())
+            .chain(self.uploads.notes())
+            .collect()
     }
 
     /// The reserve's offsets.

@@ -36,7 +36,7 @@ use rocmforge_gguf::limits::PART_ALIGNMENT;
 use rocmforge_gguf::{MappedFile, MappedRange};
 
 use crate::error::Error;
-use crate::gpu::{Context, Registration};
+use crate::gpu::{Context, DevicePtr, Registration};
 
 use super::failed;
 
@@ -81,6 +81,15 @@ fn range_of(file: &MappedFile, number: u64) -> std::ops::Range<u64> {
 
 /// A window: file and number in it.
 pub(super) type WindowKey = (usize, u64);
+
+/// Bytes of the host's memory that copy engines read at full speed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) host: *const u8,
+    pub(super) bytes: u64,
+    /// Where kernels read them, if that is known.
+    pub(super) device: Option<DevicePtr>,
+}
 
 enum State {
     Registering,
@@ -155,10 +164,10 @@ impl Windows {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The address of `offset` in a registered window of the file and the bytes from there to the
-    /// window's end; its key goes to `used`, once, and the window has a user more. `None` where
-    /// the file must be read otherwise: the driver refuses it, there is no room, another window is
-    /// being registered, or this one is not registered and `registers` is false.
+    /// What a registered window of the file has from `offset` on, to the window's end; its key goes
+    /// to `used`, once, and the window has a user more. `None` where the file must be read
+    /// otherwise: the driver refuses it, there is no room, another window is being registered, or
+    /// this one is not registered and `registers` is false.
     ///
     /// # Errors
     /// [`Error::Lost`].
@@ -168,7 +177,7 @@ impl Windows {
         offset: u64,
         registers: bool,
         used: &mut Vec<WindowKey>,
-    ) -> Result<Option<(*const u8, u64)>, Error> {
+    ) -> Result<Option<Part>, Error> {
         let key = (key_of(file), offset / WINDOW_BYTES);
         let range = range_of(file, key.1);
         let mut inner = self.lock();
@@ -190,10 +199,12 @@ impl Windows {
                         used.push(key);
                         *users += 1;
                     }
-                    let at = registration
-                        .as_ptr()
-                        .wrapping_add((offset - range.start) as usize);
-                    return Ok(Some((at, range.end - offset)));
+                    let at = offset - range.start;
+                    return Ok(Some(Part {
+                        host: registration.as_ptr().wrapping_add(at as usize),
+                        bytes: range.end - offset,
+                        device: registration.device_address().map(|first| first.offset(at)),
+                    }));
                 }
                 Some(State::Registering) | None if !registers => return Ok(None),
                 Some(State::Registering) => {
@@ -517,12 +528,12 @@ mod tests {
         let mut used = Vec::new();
         for (_, range) in file.parts() {
             for offset in [range.start, range.end - 1] {
-                let (_, rest) = windows
+                let part = windows
                     .address(&file, offset, true, &mut used)
                     .unwrap()
                     .unwrap();
                 let end = (offset / WINDOW_BYTES + 1) * WINDOW_BYTES;
-                assert_eq!(offset + rest, end.min(range.end));
+                assert_eq!(offset + part.bytes, end.min(range.end));
             }
         }
         assert_eq!(fake.live().registrations, 4);

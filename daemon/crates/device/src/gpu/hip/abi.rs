@@ -70,6 +70,7 @@ table! {
         optional {
             hipGetDevicePropertiesR0600(*mut PropertiesBytes, c_int) -> u32;
             hipGetDeviceProperties(*mut PropertiesBytes, c_int) -> u32;
+            hipHostGetDevicePointer(*mut *mut c_void, *mut c_void, c_uint) -> u32;
             hipStreamBeginCapture(Stream, u32) -> u32;
             hipStreamEndCapture(Stream, *mut Graph) -> u32;
             hipGraphGetNodes(Graph, *mut *mut c_void, *mut usize) -> u32;

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use crate::Role;
 use crate::error::Error;
 use crate::gpu::device::reserve::FLAGS;
-use crate::gpu::device::windows::{WindowKey, Windows};
+use crate::gpu::device::windows::{Part, WindowKey, Windows};
 use crate::progress::Progress;
 use crate::{Upload, UploadTicket};
 
@@ -94,13 +94,9 @@ impl Job {
         self.progress.has_failed()
     }
 
-    /// Address and bytes left of the registered window with a byte of the file, as
+    /// What the registered window with a byte of the file has from there on, as
     /// [`Windows::address`] has it; the window stays registered until [`Job::release_windows`].
-    pub(super) fn window(
-        &self,
-        windows: &Windows,
-        at: u64,
-    ) -> Result<Option<(*const u8, u64)>, Error> {
+    pub(super) fn window(&self, windows: &Windows, at: u64) -> Result<Option<Part>, Error> {
         let mut used = lock(&self.windows).clone();
         let known = used.len();
         let found = windows.address(&self.upload.file, at, self.registers, &mut used)?;

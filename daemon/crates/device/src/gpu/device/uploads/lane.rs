@@ -9,10 +9,14 @@
 //! has ended. One that is timed is alone: the rate of a copy beside another would be half of the
 //! link's.
 //!
+//! A card that shares the machine's memory may read rows where the host has them, without a slot:
+//! then the repack stream waits for nothing but what the upload comes behind (`in_place.rs`).
+//!
 //! *Invariant:* what is queued here is queued by one thread at a time: the lane is behind a lock.
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
 
@@ -20,11 +24,13 @@ use crate::error::Error;
 use crate::gpu::device::kernels::Kernels;
 use crate::gpu::device::pace::Stopwatch;
 use crate::gpu::device::reserve::{DeviceReserve, FLAGS, SLOTS};
+use crate::gpu::device::windows::Part;
 use crate::gpu::device::{failed, launch_error, stream_driver};
 use crate::gpu::{Context, DevicePtr, Event, PinnedBuffer, Priority, Stream};
 use crate::segment::PlacedTensor;
 
 use super::events::Before;
+use super::in_place::{self, Source, Way, Ways};
 use super::job::Job;
 
 /// Most copy streams: a copy that is timed waits for the one before alone.
@@ -33,11 +39,13 @@ const COPY_STREAMS_MAX: usize = 2;
 /// The streams that uploads are queued on, and which slot is next.
 #[derive(Debug)]
 pub(super) struct Lane {
-    kernels: Arc<Kernels>,
+    pub(super) kernels: Arc<Kernels>,
     /// At least one.
     copies: Vec<Stream>,
     /// Which of them has the last copy, and the slot of that.
     last: (usize, usize),
+    /// Whether the last rows were read by the repack stream itself.
+    was_in_place: bool,
     /// Whether that is timed, so that the next one comes behind it.
     alone: bool,
     pub(super) repack: Stream,
@@ -49,9 +57,13 @@ pub(super) struct Lane {
     /// For each slot: its copy has ended, its repacking has ended.
     filled: Vec<Event>,
     drained: Vec<Event>,
-    /// Seconds a byte of a copy.
+    /// Seconds a byte of a copy, or of repacking without one.
     pub(super) pace: Stopwatch,
     flags: Arc<Flags>,
+    /// What is read where the host has it.
+    pub(super) ways: Ways,
+    /// How long a trial may take.
+    pub(super) patience: Duration,
 }
 
 /// Rows of a matrix that are readable for the copy engine.
@@ -59,14 +71,15 @@ pub(super) struct Lane {
 pub(super) struct Rows<'a> {
     pub(super) placed: &'a PlacedTensor,
     pub(super) rows: Range<u64>,
-    /// Address and bytes of one part after the other.
-    pub(super) parts: Vec<(*const u8, u64)>,
+    /// One part after the other.
+    pub(super) parts: Vec<Part>,
+    pub(super) source: Source,
 }
 
 impl Rows<'_> {
     /// Bytes of a slot that they take.
-    fn slot_bytes(&self) -> u64 {
-        in_slot(self.parts.iter().map(|(_, bytes)| bytes).sum())
+    pub(super) fn slot_bytes(&self) -> u64 {
+        in_slot(self.parts.iter().map(|part| part.bytes).sum())
     }
 }
 
@@ -106,6 +119,7 @@ impl Lane {
         kernels: Arc<Kernels>,
         flags: Arc<Flags>,
         copy_streams: usize,
+        patience: Duration,
     ) -> Result<Self, Error> {
         let stream =
             || Stream::new(context, Priority::Normal).map_err(|e| failed("making a stream", e));
@@ -116,6 +130,7 @@ impl Lane {
                 .map(|_| stream())
                 .collect::<Result<_, _>>()?,
             last: (0, 0),
+            was_in_place: false,
             alone: false,
             repack: stream()?,
             reserve: DeviceReserve::default(),
@@ -125,6 +140,8 @@ impl Lane {
             drained: (0..SLOTS).map(|_| event()).collect::<Result<_, _>>()?,
             pace: Stopwatch::new(context)?,
             flags,
+            ways: Ways::of(context.attributes()),
+            patience,
         })
     }
 
@@ -137,24 +154,49 @@ impl Lane {
         outcome
     }
 
-    /// The stream that the last copies were queued on.
-    pub(super) fn last_copy(&self) -> &Stream {
-        &self.copies[self.last.0]
+    /// The stream that reads the rows that were queued last.
+    pub(super) fn last_reader(&self) -> &Stream {
+        match self.was_in_place {
+            true => &self.repack,
+            false => &self.copies[self.last.0],
+        }
+    }
+
+    /// The slot that the last copies went to.
+    pub(super) fn last_slot(&self) -> DevicePtr {
+        DevicePtr(self.slot_at(self.last.1))
+    }
+
+    /// The slot that the next copies go to.
+    pub(super) fn next_slot(&self) -> DevicePtr {
+        DevicePtr(self.slot_at(self.next_slot))
+    }
+
+    fn slot_at(&self, slot: usize) -> u64 {
+        self.reserve.slots + slot as u64 * self.reserve.slot_bytes
+    }
+
+    /// Brings rows to their places in the slab. [`Rows::slot_bytes`] of all fit a slot.
+    pub(super) fn rows(&mut self, job: &Job, some: &[Rows<'_>]) -> Result<(), Error> {
+        match self.ways.of_rows(some) {
+            Way::Copied => self.through_slot(job, some),
+            Way::InPlace => self.in_place(job, some),
+            Way::Untried => self.try_both(job, some),
+        }
     }
 
     /// Queues the copies of rows into one slot and their repacking into the slab.
-    /// [`Rows::slot_bytes`] of all fit a slot.
-    pub(super) fn rows(&mut self, job: &Job, some: &[Rows<'_>]) -> Result<(), Error> {
-        let reserve = self.reserve;
+    pub(super) fn through_slot(&mut self, job: &Job, some: &[Rows<'_>]) -> Result<(), Error> {
         let slot = self.next_slot;
         self.next_slot = (slot + 1) % SLOTS;
-        let slot_at = reserve.slots + slot as u64 * reserve.slot_bytes;
-        let flag = reserve.flags + job.flag * 4;
+        let slot_at = self.slot_at(slot);
+        let slot_end = slot_at + self.reserve.slot_bytes;
         let wrong = |e| failed("queueing an upload", e);
         let context = self.repack.context().clone();
         let driver = context.driver().map_err(wrong)?;
         let (before, slot_before) = self.last;
         self.last = ((before + 1) % self.copies.len(), slot);
+        self.was_in_place = false;
         let copy = &self.copies[self.last.0];
         copy.wait(&self.drained[slot]).map_err(wrong)?;
         if self.copies.len() > 1 && (self.alone || self.pace.is_due()) {
@@ -165,17 +207,16 @@ impl Lane {
         let mut first = slot_at;
         for rows in some {
             let mut at = first;
-            for &(ptr, bytes) in &rows.parts {
-                assert!(
-                    at + bytes <= slot_at + reserve.slot_bytes,
-                    "a slot has room"
-                );
+            for part in &rows.parts {
+                assert!(at + part.bytes <= slot_end, "a slot has room");
                 // SAFETY: the source is registered or pinned and stays so until the job has
                 // settled, respectively the piece's event has passed; the slot is drained
-                // and has room for `bytes`.
-                unsafe { driver.copy_h2d_async(DevicePtr(at), ptr, bytes, copy.handle()) }
-                    .map_err(wrong)?;
-                at += bytes;
+                // and has room.
+                unsafe {
+                    driver.copy_h2d_async(DevicePtr(at), part.host, part.bytes, copy.handle())
+                }
+                .map_err(wrong)?;
+                at += part.bytes;
             }
             first += rows.slot_bytes();
         }
@@ -186,33 +227,63 @@ impl Lane {
             self.pace.end(copy, first - slot_at);
         }
         self.repack.wait(&self.filled[slot]).map_err(wrong)?;
-        if !self.behind.as_ref().is_some_and(|b| b.is(&job.before)) {
-            // Once for all uploads that come behind the same.
-            self.repack.wait(&job.before).map_err(wrong)?;
-            self.behind = Some(job.before.clone());
-        }
+        self.come_behind(job)?;
         let mut outcome = Ok(());
         let mut first = slot_at;
-        for part in some {
-            let desc = &part.placed.desc;
-            let to = Weights {
-                ty: desc.ty,
-                at: job.slab + part.placed.at,
-                rows: desc.rows,
-                cols: desc.cols,
-            };
-            let Range { start, end } = part.rows;
-            outcome = outcome.and_then(|()| {
-                let launch = weights::repack(to, first, start, end - start, flag)
-                    .map_err(|e| launch_error(&e))?;
-                // SAFETY: the slot holds the rows when the launch begins, the
-                // slab is the upload's alone.
-                unsafe { self.kernels.launch(&launch, &self.repack) }
-            });
-            first += part.slot_bytes();
+        for rows in some {
+            outcome = outcome.and_then(|()| self.repack_from(job, rows, DevicePtr(first)));
+            first += rows.slot_bytes();
         }
         self.drained[slot].record(&self.repack).map_err(wrong)?;
         outcome
+    }
+
+    /// Queues the repacking of rows out of the host's memory; each has one part, whose place for
+    /// kernels is known.
+    pub(super) fn in_place(&mut self, job: &Job, some: &[Rows<'_>]) -> Result<(), Error> {
+        self.was_in_place = true;
+        self.come_behind(job)?;
+        let timed = self.pace.begin(&self.repack);
+        let mut outcome = Ok(());
+        for rows in some {
+            let from = in_place::single(rows).expect("rows of one part that kernels can read");
+            outcome = outcome.and_then(|()| self.repack_from(job, rows, from));
+        }
+        if timed {
+            self.pace
+                .end(&self.repack, some.iter().map(Rows::slot_bytes).sum());
+        }
+        outcome
+    }
+
+    /// Lets the repack stream wait for what the upload comes behind: once for all uploads that come
+    /// behind the same.
+    fn come_behind(&mut self, job: &Job) -> Result<(), Error> {
+        if !self.behind.as_ref().is_some_and(|b| b.is(&job.before)) {
+            self.repack
+                .wait(&job.before)
+                .map_err(|e| failed("queueing an upload", e))?;
+            self.behind = Some(job.before.clone());
+        }
+        Ok(())
+    }
+
+    /// Queues the repacking of rows that lie at an address of the device's.
+    fn repack_from(&self, job: &Job, rows: &Rows<'_>, from: DevicePtr) -> Result<(), Error> {
+        let desc = &rows.placed.desc;
+        let to = Weights {
+            ty: desc.ty,
+            at: job.slab + rows.placed.at,
+            rows: desc.rows,
+            cols: desc.cols,
+        };
+        let Range { start, end } = rows.rows;
+        let flag = self.reserve.flags + job.flag * 4;
+        let launch =
+            weights::repack(to, from.0, start, end - start, flag).map_err(|e| launch_error(&e))?;
+        // SAFETY: the rows are there when the launch begins: the slot is filled, or the host's
+        // memory holds them and stays until the stream has passed; the slab is the upload's alone.
+        unsafe { self.kernels.launch(&launch, &self.repack) }
     }
 
     /// Queues the copy of a vector's part to its address in the slab. `part` is pinned memory that

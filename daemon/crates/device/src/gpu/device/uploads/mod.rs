@@ -6,6 +6,9 @@
 //!                  +-> pinned ring piece -+
 //! ```
 //!
+//! A card that shares the machine's memory repacks without the slot where that is as fast
+//! (`in_place.rs`).
+//!
 //! Staging threads (`staging.rs`) take pieces (`job.rs`) in order from the queue
 //! (`queue.rs`). Each makes its piece readable for the copy engine (registers the window, or
 //! fills a pinned piece) and then queues the copy and the repacking under one lock, the
@@ -25,6 +28,7 @@
 //! together.
 
 mod events;
+mod in_place;
 mod job;
 mod lane;
 mod queue;
@@ -107,6 +111,7 @@ impl Uploads {
                 kernels,
                 Arc::clone(&flags),
                 config.copy_streams,
+                config.patience,
             )?),
             queue: Queue::new(),
         });
@@ -150,6 +155,11 @@ impl Uploads {
     /// Bytes a second of a copy by itself, once one was measured.
     pub(super) fn bytes_per_s(&self) -> Option<f64> {
         lock(&self.staging.lane).pace.rate()
+    }
+
+    /// What was found of reading the host's memory in place, for people.
+    pub(super) fn notes(&self) -> Vec<String> {
+        lock(&self.staging.lane).ways.notes()
     }
 
     /// Whether all uploads have ended.

@@ -12,10 +12,12 @@ use rocmforge_kernels::host::reference;
 
 use crate::Role;
 use crate::error::Error;
+use crate::gpu::DevicePtr;
 use crate::gpu::device::ring::Ring;
-use crate::gpu::device::windows::{WINDOW_BYTES, Windows};
+use crate::gpu::device::windows::{Part, WINDOW_BYTES, Windows};
 use crate::segment::PlacedTensor;
 
+use super::in_place::Source;
 use super::job::{Job, Piece};
 use super::lane::{Lane, Rows};
 use super::lock;
@@ -24,9 +26,6 @@ use super::queue::Queue;
 /// How long an owner leaves its upload to a thread that is awake: what takes longer is
 /// read from a disk, or by many.
 const OTHERS: Duration = Duration::from_micros(200);
-
-/// Addresses and bytes of parts.
-type Parts = Vec<(*const u8, u64)>;
 
 /// What the threads and their owner share.
 #[derive(Debug)]
@@ -110,6 +109,7 @@ impl Staging {
                     placed,
                     rows,
                     parts,
+                    source: Source::File,
                 }),
                 Err(_) => {
                     let mut tensors = tensors.iter();
@@ -124,18 +124,23 @@ impl Staging {
         lock(&self.lane).rows(job, &all)
     }
 
-    /// The addresses of a range of the file in registered windows, one after another; or the
-    /// first byte that is in none.
-    fn registered(&self, job: &Job, start: u64, bytes: u64) -> Result<Result<Parts, u64>, Error> {
-        let mut parts: Parts = Vec::new();
+    /// What registered windows have of a range of the file, one part after another; or the first
+    /// byte that is in none.
+    fn registered(
+        &self,
+        job: &Job,
+        start: u64,
+        bytes: u64,
+    ) -> Result<Result<Vec<Part>, u64>, Error> {
+        let mut parts = Vec::new();
         let mut at = start;
         while at < start + bytes {
-            let Some((ptr, left)) = job.window(&self.windows, at)? else {
+            let Some(part) = job.window(&self.windows, at)? else {
                 return Ok(Err(at));
             };
-            let n = left.min(start + bytes - at);
-            parts.push((ptr, n));
-            at += n;
+            let bytes = part.bytes.min(start + bytes - at);
+            parts.push(Part { bytes, ..part });
+            at += bytes;
         }
         Ok(Ok(parts))
     }
@@ -153,6 +158,7 @@ impl Staging {
                     placed,
                     rows,
                     parts,
+                    source: Source::File,
                 };
                 lock(&self.lane).rows(job, &[rows])
             }
@@ -215,16 +221,24 @@ impl Staging {
                 }
             };
             let _held = self.windows.hold();
-            // Given back under the lock that the copy is queued under: the
-            // piece's event is that copy's.
+            // Given back under the lock that its reading is queued under: the
+            // piece's event is behind that.
             let mut lane = lock(&self.lane);
+            let host = piece.ptr.wrapping_add(begin).cast_const();
+            let part = Part {
+                host,
+                bytes,
+                // Memory that the driver has allocated has one address for all.
+                device: Some(DevicePtr(host as u64)),
+            };
             let rows = Rows {
                 placed,
                 rows: row..end,
-                parts: vec![(piece.ptr.wrapping_add(begin).cast_const(), bytes)],
+                parts: vec![part],
+                source: Source::Pinned,
             };
             let queued = lane.rows(job, &[rows]);
-            let given = self.ring.give(piece, lane.last_copy());
+            let given = self.ring.give(piece, lane.last_reader());
             drop(lane);
             queued.and(given)?;
             row = end;
