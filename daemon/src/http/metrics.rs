@@ -8,6 +8,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
+use rocmforge_device::Loss;
 use rocmforge_engine::api::{
     CacheStatus, EvictionCause, HostPressureStatus, ModelStatus, SegmentState, Snapshot,
 };
@@ -458,12 +459,7 @@ fn device(snapshot: &Snapshot, text: &mut Text) {
             text.one(name, kind, help, number(n));
         }
     }
-    let name = "rocmforge_device_lost";
-    text.head(name, "gauge", "1 once it failed for good, with how");
-    match &snapshot.device_lost {
-        Some(loss) => text.value(name, &[("kind", loss.kind.label())], 1.0),
-        None => text.value(name, &[], 0.0),
-    }
+    lost(snapshot.device_lost.as_ref(), text);
     let waits_for = snapshot.waits_for.as_ref();
     text.one(
         "rocmforge_file_wait_seconds",
@@ -473,9 +469,35 @@ fn device(snapshot: &Snapshot, text: &mut Text) {
     );
 }
 
+fn lost(loss: Option<&Loss>, text: &mut Text) {
+    let name = "rocmforge_device_lost";
+    text.head(name, "gauge", "1 once it failed for good, with how");
+    match loss {
+        Some(loss) => text.value(name, &[("kind", loss.kind.label())], 1.0),
+        None => text.value(name, &[], 0.0),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use rocmforge_device::LossKind;
+
     use super::*;
+
+    #[test]
+    fn a_lost_device_is_counted_by_how_it_was_lost() {
+        let told = |loss: Option<&Loss>| {
+            let mut text = Text::default();
+            lost(loss, &mut text);
+            let text = text.into_string();
+            let rows = text.lines().filter(|line| !line.starts_with('#'));
+            rows.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(told(None), ["rocmforge_device_lost 0"]);
+        let loss = Loss::new(LossKind::Hang, "no end after 30 s");
+        let row = r#"rocmforge_device_lost{kind="hang"} 1"#;
+        assert_eq!(told(Some(&loss)), [row]);
+    }
 
     #[test]
     fn what_the_machine_got_back_is_told() {

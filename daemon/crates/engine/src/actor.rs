@@ -57,7 +57,7 @@ use crate::share::PromptShare;
 use crate::states::SpareStates;
 use crate::suspend::SleepClock;
 use crate::task::Task;
-use crate::watchdog::{self, DeviceLoss};
+use crate::watchdog::{self, DeviceLoss, device_lost};
 use crate::weight_store::WeightStore;
 
 /// Passes for each segment of a preload, while there are requests: it goes on, and costs them
@@ -375,15 +375,6 @@ fn guarded(mut engine: Engine, commands: Receiver<Command>) -> Result<(), Error>
     // for one that never answers.
     drop(engine);
     Err(device_lost(&lost))
-}
-
-fn device_lost(reason: &Loss) -> Error {
-    Error::Unavailable {
-        message: format!(
-            "the device is lost ({reason}); the daemon ends, its service manager starts it again: try again then"
-        ),
-        retry_after: Duration::from_secs(5),
-    }
 }
 
 impl Engine {

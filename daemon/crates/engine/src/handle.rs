@@ -21,6 +21,7 @@ use crate::api::{
 };
 use crate::error::Error;
 use crate::loaded::{LoadedModel, PreparedModel};
+use crate::watchdog::device_lost;
 
 /// The way to the engine. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -264,8 +265,8 @@ impl EngineHandle {
         let mut lost = self.lost.clone();
         tokio::select! {
             biased;
-            answer = answer => answer.map_err(|_| gone()),
-            _ = until_lost(&mut lost) => Err(gone()),
+            answer = answer => answer.map_err(|_| self.gone()),
+            loss = until_lost(&mut lost) => Err(device_lost(&loss)),
         }
     }
 
@@ -279,8 +280,19 @@ impl EngineHandle {
                     ),
                     retry_after: Duration::from_millis(200),
                 },
-                TrySendError::Disconnected(_) => gone(),
+                TrySendError::Disconnected(_) => self.gone(),
             })
+    }
+
+    /// Why an engine that takes no commands has ended, as far as it said.
+    fn gone(&self) -> Error {
+        match &*self.lost.borrow() {
+            Some(loss) => device_lost(loss),
+            None => Error::Unavailable {
+                message: "the engine has stopped and the daemon ends; try again on a new connection once it runs again".to_owned(),
+                retry_after: Duration::from_secs(2),
+            },
+        }
     }
 }
 
@@ -380,13 +392,6 @@ impl<T> Drop for Events<T> {
     }
 }
 
-fn gone() -> Error {
-    Error::Unavailable {
-        message: "the engine has stopped and the daemon ends; try again on a new connection once it runs again".to_owned(),
-        retry_after: Duration::from_secs(2),
-    }
-}
-
 /// Waits for the loss of the device. An engine that ended otherwise loses it no more:
 /// that is waited for in vain.
 async fn until_lost(lost: &mut watch::Receiver<Option<Loss>>) -> Loss {
@@ -402,6 +407,8 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc::sync_channel;
     use std::task::Wake;
+
+    use rocmforge_device::LossKind;
 
     use super::*;
 
@@ -447,6 +454,30 @@ mod tests {
         assert_eq!(next(), Poll::Ready(Some(7)));
         // Also when it is asked again.
         assert_eq!([next(), next()], [Poll::Ready(None); 2]);
+    }
+
+    /// Once whoever waited for an engine that was stuck was told that it had stopped, without why.
+    #[tokio::test]
+    async fn commands_to_an_engine_that_lost_its_device_say_how_it_was_lost() {
+        let (commands, stuck) = sync_channel(2);
+        let first = Arc::new(crate::publish::empty_snapshot());
+        let (lost, told) = watch::channel(None);
+        let handle = EngineHandle::new(commands, watch::channel(first).1, told);
+        let waits = tokio::spawn({
+            let handle = handle.clone();
+            async move { handle.ping().await }
+        });
+        while stuck.try_recv().is_err() {
+            tokio::task::yield_now().await;
+        }
+        lost.send_replace(Some(Loss::new(LossKind::Hang, "no end after 30 s")));
+        let waited = waits.await.unwrap();
+        // No one takes commands any more.
+        drop(stuck);
+        for told in [waited, handle.ping().await] {
+            let error = told.unwrap_err().to_string();
+            assert!(error.contains("no end after 30 s"), "{error}");
+        }
     }
 
     #[test]

@@ -23,9 +23,20 @@ use rocmforge_device::{Loss, Watch};
 use tokio::sync::watch;
 
 use crate::api::Snapshot;
+use crate::error::Error;
 
 /// How often it looks.
 const PERIOD: Duration = Duration::from_millis(500);
+
+/// What whoever asks for anything is told once the device is lost.
+pub(crate) fn device_lost(reason: &Loss) -> Error {
+    Error::Unavailable {
+        message: format!(
+            "the device is lost ({reason}); the daemon ends, its service manager starts it again: try again then"
+        ),
+        retry_after: Duration::from_secs(5),
+    }
+}
 
 /// Why the engine ended by itself, for all who wait for it.
 #[derive(Debug, Clone)]
