@@ -27,8 +27,9 @@ enum From {
 
 const BOTH: [From; 2] = [From::Pinned, From::Files];
 
-/// A matrix of Q8_0 with scales of 1.0 and codes that tell their place.
-fn matrix(rows: u64) -> (tempfile::NamedTempFile, TensorDesc) {
+/// A matrix of Q8_0 with scales of 1.0 and codes that tell their place, which begins `at` bytes
+/// behind its file's begin.
+fn matrix(rows: u64, at: u64) -> (tempfile::NamedTempFile, TensorDesc) {
     let blocks = rows * COLS / 32;
     let noise = (0..blocks).flat_map(|block| {
         let codes = (0..32).map(move |i| (block * 31 + block / 251 + i * 7) as u8);
@@ -38,6 +39,7 @@ fn matrix(rows: u64) -> (tempfile::NamedTempFile, TensorDesc) {
     let bytes = TensorType::Q8_0.row_bytes(COLS).unwrap() * rows;
     assert_eq!(noise.len() as u64, bytes);
     let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(&vec![0; at as usize]).unwrap();
     file.write_all(&noise).unwrap();
     file.flush().unwrap();
     let desc = TensorDesc {
@@ -45,7 +47,7 @@ fn matrix(rows: u64) -> (tempfile::NamedTempFile, TensorDesc) {
         ty: rocmforge_ops::WeightType::Q8_0,
         rows,
         cols: COLS,
-        offset: 0,
+        offset: at,
         bytes,
         role: Role::Matrix,
     };
@@ -81,8 +83,15 @@ struct Came {
 
 /// Uploads a matrix of so many rows three times; what is read again is registered where anything
 /// is.
-fn brought(fake: &Fake, mut device: GpuDevice, rows: u64) -> Came {
-    let (file, desc) = matrix(rows);
+fn brought(fake: &Fake, device: GpuDevice, rows: u64) -> Came {
+    brought_from(fake, device, matrix(rows, 0))
+}
+
+fn brought_from(
+    fake: &Fake,
+    mut device: GpuDevice,
+    (file, desc): (tempfile::NamedTempFile, TensorDesc),
+) -> Came {
     let mapped = Arc::new(MappedFile::open(file.path()).unwrap());
     let layout = Arc::new(device.layout(std::slice::from_ref(&desc)).unwrap());
     let mut copies = 0;
@@ -204,4 +213,17 @@ fn small_rows_are_not_tried() {
         let came = brought(&fake, device, 100);
         assert_eq!(came.notes, Vec::<String>::new());
     }
+}
+
+/// A file may have weights at any byte; kernels read words.
+#[test]
+fn rows_at_odd_addresses_are_copied() {
+    let expected = expected();
+    let fake = Fake::new();
+    let device = open(&fake, true, From::Files);
+    fake.misbehave(Misbehaviour::SlowRegisteredCopies, 20);
+    let came = brought_from(&fake, device, matrix(ROWS, 1));
+    let tried = came.notes.iter().any(|note| note.contains("files"));
+    assert!(!tried, "{:?}", came.notes);
+    assert!(came.copies > 4 && came.slab == expected, "{}", came.copies);
 }

@@ -16,6 +16,7 @@
 use std::time::{Duration, Instant};
 
 use rocmforge_kernels::gpu::ops::rows;
+use rocmforge_kernels::host::WeightType;
 
 use crate::error::Error;
 use crate::gpu::device::{failed, launch_error, stream_driver, wait};
@@ -111,10 +112,15 @@ impl Ways {
     }
 }
 
-/// Where kernels read rows, if they are in one part and the place is known.
+/// Where kernels read rows, if they are in one part and the place is known and aligned as
+/// [`weights::repack`](rocmforge_kernels::gpu::ops::weights::repack) asks for; a file's need not be.
 pub(super) fn single(rows: &Rows<'_>) -> Option<DevicePtr> {
+    let alignment = match rows.placed.desc.ty {
+        WeightType::F32 => 4,
+        _ => 2,
+    };
     match rows.parts[..] {
-        [part] => part.device,
+        [part] => part.device.filter(|at| at.0.is_multiple_of(alignment)),
         _ => None,
     }
 }
