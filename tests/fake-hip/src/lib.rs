@@ -58,6 +58,7 @@ mod exports;
 mod kernels;
 mod memory;
 mod misbehaviour;
+mod pinned;
 mod queue;
 mod rocblas;
 mod state;

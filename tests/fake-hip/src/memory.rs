@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::POISON;
 use crate::kernels::Prepared;
-use crate::misbehaviour::take_time;
+use crate::pinned::Pinned;
 
 /// Where device addresses begin: no host address of a Linux process lies there.
 const BASE: u64 = 0x00A0_0000_0000_0000;
@@ -103,27 +103,10 @@ pub(crate) struct Memory {
     pub(crate) unwritten: Vec<String>,
     /// By first address; no two overlap.
     derived: BTreeMap<u64, Derived>,
-    /// Memory of the host that kernels may read, by its address for them.
-    pinned: BTreeMap<u64, Pinned>,
-    /// What comes of reading it just now.
-    pub(crate) host_reads: HostReads,
+    /// Memory of the host that kernels may read.
+    pub(crate) pinned: Pinned,
     /// What does not get over the border of two mappings just now.
     pub(crate) stops: Stops,
-}
-
-/// Memory of the host that kernels may read.
-struct Pinned {
-    host: usize,
-    bytes: usize,
-}
-
-/// How kernels read the host's memory.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct HostReads {
-    /// Milliseconds that each MiB takes.
-    pub(crate) ms_per_mib: u64,
-    /// Every so many bytes is another one; none for 0.
-    pub(crate) wrong_every: u64,
 }
 
 /// What ends at the border of two mappings.
@@ -147,54 +130,9 @@ impl Memory {
             others: 0,
             unwritten: Vec::new(),
             derived: BTreeMap::new(),
-            pinned: BTreeMap::new(),
-            host_reads: HostReads::default(),
+            pinned: Pinned::default(),
             stops: Stops::default(),
         }
-    }
-
-    /// From now on kernels may read a range of the host's memory, at an address of theirs.
-    ///
-    /// # Safety
-    /// It stays readable until [`Memory::unpin`].
-    pub(crate) unsafe fn pin(&mut self, address: u64, host: usize, bytes: usize) {
-        self.pinned.insert(address, Pinned { host, bytes });
-    }
-
-    /// A range of the host's memory goes.
-    pub(crate) fn unpin(&mut self, address: u64) {
-        self.pinned.remove(&address);
-    }
-
-    /// The address for kernels of a byte of the host's memory that they may read.
-    pub(crate) fn address_of_host(&self, at: usize) -> Option<u64> {
-        let mut all = self.pinned.iter();
-        let (address, pinned) = all.find(|(_, p)| (p.host..p.host + p.bytes).contains(&at))?;
-        Some(address + (at - pinned.host) as u64)
-    }
-
-    /// What the host has at an address of kernels, if they may read it.
-    fn read_pinned(&self, address: u64, bytes: usize) -> Option<Vec<u8>> {
-        let (&first, pinned) = self.pinned.range(..=address).next_back()?;
-        let at = (address - first) as usize;
-        if at.checked_add(bytes)? > pinned.bytes {
-            return None;
-        }
-        let mut read = vec![0u8; bytes];
-        let from = (pinned.host + at) as *const u8;
-        // SAFETY: the range is readable, as the caller of `pin` promised, and
-        // a copy needs no alignment.
-        unsafe { std::ptr::copy_nonoverlapping(from, read.as_mut_ptr(), bytes) };
-        let HostReads {
-            ms_per_mib,
-            wrong_every,
-        } = self.host_reads;
-        take_time(ms_per_mib, bytes);
-        if wrong_every > 0 {
-            let some = read.iter_mut().step_by(wrong_every as usize);
-            some.for_each(|byte| *byte ^= 1);
-        }
-        Some(read)
     }
 
     pub(crate) fn free_bytes(&self) -> u64 {
@@ -492,7 +430,7 @@ impl Memory {
     /// Reads, also out of pinned memory; bytes of the device that nobody wrote are
     /// noted and come as poison.
     pub(crate) fn read(&mut self, address: u64, bytes: usize, who: &str) -> Result<Vec<u8>, Fault> {
-        if let Some(read) = self.read_pinned(address, bytes) {
+        if let Some(read) = self.pinned.read(address, bytes) {
             return Ok(read);
         }
         let stops = self.stops.reads;

@@ -3,8 +3,9 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::kernels::{Kernel, Launch};
-use crate::memory::{Fault, HostReads, Stops};
+use crate::memory::{Fault, Stops};
 use crate::misbehaviour::{Misbehaviour, take_time};
+use crate::pinned::HostReads;
 use crate::rocblas::Product;
 use crate::state::State;
 use crate::when_run;
@@ -268,13 +269,13 @@ impl State {
                     reads: self.misbehaves.of(Misbehaviour::LosesKernelReads).is_some(),
                 };
                 let number = |which| self.misbehaves.of(which).unwrap_or(0);
-                memory.host_reads = HostReads {
+                memory.pinned.reads = HostReads {
                     ms_per_mib: number(Misbehaviour::SlowHostReads),
                     wrong_every: number(Misbehaviour::FalseHostReads),
                 };
                 let ran = kernel.run(memory, &launch);
                 memory.stops = Stops::default();
-                memory.host_reads = HostReads::default();
+                memory.pinned.reads = HostReads::default();
                 ran.map_err(|Fault(message)| Fault(format!("{}: {message}", kernel.name)))
             }
             Work::Product(product) => product

@@ -133,7 +133,7 @@ exports! {
         let at = (owned.as_mut_ptr() as usize).next_multiple_of(4096);
         s.host.0.insert(at, HostRange { bytes, owned: Some(owned) });
         // SAFETY: `hipHostFree` unpins it before it goes.
-        unsafe { s.memory.pin(at as u64, at, bytes) };
+        unsafe { s.memory.pinned.add(at as u64, at, bytes) };
         // SAFETY: see above.
         unsafe { put(to, at) }
     }
@@ -146,7 +146,7 @@ exports! {
                     s.violations.push(format!("hipHostFree of {at:#x} with copies queued"));
                     s.finish_all();
                 }
-                s.memory.unpin(at as u64);
+                s.memory.pinned.remove(at as u64);
                 s.host.0.remove(&at);
                 SUCCESS
             }
@@ -174,12 +174,12 @@ exports! {
         }
         s.host.0.insert(at, HostRange { bytes, owned: None });
         // SAFETY: whoever registers promises that it is mapped until `hipHostUnregister`.
-        unsafe { s.memory.pin(at as u64 + REGISTERED, at, bytes) };
+        unsafe { s.memory.pinned.add(at as u64 + REGISTERED, at, bytes) };
         SUCCESS
     }
 
     fn hipHostGetDevicePointer(to: *mut u64, at: usize, _flags: c_uint) |s| {
-        match s.memory.address_of_host(at) {
+        match s.memory.pinned.address_of(at) {
             // SAFETY: see above.
             Some(address) => unsafe { put(to, address) },
             None => INVALID_VALUE,
@@ -194,7 +194,7 @@ exports! {
                     s.violations.push(format!("hipHostUnregister of {at:#x} with copies queued"));
                     s.finish_all();
                 }
-                s.memory.unpin(at as u64 + REGISTERED);
+                s.memory.pinned.remove(at as u64 + REGISTERED);
                 s.host.0.remove(&at);
                 SUCCESS
             }

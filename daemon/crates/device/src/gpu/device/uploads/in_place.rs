@@ -112,8 +112,8 @@ impl Ways {
     }
 }
 
-/// Where kernels read rows, if they are in one part and the place is known and aligned as
-/// [`weights::repack`](rocmforge_kernels::gpu::ops::weights::repack) asks for; a file's need not be.
+/// Where kernels read rows, if they are in one part and the place is known and aligned as repacking
+/// asks for; a file's need not be.
 pub(super) fn single(rows: &Rows<'_>) -> Option<DevicePtr> {
     let alignment = match rows.placed.desc.ty {
         WeightType::F32 => 4,
