@@ -77,7 +77,7 @@ static constexpr __device__ Codebook<256> IQ3_XXS_BOOK = codebook<256>(IQ3_XXS_C
 static constexpr __device__ Codebook<512> IQ3_S_BOOK = codebook<512>(IQ3_S_CODES, 4, IQ3_S_VALUES);
 alignas(8) static constexpr __device__ Codebook<4096> IQ1_BOOK = codebook<4096>(IQ1_CODES, 2, IQ1_VALUES);
 
-#if defined(__gfx942__) || defined(__GFX12__)
+#if defined(__gfx942__) || defined(__gfx950__) || defined(__GFX12__)
 // A word's address by way of two scalar registers other than VCC, which AMD's simulator does not
 // find as the base of a load.
 template <class V, u32 N>

@@ -24,6 +24,7 @@ const COPY_BYTES: usize = 8 << 20;
 
 /// Columns of the matrix that is uploaded.
 const FILE_COLS: u64 = 1024;
+
 /// Seed of all data.
 const SEED: u64 = 12;
 

@@ -4,14 +4,16 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod fake_device;
+mod uploaded;
 
 use std::io::Write;
 use std::sync::Arc;
 
 use rocmforge_device::gpu::{GpuConfig, GpuDevice, UploadWay};
-use rocmforge_device::{Device, Role, TensorDesc, Upload};
+use rocmforge_device::{Device, Role, TensorDesc};
 use rocmforge_fake_hip::{Fake, Live, Misbehaviour};
 use rocmforge_gguf::{MappedFile, TensorType};
+use uploaded::upload;
 
 /// Slots have 1.25 MiB then, and rows that are tried at least 1 MiB.
 const CAPACITY: u64 = 160 << 20;
@@ -97,14 +99,7 @@ fn brought_from(
     let mut copies = 0;
     for _ in 0..3 {
         let before = fake.calls("hipMemcpyAsync");
-        let ticket = device
-            .begin_upload(Upload {
-                file: Arc::clone(&mapped),
-                layout: Arc::clone(&layout),
-                slab: SLAB,
-            })
-            .unwrap();
-        device.wait_upload(ticket).unwrap();
+        upload(&mut device, &mapped, &layout, SLAB);
         copies = fake.calls("hipMemcpyAsync") - before;
     }
     let mut slab = vec![0; desc.bytes as usize];

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod fake_device;
+mod uploaded;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use rocmforge_device::{
 };
 use rocmforge_fake_hip::{Fake, Live, Misbehaviour};
 use rocmforge_gguf::{MappedFile, TensorType};
+use uploaded::upload;
 
 const INVALID_VALUE: u32 = 1;
 const CAPACITY: u64 = 4 << 20;
@@ -55,13 +57,7 @@ fn matrix() -> (tempfile::NamedTempFile, TensorDesc) {
 
 /// Uploads the segment a first time, through the ring, so that the next time registers its windows.
 fn upload_before(device: &mut GpuDevice, file: &Arc<MappedFile>, layout: &Arc<SegmentLayout>) {
-    let upload = Upload {
-        file: Arc::clone(file),
-        layout: Arc::clone(layout),
-        slab: SLAB,
-    };
-    let ticket = device.begin_upload(upload).unwrap();
-    device.wait_upload(ticket).unwrap();
+    upload(device, file, layout, SLAB);
     ended(device)[0].1.as_ref().unwrap();
 }
 
@@ -205,13 +201,7 @@ fn uploads(fake: &Fake, mut device: GpuDevice, registers: bool) {
     let layout = Arc::new(device.layout(&[desc]).unwrap());
     let registered = fake.calls("hipHostRegister");
     for again in [false, true] {
-        let upload = Upload {
-            file: Arc::clone(&mapped),
-            layout: Arc::clone(&layout),
-            slab: SLAB,
-        };
-        let ticket = device.begin_upload(upload).unwrap();
-        device.wait_upload(ticket).unwrap();
+        upload(&mut device, &mapped, &layout, SLAB);
         assert_eq!(
             fake.calls("hipHostRegister") > registered,
             registers && again,
@@ -306,14 +296,7 @@ fn an_upload_is_the_same_on_any_number_of_copy_streams() {
         let layout = Arc::new(device.layout(std::slice::from_ref(&desc)).unwrap());
         // Twice, so that slots are used again and some copies are timed.
         for _ in 0..2 {
-            let ticket = device
-                .begin_upload(Upload {
-                    file: Arc::clone(&mapped),
-                    layout: Arc::clone(&layout),
-                    slab: SLAB,
-                })
-                .unwrap();
-            device.wait_upload(ticket).unwrap();
+            upload(&mut device, &mapped, &layout, SLAB);
         }
         // Codes and scales, as many bytes as in the file.
         let mut out = vec![0; desc.bytes as usize];
