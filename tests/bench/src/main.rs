@@ -27,6 +27,7 @@ mod swap;
 mod tensors;
 mod vocab;
 mod weights;
+mod zoo;
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -77,6 +78,8 @@ enum Command {
     Disk(disk::Options),
     /// Clients of a running daemon, over its socket: rates of several numbers of them at once.
     Socket(socket::Options),
+    /// Many models on one server, asked over HTTP: any server with OpenAI's routes.
+    Zoo(zoo::Options),
     /// All that a GPU is judged by: figures beside its ceilings, parity, text, a mixed load,
     /// rounds. Exit code 1 if one of the checks fails.
     Gpu(gpu::Options),
@@ -187,6 +190,7 @@ fn main() -> ExitCode {
         Command::Cold(options) => cold::run_all(&options),
         Command::Disk(options) => disk::run(&options),
         Command::Socket(options) => socket::run(&options),
+        Command::Zoo(options) => zoo::run(&options),
         Command::Gpu(options) => gpu::run(&options),
         Command::FirstToken(options) => gpu::first::child(&options),
     };
