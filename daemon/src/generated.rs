@@ -1,5 +1,7 @@
-//! What a package ships beside the program, made of the definition of the command line:
-//! `rocmforged generated man|completions DIR`.
+//! What is made of the declarations of the command line and of the settings: a package's manual
+//! page
+//! and completions, and the committed reference page and words for the fuzzer.
+//! `rocmforged generated man|completions|reference|dictionary DIR`.
 
 use std::fs;
 use std::io;
@@ -9,7 +11,7 @@ use clap::CommandFactory as _;
 use clap_complete::Shell;
 use clap_mangen::Man;
 
-use crate::config::Flags;
+use crate::config::{Flags, dictionary, reference};
 
 /// The first argument of a program that writes them.
 pub const ARGUMENT: &str = "generated";
@@ -22,9 +24,15 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     let written = match arguments {
         [what, dir] if what == "man" => man(Path::new(dir)),
         [what, dir] if what == "completions" => completions(Path::new(dir)),
+        [what, dir] if what == "reference" => {
+            fs::write(Path::new(dir).join("configuration.md"), reference())
+        }
+        [what, dir] if what == "dictionary" => {
+            fs::write(Path::new(dir).join("config"), dictionary())
+        }
         _ => {
             return Err(format!(
-                "{ARGUMENT} takes 'man' or 'completions', and a directory"
+                "{ARGUMENT} takes 'man', 'completions', 'reference' or 'dictionary', and a directory"
             ));
         }
     };

@@ -19,7 +19,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rocmforge_device::gpu::{PRODUCTS_CHILD_ARGUMENT, end_process, products_child_main};
-use rocmforge_engine::{EngineConfig, Error, HostPressure, Refusal};
+use rocmforge_engine::{EngineConfig, Error, Refusal};
 use rocmforge_tokenizer::{RenderLimits, Renderer};
 use rocmforged::config::{Config, ConfigError, DeclaredModel, Flags};
 use rocmforged::devices::{Devices, FoundDriver, OWN_PROGRAM, embedded_kernels};
@@ -123,7 +123,7 @@ fn main() -> ExitCode {
     if check_only {
         return check(&config);
     }
-    let (log, set_filter) = match start_log(&config.log) {
+    let (log, set_filter) = match start_log(&config.values.log) {
         Ok(started) => started,
         Err(error) => return fail(&error, 2),
     };
@@ -237,7 +237,7 @@ fn check(config: &Config) -> ExitCode {
     if config.admin_for_all {
         let _ = writeln!(io::stderr(), "rocmforged: {ADMIN_FOR_ALL}");
     }
-    let dirs = match ModelDirs::new(&config.model_dirs) {
+    let dirs = match ModelDirs::new(&config.values.model_dir) {
         Ok(dirs) => dirs,
         Err(error) => return fail(&error.into(), 2),
     };
@@ -366,7 +366,7 @@ fn log_filter(filter: &str) -> anyhow::Result<EnvFilter> {
 }
 
 fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
-    let model_dirs = ModelDirs::new(&config.model_dirs)?;
+    let model_dirs = ModelDirs::new(&config.values.model_dir)?;
     raise_descriptors()?;
     for variable in &config.unread_variables {
         tracing::warn!("{variable} {UNREAD}");
@@ -401,13 +401,13 @@ fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
         signals::listen().context("cannot listen for signals")?
     };
     // Before the engine, so that a second daemon is refused before it takes memory.
-    let socket = Socket::acquire(&config.socket)?;
-    let http_socket = config.http.socket.as_deref().map(|path| {
+    let socket = Socket::acquire(&config.values.socket)?;
+    let http_socket = config.values.http_socket.as_deref().map(|path| {
         Socket::bind(path)
             .with_context(|| format!("cannot serve HTTP on {} (--http-socket)", path.display()))
     });
     let http_socket = http_socket.transpose()?;
-    let tcp = config.http.listen.map(|address| {
+    let tcp = config.values.http_listen.map(|address| {
         TcpListener::bind(address)
             .with_context(|| format!("cannot serve HTTP on {address} (--http-listen)"))
     });
@@ -440,28 +440,8 @@ fn serve_on(
     http: HttpListeners,
 ) -> anyhow::Result<End> {
     let wanted = EngineConfig {
-        device: config.device,
-        threads: config.threads,
-        budget: config.vram_budget,
-        policy: config.policy,
-        offload: config.offload,
-        host_budget: config.host_budget,
-        host_tier: config.host_tier,
-        host_pressure: config.host_pressure.map(|percent| HostPressure {
-            percent,
-            ..HostPressure::default()
-        }),
-        direct_io: config.direct_io,
-        prefix_cache: config.prefix_cache,
-        kv_type: config.kv_type,
-        speculate: config.speculate,
-        keep_free: config.keep_free,
-        max_sequences: config.max_sequences,
-        queue_capacity: config.queue_capacity,
-        n_ctx_max: config.n_ctx_max,
-        watchdog: config.watchdog,
         child_exe: Some(OWN_PROGRAM.into()),
-        ..EngineConfig::default()
+        ..config.engine()
     };
     let start = move || rocmforge_engine::start(wanted);
     let Some(started) = unless_stopped(&runtime, &mut stops, start)? else {
@@ -474,8 +454,8 @@ fn serve_on(
         version = env!("CARGO_PKG_VERSION"),
         socket = socket.describe(),
         http_socket = config
-            .http
-            .socket
+            .values
+            .http_socket
             .as_ref()
             .map(|path| path.display().to_string()),
         http_listen = http
@@ -488,20 +468,20 @@ fn serve_on(
         budget_bytes = snapshot.cache.budget_bytes,
         "serving"
     );
-    let threads = match config.threads {
+    let threads = match config.values.threads {
         Some(threads) => threads,
         None => std::thread::available_parallelism()?,
     };
     let options = ServeOptions {
         model_dirs,
         limits: Limits {
-            n_ctx_max: config.n_ctx_max,
-            max_sequences: config.max_sequences.get() as u32,
+            n_ctx_max: config.values.n_ctx_max,
+            max_sequences: config.values.max_sequences.get() as u32,
             threads: threads.get() as u32,
         },
-        roles: config.roles.clone(),
+        roles: config.roles(),
         peer_limits: config.limits.iter().map(|l| l.rule.clone()).collect(),
-        drain_grace: config.drain_grace,
+        drain_grace: config.values.drain_grace,
         http,
         declared: config.models.iter().map(|m| m.model.clone()).collect(),
         reloads: Some(reloads),
@@ -510,7 +490,11 @@ fn serve_on(
     };
     let listener = socket.listener().context("cannot share the socket")?;
     let end = runtime.block_on(async {
-        let traces = config.traces.clone().and_then(Exporter::start);
+        let traces = config
+            .values
+            .otlp_endpoint
+            .clone()
+            .and_then(Exporter::start);
         let end = rocmforged::serve(listener, engine, options, stops).await;
         if let Some(traces) = traces {
             traces.finish().await;

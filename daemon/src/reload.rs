@@ -17,7 +17,7 @@ use rocmforge_service::reloading::{Answer, Change, Reloaded};
 use sd_notify::NotifyState;
 use tokio::sync::mpsc;
 
-use crate::config::{Config, ConfigError, Flags};
+use crate::config::{Config, ConfigError, Flags, Reload, Setting};
 use crate::http::{Http, Tls, Tokens};
 
 /// What is different from now on.
@@ -52,8 +52,6 @@ impl fmt::Debug for Reloader {
     }
 }
 
-/// Settings that [`Reloader::read`] handles by themselves.
-const RELOADED: [&str; 4] = ["log", "http_token_file", CERTIFICATE, "http_tls_key"];
 /// What stands for certificate and key.
 const CERTIFICATE: &str = "http_tls_cert";
 
@@ -81,37 +79,36 @@ impl Reloader {
     pub fn read(&mut self) -> Result<Changes, ConfigError> {
         let new = Config::new(self.flags.clone(), self.default_socket.clone())?;
         let mut report = Report::default();
-        if new.log != self.in_force.log {
-            let change = Change {
-                setting: "log".to_owned(),
-                before: self.in_force.log.clone(),
-                now: new.log.clone(),
-                reason: String::new(),
-            };
-            match (self.set_filter)(&new.log) {
-                Ok(()) => {
-                    report.taken(change);
-                    self.in_force.log.clone_from(&new.log);
+        let before = self.in_force.settings();
+        for (running, read) in before.into_iter().zip(new.settings()) {
+            if running.value == read.value {
+                continue;
+            }
+            match read.entry.reload {
+                Reload::AtRestart => {
+                    let reason = "it takes effect when the daemon is started again";
+                    report.not_taken(change(running, read), reason.to_owned());
                 }
-                Err(error) => report.not_taken(change, error),
+                Reload::LogFilter => {
+                    let change = Change {
+                        before: self.in_force.values.log.clone(),
+                        now: new.values.log.clone(),
+                        ..named(read.entry.key)
+                    };
+                    match (self.set_filter)(&new.values.log) {
+                        Ok(()) => {
+                            report.taken(change);
+                            self.in_force.values.log.clone_from(&new.values.log);
+                        }
+                        Err(error) => report.not_taken(change, error),
+                    }
+                }
+                // By what is in the files, below.
+                Reload::Tokens | Reload::Certificate => {}
             }
         }
         let tokens = self.tokens(&new, &mut report);
         let tls = self.tls(&new, &mut report);
-        let before = self.in_force.settings();
-        for (running, read) in before.into_iter().zip(new.settings()) {
-            if running.value != read.value && !RELOADED.contains(&read.key) {
-                let none = || "unset".to_owned();
-                let change = Change {
-                    setting: read.key.to_owned(),
-                    before: running.value.unwrap_or_else(none),
-                    now: read.value.unwrap_or_else(none),
-                    reason: String::new(),
-                };
-                let reason = "it takes effect when the daemon is started again";
-                report.not_taken(change, reason.to_owned());
-            }
-        }
         let models = |config: &Config| -> Vec<Declared> {
             config.models.iter().map(|m| m.model.clone()).collect()
         };
@@ -159,10 +156,6 @@ impl Reloader {
                 report.taken(named(KEY));
                 let now = now.clone();
                 self.in_force.http.tokens = Some(now.clone());
-                self.in_force
-                    .http
-                    .token_file
-                    .clone_from(&new.http.token_file);
                 Some(now)
             }
             _ => None,
@@ -192,6 +185,17 @@ impl Reloader {
                 None
             }
         }
+    }
+}
+
+/// A change of a setting's value.
+fn change(running: Setting, read: Setting) -> Change {
+    let none = || "unset".to_owned();
+    Change {
+        setting: read.entry.key.to_owned(),
+        before: running.value.unwrap_or_else(none),
+        now: read.value.unwrap_or_else(none),
+        reason: String::new(),
     }
 }
 

@@ -10,7 +10,7 @@ mod settings;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rocmforge_engine::api::{Budget, Offload, Policy};
+use rocmforge_engine::api::{Budget, Policy, When};
 use rocmforge_engine::{DeviceChoice, KvType, PrefixCache};
 use rocmforged::config::{Config, ConfigError, parse_budget};
 use settings::{config, file};
@@ -28,29 +28,32 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 #[test]
 fn nothing_given_is_the_defaults() {
     let config = config(&[]).unwrap();
-    assert_eq!(config.socket, Path::new("/run/default.sock"));
-    assert_eq!(config.device, DeviceChoice::Auto);
-    assert_eq!(config.vram_budget, Budget::Percent(50.0));
-    assert_eq!(config.model_dirs, Vec::<PathBuf>::new());
-    assert_eq!((config.threads, config.log.as_str()), (None, "info"));
+    assert_eq!(config.values.socket, Path::new("/run/default.sock"));
+    assert_eq!(config.values.device, DeviceChoice::Auto);
+    assert_eq!(config.values.vram_budget, Budget::Percent(50.0));
+    assert_eq!(config.values.model_dir, Vec::<PathBuf>::new());
+    assert_eq!(
+        (config.values.threads, config.values.log.as_str()),
+        (None, "info")
+    );
     assert_eq!(
         (
-            config.n_ctx_max,
-            config.max_sequences.get(),
-            config.queue_capacity
+            config.values.n_ctx_max,
+            config.values.max_sequences.get(),
+            config.values.queue_capacity
         ),
         (131_072, 64, 320)
     );
     assert_eq!(
-        (config.drain_grace, config.policy),
+        (config.values.drain_grace, config.values.policy),
         (Duration::from_secs(20), Policy::PassAware)
     );
-    assert_eq!(config.prefix_cache, PrefixCache::PerClient);
-    assert_eq!(config.kv_type, None);
-    assert_eq!(config.host_tier, Offload::Auto);
-    assert_eq!(config.direct_io, Offload::Auto);
-    assert_eq!(config.host_pressure, Some(10.0));
-    assert_eq!(config.speculate, None);
+    assert_eq!(config.values.prefix_cache, PrefixCache::PerClient);
+    assert_eq!(config.values.kv_type, None);
+    assert_eq!(config.values.host_kv, When::Auto);
+    assert_eq!(config.values.direct_io, When::Auto);
+    assert_eq!(config.values.host_pressure, Some(10.0));
+    assert_eq!(config.values.speculate, None);
 }
 
 #[test]
@@ -69,38 +72,38 @@ fn the_file_sets_everything_and_flags_win_over_it() {
         policy = "lru"
         prefix_cache = "shared"
         kv_type = "q8_0"
-        host_tier = "never"
+        host_kv = "never"
         direct_io = "always"
         host_pressure = 2.5
         speculate = "on"
     "#;
     let config = file(text, &[]).unwrap();
-    assert_eq!(config.socket, Path::new("/run/file.sock"));
-    assert_eq!(config.device, DeviceChoice::Host);
-    assert_eq!(config.vram_budget, Budget::Bytes(2 << 30));
+    assert_eq!(config.values.socket, Path::new("/run/file.sock"));
+    assert_eq!(config.values.device, DeviceChoice::Host);
+    assert_eq!(config.values.vram_budget, Budget::Bytes(2 << 30));
     assert_eq!(
-        config.model_dirs,
+        config.values.model_dir,
         [PathBuf::from("/a"), PathBuf::from("/b")]
     );
-    assert_eq!(config.threads.map(|n| n.get()), Some(3));
+    assert_eq!(config.values.threads.map(|n| n.get()), Some(3));
     assert_eq!(
         (
-            config.n_ctx_max,
-            config.max_sequences.get(),
-            config.queue_capacity
+            config.values.n_ctx_max,
+            config.values.max_sequences.get(),
+            config.values.queue_capacity
         ),
         (4096, 2, 7)
     );
     assert_eq!(
-        (config.drain_grace, config.policy),
+        (config.values.drain_grace, config.values.policy),
         (Duration::from_millis(500), Policy::Lru)
     );
-    assert_eq!(config.prefix_cache, PrefixCache::Shared);
-    assert_eq!(config.kv_type, Some(KvType::Q8_0));
-    assert_eq!(config.host_tier, Offload::Never);
-    assert_eq!(config.direct_io, Offload::Always);
-    assert_eq!(config.host_pressure, Some(2.5));
-    assert_eq!(config.speculate, Some(true));
+    assert_eq!(config.values.prefix_cache, PrefixCache::Shared);
+    assert_eq!(config.values.kv_type, Some(KvType::Q8_0));
+    assert_eq!(config.values.host_kv, When::Never);
+    assert_eq!(config.values.direct_io, When::Always);
+    assert_eq!(config.values.host_pressure, Some(2.5));
+    assert_eq!(config.values.speculate, Some(true));
 
     let over = [
         "--socket",
@@ -115,12 +118,15 @@ fn the_file_sets_everything_and_flags_win_over_it() {
         "9",
     ];
     let config = file(text, &over).unwrap();
-    assert_eq!(config.socket, Path::new("relative.sock"));
-    assert_eq!(config.vram_budget, Budget::Percent(80.0));
-    assert_eq!(config.model_dirs, [PathBuf::from("c"), PathBuf::from("d")]);
-    assert_eq!(config.threads.map(|n| n.get()), Some(9));
+    assert_eq!(config.values.socket, Path::new("relative.sock"));
+    assert_eq!(config.values.vram_budget, Budget::Percent(80.0));
     assert_eq!(
-        config.max_sequences.get(),
+        config.values.model_dir,
+        [PathBuf::from("c"), PathBuf::from("d")]
+    );
+    assert_eq!(config.values.threads.map(|n| n.get()), Some(9));
+    assert_eq!(
+        config.values.max_sequences.get(),
         2,
         "what no flag names stays the file's"
     );
@@ -129,12 +135,16 @@ fn the_file_sets_everything_and_flags_win_over_it() {
 #[test]
 fn a_number_in_the_file_may_be_a_string() {
     assert_eq!(
-        file("vram_budget = 1048576", &[]).unwrap().vram_budget,
+        file("vram_budget = 1048576", &[])
+            .unwrap()
+            .values
+            .vram_budget,
         Budget::Bytes(1 << 20)
     );
     assert_eq!(
         file("threads = \"4\"", &[])
             .unwrap()
+            .values
             .threads
             .map(|n| n.get()),
         Some(4)
@@ -149,12 +159,19 @@ fn the_share_of_waits_for_memory_is_percent_or_off() {
         ("host_pressure = \"20%\"", Some(20.0)),
         ("host_pressure = \"off\"", None),
     ] {
-        assert_eq!(file(text, &[]).unwrap().host_pressure, percent, "{text}");
+        assert_eq!(
+            file(text, &[]).unwrap().values.host_pressure,
+            percent,
+            "{text}"
+        );
     }
     let over = file("host_pressure = 20", &["--host-pressure", "off"]).unwrap();
-    assert_eq!(over.host_pressure, None);
+    assert_eq!(over.values.host_pressure, None);
     let shown = over.settings();
-    let shown = shown.iter().find(|s| s.key == "host_pressure").unwrap();
+    let shown = shown
+        .iter()
+        .find(|s| s.entry.key == "host_pressure")
+        .unwrap();
     assert_eq!(shown.value.as_deref(), Some("\"off\""));
 }
 
@@ -163,7 +180,7 @@ fn the_packaged_configuration_is_valid() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../systemd/rocmforged.toml");
     let config = config(&["--config", path.to_str().unwrap()]).unwrap();
     assert_eq!(
-        config.model_dirs,
+        config.values.model_dir,
         [PathBuf::from("/var/lib/rocmforged/models")]
     );
 }
@@ -187,7 +204,7 @@ fn every_refusal_of_a_flag_names_it() {
         ("--drain-grace", "-1", "from 0 to 3600"),
         ("--drain-grace", "NaN", "from 0 to 3600"),
         ("--drain-grace", "1e9", "from 0 to 3600"),
-        ("--policy", "random", "pass-aware or lru"),
+        ("--policy", "random", "neither pass-aware nor lru"),
         ("--prefix-cache", "mine", "per-user"),
         ("--kv-type", "q4_0", "auto, f32, f16 and q8_0"),
         ("--speculate", "maybe", "auto"),
@@ -247,7 +264,20 @@ fn every_refusal_of_a_key_names_key_file_and_flag() {
 #[test]
 fn a_file_that_is_not_the_settings_is_refused_with_line_and_cause() {
     let rows = [
-        ("vram_buget = 1", "unknown field `vram_buget`"),
+        (
+            "threads = 2\nvram_buget = 1",
+            "line 2, column 1\n  |\n2 | vram_buget = 1\n  | ^^^^^^^^^^\nunknown field `vram_buget`; did you mean `vram_budget`?",
+        ),
+        ("zzz = 1", "unknown field `zzz`; `rocmforged --help` lists"),
+        (
+            "offload = \"auto\"",
+            "unknown field `offload`: the setting is called `cpu_compute`",
+        ),
+        (
+            "host_tier = \"auto\"",
+            "unknown field `host_tier`: the setting is called `host_kv`",
+        ),
+        ("log = true", "expected a string or a number"),
         ("threads = [1]", "expected a string or a number"),
         ("model_dir = 7", "list of paths"),
         ("socket = 5", "expected"),
@@ -291,7 +321,7 @@ fn a_configuration_that_is_no_regular_file_is_refused_at_once() {
 #[test]
 fn one_model_directory_needs_no_list() {
     let config = file("model_dir = \"/a\"", &[]).unwrap();
-    assert_eq!(config.model_dirs, [Path::new("/a")]);
+    assert_eq!(config.values.model_dir, [Path::new("/a")]);
 }
 
 #[test]
@@ -376,13 +406,17 @@ fn files_beside_the_file_are_read_by_name_and_the_last_one_wins() {
         ],
     );
     let config = read.unwrap();
-    assert_eq!(config.threads.map(|n| n.get()), Some(4));
-    assert_eq!(config.n_ctx_max, 100);
+    assert_eq!(config.values.threads.map(|n| n.get()), Some(4));
+    assert_eq!(config.values.n_ctx_max, 100);
     assert_eq!(
-        config.model_dirs,
+        config.values.model_dir,
         [PathBuf::from("/b"), PathBuf::from("/c")]
     );
-    assert_eq!(config.policy, Policy::Lru, "a flag wins over all files");
+    assert_eq!(
+        config.values.policy,
+        Policy::Lru,
+        "a flag wins over all files"
+    );
 
     let told = config.describe();
     let at = |name: &str| dir.path().join(name).display().to_string();

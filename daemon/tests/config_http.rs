@@ -16,16 +16,23 @@ use settings::{config, file};
 
 #[test]
 fn http_is_served_where_it_was_asked_for_and_nowhere_else() {
-    let none = config(&[]).unwrap().http;
-    assert_eq!((none.socket, none.listen, none.tokens), (None, None, None));
+    let none = config(&[]).unwrap();
+    assert_eq!(
+        (none.values.http_socket, none.values.http_listen),
+        (None, None)
+    );
+    assert_eq!(none.http.tokens, None);
 
     let text = r#"
         http_socket = "/run/http.sock"
         http_listen = "127.0.0.1:8080"
     "#;
-    let both = file(text, &["--http-listen", "[::1]:9"]).unwrap().http;
-    assert_eq!(both.socket.as_deref(), Some(Path::new("/run/http.sock")));
-    assert_eq!(both.listen, Some("[::1]:9".parse().unwrap()));
+    let both = file(text, &["--http-listen", "[::1]:9"]).unwrap().values;
+    assert_eq!(
+        both.http_socket.as_deref(),
+        Some(Path::new("/run/http.sock"))
+    );
+    assert_eq!(both.http_listen, Some("[::1]:9".parse().unwrap()));
 
     let refused = |arguments: &[&str], mentions: &[&str]| {
         let message = config(arguments).unwrap_err().to_string();

@@ -2,22 +2,21 @@
 //! to tell what a reload changes.
 
 use std::fmt::{self, Write as _};
-use std::path::Path;
-use std::time::Duration;
 
-use rocmforge_engine::api::{Budget, Class, Offload, Policy};
-use rocmforge_engine::{DeviceChoice, KvType, PrefixCache};
+use rocmforge_engine::api::Class;
 use rocmforge_service::defaults::Defaults;
-use rocmforge_service::roles::Who;
 
+use super::kinds::list;
 use super::models::{quoted, quoted_path};
+use super::settings::ENTRIES;
+use super::table::Entry;
 use super::{Config, Origin};
 
 /// One setting.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Setting {
-    /// Its key.
-    pub key: &'static str,
+    /// What it is.
+    pub entry: &'static Entry,
     /// Its value as TOML has it; `None` where nothing is set and there is no default.
     pub value: Option<String>,
     /// Where it came from; `None` for the default.
@@ -29,86 +28,9 @@ impl fmt::Display for Origin {
         match self {
             Self::Flag => f.write_str("command line"),
             Self::Environment => f.write_str("environment"),
-            Self::File(path) => write!(f, "{}", path.display()),
+            Self::File { path, .. } => write!(f, "{}", path.display()),
         }
     }
-}
-
-fn device(choice: DeviceChoice) -> String {
-    quoted(&match choice {
-        DeviceChoice::Auto => "auto".to_owned(),
-        DeviceChoice::Host => "host".to_owned(),
-        DeviceChoice::Hip(n) => format!("hip:{n}"),
-        DeviceChoice::Cuda(n) => format!("cuda:{n}"),
-    })
-}
-
-fn budget(budget: Budget) -> String {
-    match budget {
-        Budget::Bytes(bytes) => bytes.to_string(),
-        Budget::Percent(percent) => quoted(&format!("{percent}%")),
-    }
-}
-
-fn policy(policy: Policy) -> String {
-    quoted(match policy {
-        Policy::PassAware => "pass-aware",
-        Policy::Lru => "lru",
-    })
-}
-
-fn offload(when: Offload) -> String {
-    quoted(match when {
-        Offload::Auto => "auto",
-        Offload::Never => "never",
-        Offload::Always => "always",
-    })
-}
-
-fn percent_or_off(percent: Option<f64>) -> String {
-    percent.map_or_else(|| quoted("off"), |percent| percent.to_string())
-}
-
-fn prefix_cache(whose: PrefixCache) -> String {
-    quoted(match whose {
-        PrefixCache::Off => "off",
-        PrefixCache::PerClient => "per-user",
-        PrefixCache::Shared => "shared",
-    })
-}
-
-fn kv_type(ty: Option<KvType>) -> String {
-    quoted(ty.map_or("auto", KvType::name))
-}
-
-fn speculate(speculate: Option<bool>) -> String {
-    quoted(match speculate {
-        None => "auto",
-        Some(true) => "on",
-        Some(false) => "off",
-    })
-}
-
-fn list<'a>(items: impl Iterator<Item = &'a str>) -> String {
-    let items: Vec<_> = items.map(quoted).collect();
-    format!("[{}]", items.join(", "))
-}
-
-/// Users and groups by their numbers, by which they are told apart.
-fn who(who: &Who) -> String {
-    match who {
-        Who::Everyone => list(["*"].into_iter()),
-        Who::Listed { users, groups } => {
-            let users = users.iter().map(u32::to_string);
-            let groups = groups.iter().map(|gid| format!("@{gid}"));
-            let all: Vec<_> = users.chain(groups).collect();
-            list(all.iter().map(String::as_str))
-        }
-    }
-}
-
-fn seconds(time: Duration) -> String {
-    time.as_secs_f64().to_string()
 }
 
 /// The defaults of a declared model that are set.
@@ -144,73 +66,15 @@ fn defaults(defaults: &Defaults, text: &mut String) {
 }
 
 impl Config {
-    /// All settings but the declared models, in the order of the documentation.
+    /// All settings but the declared models and limits, in the order of the reference page.
     pub fn settings(&self) -> Vec<Setting> {
-        let path = |path: &Path| quoted_path(path);
-        let http = &self.http;
-        let rows = [
-            ("socket", Some(path(&self.socket))),
-            ("device", Some(device(self.device))),
-            ("vram_budget", Some(budget(self.vram_budget))),
-            (
-                "keep_free",
-                Some(self.keep_free.map_or("0".to_owned(), budget)),
-            ),
-            (
-                "model_dir",
-                Some({
-                    let dirs: Vec<_> = self
-                        .model_dirs
-                        .iter()
-                        .map(|d| d.to_string_lossy())
-                        .collect();
-                    list(dirs.iter().map(AsRef::as_ref))
-                }),
-            ),
-            ("threads", self.threads.map(|n| n.to_string())),
-            ("n_ctx_max", Some(self.n_ctx_max.to_string())),
-            ("max_sequences", Some(self.max_sequences.to_string())),
-            ("queue_capacity", Some(self.queue_capacity.to_string())),
-            ("drain_grace", Some(seconds(self.drain_grace))),
-            ("policy", Some(policy(self.policy))),
-            ("offload", Some(offload(self.offload))),
-            (
-                "host_budget",
-                Some(self.host_budget.map_or("0".to_owned(), budget)),
-            ),
-            ("host_tier", Some(offload(self.host_tier))),
-            ("host_pressure", Some(percent_or_off(self.host_pressure))),
-            ("direct_io", Some(offload(self.direct_io))),
-            ("prefix_cache", Some(prefix_cache(self.prefix_cache))),
-            ("kv_type", Some(kv_type(self.kv_type))),
-            ("speculate", Some(speculate(self.speculate))),
-            ("watchdog", Some(seconds(self.watchdog))),
-            ("use_by", Some(who(&self.roles.use_by))),
-            ("manage_by", Some(who(&self.roles.manage_by))),
-            ("admin_by", Some(who(&self.roles.admin_by))),
-            ("http_socket", http.socket.as_deref().map(path)),
-            ("http_listen", http.listen.map(|a| quoted(&a.to_string()))),
-            ("http_token_file", http.token_file.as_deref().map(path)),
-            (
-                "http_tls_cert",
-                http.tls.as_ref().map(|tls| path(&tls.certificate_file)),
-            ),
-            (
-                "http_tls_key",
-                http.tls.as_ref().map(|tls| path(&tls.key_file)),
-            ),
-            (
-                "otlp_endpoint",
-                self.traces.as_ref().map(|c| quoted(&c.to_string())),
-            ),
-            ("log", Some(quoted(&self.log))),
-        ];
-        let setting = |(key, value)| Setting {
-            key,
+        let values = self.values.shown();
+        let setting = |(entry, value): (&'static Entry, Option<String>)| Setting {
+            entry,
             value,
-            origin: self.origins.get(key).cloned(),
+            origin: self.origins.get(entry.key).cloned(),
         };
-        rows.into_iter().map(setting).collect()
+        ENTRIES.iter().zip(values).map(setting).collect()
     }
 
     /// What is in force as a file that would say the same, with where each value came from behind
@@ -226,8 +90,8 @@ impl Config {
                 .origin
                 .map_or("default".to_owned(), |origin| origin.to_string());
             let _ = match setting.value {
-                Some(value) => writeln!(text, "{} = {value}  # {origin}", setting.key),
-                None => writeln!(text, "# {} is not set", setting.key),
+                Some(value) => writeln!(text, "{} = {value}  # {origin}", setting.entry.key),
+                None => writeln!(text, "# {} is not set", setting.entry.key),
             };
         }
         for declared in &self.models {

@@ -99,7 +99,12 @@ impl fmt::Display for Place<'_> {
         match self.origin {
             Origin::Flag => write!(f, "--{flag}"),
             Origin::Environment => write!(f, "{} (flag --{flag})", variable(self.key)),
-            Origin::File(path) => write!(f, "{} in {} (flag --{flag})", self.key, path.display()),
+            Origin::File { path, line } => write!(
+                f,
+                "{} in {}, line {line} (flag --{flag})",
+                self.key,
+                path.display()
+            ),
         }
     }
 }

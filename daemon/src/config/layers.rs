@@ -5,6 +5,8 @@
 //! with one name in several files the last one wins.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -13,29 +15,36 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 use serde::Deserialize;
+use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, Visitor};
+use toml::Spanned;
 
+use super::kinds::Shape;
 use super::limits::LimitTable;
 use super::models::ModelTable;
-use super::{CONFIG_FILE_MAX_BYTES, ConfigError};
+use super::table::{self, Entry, Given};
+use super::{CONFIG_FILE_MAX_BYTES, ConfigError, Origin};
 
 /// Tables that every file adds to.
-const COLLECTED: [&str; 2] = ["model", "limit"];
+const MODEL: &str = "model";
+const LIMIT: &str = "limit";
 /// The directory beside the configuration file.
 const DROP_INS: &str = "conf.d";
 /// Most files in it.
 pub(super) const DROP_INS_MAX: usize = 64;
+/// How alike an unknown key and a setting are, from 0 to 1, if it may have been meant.
+const ALIKE_MIN: f64 = 0.7;
 
 /// A scalar of the file, turned into the text that a flag would have.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a string or a number")]
-pub(super) enum Scalar {
+enum Scalar {
     Integer(i64),
     Float(f64),
     Text(String),
 }
 
 impl Scalar {
-    pub(super) fn into_text(self) -> String {
+    fn into_text(self) -> String {
         match self {
             Self::Integer(n) => n.to_string(),
             Self::Float(x) => x.to_string(),
@@ -50,19 +59,13 @@ impl Scalar {
     untagged,
     expecting = "expected a path, or a list of paths such as [\"/a\", \"/b\"]"
 )]
-pub(super) enum PathList {
-    One(PathBuf),
-    Many(Vec<PathBuf>),
-}
-
-impl Default for PathList {
-    fn default() -> Self {
-        Self::Many(Vec::new())
-    }
+enum PathList {
+    One(String),
+    Many(Vec<String>),
 }
 
 impl PathList {
-    pub(super) fn into_paths(self) -> Vec<PathBuf> {
+    fn into_texts(self) -> Vec<String> {
         match self {
             Self::One(path) => vec![path],
             Self::Many(paths) => paths,
@@ -70,54 +73,118 @@ impl PathList {
     }
 }
 
-/// The keys that there are.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct File {
-    pub(super) socket: Option<PathBuf>,
-    pub(super) device: Option<String>,
-    pub(super) vram_budget: Option<Scalar>,
-    pub(super) keep_free: Option<Scalar>,
-    pub(super) model_dir: PathList,
-    pub(super) threads: Option<Scalar>,
-    pub(super) log: Option<String>,
-    pub(super) n_ctx_max: Option<Scalar>,
-    pub(super) max_sequences: Option<Scalar>,
-    pub(super) queue_capacity: Option<Scalar>,
-    pub(super) drain_grace: Option<Scalar>,
-    pub(super) policy: Option<String>,
-    pub(super) offload: Option<String>,
-    pub(super) host_budget: Option<Scalar>,
-    pub(super) host_tier: Option<String>,
-    pub(super) host_pressure: Option<Scalar>,
-    pub(super) direct_io: Option<String>,
-    pub(super) prefix_cache: Option<String>,
-    pub(super) kv_type: Option<String>,
-    pub(super) speculate: Option<String>,
-    pub(super) watchdog: Option<Scalar>,
-    pub(super) use_by: Option<Vec<String>>,
-    pub(super) manage_by: Option<Vec<String>>,
-    pub(super) admin_by: Option<Vec<String>>,
-    pub(super) http_socket: Option<PathBuf>,
-    pub(super) http_listen: Option<String>,
-    pub(super) http_token_file: Option<PathBuf>,
-    pub(super) http_tls_cert: Option<PathBuf>,
-    pub(super) http_tls_key: Option<PathBuf>,
-    pub(super) otlp_endpoint: Option<String>,
-    pub(super) model: Vec<ModelTable>,
-    pub(super) limit: Vec<LimitTable>,
+/// What one file says.
+#[derive(Debug, Default)]
+struct File {
+    /// The texts of each setting, and where its value begins in bytes.
+    settings: Vec<(&'static Entry, Vec<String>, usize)>,
+    models: Vec<ModelTable>,
+    limits: Vec<LimitTable>,
+}
+
+impl<'de> Deserialize<'de> for File {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(FileVisitor)
+    }
+}
+
+struct FileVisitor;
+
+impl<'de> Visitor<'de> for FileVisitor {
+    type Value = File;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a table of settings")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<File, A::Error> {
+        let mut file = File::default();
+        while let Some(key) = map.next_key_seed(KeySeed)? {
+            match key {
+                Key::Setting(entry) => {
+                    let value = map.next_value_seed(ValueSeed(entry.shape))?;
+                    let begin = value.span().start;
+                    file.settings.push((entry, value.into_inner(), begin));
+                }
+                Key::Models => file.models = map.next_value()?,
+                Key::Limits => file.limits = map.next_value()?,
+            }
+        }
+        Ok(file)
+    }
+}
+
+/// A key that a file may have.
+enum Key {
+    Setting(&'static Entry),
+    Models,
+    Limits,
+}
+
+/// Takes known keys alone, so that the parser shows the line of another one.
+struct KeySeed;
+
+impl<'de> DeserializeSeed<'de> for KeySeed {
+    type Value = Key;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Key, D::Error> {
+        let key = String::deserialize(deserializer)?;
+        match (&*key, table::find(&key)) {
+            (_, Some(entry)) => Ok(Key::Setting(entry)),
+            (MODEL, None) => Ok(Key::Models),
+            (LIMIT, None) => Ok(Key::Limits),
+            (_, None) => Err(de::Error::custom(unknown(&key))),
+        }
+    }
+}
+
+/// What is said of a key that is no setting.
+fn unknown(key: &str) -> String {
+    if let Some(new) = table::renamed(key) {
+        return format!("unknown field `{key}`: the setting is called `{new}`");
+    }
+    let known = table::keys().chain([MODEL, LIMIT]);
+    let alike = known.map(|known| (strsim::jaro(key, known), known));
+    match alike.max_by(|a, b| a.0.total_cmp(&b.0)) {
+        Some((alike, known)) if alike >= ALIKE_MIN => {
+            format!("unknown field `{key}`; did you mean `{known}`?")
+        }
+        _ => format!("unknown field `{key}`; `rocmforged --help` lists the settings"),
+    }
+}
+
+/// Reads a value as its setting has it.
+struct ValueSeed(Shape);
+
+impl<'de> DeserializeSeed<'de> for ValueSeed {
+    type Value = Spanned<Vec<String>>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        fn spanned<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+            deserializer: D,
+            texts: impl FnOnce(T) -> Vec<String>,
+        ) -> Result<Spanned<Vec<String>>, D::Error> {
+            let value = Spanned::<T>::deserialize(deserializer)?;
+            let span = value.span();
+            Ok(Spanned::new(span, texts(value.into_inner())))
+        }
+        match self.0 {
+            Shape::Text => spanned(deserializer, |scalar: Scalar| vec![scalar.into_text()]),
+            Shape::Path => spanned(deserializer, |path: String| vec![path]),
+            Shape::Paths => spanned(deserializer, PathList::into_texts),
+            Shape::Names => spanned(deserializer, |names: Vec<String>| names),
+        }
+    }
 }
 
 /// What all files together say.
 #[derive(Debug, Default)]
 pub(super) struct Layers {
-    /// The keys; its models are in `models`.
-    pub(super) file: File,
-    /// Which file each key is from.
-    pub(super) origins: BTreeMap<String, PathBuf>,
+    /// What is given of each setting, by its key.
+    pub(super) settings: BTreeMap<&'static str, Given>,
     /// Declared models, each with its file and its number there.
     pub(super) models: Vec<(PathBuf, usize, ModelTable)>,
-    /// Limits, likewise.
+    /// Limits per peer, each with its file and its number there.
     pub(super) limits: Vec<(PathBuf, usize, LimitTable)>,
     /// The files, in the order of reading.
     pub(super) files: Vec<PathBuf>,
@@ -127,42 +194,39 @@ impl Layers {
     /// Reads `path` and what lies beside it.
     pub(super) fn read(path: &Path) -> Result<Self, ConfigError> {
         let mut layers = Self::default();
-        let mut merged = toml::Table::new();
-        layers.add(path, &mut merged)?;
+        layers.add(path)?;
         for drop_in in drop_ins(path)? {
-            layers.add(&drop_in, &mut merged)?;
+            layers.add(&drop_in)?;
         }
-        layers.file = File::deserialize(merged).map_err(|source| syntax(path, source))?;
         Ok(layers)
     }
 
-    fn add(&mut self, path: &Path, merged: &mut toml::Table) -> Result<(), ConfigError> {
+    fn add(&mut self, path: &Path) -> Result<(), ConfigError> {
         let text = read_text(path)?;
-        // For itself first: an error names its line.
-        let alone: File = toml::from_str(&text).map_err(|source| syntax(path, source))?;
-        let models = alone.model.into_iter().enumerate();
+        let file: File = toml::from_str(&text).map_err(|source| ConfigError::Syntax {
+            path: path.to_owned(),
+            source: Box::new(source),
+        })?;
+        let models = file.models.into_iter().enumerate();
         self.models
             .extend(models.map(|(i, model)| (path.to_owned(), i + 1, model)));
-        let limits = alone.limit.into_iter().enumerate();
+        let limits = file.limits.into_iter().enumerate();
         self.limits
             .extend(limits.map(|(i, limit)| (path.to_owned(), i + 1, limit)));
-        let table: toml::Table = toml::from_str(&text).map_err(|source| syntax(path, source))?;
-        for (key, value) in table
-            .into_iter()
-            .filter(|(key, _)| !COLLECTED.contains(&key.as_str()))
-        {
-            self.origins.insert(key.clone(), path.to_owned());
-            merged.insert(key, value);
+        for (entry, texts, begin) in file.settings {
+            let above = text.as_bytes().iter().take(begin);
+            let origin = Origin::File {
+                path: path.to_owned(),
+                line: above.filter(|&&byte| byte == b'\n').count() + 1,
+            };
+            let given = Given {
+                texts: texts.into_iter().map(OsString::from).collect(),
+                origin: Some(origin),
+            };
+            self.settings.insert(entry.key, given);
         }
         self.files.push(path.to_owned());
         Ok(())
-    }
-}
-
-fn syntax(path: &Path, source: toml::de::Error) -> ConfigError {
-    ConfigError::Syntax {
-        path: path.to_owned(),
-        source: Box::new(source),
     }
 }
 

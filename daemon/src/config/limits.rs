@@ -5,23 +5,29 @@ use std::path::PathBuf;
 use rocmforge_service::limits::{PeerLimits, RULES_MAX, Rule};
 use rocmforge_service::peer::TokenName;
 use rocmforge_service::roles::Who;
-use serde::Deserialize;
 
 use super::ConfigError;
+use super::table::file_table;
 
 /// How a token is written among users and `@groups`.
 const TOKEN: &str = "token:";
 
-/// One `[[limit]]` as it is written.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct LimitTable {
-    #[serde(rename = "for")]
-    whom: Vec<String>,
-    running: Option<u32>,
-    queued: Option<u32>,
-    prompt_bytes: Option<u64>,
-    tokens_per_minute: Option<u64>,
+file_table! {
+    /// One `[[limit]]` as it is written.
+    LimitTable {
+        /// List of users, `@groups` and tokens (`token:NAME`) that the limit is for; `*` is
+        /// everyone.
+        /// Required.
+        r#for: Vec<String>,
+        /// Maximum number of requests that run at once.
+        running: Option<u32>,
+        /// Maximum number of requests in the queue.
+        queued: Option<u32>,
+        /// Maximum size of the prompts of unfinished requests, in bytes.
+        prompt_bytes: Option<u64>,
+        /// Maximum number of prompt and output tokens per minute.
+        tokens_per_minute: Option<u64>,
+    }
 }
 
 /// A limit, and where it is written.
@@ -47,12 +53,12 @@ pub(super) fn checked(
             key,
             message,
         };
-        if table.whom.is_empty() {
+        if table.r#for.is_empty() {
             let message = "nobody; name users, @groups and token:NAME, or * for everyone";
             return Err(refuse("for", message.to_owned()));
         }
         let is_token = |entry: &&String| entry.trim().starts_with(TOKEN);
-        let (tokens, others): (Vec<_>, Vec<_>) = table.whom.iter().partition(is_token);
+        let (tokens, others): (Vec<_>, Vec<_>) = table.r#for.iter().partition(is_token);
         let name = |entry: &&String| TokenName::new(&entry.trim()[TOKEN.len()..]);
         let tokens: Result<Vec<_>, _> = tokens.iter().map(name).collect();
         let others: Vec<String> = others.into_iter().cloned().collect();
@@ -86,7 +92,7 @@ pub(super) fn checked(
                 tokens: tokens.map_err(|message| refuse("for", message))?,
                 limits: limits_of_table,
             },
-            whom: table.whom,
+            whom: table.r#for,
             file,
         });
     }

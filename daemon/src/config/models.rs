@@ -15,6 +15,7 @@ use rocmforge_tokenizer::MAX_TEMPLATE_BYTES;
 use serde::Deserialize;
 
 use super::ConfigError;
+use super::table::file_table;
 use crate::late;
 
 /// How long a template is waited for.
@@ -22,33 +23,51 @@ const TEMPLATE_ANSWERS: Duration = Duration::from_secs(5);
 
 /// Templates that are being read, by this process.
 static READING: LazyLock<Arc<()>> = LazyLock::new(Arc::default);
-/// So many may hang.
+/// Maximum number of templates that are being read at once; a hung file system keeps one for ever.
 const READING_MAX: usize = 64;
 
-/// One `[[model]]` as it is written.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ModelTable {
-    name: String,
-    path: PathBuf,
-    #[serde(default)]
-    aliases: Vec<String>,
-    #[serde(default)]
-    preload: bool,
-    #[serde(default)]
-    pin: bool,
-    draft: Option<String>,
-    temperature: Option<f32>,
-    top_k: Option<i32>,
-    top_p: Option<f32>,
-    min_p: Option<f32>,
-    repeat_penalty: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    penalty_last_n: Option<i32>,
-    max_tokens: Option<i32>,
-    priority: Option<Priority>,
-    template: Option<PathBuf>,
+file_table! {
+    /// One `[[model]]` as it is written.
+    ModelTable {
+        /// Name that requests give. Required.
+        name: String,
+        /// Absolute path of the GGUF file, in a model directory. Required.
+        path: PathBuf,
+        /// Further names of the model.
+        #[serde(default)]
+        aliases: Vec<String>,
+        /// Uploads as much of the model as fits after the start: true or false.
+        #[serde(default)]
+        preload: bool,
+        /// Keeps the uploaded weights of the model from eviction: true or false.
+        #[serde(default)]
+        pin: bool,
+        /// Draft model for speculative decoding: a smaller model with the same vocabulary, declared
+        /// or a file in a model directory.
+        draft: Option<String>,
+        /// Temperature of requests that set none.
+        temperature: Option<f32>,
+        /// top_k of requests that set none.
+        top_k: Option<i32>,
+        /// top_p of requests that set none.
+        top_p: Option<f32>,
+        /// min_p of requests that set none.
+        min_p: Option<f32>,
+        /// Repetition penalty of requests that set none.
+        repeat_penalty: Option<f32>,
+        /// Presence penalty of requests that set none.
+        presence_penalty: Option<f32>,
+        /// Frequency penalty of requests that set none.
+        frequency_penalty: Option<f32>,
+        /// Number of last tokens that penalties count, of requests that set none.
+        penalty_last_n: Option<i32>,
+        /// Maximum number of output tokens of requests that set none.
+        max_tokens: Option<i32>,
+        /// Priority of requests that set none: "interactive" or "batch".
+        priority: Option<Priority>,
+        /// Absolute path of a chat template (Jinja), instead of the one in the GGUF file.
+        template: Option<PathBuf>,
+    }
 }
 
 /// How urgent a model's requests are.

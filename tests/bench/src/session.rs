@@ -10,8 +10,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_device::gpu::UploadWay;
 use rocmforge_engine::api::{
-    Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, Offload, Policy,
-    PreloadEvent, SamplingParams, ScoreRequest, Scores, TOP_N_MAX,
+    Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, Policy, PreloadEvent,
+    SamplingParams, ScoreRequest, Scores, TOP_N_MAX, When,
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, EngineThread, LoadedModel, prepare, start};
 use rocmforge_gguf::MappedFile;
@@ -93,11 +93,11 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::start`].
-    pub(crate) fn start_split(device: DeviceArg, bytes: u64, offload: Offload) -> Result<Self> {
+    pub(crate) fn start_split(device: DeviceArg, bytes: u64, cpu_compute: When) -> Result<Self> {
         Self::start_as(EngineConfig {
             device: device.choice(),
             budget: Budget::Bytes(bytes),
-            offload,
+            cpu_compute,
             ..EngineConfig::default()
         })
     }

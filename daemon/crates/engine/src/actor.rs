@@ -271,7 +271,7 @@ fn launch(
     });
     let (commands, receiver) = sync_channel(COMMAND_CAPACITY);
     let offload = crate::offload::Offload::new(
-        config.offload,
+        config.cpu_compute,
         config.threads,
         config.host_budget,
         device.info().kind,
@@ -282,7 +282,7 @@ fn launch(
     steps.end();
     let memory = rocmforge_device::host_memory_bytes();
     let of_host = crate::offload::bytes_of(config.host_budget, memory).min(memory / 2);
-    store.open_tier(config.host_tier, of_host);
+    store.open_tier(config.host_kv, of_host);
     let may_hold = of_host > 0 && (store.tier.is_on() || store.offload.takes_part(1));
     let host_pressure = config.host_pressure.clone().filter(|_| may_hold);
     let host_pressure = host_pressure.map(|config| PressureWatch::new(config, of_host));

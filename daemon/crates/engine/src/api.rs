@@ -258,15 +258,15 @@ pub struct GenerateSummary {
     pub cache: RequestCacheUse,
 }
 
-/// Whether the host takes a part: computes what is not on the card, or keeps what leaves it.
+/// When something is done that costs one thing and saves another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Offload {
-    /// Where that is faster than the other way, by what was measured.
+pub enum When {
+    /// Where it pays, by what was measured.
     #[default]
     Auto,
     /// Never.
     Never,
-    /// Wherever it can.
+    /// Wherever it is possible.
     Always,
 }
 

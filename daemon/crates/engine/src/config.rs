@@ -8,7 +8,7 @@ use rocmforge_device::Stalls;
 use rocmforge_device::gpu::UploadWay;
 use rocmforge_ops::KvType;
 
-use crate::api::{Budget, Offload, Policy};
+use crate::api::{Budget, Policy, When};
 use crate::suspend::Clocks;
 
 /// Which device to use.
@@ -92,22 +92,22 @@ pub struct EngineConfig {
     pub prefill_chunk: Option<NonZeroUsize>,
     /// Uploads under way ahead of their turn, at most; `None` is what the device prefers.
     pub prefetch: Option<u32>,
-    /// Whether what is not on the card may be computed on the host.
-    pub offload: Offload,
+    /// Whether weights that are not on the device may be computed on the CPU instead of uploaded.
+    pub cpu_compute: When,
     /// What the host may keep in its own memory, half of it at most: weights in the form that it
     /// computes with, where it computes what is not on the card; and in what they leave, pages of
     /// keys and values, and states, that have no room on the card.
     pub host_budget: Option<Budget>,
-    /// Whether those pages and states are kept: where to bring them back takes less time than to
-    /// compute them again, by what was measured of both; never, or always. The host device has
-    /// none: its arena is in that memory itself.
-    pub host_tier: Offload,
+    /// Whether KV pages and recurrent states that leave the device are kept in host memory: auto is
+    /// where copying them back takes less time than recomputing them, by what was measured of both.
+    /// Ignored on the host device, whose arena is in that memory itself.
+    pub host_kv: When,
     /// When the host gives back of that memory; `None` is never.
     pub host_pressure: Option<HostPressure>,
     /// Whether what the page cache does not hold of a model is read past it: auto is of models
     /// larger than the memory that is available when they are loaded. A file system that has no
     /// direct reads is read as ever.
-    pub direct_io: Offload,
+    pub direct_io: When,
     /// Whose prompts may begin with what was computed for another request.
     pub prefix_cache: PrefixCache,
     /// What keys and values are stored as, where a model's heads fit it; else f16. `None` is by the
@@ -149,11 +149,11 @@ impl Default for EngineConfig {
             n_ctx_max: 32_768,
             prefill_chunk: None,
             prefetch: None,
-            offload: Offload::Auto,
+            cpu_compute: When::Auto,
             host_budget: Some(HOST_BUDGET_DEFAULT),
-            host_tier: Offload::Auto,
+            host_kv: When::Auto,
             host_pressure: None,
-            direct_io: Offload::Auto,
+            direct_io: When::Auto,
             prefix_cache: PrefixCache::PerClient,
             kv_type: None,
             speculate: None,

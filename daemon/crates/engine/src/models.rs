@@ -8,7 +8,7 @@ use rocmforge_tensor_cache::{KeptBecause, ModelId, SegmentId};
 use tokio::sync::mpsc;
 
 use crate::actor::{Engine, Entry, Preloading};
-use crate::api::{Cleared, KeptReason, KeptSegment, Offload, PreloadEvent, Registered, Unloaded};
+use crate::api::{Cleared, KeptReason, KeptSegment, PreloadEvent, Registered, Unloaded, When};
 use crate::aside::Nearness;
 use crate::commands::{MODELS_MAX, PRELOADS_MAX, draining};
 use crate::error::{Error, from_cache, from_device};
@@ -21,13 +21,13 @@ use crate::states::SpareStates;
 use crate::weight_store::Source;
 
 /// Lets a model that the page cache could not keep be read past it; or any, where that is said.
-fn choose_reads(loaded: &LoadedModel, direct_io: Offload) {
+fn choose_reads(loaded: &LoadedModel, direct_io: When) {
     let file = loaded.file();
     let (bytes, available) = (file.size_bytes(), rocmforge_device::host_available_bytes());
     let wanted = match direct_io {
-        Offload::Never => false,
-        Offload::Auto => available > 0 && bytes > available,
-        Offload::Always => true,
+        When::Never => false,
+        When::Auto => available > 0 && bytes > available,
+        When::Always => true,
     };
     // What a file that may not answer has is brought into the page cache first.
     let wanted = wanted && !file.is_far();

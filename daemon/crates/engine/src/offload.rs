@@ -35,7 +35,7 @@ use rocmforge_gguf::MappedFile;
 use rocmforge_ops::RowCounts;
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
-use crate::api::{Budget, Hosted, Offload as Mode};
+use crate::api::{Budget, Hosted, When as Mode};
 use outcomes::Outcomes;
 use rates::Rates;
 pub(crate) use timetable::{Coming, Stop, Timetable, UPLOADS_AHEAD, next_upload};

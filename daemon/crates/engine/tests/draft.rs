@@ -10,8 +10,8 @@ use std::io::Write as _;
 use std::sync::Arc;
 
 use rocmforge_engine::api::{
-    Budget, GenerateEvent, GenerateRequest, GenerateSummary, ModelStatus, Offload, SamplingParams,
-    Snapshot,
+    Budget, GenerateEvent, GenerateRequest, GenerateSummary, ModelStatus, SamplingParams, Snapshot,
+    When,
 };
 use rocmforge_engine::{
     DeviceChoice, EngineConfig, EngineHandle, Error, Events, LoadedModel, prepare, start,
@@ -511,14 +511,14 @@ async fn drafts_on(
 ) -> Vec<Vec<Vec<u32>>> {
     let mut texts = Vec::new();
     for drafts in [false, true] {
-        for (budget, offload) in [
-            (24 << 20, Offload::Never),
-            (2 << 20, Offload::Never),
-            (2 << 20, Offload::Always),
+        for (budget, cpu_compute) in [
+            (24 << 20, When::Never),
+            (2 << 20, When::Never),
+            (2 << 20, When::Always),
         ] {
             let config = EngineConfig {
                 budget: Budget::Bytes(budget),
-                offload,
+                cpu_compute,
                 ..EngineConfig::default()
             };
             let card = start(config).unwrap();
@@ -536,9 +536,9 @@ async fn drafts_on(
                 ended.iter().map(|(_, summary)| of(summary)).sum()
             };
             let (drafted, right) = (count(&|s| s.drafted_tokens), count(&|s| s.accepted_tokens));
-            println!("{budget}, {offload:?}: {right} of {drafted} drafts were right");
+            println!("{budget}, {cpu_compute:?}: {right} of {drafted} drafts were right");
             if has_room || budget > 2 << 20 {
-                assert_eq!(drafted > 0, drafts, "{budget}, {offload:?}");
+                assert_eq!(drafted > 0, drafts, "{budget}, {cpu_compute:?}");
             }
             // Where the number of rows chooses the kernel, one that is nearly
             // as likely may be drafted.

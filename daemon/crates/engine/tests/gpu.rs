@@ -8,7 +8,7 @@
 mod requests;
 
 use requests::{chat, load, questions, run};
-use rocmforge_engine::api::{Budget, GenerateRequest, Offload};
+use rocmforge_engine::api::{Budget, GenerateRequest, When};
 use rocmforge_engine::{DeviceChoice, EngineConfig, EngineHandle, EngineThread, start};
 
 /// An engine whose thread is waited for: a driver does not survive a process
@@ -111,7 +111,7 @@ async fn what_left_the_card_comes_back_as_it_was() {
                     device: gpu,
                     budget: Budget::Bytes(64 << 20),
                     host_budget: Some(Budget::Bytes(64 << 20)),
-                    host_tier: Offload::Always,
+                    host_kv: When::Always,
                     ..EngineConfig::default()
                 };
                 let (engine, thread) = start(config).unwrap();

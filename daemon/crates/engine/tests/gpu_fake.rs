@@ -13,7 +13,7 @@ use fake::{Runtime, gpu_config};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use requests::{chat, load, questions, run};
 use rocmforge_device::gpu::GpuConfig;
-use rocmforge_engine::api::{Asker, Budget, GenerateRequest, Offload, ScoreRequest};
+use rocmforge_engine::api::{Asker, Budget, GenerateRequest, ScoreRequest, When};
 use rocmforge_engine::{EngineConfig, EngineHandle, Error, LoadedModel};
 use rocmforge_fake_hip::{GRANULARITY, Live};
 
@@ -265,9 +265,9 @@ async fn a_cold_model_is_read_past_the_page_cache_where_that_is_said() {
     std::fs::copy(requests::fixture(file), &path).unwrap();
     let engine = EngineConfig {
         budget: Budget::Bytes(ROOMY),
-        offload: Offload::Never,
+        cpu_compute: When::Never,
         host_budget: None,
-        direct_io: Offload::Always,
+        direct_io: When::Always,
         ..EngineConfig::default()
     };
     let engine = runtime.start_as(gpu_config(&runtime), engine).unwrap();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use fake::{Running, Runtime, gpu_config};
 use requests::{greedy, load, run};
-use rocmforge_engine::api::{Budget, GenerateRequest, HostPressureStatus, Offload, Snapshot};
+use rocmforge_engine::api::{Budget, GenerateRequest, HostPressureStatus, Snapshot, When};
 use rocmforge_engine::{EngineConfig, HostPressure, LoadedModel, Stalls};
 use rocmforge_fake_hip::Live;
 
@@ -121,9 +121,9 @@ const HOST: u64 = 1 << 20;
 fn for_chats(host_pressure: Option<HostPressure>) -> EngineConfig {
     EngineConfig {
         budget: Budget::Bytes(3 << 20),
-        offload: Offload::Never,
+        cpu_compute: When::Never,
         host_budget: Some(Budget::Bytes(HOST)),
-        host_tier: Offload::Always,
+        host_kv: When::Always,
         host_pressure,
         ..EngineConfig::default()
     }
@@ -227,9 +227,9 @@ async fn weights_go_when_the_pages_are_gone() {
         &runtime,
         EngineConfig {
             budget: Budget::Bytes(64 << 20),
-            offload: Offload::Always,
+            cpu_compute: When::Always,
             host_budget: Some(Budget::Bytes(MOST)),
-            host_tier: Offload::Always,
+            host_kv: When::Always,
             host_pressure: machine.pressure(),
             ..EngineConfig::default()
         },

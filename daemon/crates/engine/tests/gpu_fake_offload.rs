@@ -11,7 +11,7 @@ use std::sync::Arc;
 use fake::{Runtime, gpu_config};
 use requests::{chat, load, questions, run};
 use rocmforge_engine::LoadedModel;
-use rocmforge_engine::api::{Budget, Offload};
+use rocmforge_engine::api::{Budget, When};
 use rocmforge_fake_hip::Live;
 
 /// Questions of the exam; of a trained model's answers one in so many may part where
@@ -52,7 +52,7 @@ struct Asked {
 async fn ask(
     file: &str,
     budget: impl Fn(&Arc<LoadedModel>) -> u64,
-    offload: Offload,
+    cpu_compute: When,
     keeps: Option<Budget>,
 ) -> Asked {
     let host = requests::engine(Budget::Bytes(64 << 20));
@@ -60,7 +60,7 @@ async fn ask(
     let runtime = Runtime::new();
     let config = gpu_config(&runtime);
     let split = runtime
-        .start_split(config, budget(&on_host), (offload, keeps))
+        .start_split(config, budget(&on_host), (cpu_compute, keeps))
         .unwrap();
     let on_split = load(&split, file, "m").await;
     let mut asked = Asked::default();
@@ -74,7 +74,7 @@ async fn ask(
     }
     asked.made = runtime.calls("hipGraphInstantiate");
     asked.launched = runtime.calls("hipGraphLaunch");
-    println!("{file}, {offload:?}, of {QUESTIONS}: {asked:?}");
+    println!("{file}, {cpu_compute:?}, of {QUESTIONS}: {asked:?}");
     drop(on_split);
     split.end().unwrap();
     assert_eq!(runtime.violations(), Vec::<String>::new());
@@ -84,30 +84,30 @@ async fn ask(
     asked
 }
 
-async fn answers(file: &str, part: u64, offload: Offload, keeps: Option<Budget>) {
-    let asked = ask(file, |model| budget(model, part), offload, keeps).await;
+async fn answers(file: &str, part: u64, cpu_compute: When, keeps: Option<Budget>) {
+    let asked = ask(file, |model| budget(model, part), cpu_compute, keeps).await;
     assert!(asked.hosted > 0, "the host did nothing");
 }
 
 #[tokio::test]
 async fn feed_forwards_are_computed_on_the_host() {
     for file in ["tiny-llama-Q4_K_M.gguf", "tiny-qwen3-Q8_0.gguf"] {
-        answers(file, 3, Offload::Always, None).await;
-        answers(file, 3, Offload::Always, ROOMY).await;
+        answers(file, 3, When::Always, None).await;
+        answers(file, 3, When::Always, ROOMY).await;
     }
 }
 
 #[tokio::test]
 async fn experts_are_computed_on_the_host() {
     let file = "tiny-qwen3moe-Q4_K_M.gguf";
-    answers(file, 4, Offload::Always, None).await;
+    answers(file, 4, When::Always, None).await;
     // Some of a layer's experts are kept, others not.
-    answers(file, 4, Offload::Always, Some(Budget::Bytes(2 << 20))).await;
+    answers(file, 4, When::Always, Some(Budget::Bytes(2 << 20))).await;
 }
 
 #[tokio::test]
 async fn link_and_host_share_what_is_missing() {
-    answers("tiny-qwen3moe-Q4_K_M.gguf", 4, Offload::Auto, ROOMY).await;
+    answers("tiny-qwen3moe-Q4_K_M.gguf", 4, When::Auto, ROOMY).await;
 }
 
 /// Where experts come and go between steps no pass is one recording, but most of its steps are.
@@ -119,7 +119,7 @@ async fn steps_between_experts_are_replayed() {
     let runtime = Runtime::new();
     let config = gpu_config(&runtime);
     let engine = runtime
-        .start_split(config, budget(&on_host, 4), (Offload::Never, None))
+        .start_split(config, budget(&on_host, 4), (When::Never, None))
         .unwrap();
     let model = load(&engine, file, "m").await;
     let (mut same, mut tokens) = (0, 0);
@@ -163,7 +163,7 @@ async fn steps_between_experts_are_replayed() {
 #[tokio::test]
 async fn steps_between_answers_are_replayed_at_once() {
     let some = |model: &Arc<LoadedModel>| budget(model, 1) - BESIDE;
-    let asked = ask("tiny-llama-Q4_K_M.gguf", some, Offload::Auto, None).await;
+    let asked = ask("tiny-llama-Q4_K_M.gguf", some, When::Auto, None).await;
     assert!(asked.launched > 2 * asked.made, "{asked:?}");
     assert!(3 * asked.launched < 2 * asked.hits, "{asked:?}");
 }
@@ -173,7 +173,7 @@ async fn what_fits_is_uploaded_whatever_the_host_could_do() {
     let runtime = Runtime::new();
     let config = gpu_config(&runtime);
     let engine = runtime
-        .start_split(config, 64 << 20, (Offload::Auto, ROOMY))
+        .start_split(config, 64 << 20, (When::Auto, ROOMY))
         .unwrap();
     let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;
     let (question, _) = questions(1).remove(0);
@@ -196,7 +196,7 @@ async fn a_file_that_is_cut_short_fails_the_request_that_reads_it() {
     let on_other = load(&other, "tiny-llama-Q4_K_M.gguf", "m").await;
     let config = gpu_config(&runtime);
     let engine = runtime
-        .start_split(config, budget(&on_other, 3), (Offload::Always, None))
+        .start_split(config, budget(&on_other, 3), (When::Always, None))
         .unwrap();
     let model = fake::load(&engine, &path, "m").await.unwrap();
     let whole = load(&engine, "tiny-llama-Q4_K_M.gguf", "whole").await;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use fake::{Running, Runtime, gpu_config};
 use requests::{greedy, load, load_endless, run, until};
-use rocmforge_engine::api::{Budget, GenerateRequest, HostTier, Offload};
+use rocmforge_engine::api::{Budget, GenerateRequest, HostTier, When};
 use rocmforge_engine::{EngineConfig, LoadedModel};
 use rocmforge_fake_hip::Live;
 
@@ -24,9 +24,9 @@ const ROOMY: Option<Budget> = Some(Budget::Bytes(64 << 20));
 fn start(runtime: &Runtime, budget: u64, host: Option<Budget>) -> Running {
     let config = EngineConfig {
         budget: Budget::Bytes(budget),
-        offload: Offload::Never,
+        cpu_compute: When::Never,
         host_budget: host,
-        host_tier: Offload::Always,
+        host_kv: When::Always,
         ..EngineConfig::default()
     };
     runtime.start_as(gpu_config(runtime), config).unwrap()
@@ -215,7 +215,7 @@ async fn weights_on_the_host_go_before_pages() {
         .start_split(
             gpu_config(&runtime),
             64 << 20,
-            (Offload::Always, Some(Budget::Bytes(HOST))),
+            (When::Always, Some(Budget::Bytes(HOST))),
         )
         .unwrap();
     let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rocmforge_engine::api::{
-    Budget, GenerateEvent, GenerateRequest, GenerateSummary, Offload, SamplingParams,
+    Budget, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams, When,
 };
 use rocmforge_engine::{
     DeviceChoice, EngineConfig, EngineHandle, Error, KvType, LoadedModel, prepare, start,
@@ -426,15 +426,15 @@ async fn drafts_on(start: &dyn Fn(EngineConfig) -> Result<Running, Error>) {
     let folder = tempfile::tempdir().unwrap();
     for made in CERTAIN {
         let path = made.write(&folder);
-        for (budget, offload) in [
-            (24 << 20, Offload::Never),
-            (3 << 20, Offload::Never),
-            (3 << 20, Offload::Always),
+        for (budget, cpu_compute) in [
+            (24 << 20, When::Never),
+            (3 << 20, When::Never),
+            (3 << 20, When::Always),
         ] {
             let config = EngineConfig {
                 budget: Budget::Bytes(budget),
                 speculate: Some(true),
-                offload,
+                cpu_compute,
                 ..EngineConfig::default()
             };
             let card = start(config).unwrap();
@@ -442,7 +442,7 @@ async fn drafts_on(start: &dyn Fn(EngineConfig) -> Result<Running, Error>) {
             let (_, ids, summary) = run(&card, request(&model, count(7, 70), 32)).await;
             assert_eq!(ids, count(77, 32), "{made:?}, {budget}");
             let drafts = (summary.drafted_tokens, summary.accepted_tokens);
-            assert_eq!(drafts, (15, 15), "{made:?}, {budget}, {offload:?}");
+            assert_eq!(drafts, (15, 15), "{made:?}, {budget}, {cpu_compute:?}");
             card.end().unwrap();
         }
     }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use rocmforge_device::Role;
 use rocmforge_device::gpu::ceilings::Ceilings;
 use rocmforge_engine::LoadedModel;
-use rocmforge_engine::api::{Offload, Policy};
+use rocmforge_engine::api::{Policy, When};
 
 use super::Bench;
 use super::plan::{Figure, Kind, title};
@@ -298,11 +298,11 @@ fn budget(bench: &mut Bench, path: &Path, (whole, what): (u64, &str), rates: Rat
         false => 0,
     });
     let n = plan.decode_streamed;
-    let mut session = Session::start_split(bench.device, budget, Offload::Auto)?;
+    let mut session = Session::start_split(bench.device, budget, When::Auto)?;
     let (model, _) = session.load("main", path)?;
     let split: Streamed = stream::decode(&mut session, &model, n, 1, plan.runs)?;
     session.end()?;
-    let mut session = Session::start_split(bench.device, budget, Offload::Never)?;
+    let mut session = Session::start_split(bench.device, budget, When::Never)?;
     let (model, _) = session.load("main", path)?;
     let streamed: Streamed = stream::decode(&mut session, &model, n, 1, plan.runs)?;
     let prefilled = prefill(bench, &mut session, &model, plan.prefills[0])?;

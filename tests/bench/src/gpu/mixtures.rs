@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use rocmforge_engine::LoadedModel;
-use rocmforge_engine::api::{Offload, Policy};
+use rocmforge_engine::api::{Policy, When};
 use rocmforge_ops::SegmentKind;
 
 use super::Bench;
@@ -91,19 +91,19 @@ fn one(bench: &mut Bench, kind: Kind) -> Result<()> {
     ];
     for (what, bytes, goals) in halves {
         let beside = BESIDE.min(all / 2);
-        for offload in [Offload::Never, Offload::Auto] {
+        for cpu_compute in [When::Never, When::Auto] {
             let within = format!(
-                "budget of {what} and {:.1} GB, {:.2} GB in all, offload {offload:?}",
+                "budget of {what} and {:.1} GB, {:.2} GB in all, CPU compute {cpu_compute:?}",
                 beside as f64 / 1e9,
                 (bytes + beside) as f64 / 1e9
             )
             .to_lowercase();
-            let mut session = Session::start_split(bench.device, bytes + beside, offload)?;
+            let mut session = Session::start_split(bench.device, bytes + beside, cpu_compute)?;
             let (model, _) = session.load("main", &path)?;
             let n = plan.decode_streamed;
             // The host brings each expert into its own memory once, some at each token.
-            let before = match offload {
-                Offload::Auto => plan.before_split,
+            let before = match cpu_compute {
+                When::Auto => plan.before_split,
                 _ => 1,
             };
             let streamed = stream::decode(&mut session, &model, n, before, plan.runs)?;
@@ -123,7 +123,7 @@ fn one(bench: &mut Bench, kind: Kind) -> Result<()> {
                 &mb(&streamed.hosted),
             ));
             bench.add(row("found resident", "%", &streamed.hits));
-            if offload == Offload::Never {
+            if cpu_compute == When::Never {
                 // The host takes no part in a pass of many rows.
                 let prompt = plan.prefills[0];
                 speed::prefill_rate(&mut session, &model, prompt)?;

@@ -10,7 +10,7 @@ use rocmforge_ops::KV_PAGE_TOKENS;
 use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
 use super::WeightStore;
-use crate::api::Offload;
+use crate::api::When;
 use crate::prefix::{Age, Beginning, NodeId, Place, Realm};
 use crate::tier::{Stored, Tier, pays};
 
@@ -20,11 +20,11 @@ pub(crate) type HeldSlots = Vec<(NodeId, usize)>;
 impl WeightStore {
     /// Lets pages have what the weights leave of so many bytes of the host's memory,
     /// where the device takes part.
-    pub(crate) fn open_tier(&mut self, mode: Offload, bytes: u64) {
+    pub(crate) fn open_tier(&mut self, mode: When, bytes: u64) {
         let bytes = bytes & !(rocmforge_device::ALIGNMENT - 1);
-        if mode != Offload::Never {
+        if mode != When::Never {
             let bytes = self.device.set_aside(bytes).unwrap_or(0);
-            self.tier = Tier::new(bytes, mode == Offload::Always);
+            self.tier = Tier::new(bytes, mode == When::Always);
         }
     }
 

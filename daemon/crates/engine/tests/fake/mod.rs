@@ -12,8 +12,7 @@ use std::time::Duration;
 use rocmforge_device::gpu::device::ImageFolder;
 use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
 use rocmforge_engine::api::{
-    Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, Offload,
-    SamplingParams,
+    Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams, When,
 };
 use rocmforge_engine::{
     EngineConfig, EngineHandle, EngineThread, Error, LoadedModel, prepare, start_on,
@@ -114,7 +113,7 @@ impl Runtime {
     ///
     /// What is missing is uploaded: which answer a miss gets depends on times otherwise.
     pub(crate) fn start_with(&self, config: GpuConfig, budget: u64) -> Result<Running, Error> {
-        self.start_split(config, budget, (Offload::Never, None))
+        self.start_split(config, budget, (When::Never, None))
     }
 
     /// Starts an engine on it, with a word on what is not on the card, and on
@@ -123,11 +122,11 @@ impl Runtime {
         &self,
         config: GpuConfig,
         budget: u64,
-        (offload, host_budget): (Offload, Option<Budget>),
+        (cpu_compute, host_budget): (When, Option<Budget>),
     ) -> Result<Running, Error> {
         let engine = EngineConfig {
             budget: Budget::Bytes(budget),
-            offload,
+            cpu_compute,
             host_budget,
             ..EngineConfig::default()
         };

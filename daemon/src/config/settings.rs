@@ -1,0 +1,216 @@
+//! The settings of the daemon, each declared once. How, and what follows from an entry, is in
+//! [`super::table`].
+//!
+//! To add one: an entry here, and what its value does (`config.values.KEY`; settings of the engine
+//! also in `Config::engine`). Then `rocmforged generated reference docs` and `rocmforged generated
+//! dictionary tests/fuzz/dictionaries` write what is committed of it; tests compare both.
+
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rocmforge_engine::api::{Budget, Policy, When};
+use rocmforge_engine::{DeviceChoice, KvType, PrefixCache};
+use rocmforge_service::roles::Who;
+
+use super::error::ConfigError;
+use super::kinds::{
+    Kind, address, choice, collector, count, device, directories, integer, log_filter, path,
+    percent_or_off, seconds, size, size_or_none, socket, users,
+};
+use super::table::DefaultValue::{Is, Unset};
+use super::table::{AllGiven, Entry, Reload, declare_settings};
+use super::{
+    DRAIN_GRACE_MAX, MAX_SEQUENCES_LIMIT, N_CTX_MAX_LIMIT, QUEUE_CAPACITY_LIMIT, THREADS_MAX,
+    WATCHDOG_MAX, WATCHDOG_MIN,
+};
+use crate::traces::Collector;
+
+declare_settings! {
+    "Daemon" {
+        /// Unix socket for gRPC.
+        ///
+        /// Under systemd's socket activation the open socket is used, and this setting is not.
+        socket: PathBuf = socket(),
+            Unset("$ROCMFORGE_SOCKET, $XDG_RUNTIME_DIR/rocmforged.sock, else /run/rocmforged/rocmforged.sock"), AtRestart;
+
+        /// Directory from which clients may load models, with its subdirectories.
+        ///
+        /// Symbolic links are resolved first: a link that leads out of the directory is refused.
+        /// Without any directory every load is refused.
+        model_dir: Vec<PathBuf> = directories(), Unset("none"), AtRestart;
+
+        /// Log filter: a level, or directives such as info,rocmforge_engine=debug.
+        ///
+        /// Management calls are logged at every level unless audit=off is one of the directives.
+        log: String = log_filter(), Is("info"), LogFilter;
+
+        /// Time that running requests get to finish after SIGTERM.
+        ///
+        /// Under systemd, TimeoutStopSec= of the unit must be at least 16 seconds longer.
+        drain_grace: Duration = seconds(Duration::ZERO, DRAIN_GRACE_MAX), Is("20"), AtRestart;
+
+        /// OpenTelemetry collector for traces of requests (OTLP over HTTP, without TLS).
+        otlp_endpoint: Option<Collector> = collector().optional(), Unset("no traces"), AtRestart;
+    }
+    "Device" {
+        /// Device to compute on.
+        ///
+        /// auto is the best AMD GPU that works, else the best NVIDIA GPU, else the CPU. host is the
+        /// CPU. hip and cuda are the first GPU of that kind, hip:1 the second.
+        device: DeviceChoice = device(), Is("auto"), AtRestart;
+
+        /// CPU threads for computing.
+        threads: Option<NonZeroUsize> = count("N", THREADS_MAX).optional(), Unset("one per core"), AtRestart;
+
+        /// Time that a GPU operation may take before the GPU counts as hung.
+        ///
+        /// The daemon then exits with code 4, so that systemd restarts it.
+        watchdog: Duration = seconds(WATCHDOG_MIN, WATCHDOG_MAX), Is("30"), AtRestart;
+    }
+    "Memory" {
+        /// Maximum device memory for weights, KV cache and scratch together.
+        ///
+        /// A percentage is of the device's memory; of an integrated GPU (APU) that computes in
+        /// system memory, of what is free there at the start. On the CPU the rest is left to the
+        /// page cache, from which weights are read.
+        vram_budget: Budget = size(), Is("50%"), AtRestart;
+
+        /// GPU memory to keep free for other programs.
+        ///
+        /// While less is free, the budget shrinks; it grows again later. GPUs only.
+        keep_free: Option<Budget> = size_or_none(), Is("0"), AtRestart;
+
+        /// Eviction policy of the weight cache.
+        policy: Policy = choice("POLICY", [("pass-aware", Policy::PassAware), ("lru", Policy::Lru)]),
+            Is("pass-aware"), AtRestart;
+
+        /// Whether weights that are not in GPU memory are computed on the CPU instead of uploaded.
+        ///
+        /// auto computes on the CPU where that is faster than the upload, by what was measured of
+        /// both. `threads` sets the number of threads.
+        cpu_compute: When = when(), Is("auto"), AtRestart;
+
+        /// Host memory for weights repacked for the CPU, and for KV cache that left the GPU.
+        ///
+        /// At most half of the machine's memory. Repacked weights are those that the CPU computes
+        /// with (`cpu_compute`); without them it computes from the model file, two to three times
+        /// as slowly. The rest is for KV cache (`host_kv`).
+        host_budget: Option<Budget> = size_or_none(), Is("12.5%"), AtRestart;
+
+        /// Whether KV cache that is evicted from the GPU is kept in host memory.
+        ///
+        /// auto keeps it where copying it back is faster than recomputing it, by what was measured
+        /// of both. Within `host_budget`.
+        host_kv: When = when(), Is("auto"), AtRestart;
+
+        /// Memory pressure at which host memory is given back to the system.
+        ///
+        /// The percentage of time in which any process of the machine, or of the daemon's control
+        /// group, waits for memory (PSI). Memory of `host_budget` is given back step by step, and
+        /// taken again once the pressure has gone.
+        host_pressure: Option<f64> = percent_or_off(), Is("10"), AtRestart;
+
+        /// Whether model files are read with O_DIRECT, past the page cache.
+        ///
+        /// Pages that are cached already are used in any case. auto reads models with O_DIRECT that
+        /// are larger than the memory available when they are loaded, because they would evict
+        /// everything else from the page cache.
+        direct_io: When = when(), Is("auto"), AtRestart;
+    }
+    "Requests" {
+        /// Maximum context of a request in tokens.
+        n_ctx_max: u32 = integer("TOKENS", 1, N_CTX_MAX_LIMIT), Is("131072"), AtRestart;
+
+        /// Maximum number of requests that run at once.
+        max_sequences: NonZeroUsize = count("N", MAX_SEQUENCES_LIMIT), Is("64"), AtRestart;
+
+        /// Maximum number of requests in the queue.
+        ///
+        /// One client gets at most seven eighths of it.
+        queue_capacity: u32 = integer("N", 1, QUEUE_CAPACITY_LIMIT), Is("320"), AtRestart;
+
+        /// Prefix cache: whose earlier prompts a request may reuse.
+        ///
+        /// per-user reuses a user's own prompts, shared those of all users. With shared, the time
+        /// to
+        /// first token tells a user whether somebody has sent a prompt with the same beginning.
+        prefix_cache: PrefixCache = choice("WHOSE", [
+            ("off", PrefixCache::Off),
+            ("per-user", PrefixCache::PerClient),
+            ("shared", PrefixCache::Shared),
+        ]), Is("per-user"), AtRestart;
+
+        /// Element type of the KV cache.
+        ///
+        /// q8_0 takes 53 % of the memory of f16, at a small loss of precision; layers whose heads
+        /// are no multiple of 32 elements keep f16. f32 takes twice as much. auto is f16, but f32
+        /// for unquantized models (F16, BF16, F32) that do not scale their attention scores, such
+        /// as Gemma 4, or are MoE.
+        kv_type: Option<KvType> = choice("TYPE", [
+            ("auto", None),
+            ("f32", Some(KvType::F32)),
+            ("f16", Some(KvType::F16)),
+            ("q8_0", Some(KvType::Q8_0)),
+        ]), Is("auto"), AtRestart;
+
+        /// Speculative decoding with n-grams or an MTP head: on, off, or auto (CPU only).
+        ///
+        /// auto is on for the CPU alone: on a GPU the number of rows of a batch decides which
+        /// kernel computes them, so that the output can differ where two tokens are nearly equally
+        /// likely. A model with a draft model uses it unless this is off.
+        speculate: Option<bool> =
+            choice("WHETHER", [("on", Some(true)), ("off", Some(false)), ("auto", None)]), Is("auto"), AtRestart;
+    }
+    "Access" {
+        /// Users and groups that may use models: generate, tokenize, read the status.
+        use_by: Who = users(), Is("*"), AtRestart;
+
+        /// Users and groups that may also load, unload, preload, pin and test GPUs.
+        manage_by: Who = users(), Unset("as use_by"), AtRestart;
+
+        /// Users and groups that may also change budget and policy, and reload the settings.
+        admin_by: Who = users(), Unset("as manage_by"), AtRestart;
+    }
+    "HTTP" {
+        /// Unix socket for HTTP (OpenAI, Anthropic, Ollama and llama-server routes).
+        ///
+        /// Clients have the roles of their user, as over gRPC.
+        http_socket: Option<PathBuf> = socket().optional(), Unset("none"), AtRestart;
+
+        /// TCP address for HTTP.
+        ///
+        /// An address that other machines reach needs `http_token_file`, `http_tls_cert` and
+        /// `http_tls_key`. Under the packaged systemd unit it needs a drop-in that allows network
+        /// sockets.
+        http_listen: Option<SocketAddr> = address().optional(), Unset("none"), AtRestart;
+
+        /// File of bearer tokens for HTTP over TCP, one per line: TOKEN or NAME TOKEN.
+        ///
+        /// A client that sends a token may use, load and unload models. A reload reads the file
+        /// again. The file must not be readable by every user.
+        http_token_file: Option<PathBuf> = path("FILE").optional(), Unset("none"), Tokens;
+
+        /// TLS certificate chain for HTTP over TCP, PEM.
+        ///
+        /// The certificate of the daemon comes first, then those of the issuers. With it and
+        /// `http_tls_key` HTTP over TCP is served with TLS only. A reload reads both files again.
+        http_tls_cert: Option<PathBuf> = path("FILE").optional(), Unset("no TLS"), Certificate;
+
+        /// Private key of the TLS certificate, PEM, not encrypted.
+        http_tls_key: Option<PathBuf> = path("FILE").optional(), Unset("no TLS"), Certificate;
+    }
+}
+
+/// Whether the daemon does something: where it pays, never, or always.
+fn when() -> Kind<When> {
+    choice(
+        "WHEN",
+        [
+            ("auto", When::Auto),
+            ("never", When::Never),
+            ("always", When::Always),
+        ],
+    )
+}
