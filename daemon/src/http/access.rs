@@ -99,7 +99,7 @@ impl Http {
 const EXPOSED: HeaderValue = HeaderValue::from_static("x-request-id, request-id, retry-after");
 /// How long a browser need not ask again.
 const PREFLIGHT_S: HeaderValue = HeaderValue::from_static("600");
-const METHODS: HeaderValue = HeaderValue::from_static("GET, POST");
+const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
 /// Asked for by pages of the Internet about machines of a private network.
 const PRIVATE_ASKED: &str = "access-control-request-private-network";
 const PRIVATE_ALLOWED: &str = "access-control-allow-private-network";

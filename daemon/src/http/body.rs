@@ -28,6 +28,8 @@ const DISCARD_MAX: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_secs(1);
 /// Most values of a body: two bytes of it can be a value, which takes dozens once decoded.
 const VALUES_MAX: usize = 1 << 18;
+/// What says that the bytes behind it are UTF-8.
+const BOM: &[u8] = b"\xef\xbb\xbf";
 /// Bodies of refused requests that are taken at a time.
 const DISCARDS_MAX: usize = 32;
 static DISCARDS: Semaphore = Semaphore::const_new(DISCARDS_MAX);
@@ -42,11 +44,11 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
     max: usize,
 ) -> Result<T, Failure> {
     if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
-        && !encoding.as_bytes().eq_ignore_ascii_case(b"identity")
+        && !is_plain(encoding.as_bytes())
     {
-        let message = format!("{encoding:?} is not read here; send the body as it is");
+        let failure = failure::content_encoding(&String::from_utf8_lossy(encoding.as_bytes()));
         discard(&mut request).await;
-        return Err(failure::unsupported_field("Content-Encoding", &message));
+        return Err(failure);
     }
     let mut held = call.service.reading.hold(call.uid());
     let mut body = request.into_body();
@@ -99,6 +101,13 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
     work.await
 }
 
+/// Whether a body of this `Content-Encoding` comes as it is. Some clients put the charset there.
+fn is_plain(encoding: &[u8]) -> bool {
+    let encoding = encoding.trim_ascii();
+    let plain: [&[u8]; 4] = [b"", b"identity", b"utf-8", b"utf8"];
+    plain.iter().any(|name| encoding.eq_ignore_ascii_case(name))
+}
+
 /// Takes what comes of the body of a request that is refused unread. A connection that is closed
 /// while more of it comes is reset, and then many clients never see why.
 pub(super) async fn discard(request: &mut Request) {
@@ -130,6 +139,8 @@ async fn take_rest(body: &mut Body) {
 }
 
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
+    // Clients of .NET and PowerShell put it in front.
+    let bytes = bytes.strip_prefix(BOM).unwrap_or(bytes);
     if values(bytes) > VALUES_MAX {
         return Err(failure::invalid(
             "body",
@@ -223,6 +234,23 @@ mod tests {
         }
         for bad in [r"\ud8", r"\ud83d\", r"\ux"] {
             assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_left_out() {
+        let read = |bytes: &[u8]| decode::<String>(bytes);
+        assert_eq!(read(b"\xef\xbb\xbf\"a\"").unwrap(), "a");
+        assert!(read(b"\xef\xbb\"a\"").is_err());
+    }
+
+    #[test]
+    fn a_charset_in_place_of_an_encoding_is_none() {
+        for plain in ["identity", "UTF-8", " identity", ""] {
+            assert!(is_plain(plain.as_bytes()), "{plain}");
+        }
+        for packed in ["gzip", "br", "identity, gzip", "zstd"] {
+            assert!(!is_plain(packed.as_bytes()), "{packed}");
         }
     }
 

@@ -141,6 +141,23 @@ impl Call {
         found.await
     }
 
+    /// The name that a request means: its own, or where it has none that of the only model there
+    /// is, loaded or a file.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT where it has none and there are several, or none.
+    pub(super) async fn meant(&self, name: String) -> Result<String, Failure> {
+        if !name.is_empty() {
+            return Ok(name);
+        }
+        let all = self.service.available().await?;
+        let mut models = all.iter().filter(|model| model.alias_of().is_none());
+        match (models.next(), models.next()) {
+            (Some(only), None) => Ok(only.name().to_owned()),
+            _ => self.has_name(&name).map(|()| name),
+        }
+    }
+
     /// Refuses a missing name, saying where this dialect's clients find those that there are.
     pub(super) fn has_name(&self, name: &str) -> Result<(), Failure> {
         if !name.is_empty() {

@@ -47,6 +47,12 @@ impl Dialect {
                 .headers_mut()
                 .insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
         }
+        if failure.reason() == "CONTENT_ENCODING" {
+            response.headers_mut().insert(
+                header::ACCEPT_ENCODING,
+                HeaderValue::from_static("identity"),
+            );
+        }
         if leaves_body(failure) {
             response
                 .headers_mut()
@@ -66,19 +72,35 @@ impl Dialect {
         match self {
             Self::OpenAi => {
                 let param = failure.fields().first().map(|(field, _)| field);
-                json!({"error": {
+                let mut error = json!({
                     "message": message,
                     "type": openai_type(failure),
                     "param": param,
                     "code": openai_code(failure),
                     "details": failure.metadata(),
-                }})
+                });
+                // As numbers where llama-server's clients look for them.
+                for key in ["n_prompt_tokens", "n_ctx"] {
+                    let said = number_of(failure, key).filter(|_| exceeds_context(failure));
+                    if let Some(n) = said {
+                        error[key] = n.into();
+                    }
+                }
+                json!({"error": error})
             }
             Self::Anthropic => {
-                // By these words agents know that they have to compact their conversation.
-                let message = match failure.reason() {
-                    "CONTEXT_EXCEEDED" => format!("prompt is too long: {message}"),
-                    _ => message.to_owned(),
+                // By these words agents know that they have to compact their conversation, and by
+                // the numbers how far.
+                let message = match exceeds_context(failure) {
+                    true => {
+                        let number = |key| number_of(failure, key).unwrap_or_default();
+                        format!(
+                            "prompt is too long: {} tokens > {} maximum; {message}",
+                            number("n_prompt_tokens"),
+                            number("prompt_tokens_max"),
+                        )
+                    }
+                    false => message.to_owned(),
                 };
                 json!({
                     "type": "error",
@@ -87,14 +109,21 @@ impl Dialect {
                 })
             }
             // By its own name of the setting.
-            Self::Ollama => match failure.reason() {
-                "CONTEXT_EXCEEDED" => {
-                    json!({"error": message.replace("raise n_ctx", "raise options.num_ctx")})
-                }
-                _ => json!({"error": message}),
+            Self::Ollama => match exceeds_context(failure) {
+                true => json!({"error": message.replace("raise n_ctx", "raise options.num_ctx")}),
+                false => json!({"error": message}),
             },
         }
     }
+}
+
+fn exceeds_context(failure: &Failure) -> bool {
+    failure.reason() == "CONTEXT_EXCEEDED"
+}
+
+/// A number of a failure's metadata.
+fn number_of(failure: &Failure, key: &str) -> Option<u64> {
+    failure.metadata().get(key)?.parse().ok()
 }
 
 /// The status of a failure. Clients try 408, 409, 429 and 5xx again by themselves.
@@ -103,6 +132,7 @@ pub(super) fn status(failure: &Failure) -> StatusCode {
         (_, "REQUEST_TOO_LARGE") => StatusCode::PAYLOAD_TOO_LARGE,
         (_, "REQUEST_TOO_SLOW") => StatusCode::REQUEST_TIMEOUT,
         (_, "METHOD_NOT_ALLOWED") => StatusCode::METHOD_NOT_ALLOWED,
+        (_, "CONTENT_ENCODING") => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         // One that never fits its limit: trying again does not help.
         (_, "PEER_LIMIT") if failure.retry_after().is_none() => StatusCode::PAYLOAD_TOO_LARGE,
         // These pass, or somebody else mends them.
@@ -161,6 +191,7 @@ fn openai_code(failure: &Failure) -> &'static str {
     match failure.reason() {
         "CONTEXT_EXCEEDED" => "context_length_exceeded",
         "UNKNOWN_MODEL" => "model_not_found",
+        "UNKNOWN_PREVIOUS" => "previous_response_not_found",
         "TOKEN_MISSING" => "invalid_api_key",
         reason => reason,
     }
@@ -212,6 +243,7 @@ mod tests {
             (failure::no_method("GET", "/x", "POST"), 405),
             (failure::unloaded_meanwhile("x"), 409),
             (failure::body_too_large(7), 413),
+            (failure::content_encoding("br"), 415),
             (failure::body_late(Duration::from_secs(1)), 408),
             (failure::exhausted("full", Duration::from_millis(10)), 429),
             (failure::bug("odd"), 500),

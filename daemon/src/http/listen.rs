@@ -25,7 +25,7 @@ use tower::ServiceExt as _;
 
 use super::call::Client;
 use super::handshake::Handshakes;
-use super::{Http, HttpListeners, router, sending};
+use super::{Http, HttpListeners, path, router, sending};
 use crate::connection::{self, ACCEPT_LOG_EVERY, ACCEPT_RETRY, Peer, QuietStream, Table};
 
 /// How long a client may take to send the header of a request, counted from its connection or its
@@ -92,6 +92,7 @@ pub(crate) async fn serve(
     tokio::select! {
         () = async { while loops.join_next().await.is_some() {} } => {}
         () = http.replies.watch(|| engine.snapshot().others_wait()) => {}
+        () = http.keep_alives.run(engine) => {}
     }
     Ok(())
 }
@@ -198,6 +199,9 @@ async fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     };
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(client);
+        if let Some(regular) = path::regular(request.uri()) {
+            *request.uri_mut() = regular;
+        }
         let call = peer.call();
         let answer = http
             .runtimes

@@ -1,5 +1,7 @@
 //! llama-server's routes: health, properties, tokens, and the loading of models.
 
+pub(super) mod native;
+
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -15,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use super::Http;
 use super::call::{Call, json as answer, query};
-use super::prompt::{WireMessage, messages};
+use super::prompt::{WireMessage, messages, model_name};
 use super::written::List;
 
 /// `GET /health`: 200 while work is taken, 503 otherwise.
@@ -32,23 +34,18 @@ pub(super) async fn health(State(http): State<Arc<Http>>, request: Request) -> R
     }
 }
 
-/// The model that a request names; without a name, the only one that is loaded.
+/// The model that a request names; without a name, the only one that is loaded, or that there is.
 async fn named(call: &Call, name: Option<&str>) -> Result<Arc<LoadedModel>, Failure> {
-    if let Some(name) = name.filter(|name| !name.is_empty()) {
-        return call.model(name).await;
+    let name = name.unwrap_or_default();
+    if name.is_empty() {
+        call.service.admit()?;
+        let snapshot = call.service.engine.snapshot();
+        if let [only] = snapshot.models.as_slice() {
+            return Ok(Arc::clone(&only.model));
+        }
     }
-    call.service.admit()?;
-    let snapshot = call.service.engine.snapshot();
-    match snapshot.models.as_slice() {
-        [only] => Ok(Arc::clone(&only.model)),
-        several => Err(failure::invalid(
-            "model",
-            &format!(
-                "missing, and {} models are loaded; name one of GET /v1/models",
-                several.len()
-            ),
-        )),
-    }
+    let name = call.meant(name.to_owned()).await?;
+    call.model(&name).await
 }
 
 /// `GET /props`, of the model in `?model=`.
@@ -268,7 +265,7 @@ async fn listed(call: &Call) -> Result<Response, Failure> {
 
 #[derive(Debug, Deserialize)]
 struct Named {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "model_name")]
     model: String,
 }
 
@@ -280,7 +277,8 @@ pub(super) async fn load(State(http): State<Arc<Http>>, request: Request) -> Res
 }
 
 async fn loaded(call: &Call, request: Request) -> Result<Response, Failure> {
-    let asked: Named = call.read_small(request).await?;
+    let mut asked: Named = call.read_small(request).await?;
+    asked.model = call.meant(asked.model).await?;
     // The load itself leaves a line of its own, where there is one to do.
     let log = call.audit(&asked.model, "");
     log.end(call.model(&asked.model).await)?;

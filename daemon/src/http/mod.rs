@@ -25,10 +25,12 @@ mod format;
 mod handshake;
 mod listen;
 mod llama;
+mod media;
 mod metrics;
 mod model_events;
 mod ollama;
 mod openai;
+mod path;
 mod prompt;
 mod reply;
 mod rerank;
@@ -57,6 +59,8 @@ use self::call::Call;
 #[cfg(fuzzing)]
 pub(crate) use self::call::Client;
 pub(crate) use self::listen::serve;
+use self::ollama::KeepAlives;
+use self::openai::responses::Memory;
 pub use self::tls::{Tls, TlsFault};
 pub use self::token::Tokens;
 use crate::replies::Replies;
@@ -86,6 +90,10 @@ pub(crate) struct Http {
     tokens: RwLock<Option<Tokens>>,
     /// Likewise.
     tls: RwLock<Option<Tls>>,
+    /// When models are let go.
+    keep_alives: Arc<KeepAlives>,
+    /// Earlier responses, for requests that refer to them.
+    memory: Arc<Memory>,
 }
 
 impl Http {
@@ -102,6 +110,8 @@ impl Http {
             runtimes,
             tokens,
             tls,
+            keep_alives: Arc::default(),
+            memory: Arc::default(),
         })
     }
 
@@ -136,7 +146,14 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         .route("/v1/health", get(llama::health))
         .route("/metrics", get(metrics::metrics))
         .route("/props", get(llama::props))
+        .route("/slots", get(llama::native::slots))
         .route("/tokenize", post(llama::tokenize))
+        .route("/detokenize", post(llama::native::detokenize))
+        .route("/completion", post(llama::native::completion))
+        .route("/completions", post(llama::native::completion))
+        .route("/infill", post(llama::native::infill))
+        .route("/embedding", post(llama::native::embedding))
+        .route("/embeddings", post(llama::native::embedding))
         .route("/models", get(llama::models))
         .route("/models/sse", get(model_events::models))
         .route("/models/load", post(llama::load))
@@ -154,6 +171,12 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         .route("/reranking", post(rerank::rerank))
         .route("/apply-template", post(llama::apply_template))
         .route("/v1/responses", post(openai::responses::responses))
+        .route("/responses", post(openai::responses::responses))
+        .route("/v1/responses/{id}", kept_responses())
+        .route(
+            "/v1/responses/{id}/input_items",
+            get(openai::responses::kept::input),
+        )
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/", get(ollama::models::root))
@@ -170,6 +193,13 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
     routes.layer(gate).with_state(Arc::clone(http))
 }
 
+/// A response that is kept: read, or deleted.
+fn kept_responses() -> MethodRouter<Arc<Http>> {
+    routing::get(openai::responses::kept::get)
+        .delete(openai::responses::kept::delete)
+        .fallback(only_get_or_delete)
+}
+
 /// A route that is read; axum adds `Allow` to what the other methods get.
 fn get<H: Handler<T, Arc<Http>>, T: 'static>(handler: H) -> MethodRouter<Arc<Http>> {
     routing::get(handler).fallback(only_get)
@@ -182,6 +212,10 @@ fn post<H: Handler<T, Arc<Http>>, T: 'static>(handler: H) -> MethodRouter<Arc<Ht
 
 async fn only_get(State(http): State<Arc<Http>>, request: Request) -> Response {
     no_method(&http, request, "GET").await
+}
+
+async fn only_get_or_delete(State(http): State<Arc<Http>>, request: Request) -> Response {
+    no_method(&http, request, "GET or DELETE").await
 }
 
 async fn only_post(State(http): State<Arc<Http>>, request: Request) -> Response {

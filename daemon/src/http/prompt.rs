@@ -9,6 +9,8 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 
+use super::media;
+
 /// A text, or a list.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged, expecting = "expected a text or a list")]
@@ -78,12 +80,6 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, Failure> 
 }
 
 fn one(at: usize, wire: WireMessage) -> Result<Message, Failure> {
-    if wire.images.is_some_and(|images| !images.is_empty()) {
-        return Err(failure::unsupported_field(
-            &format!("messages[{at}].images"),
-            "the models here read text only; leave images out",
-        ));
-    }
     let content = match wire.content {
         None => Content::None,
         Some(TextOr::Text(text)) => Content::Text(text),
@@ -91,6 +87,7 @@ fn one(at: usize, wire: WireMessage) -> Result<Message, Failure> {
             text_parts(parts, |part| format!("messages[{at}].content[{part}]"))?
         }
     };
+    let content = with_images(content, wire.images.map_or(0, |images| images.len()));
     // What instructs the model is called so by newer clients.
     let role = match wire.role.as_str() {
         "developer" => "system".to_owned(),
@@ -123,12 +120,44 @@ fn one(at: usize, wire: WireMessage) -> Result<Message, Failure> {
     })
 }
 
+/// What a message says, with what is told in place of each of its images.
+fn with_images(content: Content, n: usize) -> Content {
+    if n == 0 {
+        return content;
+    }
+    let told = vec![media::IMAGE; n].join("\n");
+    match content {
+        Content::None => Content::Text(told),
+        Content::Text(text) => Content::Text(beside_images(&text, n)),
+        Content::Parts(mut parts) => {
+            parts.push(json!({"type": "text", "text": told}));
+            Content::Parts(parts)
+        }
+    }
+}
+
+/// A text with what is told in place of each of `n` images beside it.
+pub(super) fn beside_images(text: &str, n: usize) -> String {
+    let told = vec![media::IMAGE; n].join("\n");
+    match (text.is_empty(), n) {
+        (_, 0) => text.to_owned(),
+        (true, _) => told,
+        (false, _) => format!("{text}\n{told}"),
+    }
+}
+
+/// The name of a model, or an empty one where there is none.
+pub(super) fn model_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Option::<String>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
 /// The member of an object; null where there is none, or where it is no object.
 pub(super) fn take(value: &mut Value, key: &str) -> Value {
     value.get_mut(key).map(Value::take).unwrap_or_default()
 }
 
-/// Parts of a message, all of which have to be text.
+/// Parts of a message as text: documents are what is in them, and of what models here cannot read
+/// it is told that it was there.
 pub(super) fn text_parts(
     parts: Vec<Value>,
     field: impl Fn(usize) -> String,
@@ -141,12 +170,12 @@ pub(super) fn text_parts(
             _ => "text",
         };
         if !matches!(kind, "text" | "input_text" | "output_text" | "refusal") {
-            return Err(failure::unsupported_field(
-                &field(at),
-                &format!(
-                    "a part of the type {kind} cannot be read; the models here read text only, leave it out"
-                ),
-            ));
+            let text = media::text_of(kind, &part).ok_or_else(|| {
+                let message = format!("a part of the type {kind} is not known here; leave it out");
+                failure::unsupported_field(&field(at), &message)
+            })?;
+            texts.push(text);
+            continue;
         }
         match take(&mut part, key) {
             Value::String(text) => texts.push(text),
@@ -517,13 +546,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_refused_by_its_place() {
-        let image = json!([{"role": "user", "content": [
-            {"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]}]);
-        let failure = read(image).unwrap_err();
+    fn a_conversation_lives_on_with_an_image_in_it() {
+        let chat = read(json!([
+            {"role": "user", "content": [
+                {"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": [{"type": "image_url", "image_url": "x"}]},
+            {"role": "user", "content": "a", "images": ["x", "y"]},
+            {"role": "user", "images": ["x"]},
+        ]))
+        .unwrap();
+        let text = |text: &str| json!({"type": "text", "text": text});
+        assert_eq!(
+            chat[0].content,
+            Content::Parts(vec![text("a"), text(media::IMAGE)])
+        );
+        assert_eq!(chat[1].content, Content::Text(media::IMAGE.into()));
+        let two = format!("a\n{0}\n{0}", media::IMAGE);
+        assert_eq!(chat[2].content, Content::Text(two));
+        assert_eq!(chat[3].content, Content::Text(media::IMAGE.into()));
+    }
+
+    #[test]
+    fn a_part_of_no_known_type_is_refused_by_its_place() {
+        let odd = json!([{"role": "user", "content": [
+            {"type": "text", "text": "a"}, {"type": "robot"}]}]);
+        let failure = read(odd).unwrap_err();
         assert_eq!(failure.fields()[0].0, "messages[0].content[1]");
-        assert!(failure.message().contains("image_url"), "{failure:?}");
-        let failure = read(json!([{"role": "user", "content": "a", "images": ["x"]}]));
-        assert_eq!(failure.unwrap_err().fields()[0].0, "messages[0].images");
+        assert!(failure.message().contains("robot"), "{failure:?}");
     }
 }

@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 
 use super::Http;
 use super::call::{Call, fresh_id, json as answer};
-use super::prompt::{refuse_unsupported, take};
+use super::prompt::{model_name, refuse_unsupported, take};
 
 #[derive(Debug, Deserialize)]
 struct RerankRequest {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "model_name")]
     model: String,
     #[serde(default)]
     query: String,
@@ -40,7 +40,8 @@ pub(super) async fn rerank(State(http): State<Arc<Http>>, request: Request) -> R
 
 async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     const WHOLE: &str = "documents are read as a whole; send shorter ones, and leave it unset";
-    let asked: RerankRequest = call.read(request).await?;
+    let mut asked: RerankRequest = call.read(request).await?;
+    asked.model = call.meant(asked.model).await?;
     refuse_unsupported(&[
         (
             "max_chunks_per_doc",

@@ -1,5 +1,6 @@
 //! From a dialect's request to a generation that runs: the same steps for all of them.
 
+use rocmforge_engine::LoadedModel;
 use rocmforge_service::check::{self, SamplingFields, Violations};
 use rocmforge_service::conversation::{self, Answering};
 use rocmforge_service::failure::Failure;
@@ -12,7 +13,7 @@ use serde_json::{Map, Value};
 use super::call::Call;
 use rocmforge_service::answers::Generation;
 use rocmforge_service::parts::Splitter;
-use rocmforge_service::tool_calls::Tools;
+use rocmforge_service::tool_calls::{Tools, forms};
 
 /// A conversation that is to be answered.
 #[derive(Debug, Clone)]
@@ -24,6 +25,9 @@ pub(super) struct Conversation {
     pub(super) kwargs: Map<String, Value>,
     /// The last message is left open, and gone on with.
     pub(super) continues: bool,
+    /// Without a word about it in the request, the model does not think, where its template has a
+    /// switch for that.
+    pub(super) is_quiet: bool,
     pub(super) sampling: SamplingFields,
     pub(super) n_ctx: Option<i32>,
     /// Answers that are wanted, at most [`rocmforge_service::answers::CHOICES_MAX`].
@@ -78,6 +82,7 @@ pub(super) async fn begin(
     mut violations: Violations,
     log: &mut RequestLog,
 ) -> Result<Answers, Failure> {
+    let mut kwargs = asked.kwargs;
     let roles: Vec<_> = asked.messages.iter().map(|m| m.role.as_str()).collect();
     check::messages(&roles, &mut violations);
     let reuse = asked.sampling.reuse_prompt.unwrap_or(true);
@@ -88,6 +93,9 @@ pub(super) async fn begin(
     let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
     violations.result()?;
     let model = call.model(&asked.model).await?;
+    if asked.is_quiet {
+        quieten(&model, &mut kwargs);
+    }
     let how = Answering {
         sampling,
         // Ollama's clients send a length for all models, whatever theirs.
@@ -100,13 +108,22 @@ pub(super) async fn begin(
     let conversation = conversation::Conversation {
         messages: asked.messages,
         tools: asked.tools,
-        kwargs: asked.kwargs,
+        kwargs,
         continues: asked.continues,
         field: asked.field,
     };
     service
         .answer(&model, conversation, how, call.arrival, log)
         .await
+}
+
+/// Switches thinking off where the request says nothing of it and the model's template has a
+/// switch. A model without one was made to think always: its thoughts would be cut off.
+pub(super) fn quieten(model: &LoadedModel, kwargs: &mut Map<String, Value>) {
+    let template = model.template().and_then(|template| template.source().ok());
+    if template.is_some_and(forms::has_thinking_switch) {
+        kwargs.entry("enable_thinking").or_insert(false.into());
+    }
 }
 
 /// Checks the rest of a continuation, and hands it to the engine.

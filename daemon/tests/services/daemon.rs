@@ -106,7 +106,20 @@ impl Daemon {
         declared: Vec<Declared>,
         peer_limits: Rules,
     ) -> Self {
+        Self::start_serving(&[fixtures()], roles, http, declared, peer_limits).await
+    }
+
+    /// One whose models are those of these directories and of its own.
+    pub(crate) async fn start_serving(
+        dirs: &[PathBuf],
+        roles: Roles,
+        http: HttpListeners,
+        declared: Vec<Declared>,
+        peer_limits: Rules,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
+        let mut dirs = dirs.to_vec();
+        dirs.push(dir.path().to_owned());
         let path = dir.path().join("s");
         let socket = Socket::bind(&path).unwrap();
         let (engine, _thread) = rocmforge_engine::start(EngineConfig {
@@ -121,7 +134,7 @@ impl Daemon {
         })
         .unwrap();
         let options = ServeOptions {
-            model_dirs: ModelDirs::new(&[fixtures(), dir.path().to_owned()]).unwrap(),
+            model_dirs: ModelDirs::new(&dirs).unwrap(),
             limits: Limits {
                 n_ctx_max: 1024,
                 max_sequences: 4,

@@ -220,10 +220,13 @@ impl Generation {
     }
 
     /// Collects the scores of what the answers say alone, each text's by itself, without what they
-    /// think and call. Whoever streams them holds them until the end, too, so that they are bounded
-    /// either way.
+    /// think and call.
     pub fn score_text_only(&mut self) {
         self.text_only = true;
+    }
+
+    /// Bounds the scores of a stream, too, whose events hold them until its end.
+    pub fn bound_scores(&mut self) {
         self.bound.refusal = Some(TOO_MANY_IN_STREAMS);
     }
 

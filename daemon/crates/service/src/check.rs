@@ -8,7 +8,7 @@ use crate::failure::{self, Failure};
 use crate::format::Format;
 
 /// Most stop strings of a request.
-pub const STOP_MAX: usize = 16;
+pub const STOP_MAX: usize = 256;
 /// Longest stop string in bytes.
 pub const STOP_MAX_BYTES: usize = 256;
 /// Largest presence or frequency penalty, either sign.

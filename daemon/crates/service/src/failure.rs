@@ -445,11 +445,62 @@ pub fn body_too_large(max: usize) -> Failure {
         .says(&message)
 }
 
+/// NOT_FOUND: no response of this name is kept for this client.
+pub fn unknown_response(id: &str) -> Failure {
+    let message = format!(
+        "no response '{id}' is kept; the last ones of each client are, until the daemon ends, where store is not false"
+    );
+    Failure::new(Kind::NotFound, "UNKNOWN_RESPONSE")
+        .with("response", id)
+        .about("response", id, "not kept")
+        .says(&message)
+}
+
+/// INVALID_ARGUMENT: a request goes on from a response that is not kept.
+pub fn unknown_previous(id: &str) -> Failure {
+    let message = format!(
+        "previous_response_id: response '{id}' is not kept; the last ones of each client are, until the daemon ends, \
+         where store is not false: send the whole conversation as input"
+    );
+    Failure::new(Kind::InvalidArgument, "UNKNOWN_PREVIOUS")
+        .with("response", id)
+        .field("previous_response_id", "it is not kept")
+        .says(&message)
+}
+
+/// NOT_FOUND: a request refers to an item that is not kept.
+pub fn unknown_item(field: &str, id: &str) -> Failure {
+    let message = format!(
+        "{field}: item '{id}' is not kept; the last ones of each client are, until the daemon ends, where store is not \
+         false: send the item itself"
+    );
+    Failure::new(Kind::NotFound, "UNKNOWN_ITEM")
+        .with("item", id)
+        .field(field, "it refers to an item that is not kept")
+        .says(&message)
+}
+
+/// UNIMPLEMENTED: the body of a request is compressed.
+pub fn content_encoding(encoding: &str) -> Failure {
+    let message = format!("Content-Encoding: {encoding} is not read here; send the body as it is");
+    Failure::new(Kind::Unimplemented, "CONTENT_ENCODING")
+        .with("encoding", encoding)
+        .with("accepted", "identity")
+        .says(&message)
+}
+
 /// INVALID_ARGUMENT: a prompt is longer than its context. Programs shorten it when they see this
-/// reason.
-pub(crate) fn context_exceeded(field: &str, message: &str, n_ctx: u32) -> Failure {
+/// reason. The numbers are the tokens of the prompt, the most that it may have, and those of the
+/// context.
+pub(crate) fn context_exceeded(
+    field: &str,
+    message: &str,
+    (n_prompt_tokens, prompt_max, n_ctx): (usize, usize, u32),
+) -> Failure {
     Failure::new(Kind::InvalidArgument, "CONTEXT_EXCEEDED")
         .with("field", field)
+        .with("n_prompt_tokens", n_prompt_tokens.to_string())
+        .with("prompt_tokens_max", prompt_max.to_string())
         .with("n_ctx", n_ctx.to_string())
         .field(field, message)
         .says(&format!("{field}: {message}"))

@@ -24,6 +24,7 @@ pub mod failure;
 pub mod files;
 pub mod format;
 pub mod generation;
+pub mod infill;
 mod lane;
 pub mod limits;
 pub mod load;

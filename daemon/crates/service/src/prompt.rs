@@ -53,6 +53,10 @@ pub struct Tail {
     pub continues: bool,
 }
 
+/// Longest text in bytes whose tokens are all counted where they are too many, so that a client
+/// learns by how much to shorten it. Of a longer one the count is where the tokenizer gave up.
+const COUNTED_MAX_BYTES: usize = 2 << 20;
+
 /// Most bytes of [`Tail::text`], beside a header.
 pub const TAIL_MAX_BYTES: usize = 64;
 
@@ -92,6 +96,9 @@ impl Prompt {
         let mut tail = Tail::default();
         let most = room.map_or(usize::MAX, |room| room.tokens);
         let cuts = room.is_some_and(|room| room.cuts);
+        let mut count = most.saturating_add(1);
+        let counts =
+            |bytes: usize| room.is_some_and(|room| room.counts) && bytes <= COUNTED_MAX_BYTES;
         let encoded = match self {
             Self::Ids(ids) if cuts => Ok(cut(ids, most, tokenizer)),
             Self::Ids(ids) => Ok(ids),
@@ -101,31 +108,42 @@ impl Prompt {
                 parse_special,
             } => match cuts {
                 true => tokenizer.encode_beginning(most, &text, add_special, parse_special),
-                false => tokenizer.encode_at_most(most, &text, add_special, parse_special),
+                false => {
+                    let encode =
+                        |max| tokenizer.encode_at_most(max, &text, add_special, parse_special);
+                    let encoded = encode(most);
+                    if is_too_long(&encoded) && counts(text.len()) {
+                        count = encode(usize::MAX).map_or(count, |ids| ids.len());
+                    }
+                    encoded
+                }
             },
             Self::Chat(chat) => {
                 let rendered = rendered(&chat, field, model, templates)?;
                 let source = model.template().and_then(|template| template.source().ok());
                 let with_headers = source.is_some_and(|source| Headers::of(source).is_some());
                 tail = Tail::of(&rendered.text(), with_headers, chat.ending);
-                tokenizer.encode_rendered(most, &rendered)
+                let encoded = tokenizer.encode_rendered(most, &rendered);
+                if is_too_long(&encoded) && counts(rendered.text().len()) {
+                    let all = tokenizer.encode_rendered(usize::MAX, &rendered);
+                    count = all.map_or(count, |ids| ids.len());
+                }
+                encoded
             }
         };
         match (encoded, room) {
-            (Ok(ids), Some(room)) if ids.len() > most => {
-                Err(room.refuse(field, &format!("it has {} tokens, but", ids.len())))
-            }
+            (Ok(ids), Some(room)) if ids.len() > most => Err(room.refuse(field, ids.len())),
             (Ok(ids), _) => Ok(Encoded { ids, tail }),
-            // For an answer one place has to stay free, so that nothing fits where n_ctx is 1.
-            (Err(TokenizerError::TooManyTokens { max: 0 }), Some(room)) => {
-                Err(room.refuse(field, "there is no place for it, since"))
-            }
-            (Err(TokenizerError::TooManyTokens { max }), Some(room)) => {
-                Err(room.refuse(field, &format!("it has more than {max} tokens, but")))
+            (Err(TokenizerError::TooManyTokens { .. }), Some(room)) => {
+                Err(room.refuse(field, count))
             }
             (Err(error), _) => Err(failure::invalid(field, &error.to_string())),
         }
     }
+}
+
+fn is_too_long(encoded: &Result<Vec<u32>, TokenizerError>) -> bool {
+    matches!(encoded, Err(TokenizerError::TooManyTokens { .. }))
 }
 
 impl Prompt {
@@ -272,6 +290,8 @@ pub struct Room {
     purpose: Purpose,
     /// A text that is longer is cut, not refused.
     cuts: bool,
+    /// The refusal of a text that is longer has its count of tokens.
+    counts: bool,
 }
 
 /// What a prompt's tokens are for.
@@ -293,6 +313,7 @@ impl Room {
             n_ctx_max: context.limits.n_ctx_max,
             purpose: Purpose::Answer,
             cuts: false,
+            counts: true,
         }
     }
 
@@ -318,6 +339,14 @@ impl Room {
         Self { cuts, ..self }
     }
 
+    /// The same room for a trial, whose refusal need not have the count of all tokens.
+    pub fn for_trial(self) -> Self {
+        Self {
+            counts: false,
+            ..self
+        }
+    }
+
     /// The room that is left beside `tokens` others.
     pub(crate) fn less(self, tokens: usize) -> Self {
         Self {
@@ -326,7 +355,9 @@ impl Room {
         }
     }
 
-    fn refuse(&self, field: &str, begin: &str) -> Failure {
+    /// Refuses a prompt of at least `n` tokens. Agents know by the first words, llama-server's, and
+    /// by those of the context's length, OpenAI's, that they have to shorten their conversation.
+    fn refuse(&self, field: &str, n: usize) -> Failure {
         let Self {
             n_ctx,
             n_ctx_train,
@@ -334,8 +365,8 @@ impl Room {
             ..
         } = *self;
         let raise = match n_ctx {
-            n if n < n_ctx_train.min(n_ctx_max) => ", or raise n_ctx",
-            n if n < n_ctx_train => ", or start the daemon with a larger --n-ctx-max",
+            n_ctx if n_ctx < n_ctx_train.min(n_ctx_max) => ", or raise n_ctx",
+            n_ctx if n_ctx < n_ctx_train => ", or start the daemon with a larger --n-ctx-max",
             _ => "",
         };
         let what = match self.purpose {
@@ -343,13 +374,19 @@ impl Room {
             Purpose::Scores => format!("score it in windows{raise}"),
             Purpose::Embedding => format!("embed it in parts{raise}"),
         };
+        let least = if n == self.tokens + 1 {
+            "at least "
+        } else {
+            ""
+        };
         failure::context_exceeded(
             field,
             &format!(
-                "{begin} the context of this request has n_ctx = {n_ctx}; {what} (the model was trained with \
-                 {n_ctx_train}, the daemon allows {n_ctx_max})"
+                "the request exceeds the available context size: it has {least}{n} tokens, and this model's \
+                 maximum context length is {n_ctx} tokens (n_ctx); {what} (the model was trained with {n_ctx_train}, \
+                 the daemon allows {n_ctx_max})"
             ),
-            n_ctx,
+            (n, self.tokens, n_ctx),
         )
     }
 }

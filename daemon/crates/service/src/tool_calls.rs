@@ -13,6 +13,7 @@
 
 pub mod forms;
 mod gemma;
+mod given;
 pub(crate) mod headers;
 pub(crate) mod heads;
 mod marked;
@@ -89,6 +90,11 @@ pub fn checked_as(
     parallel: Option<bool>,
 ) -> Result<Tools, Failure> {
     let mut described = tools.unwrap_or_default();
+    for tool in &mut described {
+        if let Some(schema) = tool.pointer_mut("/function/parameters") {
+            given::without_nulls(schema);
+        }
+    }
     let mut forced = None;
     let (allowed, mode) = choice.map_or((None, None), allowed_by);
     if let Some(names) = allowed {

@@ -2,6 +2,7 @@
 
 mod request;
 mod stream;
+mod tools;
 
 use std::sync::Arc;
 
@@ -30,7 +31,8 @@ pub(super) async fn messages(State(http): State<Arc<Http>>, request: Request) ->
 }
 
 async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
-    let asked: MessagesRequest = call.read(request).await?;
+    let mut asked: MessagesRequest = call.read(request).await?;
+    asked.model = call.meant(asked.model).await?;
     let streams = asked.stream == Some(true);
     let (conversation, violations) = asked.conversation()?;
     let model = conversation.model.clone();
@@ -120,7 +122,8 @@ pub(super) async fn count_tokens(State(http): State<Arc<Http>>, request: Request
 }
 
 async fn count(call: &Call, request: Request) -> Result<Response, Failure> {
-    let asked: MessagesRequest = call.read(request).await?;
+    let mut asked: MessagesRequest = call.read(request).await?;
+    asked.model = call.meant(asked.model).await?;
     let (conversation, mut violations) = asked.for_counting()?;
     let mut log = call.log(&conversation.model);
     let result = async {
@@ -134,9 +137,13 @@ async fn count(call: &Call, request: Request) -> Result<Response, Failure> {
             return Err(no_template(&model));
         }
         tool_calls::check_model(&conversation.tools, &model)?;
+        let mut kwargs = conversation.kwargs;
+        if conversation.is_quiet {
+            start::quieten(&model, &mut kwargs);
+        }
         let mut chat = Chat::new(conversation.messages);
         chat.tools = conversation.tools.described;
-        chat.template_kwargs = conversation.kwargs;
+        chat.template_kwargs = kwargs;
         let prompt = Prompt::Chat(chat);
         service
             .count(model, prompt, conversation.field, call.arrival)

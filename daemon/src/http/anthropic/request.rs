@@ -6,13 +6,10 @@ use rocmforge_tokenizer::{Content, Message, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::super::format;
-use super::super::prompt::{
-    TextOr, WireSampling, refuse_unsupported, says_something, take, text_parts, whole_number,
-};
+use super::super::prompt::{TextOr, WireSampling, model_name, take, text_parts, whole_number};
 use super::super::start::Conversation;
-use super::violations;
-use rocmforge_service::tool_calls::{self, Tools};
+use super::super::{format, media};
+use super::{tools, violations};
 
 /// What Claude Code writes into system texts for Anthropic's own machines. It is another with every
 /// request, so that no prompt would begin like the one before: a line that begins so,
@@ -23,8 +20,8 @@ const COUNTER: [&str; 2] = ["<total_tokens>", "</total_tokens>"];
 /// The body of both routes.
 #[derive(Debug, Deserialize)]
 pub(super) struct MessagesRequest {
-    #[serde(default)]
-    model: String,
+    #[serde(default, deserialize_with = "model_name")]
+    pub(super) model: String,
     messages: Vec<WireMessage>,
     system: Option<TextOr<Value>>,
     #[serde(default, deserialize_with = "whole_number")]
@@ -38,8 +35,7 @@ pub(super) struct MessagesRequest {
     thinking: Option<Value>,
     output_config: Option<Value>,
     output_format: Option<Value>,
-    // Refused where it asks for anything.
-    mcp_servers: Option<Value>,
+    mcp_servers: Option<Vec<Value>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -61,13 +57,9 @@ impl MessagesRequest {
 
     /// The conversation, where no answer is asked for.
     pub(super) fn for_counting(self) -> Result<(Conversation, Violations), Failure> {
-        refuse_unsupported(&[(
-            "mcp_servers",
-            says_something(self.mcp_servers.as_ref()),
-            "nothing is called from here; call them yourself, and offer what they have as tools",
-        )])?;
-        let kwargs = thinking(self.thinking.as_ref());
-        let tools = tools(self.tools, self.tool_choice.as_ref())?;
+        let (kwargs, is_quiet) = thinking(self.thinking.as_ref(), self.output_config.as_ref())?;
+        let (tools, mut missing) = tools::read(self.tools, self.tool_choice.as_ref())?;
+        missing.extend(tools::servers(self.mcp_servers.as_deref()));
         let mut messages = Vec::new();
         if let Some(system) = self.system {
             let content = match system {
@@ -83,7 +75,8 @@ impl MessagesRequest {
         for (at, message) in self.messages.into_iter().enumerate() {
             turn(at, message, &mut messages)?;
         }
-        let messages: Vec<_> = messages.into_iter().filter_map(steady).collect();
+        let mut messages: Vec<_> = messages.into_iter().filter_map(steady).collect();
+        tools::tell_missing(&missing, &mut messages);
         let continues = messages.last().is_some_and(is_begun);
         let mut violations = violations();
         let stop = self.stop_sequences.map(TextOr::List);
@@ -96,6 +89,7 @@ impl MessagesRequest {
             tools,
             kwargs,
             continues,
+            is_quiet,
             sampling,
             n_ctx: None,
             choices: 1,
@@ -187,49 +181,41 @@ fn without_counts(text: &str) -> Option<String> {
     Some(kept)
 }
 
-/// `thinking` as variables of templates.
-fn thinking(thinking: Option<&Value>) -> Map<String, Value> {
+/// `thinking` as variables of templates, and whether the model is not to think as nothing was said
+/// of it: this route's requests ask for it where they want it.
+fn thinking(
+    thinking: Option<&Value>,
+    config: Option<&Value>,
+) -> Result<(Map<String, Value>, bool), Failure> {
     let mut kwargs = Map::new();
-    let on = match thinking.and_then(|thinking| thinking["type"].as_str()) {
-        Some("enabled" | "adaptive") => true,
-        Some("disabled") => false,
-        _ => return kwargs,
+    let effort = config.and_then(|config| config["effort"].as_str());
+    if let Some(effort) = effort {
+        kwargs.insert("reasoning_effort".to_owned(), effort.into());
+    }
+    let on = match thinking {
+        None | Some(Value::Null) => return Ok((kwargs, true)),
+        Some(thinking) => match thinking["type"].as_str() {
+            Some("enabled" | "adaptive") => true,
+            Some("disabled") => false,
+            _ => {
+                let why = "give {\"type\": \"enabled\"}, adaptive or disabled";
+                return Err(failure::invalid("thinking", why));
+            }
+        },
     };
     kwargs.insert("enable_thinking".to_owned(), on.into());
-    kwargs
+    Ok((kwargs, false))
 }
 
-/// Tools, in OpenAI's shape.
-fn tools(tools: Option<Vec<Value>>, choice_value: Option<&Value>) -> Result<Tools, Failure> {
-    let kind = choice_value.and_then(|choice| choice["type"].as_str());
-    let choice = match kind {
-        None => None,
-        Some("auto" | "none") => kind.map(Value::from),
-        Some(_) => choice_value.cloned(),
-    };
-    let single = choice_value.is_some_and(|choice| choice["disable_parallel_tool_use"] == true);
-    let mut described = Vec::new();
-    for (at, mut tool) in tools.unwrap_or_default().into_iter().enumerate() {
-        let kind = tool["type"].as_str().unwrap_or("custom");
-        if kind != "custom" {
-            return Err(failure::unsupported_field(
-                &format!("tools[{at}].type"),
-                &format!(
-                    "{kind} is not available here; give tools with a name and an input_schema"
-                ),
-            ));
+/// A text of a block.
+fn text_of(block: &mut Value, key: &str, field: &dyn Fn() -> String) -> Result<String, Failure> {
+    match take(block, key) {
+        Value::String(text) => Ok(text),
+        _ => {
+            let message = format!("it has no {key}; give one");
+            Err(failure::invalid(&field(), &message))
         }
-        let Some(name) = tool["name"].as_str().map(str::to_owned) else {
-            return Err(failure::invalid(
-                &format!("tools[{at}].name"),
-                "missing; give the tool's name",
-            ));
-        };
-        let schema = take(&mut tool, "input_schema");
-        let description = tool["description"].as_str();
-        described.push(tool_calls::described(&name, description, &schema));
     }
-    tool_calls::checked(Some(described), choice.as_ref(), single.then_some(false))
 }
 
 /// One message, which may be several for a template: each result of a tool is one of its own.
@@ -249,20 +235,27 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
     for (n, mut block) in blocks.into_iter().enumerate() {
         let field = || format!("messages[{at}].content[{n}]");
         let kind = block["type"].as_str().unwrap_or("text").to_owned();
-        let mut text = |key: &str| match take(&mut block, key) {
-            Value::String(text) => Ok(text),
-            _ => Err(failure::invalid(
-                &field(),
-                &format!("it has no {key}; give one"),
-            )),
-        };
         match kind.as_str() {
-            "text" => texts.push(json!({"type": "text", "text": text("text")?})),
-            "thinking" => message.reasoning_content = Some(text("thinking")?),
+            "text" => {
+                let text = text_of(&mut block, "text", &field)?;
+                texts.push(json!({"type": "text", "text": text}));
+            }
+            "thinking" => {
+                message.reasoning_content = Some(text_of(&mut block, "thinking", &field)?);
+            }
             // Nobody here can read it.
             "redacted_thinking" => {}
+            // What another server did by itself: its outcome is in the text that followed.
+            "server_tool_use" | "mcp_tool_use" => {}
+            // A summary of the turns before it.
+            "compaction" => {
+                if let Value::String(text) = take(&mut block, "content") {
+                    texts.push(json!({"type": "text", "text": text}));
+                }
+            }
             "tool_use" => {
-                let (id, name) = (text("id")?, text("name")?);
+                let id = text_of(&mut block, "id", &field)?;
+                let name = text_of(&mut block, "name", &field)?;
                 message.tool_calls.push(ToolCall {
                     id: Some(id),
                     name,
@@ -270,7 +263,7 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
                 });
             }
             "tool_result" => {
-                let id = text("tool_use_id")?;
+                let id = text_of(&mut block, "tool_use_id", &field)?;
                 let content = match take(&mut block, "content") {
                     Value::Array(parts) => joined(text_parts(parts, |part| {
                         format!("{}.content[{part}]", field())
@@ -285,13 +278,14 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
                     ..Message::default()
                 });
             }
+            kind if kind.ends_with("_tool_result") => {}
             kind => {
-                return Err(failure::unsupported_field(
-                    &field(),
-                    &format!(
-                        "a block of the type {kind} cannot be read; the models here read text only, leave it out"
-                    ),
-                ));
+                let text = media::text_of(kind, &block).ok_or_else(|| {
+                    let message =
+                        format!("a block of the type {kind} is not known here; leave it out");
+                    failure::unsupported_field(&field(), &message)
+                })?;
+                texts.push(json!({"type": "text", "text": text}));
             }
         }
     }
@@ -437,22 +431,64 @@ mod tests {
         };
         assert_eq!(base("max_tokens", Value::Null), "max_tokens");
         assert_eq!(base("tool_choice", json!({"type": "any"})), "tool_choice");
-        assert_eq!(
-            base(
-                "tools",
-                json!([{"type": "web_search_20250305", "name": "w"}])
-            ),
-            "tools[0].type"
-        );
-        let image = json!([{"role": "user", "content": [{"type": "image", "source": {}}]}]);
-        assert_eq!(base("messages", image), "messages[0].content[0]");
-        let servers = json!([{"type": "url", "url": "https://example.com", "name": "s"}]);
-        assert_eq!(base("mcp_servers", servers), "mcp_servers");
-        let document = json!({
-            "model": "m", "max_tokens": 5,
-            "messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}],
+        assert_eq!(base("thinking", json!({"type": "deep"})), "thinking");
+        let odd = json!([{"role": "user", "content": [{"type": "robot"}]}]);
+        assert_eq!(base("messages", odd), "messages[0].content[0]");
+    }
+
+    /// What a request with these messages comes to: role and text of each.
+    fn told(messages: Value) -> Vec<(String, String)> {
+        let request = json!({"model": "m", "max_tokens": 5, "messages": messages});
+        let messages = read(request).unwrap().messages.into_iter();
+        let texts = messages.map(|message| {
+            let text = match joined(message.content) {
+                Content::Text(text) => text,
+                _ => String::new(),
+            };
+            (message.role, text)
         });
-        let failure = read(document).unwrap_err();
-        assert!(failure.message().contains("type document"), "{failure:?}");
+        texts.collect()
+    }
+
+    #[test]
+    fn a_session_lives_on_with_pictures_and_documents_in_it() {
+        let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}});
+        let result = json!({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "shot:"}, image]});
+        let document = json!({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "42 - 30"}});
+        let searched = json!({"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"type": "web_search_result"}]});
+        let told = told(json!([
+            {"role": "user", "content": [image]},
+            {"role": "assistant", "content": [
+                {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
+                searched, {"type": "text", "text": "Found."}]},
+            {"role": "user", "content": [result]},
+            {"role": "user", "content": [document, {"type": "text", "text": "= ?"}]},
+        ]));
+        let expected = [
+            ("user", media::IMAGE.to_owned()),
+            ("assistant", "Found.".to_owned()),
+            ("tool", format!("shot:\n{}", media::IMAGE)),
+            ("user", "<document>\n42 - 30\n</document>\n= ?".to_owned()),
+        ];
+        let expected = expected.map(|(role, text)| (role.to_owned(), text));
+        assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn without_a_word_about_it_the_model_does_not_think() {
+        let of = |thinking: Value| {
+            let conversation = read(json!({
+                "model": "m", "max_tokens": 5, "thinking": thinking,
+                "messages": [{"role": "user", "content": "hi"}],
+            }));
+            let conversation = conversation.unwrap();
+            let switch = conversation.kwargs.get("enable_thinking").cloned();
+            (conversation.is_quiet, switch)
+        };
+        assert_eq!(of(Value::Null), (true, None));
+        let kinds = [("enabled", true), ("adaptive", true), ("disabled", false)];
+        for (kind, on) in kinds {
+            assert_eq!(of(json!({"type": kind})), (false, Some(on.into())));
+        }
     }
 }

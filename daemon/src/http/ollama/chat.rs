@@ -14,19 +14,18 @@ use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer};
 use super::super::error::Dialect;
 use super::super::format;
-use super::super::prompt::{WireMessage, messages};
+use super::super::prompt::{WireMessage, messages, model_name};
 use super::super::reply::{Events, stream};
 use super::super::start::Conversation;
-use super::{
-    NDJSON, Options, counts, fit, lets_go, line, merge, name, refuse_logprobs, thinking, time,
-};
+use super::keep_alive::{self, Keep, KeepAlives, Using};
+use super::{NDJSON, Options, counts, fit, line, merge, name, refuse_logprobs, thinking, time};
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::{self, ToolCall};
 
 #[derive(Debug, Deserialize)]
 struct ChatRequest {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "model_name")]
     model: String,
     #[serde(default)]
     messages: Vec<WireMessage>,
@@ -44,19 +43,26 @@ struct ChatRequest {
 /// The handler.
 pub(in super::super) async fn chat(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /api/chat", &request);
-    let result = complete(&call, request).await;
+    let result = complete(&call, &http.keep_alives, request).await;
     call.respond(result)
 }
 
-async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
-    let asked: ChatRequest = call.read(request).await?;
-    let lines = Lines {
+async fn complete(
+    call: &Call,
+    keep_alives: &Arc<KeepAlives>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let mut asked: ChatRequest = call.read(request).await?;
+    asked.model = call.meant(asked.model).await?;
+    let keep = keep_alive::read(asked.keep_alive.as_ref())?;
+    let mut lines = Lines {
         model: asked.model.clone(),
         request_id: call.id.as_str().to_owned(),
         calls: 0,
+        using: None,
     };
     if asked.messages.is_empty() {
-        let done = only_the_model(call, &asked.model, asked.keep_alive.as_ref()).await?;
+        let done = only_the_model(call, keep_alives, &asked.model, keep).await?;
         let mut last = lines.line(&json!({"role": "assistant", "content": ""}));
         merge(&mut last, done);
         return answer(&last);
@@ -73,12 +79,15 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         tools: tool_calls::checked(asked.tools, None, None)?,
         kwargs: thinking(asked.think.as_ref()),
         continues: false,
+        is_quiet: false,
         sampling,
         n_ctx,
         choices: 1,
         field: "messages",
     };
     let generation = fit::chat(call, conversation, violations).await?;
+    let model = generation.model();
+    lines.using = model.map(|model| keep_alives.begin(model.name(), keep));
     if asked.stream != Some(false) {
         return stream(generation, lines, call).await;
     }
@@ -106,19 +115,24 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     answer(&whole)
 }
 
-/// A request without a text: it has the model loaded, or says that it is not needed any more.
-/// Weights go by themselves when others need the room, so that there is nothing to do then.
+/// A request without a text: it has the model loaded, or let go.
 pub(super) async fn only_the_model(
     call: &Call,
+    keep_alives: &Arc<KeepAlives>,
     model: &str,
-    keep_alive: Option<&Value>,
+    keep: Option<Keep>,
 ) -> Result<Value, Failure> {
-    let reason = if lets_go(keep_alive) {
-        call.has_name(model)?;
+    let reason = if keep.is_some_and(Keep::is_none) {
         call.service.check_there("model", model).await?;
+        let there = call.service.available_as(model).await?;
+        if let Some(status) = there.loaded() {
+            let name = status.model.name();
+            keep_alives.let_go(&call.service.engine, name).await;
+        }
         "unload"
     } else {
-        call.model(model).await?;
+        let loaded = call.model(model).await?;
+        drop(keep_alives.begin(loaded.name(), keep));
         "load"
     };
     Ok(json!({"done": true, "done_reason": reason}))
@@ -142,6 +156,8 @@ struct Lines {
     request_id: String,
     /// How many calls were told.
     calls: usize,
+    /// The model is in use until the stream ends.
+    using: Option<Using>,
 }
 
 impl Lines {
@@ -206,6 +222,7 @@ mod tests {
             model: "m".to_owned(),
             request_id: String::new(),
             calls: 0,
+            using: None,
         };
         let mut out = String::new();
         // The arguments of the second are cut.

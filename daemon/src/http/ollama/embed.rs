@@ -15,12 +15,13 @@ use serde_json::{Value, json};
 use super::super::Http;
 use super::super::call::{Call, json as answer};
 use super::super::embedding::{Asked, embed, texts, vector_bytes};
-use super::super::prompt::whole_number;
+use super::super::prompt::{model_name, whole_number};
 use super::super::written::List;
+use super::keep_alive::{self, KeepAlives, Using};
 
 #[derive(Debug, Deserialize)]
 struct EmbedRequest {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "model_name")]
     model: String,
     #[serde(default)]
     input: Value,
@@ -29,6 +30,7 @@ struct EmbedRequest {
     dimensions: Option<i64>,
     truncate: Option<bool>,
     options: Option<Options>,
+    keep_alive: Option<Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -43,7 +45,7 @@ pub(in super::super) async fn embed_many(
     request: Request,
 ) -> Response {
     let call = Call::of(&http, "POST /api/embed", &request);
-    let result = many(&call, request).await;
+    let result = many(&call, &http.keep_alives, request).await;
     call.respond(result)
 }
 
@@ -53,16 +55,32 @@ pub(in super::super) async fn embed_one(
     request: Request,
 ) -> Response {
     let call = Call::of(&http, "POST /api/embeddings", &request);
-    let result = one(&call, request).await;
+    let result = one(&call, &http.keep_alives, request).await;
     call.respond(result)
 }
 
-async fn many(call: &Call, request: Request) -> Result<Response, Failure> {
+/// The model of a request, in use.
+async fn used(
+    call: &Call,
+    keep_alives: &Arc<KeepAlives>,
+    asked: &EmbedRequest,
+) -> Result<Using, Failure> {
+    let keep = keep_alive::read(asked.keep_alive.as_ref())?;
+    let model = call.model(&asked.model).await?;
+    Ok(keep_alives.begin(model.name(), keep))
+}
+
+async fn many(
+    call: &Call,
+    keep_alives: &Arc<KeepAlives>,
+    request: Request,
+) -> Result<Response, Failure> {
     let begin = Instant::now();
-    let asked: EmbedRequest = call.read(request).await?;
+    let mut asked: EmbedRequest = call.read(request).await?;
+    asked.model = call.meant(asked.model).await?;
+    let _using = used(call, keep_alives, &asked).await?;
     let duration = || u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
     if says_nothing(&asked.input) {
-        call.model(&asked.model).await?;
         return answer(&json!({
             "model": asked.model,
             "embeddings": [],
@@ -114,10 +132,15 @@ struct One {
     embedding: Option<Vec<f32>>,
 }
 
-async fn one(call: &Call, request: Request) -> Result<Response, Failure> {
-    let asked: EmbedRequest = call.read(request).await?;
+async fn one(
+    call: &Call,
+    keep_alives: &Arc<KeepAlives>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let mut asked: EmbedRequest = call.read(request).await?;
+    asked.model = call.meant(asked.model).await?;
+    let _using = used(call, keep_alives, &asked).await?;
     if says_nothing(&asked.prompt) {
-        call.model(&asked.model).await?;
         return answer(&json!({"embedding": []}));
     }
     let mut embedded = embed(

@@ -48,7 +48,7 @@ async fn shortened(
     };
     let (service, model) = (&call.service, call.model(&asked.model).await?);
     // One place is the answer's. No more tokens than these are looked at.
-    let room = Room::for_prompt(n_ctx, service, &model);
+    let room = Room::for_prompt(n_ctx, service, &model).for_trial();
     let turns = turns(&asked.messages);
     // The later the first turn, the fewer the tokens.
     let (mut least, mut most) = (0, turns.len());

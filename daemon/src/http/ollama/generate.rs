@@ -7,6 +7,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_service::check::Violations;
 use rocmforge_service::failure::Failure;
+use rocmforge_service::infill::Gap;
 use rocmforge_service::prompt::Prompt;
 use rocmforge_tokenizer::Message;
 use serde::Deserialize;
@@ -16,10 +17,12 @@ use super::super::Http;
 use super::super::call::{Call, json as answer};
 use super::super::error::Dialect;
 use super::super::format;
-use super::super::prompt::{refuse_unsupported, says_something};
+use super::super::llama::native;
+use super::super::prompt::{beside_images, model_name, refuse_unsupported, says_something};
 use super::super::reply::{Events, stream};
 use super::super::start::{self, Continuation, Conversation};
 use super::chat::only_the_model;
+use super::keep_alive::{self, KeepAlives, Using};
 use super::{NDJSON, Options, counts, line, merge, name, refuse_logprobs, thinking, time};
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
@@ -27,7 +30,7 @@ use rocmforge_service::tool_calls::Tools;
 
 #[derive(Debug, Deserialize)]
 struct GenerateRequest {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "model_name")]
     model: String,
     prompt: Option<String>,
     system: Option<String>,
@@ -38,9 +41,10 @@ struct GenerateRequest {
     think: Option<Value>,
     keep_alive: Option<Value>,
     format: Option<Value>,
+    images: Option<Vec<Value>>,
+    /// What stands behind the text.
+    suffix: Option<String>,
     // Refused where they ask for anything.
-    suffix: Option<Value>,
-    images: Option<Value>,
     template: Option<Value>,
     context: Option<Value>,
     logprobs: Option<bool>,
@@ -52,8 +56,6 @@ impl GenerateRequest {
         const LATER: &str = "not implemented; leave it unset";
         const CONTEXT: &str = "earlier turns are not kept here; use /api/chat with all messages";
         refuse_unsupported(&[
-            ("suffix", says_something(self.suffix.as_ref()), LATER),
-            ("images", says_something(self.images.as_ref()), LATER),
             ("template", says_something(self.template.as_ref()), LATER),
             ("context", says_something(self.context.as_ref()), CONTEXT),
         ])?;
@@ -67,25 +69,32 @@ pub(in super::super) async fn generate(
     request: Request,
 ) -> Response {
     let call = Call::of(&http, "POST /api/generate", &request);
-    let result = complete(&call, request).await;
+    let result = complete(&call, &http.keep_alives, request).await;
     call.respond(result)
 }
 
-async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
-    let asked: GenerateRequest = call.read(request).await?;
-    let lines = Lines {
+async fn complete(
+    call: &Call,
+    keep_alives: &Arc<KeepAlives>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let mut asked: GenerateRequest = call.read(request).await?;
+    asked.model = call.meant(asked.model).await?;
+    let keep = keep_alive::read(asked.keep_alive.as_ref())?;
+    let mut lines = Lines {
         model: asked.model.clone(),
         request_id: call.id.as_str().to_owned(),
+        using: None,
     };
     let text = asked.prompt.as_deref().unwrap_or_default();
     if text.is_empty() {
-        let done = only_the_model(call, &asked.model, asked.keep_alive.as_ref()).await?;
+        let done = only_the_model(call, keep_alives, &asked.model, keep).await?;
         let mut last = lines.line("");
         merge(&mut last, done);
         return answer(&last);
     }
     asked.refuse_unsupported()?;
-    let text = text.to_owned();
+    let text = beside_images(text, asked.images.as_ref().map_or(0, Vec::len));
     let options = asked.options.unwrap_or_default();
     options.refuse_unsupported()?;
     let mut violations = Violations::named(name);
@@ -95,14 +104,26 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     // Without a template there is no place for what the system says.
     let is_raw = asked.raw == Some(true)
         || system.is_none() && call.model(&asked.model).await?.template().is_none();
-    let generation = if is_raw {
-        let continuation = Continuation {
-            model: asked.model,
-            prompt: Prompt::Text {
+    let suffix = asked.suffix.filter(|text| !text.is_empty());
+    let generation = if is_raw || suffix.is_some() {
+        let prompt = match suffix {
+            Some(suffix) => {
+                let gap = Gap {
+                    prefix: text,
+                    suffix,
+                    others: Vec::new(),
+                };
+                native::around(call, &asked.model, gap, "suffix").await?
+            }
+            None => Prompt::Text {
                 text,
                 add_special: true,
                 parse_special: true,
             },
+        };
+        let continuation = Continuation {
+            model: asked.model,
+            prompt,
             sampling,
             n_ctx,
             choices: 1,
@@ -118,6 +139,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
             tools: Tools::default(),
             kwargs: thinking(asked.think.as_ref()),
             continues: false,
+            is_quiet: false,
             sampling,
             n_ctx,
             choices: 1,
@@ -125,6 +147,8 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         };
         start::chat(call, conversation, violations).await?
     };
+    let model = generation.model();
+    lines.using = model.map(|model| keep_alives.begin(model.name(), keep));
     if asked.stream != Some(false) {
         return stream(generation, lines, call).await;
     }
@@ -151,6 +175,8 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
 struct Lines {
     model: String,
     request_id: String,
+    /// The model is in use until the stream ends.
+    using: Option<Using>,
 }
 
 impl Lines {

@@ -4,6 +4,7 @@ pub(super) mod chat;
 pub(super) mod embed;
 mod fit;
 pub(super) mod generate;
+mod keep_alive;
 pub(super) mod models;
 pub(super) mod time;
 
@@ -12,6 +13,7 @@ use rocmforge_service::failure::Failure;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+pub(super) use self::keep_alive::KeepAlives;
 use super::prompt::{TextOr, WireSampling, refuse_unsupported, whole_number};
 use rocmforge_service::answers::Ended;
 
@@ -101,16 +103,6 @@ fn thinking(think: Option<&Value>) -> Map<String, Value> {
     kwargs
 }
 
-/// Whether a request without a text only asks for the model: to have it loaded, or to let it go
-/// (`keep_alive: 0`).
-fn lets_go(keep_alive: Option<&Value>) -> bool {
-    match keep_alive {
-        Some(Value::Number(n)) => n.as_f64() == Some(0.0),
-        Some(Value::String(text)) => matches!(text.as_str(), "0" | "0s" | "0m"),
-        _ => false,
-    }
-}
-
 /// What the last line says beside `done`.
 fn counts(ended: &Ended) -> Value {
     let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -162,15 +154,5 @@ mod tests {
         let options: Options = serde_json::from_value(json!({"mirostat": 2})).unwrap();
         let failure = options.refuse_unsupported().unwrap_err();
         assert_eq!(failure.fields()[0].0, "options.mirostat");
-    }
-
-    #[test]
-    fn zero_in_any_spelling_lets_a_model_go() {
-        for zero in [json!(0), json!("0"), json!("0s")] {
-            assert!(lets_go(Some(&zero)), "{zero}");
-        }
-        for other in [json!(-1), json!("5m"), json!(null)] {
-            assert!(!lets_go(Some(&other)), "{other}");
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! What models there are, in Ollama's words: `/api/version`, `/api/tags`, `/api/ps`, `/api/show`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -14,13 +15,14 @@ use serde_json::{Value, json};
 
 use super::super::Http;
 use super::super::call::{Call, json as answer, with_type};
-use super::time::rfc3339;
+use super::time::{in_time, rfc3339};
 use rocmforge_service::tool_calls::forms;
 
 /// The version of Ollama's API that is spoken: clients look whether what came later is there. Codex
 /// wants 0.13.4, with which `/v1/responses` came.
 const SPOKEN_VERSION: &str = "0.13.4";
-/// Models stay for as long as nobody needs their room.
+/// When models end of which no client has said it: they stay for as long as nobody needs their
+/// room.
 const NEVER_MS: i64 = 4_102_444_800_000;
 
 /// `GET /`, by which clients find out whether somebody is there.
@@ -101,15 +103,15 @@ async fn listed(call: &Call) -> Result<Response, Failure> {
 pub(in super::super) async fn ps(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "GET /api/ps", &request);
     let snapshot = call.service.engine.snapshot();
-    let models: Vec<_> = snapshot
-        .models
-        .iter()
-        .map(|status| running(&call, status))
+    let models = snapshot.models.iter();
+    let models: Vec<_> = models
+        .filter(|status| !http.keep_alives.is_gone(status))
+        .map(|status| running(&call, status, http.keep_alives.left(status.model.name())))
         .collect();
     call.respond(answer(&json!({"models": models})))
 }
 
-fn running(call: &Call, status: &ModelStatus) -> Value {
+fn running(call: &Call, status: &ModelStatus, left: Option<Duration>) -> Value {
     let model = &status.model;
     let file = model.file();
     let mtime_ms = i64::try_from(file.identity().mtime_ns / 1_000_000).unwrap_or(i64::MAX);
@@ -134,7 +136,7 @@ fn running(call: &Call, status: &ModelStatus) -> Value {
         "size_vram": there,
         "digest": digest(file.len(), mtime_ms),
         "details": details(Some(model)),
-        "expires_at": rfc3339(NEVER_MS),
+        "expires_at": left.map_or_else(|| rfc3339(NEVER_MS), in_time),
         "context_length": n_ctx,
     })
 }
@@ -156,7 +158,8 @@ pub(in super::super) async fn show(State(http): State<Arc<Http>>, request: Reque
 async fn shown(call: &Call, request: Request) -> Result<Response, Failure> {
     let asked: ShowRequest = call.read_small(request).await?;
     let called = asked.model.filter(|name| !name.is_empty()).or(asked.name);
-    let model = call.model(&called.unwrap_or_default()).await?;
+    let called = call.meant(called.unwrap_or_default()).await?;
+    let model = call.model(&called).await?;
     let info = model.model().info();
     let template = model.template().and_then(|template| template.source().ok());
     let template = template.unwrap_or_default();

@@ -13,6 +13,12 @@ pub(super) fn now() -> String {
     Timestamp::now().to_string()
 }
 
+/// The moment after a time from now.
+pub(super) fn in_time(time: std::time::Duration) -> String {
+    let then = Timestamp::now().checked_add(time);
+    then.unwrap_or(Timestamp::MAX).to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,7 +19,8 @@ use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
 use super::super::error::Dialect;
 use super::super::format::WireFormat;
 use super::super::prompt::{
-    TextOr, WireMessage, WireSampling, messages, refuse_unsupported, says_something, whole_number,
+    TextOr, WireMessage, WireSampling, messages, model_name, refuse_unsupported, says_something,
+    whole_number,
 };
 use super::super::reply::{Events, SSE, SSE_HEARTBEAT, data_event, event, stream};
 use super::super::start::{self, Conversation};
@@ -31,7 +32,7 @@ use rocmforge_service::tool_calls::{self, ToolCall};
 
 #[derive(Debug, Deserialize)]
 struct ChatRequest {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "model_name")]
     model: String,
     messages: Vec<WireMessage>,
     stream: Option<bool>,
@@ -159,6 +160,7 @@ pub(in super::super) async fn chat(State(http): State<Arc<Http>>, request: Reque
 
 async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let mut asked: ChatRequest = call.read(request).await?;
+    asked.model = call.meant(asked.model).await?;
     asked.refuse_unsupported()?;
     let without_thoughts = asked.without_thoughts();
     let kwargs = asked.kwargs();
@@ -184,6 +186,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         tools,
         kwargs,
         continues: asked.continue_final_message == Some(true),
+        is_quiet: false,
         sampling,
         n_ctx: None,
         choices,
@@ -209,6 +212,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         choices: vec![Choice::default(); choices as usize],
         at: 0,
     };
+    generation.score_text_only();
     if asked.stream == Some(true) {
         generation.tell_pieces();
         stream(generation, chunks, call).await
@@ -223,11 +227,14 @@ async fn whole(generation: Generation, chunks: &Chunks) -> Result<Response, Fail
     let Some(last) = ends.last() else {
         return Err(failure::bug("there is no answer"));
     };
-    let choices = parts.into_iter().zip(&ends).enumerate();
-    let choices = choices.map(|(index, (parts, ended))| Whole {
+    // What is said stands in one text, whatever was called in between.
+    let of_content = ends.iter().map(|ended| ended.text_scores.concat());
+    let scores: Vec<Vec<TokenScore>> = of_content.collect();
+    let choices = parts.into_iter().zip(&ends).zip(&scores).enumerate();
+    let choices = choices.map(|(index, ((parts, ended), scores))| Whole {
         index,
         message: message(parts),
-        logprobs: chunks.logprobs_of(&ended.scores),
+        logprobs: chunks.logprobs_of(scores),
         finish_reason: finish_reason(ended),
     });
     answer(&Chunk {
@@ -404,8 +411,16 @@ impl Events for Chunks {
         self.choices[self.at].scores.extend(scores);
     }
 
+    fn unsaid(&mut self) {
+        self.choices[self.at].scores.clear();
+    }
+
     fn part(&mut self, part: Part, out: &mut String) {
         let is_scored = self.scored.is_some();
+        if !matches!(part, Part::Text(_)) {
+            // They are of thoughts, calls and marks: only what is said is scored.
+            self.choices[self.at].scores.clear();
+        }
         let delta = match part {
             Part::Text(text) if !is_scored => {
                 return self.text(TextDelta::Content(&text), out);
@@ -435,6 +450,8 @@ impl Events for Chunks {
     }
 
     fn choice_end(&mut self, ended: &Ended, out: &mut String) {
+        // Of tokens that no text came of.
+        self.choices[self.at].scores.clear();
         self.delta(&json!({}), Some(finish_reason(ended)), out);
     }
 

@@ -13,6 +13,7 @@ use rocmforge_service::check::Violations;
 use rocmforge_service::decoding::LOGPROBS_MAX;
 use rocmforge_service::echo::Echo;
 use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::infill::Gap;
 use rocmforge_service::prompt::Prompt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -21,7 +22,8 @@ use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
 use super::super::error::Dialect;
 use super::super::format::WireFormat;
-use super::super::prompt::{TextOr, WireSampling, refuse_unsupported, whole_number};
+use super::super::llama::native;
+use super::super::prompt::{TextOr, WireSampling, model_name, refuse_unsupported, whole_number};
 use super::super::reply::{Events, SSE, SSE_HEARTBEAT, data_event, event, stream};
 use super::super::start::{self, Continuation};
 use super::chat::no_prompt;
@@ -40,7 +42,7 @@ const AT_A_TIME: usize = 8;
 
 #[derive(Debug, Deserialize)]
 struct CompletionRequest {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "model_name")]
     model: String,
     #[serde(default)]
     prompt: Value,
@@ -60,6 +62,7 @@ struct CompletionRequest {
     // Refused where they ask for anything.
     #[serde(default, deserialize_with = "whole_number")]
     best_of: Option<i64>,
+    /// What stands behind the text.
     suffix: Option<String>,
 }
 
@@ -68,9 +71,7 @@ impl CompletionRequest {
         const ALL: &str =
             "a number other than n is not implemented: all n answers are given; leave it unset";
         let best_of = self.best_of.is_some_and(|of| of != self.n.unwrap_or(1));
-        const LATER: &str = "not implemented; leave it unset";
-        let suffix = self.suffix.as_ref().is_some_and(|text| !text.is_empty());
-        refuse_unsupported(&[("best_of", best_of, ALL), ("suffix", suffix, LATER)])
+        refuse_unsupported(&[("best_of", best_of, ALL)])
     }
 }
 
@@ -111,7 +112,7 @@ fn prompts(value: Value) -> Result<Vec<Prompt>, Failure> {
 }
 
 /// A text, or ids.
-fn prompt(value: Value) -> Result<Prompt, Failure> {
+pub(in super::super) fn prompt(value: Value) -> Result<Prompt, Failure> {
     match value {
         Value::String(text) if !text.is_empty() => Ok(Prompt::Text {
             text,
@@ -142,7 +143,8 @@ pub(in super::super) async fn completions(
 }
 
 async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
-    let asked: CompletionRequest = call.read(request).await?;
+    let mut asked: CompletionRequest = call.read(request).await?;
+    asked.model = call.meant(asked.model).await?;
     asked.refuse_unsupported()?;
     let mut violations = Violations::named(name);
     // A prompt that is only repeated generates nothing.
@@ -163,6 +165,11 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         refuse_unsupported(&[("stream", streams, ONE), ("echo", echoes, ONE)])?;
     }
     let mut prompt = prompts.remove(0);
+    if let Some(suffix) = asked.suffix.filter(|text| !text.is_empty()) {
+        const ONE: &str = "a gap is filled between one text and a suffix; leave it unset";
+        refuse_unsupported(&[("echo", echoes, ONE), ("prompt", !prompts.is_empty(), ONE)])?;
+        prompt = between(call, &asked.model, prompt, suffix).await?;
+    }
     let mut chunks = Chunks {
         id: format!("cmpl-{}", fresh_id()),
         created: unix_seconds(),
@@ -234,6 +241,27 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         usage: Some(&usage),
         ..chunks.chunk(&told)
     })
+}
+
+/// The prompt of a gap between two texts.
+async fn between(
+    call: &Call,
+    model: &str,
+    prompt: Prompt,
+    suffix: String,
+) -> Result<Prompt, Failure> {
+    let Prompt::Text { text: prefix, .. } = prompt else {
+        return Err(failure::invalid(
+            "prompt",
+            "give a text where there is a suffix",
+        ));
+    };
+    let gap = Gap {
+        prefix,
+        suffix,
+        others: Vec::new(),
+    };
+    native::around(call, model, gap, "suffix").await
 }
 
 /// What all prompts took: the sums of their numbers.

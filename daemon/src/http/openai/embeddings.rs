@@ -14,11 +14,12 @@ use serde_json::Value;
 use super::super::Http;
 use super::super::call::Call;
 use super::super::embedding::{Asked, embed, texts, vector_bytes};
+use super::super::prompt::model_name;
 use super::super::written::List;
 
 #[derive(Debug, Deserialize)]
 struct EmbeddingsRequest {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "model_name")]
     model: String,
     #[serde(default)]
     input: Value,
@@ -38,6 +39,18 @@ pub(in super::super) async fn embeddings(
 
 async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let asked: EmbeddingsRequest = call.read(request).await?;
+    embedded(call, asked).await
+}
+
+/// What a body that was read elsewhere is answered with.
+pub(in super::super) async fn answered(call: &Call, body: Value) -> Result<Response, Failure> {
+    let asked: EmbeddingsRequest = serde_json::from_value(body)
+        .map_err(|error| failure::invalid("body", &error.to_string()))?;
+    embedded(call, asked).await
+}
+
+async fn embedded(call: &Call, mut asked: EmbeddingsRequest) -> Result<Response, Failure> {
+    asked.model = call.meant(asked.model).await?;
     let as_base64 = match asked.encoding_format.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,

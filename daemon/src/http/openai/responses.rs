@@ -1,5 +1,5 @@
-//! `POST /v1/responses`, without a memory of earlier ones: every request brings its whole
-//! conversation.
+//! `POST /v1/responses`. The last responses of each client are kept, so that a request may refer to
+//! them and their items ([`memory`]), unless `store` is false.
 //!
 //! The answer is a list of items: what the model thinks (`reasoning`), says (`message`) and calls
 //! (`function_call`). Where a summary of the thinking is asked for, it is the thinking itself. In a
@@ -8,11 +8,14 @@
 //! ```text
 //! response.created response.in_progress
 //!   (response.output_item.added [response.content_part.added] ...delta* ...done
-//!    response.output_item.done)*
+//!    [response.content_part.done] response.output_item.done)*
 //! response.completed | response.incomplete | response.failed
 //! ```
 
 mod events;
+pub(in super::super) mod kept;
+mod memory;
+mod recent;
 mod request;
 mod tools;
 
@@ -24,10 +27,13 @@ use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
 use rocmforge_service::failure::Failure;
 use rocmforge_service::parts::Part;
+use rocmforge_service::peer::Peer;
 use serde::Serialize;
 use serde_json::Value;
 
-use self::events::{Answer, ResponseEvents};
+use self::events::{Answer, ResponseEvents, Whole};
+pub(in super::super) use self::memory::Memory;
+use self::memory::{Input, Kept};
 use self::request::ResponsesRequest;
 use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
@@ -42,14 +48,53 @@ pub(in super::super) async fn responses(
     request: Request,
 ) -> Response {
     let call = Call::of(&http, "POST /v1/responses", &request);
-    let result = complete(&call, request).await;
+    let result = complete(&call, &http.memory, request).await;
     call.respond(result)
 }
 
-async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
-    let asked: ResponsesRequest = call.read(request).await?;
+/// Most bytes of earlier responses that are read where handlers run.
+const INLINE_MAX_BYTES: usize = 64 << 10;
+
+/// The request's input, with what it refers to.
+async fn recalled(
+    call: &Call,
+    memory: &Memory,
+    asked: &mut ResponsesRequest,
+) -> Result<Input, Failure> {
+    let peer = call.arrival.peer();
+    let input = asked.take_input();
+    let recalled = memory.recall(peer, asked.previous()?, input)?;
+    match recalled.bytes() {
+        0..=INLINE_MAX_BYTES => recalled.read(),
+        bytes => {
+            call.service
+                .text
+                .run(peer, bytes, move |_| recalled.read())
+                .await
+        }
+    }
+}
+
+async fn complete(
+    call: &Call,
+    memory: &Arc<Memory>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let mut asked: ResponsesRequest = call.read(request).await?;
+    asked.model = call.meant(asked.model).await?;
+    asked.refuse_unsupported()?;
     let streams = asked.stream == Some(true);
+    let input = recalled(call, memory, &mut asked).await?;
+    let keeping = asked.is_kept().then(|| Keeping {
+        memory: Arc::clone(memory),
+        peer: call.arrival.peer(),
+        previous: asked.previous_id().map(str::to_owned),
+        input: Value::from(&input.items[input.earlier..])
+            .to_string()
+            .into(),
+    });
     let described = Answer {
+        keeping,
         id: format!("resp_{}", fresh_id()),
         created: unix_seconds(),
         model: asked.model.clone(),
@@ -58,7 +103,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         summarises: asked.summarises(),
     };
     let scores = asked.scores();
-    let (conversation, violations) = asked.conversation()?;
+    let (conversation, violations) = asked.conversation(input.items)?;
     let scored = scores.is_some();
     let mut generation = match start::chat(call, conversation, violations).await {
         // Agents compact their conversation when they find this inside of a stream, and give up at
@@ -73,6 +118,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     };
     let model = generation.model().filter(|_| scored).cloned();
     generation.score_text_only();
+    generation.bound_scores();
     if streams {
         generation.tell_pieces();
         let events = ResponseEvents::new(described, model);
@@ -92,11 +138,49 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
             described.item(part, status, scores.unwrap_or_default())
         })
         .collect();
-    let output: Vec<_> = output
+    let shown: Vec<_> = output
         .iter()
         .map(|item| item.shown(model.as_deref()))
         .collect();
-    answer(&described.whole(status(&ended), &output, Some(&ended)))
+    let whole = described.whole(status(&ended), &shown, Some(&ended));
+    if let Some(keeping) = &described.keeping {
+        keeping.keep(&described.id, &whole, &output);
+    }
+    answer(&whole)
+}
+
+/// How a response is kept.
+#[derive(Debug)]
+struct Keeping {
+    memory: Arc<Memory>,
+    peer: Peer,
+    /// The response that it goes on from.
+    previous: Option<String>,
+    /// The request's own items, a JSON list.
+    input: Box<str>,
+}
+
+impl Keeping {
+    /// Keeps a response whose output is these items.
+    fn keep(&self, id: &str, whole: &Whole<'_>, output: &[Item]) {
+        let Ok(text) = serde_json::to_string(whole) else {
+            return;
+        };
+        let items = output.iter().filter_map(|item| {
+            let item_id = match item {
+                Item::Message { id, .. } => id,
+                Item::Other(value) => value["id"].as_str()?,
+            };
+            let text = serde_json::to_string(&item.shown(None)).ok()?;
+            Some((item_id.to_owned(), text))
+        });
+        let kept = Kept {
+            previous: self.previous.clone(),
+            input: self.input.clone(),
+            whole: text.into(),
+        };
+        self.memory.keep(self.peer, id, kept, items.collect());
+    }
 }
 
 fn item_id(kind: &str) -> String {

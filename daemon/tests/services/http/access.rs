@@ -104,7 +104,10 @@ async fn pages_that_are_let_in_may_read_answers_and_others_may_not() {
     let allowed = tcp(http.tcp, "OPTIONS", "/api/generate", &asks(page), "").await;
     assert_eq!(allowed.status, 204, "{allowed:?}");
     assert_eq!(allowed.headers["access-control-allow-origin"], page);
-    assert_eq!(allowed.headers["access-control-allow-methods"], "GET, POST");
+    assert_eq!(
+        allowed.headers["access-control-allow-methods"],
+        "GET, POST, DELETE"
+    );
     let headers = &allowed.headers["access-control-allow-headers"];
     assert_eq!(headers, "authorization,content-type");
     for (target, status) in [

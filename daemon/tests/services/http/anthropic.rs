@@ -153,6 +153,106 @@ async fn thoughts_are_blocks_of_their_own() {
     assert_eq!(http.stop().await, End::Drained);
 }
 
+/// Anthropic's API thinks where it is asked to.
+#[tokio::test]
+async fn a_model_that_can_be_told_so_thinks_only_where_it_is_asked_to() {
+    let http = HttpDaemon::start().await;
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\
+                    {% if enable_thinking is defined and enable_thinking is false %}</think>{% endif %}";
+    with_template(&http.daemon, "hybrid", template);
+    let always = "{% for m in messages %}{{ m.content }}{% endfor %}{# </think> #}<think>";
+    with_template(&http.daemon, "always", always);
+    for (model, thinking, kind) in [
+        ("hybrid", json!(null), "text"),
+        ("hybrid", json!({"type": "disabled"}), "text"),
+        (
+            "hybrid",
+            json!({"type": "enabled", "budget_tokens": 1024}),
+            "thinking",
+        ),
+        ("hybrid", json!({"type": "adaptive"}), "thinking"),
+        ("always", json!(null), "thinking"),
+    ] {
+        let mut asked = question();
+        asked["model"] = model.into();
+        asked["thinking"] = thinking.clone();
+        let message = http.post("/v1/messages", &asked).await.json();
+        assert_eq!(
+            message["content"][0]["type"], kind,
+            "{model} {thinking}: {message}"
+        );
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+/// An image in a tool's result made every later turn of a session 400.
+#[tokio::test]
+async fn a_session_with_an_image_and_tools_of_other_machines_lives_on() {
+    let http = HttpDaemon::start().await;
+    let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}});
+    let mut asked = question();
+    asked["messages"] = json!([
+        {"role": "user", "content": [image]},
+        {"role": "assistant", "content": "x"},
+        {"role": "user", "content": "42 - 30 = ?"},
+    ]);
+    asked["tools"] = json!([{"type": "web_search_20250305", "name": "web_search"}]);
+    asked["tool_choice"] = json!({"type": "tool", "name": "web_search"});
+    let reply = http.post("/v1/messages", &asked).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let counted = http.post("/v1/messages/count_tokens", &asked).await.json();
+    let usage = &reply.json()["usage"];
+    let n = |key: &str| usage[key].as_u64().unwrap();
+    let input = n("input_tokens") + n("cache_read_input_tokens");
+    assert_eq!(counted["input_tokens"], input);
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+/// Agents know by these words and numbers that they have to compact their conversation.
+#[tokio::test]
+async fn a_prompt_that_is_too_long_is_told_in_the_words_that_agents_know() {
+    let http = HttpDaemon::start().await;
+    let mut asked = question();
+    asked["messages"] = json!([{"role": "user", "content": "x ".repeat(3000)}]);
+    let counted = http.post("/v1/messages/count_tokens", &asked).await;
+    let reply = http.post("/v1/messages", &asked).await;
+    assert_eq!(reply.status, 400, "{reply:?}");
+    let message = reply.json()["error"]["message"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let rest = message.strip_prefix("prompt is too long: ").unwrap();
+    let (n, rest) = rest.split_once(" tokens > ").unwrap();
+    assert_eq!(rest.split_once(" maximum").unwrap().0, "1023");
+    let n: u64 = n.parse().unwrap();
+    assert!(n > 2900 && n < 6100, "{message}");
+    drop(counted);
+    let chat = http.post("/v1/chat/completions", &asked).await.json();
+    let error = &chat["error"];
+    assert_eq!(
+        (&error["n_prompt_tokens"], &error["n_ctx"]),
+        (&json!(n), &json!(1024))
+    );
+    assert_eq!(error["code"], "context_length_exceeded");
+    for words in [
+        "the request exceeds the available context size",
+        "this model's maximum context length is 1024 tokens",
+    ] {
+        assert!(
+            error["message"].as_str().unwrap().contains(words),
+            "{error}"
+        );
+    }
+    asked["options"] = json!({"num_predict": 1});
+    let ollama = http.post("/api/chat", &asked).await.json();
+    let told = ollama["error"].as_str().unwrap();
+    assert!(
+        told.contains("exceeds the available context size"),
+        "{told}"
+    );
+    assert_eq!(http.stop().await, End::Drained);
+}
+
 #[tokio::test]
 async fn refusals_have_anthropics_shape() {
     let http = HttpDaemon::start().await;

@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tonic::body::Body;
 
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, fixtures};
 
 /// The model of the fixtures, under the name that its file gives it.
 pub(crate) const LLAMA: &str = "tiny-llama-Q4_K_M";
@@ -87,6 +87,16 @@ impl HttpDaemon {
         roles: Roles,
         peer_limits: Rules,
     ) -> Self {
+        Self::start_serving(&[fixtures()], token, roles, peer_limits).await
+    }
+
+    /// One whose models are those of these directories and of its own.
+    pub(crate) async fn start_serving(
+        dirs: &[PathBuf],
+        token: Option<&str>,
+        roles: Roles,
+        peer_limits: Rules,
+    ) -> Self {
         let socket_dir = tempfile::tempdir().unwrap();
         let socket = Socket::bind(&socket_dir.path().join("h")).unwrap();
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -98,7 +108,7 @@ impl HttpDaemon {
             ..HttpListeners::default()
         };
         Self {
-            daemon: Daemon::start_limiting(roles, http, Vec::new(), peer_limits).await,
+            daemon: Daemon::start_serving(dirs, roles, http, Vec::new(), peer_limits).await,
             tcp: address,
             socket_dir,
             _socket: socket,

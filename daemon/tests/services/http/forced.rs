@@ -52,6 +52,27 @@ fn parsed(text: &Value) -> Value {
     serde_json::from_str(text.as_str().unwrap()).unwrap()
 }
 
+/// Go's and C#'s libraries write null for what a schema does not have, and some clients have many
+/// stop strings.
+#[tokio::test]
+async fn what_clients_write_for_nothing_is_nothing_whether_a_call_is_forced_or_not() {
+    let http = HttpDaemon::start().await;
+    let template = "{% for t in tools %}{% for p in t.function.parameters.properties or {} %}{{ p }}{% endfor %}\
+                    {{ t.function.parameters }}{% endfor %}{{ messages[0].content }}{# <tool_call> #}";
+    with_template(&http.daemon, "caller", template);
+    let parameters =
+        json!({"type": "object", "properties": null, "required": null, "description": null});
+    let empty = json!({"type": "function", "function": {"name": "now", "parameters": parameters}});
+    let stops: Vec<_> = (0..100).map(|n| format!("stop {n}")).collect();
+    for choice in ["auto", "required"] {
+        let more =
+            json!({"tools": [empty], "tool_choice": choice, "max_tokens": 32, "stop": stops});
+        let reply = http.post("/v1/chat/completions", &question(&more)).await;
+        assert_eq!(reply.status, 200, "{choice}: {reply:?}");
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
 #[tokio::test]
 async fn a_forced_call_is_one_of_the_tools_with_its_arguments() {
     let http = HttpDaemon::start().await;

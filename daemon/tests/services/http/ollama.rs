@@ -74,6 +74,63 @@ async fn generate_uses_the_template_unless_it_is_raw() {
     assert_eq!(http.stop().await, End::Drained);
 }
 
+/// What said "unload" unloaded nothing.
+#[tokio::test]
+async fn a_model_is_let_go_when_its_keep_alive_ends() {
+    let http = HttpDaemon::start().await;
+    let there = async || {
+        let ps = http.get("/api/ps").await.json();
+        let models = ps["models"].as_array().unwrap().iter();
+        models.clone().find(|model| model["name"] == LLAMA).cloned()
+    };
+    let ask = async |keep_alive: Value| {
+        let mut asked = question();
+        asked["keep_alive"] = keep_alive;
+        asked["stream"] = false.into();
+        let answer = http.post("/api/chat", &asked).await.json();
+        assert_eq!(answer["message"]["content"], "42 - 30 = 12.");
+    };
+    for (path, body) in [
+        ("/api/generate", json!({"model": LLAMA, "keep_alive": 0})),
+        (
+            "/api/chat",
+            json!({"model": LLAMA, "messages": [], "keep_alive": "0s"}),
+        ),
+    ] {
+        ask(json!(-1)).await;
+        let model = there().await.unwrap();
+        assert!(model["size_vram"].as_u64() > Some(1 << 20), "{model}");
+        assert!(
+            model["expires_at"].as_str().unwrap().starts_with("2100"),
+            "{model}"
+        );
+        let answer = http.post(path, &body).await.json();
+        assert_eq!(answer["done_reason"], "unload");
+        assert_eq!(there().await, None, "{path}");
+    }
+    // At the end of an answer, and some time later.
+    ask(json!("5m")).await;
+    let ends = there().await.unwrap()["expires_at"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert!(!ends.starts_with("2100"), "{ends}");
+    for keep_alive in [json!(0), json!("300ms")] {
+        ask(keep_alive).await;
+        let begun = std::time::Instant::now();
+        while there().await.is_some() {
+            assert!(begun.elapsed().as_secs() < 20, "it stays");
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+    // It is there again when it is asked for.
+    ask(json!(null)).await;
+    assert!(there().await.unwrap()["size_vram"].as_u64() > Some(1 << 20));
+    let odd = json!({"model": LLAMA, "keep_alive": "soon"});
+    assert_eq!(http.post("/api/generate", &odd).await.status, 400);
+    assert_eq!(http.stop().await, End::Drained);
+}
+
 #[tokio::test]
 async fn models_are_told_in_ollamas_words() {
     let http = HttpDaemon::start().await;
@@ -274,6 +331,6 @@ async fn refusals_have_ollamas_shape_and_names() {
     let images =
         json!({"model": LLAMA, "messages": [{"role": "user", "content": "x", "images": ["aa"]}]});
     let reply = http.post("/api/chat", &images).await;
-    assert_eq!(reply.status, 400);
+    assert_eq!(reply.status, 200, "a session lives on: {reply:?}");
     assert_eq!(http.stop().await, End::Drained);
 }

@@ -339,7 +339,7 @@ async fn refusals_name_the_field_and_say_what_to_do() {
         ("temperature", json!(-1), "temperature", "INVALID_FIELD"),
         ("max_tokens", json!(0), "max_tokens", "INVALID_FIELD"),
         ("top_p", json!(2), "top_p", "INVALID_FIELD"),
-        ("stop", json!(vec!["x"; 17]), "stop", "INVALID_FIELD"),
+        ("stop", json!(vec!["x"; 257]), "stop", "INVALID_FIELD"),
         ("messages", json!([]), "messages", "INVALID_FIELD"),
         ("n", json!(9), "n", "INVALID_FIELD"),
         ("modalities", json!(["audio"]), "modalities", "UNSUPPORTED"),

@@ -3,7 +3,7 @@
 use rocmforged::End;
 use serde_json::{Value, json};
 
-use crate::http::client::{HttpDaemon, LLAMA};
+use crate::http::client::{HttpDaemon, LLAMA, unix};
 use crate::templates::with_template;
 
 fn question() -> Value {
@@ -179,9 +179,187 @@ async fn thoughts_are_items_and_a_long_prompt_fails_inside_of_the_stream() {
     let (name, _) = events.last().unwrap();
     assert_eq!(name, "response.failed");
     let failed = data(events.last().unwrap());
+    let error = &failed["response"]["error"];
+    assert_eq!(error["code"], "context_length_exceeded");
+    let words = "exceeds the available context size";
+    assert!(
+        error["message"].as_str().unwrap().contains(words),
+        "{error}"
+    );
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+/// The kinds of a stream's events, without what all begin with, each once where it is repeated.
+fn kinds(events: &[(String, String)]) -> Vec<&str> {
+    let names = events.iter().map(|(name, _)| name.as_str());
+    let mut kinds: Vec<_> = names
+        .map(|name| name.trim_start_matches("response."))
+        .collect();
+    kinds.dedup();
+    kinds
+}
+
+/// openai-node's stream threw "missing content at index 0" at the first delta of a thought.
+#[tokio::test]
+async fn a_thought_has_a_part_before_its_text_comes() {
+    let http = HttpDaemon::start().await;
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}{# </think> #}<think>";
+    with_template(&http.daemon, "thinker", template);
+    let mut asked = question();
+    asked["model"] = "thinker".into();
+    asked["stream"] = true.into();
+    let events = http.post("/v1/responses", &asked).await.events();
     assert_eq!(
-        failed["response"]["error"]["code"],
-        "context_length_exceeded"
+        kinds(&events)[2..7],
+        [
+            "output_item.added",
+            "content_part.added",
+            "reasoning_text.delta",
+            "reasoning_text.done",
+            "content_part.done",
+        ]
+    );
+    let parts = events
+        .iter()
+        .filter(|(name, _)| name.contains("content_part"));
+    let parts: Vec<_> = parts
+        .map(data)
+        .filter(|event| event["part"]["type"] == "reasoning_text")
+        .collect();
+    assert_eq!(parts[0]["part"]["text"], "");
+    let done = events
+        .iter()
+        .find(|(name, _)| name == "response.reasoning_text.done");
+    let done = data(done.unwrap());
+    assert_eq!(parts[1]["part"]["text"], done["text"]);
+    for part in &parts {
+        assert_eq!(
+            (
+                &part["item_id"],
+                &part["output_index"],
+                &part["content_index"]
+            ),
+            (&done["item_id"], &json!(0), &json!(0))
+        );
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+/// AI SDK 7's provider names what the assistant said in every later step.
+#[tokio::test]
+async fn a_later_request_refers_to_items_and_responses() {
+    let http = HttpDaemon::start().await;
+    let mut asked = question();
+    asked.as_object_mut().unwrap().remove("store");
+    let whole = http.post("/v1/responses", &asked).await.json();
+    asked["stream"] = true.into();
+    let events = http.post("/v1/responses", &asked).await.events();
+    let streamed = data(events.last().unwrap())["response"].clone();
+    asked["stream"] = false.into();
+    let again = json!({"role": "user", "content": "42 - 30 = ?"});
+    for response in [&whole, &streamed] {
+        assert_eq!(response["store"], true);
+        let (id, item) = (&response["id"], &response["output"][0]);
+        // The same conversation, told in three ways.
+        let mut told = Vec::new();
+        for (previous, input) in [
+            (json!(null), json!([asked["input"][0], item, again])),
+            (
+                json!(null),
+                json!([asked["input"][0], {"type": "item_reference", "id": item["id"]}, again]),
+            ),
+            (id.clone(), json!([again])),
+        ] {
+            let mut next = asked.clone();
+            next["input"] = input;
+            next["previous_response_id"] = previous.clone();
+            let reply = http.post("/v1/responses", &next).await;
+            assert_eq!(reply.status, 200, "{reply:?}");
+            let next = reply.json();
+            assert_eq!(next["previous_response_id"], previous);
+            told.push((
+                next["usage"]["input_tokens"].clone(),
+                next["output"][0]["content"].clone(),
+            ));
+        }
+        assert!(told[0] == told[1] && told[1] == told[2], "{told:?}");
+        let path = format!("/v1/responses/{}", id.as_str().unwrap());
+        assert_eq!(&http.get(&path).await.json(), response);
+        let input = http.get(&format!("{path}/input_items")).await.json();
+        assert_eq!(input["data"], asked["input"]);
+        let gone = unix(&http.path(), "DELETE", &path, &[], "").await;
+        assert_eq!(
+            gone.json(),
+            json!({"id": id, "object": "response", "deleted": true})
+        );
+        assert_eq!(http.get(&path).await.status, 404);
+    }
+    // What is not to be kept is not, and what never was is told so.
+    asked["store"] = false.into();
+    let unkept = http.post("/v1/responses", &asked).await.json();
+    assert_eq!(unkept["store"], false);
+    for (key, value, status, code) in [
+        (
+            "previous_response_id",
+            unkept["id"].clone(),
+            400,
+            "previous_response_not_found",
+        ),
+        (
+            "input",
+            json!([{"type": "item_reference", "id": unkept["output"][0]["id"]}]),
+            404,
+            "UNKNOWN_ITEM",
+        ),
+        ("previous_response_id", json!(7), 400, "INVALID_FIELD"),
+    ] {
+        let mut next = asked.clone();
+        next[key] = value;
+        let reply = http.post("/v1/responses", &next).await;
+        assert_eq!(reply.status, status, "{reply:?}");
+        assert_eq!(reply.json()["error"]["code"], code);
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+/// A tool whose input is a text, as Codex's apply_patch.
+#[tokio::test]
+async fn a_call_of_a_custom_tool_has_its_text_as_input() {
+    let http = HttpDaemon::start().await;
+    with_template(
+        &http.daemon,
+        "calls",
+        "{{ messages[0].content }}{# <tool_call> #}",
+    );
+    let call = "<tool_call><function=patch><parameter=input>a b</parameter></function></tool_call>";
+    let mut asked = json!({
+        "model": "calls", "input": "x", "temperature": 0, "max_output_tokens": 200,
+        "tools": [{"type": "custom", "name": "patch", "description": "d"}, {"type": "web_search"}],
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"const": format!("x{call}")}}},
+    });
+    let whole = http.post("/v1/responses", &asked).await.json();
+    asked["stream"] = true.into();
+    let events = http.post("/v1/responses", &asked).await.events();
+    let streamed = data(events.last().unwrap())["response"].clone();
+    for response in [&whole, &streamed] {
+        let items = response["output"].as_array().unwrap().iter();
+        let call = items
+            .clone()
+            .find(|item| item["type"] == "custom_tool_call");
+        let call = call.unwrap_or_else(|| panic!("{response}"));
+        assert_eq!(
+            (&call["name"], &call["input"]),
+            (&json!("patch"), &json!("a b"))
+        );
+    }
+    let of = |kind: &str| {
+        let name = format!("response.custom_tool_call_input.{kind}");
+        let event = events.iter().find(|(found, _)| *found == name);
+        data(event.unwrap())
+    };
+    assert_eq!(
+        (&of("delta")["delta"], &of("done")["input"]),
+        (&json!("a b"), &json!("a b"))
     );
     assert_eq!(http.stop().await, End::Drained);
 }

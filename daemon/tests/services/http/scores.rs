@@ -54,7 +54,9 @@ async fn messages(http: &HttpDaemon, asked: &Value) -> [Vec<(String, Vec<Value>)
     for (name, data) in http.post(RESPONSES, &asked).await.events() {
         let data: Value = serde_json::from_str(&data).unwrap();
         match name.as_str() {
-            "response.content_part.added" => streamed.push(Default::default()),
+            "response.content_part.added" if data["part"]["type"] == "output_text" => {
+                streamed.push(Default::default());
+            }
             "response.output_text.delta" => {
                 let (text, scores) = streamed.last_mut().unwrap();
                 let more = told(&data, "delta");
@@ -117,10 +119,24 @@ async fn all_tokens_before_a_stop_string_are_told_and_none_of_its_own() {
         });
         let (whole, streamed) = both(&http, "/v1/chat/completions", &asked).await;
         let content = joined(std::slice::from_ref(&whole), "content");
-        let last = &content.last().unwrap()["token"];
-        assert_ne!(last, ".", "{whole}");
         assert_eq!(content, joined(&streamed, "content"), "{model}");
+        // What is thought, and marks, have no place beside the content.
+        let tokens = content.iter().map(|token| token["token"].as_str().unwrap());
+        let said = whole["message"]["content"].as_str().unwrap_or_default();
+        assert_eq!(tokens.collect::<String>().trim(), said.trim(), "{whole}");
     }
+    // A thought that ends, and what is said behind it.
+    let asked = json!({
+        "model": "says", "messages": [{"role": "user", "content": "x"}], "temperature": 0,
+        "max_tokens": 60, "logprobs": true, "guided_regex": "<think> a</think> b c",
+    });
+    let (whole, streamed) = both(&http, "/v1/chat/completions", &asked).await;
+    assert_eq!(whole["message"]["reasoning_content"], "a", "{whole}");
+    assert_eq!(whole["message"]["content"], "b c", "{whole}");
+    let content = joined(std::slice::from_ref(&whole), "content");
+    let tokens = content.iter().map(|token| token["token"].as_str().unwrap());
+    assert_eq!(tokens.collect::<String>().trim(), "b c", "{whole}");
+    assert_eq!(content, joined(&streamed, "content"));
     assert_eq!(http.stop().await, End::Drained);
 }
 

@@ -231,11 +231,16 @@ pub fn thinks(source: &str) -> bool {
     Thinking::of(source).is_some() || Headers::of(source).is_some()
 }
 
+/// Whether a template has a switch for the thinking of its models.
+pub fn has_thinking_switch(source: &str) -> bool {
+    source.contains("enable_thinking")
+}
+
 /// Whether an answer begins without thoughts where they were switched off: its model has none, its
 /// template knows the switch, or the prompt has closed them.
 pub(crate) fn keeps_from_thinking(source: &str, tail: &str) -> bool {
     let is_closed = || Thinking::of(source).is_some_and(|t| tail.ends_with(t.close));
-    !thinks(source) || source.contains("enable_thinking") || is_closed()
+    !thinks(source) || has_thinking_switch(source) || is_closed()
 }
 
 /// What stands around thoughts.

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use super::super::super::error::Dialect;
 use super::super::super::reply::{Events, SSE, SSE_HEARTBEAT};
 use super::super::super::sse;
-use super::tools::Names;
-use super::{Item, Logprobs, OutputText, Shown, item_id, item_status, message, status};
+use super::tools::{self, Names};
+use super::{Item, Keeping, Logprobs, OutputText, Shown, item_id, item_status, message, status};
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::{ToolCall, is_object};
@@ -20,6 +20,8 @@ use rocmforge_service::tool_calls::{ToolCall, is_object};
 /// What a response says beside its output.
 #[derive(Debug)]
 pub(super) struct Answer {
+    /// How it is kept, if it is.
+    pub(super) keeping: Option<Keeping>,
     pub(super) id: String,
     pub(super) created: u64,
     pub(super) model: String,
@@ -108,6 +110,16 @@ impl Answer {
 
     fn function_call(&self, status: &str, call: &ToolCall) -> Value {
         let status = call_status(status, &call.arguments);
+        if self.names.is_custom(&call.name) {
+            return json!({
+                "type": "custom_tool_call",
+                "id": item_id("ctc"),
+                "call_id": item_id("call"),
+                "name": call.name,
+                "input": tools::custom_input(&call.arguments),
+                "status": status,
+            });
+        }
         let mut item = json!({
             "type": "function_call",
             "id": item_id("fc"),
@@ -216,6 +228,16 @@ struct ResponseOf<'a> {
     response: Whole<'a>,
 }
 
+/// Whether a call's item is of a tool that takes a text.
+fn is_custom(item: &Value) -> bool {
+    item["type"] == "custom_tool_call"
+}
+
+/// What an event says of the only part of a reasoning item.
+fn reasoning_part(text: &str) -> Value {
+    json!({"part": {"type": "reasoning_text", "text": text}})
+}
+
 /// Writes the events.
 #[derive(Debug)]
 pub(super) struct ResponseEvents {
@@ -261,6 +283,10 @@ impl ResponseEvents {
             .map(|item| item.shown(self.scored.as_deref()))
             .collect();
         let response = self.answer.whole(status, &output, ended);
+        // Known before its client knows of it.
+        if let Some(keeping) = self.answer.keeping.as_ref().filter(|_| ended.is_some()) {
+            keeping.keep(&self.answer.id, &response, &self.output);
+        }
         let response = Whole { error, ..response };
         write(&mut self.sequence, name, ResponseOf { response }, out);
     }
@@ -323,6 +349,8 @@ impl ResponseEvents {
             Some(Open::Reasoning { id, text }) => {
                 let done = json!({"text": text});
                 self.about_text("response.reasoning_text.done", &id, done, out);
+                let done = reasoning_part(&text);
+                self.about_text("response.content_part.done", &id, done, out);
                 if self.answer.summarises {
                     let done = json!({"text": text});
                     self.about_summary("response.reasoning_summary_text.done", &id, done, out);
@@ -330,6 +358,20 @@ impl ResponseEvents {
                     self.about_summary("response.reasoning_summary_part.done", &id, done, out);
                 }
                 let item = self.answer.reasoning(&id, status, &text);
+                self.item_done(Item::Other(item), out);
+            }
+            Some(Open::Call {
+                mut item,
+                arguments,
+            }) if is_custom(&item) => {
+                // It comes inside of JSON, and is known when that is whole.
+                let input = tools::custom_input(&arguments);
+                let about = |key: &str| json!({"item_id": item["id"], "output_index": self.index(), key: input});
+                let (delta, done) = (about("delta"), about("input"));
+                self.send("response.custom_tool_call_input.delta", delta, out);
+                self.send("response.custom_tool_call_input.done", done, out);
+                item["status"] = call_status(status, &arguments).into();
+                item["input"] = input.into();
                 self.item_done(Item::Other(item), out);
             }
             Some(Open::Call {
@@ -398,6 +440,9 @@ impl ResponseEvents {
                 let part = json!({"part": {"type": "summary_text", "text": ""}});
                 self.about_summary("response.reasoning_summary_part.added", &id, part, out);
             }
+            // Clients add deltas to a part that they know.
+            let part = reasoning_part("");
+            self.about_text("response.content_part.added", &id, part, out);
             self.open = Some(Open::Reasoning {
                 id,
                 text: String::new(),
@@ -425,6 +470,9 @@ impl ResponseEvents {
             && !delta.is_empty()
         {
             arguments.push_str(delta);
+            if is_custom(item) {
+                return;
+            }
             let data = json!({"item_id": item["id"], "output_index": index, "delta": delta});
             self.send("response.function_call_arguments.delta", data, out);
         }

@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::super::super::format;
 use super::super::super::prompt::{
-    TextOr, WireSampling, refuse_unsupported, says_something, take, text_parts, whole_number,
+    TextOr, WireSampling, model_name, refuse_unsupported, says_something, take, text_parts,
+    whole_number,
 };
 use super::super::super::start::Conversation;
 use super::super::{name, small};
@@ -42,8 +43,9 @@ const SERVERS_OWN: [&str; 17] = [
 /// The body.
 #[derive(Debug, Deserialize)]
 pub(super) struct ResponsesRequest {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "model_name")]
     pub(super) model: String,
+    #[serde(default = "nothing")]
     input: TextOr<Value>,
     instructions: Option<String>,
     #[serde(default, deserialize_with = "whole_number")]
@@ -60,15 +62,51 @@ pub(super) struct ResponsesRequest {
     #[serde(default, deserialize_with = "whole_number")]
     top_logprobs: Option<i64>,
     include: Option<Vec<String>>,
-    // Refused where they ask for anything.
     previous_response_id: Option<Value>,
+    store: Option<bool>,
+    // Refused where they ask for anything.
     conversation: Option<Value>,
     background: Option<bool>,
     prompt: Option<Value>,
     text: Option<Value>,
 }
 
+/// The input of a request that only goes on from a response.
+fn nothing() -> TextOr<Value> {
+    TextOr::List(Vec::new())
+}
+
 impl ResponsesRequest {
+    /// The response that it goes on from.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT where that is no name.
+    pub(super) fn previous(&self) -> Result<Option<&str>, Failure> {
+        match &self.previous_response_id {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(id)) => Ok(Some(id)),
+            Some(_) => {
+                let why = "give the id of a response, a text";
+                Err(failure::invalid("previous_response_id", why))
+            }
+        }
+    }
+
+    /// The same where it was checked.
+    pub(super) fn previous_id(&self) -> Option<&str> {
+        self.previous_response_id.as_ref().and_then(Value::as_str)
+    }
+
+    /// Whether later requests may refer to its response.
+    pub(super) fn is_kept(&self) -> bool {
+        self.store != Some(false)
+    }
+
+    /// The input, which it has no more.
+    pub(super) fn take_input(&mut self) -> TextOr<Value> {
+        std::mem::replace(&mut self.input, nothing())
+    }
+
     /// What the answer repeats of the request.
     pub(super) fn echo(&self) -> Value {
         let told = self.sampling.told();
@@ -86,8 +124,8 @@ impl ResponsesRequest {
             "tool_choice": self.tool_choice.clone().unwrap_or_else(|| "auto".into()),
             "tools": self.tools.clone().unwrap_or_default(),
             "text": {"format": self.format()},
-            "previous_response_id": null,
-            "store": false,
+            "previous_response_id": self.previous_id(),
+            "store": self.is_kept(),
         })
     }
 
@@ -120,17 +158,12 @@ impl ResponsesRequest {
         said.unwrap_or_else(|| json!({"type": "text"}))
     }
 
-    fn refuse_unsupported(&self) -> Result<(), Failure> {
+    pub(super) fn refuse_unsupported(&self) -> Result<(), Failure> {
         const STATELESS: &str =
-            "earlier responses are not kept here; send the whole conversation as input";
+            "conversations are not kept here; name the response before in previous_response_id";
         const LATER: &str = "not implemented; leave it unset";
         let says = |value: &Option<Value>| says_something(value.as_ref());
         refuse_unsupported(&[
-            (
-                "previous_response_id",
-                says(&self.previous_response_id),
-                STATELESS,
-            ),
             ("conversation", says(&self.conversation), STATELESS),
             ("background", self.background == Some(true), LATER),
             ("prompt", says(&self.prompt), LATER),
@@ -147,9 +180,11 @@ impl ResponsesRequest {
         }
     }
 
-    /// The conversation that is to be answered.
-    pub(super) fn conversation(self) -> Result<(Conversation, Violations), Failure> {
-        self.refuse_unsupported()?;
+    /// The conversation that is to be answered, of these items.
+    pub(super) fn conversation(
+        self,
+        items: Vec<Value>,
+    ) -> Result<(Conversation, Violations), Failure> {
         let scores = self.scores();
         let mut kwargs = self.chat_template_kwargs.unwrap_or_default();
         let effort = self.reasoning.as_ref().and_then(|r| r["effort"].as_str());
@@ -171,13 +206,8 @@ impl ResponsesRequest {
         if let Some(instructions) = self.instructions.filter(|text| !text.is_empty()) {
             messages.push(Message::new("system", instructions));
         }
-        match self.input {
-            TextOr::Text(text) => messages.push(Message::new("user", text)),
-            TextOr::List(items) => {
-                for (at, item) in items.into_iter().enumerate() {
-                    turn(at, item, &mut messages)?;
-                }
-            }
+        for (at, item) in items.into_iter().enumerate() {
+            turn(at, item, &mut messages)?;
         }
         let mut violations = Violations::named(field_name);
         let mut sampling = self
@@ -191,6 +221,7 @@ impl ResponsesRequest {
             tools,
             kwargs,
             continues: false,
+            is_quiet: false,
             sampling,
             n_ctx: None,
             choices: 1,
@@ -374,11 +405,20 @@ fn thought(parts: Value) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use rocmforge_service::peer::Peer;
+
+    use super::super::super::super::media;
+    use super::super::Memory;
     use super::*;
 
     fn read(value: Value) -> Result<Conversation, Failure> {
-        let request: ResponsesRequest = serde_json::from_value(value).unwrap();
-        request.conversation().map(|(conversation, _)| conversation)
+        let mut request: ResponsesRequest = serde_json::from_value(value).unwrap();
+        request.refuse_unsupported()?;
+        let recalled = Memory::default().recall(Peer::Local, None, request.take_input())?;
+        let items = recalled.read()?.items;
+        request
+            .conversation(items)
+            .map(|(conversation, _)| conversation)
     }
 
     #[test]
@@ -463,7 +503,7 @@ mod tests {
     #[test]
     fn what_needs_a_memory_is_refused_by_name() {
         for (key, value) in [
-            ("previous_response_id", json!("resp_1")),
+            ("conversation", json!("conv_1")),
             ("background", json!(true)),
             ("tool_choice", json!("required")),
         ] {
@@ -481,12 +521,15 @@ mod tests {
     #[test]
     fn what_is_wrong_with_an_item_is_told_by_its_own_key() {
         let output = |output: Value| json!({"type": "function_call_output", "call_id": "c", "output": output});
+        let odd = json!([{"type": "robot"}]);
         let image = json!([{"type": "input_image", "image_url": "x"}]);
+        let seen = read(json!({"model": "m", "input": [output(image)]})).unwrap();
+        assert_eq!(seen.messages[0].content, Content::Text(media::IMAGE.into()));
         for (item, field, words) in [
             (json!("hi"), "input[0]", "one text"),
             (output(json!({"a": 1})), "input[0].output", "list of parts"),
             (output(json!(null)), "input[0]", "no output"),
-            (output(image), "input[0].output[0]", "input_image"),
+            (output(odd), "input[0].output[0]", "robot"),
             (json!({"role": "user"}), "input[0]", "no content"),
         ] {
             let failure = read(json!({"model": "m", "input": [item]})).unwrap_err();

@@ -3,7 +3,7 @@
 //! A tool of a namespace, as agents offer those of each MCP server, is a function
 //! `NAMESPACE__NAME` for the model; its call names both apart, as it was offered.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::tool_calls::{self, Tools};
@@ -11,30 +11,36 @@ use serde_json::{Value, json};
 
 use super::super::super::prompt::take;
 
-/// Types of tools that only OpenAI's own machines have, or whose calls are no JSON. They are left
-/// out, as agents offer them with every request and do without.
-const LEFT_OUT: [&str; 12] = [
-    "custom",
+/// How the types of tools begin that only OpenAI's own machines have. They are left out, as agents
+/// offer them with every request and do without; behind each may stand a date.
+const LEFT_OUT: [&str; 11] = [
     "local_shell",
     "shell",
     "apply_patch",
     "web_search",
-    "web_search_preview",
     "image_generation",
     "file_search",
     "code_interpreter",
-    "computer_use_preview",
+    "computer",
     "mcp",
     "tool_search",
+    "programmatic_tool_calling",
 ];
 
-/// The namespace and the name of each function that has one, by what the model knows it as.
+/// How the functions that the model knows are called by the request.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct Names(BTreeMap<String, (String, String)>);
+pub(super) struct Names {
+    /// The namespace and the name of each function that has one.
+    spaces: BTreeMap<String, (String, String)>,
+    /// Tools that take a text in place of an object.
+    custom: BTreeSet<String>,
+}
 
 impl Names {
     /// Of the tools that a request offers.
     pub(super) fn of(tools: &[Value]) -> Self {
+        let custom = tools.iter().filter(|tool| tool["type"] == "custom");
+        let custom = custom.filter_map(|tool| tool["name"].as_str().map(str::to_owned));
         let spaces = tools.iter().filter(|tool| tool["type"] == "namespace");
         let names = spaces.flat_map(|space| {
             let members = space["tools"].as_array().into_iter().flatten();
@@ -44,12 +50,20 @@ impl Names {
                 Some((flat(space, name), (space.to_owned(), name.to_owned())))
             })
         });
-        Self(names.collect())
+        Self {
+            spaces: names.collect(),
+            custom: custom.collect(),
+        }
+    }
+
+    /// Whether the tool takes a text.
+    pub(super) fn is_custom(&self, called: &str) -> bool {
+        self.custom.contains(called)
     }
 
     /// Puts the names of a call into its item.
     pub(super) fn put(&self, called: &str, item: &mut Value) {
-        match self.0.get(called) {
+        match self.spaces.get(called) {
             Some((space, name)) => {
                 item["namespace"] = space.as_str().into();
                 item["name"] = name.as_str().into();
@@ -70,7 +84,7 @@ pub(super) fn functions(
     choice: Option<&Value>,
     parallel: Option<bool>,
 ) -> Result<Tools, Failure> {
-    let mut described = Vec::new();
+    let (mut described, mut leaves_out) = (Vec::new(), false);
     for (at, mut tool) in tools.unwrap_or_default().into_iter().enumerate() {
         let field = format!("tools[{at}]");
         match tool["type"].as_str() {
@@ -90,12 +104,21 @@ pub(super) fn functions(
                     }
                 }
             }
-            Some(kind) if LEFT_OUT.contains(&kind) => {
+            Some("custom") => described.push(custom(&tool, &field)?),
+            Some(kind) if is_left_out(kind) => {
                 tracing::debug!(kind, "a tool that models here cannot call is left out");
+                leaves_out = true;
             }
             _ => return Err(tool_calls::no_function(at, &tool["type"])),
         }
     }
+    let is_none_left = leaves_out && described.is_empty();
+    // A choice of what is left out is none.
+    let choice = choice.filter(|choice| {
+        let forces = choice.is_object() || **choice == "required";
+        let is_out = choice["type"].as_str().is_some_and(is_left_out);
+        !(is_out || is_none_left && forces)
+    });
     let choice = choice.cloned().map(by_flat_names);
     tool_calls::checked(Some(described), choice.as_ref(), parallel)
 }
@@ -104,6 +127,9 @@ pub(super) fn functions(
 /// knows.
 fn by_flat_names(mut choice: Value) -> Value {
     let flatten = |tool: &mut Value| {
+        if tool["type"] == "custom" {
+            tool["type"] = "function".into();
+        }
         if let (Some(space), Some(name)) = (tool["namespace"].as_str(), tool["name"].as_str()) {
             *tool = json!({"type": "function", "name": flat(space, name)});
         }
@@ -113,6 +139,35 @@ fn by_flat_names(mut choice: Value) -> Value {
         allowed.iter_mut().for_each(flatten);
     }
     choice
+}
+
+fn is_left_out(kind: &str) -> bool {
+    LEFT_OUT.iter().any(|begin| kind.starts_with(begin))
+}
+
+/// A tool that takes a text, as a function with that text as its only argument.
+fn custom(tool: &Value, field: &str) -> Result<Value, Failure> {
+    let Some(name) = tool["name"].as_str() else {
+        let message = "missing; give the tool's name";
+        return Err(failure::invalid(&format!("{field}.name"), message));
+    };
+    let mut about = tool["description"].as_str().unwrap_or_default().to_owned();
+    if let Some(grammar) = tool["format"]["definition"].as_str() {
+        let syntax = tool["format"]["syntax"].as_str().unwrap_or_default();
+        about.push_str(&format!(
+            "\n\nThe input follows this {syntax} grammar:\n{grammar}"
+        ));
+    }
+    let input = json!({"type": "object", "required": ["input"], "additionalProperties": false,
+        "properties": {"input": {"type": "string"}}});
+    Ok(tool_calls::described(name, Some(about.trim()), &input))
+}
+
+/// The text that a tool is called with, out of the arguments of its function.
+pub(super) fn custom_input(arguments: &str) -> String {
+    let parsed = serde_json::from_str::<Value>(arguments).ok();
+    let input = parsed.as_ref().and_then(|parsed| parsed["input"].as_str());
+    input.unwrap_or(arguments).to_owned()
 }
 
 fn function(mut tool: Value, namespace: Option<&str>, field: &str) -> Result<Value, Failure> {
@@ -138,7 +193,7 @@ mod tests {
             json!({"type": "function", "name": "lookup", "parameters": {"type": "object"}});
         let tools = vec![
             lookup.clone(),
-            json!({"type": "namespace", "name": "mcp__t", "tools": [lookup, {"type": "custom"}]}),
+            json!({"type": "namespace", "name": "mcp__t", "tools": [lookup, {"type": "robot"}]}),
         ];
         let names = Names::of(&tools);
         let offered = functions(Some(tools.clone()), None, None).unwrap();
@@ -163,12 +218,44 @@ mod tests {
     }
 
     #[test]
+    fn a_tool_that_takes_a_text_is_a_function_of_one() {
+        let format = json!({"type": "grammar", "syntax": "lark", "definition": "start: /x/"});
+        let tools =
+            vec![json!({"type": "custom", "name": "patch", "description": "d", "format": format})];
+        assert!(Names::of(&tools).is_custom("patch"));
+        let choice = json!({"type": "custom", "name": "patch"});
+        let offered = functions(Some(tools), Some(&choice), None).unwrap();
+        let function = &offered.described[0]["function"];
+        assert_eq!(function["parameters"]["required"], json!(["input"]));
+        let about = function["description"].as_str().unwrap();
+        assert!(
+            about.starts_with("d\n") && about.contains("start: /x/"),
+            "{about}"
+        );
+        assert_eq!(
+            offered.forced,
+            Some(tool_calls::Forced::Named("patch".to_owned()))
+        );
+        assert_eq!(custom_input(r#"{"input": "a\nb"}"#), "a\nb");
+        assert_eq!(custom_input("{\"inp"), "{\"inp");
+    }
+
+    #[test]
     fn tools_that_cannot_be_called_are_left_out_and_others_refused() {
         let kinds = LEFT_OUT.map(|kind| json!({"type": kind}));
-        let none = functions(Some(kinds.to_vec()), None, None).unwrap();
-        assert!(none.described.is_empty());
+        for choice in [
+            json!(null),
+            json!("required"),
+            json!({"type": "web_search_preview"}),
+        ] {
+            let none = functions(Some(kinds.to_vec()), Some(&choice), None).unwrap();
+            assert!(none.described.is_empty() && none.forced.is_none());
+        }
+        let dated = json!({"type": "web_search_2025_08_26"});
+        assert!(functions(Some(vec![dated]), None, None).is_ok());
         for (tool, field) in [
             (json!({"type": "robot"}), "tools[0].type"),
+            (json!({"type": "custom"}), "tools[0].name"),
             (json!({"type": "function"}), "tools[0].name"),
             (json!({"type": "namespace", "tools": []}), "tools[0].name"),
             (

@@ -1,0 +1,209 @@
+//! Parts of messages that are no text: documents whose text is there, and what the models here
+//! cannot read.
+//!
+//! A conversation keeps a picture for as long as it lives. A request that was refused for it would
+//! be refused with every later turn, too, so that the model is told in a text that something was
+//! left out. The text is the same for the same part, so that prompts go on to begin alike.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+
+/// Beginning of the bytes of a PDF, which may be UTF-8 otherwise.
+const PDF: &[u8] = b"%PDF";
+/// Longest name of a file or a document that is told, in characters.
+const NAME_MAX_CHARS: usize = 200;
+
+/// What the model is told in place of an image.
+pub(super) const IMAGE: &str = "[image left out: this model reads text only]";
+
+/// The text of a part of this type, or what is told in its place; nothing where no dialect has the
+/// type.
+pub(super) fn text_of(kind: &str, part: &Value) -> Option<String> {
+    let left_out = match kind {
+        "image" | "image_url" | "input_image" | "image_file" => "image",
+        "audio" | "input_audio" | "audio_url" => "audio",
+        "video" | "input_video" | "video_url" => "video",
+        "file" | "input_file" | "document" | "container_upload" => return Some(document(part)),
+        "search_result" => return Some(search_result(part)),
+        "tool_reference" => return Some(format!("[tool: {}]", named(&part["tool_name"]))),
+        _ => return None,
+    };
+    tracing::debug!(kind, "a part that models here cannot read is left out");
+    Some(format!("[{left_out} left out: this model reads text only]"))
+}
+
+/// The text of a document, with its name, or that it was left out.
+fn document(part: &Value) -> String {
+    let file = part.get("file").unwrap_or(part);
+    let source = &part["source"];
+    let name = [&part["title"], &file["filename"], &source["filename"]];
+    let name = name.into_iter().find_map(Value::as_str).unwrap_or_default();
+    let text = match source["type"].as_str() {
+        Some("text") => source["data"].as_str().map(str::to_owned),
+        Some("content") => Some(text_within(&source["content"])),
+        Some("base64") => source["data"].as_str().and_then(decoded),
+        _ => file["file_data"].as_str().and_then(decoded),
+    };
+    let Some(text) = text else {
+        tracing::debug!("a file that models here cannot read is left out");
+        let name = if name.is_empty() {
+            String::new()
+        } else {
+            format!(" {}", shortened(name))
+        };
+        return format!("[file{name} left out: this model reads text only]");
+    };
+    let context = part["context"]
+        .as_str()
+        .map(|context| format!("{context}\n"));
+    let attributes = attribute("title", name);
+    let context = context.unwrap_or_default();
+    format!("<document{attributes}>\n{context}{text}\n</document>")
+}
+
+/// The text of a search's result, with what it was found in.
+fn search_result(part: &Value) -> String {
+    let said = |key: &str| attribute(key, part[key].as_str().unwrap_or_default());
+    let attributes = format!("{}{}", said("title"), said("source"));
+    let text = text_within(&part["content"]);
+    format!("<search_result{attributes}>\n{text}\n</search_result>")
+}
+
+fn attribute(key: &str, value: &str) -> String {
+    match value.is_empty() {
+        true => String::new(),
+        false => format!(" {key}=\"{}\"", shortened(value).replace('"', "'")),
+    }
+}
+
+/// The texts of a text or of a list of parts.
+fn text_within(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => {
+            let texts = parts.iter().filter_map(|part| {
+                let kind = part["type"].as_str().unwrap_or("text");
+                let text = part["text"].as_str().map(str::to_owned);
+                text.or_else(|| text_of(kind, part))
+            });
+            texts.collect::<Vec<_>>().join("\n")
+        }
+        _ => String::new(),
+    }
+}
+
+/// The text that Base64 stands for, alone or in a `data:` URL; nothing where the bytes are no text.
+fn decoded(data: &str) -> Option<String> {
+    let base64 = match data.strip_prefix("data:") {
+        Some(url) => url.split_once(";base64,")?.1,
+        None => data,
+    };
+    let bytes = STANDARD.decode(base64.trim()).ok()?;
+    if bytes.starts_with(PDF) || bytes.contains(&0) {
+        return None;
+    }
+    String::from_utf8(bytes).ok()
+}
+
+fn named(value: &Value) -> String {
+    shortened(value.as_str().unwrap_or_default())
+}
+
+fn shortened(name: &str) -> String {
+    name.chars().take(NAME_MAX_CHARS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(part: Value) -> Option<String> {
+        let kind = part["type"].as_str().unwrap().to_owned();
+        text_of(&kind, &part)
+    }
+
+    #[test]
+    fn documents_with_a_text_are_text() {
+        let plain = json!({"type": "text", "media_type": "text/plain", "data": "42 - 30"});
+        let base64 = |text: &[u8]| STANDARD.encode(text);
+        let packed =
+            json!({"type": "base64", "media_type": "text/plain", "data": base64(b"42 - 30")});
+        let parts = json!({"type": "content", "content": [{"type": "text", "text": "42 - 30"}]});
+        for source in [plain, packed, parts] {
+            let document = of(json!({"type": "document", "source": source}));
+            assert_eq!(document.unwrap(), "<document>\n42 - 30\n</document>");
+        }
+        let titled = json!({"type": "document", "title": "a \"b\"", "context": "c",
+            "source": {"type": "text", "data": "x"}});
+        let expected = "<document title=\"a 'b'\">\nc\nx\n</document>";
+        assert_eq!(of(titled).unwrap(), expected);
+        let url = format!(
+            "data:text/markdown;base64,{}",
+            base64("# \u{e9}".as_bytes())
+        );
+        let nested = json!({"type": "file", "file": {"file_data": url, "filename": "r.md"}});
+        let flat = json!({"type": "input_file", "file_data": url, "filename": "r.md"});
+        for file in [nested, flat] {
+            let text = of(file).unwrap();
+            assert_eq!(text, "<document title=\"r.md\">\n# \u{e9}\n</document>");
+        }
+        let found = json!({"type": "search_result", "source": "s", "title": "t",
+            "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]});
+        let expected = "<search_result title=\"t\" source=\"s\">\nx\ny\n</search_result>";
+        assert_eq!(of(found).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_in_its_place() {
+        let pdf = STANDARD.encode(b"%PDF-1.7");
+        let bytes = STANDARD.encode([0xff, 0xfe, 0]);
+        for (part, words) in [
+            (
+                json!({"type": "image", "source": {"type": "base64", "data": "AA=="}}),
+                "[image left",
+            ),
+            (
+                json!({"type": "image_url", "image_url": {"url": "x"}}),
+                "[image left",
+            ),
+            (
+                json!({"type": "input_image", "image_url": "x"}),
+                "[image left",
+            ),
+            (
+                json!({"type": "input_audio", "input_audio": {}}),
+                "[audio left",
+            ),
+            (json!({"type": "video_url", "video_url": {}}), "[video left"),
+            (
+                json!({"type": "document", "source": {"type": "base64", "data": pdf}}),
+                "[file left",
+            ),
+            (
+                json!({"type": "document", "source": {"type": "url", "url": "u"}}),
+                "[file left",
+            ),
+            (json!({"type": "document", "source": {}}), "[file left"),
+            (
+                json!({"type": "file", "file": {"file_id": "f", "filename": "a.pdf"}}),
+                "[file a.pdf left",
+            ),
+            (
+                json!({"type": "input_file", "file_data": bytes}),
+                "[file left",
+            ),
+            (json!({"type": "document", "source": 5}), "[file left"),
+        ] {
+            let told = of(part.clone()).unwrap();
+            assert!(
+                told.starts_with(words) && told.ends_with("reads text only]"),
+                "{part}: {told}"
+            );
+        }
+        assert_eq!(of(json!({"type": "image"})).unwrap(), IMAGE);
+        assert_eq!(of(json!({"type": "robot"})), None);
+    }
+}
