@@ -32,11 +32,12 @@ use rocmforge_device::{Device, Loss, SegmentLayout, Steps};
 use rocmforge_kernels::host::ops::RopeAngles;
 use rocmforge_ops::{Plan, Segment};
 use rocmforge_scheduler::{Scheduler, SeqId};
-use rocmforge_tensor_cache::{BlockId, Cache, CacheConfig, ModelId};
+use rocmforge_tensor_cache::{Cache, CacheConfig, ModelId};
 use tokio::sync::{oneshot, watch};
 
 use crate::api::{COMMAND_CAPACITY, Command, PreloadEvent, Snapshot};
 use crate::aside::{self, Nearness, OnItsWay};
+use crate::backlog::Backlog;
 use crate::budget::Wanted;
 use crate::config::EngineConfig;
 use crate::draft::DraftModel;
@@ -57,6 +58,7 @@ use crate::share::PromptShare;
 use crate::states::SpareStates;
 use crate::suspend::SleepClock;
 use crate::task::Task;
+use crate::under_way::{PassesUnderWay, ScratchBlock};
 use crate::watchdog::{self, DeviceLoss, device_lost};
 use crate::weight_store::WeightStore;
 
@@ -172,9 +174,15 @@ pub(crate) struct Engine {
     /// Passes that go before the next segment of a preload.
     pub(crate) turns_before_preload: u32,
     pub(crate) draining: Option<Draining>,
-    /// The scratch block and its bytes. There is one, since one pass runs at a time; passes of
-    /// tokens between the steps of a prompt's have a part of it.
-    pub(crate) scratch: Option<(BlockId, u64)>,
+    /// What the device has to do yet.
+    pub(crate) backlog: Backlog,
+    /// The passes that stopped between two steps.
+    pub(crate) under_way: PassesUnderWay,
+    /// The scratch block of the pass that runs, or ran last; suspended ones have their own. Passes
+    /// of tokens between the steps of a prompt's have a part of it.
+    pub(crate) scratch: Option<ScratchBlock>,
+    /// Scratch blocks that no pass has.
+    pub(crate) spare_scratch: Vec<ScratchBlock>,
     /// The budget asked for, while running work needs more than it.
     pub(crate) budget_wanted: Option<u64>,
     /// What a budget in percent is of, where that is less than all memory.
@@ -324,7 +332,10 @@ fn launch(
         preloads: VecDeque::new(),
         turns_before_preload: PRELOAD_TURNS,
         draining: None,
+        backlog: Backlog::default(),
+        under_way: PassesUnderWay::default(),
         scratch: None,
+        spare_scratch: Vec::new(),
         budget_wanted: None,
         budget_note: wanted.note,
         keep_free,
@@ -485,7 +496,7 @@ impl Engine {
 
     /// How long nothing can happen without a command.
     fn idle_timeout(&self) -> Duration {
-        let deadlines = self.tasks.values().filter_map(|t| t.deadline);
+        let deadlines = self.all_tasks().filter_map(|t| t.deadline);
         let deadline = deadlines
             .chain(self.draining.as_ref().map(|d| d.until))
             .min();
@@ -510,7 +521,7 @@ impl Engine {
 
     /// Scratch belongs to running work.
     pub(crate) fn free_idle_scratch(&mut self) {
-        if !self.tasks.values().any(|t| t.begun) {
+        if !self.all_tasks().any(|t| t.begun) {
             self.free_scratch();
         }
     }
@@ -545,9 +556,11 @@ impl Engine {
         let Some(draining) = &self.draining else {
             return false;
         };
-        if !self.tasks.is_empty() && Instant::now() < draining.until {
+        let any = self.all_tasks().next().is_some();
+        if any && Instant::now() < draining.until {
             return false;
         }
+        self.finish_passes();
         self.end_those(|_| Some(crate::commands::draining()));
         let draining = self.draining.take().expect("looked at above");
         for reply in draining.replies {
@@ -564,6 +577,7 @@ impl Engine {
         for task in std::mem::take(&mut self.tasks).into_values() {
             task.fail(error());
         }
+        self.under_way.fail(error);
         for preload in self.preloads.drain(..) {
             let _ = preload.events.try_send(PreloadEvent::Failed(error()));
         }

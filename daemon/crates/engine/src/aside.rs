@@ -114,7 +114,7 @@ impl Engine {
     pub(crate) fn call_models(&mut self) {
         // The models that have requests, each with the rows of its longest prompt.
         let mut rows: Vec<(ModelId, usize)> = Vec::new();
-        for task in self.tasks.values() {
+        for task in self.all_tasks() {
             let n = task.prompt_rows();
             match rows.iter_mut().find(|(model, _)| *model == task.model) {
                 Some((_, most)) => *most = n.max(*most),
@@ -173,7 +173,8 @@ impl Engine {
             let segments = self.store.absent(id, asked.is_long());
             let source = &self.store.sources[&id];
             let mut ranges: Vec<_> = segments.iter().flat_map(|&s| source.ranges(s)).collect();
-            ranges.extend(rows_of(&entry.loaded, self.tasks.values()));
+            let suspended = self.under_way.tasks();
+            ranges.extend(rows_of(&entry.loaded, self.tasks.values().chain(suspended)));
             if file.is_far() || !ranges.iter().all(|range| file.seems_cached(range.clone())) {
                 let fetch = entry.loaded.fetcher().begin(ranges, ASLEEP_MAX);
                 let fetch = fetch.map_err(failed)?;
@@ -210,7 +211,7 @@ impl Engine {
         let store = &self.store;
         let mut bytes = store.cache.usage().blocks() - store.prefixes.kept_bytes();
         for entry in &self.models {
-            if !self.tasks.values().any(|task| task.model == entry.id) {
+            if !self.all_tasks().any(|task| task.model == entry.id) {
                 bytes += store.model_pinned_bytes(entry.id);
                 continue;
             }
@@ -234,7 +235,7 @@ impl Engine {
             return false;
         };
         // Of a third model requests may have come meanwhile.
-        let goes_on = self.tasks.values().any(|task| task.model != id) && self.all_fit();
+        let goes_on = self.all_tasks().any(|task| task.model != id) && self.all_fit();
         let ahead = self.pass_pace.upload_bytes.clamp(AHEAD_LEAST, AHEAD_MOST);
         let mut counts = RequestCacheUse::default();
         let came = self.store.note_came(id, &mut coming, &mut counts);

@@ -37,7 +37,7 @@ impl Engine {
     /// Each client's requests, in the order of the clients' numbers.
     pub(crate) fn clients(&self) -> Vec<ClientStatus> {
         let mut clients: Vec<ClientStatus> = Vec::new();
-        for task in self.tasks.values() {
+        for task in self.all_tasks() {
             let client = task.asker.client;
             let at = clients.binary_search_by_key(&client, |c| c.client);
             let at = at.unwrap_or_else(|at| {
@@ -62,7 +62,7 @@ impl Engine {
         let queued_max = asker.queued_max?;
         let (mut running, mut queued) = (0, 0);
         let of_asker = |task: &&Task| task.asker.client == asker.client;
-        for task in self.tasks.values().filter(of_asker) {
+        for task in self.all_tasks().filter(of_asker) {
             match self.runs(task.seq) {
                 true => running += 1,
                 false => queued += 1,
@@ -83,11 +83,11 @@ impl Engine {
     /// before them: interactive ones first, then in the order in which they came.
     pub(crate) fn held_back(&self) -> HashSet<SeqId> {
         let limited = |task: &&Task| task.asker.running_max.is_some();
-        if !self.tasks.values().any(|task| limited(&task)) {
+        if !self.all_tasks().any(|task| limited(&task)) {
             return HashSet::new();
         }
         let (mut taken, mut waiting) = (HashMap::<u64, u32>::new(), Vec::new());
-        for task in self.tasks.values() {
+        for task in self.all_tasks() {
             match self.runs(task.seq) {
                 true => *taken.entry(task.asker.client).or_default() += 1,
                 false => waiting.push(task),

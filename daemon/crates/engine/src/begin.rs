@@ -98,7 +98,7 @@ impl Engine {
         let (Some(task), Some(status)) = (self.tasks.get(&seq), self.running(seq)) else {
             return false;
         };
-        let before = self.tasks.range(..seq).map(|(_, leader)| leader);
+        let before = self.all_tasks().filter(|leader| leader.seq < seq);
         before.filter(|l| l.realm == task.realm).any(|leader| {
             let Some(computed) = leads(leader, task) else {
                 return false;
@@ -121,7 +121,7 @@ impl Engine {
         let bytes = self.models.iter().map(|entry| {
             let block = entry.predictor.as_ref().filter(|p| p.on);
             let of_block = block.map_or(0, |p| self.store.model_bytes(p.id));
-            let runs = self.tasks.values().any(|t| t.begun && t.model == entry.id);
+            let runs = self.all_tasks().any(|t| t.begun && t.model == entry.id);
             match runs {
                 true => self.store.model_bytes(entry.id) + of_block,
                 false => self.store.model_pinned_bytes(entry.id),

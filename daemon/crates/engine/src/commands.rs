@@ -43,6 +43,7 @@ impl Engine {
                 self.answer(reply, result);
             }
             Command::Unload { name, force, reply } => {
+                self.finish_passes();
                 let result = self.unload(&name, force);
                 self.answer(reply, result);
             }
@@ -64,6 +65,7 @@ impl Engine {
                 self.answer(reply, result);
             }
             Command::Clear { name, reply } => {
+                self.finish_passes();
                 let result = self.clear(name.as_deref());
                 self.answer(reply, result);
             }
@@ -408,6 +410,7 @@ impl Engine {
 
     /// Changes the budget to so many bytes, which are in range.
     pub(crate) fn change_budget(&mut self, wanted: u64) -> Result<BudgetChange, Error> {
+        self.finish_passes();
         let before = self.store.cache.stats().total.counters;
         if wanted > self.budget() {
             self.predict_again();

@@ -123,6 +123,9 @@ pub struct EngineConfig {
     /// the passes of others' tokens, instead of a few rows beside each. `None` is where the device
     /// records passes, as GPUs do.
     pub interleave: Option<bool>,
+    /// How long a pass goes on before others have their turn, between two of its steps. `None`
+    /// leaves it to the engine; zero stops behind each step, for tests.
+    pub slice: Option<Duration>,
     /// Bytes of a GPU's memory that are to be free for others: the budget shrinks where
     /// they are not; `None` is none.
     pub keep_free: Option<Budget>,
@@ -158,6 +161,7 @@ impl Default for EngineConfig {
             kv_type: None,
             speculate: None,
             interleave: None,
+            slice: None,
             keep_free: None,
             watchdog: WATCHDOG_DEFAULT,
             uploads: UploadWay::default(),

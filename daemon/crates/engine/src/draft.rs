@@ -306,7 +306,7 @@ impl Engine {
     /// segments are those of an idle model.
     pub(crate) fn rest_draft_model(&mut self, id: ModelId) {
         let runs = |t: &Task| t.begun && t.model == id;
-        if !self.store.drafts_with(id) && !self.tasks.values().any(runs) {
+        if !self.store.drafts_with(id) && !self.all_tasks().any(runs) {
             self.store.cache.request_end(id);
         }
     }
@@ -330,7 +330,7 @@ impl Engine {
         members: &mut [Member],
     ) -> Vec<Ahead> {
         // Its own requests need its weights in any case.
-        let asked = self.tasks.values().any(|t| t.begun && t.model == run.id);
+        let asked = self.all_tasks().any(|t| t.begun && t.model == run.id);
         let bytes = if asked {
             0
         } else {

@@ -30,10 +30,11 @@ use crate::actor::Engine;
 use crate::api::RequestCacheUse;
 use crate::error::Error;
 use crate::member::Member;
-use crate::pass::Stepwise;
+use crate::pass::{Stepwise, Went};
 use crate::share::TOLERANCE;
 use crate::step::{Outcome, nobody_waits};
 use crate::task::{Task, Work};
+use crate::under_way;
 
 /// Rows of a chunk: each expert of 128 of which a row goes to 8 has 32, what the kernels for
 /// many rows take at a time.
@@ -122,7 +123,7 @@ impl Engine {
         let drafts = entry.draft.as_ref().is_some_and(|d| d.is_used());
         let mut steps = entry.loaded.model().plan().steps.iter();
         let stats = self.store.cache.model_stats(model);
-        let mut others = self.tasks.values().filter(|t| t.begun && t.model != model);
+        let mut others = self.all_tasks().filter(|t| t.begun && t.model != model);
         let mut mine = self.tasks.values().filter(|t| t.model == model);
         !entry.slice.declined
             && !predicts
@@ -183,7 +184,12 @@ impl Engine {
     }
 
     /// Runs a chunk of prompts and, between its steps, passes of tokens.
-    pub(crate) fn step_interleaved(&mut self, interleaved: Interleaved, members: Vec<Member>) {
+    pub(crate) fn step_interleaved(
+        &mut self,
+        interleaved: Interleaved,
+        members: Vec<Member>,
+        begun: Instant,
+    ) {
         let Interleaved {
             tokens,
             prompts,
@@ -199,6 +205,12 @@ impl Engine {
             failed: None,
         };
         let ran = self.run_chunk(&prompts, prompts_at, &mut of_prompts, &mut tokens, waiting);
+        let slice = under_way::Slice {
+            work: Duration::ZERO,
+            waited: true,
+            ended: true,
+        };
+        self.charge(ModelId(prompts.model.0), begun, slice);
         let Tokens {
             next,
             mut ended,
@@ -268,7 +280,7 @@ impl Engine {
                 self.computing = true;
                 let goes_on = loop {
                     let step = Instant::now();
-                    if !chunk.go_on(&mut self.store)? {
+                    if chunk.go_on(&mut self.store)? == Went::ToTheHead {
                         break false;
                     }
                     if longest.is_zero() {
@@ -287,7 +299,10 @@ impl Engine {
                         self.tell_all();
                     }
                     self.computing = true;
-                    return chunk.end(&mut self.store, &mut rows.sink(&members));
+                    // It waits for its uploads, and so comes to its end.
+                    return chunk
+                        .end(&mut self.store, &mut rows.sink(&members))
+                        .map(|_| ());
                 }
             }
         };

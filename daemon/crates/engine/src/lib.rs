@@ -11,6 +11,7 @@ mod actor;
 pub mod api;
 mod aside;
 mod askers;
+mod backlog;
 mod begin;
 mod budget;
 mod commands;
@@ -53,6 +54,7 @@ mod stop;
 mod suspend;
 mod task;
 mod tier;
+mod under_way;
 mod watchdog;
 mod weight_store;
 

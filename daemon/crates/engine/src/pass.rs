@@ -6,6 +6,7 @@
 //! pass that nobody waits for ends there.
 
 mod experts;
+mod slices;
 mod stepwise;
 
 use std::time::Instant;
@@ -18,10 +19,11 @@ use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId, Slab};
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
 use crate::lookahead::Lookahead;
-use crate::weight_store::{Resident, WeightStore};
+use crate::weight_store::{Begun, Resident, WeightStore};
 
-pub(crate) use experts::ExpertStep;
-pub(crate) use stepwise::Stepwise;
+pub(crate) use experts::{ExpertStep, ExpertsLeft};
+pub(crate) use slices::{SliceEnd, Slicing, Start, run_slice};
+pub(crate) use stepwise::{Progress, Stepwise, Went};
 
 /// What is told of a wanted row.
 type RowSink<'a> = &'a mut dyn FnMut(usize, RowOutput<'_>) -> Result<(), Error>;
@@ -120,6 +122,26 @@ struct Run<'a, 'b> {
     last_layer: Option<(Instant, usize, usize)>,
     counts: &'b mut RequestCacheUse,
     ended: &'b dyn Fn() -> Option<Error>,
+    /// A segment that is held and whose upload is waited for, so that others may run meanwhile.
+    held: Option<(u32, Slab)>,
+    /// What is left of a layer's experts, where the pass stopped among them.
+    experts: Option<ExpertsLeft>,
+    /// Others have something to run: they are not kept waiting for an upload.
+    suspends: bool,
+    /// Bytes of weights that the device was given to compute with.
+    given_bytes: u64,
+}
+
+/// Uploads that are under way at least while a pass waits for one and others run: the link is to
+/// work until the pass goes on.
+const UPLOADS_SUSPENDED: u32 = 2;
+
+/// What came of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stepped {
+    Done,
+    /// Its segment is held and on its way ([`Run::held`]).
+    Waits,
 }
 
 /// Rows of a pass with prompts that the device gets at once, at most.
@@ -138,10 +160,20 @@ pub(crate) fn run(
     begun: &dyn Fn(),
     sink: RowSink<'_>,
 ) -> Result<(), Error> {
-    begin(store, pass)?;
-    let result = steps(store, pass, inputs, counts, ended, begun, sink);
-    store.cache.pass_end(pass.model);
-    result
+    let slicing = Slicing {
+        is_over: &|_| false,
+        suspends: false,
+        whole: true,
+    };
+    run_slice(
+        store,
+        pass,
+        Start::Inputs(inputs),
+        slicing,
+        (counts, ended, begun),
+        sink,
+    )
+    .map(|_| ())
 }
 
 /// Tells the cache that a pass begins.
@@ -163,46 +195,30 @@ fn write_inputs(store: &mut WeightStore, pass: &Pass<'_>, inputs: &[Vec<u8>]) ->
     Ok(())
 }
 
-fn steps(
-    store: &mut WeightStore,
-    pass: &Pass<'_>,
-    inputs: &[Vec<u8>],
-    counts: &mut RequestCacheUse,
-    ended: &dyn Fn() -> Option<Error>,
-    begun: &dyn Fn(),
-    sink: RowSink<'_>,
-) -> Result<(), Error> {
-    write_inputs(store, pass, inputs)?;
-    if (pass.decodes() || store.records && pass.has_few_routed_rows())
-        && let Some(there) = store.all_resident(pass.model, counts)?
-    {
-        return all_resident(store, pass, &there, begun, sink);
-    }
-    let mut steps = Stepwise::new(store, pass, counts, ended);
-    while steps.go_on(store)? {
-        if steps.is_first {
-            begun();
-        }
-    }
-    steps.end(store, sink)
-}
-
 impl Run<'_, '_> {
-    fn step(&mut self, store: &mut WeightStore, step: &Step, outputs: &[u32]) -> Result<(), Error> {
+    fn step(
+        &mut self,
+        store: &mut WeightStore,
+        step: &Step,
+        outputs: &[u32],
+    ) -> Result<Stepped, Error> {
         let pass = self.pass;
         match step {
-            Step::Run { segment: None, .. } => run_step(store, pass, step, None, outputs),
+            Step::Run { segment: None, .. } => {
+                run_step(store, pass, step, None, outputs).map(|()| Stepped::Done)
+            }
             Step::Run {
                 segment: Some(segment),
                 ops,
                 live_out,
             } => {
-                if store.answers(pass, *segment)? {
+                if self.held.is_none() && store.answers(pass, *segment)? {
                     if let Some(error) = (self.ended)() {
                         return Err(error);
                     }
                     let counts = &mut *self.counts;
-                    return store.run_on_host(pass, *segment, ops, live_out, counts);
+                    let ran = store.run_on_host(pass, *segment, ops, live_out, counts);
+                    return ran.map(|()| Stepped::Done);
                 }
                 self.with_segment(store, *segment, |store, _, slab| {
                     run_step(store, pass, step, Some((*segment, slab)), outputs)
@@ -243,11 +259,13 @@ impl Run<'_, '_> {
         let result = weights.and_then(|weights| {
             match (self.feeds_link, held.last()) {
                 (true, _) => store.feed_link_with(pass, &held)?,
-                (false, Some(last)) => self.prefetch(store, last + 1)?,
+                (false, Some(last)) => self.prefetch(store, last + 1, self.ahead.uploads)?,
                 (false, None) => {}
             }
             run_ops(store, pass, steps, &weights, &[])
         });
+        let bytes = |&index: &u32| store.segment_bytes(id(pass, index));
+        self.given_bytes += held.iter().map(bytes).sum::<u64>();
         for &index in &held {
             store.release(id(pass, index));
         }
@@ -258,7 +276,7 @@ impl Run<'_, '_> {
     }
 
     /// Starts uploads ahead, of ordered segments from one on.
-    fn prefetch(&self, store: &mut WeightStore, from: u32) -> Result<(), Error> {
+    fn prefetch(&self, store: &mut WeightStore, from: u32, uploads: u32) -> Result<(), Error> {
         let pass = self.pass;
         // The head is the last of the ordered segments.
         let end = match &pass.plan.steps[pass.plan.head_step] {
@@ -268,7 +286,7 @@ impl Run<'_, '_> {
             } if pass.wants_nothing() => *head,
             _ => pass.plan.segments.len() as u32,
         };
-        store.prefetch(pass.model, from, end, self.ahead.uploads)
+        store.prefetch(pass.model, from, end, uploads)
     }
 
     /// Acquires the segments of steps, and tells where they are; `held` has those that must be
@@ -294,34 +312,69 @@ impl Run<'_, '_> {
     }
 
     /// Acquires a segment, starts uploads ahead, runs `step`, and releases it whatever came of it.
+    /// Where others have something to run, it does not wait for the segment, but holds it.
     fn with_segment(
         &mut self,
         store: &mut WeightStore,
         index: u32,
         step: impl FnOnce(&mut WeightStore, &mut Self, Slab) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    ) -> Result<Stepped, Error> {
         if let Some(error) = (self.ended)() {
             return Err(error);
         }
         let (pass, ahead) = (self.pass, self.ahead);
         let segment = id(pass, index);
-        let misses = self.counts.misses;
         store.collect();
-        let slab = store.acquire(segment, self.counts)?;
-        let missed = self.counts.misses > misses;
+        let (slab, missed) = match self.take_held(store, index)? {
+            Some(slab) => (slab, true),
+            None => match store.begin_acquire(segment, self.counts)? {
+                Begun::There(slab) => (slab, false),
+                Begun::Comes(slab) if self.suspends => {
+                    self.held = Some((index, slab));
+                    // The link goes on while others run.
+                    if !self.feeds_link {
+                        let uploads = ahead.uploads.max(UPLOADS_SUSPENDED);
+                        self.prefetch(store, index + 1, uploads)?;
+                    }
+                    return Ok(Stepped::Waits);
+                }
+                Begun::Comes(slab) => {
+                    if !store.end_acquire(segment)? {
+                        return Err(Error::Internal(format!("{segment} did not come")));
+                    }
+                    (slab, true)
+                }
+            },
+        };
         let begun = match self.feeds_link {
             true => store.feed_link_with(pass, &[index]),
-            false => self.prefetch(store, index + 1),
+            false => self.prefetch(store, index + 1, ahead.uploads),
         };
+        self.given_bytes += slab.bytes;
         let result = begun.and_then(|()| step(store, self, slab));
         store.release(segment);
-        if self.feeds_link {
-            return result.and_then(|()| store.feed_link_behind(pass, &[index]));
+        let result = match (self.feeds_link, ahead.recycles_slab && missed) {
+            (true, _) => result.and_then(|()| store.feed_link_behind(pass, &[index])),
+            (false, true) => result.and_then(|()| store.recycle_slab(segment)),
+            (false, false) => result,
+        };
+        result.map(|()| Stepped::Done)
+    }
+
+    /// The place of a segment that is held since the slice before, once it has come; `None` if it
+    /// is not held, or its upload failed.
+    fn take_held(&mut self, store: &mut WeightStore, index: u32) -> Result<Option<Slab>, Error> {
+        let Some((held, slab)) = self.held.take() else {
+            return Ok(None);
+        };
+        let segment = id(self.pass, held);
+        if held != index {
+            store.release(segment);
+            return Err(Error::Internal(format!(
+                "{segment} is held for another step"
+            )));
         }
-        if ahead.recycles_slab && missed {
-            return result.and_then(|()| store.recycle_slab(segment));
-        }
-        result
+        Ok(store.end_acquire(segment)?.then_some(slab))
     }
 }
 

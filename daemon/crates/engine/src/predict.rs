@@ -122,6 +122,7 @@ impl Engine {
             }
             let need = self.scheduling(budget, |scheduler, view| scheduler.needed_alone(seq, view));
             if need > budget {
+                self.finish_passes();
                 self.stop_predicting(|m| m == model);
             } else if let Some(task) = self.tasks.get_mut(&seq) {
                 task.sized = (budget, task.fits_up_to(need, budget));
@@ -234,7 +235,7 @@ impl Engine {
             return;
         };
         let drafts = |t: &Task| t.predicts && t.begun && t.model == model;
-        if !self.tasks.values().any(drafts) {
+        if !self.all_tasks().any(drafts) {
             self.store.cache.request_end(predictor.id);
         }
     }

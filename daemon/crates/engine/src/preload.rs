@@ -83,10 +83,11 @@ impl Engine {
     fn comes(&mut self, preload: &mut Preloading, segment: SegmentId) -> Result<bool, Error> {
         let coming = match preload.coming.take() {
             Some(coming) => coming,
-            None => match self
-                .store
-                .fetch(segment, !self.tasks.is_empty(), preload.what_fits)?
-            {
+            None => match self.store.fetch(
+                segment,
+                self.all_tasks().next().is_some(),
+                preload.what_fits,
+            )? {
                 Some(coming) => coming,
                 None => return Ok(true),
             },

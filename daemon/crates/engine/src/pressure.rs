@@ -38,7 +38,18 @@ impl Engine {
     /// arena's, so that the pass can be done again. A request that could not even run alone in what
     /// would be left fails, as do all of them if the error was another.
     pub(crate) fn do_again(&mut self, seqs: &[SeqId], error: Error) {
-        let Some(refused) = self.store.take_refused_bytes() else {
+        let computing = self.computing;
+        let refused = self.store.take_refused_bytes();
+        let beside = self.finish_passes();
+        self.computing = computing;
+        let Some(refused) = refused else {
+            if beside && matches!(error, Error::Exhausted { .. }) {
+                // What was in the way has ended.
+                if self.computing {
+                    self.start_states_over(seqs);
+                }
+                return;
+            }
             if matches!(error, Error::Exhausted { .. })
                 && (self.yield_one() || self.compact(seqs) || self.stop_predicting(|_| true))
             {
@@ -169,6 +180,7 @@ impl Engine {
         let Some(refused) = self.store.take_refused_bytes() else {
             return Err(error);
         };
+        self.finish_passes();
         self.free_scratch();
         let before = self.budget();
         let after = shrunk_budget(before, refused, 0, rocmforge_device::ALIGNMENT);
@@ -199,16 +211,6 @@ impl Engine {
         slabs.sort_unstable_by_key(|s| s.offset);
         slabs.dedup_by_key(|s| s.offset);
         slabs
-    }
-
-    /// Scratch holds nothing between two passes, nor do spare states.
-    pub(crate) fn free_scratch(&mut self) {
-        if let Some((block, _)) = self.scratch.take() {
-            self.store.free(block);
-        }
-        for states in self.models.iter_mut().filter_map(|e| e.states.as_mut()) {
-            states.free(&mut self.store);
-        }
     }
 
     fn shrink(&mut self, after: u64, keep: &[Slab], why: &Error) -> Result<(), Error> {
@@ -280,7 +282,8 @@ impl Engine {
     /// # Errors
     /// The loss of the device.
     pub(crate) fn give_back_unused(&mut self) -> Result<(), Error> {
-        if !self.store.holds_unused() {
+        // What suspended passes have would not be kept.
+        if !self.under_way.is_empty() || !self.store.holds_unused() {
             return Ok(());
         }
         self.free_scratch();

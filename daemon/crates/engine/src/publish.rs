@@ -31,7 +31,7 @@ impl Engine {
         snapshot.device.findings.extend(self.budget_note.clone());
         for model in &mut snapshot.models {
             let mine = |t: &&crate::task::Task| Arc::ptr_eq(&t.loaded, &model.model);
-            model.requests = self.tasks.values().filter(mine).count() as u32;
+            model.requests = self.all_tasks().filter(mine).count() as u32;
         }
         snapshot.queued = self.scheduler.waiting() as u32;
         snapshot.queued_and_read = self.queued_and_read();
@@ -42,6 +42,7 @@ impl Engine {
         snapshot.host_pressure = self.host_pressure.as_ref().map(|watch| watch.status(held));
         snapshot.prefixes = self.prefix_counts;
         snapshot.interleaved_passes = self.interleaved_passes;
+        snapshot.suspensions = self.under_way.suspensions();
         snapshot.brought_aside = self.brought_aside;
         snapshot.uploaded_aside_bytes = self.uploaded_aside_bytes;
         snapshot.draining = self.draining.is_some();
@@ -96,6 +97,7 @@ pub(crate) fn snapshot_of(
         host_pressure: None,
         prefixes: crate::api::PrefixCounts::default(),
         interleaved_passes: 0,
+        suspensions: 0,
         brought_aside: 0,
         uploaded_aside_bytes: 0,
         hosted: store.offload.done,
@@ -191,6 +193,7 @@ pub(crate) fn empty_snapshot() -> Snapshot {
         host_pressure: None,
         prefixes: crate::api::PrefixCounts::default(),
         interleaved_passes: 0,
+        suspensions: 0,
         brought_aside: 0,
         uploaded_aside_bytes: 0,
         hosted: crate::api::Hosted::default(),

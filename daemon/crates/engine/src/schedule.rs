@@ -9,10 +9,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use rocmforge_device::Device;
-use rocmforge_ops::{Plan, RowCounts};
+use rocmforge_ops::{Plan, RowCounts, Step};
 use rocmforge_scheduler::{
-    Action, Arrival, Config, Costs, ModelView, NotTaken, PassPlan, Refusal as Refused, Scheduler,
-    SeqId, SpanPlan, Tick, View,
+    Action, Arrival, Config, Costs, ModelView, Next, NotTaken, PassPlan, Refusal as Refused,
+    Scheduler, SeqId, SpanPlan, Tick, View,
 };
 use rocmforge_tensor_cache::ModelId;
 
@@ -41,6 +41,9 @@ const SIZES_MAX: usize = 4096;
 /// Bytes that are uploaded in the time of a usual pass, while nothing is measured.
 const PASS_UPLOAD_BYTES: u64 = 64 << 20;
 
+/// Bytes that the link brings in a millisecond, while nothing is measured.
+const LINK_BYTES_PER_MS: u64 = 4 << 20;
+
 /// Passes after which the pace is looked at again.
 const PACE_PASSES: u32 = 64;
 
@@ -51,6 +54,8 @@ pub(crate) struct PassPace {
     seconds: f64,
     passes: u32,
     pub(crate) upload_bytes: u64,
+    /// What the link brings in a millisecond.
+    link_bytes_per_ms: u64,
 }
 
 impl Default for PassPace {
@@ -59,6 +64,7 @@ impl Default for PassPace {
             seconds: 0.0,
             passes: 0,
             upload_bytes: PASS_UPLOAD_BYTES,
+            link_bytes_per_ms: LINK_BYTES_PER_MS,
         }
     }
 }
@@ -146,8 +152,10 @@ impl Engine {
         let store = &self.store;
         let cache = &store.cache;
         let pinned = store.pinned_bytes();
+        let waiting = self.under_way.waiting().filter(|&s| store.is_under_way(s));
+        let waiting: Vec<ModelId> = waiting.map(|segment| segment.model).collect();
         let mut models: Vec<ModelView> = Vec::new();
-        for task in self.tasks.values() {
+        for task in self.all_tasks() {
             let id = rocmforge_scheduler::ModelId(task.model.0);
             if models.iter().any(|m| m.model == id) {
                 continue;
@@ -170,6 +178,7 @@ impl Engine {
                 outputs_max: outputs as u32,
                 fits: cache.fits(task.model),
                 switch_bytes: all.min(budget).saturating_sub(there),
+                waits: waiting.contains(&task.model),
             });
         }
         let sizes = Sizes {
@@ -185,7 +194,8 @@ impl Engine {
             costs: &sizes,
             // A row of a draft is a span of its own.
             spans_max: self.spans_max().saturating_sub(self.drafts).max(1),
-            pass_upload_bytes: self.pass_pace.upload_bytes,
+            link_bytes_per_ms: self.pass_pace.link_bytes_per_ms,
+            beside_bytes: self.beside_bytes(),
         };
         ask(&mut self.scheduler, &view)
     }
@@ -193,7 +203,7 @@ impl Engine {
     /// Sequences of one pass at most: their pages must have room in the device's table.
     pub(crate) fn spans_max(&self) -> u32 {
         let pages = |task: &Task| table_entries(task.loaded.model().plan(), task.tokens.len());
-        let most = self.tasks.values().filter(|t| t.begun).map(pages).max();
+        let most = self.all_tasks().filter(|t| t.begun).map(pages).max();
         self.spans_within(most.unwrap_or(8))
     }
 
@@ -243,6 +253,14 @@ impl Engine {
             return;
         }
         self.spare_predictors(budget);
+        self.admit_once(budget);
+        // Who would have to yield for what is promised is in suspended passes.
+        if self.scheduler.is_short_of_room() && self.finish_passes() {
+            self.admit_once(budget);
+        }
+    }
+
+    fn admit_once(&mut self, budget: u64) {
         let held_back = self.held_back();
         let not_ready = self.not_ready();
         for task in self.tasks.values() {
@@ -290,26 +308,30 @@ impl Engine {
         }
     }
 
-    /// The pass that comes next.
-    pub(crate) fn next_pass(&mut self) -> Option<PassPlan> {
-        if self.tasks.is_empty() {
+    /// The pass that comes next, or the suspended one that goes on.
+    pub(crate) fn next_slice(&mut self) -> Option<Next> {
+        if self.tasks.is_empty() && self.under_way.is_empty() {
             self.store.cache.foresee(&[]);
             return None;
         }
         if self.speculates || self.models.iter().any(|e| e.draft.is_some()) {
             self.draft();
         }
-        let (plan, upcoming) = self.scheduling(self.budget(), |scheduler, view| {
-            let plan = scheduler.next(view);
+        let (next, upcoming) = self.scheduling(self.budget(), |scheduler, view| {
+            let next = scheduler.next(view);
+            let plan = match &next {
+                Some(Next::Pass(plan)) => Some(plan),
+                Some(Next::GoOn(_)) | None => None,
+            };
             let upcoming = match view.models {
                 // Nobody waits for another one.
                 [_] => Vec::new(),
-                _ => scheduler.upcoming_models(plan.as_ref(), view),
+                _ => scheduler.upcoming_models(plan, view),
             };
-            (plan, upcoming)
+            (next, upcoming)
         });
         self.foresee(&upcoming);
-        plan
+        next
     }
 
     /// Tells the cache which models requests wait for, each with its block that predicts.
@@ -377,13 +399,23 @@ impl Engine {
     fn shared_rows(&self, model: ModelId) -> u32 {
         let most = self.shared_rows_max();
         let (n, rows) = self.prompts(model);
-        let all = self.tasks.values().filter(|t| t.model == model).count();
+        let all = self.all_tasks().filter(|t| t.model == model).count();
         let share = self.models.iter().find(|e| e.id == model);
+        if share.is_some_and(|entry| self.streams_experts(entry)) {
+            return self.prefill_chunk.get() as u32;
+        }
         match share.filter(|_| self.is_worth_stretching(rows)) {
             Some(_) if self.interleaves(model) => CHUNK_ROWS.min(most),
             Some(entry) => entry.share.rows((all - n) as u32, most),
             None => most,
         }
+    }
+
+    /// Whether a pass of a model uploads experts: a few rows of prompts are routed to nearly as many
+    /// of those as a full chunk, so that each chunk costs about as much, however short it is.
+    fn streams_experts(&self, entry: &Entry) -> bool {
+        let mut steps = entry.loaded.model().plan().steps.iter();
+        steps.any(|step| matches!(step, Step::Experts { .. })) && !self.store.cache.fits(entry.id)
     }
 
     /// Whether prompts of so many rows together come in beside others' tokens little by little.
@@ -450,6 +482,7 @@ impl Engine {
             && let Some(measured) = self.store.device.pace(rows)
         {
             pace.upload_bytes = ((pace.seconds * measured.upload_bytes_per_s) as u64).max(1);
+            pace.link_bytes_per_ms = ((measured.upload_bytes_per_s / 1e3) as u64).max(1);
         }
     }
 

@@ -1,11 +1,11 @@
 //! One pass: rows of the sequences that the scheduler chose, and what came of each of them.
 
 use std::cell::RefCell;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use rocmforge_device::{ALIGNMENT, Scratch};
-use rocmforge_scheduler::{PassPlan, SeqId, SpanResult};
-use rocmforge_tensor_cache::{BlockKind, ModelId};
+use rocmforge_device::Scratch;
+use rocmforge_scheduler::{Next, PassPlan, SeqId, SpanResult};
+use rocmforge_tensor_cache::ModelId;
 
 use crate::actor::Engine;
 use crate::api::{
@@ -18,23 +18,33 @@ use crate::prepared::Prepared;
 use crate::speculate::By;
 use crate::stop::Checked;
 use crate::task::{Generation, Task, Work};
+use crate::under_way::{PassUnderWay, Slice, Until};
 
 /// How a request ended.
 pub(crate) type Outcome = Result<Option<FinishReason>, Error>;
 
 impl Engine {
-    /// Runs the next pass. Whether there was one.
+    /// Runs the next slice of a pass. Whether there was one.
     pub(crate) fn step(&mut self) -> bool {
-        let Some(plan) = self.next_pass() else {
-            if self.tell_all() {
+        let plan = match self.next_slice() {
+            Some(Next::Pass(plan)) => plan,
+            Some(Next::GoOn(model)) => {
+                self.store.take_refused_bytes();
+                match self.under_way.take(ModelId(model.0)) {
+                    Some(pass) => self.run_slice(pass, Until::ItsTime),
+                    None => self.scheduler.pass_ended(model),
+                }
+                return true;
+            }
+            None if self.tell_all() => {
                 // Whether readers have room is looked at again before the engine sleeps: they
                 // wake it by what was sent.
                 return true;
             }
             // Nobody who runs can go on: others need not wait for a pass.
-            return std::mem::take(&mut self.passes_before_admission) > 0;
+            None => return std::mem::take(&mut self.passes_before_admission) > 0,
         };
-        let mut members: Vec<Member> = plan
+        let members: Vec<Member> = plan
             .spans
             .iter()
             .map(|span| {
@@ -44,33 +54,72 @@ impl Engine {
             .collect();
         // What an upload ahead of need was refused is not this pass's affair.
         self.store.take_refused_bytes();
-        if let Some(interleaved) = self.interleaved(&plan, &members) {
-            self.step_interleaved(interleaved, members);
+        if self.under_way.is_empty()
+            && let Some(interleaved) = self.interleaved(&plan, &members)
+        {
+            let begun = Instant::now();
+            let model = plan.model;
+            self.step_interleaved(interleaved, members, begun);
+            self.scheduler.pass_ended(model);
             return true;
         }
-        let begun = Instant::now();
-        match self.run_pass(&plan, &mut members) {
-            Ok(()) => {
-                self.passes_before_admission = self.passes_before_admission.saturating_sub(1);
-                self.note_pass(&plan, begun.elapsed());
-                self.note_near(ModelId(plan.model.0));
-                self.tell_before_drafts(&mut members);
-                self.predict(&plan, &mut members);
-                self.draft_ahead(&plan, &mut members);
-                let ended = self.take_back(members);
-                self.conclude(ended);
-            }
-            Err(error) => self.pass_failed(members, error),
-        }
+        self.begin_pass(plan, members);
         true
     }
 
-    fn run_pass(&mut self, plan: &PassPlan, members: &mut [Member]) -> Result<(), Error> {
+    /// Runs the first slice of a pass.
+    fn begin_pass(&mut self, plan: PassPlan, mut members: Vec<Member>) {
+        let begun = Instant::now();
+        match self.make_ready(&plan, &mut members) {
+            Ok(prepared) => {
+                tracing::trace!(plan.rows, sequences = members.len(), "a pass");
+                let pass = PassUnderWay::new(plan, members, prepared);
+                self.run_slice(pass, Until::ItsTime);
+            }
+            Err(error) => {
+                self.charge(ModelId(plan.model.0), begun, Slice::FAILED);
+                self.scheduler.pass_ended(plan.model);
+                self.pass_failed(members, error);
+            }
+        }
+    }
+
+    fn make_ready(&mut self, plan: &PassPlan, members: &mut [Member]) -> Result<Prepared, Error> {
         self.computing = false;
         let model = ModelId(plan.model.0);
         let anew = members.iter().map(|m| m.task.compactions).max();
         self.ensure_scratch(model, plan, anew.unwrap_or(0))?;
-        self.run_pass_in(self.scratch_at(), plan, members)
+        self.prepare(plan, members)
+    }
+
+    /// What follows the last slice of a pass, which began then and gave the device so much to do.
+    pub(crate) fn complete_pass(&mut self, pass: PassUnderWay, begun: Instant, work: Duration) {
+        let model = pass.model();
+        let waited = pass.members.iter().any(|m| m.span.outputs > 0);
+        let PassUnderWay {
+            plan,
+            mut members,
+            prepared,
+            counts,
+            took,
+            ..
+        } = pass;
+        self.put_back(prepared, &mut members, counts);
+        self.passes_before_admission = self.passes_before_admission.saturating_sub(1);
+        self.note_pass(&plan, took);
+        self.note_near(model);
+        self.tell_before_drafts(&mut members);
+        self.predict(&plan, &mut members);
+        self.draft_ahead(&plan, &mut members);
+        let slice = Slice {
+            work,
+            waited,
+            ended: true,
+        };
+        self.charge(model, begun, slice);
+        self.scheduler.pass_ended(plan.model);
+        let ended = self.take_back(members);
+        self.conclude(ended);
     }
 
     /// Arena offset of the scratch block.
@@ -142,7 +191,7 @@ impl Engine {
     }
 
     /// Reads what the block that predicts needs of a pass: scratch is another's afterwards.
-    fn keep_stream(
+    pub(crate) fn keep_stream(
         &mut self,
         prepared: &Prepared,
         scratch_at: u64,
@@ -339,7 +388,7 @@ impl Engine {
     /// Gives back what only running requests need, and publishes, so that a client that reads the
     /// end of its request and then asks for the status sees a state after it.
     pub(crate) fn release_rest(&mut self, model: ModelId) {
-        if !self.tasks.values().any(|t| t.model == model && t.begun) {
+        if !self.all_tasks().any(|t| t.model == model && t.begun) {
             self.store.cache.request_end(model);
             let entry = self.models.iter_mut().find(|e| e.id == model);
             if let Some(entry) = entry {
@@ -360,43 +409,9 @@ impl Engine {
         self.publish(true);
     }
 
-    /// Has scratch for a pass. Of a request that is computed `anew`, since its blocks left no room
-    /// in one piece, scratch takes all that it may have from the beginning: were it to grow behind
-    /// pages, what it leaves would be lost to a segment again.
-    pub(crate) fn ensure_scratch(
-        &mut self,
-        model: ModelId,
-        plan: &PassPlan,
-        anew: u32,
-    ) -> Result<(), Error> {
-        // The draft model's passes run behind, if there is room for theirs.
-        let draft = self.draft_entry(model).filter(|d| d.is_used());
-        let of_draft = draft.map(|d| d.id).map_or(0, |id| {
-            let (rows, outputs) = (plan.rows as usize, plan.outputs_at_a_time as usize);
-            self.scratch_bytes(id, rows, outputs)
-        });
-        let mut bytes = plan.scratch_bytes.max(of_draft.min(plan.scratch_bytes_max));
-        // Of one that is computed anew in an empty arena the model may seem to fit.
-        if anew > 1 || (anew > 0 && !self.store.cache.fits(model)) {
-            bytes = bytes.max(plan.scratch_bytes_max / ALIGNMENT * ALIGNMENT);
-        }
-        if let Some((_, has)) = self.scratch {
-            // What a long prompt took would be uploaded again for every token of
-            // a model that does not fit.
-            let spare = has / 2 > bytes && !self.store.cache.fits(model) && !self.prompts_go_on();
-            if (bytes..=plan.scratch_bytes_max).contains(&has) && !spare {
-                return Ok(());
-            }
-            self.free_scratch();
-        }
-        let (block, _) = self.store.reserve(BlockKind::Scratch, None, bytes)?;
-        self.scratch = Some((block, bytes));
-        Ok(())
-    }
-
     /// Whether a request outside of the pass under way has more than a token to compute.
-    fn prompts_go_on(&self) -> bool {
-        let begun = self.tasks.values().filter(|t| t.begun);
+    pub(crate) fn prompts_go_on(&self) -> bool {
+        let begun = self.all_tasks().filter(|t| t.begun);
         begun.into_iter().any(|t| !t.is_complete_at(t.n_past + 1))
     }
 }

@@ -80,6 +80,15 @@ pub(crate) struct WeightStore {
     pub(crate) records: bool,
 }
 
+/// A segment that is held.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Begun {
+    /// It is resident.
+    There(Slab),
+    /// Its upload is under way.
+    Comes(Slab),
+}
+
 /// For the snapshot the driver's free bytes are counted at most this often while there is work.
 const MEMORY_RENEWAL: Duration = Duration::from_millis(500);
 
@@ -206,22 +215,39 @@ impl WeightStore {
         segment: SegmentId,
         counts: &mut RequestCacheUse,
     ) -> Result<Slab, Error> {
+        let slab = match self.begin_acquire(segment, counts)? {
+            Begun::There(slab) => return Ok(slab),
+            Begun::Comes(slab) => slab,
+        };
+        if let Err(error) = self.wait(segment) {
+            self.cache.release(segment);
+            return Err(error);
+        }
+        Ok(slab)
+    }
+
+    /// [`WeightStore::acquire`] that does not wait for an upload: the segment is held, and its
+    /// upload under way.
+    pub(crate) fn begin_acquire(
+        &mut self,
+        segment: SegmentId,
+        counts: &mut RequestCacheUse,
+    ) -> Result<Begun, Error> {
         let mut collected = false;
         loop {
             match self.cache.acquire(segment, &mut self.actions) {
                 Ok(Acquired::Resident(slab)) => {
                     counts.hits += 1;
-                    return Ok(slab);
+                    return Ok(Begun::There(slab));
                 }
                 Ok(Acquired::InFlight(slab) | Acquired::Started(slab)) => {
                     counts.misses += 1;
                     counts.uploaded_bytes += slab.bytes;
-                    let arrived = self.execute().and_then(|()| self.wait(segment));
-                    if let Err(error) = arrived {
+                    if let Err(error) = self.execute() {
                         self.cache.release(segment);
                         return Err(error);
                     }
-                    return Ok(slab);
+                    return Ok(Begun::Comes(slab));
                 }
                 Err(CacheError::NoRoom { .. }) if !collected => {
                     self.collect();
@@ -233,6 +259,16 @@ impl WeightStore {
                 Err(error) => return Err(from_cache(error)),
             }
         }
+    }
+
+    /// Waits for a segment that [`WeightStore::begin_acquire`] found on its way, and that is held.
+    /// Whether it is there; if not, its upload has failed before, and it is held no longer.
+    pub(crate) fn end_acquire(&mut self, segment: SegmentId) -> Result<bool, Error> {
+        let came = self.wait(segment);
+        if came.is_err() || !self.cache.holds(segment) {
+            self.cache.release(segment);
+        }
+        came.map(|()| self.cache.holds(segment))
     }
 
     /// The device, and where the tensors of a model's segments lie in their slabs: together, since

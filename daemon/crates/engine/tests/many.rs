@@ -316,3 +316,164 @@ async fn waited_for_and_kept() -> bool {
     assert!(runs.uploads > 0 && idle.evictions > 0, "{idle:?}, {runs:?}");
     true
 }
+
+/// The three models of the fixtures: two dense ones, and a mixture of experts.
+const MODELS: [&str; 3] = [
+    "tiny-llama-Q4_K_M.gguf",
+    "tiny-qwen3-Q8_0.gguf",
+    "tiny-qwen3moe-Q4_K_M.gguf",
+];
+
+/// Requests of each of them.
+const OF_EACH: usize = 5;
+
+/// An engine whose passes stop behind each step, so that those of several models are under way at
+/// once.
+fn slicing(budget: u64) -> EngineConfig {
+    EngineConfig {
+        budget: Budget::Bytes(budget),
+        slice: Some(std::time::Duration::ZERO),
+        ..EngineConfig::default()
+    }
+}
+
+async fn load_all(engine: &EngineHandle) -> Vec<Arc<LoadedModel>> {
+    let mut models = Vec::new();
+    for file in MODELS {
+        models.push(load(engine, file, file).await);
+    }
+    models
+}
+
+/// What each request of each model says alone.
+async fn texts_alone() -> Vec<Vec<u32>> {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let mut texts = Vec::new();
+    for model in load_all(&engine).await {
+        for i in 0..OF_EACH {
+            let events = engine.generate(request(&model, i)).unwrap();
+            texts.push(tokens(events).await.unwrap().0);
+        }
+    }
+    texts
+}
+
+/// All requests of all models at once.
+fn all_at_once(
+    engine: &EngineHandle,
+    models: &[Arc<LoadedModel>],
+) -> Vec<tokio::task::JoinHandle<Result<(Vec<u32>, u64), Error>>> {
+    let each = models
+        .iter()
+        .flat_map(|model| (0..OF_EACH).map(move |i| request(model, i)));
+    each.map(|request| tokio::spawn(tokens(engine.generate(request).unwrap())))
+        .collect()
+}
+
+/// Passes of three models stop behind each step and go on in turn, where all models fit, and where
+/// they push each other out: each text is what it is alone, bit by bit, and nothing is held at the
+/// end.
+#[tokio::test]
+async fn passes_that_stop_between_their_steps_leave_each_text_as_it_is_alone() {
+    let alone = texts_alone().await;
+    for budget in [64 << 20, 14 << 20, 9 << 20] {
+        let engine = start(slicing(budget)).unwrap().0;
+        let models = load_all(&engine).await;
+        for (i, text) in all_at_once(&engine, &models).into_iter().enumerate() {
+            let text = text.await.unwrap().unwrap().0;
+            assert_eq!(text, alone[i], "{budget}: request {i}");
+        }
+        let after = until(&engine, "the end of all", |s| s.running == 0).await;
+        let cache = after.cache;
+        println!(
+            "{budget}: {} times, {} uploads",
+            after.suspensions, cache.uploads
+        );
+        assert!(after.suspensions > 500, "{}", after.suspensions);
+        assert_eq!(cache.kv_bytes + cache.scratch_bytes, 0, "{cache:?}");
+        assert!(after.cache.resident_bytes <= budget);
+    }
+}
+
+/// What changes under suspended passes: readers go away, the budget shrinks and grows, weights are
+/// cleared, and a model is unloaded. The others' texts stay what they are.
+#[tokio::test]
+async fn suspended_passes_survive_who_goes_and_what_changes() {
+    let alone = texts_alone().await;
+    let engine = start(slicing(24 << 20)).unwrap().0;
+    let models = load_all(&engine).await;
+    for round in 0..4u64 {
+        let texts = all_at_once(&engine, &models);
+        let mut leaving: Vec<_> = models
+            .iter()
+            .map(|model| engine.generate(chat(model, "Tell me a story.")).unwrap())
+            .collect();
+        for (i, mut events) in leaving.drain(..).enumerate() {
+            for _ in 0..i * 2 + round as usize {
+                events.next().await;
+            }
+            drop(events);
+            match i {
+                0 => drop(engine.set_budget(Budget::Bytes(10 << 20)).await.unwrap()),
+                1 => drop(engine.clear(None).await.unwrap()),
+                _ => drop(engine.set_budget(Budget::Bytes(24 << 20)).await.unwrap()),
+            }
+        }
+        let unloads = round == 3;
+        if unloads {
+            engine.unload(MODELS[1], true).await.unwrap();
+        }
+        for (i, text) in texts.into_iter().enumerate() {
+            match text.await.unwrap() {
+                Ok((text, _)) => assert_eq!(text, alone[i], "round {round}: request {i}"),
+                Err(error) => {
+                    let gone = OF_EACH..2 * OF_EACH;
+                    assert!(unloads && gone.contains(&i), "round {round}, {i}: {error}");
+                }
+            }
+        }
+        until(&engine, "the end of all", |s| s.running == 0).await;
+        let cache = engine.snapshot().cache;
+        assert_eq!(cache.kv_bytes + cache.scratch_bytes, 0, "{cache:?}");
+    }
+    assert!(engine.snapshot().suspensions > 500);
+}
+
+/// The same on the path of a card, of which uploads come by themselves.
+#[tokio::test]
+async fn passes_of_a_card_that_stop_between_their_steps_leave_each_text_as_it_is_alone() {
+    let runtime = fake::Runtime::new();
+    let mut alone = Vec::new();
+    for (slice, budget) in [
+        (None, 64 << 20),
+        (Some(std::time::Duration::ZERO), 16 << 20),
+    ] {
+        let config = EngineConfig {
+            slice,
+            offload: rocmforge_engine::api::Offload::Never,
+            ..slicing(budget)
+        };
+        let engine = runtime
+            .start_as(fake::gpu_config(&runtime), config)
+            .unwrap();
+        let models = load_all(&engine).await;
+        if slice.is_none() {
+            for model in &models {
+                for i in 0..OF_EACH {
+                    let events = engine.generate(request(model, i)).unwrap();
+                    alone.push(tokens(events).await.unwrap().0);
+                }
+            }
+            continue;
+        }
+        let mut apart = 0;
+        for (i, text) in all_at_once(&engine, &models).into_iter().enumerate() {
+            // Kernels for several rows round otherwise than those for one.
+            apart += usize::from(text.await.unwrap().unwrap().0 != alone[i]);
+        }
+        assert!(apart <= 1, "{apart} texts are others");
+        let after = until(&engine, "the end of all", |s| s.running == 0).await;
+        assert!(after.suspensions > 100, "{}", after.suspensions);
+        assert_eq!(after.cache.kv_bytes + after.cache.scratch_bytes, 0);
+    }
+}

@@ -85,6 +85,7 @@ impl Scheduler {
     /// Promises running sequences the positions of what they know, lets yield who does not fit with
     /// that, and promises more where there is room.
     fn keep_promises(&mut self, view: &View<'_>, actions: &mut Vec<Action>) {
+        self.short_of_room = false;
         let mut grew: Vec<SeqId> = Vec::new();
         for seq in &self.running {
             let s = self.sequences.get_mut(seq).expect("it runs");
@@ -100,12 +101,18 @@ impl Scheduler {
                 shortened = true;
                 for seq in &self.running {
                     let s = self.sequences.get_mut(seq).expect("it runs");
-                    s.promised = s.promised.min(s.promise_least());
+                    if !s.in_pass {
+                        s.promised = s.promised.min(s.promise_least());
+                    }
                 }
                 continue;
             }
             let greedy = self.newest_of_the_greediest(view);
-            let seq = greedy.or_else(|| self.most_junior()).expect("some run");
+            let Some(seq) = greedy.or_else(|| self.most_junior()) else {
+                // Who would have to yield is in suspended passes: these come to their ends first.
+                self.short_of_room = true;
+                break;
+            };
             if self.running.len() > 1 {
                 self.let_yield(seq, actions);
                 continue;
@@ -256,12 +263,12 @@ impl Scheduler {
         if fits(&self.running) {
             return Some(Vec::new());
         }
-        let nobody_goes_on = !self.running_sequences().any(Sequence::runnable);
+        let nobody_goes_on = !self.running_sequences().any(Sequence::goes_on);
         let may_yield = |other: &Sequence| {
             nobody_goes_on || s.arrival.class == Class::Interactive && other.class() == Class::Batch
         };
         let mut yielding: Vec<SeqId> = self.running.clone();
-        yielding.retain(|seq| may_yield(&self.sequences[seq]));
+        yielding.retain(|seq| !self.sequences[seq].in_pass && may_yield(&self.sequences[seq]));
         yielding.sort_by_key(|seq| Reverse(self.sequences[seq].seniority()));
         let mut kept = self.running.clone();
         for (at, seq) in yielding.iter().enumerate() {
@@ -326,9 +333,10 @@ impl Scheduler {
         actions.push(Action::Yielded(seq));
     }
 
-    /// The running sequence that yields first.
+    /// The running sequence that yields first; `None` if all are in suspended passes.
     fn most_junior(&self) -> Option<SeqId> {
-        let junior = self.running_sequences().max_by_key(|s| s.seniority());
+        let free = self.running_sequences().filter(|s| !s.in_pass);
+        let junior = free.max_by_key(|s| s.seniority());
         junior.map(|s| s.arrival.seq)
     }
 

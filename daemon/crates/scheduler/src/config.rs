@@ -1,5 +1,5 @@
-//! The numbers that the rules have. Waiting is counted in passes, since the scheduler knows no
-//! time.
+//! The numbers that the rules have. The scheduler has no clock: sequences wait for a number of
+//! passes, and models for an amount of time that the engine measured and charged.
 
 use crate::sequence::Class;
 
@@ -21,16 +21,21 @@ pub struct Config {
     pub patience_passes: u64,
     /// The same of a batch sequence, which from then on keeps its place as an interactive one does.
     pub batch_patience_passes: u64,
-    /// Passes after which a model that has something to compute has its turn whatever a switch
-    /// costs.
-    pub model_patience_passes: u64,
+    /// Microseconds of others' passes after which a model that has something to compute has its turn
+    /// whatever a switch costs.
+    pub model_patience_us: u64,
     /// Passes that a sequence has for itself before it gives its place to another client, and after
     /// which a reader without room is slow.
     pub turn_passes: u64,
-    /// The most passes that a switch is taken to cost, so that turns have a bounded length.
-    pub switch_passes_max: u64,
-    /// Passes by which a model with batch sequences alone stands behind the others.
-    pub batch_lag_passes: u64,
+    /// The most microseconds that a switch is taken to cost, so that turns have a bounded length.
+    pub switch_us_max: u64,
+    /// Microseconds by which a model with batch sequences alone stands behind the others.
+    pub batch_lag_us: u64,
+    /// Microseconds up to which passes are short: models with such passes share their time as one
+    /// (`turns.rs`).
+    pub short_pass_us: u64,
+    /// Passes that are under way at a time at most, each of another model; at least 1.
+    pub passes_max: usize,
     /// Times that a sequence's pass is done again after the driver refused memory.
     pub refusals_max: u32,
 }
@@ -55,10 +60,12 @@ impl Default for Config {
             bypass_max: 8,
             patience_passes: 512,
             batch_patience_passes: 4096,
-            model_patience_passes: 512,
+            model_patience_us: 4_000_000,
             turn_passes: 8,
-            switch_passes_max: 64,
-            batch_lag_passes: 16,
+            switch_us_max: 500_000,
+            batch_lag_us: 100_000,
+            short_pass_us: 10_000,
+            passes_max: 4,
             refusals_max: 12,
         }
     }

@@ -9,19 +9,31 @@
 //!        |
 //!   admit(view, now) -> actions                carried out in the order given
 //!        |                                     (reused: what an admitted one finds computed)
-//!   next(view) -> PassPlan                     KV grows, the pass runs; a row may end its sequence
+//!   next(view) -> a pass, or one to go on      a slice of the pass runs
+//!        |
+//!   took(model, microseconds, ended)           what the slice took
+//!        |            \
+//!        |             suspend(plan)           not at its end: other models' slices may run
+//!        |
+//!   pass_ended(model)                          at its end
 //!        |
 //!   computed(results) or memory_refused(seqs)  then with a smaller budget in the next view
 //! ```
 //!
-//! Time is counted in passes; deadlines are ticks that are compared and nothing else. No decision
-//! uses floating point, and the same calls give the same answers.
+//! Time that passes took is told by the engine, in microseconds; deadlines are ticks that are
+//! compared and nothing else; sequences' patience is counted in passes. No decision uses floating
+//! point, and the same calls give the same answers.
 //!
 //! *Invariants*, asserted here or held by the simulation in `tests/`:
 //! - What runs fits: the KV that is promised to running sequences, the largest segment and the
 //!   scratch of a pass, with what is held by others, is at most the budget after every
 //!   [`Scheduler::admit`].
-//! - If a sequence can go on, a pass is planned.
+//! - If a sequence can go on, a pass is planned or goes on. One that waits for an upload goes on
+//!   only if nothing else can.
+//! - A model has one pass under way at a time, and all have [`Config::passes_max`] at most. What a
+//!   suspended pass has rows of does not yield.
+//! - A model whose passes are short waits for slices of others that are as long as what it had
+//!   itself, and for one slice more (`turns.rs`).
 //! - In a pass of a model each of its sequences that decodes has a row, as far as the pass's limits
 //!   go; those left out go first in the next.
 //! - Sequences of one client and class are admitted in the order in which they came, unless a
@@ -54,12 +66,13 @@ mod queues;
 mod room;
 mod scheduler;
 mod sequence;
+mod suspended;
 mod turns;
 mod view;
 
 pub use config::Config;
 pub use error::{Demand, NotTaken, Refusal};
-pub use plan::{Action, PassPlan, SpanPlan, SpanResult};
+pub use plan::{Action, Next, PassPlan, SpanPlan, SpanResult};
 pub use pressure::shrunk_budget;
 pub use scheduler::{Scheduler, are_left_to_others};
 pub use sequence::{Arrival, Class, ClientId, Kind, ModelId, SeqId, SequenceStatus, Tick};

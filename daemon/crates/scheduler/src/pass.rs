@@ -9,10 +9,10 @@
 //! [`ModelView::shared_rows`]: crate::ModelView::shared_rows
 
 use crate::demand::Shape;
-use crate::plan::{PassPlan, SpanPlan};
+use crate::plan::{Next, PassPlan, SpanPlan};
 use crate::scheduler::Scheduler;
 use crate::sequence::{Class, ClientId, Kind, ModelId, SeqId, Sequence};
-use crate::turns::{Candidate, Turns};
+use crate::turns::Candidate;
 use crate::view::{ModelView, View};
 
 /// One part in so many of a pass that decoding sequences leave to prompts at least.
@@ -34,23 +34,60 @@ struct Rows {
 }
 
 impl Scheduler {
-    /// The next pass; `None` if nobody can go on.
+    /// What runs next: a pass, or a suspended one that goes on. `None` if nobody can go on.
     ///
-    /// The pass is taken as run: what it computed is to be told by [`Scheduler::computed`] before
-    /// the next call.
-    pub fn next(&mut self, view: &View<'_>) -> Option<PassPlan> {
+    /// What the slice takes is to be told by [`Scheduler::took`], and then either
+    /// [`Scheduler::suspend`], or [`Scheduler::pass_ended`] and, if it computed its rows,
+    /// [`Scheduler::computed`], before the next call.
+    pub fn next(&mut self, view: &View<'_>) -> Option<Next> {
         let candidates = self.candidates();
-        let pass = self.passes + 1;
-        self.turns.note(&candidates, pass);
-        let model = self
-            .turns
-            .pick(&candidates, pass, None, (view, &self.config))?;
-        let mut plan = self.plan(view.model(model), view);
-        self.passes = pass;
+        self.turns.note(&candidates, &self.config);
+        let waits = |c: &Candidate| self.is_suspended(c.model) && view.model(c.model).waits;
+        let (waiting, mut able): (Vec<_>, Vec<_>) = candidates.into_iter().partition(waits);
+        while let Some(model) = self.turns.pick(&able, None, (view, &self.config)) {
+            if self.is_suspended(model) {
+                return Some(Next::GoOn(model));
+            }
+            if let Some(plan) = self.plan_beside(view.model(model), view) {
+                return Some(Next::Pass(self.begins(plan, view)));
+            }
+            match self.turns.is_overdue(model, &self.config) {
+                // No other pass takes the room that it waits for.
+                true => able.retain(|c| self.is_suspended(c.model)),
+                false => able.retain(|c| c.model != model),
+            }
+        }
+        // The engine waits for what this one waits for.
+        let model = self.turns.pick(&waiting, None, (view, &self.config))?;
+        Some(Next::GoOn(model))
+    }
+
+    /// A pass that was planned begins.
+    fn begins(&mut self, mut plan: PassPlan, view: &View<'_>) -> PassPlan {
+        self.passes += 1;
         self.charge(&plan);
+        self.note_under_way(&plan);
         plan.expects_next = self.expects_next(&plan, view);
-        self.turns.charge(model, plan.rows, pass);
-        Some(plan)
+        plan
+    }
+
+    /// A pass of a model that has room beside the suspended ones.
+    fn plan_beside(&self, model: &ModelView, view: &View<'_>) -> Option<PassPlan> {
+        let suspended = self.suspended();
+        if suspended == 0 {
+            return Some(self.plan(model, view, u64::MAX));
+        }
+        let room = view.beside_bytes.checked_sub(model.segment_bytes)?;
+        if suspended >= self.config.passes_max {
+            return None;
+        }
+        let plan = self.plan(model, view, room);
+        let grows = plan.spans.iter().map(|span| {
+            let bytes = |positions| view.costs.kv_bytes(plan.model, positions);
+            bytes(span.first_position + span.rows) - bytes(span.first_position)
+        });
+        let bytes = grows.fold(plan.scratch_bytes, u64::saturating_add);
+        (bytes <= room).then_some(plan)
     }
 
     /// The next tokens of the sequences that decode in a pass whose prompts are still under way:
@@ -83,7 +120,6 @@ impl Scheduler {
             ..plan.clone()
         };
         self.charge(&tokens);
-        self.turns.charge(tokens.model, rows, self.passes);
         Some(tokens)
     }
 
@@ -100,9 +136,10 @@ impl Scheduler {
             Some(plan) => self.candidates_after(plan),
         };
         let mut models = Vec::new();
-        let (mut turns, pass) = (self.turns.clone(), self.passes + 1);
-        turns.note(&candidates, pass);
-        while let Some(model) = turns.pick(&candidates, pass, None, (view, &self.config)) {
+        let mut turns = self.turns.clone();
+        turns.note(&candidates, &self.config);
+        let ahead = under_way.map(|plan| (plan.model, turns.usual_us(plan.model).max(1)));
+        while let Some(model) = turns.pick(&candidates, ahead, (view, &self.config)) {
             candidates.retain(|c| c.model != model);
             models.push(model);
         }
@@ -119,21 +156,29 @@ impl Scheduler {
 
     /// Models with something to compute.
     fn candidates(&self) -> Vec<Candidate> {
-        candidates(self.running_sequences().filter(|s| s.runnable()))
+        let runnable = self.running_sequences().filter(|s| s.runnable());
+        self.with_suspended(candidates(runnable))
     }
 
     /// Models with something to compute behind a pass that was planned.
     fn candidates_after(&self, plan: &PassPlan) -> Vec<Candidate> {
         let goes_on = |s: &&Sequence| s.ready && s.ahead() > 0 && !ends_with(s, plan);
-        candidates(self.running_sequences().filter(goes_on))
+        self.with_suspended(candidates(self.running_sequences().filter(goes_on)))
     }
 
-    fn plan(&self, model: &ModelView, view: &View<'_>) -> PassPlan {
+    /// Candidates, of which those with a suspended pass have no other.
+    fn with_suspended(&self, mut candidates: Vec<Candidate>) -> Vec<Candidate> {
+        candidates.retain(|c| !self.is_suspended(c.model));
+        candidates.extend(self.suspended_models());
+        candidates
+    }
+
+    /// A pass of a model, with at most so many bytes of scratch where that is less than usual.
+    fn plan(&self, model: &ModelView, view: &View<'_>, scratch_max: u64) -> PassPlan {
         let mut ready = self.ready(model.model);
-        let awaited = self
-            .running_sequences()
-            .any(|s| s.runnable() && s.decodes());
+        let awaited = self.running_sequences().any(|s| s.goes_on() && s.decodes());
         let (usual, room) = self.scratch_room(model, !awaited, view);
+        let (usual, room) = (usual.min(scratch_max), room.min(scratch_max));
         let spans_max = view.spans_max.max(1) as usize;
         if spans_max == 1 {
             self.keep_the_longest_waiting(&mut ready);
@@ -294,7 +339,6 @@ impl Scheduler {
             s.last_pass = self.passes;
             let (client, class) = (s.arrival.client, s.arrival.class);
             let decode = at < plan.decode_spans;
-            self.queues.charge(client, span.rows, decode);
             if !decode {
                 self.queues.queue_mut(client, class).prompt_at = self.passes;
             }
@@ -314,10 +358,9 @@ impl Scheduler {
                 interactive: s.class() == Class::Interactive,
             });
         }
-        let ahead = Some((plan.model, Turns::cost(plan.rows)));
-        let next = self
-            .turns
-            .pick(&after, self.passes + 1, ahead, (view, &self.config));
+        let usual = self.turns.usual_us(plan.model).max(1);
+        let ahead = Some((plan.model, usual));
+        let next = self.turns.pick(&after, ahead, (view, &self.config));
         next == Some(plan.model)
     }
 }

@@ -97,7 +97,9 @@ impl Scheduler {
     /// The first of those that run on to give his place to a waiting one.
     fn next_to_give(&self, s: &Sequence, kept: &[SeqId], places: &Places) -> Option<&Sequence> {
         let others = kept.iter().map(|seq| &self.sequences[seq]).filter(|other| {
-            other.arrival.client != s.arrival.client && other.class() >= s.arrival.class
+            !other.in_pass
+                && other.arrival.client != s.arrival.client
+                && other.class() >= s.arrival.class
         });
         let first = |other: &&Sequence| order_to_give(places.held(other.arrival.client), other);
         let slow = others.clone().filter(|other| self.is_slow(other));

@@ -56,6 +56,15 @@ pub struct PassPlan {
     pub expects_next: bool,
 }
 
+/// What runs next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// A pass begins.
+    Pass(PassPlan),
+    /// The suspended pass of this model goes on.
+    GoOn(ModelId),
+}
+
 /// What a pass did for one of its spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanResult {

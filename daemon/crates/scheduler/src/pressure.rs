@@ -46,6 +46,7 @@ impl Scheduler {
         let failed: Vec<(SeqId, u32)> = self
             .running
             .iter()
+            .filter(|seq| !self.sequences[*seq].in_pass)
             .map(|seq| (*seq, self.sequences[seq].refusals))
             .filter(|(_, refusals)| *refusals > most)
             .collect();

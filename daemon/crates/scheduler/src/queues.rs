@@ -1,7 +1,7 @@
 //! Who goes first: between clients the one that was served least, within a client and class the one
 //! that came first.
 //!
-//! A client's *service* is a count of what was computed for it. One that comes, or comes back,
+//! A client's *service* is the time that its rows took in passes, in microseconds. One that comes, or comes back,
 //! starts at the least service of those that have sequences, so that nobody saves up (start-time
 //! fair queueing). Each client has a queue a class. A queue whose first sequence waited too long is
 //! *overdue* and goes before all that are not (of clients that have their share of places or KV
@@ -14,13 +14,6 @@ use crate::sequence::{Class, ClientId, SeqId};
 
 /// Clients without sequences whose service is remembered at most.
 const CLIENTS_REMEMBERED: usize = 4096;
-
-/// What a computed row of a prompt counts.
-const PROMPT_ROW: u64 = 1;
-
-/// What a computed row that yields a token counts: it reads as much as a prompt's row, and for less
-/// work.
-const TOKEN_ROW: u64 = 2;
 
 /// A client.
 #[derive(Clone, Copy, Debug, Default)]
@@ -101,11 +94,11 @@ impl Queues {
         active.map(|c| c.service).min().unwrap_or(0)
     }
 
-    /// Rows were planned for a client.
-    pub(crate) fn charge(&mut self, client: ClientId, rows: u32, decode: bool) {
-        let row = if decode { TOKEN_ROW } else { PROMPT_ROW };
-        let known = self.clients.get_mut(&client).expect("it has a sequence");
-        known.service += u64::from(rows) * row;
+    /// A client's rows took so many microseconds of a pass. One without sequences may be forgotten.
+    pub(crate) fn charge(&mut self, client: ClientId, took_us: u64) {
+        if let Some(known) = self.clients.get_mut(&client) {
+            known.service += took_us;
+        }
     }
 
     /// What was computed for a client that has sequences, compared with others.

@@ -7,6 +7,7 @@ use crate::error::NotTaken;
 use crate::plan::{Action, SpanResult};
 use crate::queues::Queues;
 use crate::sequence::{Arrival, Kind, ModelId, SeqId, Sequence, SequenceStatus, Tick};
+use crate::suspended::UnderWay;
 use crate::turns::Turns;
 
 /// A client has waiting at most so many times what is free for all.
@@ -29,6 +30,10 @@ pub struct Scheduler {
     pub(crate) running: Vec<SeqId>,
     pub(crate) queues: Queues,
     pub(crate) turns: Turns,
+    /// The pass of each model that is under way.
+    pub(crate) under_way: BTreeMap<ModelId, UnderWay>,
+    /// What is promised does not fit, and who would have to yield is in suspended passes.
+    pub(crate) short_of_room: bool,
     /// Passes planned so far.
     pub(crate) passes: u64,
     /// Sequences that came so far.
@@ -45,6 +50,8 @@ impl Scheduler {
             running: Vec::new(),
             queues: Queues::default(),
             turns: Turns::default(),
+            under_way: BTreeMap::new(),
+            short_of_room: false,
             passes: 0,
             arrivals: 0,
         }
@@ -199,6 +206,7 @@ impl Scheduler {
             self.end(*seq);
         }
         self.turns.forget(model);
+        self.under_way.remove(&model);
         gone.into_iter().map(|(_, seq)| seq).collect()
     }
 

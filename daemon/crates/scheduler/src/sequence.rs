@@ -108,6 +108,8 @@ pub(crate) struct Sequence {
     pub(crate) unready_since: Option<u64>,
     pub(crate) running: bool,
     pub(crate) begun: bool,
+    /// A suspended pass has rows of it: it is in no other pass, and keeps what it has.
+    pub(crate) in_pass: bool,
     /// It waited so long that it keeps its place as an interactive one does.
     pub(crate) protected: bool,
     /// Sequences that were admitted before it although it came first by the rules.
@@ -137,6 +139,7 @@ impl Sequence {
             unready_since: None,
             running: false,
             begun: false,
+            in_pass: false,
             protected: false,
             bypassed: 0,
             yields: 0,
@@ -173,8 +176,14 @@ impl Sequence {
         self.arrival.kind == Kind::Generate && self.ahead() == 1
     }
 
+    /// Whether its next rows can be computed now.
     pub(crate) fn runnable(&self) -> bool {
-        self.running && self.ready && self.ahead() > 0
+        self.running && self.ready && !self.in_pass && self.ahead() > 0
+    }
+
+    /// Whether it comes further, now or when its suspended pass goes on.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.in_pass || self.runnable()
     }
 
     /// Whether the pass that computes all that is known is surely its last.

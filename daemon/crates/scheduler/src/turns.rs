@@ -1,20 +1,27 @@
-//! Which model's turn it is: the one that is furthest behind, once it is further behind than a
-//! switch to it costs.
+//! Which model's turn it is: time is shared by time, and not by passes.
 //!
-//! A model's *service* counts the passes that it had, long ones more. The next pass is of the model
-//! with the least sum of its service, what a switch to it has to upload (in passes), and, if only
-//! batch sequences have something to compute there, a lag. So resident models take turns pass by
-//! pass, and models that push each other out take turns whose length follows from what they upload.
-//! A model that is passed over too often has its turn whatever it costs.
+//! A *flow* is what shares the device with others as an equal: each model whose passes are long, and
+//! all models with short passes ([`Config::short_pass_us`]) together. A flow's *service* is the time
+//! that its passes took, as the engine measured it. The next slice goes to the flow with the least
+//! sum of its service, of what a switch to it has to upload (in time of the link), and, if only
+//! batch sequences have something to compute there, of a lag. Inside the flow of short passes the
+//! models share its time in the same way.
+//!
+//! So a model that needs a millisecond a pass does not wait for as many passes of one that needs a
+//! second, and many small models together do not crowd out a large one. Models that push each other
+//! out of memory take turns whose length follows from what they upload. A model that is passed over
+//! for too long has its turn whatever it costs.
+//!
+//! A flow that had nothing to compute goes on at the service of the flow that was served last
+//! (start-time fair queueing): nobody saves up time that he had no use for.
+//!
+//! The clock here is the sum of all that was charged. It stands while nothing is computed.
 
 use std::collections::BTreeMap;
 
 use crate::config::Config;
 use crate::sequence::ModelId;
 use crate::view::View;
-
-/// Rows of a pass that count as another pass.
-const ROWS_PER_PASS: u32 = 128;
 
 /// A model that has something to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,22 +34,40 @@ pub(crate) struct Candidate {
 /// What a model had.
 #[derive(Clone, Copy, Debug, Default)]
 struct Turn {
+    /// Microseconds of its passes.
     service: u64,
-    /// The number of the last pass at which it was a candidate.
+    /// The round at which it was last a candidate; 0 before the first.
     seen_at: u64,
-    /// The number of its last pass, or of the first one for which it was a candidate since.
+    /// The clock when it was last served, or when it became a candidate since.
     since: u64,
+    /// Microseconds of the pass under way so far.
+    pass: u64,
+    /// Microseconds of a pass of it, weighted towards the recent; 0 before the first one ended.
+    usual: u64,
 }
 
 /// The turns of the models.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Turns {
     turns: BTreeMap<ModelId, Turn>,
-    /// The service that the model of the last pass had before it: where newcomers start.
+    /// The service of all models with short passes together.
+    short_service: u64,
+    /// The service of the flow that was served last: where newcomers start.
     time: u64,
-    /// The model of the last pass.
+    /// The same among the models with short passes.
+    short_time: u64,
+    /// Microseconds that were charged in all.
+    clock: u64,
+    /// Times that candidates were noted.
+    round: u64,
+    /// The last round in which a model with short passes was a candidate.
+    short_seen_at: u64,
+    /// The model that was served last.
     last: Option<ModelId>,
 }
+
+/// A weight of an old value in a mean that forgets.
+const KEEPS: u64 = 7;
 
 impl Turns {
     /// A model is no more.
@@ -53,69 +78,142 @@ impl Turns {
         }
     }
 
-    /// Nothing is to be computed, so nobody is behind.
+    /// Nothing is to be computed, so nobody is behind. How long passes take is still known.
     pub(crate) fn idle(&mut self) {
-        self.turns.clear();
-        self.time = 0;
+        for turn in self.turns.values_mut() {
+            *turn = Turn {
+                usual: turn.usual,
+                ..Turn::default()
+            };
+        }
+        (self.short_service, self.time, self.short_time) = (0, 0, 0);
+        (self.clock, self.round, self.short_seen_at) = (0, 0, 0);
     }
 
-    /// Notes who is a candidate for pass number `pass`, so that nobody saves up turns while he has
-    /// no use for them.
-    pub(crate) fn note(&mut self, candidates: &[Candidate], pass: u64) {
+    fn of(&self, model: ModelId) -> Turn {
+        self.turns.get(&model).copied().unwrap_or_default()
+    }
+
+    fn is_short(turn: &Turn, config: &Config) -> bool {
+        turn.usual.max(turn.pass) <= config.short_pass_us
+    }
+
+    /// Microseconds that a model's pass usually takes; 0 while that is not known.
+    pub(crate) fn usual_us(&self, model: ModelId) -> u64 {
+        self.of(model).usual
+    }
+
+    /// Whether a model that has something to compute waited for so long that nothing else counts.
+    pub(crate) fn is_overdue(&self, model: ModelId, config: &Config) -> bool {
+        self.clock.saturating_sub(self.of(model).since) >= config.model_patience_us
+    }
+
+    /// Notes who is a candidate, so that nobody saves up turns while he has no use for them.
+    pub(crate) fn note(&mut self, candidates: &[Candidate], config: &Config) {
+        self.round += 1;
+        let (round, clock) = (self.round, self.clock);
         for candidate in candidates {
+            let (time, short_time) = (self.time, self.short_time);
             let turn = self.turns.entry(candidate.model).or_default();
-            if turn.seen_at + 1 < pass || turn.seen_at == 0 {
-                turn.service = turn.service.max(self.time);
-                turn.since = pass;
+            let short = Turns::is_short(turn, config);
+            if turn.seen_at + 1 < round || turn.seen_at == 0 {
+                let time = if short { short_time } else { time };
+                turn.service = turn.service.max(time);
+                turn.since = clock;
             }
-            turn.seen_at = pass;
+            turn.seen_at = round;
+            if short {
+                if self.short_seen_at + 1 < round {
+                    self.short_service = self.short_service.max(time);
+                }
+                self.short_seen_at = round;
+            }
         }
     }
 
-    /// Whose turn pass number `pass` is; `ahead` is what one of them is taken to have had beyond
-    /// its service.
+    /// Whose turn it is; `ahead` is a model that is taken to have had so many microseconds more.
     pub(crate) fn pick(
         &self,
         candidates: &[Candidate],
-        pass: u64,
         ahead: Option<(ModelId, u64)>,
         (view, config): (&View<'_>, &Config),
     ) -> Option<ModelId> {
-        let key = |c: &Candidate| {
-            let turn = self.turns.get(&c.model).copied().unwrap_or_default();
-            let extra = ahead.filter(|a| a.0 == c.model).map(|a| a.1);
-            let waited = pass.saturating_sub(turn.since);
-            let overdue = extra.is_none() && waited >= config.model_patience_passes;
+        let extra = |model: ModelId| ahead.filter(|a| a.0 == model).map_or(0, |a| a.1);
+        let ahead_is_short = ahead.filter(|a| Turns::is_short(&self.of(a.0), config));
+        let of_short = ahead_is_short.map_or(0, |a| a.1);
+        // What stands against it beside its service.
+        let against = |c: &Candidate| {
             let stays = match ahead {
                 Some((model, _)) => model == c.model,
                 None => self.last == Some(c.model),
             };
             let switch = match stays {
                 true => 0,
-                false => view.switch_passes(c.model, config.switch_passes_max),
+                false => view.switch_us(c.model, config.switch_us_max),
             };
             let lag = match c.interactive {
                 true => 0,
-                false => config.batch_lag_passes,
+                false => config.batch_lag_us,
             };
-            let service = turn.service + extra.unwrap_or(0) + switch + lag;
-            let order = if overdue { turn.since } else { service };
-            (!overdue, order, turn.since, c.model)
+            switch + lag
         };
-        candidates.iter().min_by_key(|c| key(c)).map(|c| c.model)
+        let overdue = |c: &&Candidate| extra(c.model) == 0 && self.is_overdue(c.model, config);
+        let late = candidates.iter().filter(overdue);
+        if let Some(first) = late.min_by_key(|c| (self.of(c.model).since, c.model)) {
+            return Some(first.model);
+        }
+        let flow = |c: &Candidate| {
+            let turn = self.of(c.model);
+            match Turns::is_short(&turn, config) {
+                true => (true, self.short_service + of_short + against(c)),
+                false => (false, turn.service + extra(c.model) + against(c)),
+            }
+        };
+        let key = |c: &&Candidate| (flow(c).1, self.of(c.model).since, c.model);
+        let first = candidates.iter().min_by_key(key)?;
+        if !flow(first).0 {
+            return Some(first.model);
+        }
+        let own = |c: &&Candidate| {
+            let turn = self.of(c.model);
+            let service = turn.service + extra(c.model) + against(c);
+            (service, turn.since, c.model)
+        };
+        let short = candidates.iter().filter(|c| flow(c).0);
+        short.min_by_key(own).map(|c| c.model)
     }
 
-    /// What a pass of so many rows counts.
-    pub(crate) fn cost(rows: u32) -> u64 {
-        u64::from(1 + rows / ROWS_PER_PASS)
-    }
-
-    /// Pass number `pass` is of this model and has so many rows.
-    pub(crate) fn charge(&mut self, model: ModelId, rows: u32, pass: u64) {
+    /// A slice of a model's pass took so long. `ended` if it was the pass's last.
+    pub(crate) fn charge(&mut self, model: ModelId, took_us: u64, ended: bool, config: &Config) {
         let turn = self.turns.entry(model).or_default();
-        self.time = self.time.max(turn.service);
-        turn.service += Turns::cost(rows);
-        turn.since = pass;
+        // The clock goes on with every slice, so that whoever waits comes to his turn.
+        let took_us = took_us.max(1);
+        let was_short = Turns::is_short(turn, config);
+        match was_short {
+            true => {
+                self.time = self.time.max(self.short_service);
+                self.short_time = self.short_time.max(turn.service);
+                self.short_service += took_us;
+            }
+            false => self.time = self.time.max(turn.service),
+        }
+        turn.service += took_us;
+        turn.pass += took_us;
+        self.clock += took_us;
+        turn.since = self.clock;
+        if ended {
+            turn.usual = match turn.usual {
+                0 => turn.pass,
+                usual => (usual * KEEPS + turn.pass) / (KEEPS + 1),
+            };
+            turn.pass = 0;
+        }
+        // Its service counts among others from now on: neither a debt nor a claim comes along.
+        match (was_short, Turns::is_short(turn, config)) {
+            (true, false) => turn.service = self.time + took_us,
+            (false, true) => turn.service = self.short_time,
+            _ => {}
+        }
         self.last = Some(model);
     }
 }

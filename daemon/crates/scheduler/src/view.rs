@@ -36,6 +36,8 @@ pub struct ModelView {
     pub fits: bool,
     /// Bytes that its next pass uploads beyond what each of its passes uploads.
     pub switch_bytes: u64,
+    /// Whether its suspended pass waits for an upload, so that it cannot go on yet.
+    pub waits: bool,
 }
 
 /// What the scheduler is shown.
@@ -52,8 +54,11 @@ pub struct View<'a> {
     pub costs: &'a dyn Costs,
     /// Sequences of one pass at most; at least 1.
     pub spans_max: u32,
-    /// Bytes that are uploaded in the time of a usual pass.
-    pub pass_upload_bytes: u64,
+    /// Bytes that the link brings in a millisecond.
+    pub link_bytes_per_ms: u64,
+    /// Bytes that a further pass may take beside the suspended ones: for its scratch, its largest
+    /// segment and the KV pages of its rows. Not looked at while no pass is suspended.
+    pub beside_bytes: u64,
 }
 
 impl std::fmt::Debug for View<'_> {
@@ -79,11 +84,9 @@ impl View<'_> {
             .expect("the view has every model that has sequences")
     }
 
-    /// How many passes take as long as the upload that a switch to this model takes.
-    pub(crate) fn switch_passes(&self, model: ModelId, most: u64) -> u64 {
-        self.model(model)
-            .switch_bytes
-            .div_ceil(self.pass_upload_bytes.max(1))
-            .min(most)
+    /// Microseconds of the upload that a switch to this model takes.
+    pub(crate) fn switch_us(&self, model: ModelId, most: u64) -> u64 {
+        let bytes = self.model(model).switch_bytes.saturating_mul(1000);
+        bytes.div_ceil(self.link_bytes_per_ms.max(1)).min(most)
     }
 }

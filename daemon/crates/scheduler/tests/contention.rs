@@ -161,7 +161,7 @@ impl World {
                 self.config
             );
         }
-        if let Some(plan) = self.bench.with_view(Scheduler::next) {
+        if let Some(Next::Pass(plan)) = self.bench.with_view(Scheduler::next) {
             self.bench.computed(&plan);
         }
         let there: Vec<SeqId> = self.runs_since.keys().copied().collect();

@@ -49,6 +49,9 @@ pub struct Snapshot {
     pub prefixes: PrefixCounts,
     /// Passes of tokens that ran between the steps of a prompt's chunk, since start-up.
     pub interleaved_passes: u64,
+    /// Times that a pass stopped between two of its steps, so that others had a turn, since
+    /// start-up.
+    pub suspensions: u64,
     /// Times that the file of a model was read while others went on.
     pub brought_aside: u64,
     /// Bytes of weights that were uploaded beside the passes of other models.

@@ -7,19 +7,34 @@ use rocmforge_device::{BoundExpert, BoundStep, ExpertFfn, SegmentBinding};
 use rocmforge_ops::Step;
 use rocmforge_tensor_cache::Slab;
 
-use super::{Pass, Run, batch, id, scratch};
+use super::{Pass, Run, Stepped, batch, id, scratch};
 use crate::error::Error;
 use crate::weight_store::WeightStore;
 
 impl Run<'_, '_> {
     /// Runs the experts that rows are routed to: those that are there first, then the others as
-    /// they come, some at a time.
+    /// they come, some at a time. Where others have something to run, it stops before it would wait
+    /// for one.
     pub(super) fn experts(
         &mut self,
         store: &mut WeightStore,
         step: ExpertStep,
         ffn: &ExpertFfn,
-    ) -> Result<(), Error> {
+    ) -> Result<Stepped, Error> {
+        let left = match self.experts.take() {
+            Some(left) => left,
+            None => self.first_experts(store, step, ffn)?,
+        };
+        self.rest_of_experts(store, step, ffn, left)
+    }
+
+    /// Runs the experts that are there, and those that the host computes. What is left.
+    fn first_experts(
+        &mut self,
+        store: &mut WeightStore,
+        step: ExpertStep,
+        ffn: &ExpertFfn,
+    ) -> Result<ExpertsLeft, Error> {
         let pass = self.pass;
         // Read at once, before the card is given more to do.
         let (ids, x) = match store.is_offloaded(pass) {
@@ -85,10 +100,54 @@ impl Run<'_, '_> {
         } else {
             self.some_experts(store, step, ffn, &mut there.as_slice(), ahead)?;
         }
-        self.as_they_come(store, step, ffn, &mut pending, window)?;
-        if share.wants_more {
-            store.keep_later(pass, &absent);
+        Ok(ExpertsLeft {
+            pending: pending.to_vec(),
+            window,
+            kept_later: if share.wants_more {
+                absent.clone()
+            } else {
+                Vec::new()
+            },
+            all_there,
+        })
+    }
+
+    /// Runs what is left of a layer's experts as they come.
+    fn rest_of_experts(
+        &mut self,
+        store: &mut WeightStore,
+        step: ExpertStep,
+        ffn: &ExpertFfn,
+        mut left: ExpertsLeft,
+    ) -> Result<Stepped, Error> {
+        let pass = self.pass;
+        while !left.pending.is_empty() {
+            store.collect();
+            if self.suspends && self.would_wait(store, &left)? {
+                self.experts = Some(left);
+                return Ok(Stepped::Waits);
+            }
+            let mut pending = left.pending.as_slice();
+            let n = match self.suspends {
+                // What has come, and one at least.
+                true => {
+                    let there = |&&s: &&u32| {
+                        store.cache.holds(id(pass, s)) && !store.is_under_way(id(pass, s))
+                    };
+                    pending.iter().take_while(there).count().max(1)
+                }
+                false => pending.len(),
+            };
+            let mut now = &pending[..n];
+            let ran = self.as_they_come(store, step, ffn, &mut now, left.window);
+            pending = &pending[n - now.len()..];
+            left.pending = pending.to_vec();
+            ran?;
         }
+        if !left.kept_later.is_empty() {
+            store.keep_later(pass, &left.kept_later);
+        }
+        let (window, all_there) = (left.window, left.all_there);
         let nearly_all =
             pass.n_tokens * ffn.n_used as usize >= MANY_ROWS_EACH * step.n_expert as usize;
         if nearly_all && !store.is_offloaded(pass) {
@@ -100,7 +159,15 @@ impl Run<'_, '_> {
                 store.bring_what_was_left(pass)?;
             }
         }
-        Ok(())
+        Ok(Stepped::Done)
+    }
+
+    /// Begins the uploads that are next. Whether the first of them is still under way.
+    fn would_wait(&self, store: &mut WeightStore, left: &ExpertsLeft) -> Result<bool, Error> {
+        let ahead = &left.pending[..left.window.max(1).min(left.pending.len())];
+        begin(store, self.pass, ahead)?;
+        let first = left.pending.first();
+        Ok(first.is_some_and(|&s| store.is_under_way(id(self.pass, s))))
     }
 
     /// Runs absent experts, half of the uploads that may be begun at once (`window`) at a time, and
@@ -145,6 +212,7 @@ impl Run<'_, '_> {
     ) -> Result<(), Error> {
         let pass = self.pass;
         let (held, outcome) = self.hold(store, now);
+        self.given_bytes += held.iter().map(|(_, slab)| slab.bytes).sum::<u64>();
         let ran = outcome
             .and_then(|()| begin(store, pass, ahead))
             .and_then(|()| run_held(store, pass, step, ffn, &held));
@@ -192,6 +260,26 @@ impl Run<'_, '_> {
         first
             .into_iter()
             .try_for_each(|s| store.start_needed(id(pass, s)))
+    }
+}
+
+/// What a pass has to do among a layer's experts yet.
+#[derive(Debug)]
+pub(crate) struct ExpertsLeft {
+    /// Segments whose experts were not run, in the order in which they come.
+    pending: Vec<u32>,
+    /// Uploads that may be begun at once.
+    window: usize,
+    /// Those that the host is to keep behind the layer.
+    kept_later: Vec<u32>,
+    /// Nothing was absent.
+    all_there: bool,
+}
+
+impl ExpertsLeft {
+    /// The segment that comes next.
+    pub(super) fn waits_for(&self) -> Option<u32> {
+        self.pending.first().copied()
     }
 }
 

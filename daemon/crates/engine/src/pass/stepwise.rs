@@ -2,10 +2,11 @@
 
 use rocmforge_device::{BoundStep, SegmentBinding};
 use rocmforge_ops::{Op, Step};
-use rocmforge_tensor_cache::Slab;
+use rocmforge_tensor_cache::{ModelId, SegmentId, Slab};
 
 use super::{
-    Pass, RowOutput, RowSink, Run, batch, begin, emit_rows, run_step, scratch, write_inputs,
+    ExpertsLeft, Pass, RowOutput, RowSink, Run, SliceEnd, Stepped, batch, begin, emit_rows, id,
+    run_step, scratch, write_inputs,
 };
 use crate::api::RequestCacheUse;
 use crate::error::Error;
@@ -18,8 +19,38 @@ pub(crate) struct Stepwise<'a, 'b> {
     run: Run<'a, 'b>,
     /// The first of the steps that are left.
     at: usize,
-    /// Nothing but the first steps was run.
-    pub(super) is_first: bool,
+}
+
+/// Where a pass is that stopped between two steps: all that it needs beside its scratch and its
+/// rows.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    at: usize,
+    ahead: Lookahead,
+    feeds_link: bool,
+    spare_from: u32,
+    held: Option<(u32, Slab)>,
+    experts: Option<ExpertsLeft>,
+}
+
+impl Progress {
+    /// The segment whose upload it waits for.
+    pub(crate) fn waits_for(&self, model: ModelId) -> Option<SegmentId> {
+        let held = self.held.map(|(index, _)| index);
+        let index = held.or_else(|| self.experts.as_ref()?.waits_for())?;
+        Some(SegmentId { model, index })
+    }
+}
+
+/// How far a pass came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Went {
+    /// It ran some steps.
+    On,
+    /// The next step's segment is held and on its way.
+    Waits,
+    /// Only the head is left.
+    ToTheHead,
 }
 
 impl<'a, 'b> Stepwise<'a, 'b> {
@@ -60,35 +91,108 @@ impl<'a, 'b> Stepwise<'a, 'b> {
                 last_layer: None,
                 counts,
                 ended,
+                held: None,
+                experts: None,
+                suspends: false,
+                given_bytes: 0,
             },
             at: 0,
-            is_first: true,
         }
     }
 
-    /// Runs the next step, or the next steps that the device is given at once. Whether there was
-    /// one; else only the head is left.
-    pub(crate) fn go_on(&mut self, store: &mut WeightStore) -> Result<bool, Error> {
+    /// Goes on with a pass that stopped.
+    pub(super) fn resume(
+        store: &mut WeightStore,
+        pass: &'a Pass<'a>,
+        progress: Progress,
+        counts: &'b mut RequestCacheUse,
+        ended: &'b dyn Fn() -> Option<Error>,
+    ) -> Self {
+        if store.is_offloaded(pass) {
+            store.begin_timetable(pass);
+        }
+        Self {
+            run: Run {
+                pass,
+                ahead: progress.ahead,
+                feeds_link: progress.feeds_link,
+                spare_from: progress.spare_from,
+                // What others did meanwhile is no part of a layer's time.
+                last_layer: None,
+                counts,
+                ended,
+                held: progress.held,
+                experts: progress.experts,
+                suspends: false,
+                given_bytes: 0,
+            },
+            at: progress.at,
+        }
+    }
+
+    /// From now on it stops where it would wait for an upload, or waits.
+    pub(super) fn suspends(&mut self, suspends: bool) {
+        self.run.suspends = suspends;
+    }
+
+    /// It stops here.
+    pub(super) fn stop(self) -> SliceEnd {
+        let run = self.run;
+        let progress = Progress {
+            at: self.at,
+            ahead: run.ahead,
+            feeds_link: run.feeds_link,
+            spare_from: run.spare_from,
+            held: run.held,
+            experts: run.experts,
+        };
+        SliceEnd::Suspended(progress, run.given_bytes)
+    }
+
+    /// Bytes of weights that this slice gave the device to compute with.
+    pub(super) fn given_bytes(&self) -> u64 {
+        self.run.given_bytes
+    }
+
+    /// It ends here: what is held is given back.
+    pub(super) fn let_go(&mut self, store: &mut WeightStore) {
+        if let Some((index, _)) = self.run.held.take() {
+            store.release(id(self.run.pass, index));
+        }
+    }
+
+    /// Runs the next step, or the next steps that the device is given at once.
+    pub(crate) fn go_on(&mut self, store: &mut WeightStore) -> Result<Went, Error> {
         let pass = self.run.pass;
         let left = &pass.plan.steps_for(false)[self.at..];
         let Some(first) = left.first() else {
-            return Ok(false);
+            return Ok(Went::ToTheHead);
         };
-        self.is_first = self.at == 0;
-        let n = self.run.ready(store, left).max(1);
+        let n = match self.run.held {
+            None => self.run.ready(store, left).max(1),
+            Some(_) => 1,
+        };
         match n {
-            1 => self.run.step(store, first, &[])?,
+            1 => {
+                if self.run.step(store, first, &[])? == Stepped::Waits {
+                    return Ok(Went::Waits);
+                }
+            }
             _ => self.run.together(store, &left[..n])?,
         }
         self.at += n;
-        Ok(true)
+        Ok(Went::On)
     }
 
-    /// Runs the head for the rows that are wanted.
-    pub(crate) fn end(mut self, store: &mut WeightStore, sink: RowSink<'_>) -> Result<(), Error> {
+    /// Runs the head for the rows that are wanted, or stops where it would wait for its upload.
+    pub(crate) fn end(
+        mut self,
+        store: &mut WeightStore,
+        sink: RowSink<'_>,
+    ) -> Result<SliceEnd, Error> {
         let pass = self.run.pass;
         if pass.wants_nothing() {
-            return Ok(());
+            return Ok(SliceEnd::Complete(self.run.given_bytes));
         }
         let step = &pass.plan.steps[pass.plan.head_step];
         let Step::Run {
@@ -100,23 +204,31 @@ impl<'a, 'b> Stepwise<'a, 'b> {
                 "the head of a plan is one segment".to_owned(),
             ));
         };
-        self.run.with_segment(store, *head, |store, run, slab| {
+        let ended = self.run.ended;
+        let ran = self.run.with_segment(store, *head, |store, _, slab| {
             let mut buffer = Vec::new();
             for chunk in pass.outputs.chunks(pass.scratch.outputs as usize) {
                 run_step(store, pass, step, Some((*head, slab)), chunk)?;
                 emit_rows(store, pass, chunk, &mut buffer, sink)?;
-                if let Some(error) = (run.ended)() {
+                if let Some(error) = ended() {
                     return Err(error);
                 }
             }
             for chunk in pass.hidden.chunks(pass.scratch.outputs as usize) {
                 run_to_hidden(store, pass, step, (*head, slab), chunk)?;
                 emit_hidden(store, pass, chunk, &mut buffer, sink)?;
-                if let Some(error) = (run.ended)() {
+                if let Some(error) = ended() {
                     return Err(error);
                 }
             }
             Ok(())
+        });
+        if ran.is_err() {
+            self.let_go(store);
+        }
+        Ok(match ran? {
+            Stepped::Done => SliceEnd::Complete(self.run.given_bytes),
+            Stepped::Waits => self.stop(),
         })
     }
 }

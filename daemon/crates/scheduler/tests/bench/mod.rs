@@ -29,7 +29,13 @@ pub(crate) fn model(model: ModelId) -> ModelView {
         outputs_max: 16,
         fits: true,
         switch_bytes: 0,
+        waits: false,
     }
+}
+
+/// Microseconds that a pass takes here: a millisecond, and one more for each 128 rows.
+pub(crate) fn took_us(plan: &PassPlan) -> u64 {
+    1000 * u64::from(1 + plan.rows / 128)
 }
 
 /// A scheduler, a roomy view of two models, and what was decided.
@@ -38,6 +44,7 @@ pub(crate) struct Bench {
     pub(crate) models: [ModelView; 2],
     pub(crate) budget: u64,
     pub(crate) spans_max: u32,
+    pub(crate) beside_bytes: u64,
     pub(crate) now: u64,
     pub(crate) names: u64,
     pub(crate) actions: Vec<Action>,
@@ -47,6 +54,7 @@ impl Bench {
     pub(crate) fn new() -> Bench {
         Bench::with(Config {
             promise_positions: 8,
+            batch_lag_us: 16_000,
             ..Config::default()
         })
     }
@@ -57,6 +65,7 @@ impl Bench {
             models: [model(A), model(B)],
             budget: 10_000,
             spans_max: 64,
+            beside_bytes: 10_000,
             now: 0,
             names: 0,
             actions: Vec::new(),
@@ -97,7 +106,8 @@ impl Bench {
             models: &self.models,
             costs: &Bytes,
             spans_max: self.spans_max,
-            pass_upload_bytes: 10,
+            link_bytes_per_ms: 10,
+            beside_bytes: self.beside_bytes,
         };
         ask(&mut self.scheduler, &view)
     }
@@ -113,7 +123,10 @@ impl Bench {
     /// Admits and plans; the pass is not run.
     pub(crate) fn plan(&mut self) -> Option<PassPlan> {
         self.actions = self.admit();
-        self.with_view(Scheduler::next)
+        match self.with_view(Scheduler::next)? {
+            Next::Pass(plan) => Some(plan),
+            Next::GoOn(model) => panic!("no pass of {model:?} is suspended"),
+        }
     }
 
     /// Admits, plans and runs a pass in which no draft is right.
@@ -124,6 +137,13 @@ impl Bench {
     }
 
     pub(crate) fn computed(&mut self, plan: &PassPlan) {
+        self.scheduler.took(plan.model, took_us(plan), true);
+        self.results(plan);
+    }
+
+    /// The pass is over; no draft was right.
+    pub(crate) fn results(&mut self, plan: &PassPlan) {
+        self.scheduler.pass_ended(plan.model);
         let mut results = Vec::new();
         for (at, span) in plan.spans.iter().enumerate() {
             let s = self.scheduler.sequence(span.seq).unwrap();

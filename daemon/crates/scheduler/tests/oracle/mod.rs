@@ -15,6 +15,9 @@ use rocmforge_scheduler::*;
 
 use rules::Phase;
 
+/// The longest slice here.
+const SLICE_US_MAX: u64 = 5_000;
+
 /// A sequence as the oracle knows it.
 #[derive(Clone, Debug)]
 pub(crate) struct Seq {
@@ -37,6 +40,8 @@ pub(crate) struct Seq {
     last_pass: u64,
     /// Passes of its model in a row that left it out although it could go on.
     left_out: u64,
+    /// A suspended pass has rows of it.
+    in_pass: bool,
 }
 
 impl Seq {
@@ -49,7 +54,11 @@ impl Seq {
     }
 
     fn runnable(&self) -> bool {
-        self.running && self.ready && self.ahead() > 0
+        self.running && self.ready && !self.in_pass && self.ahead() > 0
+    }
+
+    fn goes_on(&self) -> bool {
+        self.in_pass || self.runnable()
     }
 
     fn decodes(&self) -> bool {
@@ -109,14 +118,20 @@ pub(crate) struct World {
     /// For each client and class, passes planned when one of it was last admitted for the first
     /// time.
     admitted_at: Vec<(ClientId, Class, u64)>,
-    /// For each model, passes planned when it last had a pass or nothing to compute.
+    /// Microseconds of all slices so far.
+    clock: u64,
+    /// For each model, the clock when it last had a slice or nothing to compute.
     model_since: Vec<u64>,
     budget: u64,
     /// A budget that everything fits alone.
     roomy: u64,
     held: u64,
     spans_max: u32,
-    pass_upload_bytes: u64,
+    link_bytes_per_ms: u64,
+    /// What a further pass may take beside suspended ones.
+    beside_bytes: u64,
+    /// Passes under way that were left between two slices.
+    suspended: Vec<PassPlan>,
     now: u64,
     names: u64,
     passes: u64,
@@ -135,10 +150,12 @@ impl World {
             bypass_max: rng.random_range(0..4),
             patience_passes: rng.random_range(20..80),
             batch_patience_passes: rng.random_range(40..160),
-            model_patience_passes: rng.random_range(10..60),
+            model_patience_us: rng.random_range(100..60_000),
             turn_passes: rng.random_range(1..12),
-            switch_passes_max: rng.random_range(0..20),
-            batch_lag_passes: rng.random_range(0..8),
+            switch_us_max: rng.random_range(0..20_000),
+            batch_lag_us: rng.random_range(0..8_000),
+            short_pass_us: rng.random_range(0..2 * SLICE_US_MAX),
+            passes_max: rng.random_range(1..4),
             refusals_max: rng.random_range(1..4),
         };
         let machine = Machine {
@@ -159,6 +176,7 @@ impl World {
                     outputs_max: rng.random_range(1..16),
                     fits: rng.random_bool(0.5),
                     switch_bytes: rng.random_range(0..2000),
+                    waits: false,
                 }
             })
             .collect();
@@ -176,7 +194,10 @@ impl World {
             roomy,
             held: rng.random_range(0..300),
             spans_max: rng.random_range(1..12),
-            pass_upload_bytes: rng.random_range(1..400),
+            link_bytes_per_ms: rng.random_range(1..400),
+            beside_bytes: rng.random_range(0..12_000),
+            suspended: Vec::new(),
+            clock: 0,
             now: 0,
             names: 0,
             passes: 0,
@@ -192,7 +213,8 @@ impl World {
             models: &self.models,
             costs: &self.machine,
             spans_max: self.spans_max,
-            pass_upload_bytes: self.pass_upload_bytes,
+            link_bytes_per_ms: self.link_bytes_per_ms,
+            beside_bytes: self.beside_bytes,
         }
     }
 
@@ -277,6 +299,7 @@ impl World {
             unready_since: None,
             last_pass: self.passes,
             left_out: 0,
+            in_pass: false,
         });
     }
 
@@ -335,12 +358,14 @@ impl World {
         let expected = self.seqs.iter().filter(|s| s.a.model == model);
         assert_eq!(gone, Vec::from_iter(expected.map(|s| s.a.seq)));
         self.seqs.retain(|s| s.a.model != model);
+        self.suspended.retain(|plan| plan.model != model);
         outcome.unloaded += u64::from(!gone.is_empty());
     }
 
     pub(crate) fn change_residency(&mut self, rng: &mut StdRng) {
         let at = rng.random_range(0..self.models.len());
         self.models[at].switch_bytes = rng.random_range(0..2000);
+        self.beside_bytes = rng.random_range(0..12_000);
         self.models[at].fits = rng.random_bool(0.5);
         // A segment that is pinned is counted as held; what runs is left its room, as by the
         // engine.
@@ -362,7 +387,8 @@ impl World {
         if self.scheduler.yield_one(&mut actions).is_some() {
             outcome.yielded_forced += 1;
         } else {
-            assert!(self.seqs.iter().filter(|s| s.running).count() < 2);
+            let mut running = self.seqs.iter().filter(|s| s.running);
+            assert!(running.clone().count() < 2 || running.all(|s| s.in_pass));
         }
         self.carry_out(&actions, Phase::Forced, rng, &mut Outcome::default());
     }
@@ -371,11 +397,16 @@ impl World {
     pub(crate) fn turn(&mut self, rng: &mut StdRng, outcome: &mut Outcome) {
         self.now += rng.random_range(0..3);
         let waited = self.seqs.iter().any(|s| !s.running);
-        let fitted = self.least_demand(|s| s.promise_least()) <= self.budget;
+        // What is in a suspended pass keeps what it was promised.
+        let least = |s: &Seq| match s.in_pass {
+            true => self.promised(s),
+            false => s.promise_least(),
+        };
+        let fitted = self.least_demand(least) <= self.budget;
         let failed = self
             .seqs
             .iter()
-            .any(|s| s.running && s.refusals > self.config.refusals_max);
+            .any(|s| s.running && !s.in_pass && s.refusals > self.config.refusals_max);
         for s in self.seqs.iter_mut().filter(|s| s.running) {
             let patience = match s.a.class {
                 Class::Interactive => self.config.patience_passes,
@@ -402,23 +433,75 @@ impl World {
             "failed too often"
         );
         self.check_admitted();
+        let short = self.scheduler.is_short_of_room();
+        outcome.short_of_room += u64::from(short);
+        for at in 0..self.models.len() {
+            self.models[at].waits = rng.random_bool(0.3);
+        }
         let upcoming = self.scheduler.upcoming_models(None, &self.view());
-        let plan = self.ask(Scheduler::next);
-        let Some(plan) = plan else {
-            assert!(
-                !self.seqs.iter().any(Seq::runnable),
-                "someone could go on: {:#?}",
-                self.seqs
-            );
-            outcome.stuck += u64::from(!self.seqs.is_empty());
-            return;
-        };
-        assert_eq!(upcoming[0], plan.model, "what was said to come comes");
-        self.check_plan(&plan, outcome);
-        self.run(&plan, rng, outcome);
+        match self.ask(Scheduler::next) {
+            None => {
+                assert!(
+                    !self.seqs.iter().any(Seq::goes_on),
+                    "someone could go on: {:#?}",
+                    self.seqs
+                );
+                outcome.stuck += u64::from(!self.seqs.is_empty());
+            }
+            Some(Next::Pass(plan)) => {
+                let first = upcoming[0] == plan.model;
+                assert!(
+                    first || !self.suspended.is_empty(),
+                    "what was said to come comes"
+                );
+                self.check_plan(&plan, outcome);
+                self.slice(plan, rng, outcome);
+            }
+            Some(Next::GoOn(model)) => {
+                let others = |s: &Seq| s.runnable() && s.a.model != model;
+                outcome.held_back +=
+                    u64::from(self.model_waits(model) && self.seqs.iter().any(others));
+                let at = self.suspended.iter().position(|plan| plan.model == model);
+                let plan = self.suspended.remove(at.expect("a suspended pass"));
+                self.check_goes_on(model, outcome);
+                self.slice(plan, rng, outcome);
+            }
+        }
     }
 
-    /// Runs a pass as an engine does: rows fail, are cancelled and end their sequences.
+    fn model_waits(&self, model: ModelId) -> bool {
+        self.models[model.0 as usize].waits
+    }
+
+    /// A slice of a pass.
+    fn slice(&mut self, plan: PassPlan, rng: &mut StdRng, outcome: &mut Outcome) {
+        let took = rng.random_range(0..SLICE_US_MAX);
+        let ended = rng.random_bool(0.6);
+        self.scheduler.took(plan.model, took, ended);
+        self.clock += took.max(1);
+        self.check_models_wait();
+        self.model_since[plan.model.0 as usize] = self.clock;
+        for s in &mut self.seqs {
+            if plan.spans.iter().any(|span| span.seq == s.a.seq) {
+                s.in_pass = !ended;
+            }
+        }
+        if ended {
+            self.scheduler.pass_ended(plan.model);
+            // Some may have been cancelled meanwhile.
+            let mut plan = plan;
+            plan.spans
+                .retain(|span| self.seqs.iter().any(|s| s.a.seq == span.seq));
+            if !plan.spans.is_empty() {
+                self.run(&plan, rng, outcome);
+            }
+            return;
+        }
+        self.scheduler.suspend(plan.model);
+        outcome.suspended += 1;
+        self.suspended.push(plan);
+    }
+
     fn run(&mut self, plan: &PassPlan, rng: &mut StdRng, outcome: &mut Outcome) {
         if rng.random_bool(0.02) {
             outcome.memory_refused += 1;

@@ -27,7 +27,7 @@ impl Before {
     pub(super) fn of(world: &World) -> Before {
         let seqs = world.seqs.clone();
         Before {
-            idle: !seqs.iter().any(Seq::runnable),
+            idle: !seqs.iter().any(Seq::goes_on),
             places: world.config.running_max,
             kv: seqs.iter().map(|s| world.kv(s)).collect(),
             seqs,
@@ -90,7 +90,8 @@ impl World {
         }
         let (class, turn) = (by.a.class, self.config.turn_passes);
         let others = self.seqs.iter().filter(|s| s.running);
-        let others = others.filter(|s| s.a.client != by.a.client && s.class() >= class);
+        let others =
+            others.filter(|s| !s.in_pass && s.a.client != by.a.client && s.class() >= class);
         let slow = |s: &&Seq| s.unready_since.is_some_and(|at| self.passes - at >= turn);
         let over = |s: &&Seq| {
             held(&self.seqs, s.a.client, class) > before.share(class)

@@ -63,14 +63,21 @@ impl World {
     pub(super) fn newest_of_the_greediest(&self) -> Option<SeqId> {
         let running: Vec<&Seq> = self.seqs.iter().filter(|s| s.running).collect();
         let class = running.iter().map(|s| s.class()).max()?;
-        let kv = |s: &Seq| self.machine.kv_bytes(s.a.model, s.promise_least());
+        let promised = |s: &Seq| match s.in_pass {
+            true => self.promised(s),
+            false => s.promise_least(),
+        };
+        let kv = |s: &Seq| self.machine.kv_bytes(s.a.model, promised(s));
         let of_client = |client: ClientId| running.iter().filter(move |s| s.a.client == client);
         let held = |client| of_client(client).map(|s| kv(s)).sum::<u64>();
         let all: u64 = running.iter().map(|s| kv(s)).sum();
         let clients = Before::of(self).clients(class) as u64;
         let greedy = |s: &&&Seq| {
             let client = s.a.client;
-            of_client(client).count() > 1 && held(client) * clients > all && s.class() == class
+            !s.in_pass
+                && of_client(client).count() > 1
+                && held(client) * clients > all
+                && s.class() == class
         };
         let newest = running.iter().filter(greedy);
         let newest = newest.max_by_key(|s| (held(s.a.client), s.a.seq));
@@ -95,6 +102,7 @@ impl World {
         let may = |s: &&Seq| {
             let of_client = now.kv_held(s.a.client, class);
             s.running
+                && !s.in_pass
                 && s.a.client != by.a.client
                 && s.class() == class
                 && before.has_its_room(s.a.client, class)

@@ -26,7 +26,7 @@ impl World {
         for (n, since) in self.model_since.iter_mut().enumerate() {
             let mut of_model = self.seqs.iter().filter(|s| s.a.model == ModelId(n as u32));
             if !of_model.any(Seq::runnable) {
-                *since = self.passes;
+                *since = self.clock;
             }
         }
         assert_eq!(self.scheduler.sequences().count(), self.seqs.len());
@@ -42,7 +42,7 @@ impl World {
         }
     }
 
-    fn promised(&self, s: &Seq) -> u32 {
+    pub(super) fn promised(&self, s: &Seq) -> u32 {
         self.scheduler
             .sequence(s.a.seq)
             .expect("it is known")
@@ -241,7 +241,7 @@ impl World {
             return self.stops_running(at);
         }
         let seniority = |s: &Seq| (s.class(), s.a.seq);
-        let running = self.seqs.iter().filter(|s| s.running);
+        let running = self.seqs.iter().filter(|s| s.running && !s.in_pass);
         let junior = running.max_by_key(|s| seniority(s)).expect("some run");
         match phase {
             Phase::Keep if let Some(greedy) = self.newest_of_the_greediest() => {
@@ -302,13 +302,18 @@ impl World {
             );
         }
         let need = self.least_demand(|s| self.promised(s));
+        let short = self.scheduler.is_short_of_room();
         assert!(
-            running.is_empty() || need <= self.budget,
+            !short || running.iter().any(|s| s.in_pass),
+            "short for nobody"
+        );
+        assert!(
+            running.is_empty() || need <= self.budget || short,
             "{need} of {}",
             self.budget
         );
         let waits = self.seqs.iter().any(|s| !s.running && s.ready);
-        let goes_on = running.iter().any(|s| s.runnable());
+        let goes_on = running.iter().any(|s| s.goes_on());
         assert!(!waits || goes_on, "someone waits for nothing");
         self.check_places();
         self.check_room();
@@ -319,7 +324,7 @@ impl World {
     /// A pass is within its limits, and nobody is passed over against the rules.
     pub(super) fn check_plan(&mut self, plan: &PassPlan, outcome: &mut Outcome) {
         let model = *self.model(plan.model);
-        let awaited = self.seqs.iter().any(|s| s.runnable() && s.decodes());
+        let awaited = self.seqs.iter().any(|s| s.goes_on() && s.decodes());
         assert!(!plan.spans.is_empty() && plan.spans.len() <= self.spans_max as usize);
         assert!((1..=model.rows_max).contains(&plan.rows));
         assert_eq!(plan.rows, plan.spans.iter().map(|s| s.rows).sum::<u32>());
@@ -350,6 +355,7 @@ impl World {
             "{prompt_rows} rows of prompts"
         );
         self.check_scratch(plan, &model);
+        self.check_beside(plan, outcome);
         self.check_left_out(plan, &model);
         self.passes += 1;
         self.check_waits(plan);
@@ -366,7 +372,7 @@ impl World {
             .map(|s| self.machine.kv_bytes(s.a.model, self.promised(s)))
             .sum();
         let beside = self.held + kv + model.segment_bytes;
-        assert!(bytes <= plan.scratch_bytes_max);
+        assert!(bytes <= plan.scratch_bytes_max || !self.suspended.is_empty());
         assert!(beside + plan.scratch_bytes_max <= self.budget);
     }
 
@@ -423,18 +429,54 @@ impl World {
             let most = 8 * (self.config.patience_passes + 1200);
             assert!(s.left_out <= most, "left out {} times: {s:?}", s.left_out);
         }
+    }
+
+    /// What goes on is the pass of a model that nobody else's came before; and one that waits does
+    /// so only if nobody else can.
+    pub(super) fn check_goes_on(&mut self, model: ModelId, outcome: &mut Outcome) {
+        outcome.went_on += 1;
+        let waits = |model: ModelId| self.model(model).waits;
+        if waits(model) {
+            outcome.waited_for += 1;
+            assert!(self.suspended.iter().all(|plan| waits(plan.model)));
+        }
+    }
+
+    /// A pass that begins beside suspended ones: of another model, few enough, and with its room.
+    fn check_beside(&self, plan: &PassPlan, outcome: &mut Outcome) {
+        assert!(self.suspended.iter().all(|s| s.model != plan.model));
+        if self.suspended.is_empty() {
+            return;
+        }
+        outcome.beside += 1;
+        assert!(self.suspended.len() < self.config.passes_max);
+        let kv = |model, positions| self.machine.kv_bytes(model, positions);
+        let grows = plan.spans.iter().map(|span| {
+            let end = span.first_position + span.rows;
+            kv(plan.model, end) - kv(plan.model, span.first_position)
+        });
+        let segment = self.model(plan.model).segment_bytes;
+        let bytes = segment + plan.scratch_bytes + grows.sum::<u64>();
+        assert!(
+            bytes <= self.beside_bytes,
+            "{bytes} of {}",
+            self.beside_bytes
+        );
+    }
+
+    /// No model waits for ever: it is overdue after a while, and then waits for suspended passes at
+    /// most.
+    pub(super) fn check_models_wait(&mut self) {
+        let slice = super::SLICE_US_MAX;
         for (n, since) in self.model_since.iter_mut().enumerate() {
-            let model = ModelId(n as u32);
-            let runnable = self.seqs.iter().any(|s| s.a.model == model && s.runnable());
-            if model == plan.model || !runnable {
-                *since = self.passes;
+            let of_model = |s: &&Seq| s.a.model == ModelId(n as u32);
+            if !self.seqs.iter().filter(of_model).any(Seq::runnable) {
+                *since = self.clock;
             }
-            let most = self.config.model_patience_passes + self.models.len() as u64 + 1;
-            assert!(
-                self.passes - *since <= most,
-                "{model:?} waits for {} passes",
-                self.passes - *since
-            );
+            // Each of the others may be overdue, too, and each of those under way has slices left.
+            let waits = self.clock - *since;
+            let most = self.config.model_patience_us + 200 * slice;
+            assert!(waits <= most, "model {n} waits for {waits} us");
         }
     }
 

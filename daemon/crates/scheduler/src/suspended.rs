@@ -1,0 +1,121 @@
+//! Passes that are under way while others run.
+//!
+//! A pass runs in slices. Between two of them it is *suspended*: its sequences are in no other pass
+//! and keep their KV, its model has no other pass, and models with something to compute have slices
+//! of theirs. A pass that runs to its end in one slice is never suspended.
+
+use crate::plan::PassPlan;
+use crate::scheduler::Scheduler;
+use crate::sequence::{Class, ClientId, ModelId, SeqId};
+use crate::turns::Candidate;
+
+/// What a row of a prompt counts among the rows of its pass.
+const PROMPT_ROW: u64 = 1;
+
+/// What a row that yields a token counts: it reads as much as a prompt's row, and for less work.
+const TOKEN_ROW: u64 = 2;
+
+/// A pass under way.
+#[derive(Clone, Debug)]
+pub(crate) struct UnderWay {
+    /// Whose rows it has, and what each counts of its time.
+    shares: Vec<(ClientId, u64)>,
+    seqs: Vec<SeqId>,
+    /// Whether an interactive sequence is among them.
+    interactive: bool,
+    pub(crate) suspended: bool,
+}
+
+impl Scheduler {
+    /// A pass is planned.
+    pub(crate) fn note_under_way(&mut self, plan: &PassPlan) {
+        let rows = plan.spans.iter().enumerate().map(|(at, span)| {
+            let row = match at < plan.decode_spans {
+                true => TOKEN_ROW,
+                false => PROMPT_ROW,
+            };
+            let client = self.sequences[&span.seq].arrival.client;
+            (client, u64::from(span.rows) * row)
+        });
+        let class = |seq: &SeqId| self.sequences[seq].class();
+        let seqs: Vec<SeqId> = plan.spans.iter().map(|span| span.seq).collect();
+        let under_way = UnderWay {
+            shares: rows.collect(),
+            interactive: seqs.iter().any(|seq| class(seq) == Class::Interactive),
+            seqs,
+            suspended: false,
+        };
+        self.under_way.insert(plan.model, under_way);
+    }
+
+    /// A slice of a model's pass took so many microseconds; `ended` if the pass is over, complete
+    /// or not. They are charged to the model, and to the clients of the pass by their rows.
+    pub fn took(&mut self, model: ModelId, took_us: u64, ended: bool) {
+        self.turns.charge(model, took_us, ended, &self.config);
+        let Some(under_way) = self.under_way.get(&model) else {
+            return;
+        };
+        let all: u64 = under_way.shares.iter().map(|s| s.1).sum();
+        for &(client, share) in &under_way.shares {
+            self.queues.charge(client, took_us * share / all.max(1));
+        }
+    }
+
+    /// The pass of a plan stops between two steps, and goes on later ([`crate::Next::GoOn`]).
+    pub fn suspend(&mut self, model: ModelId) {
+        let Some(under_way) = self.under_way.get_mut(&model) else {
+            return;
+        };
+        under_way.suspended = true;
+        for seq in &under_way.seqs {
+            if let Some(s) = self.sequences.get_mut(seq) {
+                s.in_pass = true;
+            }
+        }
+    }
+
+    /// The pass of a model is over, complete or not. To be told before what came of it.
+    pub fn pass_ended(&mut self, model: ModelId) {
+        let Some(under_way) = self.under_way.remove(&model) else {
+            return;
+        };
+        for seq in &under_way.seqs {
+            if let Some(s) = self.sequences.get_mut(seq) {
+                s.in_pass = false;
+            }
+        }
+    }
+
+    /// Whether what is promised does not fit until suspended passes have ended: those who would
+    /// have to yield are in them.
+    #[must_use]
+    pub fn is_short_of_room(&self) -> bool {
+        self.short_of_room
+    }
+
+    /// Microseconds that a pass of a model usually takes, all of its slices together; 0 while that
+    /// is not known.
+    #[must_use]
+    pub fn usual_pass_us(&self, model: ModelId) -> u64 {
+        self.turns.usual_us(model)
+    }
+
+    pub(crate) fn is_suspended(&self, model: ModelId) -> bool {
+        self.under_way.get(&model).is_some_and(|u| u.suspended)
+    }
+
+    /// Passes that are suspended.
+    #[must_use]
+    pub fn suspended(&self) -> usize {
+        self.under_way.values().filter(|u| u.suspended).count()
+    }
+
+    /// Models with a suspended pass, as candidates.
+    pub(crate) fn suspended_models(&self) -> impl Iterator<Item = Candidate> {
+        let suspended = self.under_way.iter().filter(|(_, u)| u.suspended);
+        suspended.map(|(model, u)| Candidate {
+            model: *model,
+            interactive: u.interactive,
+        })
+    }
+}
