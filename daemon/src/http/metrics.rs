@@ -439,7 +439,7 @@ fn device(snapshot: &Snapshot, text: &mut Text) {
             (
                 "rocmforge_keep_free_given_up_bytes",
                 "gauge",
-                "Bytes by which the budget is smaller now for that",
+                "Bytes by which the budget is smaller now than configured because others hold memory",
                 kept.given_up_bytes,
             ),
             (

@@ -263,6 +263,7 @@ fn launch(
         tracing::info!("{note}");
     }
     let budget = crate::budget::take(&mut *device, wanted.bytes, steps)?;
+    keep_free.budget_was_cut(wanted.bytes - budget);
     let cache = Cache::new(CacheConfig {
         align: rocmforge_device::ALIGNMENT,
         policy: crate::commands::to_cache(config.policy),
@@ -473,7 +474,7 @@ impl Engine {
     /// How often memory is looked at that others may want while there is no work; `None` is not at
     /// all.
     fn watch_interval(&self) -> Option<Duration> {
-        let of_card = self.keep_free.is_on().then_some(keep_free::WHILE_IDLE);
+        let of_card = self.keep_free.watches().then_some(keep_free::WHILE_IDLE);
         of_card.into_iter().chain(self.host_watch_interval()).min()
     }
 

@@ -116,12 +116,13 @@ pub struct HostTier {
     pub again_tokens: u64,
 }
 
-/// What is kept free for others, and what was given up for it.
+/// What is kept free for others, and by how much the budget is smaller because others hold memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeepFreeStatus {
-    /// Bytes that are to be free.
+    /// Bytes that are to be free; 0 where nothing is to be.
     pub bytes: u64,
-    /// Bytes by which the budget is smaller now for that.
+    /// Bytes by which the budget is smaller now for that, or because others held memory at the
+    /// start.
     pub given_up_bytes: u64,
     /// Times that memory was given back.
     pub shrinks: u64,
