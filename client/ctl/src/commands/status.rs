@@ -147,6 +147,9 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
             text.push_str(&format!(", {} threads", device.threads));
         }
         rows.push(("device", text));
+        if !device.unused_gpu.is_empty() {
+            rows.push(("device unused", device.unused_gpu.clone()));
+        }
         if !device.driver_version.is_empty() {
             rows.push(("driver", device.driver_version.clone()));
         }

@@ -133,6 +133,8 @@ pub(crate) struct Draining {
 pub(crate) struct DriverReports {
     pub(crate) drivers: Arc<[Report]>,
     pub(crate) passed_over: Arc<[String]>,
+    /// That the CPU computes although a GPU is on the bus, and why.
+    pub(crate) unused_gpu: Option<String>,
 }
 
 /// The engine.
@@ -229,6 +231,7 @@ pub fn start_on(
         device,
         drivers: Vec::new(),
         passed_over: Vec::new(),
+        unused_gpu: None,
     };
     launch(opened, config, &Steps::default())
 }
@@ -242,6 +245,7 @@ fn launch(
         mut device,
         drivers,
         passed_over,
+        unused_gpu,
     } = opened;
     let prefetch = config.prefetch.unwrap_or(device.info().prefetch);
     let preferred = NonZeroUsize::new(device.info().prefill_chunk as usize);
@@ -290,6 +294,7 @@ fn launch(
     let found = DriverReports {
         drivers: drivers.into(),
         passed_over: passed_over.into(),
+        unused_gpu,
     };
     let mut first = crate::publish::snapshot_of(&store, &[], &config, &found);
     first.device.findings.extend(wanted.note.clone());

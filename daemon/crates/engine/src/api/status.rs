@@ -184,6 +184,8 @@ pub struct DeviceStatus {
     /// What was found of it when it was opened and since; see
     /// [`rocmforge_device::DeviceInfo::findings`].
     pub findings: Vec<String>,
+    /// That the CPU computes although a GPU is on the bus that cannot be used, and why.
+    pub unused_gpu: Option<String>,
     /// Compute units or streaming multiprocessors; 0 for the host.
     pub compute_units: u32,
     /// Its memory in bytes.
