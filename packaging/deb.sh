@@ -126,7 +126,8 @@ packed "$made/changelog" "$doc/changelog.gz"
 put 0644 packaging/debian/lintian-overrides usr/share/lintian/overrides/rocmforged
 put 0644 systemd/network.conf "$doc/examples/network.conf"
 # Pages, and what they speak of, lie as they do in the sources, so that their links lead there.
-git ls-files README.md CHANGELOG.md docs packaging/kubernetes packaging/monitoring packaging/scale-out |
+pages="README.md CHANGELOG.md docs packaging/kubernetes packaging/monitoring packaging/scale-out"
+{ git ls-files $pages 2> /dev/null || find $pages -type f; } |
     grep -v '\.test\.' | while read -r page; do
     put 0644 "$page" "$doc/$page"
 done
