@@ -7,8 +7,9 @@
 # the targets of LIST: names separated by commas, "all", or "package", which is the default. That
 # needs clang 22 or newer with lld, xz, and some 90 seconds of one core a target; with
 # ROCMFORGE_AOT_CACHE=DIR objects are kept there for the next time. With --binaries the programs are
-# packed as they are. Needs dpkg-deb; prints the path of the package. COMPRESSION is dpkg-deb's -Z
-# (xz). The same commit and compilers give the same package.
+# those there. Needs dpkg-deb and perl; prints the path of the package. Beside it lies
+# rocmforged-symbols with the names for backtraces, where binutils strips the programs. COMPRESSION
+# is dpkg-deb's -Z (xz). The same commit and compilers give the same packages.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -47,6 +48,7 @@ for program in rocmforged rocmforgectl; do
     [ -x "$binaries/$program" ] || { echo "deb.sh: there is no $binaries/$program" >&2; exit 1; }
 done
 
+maintainer=$(sed -n 's/^Maintainer: //p' packaging/debian/control.in)
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"$/\1/p' Cargo.toml)
 arch=$(dpkg-deb --version > /dev/null && dpkg --print-architecture)
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2> /dev/null || date +%s)}
@@ -55,9 +57,10 @@ stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 umask 022
 root=$stage/root
-mkdir -p "$root" "$out"
+symbols=$stage/symbols
+mkdir -p "$root" "$symbols" "$out"
 # mktemp's own mode would be the mode of / in the package.
-chmod 0755 "$root"
+chmod 0755 "$root" "$symbols"
 
 put() { # MODE FILE TARGET
     mkdir -p "$root/$(dirname "$3")"
@@ -69,13 +72,27 @@ packed() { # FILE TARGET
     chmod 0644 "$root/$2"
 }
 
+# Strips a program. The names of functions, for backtraces, go into the package of symbols, where
+# programs find them by the build's number.
+split_names() { # FILE
+    number=$(readelf --notes "$root/$1" | sed -n 's/^ *Build ID: //p')
+    if [ -n "$number" ]; then
+        rest=${number#??}
+        names=$symbols/usr/lib/debug/.build-id/${number%"$rest"}/$rest.debug
+        mkdir -p "$(dirname "$names")"
+        objcopy --only-keep-debug "$root/$1" "$names"
+        chmod 0644 "$names"
+    fi
+    objcopy --strip-all --remove-section=.comment "$root/$1"
+}
+
 for program in rocmforged rocmforgectl; do
     put 0755 "$binaries/$program" "usr/bin/$program"
-    # The names of functions stay, for backtraces.
-    if command -v strip > /dev/null; then strip --strip-debug "$root/usr/bin/$program"; fi
+    if command -v objcopy > /dev/null; then split_names "usr/bin/$program"; fi
 done
 put 0644 systemd/rocmforged.service usr/lib/systemd/system/rocmforged.service
 put 0644 systemd/rocmforged.socket usr/lib/systemd/system/rocmforged.socket
+put 0644 systemd/user/rocmforged.service usr/lib/systemd/user/rocmforged.service
 put 0644 systemd/sysusers.d/rocmforged.conf usr/lib/sysusers.d/rocmforged.conf
 put 0644 systemd/tmpfiles.d/rocmforged.conf usr/lib/tmpfiles.d/rocmforged.conf
 put 0644 systemd/rocmforged.toml etc/rocmforged/config.toml
@@ -99,9 +116,29 @@ done
 
 doc=usr/share/doc/rocmforged
 put 0644 packaging/debian/copyright "$doc/copyright"
-put 0644 README.md "$doc/README.md"
-put 0644 docs/first-contact.md "$doc/first-contact.md"
-packed CHANGELOG.md "$doc/changelog.gz"
+# What is new is in CHANGELOG.md; this is the form that Debian's tools read.
+{
+    printf 'rocmforged (%s) unstable; urgency=medium\n\n' "$version"
+    printf '  * CHANGELOG.md in this directory says what is new.\n\n'
+    printf ' -- %s  %s\n' "$maintainer" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")"
+} > "$made/changelog"
+packed "$made/changelog" "$doc/changelog.gz"
+put 0644 packaging/debian/lintian-overrides usr/share/lintian/overrides/rocmforged
+put 0644 systemd/network.conf "$doc/examples/network.conf"
+# Pages, and what they speak of, lie as they do in the sources, so that their links lead there.
+pages="README.md CHANGELOG.md docs packaging/kubernetes packaging/monitoring packaging/scale-out"
+{ git ls-files $pages 2> /dev/null || find $pages -type f; } |
+    grep -v '\.test\.' | while read -r page; do
+    put 0644 "$page" "$doc/$page"
+done
+# Where people look first.
+for page in administration first-contact; do ln -s "docs/$page.md" "$root/$doc/$page.md"; done
+# Links to what only the sources have become plain words.
+find "$root/$doc" -type f -name '*.md' | while read -r page; do
+    (cd "$(dirname "$page")" && perl -0pi -e \
+        's{(!?\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^)#\s:]+)(?:#[^)\s]*)?\))}{-e $3 ? $1 : $2}ge' "$page")
+    chmod 0644 "$page"
+done
 
 # The newest symbols that the programs ask of the C library.
 glibc=$(cat "$root/usr/bin/rocmforged" "$root/usr/bin/rocmforgectl" \
@@ -117,6 +154,22 @@ done
 (cd "$root" && find usr etc -type f -exec md5sum {} + | sort -k 2) > "$root/DEBIAN/md5sums"
 chmod 0644 "$root/DEBIAN/control" "$root/DEBIAN/conffiles" "$root/DEBIAN/md5sums"
 
-package=$out/rocmforged_${version}_$arch.deb
-dpkg-deb --root-owner-group "-Z${COMPRESSION:-xz}" --build "$root" "$package" > /dev/null
+built() { # ROOT NAME
+    package=$out/$2_${version}_$arch.deb
+    dpkg-deb --root-owner-group "-Z${COMPRESSION:-xz}" --build "$1" "$package" > /dev/null
+}
+if [ -d "$symbols/usr" ]; then
+    mkdir "$symbols/DEBIAN" && mkdir -p "$symbols/usr/share/doc"
+    ln -s rocmforged "$symbols/usr/share/doc/rocmforged-symbols"
+    overrides=usr/share/lintian/overrides
+    mkdir -p "$symbols/$overrides"
+    install -m 0644 packaging/debian/lintian-overrides-symbols "$symbols/$overrides/rocmforged-symbols"
+    size=$(du -k -s "$symbols/usr" | cut -f 1)
+    sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" -e "s/@SIZE@/$size/" \
+        -e "s/@MAINTAINER@/$maintainer/" packaging/debian/symbols.in > "$symbols/DEBIAN/control"
+    (cd "$symbols" && find usr -type f -exec md5sum {} + | sort -k 2) > "$symbols/DEBIAN/md5sums"
+    chmod 0644 "$symbols/DEBIAN/control" "$symbols/DEBIAN/md5sums"
+    built "$symbols" rocmforged-symbols
+fi
+built "$root" rocmforged
 echo "$package"

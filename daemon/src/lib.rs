@@ -9,11 +9,15 @@ pub mod devices;
 #[cfg(fuzzing)]
 pub mod fuzzed;
 pub mod generated;
+pub mod gpu_wait;
 mod heartbeat;
 mod http;
 pub mod late;
 mod lifecycle;
+pub mod listeners;
 pub mod log;
+pub mod parent;
+pub mod passed;
 pub mod reload;
 mod replies;
 mod rpc;

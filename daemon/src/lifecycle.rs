@@ -14,6 +14,10 @@
 //! While draining, health says NOT_SERVING, new work is refused with UNAVAILABLE, status calls
 //! are answered, and running requests have the grace period to end in. Runs on tokio; the
 //! engine has its own thread.
+//!
+//! A listening socket that the service manager holds, too, is left to the successor when the drain
+//! begins: nothing more is accepted there, connections end with the requests under way on them, and
+//! who connects waits in the socket (test `clients_of_a_kept_socket_wait_for_the_next_daemon`).
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -32,11 +36,11 @@ use sd_notify::NotifyState;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::http::{self, Http, HttpListeners};
+use crate::http::{self, Http, HttpListeners, Phase};
 use crate::reload::{self, Reloads};
 use crate::rpc::{self, Health};
 use crate::runtimes::Runtimes;
-use crate::{connection, heartbeat};
+use crate::{connection, gpu_wait, heartbeat};
 
 /// How often model directories that do not answer are asked again for the sake of declared models.
 const LATE_DIRS_EVERY: Duration = Duration::from_secs(2);
@@ -76,6 +80,8 @@ pub struct ServeOptions {
     pub templates: Renderer,
     /// Where connections and their streams run; handlers run where [`serve`] does.
     pub sockets: Handle,
+    /// Whether the service manager holds the listening socket, too.
+    pub is_kept: bool,
 }
 
 /// How serving ended.
@@ -85,6 +91,8 @@ pub enum End {
     Drained,
     /// After a stop before anything was served: the device was still being opened.
     BeforeServing,
+    /// A GPU can be used now that could not be at the start: every request had ended.
+    GpuReady,
     /// After a second stop, or because the engine did not end in time: requests were cut off.
     Forced,
 }
@@ -155,11 +163,11 @@ async fn serve_until(
     let (health, health_service) = Health::new();
     health.set(true).await;
 
-    let (close_http, http_closing) = watch::channel(false);
+    let (http_phase, phase) = watch::channel(Phase::Serving);
     let (tokens, tls) = (options.http.tokens.clone(), options.http.tls.clone());
     let http = Http::new(Arc::clone(&context), runtimes.clone(), tokens, tls);
     let reloading = reload::follow(options.reloads, Arc::clone(&context), Arc::clone(&http));
-    let serving_http = http::serve(http, options.http, http_closing);
+    let serving_http = http::serve(http, options.http, phase);
     let mut http_server = runtimes.sockets.spawn(serving_http);
     let (close, closing) = oneshot::channel::<()>();
     let mut server = runtimes.sockets.spawn({
@@ -179,17 +187,27 @@ async fn serve_until(
     });
     notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
 
+    let mut is_gpu_ready = false;
     let cause = tokio::select! {
         _ = stops.recv() => None,
         error = ended(&engine) => Some(error),
         () = heartbeat::follow(&engine, &health) => None,
         () = reloading => None,
+        () = gpu_wait::follow(&engine) => {
+            is_gpu_ready = true;
+            None
+        }
         ended = &mut server => Some(ServeError::Server(ended.ok().and_then(Result::err))),
         // Without a listener it ends at once, which is no reason to end.
         Ok(Err(error)) = &mut http_server => Some(ServeError::Http(error)),
     };
     context.drain();
     health.set(false).await;
+    http_phase.send_replace(Phase::Draining);
+    let mut close = Some(close);
+    if options.is_kept && cause.is_none() {
+        close = None;
+    }
     notify(&[
         NotifyState::Stopping,
         NotifyState::Status("draining: running requests may end, new ones are refused"),
@@ -199,8 +217,8 @@ async fn serve_until(
         if matches!(error, ServeError::DeviceLost(_)) {
             tracing::error!(%error, "ending, so that the service manager starts the daemon again");
             let _ = tokio::time::timeout(LOST_WAIT, &mut server).await;
-            let _ = close.send(());
-            close_http.send_replace(true);
+            drop(close);
+            http_phase.send_replace(Phase::Closing);
             let _ = tokio::time::timeout(CLOSE_WAIT_MAX, &mut server).await;
             server.abort();
         }
@@ -215,8 +233,8 @@ async fn serve_until(
         Some(()) = stops.recv() => End::Forced,
         () = tokio::time::sleep(options.drain_grace.saturating_add(DRAIN_MARGIN)) => End::Forced,
     };
-    let _ = close.send(());
-    close_http.send_replace(true);
+    drop(close);
+    http_phase.send_replace(Phase::Closing);
     if end == End::Drained {
         let closed = async {
             let _ = (&mut server).await;
@@ -231,7 +249,10 @@ async fn serve_until(
     }
     server.abort();
     http_server.abort();
-    Ok(end)
+    match end {
+        End::Drained if is_gpu_ready => Ok(End::GpuReady),
+        end => Ok(end),
+    }
 }
 
 /// Registers declared models, so that who connects finds them.

@@ -3,13 +3,15 @@
 //! Exit codes: 0 after a drain or a stop before it serves, 1 when something failed or a second
 //! signal cut the drain short, 2 for settings or limits of the process that cannot be used, 3 when
 //! the device that was asked for cannot be used, 4 when the device was lost, while serving or while
-//! it was opened, or does not answer at the start.
+//! it was opened, or does not answer at the start, or when a GPU can be used that could not be at
+//! the start.
 
 #![forbid(unsafe_code)]
 
-use std::backtrace::{Backtrace, BacktraceStatus};
-use std::io::{self, IsTerminal, Write};
-use std::net::TcpListener;
+mod logging;
+
+use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -24,21 +26,24 @@ use rocmforge_tokenizer::{RenderLimits, Renderer};
 use rocmforged::config::{Config, ConfigError, DeclaredModel, Flags};
 use rocmforged::devices::{Devices, FoundDriver, OWN_PROGRAM, embedded_kernels};
 use rocmforged::generated;
+use rocmforged::gpu_wait;
 use rocmforged::late;
-use rocmforged::log::Log;
+use rocmforged::listeners::{self, NoNetwork, listen};
 use rocmforged::model_files::{ModelDirError, ModelDirs};
-use rocmforged::reload::{Reloader, Reloads, SetFilter};
+use rocmforged::parent;
+use rocmforged::passed::Passed;
+use rocmforged::reload::{Reloader, Reloads};
 use rocmforged::self_test::{self, Told};
 use rocmforged::signals;
-use rocmforged::socket::Socket;
+use rocmforged::socket::{Socket, SocketError};
 use rocmforged::traces::Exporter;
 use rocmforged::{
     Book, End, HttpListeners, Limits, ServeError, ServeOptions, without_their_drafts,
 };
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::reload::Handle;
+
+use crate::logging::start_log;
 
 /// Threads of the runtime for handlers. They make answers of requests; the engine and the text work
 /// have threads of their own.
@@ -63,6 +68,14 @@ const LOG_WAIT_MAX: Duration = Duration::from_millis(500);
 /// How long a driver may take to tell its devices for `--list-devices`; a simulated card is slow.
 const LIST_WAIT_MAX: Duration = Duration::from_secs(30);
 
+/// The exit code for settings or limits that cannot be used. The unit starts the daemon again after
+/// every other failure.
+const UNUSABLE: u8 = 2;
+/// How long clients that come again at once may have the service manager wait before it starts the
+/// next daemon for them, which refuses them as well.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
+/// The file that the unit reads.
+const UNITS_CONFIG: &str = "/etc/rocmforged/config.toml";
 /// How long `--check-config` waits for all files together.
 const FILES_ANSWER: Duration = Duration::from_secs(30);
 /// What is said of a variable of the environment that begins as settings do.
@@ -108,7 +121,9 @@ fn main() -> ExitCode {
             Err(message) => fail(&anyhow::Error::msg(message), 1),
         };
     }
-    let flags = Flags::parse();
+    let mut arguments: Vec<_> = std::env::args_os().collect();
+    let ends_with_parent = parent::take_argument(&mut arguments);
+    let flags = Flags::parse_from(arguments);
     if flags.list_devices {
         return list_devices();
     }
@@ -116,24 +131,34 @@ fn main() -> ExitCode {
         return check_device(device);
     }
     let check_only = flags.check_config;
+    let is_units = flags.config.as_deref() == Some(Path::new(UNITS_CONFIG));
+    let passed = Passed::from_env();
+    let waiting = passed.try_clone().unwrap_or_default();
     let config = match Config::new(flags.clone(), rocmforged::default_socket_path()) {
         Ok(config) => config,
-        Err(error) => return fail(&error.into(), 2),
+        Err(error) => {
+            let code = fail(&error.into(), UNUSABLE);
+            refuse_waiting(&waiting);
+            return code;
+        }
     };
     if check_only {
-        return check(&config);
+        return check(&config, is_units);
     }
     let (log, set_filter) = match start_log(&config.values.log) {
         Ok(started) => started,
         Err(error) => return fail(&error, 2),
     };
+    if ends_with_parent && let Err(error) = parent::follow(&config.socket) {
+        return fail(&anyhow::Error::from(error).context(NO_THREADS), 1);
+    }
     let reloader = Reloader::new(
         flags,
         rocmforged::default_socket_path(),
         config.clone(),
         set_filter,
     );
-    let code = match serve(&config, reloader) {
+    let code = match serve(&config, reloader, passed) {
         Ok(End::Drained) => 0,
         Ok(End::BeforeServing) => {
             tracing::info!("ended while the device was being opened");
@@ -141,6 +166,7 @@ fn main() -> ExitCode {
             // The driver is at work on a thread of its own.
             end_process(0)
         }
+        Ok(End::GpuReady) => 4,
         Ok(End::Forced) => {
             tracing::warn!("ended before the running requests did");
             1
@@ -152,7 +178,19 @@ fn main() -> ExitCode {
         }
     };
     log.flush(LOG_WAIT_MAX);
+    if code == UNUSABLE {
+        refuse_waiting(&waiting);
+    }
     ExitCode::from(code)
+}
+
+/// Refuses those who wait in the sockets that the service manager passed, where it starts no other
+/// daemon by itself. Left waiting, they would have it start one again at once, without end.
+fn refuse_waiting(passed: &Passed) {
+    if !passed.is_empty() {
+        passed.refuse_waiting();
+        std::thread::sleep(REFUSED_PAUSE);
+    }
 }
 
 /// Ends the process within [`END_WAIT_MAX`], whatever happens: the exit handlers of a vendor's
@@ -172,8 +210,13 @@ fn end_for_certain() {
 
 /// What a failure of the daemon ends with.
 fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.is::<ModelDirError>() || error.is::<TooFewDescriptors>() || error.is::<ConfigError>() {
-        return 2;
+    let is_of_settings = error.is::<ModelDirError>()
+        || error.is::<TooFewDescriptors>()
+        || error.is::<ConfigError>()
+        || error.is::<NoNetwork>()
+        || matches!(error.downcast_ref(), Some(SocketError::Activation { .. }));
+    if is_of_settings {
+        return UNUSABLE;
     }
     match error.downcast_ref() {
         Some(Error::NoDevice(_)) => return 3,
@@ -226,8 +269,9 @@ fn open_declared(dirs: &ModelDirs, models: &[DeclaredModel]) -> Vec<anyhow::Resu
     opened.collect()
 }
 
-/// Prints what would be in force, and looks at what it leads to.
-fn check(config: &Config) -> ExitCode {
+/// Prints what would be in force, and looks at what it leads to; `is_units` where the service has
+/// these settings.
+fn check(config: &Config, is_units: bool) -> ExitCode {
     // A reader that has seen enough is no failure.
     let _ = io::stdout().write_all(config.describe().as_bytes());
     for name in &config.unread_variables {
@@ -242,6 +286,12 @@ fn check(config: &Config) -> ExitCode {
         Err(error) => return fail(&error.into(), 2),
     };
     let mut code = ExitCode::SUCCESS;
+    if is_units
+        && let Some(address) = config.http.listen
+        && let Some(refused) = listeners::refused_by_unit(address)
+    {
+        code = fail(&refused.into(), UNUSABLE);
+    }
     for trouble in troubles(&dirs) {
         code = fail(&anyhow::anyhow!(trouble), 2);
     }
@@ -311,61 +361,7 @@ fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Starts the log, through which panics speak, too: their usual words would wait
-/// for a stuck standard error.
-fn start_log(filter: &str) -> anyhow::Result<(Log, SetFilter)> {
-    let log = Log::stderr().context("cannot start the log")?;
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(log_filter(filter)?)
-        .with_writer(log.clone())
-        .log_internal_errors(false)
-        .with_ansi(io::stderr().is_terminal());
-    // The journal has its own clock.
-    let (set_filter, started) = match std::env::var_os("JOURNAL_STREAM") {
-        Some(_) => {
-            let lines = lines.without_time().with_filter_reloading();
-            (setter(lines.reload_handle()), lines.try_init())
-        }
-        None => {
-            let lines = lines.with_filter_reloading();
-            (setter(lines.reload_handle()), lines.try_init())
-        }
-    };
-    started.map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))?;
-    let words = log.clone();
-    std::panic::set_hook(Box::new(move |panic| {
-        let thread = std::thread::current();
-        let name = thread.name().unwrap_or("unnamed").to_owned();
-        words.line(&format!("rocmforged: thread '{name}': {panic}"));
-        let trace = Backtrace::capture();
-        if trace.status() == BacktraceStatus::Captured {
-            trace.to_string().lines().for_each(|line| words.line(line));
-        }
-        // A second panic would abort the process with these words unwritten.
-        words.flush(LOG_WAIT_MAX);
-    }));
-    Ok((log, set_filter))
-}
-
-/// What puts another filter in force.
-fn setter<S: 'static>(in_force: Handle<EnvFilter, S>) -> SetFilter {
-    Box::new(move |filter| {
-        let filter = log_filter(filter).map_err(|error| error.to_string())?;
-        in_force.reload(filter).map_err(|error| error.to_string())
-    })
-}
-
-/// The filter, under which calls of management are written at every level unless
-/// it speaks of them itself.
-fn log_filter(filter: &str) -> anyhow::Result<EnvFilter> {
-    let parsed = EnvFilter::try_new(filter)?;
-    if filter.contains("audit") {
-        return Ok(parsed);
-    }
-    Ok(parsed.add_directive("audit=info".parse()?))
-}
-
-fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
+fn serve(config: &Config, reloader: Reloader, mut passed: Passed) -> anyhow::Result<End> {
     let model_dirs = ModelDirs::new(&config.values.model_dir)?;
     raise_descriptors()?;
     for variable in &config.unread_variables {
@@ -401,22 +397,7 @@ fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
         signals::listen().context("cannot listen for signals")?
     };
     // Before the engine, so that a second daemon is refused before it takes memory.
-    let socket = Socket::acquire(&config.values.socket)?;
-    let http_socket = config.values.http_socket.as_deref().map(|path| {
-        Socket::bind(path)
-            .with_context(|| format!("cannot serve HTTP on {} (--http-socket)", path.display()))
-    });
-    let http_socket = http_socket.transpose()?;
-    let tcp = config.values.http_listen.map(|address| {
-        TcpListener::bind(address)
-            .with_context(|| format!("cannot serve HTTP on {address} (--http-listen)"))
-    });
-    let http = HttpListeners {
-        unix: http_socket.as_ref().map(Socket::listener).transpose()?,
-        tcp: tcp.transpose()?,
-        tokens: config.http.tokens.clone(),
-        tls: config.http.tls.clone(),
-    };
+    let (socket, _http_socket, http) = listen(config, &mut passed)?;
     let reloads = Reloads {
         asked: signals.reloads,
         reloader,
@@ -443,7 +424,10 @@ fn serve_on(
         child_exe: Some(OWN_PROGRAM.into()),
         ..config.engine()
     };
-    let start = move || rocmforge_engine::start(wanted);
+    let start = move || {
+        gpu_wait::wait(wanted.device);
+        rocmforge_engine::start(wanted)
+    };
     let Some(started) = unless_stopped(&runtime, &mut stops, start)? else {
         return Ok(End::BeforeServing);
     };
@@ -487,6 +471,7 @@ fn serve_on(
         reloads: Some(reloads),
         templates: Renderer::with_children(None, RenderLimits::default()),
         sockets: sockets.handle().clone(),
+        is_kept: socket.is_kept(),
     };
     let listener = socket.listener().context("cannot share the socket")?;
     let end = runtime.block_on(async {
@@ -503,7 +488,7 @@ fn serve_on(
     });
     sockets.shutdown_timeout(BLOCKING_WAIT_MAX);
     runtime.shutdown_timeout(BLOCKING_WAIT_MAX);
-    if matches!(end, Ok(End::Drained)) {
+    if matches!(end, Ok(End::Drained | End::GpuReady)) {
         thread.join().context("the engine ended badly")?;
     }
     tracing::info!("ended");

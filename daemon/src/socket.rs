@@ -23,7 +23,6 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use listenfd::ListenFd;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::socket::{
@@ -87,7 +86,8 @@ pub enum SocketError {
     },
     /// systemd handed over something else than one listening Unix socket.
     #[error(
-        "socket activation: {message}; rocmforged.socket has exactly one ListenStream= with a path"
+        "socket activation: {message}; rocmforged.socket has exactly one ListenStream= with a path, and further sockets \
+         are those of http_listen and http_socket"
     )]
     Activation {
         /// What came.
@@ -121,43 +121,28 @@ struct SocketFile {
 }
 
 impl Socket {
-    /// The socket that systemd passed, or one bound at `path`.
-    ///
-    /// # Errors
-    /// [`SocketError`], which says what lies at the path and what to do.
-    pub fn acquire(path: &Path) -> Result<Self, SocketError> {
-        match Self::from_activation(&mut ListenFd::from_env())? {
-            Some(socket) => Ok(socket),
-            None => Self::bind(path),
+    /// A socket that systemd passed, and whose file is systemd's.
+    pub fn passed(listener: UnixListener) -> Self {
+        Self {
+            listener,
+            file: None,
         }
     }
 
-    fn from_activation(passed: &mut ListenFd) -> Result<Option<Self>, SocketError> {
-        match passed.len() {
-            0 => return Ok(None),
-            1 => {}
-            n => {
-                return Err(SocketError::Activation {
-                    message: format!("{n} sockets were passed"),
-                });
-            }
-        }
-        match passed.take_unix_listener(0) {
-            Ok(Some(listener)) => Ok(Some(Self {
-                listener,
-                file: None,
-            })),
-            Ok(None) => Ok(None),
-            Err(error) => Err(SocketError::Activation {
-                message: error.to_string(),
-            }),
-        }
+    /// Leaves the file where it is at the end: the service manager keeps the socket.
+    pub fn leave_file(&mut self) {
+        self.file = None;
+    }
+
+    /// Whether it outlives the process, since the service manager holds it, too.
+    pub fn is_kept(&self) -> bool {
+        self.file.is_none()
     }
 
     /// Binds `path`, in the place of a stale socket file if there is one.
     ///
     /// # Errors
-    /// As [`Socket::acquire`].
+    /// [`SocketError`], which says what lies at the path and what to do.
     pub fn bind(path: &Path) -> Result<Self, SocketError> {
         let failed = |action| {
             move |source: io::Error| SocketError::Io {

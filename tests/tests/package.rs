@@ -12,7 +12,7 @@ use rocmforge_tests::{binaries, fixtures, skip};
 const CONFIG: &str = "etc/rocmforged/config.toml";
 
 /// Each file that has to be there, and its mode.
-const FILES: [(&str, u32); 16] = [
+const FILES: [(&str, u32); 22] = [
     ("usr/bin/rocmforged", 0o755),
     ("usr/bin/rocmforgectl", 0o755),
     ("usr/lib/systemd/system/rocmforged.service", 0o644),
@@ -29,6 +29,18 @@ const FILES: [(&str, u32); 16] = [
     ("usr/share/doc/rocmforged/copyright", 0o644),
     ("usr/share/doc/rocmforged/changelog.gz", 0o644),
     ("usr/share/doc/rocmforged/README.md", 0o644),
+    ("usr/lib/systemd/user/rocmforged.service", 0o644),
+    ("usr/share/doc/rocmforged/examples/network.conf", 0o644),
+    ("usr/share/doc/rocmforged/docs/administration.md", 0o644),
+    (
+        "usr/share/doc/rocmforged/packaging/monitoring/alerts.yaml",
+        0o644,
+    ),
+    (
+        "usr/share/doc/rocmforged/packaging/monitoring/dashboard.json",
+        0o644,
+    ),
+    ("usr/share/lintian/overrides/rocmforged", 0o644),
 ];
 
 /// What a command printed; it has to succeed.
@@ -147,6 +159,64 @@ fn serves(root: &Root) {
     assert_eq!(daemon.0.wait().expect("it ends").code(), Some(0));
 }
 
+/// Once the programs were not stripped, the maintainer's host was localhost, and pages of the
+/// README were not inside.
+fn is_clean(root: &Root, package: &Path) {
+    let doc = root.path("usr/share/doc/rocmforged");
+    let page = fs::read_to_string(doc.join("README.md")).expect("it was installed");
+    assert!(page.contains("](docs/"), "the README leads nowhere");
+    let mut pages = vec![doc.clone()];
+    while let Some(path) = pages.pop() {
+        if path.is_dir() {
+            let entries = fs::read_dir(&path).expect("it is read").flatten();
+            pages.extend(entries.map(|entry| entry.path()));
+        } else if path.extension().is_some_and(|name| name == "md") {
+            let dead = dead_links(&path);
+            assert!(dead.is_empty(), "{}: {dead:?}", path.display());
+        }
+    }
+    if Command::new("readelf").arg("--version").output().is_ok() {
+        for program in ["usr/bin/rocmforged", "usr/bin/rocmforgectl"] {
+            let sections = output(
+                Command::new("readelf")
+                    .args(["-SW"])
+                    .arg(root.path(program)),
+            );
+            assert!(!sections.contains(".symtab"), "{program} is not stripped");
+        }
+    }
+    let own = root.path("usr/bin/rocmforgectl");
+    assert!(output(Command::new(own).arg("--version")).contains("rocmforgectl"));
+    if Command::new("lintian").arg("--version").output().is_err() {
+        skip("is_clean", "no lintian on this machine");
+        return;
+    }
+    let mut lintian = Command::new("lintian");
+    let said = lintian
+        .arg("--allow-root")
+        .arg(package)
+        .output()
+        .expect("it starts");
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.is_empty(), "lintian: {said}");
+}
+
+/// Targets of a page's relative links that are not there.
+fn dead_links(page: &Path) -> Vec<String> {
+    let text = fs::read_to_string(page).expect("UTF-8");
+    let dir = page.parent().expect("a directory");
+    let targets = text
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split_once(')'));
+    let paths = targets.map(|(target, _)| target.split('#').next().unwrap_or_default());
+    let dead = paths.filter(|path| {
+        let is_relative = !path.is_empty() && !path.contains([':', ' ', '\n']);
+        is_relative && !dir.join(path).exists()
+    });
+    dead.map(str::to_owned).collect()
+}
+
 /// Kills what still runs when a test fails.
 struct Running(std::process::Child);
 
@@ -201,6 +271,7 @@ fn the_package_is_built_installed_run_upgraded_and_removed() {
         assert!(found.len() > 0, "{path} is empty");
     }
     assert!(root.path("etc/rocmforged/conf.d").is_dir());
+    is_clean(&root, &package);
     if Command::new("systemd-sysusers")
         .arg("--version")
         .output()

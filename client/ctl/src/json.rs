@@ -430,6 +430,7 @@ fn device(device: &Device) -> Value {
         "compute_units": device.compute_units,
         "allocations": device.allocations,
         "findings": device.findings,
+        "unused_gpu": (!device.unused_gpu.is_empty()).then_some(&device.unused_gpu),
         "memory": memory,
     })
 }

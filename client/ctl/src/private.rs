@@ -4,6 +4,9 @@
 //! one directory only. It sits in a slot that the program's main function also
 //! holds, so that it is stopped however the command ends.
 //!
+//! Where this program is killed, the kernel closes the pipe that is the daemon's standard input,
+//! and the daemon ends and removes its directory by itself.
+//!
 //! Once [`PrivateSlot::stop`] has returned, the process is gone and so is its directory, but for
 //! one that is being started just then.
 
@@ -25,6 +28,8 @@ use tempfile::TempDir;
 
 /// The program to start.
 const DAEMON: &str = "rocmforged";
+/// What makes it end when its standard input does, which is a pipe that nobody else holds.
+const ENDS_WITH_INPUT: &str = "--ends-with-input";
 /// Longest time until the daemon listens.
 const START_MS_MAX: u64 = 30_000;
 /// Pause between looks at whether it listens.
@@ -104,7 +109,9 @@ impl PrivateDaemon {
             .env_remove("LISTEN_FDS")
             .env_remove("LISTEN_PID")
             .env_remove(rocmforge_client::SOCKET_ENV)
-            .stdin(Stdio::null())
+            // The last one: it ends once this process does, and its input with it.
+            .arg(ENDS_WITH_INPUT)
+            .stdin(Stdio::piped())
             .stdout(log.try_clone()?)
             .stderr(log)
             // Ctrl-C goes to this program, which then stops it in order.

@@ -277,6 +277,33 @@ fn nodes_that_the_caller_may_not_open_fail_with_the_group() {
     fake.has("fail", "socket", &["ada may not", "usermod -aG render ada"]);
 }
 
+/// Once `usermod -aG 992` was the advice, and there was no such group.
+#[test]
+fn a_group_without_a_name_is_one_to_make_or_to_give_to_the_container() {
+    let fake = Fake::with_amd();
+    fake.identity(&[4242]);
+    let gid = own_group(fake.dir.path());
+    let number = gid.to_string();
+    let made = format!("groupadd --system --gid {gid} gpu-{gid}, then usermod -aG gpu-{gid} ada");
+    let given = format!("--group-add {gid}");
+    fake.write("etc/group", "root:x:99999:\nrender:x:77777:\n");
+    match gid {
+        0 => fake.has("fail", "device node", &["udev rule", "GROUP=\"render\""]),
+        _ => {
+            fake.has("fail", "device node", &["/dev/kfd", &number, &made, &given]);
+            fake.write("run/.containerenv", "");
+            fake.has(
+                "fail",
+                "device node",
+                &["has no name in this container", &given],
+            );
+        }
+    }
+    // Of a namespace of users that does not map the group.
+    fake.write("proc/sys/kernel/overflowgid", &format!("{gid}\n"));
+    fake.has("fail", "device node", &["does not map", "keep-groups"]);
+}
+
 #[test]
 fn limits_that_are_low_are_found() {
     let fake = Fake::with_amd();

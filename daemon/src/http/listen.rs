@@ -57,15 +57,46 @@ impl Listener {
     }
 }
 
-/// Serves the listeners until `closing`, then until the last connection has ended.
+/// How far the end of the daemon has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    Serving,
+    /// New work is refused, and running requests may end.
+    Draining,
+    /// The last of them has ended.
+    Closing,
+}
+
+/// When a listener and its connections close.
+#[derive(Clone)]
+struct Closing {
+    phase: watch::Receiver<Phase>,
+    at: Phase,
+}
+
+impl Closing {
+    async fn begins(&mut self) {
+        // A sender that is gone closes, too.
+        let _ = self.phase.wait_for(|phase| *phase >= self.at).await;
+    }
+}
+
+/// Serves the listeners until `phase` says to close, then until the last connection has ended.
+/// Listeners that are kept for a successor close when the daemon drains: their connections end with
+/// the answers under way, and who connects waits for the successor.
 ///
 /// # Errors
 /// When a listener cannot be used.
 pub(crate) async fn serve(
     http: Arc<Http>,
     listeners: HttpListeners,
-    closing: watch::Receiver<bool>,
+    phase: watch::Receiver<Phase>,
 ) -> io::Result<()> {
+    let at = match listeners.kept {
+        true => Phase::Draining,
+        false => Phase::Closing,
+    };
+    let closing = Closing { phase, at };
     let table = Table::new(connection::connections_max());
     let router = router(&http);
     let handshakes = Arc::new(Handshakes::default());
@@ -102,7 +133,7 @@ async fn accept(
     router: Router,
     table: Arc<Table>,
     (http, handshakes): (Arc<Http>, Arc<Handshakes>),
-    mut closing: watch::Receiver<bool>,
+    mut closing: Closing,
 ) {
     let mut connections = JoinSet::new();
     let mut logged = None::<Instant>;
@@ -111,7 +142,7 @@ async fn accept(
             accepted = listener.accept() => accepted,
             // Ended connections are forgotten as they end.
             Some(_) = connections.join_next() => continue,
-            _ = closing.wait_for(|closing| *closing) => break,
+            () = closing.begins() => break,
         };
         match accepted {
             Ok(stream) => {
@@ -172,7 +203,7 @@ async fn serve_tls(
     making: impl Future<Output = io::Result<TlsStream<TcpStream>>> + Send + 'static,
     (peer, mut closed): Place,
     handling: Handling,
-    closing: watch::Receiver<bool>,
+    closing: Closing,
 ) {
     let made = tokio::select! {
         // Signing takes as long as hundreds of tokens do.
@@ -191,7 +222,7 @@ async fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     caller: Option<Caller>,
     (peer, mut closed): Place,
     (http, router): Handling,
-    mut closing: watch::Receiver<bool>,
+    mut closing: Closing,
 ) {
     let client = Client {
         caller,
@@ -231,7 +262,7 @@ async fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
             }
             // It makes room for another.
             Ok(()) = &mut closed => return,
-            _ = closing.wait_for(|closing| *closing), if !is_closing => {
+            () = closing.begins(), if !is_closing => {
                 is_closing = true;
                 connection.as_mut().graceful_shutdown();
             }

@@ -417,6 +417,9 @@ fn device(snapshot: &Snapshot, text: &mut Text) {
         ("driver", &device.driver),
     ];
     text.value("rocmforge_device_info", &labels, 1.0);
+    let help = "1 where the CPU computes although a GPU is on the bus, which cannot be used";
+    let is_unused = f64::from(u8::from(device.unused_gpu.is_some()));
+    text.one("rocmforge_device_unused_gpu", "gauge", help, is_unused);
     let help = "Memory of the device";
     text.one(
         "rocmforge_device_memory_bytes",
@@ -439,7 +442,7 @@ fn device(snapshot: &Snapshot, text: &mut Text) {
             (
                 "rocmforge_keep_free_given_up_bytes",
                 "gauge",
-                "Bytes by which the budget is smaller now for that",
+                "Bytes by which the budget is smaller now than configured because others hold memory",
                 kept.given_up_bytes,
             ),
             (

@@ -58,7 +58,7 @@ use rustls::ServerConfig;
 use self::call::Call;
 #[cfg(fuzzing)]
 pub(crate) use self::call::Client;
-pub(crate) use self::listen::serve;
+pub(crate) use self::listen::{Phase, serve};
 use self::ollama::KeepAlives;
 use self::openai::responses::Memory;
 pub use self::tls::{Tls, TlsFault};
@@ -73,6 +73,9 @@ pub struct HttpListeners {
     pub unix: Option<UnixListener>,
     /// An address.
     pub tcp: Option<TcpListener>,
+    /// Whether the service manager holds both, too: who connects while the daemon drains then waits
+    /// for its successor.
+    pub kept: bool,
     /// What callers over TCP have to send, one of them.
     pub tokens: Option<Tokens>,
     /// The certificate of the address, if it is served with TLS.

@@ -49,6 +49,7 @@ fn device(context: &Service, snapshot: &Snapshot) -> v1::Device {
         compute_units: device.compute_units,
         allocations: device.allocations,
         findings: device.findings.clone(),
+        unused_gpu: device.unused_gpu.clone().unwrap_or_default(),
         memory: device.memory.map(|memory| v1::DeviceMemory {
             free_bytes: device.free_bytes.unwrap_or_default(),
             allocated_bytes: memory.allocated_bytes,

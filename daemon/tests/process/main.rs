@@ -15,3 +15,4 @@ mod program;
 mod reload;
 mod signals;
 mod tls;
+mod upgrade;

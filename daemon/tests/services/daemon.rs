@@ -151,6 +151,7 @@ impl Daemon {
                 RenderLimits::default(),
             ),
             sockets: tokio::runtime::Handle::current(),
+            is_kept: false,
         };
         let (stops, stopped) = mpsc::channel(2);
         let served = tokio::spawn(serve(socket.listener().unwrap(), engine, options, stopped));

@@ -337,6 +337,7 @@ mod tests {
             ordinal: 0,
             driver: String::new(),
             findings: Vec::new(),
+            unused_gpu: None,
             compute_units: 0,
             memory_bytes: 8 << 30,
             allocations: 1,

@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rocmforge_client::Client;
 use rocmforge_client::proto::v1::StatusResponse;
 use rocmforge_fake_hip::Fake;
+use rocmforge_tests::binaries;
 use rocmforge_tests::daemon::{Daemon, Options};
 use rocmforge_tests::session::{assert_works, connect};
 
@@ -102,5 +104,53 @@ async fn memory_goes_back_while_others_want_it_and_is_taken_again_later() {
     let ended = daemon.stop();
     for words in ["others want the card", "others have left the card"] {
         assert!(ended.log.contains(words), "no '{words}' in {}", ended.log);
+    }
+}
+
+/// Once the budget stayed what was left in the second of the start, and nothing said so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_budget_that_is_cut_at_the_start_grows_to_what_is_configured() {
+    let fake = Fake::new();
+    let dir = tempfile::tempdir().expect("a directory");
+    let others = dir.path().join("others");
+    for keep_free in ["0", "8MiB"] {
+        others_hold(&others, 96 * MIB);
+        let options = Options::on_device("hip")
+            .env("ROCMFORGE_HIP_LIBRARY", fake.path())
+            .env("ROCMFORGE_CUDA_LIBRARY", "/nonexistent/libgpu.so")
+            .env("ROCMFORGE_KERNELS", fake.images())
+            .env("FAKE_HIP_MEMORY", CARD.to_string())
+            .env("FAKE_HIP_OTHERS_FILE", &others)
+            .env("ROCMFORGED_KEEP_FREE", keep_free)
+            .vram_budget(BUDGET);
+        let daemon = Daemon::start(&options);
+        let client = connect(&daemon).await;
+        let status = client.status().await.expect("it serves");
+        assert!(status.budget_bytes < BUDGET / 2, "{status:?}");
+        let kept = status.keep_free.expect("it is told");
+        assert!(kept.given_up_bytes >= BUDGET / 2, "{kept:?}");
+        let shown = Command::new(binaries::rocmforgectl())
+            .arg("--socket")
+            .arg(daemon.socket())
+            .arg("status")
+            .output()
+            .expect("it starts");
+        let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+        assert!(
+            shown.contains("memory reduced") && shown.contains("of the 64.0 MiB"),
+            "{shown}"
+        );
+
+        // A half of it first, then the rest.
+        others_hold(&others, 80 * MIB);
+        let grows = |s: &StatusResponse| s.budget_bytes > status.budget_bytes;
+        until(&client, "grown", grows).await;
+        others_hold(&others, 0);
+        let is_whole = |s: &StatusResponse| s.budget_bytes == BUDGET;
+        until(&client, "whole", is_whole).await;
+        assert_works(&client).await;
+        let ended = daemon.stop();
+        let told = ended.log.matches("no room for a budget").count();
+        assert_eq!(told, 1, "{}", ended.log);
     }
 }

@@ -147,6 +147,9 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
             text.push_str(&format!(", {} threads", device.threads));
         }
         rows.push(("device", text));
+        if !device.unused_gpu.is_empty() {
+            rows.push(("device unused", device.unused_gpu.clone()));
+        }
         if !device.driver_version.is_empty() {
             rows.push(("driver", device.driver_version.clone()));
         }
@@ -171,11 +174,18 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
         format!("{} of {} ({share})", size(used), size(budget)),
     ));
     if let Some(kept) = &status.keep_free {
-        let mut text = format!("{} for others", size(kept.bytes));
         if kept.given_up_bytes > 0 {
-            text.push_str(&format!(", {} given up now", size(kept.given_up_bytes)));
+            let all = size(budget.saturating_add(kept.given_up_bytes));
+            let text = format!(
+                "{} of the {all} that are configured: other processes hold the device's memory; the budget grows as \
+                 they free it",
+                size(budget)
+            );
+            rows.push(("memory reduced", text));
         }
-        rows.push(("kept free", text));
+        if kept.bytes > 0 {
+            rows.push(("kept free", format!("{} for others", size(kept.bytes))));
+        }
     }
     if let Some(host) = &status.host_pressure {
         rows.push(("host memory", host_memory(host)));

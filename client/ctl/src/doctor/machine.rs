@@ -118,12 +118,13 @@ impl Machine {
             return Finding::ok(SUBJECT, shown);
         }
         let user = system.user(self.who.uid);
-        let todo = if access.mode & 0o060 == 0o060 {
-            format!(
-                "usermod -aG {group} {user}, then log in again; the daemon's own user needs it, too"
-            )
-        } else {
-            format!("its group may not use it: a udev rule has to give it mode 0660 (user {user})")
+        let todo = match access.mode & 0o060 == 0o060 {
+            true => system.joining(access.gid, &user, "; the daemon's own user needs it, too"),
+            false => {
+                format!(
+                    "its group may not use it: a udev rule has to give it mode 0660 (user {user})"
+                )
+            }
         };
         Finding::fail(SUBJECT, format!("{shown} is closed to {user}"), todo)
     }

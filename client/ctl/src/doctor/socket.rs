@@ -19,7 +19,7 @@ pub(super) fn findings(system: &System, paths: &[PathBuf], told: &Told) -> Vec<F
         return vec![Finding::fail(
             SUBJECT,
             format!("there is none at {}", tried.join(", ")),
-            "systemctl enable --now rocmforged.socket, or start rocmforged",
+            "systemctl enable --now rocmforged.service, or start rocmforged",
         )];
     }
     let who = system.identity();
@@ -39,7 +39,7 @@ pub(super) fn findings(system: &System, paths: &[PathBuf], told: &Told) -> Vec<F
             findings.push(Finding::fail(
                 SUBJECT,
                 format!("{shown}, and {user} may not"),
-                format!("usermod -aG {group} {user}, then log in again"),
+                system.joining(access.gid, &user, ""),
             ));
         } else if let Some(error) = told.refused(path) {
             findings.push(Finding::fail(

@@ -12,6 +12,9 @@ const ENTRIES_MAX: usize = 4096;
 /// `O_NONBLOCK` of Linux: a FIFO among the files would be waited for.
 const NONBLOCK: i32 = 0o4000;
 
+/// The group that files have whose group is not mapped, unless the kernel says another.
+const OVERFLOW_GID: u64 = 65534;
+
 /// Files of one machine.
 #[derive(Debug)]
 pub(super) struct System {
@@ -138,25 +141,73 @@ impl System {
         }
     }
 
-    /// A group's name, where the machine's own list has it.
+    /// A group's name, where the machine's own list has it, else its number.
     pub(super) fn group(&self, gid: u32) -> String {
+        self.group_name(gid).unwrap_or_else(|| gid.to_string())
+    }
+
+    fn group_name(&self, gid: u32) -> Option<String> {
         named(self.read("/etc/group"), gid)
+    }
+
+    /// How `user` comes to be in the group that owns a file, and what else is to be said of that.
+    pub(super) fn joining(&self, gid: u32, user: &str, more: &str) -> String {
+        // What a namespace of users shows of owners that it does not know.
+        let overflow = self.number("/proc/sys/kernel/overflowgid");
+        if u64::from(gid) == overflow.unwrap_or(OVERFLOW_GID) {
+            return "its group is one that this container does not map: start the container with --group-add keep-groups \
+                    (podman), or as root with --group-add and the group's number on the host (docker)"
+                .to_owned();
+        }
+        if gid == 0 {
+            return format!(
+                "it belongs to the group root, which is not for {user}: a udev rule has to give it another group \
+                 (GROUP=\"render\", MODE=\"0660\")"
+            );
+        }
+        let join = |name: &str| format!("usermod -aG {name} {user}, then log in again{more}");
+        if let Some(name) = self.group_name(gid) {
+            return join(&name);
+        }
+        let container = format!("start the container with --group-add {gid}");
+        if self.is_container() {
+            return format!("group {gid} has no name in this container: {container}");
+        }
+        // A name that is not taken: a group `render` may be there, with another number.
+        let name = format!("gpu-{gid}");
+        format!(
+            "no group has the number {gid} here: groupadd --system --gid {gid} {name}, then {}; in a container instead, {container}",
+            join(&name)
+        )
+    }
+
+    /// Whether this is a container, by the marks that their managers leave.
+    fn is_container(&self) -> bool {
+        const MARKS: [&str; 3] = [
+            "/.dockerenv",
+            "/run/.containerenv",
+            "/run/systemd/container",
+        ];
+        let told = self.read("/proc/1/environ").unwrap_or_default();
+        MARKS.iter().any(|mark| self.exists(mark))
+            || told
+                .split('\0')
+                .any(|variable| variable.starts_with("container="))
     }
 
     /// A user's name, where the machine's own list has it.
     pub(super) fn user(&self, uid: u32) -> String {
-        named(self.read("/etc/passwd"), uid)
+        named(self.read("/etc/passwd"), uid).unwrap_or_else(|| uid.to_string())
     }
 }
 
 /// The first field of the line whose third one is `number`.
-fn named(list: Option<String>, number: u32) -> String {
+fn named(list: Option<String>, number: u32) -> Option<String> {
     let list = list.unwrap_or_default();
-    let found = list.lines().find_map(|line| {
+    list.lines().find_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
         let own: u32 = fields.nth(1)?.parse().ok()?;
         (own == number).then(|| name.to_owned())
-    });
-    found.unwrap_or_else(|| number.to_string())
+    })
 }

@@ -6,7 +6,7 @@
 //! reached, while the machine may have plenty. Groups above it are not read: they count what other
 //! groups do to themselves, and what they do to this one is in its own count.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::machine;
 
@@ -43,8 +43,7 @@ impl Stalls {
 
 impl Default for Stalls {
     fn default() -> Self {
-        let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let own = machine::group_dir(Path::new(machine::GROUPS), &groups);
+        let own = machine::group_dir();
         let own = own.map(|dir| dir.join("memory.pressure"));
         Self([MACHINE.into()].into_iter().chain(own).collect())
     }
@@ -60,6 +59,8 @@ fn some_us(text: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]

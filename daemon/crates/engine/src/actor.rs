@@ -135,6 +135,8 @@ pub(crate) struct Draining {
 pub(crate) struct DriverReports {
     pub(crate) drivers: Arc<[Report]>,
     pub(crate) passed_over: Arc<[String]>,
+    /// That the CPU computes although a GPU is on the bus, and why.
+    pub(crate) unused_gpu: Option<String>,
 }
 
 /// The engine.
@@ -237,6 +239,7 @@ pub fn start_on(
         device,
         drivers: Vec::new(),
         passed_over: Vec::new(),
+        unused_gpu: None,
     };
     launch(opened, config, &Steps::default())
 }
@@ -250,6 +253,7 @@ fn launch(
         mut device,
         drivers,
         passed_over,
+        unused_gpu,
     } = opened;
     let prefetch = config.prefetch.unwrap_or(device.info().prefetch);
     let preferred = NonZeroUsize::new(device.info().prefill_chunk as usize);
@@ -271,6 +275,7 @@ fn launch(
         tracing::info!("{note}");
     }
     let budget = crate::budget::take(&mut *device, wanted.bytes, steps)?;
+    keep_free.budget_was_cut(wanted.bytes - budget);
     let cache = Cache::new(CacheConfig {
         align: rocmforge_device::ALIGNMENT,
         policy: crate::commands::to_cache(config.policy),
@@ -297,6 +302,7 @@ fn launch(
     let found = DriverReports {
         drivers: drivers.into(),
         passed_over: passed_over.into(),
+        unused_gpu,
     };
     let mut first = crate::publish::snapshot_of(&store, &[], &config, &found);
     first.device.findings.extend(wanted.note.clone());
@@ -484,7 +490,7 @@ impl Engine {
     /// How often memory is looked at that others may want while there is no work; `None` is not at
     /// all.
     fn watch_interval(&self) -> Option<Duration> {
-        let of_card = self.keep_free.is_on().then_some(keep_free::WHILE_IDLE);
+        let of_card = self.keep_free.watches().then_some(keep_free::WHILE_IDLE);
         of_card.into_iter().chain(self.host_watch_interval()).min()
     }
 

@@ -112,9 +112,18 @@ pub(crate) fn take(device: &mut dyn Device, wanted: u64, steps: &Steps) -> Resul
         if !refused || less < BUDGET_MIN.max(1 << 20) {
             return Err(no_device(&error));
         }
-        tracing::warn!(%error, "the device has no room for a budget of {budget} bytes; trying {less}");
+        tracing::debug!(%error, "the device has no room for a budget of {budget} bytes; trying {less}");
         budget = less;
         begin_taking(steps, budget);
+    }
+    if budget < wanted {
+        tracing::warn!(
+            budget_bytes = budget,
+            wanted_bytes = wanted,
+            free_bytes = device.free_bytes(),
+            "the device has no room for a budget of {wanted} bytes, since other processes hold its memory: the budget \
+             is {budget} bytes, and grows as they free memory"
+        );
     }
     Ok(budget)
 }

@@ -13,6 +13,11 @@
 //! the driver; what runs keeps what it needs. What was given up comes back when others have
 //! left, and no more than that.
 //!
+//! What other processes held when the daemon took its memory at the start is as if it had been
+//! given up then, also where nothing is kept free: a predecessor whose memory the driver had not
+//! taken back yet, or a game, does not cut the budget for good. Where a driver counts nothing, or
+//! refuses what its count says is free, growing is tried at longer and longer intervals.
+//!
 //! *Invariant:* the budget never falls below an eighth of what it would be, so that models stay
 //! usable, if slowly (test `an_eighth_of_the_budget_stays`).
 
@@ -29,6 +34,10 @@ const WHILE_BUSY: Duration = Duration::from_millis(100);
 pub(crate) const WHILE_IDLE: Duration = Duration::from_secs(1);
 /// How long memory has to be free before it is taken again.
 const CALM: Duration = Duration::from_secs(5);
+/// How long at most to wait after the driver refused memory.
+const PAUSE_MAX: Duration = Duration::from_secs(600);
+/// Refusals in a row that make the next attempt later and smaller.
+const REFUSALS_MAX: u32 = 7;
 /// The part of what is kept free that has to be free beside it before memory is taken again.
 const MARGIN_PART: u64 = 4;
 /// The budget changes to multiples of this part of the device's memory, within these bounds: the
@@ -52,8 +61,12 @@ pub(crate) struct KeepFree {
     looked_at: Instant,
     /// Since when there is enough to take some again.
     calm_since: Option<Instant>,
-    /// By how much the budget was shrunk, less what was taken again.
+    /// By how much the budget was shrunk, or cut at the start, less what was taken again.
     given_up: u64,
+    /// Times in a row that the driver refused what was to be taken again.
+    refusals: u32,
+    /// Before then nothing is taken again.
+    pause_until: Option<Instant>,
     /// What is to stay free when memory is taken again, if that is more than `bytes`.
     left: u64,
     shrinks: u64,
@@ -97,6 +110,8 @@ impl KeepFree {
             looked_at: Instant::now(),
             calm_since: None,
             given_up: 0,
+            refusals: 0,
+            pause_until: None,
             left: 0,
             shrinks: 0,
             grows: 0,
@@ -108,8 +123,13 @@ impl KeepFree {
         self.bytes > 0
     }
 
+    /// Whether the count of free bytes may change the budget.
+    pub(crate) fn watches(&self) -> bool {
+        self.is_on() || self.given_up > 0
+    }
+
     pub(crate) fn status(&self) -> Option<KeepFreeStatus> {
-        self.is_on().then_some(KeepFreeStatus {
+        self.watches().then_some(KeepFreeStatus {
             bytes: self.bytes,
             given_up_bytes: self.given_up,
             shrinks: self.shrinks,
@@ -129,6 +149,23 @@ impl KeepFree {
         self.given_up = if self.is_on() { withheld } else { 0 };
         self.left = left;
         self.calm_since = None;
+        self.refusals = 0;
+        self.pause_until = None;
+    }
+
+    /// Other processes held memory while the budget was taken: it is `bytes` smaller than it was to
+    /// be, until they leave.
+    pub(crate) fn budget_was_cut(&mut self, bytes: u64) {
+        self.given_up += bytes;
+    }
+
+    /// The driver refused what was to be taken again at `now`. Whether that is new.
+    fn was_refused(&mut self, now: Instant) -> bool {
+        let pause = (CALM * (1 << self.refusals)).min(PAUSE_MAX);
+        self.pause_until = Some(now + pause);
+        self.calm_since = None;
+        self.refusals = (self.refusals + 1).min(REFUSALS_MAX);
+        self.refusals == 1
     }
 
     fn change(&mut self, free: u64, budget: u64, now: Instant) -> Change {
@@ -145,6 +182,11 @@ impl KeepFree {
         }
         let beyond = free.saturating_sub(self.bytes.max(self.left));
         let beyond = beyond.saturating_sub(self.bytes / MARGIN_PART);
+        // What the driver refuses although it counts it as free.
+        let beyond = beyond.saturating_sub(u64::from(self.refusals) * self.step);
+        if self.pause_until.is_some_and(|until| now < until) {
+            return Change::None;
+        }
         let more = match beyond >= self.given_up {
             true => self.given_up,
             false => ((budget + beyond) / self.step * self.step).saturating_sub(budget),
@@ -168,13 +210,12 @@ impl Engine {
         let now = Instant::now();
         let due = now.duration_since(self.keep_free.looked_at) >= every;
         // A shrink that running work holds up goes on by itself.
-        if !self.keep_free.is_on() || !due || self.budget_wanted.is_some() {
+        if !self.keep_free.watches() || !due || self.budget_wanted.is_some() {
             return false;
         }
         self.keep_free.looked_at = now;
-        let Some(free) = self.store.count_free_bytes_now() else {
-            return false;
-        };
+        // Where nobody counts, the attempt tells: there only a cut at the start is taken back.
+        let free = self.store.count_free_bytes_now().unwrap_or(u64::MAX);
         let before = self.budget();
         let change = self.keep_free.change(free, before, now);
         let (wanted, given_up) = match change {
@@ -185,12 +226,17 @@ impl Engine {
         let wanted = wanted & !(rocmforge_device::ALIGNMENT - 1);
         if let Err(error) = self.change_budget(wanted) {
             // What is free by its count the driver does not give: later, maybe.
-            tracing::warn!(%error, wanted_bytes = wanted, "the budget could not be changed for what is kept free");
-            self.keep_free.calm_since = None;
+            match self.keep_free.was_refused(now) {
+                true => {
+                    tracing::warn!(%error, wanted_bytes = wanted, "the budget could not be changed for what is kept free");
+                }
+                false => tracing::debug!(%error, wanted_bytes = wanted, "memory is refused still"),
+            }
             return false;
         }
         self.keep_free.given_up = given_up;
         self.keep_free.calm_since = None;
+        self.keep_free.refusals = 0;
         let shrinks = matches!(change, Change::Shrink(_));
         match shrinks {
             true => self.keep_free.shrinks += 1,
@@ -200,7 +246,7 @@ impl Engine {
         tracing::info!(
             target: "memory",
             keep_free_bytes = self.keep_free.bytes,
-            free_bytes = free,
+            free_bytes = (free < u64::MAX).then_some(free),
             free_bytes_now = free_now,
             budget_before_bytes = before,
             budget_bytes = wanted,
@@ -274,6 +320,54 @@ mod tests {
         assert_eq!(grown, Change::Grow(208 * MIB));
         // Others may take what was left, down to what is kept free.
         assert_eq!(kept.change(16 * MIB, 256 * MIB, at(71)), Change::None);
+    }
+
+    /// Once a budget that was cut at the start stayed so for good.
+    #[test]
+    fn a_cut_at_the_start_comes_back_as_others_leave_where_nothing_is_kept_free() {
+        let mut kept = KeepFree::new(None, 1024 * MIB).unwrap();
+        assert!(!kept.watches() && kept.status().is_none());
+        kept.budget_was_set(0, 0);
+        kept.budget_was_cut(700 * MIB);
+        assert_eq!(kept.status().unwrap().given_up_bytes, 700 * MIB);
+        let start = Instant::now();
+        let at = |s: u64| start + Duration::from_secs(s);
+        assert_eq!(kept.change(8 * MIB, 100 * MIB, at(0)), Change::None);
+        assert_eq!(kept.change(300 * MIB, 100 * MIB, at(1)), Change::None);
+        let grown = kept.change(300 * MIB, 100 * MIB, at(6));
+        assert_eq!(grown, Change::Grow(300 * MIB));
+        kept.given_up = 400 * MIB;
+        assert_eq!(
+            kept.change(0, 400 * MIB, at(7)),
+            Change::None,
+            "it never shrinks"
+        );
+        assert_eq!(kept.change(u64::MAX, 400 * MIB, at(8)), Change::None);
+        let grown = kept.change(u64::MAX, 400 * MIB, at(13));
+        assert_eq!(grown, Change::Grow(400 * MIB));
+    }
+
+    #[test]
+    fn what_the_driver_refuses_is_asked_for_later_and_less_of_it() {
+        let mut kept = KeepFree::new(None, 1024 * MIB).unwrap();
+        kept.budget_was_cut(500 * MIB);
+        let start = Instant::now();
+        let at = |s: u64| start + Duration::from_secs(s);
+        assert_eq!(kept.change(320 * MIB, 64 * MIB, at(0)), Change::None);
+        let grown = kept.change(320 * MIB, 64 * MIB, at(5));
+        assert_eq!(grown, Change::Grow(320 * MIB));
+        assert!(kept.was_refused(at(5)), "the first time is told");
+        for s in [6, 9] {
+            assert_eq!(kept.change(320 * MIB, 64 * MIB, at(s)), Change::None);
+        }
+        assert_eq!(kept.change(320 * MIB, 64 * MIB, at(10)), Change::None);
+        let grown = kept.change(320 * MIB, 64 * MIB, at(15));
+        assert_eq!(grown, Change::Grow(304 * MIB));
+        for _ in 0..40 {
+            assert!(!kept.was_refused(at(20)));
+        }
+        assert_eq!(kept.refusals, REFUSALS_MAX);
+        assert!(kept.pause_until.unwrap() <= at(20) + PAUSE_MAX);
     }
 
     #[test]

@@ -11,10 +11,10 @@
 
 use std::cmp::Reverse;
 use std::fmt;
-use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
+use rocmforge_device::gpu::bus::{self, BusGpu};
 use rocmforge_device::gpu::device::{Images, refusal, usual_images};
 use rocmforge_device::gpu::{
     self, DeviceAttributes, GpuConfig, GpuDevice, Libraries, Report, Vendor,
@@ -38,6 +38,8 @@ pub(crate) struct Opened {
     pub(crate) drivers: Vec<Report>,
     /// Why `auto` passed over a device, in the order of the attempts.
     pub(crate) passed_over: Vec<String>,
+    /// That the CPU computes although a GPU is on the bus, and why.
+    pub(crate) unused_gpu: Option<String>,
 }
 
 /// Opens the device that the configuration asks for.
@@ -50,6 +52,7 @@ pub(crate) fn open(config: &EngineConfig, steps: &Steps) -> Result<Opened, Error
         steps,
         drivers: Vec::new(),
         passed_over: Vec::new(),
+        unused_gpu: None,
     };
     let device = match config.device {
         DeviceChoice::Hip(ordinal) => opened.named(Vendor::Hip, ordinal),
@@ -65,6 +68,7 @@ pub(crate) fn open(config: &EngineConfig, steps: &Steps) -> Result<Opened, Error
         device: device?,
         drivers: opened.drivers,
         passed_over: opened.passed_over,
+        unused_gpu: opened.unused_gpu,
     })
 }
 
@@ -73,6 +77,7 @@ struct Attempts<'a> {
     steps: &'a Steps,
     drivers: Vec<Report>,
     passed_over: Vec<String>,
+    unused_gpu: Option<String>,
 }
 
 impl Attempts<'_> {
@@ -120,10 +125,11 @@ impl Attempts<'_> {
                 }
             }
         }
-        if Path::new(KFD).exists() && self.drivers.iter().all(|driver| driver.devices.is_empty()) {
-            tracing::warn!(
-                "{KFD} is there, but no card is found: the CPU computes; `rocmforgectl doctor` says what is missing"
-            );
+        if self.drivers.iter().all(|driver| driver.devices.is_empty()) {
+            self.unused_gpu = unused(&bus::gpus(), &self.passed_over);
+        }
+        if let Some(unused) = &self.unused_gpu {
+            tracing::warn!("{unused}");
         }
         Ok(None)
     }
@@ -178,8 +184,18 @@ pub(crate) fn no_device(error: &rocmforge_device::Error) -> Error {
     }
 }
 
-/// What the kernel has where it can compute on an AMD card.
-const KFD: &str = "/dev/kfd";
+/// What is to be said where GPUs are on the bus of which no runtime lists a device.
+fn unused(gpus: &[BusGpu], passed_over: &[String]) -> Option<String> {
+    if gpus.is_empty() {
+        return None;
+    }
+    let shown: Vec<String> = gpus.iter().map(BusGpu::to_string).collect();
+    Some(format!(
+        "no GPU can be used, and the CPU computes, though there is one: {}; {}; `rocmforgectl doctor` says what is missing",
+        shown.join(", "),
+        passed_over.join("; ")
+    ))
+}
 
 /// A card that `auto` may take.
 struct Card {
@@ -337,6 +353,21 @@ mod tests {
         );
         let shown = cards[3].to_string();
         assert_eq!(shown, "hip:1 Card (in the processor, 98304 MiB)");
+    }
+
+    /// Once a daemon that started before the driver computed on the CPU for good, at INFO.
+    #[test]
+    fn a_gpu_on_the_bus_that_cannot_be_used_is_told() {
+        let gpu = BusGpu {
+            vendor: Vendor::Hip,
+            address: "0000:03:00.0".to_owned(),
+            is_bound: false,
+        };
+        assert_eq!(unused(&[], &["no card".to_owned()]), None);
+        let told = unused(&[gpu], &["device hip: no card".to_owned()]).unwrap();
+        for words in ["the CPU computes", "0000:03:00.0", "device hip: no card"] {
+            assert!(told.contains(words), "{told}");
+        }
     }
 
     #[test]

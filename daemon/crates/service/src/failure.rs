@@ -31,6 +31,8 @@ const DETAIL_MAX_BYTES: usize = 512;
 const VIOLATIONS_MAX: usize = 8;
 /// When to come back while a drain goes on: a new daemon is up by then.
 const DRAIN_RETRY: Duration = Duration::from_secs(2);
+/// When to ask again for a chat whose renderers were killed.
+const RENDERER_RETRY: Duration = Duration::from_secs(1);
 /// When to come back where one's own requests are too many: some of them have ended by then.
 const LIMIT_RETRY: Duration = Duration::from_secs(1);
 
@@ -555,6 +557,13 @@ pub fn draining() -> Failure {
     Failure::new(Kind::Unavailable, "DRAINING")
         .retry(DRAIN_RETRY)
         .says("the daemon is ending and takes no new work; retry on a new connection once it runs again")
+}
+
+/// UNAVAILABLE: others kill the processes that render chats.
+pub(crate) fn renderer_killed(message: &str) -> Failure {
+    Failure::new(Kind::Unavailable, "RENDERER_KILLED")
+        .retry(RENDERER_RETRY)
+        .says(message)
 }
 
 /// UNAVAILABLE: the engine ended under a request.

@@ -413,6 +413,10 @@ fn from_template(field: &str, model: &LoadedModel, error: &TokenizerError) -> Fa
             failure::bug(&format!("{error}: {cause}"))
         }
         TokenizerError::Cancelled => failure::deadline(),
+        TokenizerError::TemplateKilled { .. } => {
+            tracing::warn!(model = model.name(), %error, "a chat could not be rendered");
+            failure::renderer_killed(&error.to_string())
+        }
         TokenizerError::TemplateSyntax { .. }
         | TokenizerError::TemplateCrashed { .. }
         | TokenizerError::Size { .. }

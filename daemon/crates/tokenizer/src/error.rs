@@ -243,6 +243,18 @@ pub enum Error {
         words: String,
     },
 
+    /// Another process, or the kernel for want of memory, killed each process that was to render
+    /// the chat.
+    #[error(
+        "the process that renders the chat template was killed by signal {signal}, and so was each that took its place: \
+         the machine or the control group of the daemon is short of memory (`dmesg`), or somebody kills processes of the \
+         daemon; try again"
+    )]
+    TemplateKilled {
+        /// The signal's number on Linux.
+        signal: i32,
+    },
+
     /// The process that renders chats cannot be started.
     #[error("the process that renders chat templates ({}) cannot be started", exe.display())]
     Renderer {

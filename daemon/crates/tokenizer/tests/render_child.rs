@@ -208,6 +208,45 @@ fn a_program_that_is_no_child_is_an_error() {
     assert!(matches!(error, Error::TemplateCrashed { .. }), "{error:?}");
 }
 
+/// Once the chat that was under way failed, as if its template had taken too much memory.
+fn a_child_that_is_killed_from_outside_costs_no_chat() {
+    let dir = tempfile::tempdir().unwrap();
+    // Kills itself as often as the file says, then is a child as any other.
+    let script = |name: &str, signal: &str, times: u32| {
+        let (path, left) = (
+            dir.path().join(name),
+            dir.path().join(format!("{name}.left")),
+        );
+        std::fs::write(&left, times.to_string()).unwrap();
+        let left = left.display();
+        let own = std::env::current_exe().unwrap();
+        rocmforge_test_scripts::write(
+            &path,
+            &format!(
+                "read n < {left}\nif [ $n -gt 0 ]; then echo $((n - 1)) > {left}; kill -{signal} $$; fi\nexec {} \"$@\"",
+                own.display()
+            ),
+        );
+        Renderer::with_children(Some(path), LIMITS)
+    };
+    for (signal, times) in [("KILL", 1), ("TERM", 2)] {
+        assert_works(&script(signal, signal, times));
+    }
+    let error = render(&script("always", "KILL", 99), "a").unwrap_err();
+    assert!(
+        matches!(error, Error::TemplateKilled { signal: 9 }),
+        "{error:?}"
+    );
+    let text = error.to_string();
+    assert!(
+        text.contains("killed by signal 9") && !text.contains("exceeds"),
+        "{text}"
+    );
+    // What it does itself is the template's fault, and is not tried again.
+    let error = render(&script("crash", "SEGV", 1), "a").unwrap_err();
+    assert!(matches!(error, Error::TemplateCrashed { .. }), "{error:?}");
+}
+
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() == Some(RENDER_CHILD_ARGUMENT) {
@@ -235,6 +274,10 @@ fn main() -> ExitCode {
         (
             "a_program_that_is_no_child_is_an_error",
             a_program_that_is_no_child_is_an_error,
+        ),
+        (
+            "a_child_that_is_killed_from_outside_costs_no_chat",
+            a_child_that_is_killed_from_outside_costs_no_chat,
         ),
     ];
     let mut failed = 0;

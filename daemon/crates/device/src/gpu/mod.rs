@@ -22,6 +22,7 @@
 #![expect(unsafe_code, reason = "drivers are called through pointers")]
 
 mod blas;
+pub mod bus;
 pub mod ceilings;
 pub mod context;
 mod cuda;

@@ -119,12 +119,13 @@ pub struct HostTier {
     pub again_tokens: u64,
 }
 
-/// What is kept free for others, and what was given up for it.
+/// What is kept free for others, and by how much the budget is smaller because others hold memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeepFreeStatus {
-    /// Bytes that are to be free.
+    /// Bytes that are to be free; 0 where nothing is to be.
     pub bytes: u64,
-    /// Bytes by which the budget is smaller now for that.
+    /// Bytes by which the budget is smaller now for that, or because others held memory at the
+    /// start.
     pub given_up_bytes: u64,
     /// Times that memory was given back.
     pub shrinks: u64,
@@ -186,6 +187,8 @@ pub struct DeviceStatus {
     /// What was found of it when it was opened and since; see
     /// [`rocmforge_device::DeviceInfo::findings`].
     pub findings: Vec<String>,
+    /// That the CPU computes although a GPU is on the bus that cannot be used, and why.
+    pub unused_gpu: Option<String>,
     /// Compute units or streaming multiprocessors; 0 for the host.
     pub compute_units: u32,
     /// Its memory in bytes.

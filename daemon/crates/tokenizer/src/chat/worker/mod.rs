@@ -8,7 +8,8 @@
 //! time, by its parent in wall-clock time. A child answers one chat after the
 //! other, each in well under a millisecond where the template is well-behaved;
 //! one that crashes, grows or takes too long is ended and replaced, and costs
-//! the one chat that it worked on.
+//! the one chat that it worked on. One that others kill, as the kernel does
+//! where memory is short, costs no chat: a new one renders it.
 
 mod child;
 mod pool;

@@ -17,6 +17,8 @@ use crate::Error;
 
 /// Children that wait for the next chat; more end when they have answered.
 const IDLE_MAX: usize = 2;
+/// New children for one chat after one that was killed.
+const RETRIES_MAX: u32 = 2;
 /// How often a caller that waits looks whether it still should.
 const POLL: Duration = Duration::from_millis(20);
 /// How long a child that broke off may take to end.
@@ -25,8 +27,10 @@ const END_WAIT_MAX: Duration = Duration::from_millis(500);
 const WORDS_BYTES_MAX: u64 = 4 << 10;
 /// Signals, by their numbers on Linux.
 const SIGABRT: i32 = 6;
-const SIGKILL: i32 = 9;
 const SIGXCPU: i32 = 24;
+/// Those that end a child and never come from what it does itself: SIGHUP, SIGINT, SIGQUIT,
+/// SIGKILL (the kernel's, too, where memory is short), SIGUSR1, SIGUSR2, SIGTERM.
+const KILLED_BY: [i32; 7] = [1, 2, 3, 9, 10, 12, 15];
 
 /// Children that render.
 #[derive(Debug)]
@@ -76,7 +80,8 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Renders in a child. `cancelled` is asked some fifty times a second.
+    /// Renders in a child, and in a new one where another process killed that. `cancelled` is asked
+    /// some fifty times a second.
     pub(super) fn render(
         &self,
         template: &str,
@@ -84,23 +89,31 @@ impl Pool {
         cancelled: &dyn Fn() -> bool,
     ) -> Result<String, Error> {
         let place = self.place(cancelled)?;
-        let mut worker = self.worker()?;
-        let deadline = Instant::now() + self.limits.time;
         let request = wire::request(template, variables);
-        let answer = worker.ask(&request, deadline, cancelled);
-        match answer {
-            Ok((answer, retires)) => {
-                let mut state = self.lock();
-                if !retires && state.idle.len() < IDLE_MAX {
-                    state.idle.push(worker);
+        let mut worker = self.worker()?;
+        let mut retries = RETRIES_MAX;
+        loop {
+            let deadline = Instant::now() + self.limits.time;
+            match worker.ask(&request, deadline, cancelled) {
+                Ok((answer, retires)) => {
+                    let mut state = self.lock();
+                    if !retires && state.idle.len() < IDLE_MAX {
+                        state.idle.push(worker);
+                    }
+                    drop(state);
+                    drop(place);
+                    return answer.map_err(Error::from);
                 }
-                drop(state);
-                drop(place);
-                answer.map_err(Error::from)
+                Err(Interrupted::Cancelled) => return Err(Error::Cancelled),
+                Err(Interrupted::Late) => return Err(self.too_long()),
+                Err(Interrupted::Broken) => {}
             }
-            Err(Interrupted::Cancelled) => Err(Error::Cancelled),
-            Err(Interrupted::Late) => Err(self.too_long()),
-            Err(Interrupted::Broken) => Err(self.death(worker)),
+            match self.death(worker) {
+                // Neither the chat nor its template is at fault.
+                Error::TemplateKilled { .. } if retries > 0 => retries -= 1,
+                error => return Err(error),
+            }
+            worker = self.start()?;
         }
     }
 
@@ -129,6 +142,10 @@ impl Pool {
                 return Ok(worker);
             }
         }
+        self.start()
+    }
+
+    fn start(&self) -> Result<Worker, Error> {
         Worker::start(self).map_err(|error| Error::Renderer {
             exe: self.exe.clone(),
             error: Arc::new(error),
@@ -156,12 +173,11 @@ impl Pool {
                 unit: "bytes of stack",
                 max: super::STACK_BYTES as u64,
             },
-            // Not ours: the kernel ends what it has no memory for.
-            Some(SIGKILL) => out_of_memory,
+            Some(signal) if KILLED_BY.contains(&signal) => Error::TemplateKilled { signal },
             _ => Error::TemplateCrashed {
                 status: match status {
                     Some(status) => status.to_string(),
-                    None => "unknown".to_owned(),
+                    None => "it said what is no answer".to_owned(),
                 },
                 words: words.trim().to_owned(),
             },
@@ -253,14 +269,19 @@ impl Worker {
         Ok(())
     }
 
-    /// How it ended, and its last words. The end has come or comes now that
-    /// its socket is closed; else it is brought about.
+    /// How it ended by itself, and its last words. The end has come or comes now that
+    /// its socket is closed; else it is brought about, and is no end by itself.
     fn end(mut self) -> (Option<ExitStatus>, String) {
         let _ = self.socket.shutdown(Shutdown::Both);
-        let start = Instant::now();
-        while matches!(self.child.try_wait(), Ok(None)) && start.elapsed() < END_WAIT_MAX {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let give_up = Instant::now() + END_WAIT_MAX;
+        let ended = loop {
+            match self.child.try_wait() {
+                Ok(None) if Instant::now() < give_up => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                ended => break ended.ok().flatten(),
+            }
+        };
         let _ = self.child.kill();
         let mut words = Vec::new();
         if let Some(stderr) = self.child.stderr.take() {
@@ -268,8 +289,8 @@ impl Worker {
             // It ends with the child; what was read until an error is kept.
             let _ = stderr.read_to_end(&mut words);
         }
-        let status = self.child.wait().ok();
-        (status, String::from_utf8_lossy(&words).into_owned())
+        // Dropping this waits for it.
+        (ended, String::from_utf8_lossy(&words).into_owned())
     }
 }
 

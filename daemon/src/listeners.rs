@@ -1,0 +1,159 @@
+//! The sockets that the settings ask for.
+
+use std::net::{SocketAddr, TcpListener};
+use std::process::Command;
+
+use anyhow::Context as _;
+
+use crate::HttpListeners;
+use crate::config::Config;
+use crate::passed::{self, Passed};
+use crate::socket::Socket;
+
+/// The sockets of gRPC and of HTTP, and what HTTP is served on. They are the service manager's
+/// where it passed some.
+///
+/// # Errors
+/// Where a socket cannot be had: [`NoNetwork`], [`SocketError`](crate::socket::SocketError), or
+/// what the system says of an address.
+pub fn listen(
+    config: &Config,
+    passed: &mut Passed,
+) -> anyhow::Result<(Socket, Option<Socket>, HttpListeners)> {
+    let mut bound = 0;
+    let tcp = config.http.listen.map(|address| {
+        passed.take_tcp(address).map_or_else(
+            || {
+                bound += 1;
+                bind_tcp(address)
+            },
+            Ok,
+        )
+    });
+    let tcp = tcp.transpose()?;
+    let http_socket = config.http.socket.as_deref().map(|path| {
+        if let Some(unix) = passed.take_unix(path) {
+            return Ok(Socket::passed(unix));
+        }
+        bound += 1;
+        Socket::bind(path)
+            .with_context(|| format!("cannot serve HTTP on {} (--http-socket)", path.display()))
+    });
+    let mut http_socket = http_socket.transpose()?;
+    let socket = match passed.take_grpc()? {
+        Some(unix) => Socket::passed(unix),
+        None => Socket::bind(&config.socket)?,
+    };
+    let unix = http_socket.as_ref().map(Socket::listener).transpose()?;
+    let stored = passed::store(tcp.as_ref(), unix.as_ref());
+    if stored && let Some(socket) = &mut http_socket {
+        socket.leave_file();
+    }
+    let http = HttpListeners {
+        kept: stored || bound == 0,
+        unix,
+        tcp,
+        tokens: config.http.tokens.clone(),
+        tls: config.http.tls.clone(),
+    };
+    Ok((socket, http_socket, http))
+}
+
+/// A sandbox of the service manager that leaves the process no network.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the service may use no address of a network (RestrictAddressFamilies=, PrivateNetwork= of its unit), and http_listen = \
+     \"{address}\" asks for one; allow it with the drop-in that the package brings: install -D -m 644 {DROP_IN} \
+     /etc/systemd/system/rocmforged.service.d/network.conf && systemctl daemon-reload && systemctl restart rocmforged"
+)]
+pub struct NoNetwork {
+    /// The address.
+    pub address: SocketAddr,
+}
+
+/// The drop-in that opens the unit to networks.
+const DROP_IN: &str = "/usr/share/doc/rocmforged/examples/network.conf";
+
+fn bind_tcp(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let bound = TcpListener::bind(address);
+    if let Err(error) = &bound
+        && error.raw_os_error() == Some(libc::EAFNOSUPPORT)
+    {
+        return Err(NoNetwork { address }.into());
+    }
+    let tcp = bound.with_context(|| format!("cannot serve HTTP on {address} (--http-listen)"))?;
+    if has_no_network() {
+        tracing::warn!(
+            "{address} is reached from inside of the service alone: it has a network of its own (PrivateNetwork=yes in \
+             its unit); the drop-in {DROP_IN} opens it"
+        );
+    }
+    Ok(tcp)
+}
+
+/// Whether this is a service without any network but its own loopback.
+fn has_no_network() -> bool {
+    let devices = std::fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
+    let mut names = devices.lines().filter_map(|line| line.split_once(':'));
+    std::env::var_os("INVOCATION_ID").is_some() && names.all(|(name, _)| name.trim() == "lo")
+}
+
+/// The unit's network, where the service manager runs `address` in a service that may not use it;
+/// for a check of the settings before the service is started. Blocks for as long as systemctl does.
+pub fn refused_by_unit(address: SocketAddr) -> Option<NoNetwork> {
+    let asked = Command::new("systemctl")
+        .args(["show", "rocmforged.service"])
+        .arg("--property=LoadState,PrivateNetwork,RestrictAddressFamilies")
+        .output();
+    let shown = String::from_utf8_lossy(&asked.ok()?.stdout).into_owned();
+    is_refused(&shown, address).then_some(NoNetwork { address })
+}
+
+/// Whether a unit with these properties lets nobody reach an address.
+fn is_refused(shown: &str, address: SocketAddr) -> bool {
+    let of = |name: &str| {
+        let mut lines = shown.lines().filter_map(|line| line.split_once('='));
+        lines.find_map(|(key, value)| (key == name).then_some(value))
+    };
+    let family = match address {
+        SocketAddr::V4(_) => "AF_INET",
+        SocketAddr::V6(_) => "AF_INET6",
+    };
+    let families = of("RestrictAddressFamilies").unwrap_or_default();
+    let (is_denied, listed) = match families.strip_prefix('~') {
+        Some(denied) => (true, denied),
+        None => (false, families),
+    };
+    let is_listed = listed.split_whitespace().any(|one| one == family);
+    let is_closed = !families.is_empty() && is_listed == is_denied;
+    of("LoadState") == Some("loaded") && (is_closed || of("PrivateNetwork") == Some("yes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_units_network_is_told_by_its_properties() {
+        let v4 = "127.0.0.1:8080".parse().unwrap();
+        let v6 = "[::1]:8080".parse().unwrap();
+        let shown = |state: &str, private: &str, families: &str| {
+            format!(
+                "LoadState={state}\nRestrictAddressFamilies={families}\nPrivateNetwork={private}\n"
+            )
+        };
+        for (shown, of_v4, of_v6) in [
+            (shown("loaded", "yes", "AF_NETLINK AF_UNIX"), true, true),
+            (shown("loaded", "no", "AF_NETLINK AF_UNIX"), true, true),
+            (shown("loaded", "yes", ""), true, true),
+            (shown("loaded", "no", "AF_INET AF_UNIX"), false, true),
+            (shown("loaded", "no", "~AF_INET"), true, false),
+            (shown("loaded", "no", ""), false, false),
+            (shown("not-found", "yes", "AF_UNIX"), false, false),
+            (String::new(), false, false),
+        ] {
+            let refused = (is_refused(&shown, v4), is_refused(&shown, v6));
+            assert_eq!(refused, (of_v4, of_v6), "{shown}");
+        }
+    }
+}
