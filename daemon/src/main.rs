@@ -190,18 +190,12 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 const ADMIN_FOR_ALL: &str = "admin_by has '*', so that everyone who may connect is admin and may change the budget, the \
      policy and the settings; name users or @groups there, or leave admin_by unset and restrict manage_by or use_by";
 
-/// What is wrong with model directories that there are.
+/// What is wrong with the model directories.
 fn troubles(dirs: &ModelDirs) -> Vec<String> {
-    let unlisted = dirs.unlisted();
-    let unlisted =
-        unlisted.map(|(dir, why)| format!("the model directory {} {why}", dir.display()));
-    let silent = dirs.silent().map(|dir| {
-        format!(
-            "the model directory {} does not answer; check the server or the mount that it lies on",
-            dir.display()
-        )
-    });
-    unlisted.chain(silent).collect()
+    let states = dirs.first_states().into_iter();
+    let told = states.filter_map(|dir| Some((dir.path, dir.trouble?)));
+    told.map(|(path, trouble)| format!("the model directory {} {trouble}", path.display()))
+        .collect()
 }
 
 /// Opens the files of the declared models, at once: one that never answers holds up no other.
@@ -244,6 +238,10 @@ fn check(config: &Config) -> ExitCode {
     let mut code = ExitCode::SUCCESS;
     for trouble in troubles(&dirs) {
         code = fail(&anyhow::anyhow!(trouble), 2);
+    }
+    let by_unit = rocmforged::unit_user::troubles(&config.model_dirs);
+    for trouble in by_unit.into_iter().chain(dirs.troubles_of_files()) {
+        let _ = writeln!(io::stderr(), "rocmforged: {trouble}");
     }
     let opened = open_declared(&dirs, &config.models);
     for (declared, opened) in config.models.iter().zip(opened) {
