@@ -11,7 +11,7 @@ use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
 use std::net::TcpListener;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
 use clap::Parser;
@@ -230,6 +230,10 @@ fn check(config: &Config) -> ExitCode {
     }
     if config.admin_for_all {
         let _ = writeln!(io::stderr(), "rocmforged: {ADMIN_FOR_ALL}");
+    }
+    let tls = config.http.tls.as_ref();
+    if let Some(warning) = tls.and_then(|tls| tls.warning(SystemTime::now())) {
+        let _ = writeln!(io::stderr(), "rocmforged: {warning}");
     }
     let dirs = match ModelDirs::new(&config.model_dirs) {
         Ok(dirs) => dirs,
