@@ -345,6 +345,8 @@ fn a_missing_model_directory_and_a_link_out_of_one_are_told_and_the_rest_is_serv
     let (models, away, nvme) = (root.join("models"), root.join("away"), root.join("nvme"));
     std::fs::create_dir(&models).unwrap();
     std::fs::create_dir(&nvme).unwrap();
+    let run = root.join("run");
+    std::fs::create_dir(&run).unwrap();
     let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../tests/fixtures/tiny-llama-Q4_K_M.gguf");
     std::fs::copy(&fixture, nvme.join("linked.gguf")).unwrap();
@@ -357,7 +359,7 @@ fn a_missing_model_directory_and_a_link_out_of_one_are_told_and_the_rest_is_serv
     );
     std::fs::write(&config, declared).unwrap();
     let command = || {
-        let mut command = host(&root, &root.join("s"));
+        let mut command = host(&run, &run.join("s"));
         command.arg("--config").arg(&config);
         command.arg("--model-dir").arg(&models);
         command.arg("--model-dir").arg(&away);
@@ -377,10 +379,11 @@ fn a_missing_model_directory_and_a_link_out_of_one_are_told_and_the_rest_is_serv
     logged(&log, &[&is_not_there, "mount or create it"]);
     logged(&log, &["linked.gguf", "not offered as a model", &allow]);
     // It is looked for again, and what is declared there is registered.
-    std::fs::create_dir(&away).unwrap();
-    std::fs::copy(&fixture, &late).unwrap();
+    std::fs::create_dir(root.join("mounted")).unwrap();
+    std::fs::copy(&fixture, root.join("mounted/late.gguf")).unwrap();
+    std::fs::rename(root.join("mounted"), &away).unwrap();
     logged(&log, &["a model directory answers now"]);
-    logged(&log, &["Load", "late", "ok"]);
+    logged(&log, &["as declared", "late.gguf", "code=Ok"]);
     daemon.signal(Signal::SIGTERM);
     assert_eq!(daemon.wait(), Some(0));
 }
