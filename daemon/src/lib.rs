@@ -26,6 +26,7 @@ pub mod self_test;
 pub mod signals;
 pub mod socket;
 pub mod traces;
+pub mod unit_user;
 
 pub use connection::CONNECTIONS_MAX;
 pub use http::{HttpListeners, Tls, TlsFault, Tokens};

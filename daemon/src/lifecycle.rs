@@ -44,8 +44,9 @@ use crate::{connection, gpu_wait, heartbeat};
 
 /// How often model directories that do not answer are asked again for the sake of declared models.
 const LATE_DIRS_EVERY: Duration = Duration::from_secs(2);
-/// How long the headers of declared models may hold up READY; what is left is registered after it.
-const DECLARED_WAIT_MAX: Duration = Duration::from_secs(20);
+/// How long the headers of declared models may hold up READY, so that of a few models all are there
+/// by then. What is left is registered after it, and who asks for it waits.
+const DECLARED_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How much longer than the grace period the engine may take to end: one pass of a large model.
 const DRAIN_MARGIN: Duration = Duration::from_secs(10);
 /// How long connections may take to close once the last request has ended, so that
@@ -159,7 +160,15 @@ async fn serve_until(
         options.roles,
     ));
     context.set_limits(options.peer_limits);
-    register(&context, options.declared).await;
+    tokio::select! {
+        () = register(&context, options.declared) => {}
+        // Nobody was served yet.
+        _ = stops.recv() => {
+            context.drain();
+            engine.drain(Duration::ZERO).await;
+            return Ok(End::Drained);
+        }
+    }
     let (health, health_service) = Health::new();
     health.set(true).await;
 
@@ -186,6 +195,9 @@ async fn serve_until(
         }
     });
     notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
+    // Logs which files are not offered, and has the headers read before somebody waits for them.
+    let listing = Arc::clone(&context);
+    tokio::spawn(async move { listing.list_files().await.map(drop) });
 
     let mut is_gpu_ready = false;
     let cause = tokio::select! {
@@ -255,7 +267,7 @@ async fn serve_until(
     }
 }
 
-/// Registers declared models, so that who connects finds them.
+/// Registers declared models, so that who connects finds them or waits for them.
 async fn register(context: &Arc<Service>, declared: Vec<Declared>) {
     let silent = context.dirs.silent().count();
     if silent > 0 {
@@ -277,9 +289,7 @@ async fn register(context: &Arc<Service>, declared: Vec<Declared>) {
         .await
         .is_err()
     {
-        tracing::warn!(
-            "declared models take long to open; the daemon serves before all of them are"
-        );
+        tracing::info!("the daemon serves while it opens more declared models");
     }
 }
 

@@ -42,7 +42,7 @@ pub fn listen(
     let mut http_socket = http_socket.transpose()?;
     let socket = match passed.take_grpc()? {
         Some(unix) => Socket::passed(unix),
-        None => Socket::bind(&config.socket)?,
+        None => Socket::bind(&config.values.socket)?,
     };
     let unix = http_socket.as_ref().map(Socket::listener).transpose()?;
     let stored = passed::store(tcp.as_ref(), unix.as_ref());

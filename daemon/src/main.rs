@@ -13,7 +13,7 @@ mod logging;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
 use clap::Parser;
@@ -149,7 +149,7 @@ fn main() -> ExitCode {
         Ok(started) => started,
         Err(error) => return fail(&error, 2),
     };
-    if ends_with_parent && let Err(error) = parent::follow(&config.socket) {
+    if ends_with_parent && let Err(error) = parent::follow(&config.values.socket) {
         return fail(&anyhow::Error::from(error).context(NO_THREADS), 1);
     }
     let reloader = Reloader::new(
@@ -233,18 +233,12 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 const ADMIN_FOR_ALL: &str = "admin_by has '*', so that everyone who may connect is admin and may change the budget, the \
      policy and the settings; name users or @groups there, or leave admin_by unset and restrict manage_by or use_by";
 
-/// What is wrong with model directories that there are.
+/// What is wrong with the model directories.
 fn troubles(dirs: &ModelDirs) -> Vec<String> {
-    let unlisted = dirs.unlisted();
-    let unlisted =
-        unlisted.map(|(dir, why)| format!("the model directory {} {why}", dir.display()));
-    let silent = dirs.silent().map(|dir| {
-        format!(
-            "the model directory {} does not answer; check the server or the mount that it lies on",
-            dir.display()
-        )
-    });
-    unlisted.chain(silent).collect()
+    let states = dirs.first_states().into_iter();
+    let told = states.filter_map(|dir| Some((dir.path, dir.trouble?)));
+    told.map(|(path, trouble)| format!("the model directory {} {trouble}", path.display()))
+        .collect()
 }
 
 /// Opens the files of the declared models, at once: one that never answers holds up no other.
@@ -281,6 +275,10 @@ fn check(config: &Config, is_units: bool) -> ExitCode {
     if config.admin_for_all {
         let _ = writeln!(io::stderr(), "rocmforged: {ADMIN_FOR_ALL}");
     }
+    let tls = config.http.tls.as_ref();
+    if let Some(warning) = tls.and_then(|tls| tls.warning(SystemTime::now())) {
+        let _ = writeln!(io::stderr(), "rocmforged: {warning}");
+    }
     let dirs = match ModelDirs::new(&config.values.model_dir) {
         Ok(dirs) => dirs,
         Err(error) => return fail(&error.into(), 2),
@@ -294,6 +292,10 @@ fn check(config: &Config, is_units: bool) -> ExitCode {
     }
     for trouble in troubles(&dirs) {
         code = fail(&anyhow::anyhow!(trouble), 2);
+    }
+    let by_unit = rocmforged::unit_user::troubles(&config.model_dirs);
+    for trouble in by_unit.into_iter().chain(dirs.troubles_of_files()) {
+        let _ = writeln!(io::stderr(), "rocmforged: {trouble}");
     }
     let opened = open_declared(&dirs, &config.models);
     for (declared, opened) in config.models.iter().zip(opened) {

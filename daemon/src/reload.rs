@@ -8,6 +8,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use rocmforge_service::Service;
 use rocmforge_service::declared::Declared;
@@ -164,6 +165,9 @@ impl Reloader {
 
     fn tls(&mut self, new: &Config, report: &mut Report) -> Option<Tls> {
         let (before, now) = (&self.in_force.http.tls, &new.http.tls);
+        if let Some(warning) = now.as_ref().and_then(|tls| tls.warning(SystemTime::now())) {
+            tracing::warn!("{warning}");
+        }
         match (before, now) {
             (Some(before), Some(now)) if before != now => {
                 report.taken(named(CERTIFICATE));

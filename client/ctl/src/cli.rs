@@ -204,6 +204,9 @@ pub(crate) enum Command {
         #[arg(long, value_name = "DIR")]
         root: Option<PathBuf>,
     },
+    /// Print the names of the loaded models, a line each, for completions; nothing without a daemon
+    #[command(hide = true)]
+    Names,
     /// Write what a package ships beside the program: man pages, shell completions
     #[command(hide = true)]
     Generated {

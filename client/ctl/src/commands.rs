@@ -64,6 +64,7 @@ pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Resul
         Command::Load(args) => load::load(context, args).await,
         Command::Unload { name, force } => models::unload(context, &name, force).await,
         Command::Ls => models::ls(context).await,
+        Command::Names => models::names(context).await,
         Command::Show { name } => models::show(context, &name).await,
         Command::Generate {
             name,

@@ -70,9 +70,22 @@ pub(crate) fn files(found: &ListFilesResponse) -> Value {
             "size_bytes": file.size_bytes,
             "mtime_unix_ms": file.mtime_unix_ms,
             "loaded_as": file.loaded_as,
+            "name": file.name,
         })
     });
-    json!({"files": files.collect::<Vec<_>>(), "is_cut": found.is_cut})
+    let unserved = found.unserved.iter().map(
+        |file| json!({"path": file.path, "reason": file.reason, "is_trouble": file.is_trouble}),
+    );
+    let directories = found.directories.iter().map(|dir| {
+        let trouble = (!dir.trouble.is_empty()).then_some(&dir.trouble);
+        json!({"path": dir.path, "trouble": trouble})
+    });
+    json!({
+        "files": files.collect::<Vec<_>>(),
+        "is_cut": found.is_cut,
+        "unserved": unserved.collect::<Vec<_>>(),
+        "directories": directories.collect::<Vec<_>>(),
+    })
 }
 
 /// Everything about a model.

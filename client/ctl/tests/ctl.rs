@@ -435,10 +435,13 @@ async fn files_are_listed_and_their_names_do_nothing_to_the_terminal() {
     let output = ctl(&daemon, &["files"]).await;
     assert_eq!(
         success(&output),
-        "   SIZE  LOADED AS  FILE\n\
-         3.0 MiB  tiny       /models/tiny.gguf\n\
-         3.0 MiB  -          /models/\\u{1b}[2J.gguf\n\
-         (there are more)\n"
+        "   SIZE  NAME  LOADED AS  FILE\n\
+         3.0 MiB  tiny  tiny       /models/tiny.gguf\n\
+         3.0 MiB  tiny  -          /models/\\u{1b}[2J.gguf\n\
+         (there are more)\n\
+         not offered: /models/l.gguf: it is a link to /nvme/l.gguf; name /nvme\n\
+         not offered: /models/mmproj.gguf: it is a projector; give the model\n\
+         model directory /usb is not there; mount or create it\n"
     );
 }
 

@@ -435,3 +435,87 @@ async fn a_daemon_that_runs_is_asked_and_another_version_is_told() {
     assert!(text.contains("the daemon computes on"), "{text}");
     assert!(text.contains("the running daemon"), "{text}");
 }
+
+/// bash with the script that the package ships, at a line that is typed.
+#[tokio::test]
+async fn a_shell_completes_the_names_of_models() {
+    let daemon = FakeDaemon::start();
+    let dir = tempfile::tempdir().expect("a path, a shell");
+    let into = dir.path().to_str().expect("a path, a shell");
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_rocmforgectl"));
+    let written = Command::new(program)
+        .args(["generated", "completions", into])
+        .status();
+    assert!(written.expect("it starts").success());
+    let completed = |words: &'static str| {
+        let script = format!(
+            "source {into}/rocmforgectl.bash; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             _rocmforgectl_names rocmforgectl \"${{COMP_WORDS[-1]}}\" \"${{COMP_WORDS[-2]}}\"; echo \"${{COMPREPLY[*]}}\""
+        );
+        let beside = program
+            .parent()
+            .expect("a path, a shell")
+            .display()
+            .to_string();
+        let mut shell = tokio::process::Command::new("bash");
+        shell.args(["--norc", "-c", &script]);
+        shell.env("PATH", format!("{beside}:/usr/bin:/bin"));
+        shell.env("ROCMFORGE_SOCKET", &daemon.socket);
+        shell.output()
+    };
+    for (words, has) in [
+        ("rocmforgectl unload ''", true),
+        ("rocmforgectl unload ti", true),
+        ("rocmforgectl unload x", false),
+        ("rocmforgectl ls ''", false),
+    ] {
+        let output = completed(words).await.expect("a path, a shell");
+        let told = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(
+            told.split_whitespace().any(|word| word == "tiny"),
+            has,
+            "{words}: {output:?}"
+        );
+    }
+}
+
+/// What the daemon does not serve, and why, was said nowhere.
+#[tokio::test]
+async fn model_directories_and_files_that_are_not_offered_are_told_with_what_to_do() {
+    let daemon = FakeDaemon::start();
+    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_rocmforgectl"))
+        .args(["--json", "--socket"])
+        .arg(&daemon.socket)
+        .arg("doctor")
+        .output();
+    let output = output.await.expect("it starts");
+    let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let findings = told["findings"].as_array().expect("a list").iter();
+    let of_models: Vec<_> = findings.filter(|f| f["subject"] == "models").collect();
+    let row = |found: &Value| {
+        let text = |key: &str| found[key].as_str().unwrap_or_default().to_owned();
+        (text("level"), text("found"), text("todo"))
+    };
+    let rows: Vec<_> = of_models.iter().map(|found| row(found)).collect();
+    let expected = [
+        ("ok", "2 model files in 2 model directories", ""),
+        (
+            "warn",
+            "model directory /usb is not there",
+            "mount or create it",
+        ),
+        (
+            "warn",
+            "/models/l.gguf: it is a link to /nvme/l.gguf",
+            "name /nvme",
+        ),
+        (
+            "ok",
+            "1 file of other kinds (`rocmforgectl files` says which)",
+            "",
+        ),
+    ];
+    let expected =
+        expected.map(|(level, found, todo)| (level.to_owned(), found.to_owned(), todo.to_owned()));
+    assert_eq!(rows, expected);
+}

@@ -294,6 +294,16 @@ impl Models for Fake {
             size_bytes: 3 << 20,
             mtime_unix_ms: 1,
             loaded_as: loaded_as.iter().map(|name| (*name).to_owned()).collect(),
+            name: "tiny".into(),
+        };
+        let unserved = |path: &str, reason: &str, is_trouble| UnservedFile {
+            path: path.into(),
+            reason: reason.into(),
+            is_trouble,
+        };
+        let directory = |path: &str, trouble: &str| ModelDirectory {
+            path: path.into(),
+            trouble: trouble.into(),
         };
         let files = vec![
             file("/models/tiny.gguf", &["tiny"]),
@@ -302,6 +312,22 @@ impl Models for Fake {
         Ok(Response::new(ListFilesResponse {
             files,
             is_cut: true,
+            unserved: vec![
+                unserved(
+                    "/models/l.gguf",
+                    "it is a link to /nvme/l.gguf; name /nvme",
+                    true,
+                ),
+                unserved(
+                    "/models/mmproj.gguf",
+                    "it is a projector; give the model",
+                    false,
+                ),
+            ],
+            directories: vec![
+                directory("/models", ""),
+                directory("/usb", "is not there; mount or create it"),
+            ],
         }))
     }
 

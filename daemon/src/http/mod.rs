@@ -45,6 +45,7 @@ mod written;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::SystemTime;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -106,6 +107,9 @@ impl Http {
         tokens: Option<Tokens>,
         tls: Option<Tls>,
     ) -> Arc<Self> {
+        if let Some(warning) = tls.as_ref().and_then(|tls| tls.warning(SystemTime::now())) {
+            tracing::warn!("{warning}");
+        }
         let (tokens, tls) = (RwLock::new(tokens), RwLock::new(tls));
         Arc::new(Self {
             replies: Replies::new(&service.sending),

@@ -6,16 +6,20 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::{Error, InconsistentKeys, ServerConfig};
+use webpki::{EndEntityCert, KeyUsage};
 
 use super::small_file;
 
 /// Longest file.
 const FILE_MAX_BYTES: u64 = 256 << 10;
+/// A certificate that expires within this time is told of.
+const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 /// Most certificates of a chain.
 const CHAIN_MAX: usize = 16;
 /// What is spoken inside: HTTP/1.1 and nothing else.
@@ -97,9 +101,52 @@ impl Tls {
         })
     }
 
+    /// What is wrong with the time in which the server's certificate is valid: it serves all the
+    /// same, since a client may not mind.
+    pub fn warning(&self, now: SystemTime) -> Option<String> {
+        let since = now.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+        let shown = self.certificate_file.display();
+        // None of the others can be told without the authorities that clients trust.
+        let verdict = |since: Duration| {
+            let certificate = EndEntityCert::try_from(self.chain.first()?).ok()?;
+            let at = UnixTime::since_unix_epoch(since);
+            let usage = KeyUsage::server_auth();
+            let verified = certificate.verify_for_usage(&[], &[], &[], at, usage, None, None);
+            verified.err()
+        };
+        const RENEW: &str = "clients refuse it; renew it and reload the daemon";
+        match verdict(since) {
+            Some(webpki::Error::CertExpired { not_after, .. }) => Some(format!(
+                "the certificate in {shown} expired on {}: {RENEW}",
+                date(not_after)
+            )),
+            Some(webpki::Error::CertNotValidYet { not_before, .. }) => Some(format!(
+                "the certificate in {shown} is valid only from {} on: clients refuse it until then; check the clock of \
+                 this machine, or take another certificate",
+                date(not_before)
+            )),
+            _ => match verdict(since.saturating_add(SOON)) {
+                Some(webpki::Error::CertExpired { not_after, .. }) => Some(format!(
+                    "the certificate in {shown} expires on {}; renew it and reload the daemon",
+                    date(not_after)
+                )),
+                _ => None,
+            },
+        }
+    }
+
     /// What handshakes are made with.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.config)
+    }
+}
+
+/// A time as people write it, in UTC.
+fn date(time: UnixTime) -> String {
+    let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    match jiff::Timestamp::from_second(seconds) {
+        Ok(time) => time.to_string(),
+        Err(_) => format!("{seconds} s after 1970"),
     }
 }
 

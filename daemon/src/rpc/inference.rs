@@ -125,6 +125,7 @@ impl InferenceService {
         arrival: Arrival,
         log: &mut RequestLog,
     ) -> Result<Vec<(Running, Splitter)>, Failure> {
+        self.context.opened(&request.model, &arrival).await?;
         let n = answers::choices(request.n.map(i64::from))?;
         let wanted = self.check_generate(request)?;
         let choices = self.context.generate_choices(wanted, n, arrival, log);
@@ -138,6 +139,7 @@ impl InferenceService {
         arrival: Arrival,
         log: &mut RequestLog,
     ) -> Result<Vec<(Running, Splitter)>, Failure> {
+        self.context.opened(&request.model, &arrival).await?;
         let (model, conversation, how) = self.check_chat(request)?;
         self.context
             .answer(&model, conversation, how, arrival, log)
@@ -149,6 +151,7 @@ impl InferenceService {
         request: v1::ChatRequest,
         arrival: Arrival,
     ) -> Result<v1::RenderResponse, Failure> {
+        self.context.opened(&request.model, &arrival).await?;
         let (model, conversation, _) = self.check_chat(request)?;
         let rendered = self.context.render(&model, conversation, arrival);
         let (text, ids) = rendered.await?;
@@ -226,6 +229,7 @@ impl InferenceService {
         arrival: Arrival,
     ) -> Result<Tokens, Failure> {
         self.context.admit()?;
+        self.context.opened(&request.model, &arrival).await?;
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
         violations.result()?;
@@ -255,6 +259,7 @@ impl InferenceService {
         arrival: Arrival,
     ) -> Result<v1::DetokenizeResponse, Failure> {
         self.context.admit()?;
+        self.context.opened(&request.model, &arrival).await?;
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
         violations.result()?;
@@ -278,6 +283,7 @@ impl InferenceService {
         use v1::score_request::Input;
 
         self.context.admit()?;
+        self.context.opened(&request.model, &arrival).await?;
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
         let top_n = check::top_n(request.top_n, &mut violations);

@@ -12,8 +12,8 @@ use rocmforge_service::Service;
 use rocmforge_service::arrival::Arrival;
 use rocmforge_service::check::{self, Violations};
 use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::files::NamedFile;
 use rocmforge_service::load::{Load, LoadStep};
-use rocmforge_service::model_files::ModelFile;
 use rocmforge_service::request_log::RequestLog;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -103,6 +103,7 @@ impl ModelsService {
         pinned: bool,
         arrival: Arrival,
     ) -> Result<(u32, u64), Failure> {
+        self.context.opened(name, &arrival).await?;
         let (model, segments) = self.named_segments(name, segments)?;
         let name = model.name();
         let work = async {
@@ -114,25 +115,40 @@ impl ModelsService {
     }
 
     async fn files(&self) -> Result<v1::ListFilesResponse, Failure> {
-        let (files, is_whole) = self.context.list_files().await?;
+        let listed = self.context.list_files().await?;
         let snapshot = self.context.engine.snapshot();
-        let summary = |file: &ModelFile| {
+        let summary = |named: &NamedFile| {
             let loaded = snapshot.models.iter().map(|status| &status.model);
             let mut loaded_as: Vec<_> = loaded
-                .filter(|model| model.path() == file.real)
+                .filter(|model| model.path() == named.file.real)
                 .map(|model| model.name().to_owned())
                 .collect();
             loaded_as.sort();
-            Some(v1::FileSummary {
-                path: file.name()?.to_owned(),
-                size_bytes: file.bytes,
-                mtime_unix_ms: file.mtime_unix_ms,
+            v1::FileSummary {
+                path: named.file.shown(),
+                size_bytes: named.file.bytes,
+                mtime_unix_ms: named.file.mtime_unix_ms,
                 loaded_as,
-            })
+                name: named.name.clone(),
+            }
         };
+        let unserved = listed.unserved.iter().filter_map(|file| {
+            let why = file.unserved.as_ref()?;
+            Some(v1::UnservedFile {
+                path: file.shown(),
+                reason: why.to_string(),
+                is_trouble: why.is_trouble(),
+            })
+        });
+        let directories = listed.dirs.iter().map(|dir| v1::ModelDirectory {
+            path: dir.path.display().to_string(),
+            trouble: dir.trouble.clone().unwrap_or_default(),
+        });
         Ok(v1::ListFilesResponse {
-            files: files.iter().filter_map(summary).collect(),
-            is_cut: !is_whole,
+            files: listed.served.iter().map(summary).collect(),
+            is_cut: !listed.is_whole,
+            unserved: unserved.collect(),
+            directories: directories.collect(),
         })
     }
 
@@ -341,8 +357,9 @@ impl Models for ModelsService {
         let (arrival, request) = (arrival::of(&request), request.into_inner());
         let asked = asked_segments(&request.segments);
         let log = RequestLog::audit("Preload", &request.name, &asked, &arrival);
-        let started = self
-            .named_segments(&request.name, request.segments)
+        let opened = self.context.opened(&request.name, &arrival).await;
+        let started = opened
+            .and_then(|()| self.named_segments(&request.name, request.segments))
             .and_then(|(model, segments)| {
                 let name = model.name().to_owned();
                 let events = self.context.preload(&name, segments.clone())?;

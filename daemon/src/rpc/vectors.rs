@@ -20,6 +20,7 @@ pub(super) async fn embed(
     arrival: Arrival,
 ) -> Result<v1::EmbedResponse, Failure> {
     service.admit()?;
+    service.opened(&request.model, &arrival).await?;
     let mut violations = Violations::default();
     check::model_name("model", &request.model, &mut violations);
     let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
@@ -97,6 +98,7 @@ pub(super) async fn rerank(
     arrival: Arrival,
 ) -> Result<v1::RerankResponse, Failure> {
     service.admit()?;
+    service.opened(&request.model, &arrival).await?;
     let mut violations = Violations::default();
     check::model_name("model", &request.model, &mut violations);
     let n_ctx = check::n_ctx(request.n_ctx, &mut violations);

@@ -61,6 +61,11 @@ pub(crate) struct Made {
 
 impl Made {
     pub(crate) fn new() -> Self {
+        Self::valid("200101000000Z", "491231235959Z")
+    }
+
+    /// One that is valid from the first time to the second.
+    pub(crate) fn valid(from: &str, to: &str) -> Self {
         let random = SystemRandom::new();
         let algorithm = &ECDSA_P256_SHA256_ASN1_SIGNING;
         let key = EcdsaKeyPair::generate_pkcs8(algorithm, &random).unwrap();
@@ -73,7 +78,7 @@ impl Made {
             &[&der(OBJECT, &[COMMON_NAME]), &der(UTF8, &[b"a test"])],
         );
         let name = der(SEQUENCE, &[&der(SET, &[&common])]);
-        let times = [&b"200101000000Z"[..], b"491231235959Z"].map(|time| der(UTC_TIME, &[time]));
+        let times = [from, to].map(|time| der(UTC_TIME, &[time.as_bytes()]));
         let kind = der(
             SEQUENCE,
             &[&der(OBJECT, &[EC_PUBLIC_KEY]), &der(OBJECT, &[P256])],

@@ -8,14 +8,15 @@ use std::process::{Command, Stdio};
 
 use nix::sys::signal::Signal;
 
-use crate::program::{PROGRAM, host, refused, said, start};
+use crate::program::{PROGRAM, host, refused, said, start, start_logging_to};
+use crate::reload::logged;
 
 #[test]
 fn settings_that_cannot_be_used_end_with_2_and_name_the_flag() {
     let rows: [&[&str]; 6] = [
         &["--threads", "0"],
         &["--config", "/nonexistent.toml"],
-        &["--model-dir", "/nonexistent"],
+        &["--model-dir", "/etc/passwd"],
         &["--vram-budget", "lots"],
         &["--otlp-endpoint", "https://127.0.0.1:4318"],
         &["--no-such-flag"],
@@ -333,4 +334,56 @@ fn variables_that_are_no_settings_and_values_that_are_none_are_told() {
     let (code, said) = with("ROCMFORGED_HTTP_LISTEN", "0.0.0.0:8080");
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("ROCMFORGED_HTTP_LISTEN"), "{said}");
+}
+
+/// A disk that is not mounted yet kept the daemon from starting, with an exit code after which
+/// systemd does not try again; a model that is linked into a directory was silently not there.
+#[test]
+fn a_missing_model_directory_and_a_link_out_of_one_are_told_and_the_rest_is_served() {
+    let ground = tempfile::tempdir().unwrap();
+    let root = ground.path().canonicalize().unwrap();
+    let (models, away, nvme) = (root.join("models"), root.join("away"), root.join("nvme"));
+    std::fs::create_dir(&models).unwrap();
+    std::fs::create_dir(&nvme).unwrap();
+    let run = root.join("run");
+    std::fs::create_dir(&run).unwrap();
+    let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/fixtures/tiny-llama-Q4_K_M.gguf");
+    std::fs::copy(&fixture, nvme.join("linked.gguf")).unwrap();
+    std::os::unix::fs::symlink(nvme.join("linked.gguf"), models.join("linked.gguf")).unwrap();
+    let late = away.join("late.gguf");
+    let config = root.join("config.toml");
+    let declared = format!(
+        "[[model]]\nname = \"late\"\npath = \"{}\"\n",
+        late.display()
+    );
+    std::fs::write(&config, declared).unwrap();
+    let command = || {
+        let mut command = host(&run, &run.join("s"));
+        command.arg("--config").arg(&config);
+        command.arg("--model-dir").arg(&models);
+        command.arg("--model-dir").arg(&away);
+        command
+    };
+    let is_not_there = format!("the model directory {} is not there", away.display());
+    let allow = format!("--model-dir {}", nvme.display());
+    let output = command().arg("--check-config").output().unwrap();
+    let checked = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        checked.contains(&is_not_there) && checked.contains(&allow),
+        "{checked}"
+    );
+    let log = root.join("log");
+    let (mut daemon, _notify) =
+        start_logging_to(&root, &mut command(), std::fs::File::create(&log).unwrap());
+    logged(&log, &[&is_not_there, "mount or create it"]);
+    logged(&log, &["linked.gguf", "not offered as a model", &allow]);
+    // It is looked for again, and what is declared there is registered.
+    std::fs::create_dir(root.join("mounted")).unwrap();
+    std::fs::copy(&fixture, root.join("mounted/late.gguf")).unwrap();
+    std::fs::rename(root.join("mounted"), &away).unwrap();
+    logged(&log, &["a model directory answers now"]);
+    logged(&log, &["as declared", "late.gguf", "code=Ok"]);
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.wait(), Some(0));
 }

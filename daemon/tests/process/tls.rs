@@ -226,3 +226,42 @@ fn swap(dir: &Path, other: &Made) {
     let (certificate, _) = other.write(elsewhere.path());
     std::fs::copy(certificate, dir.join("cert.pem")).unwrap();
 }
+
+/// It was served without a word, and clients refuse it.
+#[test]
+fn a_certificate_that_is_not_valid_now_is_told_at_the_start_by_a_check_and_by_a_reload() {
+    for (from, to, words) in [
+        (
+            "200101000000Z",
+            "240229120000Z",
+            "expired on 2024-02-29T12:00:00Z",
+        ),
+        (
+            "480101000000Z",
+            "491231235959Z",
+            "valid only from 2048-01-01T00:00:00Z on",
+        ),
+    ] {
+        let served = Served::start(&Made::valid(from, to));
+        let told = |log: &str| log.matches(words).count();
+        assert_eq!(told(&logged(&served.log, &[words])), 1);
+        reload(&served.daemon, &served.notify);
+        let log = std::fs::read_to_string(&served.log).unwrap();
+        assert_eq!(told(&log), 2, "{log}");
+        let mut check = host(served.dir.path(), &served.dir.path().join("other"));
+        check
+            .arg("--check-config")
+            .args(["--http-listen", "127.0.0.1:0"]);
+        for (flag, file) in [
+            ("--http-token-file", "token"),
+            ("--http-tls-cert", "cert.pem"),
+            ("--http-tls-key", "key.pem"),
+        ] {
+            check.arg(flag).arg(served.dir.path().join(file));
+        }
+        let output = check.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() && told(&said) == 1, "{said}");
+        served.stop();
+    }
+}

@@ -1,6 +1,7 @@
 //! Declared models: there from the start, under each of their names, on both skins.
 
 use rocmforge_engine::api::Class;
+use rocmforge_gguf::write::GgufWriter;
 use rocmforge_proto::v1;
 use rocmforged::defaults::{Defaults, Template};
 use rocmforged::roles::Roles;
@@ -354,4 +355,67 @@ async fn what_a_request_leaves_unset_is_as_declared_in_every_dialect() {
         ("batch", "/etc/short.jinja")
     );
     assert_eq!(it.daemon.stop().await, End::Drained);
+}
+
+/// Names that are no text were in one of the two alone, and projectors in both.
+#[tokio::test]
+async fn the_files_and_the_models_of_the_api_agree() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let it = Declaring::start_with(Vec::new()).await;
+    let dir = it.daemon.dir.path();
+    let fixture = fixtures().join("tiny-llama-Q4_K_M.gguf");
+    std::fs::copy(&fixture, dir.join(OsStr::from_bytes(b"model\xe9.gguf"))).unwrap();
+    for (file, kind) in [("vision.gguf", "clip"), ("speech.gguf", "whisper")] {
+        let writer = GgufWriter::new().key("general.architecture", kind);
+        let writer = writer.zeros("v.x", &[4], rocmforge_gguf::TensorType::F32);
+        writer.write_to(&dir.join(file)).unwrap();
+    }
+    std::os::unix::fs::symlink("/nonexistent/dir/out.gguf", dir.join("out.gguf")).unwrap();
+    let listed = it.http("GET", "/v1/models", &Value::Null).await.json();
+    let ids = listed["data"].as_array().unwrap().iter();
+    let mut ids: Vec<String> = ids.map(|m| m["id"].as_str().unwrap().to_owned()).collect();
+    let mut models = it.daemon.models();
+    let found = models.list_files(v1::ListFilesRequest {}).await;
+    let found = found.unwrap().into_inner();
+    let mut names: Vec<_> = found.files.iter().map(|file| file.name.clone()).collect();
+    ids.sort();
+    names.sort();
+    assert_eq!(ids, names);
+    assert!(ids.contains(&"model-".to_owned()), "{ids:?}");
+    assert!(
+        found
+            .files
+            .iter()
+            .any(|file| file.path.ends_with("model\u{fffd}.gguf"))
+    );
+    for (file, words) in [
+        ("out", "--model-dir /nonexistent/dir"),
+        ("speech", "whisper"),
+        ("vision", "images"),
+    ] {
+        assert!(!ids.contains(&file.to_owned()), "{ids:?}");
+        let unserved = found.unserved.iter();
+        let why: Vec<_> = unserved
+            .filter(|f| f.path.ends_with(&format!("{file}.gguf")))
+            .collect();
+        assert!(why.len() == 1 && why[0].reason.contains(words), "{why:?}");
+        assert_eq!(why[0].is_trouble, file == "out");
+        // Who asks for it all the same is told what it is.
+        let asked = json!({"model": file, "prompt": "x", "max_tokens": 1});
+        let refused = it.http("POST", "/v1/completions", &asked).await;
+        assert!(
+            refused.status >= 400 && refused.text.contains(words),
+            "{refused:?}"
+        );
+        assert!(!refused.text.contains("tokenizer"), "{refused:?}");
+    }
+    let asked = json!({"model": "model-", "prompt": "Once", "max_tokens": 1});
+    assert_eq!(it.http("POST", "/v1/completions", &asked).await.status, 200);
+    assert!(
+        found.directories.iter().all(|dir| dir.trouble.is_empty()),
+        "{found:?}"
+    );
+    it.daemon.stop().await;
 }

@@ -367,7 +367,8 @@ async fn files_of_other_kinds_are_told_apart() {
     ] {
         let file = GgufWriter::new()
             .key("general.architecture", "llama")
-            .key("general.type", kind);
+            .key("general.type", kind)
+            .zeros("t", &[4], rocmforge_gguf::TensorType::F32);
         file.write_to(&daemon.dir.path().join("kind.gguf")).unwrap();
         let refused = daemon.load("kind.gguf", "").await;
         assert_status(refused, Code::Unimplemented, mentions);

@@ -1,6 +1,7 @@
 //! ls, show, unload, pin and unpin.
 
 use std::path::Path;
+use std::time::Duration;
 
 use rocmforge_client::proto::v1::{Model, ModelSummary};
 use serde_json::{Value, json};
@@ -16,6 +17,21 @@ pub(super) async fn ls(context: &mut Context) -> anyhow::Result<()> {
         || json!({"models": models.iter().map(json::summary).collect::<Vec<_>>()}),
         || summaries(&models).to_string(),
     )
+}
+
+/// How long a shell waits for the names of models.
+const NAMES_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// The names of the loaded models, a line each. A shell that completes a line has no use for
+/// errors.
+pub(super) async fn names(context: &mut Context) -> anyhow::Result<()> {
+    let listed = async { context.connect().await?.list().await };
+    if let Ok(Ok(models)) = tokio::time::timeout(NAMES_WAIT_MAX, listed).await {
+        for model in models {
+            context.output.line(&model.name)?;
+        }
+    }
+    Ok(())
 }
 
 /// One row a model.

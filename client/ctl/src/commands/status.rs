@@ -9,7 +9,7 @@ use serde_json::json;
 use super::Context;
 use super::devices::notes;
 use super::models::summaries;
-use crate::human::{Align, Table, fields, percent, plural, size, span};
+use crate::human::{Align, Table, clean, fields, percent, plural, size, span};
 use crate::json;
 
 pub(super) async fn status(context: &mut Context) -> anyhow::Result<()> {
@@ -71,6 +71,7 @@ pub(super) async fn files(context: &mut Context) -> anyhow::Result<()> {
         || {
             let mut table = Table::new([
                 ("SIZE", Align::Right),
+                ("NAME", Align::Left),
                 ("LOADED AS", Align::Left),
                 ("FILE", Align::Left),
             ]);
@@ -78,6 +79,7 @@ pub(super) async fn files(context: &mut Context) -> anyhow::Result<()> {
                 let names = file.loaded_as.join(", ");
                 table.row([
                     size(file.size_bytes),
+                    file.name.clone(),
                     if names.is_empty() {
                         "-".to_owned()
                     } else {
@@ -86,12 +88,26 @@ pub(super) async fn files(context: &mut Context) -> anyhow::Result<()> {
                     file.path.clone(),
                 ]);
             }
-            let cut = if found.is_cut {
-                "(there are more)\n"
-            } else {
-                ""
-            };
-            format!("{table}{cut}")
+            let mut text = table.to_string();
+            if found.is_cut {
+                text += "(there are more)\n";
+            }
+            for file in &found.unserved {
+                text += &format!(
+                    "not offered: {}: {}\n",
+                    clean(&file.path),
+                    clean(&file.reason)
+                );
+            }
+            for dir in found
+                .directories
+                .iter()
+                .filter(|dir| !dir.trouble.is_empty())
+            {
+                let (path, trouble) = (clean(&dir.path), clean(&dir.trouble));
+                text += &format!("model directory {path} {trouble}\n");
+            }
+            text
         },
     )
 }

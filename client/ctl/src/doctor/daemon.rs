@@ -37,6 +37,12 @@ struct Program {
 }
 
 impl Told {
+    /// The daemon's program, where none runs.
+    pub(super) fn program(&self) -> Option<&Path> {
+        let program = self.program.as_ref()?.as_ref().ok()?;
+        Some(&program.path)
+    }
+
     pub(super) fn pid(&self) -> Option<u32> {
         self.running.as_ref().map(|(status, _)| status.pid)
     }
@@ -90,14 +96,23 @@ fn program(only_path: bool) -> Result<Program, String> {
     })
 }
 
-/// The standard output of the program, which is killed if it takes too long.
+/// The standard output of the program.
 fn output(path: &Path, argument: &str) -> Result<String, String> {
+    let Output { status, stdout, .. } = run(path, argument)?;
+    if !status.success() {
+        return Err(format!("{} {argument}: {status}", path.display()));
+    }
+    Ok(String::from_utf8_lossy(&stdout).into_owned())
+}
+
+/// What the program prints; it is killed if it takes too long.
+pub(super) fn run(path: &Path, argument: &str) -> Result<Output, String> {
     let failed = |error: std::io::Error| format!("{} {argument}: {error}", path.display());
     let mut child = Command::new(path)
         .arg(argument)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .map_err(failed)?;
     let give_up = Instant::now() + PROGRAM_WAIT_MAX;
@@ -111,11 +126,7 @@ fn output(path: &Path, argument: &str) -> Result<String, String> {
         }
         std::thread::sleep(PROGRAM_POLL);
     }
-    let Output { status, stdout, .. } = child.wait_with_output().map_err(failed)?;
-    if !status.success() {
-        return Err(format!("{} {argument}: {status}", path.display()));
-    }
-    Ok(String::from_utf8_lossy(&stdout).into_owned())
+    child.wait_with_output().map_err(failed)
 }
 
 /// Whether a line shows a device of this kind.

@@ -10,6 +10,7 @@
 
 mod daemon;
 mod environment;
+mod files;
 mod limits;
 mod machine;
 mod socket;
@@ -110,6 +111,7 @@ pub(crate) async fn doctor(context: &mut Context, root: Option<&Path>) -> anyhow
     findings.extend(limits::findings(&system, &machine, told.pid()));
     findings.extend(socket::findings(&system, &socket_paths(context), &told));
     findings.extend(daemon::versions(&told));
+    findings.extend(files::findings(context, &told, root.is_none()).await);
     let failed = findings.iter().filter(|f| f.level == Level::Fail).count();
     context.output.answer(
         || json!({"findings": findings.iter().map(Finding::json).collect::<Vec<_>>()}),

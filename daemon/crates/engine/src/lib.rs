@@ -72,5 +72,6 @@ pub use loaded::{
 };
 pub use refusal::Refusal;
 pub use rocmforge_device::{Loss, LossKind, Stalls};
+pub use rocmforge_model::supported_architectures;
 pub use rocmforge_ops::KvType;
 pub use suspend::Clocks;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use rocmforge_gguf::{Gguf, MappedFile};
+use rocmforge_gguf::{Gguf, Glance, MappedFile};
 use rocmforge_grammar::Vocabulary;
 use rocmforge_model::Model;
 use rocmforge_ops::{KV_BLOCK, KvType};
@@ -13,6 +13,9 @@ use rocmforge_tokenizer::{ChatTemplate, Tokenizer};
 
 use crate::error::{Error, from_read};
 use crate::fetcher::{Fault, Fetcher, SILENT_AFTER};
+
+/// Remarks on what is wrong with a file that one line of the log has.
+const REMARKS_MAX: usize = 8;
 
 /// Longest name of a model in bytes.
 pub const MODEL_NAME_MAX: usize = 128;
@@ -304,6 +307,7 @@ pub fn prepare(
             model.hparams().n_vocab
         ))));
     }
+    tell_tolerated(name, file.path(), &gguf, &tokenizer, &model);
     progress(PrepareStage::Plan);
     let file = Arc::new(file);
     Ok(PreparedModel {
@@ -323,25 +327,40 @@ pub fn prepare(
     })
 }
 
-/// Files of the same format that are parts of a model's use and no model.
+/// Files of the same format that are parts of a model's use and no model, and architectures that do
+/// not work: before the tokenizer, which most of these lack.
 fn refuse_other_kinds(gguf: &Gguf, path: &Path) -> Result<(), Error> {
-    let kind = gguf.str("general.type").unwrap_or_default();
-    let what = match kind {
-        Some("adapter") => {
-            "an adapter (LoRA) for a model, which cannot be applied yet; give a file into which it was merged"
+    let glance = Glance::of(gguf, false);
+    match glance.other_use {
+        Some(other) => Err(Error::Unsupported(format!(
+            "{}: it is {other}",
+            path.display()
+        ))),
+        None => {
+            Model::check_architecture(gguf).map_err(|error| crate::error::from_model(path, error))
         }
-        Some("mmproj") => {
-            "the part of a model that reads images or sound; give the file of its text model"
-        }
-        Some("imatrix") => {
-            "an importance matrix for quantizing a model; give the file of the model"
-        }
-        _ => return Ok(()),
+    }
+}
+
+/// Tells what is wrong with a file and tolerated, once a load.
+fn tell_tolerated(name: &str, path: &Path, gguf: &Gguf, tokenizer: &Tokenizer, model: &Model) {
+    let remarks = [gguf.tolerated(), tokenizer.tolerated(), model.tolerated()].concat();
+    let Some((first, others)) = remarks.split_first() else {
+        return;
     };
-    Err(Error::Unsupported(format!(
-        "{}: general.type says that it is {what}",
-        path.display()
-    )))
+    let mut told = first.clone();
+    for remark in others.iter().take(REMARKS_MAX - 1) {
+        told += "; ";
+        told += remark;
+    }
+    if remarks.len() > REMARKS_MAX {
+        told += &format!("; and {} more", remarks.len() - REMARKS_MAX);
+    }
+    tracing::warn!(
+        model = name,
+        path = ?path,
+        "the model is loaded although its file is wrong in this: {told}"
+    );
 }
 
 /// Whether a name of a model may have it: letters and digits of any script, and a few others. None

@@ -138,16 +138,6 @@ pub enum Error {
         /// The bound.
         max: u64,
     },
-    /// A key that is empty or not UTF-8.
-    #[error("metadata key {index} at byte {offset} is {reason}")]
-    BadKey {
-        /// Which key, from 0.
-        index: u64,
-        /// Where it begins.
-        offset: u64,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
     /// A key that occurs twice.
     #[error("metadata key \"{key}\" occurs twice, the second time at byte {offset}")]
     DuplicateKey {
@@ -167,16 +157,6 @@ pub enum Error {
         offset: u64,
         /// The type's number.
         found: u32,
-    },
-    /// A bool that is neither 0 nor 1.
-    #[error("metadata key \"{key}\" has a bool of {found} at byte {offset}: 0 and 1 are defined")]
-    BadBool {
-        /// The key.
-        key: String,
-        /// Where the byte stands.
-        offset: u64,
-        /// The byte.
-        found: u8,
     },
     /// Arrays nested deeper than [`limits::MAX_ARRAY_DEPTH`].
     #[error("metadata key \"{key}\" nests arrays deeper than {max} at byte {offset}", max = limits::MAX_ARRAY_DEPTH)]
@@ -355,10 +335,8 @@ impl Error {
     pub fn is_damage(&self) -> bool {
         match self {
             Error::Part { source, .. } => source.is_damage(),
-            Error::BadKey { .. }
-            | Error::DuplicateKey { .. }
+            Error::DuplicateKey { .. }
             | Error::UnknownValueType { .. }
-            | Error::BadBool { .. }
             | Error::NestedTooDeep { .. }
             | Error::Alignment { .. }
             | Error::BadTensorName { .. }

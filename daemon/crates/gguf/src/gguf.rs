@@ -2,7 +2,7 @@
 //!
 //! *Invariant:* everything here was checked by [`parse`](crate::parse) against the length of the
 //! file; a [`Gguf`] owns a copy of the header's bytes and never refers to the file again
-//! (`Parser::finish` alone makes one).
+//! (`Parser::finish` alone makes one that leaves this crate).
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -73,6 +73,7 @@ pub struct Gguf {
     pub(crate) string_offsets: Vec<u32>,
     pub(crate) tensors: Vec<TensorInfo>,
     pub(crate) by_name: HashMap<Box<str>, u32>,
+    pub(crate) tolerated: Vec<String>,
 }
 
 impl Gguf {
@@ -119,7 +120,7 @@ impl Gguf {
 
     /// The header of the file that lies at `range`; offsets of its tensors count from the first
     /// part's start.
-    fn open_part(file: &MappedFile, range: Range<u64>) -> Result<Gguf, Error> {
+    pub(crate) fn open_part(file: &MappedFile, range: Range<u64>) -> Result<Gguf, Error> {
         let mut parser = Parser::new(range.end - range.start);
         let mut header = Vec::new();
         loop {
@@ -149,6 +150,12 @@ impl Gguf {
             self.by_name.insert(tensor.name.as_str().into(), index);
             self.tensors.push(tensor);
         }
+    }
+
+    /// What is wrong with the file and does not keep it from being read, at most
+    /// [`MAX_TOLERATED`](crate::limits::MAX_TOLERATED) remarks.
+    pub fn tolerated(&self) -> &[String] {
+        &self.tolerated
     }
 
     /// The format's version, 2 or 3.
@@ -181,9 +188,11 @@ impl Gguf {
         self.by_name.get(name).map(|&i| &self.tensors[i as usize])
     }
 
-    /// The keys in the file's order.
+    /// The keys in the file's order, but for those that are no text.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
-        self.entries.iter().map(|entry| &*entry.key)
+        let entries = self.entries.iter().zip(0..);
+        let named = entries.filter(|(entry, index)| self.by_key.get(&entry.key) == Some(index));
+        named.map(|(entry, _)| &*entry.key)
     }
 
     fn entry(&self, key: &str) -> Option<&Entry> {
@@ -236,6 +245,15 @@ impl Gguf {
                 }),
             },
             _ => Err(self.wrong_type(entry, "a string")),
+        }
+    }
+
+    /// The text of `key` for people, what is no UTF-8 replaced; `None` where it is absent or no
+    /// string.
+    pub fn str_lossy(&self, key: &str) -> Option<std::borrow::Cow<'_, str>> {
+        match self.value(key)? {
+            Value::String(bytes) => Some(String::from_utf8_lossy(bytes)),
+            _ => None,
         }
     }
 

@@ -47,6 +47,7 @@
 //! - `parse`: the walk over the bytes, which asks for no byte that is not the header's.
 //! - [`MappedFile`]: the one place that maps files; populate, SIGBUS guard, identity, `pread`,
 //!   direct reads, several files as one.
+//! - [`Glance`]: what a file is for, by the beginning of its header.
 //! - [`PartName`], `split`: models in several files, their names and what their headers must agree
 //!   in.
 //! - [`mod@write`]: a writer for tests and tools, of files right and wrong.
@@ -58,6 +59,7 @@
 
 mod error;
 mod gguf;
+mod glance;
 pub mod limits;
 mod mapped;
 mod parse;
@@ -67,6 +69,7 @@ pub mod write;
 
 pub use error::{Described, Error};
 pub use gguf::{Gguf, TensorInfo};
+pub use glance::{Glance, OtherUse};
 pub use mapped::{Identity, MappedFile, MappedRange, ReadMode};
 pub use rocmforge_ops::TensorType;
 pub use split::PartName;

@@ -41,6 +41,9 @@ pub const MIN_ALIGNMENT: u64 = 8;
 /// Largest `general.alignment`.
 pub const MAX_ALIGNMENT: u64 = 1 << 20;
 
+/// Remarks on what is wrong with a file and tolerated that are kept.
+pub const MAX_TOLERATED: usize = 16;
+
 /// Live file mappings of a process that the SIGBUS guard can watch. A file opened beyond
 /// them is read with `pread`.
 pub const MAX_MAPPINGS: usize = 1024;

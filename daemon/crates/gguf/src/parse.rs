@@ -24,14 +24,14 @@ use std::collections::HashMap;
 use crate::gguf::{Entry, Gguf};
 use crate::limits::{
     DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_ARRAY_DEPTH, MAX_DIMS, MAX_HEADER_BYTES, MAX_KEY_BYTES,
-    MAX_KEYS, MAX_TENSOR_NAME_BYTES, MAX_TENSORS, MIN_ALIGNMENT,
+    MAX_KEYS, MAX_TENSOR_NAME_BYTES, MAX_TENSORS, MAX_TOLERATED, MIN_ALIGNMENT,
 };
 use crate::value::ValueType;
 use crate::{Error, TensorType};
 
 use extent::{Record, place, refuse_overlap};
 use read::{
-    Frame, Stop, array_head, check_bools, limit, string_len, strings, take, text, u32_at, u64_at,
+    Frame, Stop, array_head, limit, odd_bool, string_len, strings, take, text, u32_at, u64_at,
     value_type,
 };
 
@@ -79,6 +79,7 @@ pub(crate) struct Parser {
     frames: Vec<Frame>,
     records: Vec<Record>,
     by_name: HashMap<Box<str>, u32>,
+    tolerated: Vec<String>,
 }
 
 impl Parser {
@@ -96,12 +97,42 @@ impl Parser {
             frames: Vec::new(),
             records: Vec::new(),
             by_name: HashMap::new(),
+            tolerated: Vec::new(),
         }
     }
 
     /// Bytes walked; the header's length once the walk is done.
     pub(crate) fn header_len(&self) -> usize {
         self.pos
+    }
+
+    /// Tensors that the file says it has; 0 before its first bytes.
+    pub(crate) fn n_tensors(&self) -> u64 {
+        self.n_tensors
+    }
+
+    /// The keys walked so far, of `bytes` as they were given last, and no tensors.
+    pub(crate) fn so_far(&self, bytes: &[u8]) -> Gguf {
+        let mut entries = self.entries.clone();
+        let mut by_key = self.by_key.clone();
+        // The array that is being walked has no end yet.
+        if self.stage == Stage::Elements
+            && let Some(last) = entries.pop()
+        {
+            by_key.remove(&last.key);
+        }
+        Gguf {
+            version: self.version,
+            alignment: DEFAULT_ALIGNMENT,
+            data_start: 0,
+            header: bytes[..self.pos].to_vec(),
+            entries,
+            by_key,
+            string_offsets: self.string_offsets.clone(),
+            tensors: Vec::new(),
+            by_name: HashMap::new(),
+            tolerated: Vec::new(),
+        }
     }
 
     /// Walks on. `bytes` is the start of the file and no shorter than in the call before.
@@ -250,26 +281,15 @@ impl Parser {
             format!("the length of metadata key {index}")
         })?;
         let (key, at) = text(bytes, self.pos + 8, len, 4 + 1)?;
-        let key = match std::str::from_utf8(key) {
-            Ok("") => {
-                return Err(Error::BadKey {
-                    index,
-                    offset,
-                    reason: "empty",
-                }
-                .into());
-            }
-            Ok(key) => key,
-            Err(_) => {
-                return Err(Error::BadKey {
-                    index,
-                    offset,
-                    reason: "not UTF-8",
-                }
-                .into());
-            }
-        };
-        if self.by_key.contains_key(key) {
+        // llama.cpp takes names that no reader asks for as they are.
+        let is_name = !key.is_empty() && std::str::from_utf8(key).is_ok();
+        let key = &*String::from_utf8_lossy(key);
+        if !is_name {
+            self.tolerate(|| {
+                let what = if key.is_empty() { "empty" } else { "not UTF-8" };
+                format!("metadata key {index} at byte {offset} is {what}; it is not read")
+            });
+        } else if self.by_key.contains_key(key) {
             return Err(Error::DuplicateKey {
                 key: key.to_owned(),
                 offset,
@@ -311,13 +331,16 @@ impl Parser {
                     return Err(Stop::Need((at + size) as u64));
                 };
                 if ty == ValueType::Bool {
-                    check_bools(key, value, at)?;
+                    let odd = odd_bool(value);
+                    self.tolerate_bool(key, at, odd);
                 }
                 entry.bytes.end = at + size;
             }
         }
         self.pos = entry.bytes.end;
-        self.by_key.insert(entry.key.clone(), index as u32);
+        if is_name {
+            self.by_key.insert(entry.key.clone(), index as u32);
+        }
         self.entries.push(entry);
         self.stage = next;
         Ok(())
@@ -328,6 +351,7 @@ impl Parser {
         let Some(entry) = self.entries.last_mut() else {
             return Ok(());
         };
+        let mut odd = None;
         while let Some(depth) = self.frames.len().checked_sub(1) {
             let frame = &mut self.frames[depth];
             if frame.left == 0 {
@@ -358,9 +382,10 @@ impl Parser {
                     let Some(values) = bytes.get(self.pos..end) else {
                         return Err(Stop::Need(end as u64));
                     };
-                    if ty == ValueType::Bool {
-                        check_bools(&entry.key, values, self.pos)?;
-                    }
+                    odd = match ty {
+                        ValueType::Bool => odd.or(odd_bool(values).map(|(i, b)| (self.pos + i, b))),
+                        _ => odd,
+                    };
                     frame.left = 0;
                     self.pos = end;
                 }
@@ -368,8 +393,27 @@ impl Parser {
         }
         entry.bytes.end = self.pos;
         entry.strings.end = self.string_offsets.len();
+        let key = entry.key.clone();
         self.stage = Stage::Keys;
+        self.tolerate_bool(&key, 0, odd);
         Ok(())
+    }
+
+    /// Notes what is wrong with the file and does not keep it from being read.
+    fn tolerate(&mut self, what: impl FnOnce() -> String) {
+        if self.tolerated.len() < MAX_TOLERATED {
+            self.tolerated.push(what());
+        }
+    }
+
+    /// Notes a bool that is neither 0 nor 1, if there is one, so far behind `at`.
+    fn tolerate_bool(&mut self, key: &str, at: usize, odd: Option<(usize, u8)>) {
+        if let Some((i, found)) = odd {
+            self.tolerate(|| {
+                let offset = at + i;
+                format!("metadata key \"{key}\" has a bool of {found} at byte {offset}; it counts as true")
+            });
+        }
     }
 
     /// A tensor's record: name, dimensions, type, offset.
@@ -477,6 +521,7 @@ impl Parser {
             string_offsets: self.string_offsets,
             tensors: Vec::new(),
             by_name: self.by_name,
+            tolerated: self.tolerated,
         };
         if let Some(alignment) = gguf.u64("general.alignment")? {
             if !alignment.is_power_of_two() || !(MIN_ALIGNMENT..=MAX_ALIGNMENT).contains(&alignment)

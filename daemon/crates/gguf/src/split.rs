@@ -92,8 +92,8 @@ impl PartName {
 }
 
 impl MappedFile {
-    /// Opens a model: the file at `path` or, where its name is a part's, that part and all others
-    /// beside it.
+    /// Opens a model: the file at `path` or, where its name is a part's and its header says so,
+    /// too, that part and all others beside it.
     ///
     /// # Errors
     /// As [`open`](MappedFile::open), for the first file that fails; [`Error::TooManyParts`].
@@ -102,6 +102,10 @@ impl MappedFile {
             return MappedFile::open(path);
         };
         let open = |path: PathBuf| MappedFile::open_with(&path, ReadMode::Pread);
+        // What is merged or quantized anew under a part's name is whole.
+        if open(path.to_owned()).is_ok_and(|file| matches!(file.split_count(), Ok(1))) {
+            return MappedFile::open(path);
+        }
         MappedFile::join(
             name.paths()?.map(open).collect::<Result<_, _>>()?,
             ReadMode::Map,

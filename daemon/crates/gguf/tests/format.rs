@@ -424,30 +424,10 @@ fn bad_keys_are_refused() {
     let key = |key: &[u8], ty: u32, value: &[u8]| {
         refusal(&GgufWriter::new().key("first", 1u8).raw_key(key, ty, value))
     };
-    assert!(matches!(
-        key(b"", 0, &[0]),
-        Error::BadKey {
-            index: 1,
-            reason: "empty",
-            ..
-        }
-    ));
-    assert!(matches!(
-        key(b"\xff\xfe", 0, &[0]),
-        Error::BadKey {
-            index: 1,
-            reason: "not UTF-8",
-            ..
-        }
-    ));
     assert!(matches!(key(b"first", 0, &[0]), Error::DuplicateKey { key, .. } if key == "first"));
     assert!(matches!(
         key(b"k", 13, &[0; 16]),
         Error::UnknownValueType { found: 13, .. }
-    ));
-    assert!(matches!(
-        key(b"k", 7, &[2]),
-        Error::BadBool { found: 2, .. }
     ));
     let array = |ty: u32, count: u64, rest: &[u8]| {
         [&ty.to_le_bytes(), count.to_le_bytes().as_slice(), rest].concat()
@@ -455,10 +435,6 @@ fn bad_keys_are_refused() {
     assert!(matches!(
         key(b"k", 9, &array(77, 1, &[0; 8])),
         Error::UnknownValueType { found: 77, .. }
-    ));
-    assert!(matches!(
-        key(b"k", 9, &array(7, 3, &[0, 1, 9])),
-        Error::BadBool { found: 9, .. }
     ));
 
     let deep = |depth: usize| {

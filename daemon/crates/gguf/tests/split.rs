@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rocmforge_gguf::limits::{MAX_PARTS, PART_ALIGNMENT};
-use rocmforge_gguf::write::{GgufWriter, split};
-use rocmforge_gguf::{Error, Gguf, MappedFile, PartName, ReadMode};
+use rocmforge_gguf::write::{GgufWriter, MetaValue, split};
+use rocmforge_gguf::{Error, Gguf, Glance, MappedFile, OtherUse, PartName, ReadMode, TensorType};
 
 /// Tensors of each part of tiny-llama that the tests make; the last takes the rest.
 const COUNTS: [usize; 2] = [10, 31];
@@ -308,4 +308,139 @@ fn names_of_parts() {
     let many = format!("x-00001-of-{:05}.gguf", MAX_PARTS + 1);
     let error = MappedFile::open_model(Path::new(&many)).unwrap_err();
     assert!(matches!(error, Error::TooManyParts { .. }), "{error}");
+}
+
+/// As llama.cpp, which goes by `split.count` alone: a model that was merged or quantized anew under
+/// the name of its first part.
+#[test]
+fn a_whole_file_with_the_name_of_a_part_is_opened_as_it_is() {
+    for number in 1..=3 {
+        let dir = tempfile::tempdir().unwrap();
+        // What was left of the parts before does not count.
+        write(dir.path(), right);
+        fs::write(name(dir.path(), number), fixture()).unwrap();
+        let file = MappedFile::open_model(&name(dir.path(), number)).unwrap();
+        assert_eq!((file.parts().len(), file.is_mapped()), (1, true));
+        assert_eq!(file.split_count().unwrap(), 1);
+        Gguf::open(&file).unwrap();
+    }
+}
+
+fn glance(writer: &GgufWriter, is_part_named: bool) -> Option<Glance> {
+    let bytes = writer.to_bytes();
+    let glance = Glance::read(&mut bytes.as_slice(), bytes.len() as u64, is_part_named).unwrap();
+    if let Ok(gguf) = Gguf::parse(&bytes, bytes.len() as u64) {
+        // What the whole header says is what its beginning does.
+        assert_eq!(glance, Some(Glance::of(&gguf, is_part_named)));
+    }
+    glance
+}
+
+#[test]
+fn a_look_at_the_first_keys_tells_what_a_file_is_for() {
+    let arch = |name: &str| GgufWriter::new().key("general.architecture", name);
+    let data = |writer: GgufWriter| writer.zeros("t", &[4], TensorType::F32);
+    let kind = |name: &str| data(arch("llama").key("general.type", name));
+    let cases = [
+        (data(arch("llama")), None),
+        (kind("model"), None),
+        (kind("adapter"), Some(OtherUse::Adapter)),
+        (kind("mmproj"), Some(OtherUse::Projector)),
+        (kind("clip-vision"), Some(OtherUse::Projector)),
+        (data(arch("clip")), Some(OtherUse::Projector)),
+        (kind("imatrix"), Some(OtherUse::Imatrix)),
+        (data(arch("controlvector")), Some(OtherUse::ControlVector)),
+        (
+            data(arch("llama").key("adapter.type", "lora")),
+            Some(OtherUse::Adapter),
+        ),
+        (
+            data(GgufWriter::new().key("imatrix.chunk_count", 3u32)),
+            Some(OtherUse::Imatrix),
+        ),
+        (arch("llama"), Some(OtherUse::Vocabulary)),
+    ];
+    for (i, (writer, other_use)) in cases.iter().enumerate() {
+        assert_eq!(
+            glance(writer, false).unwrap().other_use,
+            *other_use,
+            "case {i}"
+        );
+    }
+    // The first of several parts may have no tensors.
+    let first = arch("llama").part(0, 3, 9);
+    let seen = glance(&first, true).unwrap();
+    assert_eq!((seen.other_use, seen.split_count), (None, 3));
+    let mut no_gguf = &b"version https://git-lfs.github.com/spec/v1"[..];
+    assert_eq!(Glance::read(&mut no_gguf, 42, false).unwrap(), None);
+}
+
+/// A vocabulary of megabytes lies behind the keys that say what the file is.
+#[test]
+fn a_look_reads_a_part_of_a_long_header_and_all_of_a_parts() {
+    let words: MetaValue = (0..200_000).map(|i| format!("word {i}")).collect();
+    let long = GgufWriter::new()
+        .key("general.architecture", "llama")
+        .key("tokenizer.ggml.tokens", words.clone())
+        .part(0, 2, 1)
+        .zeros("t", &[4], TensorType::F32);
+    let bytes = long.to_bytes();
+    for is_part_named in [false, true] {
+        let mut rest = bytes.as_slice();
+        let seen = Glance::read(&mut rest, bytes.len() as u64, is_part_named)
+            .unwrap()
+            .unwrap();
+        assert_eq!(seen.architecture.as_deref(), Some("llama"));
+        assert_eq!(seen.split_count, if is_part_named { 2 } else { 1 });
+        let read = bytes.len() - rest.len();
+        assert!(is_part_named || read == 64 << 10, "{read} bytes");
+    }
+    let late = GgufWriter::new()
+        .key("tokenizer.ggml.tokens", words)
+        .key("general.architecture", "clip")
+        .zeros("t", &[4], TensorType::F32);
+    let bytes = late.to_bytes();
+    let mut rest = bytes.as_slice();
+    let seen = Glance::read(&mut rest, bytes.len() as u64, false)
+        .unwrap()
+        .unwrap();
+    assert_eq!(
+        (seen.architecture, bytes.len() - rest.len()),
+        (None, 1 << 20)
+    );
+}
+
+/// As llama.cpp: nobody asks for such a key, and a bool is true unless it is 0.
+#[test]
+fn keys_that_are_no_text_and_odd_bools_are_tolerated_with_a_remark() {
+    let bools = [
+        &7u32.to_le_bytes(),
+        3u64.to_le_bytes().as_slice(),
+        &[0, 1, 9],
+    ]
+    .concat();
+    let writer = GgufWriter::new()
+        .raw_key(b"\xff\xfe", 0, &[7])
+        .raw_key(b"\xff\xfd", 0, &[8])
+        .raw_key(b"", 0, &[9])
+        .raw_key(b"odd", 7, &[2])
+        .raw_key(b"some", 9, &bools)
+        .key("last", 5u8);
+    let bytes = writer.to_bytes();
+    let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
+    assert_eq!(gguf.bool("odd").unwrap(), Some(true));
+    assert_eq!(gguf.u64("last").unwrap(), Some(5));
+    assert!(gguf.value("").is_none() && gguf.value("\u{fffd}\u{fffd}").is_none());
+    let remarks = gguf.tolerated();
+    let words = [
+        "key 0",
+        "key 1",
+        "key 2",
+        "\"odd\" has a bool of 2",
+        "\"some\" has a bool of 9",
+    ];
+    assert_eq!(remarks.len(), words.len(), "{remarks:?}");
+    for (remark, word) in remarks.iter().zip(words) {
+        assert!(remark.contains(word), "{remark}");
+    }
 }

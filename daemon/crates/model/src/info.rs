@@ -109,9 +109,7 @@ impl ModelInfo {
                 .collect::<Vec<_>>()
                 .join(", "),
             title: gguf
-                .str("general.name")
-                .ok()
-                .flatten()
+                .str_lossy("general.name")
                 .map(|s| s.chars().take(256).collect()),
             file_type: gguf
                 .u32("general.file_type")

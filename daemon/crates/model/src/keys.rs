@@ -1,5 +1,7 @@
 //! A file's hyperparameters: each read from its key, checked against a named limit.
 
+use std::cell::RefCell;
+
 use rocmforge_gguf::{Gguf, Value};
 use rocmforge_ops::{RopeOrder, RopeScaling, RopeSpec};
 
@@ -23,6 +25,8 @@ pub(crate) const N_EXPERT_MAX: u32 = 1024;
 pub(crate) struct Keys<'a> {
     pub(crate) gguf: &'a Gguf,
     pub(crate) arch: &'static str,
+    /// What is wrong with values and does not keep the model from being used.
+    pub(crate) remarks: &'a RefCell<Vec<String>>,
 }
 
 impl Keys<'_> {
@@ -146,12 +150,36 @@ impl Keys<'_> {
         Ok(value)
     }
 
+    /// A factor or a base; 0 counts as absent, as llama.cpp takes it.
     pub(crate) fn positive_or(&self, key: &str, default: f32) -> Result<f32, Error> {
         let value = self.f32_or(key, default)?;
-        if value <= 0.0 {
+        if value < 0.0 {
             return Err(self.bad(key, value, "must be a positive number"));
         }
+        if value == 0.0 {
+            self.counts_as_absent(key);
+            return Ok(default);
+        }
         Ok(value)
+    }
+
+    /// As [`count_or`](Self::count_or), of a key whose 0 counts as absent.
+    pub(crate) fn count_but_0_or(&self, key: &str, max: u32, default: u32) -> Result<u32, Error> {
+        if self.optional_u32(key)? == Some(0) {
+            self.counts_as_absent(key);
+            return Ok(default);
+        }
+        self.count_or(key, max, default)
+    }
+
+    /// Notes that a key is 0 where that makes no sense.
+    fn counts_as_absent(&self, key: &str) {
+        let remark = format!("{} is 0; it counts as absent", self.name(key));
+        let mut remarks = self.remarks.borrow_mut();
+        // There are no more than the keys that are read.
+        if !remarks.contains(&remark) {
+            remarks.push(remark);
+        }
     }
 
     /// The window of the layers that have one, if any has.
@@ -228,14 +256,18 @@ impl Keys<'_> {
                     |key: &str, default: f32| self.positive_or(key, default).map(f64::from);
                 Ok(RopeScaling::Yarn {
                     factor: number("rope.scaling.factor", 1.0)?,
-                    orig_ctx: self.count_or(
+                    orig_ctx: self.count_but_0_or(
                         "rope.scaling.original_context_length",
                         N_CTX_MAX,
                         n_ctx_train,
                     )?,
                     beta_fast: number("rope.scaling.yarn_beta_fast", 32.0)?,
                     beta_slow: number("rope.scaling.yarn_beta_slow", 1.0)?,
-                    ext_factor: number("rope.scaling.yarn_ext_factor", 1.0)?,
+                    // 0 is linear scaling, and a negative one llama.cpp's mark for none.
+                    ext_factor: match self.f32_or("rope.scaling.yarn_ext_factor", 1.0)? {
+                        given if given < 0.0 => 1.0,
+                        given => f64::from(given),
+                    },
                     attn_factor: number("rope.scaling.attn_factor", 1.0)?,
                     rounded: true,
                 })

@@ -17,6 +17,7 @@ mod hparams;
 mod info;
 mod keys;
 
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -37,6 +38,7 @@ pub struct Model {
     left_alone: Vec<String>,
     predictor: Option<Arc<Plan>>,
     unpredicted: Option<String>,
+    tolerated: Vec<String>,
 }
 
 impl Model {
@@ -47,9 +49,11 @@ impl Model {
     /// what is not implemented; the others say what is wrong with the file.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, Error> {
         let arch = arch::find(gguf)?;
+        let remarks = RefCell::default();
         let keys = keys::Keys {
             gguf,
             arch: arch.name,
+            remarks: &remarks,
         };
         let hparams = Hparams::read(keys)?;
         let mut builder =
@@ -79,7 +83,16 @@ impl Model {
             left_alone,
             predictor,
             unpredicted,
+            tolerated: remarks.into_inner(),
         })
+    }
+
+    /// Whether a file's architecture is one that works.
+    ///
+    /// # Errors
+    /// [`Error::UnknownArchitecture`], [`Error::MissingKey`], and that of its value.
+    pub fn check_architecture(gguf: &Gguf) -> Result<(), Error> {
+        arch::find(gguf).map(drop)
     }
 
     /// Has keys and values stored as `ty` by the layers whose heads fit it; the others keep f16, as
@@ -124,6 +137,11 @@ impl Model {
     /// What clients are told.
     pub fn info(&self) -> &ModelInfo {
         &self.info
+    }
+
+    /// What is wrong with the file's numbers and does not keep the model from being used.
+    pub fn tolerated(&self) -> &[String] {
+        &self.tolerated
     }
 
     /// Names of tensors that are known and that a pass does without.

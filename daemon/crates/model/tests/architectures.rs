@@ -187,6 +187,11 @@ fn layers_that_are_all_different_are_refused() {
 
 /// The small model of this name with one u32 of its header changed.
 fn changed(name: &str, key: &str, value: u32) -> Error {
+    with_value(name, key, value).unwrap_err()
+}
+
+/// What becomes of the model with another number at a key of four bytes.
+fn with_value(name: &str, key: &str, value: u32) -> Result<Model, Error> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/fixtures/arch");
     let mut bytes = std::fs::read(path.join(format!("{name}.gguf"))).unwrap();
     let found = bytes.windows(key.len()).position(|w| w == key.as_bytes());
@@ -194,7 +199,37 @@ fn changed(name: &str, key: &str, value: u32) -> Error {
     let at = found.unwrap_or_else(|| panic!("{name} has {key}")) + key.len() + 4;
     bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
     let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
-    Model::from_gguf(&gguf).unwrap_err()
+    Model::from_gguf(&gguf)
+}
+
+/// llama.cpp takes these for none; a model that says so was refused.
+#[test]
+fn a_factor_of_0_counts_as_absent_and_is_told() {
+    let model = with_value("cohere2", "cohere2.logit_scale", 0).unwrap();
+    assert_eq!(
+        model.tolerated(),
+        ["cohere2.logit_scale is 0; it counts as absent"]
+    );
+    let as_it_is = with_value("cohere2", "cohere2.logit_scale", 1f32.to_bits()).unwrap();
+    assert!(as_it_is.tolerated().is_empty());
+    let logits = |model: &Model| format!("{:?}", model.plan().steps.last());
+    assert_eq!(logits(&model), logits(&as_it_is));
+    for (name, key) in [
+        ("gpt-oss", "gpt-oss.rope.scaling.factor"),
+        ("gpt-oss", "gpt-oss.rope.scaling.original_context_length"),
+        ("gemma3", "gemma3.rope.scaling.factor"),
+        ("mistral3", "mistral3.rope.scaling.factor"),
+        ("laguna", "laguna.rope.scaling.yarn_attn_factor"),
+        ("phi3-longrope", "phi3.rope.scaling.attn_factor"),
+    ] {
+        let model = with_value(name, key, 0).unwrap();
+        assert_eq!(
+            model.tolerated(),
+            [format!("{key} is 0; it counts as absent")]
+        );
+        let refused = with_value(name, key, (-1f32).to_bits()).unwrap_err();
+        assert!(refused.to_string().contains(key), "{refused}");
+    }
 }
 
 /// Attention to later positions, as embedding models have it, would be computed otherwise.
@@ -307,8 +342,7 @@ fn values_that_no_model_has_are_refused_by_key() {
             0,
             "must be in 1..=",
         ),
-        // A scale of 0 makes all logits equal, a negative one turns them upside down.
-        ("cohere2", "cohere2.logit_scale", 0, "must be a positive"),
+        // A negative one turns the logits upside down.
         (
             "cohere2",
             "cohere2.logit_scale",

@@ -278,24 +278,42 @@ impl Service {
         self.take_late();
         let book = self.declared();
         let models = book.drafts_first();
+        // Who asks for one of them waits until it is there, or cannot be.
+        let mut opening = self.opening.begin(models.iter().map(|model| &model.name));
         let mut looked = self.look_at_loaded(&models).await;
         for model in models {
-            if let Ok(loaded) = self.engine.model(&model.name) {
-                let found = match looked.remove(&model.name) {
-                    Some((seen, found)) if Arc::ptr_eq(&seen, &loaded) => found,
-                    // It was loaded since.
-                    _ => {
-                        let mut looked = self.look_at_loaded(&[model]).await;
-                        looked.remove(&model.name).and_then(|(_, found)| found)
-                    }
-                };
-                self.follow_up(model, &loaded, found, &mut registration)
-                    .await;
-                continue;
+            // What is left needs no model any more.
+            if self.is_draining() {
+                break;
             }
-            self.register(model, &mut registration).await;
+            let looked = looked.remove(&model.name);
+            self.register_or_follow(model, looked, &mut registration)
+                .await;
+            opening.done(&model.name);
         }
         registration
+    }
+
+    /// Registers a declared model, or tells what the one that is loaded, in which a look found
+    /// this, does not take.
+    async fn register_or_follow(
+        &self,
+        model: &Declared,
+        looked: Option<(Arc<LoadedModel>, Option<Found>)>,
+        registration: &mut Registration,
+    ) {
+        let Ok(loaded) = self.engine.model(&model.name) else {
+            return self.register(model, registration).await;
+        };
+        let found = match looked {
+            Some((seen, found)) if Arc::ptr_eq(&seen, &loaded) => found,
+            // It was loaded since.
+            _ => {
+                let mut looked = self.look_at_loaded(&[model]).await;
+                looked.remove(&model.name).and_then(|(_, found)| found)
+            }
+        };
+        self.follow_up(model, &loaded, found, registration).await;
     }
 
     /// Registers those that could not be since a model directory did not answer, where they are

@@ -18,6 +18,7 @@ use rocmforge_engine::{Error, Refusal};
 
 pub(crate) use self::limits::{peer_limit, prompts_held};
 pub use self::model_file::from_model_file;
+pub(crate) use self::model_file::leads_out;
 pub(crate) use self::settings::no_settings;
 pub use self::settings::settings_unusable;
 pub(crate) use self::silent::{beside_unreadable, directory_silent, file_silent};

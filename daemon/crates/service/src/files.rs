@@ -20,7 +20,7 @@ use crate::declared::{Book, Declared};
 use crate::failure::{self, Failure, Kind};
 use crate::load::Load;
 use crate::looks::Looks;
-use crate::model_files::{Found, ModelDirs, ModelFile};
+use crate::model_files::{DirState, Found, ModelDirs, ModelFile, Unserved};
 use crate::naming::name_among;
 use crate::request_log::RequestLog;
 
@@ -28,6 +28,8 @@ use crate::request_log::RequestLog;
 const LISTING_KEPT: Duration = Duration::from_secs(2);
 /// How long a listing may be waited for.
 const LISTING_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Files of which the log says why they are not offered.
+const TOLD_MAX: usize = 128;
 /// What Ollama's clients put behind a name without a tag.
 pub(crate) const DEFAULT_TAG: &str = ":latest";
 
@@ -40,6 +42,25 @@ pub struct NamedFile {
     pub file: ModelFile,
 }
 
+impl NamedFile {
+    fn is_served(&self) -> bool {
+        self.file.unserved.is_none()
+    }
+}
+
+/// What the model directories have.
+#[derive(Debug)]
+pub struct Listed {
+    /// The files that are offered as models, by path.
+    pub served: Vec<NamedFile>,
+    /// Those that are not, by path, each with why.
+    pub unserved: Vec<ModelFile>,
+    /// The model directories as they are.
+    pub dirs: Vec<DirState>,
+    /// Whether these are all files.
+    pub is_whole: bool,
+}
+
 /// The files that were found last.
 #[derive(Debug)]
 pub(crate) struct Listing {
@@ -48,6 +69,8 @@ pub(crate) struct Listing {
     /// What declared paths lead to.
     real: Arc<Looks<PathBuf>>,
     last: Mutex<Option<(Instant, Arc<[NamedFile]>)>>,
+    /// Files that are not offered, of which the log has spoken.
+    told: Mutex<HashSet<PathBuf>>,
 }
 
 impl Default for Listing {
@@ -57,11 +80,37 @@ impl Default for Listing {
             looks: Arc::default(),
             real: Arc::default(),
             last: Mutex::new(None),
+            told: Mutex::default(),
         }
     }
 }
 
 impl Listing {
+    /// Logs why files are not offered, once each.
+    fn tell<'a>(&self, unserved: impl IntoIterator<Item = &'a ModelFile>) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        for file in unserved {
+            let Some(why) = &file.unserved else { continue };
+            if told.contains(&file.path) {
+                continue;
+            }
+            if told.len() >= TOLD_MAX {
+                // Said once: there is one more then.
+                if told.len() == TOLD_MAX && told.insert(PathBuf::new()) {
+                    tracing::warn!(
+                        "more files are not offered as models than the log tells of; `rocmforgectl files` lists them"
+                    );
+                }
+                return;
+            }
+            told.insert(file.path.clone());
+            match why.is_trouble() {
+                true => tracing::warn!(path = ?file.path, "not offered as a model: {why}"),
+                false => tracing::info!(path = ?file.path, "not offered as a model: {why}"),
+            }
+        }
+    }
+
     fn kept(&self) -> Option<Arc<[NamedFile]>> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, files) = last.as_ref()?;
@@ -75,7 +124,7 @@ enum Place {
     /// It is loaded.
     Loaded(Box<ModelStatus>),
     /// It is a file that its first use loads.
-    OnDisk(ModelFile),
+    OnDisk(Box<ModelFile>),
 }
 
 /// A model that can be asked for, under one of its names.
@@ -127,7 +176,7 @@ impl Available {
 
 /// Names the files, each of them once: as they are declared, then by their own names. `real_paths`
 /// says what declared paths lead to that are not among the files.
-fn named(
+pub(crate) fn named(
     dirs: &ModelDirs,
     book: &Book,
     files: Vec<ModelFile>,
@@ -155,11 +204,17 @@ fn named(
             });
         }
     }
-    let others = files
+    let mut others: Vec<_> = files
         .into_iter()
-        .filter(|file| !declared.contains(&file.path));
-    let named = others.map(|file| NamedFile {
-        name: name_among(dirs, &file.path, &mut taken),
+        .filter(|file| !declared.contains(&file.path))
+        .collect();
+    // Who asks for one that is not offered is told why, if no other has the name.
+    others.sort_by_key(|file| {
+        let is_other = file.hub.as_ref().is_some_and(|hub| hub.is_other);
+        (file.unserved.is_some(), is_other)
+    });
+    let named = others.into_iter().map(|file| NamedFile {
+        name: name_among(dirs, &file.path, file.hub.as_ref(), &mut taken),
         file,
     });
     all.extend(named);
@@ -210,6 +265,7 @@ pub fn without_their_drafts<'a>(dirs: &ModelDirs, book: &'a Book) -> Vec<(&'a st
     let real_paths = real_paths_of(dirs, book, &files, &Looks::default());
     let names: HashSet<_> = named(dirs, book, files, &real_paths)
         .into_iter()
+        .filter(NamedFile::is_served)
         .map(|file| file.name)
         .collect();
     let is_file = |draft: &str| {
@@ -221,13 +277,31 @@ pub fn without_their_drafts<'a>(dirs: &ModelDirs, book: &'a Book) -> Vec<(&'a st
 }
 
 impl Service {
-    /// The GGUF files below the model directories, and whether these are all. Waits for others who
-    /// look.
+    /// The GGUF files below the model directories, with their names. Waits for others who look.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED where the directories are read for others all the while.
-    pub async fn list_files(&self) -> Result<(Vec<ModelFile>, bool), Failure> {
-        self.look_at_dirs(|dirs, looks| dirs.list(looks)).await
+    pub async fn list_files(&self) -> Result<Listed, Failure> {
+        let (book, real_paths) = (self.declared(), Arc::clone(&self.listing.real));
+        let listed = self.look_at_dirs(move |dirs, looks| {
+            let (files, is_whole) = dirs.list(looks);
+            let real_paths = real_paths_of(dirs, &book, &files, &real_paths);
+            let (mut served, unserved): (Vec<_>, Vec<_>) = named(dirs, &book, files, &real_paths)
+                .into_iter()
+                .partition(NamedFile::is_served);
+            let mut unserved: Vec<_> = unserved.into_iter().map(|named| named.file).collect();
+            served.sort_by(|a, b| a.file.path.cmp(&b.file.path));
+            unserved.sort_by(|a, b| a.path.cmp(&b.path));
+            Listed {
+                served,
+                unserved,
+                dirs: dirs.states(|dir| dirs.refusal_of(looks, dir)),
+                is_whole,
+            }
+        });
+        let listed = listed.await?;
+        self.listing.tell(&listed.unserved);
+        Ok(listed)
     }
 
     /// What a look at the model directories comes to; one at a time.
@@ -263,6 +337,8 @@ impl Service {
             named(dirs, &asked, files, &real_paths)
         });
         let files: Arc<[NamedFile]> = naming.await?.into();
+        let unserved = files.iter().filter(|named| !named.is_served());
+        self.listing.tell(unserved.map(|named| &named.file));
         // Names of what was declared before are of no use to others.
         if Arc::ptr_eq(&book, &self.declared()) {
             let kept = Some((Instant::now(), Arc::clone(&files)));
@@ -292,7 +368,9 @@ impl Service {
             let mut models = loaded.iter().map(|status| &status.model);
             models.any(|m| m.path() == named.file.real || m.name() == named.name)
         };
-        let of_files = files.iter().filter(|named| !is_told(named));
+        let of_files = files
+            .iter()
+            .filter(|named| named.is_served() && !is_told(named));
         let of_files = of_files.map(|named| {
             // Asked for by the file's name, it is there under its hidden one.
             let of_it = |status: &&&ModelStatus| status.model.path() == named.file.real;
@@ -301,7 +379,7 @@ impl Service {
                 alias_of: None,
                 place: match hidden.iter().find(of_it) {
                     Some(status) => Place::Loaded(Box::new((*status).clone())),
-                    None => Place::OnDisk(named.file.clone()),
+                    None => Place::OnDisk(Box::new(named.file.clone())),
                 },
             }
         });
@@ -395,8 +473,12 @@ impl Service {
             found = find(&files);
         }
         let Some(found) = found else {
-            return Err(self.unknown(asked, files.iter().map(|file| file.name.as_str())));
+            return Err(self.unknown(asked, served_names(&files)));
         };
+        // Others are opened all the same: the error of that says more, or there is none.
+        if let Some(why @ Unserved::Outside { .. }) = &found.file.unserved {
+            return Err(failure::leads_out(&found.file.path, why));
+        }
         // It may be there under another name, under which it holds its weights already.
         let snapshot = self.engine.snapshot();
         let same = |status: &&ModelStatus| status.model.path() == found.file.real;
@@ -444,9 +526,9 @@ impl Service {
             return Ok(());
         }
         let files = self.named_files(true).await?;
-        match files.iter().any(|f| names.contains(&f.name.as_str())) {
+        match served_names(&files).any(|file| names.contains(&file)) {
             true => Ok(()),
-            false => Err(self.unknown(name, files.iter().map(|file| file.name.as_str()))),
+            false => Err(self.unknown(name, served_names(&files))),
         }
     }
 
@@ -457,8 +539,7 @@ impl Service {
     /// Why there is no model of a name beside these files.
     fn unknown<'a>(&self, name: &str, files: impl Iterator<Item = &'a str>) -> Failure {
         if let Some(dir) = self.dirs.unread(&self.listing.looks) {
-            let why = self.dirs.last_error(dir);
-            return failure::directory_silent(name, dir, why.as_deref());
+            return failure::directory_silent(name, dir, &self.dirs.why_silent(dir));
         }
         let snapshot: Arc<Snapshot> = self.engine.snapshot();
         let loaded = snapshot.models.iter().map(|status| status.model.name());
@@ -468,6 +549,12 @@ impl Service {
             None => unknown,
         }
     }
+}
+
+/// The names of the files that are offered.
+fn served_names(files: &[NamedFile]) -> impl Iterator<Item = &str> {
+    let served = files.iter().filter(|named| named.is_served());
+    served.map(|named| named.name.as_str())
 }
 
 #[cfg(test)]

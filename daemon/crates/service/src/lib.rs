@@ -33,6 +33,7 @@ mod looks;
 pub mod measured;
 pub mod model_files;
 pub mod naming;
+mod opening;
 pub mod parts;
 pub mod peer;
 pub mod prompt;
@@ -62,6 +63,7 @@ use crate::load_places::LoadPlaces;
 use crate::looks::Looks;
 use crate::measured::Measured;
 use crate::model_files::ModelDirs;
+use crate::opening::Opening;
 use crate::reloading::Reader;
 use crate::roles::{RoleBook, Roles};
 use crate::sum::Sum;
@@ -129,6 +131,8 @@ pub struct Service {
     /// Names of declared models that could not be registered since a model directory did not
     /// answer; at most as many as are declared.
     late: Mutex<BTreeSet<String>>,
+    /// Declared models that are being registered.
+    opening: Opening,
     /// Held while a declared model whose file has changed is loaded anew.
     renewal: tokio::sync::Mutex<()>,
     /// At the files of declared models that are loaded, by the paths that are declared.
@@ -163,6 +167,7 @@ impl Service {
             shelf: Shelf::default(),
             loaded_as: LoadedAs::default(),
             late: Mutex::default(),
+            opening: Opening::default(),
             renewal: tokio::sync::Mutex::default(),
             looks_at_declared: Arc::default(),
             limit_book: LimitBook::default(),

@@ -24,11 +24,17 @@ use nix::fcntl::OFlag;
 use rocmforge_gguf::{MappedFile, PartName, ReadMode};
 
 mod dirs;
+mod headers;
+mod hub;
+mod links;
 mod list;
+mod unserved;
 
-pub use dirs::{ModelDirError, ModelDirs};
+pub use dirs::{DirState, ModelDirError, ModelDirs};
+pub(crate) use hub::HubPlace;
 pub(crate) use list::Found;
 pub use list::{FILES_MAX, ModelFile};
+pub use unserved::Unserved;
 
 /// Longest path of a request in bytes, the system's own limit.
 pub const MODEL_PATH_MAX: usize = 4096;
@@ -65,12 +71,12 @@ pub enum ModelFileError {
         "the daemon opens no files because it was started without a model directory; start it with --model-dir DIR (model_dir in the file)"
     )]
     NoModelDir,
-    /// A model directory in which it may lie has not answered yet.
-    #[error("the model directory {} has not answered yet ({why}); check the server or the mount that it lies on, then try again", dir.display())]
+    /// A model directory in which it may lie has not answered yet, or is not there.
+    #[error("the model directory {} {why}, then try again", dir.display())]
     DirSilent {
         /// The directory.
         dir: PathBuf,
-        /// What came of it.
+        /// What is wrong with it, and what to do.
         why: String,
     },
     /// Nothing there.
@@ -207,12 +213,9 @@ impl ModelDirs {
             return Err(ModelFileError::NoModelDir);
         }
         self.ask_again();
-        let silent = |dir: &Path| {
-            let why = self.last_error(dir);
-            ModelFileError::DirSilent {
-                dir: dir.to_owned(),
-                why: why.unwrap_or_else(|| "nothing has come of it".to_owned()),
-            }
+        let silent = |dir: &Path| ModelFileError::DirSilent {
+            dir: dir.to_owned(),
+            why: self.why_silent(dir),
         };
         if path.is_absolute() {
             return match self.silent_above(path) {
@@ -240,6 +243,17 @@ impl ModelDirs {
         };
         // Mapped once all are there.
         let first = self.open_absolute(path, ReadMode::Pread)?;
+        // A model that was merged or quantized anew under the name of a part is a whole one, as for
+        // llama.cpp; a header that cannot be read is told of when the model is made.
+        if matches!(first.split_count(), Ok(1)) {
+            tracing::warn!(
+                path = ?path,
+                "the file has the name of part {} of {}, and is whole by its header; it is opened as one file",
+                name.number(),
+                name.count()
+            );
+            return self.open_absolute(path, ReadMode::Map);
+        }
         if name.number() != 1 {
             return Err(ModelFileError::NotFirstPart {
                 path: path.to_owned(),
@@ -349,11 +363,6 @@ impl ModelDirs {
         };
         let mapped = file.identity();
         Ok((mapped.dev == found.dev() && mapped.inode == found.ino()).then_some(file))
-    }
-
-    fn holds(&self, real: &Path) -> bool {
-        // The directory itself counts, so that the answer is that it is a directory.
-        self.real().any(|dir| real.starts_with(dir))
     }
 
     /// Why `path` cannot be opened, without a word about anything outside: walks down from the

@@ -5,6 +5,10 @@
 //! below their model directory; one for which that is taken, too, or too long, has a number behind
 //! its name. The number is made of the path, so that it is the same after a restart.
 //!
+//! A file in a Hugging Face cache is called by its repository in the place of its path. Of several
+//! revisions the one that is `main` has the file's own name; the others have their reference, or
+//! the beginning of their commit, behind it.
+//!
 //! *Invariant:* each file gets a name, and no two the same (test
 //! `each_file_has_a_name_and_no_two_the_same`).
 
@@ -16,7 +20,7 @@ use rocmforge_engine::is_name_char;
 use rocmforge_gguf::PartName;
 
 use crate::check::MODEL_NAME_MAX;
-use crate::model_files::ModelDirs;
+use crate::model_files::{HubPlace, ModelDirs};
 
 /// The file's name without `.gguf`, in either case, and of a split model without the part's number;
 /// what a name cannot have becomes `-`. Accents that are characters of their own, as macOS writes
@@ -44,11 +48,19 @@ pub fn default_name(path: &Path) -> String {
 }
 
 /// A name for a file that none of `taken` has, which takes it.
-pub(crate) fn name_among(dirs: &ModelDirs, path: &Path, taken: &mut HashSet<String>) -> String {
+pub(crate) fn name_among(
+    dirs: &ModelDirs,
+    path: &Path,
+    hub: Option<&HubPlace>,
+    taken: &mut HashSet<String>,
+) -> String {
     let rest = dirs.real().find_map(|dir| path.strip_prefix(dir).ok());
     let rest = rest.unwrap_or(path);
     let short = default_name(path);
-    let usual = [short.clone(), below(rest)];
+    let usual = match hub {
+        None => vec![short.clone(), below(rest)],
+        Some(hub) => in_hub(hub, &short),
+    };
     let numbered = (0_u32..).map(|salt| numbered(&short, rest, salt));
     let fits = |name: &String| !name.is_empty() && name.len() <= MODEL_NAME_MAX;
     let mut names = usual.into_iter().chain(numbered).filter(fits);
@@ -62,6 +74,25 @@ fn below(rest: &Path) -> String {
     let above = rest.parent().into_iter().flat_map(Path::components);
     let above = above.map(|part| default_name(Path::new(part.as_os_str())) + "/");
     above.collect::<String>() + &default_name(rest)
+}
+
+/// The names of a file in a Hugging Face cache, the best first.
+fn in_hub(hub: &HubPlace, short: &str) -> Vec<String> {
+    let repo: Vec<_> = hub.repo.split('/').map(allowed_of).collect();
+    let long = repo.join("/") + "/" + &below(&hub.below);
+    let revision = allowed_of(&hub.revision);
+    let others = [format!("{short}@{revision}"), format!("{long}@{revision}")];
+    let of_repo = (!hub.is_other).then_some(long);
+    let first = [Some(short.to_owned()), of_repo];
+    first.into_iter().flatten().chain(others).collect()
+}
+
+/// A part of a name; what no name can have becomes `-`.
+fn allowed_of(part: &str) -> String {
+    let allowed = |c: char| is_name_char(c) && c != '/';
+    part.chars()
+        .map(|c| if allowed(c) { c } else { '-' })
+        .collect()
 }
 
 /// The name with a number that is made of the path.
@@ -115,7 +146,7 @@ mod tests {
         ];
         let name_all = || {
             let mut taken = HashSet::new();
-            let names = files.map(|file| name_among(&dirs, &real.join(file), &mut taken));
+            let names = files.map(|file| name_among(&dirs, &real.join(file), None, &mut taken));
             assert_eq!(taken.len(), files.len(), "{names:?}");
             names
         };

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use crate::pre_tokenizer::PreTokenizer;
 use crate::texts::{TextIndex, Texts};
-use crate::vocab::{MAX_MERGES, MERGES, TokenType, Vocab, check_size};
+use crate::vocab::{MAX_MERGES, MERGES, TokenType, Vocab, check_most};
 use crate::{Error, byte_level};
 
 /// No token, no rank, no neighbour.
@@ -72,8 +72,8 @@ struct Merge {
     joined: u32,
 }
 
-/// The tokens of all merges, in order.
-fn find_all(index: &TextIndex, vocab: &Vocab, merges: &Texts) -> Result<Vec<Merge>, Error> {
+/// The tokens of all merges, in order; `None` for a rule that no text could follow.
+fn find_all(index: &TextIndex, vocab: &Vocab, merges: &Texts) -> Vec<Option<Merge>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let share = merges.len().div_ceil(threads.min(FIND_THREADS_MAX));
     let share = share.max(FIND_SHARE_MIN);
@@ -90,18 +90,18 @@ fn find_all(index: &TextIndex, vocab: &Vocab, merges: &Texts) -> Result<Vec<Merg
                 (first, thread.spawn_scoped(scope, move || find(first)))
             })
             .collect();
-        let mut all = find(0)?;
+        let mut all = find(0);
         all.reserve(merges.len() - all.len());
         for (first, thread) in others {
             all.extend(match thread {
                 Ok(thread) => thread
                     .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?,
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
                 // The system gives no thread more.
-                Err(_) => find(first)?,
+                Err(_) => find(first),
             });
         }
-        Ok(all)
+        all
     })
 }
 
@@ -110,48 +110,61 @@ fn find_share(
     vocab: &Vocab,
     merges: &Texts,
     share: Range<usize>,
-) -> Result<Vec<Merge>, Error> {
+) -> Vec<Option<Merge>> {
     let mut found = Vec::with_capacity(share.len());
     let mut joined = Vec::new();
     for rank in share {
         let merge = merges.get(rank).unwrap_or_default();
-        let (left, right) = halves(rank, merge)?;
-        joined.clear();
-        joined.extend_from_slice(left);
-        joined.extend_from_slice(right);
-        let id = |part: &[u8]| {
-            index
-                .find(&vocab.texts, part)
-                .ok_or_else(|| Error::MergeUnknown {
-                    index: rank,
-                    merge: String::from_utf8_lossy(merge).into_owned(),
-                    missing: String::from_utf8_lossy(part).into_owned(),
-                })
-        };
-        found.push(Merge {
-            joined: id(&joined)?,
-            left: id(left)?,
-            right: id(right)?,
-        });
+        found.push(halves(merge).and_then(|(left, right)| {
+            joined.clear();
+            joined.extend_from_slice(left);
+            joined.extend_from_slice(right);
+            let id = |part: &[u8]| index.find(&vocab.texts, part);
+            Some(Merge {
+                joined: id(&joined)?,
+                left: id(left)?,
+                right: id(right)?,
+            })
+        }));
     }
-    Ok(found)
+    found
 }
 
 impl Bpe {
     /// Builds the tables. Most of the time goes to looking up three tokens a merge, which
-    /// are shared out to threads.
-    pub(crate) fn build(vocab: &Vocab, merges: &Texts, pre: PreTokenizer) -> Result<Bpe, Error> {
-        check_size(MERGES, merges.len(), MAX_MERGES)?;
+    /// are shared out to threads. Rules that no text could follow, which llama.cpp takes without a
+    /// word, are left out and told in `tolerated`.
+    pub(crate) fn build(
+        vocab: &Vocab,
+        merges: &Texts,
+        pre: PreTokenizer,
+        tolerated: &mut Vec<String>,
+    ) -> Result<Bpe, Error> {
+        check_most(MERGES, merges.len(), MAX_MERGES)?;
         let index = TextIndex::build(&vocab.texts, |_| true)?;
         let mut ranks =
             HashMap::with_capacity_and_hasher(merges.len(), foldhash::fast::RandomState::default());
         let mut merged = Vec::with_capacity(merges.len());
-        for (rank, found) in find_all(&index, vocab, merges)?.iter().enumerate() {
+        let mut left_out: Option<(usize, usize)> = None;
+        for (rank, found) in find_all(&index, vocab, merges).iter().enumerate() {
+            let Some(found) = found else {
+                merged.push(NONE);
+                left_out = Some(left_out.map_or((rank, 1), |(first, n)| (first, n + 1)));
+                continue;
+            };
             merged.push(found.joined);
             // A rule that is there twice counts where it stands first.
             ranks
                 .entry(pair(found.left, found.right))
                 .or_insert(rank as u32);
+        }
+        if let Some((first, n)) = left_out {
+            let merge = String::from_utf8_lossy(merges.get(first).unwrap_or_default());
+            tolerated.push(format!(
+                "{n} of {} merges are not two tokens that make a third, the first of them merge {first} ({merge:?}); \
+                 they are left out",
+                merges.len()
+            ));
         }
         let mut bytes = [NONE; 256];
         let mut spelled = Vec::with_capacity(6);
@@ -351,15 +364,10 @@ impl Bpe {
 }
 
 /// The two tokens of a merge rule. The first may begin with a space.
-fn halves(index: usize, merge: &[u8]) -> Result<(&[u8], &[u8]), Error> {
-    let space = merge.iter().skip(1).position(|&b| b == b' ');
-    match space.map(|i| (&merge[..=i], &merge[i + 2..])) {
-        Some((left, right)) if !right.is_empty() => Ok((left, right)),
-        _ => Err(Error::MergeForm {
-            index,
-            merge: String::from_utf8_lossy(merge).into_owned(),
-        }),
-    }
+fn halves(merge: &[u8]) -> Option<(&[u8], &[u8])> {
+    let space = merge.iter().skip(1).position(|&b| b == b' ')?;
+    let (left, right) = (&merge[..=space], &merge[space + 2..]);
+    (!right.is_empty()).then_some((left, right))
 }
 
 #[cfg(test)]
@@ -370,18 +378,14 @@ mod tests {
 
     #[test]
     fn halves_of_a_merge() {
-        assert_eq!(halves(0, b"a b").unwrap(), (&b"a"[..], &b"b"[..]));
+        assert_eq!(halves(b"a b"), Some((&b"a"[..], &b"b"[..])));
         for bad in [&b""[..], b" ", b"a", b"a ", b" a", b"ab"] {
-            let error = halves(7, bad).unwrap_err();
-            assert!(
-                matches!(error, Error::MergeForm { index: 7, .. }),
-                "{bad:?}"
-            );
+            assert_eq!(halves(bad), None, "{bad:?}");
         }
     }
 
     /// As many merges as several threads share: each is at its rank, and of two
-    /// errors the first is told.
+    /// that are left out the first is told.
     #[test]
     fn merges_of_all_shares_are_in_their_order() {
         let n = 3 * FIND_SHARE_MIN + 5;
@@ -394,9 +398,12 @@ mod tests {
             let merges: Vec<&str> = merges.iter().map(String::as_str).collect();
             let (vocab, merges) = fixture::bpe(&tokens, &merges);
             let pre = PreTokenizer::by_name(Some("gpt-2")).unwrap();
-            Bpe::build(&vocab, &merges, pre)
+            let mut tolerated = Vec::new();
+            let bpe = Bpe::build(&vocab, &merges, pre, &mut tolerated).unwrap();
+            (bpe, tolerated)
         };
-        let bpe = build(&merges).unwrap();
+        let (bpe, tolerated) = build(&merges);
+        assert!(tolerated.is_empty());
         for rank in [0, 1, n / 2, n - 1] {
             let left = 256 + rank as u32;
             assert_eq!(bpe.rank(left, bpe.bytes[usize::from(b'b')]), rank as u32);
@@ -405,11 +412,21 @@ mod tests {
         let mut wrong = merges;
         wrong[n - 2] = "no such".into();
         wrong[FIND_SHARE_MIN + 3] = "x1 x2".into();
-        let error = build(&wrong).unwrap_err();
+        let (bpe, tolerated) = build(&wrong);
+        let [remark] = &tolerated[..] else {
+            panic!("{tolerated:?}")
+        };
+        let first = FIND_SHARE_MIN + 3;
         assert!(
-            matches!(error, Error::MergeUnknown { index, .. } if index == FIND_SHARE_MIN + 3),
-            "{error:?}"
+            remark.contains(&format!("2 of {n} merges"))
+                && remark.contains(&format!("merge {first} ")),
+            "{remark}"
         );
+        // The others are where they were.
+        for rank in [first - 1, first + 1, n - 1] {
+            let left = 256 + rank as u32;
+            assert_eq!(bpe.rank(left, bpe.bytes[usize::from(b'b')]), rank as u32);
+        }
     }
 
     proptest! {
@@ -423,7 +440,7 @@ mod tests {
                 &["a b", "b c", "a a", "aa aa", "c a", "ab c", "c ab", "bc ab"],
             );
             let pre = PreTokenizer::by_name(Some("gpt-2")).unwrap();
-            let bpe = Bpe::build(&vocab, &merges, pre).unwrap();
+            let bpe = Bpe::build(&vocab, &merges, pre, &mut Vec::new()).unwrap();
             let mut scratch = MergeBuffers::default();
             bpe.load(&vocab, &word, &mut scratch);
             let mut scanned = scratch.symbols.clone();
@@ -438,7 +455,7 @@ mod tests {
             let mut defined: Vec<String> = word.chars().map(String::from).collect();
             'again: loop {
                 for merge in merges.iter() {
-                    let (left, right) = halves(0, merge).unwrap();
+                    let (left, right) = halves(merge).unwrap();
                     let found = defined
                         .windows(2)
                         .position(|w| w[0].as_bytes() == left && w[1].as_bytes() == right);

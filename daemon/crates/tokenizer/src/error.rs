@@ -64,33 +64,6 @@ pub enum Error {
         max: u64,
     },
 
-    /// `tokenizer.ggml.token_type` holds a number that is no token type.
-    #[error("token {id} has type {value}; token types are 0 to 6")]
-    TokenType {
-        /// The token.
-        id: u32,
-        /// The number found.
-        value: i32,
-    },
-
-    /// A score that cannot be ordered.
-    #[error("token {id} has a score that is not a number; the file is damaged, convert it again")]
-    Score {
-        /// The token.
-        id: u32,
-    },
-
-    /// A special token's id lies outside of the vocabulary.
-    #[error("{key} is {id}, but the vocabulary has {n_vocab} tokens")]
-    SpecialId {
-        /// The metadata key.
-        key: &'static str,
-        /// The id found.
-        id: i64,
-        /// Tokens in the vocabulary.
-        n_vocab: usize,
-    },
-
     /// Two tokens have the same text, so that text has no single id.
     #[error("tokens {first} and {second} have the same text {text:?}")]
     DuplicateToken {
@@ -100,39 +73,6 @@ pub enum Error {
         second: u32,
         /// Their text.
         text: String,
-    },
-
-    /// A merge rule that is not two tokens with a space between them.
-    #[error("merge {index} is {merge:?}; a merge is two tokens separated by one space")]
-    MergeForm {
-        /// Position in `tokenizer.ggml.merges`.
-        index: usize,
-        /// The rule.
-        merge: String,
-    },
-
-    /// A merge rule that names a token the vocabulary lacks.
-    #[error("merge {index} ({merge:?}) names {missing:?}, which is not in the vocabulary")]
-    MergeUnknown {
-        /// Position in `tokenizer.ggml.merges`.
-        index: usize,
-        /// The rule.
-        merge: String,
-        /// The token that is missing.
-        missing: String,
-    },
-
-    /// A special token's name is longer than any that is used.
-    #[error(
-        "special token {id} has a name of {len} bytes; at most {max} are accepted: the file is damaged, convert it again"
-    )]
-    SpecialName {
-        /// The token.
-        id: u32,
-        /// Bytes of its name.
-        len: usize,
-        /// Bytes accepted.
-        max: usize,
     },
 
     /// The names of all special tokens are longer than text is searched for.
@@ -284,11 +224,7 @@ impl Error {
     pub fn is_damage(&self) -> bool {
         match self {
             Error::Gguf(error) => error.is_damage(),
-            Error::TokenType { .. }
-            | Error::SpecialId { .. }
-            | Error::DuplicateToken { .. }
-            | Error::MergeForm { .. }
-            | Error::MergeUnknown { .. } => true,
+            Error::DuplicateToken { .. } => true,
             _ => false,
         }
     }

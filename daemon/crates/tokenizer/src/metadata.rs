@@ -1,12 +1,14 @@
 //! From a file's metadata to the vocabulary as it is written there.
 
+use std::borrow::Cow;
+
 use rocmforge_gguf::{Gguf, Strings};
 
 use crate::Error;
 use crate::texts::Texts;
 use crate::vocab::{
     MAX_MERGES, MAX_TOKENS, MERGES, MODEL, SCORES, SPECIAL_KEYS, TOKENS, TYPES, VocabData,
-    check_size,
+    check_most, check_size,
 };
 
 /// Copies everything that a tokenizer needs out of `file`.
@@ -18,7 +20,7 @@ pub(crate) fn read(file: &Gguf) -> Result<VocabData, Error> {
     check_size(TOKENS, tokens.len(), MAX_TOKENS)?;
     let merges = match file.strings(MERGES)? {
         Some(merges) => {
-            check_size(MERGES, merges.len(), MAX_MERGES)?;
+            check_most(MERGES, merges.len(), MAX_MERGES)?;
             Some(texts(MERGES, &merges)?)
         }
         None => None,
@@ -30,7 +32,7 @@ pub(crate) fn read(file: &Gguf) -> Result<VocabData, Error> {
     Ok(VocabData {
         model: model.to_owned(),
         pre: file.str("tokenizer.ggml.pre")?.map(str::to_owned),
-        name: file.str("general.name")?.map(str::to_owned),
+        name: file.str_lossy("general.name").map(Cow::into_owned),
         tokens: texts(TOKENS, &tokens)?,
         scores: file.f32s(SCORES)?,
         types: file.i32s(TYPES)?,

@@ -7,7 +7,7 @@
 use aho_corasick::{AhoCorasick, Input, MatchKind};
 
 use crate::Error;
-use crate::vocab::{Algorithm, SPM_SPACE, TokenType, Vocab};
+use crate::vocab::{Algorithm, SPM_SPACE, TokenType, Vocab, is_searched};
 
 /// Most characters that names of control tokens are kept apart by; those in the field have three.
 const ANCHORS_MAX: usize = 24;
@@ -53,7 +53,7 @@ impl ControlNames {
         let is_control = |t: &TokenType| matches!(t, TokenType::Control | TokenType::Unknown);
         let controls = vocab.texts.iter().zip(&vocab.types);
         let mut names: Vec<Box<str>> = controls
-            .filter(|(_, token_type)| is_control(token_type))
+            .filter(|(text, token_type)| is_control(token_type) && is_searched(text))
             .filter_map(|(text, _)| Some(spelled(vocab, std::str::from_utf8(text).ok()?)))
             .filter(|name| !name.is_empty())
             .map(|name| name.to_ascii_lowercase().into_boxed_str())
@@ -133,7 +133,7 @@ impl Names {
     fn build(vocab: &Vocab, keep: impl Fn(TokenType) -> bool) -> Result<Names, Error> {
         let (mut names, mut ids) = (Vec::new(), Vec::new());
         for (id, (text, &token_type)) in vocab.texts.iter().zip(&vocab.types).enumerate() {
-            if !keep(token_type) {
+            if !keep(token_type) || !is_searched(text) {
                 continue;
             }
             // A name that is no text cannot be found in a text.

@@ -27,6 +27,9 @@ use crate::{Error, RenderedChat, metadata};
 /// the longest word at worst.
 pub const MAX_TEXT_BYTES: usize = 16 << 20;
 
+/// Remarks on what is wrong with a vocabulary and tolerated that are kept.
+const TOLERATED_MAX: usize = 16;
+
 /// Words that one encode remembers, and the longest of them in bytes.
 const CACHED_WORDS_MAX: usize = 32 << 10;
 const CACHED_WORD_BYTES_MAX: usize = 48;
@@ -56,12 +59,16 @@ enum Model {
 }
 
 impl Tables {
-    fn build(vocab: &Vocab, merges: Option<&Texts>) -> Result<Tables, Error> {
+    fn build(
+        vocab: &Vocab,
+        merges: Option<&Texts>,
+        tolerated: &mut Vec<String>,
+    ) -> Result<Tables, Error> {
         let model = match vocab.algorithm {
             Algorithm::Spm => Model::Spm(Spm::build(vocab)?),
             Algorithm::Bpe(pre) => {
                 let merges = merges.ok_or(Error::MissingKey { key: MERGES })?;
-                Model::Bpe(Bpe::build(vocab, merges, pre)?)
+                Model::Bpe(Bpe::build(vocab, merges, pre, tolerated)?)
             }
         };
         Ok(Tables {
@@ -84,11 +91,21 @@ impl Tokenizer {
 
     pub(crate) fn new(mut data: VocabData) -> Result<Tokenizer, Error> {
         let merges = data.merges.take();
-        let vocab = Vocab::new(data)?;
-        let tables = Tables::build(&vocab, merges.as_ref())?;
+        let mut vocab = Vocab::new(data)?;
+        let mut tolerated = std::mem::take(&mut vocab.tolerated);
+        let tables = Tables::build(&vocab, merges.as_ref(), &mut tolerated)?;
+        tolerated.truncate(TOLERATED_MAX);
+        vocab.tolerated = tolerated;
         Ok(Tokenizer {
             shared: Arc::new(Shared { vocab, tables }),
         })
+    }
+
+    /// What is wrong with the file's vocabulary and does not keep it from being used, a few remarks
+    /// at most.
+    #[must_use]
+    pub fn tolerated(&self) -> &[String] {
+        &self.vocab().tolerated
     }
 
     /// Number of tokens; ids are below it.

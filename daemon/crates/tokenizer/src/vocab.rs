@@ -188,6 +188,8 @@ pub(crate) struct Vocab {
     pub(crate) max_token_bytes: usize,
     /// Special tokens take the white space that follows them.
     pub(crate) special_rstrip: bool,
+    /// What is wrong with the vocabulary and does not keep it from being used.
+    pub(crate) tolerated: Vec<String>,
 }
 
 impl Vocab {
@@ -205,15 +207,22 @@ impl Vocab {
             }
         };
         let n_vocab = check_size(TOKENS, data.tokens.len(), MAX_TOKENS)?;
-        let mut types = check_types(data.types, n_vocab)?;
+        let mut tolerated = Vec::new();
+        let mut types = check_types(data.types, n_vocab, &mut tolerated)?;
         let scores = match (algorithm, data.scores) {
-            (Algorithm::Spm, None) => return Err(Error::MissingKey { key: SCORES }),
-            (_, None) => Vec::new(),
-            (_, Some(scores)) => check_scores(scores, n_vocab)?,
+            (Algorithm::Spm, None) => {
+                tolerated.push(format!(
+                    "the file has no {SCORES}; all tokens have the same score"
+                ));
+                vec![0.0; n_vocab]
+            }
+            (Algorithm::Spm, Some(scores)) => check_scores(scores, n_vocab, &mut tolerated)?,
+            // They are not used.
+            (Algorithm::Bpe(_), _) => Vec::new(),
         };
-        let special = check_special(&data.special, n_vocab)?;
+        let special = check_special(&data.special, n_vocab, &mut tolerated);
         let mut ends = named_ends(&data.tokens, &mut types);
-        check_specials(&data.tokens, &types)?;
+        check_specials(&data.tokens, &types, &mut tolerated)?;
         let default = |id: u32| {
             let fits = matches!(
                 types.get(id as usize),
@@ -232,7 +241,7 @@ impl Vocab {
             special[BOS].or_else(|| default(1)),
             special[UNK].or_else(|| default(0)),
         );
-        let (spm, pre_adds_bos, always_bos) = match algorithm {
+        let (adds_space, pre_adds_bos, always_bos) = match algorithm {
             // Files of raw vocabularies were written that deny the BOS without
             // which their models fail.
             Algorithm::Bpe(pre) => (false, pre.add_bos, pre.raw),
@@ -245,15 +254,16 @@ impl Vocab {
             texts: data.tokens,
             pieces,
             types,
-            scores: if spm { scores } else { Vec::new() },
+            scores,
             bos,
             eos,
             unknown,
             add_bos: always_bos || data.add_bos.unwrap_or(pre_adds_bos),
             add_eos: data.add_eos.unwrap_or(false),
-            add_space_prefix: spm && data.add_space_prefix.unwrap_or(true),
+            add_space_prefix: adds_space && data.add_space_prefix.unwrap_or(true),
             ends,
             special_rstrip: name.contains("phi-3") || name.contains("phi3"),
+            tolerated,
         })
     }
 
@@ -328,8 +338,12 @@ struct Named {
 }
 
 /// Bounds the names that text is searched for.
-fn check_specials(texts: &Texts, types: &[TokenType]) -> Result<(), Error> {
-    let mut sum = 0;
+fn check_specials(
+    texts: &Texts,
+    types: &[TokenType],
+    tolerated: &mut Vec<String>,
+) -> Result<(), Error> {
+    let (mut sum, mut long) = (0, None);
     for (id, (text, token_type)) in texts.iter().zip(types).enumerate() {
         if !matches!(
             token_type,
@@ -337,14 +351,16 @@ fn check_specials(texts: &Texts, types: &[TokenType]) -> Result<(), Error> {
         ) {
             continue;
         }
-        if text.len() > MAX_SPECIAL_BYTES {
-            return Err(Error::SpecialName {
-                id: id as u32,
-                len: text.len(),
-                max: MAX_SPECIAL_BYTES,
-            });
+        if !is_searched(text) {
+            long.get_or_insert((id, text.len()));
+            continue;
         }
         sum += text.len();
+    }
+    if let Some((id, len)) = long {
+        tolerated.push(format!(
+            "special token {id} has a name of {len} bytes; texts cannot name one with more than {MAX_SPECIAL_BYTES}"
+        ));
     }
     if sum > MAX_SPECIALS_BYTES {
         return Err(Error::SpecialNames {
@@ -353,6 +369,19 @@ fn check_specials(texts: &Texts, types: &[TokenType]) -> Result<(), Error> {
         });
     }
     Ok(())
+}
+
+/// Whether texts are searched for the name of a special token.
+pub(crate) fn is_searched(name: &[u8]) -> bool {
+    name.len() <= MAX_SPECIAL_BYTES
+}
+
+/// As [`check_size`], of what may be empty.
+pub(crate) fn check_most(key: &'static str, len: usize, max: usize) -> Result<usize, Error> {
+    match len {
+        0 => Ok(0),
+        len => check_size(key, len, max),
+    }
 }
 
 pub(crate) fn check_size(key: &'static str, len: usize, max: usize) -> Result<usize, Error> {
@@ -367,50 +396,85 @@ pub(crate) fn check_size(key: &'static str, len: usize, max: usize) -> Result<us
     Ok(len)
 }
 
-fn check_len(key: &'static str, len: usize, n_vocab: usize) -> Result<(), Error> {
-    if len == n_vocab {
-        Ok(())
-    } else {
-        Err(Error::Length { key, len, n_vocab })
+/// Takes what is behind the last token away; an array that is too short says nothing of the last
+/// tokens.
+fn fit<T>(
+    key: &'static str,
+    values: &mut Vec<T>,
+    n_vocab: usize,
+    tolerated: &mut Vec<String>,
+) -> Result<(), Error> {
+    let len = values.len();
+    if len < n_vocab {
+        return Err(Error::Length { key, len, n_vocab });
     }
+    if len > n_vocab {
+        tolerated.push(format!(
+            "{key} has {len} entries for {n_vocab} tokens; the last ones are not read"
+        ));
+        values.truncate(n_vocab);
+    }
+    Ok(())
 }
 
-fn check_types(types: Option<Vec<i32>>, n_vocab: usize) -> Result<Vec<TokenType>, Error> {
-    let Some(types) = types else {
+fn check_types(
+    types: Option<Vec<i32>>,
+    n_vocab: usize,
+    tolerated: &mut Vec<String>,
+) -> Result<Vec<TokenType>, Error> {
+    let Some(mut types) = types else {
         return Ok(vec![TokenType::Normal; n_vocab]);
     };
-    check_len(TYPES, types.len(), n_vocab)?;
-    let check = |(id, &value): (usize, &i32)| {
-        TokenType::from_i32(value).ok_or(Error::TokenType {
-            id: id as u32,
-            value,
-        })
-    };
-    types.iter().enumerate().map(check).collect()
-}
-
-fn check_scores(scores: Vec<f32>, n_vocab: usize) -> Result<Vec<f32>, Error> {
-    check_len(SCORES, scores.len(), n_vocab)?;
-    match scores.iter().position(|score| score.is_nan()) {
-        Some(id) => Err(Error::Score { id: id as u32 }),
-        None => Ok(scores),
+    fit(TYPES, &mut types, n_vocab, tolerated)?;
+    let unknown = |&(_, value): &(usize, &i32)| TokenType::from_i32(*value).is_none();
+    let mut unknown = types.iter().enumerate().filter(unknown);
+    if let Some((id, value)) = unknown.next() {
+        let n = 1 + unknown.count();
+        tolerated.push(format!(
+            "token {id} has type {value}; token types are 0 to 6: {n} such tokens count as undefined"
+        ));
     }
+    let known = |&value: &i32| TokenType::from_i32(value).unwrap_or(TokenType::Undefined);
+    Ok(types.iter().map(known).collect())
 }
 
+fn check_scores(
+    mut scores: Vec<f32>,
+    n_vocab: usize,
+    tolerated: &mut Vec<String>,
+) -> Result<Vec<f32>, Error> {
+    fit(SCORES, &mut scores, n_vocab, tolerated)?;
+    if let Some(id) = scores.iter().position(|score| score.is_nan()) {
+        tolerated.push(format!(
+            "token {id} has a score that is not a number; such tokens are merged last"
+        ));
+        let no_number = scores.iter_mut().filter(|score| score.is_nan());
+        no_number.for_each(|score| *score = f32::NEG_INFINITY);
+    }
+    Ok(scores)
+}
+
+/// The ids that lie in the vocabulary.
 fn check_special(
     ids: &[Option<i64>; SPECIAL_KEYS.len()],
     n_vocab: usize,
-) -> Result<[Option<u32>; SPECIAL_KEYS.len()], Error> {
+    tolerated: &mut Vec<String>,
+) -> [Option<u32>; SPECIAL_KEYS.len()] {
     let mut checked = [None; SPECIAL_KEYS.len()];
     for ((key, &id), slot) in SPECIAL_KEYS.iter().zip(ids).zip(&mut checked) {
         *slot = match id {
             // Converters write -1 for "none", some of them as unsigned.
             None | Some(-1 | 0xFFFF_FFFF) => None,
             Some(id) if (0..n_vocab as i64).contains(&id) => Some(id as u32),
-            Some(id) => return Err(Error::SpecialId { key, id, n_vocab }),
+            Some(id) => {
+                tolerated.push(format!(
+                    "{key} is {id}, but the vocabulary has {n_vocab} tokens; it counts as absent"
+                ));
+                None
+            }
         };
     }
-    Ok(checked)
+    checked
 }
 
 /// `<0xXX>`, SentencePiece's spelling of a byte.

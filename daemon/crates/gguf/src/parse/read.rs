@@ -98,15 +98,10 @@ pub(super) fn array_head(key: &str, bytes: &[u8], at: usize) -> Result<Frame, St
     Ok(Frame { ty, left })
 }
 
-pub(super) fn check_bools(key: &str, values: &[u8], at: usize) -> Result<(), Error> {
-    match values.iter().position(|&byte| byte > 1) {
-        Some(i) => Err(Error::BadBool {
-            key: key.to_owned(),
-            offset: (at + i) as u64,
-            found: values[i],
-        }),
-        None => Ok(()),
-    }
+/// A bool that is neither 0 nor 1: its place among `values`, and its byte.
+pub(super) fn odd_bool(values: &[u8]) -> Option<(usize, u8)> {
+    let at = values.iter().position(|&byte| byte > 1)?;
+    Some((at, values[at]))
 }
 
 /// Walks up to `left` strings from `pos`; the hot loop of every large header.

@@ -123,7 +123,7 @@ impl PlanBuilder<'_> {
             return Ok(());
         }
         let keys = self.keys;
-        let beyond = keys.count_or(
+        let beyond = keys.count_but_0_or(
             "rope.scaling.original_context_length",
             N_CTX_MAX,
             n_ctx_train,

@@ -5,7 +5,18 @@ use std::time::Duration;
 
 use super::silent::RETRY;
 use super::{Failure, Kind};
-use crate::model_files::ModelFileError;
+use crate::model_files::{ModelFileError, Unserved};
+
+/// PERMISSION_DENIED: a link that leads out of the model directories.
+pub(crate) fn leads_out(path: &Path, why: &Unserved) -> Failure {
+    let path = path.display().to_string();
+    let text = format!("{path} is not opened: {why}");
+    Failure::new(Kind::PermissionDenied, "OUTSIDE_MODEL_DIRS")
+        .with("path", &path)
+        .with("flag", "--model-dir")
+        .about("file", &path, &text)
+        .says(&text)
+}
 
 /// The failure of a file that cannot be opened.
 pub fn from_model_file(error: &ModelFileError) -> Failure {

@@ -23,16 +23,14 @@ pub(crate) fn file_silent(path: &Path, since: Duration) -> Failure {
 
 /// UNAVAILABLE: whether there is a model of this name is not known, since a model directory has not
 /// answered yet.
-pub(crate) fn directory_silent(name: &str, dir: &Path, why: Option<&str>) -> Failure {
-    let why = why.map_or_else(String::new, |why| format!(" ({why})"));
+pub(crate) fn directory_silent(name: &str, dir: &Path, why: &str) -> Failure {
     let dir = dir.display().to_string();
     Failure::new(Kind::Unavailable, "MODEL_DIR_SILENT")
         .with("model", name)
         .with("dir", &dir)
         .retry(RETRY)
         .says(&format!(
-            "no model '{name}' is loaded, and the model directory {dir} has not answered yet{why}; check the server or the \
-             mount that it lies on, then ask again"
+            "no model '{name}' is loaded, and the model directory {dir} {why}, then ask again"
         ))
 }
 

@@ -3,19 +3,23 @@
 //! ```text
 //!   named --(its links are resolved)--> known: its files are listed and opened
 //!     |
-//!     +--(no answer within ANSWER)--> silent: the others are served; it is asked again whenever
-//!                                     files are listed or opened, and by the daemon every few
-//!                                     seconds, and is known once it answers
+//!     +--(no answer within ANSWER, --> silent: the others are served; it is asked again whenever
+//!         or an error)                 files are listed or opened, and by the daemon every few
+//!                                      seconds, and is known once it answers
 //! ```
 //!
 //! A directory of a server that is down does not answer at all, or with an error after minutes. So
-//! nobody who waits for something else asks one: each is looked at on a thread of its own.
+//! nobody who waits for something else asks one: each is looked at on a thread of its own. One that
+//! is missing or may not be entered, as before a disk is mounted, is *away*: it is asked again like
+//! a silent one.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use super::headers::Headers;
+use super::hub;
 use crate::looks::Looks;
 
 /// How long all directories are waited for together at the start.
@@ -25,12 +29,61 @@ const ANSWER: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone)]
 pub struct ModelDirs {
     dirs: Arc<[Dir]>,
-    looks: Arc<Looks<Result<(), String>>>,
+    looks: Arc<Looks<Result<(), Trouble>>>,
     resolve: Resolve,
+    /// What files of the directories are for.
+    pub(super) headers: Arc<Headers>,
 }
 
-/// Resolves a directory's links and looks into it; the error says what is wrong with it.
-type Resolve = fn(&Path) -> Result<Answer, String>;
+/// Resolves a directory's links and looks into it.
+type Resolve = fn(&Path) -> Result<Answer, Trouble>;
+
+/// Why a directory is none, or none yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Trouble {
+    /// The configuration is wrong: it is something else.
+    NoDirectory,
+    /// It is missing, or may not be entered.
+    Away(String),
+    /// What its file system says.
+    Failed(String),
+}
+
+impl Trouble {
+    fn of(error: &io::Error) -> Self {
+        use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+        match error.kind() {
+            NotFound | NotADirectory => Trouble::Away(format!(
+                "is not there ({error}); mount or create it, or correct its path"
+            )),
+            PermissionDenied => Trouble::Away(format!(
+                "cannot be entered by the daemon's user {} ({error}); let that user enter it and the directories above \
+                 it, by their mode or owner, or name another one",
+                nix::unistd::geteuid()
+            )),
+            _ => Trouble::Failed(format!(
+                "does not answer ({error}); check the server or the mount that it lies on"
+            )),
+        }
+    }
+
+    /// Stands behind the directory's name.
+    fn words(&self) -> &str {
+        match self {
+            Trouble::NoDirectory => "is not a directory; name the directory that the files are in",
+            Trouble::Away(words) | Trouble::Failed(words) => words,
+        }
+    }
+}
+
+/// A model directory as it is now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirState {
+    /// Its path: links resolved where it has answered, else as it was given.
+    pub path: PathBuf,
+    /// What is wrong with it, and what to do; stands behind the path.
+    pub trouble: Option<String>,
+}
 
 #[derive(Debug)]
 struct Dir {
@@ -45,13 +98,15 @@ struct Dir {
 struct Answer {
     /// Its path with links resolved.
     real: PathBuf,
+    /// Where the blobs lie, if it is a snapshot of a Hugging Face cache.
+    blobs: Option<PathBuf>,
     /// Why it cannot be read.
     refused: Option<String>,
 }
 
 /// Why a model directory cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("the model directory {} (--model-dir) cannot be used: {message}; give one that is there and may be read", dir.display())]
+#[error("the model directory {} (--model-dir) cannot be used: it {message}", dir.display())]
 pub struct ModelDirError {
     /// The directory.
     pub dir: PathBuf,
@@ -60,11 +115,11 @@ pub struct ModelDirError {
 }
 
 impl ModelDirs {
-    /// Resolves the directories. One that does not answer within five seconds is one of them as
-    /// soon as it does ([`ModelDirs::silent`]).
+    /// Resolves the directories. One that does not answer within five seconds, is missing or may
+    /// not be entered is one of them as soon as it can be ([`ModelDirs::silent`]).
     ///
     /// # Errors
-    /// [`ModelDirError`] for one that is missing or no directory.
+    /// [`ModelDirError`] for one that is no directory, and for an empty path.
     pub fn new(dirs: &[PathBuf]) -> Result<Self, ModelDirError> {
         Self::resolved_by(dirs, ANSWER, resolve)
     }
@@ -91,6 +146,7 @@ impl ModelDirs {
             dirs: named.into(),
             looks: Arc::new(Looks::waiting(wait)),
             resolve,
+            headers: Arc::default(),
         };
         let looks = all
             .dirs
@@ -98,15 +154,15 @@ impl ModelDirs {
             .map(|dir| (dir.given.clone(), all.look(dir)));
         let found = all.looks.look_anew(looks.collect());
         for Dir { given, .. } in all.dirs.iter() {
-            if let Some(Err(message)) = found.get(given).map(Arc::as_ref) {
-                return Err(refuse(given, message.clone()));
+            if let Some(Err(trouble @ Trouble::NoDirectory)) = found.get(given).map(Arc::as_ref) {
+                return Err(refuse(given, trouble.words().to_owned()));
             }
         }
         Ok(all)
     }
 
     /// A look at a directory, which makes it known.
-    fn look(&self, dir: &Dir) -> impl FnOnce() -> Result<(), String> + Send + use<> {
+    fn look(&self, dir: &Dir) -> impl FnOnce() -> Result<(), Trouble> + Send + use<> {
         let (given, known, resolve) = (dir.given.clone(), Arc::clone(&dir.answer), self.resolve);
         move || {
             let _ = known.set(resolve(&given)?);
@@ -145,16 +201,53 @@ impl ModelDirs {
         self.silent().find(|dir| path.starts_with(dir))
     }
 
-    /// What a silent directory's last answer was, an error.
-    pub(crate) fn last_error(&self, silent: &Path) -> Option<String> {
-        let found = self.looks.found(silent)?;
-        found.as_ref().as_ref().err().cloned()
+    /// What is wrong with a silent directory, and what to do; stands behind its path.
+    pub(crate) fn why_silent(&self, dir: &Path) -> String {
+        let found = self.looks.found(dir);
+        match found.as_deref() {
+            Some(Err(trouble)) => trouble.words().to_owned(),
+            _ => "does not answer; check the server or the mount that it lies on".to_owned(),
+        }
     }
 
-    /// Those that cannot be read, and why.
-    pub fn unlisted(&self) -> impl Iterator<Item = (&Path, &str)> {
-        let answers = self.dirs.iter().filter_map(|dir| dir.answer.get());
-        answers.filter_map(|answer| Some((answer.real.as_path(), answer.refused.as_deref()?)))
+    /// Whether a silent directory is missing or may not be entered: what lies there now is nothing.
+    pub(crate) fn is_away(&self, dir: &Path) -> bool {
+        let found = self.looks.found(dir);
+        matches!(found.as_deref(), Some(Err(Trouble::Away(_))))
+    }
+
+    /// Each of them as it was found last: at its first look, or when `found` was listed.
+    pub(crate) fn states(&self, refused: impl Fn(&Path) -> Option<String>) -> Vec<DirState> {
+        let state = |dir: &Dir| match dir.answer.get() {
+            Some(answer) => DirState {
+                path: answer.real.clone(),
+                trouble: refused(&answer.real),
+            },
+            None => DirState {
+                path: dir.given.clone(),
+                trouble: Some(self.why_silent(&dir.given)),
+            },
+        };
+        self.dirs.iter().map(state).collect()
+    }
+
+    /// Each of them as it was found at its first look.
+    pub fn first_states(&self) -> Vec<DirState> {
+        self.states(|real| {
+            let mut answers = self.dirs.iter().filter_map(|dir| dir.answer.get());
+            answers.find(|answer| answer.real == real)?.refused.clone()
+        })
+    }
+
+    /// Whether a file lies below a model directory, by its path with links resolved, or is a blob
+    /// of a snapshot that is one. The directory itself counts, so that the answer is that it is a
+    /// directory.
+    pub(super) fn holds(&self, real: &Path) -> bool {
+        let mut answers = self.dirs.iter().filter_map(|dir| dir.answer.get());
+        answers.any(|answer| {
+            let blobs = answer.blobs.as_ref();
+            real.starts_with(&answer.real) || blobs.is_some_and(|blobs| real.starts_with(blobs))
+        })
     }
 
     /// Those that have answered, as given and with links resolved.
@@ -170,14 +263,15 @@ impl ModelDirs {
     }
 }
 
-fn resolve(dir: &Path) -> Result<Answer, String> {
-    let real = dir.canonicalize().map_err(|error| error.to_string())?;
-    let found = std::fs::metadata(&real).map_err(|error| error.to_string())?;
+fn resolve(dir: &Path) -> Result<Answer, Trouble> {
+    let real = dir.canonicalize().map_err(|error| Trouble::of(&error))?;
+    let found = std::fs::metadata(&real).map_err(|error| Trouble::of(&error))?;
     if !found.is_dir() {
-        return Err("it is not a directory".to_owned());
+        return Err(Trouble::NoDirectory);
     }
     let refused = std::fs::read_dir(&real).err();
     Ok(Answer {
+        blobs: hub::blobs_beside(&real),
         real,
         refused: refused.map(|error| refusal(&error)),
     })
@@ -203,11 +297,11 @@ mod tests {
     use super::*;
 
     /// What the directory `silent` of the test answers: nothing while it is held.
-    static SILENT: Mutex<Result<(), &str>> = Mutex::new(Err("Input/output error"));
+    static SILENT: Mutex<bool> = Mutex::new(true);
 
-    fn silent_or_not(dir: &Path) -> Result<Answer, String> {
-        if dir.ends_with("silent") {
-            (*SILENT.lock().unwrap())?;
+    fn silent_or_not(dir: &Path) -> Result<Answer, Trouble> {
+        if dir.ends_with("silent") && *SILENT.lock().unwrap() {
+            return Err(Trouble::of(&io::Error::from_raw_os_error(5)));
         }
         resolve(dir)
     }
@@ -243,13 +337,14 @@ mod tests {
             error => panic!("{error}"),
         };
         for path in [silent.join("a.gguf"), "b.gguf".into()] {
-            assert_eq!(refused(&path), "nothing has come of it");
+            assert!(refused(&path).starts_with("does not answer; check"));
         }
         // Its mount gives up, and is there later.
-        *held = Err("Input/output error");
+        *held = true;
         drop(held);
-        until(|| refused(&silent.join("a.gguf")) == "Input/output error");
-        *SILENT.lock().unwrap() = Ok(());
+        until(|| refused(&silent.join("a.gguf")).contains("Input/output error"));
+        assert!(!dirs.is_away(&silent));
+        *SILENT.lock().unwrap() = false;
         until(|| {
             dirs.ask_again();
             dirs.silent().next().is_none()
@@ -269,14 +364,57 @@ mod tests {
     fn one_that_cannot_be_read_is_told_with_what_to_do() {
         let unread = |dir: &Path| {
             let refused = Some(refusal(&io::ErrorKind::PermissionDenied.into()));
-            let real = dir.to_owned();
-            Ok(Answer { real, refused })
+            let (real, blobs) = (dir.to_owned(), None);
+            Ok(Answer {
+                real,
+                blobs,
+                refused,
+            })
         };
         let dirs = ModelDirs::resolved_by(&["/m".into()], Duration::from_secs(60), unread).unwrap();
-        let unlisted: Vec<_> = dirs.unlisted().collect();
+        let states = dirs.first_states();
+        let [state] = &states[..] else { panic!() };
+        let why = state.trouble.as_deref().unwrap();
+        assert!(state.path == Path::new("/m"), "{states:?}");
+        assert!(why.contains("let the daemon's user read it"), "{why}");
+    }
+
+    /// As a disk that is not mounted yet when the machine starts: the daemon did not, with exit
+    /// code 2, which systemd does not try again.
+    #[test]
+    fn one_that_is_missing_or_closed_is_left_out_until_it_is_there() {
+        let root = tempfile::tempdir().unwrap();
+        let (away, other) = (root.path().join("away"), root.path().join("other"));
+        std::fs::create_dir(&other).unwrap();
+        let dirs = ModelDirs::new(&[away.join("models"), other]).unwrap();
+        let states = dirs.first_states();
+        let why = states[0].trouble.as_deref().unwrap();
         assert!(
-            matches!(unlisted[..], [(dir, why)] if dir == "/m" && why.contains("let the daemon's user read it")),
-            "{unlisted:?}"
+            why.contains("is not there") && why.contains("mount or create it"),
+            "{why}"
+        );
+        assert_eq!(states[1].trouble, None);
+        assert!(dirs.is_away(&away.join("models")) && dirs.real().count() == 1);
+        // Neither is a file above it a reason to give up; a file in its place is.
+        std::fs::write(&away, "x").unwrap();
+        dirs.ask_again();
+        let error = ModelDirs::new(std::slice::from_ref(&away))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("is not a directory"), "{error}");
+        assert!(ModelDirs::new(&[PathBuf::new()]).is_err(), "an empty path");
+        std::fs::remove_file(&away).unwrap();
+        std::fs::create_dir_all(away.join("models")).unwrap();
+        std::fs::write(away.join("models/m.gguf"), "x").unwrap();
+        until(|| {
+            dirs.ask_again();
+            dirs.silent().next().is_none()
+        });
+        dirs.open(Path::new("m.gguf")).unwrap();
+        let closed = Trouble::of(&io::ErrorKind::PermissionDenied.into());
+        assert!(
+            closed.words().contains("the directories above it"),
+            "{closed:?}"
         );
     }
 }

@@ -1,17 +1,25 @@
 //! The GGUF files below the model directories, for clients that choose one.
 //!
+//! What is no model of its own (`unserved.rs`) is listed apart, with why: links that lead out of
+//! the model directories, projectors, adapters, parts without the others. Hidden files are left
+//! out.
+//!
 //! *Invariants* (tests below): a link counts only if what it leads to lies below a model directory,
 //! and directories behind links are not entered, so that the walk ends; it looks at no more than
 //! [`ENTRIES_MAX`] entries of a model directory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{DirEntry, Metadata};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use rocmforge_gguf::PartName;
+use rocmforge_engine::supported_architectures;
+use rocmforge_gguf::{Glance, OtherUse, PartName};
 
-use super::ModelDirs;
+use super::hub::{HubPlace, Refs, is_inner};
+use super::links::Leads;
+use super::{DirState, ModelDirs, Unserved};
 use crate::looks::Looks;
 
 /// Directories below a model directory that are entered, one in the other.
@@ -20,6 +28,9 @@ const DEPTH_MAX: usize = 8;
 const ENTRIES_MAX: usize = 1 << 16;
 /// Files that are listed.
 pub const FILES_MAX: usize = 4096;
+/// How long a look at a directory may read headers that it has not read before. What is left counts
+/// as models until a later look has read it.
+const HEADERS_MAX: Duration = Duration::from_millis(1500);
 
 /// What there is below a model directory.
 #[derive(Debug, Default)]
@@ -31,17 +42,23 @@ pub(crate) struct Found {
     refused: Option<String>,
 }
 
-/// A file that could be loaded.
+/// A file that could be loaded, or one that looks like it and cannot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelFile {
     /// Where it is, as below the model directory; may be a link.
     pub path: PathBuf,
-    /// What that leads to.
+    /// What that leads to; of a link that leads nowhere or out, its own path.
     pub real: PathBuf,
     /// Its size; of a split model, listed by its first part, that of all parts.
     pub bytes: u64,
     /// When it was last changed, in milliseconds since 1970.
     pub mtime_unix_ms: i64,
+    /// Why it is not offered as a model.
+    pub unserved: Option<Unserved>,
+    /// Where it is in a Hugging Face cache.
+    pub(crate) hub: Option<HubPlace>,
+    /// Its place in a split model.
+    part: Option<PartName>,
 }
 
 impl ModelDirs {
@@ -66,26 +83,47 @@ impl ModelDirs {
         }
         files.sort_by(|a, b| a.path.cmp(&b.path));
         // A model directory may lie below another.
-        files.dedup();
+        files.dedup_by(|a, b| a.path == b.path);
         is_whole &= files.len() <= FILES_MAX;
         files.truncate(FILES_MAX);
-        (fold_parts(files), is_whole)
+        (once_a_revision(files), is_whole)
     }
 
-    /// A model directory that has not answered yet.
+    /// The files that are not offered as models, each with why, and the state of each directory.
+    /// Blocks on the file system.
+    pub fn unserved(&self) -> (Vec<ModelFile>, Vec<DirState>) {
+        let looks = Looks::default();
+        let (mut files, _) = self.list(&looks);
+        files.retain(|file| file.unserved.is_some());
+        (files, self.states(|dir| self.refusal_of(&looks, dir)))
+    }
+
+    /// Why a model directory could not be read when it was listed last.
+    pub(crate) fn refusal_of(&self, looks: &Looks<Found>, dir: &Path) -> Option<String> {
+        looks.found(dir)?.refused.clone()
+    }
+
+    /// A model directory of which nothing is known yet.
     pub(crate) fn unread(&self, looks: &Looks<Found>) -> Option<&Path> {
         let unread = self.real().find(|dir| !looks.has_found(dir));
-        self.silent().next().or(unread)
+        self.silent().find(|dir| !self.is_away(dir)).or(unread)
     }
 
-    /// A model directory that was looked at and could not be read, and why.
+    /// A model directory that cannot be read or is not there, and why.
     pub(crate) fn refused(&self, looks: &Looks<Found>) -> Option<(&Path, String)> {
         let mut dirs = self.real();
-        dirs.find_map(|dir| Some((dir, looks.found(dir)?.refused.clone()?)))
+        let refused = dirs.find_map(|dir| Some((dir, self.refusal_of(looks, dir)?)));
+        let mut away = self.silent().filter(|dir| self.is_away(dir));
+        refused.or_else(|| away.next().map(|dir| (dir, self.why_silent(dir))))
     }
 
     /// What there is below a directory.
     fn walk(&self, root: &Path, entries_max: usize) -> Found {
+        let mut walk = Walk {
+            dirs: self,
+            until: Instant::now() + HEADERS_MAX,
+            refs: Refs::default(),
+        };
         let mut files = Vec::new();
         let mut entries = 0;
         let mut dirs: Vec<(PathBuf, usize)> = vec![(root.to_owned(), 0)];
@@ -106,51 +144,187 @@ impl ModelDirs {
                     break 'walk;
                 }
                 entries += 1;
+                // Trash, partial downloads, what macOS keeps beside files.
+                if entry.file_name().as_encoded_bytes().starts_with(b".") {
+                    continue;
+                }
                 let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
                 if !is_dir {
-                    files.extend(self.file(&entry));
-                } else if depth < DEPTH_MAX {
-                    dirs.push((entry.path(), depth + 1));
-                } else {
+                    files.extend(walk.file(&entry));
+                } else if depth >= DEPTH_MAX {
                     is_whole = false;
+                } else if !is_inner(&entry.path()) {
+                    dirs.push((entry.path(), depth + 1));
                 }
             }
         }
+        walk.judge_parts(&mut files, is_whole);
         Found {
-            files,
+            files: fold_parts(files),
             is_whole,
             refused,
         }
     }
+}
 
-    fn file(&self, entry: &DirEntry) -> Option<ModelFile> {
+/// A look at one model directory.
+struct Walk<'a> {
+    dirs: &'a ModelDirs,
+    /// Headers that were not read by then are not read.
+    until: Instant,
+    refs: Refs,
+}
+
+impl Walk<'_> {
+    fn file(&mut self, entry: &DirEntry) -> Option<ModelFile> {
         let path = entry.path();
-        if !path.extension()?.eq_ignore_ascii_case("gguf") {
+        let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
+        let is_model = path.extension();
+        let is_model = is_model.is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+        if !is_model && !is_link {
             return None;
         }
-        let real = path.canonicalize().ok().filter(|real| self.holds(real))?;
+        let real = path.canonicalize().ok();
+        let Some(real) = real.filter(|real| self.dirs.holds(real)) else {
+            let unserved = match self.dirs.leads(&path) {
+                Leads::Out(target) => Unserved::Outside {
+                    target,
+                    is_file: is_model,
+                },
+                Leads::Nowhere(target) if is_model => Unserved::Nowhere { target },
+                Leads::Nowhere(_) | Leads::Inside => return None,
+            };
+            return Some(self.described(path.clone(), path, None, Some(unserved)));
+        };
         let metadata = std::fs::metadata(&real).ok().filter(Metadata::is_file)?;
-        Some(ModelFile {
-            bytes: metadata.len(),
-            mtime_unix_ms: mtime_unix_ms(&metadata),
+        if !is_model {
+            return None;
+        }
+        let part = PartName::of(&path);
+        let unserved = match part {
+            // Judged once all of them are known.
+            Some(_) => None,
+            None => self.unserved(&path, &real),
+        };
+        let mut file = self.described(path, real, part, unserved);
+        (file.bytes, file.mtime_unix_ms) = (metadata.len(), mtime_unix_ms(&metadata));
+        Some(file)
+    }
+
+    fn described(
+        &mut self,
+        path: PathBuf,
+        real: PathBuf,
+        part: Option<PartName>,
+        unserved: Option<Unserved>,
+    ) -> ModelFile {
+        ModelFile {
+            hub: self.refs.place_of(&path),
             path,
             real,
-        })
+            bytes: 0,
+            mtime_unix_ms: 0,
+            unserved,
+            part,
+        }
     }
+
+    /// Why a file that is no part is not offered.
+    fn unserved(&self, path: &Path, real: &Path) -> Option<Unserved> {
+        let name = path.file_name().unwrap_or_default();
+        if Instant::now() >= self.until {
+            let is_projector = name.to_string_lossy().starts_with("mmproj");
+            return is_projector.then_some(Unserved::OtherUse(OtherUse::Projector));
+        }
+        match self.dirs.headers.glance(real, false) {
+            Ok(glance) => of_header(glance?),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                Some(Unserved::Unreadable)
+            }
+            // Who opens it is told.
+            Err(_) => None,
+        }
+    }
+
+    /// Tells whole files with a part's name, and parts of which others are not there. Where not all
+    /// files were seen they may be there.
+    fn judge_parts(&mut self, files: &mut [ModelFile], is_whole: bool) {
+        let there: HashSet<PathBuf> = files.iter().map(|file| file.path.clone()).collect();
+        for file in files {
+            let Some(part) = &file.part else { continue };
+            let Ok(paths) = part.paths() else { continue };
+            let n_there = paths.filter(|path| there.contains(path)).count();
+            let (number, count) = (part.number(), part.count());
+            let n_there = u32::try_from(n_there).unwrap_or(count);
+            let is_complete = n_there == count;
+            if is_complete && number > 1 {
+                continue;
+            }
+            let (first, is_read) = (part.path(1), Instant::now() < self.until);
+            // Of a complete model what the first part says counts, and is read without its end.
+            let glance = match is_read {
+                true => self.dirs.headers.glance(&file.real, !is_complete),
+                false => Ok(None),
+            };
+            let glance = match glance {
+                Ok(glance) => glance,
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    file.unserved = Some(Unserved::Unreadable);
+                    continue;
+                }
+                Err(_) => None,
+            };
+            let is_one = glance
+                .as_ref()
+                .is_some_and(|glance| glance.split_count == 1);
+            if is_one && !is_complete {
+                file.part = None;
+            }
+            file.unserved = match glance.and_then(of_header) {
+                // A part without tensors is no vocabulary.
+                Some(Unserved::OtherUse(OtherUse::Vocabulary)) if file.part.is_some() => None,
+                told => told,
+            };
+            if file.part.is_none() || is_complete || !is_whole || !is_read {
+                continue;
+            }
+            file.unserved = Some(match number {
+                1 => Unserved::MissingParts {
+                    count,
+                    there: n_there,
+                },
+                _ => Unserved::NoFirstPart {
+                    number,
+                    count,
+                    first,
+                },
+            });
+        }
+    }
+}
+
+/// Why a file with such a header is not offered.
+fn of_header(glance: Glance) -> Option<Unserved> {
+    if let Some(other) = glance.other_use {
+        return Some(Unserved::OtherUse(other));
+    }
+    let name = glance.architecture?;
+    let is_supported = supported_architectures().any(|known| known == name);
+    (!is_supported).then_some(Unserved::Architecture(name))
 }
 
 /// Counts the parts of a split model to its first one. Parts without it stay as they are.
 fn fold_parts(files: Vec<ModelFile>) -> Vec<ModelFile> {
-    let parts: Vec<Option<PartName>> = files.iter().map(|f| PartName::of(&f.path)).collect();
-    let firsts = files.iter().zip(&parts).enumerate();
+    let is_first = |file: &ModelFile| file.part.as_ref().is_some_and(|part| part.number() == 1);
+    let firsts = files.iter().enumerate().filter(|(_, file)| is_first(file));
     let firsts: HashMap<PathBuf, usize> = firsts
-        .filter(|(_, (_, part))| part.as_ref().is_some_and(|part| part.number() == 1))
-        .map(|(index, (file, _))| (file.path.clone(), index))
+        .map(|(index, file)| (file.path.clone(), index))
         .collect();
     let mut folded: Vec<Option<ModelFile>> = files.into_iter().map(Some).collect();
-    for (index, part) in parts.iter().enumerate() {
-        let first = part.as_ref().filter(|part| part.number() > 1);
-        let Some(&first) = first.and_then(|part| firsts.get(&part.path(1))) else {
+    for index in 0..folded.len() {
+        let part = folded[index].as_ref().and_then(|file| file.part.as_ref());
+        let later = part.filter(|part| part.number() > 1);
+        let Some(&first) = later.and_then(|part| firsts.get(&part.path(1))) else {
             continue;
         };
         if let Some(gone) = folded[index].take()
@@ -161,6 +335,30 @@ fn fold_parts(files: Vec<ModelFile>) -> Vec<ModelFile> {
         }
     }
     folded.into_iter().flatten().collect()
+}
+
+/// Leaves out what several revisions of a cache have alike, but for the one that is `main` or comes
+/// first.
+fn once_a_revision(files: Vec<ModelFile>) -> Vec<ModelFile> {
+    let key = |file: &ModelFile| {
+        let hub = file.hub.as_ref()?;
+        Some((hub.repo.clone(), hub.below.clone(), file.real.clone()))
+    };
+    let mut kept = HashMap::new();
+    for (index, file) in files.iter().enumerate() {
+        let Some(key) = key(file) else { continue };
+        let is_main = file.hub.as_ref().is_some_and(|hub| !hub.is_other);
+        let best = kept.entry(key).or_insert((index, is_main));
+        if is_main && !best.1 {
+            *best = (index, true);
+        }
+    }
+    let is_kept = |(index, file): &(usize, ModelFile)| {
+        let best = key(file).and_then(|key| kept.get(&key));
+        best.is_none_or(|(best, _)| best == index)
+    };
+    let all = files.into_iter().enumerate().filter(is_kept);
+    all.map(|(_, file)| file).collect()
 }
 
 fn mtime_unix_ms(metadata: &Metadata) -> i64 {
@@ -174,76 +372,12 @@ fn mtime_unix_ms(metadata: &Metadata) -> i64 {
 }
 
 impl ModelFile {
-    /// The path as text; `None` for one that no request can name.
-    pub fn name(&self) -> Option<&str> {
-        Path::to_str(&self.path)
+    /// The path for people; what is no text in it is replaced.
+    pub fn shown(&self) -> String {
+        self.path.display().to_string()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::os::unix::fs::symlink;
-
-    use super::*;
-
-    fn names(dirs: &ModelDirs) -> Vec<String> {
-        let (files, is_whole) = dirs.list(&Looks::default());
-        assert!(is_whole);
-        let name = |file: &ModelFile| file.path.file_name().unwrap().to_str().unwrap().to_owned();
-        files.iter().map(name).collect()
-    }
-
-    #[test]
-    fn links_count_by_what_they_lead_to_and_their_directories_are_not_entered() {
-        let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let (inside, outside) = (inside.path(), outside.path());
-        fs::create_dir(inside.join("below")).unwrap();
-        fs::write(inside.join("below/real.gguf"), "x").unwrap();
-        fs::write(outside.join("secret.gguf"), "x").unwrap();
-        symlink(inside.join("below/real.gguf"), inside.join("link.gguf")).unwrap();
-        symlink(outside.join("secret.gguf"), inside.join("out.gguf")).unwrap();
-        symlink(outside.join("absent.gguf"), inside.join("dangling.gguf")).unwrap();
-        symlink(outside, inside.join("dir.gguf")).unwrap();
-        // A walk that entered this one would not end.
-        symlink(inside, inside.join("below/loop")).unwrap();
-        let dirs = ModelDirs::new(&[inside.to_owned()]).unwrap();
-        assert_eq!(names(&dirs), ["real.gguf", "link.gguf"]);
-        // It counts where the other directory is one of models, too.
-        let dirs = ModelDirs::new(&[inside.to_owned(), outside.to_owned()]).unwrap();
-        let mut names = names(&dirs);
-        names.sort();
-        assert_eq!(names, ["link.gguf", "out.gguf", "real.gguf", "secret.gguf"]);
-    }
-
-    #[test]
-    fn a_directory_that_cannot_be_read_is_told_from_an_empty_one() {
-        let (gone, empty) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let dirs = ModelDirs::new(&[empty.path().to_owned(), gone.path().to_owned()]).unwrap();
-        let looks = Looks::default();
-        assert_eq!(dirs.list(&looks), (Vec::new(), true));
-        assert!(dirs.refused(&looks).is_none());
-        // As without a right to read it, which root would have.
-        let root = gone.path().canonicalize().unwrap();
-        gone.close().unwrap();
-        assert_eq!(dirs.list(&looks), (Vec::new(), false));
-        let (dir, why) = dirs.refused(&looks).unwrap();
-        assert!(dir == root && why.contains("No such file"), "{why}");
-    }
-
-    #[test]
-    fn the_walk_looks_at_a_bounded_number_of_entries() {
-        let dir = tempfile::tempdir().unwrap();
-        for i in 0..5 {
-            let below = dir.path().join(format!("d{i}"));
-            fs::create_dir(&below).unwrap();
-            fs::write(below.join("m.gguf"), "x").unwrap();
-        }
-        let dirs = ModelDirs::new(&[dir.path().to_owned()]).unwrap();
-        let found = dirs.walk(dir.path(), 10);
-        assert!(found.is_whole && found.files.len() == 5, "{found:?}");
-        // The directories themselves, and the files of two of them.
-        let found = dirs.walk(dir.path(), 7);
-        assert!(!found.is_whole && found.files.len() == 2, "{found:?}");
-    }
-}
+#[path = "list_tests.rs"]
+mod tests;

@@ -240,39 +240,6 @@ fn bad_vocabularies_are_refused_by_name() {
         ),
         "{error}"
     );
-    let error = edited(|d| d.types.as_mut().unwrap()[5] = 7);
-    assert!(
-        matches!(error, Error::TokenType { id: 5, value: 7 }),
-        "{error}"
-    );
-    let error = edited(|d| d.scores = Some(vec![0.0; 260]));
-    assert!(matches!(error, Error::Length { len: 260, .. }), "{error}");
-    let error = edited(|d| d.scores = Some(vec![f32::NAN; 259]));
-    assert!(matches!(error, Error::Score { id: 0 }), "{error}");
-    for id in [259, i64::MAX, -2] {
-        let mut data = good();
-        data.special[crate::vocab::EOS] = Some(id);
-        let error = refusal(data);
-        assert!(
-            matches!(error, Error::SpecialId { id: found, .. } if found == id),
-            "{error}"
-        );
-    }
-    let error = edited(|d| d.merges = Some(texts([&b"h e"[..], b"h q"])));
-    assert!(
-        matches!(&error, Error::MergeUnknown { index: 1, missing, .. } if missing == "hq"),
-        "{error}"
-    );
-    let error = edited(|d| d.merges = Some(texts([&b"h e"[..], b"zzz e"])));
-    assert!(
-        matches!(error, Error::MergeUnknown { index: 1, .. }),
-        "{error}"
-    );
-    let error = edited(|d| d.merges = Some(texts([&b"he"[..]])));
-    assert!(
-        matches!(error, Error::MergeForm { index: 0, .. }),
-        "{error}"
-    );
     let error = edited(|d| d.model = "bert".into());
     assert!(
         error.is_unsupported() && error.to_string().contains("bert"),
@@ -280,8 +247,7 @@ fn bad_vocabularies_are_refused_by_name() {
     );
     let error = edited(|d| d.pre = Some("klingon".into()));
     assert!(error.is_unsupported(), "{error}");
-    let mut data = bpe_data(&["he", "he"], &["h e"]);
-    let error = refusal(data.clone());
+    let error = refusal(bpe_data(&["he", "he"], &["h e"]));
     assert!(
         matches!(
             error,
@@ -293,10 +259,78 @@ fn bad_vocabularies_are_refused_by_name() {
         ),
         "{error}"
     );
-    data = spm_data(&[("a", 0.0, NORMAL)]);
-    data.scores = None;
-    let error = refusal(data);
-    assert!(matches!(error, Error::MissingKey { .. }), "{error}");
+}
+
+/// llama.cpp loads all of these, some of them with a warning.
+#[test]
+fn what_does_not_keep_a_vocabulary_from_being_used_is_told() {
+    let told = |edit: fn(&mut VocabData), words: &[&str]| {
+        let mut data = bpe_data(&["he"], &["h e"]);
+        edit(&mut data);
+        let tokenizer = Tokenizer::new(data).unwrap();
+        let remarks = tokenizer.tolerated().to_vec();
+        assert_eq!(remarks.len(), words.len(), "{remarks:?}");
+        for (remark, word) in remarks.iter().zip(words) {
+            assert!(remark.contains(word), "{remark}");
+        }
+        tokenizer
+    };
+    let he = |tokenizer: &Tokenizer| tokenizer.encode("he", false, false).unwrap();
+    assert_eq!(he(&told(|_| (), &[])), [256]);
+    let no_merges = told(|d| d.merges = Some(Texts::default()), &[]);
+    assert_eq!(he(&no_merges).len(), 2);
+    told(
+        |d| d.types.as_mut().unwrap().push(1),
+        &["260 entries for 259 tokens"],
+    );
+    told(
+        |d| d.types.as_mut().unwrap()[5] = 7,
+        &["token 5 has type 7"],
+    );
+    // What no rule of the format uses is not looked at.
+    told(|d| d.scores = Some(vec![f32::NAN; 7]), &[]);
+    told(
+        |d| d.special[crate::vocab::EOS] = Some(-2),
+        &["eos_token_id is -2"],
+    );
+    told(
+        |d| d.special[crate::vocab::EOS] = Some(i64::MAX),
+        &["eos_token_id is"],
+    );
+    let outside = told(
+        |d| d.special[crate::vocab::BOS] = Some(259),
+        &["bos_token_id is 259"],
+    );
+    assert_eq!(outside.bos(), None);
+    for merge in [&b"h q"[..], b"zzz e", b"he", b"h ", b""] {
+        let mut data = bpe_data(&["he"], &["h e"]);
+        data.merges = Some(texts([merge, &b"h e"[..]]));
+        let tokenizer = Tokenizer::new(data).unwrap();
+        let remarks = tokenizer.tolerated();
+        assert!(
+            remarks.len() == 1 && remarks[0].contains("1 of 2 merges"),
+            "{remarks:?}"
+        );
+        assert_eq!(he(&tokenizer), [256], "the others are used");
+    }
+    let spm = |scores: Option<Vec<f32>>| {
+        let mut data = spm_data(&[("a", 0.0, NORMAL), ("b", 0.0, NORMAL), ("ab", 0.0, NORMAL)]);
+        data.scores = scores;
+        let tokenizer = Tokenizer::new(data).unwrap();
+        assert_eq!(
+            tokenizer.tolerated().len(),
+            1,
+            "{:?}",
+            tokenizer.tolerated()
+        );
+        tokenizer.encode("ab", false, false).unwrap()
+    };
+    let n = spm_data(&[("a", 0.0, NORMAL), ("b", 0.0, NORMAL), ("ab", 0.0, NORMAL)])
+        .tokens
+        .len();
+    let same = spm(None);
+    assert_eq!(same, spm(Some(vec![f32::NAN; n])));
+    assert_eq!(same, spm(Some(vec![0.0; n + 1])));
 }
 
 /// starcoder and refact have no token for some bytes, and took `<|endoftext|>`

@@ -1,0 +1,169 @@
+//! Why a file below a model directory is not offered as a model.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use rocmforge_gguf::OtherUse;
+
+use super::ModelDirs;
+
+/// What keeps a file from being offered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unserved {
+    /// A link that leads out of the model directories.
+    Outside {
+        /// Where it leads, by its text.
+        target: PathBuf,
+        /// Whether its name is that of a model file; what others lead to is not known.
+        is_file: bool,
+    },
+    /// A link to a path inside, where nothing is.
+    Nowhere {
+        /// Where it leads.
+        target: PathBuf,
+    },
+    /// No model by its header.
+    OtherUse(OtherUse),
+    /// An architecture that does not work.
+    Architecture(String),
+    /// The daemon's user may not read it.
+    Unreadable,
+    /// The first part of a model of which others are not there.
+    MissingParts {
+        /// How many parts the model has.
+        count: u32,
+        /// How many of them are there.
+        there: u32,
+    },
+    /// A part of a model whose first part is not there.
+    NoFirstPart {
+        /// Which part it is, from 1.
+        number: u32,
+        /// How many parts the model has.
+        count: u32,
+        /// The first one.
+        first: PathBuf,
+    },
+}
+
+/// Files that are told of at once.
+const TOLD_MAX: usize = 64;
+
+impl ModelDirs {
+    /// A sentence for each file about which somebody ought to do something, some of them at most.
+    /// Blocks on the file system.
+    pub fn troubles_of_files(&self) -> Vec<String> {
+        let (files, _) = self.unserved();
+        let troubles = files.iter().filter_map(|file| {
+            let why = file.unserved.as_ref().filter(|why| why.is_trouble())?;
+            let path = file.path.display();
+            Some(format!("{path} is not offered as a model: {why}"))
+        });
+        let mut told: Vec<_> = troubles.collect();
+        if told.len() > TOLD_MAX {
+            let more = told.len() - TOLD_MAX;
+            told.truncate(TOLD_MAX);
+            told.push(format!(
+                "{more} more files are not offered as models; `rocmforgectl files` of the running daemon lists them"
+            ));
+        }
+        told
+    }
+}
+
+impl Unserved {
+    /// Whether somebody ought to do something about it: the log and `doctor` warn.
+    pub fn is_trouble(&self) -> bool {
+        match self {
+            Unserved::OtherUse(_) | Unserved::Architecture(_) => false,
+            Unserved::Outside { .. }
+            | Unserved::Nowhere { .. }
+            | Unserved::Unreadable
+            | Unserved::MissingParts { .. }
+            | Unserved::NoFirstPart { .. } => true,
+        }
+    }
+
+    /// The directory to allow, so that the file counts.
+    pub fn directory(&self) -> Option<&Path> {
+        match self {
+            Unserved::Outside { target, is_file } => match is_file {
+                true => target.parent(),
+                false => Some(target),
+            },
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Unserved {
+    /// Stands behind the path: "it is ...".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unserved::Outside { target, is_file } => {
+                let dir = self.directory().unwrap_or(target).display();
+                let (leads, what) = match is_file {
+                    true => ("it is a link", ""),
+                    false => ("it is a link, which is not entered,", " if it holds models"),
+                };
+                write!(
+                    f,
+                    "{leads} to {}, outside of the model directories; name {dir} as a model directory, too{what} \
+                     (--model-dir {dir}, model_dir in the file)",
+                    target.display()
+                )
+            }
+            Unserved::Nowhere { target } => write!(
+                f,
+                "it is a link to {}, where nothing is; link it to the file anew, or remove it",
+                target.display()
+            ),
+            Unserved::OtherUse(other) => write!(f, "it is {other}"),
+            Unserved::Architecture(name) => {
+                write!(f, "its architecture '{name}' is not supported")?;
+                match made_for(name) {
+                    Some(what) => write!(f, ": it is {what}"),
+                    None => Ok(()),
+                }
+            }
+            Unserved::Unreadable => write!(
+                f,
+                "it may not be read by the daemon's user {}; change its mode or owner",
+                nix::unistd::geteuid()
+            ),
+            Unserved::MissingParts { count, there } => write!(
+                f,
+                "it is one of {count} parts of a model, of which {there} are there; put the others beside it"
+            ),
+            Unserved::NoFirstPart {
+                number,
+                count,
+                first,
+            } => write!(
+                f,
+                "it is part {number} of {count} of a model, whose first part {} is not there; put all parts beside it",
+                first.display()
+            ),
+        }
+    }
+}
+
+/// What models of well-known architectures do that no text model does.
+fn made_for(architecture: &str) -> Option<&'static str> {
+    Some(match architecture {
+        "flux" | "sd1" | "sdxl" | "sd3" | "aura" | "hidream" | "cosmos" | "ltxv" | "hyvid"
+        | "wan" | "lumina2" | "qwen_image" | "z_image" => "a model that makes images or videos",
+        "whisper" => "a model that writes down speech",
+        "t5" | "t5encoder" => "a T5 text encoder",
+        "bert" | "nomic-bert" | "nomic-bert-moe" | "jina-bert-v2" | "jina-bert-v3"
+        | "modern-bert" | "neo-bert" | "eurobert" | "gemma-embedding" => {
+            "a text encoder for embeddings"
+        }
+        "llada" | "llada-moe" | "dream" | "diffusion-gemma" | "rnd1" => {
+            "a diffusion language model"
+        }
+        "eagle3" | "dflash" => "a drafter for another model",
+        "wavtokenizer-dec" => "a decoder of sound",
+        _ => return None,
+    })
+}
