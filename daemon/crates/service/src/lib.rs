@@ -35,6 +35,7 @@ pub mod naming;
 pub mod parts;
 pub mod peer;
 pub mod prompt;
+pub mod reasoning;
 pub mod reloading;
 pub mod request_log;
 pub mod rerank;

@@ -88,6 +88,14 @@ impl MessagesRequest {
         let mut violations = violations();
         let stop = self.stop_sequences.map(TextOr::List);
         let mut sampling = self.sampling.fields(self.max_tokens, stop, &mut violations);
+        let budget = self
+            .thinking
+            .as_ref()
+            .filter(|said| said["type"] == "enabled");
+        let budget = budget.and_then(|said| said["budget_tokens"].as_u64());
+        if let Some(budget) = budget {
+            sampling.decoding.reasoning_budget = Some(u32::try_from(budget).unwrap_or(u32::MAX));
+        }
         sampling.decoding.format =
             format::of_messages(self.output_config.as_ref(), self.output_format.as_ref())?;
         let conversation = Conversation {
@@ -227,7 +235,9 @@ fn tools(tools: Option<Vec<Value>>, choice_value: Option<&Value>) -> Result<Tool
         };
         let schema = take(&mut tool, "input_schema");
         let description = tool["description"].as_str();
-        described.push(tool_calls::described(&name, description, &schema));
+        let mut function = tool_calls::described(&name, description, &schema);
+        tool_calls::keep_strict(&tool, &mut function);
+        described.push(function);
     }
     tool_calls::checked(Some(described), choice.as_ref(), single.then_some(false))
 }
