@@ -224,6 +224,10 @@ pub(super) struct WireSampling {
     stop_token_ids: Option<Vec<u32>>,
     /// llama-server's.
     cache_prompt: Option<bool>,
+    /// Most tokens of reasoning; -1 is without a bound. llama-server's.
+    reasoning_budget: Option<Value>,
+    /// Likewise.
+    thinking_budget_tokens: Option<Value>,
     // Refused where they ask for anything: llama-server's and vLLM's.
     mirostat: Option<f32>,
     typ_p: Option<f32>,
@@ -261,6 +265,25 @@ where
             "invalid number {x}, expected a whole number"
         ))),
     }
+}
+
+/// Most tokens of reasoning, of what the first of these fields says that says anything.
+pub(super) fn reasoning_budget(
+    fields: &[(&'static str, &Option<Value>)],
+    violations: &mut Violations,
+) -> Option<u32> {
+    let said = fields
+        .iter()
+        .filter(|(_, value)| says_something(value.as_ref()));
+    for (field, value) in said {
+        let number = value.as_ref().and_then(Value::as_f64);
+        match number.filter(|n| n.fract() == 0.0 && (-1.0..=f64::from(i32::MAX)).contains(n)) {
+            Some(-1.0) => {}
+            Some(n) => return Some(n as u32),
+            None => violations.add(field, "give a whole number of tokens, or -1 for no bound"),
+        }
+    }
+    None
 }
 
 impl WireSampling {
@@ -306,6 +329,11 @@ impl WireSampling {
         violations: &mut Violations,
     ) -> SamplingFields {
         self.add_unsupported(violations);
+        let budgets = [
+            ("reasoning_budget", &self.reasoning_budget),
+            ("thinking_budget_tokens", &self.thinking_budget_tokens),
+        ];
+        let reasoning_budget = reasoning_budget(&budgets, violations);
         let mut small = |field: &str, value: Option<i64>| {
             let value = value?;
             let small = i32::try_from(value).ok();
@@ -342,6 +370,7 @@ impl WireSampling {
             max_tokens: small("sampling.max_tokens", max_tokens),
             stop: stop.map(TextOr::into_list).unwrap_or_default(),
             decoding: DecodingFields {
+                reasoning_budget,
                 min_tokens: small("sampling.min_tokens", self.min_tokens),
                 ignore_eos: self.ignore_eos.unwrap_or(false),
                 stop_token_ids: self.stop_token_ids.unwrap_or_default(),

@@ -197,6 +197,7 @@ fn sampling(
             stop_token_ids: wire.stop_token_ids,
             logprobs,
             format: wire.format.map(format).transpose()?,
+            reasoning_budget: None,
         },
         // The request has it itself.
         reuse_prompt: None,

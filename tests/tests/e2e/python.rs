@@ -3,6 +3,8 @@
 
 use rocmforge_tests::daemon::{Daemon, HTTP_TOKEN, Options};
 use rocmforge_tests::fixtures::{self, TINY_LLAMA};
+use rocmforge_tests::forge::Forge;
+use rocmforge_tests::node::Node;
 use rocmforge_tests::python::Python;
 
 #[test]
@@ -51,5 +53,55 @@ fn the_libraries_of_openai_anthropic_and_ollama_are_served() {
     let answers = python.run("http_clients.py", &arguments);
     let answers: Vec<_> = answers.lines().map(str::trim).collect();
     assert_eq!(answers, [exam[0].answer.as_str(); 3]);
+    daemon.stop();
+}
+
+/// What is rejected of the schemas that generators write, by the keyword.
+const REJECTED: [(&str, &str); 1] = [("pydantic: set_int", "#/uniqueItems")];
+
+/// Shows the model the messages alone, and says that calls are written as JSON.
+const CALLER: &str = "{%for m in messages%}{{m.content}}{%endfor%}{#<tool_call>#}";
+
+#[test]
+fn schemas_of_generators_hold_outputs() {
+    let test = "schemas_of_generators_hold_outputs";
+    let (Some(python), Some(node)) = (
+        Python::find(test, &["pydantic", "jsonschema"]),
+        Node::find(test),
+    ) else {
+        return;
+    };
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let schemas = dir.path().join("schemas.jsonl");
+    std::fs::write(&schemas, node.run("schemas.mjs", &[])).expect("a writable directory");
+    let models = tempfile::tempdir().expect("a temporary directory");
+    let mut file = Forge::open(&fixtures::path(TINY_LLAMA));
+    file.put_template(CALLER);
+    let model = models.path().join("caller.gguf");
+    std::fs::write(model, &file.bytes).expect("a writable directory");
+    let options = Options::default().only_model_dir(models.path());
+    let daemon = Daemon::start(&options.http_with_token(dir.path()));
+    let (url, schemas) = (daemon.url(), schemas.display().to_string());
+    let arguments = [
+        "--url",
+        &url,
+        "--token",
+        HTTP_TOKEN,
+        "--model",
+        "caller",
+        "--schemas",
+        &schemas,
+    ];
+    let said = python.run("schemas.py", &arguments);
+    let said: serde_json::Value = serde_json::from_str(&said).expect("a line of JSON");
+    println!("{said}");
+    assert!(said["schemas"].as_u64() >= Some(400), "{said}");
+    assert!(said["whole"].as_u64() >= Some(200), "{said}");
+    assert_eq!(said["wrong"], serde_json::json!({}), "{said}");
+    let rejected = said["rejected"].as_object().expect("an object");
+    assert_eq!(rejected.len(), REJECTED.len(), "{said}");
+    for (name, place) in REJECTED {
+        assert!(rejected[name].to_string().contains(place), "{name}: {said}");
+    }
     daemon.stop();
 }

@@ -47,6 +47,8 @@ pub(crate) struct Chooser {
     pub(crate) sampler: Sampler,
     wanted: Decoding,
     held: Option<Held>,
+    /// Whether drafts may be made.
+    takes_drafts: bool,
     /// Logits as the model gave them; room that is used again.
     untouched: Vec<f32>,
 }
@@ -77,6 +79,7 @@ impl Chooser {
         Self {
             sampler,
             wanted,
+            takes_drafts: grammar.is_none(),
             held: grammar.map(|matcher| Held::new(matcher, masks())),
             untouched: Vec::new(),
         }
@@ -84,12 +87,14 @@ impl Chooser {
 
     /// Whether all logits of the next row are looked at, whatever the sampler takes.
     pub(crate) fn looks_at_all(&self, generated: u32) -> bool {
-        self.held.is_some() || self.wanted.logprobs.is_some() || generated < self.wanted.min_tokens
+        self.held.as_ref().is_some_and(Held::restricts)
+            || self.wanted.logprobs.is_some()
+            || generated < self.wanted.min_tokens
     }
 
     /// Whether drafts may be made: what a text is held to would have to follow each of them.
     pub(crate) fn takes_drafts(&self) -> bool {
-        self.held.is_none()
+        self.takes_drafts
     }
 
     /// Why `token` ends the text, if it does.
@@ -104,10 +109,14 @@ impl Chooser {
     /// Takes a chosen token into the text; whether that is complete with it.
     pub(crate) fn accept(&mut self, token: u32) -> Result<bool, Error> {
         self.sampler.accept(token);
-        match &mut self.held {
-            Some(held) => held.accept(token),
-            None => Ok(false),
+        let Some(held) = &mut self.held else {
+            return Ok(false);
+        };
+        let complete = held.accept(token)?;
+        if held.is_done() {
+            self.held = None;
         }
+        Ok(complete)
     }
 
     /// The token that follows `generated` others.
@@ -143,7 +152,7 @@ impl Chooser {
                 }
             }
         }
-        if let Some(held) = &mut self.held {
+        if let Some(held) = self.held.as_mut().filter(|held| held.restricts()) {
             held.mask()?.apply(logits);
         }
         let token = self.sampler.sample(logits);

@@ -71,6 +71,8 @@ pub(crate) struct Held {
 
 #[derive(Debug)]
 enum State {
+    /// The next token may be any.
+    Free(Box<Matcher>),
     /// The next token has no mask yet.
     Behind(Box<Matcher>),
     /// It is computed beside.
@@ -92,6 +94,10 @@ impl Held {
     }
 
     fn compute(&mut self, matcher: Box<Matcher>) {
+        if !matcher.restricts() {
+            self.state = State::Free(matcher);
+            return;
+        }
         let (reply, result) = channel();
         self.state = match self.threads.jobs.send(Job { matcher, reply }) {
             Ok(()) => State::Beside(result),
@@ -99,9 +105,23 @@ impl Held {
         };
     }
 
+    /// Whether the next token has a mask.
+    pub(crate) fn restricts(&self) -> bool {
+        !matches!(self.state, State::Free(_))
+    }
+
+    /// Whether no token will ever have a mask again.
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(&self.state, State::Free(matcher) if matcher.is_done())
+    }
+
     /// The mask of the next token; the same until one is accepted.
     pub(crate) fn mask(&mut self) -> Result<&Mask, Error> {
         let (matcher, mask) = match std::mem::replace(&mut self.state, State::Lost) {
+            State::Free(mut matcher) => {
+                let mask = matcher.mask();
+                (matcher, mask)
+            }
             State::Ready(matcher, mask) => (matcher, Ok(mask)),
             State::Behind(mut matcher) => {
                 let mask = matcher.mask();
@@ -119,8 +139,9 @@ impl Held {
 
     /// Takes the token that was chosen with the mask; whether the text is complete with it.
     pub(crate) fn accept(&mut self, token: u32) -> Result<bool, Error> {
-        let State::Ready(mut matcher, _) = std::mem::replace(&mut self.state, State::Lost) else {
-            return Err(lost());
+        let mut matcher = match std::mem::replace(&mut self.state, State::Lost) {
+            State::Ready(matcher, _) | State::Free(matcher) => matcher,
+            State::Behind(_) | State::Beside(_) | State::Lost => return Err(lost()),
         };
         matcher.accept(token).map_err(|error| stuck(&error))?;
         let complete = matcher.is_complete();

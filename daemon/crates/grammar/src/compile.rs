@@ -9,7 +9,9 @@ use llguidance::panic_utils::catch_unwind;
 use serde_json::{Value, json};
 
 use crate::matcher::Matcher;
+use crate::schema::rewritten;
 use crate::vocabulary::Vocabulary;
+use crate::written::{self, Piece};
 use crate::{Error, gbnf, limits, reason};
 
 /// What a text is held to.
@@ -27,65 +29,14 @@ pub enum Grammar {
     /// A text that a grammar in GBNF, llama.cpp's notation, describes; its rule `root` is the whole
     /// text.
     Gbnf(String),
-    /// A few of some texts, each of which has JSON in its middle.
-    Calls(Calls),
-}
-
-/// One of the calls, or several; or, where there is a schema for it, a JSON value in their place.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Calls {
-    /// What can be called.
-    pub calls: Vec<Call>,
-    /// What stands between two calls, where there may be several.
-    pub between: Option<String>,
-    /// What may stand there instead.
-    pub or: Option<Value>,
-}
-
-/// What can be called: a text, JSON that a schema describes, and a text.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Call {
-    /// Before the JSON.
-    pub before: String,
-    /// The JSON's schema.
-    pub schema: Value,
-    /// Behind the JSON.
-    pub after: String,
-}
-
-impl Calls {
-    /// The grammar in Lark. Each schema is a document of its own, so that its references hold.
-    fn lark(&self) -> Result<String, Error> {
-        let mut text = String::new();
-        let mut names = Vec::new();
-        let mut size = Size::default();
-        for (i, call) in self.calls.iter().enumerate() {
-            let (before, after) = (Value::from(&*call.before), Value::from(&*call.after));
-            let schema = prepared(&call.schema, &mut size)?;
-            text.push_str(&format!(
-                "c{i}: {before} v{i} {after}\nv{i}: %json {schema}\n"
-            ));
-            names.push(format!("c{i}"));
-        }
-        text.push_str(&format!("one: {}\n", names.join(" | ")));
-        let mut start = match &self.between {
-            None => "start: one".to_owned(),
-            Some(between) => format!("start: one ({} one)*", Value::from(&**between)),
-        };
-        if let Some(schema) = &self.or {
-            text.push_str(&format!("value: %json {}\n", prepared(schema, &mut size)?));
-            start.push_str(" | value");
-        }
-        text.push_str(&start);
-        check_size(&text, limits::GRAMMAR_MAX_BYTES)?;
-        Ok(text)
-    }
+    /// A text that is written as a piece says, as calls of tools.
+    Written(Piece),
 }
 
 /// A checked schema, with bounds on white space unless it has options of its own, and with `oneOf`
 /// as `anyOf` unless its options refuse that: what fits two of them is let through, as by llama.cpp
 /// and Ollama. `size` counts together what is compiled together.
-fn prepared<'a>(schema: &'a Value, size: &mut Size<'a>) -> Result<Value, Error> {
+pub(crate) fn prepared(schema: &Value, size: &mut Size) -> Result<Value, Error> {
     if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
         let message = "a schema is an object, or true or false; give one";
         return Err(refused(message.to_owned()));
@@ -93,8 +44,10 @@ fn prepared<'a>(schema: &'a Value, size: &mut Size<'a>) -> Result<Value, Error> 
     check_size(&schema.to_string(), limits::GRAMMAR_MAX_BYTES)?;
     size.add(schema, 0)?;
     size.check_patterns()?;
-    let mut schema = schema.clone();
+    let own_options = schema.get("x-guidance").cloned();
+    let mut schema = rewritten(schema)?;
     if let Value::Object(schema) = &mut schema {
+        schema.extend(own_options.map(|options| ("x-guidance".to_owned(), options)));
         let options = schema.get("x-guidance").and_then(Value::as_object);
         let text = options.and_then(|o| o.keys().find(|k| k.ends_with("_separator")));
         if let Some(option) = text {
@@ -123,7 +76,7 @@ impl Grammar {
         Ok(Self::JsonSchema(schema))
     }
 
-    fn top_level(&self) -> Result<TopLevelGrammar, Error> {
+    fn top_level(&self, vocabulary: &Vocabulary) -> Result<TopLevelGrammar, Error> {
         match self {
             Self::JsonObject => {
                 let schema = prepared(&json!({"type": "object"}), &mut Size::default())?;
@@ -133,7 +86,10 @@ impl Grammar {
                 let schema = prepared(schema, &mut Size::default())?;
                 Ok(TopLevelGrammar::from_json_schema(schema))
             }
-            Self::Calls(calls) => Ok(TopLevelGrammar::from_lark(calls.lark()?)),
+            Self::Written(piece) => {
+                let lark = written::lark(piece, vocabulary)?;
+                Ok(TopLevelGrammar::from_lark(lark))
+            }
             Self::Regex(text) => {
                 check_size(text, limits::GRAMMAR_MAX_BYTES)?;
                 check_nesting(text)?;
@@ -147,8 +103,8 @@ impl Grammar {
             Self::Lark(text) => {
                 check_size(text, limits::LARK_MAX_BYTES)?;
                 check_nesting(text)?;
-                check_schemas_in(text)?;
-                Ok(TopLevelGrammar::from_lark(text.clone()))
+                let text = with_schemas_rewritten(text)?;
+                Ok(TopLevelGrammar::from_lark(text))
             }
         }
     }
@@ -162,7 +118,7 @@ impl Vocabulary {
     /// [`Error::Grammar`] with the reason.
     pub fn matcher(&self, grammar: &Grammar) -> Result<Matcher, Error> {
         let compile = || {
-            let top = grammar.top_level()?;
+            let top = grammar.top_level(self)?;
             let mut is_bounded = true;
             let parser = catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let mut limits = limits::parser();
@@ -221,11 +177,11 @@ fn nothing() -> TopLevelGrammar {
     TopLevelGrammar::from_regex("a")
 }
 
-fn refused(reason: String) -> Error {
+pub(crate) fn refused(reason: String) -> Error {
     Error::Grammar { reason }
 }
 
-fn check_size(text: &str, max: usize) -> Result<(), Error> {
+pub(crate) fn check_size(text: &str, max: usize) -> Result<(), Error> {
     if text.len() > max {
         let message = format!("it has {} bytes; at most {max}", text.len());
         return Err(refused(message));
@@ -255,16 +211,16 @@ fn check_nesting(text: &str) -> Result<(), Error> {
 
 /// What is compiled together has of schemas.
 #[derive(Default)]
-struct Size<'a> {
+pub(crate) struct Size {
     values: usize,
     /// Different names in `patternProperties`.
-    patterns: BTreeSet<&'a str>,
+    patterns: BTreeSet<String>,
 }
 
-impl<'a> Size<'a> {
+impl Size {
     /// Counts a schema in, and refuses one that is nested deeper or has more values than may be:
     /// its text is walked by recursion, and members of an object are compared with one another.
-    fn add(&mut self, value: &'a Value, depth: usize) -> Result<(), Error> {
+    pub(crate) fn add(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         self.values += 1;
         if depth > limits::NESTING_MAX {
             let max = limits::NESTING_MAX;
@@ -274,12 +230,22 @@ impl<'a> Size<'a> {
             let max = limits::SCHEMA_VALUES_MAX;
             return Err(refused(format!("it has more than {max} values")));
         }
+        let n_members = match value {
+            Value::Object(members) => members.len(),
+            Value::Array(list) => list.len(),
+            _ => 0,
+        };
+        if n_members > limits::SCHEMA_MEMBERS_MAX {
+            let max = limits::SCHEMA_MEMBERS_MAX;
+            let message =
+                format!("it has {n_members} members in one list or object; at most {max}");
+            return Err(refused(message));
+        }
         match value {
             Value::Object(members) => {
                 if let Some(Value::Object(named)) = members.get("patternProperties") {
-                    self.patterns.extend(named.keys().map(String::as_str));
+                    self.patterns.extend(named.keys().cloned());
                 }
-                check_numbers(members)?;
                 members
                     .values()
                     .try_for_each(|member| self.add(member, depth + 1))
@@ -306,47 +272,37 @@ impl<'a> Size<'a> {
     }
 }
 
-/// Refuses bounds that numbers are not held to: beyond 2^53 they are rounded, and a factor that is
-/// not positive is none.
-fn check_numbers(members: &serde_json::Map<String, Value>) -> Result<(), Error> {
-    const EXACT_MAX: f64 = (1u64 << 53) as f64;
-    let bounds = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
-    for key in bounds.into_iter().chain(["multipleOf"]) {
-        let Some(value) = members.get(key).and_then(Value::as_f64) else {
-            continue;
-        };
-        if value.abs() > EXACT_MAX {
-            return Err(refused(format!(
-                "{key} {} is beyond 2^53, up to which numbers are exact; leave it out, or give a \
-                 smaller one",
-                members[key]
-            )));
-        }
-        if key == "multipleOf" && value <= 0.0 {
-            return Err(refused(format!(
-                "multipleOf {} is not above 0; give a positive one",
-                members[key]
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// Checks the schemas in a grammar in Lark as others are.
-fn check_schemas_in(lark: &str) -> Result<(), Error> {
+/// A grammar in Lark whose schemas are checked and rewritten as others are.
+fn with_schemas_rewritten(lark: &str) -> Result<String, Error> {
     const BEFORE: &str = "%json";
-    // What is no JSON is for the parser of the grammar to refuse.
-    let schemas: Vec<Value> = lark
-        .match_indices(BEFORE)
-        .filter_map(|(at, _)| {
-            let text = lark.get(at + BEFORE.len()..)?;
-            let mut values = serde_json::Deserializer::from_str(text).into_iter();
-            values.next()?.ok()
-        })
-        .collect();
-    let mut size = Size::default();
-    for schema in &schemas {
-        size.add(schema, 0)?;
+    let mut schemas: Vec<(std::ops::Range<usize>, Value)> = Vec::new();
+    for (at, _) in lark.match_indices(BEFORE) {
+        let from = at + BEFORE.len();
+        let mut values = serde_json::Deserializer::from_str(&lark[from..]).into_iter();
+        // What is no JSON is for the parser of the grammar to refuse.
+        if let Some(Ok(schema)) = values.next() {
+            schemas.push((from..from + values.byte_offset(), schema));
+        }
     }
-    size.check_patterns()
+    let mut size = Size::default();
+    let mut text = String::new();
+    let mut from = 0;
+    for (at, schema) in schemas.iter().filter(|(at, _)| !at.is_empty()) {
+        size.add(schema, 0)?;
+        // One in a text of another schema is a part of that.
+        if at.start < from {
+            continue;
+        }
+        let mut rewritten = rewritten(schema)?;
+        if let (Value::Object(members), Some(options)) = (&mut rewritten, schema.get("x-guidance"))
+        {
+            members.insert("x-guidance".to_owned(), options.clone());
+        }
+        text.push_str(&lark[from..at.start]);
+        text.push_str(&format!(" {rewritten}"));
+        from = at.end;
+    }
+    size.check_patterns()?;
+    text.push_str(&lark[from..]);
+    Ok(text)
 }

@@ -18,12 +18,17 @@
 mod compile;
 mod gbnf;
 pub mod limits;
+mod mask;
 mod matcher;
+pub mod schema;
 mod vocabulary;
+mod written;
 
-pub use compile::{Call, Calls, Grammar};
-pub use matcher::{Mask, Matcher};
+pub use compile::Grammar;
+pub use mask::Mask;
+pub use matcher::{Matcher, Reasoning, Trigger};
 pub use vocabulary::Vocabulary;
+pub use written::{Notation, Piece};
 
 /// What is wrong with a grammar, or with a text that is held to it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

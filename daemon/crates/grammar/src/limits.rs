@@ -3,13 +3,21 @@
 use llguidance::api::ParserLimits;
 
 /// Largest grammar in bytes of its text.
-pub const GRAMMAR_MAX_BYTES: usize = 256 << 10;
+pub const GRAMMAR_MAX_BYTES: usize = 1 << 20;
+/// The same of the calls of all tools of a request.
+pub const CALLS_MAX_BYTES: usize = 4 << 20;
 /// The same of one in Lark.
 pub const LARK_MAX_BYTES: usize = 64 << 10;
 /// Deepest nesting of brackets in a grammar, and of values in a schema.
 pub const NESTING_MAX: usize = 64;
-/// Most values in a JSON schema. As many as members of one object take a second to compile.
-pub const SCHEMA_VALUES_MAX: usize = 6_000;
+/// Most values in the JSON schemas of a request.
+pub const SCHEMA_VALUES_MAX: usize = 60_000;
+/// Most members of a list or an object in a schema. They are compared with one another, and take a
+/// second to compile.
+pub const SCHEMA_MEMBERS_MAX: usize = 6_000;
+/// Most schemas that are written for one: conditions and choices are written as all that they stand
+/// for.
+pub const SCHEMAS_WRITTEN_MAX: usize = 100_000;
 /// Most pairs of different names in `patternProperties`, times the values of the schema. Each pair
 /// is compared, some 0.1 ms, and as often as schemas are merged.
 pub const PATTERN_WORK_MAX: usize = 20_000;

@@ -1,73 +1,105 @@
-//! A text that is held to a grammar, token by token.
+//! An output that is held to a grammar, token by token.
+//!
+//! ```text
+//!                 what opens reasoning          what closes it
+//!   lead -------------------------> reasoning -----------------> lead, without reasoning
+//!    | anything else                  | budget used up: the closing text is forced
+//!    v                                v
+//!   held, to the end of the output              (a grammar that holds from the beginning)
+//!   free --mark of a call--> held --its end--> free, or only the end    (one for calls alone)
+//! ```
+//!
+//! *Invariant:* outside of `held` and of a closing text nothing is forbidden but the end of the
+//! output in front of a grammar that holds from the beginning, and tokens that go on behind a
+//! call's mark in a way that the call cannot.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rocmforge_tokenizer::Tokenizer;
 use toktrie::SimpleVob;
 
+use crate::mask::{Allowed, Mask};
 use crate::vocabulary::Vocabulary;
 use crate::{Error, reason};
 
-/// The tokens that may come next.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mask(Allowed);
+/// Most bytes of white space in front of what is held, behind reasoning.
+const GAP_MAX_BYTES: usize = 8;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Allowed {
-    /// These.
-    Only(SimpleVob),
-    /// All but these.
-    AllBut(Arc<[u32]>),
+/// Reasoning in front of what is held.
+#[derive(Debug, Clone, Default)]
+pub struct Reasoning {
+    /// What opens it, where the output may begin with it.
+    pub opens: Option<String>,
+    /// The prompt has opened it.
+    pub is_open: bool,
+    /// The marks that close it, one after the other.
+    pub closes: Vec<String>,
+    /// Most tokens of it.
+    pub budget: Option<u32>,
+    /// What is forced at the end of the budget. Its last words are the marks that close.
+    pub closing: String,
+    /// White space may follow it.
+    pub has_gap: bool,
 }
 
-impl Mask {
-    /// Makes the logits of all other tokens minus infinity. `logits` is `[n_vocab]`.
-    pub fn apply(&self, logits: &mut [f32]) {
-        let mut forbid = |id: usize| {
-            if let Some(logit) = logits.get_mut(id) {
-                *logit = f32::NEG_INFINITY;
-            }
-        };
-        match &self.0 {
-            Allowed::Only(allowed) => allowed.iter_unset_entries(forbid),
-            Allowed::AllBut(forbidden) => forbidden.iter().for_each(|&id| forbid(id as usize)),
-        }
-    }
-
-    /// Whether `id` may come next.
-    pub fn allows(&self, id: u32) -> bool {
-        match &self.0 {
-            Allowed::Only(allowed) => (id as usize) < allowed.len() && allowed.is_allowed(id),
-            Allowed::AllBut(forbidden) => !forbidden.contains(&id),
-        }
-    }
+/// When a grammar holds that does not from the beginning.
+#[derive(Debug, Clone)]
+pub struct Trigger {
+    /// It begins behind this mark.
+    pub mark: String,
+    /// The mark counts only as the output's first words.
+    pub at_start: bool,
+    /// Behind the grammar's end nothing but the output's end may come.
+    pub then_ends: bool,
+    /// It holds once.
+    pub once: bool,
 }
 
-/// A text that is held to a grammar.
+/// An output that is held to a grammar.
 pub struct Matcher {
-    inner: llguidance::Matcher,
+    /// Nothing where only reasoning is bounded.
+    grammar: Option<llguidance::Matcher>,
+    /// Tokens were given to the grammar since it was made or reset.
+    is_touched: bool,
     ends: Arc<[u32]>,
     tokenizer: Tokenizer,
-    /// What has to come before the grammar begins.
-    after: Option<After>,
+    reasoning: Reasoning,
+    trigger: Option<Trigger>,
+    phase: Phase,
+    /// What is forced next.
+    forced: VecDeque<u32>,
 }
 
-/// A mark that ends what is not held to the grammar.
-#[derive(Clone)]
-struct After {
-    mark: String,
-    /// The end of what has come: what may begin the mark.
-    seen: Vec<u8>,
+#[derive(Debug, Clone)]
+enum Phase {
+    /// In front of the grammar, with what has come, and whether that may be the grammar's.
+    Lead(Vec<u8>, bool),
+    /// Inside of reasoning: the end of what has come, which may begin a mark, and the mark's
+    /// number.
+    Reasoning(Vec<u8>, usize),
+    /// Outside of calls: the end of what has come, which may begin a mark.
+    Free(Vec<u8>),
+    /// The grammar holds.
+    Held,
+    /// The output ends.
+    Ends,
+    /// Nothing is forbidden any more.
+    Done,
 }
 
 /// A clone goes on by itself, on any thread.
 impl Clone for Matcher {
     fn clone(&self) -> Self {
         Self {
-            inner: self.inner.deep_clone(),
+            grammar: self.grammar.as_ref().map(llguidance::Matcher::deep_clone),
+            is_touched: self.is_touched,
             ends: Arc::clone(&self.ends),
             tokenizer: self.tokenizer.clone(),
-            after: self.after.clone(),
+            reasoning: self.reasoning.clone(),
+            trigger: self.trigger.clone(),
+            phase: self.phase.clone(),
+            forced: self.forced.clone(),
         }
     }
 }
@@ -75,20 +107,20 @@ impl Clone for Matcher {
 impl std::fmt::Debug for Matcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Matcher")
-            .field("begun", &self.after.is_none())
-            .field("complete", &self.inner.is_stopped())
+            .field("phase", &self.phase)
+            .field("complete", &self.is_complete())
             .finish_non_exhaustive()
     }
 }
 
 impl Matcher {
-    pub(crate) fn new(inner: llguidance::Matcher, of: &Vocabulary) -> Result<Self, Error> {
+    pub(crate) fn new(grammar: llguidance::Matcher, of: &Vocabulary) -> Result<Self, Error> {
         let mut matcher = Self {
-            inner,
+            grammar: Some(grammar),
             ends: Arc::clone(&of.ends),
-            tokenizer: of.tokenizer.clone(),
-            after: None,
+            ..Self::without_grammar(&of.tokenizer)
         };
+        matcher.phase = Phase::Held;
         // A grammar that allows nothing, or whose first mask is too much, is refused here.
         matcher.mask().map_err(|error| match error {
             Error::Stuck { reason } => Error::Grammar { reason },
@@ -97,12 +129,67 @@ impl Matcher {
         Ok(matcher)
     }
 
-    /// Leaves the text free up to and with `mark`, but that it does not end before.
+    /// One that bounds reasoning, and holds the rest to nothing.
+    pub fn without_grammar(tokenizer: &Tokenizer) -> Self {
+        Self {
+            grammar: None,
+            is_touched: false,
+            ends: tokenizer.end_of_generation().into(),
+            tokenizer: tokenizer.clone(),
+            reasoning: Reasoning::default(),
+            trigger: None,
+            phase: Phase::Done,
+            forced: VecDeque::new(),
+        }
+    }
+
+    /// The grammar holds behind a mark alone, up to its own end.
+    pub fn hold_behind(&mut self, trigger: Trigger) {
+        self.trigger = Some(trigger);
+        self.phase = Phase::Free(Vec::new());
+    }
+
+    /// Lets reasoning come first.
+    pub fn reason_first(&mut self, reasoning: Reasoning) {
+        let is_open = reasoning.is_open;
+        self.reasoning = reasoning;
+        if is_open {
+            self.phase = Phase::Reasoning(Vec::new(), 0);
+            self.force_at_budget();
+        } else if self.reasoning.opens.is_some() {
+            self.phase = Phase::Lead(Vec::new(), true);
+        }
+    }
+
+    /// Leaves the output free up to and with `mark`, but that it does not end before.
     pub fn begin_after(&mut self, mark: &str) {
-        self.after = (!mark.is_empty()).then(|| After {
-            mark: mark.to_owned(),
-            seen: Vec::new(),
-        });
+        if !mark.is_empty() {
+            self.reason_first(Reasoning {
+                is_open: true,
+                closes: vec![mark.to_owned()],
+                ..Reasoning::default()
+            });
+        }
+    }
+
+    /// Whether the next token's mask may forbid anything.
+    pub fn restricts(&self) -> bool {
+        match &self.phase {
+            Phase::Done => false,
+            Phase::Free(seen) => begun_mark(seen, self.mark().as_bytes()) > 0,
+            Phase::Lead(..) => self.holds_from_start(),
+            Phase::Reasoning(..) => self.holds_from_start() || !self.forced.is_empty(),
+            Phase::Held | Phase::Ends => true,
+        }
+    }
+
+    /// Whether it will never forbid anything again.
+    pub fn is_done(&self) -> bool {
+        matches!(self.phase, Phase::Done)
+    }
+
+    fn holds_from_start(&self) -> bool {
+        self.grammar.is_some() && self.trigger.is_none()
     }
 
     /// The tokens that may come next. Of 150k tokens: microseconds inside of JSON and up to 3 ms
@@ -112,39 +199,373 @@ impl Matcher {
     /// # Errors
     /// [`Error::Stuck`].
     pub fn mask(&mut self) -> Result<Mask, Error> {
-        if self.after.is_some() {
-            return Ok(Mask(Allowed::AllBut(Arc::clone(&self.ends))));
+        if let Some(&id) = self.forced.front() {
+            return Ok(Mask(Allowed::Few(Arc::new([id]))));
         }
-        let mask = self.inner.compute_mask_or_eos().map_err(stuck)?;
-        Ok(Mask(Allowed::Only(mask)))
+        let none = || Ok(Mask(Allowed::AllBut(Arc::new([]))));
+        match &self.phase {
+            Phase::Done => none(),
+            Phase::Ends => Ok(Mask(Allowed::Few(Arc::clone(&self.ends)))),
+            Phase::Reasoning(seen, at) if self.holds_from_start() => {
+                let mark = self.reasoning.closes.get(*at).cloned().unwrap_or_default();
+                let is_last = at + 1 >= self.reasoning.closes.len();
+                let begun = begun_mark(seen, mark.as_bytes());
+                let mut forbidden = self.ends.to_vec();
+                if begun > 0 && is_last {
+                    forbidden.extend(self.unfit_behind(&mark.as_bytes()[begun..])?);
+                }
+                Ok(Mask(Allowed::AllBut(forbidden.into())))
+            }
+            Phase::Reasoning(..) => none(),
+            Phase::Lead(..) if !self.holds_from_start() => none(),
+            Phase::Lead(seen, is_alive) => {
+                let opens = self.reasoning.opens.as_deref();
+                let before: Vec<u32> = (self.ids())
+                    .filter(|&id| leads(opens, seen, self.bytes(id)))
+                    .collect();
+                if !is_alive {
+                    return Ok(Mask(Allowed::Few(before.into())));
+                }
+                let mut allowed = self.grammar_mask()?;
+                before.into_iter().for_each(|id| allowed.allow_token(id));
+                Ok(Mask(Allowed::Only(allowed)))
+            }
+            Phase::Free(seen) => {
+                let mark = self.mark().to_owned();
+                let begun = begun_mark(seen, mark.as_bytes());
+                let forbidden = match begun {
+                    0 => Vec::new(),
+                    begun => self.unfit_behind(&mark.as_bytes()[begun..])?,
+                };
+                Ok(Mask(Allowed::AllBut(forbidden.into())))
+            }
+            Phase::Held => Ok(Mask(Allowed::Only(self.grammar_mask()?))),
+        }
     }
 
-    /// Takes a token that the mask allows and that does not end the text.
+    fn grammar_mask(&mut self) -> Result<SimpleVob, Error> {
+        let grammar = self
+            .grammar
+            .as_mut()
+            .ok_or_else(|| stuck("it has no grammar"))?;
+        grammar.compute_mask_or_eos().map_err(stuck)
+    }
+
+    fn ids(&self) -> std::ops::Range<u32> {
+        0..self.tokenizer.n_vocab() as u32
+    }
+
+    fn bytes(&self, id: u32) -> &[u8] {
+        self.tokenizer.token_bytes(id).unwrap_or_default()
+    }
+
+    /// Takes a token that the mask allows and that does not end the output.
     ///
     /// # Errors
     /// [`Error::Stuck`] if the grammar does not allow it.
     pub fn accept(&mut self, token: u32) -> Result<(), Error> {
-        let Some(after) = &mut self.after else {
-            return self.inner.consume_token(token).map_err(stuck);
-        };
-        let bytes = self.tokenizer.token_bytes(token).unwrap_or_default();
-        after.seen.extend_from_slice(bytes);
-        let mark = after.mark.as_bytes();
-        if after.seen.windows(mark.len()).any(|part| part == mark) {
-            // What the same token says behind the mark is not looked at: white space, in the
-            // vocabularies that have such a token.
-            self.after = None;
-        } else {
-            let from = after.seen.len().saturating_sub(mark.len() - 1);
-            after.seen.drain(..from);
+        let is_forced = self.forced.pop_front().is_some();
+        match std::mem::replace(&mut self.phase, Phase::Done) {
+            Phase::Done => Ok(()),
+            Phase::Ends => Err(stuck("the output has to end")),
+            Phase::Held => {
+                self.phase = Phase::Held;
+                self.consume(token)?;
+                self.leave_call()
+            }
+            Phase::Free(seen) => {
+                let more = [&seen[..], self.bytes(token)].concat();
+                self.watch(more)
+            }
+            Phase::Lead(seen, is_alive) => self.lead(seen, is_alive, token),
+            Phase::Reasoning(seen, at) => {
+                let more = [&seen[..], self.bytes(token)].concat();
+                self.reason(more, at)?;
+                if let Phase::Reasoning(..) = self.phase
+                    && !is_forced
+                {
+                    let left = &mut self.reasoning.budget;
+                    *left = left.map(|left| left.saturating_sub(1));
+                    self.force_at_budget();
+                } else if let Phase::Reasoning(..) = self.phase
+                    && self.forced.is_empty()
+                {
+                    // The closing text has no mark that closes.
+                    self.behind_reasoning(&[])?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn consume(&mut self, token: u32) -> Result<(), Error> {
+        self.is_touched = true;
+        let grammar = self
+            .grammar
+            .as_mut()
+            .ok_or_else(|| stuck("it has no grammar"))?;
+        grammar.consume_token(token).map_err(stuck)
+    }
+
+    /// Whether the grammar takes these tokens.
+    fn takes(&mut self, tokens: &[u32]) -> bool {
+        let grammar = self.grammar.as_mut();
+        let valid = grammar.map(|grammar| grammar.validate_tokens(tokens));
+        matches!(valid, Some(Ok(n)) if n == tokens.len())
+    }
+
+    /// Takes the grammar back to its beginning.
+    fn rewind(&mut self) -> Result<(), Error> {
+        if let Some(grammar) = self.grammar.as_mut().filter(|_| self.is_touched) {
+            grammar.reset().map_err(stuck)?;
+            self.is_touched = false;
         }
         Ok(())
     }
 
+    /// Tokens that have these bytes.
+    fn tokens_of(&self, bytes: &[u8]) -> Vec<u32> {
+        let env = self
+            .grammar
+            .as_ref()
+            .and_then(|grammar| grammar.tok_env().ok());
+        env.map(|env| env.tok_trie().greedy_tokenize(bytes))
+            .unwrap_or_default()
+    }
+
+    /// More of what comes in front of the grammar, where reasoning may begin or white space stand.
+    fn lead(&mut self, mut seen: Vec<u8>, is_alive: bool, token: u32) -> Result<(), Error> {
+        let opens = self.reasoning.opens.clone();
+        let goes_on = leads(opens.as_deref(), &seen, self.bytes(token));
+        seen.extend_from_slice(self.bytes(token));
+        let words = seen.trim_ascii_start();
+        if let Some(open) = opens.as_deref()
+            && let Some(behind) = words.strip_prefix(open.as_bytes())
+        {
+            let behind = behind.to_vec();
+            self.rewind()?;
+            self.reason(behind, 0)?;
+            self.force_at_budget();
+            return Ok(());
+        }
+        if !self.holds_from_start() {
+            return match goes_on {
+                true => {
+                    self.phase = Phase::Lead(seen, true);
+                    Ok(())
+                }
+                false => self.leave_lead(seen),
+            };
+        }
+        let is_space = words.is_empty();
+        let mut is_alive = is_alive;
+        if is_alive && self.takes(&[token]) {
+            self.consume(token)?;
+        } else if goes_on {
+            self.rewind()?;
+            // The grammar begins behind white space that it has no place for.
+            is_alive = is_space;
+        } else {
+            return Err(stuck("neither reasoning nor the grammar goes on so"));
+        }
+        self.phase = match goes_on {
+            true => Phase::Lead(seen, is_alive),
+            false => Phase::Held,
+        };
+        Ok(())
+    }
+
+    /// What comes in front of the grammar is over, and the grammar does not hold from there.
+    fn leave_lead(&mut self, seen: Vec<u8>) -> Result<(), Error> {
+        match self.trigger {
+            Some(_) => self.watch(seen),
+            None => {
+                self.phase = Phase::Done;
+                Ok(())
+            }
+        }
+    }
+
+    /// More reasoning, of which `seen` may have marks from number `at` on.
+    fn reason(&mut self, mut seen: Vec<u8>, mut at: usize) -> Result<(), Error> {
+        while let Some(mark) = self.reasoning.closes.get(at).map(String::as_bytes) {
+            let Some(found) = find(&seen, mark) else {
+                let keep = seen.len().saturating_sub(mark.len().saturating_sub(1));
+                seen.drain(..keep);
+                self.phase = Phase::Reasoning(seen, at);
+                return Ok(());
+            };
+            seen.drain(..found + mark.len());
+            at += 1;
+        }
+        self.forced.clear();
+        self.behind_reasoning(&seen)
+    }
+
+    /// Reasoning has ended, and the same token has brought `more`.
+    fn behind_reasoning(&mut self, more: &[u8]) -> Result<(), Error> {
+        self.reasoning.opens = None;
+        self.forced.clear();
+        self.rewind()?;
+        if !self.holds_from_start() {
+            return self.leave_lead(more.to_vec());
+        }
+        let words = more.trim_ascii_start();
+        if words.is_empty() && self.reasoning.has_gap && more.len() < GAP_MAX_BYTES {
+            self.phase = Phase::Lead(more.to_vec(), true);
+            return Ok(());
+        }
+        self.phase = Phase::Held;
+        let tokens = self.tokens_of(words);
+        if !tokens.is_empty() && self.takes(&tokens) {
+            tokens
+                .into_iter()
+                .try_for_each(|token| self.consume(token))?;
+        }
+        Ok(())
+    }
+
+    /// Forces the closing text where no token of the budget is left.
+    fn force_at_budget(&mut self) {
+        if self.reasoning.budget != Some(0)
+            || !self.forced.is_empty()
+            || !matches!(self.phase, Phase::Reasoning(..))
+        {
+            return;
+        }
+        let closing = self.tokenizer.encode(&self.reasoning.closing, false, true);
+        self.forced = closing.unwrap_or_default().into();
+        self.reasoning.budget = None;
+    }
+
+    /// More of what comes outside of calls.
+    fn watch(&mut self, mut seen: Vec<u8>) -> Result<(), Error> {
+        let Some(trigger) = self.trigger.clone() else {
+            return Err(stuck("it has no mark"));
+        };
+        let mark = trigger.mark.as_bytes();
+        if trigger.at_start {
+            let words = seen.trim_ascii_start();
+            let is_begun = mark.starts_with(words) || words.starts_with(mark);
+            if !is_begun {
+                self.phase = Phase::Done;
+                return Ok(());
+            }
+        }
+        let Some(at) = find(&seen, mark) else {
+            if !trigger.at_start {
+                let keep = seen.len().saturating_sub(mark.len().saturating_sub(1));
+                seen.drain(..keep);
+            }
+            self.phase = Phase::Free(seen);
+            return Ok(());
+        };
+        let behind = seen.split_off(at + mark.len());
+        self.rewind()?;
+        let tokens = self.tokens_of(&behind);
+        if !behind.is_empty() && (tokens.is_empty() || !self.takes(&tokens)) {
+            // It cannot be a call any more. A mask has forbidden this where one was asked for.
+            self.phase = if trigger.at_start {
+                Phase::Done
+            } else {
+                Phase::Free(Vec::new())
+            };
+            return Ok(());
+        }
+        self.phase = Phase::Held;
+        tokens
+            .into_iter()
+            .try_for_each(|token| self.consume(token))?;
+        self.leave_call()
+    }
+
+    /// Leaves the grammar of calls where it has come to its end.
+    fn leave_call(&mut self) -> Result<(), Error> {
+        let is_over = self
+            .grammar
+            .as_ref()
+            .is_some_and(|grammar| grammar.is_stopped() && !grammar.is_error());
+        let Some(trigger) = self.trigger.as_ref().filter(|_| is_over) else {
+            return Ok(());
+        };
+        self.phase = match trigger {
+            Trigger {
+                then_ends: true, ..
+            } if !self.ends.is_empty() => Phase::Ends,
+            Trigger { once: true, .. } | Trigger { at_start: true, .. } => Phase::Done,
+            _ => Phase::Free(Vec::new()),
+        };
+        self.rewind()
+    }
+
+    /// What opens calls.
+    fn mark(&self) -> &str {
+        self.trigger.as_ref().map_or("", |trigger| &trigger.mark)
+    }
+
+    /// Tokens that end a mark with these bytes of it, and go on as what is held does not. White
+    /// space may stand behind reasoning.
+    fn unfit_behind(&mut self, rest: &[u8]) -> Result<Vec<u32>, Error> {
+        let is_free = self.trigger.is_some();
+        let longer = self.ids().filter_map(|id| {
+            let behind = self.bytes(id).strip_prefix(rest)?;
+            let words = if is_free {
+                behind
+            } else {
+                behind.trim_ascii_start()
+            };
+            (!words.is_empty()).then(|| (id, self.tokens_of(words)))
+        });
+        let longer: Vec<(u32, Vec<u32>)> = longer.collect();
+        self.rewind()?;
+        let unfit = longer
+            .into_iter()
+            .filter(|(_, tokens)| tokens.is_empty() || !self.takes(tokens));
+        Ok(unfit.map(|(id, _)| id).collect())
+    }
+
     /// Whether the grammar allows nothing more than the end.
     pub fn is_complete(&self) -> bool {
-        self.after.is_none() && self.inner.is_stopped() && !self.inner.is_error()
+        let grammar = self.grammar.as_ref().filter(|_| self.trigger.is_none());
+        matches!(self.phase, Phase::Held)
+            && grammar.is_some_and(|grammar| grammar.is_stopped() && !grammar.is_error())
     }
+}
+
+/// Whether `more` goes on with white space, or with the beginning of what opens reasoning, behind
+/// `seen`.
+fn leads(opens: Option<&str>, seen: &[u8], more: &[u8]) -> bool {
+    if more.is_empty() {
+        return false;
+    }
+    let begun = seen.trim_ascii_start();
+    let words = if begun.is_empty() {
+        more.trim_ascii_start()
+    } else {
+        more
+    };
+    let space = seen.len() - begun.len() + more.len() - words.len();
+    if words.is_empty() {
+        return space <= GAP_MAX_BYTES;
+    }
+    let rest = opens.and_then(|open| open.as_bytes().strip_prefix(begun));
+    rest.is_some_and(|rest| {
+        space <= GAP_MAX_BYTES && (rest.starts_with(words) || words.starts_with(rest))
+    })
+}
+
+/// Bytes at the end of `seen` that begin a mark.
+fn begun_mark(seen: &[u8], mark: &[u8]) -> usize {
+    let most = seen.len().min(mark.len().saturating_sub(1));
+    let begins = |n: &usize| seen.ends_with(&mark[..*n]);
+    (1..=most).rev().find(begins).unwrap_or(0)
+}
+
+/// Where `part` first stands in `bytes`.
+fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
+    bytes
+        .windows(part.len().max(1))
+        .position(|window| window == part)
 }
 
 fn stuck(error: impl std::fmt::Display) -> Error {
@@ -152,3 +573,7 @@ fn stuck(error: impl std::fmt::Display) -> Error {
         reason: reason(&error),
     }
 }
+
+#[cfg(test)]
+#[path = "matcher_tests.rs"]
+mod tests;

@@ -314,15 +314,15 @@ fn what_an_answer_would_not_be_held_to_is_refused_by_name() {
     for (schema, told) in [
         (
             json!({"type": "integer", "maximum": 1e19}),
-            "maximum 1e+19 is beyond 2^53",
+            "#/maximum: 1e+19 is beyond 2^53",
         ),
         (
             json!({"type": "object", "properties": {"a": {"exclusiveMinimum": -9_007_199_254_740_994_i64}}}),
-            "exclusiveMinimum -9007199254740994",
+            "#/properties/a/exclusiveMinimum: -9007199254740994",
         ),
         (
             json!({"type": "number", "multipleOf": 0}),
-            "multipleOf 0 is not above 0",
+            "#/multipleOf: 0 is not above 0",
         ),
         (
             json!({"type": "array", "x-guidance": {"key_separator": "zzz"}}),

@@ -57,6 +57,8 @@ pub struct Ended {
     pub stop_string: Option<String>,
     /// Calls that it made, but those whose arguments came to no object.
     pub calls: usize,
+    /// Calls that it began, whatever their arguments came to.
+    pub told_calls: usize,
     /// Whether it was cut inside of its last part.
     pub cuts_part: bool,
     /// Whether a call was open when something other than the model ended it.
@@ -389,6 +391,7 @@ impl Generation {
             seed: choice.running.seed,
             stop_string: stop_string.map(str::to_owned),
             calls: choice.splitter.calls(),
+            told_calls: choice.splitter.told_calls(),
             cuts_part: false,
             cuts_call: false,
             prompt_tokens: summary.prompt_tokens,

@@ -5,7 +5,8 @@ use rocmforge_engine::api::{Decoding, SamplingParams, TOP_N_MAX};
 
 use crate::decoding::{self, DecodingFields};
 use crate::failure::{self, Failure};
-use crate::format::Format;
+use crate::format::{Format, Trigger};
+use crate::reasoning::Plan;
 
 /// Most stop strings of a request.
 pub const STOP_MAX: usize = 256;
@@ -146,6 +147,10 @@ pub struct Sampling {
     pub decoding: Decoding,
     /// What the text is held to; not yet a part of `decoding`.
     pub format: Option<Format>,
+    /// When the format holds, where that is not from the beginning.
+    pub trigger: Option<Trigger>,
+    /// What comes in front of it.
+    pub reasoning: Plan,
     rename: Option<fn(&str) -> String>,
 }
 
@@ -250,6 +255,10 @@ pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
             format!("string {at} has {bytes} bytes; 1 to {STOP_MAX_BYTES} are allowed"),
         );
     }
+    let reasoning = Plan {
+        budget: wire.decoding.reasoning_budget,
+        ..Plan::default()
+    };
     let (decoding, format);
     (params.logit_bias, decoding, format) = decoding::checked(wire.decoding, max_tokens, v);
     Sampling {
@@ -258,6 +267,8 @@ pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
         stop: wire.stop,
         decoding,
         format,
+        trigger: None,
+        reasoning,
         rename: v.rename,
     }
 }

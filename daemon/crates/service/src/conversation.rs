@@ -15,7 +15,7 @@ use crate::generation::{Running, Wanted};
 use crate::parts::Splitter;
 use crate::prompt::{Prompt, no_template};
 use crate::request_log::RequestLog;
-use crate::tool_calls::{self, Tools, forms};
+use crate::tool_calls::{self, Forced, Tools, forms};
 
 /// A conversation, of which the roles were checked ([`crate::check::messages`]).
 #[derive(Debug)]
@@ -91,6 +91,7 @@ impl Service {
         log: &mut RequestLog,
     ) -> Result<Vec<(Running, Splitter)>, Failure> {
         let (tools, field) = (conversation.tools.clone(), conversation.field);
+        let is_off = conversation.kwargs.get("enable_thinking") == Some(&false.into());
         let chat = conversation.chat(model)?;
         let mut sampling = how.sampling;
         if !how.unparsed {
@@ -102,7 +103,19 @@ impl Service {
             sampling.decoding.control_text =
                 forms::are_control_tokens(source, with_tools, model.tokenizer());
         }
-        sampling.format = tool_calls::format(&tools, sampling.format, model)?;
+        (sampling.format, sampling.trigger) = tool_calls::format(&tools, sampling.format, model)?;
+        sampling.reasoning.is_chat = !how.unparsed;
+        sampling.reasoning.is_off = is_off;
+        if let Some(forced) = &tools.forced {
+            let name = match forced {
+                Forced::Named(name) => Some(name.as_str()),
+                Forced::Any => tools
+                    .described
+                    .first()
+                    .and_then(|tool| tool["function"]["name"].as_str()),
+            };
+            sampling.reasoning.call = name.map(str::to_owned);
+        }
         let wanted = Wanted {
             model: Arc::clone(model),
             prompt: Prompt::Chat(chat),

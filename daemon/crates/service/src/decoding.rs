@@ -33,6 +33,8 @@ pub struct DecodingFields {
     pub logprobs: Option<i32>,
     /// What the text is held to.
     pub format: Option<Format>,
+    /// Most tokens of reasoning; without, as many as leave room for what is held.
+    pub reasoning_budget: Option<u32>,
 }
 
 /// Checks the fields, but for what the vocabulary has to say; gives the biases by token, the rest,

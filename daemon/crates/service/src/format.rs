@@ -4,15 +4,15 @@
 use std::sync::Arc;
 
 use rocmforge_engine::LoadedModel;
-pub use rocmforge_grammar::{Call, Calls, Grammar};
 use rocmforge_grammar::{Error, Matcher};
+pub use rocmforge_grammar::{Grammar, Notation, Piece, Trigger};
 
 use crate::Service;
 use crate::arrival::Arrival;
 use crate::check::Violations;
 use crate::failure::{self, Failure};
-use crate::prompt::Encoded;
-use crate::tool_calls::forms::Thinking;
+use crate::prompt::Tail;
+use crate::reasoning::{self, Plan};
 
 /// What an answer is held to.
 #[derive(Debug, Clone)]
@@ -51,12 +51,35 @@ impl Format {
     }
 }
 
-/// A matcher that begins behind the thinking, where the prompt has opened it.
-pub(crate) fn begun(mut matcher: Matcher, prompt: &Encoded) -> Box<Matcher> {
-    if let Some(thinking) = Thinking::opened_by(&prompt.tail.text) {
-        matcher.begin_after(thinking.close);
+/// What holds an output behind a prompt that ends in `tail`, with `room` tokens left; nothing where
+/// nothing does.
+pub(crate) fn begun(
+    matcher: Option<Matcher>,
+    trigger: Option<Trigger>,
+    plan: &Plan,
+    model: &LoadedModel,
+    (tail, room): (&Tail, u32),
+) -> Option<Box<Matcher>> {
+    let source = model.template().and_then(|template| template.source().ok());
+    let source = source.unwrap_or_default();
+    let holds_from_start = matcher.is_some() && trigger.is_none();
+    if matcher.is_none() && plan.budget.is_none() {
+        return None;
     }
-    Box::new(matcher)
+    let default = holds_from_start.then(|| reasoning::default_budget(room));
+    let budget = [plan.budget, default].into_iter().flatten().min();
+    let reasoning = plan.reasoning(source, tail, holds_from_start, budget);
+    let is_free = matcher.is_none();
+    let mut matcher = matcher.unwrap_or_else(|| Matcher::without_grammar(model.tokenizer()));
+    if let Some(trigger) = trigger {
+        matcher.hold_behind(trigger);
+    }
+    match reasoning {
+        Some(reasoning) => matcher.reason_first(reasoning),
+        None if is_free => return None,
+        None => {}
+    }
+    Some(Box::new(matcher))
 }
 
 impl Service {

@@ -141,7 +141,16 @@ impl Service {
             ));
         }
         ticket.take_prompt(prompt_tokens)?;
-        sampling.decoding.grammar = matcher.map(|matcher| format::begun(matcher, &encoded));
+        let room = n_ctx.saturating_sub(prompt_tokens);
+        let room = sampling.max_tokens.map_or(room, |most| most.min(room));
+        let at = (&encoded.tail, room);
+        sampling.decoding.grammar = format::begun(
+            matcher,
+            sampling.trigger.take(),
+            &sampling.reasoning,
+            &model,
+            at,
+        );
         let seed = *sampling.params.seed.get_or_insert_with(rand::random);
         let snapshot = self.engine.snapshot();
         log.handed_over();

@@ -37,6 +37,7 @@ mod opening;
 pub mod parts;
 pub mod peer;
 pub mod prompt;
+pub mod reasoning;
 pub mod reloading;
 pub mod request_log;
 pub mod rerank;

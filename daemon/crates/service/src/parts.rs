@@ -124,11 +124,15 @@ impl Splitter {
     /// Calls so far, but those whose arguments ended as no object: a call is one when it can be
     /// made.
     pub fn calls(&self) -> usize {
-        let told = match &self.way {
+        self.told_calls() - self.broken
+    }
+
+    /// Calls so far, whatever their arguments came to.
+    pub fn told_calls(&self) -> usize {
+        match &self.way {
             Way::Marked(marked) => marked.calls(),
             Way::Messages(messages) => messages.calls(),
-        };
-        told - self.broken
+        }
     }
 
     /// More text.

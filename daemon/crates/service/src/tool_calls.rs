@@ -16,6 +16,7 @@ mod gemma;
 mod given;
 pub(crate) mod headers;
 pub(crate) mod heads;
+pub(crate) mod held;
 mod marked;
 mod python;
 pub(crate) mod reading;
@@ -26,15 +27,15 @@ mod typed;
 use rocmforge_engine::LoadedModel;
 use serde_json::{Map, Value, json};
 
+use self::forms::Headers;
+use self::held::Function;
 use crate::failure::{self, Failure};
-use crate::format::{Call, Calls, Format, Grammar};
+use crate::format::{Format, Grammar, Piece, Trigger};
 
 /// What opens a call.
 pub const OPEN: &str = "<tool_call>";
 /// What closes a call.
 pub const CLOSE: &str = "</tool_call>";
-/// What templates have that write calls in another form than JSON.
-const OTHER_FORMS: [&str; 2] = ["<function=", "<arg_key>"];
 /// Most tools of a request.
 pub const TOOLS_MAX: usize = 512;
 
@@ -45,6 +46,17 @@ pub struct ToolCall {
     pub name: String,
     /// An object, as JSON text.
     pub arguments: String,
+}
+
+impl ToolCall {
+    /// The call as a text, for whoever is told of calls only with an object of arguments.
+    pub fn as_text(&self) -> String {
+        let Self { name, arguments } = self;
+        format!(
+            "{{\"name\": {}, \"arguments\": {arguments}}}",
+            Value::from(&**name)
+        )
+    }
 }
 
 /// What a request says of tools, in OpenAI's shape.
@@ -190,20 +202,27 @@ fn forced_by(field: &str, choice: &Value, described: &[Value]) -> Result<Forced,
     }
 }
 
-/// What an answer with these tools is held to: calls where they are forced; calls or the format
-/// where there is one.
+/// What an output with these tools is held to: calls where they are forced, calls or the format
+/// where there is one, and the calls of strict tools from their mark on.
 ///
 /// # Errors
-/// Where the format does not go with tools, or calls cannot be forced.
+/// Where the format does not go with tools, or calls cannot be held.
 pub fn format(
     tools: &Tools,
     format: Option<Format>,
     model: &LoadedModel,
-) -> Result<Option<Format>, Failure> {
-    if tools.described.is_empty() || (tools.forced.is_none() && format.is_none()) {
-        return Ok(format);
+) -> Result<(Option<Format>, Option<Trigger>), Failure> {
+    let is_strict = |tool: &Value| tool["function"]["strict"] == true;
+    let has_strict = tools.described.iter().any(is_strict);
+    if tools.described.is_empty() || (tools.forced.is_none() && format.is_none() && !has_strict) {
+        return Ok((format, None));
     }
-    let field = format.as_ref().map_or("tool_choice", |format| format.field);
+    let is_auto = tools.forced.is_none() && format.is_none();
+    let field = match &format {
+        Some(format) => format.field,
+        None if is_auto => "tools",
+        None => "tool_choice",
+    };
     let or = match (&tools.forced, format.map(|format| format.grammar)) {
         (_, None) => None,
         (None, Some(Grammar::JsonObject)) => Some(json!({"type": "object"})),
@@ -217,14 +236,21 @@ pub fn format(
             return Err(failure::invalid(field, message));
         }
     };
+    let wanted = tools.described.iter().filter(|tool| match &tools.forced {
+        Some(Forced::Named(name)) => tool["function"]["name"] == **name,
+        _ => true,
+    });
+    let functions: Vec<_> = wanted
+        .map(|tool| Function {
+            name: tool["function"]["name"].as_str().unwrap_or_default(),
+            schema: held::arguments_of(&tool["function"], !is_auto || is_strict(tool)),
+        })
+        .collect();
     let source = model.template().and_then(|template| template.source().ok());
-    let is_json = |source: &str| {
-        let form = forms::of(source);
-        form.is_some_and(|form| form.open == OPEN)
-            && !OTHER_FORMS.iter().any(|mark| source.contains(mark))
-            && forms::Headers::of(source).is_none()
-    };
-    if !source.is_some_and(is_json) {
+    let has_headers = source.is_some_and(|source| Headers::of(source).is_some());
+    let shape = source.and_then(|source| held::shape(source, &functions, !tools.single));
+    // There a format stands behind another header than calls.
+    let Some(shape) = shape.filter(|_| or.is_none() || !has_headers) else {
         return Err(failure::unsupported_field(
             field,
             &format!(
@@ -233,30 +259,35 @@ pub fn format(
                 model.name()
             ),
         ));
-    }
-    let wanted = tools.described.iter().map(|tool| &tool["function"]);
-    let wanted = wanted.filter(|function| match &tools.forced {
-        Some(Forced::Named(name)) => function["name"] == **name,
-        _ => true,
-    });
-    let calls = wanted.map(|function| Call {
-        before: format!("{OPEN}\n{{\"name\": {}, \"arguments\": ", function["name"]),
-        schema: match &function["parameters"] {
-            Value::Object(schema) if !schema.is_empty() => {
-                let mut schema = schema.clone();
-                schema.entry("type").or_insert("object".into());
-                schema.into()
-            }
-            _ => json!({"type": "object"}),
-        },
-        after: format!("}}\n{CLOSE}"),
-    });
-    let calls = Calls {
-        calls: calls.collect(),
-        between: (!tools.single).then(|| "\n".to_owned()),
-        or,
     };
-    Ok(Some(Format::new(Grammar::Calls(calls), field)))
+    if is_auto {
+        let trigger = Trigger {
+            mark: shape.open,
+            at_start: shape.at_start,
+            then_ends: shape.then_ends,
+            once: tools.single,
+        };
+        return Ok((
+            Some(Format::new(Grammar::Written(shape.block), field)),
+            Some(trigger),
+        ));
+    }
+    // Behind a header the mark has come already.
+    let open = if has_headers {
+        Piece::All(Vec::new())
+    } else {
+        Piece::Mark(shape.open)
+    };
+    let one = Piece::All(vec![open, shape.block]);
+    let calls = match shape.between {
+        Some(between) => Piece::Several(Box::new(one), Box::new(between)),
+        None => one,
+    };
+    let held = match or {
+        Some(schema) => Piece::Any(vec![calls, Piece::Json(schema)]),
+        None => calls,
+    };
+    Ok((Some(Format::new(Grammar::Written(held), field)), None))
 }
 
 /// A tool in OpenAI's shape, from its parts.
@@ -266,6 +297,13 @@ pub fn described(name: &str, description: Option<&str>, parameters: &Value) -> V
         "description": description.unwrap_or_default(),
         "parameters": parameters,
     }})
+}
+
+/// Tells the model's side of a tool what the request's says of `strict`.
+pub fn keep_strict(said: &Value, tool: &mut Value) {
+    if said["strict"] == true {
+        tool["function"]["strict"] = true.into();
+    }
 }
 
 /// Refuses tools for a model whose calls would not be recognised.

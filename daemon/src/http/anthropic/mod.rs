@@ -66,7 +66,9 @@ fn block(part: Part) -> Option<Value> {
         // Thoughts are not signed here; what comes back is not checked.
         Part::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
         Part::Call(call) => {
-            let input = input(&call)?;
+            let Some(input) = input(&call) else {
+                return Some(json!({"type": "text", "text": call.as_text()}));
+            };
             json!({"type": "tool_use", "id": tool_use_id(), "name": call.name, "input": input})
         }
         // Calls of a whole answer are whole.
@@ -75,7 +77,7 @@ fn block(part: Part) -> Option<Value> {
 }
 
 /// A call's arguments as an object; nothing where they are none, as where the answer's end has cut
-/// them: clients would call the tool without any.
+/// them: clients would call the tool without any, so that such a call is told as text.
 fn input(call: &ToolCall) -> Option<Map<String, Value>> {
     serde_json::from_str(&call.arguments).ok()
 }

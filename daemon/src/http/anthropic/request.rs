@@ -81,6 +81,14 @@ impl MessagesRequest {
         let mut violations = violations();
         let stop = self.stop_sequences.map(TextOr::List);
         let mut sampling = self.sampling.fields(self.max_tokens, stop, &mut violations);
+        let budget = self
+            .thinking
+            .as_ref()
+            .filter(|said| said["type"] == "enabled");
+        let budget = budget.and_then(|said| said["budget_tokens"].as_u64());
+        if let Some(budget) = budget {
+            sampling.decoding.reasoning_budget = Some(u32::try_from(budget).unwrap_or(u32::MAX));
+        }
         sampling.decoding.format =
             format::of_messages(self.output_config.as_ref(), self.output_format.as_ref())?;
         let conversation = Conversation {

@@ -140,9 +140,14 @@ impl Events for MessageEvents {
 
     fn end(&mut self, ended: &Ended, out: &mut String) {
         self.close(out);
+        let reason = match stop_reason(ended) {
+            // Its block was told, whatever its arguments came to.
+            "end_turn" if ended.told_calls > 0 => "tool_use",
+            reason => reason,
+        };
         let data = json!({
             "type": "message_delta",
-            "delta": {"stop_reason": stop_reason(ended), "stop_sequence": ended.stop_string},
+            "delta": {"stop_reason": reason, "stop_sequence": ended.stop_string},
             "usage": usage(ended),
         });
         event(Some("message_delta"), &data, out);

@@ -47,7 +47,9 @@ pub(super) fn read(
                 take(&mut tool, "input_schema"),
             ),
         };
-        described.push(tool_calls::described(&name, about.as_deref(), &schema));
+        let mut function = tool_calls::described(&name, about.as_deref(), &schema);
+        tool_calls::keep_strict(&tool, &mut function);
+        described.push(function);
     }
     let choice = chosen(choice, &described, &missing);
     let tools = tool_calls::checked(Some(described), choice.as_ref(), single.then_some(false))?;

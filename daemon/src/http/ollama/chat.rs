@@ -97,7 +97,10 @@ async fn complete(
         match part {
             Part::Text(text) => content.push_str(&text),
             Part::Reasoning(text) => thought.push_str(&text),
-            Part::Call(call) => calls.extend(tool_call(&call, calls.len())),
+            Part::Call(call) => match tool_call(&call, calls.len()) {
+                Some(told) => calls.push(told),
+                None => content.push_str(&call.as_text()),
+            },
             // Calls are told whole here.
             Part::Arguments(_) => {}
         }
@@ -182,13 +185,13 @@ impl Events for Lines {
             Part::Reasoning(text) => {
                 json!({"role": "assistant", "content": "", "thinking": text})
             }
-            Part::Call(call) => {
-                let Some(told) = tool_call(&call, self.calls) else {
-                    return;
-                };
-                self.calls += 1;
-                json!({"role": "assistant", "content": "", "tool_calls": [told]})
-            }
+            Part::Call(call) => match tool_call(&call, self.calls) {
+                Some(told) => {
+                    self.calls += 1;
+                    json!({"role": "assistant", "content": "", "tool_calls": [told]})
+                }
+                None => json!({"role": "assistant", "content": call.as_text()}),
+            },
             Part::Arguments(_) => return,
         };
         line(&self.line(&message), out);
@@ -241,7 +244,13 @@ mod tests {
             let value: Value = serde_json::from_str(line).unwrap();
             value["message"]["tool_calls"][0].clone()
         });
-        let told: Vec<Value> = told.collect();
+        let mut told: Vec<Value> = told.collect();
+        // What is no call that can be made is text.
+        assert!(
+            told.remove(1).is_null()
+                && out.contains(r#"{\"name\": \"h\", \"arguments\": {\"a\": }"#),
+            "{out}"
+        );
         for (at, (call, name)) in told.iter().zip(["f", "g"]).enumerate() {
             let function = json!({"index": at, "name": name, "arguments": {"a": 1}});
             assert_eq!(call["function"], function);

@@ -19,8 +19,8 @@ use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
 use super::super::error::Dialect;
 use super::super::format::WireFormat;
 use super::super::prompt::{
-    TextOr, WireMessage, WireSampling, messages, model_name, refuse_unsupported, says_something,
-    whole_number,
+    TextOr, WireMessage, WireSampling, messages, model_name, reasoning_budget, refuse_unsupported,
+    says_something, whole_number,
 };
 use super::super::reply::{Events, SSE, SSE_HEARTBEAT, data_event, event, stream};
 use super::super::start::{self, Conversation};
@@ -76,18 +76,10 @@ impl ChatRequest {
     fn refuse_unsupported(&self) -> Result<(), Failure> {
         const LATER: &str = "not implemented; leave it unset";
         const FUNCTIONS: &str = "replaced by tools; send tools";
-        const BUDGET: &str =
-            "thoughts have no bound of their own here; give 0 for none, or leave it unset";
         const TEXT: &str = "the models here write text only; leave it unset, or give [\"text\"]";
         let says = |value: &Option<Value>| says_something(value.as_ref());
         let modalities = self.modalities.as_ref();
         let speaks = modalities.is_some_and(|list| list.iter().any(|mode| mode != "text"));
-        // -1 is without a bound, and 0 is without thoughts.
-        let bounds = |value: &Option<Value>| {
-            says(value) && *value != Some(json!(-1)) && !is_zero(value.as_ref())
-        };
-        let budgets = self.budgets();
-        let budgets = budgets.map(|(field, value)| (field, bounds(value), BUDGET));
         let calls = says(&self.function_call) && self.function_call != Some(json!("none"));
         refuse_unsupported(&[
             ("functions", says(&self.functions), FUNCTIONS),
@@ -95,9 +87,6 @@ impl ChatRequest {
             ("modalities", speaks, TEXT),
             ("audio", says(&self.audio) && speaks, TEXT),
             ("web_search_options", says(&self.web_search_options), LATER),
-            budgets[0],
-            budgets[1],
-            budgets[2],
         ])
     }
 
@@ -175,9 +164,11 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         Some(_) => chat_name,
         None => older_chat_name,
     });
+    let reasoning_budget = reasoning_budget(&asked.budgets(), &mut violations);
     let max_tokens = bounded(asked.max_completion_tokens.or(asked.max_tokens));
     let stop = asked.stop.map(TextOr::stops);
     let mut sampling = asked.sampling.fields(max_tokens, stop, &mut violations);
+    sampling.decoding.reasoning_budget = reasoning_budget;
     sampling.decoding.logprobs = scores;
     sampling.decoding.format = asked.format.format()?;
     let conversation = Conversation {

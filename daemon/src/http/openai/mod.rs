@@ -49,7 +49,7 @@ fn usage(ended: &Ended) -> Value {
 fn finish_reason(ended: &Ended) -> &'static str {
     if ended.is_cut() {
         "length"
-    } else if ended.calls > 0 && !ended.cuts_call {
+    } else if ended.told_calls > 0 && !ended.cuts_call {
         "tool_calls"
     } else {
         "stop"

@@ -345,9 +345,9 @@ async fn refusals_name_the_field_and_say_what_to_do() {
         ("modalities", json!(["audio"]), "modalities", "UNSUPPORTED"),
         (
             "reasoning_budget",
-            json!(7),
+            json!(-7),
             "reasoning_budget",
-            "UNSUPPORTED",
+            "INVALID_FIELD",
         ),
         ("mirostat", json!(2), "mirostat", "INVALID_FIELD"),
         ("grammar", json!("root = 1"), "grammar", "INVALID_FIELD"),

@@ -76,6 +76,11 @@ impl<'v> Parameters<'v> {
         allowed & TEXT != 0 && others & json_of(begun) == 0
     }
 
+    /// Whether a parameter may be text.
+    pub(super) fn may_be_text(self, key: &str) -> bool {
+        self.kinds(key) & TEXT != 0
+    }
+
     /// The names of all parameters.
     pub(super) fn names(self) -> impl Iterator<Item = &'v str> {
         let properties = self.0["properties"].as_object();

@@ -180,7 +180,9 @@ fn function(mut tool: Value, namespace: Option<&str>, field: &str) -> Result<Val
     let name = namespace.map_or(name.clone(), |space| flat(space, &name));
     let parameters = take(&mut tool, "parameters");
     let description = tool["description"].as_str();
-    Ok(tool_calls::described(&name, description, &parameters))
+    let mut function = tool_calls::described(&name, description, &parameters);
+    tool_calls::keep_strict(&tool, &mut function);
+    Ok(function)
 }
 
 #[cfg(test)]

@@ -1,0 +1,181 @@
+//! Reasoning in front of grammars, and grammars that hold calls alone.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
+use serde_json::json;
+
+use super::*;
+use crate::schema::tests::vocabulary;
+use crate::{Grammar, Piece};
+
+fn number() -> Matcher {
+    let (_, vocabulary) = vocabulary();
+    let schema = json!({"type": "integer", "minimum": 5, "maximum": 7});
+    vocabulary.matcher(&Grammar::JsonSchema(schema)).unwrap()
+}
+
+/// How far an output may go as this text does.
+fn follows(matcher: &mut Matcher, text: &str) -> usize {
+    let (tokenizer, _) = vocabulary();
+    let mut bytes = 0;
+    for id in tokenizer.encode(text, false, false).unwrap() {
+        if matcher.is_complete() || !matcher.mask().unwrap().allows(id) {
+            return bytes;
+        }
+        matcher.accept(id).unwrap();
+        bytes += tokenizer.token_bytes(id).unwrap().len();
+    }
+    bytes
+}
+
+fn ends(matcher: &mut Matcher) -> bool {
+    let (tokenizer, _) = vocabulary();
+    let mask = matcher.mask().unwrap();
+    matcher.is_complete()
+        || tokenizer
+            .end_of_generation()
+            .iter()
+            .all(|&id| mask.allows(id))
+}
+
+fn thinking(is_open: bool, budget: Option<u32>) -> Reasoning {
+    Reasoning {
+        opens: (!is_open).then(|| "<think>".to_owned()),
+        is_open,
+        closes: vec!["</think>".to_owned()],
+        budget,
+        closing: "\nEnough.\n</think>".to_owned(),
+        has_gap: true,
+    }
+}
+
+#[test]
+fn reasoning_may_come_first_and_the_grammar_holds_behind_it() {
+    for (text, may_be) in [
+        ("6", true),
+        ("<think>\nLet me see: 9?\n</think>\n\n6", true),
+        ("\n<think></think>6", true),
+        ("<think>x</think>9", false),
+        ("9", false),
+        ("hello", false),
+        ("<tool>", false),
+    ] {
+        let mut matcher = number();
+        matcher.reason_first(thinking(false, None));
+        let went = follows(&mut matcher, text) == text.len() && ends(&mut matcher);
+        assert_eq!(went, may_be, "{text}");
+    }
+    // It does not end inside of reasoning.
+    let mut matcher = number();
+    matcher.reason_first(thinking(false, None));
+    assert_eq!(follows(&mut matcher, "<think>a"), 8);
+    assert!(!ends(&mut matcher));
+    let mut matcher = number();
+    matcher.reason_first(thinking(true, None));
+    let text = "a</think>\n6";
+    assert!(follows(&mut matcher, text) == text.len() && ends(&mut matcher));
+}
+
+#[test]
+fn a_budget_that_is_used_up_forces_the_closing_text() {
+    let (tokenizer, _) = vocabulary();
+    for (is_open, mut matcher) in [
+        (true, number()),
+        (false, number()),
+        (true, Matcher::without_grammar(tokenizer)),
+    ] {
+        matcher.reason_first(thinking(is_open, Some(4)));
+        if !is_open {
+            follows(&mut matcher, "<think>");
+        }
+        let words = tokenizer
+            .encode("Once upon a time there was a fox.", false, false)
+            .unwrap();
+        let mut taken = 0;
+        while matcher.forced.is_empty() {
+            assert!(matcher.mask().unwrap().allows(words[taken]));
+            matcher.accept(words[taken]).unwrap();
+            taken += 1;
+        }
+        assert!((3..=4).contains(&taken), "{taken}");
+        let mut said = Vec::new();
+        while !matcher.forced.is_empty() {
+            let mask = matcher.mask().unwrap();
+            let few: Vec<u32> = (0..tokenizer.n_vocab() as u32)
+                .filter(|&id| mask.allows(id))
+                .collect();
+            assert_eq!(few.len(), 1);
+            said.extend_from_slice(tokenizer.token_bytes(few[0]).unwrap());
+            matcher.accept(few[0]).unwrap();
+        }
+        assert_eq!(String::from_utf8(said).unwrap(), "\nEnough.\n</think>");
+        match matcher.grammar {
+            Some(_) => assert!(follows(&mut matcher, "6") == 1 && ends(&mut matcher)),
+            None => assert!(matcher.is_done() && !matcher.restricts()),
+        }
+    }
+    let mut matcher = number();
+    matcher.reason_first(thinking(true, Some(0)));
+    assert!(
+        !matcher.forced.is_empty(),
+        "a budget of none is used up at once"
+    );
+}
+
+fn calls(then_ends: bool, once: bool) -> Matcher {
+    let (_, vocabulary) = vocabulary();
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false});
+    let call = Piece::All(vec![
+        Piece::Space,
+        Piece::Text("f".to_owned()),
+        Piece::Json(schema),
+        Piece::Space,
+        Piece::Mark("</call>".to_owned()),
+    ]);
+    let mut matcher = vocabulary.matcher(&Grammar::Written(call)).unwrap();
+    matcher.hold_behind(Trigger {
+        mark: "<call>".to_owned(),
+        at_start: false,
+        then_ends,
+        once,
+    });
+    matcher
+}
+
+#[test]
+fn a_begun_call_is_held_and_what_is_around_it_is_free() {
+    for (text, went) in [
+        ("any text", None),
+        ("a < b and <cal me", None),
+        (
+            "see: <call>\nf{\"n\": 12}\n</call> and <call>f{\"n\": 3}</call> end",
+            None,
+        ),
+        ("<call>f{\"n\": Paris}</call>", Some("<call>f{\"n\":")),
+        ("<call>g{}", Some("<call>")),
+        (
+            "<call>f{\"n\": 1}</call> <call>f{}",
+            Some("<call>f{\"n\": 1}</call> <call>f{"),
+        ),
+    ] {
+        let mut matcher = calls(false, false);
+        let n = follows(&mut matcher, text);
+        match went {
+            None => assert_eq!(n, text.len(), "{text}"),
+            // A token may have more than what fits.
+            Some(went) => assert!(n <= went.len() + 1 && n + 8 >= went.len(), "{text}: {n}"),
+        }
+    }
+    let mut matcher = calls(false, false);
+    follows(&mut matcher, "text");
+    assert!(ends(&mut matcher) && !matcher.restricts());
+    follows(&mut matcher, "<call>f{");
+    assert!(!ends(&mut matcher) && matcher.restricts());
+    let mut matcher = calls(true, false);
+    let call = "<call>f{\"n\": 1}</call>";
+    assert_eq!(follows(&mut matcher, &format!("{call}more")), call.len());
+    assert!(ends(&mut matcher));
+    let mut matcher = calls(false, true);
+    follows(&mut matcher, call);
+    assert!(matcher.is_done());
+}

@@ -1,0 +1,580 @@
+//! Keywords of objects, in the words that are enforced: `properties`, `patternProperties`,
+//! `additionalProperties`, `required`.
+
+use serde_json::{Map, Value, json};
+
+use super::conditions::with_property;
+use super::document::Place;
+use super::negate::any_of;
+use super::pattern;
+use super::rewrite::{Outcome, Rewriter, Written, list, refused, text, whole_number};
+
+/// Most choices that stand for one keyword.
+const CHOICES_MAX: usize = 64;
+/// Most properties on which others depend, in one schema: each doubles the choices.
+const DEPENDENT_MAX: usize = 6;
+/// Keywords beside which other properties may be evaluated in ways that are not followed.
+const NOT_FOLLOWED: [&str; 4] = ["if", "dependentSchemas", "dependencies", "not"];
+
+/// Writes a keyword that says something by itself.
+pub(super) fn keyword<'s>(
+    rewriter: &mut Rewriter<'s>,
+    place: &Place<'s>,
+    key: &str,
+    said: &Place<'s>,
+    written: &mut Written,
+) -> Outcome<()> {
+    match key {
+        "properties" | "patternProperties" => {
+            let schemas = rewriter.named_schemas(said)?;
+            if key == "patternProperties" {
+                for name in schemas.keys() {
+                    match pattern::taken_apart(name)
+                        .map_err(|why| refused(said, name, &why))?
+                        .as_slice()
+                    {
+                        [_] => {}
+                        _ => {
+                            let why = "a look-ahead cannot be enforced there; write the pattern without it";
+                            return Err(refused(said, name, why));
+                        }
+                    }
+                }
+            }
+            written.put(key, schemas.into());
+        }
+        "additionalProperties" => {
+            let schema = rewriter.schema(said)?;
+            written.put(key, schema);
+        }
+        "required" if !said.value.is_boolean() => {
+            let names = names(place, key, said.value)?;
+            written.put(key, json!(names));
+        }
+        "dependentRequired" | "dependentSchemas" | "dependencies" => {
+            dependent(rewriter, place, key, said, written)?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// A list of names, each once.
+fn names<'v>(place: &Place<'_>, key: &str, value: &'v Value) -> Outcome<Vec<&'v str>> {
+    let mut names = Vec::new();
+    for name in list(place, key, value)? {
+        let name = text(place, key, name)?;
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+fn dependent<'s>(
+    rewriter: &mut Rewriter<'s>,
+    place: &Place<'s>,
+    key: &str,
+    said: &Place<'s>,
+    written: &mut Written,
+) -> Outcome<()> {
+    let Value::Object(members) = said.value else {
+        let why = format!(
+            "{} is no object; give what depends on a property by its name",
+            said.value
+        );
+        return Err(refused(place, key, &why));
+    };
+    let mut each = Vec::new();
+    for (name, on) in members {
+        let then = match on {
+            Value::Array(list) if list.is_empty() => continue,
+            Value::Array(_) if key != "dependentSchemas" => {
+                json!({"required": names(said, name, on)?})
+            }
+            _ => rewriter.schema(&said.below(name, on))?,
+        };
+        if then != true && then != json!({}) {
+            each.push(with_property(name, then));
+        }
+    }
+    if each.len() > DEPENDENT_MAX {
+        let why = format!(
+            "{} properties on which others depend; at most {DEPENDENT_MAX} can be enforced",
+            each.len()
+        );
+        return Err(refused(place, key, &why));
+    }
+    written.all.extend(each);
+    Ok(())
+}
+
+/// Writes the keywords that depend on others.
+pub(super) fn finish<'s>(
+    rewriter: &mut Rewriter<'s>,
+    place: &Place<'s>,
+    written: &mut Written,
+) -> Outcome<()> {
+    let get = |key: &str| place.value.get(key).filter(|value| !value.is_null());
+    if let Some(said) = get("propertyNames") {
+        property_names(
+            rewriter,
+            place,
+            &place.below("propertyNames", said),
+            written,
+        )?;
+    }
+    let count = |key: &str| get(key).map(|n| whole_number(place, key, n)).transpose();
+    let (least, most) = (count("minProperties")?, count("maxProperties")?);
+    if least.is_some() || most.is_some() {
+        numbers(place, least.unwrap_or(0), most, written)?;
+    }
+    if let Some(said) = get("unevaluatedProperties") {
+        let others = rewriter.schema(&place.below("unevaluatedProperties", said))?;
+        unevaluated(rewriter, place, others, written)?;
+    }
+    Ok(())
+}
+
+/// What `propertyNames` says of names.
+#[derive(Debug, Default)]
+struct Names {
+    listed: Option<Vec<String>>,
+    patterns: Vec<String>,
+    lengths: (u64, Option<u64>),
+}
+
+impl Names {
+    /// Whether it describes this name; nothing if that takes too long to find.
+    fn describe(&self, name: &str) -> Option<bool> {
+        let length = name.chars().count() as u64;
+        let (least, most) = self.lengths;
+        let fits = length >= least && most.is_none_or(|most| length <= most);
+        let is_listed = self
+            .listed
+            .as_ref()
+            .is_none_or(|listed| listed.iter().any(|one| one == name));
+        let matches: Option<Vec<bool>> = self
+            .patterns
+            .iter()
+            .map(|one| pattern::matches(one, name))
+            .collect();
+        Some(fits && is_listed && matches?.into_iter().all(|is| is))
+    }
+}
+
+fn property_names<'s>(
+    rewriter: &mut Rewriter<'s>,
+    place: &Place<'s>,
+    said: &Place<'s>,
+    written: &mut Written,
+) -> Outcome<()> {
+    const KEY: &str = "propertyNames";
+    let said = rewriter.followed(said)?;
+    let schema = rewriter.schema(&said)?;
+    let described = names_of(&schema).map_err(|of| {
+        refused(
+            place,
+            KEY,
+            &format!("{of} cannot be enforced for names; give enum, pattern or lengths"),
+        )
+    })?;
+    let Some(described) = described else {
+        // No name is one: an object without members.
+        written.put("maxProperties", 0.into());
+        return Ok(());
+    };
+    let is_open = described.listed.is_none()
+        && described.patterns.is_empty()
+        && described.lengths == (0, None);
+    if is_open {
+        return Ok(());
+    }
+    let slow = || {
+        refused(
+            place,
+            KEY,
+            "whether it describes the names in properties takes too long to find",
+        )
+    };
+    let mut properties = match written.members.get("properties") {
+        Some(Value::Object(members)) => members.clone(),
+        _ => Map::new(),
+    };
+    for (name, schema) in &mut properties {
+        if !described.describe(name).ok_or_else(slow)? {
+            *schema = false.into();
+        }
+    }
+    let others = written
+        .members
+        .get("additionalProperties")
+        .cloned()
+        .unwrap_or(true.into());
+    let own = written
+        .members
+        .get("patternProperties")
+        .and_then(Value::as_object);
+    let own = own.filter(|own| !own.is_empty()).cloned();
+    let mut patterns = Map::new();
+    match (&described.listed, own) {
+        (None, Some(_)) => {
+            return Err(refused(
+                place,
+                KEY,
+                "it cannot be enforced beside patternProperties; leave one of them out",
+            ));
+        }
+        (Some(listed), own) => {
+            for name in listed {
+                if properties.contains_key(name) || !described.describe(name).ok_or_else(slow)? {
+                    continue;
+                }
+                let by_pattern = own
+                    .iter()
+                    .flatten()
+                    .find(|(one, _)| pattern::matches(one, name) == Some(true));
+                let schema = by_pattern.map_or(&others, |(_, schema)| schema);
+                properties.insert(name.clone(), schema.clone());
+            }
+        }
+        (None, None) => {
+            let (least, most) = described.lengths;
+            let most = most.map(|most| most.to_string()).unwrap_or_default();
+            let length = format!("^[\\s\\S]{{{least},{most}}}$");
+            let all = [&described.patterns[..], &[length][..]].concat();
+            let has_length = described.lengths != (0, None);
+            match (described.patterns.as_slice(), has_length) {
+                ([one], false) => patterns.insert(one.clone(), others),
+                ([], true) => patterns.insert(all[0].clone(), others),
+                _ => {
+                    return Err(refused(
+                        place,
+                        KEY,
+                        "several patterns of names cannot be enforced; give one",
+                    ));
+                }
+            };
+        }
+    }
+    written
+        .members
+        .insert("properties".to_owned(), properties.into());
+    written
+        .members
+        .insert("patternProperties".to_owned(), patterns.into());
+    written
+        .members
+        .insert("additionalProperties".to_owned(), false.into());
+    Ok(())
+}
+
+/// What a rewritten schema says of names: nothing where it describes no text, or the keyword that
+/// cannot be enforced.
+fn names_of(schema: &Value) -> Result<Option<Names>, String> {
+    let mut names = Names::default();
+    let members = match schema {
+        Value::Bool(false) => return Ok(None),
+        Value::Object(members) => members,
+        _ => return Ok(Some(names)),
+    };
+    for (key, value) in members {
+        match key.as_str() {
+            "type" if super::rewrite::types_of(value).contains(&"string") => {}
+            "type" => return Ok(None),
+            "enum" | "const" => {
+                let one = std::slice::from_ref(value);
+                let list = if key == "enum" {
+                    value.as_array().map_or(one, Vec::as_slice)
+                } else {
+                    one
+                };
+                let texts = list.iter().filter_map(Value::as_str).map(str::to_owned);
+                names.listed = Some(texts.collect());
+            }
+            "pattern" => names.patterns.extend(value.as_str().map(str::to_owned)),
+            "minLength" => names.lengths.0 = value.as_u64().unwrap_or(0),
+            "maxLength" => names.lengths.1 = value.as_u64(),
+            // Keywords of other types say nothing about names, and formats are annotations there.
+            "format"
+            | "minimum"
+            | "maximum"
+            | "exclusiveMinimum"
+            | "exclusiveMaximum"
+            | "multipleOf"
+            | "items"
+            | "prefixItems"
+            | "minItems"
+            | "maxItems"
+            | "properties"
+            | "required"
+            | "patternProperties"
+            | "additionalProperties" => {}
+            other => return Err(other.to_owned()),
+        }
+    }
+    Ok(Some(names))
+}
+
+/// Bounds of how many properties there are, beside the required ones: choices of optional ones.
+fn numbers(place: &Place<'_>, least: u64, most: Option<u64>, written: &mut Written) -> Outcome<()> {
+    let properties = written.members.get("properties").and_then(Value::as_object);
+    let required = written.members.get("required").and_then(Value::as_array);
+    let required: Vec<&str> = required
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    let may_be = |(name, schema): (&String, &Value)| {
+        (!required.contains(&name.as_str()) && *schema != false).then(|| name.clone())
+    };
+    let optional: Vec<String> = properties
+        .into_iter()
+        .flatten()
+        .filter_map(may_be)
+        .collect();
+    let is_closed = written.members.get("additionalProperties") == Some(&false.into())
+        && written
+            .members
+            .get("patternProperties")
+            .is_none_or(|own| *own == json!({}));
+    let n_required = required.len() as u64;
+    let most = most.filter(|&most| !is_closed || most < n_required + optional.len() as u64);
+    if least <= n_required && most.is_none() {
+        return Ok(());
+    }
+    let mut bounds = Map::new();
+    bounds.insert("minProperties".to_owned(), least.into());
+    bounds.extend(most.map(|most| ("maxProperties".to_owned(), most.into())));
+    if optional.is_empty() {
+        bounds.into_iter().for_each(|(key, n)| written.put(&key, n));
+        return Ok(());
+    }
+    let missing = least.saturating_sub(n_required) as usize;
+    let room = most.map(|most| most.saturating_sub(n_required) as usize);
+    let Some(choices) = choices(optional.len(), missing, room, is_closed) else {
+        let key = if least > n_required {
+            "minProperties"
+        } else {
+            "maxProperties"
+        };
+        let why = format!(
+            "it cannot be enforced beside {} optional properties; require some of them, or leave it out",
+            optional.len()
+        );
+        return Err(refused(place, key, &why));
+    };
+    let choice = |(present, is_exact): (u64, bool)| {
+        let is_there = |at: usize| present & (1 << at) != 0;
+        let mut members = Map::new();
+        let there = optional
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| is_there(*at))
+            .map(|(_, name)| name);
+        members.insert(
+            "required".to_owned(),
+            json!(
+                required
+                    .iter()
+                    .map(|name| (*name).to_owned())
+                    .chain(there.cloned())
+                    .collect::<Vec<_>>()
+            ),
+        );
+        if is_exact {
+            let absent = optional.iter().enumerate().filter(|(at, _)| !is_there(*at));
+            let absent: Map<_, _> = absent
+                .map(|(_, name)| (name.clone(), false.into()))
+                .collect();
+            members.insert("properties".to_owned(), absent.into());
+            members.extend(bounds.clone());
+        }
+        members.insert("type".to_owned(), "object".into());
+        members.into()
+    };
+    let mut any: Vec<Value> = choices.into_iter().map(choice).collect();
+    let others: Vec<_> = super::negate::TYPES
+        .into_iter()
+        .filter(|name| *name != "object")
+        .collect();
+    any.push(json!({"type": others}));
+    written.all.push(any_of(any));
+    Ok(())
+}
+
+/// Which of `n` optional properties are there, a bit each, and whether no others are. Nothing where
+/// that takes too many choices.
+fn choices(
+    n: usize,
+    missing: usize,
+    room: Option<usize>,
+    is_closed: bool,
+) -> Option<Vec<(u64, bool)>> {
+    if n > 63 {
+        return None;
+    }
+    let mut choices = Vec::new();
+    // With room for any number, those beside the ones that are needed stay optional.
+    let sizes = match room {
+        None => 0..=missing.min(n),
+        Some(room) => 0..=room.min(n),
+    };
+    for size in sizes {
+        let is_exact = room.is_some() || size < missing;
+        if is_exact && is_closed && size < missing {
+            continue;
+        }
+        for present in subsets(n, size) {
+            choices.push((present, is_exact));
+            if choices.len() > CHOICES_MAX {
+                return None;
+            }
+        }
+    }
+    Some(choices)
+}
+
+/// All subsets of a size, a bit each, up to one more than may be.
+fn subsets(n: usize, size: usize) -> Vec<u64> {
+    let mut subsets = vec![(0_u64, 0_usize)];
+    for _ in 0..size {
+        let longer = subsets
+            .iter()
+            .flat_map(|&(set, from)| (from..n).map(move |at| (set | 1 << at, at + 1)));
+        subsets = longer.take(CHOICES_MAX + 1).collect();
+    }
+    subsets.into_iter().map(|(set, _)| set).collect()
+}
+
+/// The names that a schema evaluates, and their patterns.
+#[derive(Debug, Default, Clone)]
+struct Evaluated {
+    names: Map<String, Value>,
+    patterns: Map<String, Value>,
+    /// All others, too.
+    all: bool,
+}
+
+impl Evaluated {
+    fn add(&mut self, other: Self) {
+        self.names.extend(other.names);
+        self.patterns.extend(other.patterns);
+        self.all |= other.all;
+    }
+
+    /// A schema of the objects that have no others than these, but such.
+    fn closed(&self, others: &Value) -> Value {
+        match self.all {
+            true => true.into(),
+            false => json!({
+                "properties": self.names,
+                "patternProperties": self.patterns,
+                "additionalProperties": others,
+            }),
+        }
+    }
+}
+
+/// `unevaluatedProperties`, as `additionalProperties` of all that is evaluated.
+fn unevaluated<'s>(
+    rewriter: &mut Rewriter<'s>,
+    place: &Place<'s>,
+    others: Value,
+    written: &mut Written,
+) -> Outcome<()> {
+    const KEY: &str = "unevaluatedProperties";
+    if others == true || others == json!({}) {
+        return Ok(());
+    }
+    let has = |key: &str| place.value.get(key).is_some_and(|value| !value.is_null());
+    let is_branched = has("anyOf") || has("oneOf");
+    if let Some(other) = NOT_FOLLOWED
+        .into_iter()
+        .find(|other| has(other))
+        .or_else(|| (has("anyOf") && has("oneOf")).then_some("anyOf and oneOf"))
+    {
+        let why = format!(
+            "it cannot be enforced beside {other}; give additionalProperties in each branch"
+        );
+        return Err(refused(place, KEY, &why));
+    }
+    let mut own = Evaluated::default();
+    let known = static_of(rewriter, place, 0)?;
+    own.add(known);
+    if own.all {
+        return Ok(());
+    }
+    if !is_branched {
+        if written.all.is_empty() && !has("allOf") && !has("$ref") {
+            written.put("additionalProperties", others);
+        } else {
+            written.all.push(own.closed(&others));
+        }
+        return Ok(());
+    }
+    let key = if has("anyOf") { "anyOf" } else { "oneOf" };
+    let branches = place.below(key, &place.value[key]);
+    let mut closed = Vec::new();
+    for (at, branch) in list(place, key, &place.value[key])?.iter().enumerate() {
+        let branch = branches.below(&at.to_string(), branch);
+        let mut evaluated = own.clone();
+        evaluated.add(static_of(rewriter, &branch, 0)?);
+        let schema = rewriter.schema(&branch)?;
+        closed.push(json!({"allOf": [schema, evaluated.closed(&others)]}));
+    }
+    written.members.insert(key.to_owned(), closed.into());
+    Ok(())
+}
+
+/// What a schema evaluates whatever the value is, by itself, its `allOf` and its `$ref`.
+fn static_of<'s>(
+    rewriter: &mut Rewriter<'s>,
+    place: &Place<'s>,
+    depth: usize,
+) -> Outcome<Evaluated> {
+    let mut evaluated = Evaluated::default();
+    let Some(members) = place.value.as_object().filter(|_| depth < 32) else {
+        return Ok(evaluated);
+    };
+    for (key, value) in members.iter().filter(|(_, value)| !value.is_null()) {
+        match key.as_str() {
+            "properties" => {
+                let names = value.as_object().into_iter().flat_map(Map::keys);
+                evaluated
+                    .names
+                    .extend(names.map(|name| (name.clone(), true.into())));
+            }
+            "patternProperties" => {
+                let names = value.as_object().into_iter().flat_map(Map::keys);
+                evaluated
+                    .patterns
+                    .extend(names.map(|name| (name.clone(), true.into())));
+            }
+            "additionalProperties" => evaluated.all = true,
+            "unevaluatedProperties" if depth > 0 => evaluated.all = true,
+            "allOf" => {
+                let all = place.below(key, value);
+                for (at, one) in value.as_array().into_iter().flatten().enumerate() {
+                    evaluated.add(static_of(
+                        rewriter,
+                        &all.below(&at.to_string(), one),
+                        depth + 1,
+                    )?);
+                }
+            }
+            "$ref" => {
+                let target = rewriter.referred(place, value)?;
+                evaluated.add(static_of(rewriter, &target, depth + 1)?);
+            }
+            "anyOf" | "oneOf" | "if" | "dependentSchemas" if depth > 0 => {
+                let why = format!(
+                    "it cannot be enforced above another {key}; give additionalProperties in each branch"
+                );
+                return Err(refused(place, key, &why));
+            }
+            _ => {}
+        }
+    }
+    Ok(evaluated)
+}

@@ -1,0 +1,301 @@
+//! What each keyword does to an output.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use rocmforge_gguf::{Gguf, MappedFile};
+use rocmforge_tokenizer::Tokenizer;
+use serde_json::{Value, json};
+
+use super::keywords::{KEYWORDS, Treatment, known, page};
+use crate::{Error, Grammar, Vocabulary};
+
+pub(crate) fn vocabulary() -> &'static (Tokenizer, Vocabulary) {
+    static MADE: OnceLock<(Tokenizer, Vocabulary)> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../../tests/fixtures/tiny-llama-Q4_K_M.gguf");
+        let file = MappedFile::open(&path).unwrap();
+        let tokenizer = Tokenizer::from_gguf(&Gguf::open(&file).unwrap()).unwrap();
+        let vocabulary = Vocabulary::new(&tokenizer).unwrap();
+        (tokenizer, vocabulary)
+    })
+}
+
+/// Whether an output that is held to a schema may be this text.
+fn allows(schema: &Value, text: &str) -> bool {
+    let (tokenizer, vocabulary) = vocabulary();
+    let matcher = vocabulary.matcher(&Grammar::JsonSchema(schema.clone()));
+    let mut matcher = matcher.unwrap_or_else(|error| panic!("{schema}: {error}"));
+    for id in tokenizer.encode(text, false, false).unwrap() {
+        if matcher.is_complete() || !matcher.mask().unwrap().allows(id) {
+            return false;
+        }
+        matcher.accept(id).unwrap();
+    }
+    let ends = tokenizer.end_of_generation();
+    matcher.is_complete() || ends.iter().any(|&end| matcher.mask().unwrap().allows(end))
+}
+
+fn refusal(schema: &Value) -> String {
+    let (_, vocabulary) = vocabulary();
+    match vocabulary.matcher(&Grammar::JsonSchema(schema.clone())) {
+        Err(Error::Grammar { reason }) => reason,
+        other => panic!("{schema}: {other:?}"),
+    }
+}
+
+#[path = "cases.rs"]
+mod cases;
+
+#[test]
+fn each_keyword_holds_an_output_to_what_it_says() {
+    let cases = [
+        cases::of_core(),
+        cases::of_applicators(),
+        cases::of_validation(),
+    ]
+    .concat();
+    let mut wrong = Vec::new();
+    for (keyword, schema, valid, others) in &cases {
+        assert!(
+            known(keyword).is_some_and(|known| known.treatment != Treatment::Annotation),
+            "{keyword}"
+        );
+        for (texts, expected) in [(valid, true), (others, false)] {
+            let unlike = texts.iter().filter(|text| allows(schema, text) != expected);
+            wrong.extend(
+                unlike.map(|text| format!("{keyword}: {text} should be {expected}: {schema}")),
+            );
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let enforced = KEYWORDS
+        .iter()
+        .filter(|known| known.treatment != Treatment::Annotation);
+    for keyword in enforced.map(|known| known.name) {
+        let is_tried = cases.iter().any(|(name, schema, ..)| {
+            *name == keyword
+                || schema.get(keyword).is_some()
+                || schema.to_string().contains(&format!("\"{keyword}\""))
+        });
+        assert!(is_tried, "no case has {keyword}");
+    }
+}
+
+#[test]
+fn annotations_and_unknown_keywords_change_nothing() {
+    let annotations = KEYWORDS
+        .iter()
+        .filter(|known| known.treatment == Treatment::Annotation);
+    let names = annotations
+        .map(|known| known.name)
+        .chain(["x-order", "enumNames", "optional"]);
+    for name in names {
+        for value in [json!("x"), json!({"a": 1}), json!([1]), json!(true)] {
+            let schema = json!({"type": "integer", name: value});
+            assert!(allows(&schema, "1") && !allows(&schema, "null"), "{schema}");
+        }
+    }
+    for word in [
+        "binary",
+        "password",
+        "path",
+        "base64",
+        "jwt",
+        "cuid",
+        "e164",
+        "cidrv4",
+        "emoji",
+        "starts_with",
+        "uri-reference",
+        "json-pointer",
+        "regex",
+        "ipv4network",
+        "int32",
+        "unknown",
+    ] {
+        assert!(
+            allows(
+                &json!({"type": "string", "format": word, "maxLength": 4}),
+                "\"abc\""
+            ),
+            "{word}"
+        );
+    }
+}
+
+#[test]
+fn forms_that_say_nothing_new_are_taken() {
+    for more in [
+        json!({"uniqueItems": false}),
+        json!({"not": false}),
+        json!({"if": {"pattern": "(?=x)y(?=z)"}}),
+        json!({"unevaluatedProperties": true}),
+        json!({"unevaluatedProperties": {}}),
+        json!({"unevaluatedItems": true}),
+        json!({"propertyNames": {}}),
+        json!({"propertyNames": {"type": "string", "format": "uuid"}}),
+        json!({"minProperties": 0}),
+        json!({"maxProperties": 9}),
+        json!({"dependentRequired": {"a": []}}),
+        json!({"dependentSchemas": {"a": true}}),
+        json!({"minContains": 3}),
+        json!({"contains": null}),
+        json!({"additionalItems": false}),
+        json!({"exclusiveMinimum": false}),
+        json!({"anyOf": [true, false]}),
+        json!({"then": {"minimum": 7}}),
+        json!({"enum": null, "pattern": null, "title": null}),
+    ] {
+        let mut schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": false});
+        schema
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        assert!(
+            allows(&schema, "{\"a\":1}") && !allows(&schema, "{\"a\":null}"),
+            "{schema}"
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_enforced_is_rejected_with_its_place() {
+    for (schema, place, words) in [
+        (
+            json!({"type": "object", "properties": {"a/b": {"type": "array", "items": {"type": "string"}, "uniqueItems": true}}}),
+            "#/properties/a~1b/uniqueItems:",
+            "drop what comes twice",
+        ),
+        (
+            json!({"items": {"not": {"pattern": "^a"}}}),
+            "#/items/not:",
+            "pattern",
+        ),
+        (
+            json!({"if": {"uniqueItems": false, "multipleOf": 2}, "then": {}, "else": false}),
+            "#/if:",
+            "multipleOf",
+        ),
+        (
+            json!({"anyOf": [{"pattern": "(a)\\1"}]}),
+            "#/anyOf/0/pattern:",
+            "back-reference",
+        ),
+        (
+            json!({"$ref": "#/$defs/none"}),
+            "#/$ref:",
+            "no schema at #/$defs/none",
+        ),
+        (
+            json!({"$ref": "http://h/other.json"}),
+            "#/$ref:",
+            "put the schema into $defs",
+        ),
+        (
+            json!({"$defs": {"a": {"$dynamicAnchor": "n"}, "b": {"$dynamicAnchor": "n"}}, "$dynamicRef": "#n"}),
+            "#/$dynamicRef:",
+            "$dynamicAnchor",
+        ),
+        (
+            json!({"contains": {"type": "null"}, "minContains": 2}),
+            "#/minContains:",
+            "at most 1",
+        ),
+        (
+            json!({"contains": {"type": "null"}, "maxContains": 2}),
+            "#/maxContains:",
+            "leave it out",
+        ),
+        (
+            json!({"propertyNames": {"anyOf": [{"pattern": "a"}, {"pattern": "b"}]}}),
+            "#/propertyNames:",
+            "anyOf",
+        ),
+        (
+            json!({"unevaluatedItems": false, "allOf": [{"prefixItems": [true]}]}),
+            "#/unevaluatedItems:",
+            "beside allOf",
+        ),
+        (
+            json!({"unevaluatedProperties": false, "if": true, "then": {"properties": {"a": true}}}),
+            "#/unevaluatedProperties:",
+            "beside if",
+        ),
+        (
+            json!({"properties": (0..9).map(|i| (format!("p{i}"), json!({}))).collect::<serde_json::Map<_, _>>(), "maxProperties": 4}),
+            "#/maxProperties:",
+            "9 optional",
+        ),
+        (
+            json!({"type": "strnig"}),
+            "#/type:",
+            "\"strnig\" is no type",
+        ),
+        (json!({"type": []}), "#/type:", "empty"),
+        (json!({"required": "a"}), "#/required:", "no list"),
+        (
+            json!({"minLength": -1}),
+            "#/minLength:",
+            "-1 is no whole number",
+        ),
+        (
+            json!({"properties": {"a": 5}}),
+            "#/properties/a:",
+            "5 is no schema",
+        ),
+        (json!({"properties": []}), "#/properties:", "no object"),
+        (json!({"allOf": []}), "#/allOf:", "empty"),
+        (json!({"enum": "a"}), "#/enum:", "no list"),
+        (
+            json!({"const": 9_007_199_254_740_993_u64}),
+            "#/const:",
+            "2^53",
+        ),
+        (
+            json!({"uniqueItems": "yes"}),
+            "#/uniqueItems:",
+            "neither true nor false",
+        ),
+    ] {
+        let reason = refusal(&schema);
+        assert!(
+            reason.starts_with(place) && reason.contains(words),
+            "{reason}\n{schema}"
+        );
+    }
+}
+
+#[test]
+fn every_keyword_of_draft_2020_12_is_in_the_list() {
+    let all = "$schema $vocabulary $comment $id $anchor $ref $dynamicRef $dynamicAnchor $defs allOf anyOf oneOf not if \
+        then else dependentSchemas prefixItems items contains properties patternProperties additionalProperties \
+        propertyNames unevaluatedItems unevaluatedProperties type enum const multipleOf maximum exclusiveMaximum \
+        minimum exclusiveMinimum maxLength minLength pattern maxItems minItems uniqueItems maxContains minContains \
+        maxProperties minProperties required dependentRequired format contentEncoding contentMediaType contentSchema \
+        title description default deprecated readOnly writeOnly examples";
+    let missing: Vec<&str> = all
+        .split_whitespace()
+        .filter(|name| known(name).is_none())
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    let names: std::collections::BTreeSet<_> = KEYWORDS.iter().map(|known| known.name).collect();
+    assert_eq!(names.len(), KEYWORDS.len(), "each stands there once");
+}
+
+#[test]
+fn the_page_of_keywords_is_printed_from_the_list() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/json-schema.md");
+    if std::env::var_os("ROCMFORGE_WRITE_PAGES").is_some() {
+        std::fs::write(&path, page()).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(
+        written,
+        page(),
+        "run this test with ROCMFORGE_WRITE_PAGES=1 to print the page anew"
+    );
+}

@@ -1,0 +1,186 @@
+//! Reasoning in front of what an output is held to, and its budget.
+//!
+//! | the prompt | the output |
+//! |---|---|
+//! | has opened reasoning | begins inside of it |
+//! | has closed it, or reasoning is switched off | has none |
+//! | ends before it, and the template has its marks | may begin with it |
+//! | messages have headers | has any messages up to the one that is held |
+
+use rocmforge_grammar::Reasoning;
+
+use crate::prompt::Tail;
+use crate::tool_calls::forms::{Headers, Thinking};
+
+/// What is said in front of the mark that closes reasoning whose budget is used up.
+const CLOSING: &str = "\n\nThe reasoning budget is used up, so the answer follows now.\n";
+/// Tokens that a default budget leaves for what is held, at least, where there is room for twice as
+/// many.
+const LEFT_MIN: u32 = 512;
+
+/// What a request says about reasoning.
+#[derive(Debug, Clone, Default)]
+pub struct Plan {
+    /// The output is a message of a chat that is taken apart.
+    pub is_chat: bool,
+    /// It is switched off.
+    pub is_off: bool,
+    /// Most tokens of it; without, as many as leave room for what is held.
+    pub budget: Option<u32>,
+    /// The header of a message that calls, where a call is forced: behind it the call is held.
+    pub(crate) call: Option<String>,
+}
+
+/// Tokens of reasoning that leave room for what is held behind it, of `room` for both: three
+/// quarters, but at least 512 tokens or a half are left.
+pub(crate) fn default_budget(room: u32) -> u32 {
+    room - (room / 4).max(LEFT_MIN.min(room / 2))
+}
+
+impl Plan {
+    /// The reasoning that may come first; nothing where none may. `holds` says that what follows it
+    /// is held from its beginning.
+    pub(crate) fn reasoning(
+        &self,
+        source: &str,
+        tail: &Tail,
+        holds: bool,
+        budget: Option<u32>,
+    ) -> Option<Reasoning> {
+        if self.is_chat
+            && let Some(headers) = Headers::of(source)
+        {
+            return match holds {
+                true => self.behind_headers(headers, tail, budget),
+                false => budget.map(|budget| in_headers(headers, budget)),
+            };
+        }
+        let opened = Thinking::opened_by(&tail.text);
+        let may_open = || {
+            let is_closed = |thinking: &Thinking| tail.text.ends_with(thinking.close);
+            let wanted = self.is_chat && !self.is_off && !tail.continues;
+            Thinking::of(source).filter(|thinking| wanted && !is_closed(thinking))
+        };
+        let thinking = opened.or_else(may_open)?;
+        Some(Reasoning {
+            opens: opened.is_none().then(|| thinking.open.to_owned()),
+            is_open: opened.is_some(),
+            closes: vec![thinking.close.to_owned()],
+            budget,
+            closing: format!("{CLOSING}{}", thinking.close),
+            has_gap: true,
+        })
+    }
+
+    fn behind_headers(
+        &self,
+        headers: Headers,
+        tail: &Tail,
+        budget: Option<u32>,
+    ) -> Option<Reasoning> {
+        let (closes, closing) = match (headers, &self.call) {
+            (Headers::Channels, Some(_)) => (
+                vec!["to=functions.".to_owned()],
+                "<|end|><|start|>assistant<|channel|>commentary to=functions.".to_owned(),
+            ),
+            (Headers::Channels, None) => (
+                vec!["<|channel|>final".to_owned(), "<|message|>".to_owned()],
+                "<|end|><|start|>assistant<|channel|>final<|message|>".to_owned(),
+            ),
+            (Headers::Recipients, Some(name)) => (
+                vec!["<atem:function_calls>".to_owned()],
+                format!("<|eom|><|start|>assistant to={name}<|message|><atem:function_calls>"),
+            ),
+            (Headers::Recipients, None) => (
+                vec!["to=user".to_owned(), "<|message|>".to_owned()],
+                "<|eom|><|start|>assistant to=user<|message|>".to_owned(),
+            ),
+        };
+        // A message that the prompt has begun goes on, unless it is reasoning.
+        let says = |mark: &str| tail.text.contains(mark);
+        let is_begun = tail.continues && !says("<|channel|>analysis") && !says("to=self");
+        (!is_begun).then(|| Reasoning {
+            opens: None,
+            is_open: true,
+            closes,
+            budget,
+            closing,
+            has_gap: false,
+        })
+    }
+}
+
+/// The first message of reasoning, where nothing is held behind it.
+fn in_headers(headers: Headers, budget: u32) -> Reasoning {
+    let (opens, close) = match headers {
+        Headers::Channels => ("<|channel|>analysis<|message|>", "<|end|>"),
+        Headers::Recipients => ("to=self<|message|>", "<|eom|>"),
+    };
+    Reasoning {
+        opens: Some(opens.to_owned()),
+        is_open: false,
+        closes: vec![close.to_owned()],
+        budget: Some(budget),
+        closing: format!("{CLOSING}{close}"),
+        has_gap: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tail(text: &str) -> Tail {
+        Tail {
+            text: text.to_owned(),
+            continues: false,
+        }
+    }
+
+    #[test]
+    fn reasoning_comes_first_where_the_template_allows_it() {
+        let chat = Plan {
+            is_chat: true,
+            ..Plan::default()
+        };
+        let off = Plan {
+            is_off: true,
+            ..chat.clone()
+        };
+        let source = "{% if x %}</think>{% endif %}";
+        let of = |plan: &Plan, text: &str| plan.reasoning(source, &tail(text), true, None);
+        let opened = of(&chat, "<|im_start|>assistant\n<think>").map(|r| (r.is_open, r.opens));
+        assert_eq!(opened, Some((true, None)));
+        let own = of(&chat, "<|im_start|>assistant").map(|r| (r.is_open, r.opens));
+        assert_eq!(own, Some((false, Some("<think>".to_owned()))));
+        assert!(of(&chat, "<think>\n\n</think>").is_none());
+        assert!(of(&off, "<|im_start|>assistant").is_none());
+        assert!(of(&Plan::default(), "a text").is_none());
+        assert!(chat.reasoning("no marks", &tail(""), true, None).is_none());
+        let harmony = "<|channel|><|message|>";
+        let closes = |plan: &Plan| {
+            plan.reasoning(harmony, &tail("<|start|>assistant"), true, None)
+                .map(|r| r.closes)
+        };
+        assert_eq!(closes(&chat).map(|closes| closes.len()), Some(2));
+        let forced = Plan {
+            call: Some("f".to_owned()),
+            ..chat
+        };
+        assert_eq!(closes(&forced), Some(vec!["to=functions.".to_owned()]));
+    }
+
+    #[test]
+    fn a_default_budget_leaves_room_for_what_is_held() {
+        for (room, left) in [
+            (80, 40),
+            (1000, 500),
+            (2000, 512),
+            (8192, 2048),
+            (131_072, 32_768),
+            (1, 0),
+        ] {
+            assert_eq!(room - default_budget(room), left, "{room}");
+        }
+    }
+}
