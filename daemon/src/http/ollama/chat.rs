@@ -23,6 +23,7 @@ use super::{
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::{self, ToolCall};
+use rocmforge_tokenizer::Ending;
 
 #[derive(Debug, Deserialize)]
 struct ChatRequest {
@@ -72,7 +73,8 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         messages: messages(asked.messages)?,
         tools: tool_calls::checked(asked.tools, None, None)?,
         kwargs: thinking(asked.think.as_ref()),
-        continues: false,
+        documents: Vec::new(),
+        ending: Ending::Answer,
         sampling,
         n_ctx,
         choices: 1,

@@ -8,7 +8,7 @@ use axum::response::Response;
 use rocmforge_service::check::Violations;
 use rocmforge_service::failure::Failure;
 use rocmforge_service::prompt::Prompt;
-use rocmforge_tokenizer::Message;
+use rocmforge_tokenizer::{Ending, Message};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -117,7 +117,8 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
             messages: system.into_iter().chain([user]).collect(),
             tools: Tools::default(),
             kwargs: thinking(asked.think.as_ref()),
-            continues: false,
+            documents: Vec::new(),
+            ending: Ending::Answer,
             sampling,
             n_ctx,
             choices: 1,

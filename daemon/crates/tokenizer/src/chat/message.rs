@@ -224,7 +224,7 @@ impl Message {
         let mut add = |key: &str, member: Value| value.insert(key.to_owned(), member);
         add("role", self.role.as_str().into());
         let reasoning = self.reasoning_content.as_deref();
-        let thought = reasoning.filter(|_| shape.thinking_part);
+        let thought = reasoning.filter(|text| shape.thinking_part && !text.is_empty());
         add("content", self.content.value(shape, thought));
         if let Some(text) = reasoning {
             for name in shape.reasoning_names(!self.tool_calls.is_empty()) {

@@ -2,7 +2,7 @@
 
 use rocmforge_service::check::Violations;
 use rocmforge_service::failure::{self, Failure};
-use rocmforge_tokenizer::{Content, Message, ToolCall};
+use rocmforge_tokenizer::{Content, Ending, Message, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -190,7 +190,8 @@ impl ResponsesRequest {
             messages,
             tools,
             kwargs,
-            continues: false,
+            documents: Vec::new(),
+            ending: Ending::Answer,
             sampling,
             n_ctx: None,
             choices: 1,
