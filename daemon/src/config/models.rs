@@ -11,7 +11,7 @@ use nix::fcntl::OFlag;
 use rocmforge_engine::api::Class;
 use rocmforge_service::declared::{ALIASES_MAX, Book, DECLARED_MAX, Declared};
 use rocmforge_service::defaults::{Defaults, Template};
-use rocmforge_tokenizer::MAX_TEMPLATE_BYTES;
+use rocmforge_tokenizer::{MAX_TEMPLATE_BYTES, builtin_template, builtin_template_names};
 use serde::Deserialize;
 
 use super::ConfigError;
@@ -102,11 +102,21 @@ impl ModelTable {
     }
 }
 
-/// Reads a chat template, on a thread that nobody waits for for ever.
+/// The chat template of a name, or of a file, which is read on a thread that nobody waits for for
+/// ever.
 fn template(path: &Path) -> Result<Template, String> {
     let shown = path.display();
+    if let Some(source) = path.to_str().and_then(builtin_template) {
+        return Ok(Template {
+            path: path.to_owned(),
+            source: source.into(),
+        });
+    }
     if !path.is_absolute() {
-        return Err(format!("{shown} is relative; give an absolute path"));
+        return Err(format!(
+            "{shown} is relative; give an absolute path, or one of these names: {}",
+            builtin_template_names()
+        ));
     }
     let silent =
         || format!("{shown} does not answer; check the server or the mount that it lies on");

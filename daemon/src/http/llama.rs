@@ -12,12 +12,14 @@ use rocmforge_service::conversation::{self, Conversation};
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::prompt::Prompt;
 use rocmforge_service::tool_calls;
+use rocmforge_tokenizer::{ChatTemplate, TemplateOrigin};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::Http;
 use super::call::{Call, json as answer, query};
 use super::prompt::{WireMessage, messages, model_name};
+use super::template::WireTemplate;
 use super::written::List;
 
 /// `GET /health`: 200 while work is taken, 503 otherwise.
@@ -81,6 +83,12 @@ async fn properties(call: &Call, name: Option<&str>) -> Result<Response, Failure
         .and_then(|template| template.source().ok())
         .unwrap_or_default()
         .into();
+    props["chat_template_origin"] = match template.map(ChatTemplate::origin) {
+        None => Value::Null,
+        Some(TemplateOrigin::Given) => "given".into(),
+        Some(TemplateOrigin::Named(name)) => name.into(),
+        Some(TemplateOrigin::Default) => "default".into(),
+    };
     props["bos_token"] = text(tokenizer.bos()).into();
     props["eos_token"] = text(tokenizer.eos()).into();
     let (params, max_tokens) = call.service.defaults(model.name()).params();
@@ -194,8 +202,8 @@ struct TemplateRequest {
     messages: Vec<WireMessage>,
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
-    chat_template_kwargs: Option<Map<String, Value>>,
-    continue_final_message: Option<bool>,
+    #[serde(flatten)]
+    template: WireTemplate,
 }
 
 /// `POST /apply-template`: what a conversation would let the model continue.
@@ -206,22 +214,24 @@ pub(super) async fn apply_template(State(http): State<Arc<Http>>, request: Reque
 }
 
 async fn template(call: &Call, request: Request) -> Result<Response, Failure> {
-    let asked: TemplateRequest = call.read(request).await?;
+    let mut asked: TemplateRequest = call.read(request).await?;
     let mut log = call.log(asked.model.as_deref().unwrap_or_default());
     let result = async {
+        let mut violations = Violations::default();
+        let ending = asked.template.ending(&mut violations);
         let conversation = Conversation {
             messages: messages(asked.messages)?,
             tools: tool_calls::checked(asked.tools, asked.tool_choice.as_ref(), None)?,
-            kwargs: asked.chat_template_kwargs.unwrap_or_default(),
-            continues: asked.continue_final_message == Some(true),
+            documents: asked.template.documents()?,
+            kwargs: asked.template.kwargs(false),
+            ending,
             field: "messages",
         };
-        let mut violations = Violations::default();
         let roles = conversation.messages.iter().map(|m| m.role.as_str());
         let roles: Vec<_> = roles.collect();
         check::messages(&roles, &mut violations);
         let last = roles.last().copied();
-        conversation::check_continued(conversation.continues, last, &mut violations);
+        conversation::check_continued(conversation.ending, last, &mut violations);
         violations.result()?;
         let model = named(call, asked.model.as_deref()).await?;
         call.service

@@ -38,6 +38,7 @@ mod sending;
 mod small_file;
 mod sse;
 mod start;
+mod template;
 mod tls;
 mod token;
 mod written;

@@ -80,10 +80,14 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, Failure> 
 }
 
 fn one(at: usize, wire: WireMessage) -> Result<Message, Failure> {
+    let mut reasoning = wire.reasoning_content.or(wire.reasoning).or(wire.thinking);
     let content = match wire.content {
         None => Content::None,
         Some(TextOr::Text(text)) => Content::Text(text),
-        Some(TextOr::List(parts)) => {
+        Some(TextOr::List(mut parts)) => {
+            if wire.role == "assistant" {
+                take_thoughts(&mut parts, &mut reasoning);
+            }
             text_parts(parts, |part| format!("messages[{at}].content[{part}]"))?
         }
     };
@@ -112,7 +116,7 @@ fn one(at: usize, wire: WireMessage) -> Result<Message, Failure> {
     Ok(Message {
         role,
         content,
-        reasoning_content: wire.reasoning_content.or(wire.reasoning).or(wire.thinking),
+        reasoning_content: reasoning,
         tool_calls: calls,
         tool_call_id: wire.tool_call_id,
         name: wire.name.or(wire.tool_name),
@@ -151,13 +155,35 @@ pub(super) fn model_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<S
     Option::<String>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
+/// Takes parts of reasoning out of an answer, in Mistral's form: `thinking` is a text, or parts of
+/// text. They count where the message has no reasoning of its own.
+fn take_thoughts(parts: &mut Vec<Value>, reasoning: &mut Option<String>) {
+    let mut thought = String::new();
+    parts.retain(|part| {
+        if part["type"] != "thinking" {
+            return true;
+        }
+        match &part["thinking"] {
+            Value::String(text) => thought.push_str(text),
+            Value::Array(texts) => {
+                thought.extend(texts.iter().filter_map(|text| text["text"].as_str()))
+            }
+            _ => {}
+        }
+        false
+    });
+    if !thought.is_empty() {
+        reasoning.get_or_insert(thought);
+    }
+}
+
 /// The member of an object; null where there is none, or where it is no object.
 pub(super) fn take(value: &mut Value, key: &str) -> Value {
     value.get_mut(key).map(Value::take).unwrap_or_default()
 }
 
-/// Parts of a message as text: documents are what is in them, and of what models here cannot read
-/// it is told that it was there.
+/// Parts of a message as text, with their further members, which reach the template: documents are
+/// what is in them, and what models here cannot read leaves a text that says so.
 pub(super) fn text_parts(
     parts: Vec<Value>,
     field: impl Fn(usize) -> String,
@@ -174,30 +200,43 @@ pub(super) fn text_parts(
                 let message = format!("a part of the type {kind} is not known here; leave it out");
                 failure::unsupported_field(&field(at), &message)
             })?;
-            texts.push(text);
+            texts.push((text, Value::Null));
             continue;
         }
         match take(&mut part, key) {
-            Value::String(text) => texts.push(text),
+            Value::String(text) => texts.push((text, part)),
             _ => {
                 let message = format!("it has no {key}; give one");
                 return Err(failure::invalid(&field(at), &message));
             }
         }
     }
-    Ok(match texts.len() {
-        0 => Content::None,
-        1 => Content::Text(texts.remove(0)),
-        _ => {
-            let part = |text: String| {
-                let mut part = Map::new();
-                part.insert("type".to_owned(), "text".into());
-                part.insert("text".to_owned(), text.into());
-                Value::Object(part)
-            };
-            Content::Parts(texts.into_iter().map(part).collect())
+    // One part without more is what a text is.
+    if let [(text, part)] = texts.as_mut_slice()
+        && part
+            .as_object()
+            .is_none_or(|part| part.keys().all(|key| is_of_text(key)))
+    {
+        return Ok(Content::Text(std::mem::take(text)));
+    }
+    if texts.is_empty() {
+        return Ok(Content::None);
+    }
+    let part = |(text, part): (String, Value)| {
+        let mut whole = Map::new();
+        whole.insert("type".to_owned(), "text".into());
+        whole.insert("text".to_owned(), text.into());
+        if let Value::Object(more) = part {
+            whole.extend(more.into_iter().filter(|(key, _)| !is_of_text(key)));
         }
-    })
+        Value::Object(whole)
+    };
+    Ok(Content::Parts(texts.into_iter().map(part).collect()))
+}
+
+/// Whether a part of text has this member for its text.
+fn is_of_text(key: &str) -> bool {
+    matches!(key, "type" | "text" | "refusal")
 }
 
 /// Sampling in the names that OpenAI's, Anthropic's and Ollama's fields share.
@@ -467,6 +506,43 @@ mod tests {
         assert_eq!(chat[3].reasoning_content.as_deref(), Some("hm"));
         assert_eq!(chat[3].tool_calls[0].name, "f");
         assert_eq!(chat[4].tool_call_id.as_deref(), Some("1"));
+    }
+
+    #[test]
+    fn further_members_of_parts_are_kept() {
+        let chat = read(json!([
+            {"role": "user", "content": [{"type": "input_text", "text": "a", "cache_control": {"x": 1}}]},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b", "n": 2}]},
+        ]))
+        .unwrap();
+        assert_eq!(
+            chat[0].content,
+            Content::Parts(vec![
+                json!({"type": "text", "text": "a", "cache_control": {"x": 1}})
+            ])
+        );
+        assert_eq!(
+            chat[1].content,
+            Content::Parts(vec![
+                json!({"type": "text", "text": "a"}),
+                json!({"type": "text", "text": "b", "n": 2}),
+            ])
+        );
+    }
+
+    #[test]
+    fn parts_of_reasoning_are_reasoning() {
+        let chat = read(json!([
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": [{"type": "text", "text": "I "}, {"type": "text", "text": "think."}]},
+                {"type": "text", "text": "a"}]},
+            {"role": "assistant", "reasoning": "own", "content": [{"type": "thinking", "thinking": "other"}]},
+        ]))
+        .unwrap();
+        assert_eq!(chat[0].reasoning_content.as_deref(), Some("I think."));
+        assert_eq!(chat[0].content, Content::Text("a".into()));
+        assert_eq!(chat[1].reasoning_content.as_deref(), Some("own"));
+        assert_eq!(chat[1].content, Content::None);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use rocmforge_service::failure::Failure;
 use rocmforge_service::generation::{Running, Wanted};
 use rocmforge_service::prompt::Prompt;
 use rocmforge_service::request_log::RequestLog;
-use rocmforge_tokenizer::Message;
+use rocmforge_tokenizer::{Ending, Message};
 use serde_json::{Map, Value};
 
 use super::call::Call;
@@ -23,8 +23,10 @@ pub(super) struct Conversation {
     pub(super) tools: Tools,
     /// More variables for the template.
     pub(super) kwargs: Map<String, Value>,
-    /// The last message is left open, and gone on with.
-    pub(super) continues: bool,
+    /// Texts that the answer may rest on, for templates that know them.
+    pub(super) documents: Vec<Value>,
+    /// How the rendered conversation ends.
+    pub(super) ending: Ending,
     /// Without a word about it in the request, the model does not think, where its template has a
     /// switch for that.
     pub(super) is_quiet: bool,
@@ -87,7 +89,7 @@ pub(super) async fn begin(
     check::messages(&roles, &mut violations);
     let reuse = asked.sampling.reuse_prompt.unwrap_or(true);
     let last = roles.last().copied();
-    conversation::check_continued(asked.continues, last, &mut violations);
+    conversation::check_continued(asked.ending, last, &mut violations);
     let service = &call.service;
     let sampling = service.sampling(&asked.model, asked.sampling, &mut violations);
     let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
@@ -109,7 +111,8 @@ pub(super) async fn begin(
         messages: asked.messages,
         tools: asked.tools,
         kwargs,
-        continues: asked.continues,
+        documents: asked.documents,
+        ending: asked.ending,
         field: asked.field,
     };
     service

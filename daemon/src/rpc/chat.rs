@@ -5,7 +5,7 @@ use rocmforge_service::check::Violations;
 use rocmforge_service::conversation::Conversation;
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::tool_calls::{self, Tools};
-use rocmforge_tokenizer::{Content, Message, ToolCall};
+use rocmforge_tokenizer::{Content, Ending, Message, ToolCall};
 use serde_json::{Map, Value, json};
 
 /// The conversation of a request, which gives up the fields that it is in.
@@ -23,7 +23,11 @@ pub(super) fn conversation(
         messages: messages.collect(),
         tools,
         kwargs,
-        continues: request.continue_last,
+        documents: Vec::new(),
+        ending: match request.continue_last {
+            true => Ending::Continue,
+            false => Ending::Answer,
+        },
         field: "messages",
     })
 }

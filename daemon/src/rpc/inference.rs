@@ -95,9 +95,9 @@ impl InferenceService {
         check::model_name("model", &request.model, &mut violations);
         let roles: Vec<_> = request.messages.iter().map(|m| m.role.as_str()).collect();
         check::messages(&roles, &mut violations);
-        let last = roles.last().copied();
-        conversation::check_continued(request.continue_last, last, &mut violations);
+        let last = roles.last().map(|role| (*role).to_owned());
         let conversation = chat::conversation(&mut request, &mut violations)?;
+        conversation::check_continued(conversation.ending, last.as_deref(), &mut violations);
         let sampling = sampling(request.sampling, request.logprobs)?;
         let sampling = self
             .context

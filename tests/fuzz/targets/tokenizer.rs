@@ -8,7 +8,7 @@
 use libfuzzer_sys::fuzz_target;
 use rocmforge_fuzz::{file, items, parts, text};
 use rocmforge_gguf::write::{GgufWriter, MetaValue};
-use rocmforge_tokenizer::{ChatTemplate, DecodeOptions, Tokenizer};
+use rocmforge_tokenizer::{ChatTemplate, DecodeOptions, TemplateOrigin, Tokenizer};
 
 fuzz_target!(|data: &[u8]| {
     let [model, pre, tokens, types, scores, merges, ids, said] = parts(data);
@@ -59,7 +59,9 @@ fuzz_target!(|data: &[u8]| {
             return;
         }
     };
-    assert!(ChatTemplate::from_gguf(&file, &tokenizer).is_none());
+    // A vocabulary may have the marks of ChatML.
+    let template = ChatTemplate::from_gguf(&file, &tokenizer);
+    assert!(template.is_none_or(|template| template.origin() == TemplateOrigin::Default));
     let said = text(said);
     for (add, parse) in [(false, false), (true, true)] {
         let Ok(ids) = tokenizer.encode(&said, add, parse) else {

@@ -9,7 +9,7 @@ use rocmforge_gguf::{Gguf, Glance, MappedFile};
 use rocmforge_grammar::Vocabulary;
 use rocmforge_model::Model;
 use rocmforge_ops::{KV_BLOCK, KvType};
-use rocmforge_tokenizer::{ChatTemplate, Tokenizer};
+use rocmforge_tokenizer::{ChatTemplate, TemplateOrigin, Tokenizer};
 
 use crate::error::{Error, from_read};
 use crate::fetcher::{Fault, Fetcher, SILENT_AFTER};
@@ -298,6 +298,13 @@ pub fn prepare(
     // A template that does not parse is no reason to refuse the file: chats say what is wrong with
     // it.
     let template = ChatTemplate::from_gguf(&gguf, &tokenizer);
+    if template.as_ref().map(ChatTemplate::origin) == Some(TemplateOrigin::Default) {
+        tracing::warn!(
+            model = name,
+            "the file carries no chat template; chats are rendered as ChatML, which may not be the model's format: \
+             set `template` of [[model]] to a file, or to a name such as chatml"
+        );
+    }
     progress(PrepareStage::Tokenizer);
     let model = Model::from_gguf(&gguf).map_err(|e| crate::error::from_model(file.path(), e))?;
     if tokenizer.n_vocab() != model.hparams().n_vocab as usize {

@@ -15,6 +15,10 @@
 //!   (DeepSeek R1, QwQ): where that is false the thoughts are closed again, empty, as Qwen 3's own
 //!   template has them.
 //!
+//! - gpt-oss' template refuses a call with both a content and reasoning: the content, which is what
+//!   the model says before it calls, follows the reasoning there. Others add to reasoning that is
+//!   not there (Command A Reasoning): they get an empty one beside the call.
+//!
 //! A template that takes a chat as it is gets it as it is.
 
 use rocmforge_tokenizer::{Chat, Content, Ending, Message, RenderedChat};
@@ -35,9 +39,11 @@ const SHORT_ID: usize = 9;
 pub(crate) type Way = fn(&Chat) -> Option<Chat>;
 
 /// Ways for what a template does not take, each tried on what the one before came to.
-pub(crate) const WAYS: [Way; 4] = [
+pub(crate) const WAYS: [Way; 6] = [
     with_texts,
     with_short_ids,
+    with_content_thought,
+    with_empty_thoughts,
     with_one_of_system,
     with_none_of_system,
 ];
@@ -137,6 +143,36 @@ fn with_short_ids(chat: &Chat) -> Option<Chat> {
         let calls = message.tool_calls.iter_mut();
         let ids = calls.filter_map(|call| call.id.as_mut());
         ids.chain(message.tool_call_id.as_mut()).for_each(short);
+    })
+}
+
+/// With what is said beside calls behind the reasoning, where there are both.
+fn with_content_thought(chat: &Chat) -> Option<Chat> {
+    let said = |message: &Message| match (&message.content, &message.reasoning_content) {
+        (Content::Text(text), Some(reasoning))
+            if !message.tool_calls.is_empty() && !text.is_empty() && !reasoning.is_empty() =>
+        {
+            Some(format!("{reasoning}{BETWEEN}{text}"))
+        }
+        _ => None,
+    };
+    let has_both = chat.messages.iter().any(|message| said(message).is_some());
+    changed(chat, has_both, |message| {
+        if let Some(both) = said(message) {
+            message.reasoning_content = Some(both);
+            message.content = Content::Text(String::new());
+        }
+    })
+}
+
+/// With empty reasoning beside calls that have none.
+fn with_empty_thoughts(chat: &Chat) -> Option<Chat> {
+    let lacks =
+        |message: &Message| !message.tool_calls.is_empty() && message.reasoning_content.is_none();
+    changed(chat, chat.messages.iter().any(lacks), |message| {
+        if lacks(message) {
+            message.reasoning_content = Some(String::new());
+        }
     })
 }
 
@@ -276,6 +312,25 @@ mod tests {
         let ids: Vec<_> = calls.iter().map(|call| call.id.as_deref()).collect();
         assert_eq!(ids, [Some("50f949c6b"), Some("0000000a1")]);
         assert_eq!(told.messages[2].tool_call_id.as_deref(), Some("0000000a1"));
+    }
+
+    #[test]
+    fn what_is_said_beside_a_call_follows_the_reasoning() {
+        let mut asked = chat(&[("user", "hi"), ("assistant", "I look.")]);
+        asked.messages[1].reasoning_content = Some("I must look.".to_owned());
+        assert_eq!(with_content_thought(&asked), None);
+        asked.messages[1].tool_calls = vec![ToolCall::default()];
+        let told = with_content_thought(&asked).unwrap();
+        assert_eq!(turns(&told), [("user", "hi"), ("assistant", "")]);
+        let reasoning = told.messages[1].reasoning_content.as_deref();
+        assert_eq!(reasoning, Some("I must look.\n\nI look."));
+        assert_eq!(with_content_thought(&told), None);
+        // Others want reasoning, be it empty.
+        assert_eq!(with_empty_thoughts(&asked), None);
+        asked.messages[1].reasoning_content = None;
+        let told = with_empty_thoughts(&asked).unwrap();
+        let reasoning = told.messages.iter().map(|m| m.reasoning_content.as_deref());
+        assert_eq!(reasoning.collect::<Vec<_>>(), [None, Some("")]);
     }
 
     #[test]

@@ -26,8 +26,10 @@ pub struct Conversation {
     pub tools: Tools,
     /// More variables for the template.
     pub kwargs: Map<String, Value>,
-    /// The last message is left open, and gone on with.
-    pub continues: bool,
+    /// Texts that the answer may rest on, for templates that know them.
+    pub documents: Vec<Value>,
+    /// How the rendered text ends.
+    pub ending: Ending,
     /// What a refusal calls the messages.
     pub field: &'static str,
 }
@@ -51,8 +53,8 @@ pub struct Answering {
 
 /// Checks that the last message can be gone on with, where that is asked for: it is the model's
 /// own.
-pub fn check_continued(continues: bool, last_role: Option<&str>, violations: &mut Violations) {
-    if continues && last_role != Some("assistant") {
+pub fn check_continued(ending: Ending, last_role: Option<&str>, violations: &mut Violations) {
+    if ending == Ending::Continue && last_role != Some("assistant") {
         violations.add(
             "messages",
             "continue_final_message needs a message of the assistant's at the end; add one, or leave the field unset",
@@ -68,10 +70,9 @@ impl Conversation {
         }
         let mut chat = Chat::new(self.messages);
         chat.tools = self.tools.described;
+        chat.documents = self.documents;
         chat.template_kwargs = self.kwargs;
-        if self.continues {
-            chat.ending = Ending::Continue;
-        }
+        chat.ending = self.ending;
         Ok(chat)
     }
 }

@@ -66,7 +66,7 @@ impl Prompt {
         match self {
             Self::Text { text, .. } => text.len(),
             Self::Ids(ids) => size_of_val(ids.as_slice()),
-            Self::Chat(chat) => chat.messages.iter().map(|m| m.byte_len()).sum(),
+            Self::Chat(chat) => chat.byte_len(),
         }
     }
 
@@ -397,8 +397,8 @@ pub fn no_template(model: &LoadedModel) -> Failure {
         "NO_CHAT_TEMPLATE",
         model.name(),
         &format!(
-            "the file of model '{}' carries no chat template, so that it cannot Chat; generate from a prompt in the \
-             model's own format instead",
+            "the file of model '{}' carries no chat template, so that it cannot Chat; give the model one (`template` of \
+             [[model]], a file or a name such as chatml), or generate from a prompt in the model's own format",
             model.name()
         ),
     )
@@ -418,6 +418,7 @@ fn from_template(field: &str, model: &LoadedModel, error: &TokenizerError) -> Fa
             failure::renderer_killed(&error.to_string())
         }
         TokenizerError::TemplateSyntax { .. }
+        | TokenizerError::TemplateName { .. }
         | TokenizerError::TemplateCrashed { .. }
         | TokenizerError::Size { .. }
         | TokenizerError::Gguf(_) => {

@@ -14,24 +14,25 @@
 //!
 //! Nor is trusted what the messages say: see [`protect`].
 
+mod builtin;
+mod clock;
 mod engine;
-mod json;
-mod lists;
 mod message;
-mod methods;
 mod protect;
-mod python;
+mod shape;
 mod source;
 mod worker;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rocmforge_gguf::Gguf;
 
 use crate::{Error, Tokenizer};
+pub use builtin::{builtin_template, builtin_template_names};
 pub use message::{Chat, Content, Ending, Message, ToolCall};
 pub(crate) use protect::Marks;
 pub use protect::RenderedChat;
+use shape::Shape;
 pub use worker::{RENDER_CHILD_ARGUMENT, RenderLimits, Renderer, render_child_main};
 
 /// Bytes that a template may have.
@@ -47,23 +48,44 @@ const KEY: &str = "tokenizer.chat_template";
 /// The template that is meant for chats with tools, where there are two.
 const TOOL_KEY: &str = "tokenizer.chat_template.tool_use";
 
+/// Where the text of a chat template comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TemplateOrigin {
+    /// The model's file, or the setting `template`, has the text.
+    Given,
+    /// It has the name of a template that this crate knows.
+    Named(&'static str),
+    /// There is none, or an empty one: ChatML takes its place.
+    Default,
+}
+
 /// A model's chat template: its text, and what it sees of the vocabulary.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     source: Result<Arc<str>, Error>,
+    origin: TemplateOrigin,
     tool_source: Option<Arc<str>>,
     bos: String,
     eos: String,
+    /// How the two texts take messages, once that was tried.
+    shapes: Arc<[OnceLock<Shape>; 2]>,
 }
 
 impl ChatTemplate {
-    /// The template of a file; `None` if the file has none. One that cannot
-    /// be used says why when it is rendered.
+    /// The template of a file: its text, or the one that it names. A file whose template is empty
+    /// gets ChatML, as one without a template whose vocabulary has ChatML's marks; `None` for other
+    /// files without. A template that cannot be used says why when it is rendered.
     #[must_use]
     pub fn from_gguf(file: &Gguf, tokenizer: &Tokenizer) -> Option<ChatTemplate> {
         let source = match file.str(KEY) {
-            Ok(source) => Ok(source?),
+            Ok(Some(source)) => Ok(source),
+            Ok(None) if speaks_chatml(tokenizer) => Ok(""),
+            Ok(None) => return None,
             Err(error) => Err(Error::from(error)),
+        };
+        let (source, origin) = match source.and_then(resolved) {
+            Ok((source, origin)) => (Ok(source), origin),
+            Err(error) => (Err(error), TemplateOrigin::Given),
         };
         let name = |id: Option<u32>| {
             let bytes = id.and_then(|id| tokenizer.token_bytes(id));
@@ -71,33 +93,49 @@ impl ChatTemplate {
         };
         let for_tools = file.str(TOOL_KEY).ok().flatten();
         Some(ChatTemplate {
-            source: source.and_then(checked),
+            source,
+            origin,
             tool_source: for_tools.and_then(|source| checked(source).ok()),
             bos: name(tokenizer.bos()),
             eos: name(tokenizer.eos()),
+            shapes: Arc::default(),
         })
     }
 
-    /// A template of `source`, which sees `bos` and `eos` as `bos_token` and
-    /// `eos_token`. Whether it parses is found when it is rendered.
+    /// A template of `source`, or of its name ([`builtin_template`]), which sees `bos` and `eos` as
+    /// `bos_token` and `eos_token`. Whether it parses is found when it is rendered, as is a word
+    /// that names none.
     ///
     /// # Errors
     ///
     /// If the template is longer than [`MAX_TEMPLATE_BYTES`].
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<ChatTemplate, Error> {
+        let (source, origin) = match resolved(source) {
+            Ok((source, origin)) => (Ok(source), origin),
+            Err(error @ Error::TemplateName { .. }) => (Err(error), TemplateOrigin::Given),
+            Err(error) => return Err(error),
+        };
         Ok(ChatTemplate {
-            source: Ok(checked(source)?),
+            source,
+            origin,
             tool_source: None,
             bos: bos.to_owned(),
             eos: eos.to_owned(),
+            shapes: Arc::default(),
         })
+    }
+
+    /// Where the text comes from.
+    #[must_use]
+    pub fn origin(&self) -> TemplateOrigin {
+        self.origin
     }
 
     /// The template's text.
     ///
     /// # Errors
     ///
-    /// If it is too long, or the file's value is no text.
+    /// If it is too long or a word that names no template, or the file's value is no text.
     pub fn source(&self) -> Result<&str, Error> {
         match &self.source {
             Ok(source) => Ok(source),
@@ -106,10 +144,10 @@ impl ChatTemplate {
     }
 
     /// The text for a chat: files may carry a second one for tools.
-    fn source_for(&self, chat: &Chat) -> Result<&Arc<str>, Error> {
+    fn source_for(&self, chat: &Chat) -> Result<(&Arc<str>, &OnceLock<Shape>), Error> {
         match (&self.source, &self.tool_source) {
-            (_, Some(source)) if !chat.tools.is_empty() => Ok(source),
-            (Ok(source), _) => Ok(source),
+            (_, Some(source)) if !chat.tools.is_empty() => Ok((source, &self.shapes[1])),
+            (Ok(source), _) => Ok((source, &self.shapes[0])),
             (Err(error), _) => Err(error.clone()),
         }
     }
@@ -136,6 +174,32 @@ impl ChatTemplate {
         let rendered = Renderer::in_process().render(self, None, &chat, &|| false)?;
         Ok(rendered.into_text())
     }
+}
+
+/// The text that is given, or that has its name.
+fn resolved(source: &str) -> Result<(Arc<str>, TemplateOrigin), Error> {
+    let word = source.trim();
+    if word.is_empty() && source.len() <= MAX_TEMPLATE_BYTES {
+        let text = builtin_template(builtin::CHATML).unwrap_or_default();
+        return Ok((text.into(), TemplateOrigin::Default));
+    }
+    if !builtin::is_name(word) {
+        return Ok((checked(source)?, TemplateOrigin::Given));
+    }
+    match builtin::known(word) {
+        Some((name, text)) => Ok((text.into(), TemplateOrigin::Named(name))),
+        None => Err(Error::TemplateName {
+            name: word.to_owned(),
+        }),
+    }
+}
+
+/// Whether the vocabulary has ChatML's marks as control tokens.
+fn speaks_chatml(tokenizer: &Tokenizer) -> bool {
+    builtin::CHATML_MARKS.iter().all(|mark| {
+        let ids = tokenizer.encode(mark, false, true);
+        matches!(ids.as_deref(), Ok(&[id]) if tokenizer.is_special(id))
+    })
 }
 
 fn checked(source: &str) -> Result<Arc<str>, Error> {

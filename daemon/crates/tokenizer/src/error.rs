@@ -127,6 +127,17 @@ pub enum Error {
         n_vocab: usize,
     },
 
+    /// The template is a word that names no template.
+    #[error(
+        "the model's chat template is the word {name:?}, which names no template; give the model another \
+         template (`template` of [[model]]), as a file or as one of these names: {}",
+        crate::builtin_template_names()
+    )]
+    TemplateName {
+        /// The word.
+        name: String,
+    },
+
     /// The chat template in the file does not parse.
     #[error(
         "the model's chat template does not parse (line {line}): {message}; generate from plain text instead"

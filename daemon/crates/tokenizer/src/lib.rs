@@ -34,7 +34,7 @@ mod vocab;
 pub use chat::{
     Chat, ChatTemplate, Content, Ending, MAX_CHAT_BYTES, MAX_CHAT_INPUT_BYTES, MAX_CHAT_STEPS,
     MAX_TEMPLATE_BYTES, Message, RENDER_CHILD_ARGUMENT, RenderLimits, RenderedChat, Renderer,
-    ToolCall, render_child_main,
+    TemplateOrigin, ToolCall, builtin_template, builtin_template_names, render_child_main,
 };
 pub use error::Error;
 pub use stream::{DecodeOptions, StreamDecoder};

@@ -146,6 +146,7 @@ async fn count(call: &Call, request: Request) -> Result<Response, Failure> {
         let mut chat = Chat::new(conversation.messages);
         chat.tools = conversation.tools.described;
         chat.template_kwargs = kwargs;
+        chat.documents = conversation.documents;
         let prompt = Prompt::Chat(chat);
         service
             .count(model, prompt, conversation.field, call.arrival)

@@ -2,7 +2,7 @@
 
 use rocmforge_service::check::Violations;
 use rocmforge_service::failure::{self, Failure};
-use rocmforge_tokenizer::{Content, Message, ToolCall};
+use rocmforge_tokenizer::{Content, Ending, Message, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -77,7 +77,10 @@ impl MessagesRequest {
         }
         let mut messages: Vec<_> = messages.into_iter().filter_map(steady).collect();
         tools::tell_missing(&missing, &mut messages);
-        let continues = messages.last().is_some_and(is_begun);
+        let ending = match messages.last().is_some_and(is_begun) {
+            true => Ending::Continue,
+            false => Ending::Answer,
+        };
         let mut violations = violations();
         let stop = self.stop_sequences.map(TextOr::List);
         let mut sampling = self.sampling.fields(self.max_tokens, stop, &mut violations);
@@ -96,7 +99,8 @@ impl MessagesRequest {
             messages,
             tools,
             kwargs,
-            continues,
+            documents: Vec::new(),
+            ending,
             is_quiet,
             sampling,
             n_ctx: None,
@@ -375,7 +379,8 @@ mod tests {
                 "model": "m", "max_tokens": 5,
                 "messages": [{"role": "user", "content": "hi"}, {"role": role, "content": content}],
             }));
-            assert_eq!(conversation.unwrap().continues, expected, "{content}");
+            let continues = conversation.unwrap().ending == Ending::Continue;
+            assert_eq!(continues, expected, "{content}");
         }
     }
 

@@ -22,6 +22,7 @@ use super::{NDJSON, Options, counts, fit, line, merge, name, refuse_logprobs, th
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::{self, ToolCall};
+use rocmforge_tokenizer::Ending;
 
 #[derive(Debug, Deserialize)]
 struct ChatRequest {
@@ -78,7 +79,8 @@ async fn complete(
         messages: messages(asked.messages)?,
         tools: tool_calls::checked(asked.tools, None, None)?,
         kwargs: thinking(asked.think.as_ref()),
-        continues: false,
+        documents: Vec::new(),
+        ending: Ending::Answer,
         is_quiet: false,
         sampling,
         n_ctx,

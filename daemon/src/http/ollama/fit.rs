@@ -57,6 +57,7 @@ async fn shortened(
         let mut chat = Chat::new(from_turn(&asked.messages, turns[middle]));
         chat.tools = asked.tools.described.clone();
         chat.template_kwargs = asked.kwargs.clone();
+        chat.documents = asked.documents.clone();
         let (model, prompt) = (Arc::clone(&model), Prompt::Chat(chat));
         let encoded = service.encode(model, prompt, asked.field, room, call.arrival);
         match encoded.await {

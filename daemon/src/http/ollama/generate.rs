@@ -9,7 +9,7 @@ use rocmforge_service::check::Violations;
 use rocmforge_service::failure::Failure;
 use rocmforge_service::infill::Gap;
 use rocmforge_service::prompt::Prompt;
-use rocmforge_tokenizer::Message;
+use rocmforge_tokenizer::{Ending, Message};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -138,7 +138,8 @@ async fn complete(
             messages: system.into_iter().chain([user]).collect(),
             tools: Tools::default(),
             kwargs: thinking(asked.think.as_ref()),
-            continues: false,
+            documents: Vec::new(),
+            ending: Ending::Answer,
             is_quiet: false,
             sampling,
             n_ctx,

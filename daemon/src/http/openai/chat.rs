@@ -12,7 +12,7 @@ use rocmforge_engine::api::TokenScore;
 use rocmforge_service::check::Violations;
 use rocmforge_service::failure::{self, Failure};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
@@ -24,6 +24,7 @@ use super::super::prompt::{
 };
 use super::super::reply::{Events, SSE, SSE_HEARTBEAT, data_event, event, stream};
 use super::super::start::{self, Conversation};
+use super::super::template::WireTemplate;
 use super::logprobs::OfChat;
 use super::{StreamOptions, bounded, fingerprint, finish_reason, name, small, usage};
 use rocmforge_service::answers::{self, Ended, Generation};
@@ -49,10 +50,8 @@ struct ChatRequest {
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
-    reasoning_effort: Option<String>,
-    chat_template_kwargs: Option<Map<String, Value>>,
-    /// As in vLLM.
-    continue_final_message: Option<bool>,
+    #[serde(flatten)]
+    template: WireTemplate,
     logprobs: Option<bool>,
     #[serde(default, deserialize_with = "whole_number")]
     top_logprobs: Option<i64>,
@@ -118,22 +117,6 @@ impl ChatRequest {
             )),
         }
     }
-
-    /// More variables for the template.
-    fn kwargs(&mut self) -> Map<String, Value> {
-        let mut kwargs = self.chat_template_kwargs.take().unwrap_or_default();
-        if self.without_thoughts().is_some() {
-            kwargs.insert("enable_thinking".to_owned(), false.into());
-        }
-        if let Some(effort) = self.reasoning_effort.take() {
-            if effort == "none" {
-                kwargs.entry("enable_thinking").or_insert(false.into());
-            } else {
-                kwargs.entry("reasoning_effort").or_insert(effort.into());
-            }
-        }
-        kwargs
-    }
 }
 
 fn is_zero(value: Option<&Value>) -> bool {
@@ -152,7 +135,6 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     asked.model = call.meant(asked.model).await?;
     asked.refuse_unsupported()?;
     let without_thoughts = asked.without_thoughts();
-    let kwargs = asked.kwargs();
     let scores = asked.scores()?;
     let choices = answers::choices(asked.n)?;
     let tools = tool_calls::checked(
@@ -165,6 +147,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         None => older_chat_name,
     });
     let reasoning_budget = reasoning_budget(&asked.budgets(), &mut violations);
+    let ending = asked.template.ending(&mut violations);
     let max_tokens = bounded(asked.max_completion_tokens.or(asked.max_tokens));
     let stop = asked.stop.map(TextOr::stops);
     let mut sampling = asked.sampling.fields(max_tokens, stop, &mut violations);
@@ -175,8 +158,9 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         model: asked.model.clone(),
         messages: messages(asked.messages)?,
         tools,
-        kwargs,
-        continues: asked.continue_final_message == Some(true),
+        documents: asked.template.documents()?,
+        kwargs: asked.template.kwargs(without_thoughts.is_some()),
+        ending,
         is_quiet: false,
         sampling,
         n_ctx: None,

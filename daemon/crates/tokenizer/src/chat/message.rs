@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::ChatTemplate;
+use super::shape::{Shape, text_part, thinking_part};
 
 /// A chat that is to be rendered.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -12,7 +13,8 @@ pub struct Chat {
     /// Descriptions of the functions that the model may call, as applications
     /// send them: `{"type": "function", "function": {...}}`.
     pub tools: Vec<Value>,
-    /// Texts that the answer may rest on; few templates know them.
+    /// Texts that the answer may rest on, which take the place of `documents` in
+    /// [`template_kwargs`](Self::template_kwargs); few templates know them.
     pub documents: Vec<Value>,
     /// More variables for the template, such as `enable_thinking`. They cannot
     /// replace those that this type has fields for.
@@ -32,6 +34,13 @@ impl Chat {
             messages,
             ..Chat::default()
         }
+    }
+
+    /// Bytes of the texts of messages and documents, for the choice of who works on it.
+    #[must_use]
+    pub fn byte_len(&self) -> usize {
+        let said = self.messages.iter().map(Message::byte_len).sum::<usize>();
+        said + self.documents.iter().map(value_len).sum::<usize>()
     }
 }
 
@@ -56,7 +65,8 @@ pub struct Message {
     pub role: String,
     /// What is said.
     pub content: Content,
-    /// What the model thought before it answered.
+    /// What the model thought before it answered. A template gets it under each of the names that
+    /// it reads.
     pub reasoning_content: Option<String>,
     /// Calls that the model made.
     pub tool_calls: Vec<ToolCall>,
@@ -87,8 +97,8 @@ pub enum Content {
     None,
     /// A text.
     Text(String),
-    /// Parts such as `{"type": "text", "text": "..."}`. Texts alone are joined
-    /// with a line end for templates that know no parts.
+    /// Parts such as `{"type": "text", "text": "..."}`, whose further members a template gets, too.
+    /// Texts alone are joined with a line end for templates that know no parts.
     Parts(Vec<Value>),
 }
 
@@ -112,10 +122,9 @@ pub(super) enum Arguments {
 }
 
 /// The variables that clients cannot set through `template_kwargs`.
-const RESERVED: [&str; 6] = [
+const RESERVED: [&str; 5] = [
     "messages",
     "tools",
-    "documents",
     "add_generation_prompt",
     "bos_token",
     "eos_token",
@@ -132,7 +141,7 @@ impl Chat {
     pub(super) fn variables(
         &self,
         template: &ChatTemplate,
-        takes_parts: bool,
+        shape: Shape,
         arguments: Arguments,
         text: &mut dyn FnMut(Place, &mut String),
     ) -> Map<String, Value> {
@@ -140,7 +149,7 @@ impl Chat {
         let mut variables = Map::new();
         let mut messages = Vec::with_capacity(self.messages.len());
         for message in &self.messages {
-            let mut value = message.value(takes_parts, arguments);
+            let mut value = message.value(shape, arguments);
             let trusted = self.parse_special || message.parse_special;
             for (key, field) in &mut value {
                 let place = match key.as_str() {
@@ -160,17 +169,20 @@ impl Chat {
             visit(&mut value, Place::Text, visitor);
             variables.insert(key.to_owned(), value);
         };
-        for (key, value) in &self.template_kwargs {
-            if !RESERVED.contains(&key.as_str()) {
-                add(key, value.clone());
-            }
-        }
         let list = |list: &[Value]| match list {
             [] => Value::Null,
             list => Value::Array(list.to_vec()),
         };
         add("tools", list(&self.tools));
-        add("documents", list(&self.documents));
+        add("documents", Value::Null);
+        for (key, value) in &self.template_kwargs {
+            if !RESERVED.contains(&key.as_str()) {
+                add(key, value.clone());
+            }
+        }
+        if !self.documents.is_empty() {
+            add("documents", list(&self.documents));
+        }
         variables.insert("messages".to_owned(), Value::Array(messages));
         let answer = self.ending == Ending::Answer;
         variables.insert("add_generation_prompt".to_owned(), answer.into());
@@ -207,16 +219,19 @@ fn visit(value: &mut Value, place: Place, text: &mut dyn FnMut(Place, &mut Strin
 }
 
 impl Message {
-    fn value(&self, takes_parts: bool, arguments: Arguments) -> Map<String, Value> {
+    fn value(&self, shape: Shape, arguments: Arguments) -> Map<String, Value> {
         let mut value = Map::new();
         let mut add = |key: &str, member: Value| value.insert(key.to_owned(), member);
         add("role", self.role.as_str().into());
-        add("content", self.content.value(takes_parts));
-        for (key, text) in [
-            ("reasoning_content", &self.reasoning_content),
-            ("tool_call_id", &self.tool_call_id),
-            ("name", &self.name),
-        ] {
+        let reasoning = self.reasoning_content.as_deref();
+        let thought = reasoning.filter(|text| shape.thinking_part && !text.is_empty());
+        add("content", self.content.value(shape, thought));
+        if let Some(text) = reasoning {
+            for name in shape.reasoning_names(!self.tool_calls.is_empty()) {
+                add(name, text.into());
+            }
+        }
+        for (key, text) in [("tool_call_id", &self.tool_call_id), ("name", &self.name)] {
             if let Some(text) = text {
                 add(key, text.as_str().into());
             }
@@ -257,25 +272,38 @@ fn value_len(value: &Value) -> usize {
 }
 
 impl Content {
-    fn value(&self, takes_parts: bool) -> Value {
-        match self {
+    /// The content as a template takes it, with `thought` as a part in front.
+    fn value(&self, shape: Shape, thought: Option<&str>) -> Value {
+        let said = match self {
             Content::None => Value::Null,
+            Content::Text(text) if shape.wraps_texts => Value::Array(vec![text_part(text)]),
             Content::Text(text) => text.as_str().into(),
-            Content::Parts(parts) => {
-                let texts: Option<Vec<&str>> = parts
-                    .iter()
-                    .map(|part| match part["type"].as_str() {
-                        Some("text") | None => part["text"].as_str(),
-                        Some(_) => None,
-                    })
-                    .collect();
-                match texts {
-                    Some(texts) if !takes_parts => texts.join("\n").into(),
-                    _ => Value::Array(parts.clone()),
-                }
-            }
+            Content::Parts(parts) if shape.takes_parts => Value::Array(parts.clone()),
+            Content::Parts(parts) => match texts(parts) {
+                Some(texts) => texts.join("\n").into(),
+                None => Value::Array(parts.clone()),
+            },
+        };
+        let Some(thought) = thought else {
+            return said;
+        };
+        let mut parts = vec![thinking_part(thought)];
+        match said {
+            Value::String(text) if !text.is_empty() => parts.push(text_part(&text)),
+            Value::Array(more) => parts.extend(more),
+            _ => {}
         }
+        Value::Array(parts)
     }
+}
+
+/// The texts of parts that are nothing else.
+fn texts(parts: &[Value]) -> Option<Vec<&str>> {
+    let each = parts.iter().map(|part| match part["type"].as_str() {
+        Some("text") | None => part["text"].as_str(),
+        Some(_) => None,
+    });
+    each.collect()
 }
 
 fn no_arguments(form: Arguments) -> Value {

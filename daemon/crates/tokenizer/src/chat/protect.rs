@@ -33,7 +33,6 @@
 //! content`) is not found in messages.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
 
 use serde_json::{Map, Value};
 
@@ -82,7 +81,7 @@ impl Marks {
     }
 
     /// Undoes [`to_value`](Self::to_value).
-    fn of(value: &str) -> Marks {
+    pub(super) fn of(value: &str) -> Marks {
         let mut chars = value.chars();
         let pair = || {
             let (mark, meant) = (chars.next()?, chars.next()?);
@@ -90,23 +89,6 @@ impl Marks {
         };
         Marks(std::iter::from_fn(pair).collect())
     }
-
-    /// Takes those of a template's variables for what this thread renders next. Filters cannot look
-    /// them up: a macro sees the variables alone that it names.
-    pub(super) fn put_in_force(variables: &minijinja::Value) {
-        let value = variables.get_attr(MARK_VARIABLE).ok();
-        let value = value.as_ref().and_then(|value| value.as_str());
-        IN_FORCE.set(Marks::of(value.unwrap_or_default()));
-    }
-
-    /// Those of what this thread renders.
-    pub(super) fn in_force() -> Marks {
-        IN_FORCE.with_borrow(Marks::clone)
-    }
-}
-
-thread_local! {
-    static IN_FORCE: RefCell<Marks> = RefCell::default();
 }
 
 /// A chat as its template wrote it, with what [`Tokenizer::encode_rendered`]

@@ -2,7 +2,7 @@
 
 use rocmforge_service::check::Violations;
 use rocmforge_service::failure::{self, Failure};
-use rocmforge_tokenizer::{Content, Message, ToolCall};
+use rocmforge_tokenizer::{Content, Ending, Message, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -220,7 +220,8 @@ impl ResponsesRequest {
             messages,
             tools,
             kwargs,
-            continues: false,
+            documents: Vec::new(),
+            ending: Ending::Answer,
             is_quiet: false,
             sampling,
             n_ctx: None,

@@ -22,9 +22,10 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::engine::Compiled;
-use super::message::{Arguments, Chat, Content, Ending};
+use super::message::{Arguments, Chat, Ending};
 use super::protect::{self, Guard, RenderedChat};
-use super::{ChatTemplate, MAX_CHAT_INPUT_BYTES, source};
+use super::shape::Shape;
+use super::{ChatTemplate, MAX_CHAT_INPUT_BYTES};
 use crate::{Error, Tokenizer};
 pub use child::render_child_main;
 use pool::Pool;
@@ -109,9 +110,18 @@ impl Renderer {
         chat: &Chat,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<RenderedChat, Error> {
-        let source = template.source_for(chat)?;
+        let (source, known) = template.source_for(chat)?;
+        let shape = match known.get() {
+            Some(shape) => *shape,
+            None => {
+                let mut trial = |variables| self.run(source, variables, cancelled);
+                let shape = Shape::of(source, &mut trial)?;
+                *known.get_or_init(|| shape)
+            }
+        };
         let render = |arguments| {
-            let (variables, guard) = variables(template, source, tokenizer, chat, arguments)?;
+            let (variables, guard) =
+                variables(template, source, tokenizer, chat, (shape, arguments))?;
             match self.run(source, variables, cancelled) {
                 Ok(text) => finish(text, chat.ending, &guard),
                 Err(error) => Err(in_plain_words(error, &guard)),
@@ -160,12 +170,10 @@ fn variables<'t>(
     source: &str,
     tokenizer: Option<&'t Tokenizer>,
     chat: &Chat,
-    arguments: Arguments,
+    (shape, arguments): (Shape, Arguments),
 ) -> Result<(Vec<u8>, Guard<'t>), Error> {
-    let takes_parts = source::takes_parts(source);
-    let variables = |text: &mut dyn FnMut(_, &mut String)| {
-        chat.variables(template, takes_parts, arguments, text)
-    };
+    let variables =
+        |text: &mut dyn FnMut(_, &mut String)| chat.variables(template, shape, arguments, text);
     let mut plain = variables(&mut |_, _| {});
     let guard = Guard::new(source, tokenizer, &plain).ok_or(Error::TemplateLimit {
         unit: "private characters",
@@ -176,7 +184,7 @@ fn variables<'t>(
         None => std::mem::take(&mut plain),
     };
     if chat.ending == Ending::Continue {
-        leave_open(&mut all, chat, guard.open)?;
+        leave_open(&mut all, guard.open)?;
     }
     all.insert(protect::MARK_VARIABLE.to_owned(), guard.marks().to_value());
     let json = serde_json::to_vec(&all).unwrap_or_default();
@@ -205,17 +213,17 @@ fn in_plain_words(error: Error, guard: &Guard<'_>) -> Error {
 }
 
 /// Puts `mark` behind the text of the last message.
-fn leave_open(all: &mut Map<String, Value>, chat: &Chat, mark: char) -> Result<(), Error> {
+fn leave_open(all: &mut Map<String, Value>, mark: char) -> Result<(), Error> {
     let last = all.get_mut("messages").and_then(Value::as_array_mut);
     let content = last
         .and_then(|messages| messages.last_mut())
         .and_then(|message| message.get_mut("content"));
-    match (content, chat.messages.last().map(|m| &m.content)) {
-        (Some(Value::String(text)), Some(_)) => {
+    match content {
+        Some(Value::String(text)) => {
             text.push(mark);
             Ok(())
         }
-        (Some(Value::Array(parts)), Some(Content::Parts(_))) => {
+        Some(Value::Array(parts)) => {
             let text = parts
                 .iter_mut()
                 .rev()

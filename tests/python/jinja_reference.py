@@ -1,0 +1,137 @@
+"""What Python's Jinja2 makes of the expressions, templates and chats below
+daemon/crates/jinja/tests/reference, set up as transformers sets it up (5.x,
+utils/chat_template_utils.py): writes expressions.json and renderings.json, which the crate's tests
+compare with what it renders. With --check nothing is written: it fails where a file is not what
+would be written, and where a filter, a test, a global or a method of Python's types is in no
+expression."""
+
+import datetime
+import json
+import pathlib
+import re
+import sys
+
+import jinja2
+import jinja2.defaults
+import jinja2.ext
+import jinja2.sandbox
+
+HERE = pathlib.Path(__file__).resolve().parents[2] / "daemon/crates/jinja/tests/reference"
+#: In seconds; strftime_now would write another text every day.
+NOW = datetime.datetime(2026, 2, 3, 4, 5, 6)
+
+
+class Generation(jinja2.ext.Extension):
+    """{% generation %}: prints its body, which has a scope of its own."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_body")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _body(self, caller):
+        return caller()
+
+
+def raise_exception(message):
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def environment():
+    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    made.filters["tojson"] = tojson
+    made.globals["raise_exception"] = raise_exception
+    made.globals["strftime_now"] = lambda form: NOW.strftime(form)
+    return made
+
+
+def rendered(made, source, variables):
+    """The text, or that it fails: raised in the template's own words. Other words are left out: they
+    change with Python."""
+    try:
+        return {"text": made.from_string(source).render(**variables)}
+    except jinja2.exceptions.TemplateSyntaxError:
+        return {"syntax": True}
+    except (jinja2.exceptions.UndefinedError, jinja2.exceptions.SecurityError, jinja2.exceptions.TemplateRuntimeError):
+        return {"failed": True}
+    except jinja2.exceptions.TemplateError as error:
+        return {"raised": str(error)}
+    except Exception:
+        return {"failed": True}
+
+
+def templates():
+    for line in (HERE / "expressions.txt").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        is_template = "{%" in line or line.startswith("{{ ") or "{#" in line or "{{ 1 -}}" in line
+        yield line.replace("\\n", "\n") if is_template and "'" not in line else line if is_template else "{{ " + line + " }}"
+
+
+def expressions():
+    made = environment()
+    return [{"template": source, **rendered(made, source, {})} for source in templates()]
+
+
+def renderings():
+    made = environment()
+    chats = json.loads((HERE / "chats.json").read_text())
+    out = []
+    for path in sorted((HERE / "templates").glob("*.jinja")):
+        for chat in chats:
+            out.append({"template": path.stem, "chat": chat["name"], **rendered(made, path.read_text(), chat["variables"])})
+    return out
+
+
+def names():
+    """What the expressions have to name: filters, tests, globals, and methods of Python's types."""
+    filters = set(jinja2.defaults.DEFAULT_FILTERS) - {"urlize"}
+    tests = set(jinja2.defaults.DEFAULT_TESTS)
+    methods = {m for kind in (str, list, dict, tuple, int, float) for m in dir(kind) if not m.startswith("_")}
+    # Refused by the sandbox, since they change what they are called on; and a newer Python's.
+    methods -= {"append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update"}
+    methods -= {"from_number"}
+    return filters, tests, methods, set(jinja2.defaults.DEFAULT_NAMESPACE) - {"lipsum"}
+
+
+def uncovered():
+    text = "\n".join(templates())
+    filters, tests, methods, functions = names()
+    for name in filters:
+        if not re.search(r"\|\s*" + re.escape(name) + r"\b", text):
+            yield f"filter {name}"
+    for name in tests:
+        if not re.search(r"\bis (not )?" + re.escape(name) + r"(?![\w=])", text):
+            yield f"test {name}"
+    for name in methods:
+        if not re.search(r"\." + name + r"\b", text):
+            yield f"method {name}"
+    for name in functions:
+        if not re.search(r"\b" + name + r"\(", text):
+            yield f"function {name}"
+
+
+def main():
+    check = "--check" in sys.argv
+    wrong = [f"in no expression: {name}" for name in uncovered()]
+    for name, made in (("expressions.json", expressions()), ("renderings.json", renderings())):
+        text = "[\n" + ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in made) + "\n]\n"
+        path = HERE / name
+        if not check:
+            path.write_text(text)
+        elif path.read_text() != text:
+            wrong.append(f"{path} is not what Jinja2 {jinja2.__version__} makes: run {pathlib.Path(__file__).name}")
+    print("\n".join(wrong), file=sys.stderr)
+    sys.exit(bool(wrong))
+
+
+main()
