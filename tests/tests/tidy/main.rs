@@ -3,11 +3,15 @@
 //! Each test reads every text of the workspace and lists all the places that break its
 //! rule, as `path:line: text`.
 
+mod docs;
+mod texts;
+
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
 
 use rocmforge_tests::fixtures;
 use sha2::{Digest, Sha256};
+
+use self::texts::{Broken, Text, collect, texts};
 
 /// The sums of the fixtures.
 const SUMS: &str = "SHA256SUMS";
@@ -58,98 +62,6 @@ const PURE: [&str; 2] = [
 
 /// How far above an unsafe block its SAFETY comment may begin.
 const SAFETY_LINES_ABOVE: usize = 8;
-
-/// Directories that are not the workspace's own text.
-const SKIPPED_DIRS: [&str; 4] = ["target", "fixtures", "__pycache__", "node_modules"];
-
-/// Directories that begin with a dot and are the workspace's own text; others are
-/// tools' and a developer's.
-const DOT_DIRS: [&str; 2] = [".cargo", ".ci"];
-
-/// A text of the workspace.
-struct Text {
-    /// Relative to the workspace's root, with forward slashes.
-    path: String,
-    content: String,
-}
-
-impl Text {
-    /// Line numbers from 1, with the lines.
-    fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.content
-            .lines()
-            .enumerate()
-            .map(|(n, line)| (n + 1, line))
-    }
-
-    fn is_below(&self, places: &[&str]) -> bool {
-        places.iter().any(|place| self.path.starts_with(place))
-    }
-}
-
-/// Every text by its extension, sorted by path. This file is left out: it spells what it looks for.
-fn texts(extensions: &[&str]) -> Vec<Text> {
-    let root = fixtures::workspace();
-    let mut paths = Vec::new();
-    collect(&root, &mut paths);
-    paths.sort();
-    let own = root.join(file!());
-    let wanted = |path: &PathBuf| {
-        let extension = path
-            .extension()
-            .and_then(|e| e.to_str())
-            .unwrap_or_default();
-        extensions.contains(&extension) && *path != own
-    };
-    let texts: Vec<Text> = paths
-        .into_iter()
-        .filter(wanted)
-        .map(|path| Text {
-            content: std::fs::read_to_string(&path)
-                .unwrap_or_else(|error| panic!("{} is no text: {error}", path.display())),
-            path: path
-                .strip_prefix(&root)
-                .expect("below the root")
-                .display()
-                .to_string(),
-        })
-        .collect();
-    assert!(
-        !texts.is_empty(),
-        "no {extensions:?} below {}",
-        root.display()
-    );
-    texts
-}
-
-fn collect(dir: &Path, into: &mut Vec<PathBuf>) {
-    for entry in dir.read_dir().expect("a readable directory").flatten() {
-        let (path, name) = (entry.path(), entry.file_name());
-        let kind = entry.file_type().expect("an entry has a type");
-        let name = name.to_string_lossy();
-        let foreign = name.starts_with('.') && !DOT_DIRS.contains(&&*name);
-        if kind.is_dir() && !foreign && !SKIPPED_DIRS.contains(&&*name) {
-            collect(&path, into);
-        } else if kind.is_file() {
-            into.push(path);
-        }
-    }
-}
-
-/// Places that break a rule.
-#[derive(Default)]
-struct Broken(String);
-
-impl Broken {
-    fn at(&mut self, text: &Text, line: usize, what: &str) {
-        let _ = writeln!(self.0, "  {}:{line}: {}", text.path, what.trim());
-    }
-
-    #[track_caller]
-    fn check(self, rule: &str) {
-        assert!(self.0.is_empty(), "{rule}:\n{}", self.0);
-    }
-}
 
 /// The code of a line: what is before a `//`, with no regard for strings.
 fn code(line: &str) -> &str {
@@ -465,7 +377,7 @@ fn what_comments_name_exists() {
     let mut known: std::collections::HashSet<String> =
         NAMES_OF_OTHERS.map(str::to_owned).into_iter().collect();
     // These tests themselves are in none of the texts.
-    let own = include_str!("tidy.rs").lines();
+    let own = concat!(include_str!("main.rs"), include_str!("docs.rs")).lines();
     known.extend(
         own.filter_map(|line| Some(line.strip_prefix("fn ")?.split('(').next()?.to_owned())),
     );
