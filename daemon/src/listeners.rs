@@ -21,7 +21,7 @@ pub fn listen(
     passed: &mut Passed,
 ) -> anyhow::Result<(Socket, Option<Socket>, HttpListeners)> {
     let mut bound = 0;
-    let tcp = config.http.listen.map(|address| {
+    let tcp = config.values.http_listen.map(|address| {
         passed.take_tcp(address).map_or_else(
             || {
                 bound += 1;
@@ -31,7 +31,7 @@ pub fn listen(
         )
     });
     let tcp = tcp.transpose()?;
-    let http_socket = config.http.socket.as_deref().map(|path| {
+    let http_socket = config.values.http_socket.as_deref().map(|path| {
         if let Some(unix) = passed.take_unix(path) {
             return Ok(Socket::passed(unix));
         }

@@ -285,7 +285,7 @@ fn check(config: &Config, is_units: bool) -> ExitCode {
     };
     let mut code = ExitCode::SUCCESS;
     if is_units
-        && let Some(address) = config.http.listen
+        && let Some(address) = config.values.http_listen
         && let Some(refused) = listeners::refused_by_unit(address)
     {
         code = fail(&refused.into(), UNUSABLE);
@@ -293,7 +293,7 @@ fn check(config: &Config, is_units: bool) -> ExitCode {
     for trouble in troubles(&dirs) {
         code = fail(&anyhow::anyhow!(trouble), 2);
     }
-    let by_unit = rocmforged::unit_user::troubles(&config.model_dirs);
+    let by_unit = rocmforged::unit_user::troubles(&config.values.model_dir);
     for trouble in by_unit.into_iter().chain(dirs.troubles_of_files()) {
         let _ = writeln!(io::stderr(), "rocmforged: {trouble}");
     }

@@ -358,11 +358,11 @@ async fn texts_alone() -> Vec<Vec<u32>> {
     texts
 }
 
+/// A request that is under way: its tokens, or how it failed.
+type UnderWay = tokio::task::JoinHandle<Result<(Vec<u32>, u64), Error>>;
+
 /// All requests of all models at once.
-fn all_at_once(
-    engine: &EngineHandle,
-    models: &[Arc<LoadedModel>],
-) -> Vec<tokio::task::JoinHandle<Result<(Vec<u32>, u64), Error>>> {
+fn all_at_once(engine: &EngineHandle, models: &[Arc<LoadedModel>]) -> Vec<UnderWay> {
     let each = models
         .iter()
         .flat_map(|model| (0..OF_EACH).map(move |i| request(model, i)));
@@ -450,7 +450,7 @@ async fn passes_of_a_card_that_stop_between_their_steps_leave_each_text_as_it_is
     ] {
         let config = EngineConfig {
             slice,
-            offload: rocmforge_engine::api::Offload::Never,
+            cpu_compute: rocmforge_engine::api::When::Never,
             ..slicing(budget)
         };
         let engine = runtime

@@ -99,7 +99,7 @@ impl Plan {
         // A message that the prompt has begun goes on, unless it is reasoning.
         let says = |mark: &str| tail.text.contains(mark);
         let is_begun = tail.continues && !says("<|channel|>analysis") && !says("to=self");
-        (!is_begun).then(|| Reasoning {
+        (!is_begun).then_some(Reasoning {
             opens: None,
             is_open: true,
             closes,

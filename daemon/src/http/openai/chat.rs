@@ -138,7 +138,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let scores = asked.scores()?;
     let choices = answers::choices(asked.n)?;
     let tools = tool_calls::checked(
-        asked.tools,
+        asked.tools.take(),
         asked.tool_choice.as_ref(),
         asked.parallel_tool_calls,
     )?;
