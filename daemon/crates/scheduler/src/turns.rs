@@ -1,7 +1,9 @@
 //! Which model's turn it is: time is shared by time, and not by passes.
 //!
-//! A *flow* is what shares the device with others as an equal: each model whose passes are long, and
-//! all models with short passes ([`Config::short_pass_us`]) together. A flow's *service* is the time
+//! A *flow* is what shares the device with others as an equal: each model whose passes are long,
+//! and
+//! all models with short passes ([`Config::short_pass_us`]) together. A flow's *service* is the
+//! time
 //! that its passes took, as the engine measured it. The next slice goes to the flow with the least
 //! sum of its service, of what a switch to it has to upload (in time of the link), and, if only
 //! batch sequences have something to compute there, of a lag. Inside the flow of short passes the

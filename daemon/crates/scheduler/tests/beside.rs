@@ -257,7 +257,8 @@ impl Machine {
         self.scheduler.assert_consistent();
     }
 
-    /// A pass that waits for the link goes on only if no other can, and the device rests until then.
+    /// A pass that waits for the link goes on only if no other can, and the device rests until
+    /// then.
     fn waits_for_nothing(&mut self, model: ModelId) {
         let ready_at = self.models[model.0 as usize].ready_at.unwrap_or(0);
         if ready_at <= self.now {
