@@ -133,6 +133,10 @@ mod tests {
         assert!(lock(&flights.0).is_empty());
     }
 
+    async fn panics() -> Result<u32, Failure> {
+        panic!("for the test")
+    }
+
     #[tokio::test]
     async fn a_first_caller_that_goes_away_leaves_the_work_to_the_others() {
         let flights = Arc::new(Flights::<u32>::default());
@@ -153,15 +157,16 @@ mod tests {
         first.abort();
         assert!(first.await.unwrap_err().is_cancelled());
         go.notify_one();
-        let second = flights.join("a", || async { panic!("it is under way") });
+        // Another is not begun: it would panic.
+        let second = flights.join("a", panics);
         assert_eq!(second.await, Ok(7));
     }
 
     #[tokio::test]
     async fn a_work_that_panics_is_told_and_leaves_nothing() {
         let flights = Flights::<u32>::default();
-        let panics = flights.join("a", || async { panic!("for the test") });
-        assert!(panics.await.unwrap_err().message().contains("panicked"));
+        let failure = flights.join("a", panics).await.unwrap_err();
+        assert!(failure.message().contains("panicked"), "{failure:?}");
         assert!(lock(&flights.0).is_empty());
         assert_eq!(flights.join("a", || async { Ok(1) }).await, Ok(1));
     }

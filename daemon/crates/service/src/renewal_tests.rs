@@ -253,6 +253,10 @@ async fn a_replaced_file_waits_for_requests_that_read_the_old_one() {
     let request = GenerateRequest {
         sampling: SamplingParams {
             temperature: 50.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: Some(3),
             ..SamplingParams::default()
         },
         ..request(&old, 800)
