@@ -8,33 +8,28 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
-/// What content is known by: 128 bits, keyed at random for this process, so that no file can be
-/// written to be taken for another.
+/// What content is known by, keyed at random for this process, so that no file can be written to be
+/// taken for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Digest([u64; 2]);
+pub struct Digest(u64);
 
-/// The keys of all digests of this process.
-static KEYS: LazyLock<[foldhash::quality::RandomState; 2]> = LazyLock::new(Default::default);
+/// The key of all digests of this process.
+static KEY: LazyLock<foldhash::quality::RandomState> = LazyLock::new(Default::default);
 
 impl Digest {
     /// Of these parts, in order; where one ends and the next begins counts.
     pub fn of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        let mut hashers = KEYS.each_ref().map(BuildHasher::build_hasher);
+        let mut hasher = KEY.build_hasher();
         for part in parts {
-            for hasher in &mut hashers {
-                hasher.write_usize(part.len());
-                hasher.write(part);
-            }
+            hasher.write_usize(part.len());
+            hasher.write(part);
         }
-        Self(hashers.map(|hasher| hasher.finish()))
+        Self(hasher.finish())
     }
 
     /// Its bytes, to be a part of another one.
-    pub fn to_bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.0[0].to_le_bytes());
-        bytes[8..].copy_from_slice(&self.0[1].to_le_bytes());
-        bytes
+    pub fn to_bytes(self) -> [u8; 8] {
+        self.0.to_le_bytes()
     }
 }
 
