@@ -278,7 +278,7 @@ impl Service {
     /// Registers a declared model, or tells what the one that is loaded, in which a look found
     /// this, does not take.
     async fn register_or_follow(
-        &self,
+        self: &Arc<Self>,
         model: &Declared,
         looked: Option<(Arc<LoadedModel>, Option<Found>)>,
         registration: &mut Registration,

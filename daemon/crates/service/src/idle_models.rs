@@ -89,7 +89,7 @@ fn to_close<'a>(
 
 impl Service {
     /// The models that requests opened and that nobody declares.
-    fn opened(&self) -> Vec<(Arc<LoadedModel>, Loaded)> {
+    fn opened_by_requests(&self) -> Vec<(Arc<LoadedModel>, Loaded)> {
         let book = self.declared();
         let mut all = self.origins.all();
         all.retain(|(model, loaded)| {
@@ -104,7 +104,7 @@ impl Service {
             used: loaded.used,
             memory: model.memory(),
         };
-        self.opened().into_iter().map(of).collect()
+        self.opened_by_requests().into_iter().map(of).collect()
     }
 
     /// Closes models that requests opened until the others are within the bounds. Those that are in
@@ -180,7 +180,10 @@ impl Service {
     /// Those that requests opened and whose files have no name any more. A file that is open here
     /// and lies on this machine answers at once.
     fn deleted(&self) -> Vec<String> {
-        let near = self.opened().into_iter().map(|(model, _)| model);
+        let near = self
+            .opened_by_requests()
+            .into_iter()
+            .map(|(model, _)| model);
         let deleted = near.filter(|model| !model.file().is_far() && model.file().is_deleted());
         deleted.map(|model| model.name().to_owned()).collect()
     }

@@ -29,7 +29,7 @@ use crate::{Error, RenderedChat, metadata};
 pub const MAX_TEXT_BYTES: usize = 16 << 20;
 
 /// Remarks on what is wrong with a vocabulary and tolerated that are kept.
-const TOLERATED_MAX: usize = 16;
+pub(crate) const TOLERATED_MAX: usize = 16;
 
 /// Words that one encode remembers, and the longest of them in bytes.
 const CACHED_WORDS_MAX: usize = 32 << 10;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::pre_tokenizer::PreTokenizer;
 use crate::texts::Texts;
+use crate::tokenizer::TOLERATED_MAX;
 use crate::{Error, byte_level};
 
 /// Tokens a vocabulary may have.

@@ -290,15 +290,15 @@ fn what_does_not_keep_a_vocabulary_from_being_used_is_told() {
     // What no rule of the format uses is not looked at.
     told(|d| d.scores = Some(vec![f32::NAN; 7]), &[]);
     told(
-        |d| d.special[crate::vocab::EOS] = Some(-2),
+        |d| d.usage.special[crate::vocab::EOS] = Some(-2),
         &["eos_token_id is -2"],
     );
     told(
-        |d| d.special[crate::vocab::EOS] = Some(i64::MAX),
+        |d| d.usage.special[crate::vocab::EOS] = Some(i64::MAX),
         &["eos_token_id is"],
     );
     let outside = told(
-        |d| d.special[crate::vocab::BOS] = Some(259),
+        |d| d.usage.special[crate::vocab::BOS] = Some(259),
         &["bos_token_id is 259"],
     );
     assert_eq!(outside.bos(), None);
