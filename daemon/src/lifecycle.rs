@@ -274,6 +274,7 @@ async fn register(context: &Arc<Service>, declared: Vec<Declared>) {
         // A reload may declare models there, too.
         tokio::spawn(register_late(Arc::clone(context), silent));
     }
+    tokio::spawn(Service::close_deleted(Arc::downgrade(context)));
     if declared.is_empty() {
         return;
     }

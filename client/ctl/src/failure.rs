@@ -151,7 +151,7 @@ fn hint(error: &RpcError) -> Option<String> {
         }
         ("Models.Load", Code::NotFound) => "check the path; the daemon has to see the file too",
         ("Models.Load", Code::AlreadyExists) if error.reason() == Some("LOADED_FILE_CHANGED") => {
-            "`rocmforgectl unload` it and load it again"
+            return None;
         }
         ("Models.Load", Code::AlreadyExists) => {
             "load it under another name with --name, or `rocmforgectl unload` that one"
@@ -185,7 +185,8 @@ fn hint(error: &RpcError) -> Option<String> {
             "lower --n-ctx, or raise the budget with `rocmforgectl cache budget`"
         }
         (_, Code::NotFound) => "`rocmforgectl ls` lists the models, `rocmforgectl load` opens one",
-        (_, Code::DataLoss) => "`rocmforgectl unload` the model and load it again",
+        // The daemon's message says it all.
+        (_, Code::DataLoss) => return None,
         // A cause of the daemon's says more than its version; without one it has no such call.
         (_, Code::Unimplemented) if error.reason().is_none() => {
             "rocmforgectl and rocmforged differ in version; see --version and `rocmforgectl status`"

@@ -493,3 +493,18 @@ fn the_table_of_crates_is_true() {
         "ARCHITECTURE.md's table of crates (left) against cargo metadata"
     );
 }
+
+/// Clippy's `await_holding_lock` does not know locks that are awaited: there are none.
+#[test]
+fn no_lock_is_held_across_an_await() {
+    let mut broken = Broken::default();
+    for text in texts(&["rs"]).iter().filter(|t| t.is_below(&["daemon/"])) {
+        for (n, line) in text.lines() {
+            let locks = ["tokio::sync::Mutex", ".lock().await", ".write().await"];
+            if locks.iter().any(|lock| code(line).contains(lock)) {
+                broken.at(text, n, line);
+            }
+        }
+    }
+    broken.check("no lock is held across an await");
+}

@@ -107,6 +107,8 @@ pub(crate) struct Entry {
     pub(crate) nearness: Nearness,
     /// Where the states behind drafts go, where sequences have a state and tokens are drafted.
     pub(crate) states: Option<SpareStates>,
+    /// It is left out of snapshots, to be closed once nobody holds it.
+    pub(crate) is_withdrawn: bool,
 }
 
 /// A preload under way.

@@ -58,6 +58,21 @@ pub enum Command {
         /// What it came to.
         reply: oneshot::Sender<Result<Unloaded, Error>>,
     },
+    /// Forgets a model that nobody uses. The first one withdraws it from the snapshots; once nobody
+    /// holds the model any more, one of the next forgets it. See [`crate::EngineHandle::close`].
+    Close {
+        /// The model's name.
+        name: String,
+        /// How far it is.
+        reply: oneshot::Sender<Result<Closing, Error>>,
+    },
+    /// Puts a model that was withdrawn into the snapshots again.
+    Reopen {
+        /// The model's name.
+        name: String,
+        /// Sent when it is done.
+        reply: oneshot::Sender<Result<(), Error>>,
+    },
     /// Generates text. Events end with `Done` or `Failed`.
     Generate {
         /// What to generate.
@@ -443,6 +458,17 @@ pub struct Unloaded {
     pub freed_bytes: u64,
     /// Requests of it that were ended.
     pub cancelled_requests: u32,
+}
+
+/// How far the closing of a model is.
+#[derive(Debug)]
+pub enum Closing {
+    /// It is forgotten. This is the last pointer to it: dropping it unmaps the file.
+    Closed(Arc<LoadedModel>),
+    /// It is withdrawn, and somebody who found it before still holds it.
+    Held,
+    /// It stays: requests run or wait, it is pinned or preloaded, or it drafts for another model.
+    Used,
 }
 
 /// Which segments go first.

@@ -47,6 +47,14 @@ impl Engine {
                 let result = self.unload(&name, force);
                 self.answer(reply, result);
             }
+            Command::Close { name, reply } => {
+                let result = self.close(&name);
+                self.answer(reply, result);
+            }
+            Command::Reopen { name, reply } => {
+                self.reopen(&name);
+                self.answer(reply, Ok(()));
+            }
             Command::Generate { request, events } => self.generate(*request, events),
             Command::Score { request, reply } => self.score(*request, reply),
             Command::Embed { request, reply } => self.embed(*request, reply),
@@ -402,6 +410,17 @@ impl Engine {
         let held = self.store.device.memory_use();
         let held = held.map_or(0, |memory| memory.allocated_bytes);
         let wanted = Wanted::of(budget, &*self.store.device, held, self.keep_free.bytes())?;
+        let staging = self.store.reserve_bytes;
+        let min = self.budget_least();
+        if staging > 0 && wanted.bytes < min.min(self.budget()) {
+            let asked = wanted.bytes;
+            return Err(Refusal::BudgetTooSmall {
+                asked,
+                min,
+                staging,
+            }
+            .into());
+        }
         let change = self.change_budget(wanted.bytes)?;
         self.keep_free.budget_was_set(wanted.withheld, wanted.left);
         self.budget_note = wanted.note;

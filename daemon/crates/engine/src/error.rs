@@ -91,7 +91,8 @@ pub enum Error {
     },
     /// The model's file changed or was cut short under us. DATA_LOSS.
     #[error(
-        "the file of model '{name}' can no longer be read as it was loaded: {message}; unload it and load it again"
+        "the file of model '{name}' can no longer be read as it was loaded: {message}; unload the model and load it again \
+         (over HTTP the next request does)"
     )]
     DataLoss {
         /// The model.

@@ -15,13 +15,21 @@ use rocmforge_device::Loss;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::api::{
-    Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Command, EVENT_CAPACITY, EmbedRequest,
-    Embedding, GenerateEvent, GenerateRequest, Policy, PreloadEvent, Registered, ScoreRequest,
-    Scores, Snapshot, Unloaded,
+    Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Closing, Command, EVENT_CAPACITY,
+    EmbedRequest, Embedding, GenerateEvent, GenerateRequest, Policy, PreloadEvent, Registered,
+    ScoreRequest, Scores, Snapshot, Unloaded,
 };
 use crate::error::Error;
 use crate::loaded::{LoadedModel, PreparedModel};
 use crate::watchdog::device_lost;
+
+/// How long a model is waited for that is to be closed and that somebody holds, each time.
+const CLOSE_WAITS: [Duration; 4] = [
+    Duration::from_millis(1),
+    Duration::from_millis(4),
+    Duration::from_millis(16),
+    Duration::from_millis(64),
+];
 
 /// The way to the engine. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -121,6 +129,30 @@ impl EngineHandle {
             reply,
         })?;
         self.answered(answer).await?
+    }
+
+    /// Forgets a model if nobody uses it: no request runs, waits or is about to be sent, it is
+    /// not pinned, not preloaded, and drafts for no other model. Returns the last pointer to it,
+    /// which unmaps the file when it is dropped: for a blocking thread. `None` where it stays.
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`], and those of sending.
+    pub async fn close(&self, name: &str) -> Result<Option<Arc<LoadedModel>>, Error> {
+        for wait in CLOSE_WAITS {
+            let (reply, answer) = oneshot::channel();
+            let name = name.to_owned();
+            self.send(Command::Close { name, reply })?;
+            match self.answered(answer).await?? {
+                Closing::Closed(model) => return Ok(Some(model)),
+                Closing::Used => return Ok(None),
+                Closing::Held => tokio::time::sleep(wait).await,
+            }
+        }
+        let (reply, answer) = oneshot::channel();
+        let name = name.to_owned();
+        self.send(Command::Reopen { name, reply })?;
+        self.answered(answer).await??;
+        Ok(None)
     }
 
     /// Starts a generation. Dropping the returned events cancels it: with the pass under way at the

@@ -14,6 +14,7 @@ mod askers;
 mod backlog;
 mod begin;
 mod budget;
+mod closing;
 mod commands;
 mod config;
 mod decoding;
@@ -68,10 +69,11 @@ pub use config::{
 pub use error::Error;
 pub use handle::{EngineHandle, Events};
 pub use loaded::{
-    LoadedModel, MODEL_NAME_MAX, PrepareStage, PreparedModel, is_name_char, prepare, prepare_among,
+    LoadedModel, MODEL_NAME_MAX, ModelMemory, PrepareStage, PreparedModel, is_name_char, prepare,
+    prepare_among,
 };
 pub use refusal::Refusal;
-pub use rocmforge_device::{Loss, LossKind, Stalls};
+pub use rocmforge_device::{Loss, LossKind, Stalls, host_memory_bytes};
 pub use rocmforge_model::supported_architectures;
 pub use rocmforge_ops::KvType;
 pub use suspend::Clocks;

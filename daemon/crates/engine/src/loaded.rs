@@ -20,6 +20,9 @@ const REMARKS_MAX: usize = 8;
 /// Longest name of a model in bytes.
 pub const MODEL_NAME_MAX: usize = 128;
 
+/// Bytes of a header that leave so much behind in the allocator that it is to give it back.
+const LARGE_HEADER_BYTES: u64 = 1 << 20;
+
 /// A step of preparing a model, for progress reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrepareStage {
@@ -48,6 +51,22 @@ pub struct LoadedModel {
     contents: Arc<Contents>,
     /// In the place of the file's.
     template: Option<ChatTemplate>,
+}
+
+/// Bytes that cache, device and snapshots have of a segment.
+const SEGMENT_BYTES: usize = 512;
+
+/// What a model has in memory beside weights, and its descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelMemory {
+    /// Bytes of its own: about what it frees when it goes.
+    pub own_bytes: u64,
+    /// Descriptors of files.
+    pub descriptors: u64,
+    /// A number that models have in common which share their vocabulary.
+    pub vocabulary: usize,
+    /// Bytes of the vocabulary and its tables, which go with the last model that has it.
+    pub vocabulary_bytes: u64,
 }
 
 impl PreparedModel {
@@ -155,8 +174,27 @@ impl LoadedModel {
         let made = self
             .contents
             .grammars
-            .get_or_init(|| Vocabulary::new(&self.contents.tokenizer).map(Arc::new));
+            .get_or_init(|| Vocabulary::shared(&self.contents.tokenizer));
         made.as_ref().map_err(Clone::clone)
+    }
+
+    /// What it has in memory beside weights, and its descriptors.
+    pub fn memory(&self) -> ModelMemory {
+        let contents = &self.contents;
+        let tokenizer = &contents.tokenizer;
+        let grammars = contents.grammars.get().and_then(|made| made.as_ref().ok());
+        let grammars = grammars.map_or(0, |vocabulary| vocabulary.memory_bytes());
+        let template = self.template().and_then(|t| t.source().ok());
+        let own = contents.model.memory_bytes()
+            + contents.model.plan().segments.len() * SEGMENT_BYTES
+            + template.map_or(0, str::len)
+            + self.file.memory_bytes();
+        ModelMemory {
+            own_bytes: own as u64,
+            descriptors: self.file.parts().len() as u64,
+            vocabulary: tokenizer.lexicon_id(),
+            vocabulary_bytes: (tokenizer.lexicon_bytes() + grammars) as u64,
+        }
     }
 
     /// Has keys and values stored as `ty`, `None` for the model's own default, as far as heads fit
@@ -316,6 +354,9 @@ pub fn prepare(
     }
     tell_tolerated(name, file.path(), &gguf, &tokenizer, &model);
     progress(PrepareStage::Plan);
+    if gguf.header_bytes() >= LARGE_HEADER_BYTES {
+        rocmforge_device::give_back_heap_soon();
+    }
     let file = Arc::new(file);
     Ok(PreparedModel {
         loaded: LoadedModel {

@@ -71,6 +71,7 @@ impl Engine {
             let same = there.loaded.file().is_same_as(loaded.file());
             return if same {
                 let model = Arc::clone(&there.loaded);
+                self.reopen(loaded.name());
                 self.attach_draft(&model, draft.as_deref())?;
                 Ok(Registered {
                     model,
@@ -130,6 +131,7 @@ impl Engine {
             draft_name,
             nearness: Nearness::default(),
             states,
+            is_withdrawn: false,
         });
         self.drafts_again(&loaded);
         Ok(Registered {
@@ -156,9 +158,18 @@ impl Engine {
             }
             .into());
         }
+        let freed_bytes = self.forget_model(id, &loaded)?;
+        Ok(Unloaded {
+            freed_bytes,
+            cancelled_requests: busy as u32,
+        })
+    }
+
+    /// Ends what goes on for a model and forgets it. Returns the bytes that are free now.
+    pub(crate) fn forget_model(&mut self, id: ModelId, loaded: &LoadedModel) -> Result<u64, Error> {
         let gone = || {
             Error::from(Refusal::Unloaded {
-                model: name.to_owned(),
+                model: loaded.name().to_owned(),
             })
         };
         self.end_those(|task| (task.model == id).then(gone));
@@ -185,10 +196,7 @@ impl Engine {
         self.scheduler
             .model_unloaded(rocmforge_scheduler::ModelId(id.0));
         self.scratch_sizes.borrow_mut().retain(|key, _| key.0 != id);
-        Ok(Unloaded {
-            freed_bytes,
-            cancelled_requests: busy as u32,
-        })
+        Ok(freed_bytes)
     }
 
     pub(crate) fn preload(

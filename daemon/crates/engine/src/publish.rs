@@ -84,6 +84,7 @@ pub(crate) fn snapshot_of(
         passed_over: Arc::clone(&found.passed_over),
         models: models
             .iter()
+            .filter(|entry| !entry.is_withdrawn)
             .map(|entry| model_status(store, entry))
             .collect(),
         peak_bytes: cache.resident_bytes + cache.in_flight_bytes,

@@ -94,6 +94,19 @@ pub enum Refusal {
         /// The device's memory.
         max: u64,
     },
+    /// A budget in which no request could run beside what the device keeps for itself.
+    #[error(
+        "a budget of {asked} bytes is too small: the device keeps {staging} bytes of it for uploads and passes, and the \
+         least in which a loaded model can run is {min}; choose {min} or more, or start the daemon with a smaller budget"
+    )]
+    BudgetTooSmall {
+        /// Bytes asked for.
+        asked: u64,
+        /// The least.
+        min: u64,
+        /// Bytes that the device keeps for itself, by the budget at the start.
+        staging: u64,
+    },
     /// A model's pieces are held, which passes in a moment.
     #[error("{message}")]
     InUse {
@@ -120,7 +133,7 @@ impl Refusal {
             Self::PinTooLarge { .. } => "PIN_TOO_LARGE",
             Self::NeverFits { .. } => "NEVER_FITS",
             Self::NoDeviceMemory { .. } => "NO_DEVICE_MEMORY",
-            Self::BudgetOutOfRange { .. } => "BUDGET_OUT_OF_RANGE",
+            Self::BudgetOutOfRange { .. } | Self::BudgetTooSmall { .. } => "BUDGET_OUT_OF_RANGE",
             Self::InUse { .. } => "IN_USE",
             Self::Setting { .. } => "SETTING",
         }
@@ -138,6 +151,7 @@ impl Refusal {
             | Self::NeverFits { .. }
             | Self::NoDeviceMemory { .. }
             | Self::BudgetOutOfRange { .. }
+            | Self::BudgetTooSmall { .. }
             | Self::InUse { .. }
             | Self::Setting { .. } => None,
         }
@@ -166,6 +180,15 @@ impl Refusal {
                 ("asked_bytes", asked),
                 ("min_bytes", min),
                 ("max_bytes", max),
+            ],
+            Self::BudgetTooSmall {
+                asked,
+                min,
+                staging,
+            } => vec![
+                ("asked_bytes", asked),
+                ("min_bytes", min),
+                ("staging_bytes", staging),
             ],
             Self::Unloaded { .. }
             | Self::Reloaded { .. }

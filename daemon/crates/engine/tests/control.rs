@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
+#[path = "control/closing.rs"]
+mod closing;
 mod requests;
 
 use std::sync::Arc;

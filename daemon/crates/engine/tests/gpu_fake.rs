@@ -530,3 +530,32 @@ async fn a_model_that_no_kernel_can_run_is_refused_when_it_is_loaded() {
         assert_eq!(runtime.live(), Live::default());
     }
 }
+
+/// Such a budget was accepted once, and every request failed for good.
+#[tokio::test]
+async fn a_budget_below_what_the_device_keeps_is_refused_with_the_least_one_that_works() {
+    let runtime = Runtime::new();
+    let engine = runtime.start(ROOMY).unwrap();
+    let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;
+    let expected = answers(&engine, &model, 2).await;
+    let refused = engine.set_budget(Budget::Bytes(256 << 10)).await;
+    let error = refused.unwrap_err();
+    let Error::Precondition(refusal) = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(refusal.reason(), "BUDGET_OUT_OF_RANGE");
+    let numbers = refusal.numbers();
+    let number = |name| numbers.iter().find(|(n, _)| *n == name).unwrap().1;
+    let (min, staging) = (number("min_bytes"), number("staging_bytes"));
+    assert!(staging > 0 && min > staging && min < ROOMY, "{error}");
+    assert!(error.to_string().contains(&min.to_string()), "{error}");
+    // What was in force stays so, and the least one works.
+    assert_eq!(engine.snapshot().cache.budget_bytes, ROOMY);
+    assert_eq!(answers(&engine, &model, 2).await, expected);
+    engine.set_budget(Budget::Bytes(min)).await.unwrap();
+    assert_eq!(engine.snapshot().cache.budget_bytes, min);
+    assert_eq!(answers(&engine, &model, 2).await, expected);
+    drop(model);
+    engine.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+}

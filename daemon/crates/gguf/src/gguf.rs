@@ -204,6 +204,16 @@ impl Gguf {
         self.entry(key).map(|entry| self.value_of(entry))
     }
 
+    /// The value of `key` as its bytes in the header, and what they are: the number of its type,
+    /// and
+    /// for arrays that of the elements' type and whether it is one. Equal values have equal ones.
+    pub fn raw_value(&self, key: &str) -> Option<([u8; 3], &[u8])> {
+        let entry = self.entry(key)?;
+        let element = entry.array.map_or(0, |(ty, _)| ty as u8);
+        let kind = [entry.ty as u8, element, u8::from(entry.array.is_some())];
+        Some((kind, &self.header[entry.bytes.clone()]))
+    }
+
     fn value_of(&self, entry: &Entry) -> Value<'_> {
         let bytes = &self.header[entry.bytes.clone()];
         match entry.array {

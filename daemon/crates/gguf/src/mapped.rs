@@ -33,6 +33,7 @@ mod tests;
 
 use std::io;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -187,6 +188,25 @@ impl MappedFile {
     /// What the first part was when it was opened.
     pub fn identity(&self) -> Identity {
         self.first().identity()
+    }
+
+    /// The path of each part, and what the file was when it was opened.
+    pub fn identities(&self) -> impl ExactSizeIterator<Item = (&Path, Identity)> {
+        let parts = self.parts.iter();
+        parts.map(|part| (part.path.as_path(), part.identity()))
+    }
+
+    /// Bytes of memory that keep the files apart from changed ones; none of their content.
+    pub fn memory_bytes(&self) -> usize {
+        let bytes = |part: &Part| size_of::<Part>() + part.samples.memory_bytes();
+        self.parts.iter().map(bytes).sum()
+    }
+
+    /// Whether a part has no name any more: its bytes on the disk are free once it is closed.
+    /// Blocks on the file system of a part that is far.
+    pub fn is_deleted(&self) -> bool {
+        let is_deleted = |part: &Part| part.file.metadata().is_ok_and(|found| found.nlink() == 0);
+        self.parts.iter().any(is_deleted)
     }
 
     /// When the part that was written last was, in nanoseconds since 1970.

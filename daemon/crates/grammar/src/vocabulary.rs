@@ -1,9 +1,9 @@
 //! A vocabulary as the parser needs it: the bytes of all tokens as a tree, made once and shared.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use llguidance::ParserFactory;
-use rocmforge_tokenizer::Tokenizer;
+use rocmforge_tokenizer::{Interned, Tokenizer};
 use toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 
 use crate::{Error, limits, reason};
@@ -12,6 +12,8 @@ use crate::{Error, limits, reason};
 const TOKEN_MAX_BYTES: usize = 1000;
 /// Most bytes of all tokens: the tree has a node for each at worst, and numbers them with 22 bits.
 const TOKENS_MAX_BYTES: usize = (1 << 22) - 2;
+/// Bytes of the tree, and of what is computed from it beforehand, for each token.
+const BYTES_A_TOKEN: usize = 450;
 /// Stands in place of an end where a vocabulary has none.
 const NO_TOKEN: u32 = u32::MAX;
 
@@ -32,7 +34,24 @@ impl std::fmt::Debug for Vocabulary {
     }
 }
 
+/// The vocabularies that anybody has.
+static VOCABULARIES: LazyLock<Interned<Vocabulary>> = LazyLock::new(Interned::default);
+
 impl Vocabulary {
+    /// The vocabulary of this tokenizer, which all models have in common whose tokenizers do the
+    /// same. The first call makes it, in half a second for 128k tokens: for a blocking thread.
+    ///
+    /// # Errors
+    /// As [`Vocabulary::new`].
+    pub fn shared(tokenizer: &Tokenizer) -> Result<Arc<Self>, Error> {
+        VOCABULARIES.get(tokenizer.digest(), || Self::new(tokenizer))
+    }
+
+    /// Bytes of memory, as measured for vocabularies of 128k tokens.
+    pub fn memory_bytes(&self) -> usize {
+        self.n_vocab * BYTES_A_TOKEN
+    }
+
     /// Makes the tree. Takes half a second for 128k tokens.
     ///
     /// # Errors

@@ -144,6 +144,18 @@ impl Model {
         &self.tolerated
     }
 
+    /// About how many bytes of memory its plans and its description take.
+    pub fn memory_bytes(&self) -> usize {
+        let named = |s: &SegmentInfo| size_of::<SegmentInfo>() + s.name.capacity();
+        let info: usize = self.info.segments.iter().map(named).sum();
+        let left: usize = self.left_alone.iter().map(String::capacity).sum();
+        let predictor = self
+            .predictor
+            .as_ref()
+            .map_or(0, |plan| plan.memory_bytes());
+        self.plan.memory_bytes() + predictor + info + left
+    }
+
     /// Names of tensors that are known and that a pass does without.
     pub fn left_alone(&self) -> &[String] {
         &self.left_alone

@@ -120,6 +120,29 @@ pub struct Plan {
     pub float_weights: bool,
 }
 
+impl Plan {
+    /// About how many bytes of memory the plan takes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        let tensor = |t: &TensorDesc| size_of::<TensorDesc>() + t.name.capacity();
+        let segment = |s: &Segment| {
+            let tensors: usize = s.tensors.iter().map(tensor).sum();
+            size_of::<Segment>() + s.name.capacity() + tensors
+        };
+        let step = |s: &Step| {
+            let inside = match s {
+                Step::Run { ops, live_out, .. } => {
+                    size_of_val(&ops[..]) + size_of_val(&live_out[..])
+                }
+                Step::Experts { .. } => 0,
+            };
+            size_of::<Step>() + inside
+        };
+        let segments: usize = self.segments.iter().map(segment).sum();
+        segments + self.steps.iter().map(step).sum::<usize>()
+    }
+}
+
 /// A fault of a plan: a bug of the builder that made it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanFault(String);

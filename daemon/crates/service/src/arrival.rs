@@ -81,6 +81,14 @@ impl Arrival {
         self
     }
 
+    /// The same for work that others wait for, too.
+    pub(crate) fn without_deadline(&self) -> Self {
+        Self {
+            deadline: None,
+            ..*self
+        }
+    }
+
     /// Ends at the deadline, with DEADLINE_EXCEEDED; never without one.
     pub async fn passed(&self) -> Failure {
         match self.deadline {

@@ -3,8 +3,8 @@
 //! A declared model is registered when the daemon starts, and when a reload brings it; where its
 //! directory does not answer, once that does. It and its aliases are asked for like any other
 //! model, on every way of asking. A model that a reload no longer declares stays loaded: unloading
-//! is a call of its own. One whose file was found to have changed in place is loaded anew at its
-//! next use over HTTP, or by a reload.
+//! is a call of its own. One whose file has changed is loaded again at its next use over HTTP, or
+//! by a reload (`renewal.rs`).
 //!
 //! *Invariant:* an alias leads to its model whatever else is loaded: no load is taken under a name
 //! that is an alias (`Service::refuse_alias`, test `an_alias_works_wherever_a_name_does`), and a
@@ -15,7 +15,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, MutexGuard, PoisonError, RwLock};
 
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::PreloadEvent;
@@ -29,6 +29,7 @@ use crate::defaults::Defaults;
 use crate::failure::{self, Failure};
 use crate::files::DEFAULT_TAG;
 use crate::load::Load;
+use crate::origins::Origin;
 use crate::request_log::RequestLog;
 
 /// Most models that are declared.
@@ -67,6 +68,19 @@ impl Declared {
         Err(format!(
             "{name:?} is no model name: 1 to {MODEL_NAME_MAX} bytes of letters, digits and any of . _ - : / @ +"
         ))
+    }
+
+    /// Its load, without its preload.
+    pub(crate) fn load(&self) -> Load {
+        let template = self.defaults.template.as_ref();
+        Load {
+            path: self.path.clone(),
+            name: self.name.clone(),
+            pin: self.pin,
+            preload: false,
+            template: template.map(|t| Arc::clone(&t.source)),
+            draft: self.draft.clone(),
+        }
     }
 }
 
@@ -204,39 +218,6 @@ impl Shelf {
     }
 }
 
-/// How declared models that are loaded were declared when they were. What was loaded by hand is
-/// not here, whatever its name.
-#[derive(Debug, Default)]
-pub(crate) struct LoadedAs(Mutex<HashMap<String, (Weak<LoadedModel>, Declared)>>);
-
-impl LoadedAs {
-    fn all(&self) -> MutexGuard<'_, HashMap<String, (Weak<LoadedModel>, Declared)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn note(&self, model: &Declared, loaded: &Arc<LoadedModel>) {
-        let then = (Arc::downgrade(loaded), model.clone());
-        self.all().insert(model.name.clone(), then);
-    }
-
-    /// How this one was declared when it was loaded, if it was loaded so.
-    fn of(&self, loaded: &Arc<LoadedModel>) -> Option<Declared> {
-        let all = self.all();
-        // Who holds a weak pointer keeps its address from being that of another model.
-        let (model, then) = all.get(loaded.name())?;
-        std::ptr::eq(model.as_ptr(), Arc::as_ptr(loaded)).then(|| then.clone())
-    }
-
-    /// Forgets those that are no longer loaded, or not in the book: there are never more than are
-    /// declared, but for loads that go on.
-    fn keep(&self, book: &Book) {
-        let stays = |name: &String, (model, _): &mut (Weak<LoadedModel>, Declared)| {
-            model.strong_count() > 0 && book.model(name).is_some()
-        };
-        self.all().retain(stays);
-    }
-}
-
 impl Service {
     /// What is declared now.
     pub fn declared(&self) -> Arc<Book> {
@@ -255,7 +236,6 @@ impl Service {
         let names: Vec<_> = book.models.iter().map(|m| m.name.clone()).collect();
         let before = self.shelf.replace(book);
         self.forget_listing();
-        self.loaded_as.keep(&self.declared());
         for gone in before.models.iter().filter(|m| !names.contains(&m.name)) {
             let is_loaded = self.engine.model(&gone.name).is_ok();
             tracing::info!(model = ?gone.name, is_loaded, "no longer declared; a loaded model stays until it is unloaded");
@@ -273,7 +253,7 @@ impl Service {
     /// Registers what is declared and not loaded, with its pins. A model that cannot be loaded is
     /// told in the log, too, and tried again at its first use over HTTP. What a loaded one does not
     /// take of how it is declared is told as well.
-    pub async fn register_declared(&self) -> Registration {
+    pub async fn register_declared(self: &Arc<Self>) -> Registration {
         let mut registration = Registration::default();
         self.take_late();
         let book = self.declared();
@@ -291,13 +271,14 @@ impl Service {
                 .await;
             opening.done(&model.name);
         }
+        self.renew_others(&mut registration).await;
         registration
     }
 
     /// Registers a declared model, or tells what the one that is loaded, in which a look found
     /// this, does not take.
     async fn register_or_follow(
-        &self,
+        self: &Arc<Self>,
         model: &Declared,
         looked: Option<(Arc<LoadedModel>, Option<Found>)>,
         registration: &mut Registration,
@@ -318,7 +299,7 @@ impl Service {
 
     /// Registers those that could not be since a model directory did not answer, where they are
     /// still declared; those that a request has loaded meanwhile are told as registered, too.
-    pub async fn register_late(&self) -> Registration {
+    pub async fn register_late(self: &Arc<Self>) -> Registration {
         let mut registration = Registration::default();
         let late = self.take_late();
         let book = self.declared();
@@ -336,11 +317,11 @@ impl Service {
     }
 
     /// Loads a declared model, and remembers it where its directory does not answer.
-    async fn register(&self, model: &Declared, registration: &mut Registration) {
+    async fn register(self: &Arc<Self>, model: &Declared, registration: &mut Registration) {
         loop {
             let silent = self.dirs.silent().count();
-            let failure = match self.load_declared(model, &Arrival::now(None)).await {
-                Ok(()) => return registration.registered.push(model.clone()),
+            let failure = match self.declared_loaded(model, &Arrival::now(None)).await {
+                Ok(_) => return registration.registered.push(model.clone()),
                 Err(failure) => failure,
             };
             if failure.reason() == "MODEL_DIR_SILENT" {
@@ -366,7 +347,7 @@ impl Service {
     /// Loads those declared models anew that are loaded and whose files have changed in place,
     /// registers those whose directories did not answer, and tells what the others do not take of
     /// how they are declared.
-    pub async fn renew_declared(&self) -> Registration {
+    pub async fn renew_declared(self: &Arc<Self>) -> Registration {
         let mut registration = Registration::default();
         let book = self.declared();
         let models = book.drafts_first();
@@ -377,23 +358,25 @@ impl Service {
                     .await;
             }
         }
+        self.renew_others(&mut registration).await;
         let late = self.register_late().await;
         registration.registered.extend(late.registered);
         registration.refused.extend(late.refused);
         registration
     }
 
-    /// Loads a declared model anew as [`Service::renew`] does, or tells what the loaded one keeps.
+    /// Loads a declared model anew as [`Service::renew_one`] does, or tells what the loaded one
+    /// keeps.
     async fn follow_up(
-        &self,
+        self: &Arc<Self>,
         model: &Declared,
         loaded: &Arc<LoadedModel>,
         found: Option<Found>,
         registration: &mut Registration,
     ) {
-        let kept = match self.renew(model, loaded, found, registration).await {
+        let kept = match self.renew_one(model, loaded, found, registration).await {
             Seen::Same => {
-                let then = self.loaded_as.of(loaded);
+                let then = self.origins.declared_as(loaded);
                 then.and_then(|then| kept_by_loaded(&then, model))
             }
             Seen::Other(found) => Some(other_file(model, &found, loaded.path())),
@@ -444,8 +427,8 @@ impl Service {
 
     /// Loads a declared model anew if its file, in which a look `found` this, has changed. Nothing
     /// is done where another file is loaded, or where this one did not answer.
-    async fn renew(
-        &self,
+    async fn renew_one(
+        self: &Arc<Self>,
         model: &Declared,
         loaded: &Arc<LoadedModel>,
         found: Option<Found>,
@@ -462,40 +445,47 @@ impl Service {
             refused.push((model.name.clone(), reason));
             return Seen::Nothing;
         };
-        if found.as_deref() != Some(loaded.path()) {
+        if found.as_ref().is_none() {
             return Seen::Other(found);
         }
-        if !loaded.file().has_changed() {
-            return Seen::Same;
+        let is_other = found.as_deref() != Some(loaded.path());
+        if is_other && !self.is_replaced_by(loaded, model) {
+            return Seen::Other(found);
         }
-        match self.renewed(model, loaded, &Arrival::now(None)).await {
+        let renewed = self
+            .as_its_file_is(Arc::clone(loaded), &Arrival::now(None))
+            .await;
+        match renewed {
+            Ok(Some(there)) if Arc::ptr_eq(&there, loaded) => {
+                return if is_other {
+                    Seen::Other(found)
+                } else {
+                    Seen::Same
+                };
+            }
             Ok(_) => registration.registered.push(model.clone()),
             Err(failure) => {
                 let reason = failure.message().to_owned();
-                refused.push((model.name.clone(), reason));
+                registration.refused.push((model.name.clone(), reason));
             }
         }
         Seen::Changed
     }
 
+    /// Whether a model was loaded as it is declared now, so that another file at its path is to
+    /// take its place: not one that was loaded by another path.
+    fn is_replaced_by(&self, loaded: &Arc<LoadedModel>, model: &Declared) -> bool {
+        let then = self.origins.declared_as(loaded);
+        then.is_some_and(|then| then.path == model.path)
+    }
+
     /// Loads one declared model, without its preload.
     pub(crate) async fn load_declared(
-        &self,
+        self: &Arc<Self>,
         model: &Declared,
         arrival: &Arrival,
     ) -> Result<(), Failure> {
-        let load = Load {
-            path: model.path.clone(),
-            name: model.name.clone(),
-            pin: model.pin,
-            preload: false,
-            template: model
-                .defaults
-                .template
-                .as_ref()
-                .map(|t| Arc::clone(&t.source)),
-            draft: model.draft.clone(),
-        };
+        let load = model.load();
         let mut asked = format!("path={:?} pin={} as declared", load.path, load.pin);
         if let Some(draft) = &load.draft {
             asked += &format!(" draft={draft:?}");
@@ -503,44 +493,12 @@ impl Service {
         let log = RequestLog::audit("Load", &load.name, &asked, arrival);
         // Nobody reads the steps of such a load.
         let (steps, _) = mpsc::channel(1);
+        let origin = Origin::Declared(Box::new(model.clone()));
         let loaded = match self.with_draft_loaded(load, arrival).await {
-            Ok(load) => self.load_or_find(&load, &steps, arrival.passed()).await,
+            Ok(load) => self.load_as(&load, &steps, arrival.passed(), origin).await,
             Err(failure) => Err(failure),
         };
-        let (loaded, is_new) = log.end(loaded)?;
-        // What another load brought meanwhile has that one's template.
-        if is_new {
-            self.loaded_as.note(model, &loaded.model);
-        }
-        Ok(())
-    }
-
-    /// The declared model as its file is now, where `old` was found to be of another content: it
-    /// would answer nothing any more. Its requests end, as they would have.
-    ///
-    /// # Errors
-    /// Those of its load; it is tried again at its next use then, as one that was never loaded.
-    pub(crate) async fn renewed(
-        &self,
-        model: &Declared,
-        old: &Arc<LoadedModel>,
-        arrival: &Arrival,
-    ) -> Result<Arc<LoadedModel>, Failure> {
-        // Of those who find it at once, one does it.
-        let _turn = self.renewal.lock().await;
-        let there = self.engine.model(&model.name).ok();
-        match there {
-            Some(there) if !Arc::ptr_eq(&there, old) => return Ok(there),
-            Some(_) => {
-                tracing::warn!(model = ?model.name, path = ?model.path, "the file of a declared model has changed; it is loaded anew");
-                let unloaded = self.engine.unload(&model.name, true).await;
-                unloaded.map_err(|error| failure::from_engine(&error))?;
-            }
-            None => {}
-        }
-        self.load_declared(model, arrival).await?;
-        let there = self.engine.model(&model.name);
-        there.map_err(|_| failure::unloaded_meanwhile(&model.name))
+        log.end(loaded).map(drop)
     }
 
     /// Uploads those of `models` that are declared with `preload`, one after the other.

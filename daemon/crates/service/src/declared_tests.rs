@@ -14,7 +14,7 @@ use crate::roles::Roles;
 
 const NAME: &str = "tiny-llama-Q4_K_M";
 
-fn service() -> Service {
+fn service() -> Arc<Service> {
     let (engine, _) = rocmforge_engine::start(EngineConfig {
         device: DeviceChoice::Host,
         threads: NonZeroUsize::new(1),
@@ -30,7 +30,8 @@ fn service() -> Service {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/fixtures");
     let dirs = ModelDirs::new(&[fixtures]).unwrap();
     let templates = Renderer::in_process();
-    Service::new(engine, dirs, limits, templates, Roles::default())
+    let service = Service::new(engine, dirs, limits, templates, Roles::default());
+    Arc::new(service)
 }
 
 fn declared(template: Option<&str>) -> Declared {
@@ -64,7 +65,7 @@ async fn a_load_that_finds_the_model_there_is_not_noted_with_its_own_template() 
     let loaded = service.engine.model(NAME).unwrap();
     let in_force = loaded.template().unwrap().source().unwrap();
     assert_eq!(in_force, "first");
-    assert_eq!(service.loaded_as.of(&loaded), Some(first));
+    assert_eq!(service.origins.declared_as(&loaded), Some(first));
 
     // One that was loaded by hand stays so.
     service.engine.unload(NAME, false).await.unwrap();
@@ -73,7 +74,7 @@ async fn a_load_that_finds_the_model_there_is_not_noted_with_its_own_template() 
     let never = std::future::pending();
     let status = service.load(&by_hand, &steps, never).await.unwrap();
     service.load_declared(&second, &arrival).await.unwrap();
-    assert_eq!(service.loaded_as.of(&status.model), None);
+    assert_eq!(service.origins.declared_as(&status.model), None);
 }
 
 #[test]

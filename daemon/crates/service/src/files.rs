@@ -11,18 +11,16 @@ use std::time::{Duration, Instant};
 
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{ModelStatus, Snapshot};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::Semaphore;
 
 use crate::Service;
 use crate::arrival::Arrival;
 use crate::check::{Violations, model_name};
 use crate::declared::{Book, Declared};
-use crate::failure::{self, Failure, Kind};
-use crate::load::Load;
+use crate::failure::{self, Failure};
 use crate::looks::Looks;
 use crate::model_files::{DirState, Found, ModelDirs, ModelFile, Unserved};
 use crate::naming::name_among;
-use crate::request_log::RequestLog;
 
 /// How long a listing serves those who ask for names.
 const LISTING_KEPT: Duration = Duration::from_secs(2);
@@ -329,6 +327,8 @@ impl Service {
         if let Some(files) = self.listing.kept().filter(|_| !fresh) {
             return Ok(files);
         }
+        // Whoever closes models of deleted files looks, too.
+        self.origins.opened.notify_one();
         let (book, real_paths) = (self.declared(), Arc::clone(&self.listing.real));
         let asked = Arc::clone(&book);
         let naming = self.look_at_dirs(move |dirs, looks| {
@@ -424,13 +424,13 @@ impl Service {
         *last.unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// The model of this name or alias, which is loaded now if it is a file. `field` is what
-    /// a refusal calls the name.
+    /// The model of this name or alias, as its file is now: it is loaded now if it is a file, and
+    /// loaded again if its file has changed. `field` is what a refusal calls the name.
     ///
     /// # Errors
     /// NOT_FOUND with the names that there are, and those of a load.
     pub async fn model_at_first_use(
-        &self,
+        self: &Arc<Self>,
         field: &str,
         name: &str,
         arrival: &Arrival,
@@ -444,23 +444,13 @@ impl Service {
         let name = &*book.real_name(name);
         let short = name.strip_suffix(DEFAULT_TAG).unwrap_or(name);
         let short = &*book.real_name(short);
-        let declared = book.model(name).or_else(|| book.model(short));
-        if let Some(loaded) = self.loaded(&[name, short]) {
-            let declared =
-                declared.filter(|model| model.name == loaded.name() && loaded.file().has_changed());
-            return match declared {
-                Some(model) => self.renewed(model, &loaded, arrival).await,
-                None => Ok(loaded),
-            };
+        if let Some(loaded) = self.loaded(&[name, short])
+            && let Some(current) = self.as_its_file_is(loaded, arrival).await?
+        {
+            return Ok(current);
         }
-        if let Some(model) = declared {
-            let loaded = self.load_declared(model, arrival).await;
-            return match self.loaded(&[&model.name]) {
-                Some(loaded) => Ok(loaded),
-                None => Err(loaded
-                    .err()
-                    .unwrap_or_else(|| failure::unloaded_meanwhile(&model.name))),
-            };
+        if let Some(model) = book.model(name).or_else(|| book.model(short)) {
+            return self.declared_loaded(model, arrival).await;
         }
         let mut files = self.named_files(false).await?;
         let find = |files: &[NamedFile]| {
@@ -480,32 +470,19 @@ impl Service {
             return Err(failure::leads_out(&found.file.path, why));
         }
         // It may be there under another name, under which it holds its weights already.
-        let snapshot = self.engine.snapshot();
         let same = |status: &&ModelStatus| status.model.path() == found.file.real;
-        if let Some(status) = snapshot.models.iter().find(same) {
-            return Ok(Arc::clone(&status.model));
-        }
-        let load = Load {
-            path: found.file.path.clone(),
-            name: found.name.clone(),
-            pin: false,
-            preload: false,
-            template: None,
-            draft: None,
+        let there = {
+            let snapshot = self.engine.snapshot();
+            let mut models = snapshot.models.iter();
+            models.find(same).map(|status| Arc::clone(&status.model))
         };
-        let arguments = format!("path={:?} at its first use", load.path);
-        let log = RequestLog::audit("Load", &load.name, &arguments, arrival);
-        // Nobody reads the steps of such a load.
-        let (steps, _) = mpsc::channel(1);
-        let loaded = log.end(self.load(&load, &steps, arrival.passed()).await);
-        match loaded {
-            Ok(status) => Ok(status.model),
-            // Somebody else was a moment faster.
-            Err(failure) if failure.kind() == Kind::AlreadyExists => {
-                self.loaded(&[&load.name]).ok_or(failure)
-            }
-            Err(failure) => Err(failure),
+        if let Some(there) = there
+            && let Some(current) = self.as_its_file_is(there, arrival).await?
+        {
+            return Ok(current);
         }
+        self.opened_at_first_use(&found.name, found.file.path, arrival)
+            .await
     }
 
     /// Whether there is a model of this name or alias, loaded, declared or a file. `field` is what

@@ -5,7 +5,9 @@
 //! roles and refusals are here and nowhere else.
 //!
 //! *Invariants:* no wire type is seen here (tidy test `wire_types_stay_in_the_rpc_layer`); nothing
-//! holds a lock across an await (clippy's `await_holding_lock`). Nothing CPU-bound or blocking runs
+//! holds a lock across an await (clippy's `await_holding_lock`, and the tidy test
+//! `no_lock_is_held_across_an_await` for locks that are awaited). Nothing CPU-bound or blocking
+//! runs
 //! on the async workers.
 
 #![forbid(unsafe_code)]
@@ -22,8 +24,10 @@ pub mod echo;
 pub mod embedding;
 pub mod failure;
 pub mod files;
+mod flights;
 pub mod format;
 pub mod generation;
+mod idle_models;
 pub mod infill;
 mod lane;
 pub mod limits;
@@ -34,14 +38,17 @@ pub mod measured;
 pub mod model_files;
 pub mod naming;
 mod opening;
+mod origins;
 pub mod parts;
 pub mod peer;
 pub mod prompt;
 pub mod reasoning;
 pub mod reloading;
+mod renewal;
 pub mod request_log;
 pub mod rerank;
 pub mod roles;
+mod standing;
 pub mod sum;
 pub mod text_work;
 pub mod tool_calls;
@@ -56,16 +63,20 @@ use std::time::{Duration, Instant};
 use rocmforge_engine::{EngineHandle, LoadedModel};
 use rocmforge_tokenizer::Renderer;
 
-use crate::declared::{LoadedAs, Shelf};
+use crate::declared::Shelf;
 use crate::failure::Failure;
 use crate::files::Listing;
+use crate::flights::Flights;
+use crate::idle_models::Bounds;
 use crate::limits::LimitBook;
 use crate::load_places::LoadPlaces;
 use crate::looks::Looks;
 use crate::measured::Measured;
 use crate::model_files::ModelDirs;
 use crate::opening::Opening;
+use crate::origins::Origins;
 use crate::reloading::Reader;
+use crate::renewal::Outcome;
 use crate::roles::{RoleBook, Roles};
 use crate::sum::Sum;
 use crate::text_work::TextWork;
@@ -128,14 +139,17 @@ pub struct Service {
     loads: LoadPlaces,
     listing: Listing,
     shelf: Shelf,
-    loaded_as: LoadedAs,
+    /// What loaded each model.
+    origins: Origins,
+    /// Loads and renewals that are under way, by the model's name.
+    loading: Flights<Outcome>,
+    /// What models that requests opened may have together.
+    bounds: Bounds,
     /// Names of declared models that could not be registered since a model directory did not
     /// answer; at most as many as are declared.
     late: Mutex<BTreeSet<String>>,
     /// Declared models that are being registered.
     opening: Opening,
-    /// Held while a declared model whose file has changed is loaded anew.
-    renewal: tokio::sync::Mutex<()>,
     /// At the files of declared models that are loaded, by the paths that are declared.
     looks_at_declared: Arc<Looks<Option<PathBuf>>>,
     limit_book: LimitBook,
@@ -166,10 +180,11 @@ impl Service {
             loads: LoadPlaces::default(),
             listing: Listing::default(),
             shelf: Shelf::default(),
-            loaded_as: LoadedAs::default(),
+            origins: Origins::default(),
+            loading: Flights::default(),
+            bounds: Bounds::of_process(),
             late: Mutex::default(),
             opening: Opening::default(),
-            renewal: tokio::sync::Mutex::default(),
             looks_at_declared: Arc::default(),
             limit_book: LimitBook::default(),
             reader: Reader::default(),
@@ -217,9 +232,10 @@ impl Service {
     /// # Errors
     /// NOT_FOUND with the names of those that are loaded.
     pub fn model(&self, name: &str) -> Result<Arc<LoadedModel>, Failure> {
-        self.engine
-            .model(&self.real_name(name))
-            .map_err(|error| failure::from_engine(&error))
+        let found = self.engine.model(&self.real_name(name));
+        let model = found.map_err(|error| failure::from_engine(&error))?;
+        self.origins.note_use(&model);
+        Ok(model)
     }
 
     /// The context length of a request that asks for room rather than for a length: no more than

@@ -6,14 +6,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_engine::api::{ModelStatus, PreloadEvent, Registered, Snapshot};
-use rocmforge_engine::{Error, Events, LoadedModel, PrepareStage, PreparedModel};
+use rocmforge_engine::{Error, Events, LoadedModel, MODELS_MAX, PrepareStage, PreparedModel};
+use rocmforge_gguf::MappedFile;
 use tokio::sync::mpsc;
 
 use crate::Service;
 use crate::arrival::Arrival;
 use crate::check::Violations;
 use crate::failure::{self, Failure};
+use crate::model_files::ModelFileError;
 use crate::naming::default_name;
+use crate::origins::Origin;
+use crate::standing::looks_same;
 
 /// How long a change that the engine has confirmed may take to show in its snapshot.
 const PUBLISH_WAIT_MAX: Duration = Duration::from_secs(2);
@@ -39,7 +43,7 @@ pub enum LoadStep {
 pub type Steps = mpsc::Sender<LoadStep>;
 
 /// A checked load.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Load {
     /// The file, absolute or below a model directory.
     pub path: PathBuf,
@@ -99,15 +103,21 @@ impl Load {
     }
 }
 
+/// The model that is loaded of the same file, under whatever name.
+fn same_file(snapshot: &Snapshot, file: &MappedFile) -> Option<Arc<LoadedModel>> {
+    let mut models = snapshot.models.iter().map(|status| &status.model);
+    models.find(|model| model.file().is_same_as(file)).cloned()
+}
+
 /// The client that waits went away.
 fn waiter_gone<T>(_: T) -> Failure {
     failure::from_engine(&Error::Cancelled)
 }
 
 impl Service {
-    /// Loads, telling `steps`. Returns the model as it is then. Where `stop` comes first, or
-    /// anything fails, what the call registered is unloaded, unless others use it for too long; a
-    /// model that was there before it stays.
+    /// Loads because a call asks for it, telling `steps`. Returns the model as it is then. Where
+    /// `stop` comes first, or anything fails, what the call registered is unloaded, unless others
+    /// use it for too long; a model that was there before it stays.
     ///
     /// # Errors
     /// Those of the file and of the engine, and what `stop` gives.
@@ -117,28 +127,29 @@ impl Service {
         steps: &Steps,
         stop: impl Future<Output = Failure>,
     ) -> Result<ModelStatus, Failure> {
-        let (status, _) = self.load_or_find(load, steps, stop).await?;
+        let (status, _) = self.load_as(load, steps, stop, Origin::ByHand).await?;
         Ok(status)
     }
 
-    /// As [`Service::load`], and whether it is this load's: one that was there has the template
-    /// that it was loaded with.
-    pub(crate) async fn load_or_find(
+    /// As [`Service::load`], for whatever reason, and whether the model is this load's: one that
+    /// was there has the template that it was loaded with.
+    pub(crate) async fn load_as(
         &self,
         load: &Load,
         steps: &Steps,
         stop: impl Future<Output = Failure>,
+        origin: Origin,
     ) -> Result<(ModelStatus, bool), Failure> {
         self.refuse_alias(&load.name)?;
+        self.make_way_for(load).await;
         let mut stop = pin!(stop);
         let prepared = tokio::select! {
             prepared = self.prepared(load, steps) => prepared?,
             failure = &mut stop => return Err(failure),
         };
         // Not stopped: once the engine has it, only its answer tells what there is to undo.
-        let registered = self.engine.register(prepared).await;
-        let Registered { model, is_new } =
-            registered.map_err(|error| failure::from_engine(&error))?;
+        let Registered { model, is_new } = self.registered(prepared).await?;
+        self.note_origin(&model, is_new, load, origin);
         let mut kept = if load.preload {
             tokio::select! {
                 done = self.preload_all(&model, steps) => done,
@@ -148,10 +159,7 @@ impl Service {
             Ok(())
         };
         if kept.is_ok() && load.pin {
-            let pinned = self.engine.pin(model.name(), None, true).await;
-            kept = pinned
-                .map(drop)
-                .map_err(|error| failure::from_engine(&error));
+            kept = self.pin_all(&model).await;
         }
         match kept {
             Ok(()) => Ok((self.published(&model).await?, is_new)),
@@ -164,18 +172,91 @@ impl Service {
         }
     }
 
+    /// Loads in the place of `old`, which is of the same name and goes once the new file has been
+    /// read; its requests end. Where the new file cannot be read, `old` stays.
+    pub(crate) async fn load_in_place_of(
+        &self,
+        old: &Arc<LoadedModel>,
+        load: &Load,
+        steps: &Steps,
+        origin: Origin,
+    ) -> Result<Arc<LoadedModel>, Failure> {
+        let prepared = self.prepared(load, steps).await?;
+        match self.engine.unload(old.name(), true).await {
+            Ok(_) | Err(Error::UnknownModel { .. }) => {}
+            Err(error) => return Err(failure::from_engine(&error)),
+        }
+        let Registered { model, is_new } = self.registered(prepared).await?;
+        self.note_origin(&model, is_new, load, origin);
+        if load.pin
+            && let Err(failure) = self.pin_all(&model).await
+        {
+            let reason = failure.message();
+            tracing::warn!(model = ?model.name(), reason, "a model that was loaded again is not pinned any more");
+        }
+        Ok(self.published(&model).await?.model)
+    }
+
+    /// What loaded a model counts, also where a request had opened it before.
+    fn note_origin(&self, model: &Arc<LoadedModel>, is_new: bool, load: &Load, origin: Origin) {
+        let is_opened = || {
+            let known = self.origins.of(model);
+            known.is_none_or(|known| known.origin == Origin::FirstUse)
+        };
+        if is_new || origin == Origin::ByHand && is_opened() {
+            self.origins.note(model, load, origin);
+        }
+    }
+
+    async fn pin_all(&self, model: &LoadedModel) -> Result<(), Failure> {
+        let pinned = self.engine.pin(model.name(), None, true).await;
+        pinned
+            .map(drop)
+            .map_err(|error| failure::from_engine(&error))
+    }
+
+    /// Closes a model of this name that a request opened, if its file is not the one to be loaded
+    /// or has changed.
+    async fn make_way_for(&self, load: &Load) {
+        let Ok(there) = self.engine.model(&load.name) else {
+            return;
+        };
+        let known = self.origins.of(&there);
+        let is_opened = known.is_some_and(|known| known.origin == Origin::FirstUse);
+        let is_same = looks_same(&load.path, there.file());
+        drop(there);
+        if is_opened && !is_same {
+            self.close(&load.name, "a load has its name").await;
+        }
+    }
+
+    /// Registers a model; where there are too many, in the place of one that a request opened.
+    async fn registered(&self, prepared: PreparedModel) -> Result<Registered, Failure> {
+        let models = self.engine.snapshot().models.len();
+        if models >= MODELS_MAX {
+            // If none can be closed the engine refuses the load.
+            self.close_one().await;
+        }
+        let registered = self.engine.register(prepared).await;
+        registered.map_err(|error| failure::from_engine(&error))
+    }
+
     /// The load with the model loaded that is to draft, by its own name.
     ///
     /// # Errors
     /// NOT_FOUND with the names that there are, and those of that model's load.
     pub async fn with_draft_loaded(
-        &self,
+        self: &Arc<Self>,
         mut load: Load,
         arrival: &Arrival,
     ) -> Result<Load, Failure> {
         if let Some(name) = &load.draft {
-            // Its own load may have one that drafts for it.
-            let found = Box::pin(self.model_at_first_use("draft", name, arrival)).await?;
+            // One that is loaded is taken as it is: its file is looked at when requests come.
+            let loaded = self.engine.model(&self.real_name(name)).ok();
+            let found = match loaded {
+                Some(found) => found,
+                None => self.draft_at_first_use(name, arrival).await?,
+            };
             load.draft = Some(found.name().to_owned());
         }
         Ok(load)
@@ -196,8 +277,24 @@ impl Service {
         }
     }
 
-    /// Opens the file and reads its header.
+    /// Opens the file and reads its header; where no descriptor is left for it, once models that
+    /// requests opened are closed.
     async fn prepared(&self, load: &Load, steps: &Steps) -> Result<PreparedModel, Failure> {
+        loop {
+            match self.read_header(load, steps).await? {
+                Ok(prepared) => return Ok(prepared),
+                Err(_) if self.close_one().await => {}
+                Err(full) => return Err(full),
+            }
+        }
+    }
+
+    /// Opens the file and reads its header. The inner failure is that too many files are open.
+    async fn read_header(
+        &self,
+        load: &Load,
+        steps: &Steps,
+    ) -> Result<Result<PreparedModel, Failure>, Failure> {
         let (dirs, path, name, steps) = (
             Arc::clone(&self.dirs),
             load.path.clone(),
@@ -208,11 +305,15 @@ impl Service {
         let (template, draft) = (load.template.clone(), load.draft.clone());
         let engine = self.engine.clone();
         let read = move || {
-            let file = dirs
-                .open(&path)
-                .map_err(|error| failure::from_model_file(&error))?;
+            let file = match dirs.open(&path) {
+                Ok(file) => file,
+                Err(error @ ModelFileError::TooManyFiles { .. }) => {
+                    return Ok(Err(failure::from_model_file(&error)));
+                }
+                Err(error) => return Err(failure::from_model_file(&error)),
+            };
             // Not before: one that hangs would keep all models of now.
-            let snapshot = engine.snapshot();
+            let other = same_file(&engine.snapshot(), &file);
             drop(engine);
             let bytes = file.size_bytes();
             let mut progress = |at| {
@@ -223,8 +324,8 @@ impl Service {
                 }
             };
             tracing::debug!(path = ?file.path(), bytes, "reading a model's header");
-            let others = snapshot.models.iter().map(|status| &*status.model);
-            let prepared = rocmforge_engine::prepare_among(&name, file, others, &mut progress);
+            let prepared =
+                rocmforge_engine::prepare_among(&name, file, other.as_deref(), &mut progress);
             let prepared = prepared.and_then(|mut prepared| {
                 if let Some(source) = &template {
                     prepared.set_template(source)?;
@@ -234,7 +335,9 @@ impl Service {
                 }
                 Ok(prepared)
             });
-            prepared.map_err(|error| failure::from_engine(&error))
+            prepared
+                .map(Ok)
+                .map_err(|error| failure::from_engine(&error))
         };
         self.loads.run(&load.path, read).await
     }

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use crate::pre_tokenizer::PreTokenizer;
 use crate::texts::{TextIndex, Texts};
-use crate::vocab::{MAX_MERGES, MERGES, TokenType, Vocab, check_most};
+use crate::vocab::{MAX_MERGES, MERGES, TokenType, Vocab, Words, check_most};
 use crate::{Error, byte_level};
 
 /// No token, no rank, no neighbour.
@@ -73,7 +73,7 @@ struct Merge {
 }
 
 /// The tokens of all merges, in order; `None` for a rule that no text could follow.
-fn find_all(index: &TextIndex, vocab: &Vocab, merges: &Texts) -> Vec<Option<Merge>> {
+fn find_all(index: &TextIndex, vocab: &Words, merges: &Texts) -> Vec<Option<Merge>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let share = merges.len().div_ceil(threads.min(FIND_THREADS_MAX));
     let share = share.max(FIND_SHARE_MIN);
@@ -107,7 +107,7 @@ fn find_all(index: &TextIndex, vocab: &Vocab, merges: &Texts) -> Vec<Option<Merg
 
 fn find_share(
     index: &TextIndex,
-    vocab: &Vocab,
+    vocab: &Words,
     merges: &Texts,
     share: Range<usize>,
 ) -> Vec<Option<Merge>> {
@@ -135,7 +135,7 @@ impl Bpe {
     /// are shared out to threads. Rules that no text could follow, which llama.cpp takes without a
     /// word, are left out and told in `tolerated`.
     pub(crate) fn build(
-        vocab: &Vocab,
+        vocab: &Words,
         merges: &Texts,
         pre: PreTokenizer,
         tolerated: &mut Vec<String>,
@@ -187,6 +187,15 @@ impl Bpe {
             ignore_merges: pre.ignore_merges,
             raw: pre.raw,
         })
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        // A hash table has a control byte a place, and up to an eighth of its places free.
+        let rank = size_of::<(u64, u32)>() + 1;
+        let ranks = self.ranks.capacity() * 8 / 7 * rank;
+        let merged = self.merged.capacity() * size_of::<u32>();
+        self.index.memory_bytes() + ranks + merged
     }
 
     fn rank(&self, left: u32, right: u32) -> u32 {

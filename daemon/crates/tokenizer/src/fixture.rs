@@ -2,7 +2,7 @@
 
 use crate::byte_level;
 use crate::texts::Texts;
-use crate::vocab::{Vocab, VocabData};
+use crate::vocab::{Usage, Vocab, VocabData};
 
 pub(crate) fn texts<'a>(list: impl IntoIterator<Item = &'a [u8]>) -> Texts {
     let mut texts = Texts::default();
@@ -35,17 +35,20 @@ pub(crate) fn bpe_data(tokens: &[&str], merges: &[&str]) -> VocabData {
         tokens: texts(all.chain([&b"<|im_end|>"[..], b"<tool>"])),
         types: Some(types),
         merges: Some(texts(merges.iter().map(|m| m.as_bytes()))),
-        special: [
-            None,
-            Some(plain as i64),
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-        ],
+        usage: Usage {
+            special: [
+                None,
+                Some(plain as i64),
+                None,
+                None,
+                None,
+                None,
+                None,
+                None,
+                None,
+            ],
+            ..Usage::default()
+        },
         ..VocabData::default()
     }
 }

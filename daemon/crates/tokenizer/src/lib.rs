@@ -21,6 +21,7 @@ mod chat;
 mod error;
 #[cfg(test)]
 mod fixture;
+mod interned;
 mod metadata;
 mod pre_tokenizer;
 mod special;
@@ -37,5 +38,6 @@ pub use chat::{
     TemplateOrigin, ToolCall, builtin_template, builtin_template_names, render_child_main,
 };
 pub use error::Error;
+pub use interned::{Digest, Interned};
 pub use stream::{DecodeOptions, StreamDecoder};
 pub use tokenizer::{MAX_TEXT_BYTES, Tokenizer};

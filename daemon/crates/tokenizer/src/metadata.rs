@@ -5,11 +5,15 @@ use std::borrow::Cow;
 use rocmforge_gguf::{Gguf, Strings};
 
 use crate::Error;
+use crate::interned::Digest;
 use crate::texts::Texts;
 use crate::vocab::{
-    MAX_MERGES, MAX_TOKENS, MERGES, MODEL, SCORES, SPECIAL_KEYS, TOKENS, TYPES, VocabData,
-    check_most, check_size,
+    MAX_MERGES, MAX_TOKENS, MERGES, MODEL, SCORES, SPECIAL_KEYS, TOKENS, TYPES, Usage, VocabData,
+    check_most, check_size, strips_behind_specials,
 };
+
+const PRE: &str = "tokenizer.ggml.pre";
+const NAME: &str = "general.name";
 
 /// Copies everything that a tokenizer needs out of `file`.
 pub(crate) fn read(file: &Gguf) -> Result<VocabData, Error> {
@@ -25,23 +29,46 @@ pub(crate) fn read(file: &Gguf) -> Result<VocabData, Error> {
         }
         None => None,
     };
-    let mut special = [None; SPECIAL_KEYS.len()];
-    for (key, slot) in SPECIAL_KEYS.iter().zip(&mut special) {
-        *slot = file.i64(key)?;
-    }
     Ok(VocabData {
         model: model.to_owned(),
-        pre: file.str("tokenizer.ggml.pre")?.map(str::to_owned),
-        name: file.str_lossy("general.name").map(Cow::into_owned),
+        pre: file.str(PRE)?.map(str::to_owned),
+        name: file.str_lossy(NAME).map(Cow::into_owned),
         tokens: texts(TOKENS, &tokens)?,
         scores: file.f32s(SCORES)?,
         types: file.i32s(TYPES)?,
         merges,
+        #[cfg(test)]
+        usage: usage(file)?,
+    })
+}
+
+/// How a file says that its tokens are used.
+pub(crate) fn usage(file: &Gguf) -> Result<Usage, Error> {
+    let mut special = [None; SPECIAL_KEYS.len()];
+    for (key, slot) in SPECIAL_KEYS.iter().zip(&mut special) {
+        *slot = file.i64(key)?;
+    }
+    Ok(Usage {
         special,
         add_bos: file.bool("tokenizer.ggml.add_bos_token")?,
         add_eos: file.bool("tokenizer.ggml.add_eos_token")?,
         add_space_prefix: file.bool("tokenizer.ggml.add_space_prefix")?,
     })
+}
+
+/// The digest of everything that a file's tokens and their tables are made of.
+pub(crate) fn digest_of_words(file: &Gguf) -> Digest {
+    let strips = strips_behind_specials(file.str(NAME).ok().flatten());
+    let values = [MODEL, PRE, TOKENS, SCORES, TYPES, MERGES].map(|key| file.raw_value(key));
+    let types: Vec<u8> = values
+        .iter()
+        .flat_map(|value| value.as_ref().map_or([0; 3], |(kind, _)| *kind))
+        .chain([u8::from(strips)])
+        .collect();
+    let bytes = values
+        .iter()
+        .map(|value| value.as_ref().map_or(&[][..], |(_, bytes)| bytes));
+    Digest::of(std::iter::once(&types[..]).chain(bytes))
 }
 
 fn texts(key: &'static str, strings: &Strings<'_>) -> Result<Texts, Error> {
@@ -50,5 +77,6 @@ fn texts(key: &'static str, strings: &Strings<'_>) -> Result<Texts, Error> {
     for string in strings.iter() {
         texts.push_with(key, |buffer| buffer.extend_from_slice(string))?;
     }
+    texts.shrink();
     Ok(texts)
 }

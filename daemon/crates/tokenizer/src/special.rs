@@ -7,7 +7,7 @@
 use aho_corasick::{AhoCorasick, Input, MatchKind};
 
 use crate::Error;
-use crate::vocab::{Algorithm, SPM_SPACE, TokenType, Vocab, is_searched};
+use crate::vocab::{Algorithm, SPM_SPACE, TokenType, Words, is_searched};
 
 /// Most characters that names of control tokens are kept apart by; those in the field have three.
 const ANCHORS_MAX: usize = 24;
@@ -49,7 +49,7 @@ fn anchor_of(name: &str) -> Option<char> {
 }
 
 impl ControlNames {
-    fn build(vocab: &Vocab) -> Result<ControlNames, Error> {
+    fn build(vocab: &Words) -> Result<ControlNames, Error> {
         let is_control = |t: &TokenType| matches!(t, TokenType::Control | TokenType::Unknown);
         let controls = vocab.texts.iter().zip(&vocab.types);
         let mut names: Vec<Box<str>> = controls
@@ -106,7 +106,7 @@ impl ControlNames {
 }
 
 /// How a text spells the token's name.
-fn spelled(vocab: &Vocab, name: &str) -> String {
+fn spelled(vocab: &Words, name: &str) -> String {
     match vocab.algorithm {
         Algorithm::Spm => name.replace(SPM_SPACE, " "),
         Algorithm::Bpe(_) => name.to_owned(),
@@ -130,7 +130,7 @@ struct Names {
 }
 
 impl Names {
-    fn build(vocab: &Vocab, keep: impl Fn(TokenType) -> bool) -> Result<Names, Error> {
+    fn build(vocab: &Words, keep: impl Fn(TokenType) -> bool) -> Result<Names, Error> {
         let (mut names, mut ids) = (Vec::new(), Vec::new());
         for (id, (text, &token_type)) in vocab.texts.iter().zip(&vocab.types).enumerate() {
             if !keep(token_type) || !is_searched(text) {
@@ -161,7 +161,7 @@ impl Names {
 }
 
 impl Specials {
-    pub(crate) fn build(vocab: &Vocab) -> Result<Specials, Error> {
+    pub(crate) fn build(vocab: &Words) -> Result<Specials, Error> {
         let no_strip = ["<unk>", "<s>", "<|endoftext|>"];
         let kept = |text: &[u8]| no_strip.iter().any(|name| name.as_bytes() == text);
         let no_strip = match vocab.special_rstrip {

@@ -11,7 +11,7 @@ use std::collections::{BinaryHeap, HashMap};
 
 use crate::Error;
 use crate::texts::TextIndex;
-use crate::vocab::{SPM_SPACE, TokenType, Vocab};
+use crate::vocab::{SPM_SPACE, TokenType, Vocab, Words};
 
 /// No token, no neighbour.
 const NONE: u32 = u32::MAX;
@@ -97,8 +97,13 @@ impl Candidate {
 }
 
 impl Spm {
+    /// Bytes of memory.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.index.memory_bytes()
+    }
+
     /// Builds the tables; a few milliseconds for 32,000 tokens.
-    pub(crate) fn build(vocab: &Vocab) -> Result<Spm, Error> {
+    pub(crate) fn build(vocab: &Words) -> Result<Spm, Error> {
         let mergeable = |id| {
             matches!(
                 vocab.token_type(id),

@@ -71,6 +71,17 @@ impl Texts {
         self.bytes.len()
     }
 
+    /// Bytes of memory.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.bytes.capacity() + self.ends.capacity() * size_of::<u32>()
+    }
+
+    /// Gives back what was reserved for more strings.
+    pub(crate) fn shrink(&mut self) {
+        self.bytes.shrink_to_fit();
+        self.ends.shrink_to_fit();
+    }
+
     /// Bytes of the longest string.
     pub(crate) fn max_len(&self) -> usize {
         self.iter().map(<[u8]>::len).max().unwrap_or(0)
@@ -120,6 +131,11 @@ impl TextIndex {
             hasher,
             max_len,
         })
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.table.allocation_size()
     }
 
     /// The id of `text` among `texts`, which must be those of `build`.

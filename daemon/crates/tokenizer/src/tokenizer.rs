@@ -9,17 +9,18 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use rocmforge_gguf::Gguf;
 
 use crate::bpe::{self, Bpe};
 use crate::chat::Marks;
+use crate::interned::{Digest, Interned};
 use crate::special::{Part, Specials};
 use crate::spm::{self, Spm};
 use crate::stream::{self, DecodeOptions, StreamDecoder};
 use crate::texts::Texts;
-use crate::vocab::{Algorithm, MERGES, SPM_SPACE, TokenType, Vocab, VocabData};
+use crate::vocab::{Algorithm, MERGES, SPM_SPACE, TokenType, Usage, Vocab, VocabData, Words};
 use crate::{Error, RenderedChat, metadata};
 
 /// Bytes of text that one [`Tokenizer::encode`] takes: more than the longest
@@ -28,7 +29,7 @@ use crate::{Error, RenderedChat, metadata};
 pub const MAX_TEXT_BYTES: usize = 16 << 20;
 
 /// Remarks on what is wrong with a vocabulary and tolerated that are kept.
-const TOLERATED_MAX: usize = 16;
+pub(crate) const TOLERATED_MAX: usize = 16;
 
 /// Words that one encode remembers, and the longest of them in bytes.
 const CACHED_WORDS_MAX: usize = 32 << 10;
@@ -43,7 +44,35 @@ pub struct Tokenizer {
 #[derive(Debug)]
 struct Shared {
     vocab: Vocab,
+    lexicon: Arc<Lexicon>,
+    digest: Digest,
+}
+
+/// Tokens and their tables, which models that have the same tokens share.
+#[derive(Debug)]
+struct Lexicon {
+    words: Arc<Words>,
     tables: Tables,
+    digest: Digest,
+}
+
+/// Those of all models.
+static LEXICONS: LazyLock<Interned<Lexicon>> = LazyLock::new(Interned::default);
+
+impl Lexicon {
+    fn new(mut data: VocabData, digest: Digest) -> Result<Lexicon, Error> {
+        let merges = data.merges.take();
+        let mut words = Words::new(data)?;
+        let mut tolerated = std::mem::take(&mut words.tolerated);
+        let tables = Tables::build(&words, merges.as_ref(), &mut tolerated)?;
+        tolerated.truncate(TOLERATED_MAX);
+        words.tolerated = tolerated;
+        Ok(Lexicon {
+            words: Arc::new(words),
+            tables,
+            digest,
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -60,7 +89,7 @@ enum Model {
 
 impl Tables {
     fn build(
-        vocab: &Vocab,
+        vocab: &Words,
         merges: Option<&Texts>,
         tolerated: &mut Vec<String>,
     ) -> Result<Tables, Error> {
@@ -79,25 +108,44 @@ impl Tables {
 }
 
 impl Tokenizer {
-    /// Reads the vocabulary of a file and builds its tables.
+    /// Reads the vocabulary of a file and builds its tables, or shares those of another tokenizer
+    /// that was made of the same tokens: then in the time that it takes to compare a digest.
     ///
     /// # Errors
     ///
     /// If the file has no vocabulary, one that contradicts itself, or one of
     /// a kind that is not supported.
     pub fn from_gguf(file: &Gguf) -> Result<Tokenizer, Error> {
-        Tokenizer::new(metadata::read(file)?)
+        let digest = metadata::digest_of_words(file);
+        let make = || Lexicon::new(metadata::read(file)?, digest);
+        let lexicon = LEXICONS.get(digest, make)?;
+        Tokenizer::of(lexicon, &metadata::usage(file)?)
     }
 
-    pub(crate) fn new(mut data: VocabData) -> Result<Tokenizer, Error> {
-        let merges = data.merges.take();
-        let mut vocab = Vocab::new(data)?;
-        let mut tolerated = std::mem::take(&mut vocab.tolerated);
-        let tables = Tables::build(&vocab, merges.as_ref(), &mut tolerated)?;
-        tolerated.truncate(TOLERATED_MAX);
-        vocab.tolerated = tolerated;
+    #[cfg(test)]
+    pub(crate) fn new(data: VocabData) -> Result<Tokenizer, Error> {
+        let usage = data.usage.clone();
+        let lexicon = Lexicon::new(data, Digest::of([]))?;
+        Tokenizer::of(Arc::new(lexicon), &usage)
+    }
+
+    fn of(lexicon: Arc<Lexicon>, usage: &Usage) -> Result<Tokenizer, Error> {
+        let vocab = Vocab::of(Arc::clone(&lexicon.words), usage);
+        let used = format!(
+            "{:?}",
+            (
+                [vocab.bos, vocab.eos, vocab.unknown],
+                [vocab.add_bos, vocab.add_eos, vocab.add_space_prefix],
+                &vocab.ends
+            )
+        );
+        let digest = Digest::of([&lexicon.digest.to_bytes()[..], used.as_bytes()]);
         Ok(Tokenizer {
-            shared: Arc::new(Shared { vocab, tables }),
+            shared: Arc::new(Shared {
+                vocab,
+                lexicon,
+                digest,
+            }),
         })
     }
 
@@ -106,6 +154,30 @@ impl Tokenizer {
     #[must_use]
     pub fn tolerated(&self) -> &[String] {
         &self.vocab().tolerated
+    }
+
+    /// What its tokens and their use were made of: tokenizers of one digest do the same.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        self.shared.digest
+    }
+
+    /// A number that tokenizers have in common which share their tokens and tables, while any of
+    /// them is there.
+    #[must_use]
+    pub fn lexicon_id(&self) -> usize {
+        Arc::as_ptr(&self.shared.lexicon).addr()
+    }
+
+    /// Bytes of the tokens and their tables in memory, whoever shares them.
+    #[must_use]
+    pub fn lexicon_bytes(&self) -> usize {
+        let lexicon = &self.shared.lexicon;
+        let model = match &lexicon.tables.model {
+            Model::Bpe(bpe) => bpe.memory_bytes(),
+            Model::Spm(spm) => spm.memory_bytes(),
+        };
+        lexicon.words.memory_bytes() + model
     }
 
     /// Number of tokens; ids are below it.
@@ -282,7 +354,7 @@ impl Tokenizer {
         out: &mut Vec<u32>,
     ) -> Result<(), Error> {
         let vocab = self.vocab();
-        let tables = &self.shared.tables;
+        let tables = &self.shared.lexicon.tables;
         if add_special && vocab.add_bos {
             out.extend(vocab.bos);
         }
@@ -371,7 +443,7 @@ impl Tokenizer {
 
     /// What knows the names of control tokens.
     pub(crate) fn specials(&self) -> &Specials {
-        &self.shared.tables.specials
+        &self.shared.lexicon.tables.specials
     }
 
     /// Turns ids into text. Special tokens are left out; bytes that are no

@@ -4,8 +4,12 @@
 //! Everything here is one pass over the tokens. What needs a hash table
 //! (duplicates, merges) is checked by the tables.
 
+use std::ops::Deref;
+use std::sync::Arc;
+
 use crate::pre_tokenizer::PreTokenizer;
 use crate::texts::Texts;
+use crate::tokenizer::TOLERATED_MAX;
 use crate::{Error, byte_level};
 
 /// Tokens a vocabulary may have.
@@ -34,6 +38,14 @@ pub(crate) struct VocabData {
     pub(crate) scores: Option<Vec<f32>>,
     pub(crate) types: Option<Vec<i32>>,
     pub(crate) merges: Option<Texts>,
+    /// Read apart from the rest, but in tests.
+    #[cfg(test)]
+    pub(crate) usage: Usage,
+}
+
+/// What a file says about how its tokens are used, as read, unchecked.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Usage {
     /// Value of each of [`SPECIAL_KEYS`].
     pub(crate) special: [Option<i64>; SPECIAL_KEYS.len()],
     pub(crate) add_bos: Option<bool>,
@@ -165,9 +177,10 @@ pub(crate) enum Algorithm {
 /// SentencePiece's mark for a space.
 pub(crate) const SPM_SPACE: &str = "\u{2581}";
 
-/// A checked vocabulary. Ids index `texts`, `pieces` and `types` alike.
+/// The tokens of a vocabulary, checked. Ids index `texts`, `pieces` and `types` alike. Models that
+/// have the same tokens share them.
 #[derive(Debug)]
-pub(crate) struct Vocab {
+pub(crate) struct Words {
     pub(crate) algorithm: Algorithm,
     /// Tokens as the file spells them.
     pub(crate) texts: Texts,
@@ -176,6 +189,20 @@ pub(crate) struct Vocab {
     pub(crate) types: Vec<TokenType>,
     /// Scores, for SentencePiece only.
     pub(crate) scores: Vec<f32>,
+    /// Tokens that end a generation by their names.
+    named_ends: Vec<u32>,
+    /// Bytes of text that one token takes at most; at least 1.
+    pub(crate) max_token_bytes: usize,
+    /// Special tokens take the white space that follows them.
+    pub(crate) special_rstrip: bool,
+    /// What is wrong with the tokens and does not keep them from being used.
+    pub(crate) tolerated: Vec<String>,
+}
+
+/// A checked vocabulary: tokens, and what a file says of how they are used.
+#[derive(Debug)]
+pub(crate) struct Vocab {
+    words: Arc<Words>,
     pub(crate) bos: Option<u32>,
     pub(crate) eos: Option<u32>,
     pub(crate) unknown: Option<u32>,
@@ -184,17 +211,27 @@ pub(crate) struct Vocab {
     pub(crate) add_space_prefix: bool,
     /// Tokens that end a generation, ascending.
     pub(crate) ends: Vec<u32>,
-    /// Bytes of text that one token takes at most; at least 1.
-    pub(crate) max_token_bytes: usize,
-    /// Special tokens take the white space that follows them.
-    pub(crate) special_rstrip: bool,
-    /// What is wrong with the vocabulary and does not keep it from being used.
+    /// What is wrong with the vocabulary and its use and does not keep it from being used.
     pub(crate) tolerated: Vec<String>,
 }
 
-impl Vocab {
-    /// Checks `data`; its merges are left to the caller.
-    pub(crate) fn new(data: VocabData) -> Result<Vocab, Error> {
+impl Deref for Vocab {
+    type Target = Words;
+
+    fn deref(&self) -> &Words {
+        &self.words
+    }
+}
+
+/// Whether special tokens of a model of this name take the white space behind them.
+pub(crate) fn strips_behind_specials(name: Option<&str>) -> bool {
+    let name = name.unwrap_or_default().to_ascii_lowercase();
+    name.contains("phi-3") || name.contains("phi3")
+}
+
+impl Words {
+    /// Checks the tokens of `data`; its merges are left to the caller.
+    pub(crate) fn new(data: VocabData) -> Result<Words, Error> {
         let algorithm = match data.model.as_str() {
             "gpt2" => Algorithm::Bpe(PreTokenizer::by_name(data.pre.as_deref())?),
             "llama" => Algorithm::Spm,
@@ -220,51 +257,28 @@ impl Vocab {
             // They are not used.
             (Algorithm::Bpe(_), _) => Vec::new(),
         };
-        let special = check_special(&data.special, n_vocab, &mut tolerated);
-        let mut ends = named_ends(&data.tokens, &mut types);
+        let named_ends = named_ends(&data.tokens, &mut types);
         check_specials(&data.tokens, &types, &mut tolerated)?;
-        let default = |id: u32| {
-            let fits = matches!(
-                types.get(id as usize),
-                Some(TokenType::Control | TokenType::Unknown)
-            );
-            (algorithm == Algorithm::Spm && fits).then_some(id)
-        };
-        let eos = special[EOS].or_else(|| default(2));
-        ends.extend(ENDS.iter().filter_map(|&key| special[key]));
-        ends.extend(eos);
-        ends.sort_unstable();
-        ends.dedup();
         let text_max = data.tokens.max_len();
         let pieces = pieces(algorithm, &data.tokens, &types)?;
-        let (bos, unknown) = (
-            special[BOS].or_else(|| default(1)),
-            special[UNK].or_else(|| default(0)),
-        );
-        let (adds_space, pre_adds_bos, always_bos) = match algorithm {
-            // Files of raw vocabularies were written that deny the BOS without
-            // which their models fail.
-            Algorithm::Bpe(pre) => (false, pre.add_bos, pre.raw),
-            Algorithm::Spm => (true, true, false),
-        };
-        let name = data.name.unwrap_or_default().to_ascii_lowercase();
-        Ok(Vocab {
+        Ok(Words {
             algorithm,
             max_token_bytes: pieces.max_len().max(text_max).max(1),
             texts: data.tokens,
             pieces,
             types,
             scores,
-            bos,
-            eos,
-            unknown,
-            add_bos: always_bos || data.add_bos.unwrap_or(pre_adds_bos),
-            add_eos: data.add_eos.unwrap_or(false),
-            add_space_prefix: adds_space && data.add_space_prefix.unwrap_or(true),
-            ends,
-            special_rstrip: name.contains("phi-3") || name.contains("phi3"),
+            named_ends,
+            special_rstrip: strips_behind_specials(data.name.as_deref()),
             tolerated,
         })
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let types = self.types.capacity() * size_of::<TokenType>();
+        let scores = self.scores.capacity() * size_of::<f32>();
+        self.texts.memory_bytes() + self.pieces.memory_bytes() + types + scores
     }
 
     pub(crate) fn n_vocab(&self) -> usize {
@@ -277,6 +291,58 @@ impl Vocab {
             .get(id as usize)
             .copied()
             .unwrap_or(TokenType::Undefined)
+    }
+}
+
+impl Vocab {
+    /// Checks `data`; its merges are left to the caller.
+    #[cfg(test)]
+    pub(crate) fn new(data: VocabData) -> Result<Vocab, Error> {
+        let usage = data.usage.clone();
+        Ok(Vocab::of(Arc::new(Words::new(data)?), &usage))
+    }
+
+    /// The vocabulary of these tokens, used so.
+    pub(crate) fn of(words: Arc<Words>, usage: &Usage) -> Vocab {
+        let mut tolerated = Vec::new();
+        let special = check_special(&usage.special, words.n_vocab(), &mut tolerated);
+        tolerated.extend_from_slice(&words.tolerated);
+        tolerated.truncate(TOLERATED_MAX);
+        let is_spm = words.algorithm == Algorithm::Spm;
+        let default = |id: u32| {
+            let fits = matches!(
+                words.types.get(id as usize),
+                Some(TokenType::Control | TokenType::Unknown)
+            );
+            (is_spm && fits).then_some(id)
+        };
+        let eos = special[EOS].or_else(|| default(2));
+        let mut ends = words.named_ends.clone();
+        ends.extend(ENDS.iter().filter_map(|&key| special[key]));
+        ends.extend(eos);
+        ends.sort_unstable();
+        ends.dedup();
+        let (bos, unknown) = (
+            special[BOS].or_else(|| default(1)),
+            special[UNK].or_else(|| default(0)),
+        );
+        let (pre_adds_bos, always_bos) = match words.algorithm {
+            // Files of raw vocabularies were written that deny the BOS without
+            // which their models fail.
+            Algorithm::Bpe(pre) => (pre.add_bos, pre.raw),
+            Algorithm::Spm => (true, false),
+        };
+        Vocab {
+            words,
+            bos,
+            eos,
+            unknown,
+            add_bos: always_bos || usage.add_bos.unwrap_or(pre_adds_bos),
+            add_eos: usage.add_eos.unwrap_or(false),
+            add_space_prefix: is_spm && usage.add_space_prefix.unwrap_or(true),
+            ends,
+            tolerated,
+        }
     }
 }
 

@@ -34,7 +34,7 @@ impl Library {
                 }
                 Err(error) => tried.push(Attempt {
                     library: name.clone(),
-                    message: loader_message(&error),
+                    message: without_name(&loader_message(&error), name),
                 }),
             }
         }
@@ -59,6 +59,14 @@ impl Library {
         // copied pointer stays good.
         unsafe { self.library.get::<F>(symbol) }.ok().map(|f| *f)
     }
+}
+
+/// The loader's words without the name of the library, with which they begin as a rule and which is
+/// told beside them.
+fn without_name(message: &str, name: &str) -> String {
+    let rest = message.strip_prefix(name);
+    let rest = rest.and_then(|rest| rest.strip_prefix(": "));
+    rest.unwrap_or(message).to_owned()
 }
 
 /// The file that the loader took for a name.

@@ -41,7 +41,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    fn of(meta: &Metadata) -> Identity {
+    /// That of a file by what the system says of it.
+    pub fn of(meta: &Metadata) -> Identity {
         Identity {
             dev: meta.dev(),
             inode: meta.ino(),
@@ -49,6 +50,11 @@ impl Identity {
             mtime_ns: ns(meta.mtime(), meta.mtime_nsec()),
             ctime_ns: ns(meta.ctime(), meta.ctime_nsec()),
         }
+    }
+
+    /// Whether both are of one inode, whatever it has.
+    pub fn is_same_inode(&self, other: &Identity) -> bool {
+        (self.dev, self.inode) == (other.dev, other.inode)
     }
 
     /// Whether both are of one file of one content, as far as its own times say.
@@ -101,7 +107,7 @@ pub(super) struct Part {
     is_other: Mutex<bool>,
     /// Whether the last look at the file found a change.
     has_changed: AtomicBool,
-    samples: Arc<Samples>,
+    pub(super) samples: Arc<Samples>,
     /// Whether a thread compares the content of a file that may not answer.
     is_compared: Arc<AtomicBool>,
     /// The offset of its first byte.

@@ -20,12 +20,13 @@
 //! nearly every block. A change of some bytes behind the first 8 MiB is found by luck alone. What
 //! nobody has read yet may change: it is read as it is then.
 
-use std::collections::hash_map::RandomState;
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use foldhash::quality::RandomState;
 
 /// Bytes of a block.
 pub(super) const BLOCK: u64 = 4096;
@@ -57,12 +58,17 @@ impl Samples {
         let dense = blocks.min(DENSE_MAX);
         let stretches = (blocks - dense).min(STRETCHES_MAX);
         Samples {
-            keys: RandomState::new(),
+            keys: RandomState::default(),
             size,
             dense,
             stretches,
             digests: (0..dense + stretches).map(|_| AtomicU64::new(0)).collect(),
         }
+    }
+
+    /// Bytes of memory.
+    pub(super) fn memory_bytes(&self) -> usize {
+        size_of_val(&self.digests[..])
     }
 
     /// Blocks behind the dense ones.
@@ -167,7 +173,7 @@ impl Samples {
         };
         let stretches = digests().filter(|&(place, _)| place >= self.dense).count() as u64;
         // Others each time, if these are not all.
-        let lot = RandomState::new();
+        let lot = RandomState::default();
         let is_drawn = |place: u64| {
             place < self.dense
                 || stretches <= COMPARED_MAX
@@ -204,7 +210,7 @@ mod tests {
             let all: Vec<_> = (0..n).map(|p| samples.bytes_of(samples.block(p))).collect();
             assert!(all.iter().all(|at| at.start < at.end && at.end <= size));
             assert!(all.windows(2).all(|pair| pair[0].end <= pair[1].start));
-            let keys = RandomState::new();
+            let keys = RandomState::default();
             for i in 0..2000u64 {
                 let start = keys.hash_one(i) % size;
                 let len = keys.hash_one(!i) % (size - start).min(1 << (10 + i % 30));

@@ -26,7 +26,7 @@ proptest! {
     fn a_beginning_is_that_of_the_whole(text in any_text(), times in 1..9usize, max in 0..40usize) {
         let text = text.repeat(times);
         let mut with_eos = bpe_data(&["he"], &["h e"]);
-        with_eos.add_eos = Some(true);
+        with_eos.usage.add_eos = Some(true);
         for tokenizer in [bpe(), spm(), Tokenizer::new(with_eos).unwrap()] {
             let beginning = tokenizer.encode_beginning(max, &text, true, true).unwrap();
             prop_assert_eq!(beginning, cut(&tokenizer, max, &text));

@@ -90,7 +90,7 @@ fn phi3_special_tokens_take_the_space_behind_them() {
 fn bos_and_eos_follow_the_metadata_then_the_pre_tokenizer() {
     let ids = |edit: fn(&mut VocabData)| {
         let mut data = bpe_data(&["he"], &["h e"]);
-        data.special[crate::vocab::BOS] = Some(7);
+        data.usage.special[crate::vocab::BOS] = Some(7);
         edit(&mut data);
         Tokenizer::new(data)
             .unwrap()
@@ -98,17 +98,17 @@ fn bos_and_eos_follow_the_metadata_then_the_pre_tokenizer() {
             .unwrap()
     };
     assert_eq!(ids(|_| ()), [256]);
-    assert_eq!(ids(|data| data.add_bos = Some(true)), [7, 256]);
-    assert_eq!(ids(|data| data.add_eos = Some(true)), [256, 257]);
+    assert_eq!(ids(|data| data.usage.add_bos = Some(true)), [7, 256]);
+    assert_eq!(ids(|data| data.usage.add_eos = Some(true)), [256, 257]);
     assert_eq!(ids(|data| data.pre = Some("llama-bpe".into())), [7, 256]);
     let off = |data: &mut VocabData| {
         data.pre = Some("llama-bpe".into());
-        data.add_bos = Some(false);
+        data.usage.add_bos = Some(false);
     };
     assert_eq!(ids(off), [256]);
     let none = |data: &mut VocabData| {
-        data.add_bos = Some(true);
-        data.special[crate::vocab::BOS] = Some(-1);
+        data.usage.add_bos = Some(true);
+        data.usage.special[crate::vocab::BOS] = Some(-1);
     };
     assert_eq!(ids(none), [256]);
 }
@@ -116,8 +116,8 @@ fn bos_and_eos_follow_the_metadata_then_the_pre_tokenizer() {
 #[test]
 fn a_chat_begins_with_one_bos() {
     let mut data = bpe_data(&["he"], &["h e"]);
-    data.special[crate::vocab::BOS] = Some(258);
-    data.add_bos = Some(true);
+    data.usage.special[crate::vocab::BOS] = Some(258);
+    data.usage.add_bos = Some(true);
     let tokenizer = Tokenizer::new(data).unwrap();
     assert_eq!(tokenizer.encode_chat(99, "he").unwrap(), [258, 256]);
     assert_eq!(tokenizer.encode_chat(99, "<tool>he").unwrap(), [258, 256]);
@@ -168,7 +168,7 @@ fn sentencepiece_prefix_and_user_defined_tokens() {
     assert_eq!(encoded(&tokenizer, "</s>a", true), ["</s>", "▁a"]);
     assert_eq!(encoded(&tokenizer, "", true), Vec::<String>::new());
     let mut data = spm_data(&[("▁", -1.0, NORMAL), ("a", -1.0, NORMAL)]);
-    data.add_space_prefix = Some(false);
+    data.usage.add_space_prefix = Some(false);
     let plain = Tokenizer::new(data).unwrap();
     assert_eq!(encoded(&plain, "a a", false), ["a", "▁", "a"]);
     assert_eq!(
@@ -290,15 +290,15 @@ fn what_does_not_keep_a_vocabulary_from_being_used_is_told() {
     // What no rule of the format uses is not looked at.
     told(|d| d.scores = Some(vec![f32::NAN; 7]), &[]);
     told(
-        |d| d.special[crate::vocab::EOS] = Some(-2),
+        |d| d.usage.special[crate::vocab::EOS] = Some(-2),
         &["eos_token_id is -2"],
     );
     told(
-        |d| d.special[crate::vocab::EOS] = Some(i64::MAX),
+        |d| d.usage.special[crate::vocab::EOS] = Some(i64::MAX),
         &["eos_token_id is"],
     );
     let outside = told(
-        |d| d.special[crate::vocab::BOS] = Some(259),
+        |d| d.usage.special[crate::vocab::BOS] = Some(259),
         &["bos_token_id is 259"],
     );
     assert_eq!(outside.bos(), None);
@@ -343,7 +343,7 @@ fn a_byte_without_a_token_is_left_out() {
         .iter()
         .map(|t| if t == b"x" { &b"[gone]"[..] } else { t });
     data.tokens = texts(spoilt);
-    data.special[crate::vocab::UNK] = Some(0);
+    data.usage.special[crate::vocab::UNK] = Some(0);
     let tokenizer = Tokenizer::new(data).unwrap();
     assert_eq!(tokenizer.encode("hex", false, false).unwrap(), [256]);
     assert!(tokenizer.encode("x", false, false).unwrap().is_empty());
@@ -366,7 +366,7 @@ fn ids_outside_of_the_vocabulary() {
 #[test]
 fn end_of_generation_by_metadata_and_by_name() {
     let mut data = bpe_data(&["he", "<|eot_id|>"], &["h e"]);
-    data.special[3] = Some(5);
+    data.usage.special[3] = Some(5);
     let tokenizer = Tokenizer::new(data).unwrap();
     assert_eq!(tokenizer.end_of_generation(), [5, 257, 258]);
     // A plain token of such a name is a control token all the same.

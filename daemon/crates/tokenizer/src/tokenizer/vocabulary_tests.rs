@@ -140,8 +140,11 @@ fn raw_vocabularies_merge_characters_and_spell_others_in_bytes() {
         tokens: texts(list.iter().map(String::as_bytes)),
         types: Some(types),
         merges: Some(texts(["▁ a", "a b", "▁ ab"].iter().map(|m| m.as_bytes()))),
-        special: [Some(0), None, None, None, None, None, None, None, None],
-        add_bos: Some(false),
+        usage: Usage {
+            special: [Some(0), None, None, None, None, None, None, None, None],
+            add_bos: Some(false),
+            ..Usage::default()
+        },
         ..VocabData::default()
     };
     let tokenizer = Tokenizer::new(data).unwrap();

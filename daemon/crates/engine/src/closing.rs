@@ -1,0 +1,63 @@
+//! Closing a model that nobody uses.
+//!
+//! ```text
+//! published --close--> withdrawn --close, nobody holds it--> forgotten
+//!     ^                    |
+//!     +--reopen, load------+
+//! ```
+//!
+//! Whoever finds a model in a snapshot holds it until the request is sent. So a model is withdrawn
+//! from the snapshots first. Once the engine's own pointer is the only one, nobody can send a
+//! request for it any more, and it is forgotten. A request that comes meanwhile keeps it.
+//!
+//! *Invariant:* a request that found its model is never refused because the model was closed (test
+//! `a_model_that_somebody_holds_is_not_closed`).
+
+use std::sync::Arc;
+
+use crate::actor::{Engine, Entry};
+use crate::api::Closing;
+use crate::error::Error;
+
+impl Engine {
+    /// Takes a model a step nearer to being forgotten, if nobody uses it.
+    pub(crate) fn close(&mut self, name: &str) -> Result<Closing, Error> {
+        let id = self.find(name)?.id;
+        if self.is_used(id) {
+            self.reopen(name);
+            return Ok(Closing::Used);
+        }
+        let entry = self.models.iter_mut().find(|entry| entry.id == id);
+        let Some(entry) = entry else {
+            return Ok(Closing::Used);
+        };
+        entry.is_withdrawn = true;
+        self.publish(true);
+        let entry = self.models.iter().find(|entry| entry.id == id);
+        let Some(Entry { loaded, .. }) = entry else {
+            return Ok(Closing::Used);
+        };
+        if Arc::strong_count(loaded) > 1 {
+            return Ok(Closing::Held);
+        }
+        let loaded = Arc::clone(loaded);
+        self.forget_model(id, &loaded)?;
+        Ok(Closing::Closed(loaded))
+    }
+
+    /// Publishes a model again that was withdrawn.
+    pub(crate) fn reopen(&mut self, name: &str) {
+        let entry = self.models.iter_mut().find(|e| e.loaded.name() == name);
+        if let Some(entry) = entry {
+            entry.is_withdrawn = false;
+        }
+    }
+
+    fn is_used(&self, id: rocmforge_tensor_cache::ModelId) -> bool {
+        let drafts = |entry: &Entry| entry.draft.as_ref().is_some_and(|draft| draft.id == id);
+        self.tasks.values().any(|task| task.model == id)
+            || self.preloads.iter().any(|preload| preload.model == id)
+            || self.store.model_pinned_bytes(id) > 0
+            || self.models.iter().any(drafts)
+    }
+}
