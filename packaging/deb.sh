@@ -131,8 +131,6 @@ pages="README.md CHANGELOG.md docs packaging/kubernetes packaging/monitoring pac
     grep -v '\.test\.' | while read -r page; do
     put 0644 "$page" "$doc/$page"
 done
-# Where people look first.
-for page in administration first-contact; do ln -s "docs/$page.md" "$root/$doc/$page.md"; done
 # Links to what only the sources have become plain words.
 find "$root/$doc" -type f -name '*.md' | while read -r page; do
     (cd "$(dirname "$page")" && perl -0pi -e \

@@ -31,7 +31,7 @@ const FILES: [(&str, u32); 22] = [
     ("usr/share/doc/rocmforged/README.md", 0o644),
     ("usr/lib/systemd/user/rocmforged.service", 0o644),
     ("usr/share/doc/rocmforged/examples/network.conf", 0o644),
-    ("usr/share/doc/rocmforged/docs/administration.md", 0o644),
+    ("usr/share/doc/rocmforged/docs/operations.md", 0o644),
     (
         "usr/share/doc/rocmforged/packaging/monitoring/alerts.yaml",
         0o644,
