@@ -39,7 +39,7 @@ pub enum Error {
     /// The file is not what it was when it was opened; whatever was read from it is not to be
     /// trusted.
     #[error(
-        "{path} changed while it was in use (was {was}, now {now}): unload the model and load it again",
+        "{path} changed while it was in use (was {was}, now {now})",
         path = path.display()
     )]
     Changed {
