@@ -180,6 +180,11 @@ pub(super) static METRICS: &[Metric] = &[
         One(|s| number(s.snapshot.interleaved_passes)),
     ),
     counter(
+        "rocmforge_suspended_passes_total",
+        "Passes that were suspended between two of their steps so that other requests could run",
+        One(|s| number(s.snapshot.suspensions)),
+    ),
+    counter(
         "rocmforge_recomputed_tokens_total",
         "Tokens that preempted requests recomputed after they were resumed",
         One(|s| number(s.snapshot.host_tier.again_tokens)),
