@@ -368,7 +368,7 @@ mod tests {
         let tests = SelfTest::asking(path, LIMIT);
         let both = tokio::join!(tests.run("hip:0".to_owned()), tests.run("hip:0".to_owned()));
         assert!(both.0.is_ok());
-        assert_eq!(both.1.unwrap_err().reason(), "FULL_NOW");
+        assert_eq!(both.1.unwrap_err().reason(), failure::Reason::FullNow);
     }
 
     #[test]

@@ -8,9 +8,11 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod json;
 mod socket;
 
 pub use budget::{BUDGET_MAX_BYTES, Budget, BudgetError};
+pub use json::Word;
 
 pub use socket::{
     SOCKET_ENV, SOCKET_FILE_NAME, SYSTEM_SOCKET_PATH, default_socket_path, socket_candidates,
@@ -19,7 +21,8 @@ pub use socket::{
 /// Messages, clients and servers of the package `rocmforge.v1`.
 ///
 /// The fields and the errors of each RPC are documented in the `.proto` files,
-/// whose comments appear here.
+/// whose comments appear here. Messages serialize with serde: keys are the names of the fields,
+/// enums are lowercase words.
 #[allow(
     missing_docs,
     unreachable_pub,

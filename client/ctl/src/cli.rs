@@ -9,7 +9,7 @@ use rocmforge_client::proto::v1::{CachePolicy, Pooling};
 
 use crate::sampling::{SamplingArgs, text_or_file};
 
-/// Loads models into a rocmforged, generates with them, and looks after its cache.
+/// Controls a rocmforged: loads models, generates text, manages the cache.
 #[derive(Debug, Parser)]
 #[command(
     name = "rocmforgectl",
@@ -49,24 +49,24 @@ impl Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Open a GGUF file under a name
+    /// Load a GGUF file under a name
     Load(LoadArgs),
-    /// Close a model and free what it holds
+    /// Unload a model and free its memory
     Unload {
         /// Name of the model
         name: String,
-        /// Cancel its requests and lift its pins instead of refusing
+        /// Cancel the requests of the model and remove its pins, instead of failing
         #[arg(long)]
         force: bool,
     },
     /// List the loaded models
     Ls,
-    /// Describe one model: shape, file, quantization, residency
+    /// Show a model: architecture, file, quantization, resident segments
     Show {
         /// Name of the model
         name: String,
     },
-    /// Continue a text, taken as it is, special tokens included
+    /// Generate a completion of a raw prompt, without a chat template
     Generate {
         /// Name of the model
         name: String,
@@ -96,7 +96,7 @@ pub(crate) enum Command {
     /// Load a file and answer one prompt through its chat template, in a running
     /// daemon or one started for the occasion
     Run(RunArgs),
-    /// Give the vectors of texts: what they mean to a model
+    /// Compute embeddings of texts
     Embed {
         /// Name of the model
         name: String,
@@ -111,21 +111,21 @@ pub(crate) enum Command {
             conflicts_with = "texts"
         )]
         ids: Vec<u32>,
-        /// Which hidden states make a vector [default: as the file says, else the last]
+        /// Pooling of the hidden states [default: the model file's, else last]
         #[arg(long, value_enum)]
         pooling: Option<PoolingArg>,
-        /// Give only so many elements of each vector, from the first
+        /// Truncate each embedding to this number of dimensions
         #[arg(long, value_name = "N", allow_negative_numbers = true)]
         dimensions: Option<i32>,
-        /// Do not divide vectors by their length
+        /// Do not normalize the embeddings
         #[arg(long)]
         no_normalise: bool,
     },
-    /// Order documents by how relevant they are to a query, with a reranker
+    /// Rank documents by relevance to a query, with a reranker model
     Rerank {
         /// Name of the model
         name: String,
-        /// What is looked for
+        /// The query
         query: String,
         /// The documents
         #[arg(required = true)]
@@ -133,11 +133,11 @@ pub(crate) enum Command {
         /// Show only the N best
         #[arg(long, value_name = "N", allow_negative_numbers = true)]
         top_n: Option<i32>,
-        /// What makes a document relevant, in a sentence [default: the model's usual one]
+        /// Instruction that says what makes a document relevant [default: the model's own]
         #[arg(long, value_name = "TEXT")]
         instruction: Option<String>,
     },
-    /// Give the log-probability of each token of a text
+    /// Compute the log-probability of each token of a text
     Score {
         /// Name of the model
         name: String,
@@ -156,7 +156,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         special: SpecialArgs,
     },
-    /// Turn a text into token ids
+    /// Tokenize a text
     Tokenize {
         /// Name of the model
         name: String,
@@ -165,7 +165,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         special: SpecialArgs,
     },
-    /// Turn token ids into text
+    /// Detokenize token ids
     Detokenize {
         /// Name of the model
         name: String,
@@ -173,28 +173,28 @@ pub(crate) enum Command {
         #[arg(required = true)]
         ids: Vec<u32>,
     },
-    /// Look after the tensor cache
+    /// Show or change the weight cache
     #[command(subcommand)]
     Cache(CacheCommand),
     /// Upload segments ahead of their use
     Preload(SegmentsArgs),
-    /// Keep segments from eviction
+    /// Pin segments: exempt them from eviction
     Pin(SegmentsArgs),
-    /// Let segments be evicted again
+    /// Unpin segments: allow their eviction
     Unpin(SegmentsArgs),
     /// Show the daemon: version, device, models, queue
     Status,
     /// List the GPU drivers and devices of the daemon's machine
     Devices {
-        /// Test the card in use now, and print one table to send with a report
+        /// Run the self-test of the GPU in use, and print one table for a bug report
         #[arg(long)]
         check: bool,
     },
-    /// Have the daemon read its configuration anew, and show what it took and what it did not
+    /// Reload the daemon's configuration, and show which changes took effect
     Reload,
     /// List the GGUF files below the daemon's model directories
     Files,
-    /// Ask whether the daemon serves; the exit code says so, too
+    /// Check whether the daemon serves requests; the exit code is 0 if it does
     Health,
     /// Look for what this machine lacks to serve models, and say what to do; exit code 1 if
     /// something fails
@@ -232,7 +232,7 @@ pub(crate) struct LoadArgs {
     /// Upload as much of it as fits at once
     #[arg(long)]
     pub(crate) preload: bool,
-    /// A smaller model with the same vocabulary that drafts tokens for it
+    /// Draft model for speculative decoding: a smaller model with the same vocabulary
     #[arg(long, value_name = "NAME")]
     pub(crate) draft: Option<String>,
 }
@@ -261,30 +261,30 @@ pub(crate) struct ChatArgs {
     /// System message to begin with
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
-    /// Functions that the model may call, a JSON list as OpenAI's clients send it; @FILE reads it
+    /// Tools that the model may call, a JSON list as in OpenAI's API; @FILE reads it
     /// from a file
     #[arg(long, value_name = "JSON", value_parser = text_or_file)]
     pub(crate) tools: Option<String>,
     /// More variables for the template, a JSON object, as in {"enable_thinking": false}
     #[arg(long, value_name = "JSON", value_parser = text_or_file)]
     pub(crate) template_args: Option<String>,
-    /// The beginning of the answer, which the model goes on with
+    /// Beginning of the response, which the model continues
     #[arg(long, value_name = "TEXT")]
     pub(crate) answer: Option<String>,
-    /// Print what the model would be given, and compute nothing
+    /// Print the rendered prompt, and generate nothing
     #[arg(long)]
     pub(crate) render: bool,
-    /// Print what the model thinks and calls as it writes it
+    /// Print reasoning and tool calls unparsed, as the model writes them
     #[arg(long)]
     pub(crate) unparsed: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct SpecialArgs {
-    /// Do not put the tokens around the text that the vocabulary asks for
+    /// Do not add special tokens (BOS, EOS) to the text
     #[arg(long)]
     pub(crate) no_add_special: bool,
-    /// Read the names of special tokens as plain text
+    /// Tokenize the names of special tokens as plain text
     #[arg(long)]
     pub(crate) no_parse_special: bool,
 }
@@ -307,9 +307,9 @@ impl SegmentsArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CacheCommand {
-    /// Show how the device's memory is used
+    /// Show the use of device memory, cache hits and evictions
     Stats,
-    /// Evict everything, or one model; what is pinned or in use stays
+    /// Evict all weights, or those of one model; pinned and used segments stay
     Clear {
         /// Name of the model
         name: Option<String>,
@@ -320,7 +320,7 @@ pub(crate) enum CacheCommand {
         /// 1024, KB, MB, GB, TB in 1000) or a share of the device (80%)
         budget: Option<Budget>,
     },
-    /// Show how victims are picked, or choose it
+    /// Show or set the eviction policy
     Policy {
         /// The policy
         #[arg(value_enum)]
@@ -361,9 +361,9 @@ impl From<PoolingArg> for Pooling {
 /// Policies by the names that users type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Policy {
-    /// Evict what is expected to be used last, between models and inside a pass
+    /// Evict the segment whose next use is expected last
     PassAware,
-    /// Plain least recently used
+    /// Evict the least recently used segment
     Lru,
 }
 

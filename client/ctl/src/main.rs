@@ -18,7 +18,6 @@ mod doctor;
 mod failure;
 mod generated;
 mod human;
-mod json;
 mod output;
 mod private;
 mod progress;

@@ -7,7 +7,8 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use serde_json::Value;
+use anyhow::Context as _;
+use serde::Serialize;
 
 use crate::human::is_obeyed;
 
@@ -55,11 +56,12 @@ impl Output {
     }
 
     /// Writes an object on a line; what a terminal would obey is escaped in it.
-    pub(crate) fn object(&mut self, json: &Value) -> anyhow::Result<()> {
+    pub(crate) fn object(&mut self, json: &impl Serialize) -> anyhow::Result<()> {
+        let json = serde_json::to_string(json).context("cannot write the answer as JSON")?;
         let mut line = String::new();
         // Outside of strings there are no such characters, and control characters of ASCII are
         // escaped already.
-        for c in json.to_string().chars() {
+        for c in json.chars() {
             match is_obeyed(c) {
                 true => line += &format!("\\u{:04x}", u32::from(c)),
                 false => line.push(c),
@@ -69,9 +71,9 @@ impl Output {
     }
 
     /// Writes one answer: `json` as an object on a line, or the text of `human`.
-    pub(crate) fn answer(
+    pub(crate) fn answer<T: Serialize>(
         &mut self,
-        json: impl FnOnce() -> Value,
+        json: impl FnOnce() -> T,
         human: impl FnOnce() -> String,
     ) -> anyhow::Result<()> {
         if self.json {
@@ -88,6 +90,8 @@ impl Output {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     #[derive(Clone, Default)]

@@ -12,10 +12,10 @@ use rocmforge_client::proto::v1::{Format, JsonObject, Priority, SamplingParams};
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sampling", allow_negative_numbers = true)]
 pub(crate) struct SamplingArgs {
-    /// Most tokens to generate [default: until the text or the context ends]
+    /// Maximum number of output tokens [default: until the model ends or the context is full]
     #[arg(long, value_name = "N")]
     max_tokens: Option<i32>,
-    /// Divides the logits; 0 always takes the most probable token [default: 0.8]
+    /// Temperature: divides the logits; 0 is greedy sampling [default: 0.8]
     #[arg(long, value_name = "T")]
     temperature: Option<f32>,
     /// Keep the K most probable tokens; 0 keeps all [default: 40]
@@ -28,73 +28,71 @@ pub(crate) struct SamplingArgs {
     /// [default: 0.05]
     #[arg(long, value_name = "P")]
     min_p: Option<f32>,
-    /// Weaken tokens seen lately by this factor; 1 does nothing [default: 1]
+    /// Repetition penalty: divides the logits of recent tokens; 1 is off [default: 1]
     #[arg(long, value_name = "X")]
     repeat_penalty: Option<f32>,
-    /// Take this off the logits of tokens seen lately [default: 0]
+    /// Presence penalty: subtracted from the logits of recent tokens [default: 0]
     #[arg(long, value_name = "X")]
     presence_penalty: Option<f32>,
-    /// Take this off the logits of tokens seen lately, once for each time
+    /// Frequency penalty: subtracted from the logits of recent tokens for each occurrence
     /// [default: 0]
     #[arg(long, value_name = "X")]
     frequency_penalty: Option<f32>,
-    /// How many of the last tokens count as seen lately [default: 64]
+    /// Number of recent tokens that the penalties look at [default: 64]
     #[arg(long, value_name = "N")]
     penalty_last_n: Option<i32>,
-    /// Seed of the draw: the same seed gives the same text [default: a random one,
+    /// Sampling seed: the same seed gives the same output [default: a random one,
     /// which --json reports]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// End the text before this string; may be repeated
+    /// Stop string: ends the output before it; may be repeated
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
     /// Add BIAS (-100 to 100) to the logit of a token; may be repeated
     #[arg(long, value_name = "ID=BIAS", value_parser = bias)]
     logit_bias: Vec<(u32, f32)>,
-    /// Choose no token that ends the text before so many [default: 0]
+    /// Minimum number of output tokens before the model may end [default: 0]
     #[arg(long, value_name = "N")]
     min_tokens: Option<i32>,
-    /// Go on behind tokens that end a text
+    /// Ignore end-of-sequence tokens
     #[arg(long)]
     ignore_eos: bool,
-    /// End the text before this token, too; may be repeated
+    /// Further stop token; may be repeated
     #[arg(long, value_name = "ID")]
     stop_token_ids: Vec<u32>,
     /// With --json: the log-probability of each token, and of the N most probable
     /// ones in its place, 0 to 20
     #[arg(long, value_name = "N")]
     pub(crate) logprobs: Option<i32>,
-    /// Answer with a JSON object
+    /// Constrain the output to a JSON object
     #[arg(long, group = "format")]
     json_object: bool,
-    /// Answer with JSON that this schema describes; @FILE reads it from a file
+    /// Constrain the output to a JSON schema; @FILE reads it from a file
     #[arg(long, group = "format", value_name = "SCHEMA", value_parser = text_or_file)]
     json_schema: Option<String>,
-    /// Answer with a text that this regular expression describes
+    /// Constrain the output to a regular expression
     #[arg(long, group = "format", value_name = "REGEX")]
     regex: Option<String>,
-    /// Answer with a text that this grammar in Lark describes; @FILE reads it from
-    /// a file
+    /// Constrain the output to a Lark grammar; @FILE reads it from a file
     #[arg(long, group = "format", value_name = "GRAMMAR", value_parser = text_or_file)]
     lark: Option<String>,
-    /// Answer with a text that this grammar in GBNF describes; @FILE reads it from
-    /// a file
+    /// Constrain the output to a GBNF grammar; @FILE reads it from a file
     #[arg(long, group = "format", value_name = "GRAMMAR", value_parser = text_or_file)]
     gbnf: Option<String>,
-    /// How many answers to give, 1 to 8 [default: 1]
+    /// Number of choices to generate, 1 to 8 [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) choices: Option<i32>,
     /// Context length in tokens, prompt and answer together [default: what the
     /// model was trained with, within the daemon's limit]
     #[arg(long, value_name = "N")]
     pub(crate) n_ctx: Option<i32>,
-    /// Let requests that somebody waits for go first
+    /// Low priority: interactive requests go first
     #[arg(long, help_heading = None)]
     batch: bool,
-    /// Compute the whole prompt, whatever earlier ones have computed, and keep nothing of it
+    /// Do not use the prefix cache for this prompt
     #[arg(long, help_heading = None)]
     no_reuse: bool,
-    /// Print counts and speed on standard error, also where that is no terminal
+    /// Print token counts and speed on standard error, even if it is no terminal
     #[arg(long, help_heading = None)]
     pub(crate) stats: bool,
 }

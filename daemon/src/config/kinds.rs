@@ -37,7 +37,7 @@ type Show<T> = Box<dyn Fn(&T) -> Option<String>>;
 pub(super) struct Kind<T> {
     pub(super) shape: Shape,
     /// What stands for the value in `--help`.
-    pub(super) placeholder: &'static str,
+    pub(super) placeholder: String,
     /// What values there are, for the reference page.
     pub(super) allowed: String,
     /// Words that are values, for the fuzzer.
@@ -51,14 +51,14 @@ pub(super) struct Kind<T> {
 impl<T: 'static> Kind<T> {
     /// A value that is one text.
     fn text(
-        placeholder: &'static str,
+        placeholder: impl Into<String>,
         allowed: impl Into<String>,
         read: impl Fn(&str) -> Result<T, String> + 'static,
         show: impl Fn(&T) -> String + 'static,
     ) -> Self {
         Self {
             shape: Shape::Text,
-            placeholder,
+            placeholder: placeholder.into(),
             allowed: allowed.into(),
             words: Vec::new(),
             // What is no UTF-8 is no value of any of these, and is refused as such.
@@ -89,7 +89,6 @@ impl<T: 'static> Kind<T> {
 
 /// One of several words.
 pub(super) fn choice<T: Copy + PartialEq + 'static, const N: usize>(
-    placeholder: &'static str,
     options: [(&'static str, T); N],
 ) -> Kind<T> {
     let words = options.map(|(word, _)| word);
@@ -111,7 +110,7 @@ pub(super) fn choice<T: Copy + PartialEq + 'static, const N: usize>(
     let code: Vec<String> = words.iter().map(|word| format!("`{word}`")).collect();
     Kind {
         words: words.to_vec(),
-        ..Kind::text(placeholder, code.join(", "), read, show)
+        ..Kind::text(words.join("|"), code.join(", "), read, show)
     }
 }
 
@@ -301,7 +300,7 @@ pub(super) fn collector() -> Kind<Collector> {
 pub(super) fn path(placeholder: &'static str) -> Kind<PathBuf> {
     Kind {
         shape: Shape::Path,
-        placeholder,
+        placeholder: placeholder.to_owned(),
         allowed: "a path; absolute in a file".to_owned(),
         words: Vec::new(),
         read: Box::new(|given| {
@@ -351,7 +350,7 @@ fn checked_path(path: OsString, origin: Option<&Origin>) -> Result<PathBuf, Stri
 pub(super) fn directories() -> Kind<Vec<PathBuf>> {
     Kind {
         shape: Shape::Paths,
-        placeholder: "DIR",
+        placeholder: "DIR".to_owned(),
         allowed: format!("a path, or a list of at most {MODEL_DIRS_MAX}; absolute in a file"),
         words: Vec::new(),
         read: Box::new(|given| {
@@ -376,7 +375,7 @@ pub(super) fn directories() -> Kind<Vec<PathBuf>> {
 pub(super) fn users() -> Kind<Who> {
     Kind {
         shape: Shape::Names,
-        placeholder: "WHO",
+        placeholder: "WHO".to_owned(),
         allowed: "a list of users (`NAME` or a number), groups (`@NAME`), or `*` for everyone"
             .to_owned(),
         words: vec!["*", "@root"],

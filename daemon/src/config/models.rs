@@ -65,7 +65,8 @@ file_table! {
         max_tokens: Option<i32>,
         /// Priority of requests that set none: "interactive" or "batch".
         priority: Option<Priority>,
-        /// Absolute path of a chat template (Jinja), instead of the one in the GGUF file.
+        /// Chat template instead of the one in the GGUF file: absolute path of a Jinja file, or name
+        /// of a built-in template.
         template: Option<PathBuf>,
     }
 }

@@ -83,7 +83,7 @@ declare_settings! {
         keep_free: Option<Budget> = size_or_none(), Is("0"), AtRestart;
 
         /// Eviction policy of the weight cache.
-        policy: Policy = choice("POLICY", [("pass-aware", Policy::PassAware), ("lru", Policy::Lru)]),
+        policy: Policy = choice([("pass-aware", Policy::PassAware), ("lru", Policy::Lru)]),
             Is("pass-aware"), AtRestart;
 
         /// Whether weights that are not in GPU memory are computed on the CPU instead of uploaded.
@@ -136,7 +136,7 @@ declare_settings! {
         /// per-user reuses a user's own prompts, shared those of all users. With shared, the time
         /// to
         /// first token tells a user whether somebody has sent a prompt with the same beginning.
-        prefix_cache: PrefixCache = choice("WHOSE", [
+        prefix_cache: PrefixCache = choice([
             ("off", PrefixCache::Off),
             ("per-user", PrefixCache::PerClient),
             ("shared", PrefixCache::Shared),
@@ -148,7 +148,7 @@ declare_settings! {
         /// are no multiple of 32 elements keep f16. f32 takes twice as much. auto is f16, but f32
         /// for unquantized models (F16, BF16, F32) that do not scale their attention scores, such
         /// as Gemma 4, or are MoE.
-        kv_type: Option<KvType> = choice("TYPE", [
+        kv_type: Option<KvType> = choice([
             ("auto", None),
             ("f32", Some(KvType::F32)),
             ("f16", Some(KvType::F16)),
@@ -161,7 +161,7 @@ declare_settings! {
         /// kernel computes them, so that the output can differ where two tokens are nearly equally
         /// likely. A model with a draft model uses it unless this is off.
         speculate: Option<bool> =
-            choice("WHETHER", [("on", Some(true)), ("off", Some(false)), ("auto", None)]), Is("auto"), AtRestart;
+            choice([("on", Some(true)), ("off", Some(false)), ("auto", None)]), Is("auto"), AtRestart;
     }
     "Access" {
         /// Users and groups that may use models: generate, tokenize, read the status.
@@ -205,12 +205,9 @@ declare_settings! {
 
 /// Whether the daemon does something: where it pays, never, or always.
 fn when() -> Kind<When> {
-    choice(
-        "WHEN",
-        [
-            ("auto", When::Auto),
-            ("never", When::Never),
-            ("always", When::Always),
-        ],
-    )
+    choice([
+        ("auto", When::Auto),
+        ("never", When::Never),
+        ("always", When::Always),
+    ])
 }

@@ -67,7 +67,7 @@ pub struct Entry {
     pub(super) default: DefaultValue,
     pub(super) shape: Shape,
     /// What stands for the value in `--help`.
-    pub(super) placeholder: &'static str,
+    pub(super) placeholder: String,
     /// What values there are, for the reference page.
     pub(super) allowed: String,
     /// Words that are values, for the fuzzer.
@@ -135,7 +135,7 @@ impl Entry {
         paragraphs.push(default);
         Arg::new(self.key)
             .long(self.flag.as_str())
-            .value_name(self.placeholder)
+            .value_name(self.placeholder.as_str())
             .help(short)
             .long_help(paragraphs.join("\n\n"))
             .value_parser(ValueParser::os_string())

@@ -185,7 +185,7 @@ impl Call {
         tracing::debug!(
             route = self.route,
             id = self.id.as_str(),
-            reason = failure.reason(),
+            reason = failure.reason().name(),
             message = ?failure.message(),
             "an HTTP request is refused"
         );

@@ -3,12 +3,12 @@
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::Response;
-use rocmforge_service::failure::{Failure, Kind};
+use rocmforge_service::failure::{Failure, Reason};
 use serde_json::{Value, json};
 
 use super::call::with_type;
 
-/// Nobody reads it: the client went away.
+/// The status for a client that went away, as proxies log it.
 const CLIENT_CLOSED: u16 = 499;
 
 /// Whose shapes an answer has.
@@ -47,18 +47,18 @@ impl Dialect {
                 .headers_mut()
                 .insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
         }
-        if failure.reason() == "CONTENT_ENCODING" {
+        if failure.reason() == Reason::ContentEncoding {
             response.headers_mut().insert(
                 header::ACCEPT_ENCODING,
                 HeaderValue::from_static("identity"),
             );
         }
-        if leaves_body(failure) {
+        if answer(failure.reason()).1 == RequestBody::Left {
             response
                 .headers_mut()
                 .insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-        if failure.kind() == Kind::Unauthenticated {
+        if failure.reason() == Reason::TokenMissing {
             response
                 .headers_mut()
                 .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -108,17 +108,13 @@ impl Dialect {
                     "request_id": id,
                 })
             }
-            // By its own name of the setting.
-            Self::Ollama => match exceeds_context(failure) {
-                true => json!({"error": message.replace("raise n_ctx", "raise options.num_ctx")}),
-                false => json!({"error": message}),
-            },
+            Self::Ollama => json!({"error": failure.message_naming(super::ollama::name)}),
         }
     }
 }
 
 fn exceeds_context(failure: &Failure) -> bool {
-    failure.reason() == "CONTEXT_EXCEEDED"
+    failure.reason() == Reason::ContextExceeded
 }
 
 /// A number of a failure's metadata.
@@ -128,50 +124,85 @@ fn number_of(failure: &Failure, key: &str) -> Option<u64> {
 
 /// The status of a failure. Clients try 408, 409, 429 and 5xx again by themselves.
 pub(super) fn status(failure: &Failure) -> StatusCode {
-    match (failure.kind(), failure.reason()) {
-        (_, "REQUEST_TOO_LARGE") => StatusCode::PAYLOAD_TOO_LARGE,
-        (_, "REQUEST_TOO_SLOW") => StatusCode::REQUEST_TIMEOUT,
-        (_, "METHOD_NOT_ALLOWED") => StatusCode::METHOD_NOT_ALLOWED,
-        (_, "CONTENT_ENCODING") => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-        // One that never fits its limit: trying again does not help.
-        (_, "PEER_LIMIT") if failure.retry_after().is_none() => StatusCode::PAYLOAD_TOO_LARGE,
-        // These pass, or somebody else mends them.
-        (_, "MODEL_BUSY" | "MODEL_PINNED" | "MODEL_UNLOADED" | "MODEL_RELOADED" | "IN_USE") => {
-            StatusCode::CONFLICT
-        }
-        (kind, _) => match kind {
-            Kind::InvalidArgument | Kind::Unimplemented | Kind::FailedPrecondition => {
-                StatusCode::BAD_REQUEST
-            }
-            Kind::NotFound => StatusCode::NOT_FOUND,
-            Kind::AlreadyExists => StatusCode::CONFLICT,
-            Kind::PermissionDenied => StatusCode::FORBIDDEN,
-            Kind::Unauthenticated => StatusCode::UNAUTHORIZED,
-            Kind::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
-            Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-            Kind::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
-            Kind::DataLoss | Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-            Kind::Cancelled => {
-                StatusCode::from_u16(CLIENT_CLOSED).unwrap_or(StatusCode::BAD_REQUEST)
-            }
-        },
-    }
+    answer(failure.reason()).0
 }
 
-/// Whether the request was answered before its body was read. The connection ends then, which its
-/// client has to be told, lest it sends the next request into it.
-fn leaves_body(failure: &Failure) -> bool {
-    matches!(
-        failure.reason(),
-        "TOKEN_MISSING"
-            | "ROLE_MISSING"
-            | "FOREIGN_ORIGIN"
-            | "NO_SUCH_ROUTE"
-            | "METHOD_NOT_ALLOWED"
-            | "REQUEST_TOO_LARGE"
-            | "REQUEST_TOO_SLOW"
-            | "FULL_NOW"
-    )
+/// What is left of a request that is answered with a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RequestBody {
+    /// Nothing.
+    Read,
+    /// Its body, or a part of it. The connection ends then, which its client has to be told, lest
+    /// it sends the next request into it.
+    Left,
+}
+
+/// The status of a reason, and whether the request's body was read before.
+fn answer(reason: Reason) -> (StatusCode, RequestBody) {
+    match reason {
+        Reason::InvalidField
+        | Reason::BadModelFile
+        | Reason::Unsupported
+        | Reason::ContextExceeded
+        | Reason::UnknownPrevious
+        | Reason::NotFirstPart
+        | Reason::NotARegularFile
+        | Reason::FileFailed
+        | Reason::NoDevice
+        | Reason::TooManyModels
+        | Reason::PinTooLarge
+        | Reason::NeverFits
+        | Reason::NoDeviceMemory
+        | Reason::BudgetOutOfRange
+        | Reason::Setting
+        | Reason::SettingsUnusable
+        | Reason::ChatTemplateUnusable
+        | Reason::NoChatTemplate => (StatusCode::BAD_REQUEST, RequestBody::Read),
+        Reason::TokenMissing => (StatusCode::UNAUTHORIZED, RequestBody::Left),
+        Reason::RoleMissing | Reason::ForeignOrigin => (StatusCode::FORBIDDEN, RequestBody::Left),
+        Reason::OutsideModelDirs | Reason::NoModelDir | Reason::FileNotReadable => {
+            (StatusCode::FORBIDDEN, RequestBody::Read)
+        }
+        Reason::NoSuchRoute => (StatusCode::NOT_FOUND, RequestBody::Left),
+        Reason::UnknownModel
+        | Reason::UnknownResponse
+        | Reason::UnknownItem
+        | Reason::NoSuchFile
+        | Reason::MissingParts => (StatusCode::NOT_FOUND, RequestBody::Read),
+        Reason::ContentEncoding => (StatusCode::UNSUPPORTED_MEDIA_TYPE, RequestBody::Read),
+        Reason::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, RequestBody::Left),
+        Reason::RequestTooSlow => (StatusCode::REQUEST_TIMEOUT, RequestBody::Left),
+        // The last five pass, or somebody else resolves them.
+        Reason::NameTaken
+        | Reason::LoadedFileChanged
+        | Reason::ModelBusy
+        | Reason::ModelPinned
+        | Reason::ModelUnloaded
+        | Reason::ModelReloaded
+        | Reason::InUse => (StatusCode::CONFLICT, RequestBody::Read),
+        Reason::RequestTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, RequestBody::Left),
+        // To try again does not help.
+        Reason::PeerLimitAlways => (StatusCode::PAYLOAD_TOO_LARGE, RequestBody::Read),
+        Reason::FullNow => (StatusCode::TOO_MANY_REQUESTS, RequestBody::Left),
+        Reason::PeerLimit | Reason::Unread | Reason::TooManyFiles => {
+            (StatusCode::TOO_MANY_REQUESTS, RequestBody::Read)
+        }
+        // Nobody reads it: the client went away.
+        Reason::Cancelled => {
+            let closed = StatusCode::from_u16(CLIENT_CLOSED);
+            (closed.unwrap_or(StatusCode::BAD_REQUEST), RequestBody::Read)
+        }
+        Reason::ModelFileChanged | Reason::Bug => {
+            (StatusCode::INTERNAL_SERVER_ERROR, RequestBody::Read)
+        }
+        Reason::NotServing
+        | Reason::Draining
+        | Reason::RendererKilled
+        | Reason::ModelFileSilent
+        | Reason::ModelDirSilent
+        | Reason::FileBeingReplaced => (StatusCode::SERVICE_UNAVAILABLE, RequestBody::Read),
+        Reason::Deadline => (StatusCode::GATEWAY_TIMEOUT, RequestBody::Read),
+    }
 }
 
 fn openai_type(failure: &Failure) -> &'static str {
@@ -189,11 +220,11 @@ fn openai_type(failure: &Failure) -> &'static str {
 /// OpenAI's own code where it has one, else our reason.
 fn openai_code(failure: &Failure) -> &'static str {
     match failure.reason() {
-        "CONTEXT_EXCEEDED" => "context_length_exceeded",
-        "UNKNOWN_MODEL" => "model_not_found",
-        "UNKNOWN_PREVIOUS" => "previous_response_not_found",
-        "TOKEN_MISSING" => "invalid_api_key",
-        reason => reason,
+        Reason::ContextExceeded => "context_length_exceeded",
+        Reason::UnknownModel => "model_not_found",
+        Reason::UnknownPrevious => "previous_response_not_found",
+        Reason::TokenMissing => "invalid_api_key",
+        reason => reason.name(),
     }
 }
 

@@ -368,7 +368,7 @@ mod tests {
         }
 
         fn failed(&mut self, failure: &Failure, out: &mut String) {
-            out.push_str(failure.reason());
+            out.push_str(failure.reason().name());
         }
     }
 

@@ -62,7 +62,7 @@ pub(super) fn status(failure: Failure) -> Status {
         details.set_retry_info(Some(after));
     }
     let metadata: HashMap<_, _> = failure.metadata().clone().into_iter().collect();
-    details.set_error_info(failure.reason(), DOMAIN, metadata);
+    details.set_error_info(failure.reason().name(), DOMAIN, metadata);
     Status::with_error_details(code(failure.kind()), failure.message(), details)
 }
 

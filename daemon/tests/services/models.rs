@@ -304,6 +304,20 @@ async fn a_load_that_is_cancelled_while_it_preloads_leaves_nothing() {
     assert_eq!(daemon.stop().await, End::Drained);
 }
 
+/// Both counts were 0 for every model.
+#[tokio::test]
+async fn a_mixture_is_described_with_its_experts() {
+    let daemon = Daemon::start().await;
+    for (file, experts) in [
+        ("tiny-qwen3moe-Q4_K_M.gguf", (16, 2)),
+        ("tiny-llama-Q4_K_M.gguf", (0, 0)),
+    ] {
+        let model = daemon.load(file, "").await.unwrap();
+        assert_eq!((model.n_expert, model.n_expert_used), experts, "{file}");
+    }
+    assert_eq!(daemon.stop().await, End::Drained);
+}
+
 #[tokio::test]
 async fn a_name_is_made_of_the_file_when_none_is_given() {
     let daemon = Daemon::start().await;

@@ -1,12 +1,13 @@
 //! cache stats, clear, budget and policy.
 
+use rocmforge_client::proto::Word as _;
 use rocmforge_client::proto::v1::{CacheUsage, HostTier, StatsResponse};
-use serde_json::json;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 
 use super::Context;
 use crate::cli::CacheCommand;
 use crate::human::{Align, Table, clean, fields, percent, plural, size};
-use crate::json;
 
 pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyhow::Result<()> {
     let client = context.connect().await?;
@@ -14,12 +15,12 @@ pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyho
     match command {
         CacheCommand::Stats => {
             let stats = client.cache_stats().await?;
-            output.answer(|| json::stats(&stats), || stats_text(&stats))
+            output.answer(|| stats_json(&stats), || stats_text(&stats))
         }
         CacheCommand::Clear { name } => {
             let answer = client.cache_clear(name.as_deref()).await?;
             output.answer(
-                || json::cleared(&answer),
+                || &answer,
                 || {
                     let segments = plural(answer.freed_segments.into(), "segment");
                     let mut text =
@@ -27,7 +28,7 @@ pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyho
                     for kept in &answer.kept {
                         let (model, name) = (clean(&kept.model), clean(&kept.name));
                         let bytes = size(kept.bytes);
-                        let reason = json::keep_reason(kept.reason()).replace('_', " ");
+                        let reason = kept.reason().word().replace('_', " ");
                         text.push_str(&format!("kept {model} {name} ({bytes}): {reason}\n"));
                     }
                     text
@@ -42,7 +43,7 @@ pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyho
             )
         }
         CacheCommand::Policy { policy: None } => {
-            let policy = json::cache_policy(client.cache_stats().await?.policy());
+            let policy = client.cache_stats().await?.policy().word();
             output.answer(|| json!({"policy": policy}), || format!("policy {policy}"))
         }
         CacheCommand::Budget {
@@ -50,7 +51,7 @@ pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyho
         } => {
             let answer = client.cache_set_budget(budget.into()).await?;
             output.answer(
-                || json::budget(&answer),
+                || &answer,
                 || {
                     let mut text = format!("budget {}", size(answer.budget_bytes));
                     if answer.evicted_segments > 0 {
@@ -70,13 +71,40 @@ pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyho
             policy: Some(policy),
         } => {
             let answer = client.cache_set_policy(policy.into()).await?;
-            let now = json::cache_policy(answer.policy());
-            let previous = json::cache_policy(answer.previous());
+            let now = answer.policy().word();
+            let previous = answer.previous().word();
             output.answer(
                 || json!({"policy": now, "previous": previous}),
                 || format!("policy {now}, was {previous}"),
             )
         }
+    }
+}
+
+/// The counts of the cache: the totals under "total", as on the wire, and at the top, and under
+/// "models" those of each model by its name.
+fn stats_json(stats: &StatsResponse) -> Value {
+    let mut value = object(stats);
+    let total = object(stats.total.unwrap_or_default());
+    value.insert("total".to_owned(), total.clone().into());
+    value.extend(total);
+    let models = stats.models.iter();
+    let models = models.map(|model| {
+        (
+            model.name.clone(),
+            Value::Object(object(model.usage.unwrap_or_default())),
+        )
+    });
+    value.insert("models".to_owned(), Value::Object(models.collect()));
+    value.into()
+}
+
+/// The fields of a message.
+fn object(message: impl Serialize) -> Map<String, Value> {
+    match serde_json::to_value(message) {
+        Ok(Value::Object(fields)) => fields,
+        // A message is an object, and has no map with other keys than texts.
+        Ok(_) | Err(_) => Map::new(),
     }
 }
 
@@ -102,15 +130,15 @@ fn stats_text(stats: &StatsResponse) -> String {
             "kv, scratch",
             format!("{}, {}", size(total.kv_bytes), size(total.scratch_bytes)),
         ),
-        ("kept prompts", size(total.prefix_bytes)),
-        ("policy", json::cache_policy(stats.policy()).to_owned()),
+        ("prefix cache", size(total.prefix_bytes)),
+        ("policy", stats.policy().word().to_owned()),
         ("evictions", evictions(&total)),
     ];
     head.extend(
         stats
             .host_tier
             .as_ref()
-            .map(|tier| ("host tier", host_tier(tier))),
+            .map(|tier| ("host KV", host_kv(tier))),
     );
     let head = fields(&head);
     let mut table = Table::new([
@@ -144,10 +172,10 @@ fn stats_text(stats: &StatsResponse) -> String {
     format!("{head}\n{table}")
 }
 
-/// What the machine's memory holds, and what came of what went there.
-fn host_tier(tier: &HostTier) -> String {
+/// KV cache in host memory, and what became of it.
+fn host_kv(tier: &HostTier) -> String {
     format!(
-        "{} of {}; {} saved, {} restored, {} dropped, {} tokens computed again",
+        "{} of {}; {} saved, {} restored, {} dropped, {} tokens recomputed",
         size(tier.bytes),
         size(tier.budget_bytes),
         tier.saved,
@@ -159,11 +187,52 @@ fn host_tier(tier: &HostTier) -> String {
 
 /// How many segments were evicted, by cause.
 fn evictions(usage: &CacheUsage) -> String {
-    let causes = json::evictions_by(usage);
-    let seen = causes.iter().filter(|(_, n)| *n > 0);
+    let causes = object(usage.evictions_by.unwrap_or_default());
+    let seen = causes.iter().filter(|(_, n)| **n != json!(0));
     let seen: Vec<String> = seen.map(|(cause, n)| format!("{cause} {n}")).collect();
     match seen.is_empty() {
         true => "none".to_owned(),
         false => seen.join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_client::proto::v1::ModelCacheUsage;
+
+    use super::*;
+
+    #[test]
+    fn stats_have_the_totals_on_top_and_each_model_by_name() {
+        let counts = |hits| CacheUsage {
+            hits,
+            resident_bytes: 10 * hits,
+            ..Default::default()
+        };
+        let value = stats_json(&StatsResponse {
+            budget_bytes: 100,
+            total: Some(counts(5)),
+            models: vec![ModelCacheUsage {
+                name: "a".into(),
+                usage: Some(counts(3)),
+            }],
+            ..Default::default()
+        });
+        for key in [
+            "resident_bytes",
+            "in_flight_bytes",
+            "pinned_bytes",
+            "hits",
+            "misses",
+            "evictions",
+            "uploaded_bytes",
+        ] {
+            assert!(value[key].is_u64(), "{key}");
+            assert!(value["models"]["a"][key].is_u64(), "{key}");
+        }
+        assert_eq!(value["budget_bytes"], 100);
+        assert_eq!(value["hits"], 5);
+        assert!(value["host_tier"].is_null());
+        assert_eq!(value["models"]["a"]["hits"], 3);
     }
 }

@@ -101,7 +101,7 @@ pub(super) async fn chat(
         let rendered = client.render(asked).await?;
         return context
             .output
-            .answer(|| json::rendered(&rendered), || rendered.text.clone());
+            .answer(|| &rendered, || rendered.text.clone());
     }
     let events = client.chat(asked).await?;
     print(&mut context.output, events, sampling.stats).await?;

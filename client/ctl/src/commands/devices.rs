@@ -1,13 +1,15 @@
 //! devices: the GPU drivers and devices of the daemon's machine.
 
 use anyhow::bail;
+use rocmforge_client::proto::Word as _;
 use rocmforge_client::proto::v1::{
     CheckDeviceResponse, CheckOutcome, Device, DeviceCheck, GpuDriver, ListDevicesResponse,
 };
 
+use serde::Serialize;
+
 use super::Context;
 use crate::human::{Align, Table, clean, fields, plural, size};
-use crate::json;
 
 pub(super) async fn devices(context: &mut Context, check: bool) -> anyhow::Result<()> {
     let client = context.connect().await?;
@@ -18,7 +20,10 @@ pub(super) async fn devices(context: &mut Context, check: bool) -> anyhow::Resul
             bail!("the daemon does not say which device it uses");
         };
         context.output.answer(
-            || json::device_check(&checked, &version),
+            || Checked {
+                version: &version,
+                checked: &checked,
+            },
             || report(&checked, device, &version),
         )?;
         let is_failed = |check: &&DeviceCheck| check.outcome() == CheckOutcome::Failed;
@@ -29,14 +34,20 @@ pub(super) async fn devices(context: &mut Context, check: bool) -> anyhow::Resul
         return Ok(());
     }
     let found = client.list_devices().await?;
-    context
-        .output
-        .answer(|| json::devices(&found), || text(&found))
+    context.output.answer(|| &found, || text(&found))
+}
+
+/// A self-test, with the daemon's version.
+#[derive(Serialize)]
+struct Checked<'a> {
+    version: &'a str,
+    #[serde(flatten)]
+    checked: &'a CheckDeviceResponse,
 }
 
 /// The self-test as one table behind what is known of device, driver and machine.
 fn report(checked: &CheckDeviceResponse, device: &Device, version: &str) -> String {
-    let kind = json::device_kind(device.kind());
+    let kind = device.kind().word();
     let mut rows = vec![("rocmforged", version.to_owned())];
     if let Ok(kernel) = std::fs::read_to_string("/proc/sys/kernel/osrelease") {
         rows.push(("kernel", kernel.trim().to_owned()));
@@ -83,7 +94,7 @@ fn report(checked: &CheckDeviceResponse, device: &Device, version: &str) -> Stri
     for check in &checked.checks {
         table.row([
             check.name.clone(),
-            json::check_outcome(check.outcome()).to_owned(),
+            check.outcome().word().to_owned(),
             format!("{:.0}", check.ms),
             clean(&check.detail),
         ]);
@@ -126,7 +137,7 @@ fn text(found: &ListDevicesResponse) -> String {
     for driver in &found.drivers {
         for device in &driver.devices {
             table.row([
-                format!("{}:{}", json::device_kind(driver.kind()), device.ordinal),
+                format!("{}:{}", driver.kind().word(), device.ordinal),
                 device.name.clone(),
                 device.arch.clone(),
                 device.compute_units.to_string(),
@@ -140,7 +151,7 @@ fn text(found: &ListDevicesResponse) -> String {
     let mut text = table.to_string();
     let mut notes: String = found.drivers.iter().map(notes).collect();
     if let Some(device) = &found.in_use {
-        let name = format!("{}:{}", json::device_kind(device.kind()), device.ordinal);
+        let name = format!("{}:{}", device.kind().word(), device.ordinal);
         for finding in &device.findings {
             notes.push_str(&format!("{name}: {}\n", clean(finding)));
         }
@@ -152,12 +163,12 @@ fn text(found: &ListDevicesResponse) -> String {
 }
 
 fn on_host(device: &Device) -> bool {
-    json::device_kind(device.kind()) == "host"
+    device.kind().word() == "host"
 }
 
 /// What was looked for and opened, and what went wrong: a line a finding.
 pub(crate) fn notes(driver: &GpuDriver) -> String {
-    let kind = json::device_kind(driver.kind());
+    let kind = driver.kind().word();
     let mut lines = Vec::new();
     if driver.library.is_empty() {
         let tried = driver.tried.iter();

@@ -5,15 +5,16 @@ use std::io::{IsTerminal, Write};
 use anyhow::Context as _;
 use futures_util::StreamExt;
 use rocmforge_client::GenerateEvents;
+use rocmforge_client::proto::Word as _;
 use rocmforge_client::proto::v1::{
     ChatMessage, FinishReason, GenerateDone, GenerateRequest, TokenIds, ToolCall, generate_event,
     generate_request,
 };
+use serde::Serialize;
 
 use super::{Context, Input, text_of};
 use crate::cli::SpecialArgs;
 use crate::human::{clean_lines, size};
-use crate::json;
 use crate::output::Output;
 use crate::sampling::SamplingArgs;
 
@@ -77,7 +78,7 @@ pub(super) async fn print(
         match event {
             generate_event::Event::Piece(piece) => {
                 if output.json {
-                    output.object(&json::generated(&piece))?;
+                    output.object(&piece)?;
                 } else if piece.choice == 0 {
                     think(&piece.reasoning);
                     show(output, is_terminal, &piece.text, &piece.tool_calls)?;
@@ -94,7 +95,7 @@ pub(super) async fn print(
             }
             generate_event::Event::Done(done) => {
                 if output.json {
-                    output.object(&json::outcome(&done))?;
+                    output.object(&Ended::of(&done))?;
                 }
                 outcome = Some(done);
             }
@@ -121,6 +122,25 @@ pub(super) async fn print(
     Ok(answer)
 }
 
+/// The end of a choice. With several choices it says which, even if that is the first.
+#[derive(Serialize)]
+struct Ended<'a> {
+    #[serde(flatten)]
+    done: &'a GenerateDone,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    choice: Option<u32>,
+}
+
+impl<'a> Ended<'a> {
+    fn of(done: &'a GenerateDone) -> Self {
+        let is_one_of_several = done.choice > 0 || done.others_go_on;
+        Self {
+            done,
+            choice: is_one_of_several.then_some(done.choice),
+        }
+    }
+}
+
 /// Prints more of an answer.
 fn show(
     output: &mut Output,
@@ -135,7 +155,7 @@ fn show(
         }
     }
     for call in calls {
-        output.line(json::tool_call(call))?;
+        output.object(call)?;
     }
     Ok(())
 }
@@ -174,7 +194,7 @@ fn figures(done: &GenerateDone) -> String {
         done.generated_tokens,
         done.ttft_ms,
         done.decode_tokens_per_s,
-        json::finish_reason(done.finish_reason()).replace('_', " "),
+        done.finish_reason().word().replace('_', " "),
     );
     if done.reused_tokens > 0 {
         text.push_str(&format!(", {} of the prompt reused", done.reused_tokens));

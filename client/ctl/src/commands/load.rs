@@ -11,7 +11,6 @@ use serde_json::json;
 use super::Context;
 use crate::cli::{LoadArgs, SegmentsArgs};
 use crate::human::{count, plural, size};
-use crate::json;
 use crate::progress::Progress;
 
 /// The request to load `file`: a file that is here by its absolute path, as the
@@ -62,7 +61,7 @@ pub(super) async fn load(context: &mut Context, args: LoadArgs) -> anyhow::Resul
     let client = context.connect().await?;
     let model = load_model(&client, request).await?;
     context.output.answer(
-        || json::model(&model),
+        || &model,
         || {
             let draft = match model.draft.as_str() {
                 "" => String::new(),

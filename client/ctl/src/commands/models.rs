@@ -3,18 +3,18 @@
 use std::path::Path;
 use std::time::Duration;
 
+use rocmforge_client::proto::Word as _;
 use rocmforge_client::proto::v1::{Model, ModelSummary};
 use serde_json::{Value, json};
 
 use super::Context;
 use crate::cli::SegmentsArgs;
 use crate::human::{Align, Table, count, fields, plural, size};
-use crate::json;
 
 pub(super) async fn ls(context: &mut Context) -> anyhow::Result<()> {
     let models = context.connect().await?.list().await?;
     context.output.answer(
-        || json!({"models": models.iter().map(json::summary).collect::<Vec<_>>()}),
+        || json!({"models": models}),
         || summaries(&models).to_string(),
     )
 }
@@ -65,9 +65,7 @@ pub(super) fn summaries(models: &[ModelSummary]) -> Table {
 
 pub(super) async fn show(context: &mut Context, name: &str) -> anyhow::Result<()> {
     let model = context.connect().await?.get(name).await?;
-    context
-        .output
-        .answer(|| json::model(&model), || description(&model))
+    context.output.answer(|| &model, || description(&model))
 }
 
 fn description(model: &Model) -> String {
@@ -140,7 +138,7 @@ fn description(model: &Model) -> String {
         rows.push(("draft model", model.draft.clone()));
     }
     if let Some(defaults) = &model.defaults {
-        rows.push(("defaults", defaults_line(&json::defaults(defaults))));
+        rows.push(("defaults", defaults_line(&json!(defaults))));
     }
     let mut table = Table::new([
         ("SEGMENT", Align::Right),
@@ -160,7 +158,7 @@ fn description(model: &Model) -> String {
             segment.index.to_string(),
             segment.name.clone(),
             size(segment.bytes),
-            json::segment_state(segment.state()).to_owned(),
+            segment.state().word().to_owned(),
             marks.to_owned(),
         ]);
     }

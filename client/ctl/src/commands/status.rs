@@ -1,22 +1,35 @@
 //! status, health, reload and files: the daemon itself, and what it could load.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use anyhow::bail;
+use rocmforge_client::proto::Word as _;
 use rocmforge_client::proto::v1::{HostPressure, ReloadResponse, SettingChange, StatusResponse};
+use serde::Serialize;
 use serde_json::json;
 
 use super::Context;
 use super::devices::notes;
 use super::models::summaries;
 use crate::human::{Align, Table, clean, fields, percent, plural, size, span};
-use crate::json;
+
+/// The daemon as it is now, with the socket at which it was reached.
+#[derive(Serialize)]
+struct Reached<'a> {
+    #[serde(flatten)]
+    status: &'a StatusResponse,
+    socket: Cow<'a, str>,
+}
 
 pub(super) async fn status(context: &mut Context) -> anyhow::Result<()> {
     let client = context.connect().await?;
     let status = client.status().await?;
     context.output.answer(
-        || json::status(&status, client.socket()),
+        || Reached {
+            status: &status,
+            socket: client.socket().to_string_lossy(),
+        },
         || text(&status, client.socket()),
     )
 }
@@ -36,9 +49,7 @@ pub(super) async fn health(context: &mut Context) -> anyhow::Result<()> {
 
 pub(super) async fn reload(context: &mut Context) -> anyhow::Result<()> {
     let reloaded = context.connect().await?.reload().await?;
-    context
-        .output
-        .answer(|| json::reloaded(&reloaded), || changes(&reloaded))
+    context.output.answer(|| &reloaded, || changes(&reloaded))
 }
 
 fn changes(reloaded: &ReloadResponse) -> String {
@@ -67,7 +78,7 @@ fn changes(reloaded: &ReloadResponse) -> String {
 pub(super) async fn files(context: &mut Context) -> anyhow::Result<()> {
     let found = context.connect().await?.list_files().await?;
     context.output.answer(
-        || json::files(&found),
+        || &found,
         || {
             let mut table = Table::new([
                 ("SIZE", Align::Right),
@@ -128,7 +139,7 @@ fn host_memory(host: &HostPressure) -> String {
 }
 
 fn text(status: &StatusResponse, socket: &Path) -> String {
-    let state = json::server_state(status.state()).replace('_', " ");
+    let state = status.state().word().replace('_', " ");
     let mut rows = vec![
         (
             "rocmforged",
@@ -150,7 +161,7 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
         rows.push(("waits", text));
     }
     if let Some(device) = &status.device {
-        let kind = json::device_kind(device.kind());
+        let kind = device.kind().word();
         let mut text = format!("{kind}: {}, {}", device.name, size(device.memory_bytes));
         if device.compute_units > 0 {
             text.push_str(&format!(", {} units", device.compute_units));

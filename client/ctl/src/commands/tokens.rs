@@ -10,7 +10,6 @@ use serde_json::json;
 use super::{Context, Input, text_of};
 use crate::cli::SpecialArgs;
 use crate::human::{Align, Table, clean_lines, piece};
-use crate::json;
 
 pub(super) async fn score(
     context: &mut Context,
@@ -34,9 +33,7 @@ pub(super) async fn score(
         priority: Priority::Unspecified.into(),
     };
     let score = context.connect().await?.score(request).await?;
-    context
-        .output
-        .answer(|| json::score(&score), || score_text(&score))
+    context.output.answer(|| &score, || score_text(&score))
 }
 
 fn score_text(score: &ScoreResponse) -> String {
@@ -85,7 +82,7 @@ pub(super) async fn tokenize(
     };
     let answer = context.connect().await?.tokenize(request).await?;
     context.output.answer(
-        || json::tokens(&answer),
+        || &answer,
         || {
             let mut table = Table::new([("ID", Align::Right), ("TOKEN", Align::Left)]);
             for (id, bytes) in answer.ids.iter().zip(&answer.pieces) {

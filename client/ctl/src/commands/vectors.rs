@@ -6,7 +6,6 @@ use rocmforge_client::proto::v1::{
 
 use super::Context;
 use crate::human::{Align, Table, clean};
-use crate::json;
 
 /// Values of a vector that a table shows.
 const SHOWN: usize = 4;
@@ -26,9 +25,7 @@ pub(super) async fn embed(
         false => vec![input(embed_input::Input::Tokens(TokenIds { ids }))],
     };
     let answer = context.connect().await?.embed(wanted).await?;
-    context
-        .output
-        .answer(|| json::embedded(&answer), || embedded(&answer))
+    context.output.answer(|| &answer, || embedded(&answer))
 }
 
 fn embedded(answer: &EmbedResponse) -> String {
@@ -59,7 +56,7 @@ pub(super) async fn rerank(context: &mut Context, wanted: RerankRequest) -> anyh
     let answer = context.connect().await?.rerank(wanted).await?;
     context
         .output
-        .answer(|| json::ranked(&answer), || ranked(&answer, &documents))
+        .answer(|| &answer, || ranked(&answer, &documents))
 }
 
 fn ranked(answer: &RerankResponse, documents: &[String]) -> String {

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use rocmforge_gguf::Gguf;
 
-use rocmforge_ops::{KV_PAGE_TOKENS, KvGroup, KvType, Plan, RopeOrder, RopeScaling, SegmentKind};
+use rocmforge_ops::{
+    KV_PAGE_TOKENS, KvGroup, KvType, Plan, RopeOrder, RopeScaling, SegmentKind, Step,
+};
 
 use crate::file_type;
 use crate::hparams::Hparams;
@@ -71,6 +73,10 @@ pub struct ModelInfo {
     pub kv_type: String,
     /// Bytes of recurrent state that a sequence has, whatever its length.
     pub state_bytes: u64,
+    /// Routed experts of a MoE layer; 0 for a dense model.
+    pub n_expert: u32,
+    /// Routed experts that a token is computed with; 0 for a dense model.
+    pub n_expert_used: u32,
     /// Segments of routed experts.
     pub n_expert_segments: u32,
     /// Tensors of the file that are known and that a pass does without, such as blocks
@@ -99,6 +105,11 @@ impl ModelInfo {
             .collect();
         quantization.sort_by_key(|q| std::cmp::Reverse(q.bytes));
         let heads = hparams.heads;
+        let experts = plan.steps.iter().filter_map(|step| match step {
+            Step::Experts { n_expert, ffn, .. } => Some((*n_expert, ffn.n_used)),
+            Step::Run { .. } => None,
+        });
+        let (n_expert, n_expert_used) = experts.max().unwrap_or_default();
         let mut info = Self {
             architecture: hparams.arch,
             gguf_version: gguf.version(),
@@ -130,6 +141,8 @@ impl ModelInfo {
             kv_bytes_per_token: 0,
             kv_type: String::new(),
             state_bytes: plan.state_elements * 4,
+            n_expert,
+            n_expert_used,
             n_expert_segments: plan
                 .segments
                 .iter()

@@ -26,7 +26,7 @@ use crate::Service;
 use crate::arrival::Arrival;
 use crate::check::MODEL_NAME_MAX;
 use crate::defaults::Defaults;
-use crate::failure::{self, Failure};
+use crate::failure::{self, Failure, Reason};
 use crate::files::DEFAULT_TAG;
 use crate::load::Load;
 use crate::origins::Origin;
@@ -324,7 +324,7 @@ impl Service {
                 Ok(_) => return registration.registered.push(model.clone()),
                 Err(failure) => failure,
             };
-            if failure.reason() == "MODEL_DIR_SILENT" {
+            if failure.reason() == Reason::ModelDirSilent {
                 self.late().insert(model.name.clone());
                 // Whoever waits for directories may have looked before it was there.
                 if self.dirs.silent().count() != silent && self.late().remove(&model.name) {

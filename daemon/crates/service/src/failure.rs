@@ -5,20 +5,28 @@
 //! failures there are, and what they say, is decided here. Texts are cut to [`MESSAGE_MAX_BYTES`],
 //! since they travel as headers and a client refuses headers above 16 KiB.
 
+mod http;
 mod limits;
 mod model_file;
+mod reason;
 mod settings;
 mod silent;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use rocmforge_engine::api::ModelStatus;
 use rocmforge_engine::{Error, Refusal};
 
+pub use self::http::{
+    body_late, body_too_large, content_encoding, foreign_origin, no_method, no_route,
+    role_missing_here, token_missing, unknown_item, unknown_previous, unknown_response,
+};
 pub(crate) use self::limits::{peer_limit, prompts_held};
 pub use self::model_file::from_model_file;
 pub(crate) use self::model_file::leads_out;
+pub use self::reason::Reason;
 pub(crate) use self::settings::no_settings;
 pub use self::settings::settings_unusable;
 pub(crate) use self::silent::{beside_unreadable, directory_silent, file_silent};
@@ -107,9 +115,10 @@ pub struct Failure(Box<Told>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Told {
-    kind: Kind,
-    reason: &'static str,
+    reason: Reason,
     message: String,
+    /// Where in the message a parameter of requests is named, and its name over gRPC.
+    parameter: Option<(Range<usize>, &'static str)>,
     metadata: BTreeMap<String, String>,
     fields: Vec<(String, String)>,
     resource: Option<Subject>,
@@ -118,11 +127,11 @@ struct Told {
 }
 
 impl Failure {
-    pub(crate) fn new(kind: Kind, reason: &'static str) -> Self {
+    pub(crate) fn new(reason: Reason) -> Self {
         Self(Box::new(Told {
-            kind,
             reason,
             message: String::new(),
+            parameter: None,
             metadata: BTreeMap::new(),
             fields: Vec::new(),
             resource: None,
@@ -133,17 +142,26 @@ impl Failure {
 
     /// What kind it is.
     pub fn kind(&self) -> Kind {
-        self.0.kind
+        self.0.reason.kind()
     }
 
-    /// The cause in capitals, for programs.
-    pub fn reason(&self) -> &'static str {
+    /// Its cause.
+    pub fn reason(&self) -> Reason {
         self.0.reason
     }
 
     /// What is the matter and what to do, for people.
     pub fn message(&self) -> &str {
         &self.0.message
+    }
+
+    /// The message with the parameters of requests as `name` calls them.
+    pub fn message_naming(&self, name: impl FnOnce(&str) -> String) -> String {
+        let mut message = self.0.message.clone();
+        if let Some((range, parameter)) = &self.0.parameter {
+            message.replace_range(range.clone(), &name(parameter));
+        }
+        message
     }
 
     /// The names and numbers of the message, by name.
@@ -201,7 +219,18 @@ impl Failure {
 
     pub(crate) fn says(mut self, message: &str) -> Self {
         self.0.message = cut(message, MESSAGE_MAX_BYTES);
+        self.0.parameter = None;
         self
+    }
+
+    /// A message that names a parameter of requests, which other interfaces call otherwise.
+    fn says_naming(self, before: &str, parameter: &'static str, after: &str) -> Self {
+        let range = before.len()..before.len() + parameter.len();
+        let whole = format!("{before}{parameter}{after}");
+        let mut failure = self.says(&whole);
+        let is_whole = whole.get(..range.end) == failure.0.message.get(..range.end);
+        failure.0.parameter = is_whole.then_some((range, parameter));
+        failure
     }
 }
 
@@ -217,21 +246,19 @@ fn subject(kind: &str, name: &str, message: &str) -> Subject {
 pub fn from_engine(error: &Error) -> Failure {
     let text = error.to_string();
     let failure = match error {
-        Error::InvalidArgument { field, message } => {
-            Failure::new(Kind::InvalidArgument, "INVALID_FIELD")
-                .with("field", field)
-                .field(field, message)
-        }
+        Error::InvalidArgument { field, message } => Failure::new(Reason::InvalidField)
+            .with("field", field)
+            .field(field, message),
         Error::BadModel { path, message } => {
             let path = path.display().to_string();
-            Failure::new(Kind::InvalidArgument, "BAD_MODEL_FILE")
+            Failure::new(Reason::BadModelFile)
                 .with("path", &path)
                 .about("gguf", &path, message)
         }
         Error::Unsupported(message) => {
-            Failure::new(Kind::Unimplemented, "UNSUPPORTED").about("feature", "", message)
+            Failure::new(Reason::Unsupported).about("feature", "", message)
         }
-        Error::UnknownModel { name, known } => Failure::new(Kind::NotFound, "UNKNOWN_MODEL")
+        Error::UnknownModel { name, known } => Failure::new(Reason::UnknownModel)
             .with("model", name)
             .with("loaded", known.join(", "))
             .about("model", name, "not loaded"),
@@ -242,13 +269,13 @@ pub fn from_engine(error: &Error) -> Failure {
         } => {
             let (reason, what) = if *changed {
                 (
-                    "LOADED_FILE_CHANGED",
+                    Reason::LoadedFileChanged,
                     "the file has changed since it was loaded",
                 )
             } else {
-                ("NAME_TAKEN", "another file has this name")
+                (Reason::NameTaken, "another file has this name")
             };
-            Failure::new(Kind::AlreadyExists, reason)
+            Failure::new(reason)
                 .with("model", name)
                 .with("path", path.display().to_string())
                 .about("model", name, what)
@@ -257,13 +284,13 @@ pub fn from_engine(error: &Error) -> Failure {
         Error::Exhausted {
             message: _,
             retry_after,
-        } => Failure::new(Kind::ResourceExhausted, "FULL_NOW").retry(*retry_after),
+        } => Failure::new(Reason::FullNow).retry(*retry_after),
         Error::AskerLimit {
             running,
             queued,
             running_max,
             queued_max,
-        } => Failure::new(Kind::ResourceExhausted, "PEER_LIMIT")
+        } => Failure::new(Reason::PeerLimit)
             .with("limit", "queued")
             .with("max", queued_max.to_string())
             .with("running", running.to_string())
@@ -273,43 +300,44 @@ pub fn from_engine(error: &Error) -> Failure {
         Error::Unavailable {
             message: _,
             retry_after,
-        } => Failure::new(Kind::Unavailable, "NOT_SERVING").retry(*retry_after),
-        Error::DataLoss { name, message } => Failure::new(Kind::DataLoss, "MODEL_FILE_CHANGED")
+        } => Failure::new(Reason::NotServing).retry(*retry_after),
+        Error::DataLoss { name, message } => Failure::new(Reason::ModelFileChanged)
             .with("model", name)
             .about("model", name, message),
         Error::FileSilent {
             name,
             path,
             seconds,
-        } => Failure::new(Kind::Unavailable, "MODEL_FILE_SILENT")
+        } => Failure::new(Reason::ModelFileSilent)
             .with("model", name)
             .with("path", path.display().to_string())
             .with("seconds", seconds.to_string())
             .retry(Duration::from_secs(5)),
-        Error::DeadlineExceeded { generated } => Failure::new(Kind::DeadlineExceeded, "DEADLINE")
-            .with("generated_tokens", generated.to_string()),
-        Error::Cancelled => Failure::new(Kind::Cancelled, "CANCELLED"),
-        Error::NoDevice(message) => Failure::new(Kind::FailedPrecondition, "NO_DEVICE")
-            .requires("DEVICE", "engine", message),
-        Error::DeviceLost(_) => {
-            Failure::new(Kind::Unavailable, "NOT_SERVING").retry(Duration::from_secs(5))
+        Error::DeadlineExceeded { generated } => {
+            Failure::new(Reason::Deadline).with("generated_tokens", generated.to_string())
         }
-        Error::Internal(_) => Failure::new(Kind::Internal, "BUG"),
+        Error::Cancelled => Failure::new(Reason::Cancelled),
+        Error::NoDevice(message) => {
+            Failure::new(Reason::NoDevice).requires("DEVICE", "engine", message)
+        }
+        Error::DeviceLost(_) => Failure::new(Reason::NotServing).retry(Duration::from_secs(5)),
+        Error::Internal(_) => Failure::new(Reason::Bug),
     };
     failure.says(&text)
 }
 
 /// One reason a cause, and the numbers beside it.
 fn from_refusal(refusal: &Refusal, text: &str) -> Failure {
-    let mut failure = Failure::new(Kind::FailedPrecondition, refusal.reason());
+    let reason = Reason::of(refusal);
+    let mut failure = Failure::new(reason);
     for (name, number) in refusal.numbers() {
         failure = failure.with(name, number.to_string());
     }
     match refusal.model() {
         Some(model) => failure
             .with("model", model)
-            .requires(refusal.reason(), model, text),
-        None => failure.requires(refusal.reason(), "engine", text),
+            .requires(reason.name(), model, text),
+        None => failure.requires(reason.name(), "engine", text),
     }
 }
 
@@ -321,7 +349,7 @@ pub fn invalid(field: &str, message: &str) -> Failure {
 /// INVALID_ARGUMENT that lists what is wrong with each field.
 pub fn invalid_all(violations: &[(String, String)]) -> Failure {
     let mut text = String::new();
-    let mut failure = Failure::new(Kind::InvalidArgument, "INVALID_FIELD");
+    let mut failure = Failure::new(Reason::InvalidField);
     for (i, (field, message)) in violations.iter().take(VIOLATIONS_MAX).enumerate() {
         if i == 0 {
             failure = failure.with("field", field);
@@ -362,7 +390,7 @@ pub(crate) fn no_such_model<'l, 'f>(
         false => names.join(", "),
     };
     let (loaded, on_disk) = (list(loaded.collect()), list(on_disk.collect()));
-    Failure::new(Kind::NotFound, "UNKNOWN_MODEL")
+    Failure::new(Reason::UnknownModel)
         .with("model", name)
         .with("loaded", &loaded)
         .with("on_disk", &on_disk)
@@ -379,20 +407,20 @@ pub fn unloaded_meanwhile(name: &str) -> Failure {
     let message = format!(
         "model '{name}' was loaded, and unloaded again by another client before this call ended; load it again"
     );
-    model_precondition("MODEL_UNLOADED", name, &message)
+    model_precondition(Reason::ModelUnloaded, name, &message)
 }
 
 /// FAILED_PRECONDITION about a model.
-pub fn model_precondition(reason: &'static str, model: &str, message: &str) -> Failure {
-    Failure::new(Kind::FailedPrecondition, reason)
+pub fn model_precondition(reason: Reason, model: &str, message: &str) -> Failure {
+    Failure::new(reason)
         .with("model", model)
-        .requires(reason, model, message)
+        .requires(reason.name(), model, message)
         .says(message)
 }
 
 /// UNIMPLEMENTED, naming the field that asks for it.
 pub fn unsupported_field(field: &str, message: &str) -> Failure {
-    Failure::new(Kind::Unimplemented, "UNSUPPORTED")
+    Failure::new(Reason::Unsupported)
         .with("field", field)
         .field(field, message)
         .says(&format!("{field}: {message}"))
@@ -400,7 +428,7 @@ pub fn unsupported_field(field: &str, message: &str) -> Failure {
 
 /// RESOURCE_EXHAUSTED with the delay after which to try again.
 pub fn exhausted(message: &str, retry_after: Duration) -> Failure {
-    Failure::new(Kind::ResourceExhausted, "FULL_NOW")
+    Failure::new(Reason::FullNow)
         .retry(retry_after)
         .says(message)
 }
@@ -408,7 +436,7 @@ pub fn exhausted(message: &str, retry_after: Duration) -> Failure {
 /// PERMISSION_DENIED: the caller lacks the role.
 pub fn role_missing(role: Role, uid: u32) -> Failure {
     let key = format!("{role}_by");
-    Failure::new(Kind::PermissionDenied, "ROLE_MISSING")
+    Failure::new(Reason::RoleMissing)
         .with("role", role.to_string())
         .with("setting", &key)
         .says(&format!(
@@ -418,7 +446,7 @@ pub fn role_missing(role: Role, uid: u32) -> Failure {
 
 /// RESOURCE_EXHAUSTED: the reply was not read.
 pub fn unread(unread: Duration) -> Failure {
-    Failure::new(Kind::ResourceExhausted, "UNREAD")
+    Failure::new(Reason::Unread)
         .with("unread_s", unread.as_secs().to_string())
         .retry(Duration::from_secs(1))
         .says(&format!(
@@ -428,155 +456,51 @@ pub fn unread(unread: Duration) -> Failure {
         ))
 }
 
-/// DEADLINE_EXCEEDED: the request did not arrive whole.
-pub fn body_late(limit: Duration) -> Failure {
-    Failure::new(Kind::DeadlineExceeded, "REQUEST_TOO_SLOW")
-        .with("limit_s", limit.as_secs().to_string())
-        .says(&format!(
-            "the request did not arrive whole within {} s; send it at once",
-            limit.as_secs()
-        ))
-}
-
-/// INVALID_ARGUMENT: the request has too many bytes.
-pub fn body_too_large(max: usize) -> Failure {
-    let message = format!(
-        "the request has more than {max} bytes, the most that this call takes; send less at once"
-    );
-    Failure::new(Kind::InvalidArgument, "REQUEST_TOO_LARGE")
-        .with("max_bytes", max.to_string())
-        .says(&message)
-}
-
-/// NOT_FOUND: no response of this name is kept for this client.
-pub fn unknown_response(id: &str) -> Failure {
-    let message = format!(
-        "no response '{id}' is kept; the last ones of each client are, until the daemon ends, where store is not false"
-    );
-    Failure::new(Kind::NotFound, "UNKNOWN_RESPONSE")
-        .with("response", id)
-        .about("response", id, "not kept")
-        .says(&message)
-}
-
-/// INVALID_ARGUMENT: a request goes on from a response that is not kept.
-pub fn unknown_previous(id: &str) -> Failure {
-    let message = format!(
-        "previous_response_id: response '{id}' is not kept; the last ones of each client are, until the daemon ends, \
-         where store is not false: send the whole conversation as input"
-    );
-    Failure::new(Kind::InvalidArgument, "UNKNOWN_PREVIOUS")
-        .with("response", id)
-        .field("previous_response_id", "it is not kept")
-        .says(&message)
-}
-
-/// NOT_FOUND: a request refers to an item that is not kept.
-pub fn unknown_item(field: &str, id: &str) -> Failure {
-    let message = format!(
-        "{field}: item '{id}' is not kept; the last ones of each client are, until the daemon ends, where store is not \
-         false: send the item itself"
-    );
-    Failure::new(Kind::NotFound, "UNKNOWN_ITEM")
-        .with("item", id)
-        .field(field, "it refers to an item that is not kept")
-        .says(&message)
-}
-
-/// UNIMPLEMENTED: the body of a request is compressed.
-pub fn content_encoding(encoding: &str) -> Failure {
-    let message = format!("Content-Encoding: {encoding} is not read here; send the body as it is");
-    Failure::new(Kind::Unimplemented, "CONTENT_ENCODING")
-        .with("encoding", encoding)
-        .with("accepted", "identity")
-        .says(&message)
-}
-
 /// INVALID_ARGUMENT: a prompt is longer than its context. Programs shorten it when they see this
 /// reason. The numbers are the tokens of the prompt, the most that it may have, and those of the
-/// context.
+/// context. The message may name a parameter that can be raised between its two parts.
 pub(crate) fn context_exceeded(
     field: &str,
-    message: &str,
+    (before, parameter, after): (&str, Option<&'static str>, &str),
     (n_prompt_tokens, prompt_max, n_ctx): (usize, usize, u32),
 ) -> Failure {
-    Failure::new(Kind::InvalidArgument, "CONTEXT_EXCEEDED")
+    let message = format!("{before}{}{after}", parameter.unwrap_or_default());
+    let failure = Failure::new(Reason::ContextExceeded)
         .with("field", field)
         .with("n_prompt_tokens", n_prompt_tokens.to_string())
         .with("prompt_tokens_max", prompt_max.to_string())
         .with("n_ctx", n_ctx.to_string())
-        .field(field, message)
-        .says(&format!("{field}: {message}"))
-}
-
-/// UNAUTHENTICATED: the request has no token, or not the right one.
-pub fn token_missing() -> Failure {
-    Failure::new(Kind::Unauthenticated, "TOKEN_MISSING")
-        .with("setting", "http_token_file")
-        .says(
-            "this address needs the token of the daemon's http_token_file: send it as 'Authorization: Bearer TOKEN' or \
-             'x-api-key: TOKEN'",
-        )
-}
-
-/// PERMISSION_DENIED: an address that any process of this machine reaches gives no such role.
-pub fn role_missing_here(role: Role) -> Failure {
-    Failure::new(Kind::PermissionDenied, "ROLE_MISSING")
-        .with("role", role.to_string())
-        .with("setting", "http_token_file")
-        .says(&format!(
-            "this call needs the role '{role}', which callers over TCP have by a token alone; configure http_token_file, \
-             or use the Unix socket"
-        ))
-}
-
-/// PERMISSION_DENIED: a web page of another site is behind the request.
-pub fn foreign_origin(header: &str, value: &str) -> Failure {
-    Failure::new(Kind::PermissionDenied, "FOREIGN_ORIGIN")
-        .with("header", header)
-        .says(&format!(
-            "the header {header} names '{value}', and without a token only this machine's own names are served; use \
-             http://127.0.0.1 or http://localhost, or configure http_token_file"
-        ))
-}
-
-/// NOT_FOUND: nothing answers here.
-pub fn no_route(method: &str, path: &str) -> Failure {
-    Failure::new(Kind::NotFound, "NO_SUCH_ROUTE").says(&format!(
-        "nothing answers {method} {path}; the README lists the routes"
-    ))
-}
-
-/// UNIMPLEMENTED: what answers here takes another method.
-pub fn no_method(method: &str, path: &str, taken: &str) -> Failure {
-    Failure::new(Kind::Unimplemented, "METHOD_NOT_ALLOWED")
-        .says(&format!("{path} takes no {method}; send {taken}"))
+        .field(field, &message);
+    match parameter {
+        Some(name) => failure.says_naming(&format!("{field}: {before}"), name, after),
+        None => failure.says(&format!("{field}: {message}")),
+    }
 }
 
 /// UNAVAILABLE: the daemon takes no new work.
 pub fn draining() -> Failure {
-    Failure::new(Kind::Unavailable, "DRAINING")
-        .retry(DRAIN_RETRY)
-        .says("the daemon is ending and takes no new work; retry on a new connection once it runs again")
+    Failure::new(Reason::Draining).retry(DRAIN_RETRY).says(
+        "the daemon is ending and takes no new work; retry on a new connection once it runs again",
+    )
 }
 
 /// UNAVAILABLE: others kill the processes that render chats.
 pub(crate) fn renderer_killed(message: &str) -> Failure {
-    Failure::new(Kind::Unavailable, "RENDERER_KILLED")
+    Failure::new(Reason::RendererKilled)
         .retry(RENDERER_RETRY)
         .says(message)
 }
 
 /// UNAVAILABLE: the engine ended under a request.
 pub fn engine_gone() -> Failure {
-    Failure::new(Kind::Unavailable, "NOT_SERVING")
+    Failure::new(Reason::NotServing)
         .retry(DRAIN_RETRY)
         .says("the engine ended before the request did; retry on a new connection once the daemon runs again")
 }
 
 /// DEADLINE_EXCEEDED outside of the engine.
 pub fn deadline() -> Failure {
-    Failure::new(Kind::DeadlineExceeded, "DEADLINE")
+    Failure::new(Reason::Deadline)
         .says("the deadline passed before the answer was ready; allow more time")
 }
 

@@ -186,7 +186,7 @@ mod tests {
         for i in 0..SILENT_MAX {
             places.silent_after = SOON;
             let (failure, sender) = hang(&places, &format!("/far{i}/model.gguf")).await;
-            assert_eq!(failure.reason(), "MODEL_FILE_SILENT");
+            assert_eq!(failure.reason(), failure::Reason::ModelFileSilent);
             assert!(failure.message().contains("/far"), "{failure:?}");
             hanging.push(sender);
             places.silent_after = SILENT_AFTER;
@@ -195,7 +195,10 @@ mod tests {
         }
         places.silent_after = SOON;
         let near = places.run(Path::new("/near/model.gguf"), || Ok(())).await;
-        assert_eq!(near.expect_err("too many hang").reason(), "FULL_NOW");
+        assert_eq!(
+            near.expect_err("too many hang").reason(),
+            failure::Reason::FullNow
+        );
         // They answer again.
         drop(hanging);
         let answered = async {
@@ -223,7 +226,7 @@ mod tests {
         near.await.expect("of another directory");
         let other = places.run(Path::new("/far/b.gguf"), || Ok(())).await;
         let failure = other.expect_err("it would hang");
-        assert_eq!(failure.reason(), "MODEL_FILE_SILENT");
+        assert_eq!(failure.reason(), failure::Reason::ModelFileSilent);
         assert!(failure.message().contains("/far/a.gguf"), "{failure:?}");
         // After a while one is let try.
         lock(&places.reading)[0].since = Instant::now() - 2 * SILENT_AFTER;

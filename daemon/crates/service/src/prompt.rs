@@ -10,7 +10,7 @@ use rocmforge_tokenizer::{
 use crate::Service;
 use crate::adapted::{self, Way};
 use crate::arrival::Arrival;
-use crate::failure::{self, Failure};
+use crate::failure::{self, Failure, Reason};
 use crate::text_work::Unwanted;
 use crate::tool_calls::forms::Headers;
 use crate::tool_calls::headers::{self, Fit};
@@ -364,37 +364,37 @@ impl Room {
             n_ctx_max,
             ..
         } = *self;
-        let raise = match n_ctx {
-            n_ctx if n_ctx < n_ctx_train.min(n_ctx_max) => ", or raise n_ctx",
-            n_ctx if n_ctx < n_ctx_train => ", or start the daemon with a larger --n-ctx-max",
-            _ => "",
-        };
         let what = match self.purpose {
-            Purpose::Answer => format!("prompt and answer share it: shorten the prompt{raise}"),
-            Purpose::Scores => format!("score it in windows{raise}"),
-            Purpose::Embedding => format!("embed it in parts{raise}"),
+            Purpose::Answer => "prompt and answer share it: shorten the prompt",
+            Purpose::Scores => "score it in windows",
+            Purpose::Embedding => "embed it in parts",
+        };
+        let (or, parameter) = match n_ctx {
+            n_ctx if n_ctx < n_ctx_train.min(n_ctx_max) => (", or raise ", Some("n_ctx")),
+            n_ctx if n_ctx < n_ctx_train => {
+                (", or start the daemon with a larger --n-ctx-max", None)
+            }
+            _ => ("", None),
         };
         let least = if n == self.tokens + 1 {
             "at least "
         } else {
             ""
         };
-        failure::context_exceeded(
-            field,
-            &format!(
-                "the request exceeds the available context size: it has {least}{n} tokens, and this model's \
-                 maximum context length is {n_ctx} tokens (n_ctx); {what} (the model was trained with {n_ctx_train}, \
-                 the daemon allows {n_ctx_max})"
-            ),
-            (n, self.tokens, n_ctx),
-        )
+        let before = format!(
+            "the request exceeds the available context size: it has {least}{n} tokens, and this model's \
+             maximum context length is {n_ctx} tokens (n_ctx); {what}{or}"
+        );
+        let after =
+            format!(" (the model was trained with {n_ctx_train}, the daemon allows {n_ctx_max})");
+        failure::context_exceeded(field, (&before, parameter, &after), (n, self.tokens, n_ctx))
     }
 }
 
 /// FAILED_PRECONDITION: the model cannot Chat.
 pub fn no_template(model: &LoadedModel) -> Failure {
     failure::model_precondition(
-        "NO_CHAT_TEMPLATE",
+        Reason::NoChatTemplate,
         model.name(),
         &format!(
             "the file of model '{}' carries no chat template, so that it cannot Chat; give the model one (`template` of \
@@ -429,7 +429,7 @@ fn from_template(field: &str, model: &LoadedModel, error: &TokenizerError) -> Fa
             if let TokenizerError::Gguf(cause) = error {
                 message += &format!(": {cause}");
             }
-            failure::model_precondition("CHAT_TEMPLATE_UNUSABLE", model.name(), &message)
+            failure::model_precondition(Reason::ChatTemplateUnusable, model.name(), &message)
         }
         TokenizerError::TemplateLimit { .. } => {
             tracing::warn!(model = model.name(), %error, "a chat template was stopped");

@@ -1,53 +1,104 @@
-//! Lines of Prometheus' text format.
+//! Prometheus' text format.
 
 use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
 
-use rocmforge_engine::api::ModelStatus;
+use rocmforge_service::measured::Histogram;
 
-/// Lines of the exposition format.
-#[derive(Debug, Default)]
-pub(super) struct Text(String);
+use super::Source;
+use super::table::{Kind, Metric, Value};
 
-impl Text {
-    /// What was written.
-    pub(super) fn into_string(self) -> String {
-        self.0
+/// The label by which vLLM tells models apart.
+pub(super) const MODEL_NAME: &str = "model_name";
+/// The label by which clients are told apart: `user:UID`, `token:NAME` or `local`.
+pub(super) const PEER: &str = "peer";
+
+/// The lines of one metric.
+pub(super) struct Lines<'a> {
+    text: &'a mut String,
+    name: &'static str,
+}
+
+impl Lines<'_> {
+    /// Adds a value with these labels.
+    pub(super) fn add(&mut self, labels: &[(&str, &str)], value: f64) {
+        self.line("", labels, value);
     }
 
-    pub(super) fn head(&mut self, name: &str, kind: &str, help: &str) {
-        // Writing to a String does not fail.
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    pub(super) fn value(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
-        self.0.push_str(name);
+    fn line(&mut self, suffix: &str, labels: &[(&str, &str)], value: f64) {
+        self.text.push_str(self.name);
+        self.text.push_str(suffix);
         for (i, (label, text)) in labels.iter().enumerate() {
-            self.0.push(if i == 0 { '{' } else { ',' });
-            let _ = write!(self.0, "{label}=\"{}\"", escaped(text));
+            self.text.push(if i == 0 { '{' } else { ',' });
+            // Writing to a String does not fail.
+            let _ = write!(self.text, "{label}=\"{}\"", escaped(text));
         }
         if !labels.is_empty() {
-            self.0.push('}');
+            self.text.push('}');
         }
-        let _ = writeln!(self.0, " {value}");
+        let _ = writeln!(self.text, " {value}");
     }
 
-    pub(super) fn one(&mut self, name: &str, kind: &str, help: &str, value: f64) {
-        self.head(name, kind, help);
-        self.value(name, &[], value);
-    }
-
-    pub(super) fn by_model(
-        &mut self,
-        name: &str,
-        kind: &str,
-        help: &str,
-        models: &[ModelStatus],
-        value: impl Fn(&ModelStatus) -> f64,
-    ) {
-        self.head(name, kind, help);
-        for status in models {
-            self.value(name, &[("model", status.model.name())], value(status));
+    fn histogram(&mut self, model: &str, of: &Histogram) {
+        let (below, all, sum_s) = of.read();
+        for (bound, count) in below {
+            let bound = bound.to_string();
+            let labels = [(MODEL_NAME, model), ("le", bound.as_str())];
+            self.line("_bucket", &labels, count as f64);
         }
+        self.line(
+            "_bucket",
+            &[(MODEL_NAME, model), ("le", "+Inf")],
+            all as f64,
+        );
+        self.line("_sum", &[(MODEL_NAME, model)], sum_s);
+        self.line("_count", &[(MODEL_NAME, model)], all as f64);
+    }
+}
+
+/// Writes a metric, if it has a value.
+pub(super) fn write(metric: &Metric, source: &Source<'_>, text: &mut String) {
+    let maybe = match metric.value {
+        Value::Maybe(value) => value(source),
+        _ => None,
+    };
+    if matches!(metric.value, Value::Maybe(_)) && maybe.is_none() {
+        return;
+    }
+    let name = metric.name;
+    let kind = match metric.kind {
+        Kind::Gauge => "gauge",
+        Kind::Counter => "counter",
+        Kind::Histogram => "histogram",
+    };
+    // Writing to a String does not fail.
+    let _ = writeln!(text, "# HELP {name} {}\n# TYPE {name} {kind}", metric.help);
+    let mut lines = Lines { text, name };
+    match metric.value {
+        Value::One(value) => lines.add(&[], value(source)),
+        Value::Maybe(_) => maybe.into_iter().for_each(|value| lines.add(&[], value)),
+        Value::OfModel(value) => {
+            for status in &source.snapshot.models {
+                lines.add(&[("model", status.model.name())], value(status));
+            }
+        }
+        Value::OfPeer(value) => {
+            for peer in &source.peers {
+                lines.add(&[(PEER, &peer.peer.to_string())], value(source, peer));
+            }
+        }
+        Value::OfRecord(count) => {
+            for (model, record) in &source.records {
+                let n = count(record).load(Ordering::Relaxed);
+                lines.add(&[(MODEL_NAME, model)], n as f64);
+            }
+        }
+        Value::Times(times) => {
+            for (model, record) in &source.records {
+                lines.histogram(model, times(record));
+            }
+        }
+        Value::Rows(rows) => rows(source, &mut lines),
     }
 }
 
@@ -63,12 +114,13 @@ mod tests {
 
     #[test]
     fn labels_are_escaped_and_values_follow() {
-        let mut text = Text::default();
-        text.one("a", "gauge", "help", 1.5);
-        text.value("b", &[("x", "q\"\\\n"), ("y", "z")], 2.0);
-        assert_eq!(
-            text.0,
-            "# HELP a help\n# TYPE a gauge\na 1.5\nb{x=\"q\\\"\\\\\\n\",y=\"z\"} 2\n"
-        );
+        let mut text = String::new();
+        let mut lines = Lines {
+            text: &mut text,
+            name: "b",
+        };
+        lines.add(&[], 1.5);
+        lines.add(&[("x", "q\"\\\n"), ("y", "z")], 2.0);
+        assert_eq!(text, "b 1.5\nb{x=\"q\\\"\\\\\\n\",y=\"z\"} 2\n");
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rocmforge_service::answers::Generation;
 use rocmforge_service::check::Violations;
-use rocmforge_service::failure::Failure;
+use rocmforge_service::failure::{Failure, Reason};
 use rocmforge_service::prompt::{Prompt, Room};
 use rocmforge_tokenizer::{Chat, Message};
 
@@ -25,7 +25,7 @@ pub(super) async fn chat(
     let begun = async {
         let whole = asked.clone();
         let failure = match start::begin(call, whole, violations.clone(), &mut log).await {
-            Err(failure) if failure.reason() == "CONTEXT_EXCEEDED" => failure,
+            Err(failure) if failure.reason() == Reason::ContextExceeded => failure,
             begun => return begun,
         };
         let shorter = shortened(call, asked, failure).await?;
@@ -62,7 +62,7 @@ async fn shortened(
         let encoded = service.encode(model, prompt, asked.field, room, call.arrival);
         match encoded.await {
             Ok(_) => most = middle,
-            Err(failure) if failure.reason() == "CONTEXT_EXCEEDED" => least = middle + 1,
+            Err(failure) if failure.reason() == Reason::ContextExceeded => least = middle + 1,
             Err(other) => return Err(other),
         }
     }

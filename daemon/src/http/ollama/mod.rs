@@ -78,7 +78,7 @@ fn refuse_logprobs(logprobs: Option<bool>, top: Option<i64>) -> Result<(), Failu
 }
 
 /// A field as Ollama's requests have it.
-fn name(field: &str) -> String {
+pub(super) fn name(field: &str) -> String {
     match field {
         "n_ctx" => "options.num_ctx".to_owned(),
         "sampling.max_tokens" => "options.num_predict".to_owned(),

@@ -25,7 +25,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
-use rocmforge_service::failure::Failure;
+use rocmforge_service::failure::{Failure, Reason};
 use rocmforge_service::parts::Part;
 use rocmforge_service::peer::Peer;
 use serde::Serialize;
@@ -108,7 +108,7 @@ async fn complete(
     let mut generation = match start::chat(call, conversation, violations).await {
         // Agents compact their conversation when they find this inside of a stream, and give up at
         // a status.
-        Err(failure) if streams && failure.reason() == "CONTEXT_EXCEEDED" => {
+        Err(failure) if streams && failure.reason() == Reason::ContextExceeded => {
             return Ok(reply::failed_stream(
                 ResponseEvents::new(described, None),
                 &failure,

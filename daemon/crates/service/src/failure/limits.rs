@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Failure, Kind, LIMIT_RETRY};
+use super::{Failure, LIMIT_RETRY, Reason};
 
 /// RESOURCE_EXHAUSTED: the peer has reached a limit of its own; `retry_after` is `None` where the
 /// request can never pass.
@@ -12,11 +12,14 @@ pub(crate) fn peer_limit(
     what: &str,
     retry_after: Option<Duration>,
 ) -> Failure {
-    let remedy = match retry_after {
-        Some(_) => "try again later",
-        None => "shorten the request, or raise the limit ([[limit]] in the daemon's configuration)",
+    let (reason, remedy) = match retry_after {
+        Some(_) => (Reason::PeerLimit, "try again later"),
+        None => (
+            Reason::PeerLimitAlways,
+            "shorten the request, or raise the limit ([[limit]] in the daemon's configuration)",
+        ),
     };
-    let failure = Failure::new(Kind::ResourceExhausted, "PEER_LIMIT")
+    let failure = Failure::new(reason)
         .with("peer", peer)
         .with("limit", limit)
         .with("max", max.to_string())

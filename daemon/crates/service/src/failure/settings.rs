@@ -1,12 +1,12 @@
 //! Failures of reading the settings anew.
 
-use super::{Failure, Kind};
+use super::{Failure, Reason};
 
 /// FAILED_PRECONDITION: the daemon's files say what it cannot use.
 pub fn settings_unusable(message: &str) -> Failure {
-    const REASON: &str = "SETTINGS_UNUSABLE";
-    Failure::new(Kind::FailedPrecondition, REASON)
-        .requires(REASON, "configuration", message)
+    let reason = Reason::SettingsUnusable;
+    Failure::new(reason)
+        .requires(reason.name(), "configuration", message)
         .says(&format!(
             "the settings cannot be used, and nothing was reloaded: {message}"
         ))
@@ -14,6 +14,6 @@ pub fn settings_unusable(message: &str) -> Failure {
 
 /// UNIMPLEMENTED: there is nothing that settings could be read from.
 pub(crate) fn no_settings() -> Failure {
-    Failure::new(Kind::Unimplemented, "UNSUPPORTED")
+    Failure::new(Reason::Unsupported)
         .says("this daemon was not started from settings that could be read anew")
 }

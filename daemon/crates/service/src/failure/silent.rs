@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Failure, Kind};
+use super::{Failure, Reason};
 
 /// When to try again.
 pub(super) const RETRY: Duration = Duration::from_secs(5);
@@ -11,7 +11,7 @@ pub(super) const RETRY: Duration = Duration::from_secs(5);
 /// UNAVAILABLE: nothing of a file has come for so long.
 pub(crate) fn file_silent(path: &Path, since: Duration) -> Failure {
     let (path, seconds) = (path.display().to_string(), since.as_secs());
-    Failure::new(Kind::Unavailable, "MODEL_FILE_SILENT")
+    Failure::new(Reason::ModelFileSilent)
         .with("path", &path)
         .with("seconds", seconds.to_string())
         .retry(RETRY)
@@ -25,7 +25,7 @@ pub(crate) fn file_silent(path: &Path, since: Duration) -> Failure {
 /// answered yet.
 pub(crate) fn directory_silent(name: &str, dir: &Path, why: &str) -> Failure {
     let dir = dir.display().to_string();
-    Failure::new(Kind::Unavailable, "MODEL_DIR_SILENT")
+    Failure::new(Reason::ModelDirSilent)
         .with("model", name)
         .with("dir", &dir)
         .retry(RETRY)

@@ -1,0 +1,113 @@
+//! Failures that only HTTP has.
+
+use std::time::Duration;
+
+use super::{Failure, Reason};
+use crate::roles::Role;
+
+/// NOT_FOUND: no response of this name is kept for this client.
+pub fn unknown_response(id: &str) -> Failure {
+    let message = format!(
+        "no response '{id}' is kept; the last ones of each client are, until the daemon ends, where store is not false"
+    );
+    Failure::new(Reason::UnknownResponse)
+        .with("response", id)
+        .about("response", id, "not kept")
+        .says(&message)
+}
+
+/// INVALID_ARGUMENT: a request goes on from a response that is not kept.
+pub fn unknown_previous(id: &str) -> Failure {
+    let message = format!(
+        "previous_response_id: response '{id}' is not kept; the last ones of each client are, until the daemon ends, \
+         where store is not false: send the whole conversation as input"
+    );
+    Failure::new(Reason::UnknownPrevious)
+        .with("response", id)
+        .field("previous_response_id", "it is not kept")
+        .says(&message)
+}
+
+/// NOT_FOUND: a request refers to an item that is not kept.
+pub fn unknown_item(field: &str, id: &str) -> Failure {
+    let message = format!(
+        "{field}: item '{id}' is not kept; the last ones of each client are, until the daemon ends, where store is not \
+         false: send the item itself"
+    );
+    Failure::new(Reason::UnknownItem)
+        .with("item", id)
+        .field(field, "it refers to an item that is not kept")
+        .says(&message)
+}
+
+/// UNIMPLEMENTED: the body of a request is compressed.
+pub fn content_encoding(encoding: &str) -> Failure {
+    let message = format!("Content-Encoding: {encoding} is not read here; send the body as it is");
+    Failure::new(Reason::ContentEncoding)
+        .with("encoding", encoding)
+        .with("accepted", "identity")
+        .says(&message)
+}
+
+/// DEADLINE_EXCEEDED: the request did not arrive whole.
+pub fn body_late(limit: Duration) -> Failure {
+    Failure::new(Reason::RequestTooSlow)
+        .with("limit_s", limit.as_secs().to_string())
+        .says(&format!(
+            "the request did not arrive whole within {} s; send it at once",
+            limit.as_secs()
+        ))
+}
+
+/// INVALID_ARGUMENT: the request has too many bytes.
+pub fn body_too_large(max: usize) -> Failure {
+    let message = format!(
+        "the request has more than {max} bytes, the most that this call takes; send less at once"
+    );
+    Failure::new(Reason::RequestTooLarge)
+        .with("max_bytes", max.to_string())
+        .says(&message)
+}
+
+/// UNAUTHENTICATED: the request has no token, or not the right one.
+pub fn token_missing() -> Failure {
+    Failure::new(Reason::TokenMissing)
+        .with("setting", "http_token_file")
+        .says(
+            "this address needs the token of the daemon's http_token_file: send it as 'Authorization: Bearer TOKEN' or \
+             'x-api-key: TOKEN'",
+        )
+}
+
+/// PERMISSION_DENIED: an address that any process of this machine reaches gives no such role.
+pub fn role_missing_here(role: Role) -> Failure {
+    Failure::new(Reason::RoleMissing)
+        .with("role", role.to_string())
+        .with("setting", "http_token_file")
+        .says(&format!(
+            "this call needs the role '{role}', which callers over TCP have by a token alone; configure http_token_file, \
+             or use the Unix socket"
+        ))
+}
+
+/// PERMISSION_DENIED: a web page of another site is behind the request.
+pub fn foreign_origin(header: &str, value: &str) -> Failure {
+    Failure::new(Reason::ForeignOrigin)
+        .with("header", header)
+        .says(&format!(
+            "the header {header} names '{value}', and without a token only this machine's own names are served; use \
+             http://127.0.0.1 or http://localhost, or configure http_token_file"
+        ))
+}
+
+/// NOT_FOUND: nothing answers here.
+pub fn no_route(method: &str, path: &str) -> Failure {
+    Failure::new(Reason::NoSuchRoute).says(&format!(
+        "nothing answers {method} {path}; the README lists the routes"
+    ))
+}
+
+/// UNIMPLEMENTED: what answers here takes another method.
+pub fn no_method(method: &str, path: &str, taken: &str) -> Failure {
+    Failure::new(Reason::MethodNotAllowed).says(&format!("{path} takes no {method}; send {taken}"))
+}
