@@ -54,8 +54,11 @@ pub(crate) fn printf(text: &str, value: &Value) -> R<String> {
         sized(out.len())?;
     }
     out.push_str(rest);
-    // A list could be asked for places by name.
-    let takes_names = matches!(value, Value::Dict(_) | Value::List(_));
+    // What could be asked for members by name.
+    let takes_names = matches!(
+        value,
+        Value::Dict(_) | Value::List(_) | Value::Range(_) | Value::Undefined(_)
+    );
     if values.at < values.items.len() && !values.by_name && !takes_names {
         return fail("not all arguments converted during string formatting");
     }
