@@ -217,33 +217,34 @@ fn loop_attribute(run: &Run<'_>, it: &Rc<Loop>, name: &Rc<str>) -> R<Option<Valu
     }))
 }
 
-/// `value[begin:end:step]`.
+/// `value[begin:end:step]`. As any other item, a slice that a value has not is undefined.
 ///
 /// # Errors
 ///
-/// If the value has no slices, or a place is no whole number.
+/// If the value is undefined, or the step is 0.
 pub(crate) fn slice(value: &Value, places: &[Value; 3]) -> R<Value> {
     if let Value::Undefined(why) = value {
         return fail(&**why);
     }
-    let place = |value: &Value| -> R<Option<i128>> {
-        match (value, value.as_int()) {
-            (Value::None, _) => Ok(None),
-            (_, Some(n)) => Ok(Some(n)),
-            _ => fail("slice indices must be integers or None or have an __index__ method"),
-        }
+    let missing = || {
+        Ok(Value::undefined(format!(
+            "{} has no such slice",
+            kind_of(value)
+        )))
     };
-    let (begin, end, step) = (place(&places[0])?, place(&places[1])?, place(&places[2])?);
+    let is_place = |place: &Value| place.is_none() || place.as_int().is_some();
+    let has_slices = !matches!(value, Value::Dict(_) | Value::View(..));
+    let Some(len) = value.len().filter(|_| has_slices) else {
+        return missing();
+    };
+    if !places.iter().all(is_place) {
+        return missing();
+    }
+    let [begin, end, step] = [0, 1, 2].map(|at| places[at].as_int());
     let step = step.unwrap_or(1);
     if step == 0 {
         return fail("slice step cannot be zero");
     }
-    let Some(len) = value.len().filter(|_| !matches!(value, Value::View(..))) else {
-        return fail(format!(
-            "'{}' object is not subscriptable",
-            value.type_name()
-        ));
-    };
     let at = places_of(len as i128, begin, end, step);
     Ok(match value {
         Value::Str(text) => {
@@ -279,12 +280,7 @@ pub(crate) fn slice(value: &Value, places: &[Value; 3]) -> R<Value> {
             stop: range.start + range.step * at.stop,
             step: range.step * at.step,
         }),
-        other => {
-            return fail(format!(
-                "unhashable type: 'slice' in '{}'",
-                other.type_name()
-            ));
-        }
+        _ => return missing(),
     })
 }
 

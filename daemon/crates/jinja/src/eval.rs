@@ -14,6 +14,10 @@ use crate::repr;
 use crate::run::{Run, Scope};
 use crate::value::{Dict, Value};
 
+/// What is said of a condition without an alternative that does not hold.
+const NO_ELSE: &str =
+    "the inline if-expression evaluated to false and no else section was defined.";
+
 impl Run<'_> {
     pub(crate) fn eval(&self, expr: &Expr, scope: &Rc<Scope>) -> R<Value> {
         self.eval_on(expr, None, scope)
@@ -46,16 +50,7 @@ impl Run<'_> {
                 let of = self.eval(of, scope)?;
                 access::item(self, &of, &self.eval(at, scope)?)?
             }
-            Kind::Slice(of, places) => {
-                let of = self.eval(of, scope)?;
-                let mut bounds = [Value::None, Value::None, Value::None];
-                for (bound, place) in bounds.iter_mut().zip(&**places) {
-                    if let Some(place) = place {
-                        *bound = self.eval(place, scope)?;
-                    }
-                }
-                access::slice(&of, &bounds)?
-            }
+            Kind::Slice(of, places) => self.slice(of, places, scope)?,
             Kind::Call(of, arguments) => {
                 let called = self.eval(of, scope)?;
                 access::call(self, &called, self.arguments(arguments, scope)?)?
@@ -95,18 +90,23 @@ impl Run<'_> {
                 _ => self.eval(b, scope)?,
             },
             Kind::Compare(first, others) => self.comparison(first, others, scope)?,
-            Kind::If(test, value, other) => {
-                if self.eval(test, scope)?.is_true() {
-                    self.eval(value, scope)?
-                } else if let Some(other) = other {
-                    self.eval(other, scope)?
-                } else {
-                    Value::undefined(
-                        "the inline if-expression evaluated to false and no else section was defined.",
-                    )
-                }
-            }
+            Kind::If(test, value, other) => match (self.eval(test, scope)?.is_true(), other) {
+                (true, _) => self.eval(value, scope)?,
+                (false, Some(other)) => self.eval(other, scope)?,
+                (false, None) => Value::undefined(NO_ELSE),
+            },
         })
+    }
+
+    fn slice(&self, of: &Expr, places: &[Option<Expr>; 3], scope: &Rc<Scope>) -> R<Value> {
+        let of = self.eval(of, scope)?;
+        let mut bounds = [Value::None, Value::None, Value::None];
+        for (bound, place) in bounds.iter_mut().zip(places) {
+            if let Some(place) = place {
+                *bound = self.eval(place, scope)?;
+            }
+        }
+        access::slice(&of, &bounds)
     }
 
     fn all(&self, items: &[Expr], scope: &Rc<Scope>) -> R<Vec<Value>> {

@@ -149,6 +149,9 @@ fn of_text(text: &str, spec: Spec) -> R<String> {
     if spec.align == Some('=') {
         return fail("'=' alignment not allowed in string format specifier");
     }
+    if let Some(by) = spec.grouping {
+        return fail(format!("Cannot specify '{by}' with 's'."));
+    }
     let kept: String = match spec.precision {
         Some(most) => text.chars().take(most).collect(),
         None => text.to_owned(),

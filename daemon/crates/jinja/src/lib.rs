@@ -15,6 +15,8 @@
 //! Stages: [`lexer`] makes tokens of a text, [`parser`] a tree of them ([`ast`]), [`run`] executes
 //! its statements and [`eval`] its expressions. [`value`] is what they work on.
 
+#![forbid(unsafe_code)]
+
 mod access;
 mod args;
 mod ast;

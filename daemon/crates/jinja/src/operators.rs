@@ -22,8 +22,11 @@ fn wide<T>(result: Option<T>) -> R<T> {
 ///
 /// If the values have no such operation, or its result is too large.
 pub(crate) fn binary(operator: Operator, a: &Value, b: &Value) -> R<Value> {
+    let formats = operator == Operator::Mod && a.as_str().is_some();
     for value in [a, b] {
-        if let Value::Undefined(why) = value {
+        if let Value::Undefined(why) = value
+            && !formats
+        {
             return fail(&**why);
         }
     }
@@ -202,8 +205,11 @@ fn floats(operator: Operator, a: f64, b: f64) -> R<Value> {
         }
         Operator::Div => a / b,
         Operator::FloorDiv => {
-            let rest = modulo(a, b);
-            ((a - rest) / b).round()
+            let quotient = ((a - modulo(a, b)) / b).round();
+            match quotient == 0.0 {
+                true => 0.0_f64.copysign(a / b),
+                false => quotient,
+            }
         }
         Operator::Mod => modulo(a, b),
         Operator::Pow if a == 0.0 && b < 0.0 => return fail("zero to a negative power"),

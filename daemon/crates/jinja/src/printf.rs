@@ -54,8 +54,11 @@ pub(crate) fn printf(text: &str, value: &Value) -> R<String> {
         sized(out.len())?;
     }
     out.push_str(rest);
-    // A list could be asked for places by name.
-    let takes_names = matches!(value, Value::Dict(_) | Value::List(_));
+    // What could be asked for members by name.
+    let takes_names = matches!(
+        value,
+        Value::Dict(_) | Value::List(_) | Value::Range(_) | Value::Undefined(_)
+    );
     if values.at < values.items.len() && !values.by_name && !takes_names {
         return fail("not all arguments converted during string formatting");
     }
@@ -161,45 +164,7 @@ fn converted(value: &Value, kind: char, spec: Spec) -> R<String> {
         ))
     };
     match kind {
-        's' | 'r' | 'a' => {
-            let text = match kind {
-                's' => repr::text(value)?.to_string(),
-                'r' => repr::repr(value)?,
-                _ => crate::format::ascii(&repr::repr(value)?),
-            };
-            let kept = match spec.precision {
-                Some(most) => text.chars().take(most).collect(),
-                None => text,
-            };
-            let align = Some(spec.align.unwrap_or('>'));
-            Ok(spec_padded(
-                &kept,
-                Spec {
-                    align,
-                    zero: false,
-                    ..spec
-                },
-            ))
-        }
-        'c' => {
-            let c = match (value.as_str(), value.as_int()) {
-                (Some(text), _) if text.chars().count() == 1 => text.to_owned(),
-                (None, Some(n)) => match u32::try_from(n).ok().and_then(char::from_u32) {
-                    Some(c) => c.to_string(),
-                    None => return fail("%c arg not in range(0x110000)"),
-                },
-                _ => return fail("%c requires int or char"),
-            };
-            let align = Some(spec.align.unwrap_or('>'));
-            Ok(spec_padded(
-                &c,
-                Spec {
-                    align,
-                    zero: false,
-                    ..spec
-                },
-            ))
-        }
+        's' | 'r' | 'a' | 'c' => as_text(value, kind, spec),
         'd' | 'i' | 'u' | 'o' | 'x' | 'X' => {
             let n = match value {
                 Value::Float(x) if matches!(kind, 'd' | 'i' | 'u') => {
@@ -236,6 +201,51 @@ fn converted(value: &Value, kind: char, spec: Spec) -> R<String> {
                 "",
                 &digits,
                 spec,
+            ))
+        }
+    }
+}
+
+/// A value as text, or as one character.
+fn as_text(value: &Value, kind: char, spec: Spec) -> R<String> {
+    match kind {
+        's' | 'r' | 'a' => {
+            let text = match kind {
+                's' => repr::text(value)?.to_string(),
+                'r' => repr::repr(value)?,
+                _ => crate::format::ascii(&repr::repr(value)?),
+            };
+            let kept = match spec.precision {
+                Some(most) => text.chars().take(most).collect(),
+                None => text,
+            };
+            let align = Some(spec.align.unwrap_or('>'));
+            Ok(spec_padded(
+                &kept,
+                Spec {
+                    align,
+                    zero: false,
+                    ..spec
+                },
+            ))
+        }
+        _ => {
+            let c = match (value.as_str(), value.as_int()) {
+                (Some(text), _) if text.chars().count() == 1 => text.to_owned(),
+                (None, Some(n)) => match u32::try_from(n).ok().and_then(char::from_u32) {
+                    Some(c) => c.to_string(),
+                    None => return fail("%c arg not in range(0x110000)"),
+                },
+                _ => return fail("%c requires int or char"),
+            };
+            let align = Some(spec.align.unwrap_or('>'));
+            Ok(spec_padded(
+                &c,
+                Spec {
+                    align,
+                    zero: false,
+                    ..spec
+                },
             ))
         }
     }

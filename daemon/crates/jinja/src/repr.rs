@@ -7,7 +7,7 @@ use unicode_general_category::{GeneralCategory, get_general_category};
 
 use crate::compare::LEVELS_MAX;
 use crate::fault::{Fault, R};
-use crate::value::{Value, ViewKind};
+use crate::value::{Dict, Value, ViewKind};
 
 /// `str(value)`.
 ///
@@ -83,18 +83,9 @@ fn push_repr(value: &Value, out: &mut String, level: usize) -> R<()> {
             sequence(items, out)?;
             out.push_str(if items.len() == 1 { ",)" } else { ")" });
         }
-        Value::Dict(dict) | Value::Namespace(dict) => {
-            let is_namespace = matches!(value, Value::Namespace(_));
-            out.push_str(if is_namespace { "<Namespace {" } else { "{" });
-            for (at, (key, member)) in dict.borrow().iter().enumerate() {
-                if at > 0 {
-                    out.push_str(", ");
-                }
-                push_repr(key, out, level + 1)?;
-                out.push_str(": ");
-                push_repr(member, out, level + 1)?;
-            }
-            out.push_str(if is_namespace { "}>" } else { "}" });
+        Value::Dict(dict) => push_members("{", &dict.borrow(), "}", out, level)?,
+        Value::Namespace(dict) => {
+            push_members("<Namespace {", &dict.borrow(), "}>", out, level)?;
         }
         Value::View(_, kind) => {
             out.push_str(match kind {
@@ -112,6 +103,29 @@ fn push_repr(value: &Value, out: &mut String, level: usize) -> R<()> {
                 _ => push_display(out, format_args!("range({start}, {stop}, {step})")),
             }
         }
+        other => push_object(other, out),
+    }
+    Ok(())
+}
+
+/// The members of a dict, between its brackets.
+fn push_members(open: &str, dict: &Dict, close: &str, out: &mut String, level: usize) -> R<()> {
+    out.push_str(open);
+    for (at, (key, member)) in dict.iter().enumerate() {
+        if at > 0 {
+            out.push_str(", ");
+        }
+        push_repr(key, out, level + 1)?;
+        out.push_str(": ");
+        push_repr(member, out, level + 1)?;
+    }
+    out.push_str(close);
+    Ok(())
+}
+
+/// What has no items: Python shows its place in memory, too.
+fn push_object(value: &Value, out: &mut String) {
+    match value {
         Value::Macro(it) => match &it.node.name {
             Some(name) => push_display(out, format_args!("<Macro '{name}'>")),
             None => out.push_str("<Macro anonymous>"),
@@ -128,8 +142,8 @@ fn push_repr(value: &Value, out: &mut String, level: usize) -> R<()> {
         Value::Function(_) => out.push_str("<function>"),
         Value::Cycler(_) => out.push_str("<Cycler object>"),
         Value::Joiner(_) => out.push_str("<Joiner object>"),
+        other => push_display(out, format_args!("<{} object>", other.type_name())),
     }
-    Ok(())
 }
 
 fn push_display(out: &mut String, value: impl std::fmt::Display) {

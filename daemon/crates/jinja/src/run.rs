@@ -63,7 +63,7 @@ pub(crate) struct Run<'h> {
     pub(crate) host: &'h Host<'h>,
     names: &'h [Rc<str>],
     steps: Cell<u64>,
-    written: Cell<usize>,
+    bytes: Cell<usize>,
     calls: Cell<usize>,
     pub(crate) escapes: Cell<bool>,
     /// The name `loop`, if the template has it.
@@ -87,7 +87,7 @@ impl<'h> Run<'h> {
             host,
             names,
             steps: Cell::new(0),
-            written: Cell::new(0),
+            bytes: Cell::new(0),
             calls: Cell::new(0),
             escapes: Cell::new(false),
             loop_name: id("loop"),
@@ -128,8 +128,8 @@ impl<'h> Run<'h> {
     }
 
     fn write(&self, text: &str, out: &mut String) -> R<()> {
-        let written = self.written.get() + text.len();
-        self.written.set(written);
+        let written = self.bytes.get() + text.len();
+        self.bytes.set(written);
         if out.len() + text.len() > self.host.max_output {
             return Err(Fault::Output);
         }
@@ -188,9 +188,7 @@ impl<'h> Run<'h> {
                 self.assign(target, value, scope)?;
             }
             StmtKind::SetBlock(target, filter, body) => {
-                let mut text = String::new();
-                self.body(body, &Scope::new(Some(scope)), &mut text)?;
-                let value = self.markup(text);
+                let value = self.written(body, scope)?;
                 let value = match filter {
                     Some(filter) => self.filtered(filter, value, scope)?,
                     None => value,
@@ -219,9 +217,7 @@ impl<'h> Run<'h> {
             }
             StmtKind::Scope(body) => return self.body(body, &Scope::new(Some(scope)), out),
             StmtKind::Filter(filter, body) => {
-                let mut text = String::new();
-                self.body(body, &Scope::new(Some(scope)), &mut text)?;
-                let value = self.filtered(filter, self.markup(text), scope)?;
+                let value = self.filtered(filter, self.written(body, scope)?, scope)?;
                 self.print(&value, out)?;
             }
             StmtKind::Macro(node) => {
@@ -248,6 +244,13 @@ impl<'h> Run<'h> {
             }
         }
         Ok(Flow::On)
+    }
+
+    /// What a body writes, as a value.
+    fn written(&self, body: &Body, scope: &Rc<Scope>) -> R<Value> {
+        let mut text = String::new();
+        self.body(body, &Scope::new(Some(scope)), &mut text)?;
+        Ok(self.markup(text))
     }
 
     fn print(&self, value: &Value, out: &mut String) -> R<()> {

@@ -332,12 +332,7 @@ impl Value {
         Ok(match self {
             Value::Undefined(_) => Vec::new(),
             Value::Str(text) => {
-                let char = |c: char| {
-                    Value::Str(Text {
-                        text: Rc::from(&*c.encode_utf8(&mut [0; 4])),
-                        safe: text.safe,
-                    })
-                };
+                let char = |c: char| Value::text(&*c.encode_utf8(&mut [0; 4]));
                 text.text.chars().map(char).collect()
             }
             Value::Bytes(bytes) => bytes.iter().map(|b| Value::Int(i128::from(*b))).collect(),

@@ -195,10 +195,10 @@ fn chats_do_not_mix() {
 fn a_program_that_is_no_child_is_an_error() {
     let limits = RenderLimits::default();
     let missing = Renderer::with_children(Some("/nonexistent".into()), limits);
-    let error = render(&missing, "a").unwrap_err();
+    let error = render(&missing, "{{ 1 }}").unwrap_err();
     assert!(matches!(error, Error::Renderer { .. }), "{error:?}");
     let other = Renderer::with_children(Some("/bin/false".into()), limits);
-    let error = render(&other, "a").unwrap_err();
+    let error = render(&other, "{{ 1 }}").unwrap_err();
     assert!(matches!(error, Error::TemplateCrashed { .. }), "{error:?}");
 }
 
@@ -226,7 +226,7 @@ fn a_child_that_is_killed_from_outside_costs_no_chat() {
     for (signal, times) in [("KILL", 1), ("TERM", 2)] {
         assert_works(&script(signal, signal, times));
     }
-    let error = render(&script("always", "KILL", 99), "a").unwrap_err();
+    let error = render(&script("always", "KILL", 99), "{{ 1 }}").unwrap_err();
     assert!(
         matches!(error, Error::TemplateKilled { signal: 9 }),
         "{error:?}"
@@ -237,7 +237,7 @@ fn a_child_that_is_killed_from_outside_costs_no_chat() {
         "{text}"
     );
     // What it does itself is the template's fault, and is not tried again.
-    let error = render(&script("crash", "SEGV", 1), "a").unwrap_err();
+    let error = render(&script("crash", "SEGV", 1), "{{ 1 }}").unwrap_err();
     assert!(matches!(error, Error::TemplateCrashed { .. }), "{error:?}");
 }
 

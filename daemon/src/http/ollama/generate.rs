@@ -1,5 +1,5 @@
-//! `POST /api/generate`: a prompt, through the model's template unless it is `raw` or there is
-//! none.
+//! `POST /api/generate`: a prompt, through the model's template unless it is `raw` or the model has
+//! none of its own.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use rocmforge_service::check::Violations;
 use rocmforge_service::failure::Failure;
 use rocmforge_service::infill::Gap;
 use rocmforge_service::prompt::Prompt;
-use rocmforge_tokenizer::{Ending, Message};
+use rocmforge_tokenizer::{ChatTemplate, Ending, Message, TemplateOrigin};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -101,9 +101,15 @@ async fn complete(
     let (mut sampling, n_ctx) = options.fields(&mut violations);
     sampling.decoding.format = format::of_ollama(asked.format)?;
     let system = asked.system.filter(|text| !text.is_empty());
-    // Without a template there is no place for what the system says.
+    // What the system says needs a template, be it a default; a prompt goes on without one.
+    let has_own = |template: &ChatTemplate| template.origin() != TemplateOrigin::Default;
     let is_raw = asked.raw == Some(true)
-        || system.is_none() && call.model(&asked.model).await?.template().is_none();
+        || system.is_none()
+            && !call
+                .model(&asked.model)
+                .await?
+                .template()
+                .is_some_and(has_own);
     let suffix = asked.suffix.filter(|text| !text.is_empty());
     let generation = if is_raw || suffix.is_some() {
         let prompt = match suffix {

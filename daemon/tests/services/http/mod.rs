@@ -17,3 +17,4 @@ mod responses;
 mod scores;
 mod shapes;
 mod streams;
+mod template;

@@ -305,7 +305,7 @@ async fn what_the_model_thinks_is_apart_from_what_it_says() {
 #[tokio::test]
 async fn tools_reach_templates_that_know_them_and_no_others() {
     let http = HttpDaemon::start().await;
-    let template = "{% for t in tools %}{{ t.function.name }}{% endfor %}{{ messages[0].content }}{# <tool_call> #}";
+    let template = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{{ messages[0].content }}{# <tool_call> #}";
     with_template(&http.daemon, "caller", template);
     let tools =
         json!([{"type": "function", "function": {"name": "some_function", "parameters": {}}}]);

@@ -140,7 +140,8 @@ fn round(value: &Value, args: Args) -> R<Value> {
         } else {
             scaled.floor()
         };
-        return Ok(Value::Float(moved / power));
+        // A whole number has no zero below zero.
+        return Ok(Value::Float((moved + 0.0) / power));
     }
     if let Some(n) = value.as_int() {
         return Ok(Value::Int(round_int(n, precision)));

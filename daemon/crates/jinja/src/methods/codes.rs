@@ -99,8 +99,9 @@ pub(super) fn maketrans(args: Args) -> R<Value> {
 
 /// `translate`.
 pub(super) fn translate(text: &str, table: &Value) -> R<String> {
+    // What has no table for a character leaves it as it is.
     let Value::Dict(table) = table else {
-        return fail("a table of str.maketrans is needed");
+        return Ok(text.to_owned());
     };
     let table = table.borrow();
     let mut out = String::with_capacity(text.len());

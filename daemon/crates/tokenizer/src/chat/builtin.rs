@@ -458,6 +458,11 @@ mod tests {
             let template = ChatTemplate::new(name, "<s>", "</s>").unwrap();
             assert_eq!(template.render(&chat, true).unwrap(), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn each_template_writes_all_that_is_said_and_opens_the_answer_behind_it() {
+        let chat = [Message::new("system", "S "), Message::new("user", "c")];
         for (name, _) in TEMPLATES {
             let template = ChatTemplate::new(name, "<s>", "</s>").unwrap();
             let text = template.render(&chat, false).unwrap();
