@@ -411,7 +411,8 @@ impl Engine {
         }
     }
 
-    /// Whether a pass of a model uploads experts: a few rows of prompts are routed to nearly as many
+    /// Whether a pass of a model uploads experts: a few rows of prompts are routed to nearly as
+    /// many
     /// of those as a full chunk, so that each chunk costs about as much, however short it is.
     fn streams_experts(&self, entry: &Entry) -> bool {
         let mut steps = entry.loaded.model().plan().steps.iter();
