@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::Context;
 use super::generate::print;
 use crate::cli::ChatArgs;
+use crate::failure;
 use crate::sampling::SamplingArgs;
-use crate::{failure, json};
 
 pub(super) fn message(role: &str, content: String) -> ChatMessage {
     ChatMessage {

@@ -12,7 +12,7 @@ use rocmforge_tokenizer::Renderer;
 use super::*;
 use crate::Limits;
 use crate::defaults::Defaults;
-use crate::failure::Kind;
+use crate::failure::{Kind, Reason};
 use crate::idle_models::Bounds;
 use crate::model_files::ModelDirs;
 use crate::roles::Roles;
@@ -215,7 +215,11 @@ async fn a_file_that_cannot_be_loaded_is_told_to_each_request_until_it_can() {
         fs::write(ground.path(name), &whole[..1000]).unwrap();
         for _ in 0..2 {
             let failure = ground.ask(name).await.unwrap_err();
-            assert_eq!(failure.reason(), "BAD_MODEL_FILE", "{name}: {failure:?}");
+            assert_eq!(
+                failure.reason(),
+                Reason::BadModelFile,
+                "{name}: {failure:?}"
+            );
         }
         fs::write(ground.path(name), &whole).unwrap();
         assert_eq!(ground.architecture(name).await, "qwen3", "{name}");
@@ -297,7 +301,7 @@ async fn many_first_requests_open_a_file_once_and_all_hear_of_a_failure() {
     let asked: Vec<_> = (0..20).map(|_| ask("bad")).collect();
     for asked in asked {
         let failure = asked.await.unwrap().unwrap_err();
-        assert_eq!(failure.reason(), "BAD_MODEL_FILE");
+        assert_eq!(failure.reason(), Reason::BadModelFile);
     }
     assert_eq!(ground.loaded(), ["m"]);
 }

@@ -163,7 +163,9 @@ impl Reason {
             Refusal::PinTooLarge { .. } => Self::PinTooLarge,
             Refusal::NeverFits { .. } => Self::NeverFits,
             Refusal::NoDeviceMemory { .. } => Self::NoDeviceMemory,
-            Refusal::BudgetOutOfRange { .. } => Self::BudgetOutOfRange,
+            Refusal::BudgetOutOfRange { .. } | Refusal::BudgetTooSmall { .. } => {
+                Self::BudgetOutOfRange
+            }
             Refusal::InUse { .. } => Self::InUse,
             Refusal::Setting { .. } => Self::Setting,
         }
