@@ -22,6 +22,7 @@ mod error;
 #[cfg(test)]
 mod fixture;
 mod interned;
+mod lexicon;
 mod metadata;
 mod pre_tokenizer;
 mod special;

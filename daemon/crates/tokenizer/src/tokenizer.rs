@@ -9,27 +9,26 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use rocmforge_gguf::Gguf;
 
-use crate::bpe::{self, Bpe};
+use crate::bpe;
 use crate::chat::Marks;
-use crate::interned::{Digest, Interned};
+use crate::interned::Digest;
+use crate::lexicon::{LEXICONS, Lexicon, Model};
 use crate::special::{Part, Specials};
-use crate::spm::{self, Spm};
+use crate::spm;
 use crate::stream::{self, DecodeOptions, StreamDecoder};
-use crate::texts::Texts;
-use crate::vocab::{Algorithm, MERGES, SPM_SPACE, TokenType, Usage, Vocab, VocabData, Words};
+#[cfg(test)]
+use crate::vocab::VocabData;
+use crate::vocab::{Algorithm, SPM_SPACE, TokenType, Usage, Vocab};
 use crate::{Error, RenderedChat, metadata};
 
 /// Bytes of text that one [`Tokenizer::encode`] takes: more than the longest
 /// contexts hold. It bounds the memory of one call, which is about 40 times
 /// the longest word at worst.
 pub const MAX_TEXT_BYTES: usize = 16 << 20;
-
-/// Remarks on what is wrong with a vocabulary and tolerated that are kept.
-pub(crate) const TOLERATED_MAX: usize = 16;
 
 /// Words that one encode remembers, and the longest of them in bytes.
 const CACHED_WORDS_MAX: usize = 32 << 10;
@@ -46,65 +45,6 @@ struct Shared {
     vocab: Vocab,
     lexicon: Arc<Lexicon>,
     digest: Digest,
-}
-
-/// Tokens and their tables, which models that have the same tokens share.
-#[derive(Debug)]
-struct Lexicon {
-    words: Arc<Words>,
-    tables: Tables,
-    digest: Digest,
-}
-
-/// Those of all models.
-static LEXICONS: LazyLock<Interned<Lexicon>> = LazyLock::new(Interned::default);
-
-impl Lexicon {
-    fn new(mut data: VocabData, digest: Digest) -> Result<Lexicon, Error> {
-        let merges = data.merges.take();
-        let mut words = Words::new(data)?;
-        let mut tolerated = std::mem::take(&mut words.tolerated);
-        let tables = Tables::build(&words, merges.as_ref(), &mut tolerated)?;
-        tolerated.truncate(TOLERATED_MAX);
-        words.tolerated = tolerated;
-        Ok(Lexicon {
-            words: Arc::new(words),
-            tables,
-            digest,
-        })
-    }
-}
-
-#[derive(Debug)]
-struct Tables {
-    model: Model,
-    specials: Specials,
-}
-
-#[derive(Debug)]
-enum Model {
-    Bpe(Bpe),
-    Spm(Spm),
-}
-
-impl Tables {
-    fn build(
-        vocab: &Words,
-        merges: Option<&Texts>,
-        tolerated: &mut Vec<String>,
-    ) -> Result<Tables, Error> {
-        let model = match vocab.algorithm {
-            Algorithm::Spm => Model::Spm(Spm::build(vocab)?),
-            Algorithm::Bpe(pre) => {
-                let merges = merges.ok_or(Error::MissingKey { key: MERGES })?;
-                Model::Bpe(Bpe::build(vocab, merges, pre, tolerated)?)
-            }
-        };
-        Ok(Tables {
-            model,
-            specials: Specials::build(vocab)?,
-        })
-    }
 }
 
 impl Tokenizer {
@@ -172,12 +112,7 @@ impl Tokenizer {
     /// Bytes of the tokens and their tables in memory, whoever shares them.
     #[must_use]
     pub fn lexicon_bytes(&self) -> usize {
-        let lexicon = &self.shared.lexicon;
-        let model = match &lexicon.tables.model {
-            Model::Bpe(bpe) => bpe.memory_bytes(),
-            Model::Spm(spm) => spm.memory_bytes(),
-        };
-        lexicon.words.memory_bytes() + model
+        self.shared.lexicon.memory_bytes()
     }
 
     /// Number of tokens; ids are below it.

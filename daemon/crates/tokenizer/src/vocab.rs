@@ -7,9 +7,9 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use crate::lexicon::TOLERATED_MAX;
 use crate::pre_tokenizer::PreTokenizer;
 use crate::texts::Texts;
-use crate::tokenizer::TOLERATED_MAX;
 use crate::{Error, byte_level};
 
 /// Tokens a vocabulary may have.

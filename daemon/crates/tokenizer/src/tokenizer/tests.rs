@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::fixture::{bpe_data, spm_data, texts};
+use crate::texts::Texts;
+use crate::vocab::MERGES;
 use proptest::prelude::*;
 
 /// Types of the tokens in `spm`.
