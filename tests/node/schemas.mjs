@@ -97,7 +97,7 @@ from('valibot', {
 
 from('typebox', {
   string: Type.String(), formats: Type.Object({ a: Type.String({ format: 'email' }), b: Type.String({ format: 'date-time' }) }),
-  pattern: Type.String({ pattern: '^[0-9]{3}$' }), regexp: Type.RegExp(/^a+$/), number: Type.Number({ minimum: 0, exclusiveMaximum: 1 }),
+  pattern: Type.String({ pattern: '^[0-9]{3}$' }), number: Type.Number({ minimum: 0, exclusiveMaximum: 1 }),
   integer: Type.Integer({ multipleOf: 3 }), boolean: Type.Boolean(), null: Type.Null(), literal: Type.Literal(5), any: Type.Any(),
   unknown: Type.Unknown(), never: Type.Object({ a: Type.Optional(Type.Never()) }), not: Type.Intersect([Type.Integer(), Type.Not(Type.Literal(3))]),
   array: Type.Array(Type.String(), { minItems: 1, maxItems: 2 }), unique: Type.Array(Type.Union([Type.Literal('a'), Type.Literal('b')]), { uniqueItems: true, maxItems: 1 }),

@@ -161,7 +161,7 @@ def generated(lines):
 def routes(model, schema):
     """Requests that hold an output to a schema, each with where the output stands."""
     said = [{"role": "user", "content": "Tell me a story."}]
-    most = 160
+    most = 500
     chat = {"model": model, "messages": said, "max_tokens": most, "temperature": 1, "seed": 7}
     ollama = {"model": model, "messages": said, "stream": False, "options": {"num_predict": most, "temperature": 1, "seed": 7}}
     whole = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}

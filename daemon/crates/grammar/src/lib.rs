@@ -17,6 +17,7 @@
 
 mod compile;
 mod gbnf;
+mod lead;
 pub mod limits;
 mod mask;
 mod matcher;
@@ -25,8 +26,9 @@ mod vocabulary;
 mod written;
 
 pub use compile::Grammar;
+pub use lead::{Reasoning, Trigger};
 pub use mask::Mask;
-pub use matcher::{Matcher, Reasoning, Trigger};
+pub use matcher::Matcher;
 pub use vocabulary::Vocabulary;
 pub use written::{Notation, Piece};
 

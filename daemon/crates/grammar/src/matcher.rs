@@ -19,42 +19,10 @@ use std::sync::Arc;
 use rocmforge_tokenizer::Tokenizer;
 use toktrie::SimpleVob;
 
+use crate::lead::{GAP_MAX_BYTES, Reasoning, Trigger, begun_mark, find, leads};
 use crate::mask::{Allowed, Mask};
 use crate::vocabulary::Vocabulary;
 use crate::{Error, reason};
-
-/// Most bytes of white space in front of what is held, behind reasoning.
-const GAP_MAX_BYTES: usize = 8;
-
-/// Reasoning in front of what is held.
-#[derive(Debug, Clone, Default)]
-pub struct Reasoning {
-    /// What opens it, where the output may begin with it.
-    pub opens: Option<String>,
-    /// The prompt has opened it.
-    pub is_open: bool,
-    /// The marks that close it, one after the other.
-    pub closes: Vec<String>,
-    /// Most tokens of it.
-    pub budget: Option<u32>,
-    /// What is forced at the end of the budget. Its last words are the marks that close.
-    pub closing: String,
-    /// White space may follow it.
-    pub has_gap: bool,
-}
-
-/// When a grammar holds that does not from the beginning.
-#[derive(Debug, Clone)]
-pub struct Trigger {
-    /// It begins behind this mark.
-    pub mark: String,
-    /// The mark counts only as the output's first words.
-    pub at_start: bool,
-    /// Behind the grammar's end nothing but the output's end may come.
-    pub then_ends: bool,
-    /// It holds once.
-    pub once: bool,
-}
 
 /// An output that is held to a grammar.
 pub struct Matcher {
@@ -226,7 +194,11 @@ impl Matcher {
                 if !is_alive {
                     return Ok(Mask(Allowed::Few(before.into())));
                 }
+                let is_space = seen.trim_ascii().is_empty();
                 let mut allowed = self.grammar_mask()?;
+                if is_space {
+                    self.allow_behind_space(&mut allowed);
+                }
                 before.into_iter().for_each(|id| allowed.allow_token(id));
                 Ok(Mask(Allowed::Only(allowed)))
             }
@@ -337,6 +309,7 @@ impl Matcher {
     fn lead(&mut self, mut seen: Vec<u8>, is_alive: bool, token: u32) -> Result<(), Error> {
         let opens = self.reasoning.opens.clone();
         let goes_on = leads(opens.as_deref(), &seen, self.bytes(token));
+        let had_space_alone = seen.trim_ascii().is_empty();
         seen.extend_from_slice(self.bytes(token));
         let words = seen.trim_ascii_start();
         if let Some(open) = opens.as_deref()
@@ -361,6 +334,14 @@ impl Matcher {
         let mut is_alive = is_alive;
         if is_alive && self.takes(&[token]) {
             self.consume(token)?;
+        } else if let Some(tokens) = self
+            .behind_space(token)
+            .filter(|_| had_space_alone && is_alive)
+            && self.takes(&tokens)
+        {
+            tokens
+                .into_iter()
+                .try_for_each(|token| self.consume(token))?;
         } else if goes_on {
             self.rewind()?;
             // The grammar begins behind white space that it has no place for.
@@ -373,6 +354,29 @@ impl Matcher {
             false => Phase::Held,
         };
         Ok(())
+    }
+
+    /// What a token that begins with white space has behind that, as tokens.
+    fn behind_space(&self, token: u32) -> Option<Vec<u32>> {
+        let bytes = self.bytes(token);
+        let words = bytes.trim_ascii_start();
+        (!words.is_empty() && words.len() < bytes.len()).then(|| self.tokens_of(words))
+    }
+
+    /// Allows tokens that begin with white space, and go on as the grammar begins, of which these
+    /// tokens may come first.
+    fn allow_behind_space(&mut self, allowed: &mut SimpleVob) {
+        let more = self
+            .ids()
+            .filter_map(|id| Some((id, self.behind_space(id)?)));
+        let more =
+            more.filter(|(_, tokens)| tokens.first().is_some_and(|&id| allowed.is_allowed(id)));
+        let more: Vec<(u32, Vec<u32>)> = more.collect();
+        for (id, tokens) in more {
+            if tokens.len() == 1 || self.takes(&tokens) {
+                allowed.allow_token(id);
+            }
+        }
     }
 
     /// What comes in front of the grammar is over, and the grammar does not hold from there.
@@ -530,42 +534,6 @@ impl Matcher {
         matches!(self.phase, Phase::Held)
             && grammar.is_some_and(|grammar| grammar.is_stopped() && !grammar.is_error())
     }
-}
-
-/// Whether `more` goes on with white space, or with the beginning of what opens reasoning, behind
-/// `seen`.
-fn leads(opens: Option<&str>, seen: &[u8], more: &[u8]) -> bool {
-    if more.is_empty() {
-        return false;
-    }
-    let begun = seen.trim_ascii_start();
-    let words = if begun.is_empty() {
-        more.trim_ascii_start()
-    } else {
-        more
-    };
-    let space = seen.len() - begun.len() + more.len() - words.len();
-    if words.is_empty() {
-        return space <= GAP_MAX_BYTES;
-    }
-    let rest = opens.and_then(|open| open.as_bytes().strip_prefix(begun));
-    rest.is_some_and(|rest| {
-        space <= GAP_MAX_BYTES && (rest.starts_with(words) || words.starts_with(rest))
-    })
-}
-
-/// Bytes at the end of `seen` that begin a mark.
-fn begun_mark(seen: &[u8], mark: &[u8]) -> usize {
-    let most = seen.len().min(mark.len().saturating_sub(1));
-    let begins = |n: &usize| seen.ends_with(&mark[..*n]);
-    (1..=most).rev().find(begins).unwrap_or(0)
-}
-
-/// Where `part` first stands in `bytes`.
-fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
-    bytes
-        .windows(part.len().max(1))
-        .position(|window| window == part)
 }
 
 fn stuck(error: impl std::fmt::Display) -> Error {

@@ -55,7 +55,9 @@ fn reasoning_may_come_first_and_the_grammar_holds_behind_it() {
         ("6", true),
         ("<think>\nLet me see: 9?\n</think>\n\n6", true),
         ("\n<think></think>6", true),
+        ("<think>x</think>\n 6", true),
         ("<think>x</think>9", false),
+        ("<think>x</think>\n 9", false),
         ("9", false),
         ("hello", false),
         ("<tool>", false),
@@ -74,6 +76,29 @@ fn reasoning_may_come_first_and_the_grammar_holds_behind_it() {
     matcher.reason_first(thinking(true, None));
     let text = "a</think>\n6";
     assert!(follows(&mut matcher, text) == text.len() && ends(&mut matcher));
+}
+
+/// Found with a model whose token was a line break and the brace behind it.
+#[test]
+fn a_token_of_white_space_and_the_beginning_of_the_grammar_is_taken() {
+    let (tokenizer, vocabulary) = vocabulary();
+    let mixed = (0..tokenizer.n_vocab() as u32).find_map(|id| {
+        let text = std::str::from_utf8(tokenizer.token_bytes(id)?).ok()?;
+        let word = text.strip_prefix(' ')?;
+        let is_word = word.len() > 1 && word.bytes().all(|b| b.is_ascii_lowercase());
+        (is_word && !tokenizer.is_special(id)).then(|| (id, word.to_owned()))
+    });
+    let (id, word) = mixed.unwrap();
+    let mut matcher = vocabulary
+        .matcher(&Grammar::Regex(format!("{word}!")))
+        .unwrap();
+    assert!(!matcher.mask().unwrap().allows(id));
+    matcher.reason_first(thinking(true, None));
+    let closing = "a</think>";
+    assert_eq!(follows(&mut matcher, closing), closing.len());
+    assert!(matcher.mask().unwrap().allows(id), "{word}");
+    matcher.accept(id).unwrap();
+    assert!(follows(&mut matcher, "!") == 1 && ends(&mut matcher));
 }
 
 #[test]

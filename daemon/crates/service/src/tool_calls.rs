@@ -52,10 +52,10 @@ impl ToolCall {
     /// The call as a text, for whoever is told of calls only with an object of arguments.
     pub fn as_text(&self) -> String {
         let Self { name, arguments } = self;
-        format!(
-            "{{\"name\": {}, \"arguments\": {arguments}}}",
-            Value::from(&**name)
-        )
+        // What is cut stays cut.
+        let end = if arguments.ends_with('}') { "}" } else { "" };
+        let name = Value::from(&**name);
+        format!("{{\"name\": {name}, \"arguments\": {arguments}{end}")
     }
 }
 

@@ -250,7 +250,7 @@ mod tests {
         // What is no call that can be made is text.
         assert!(
             told.remove(1).is_null()
-                && out.contains(r#"{\"name\": \"h\", \"arguments\": {\"a\": }"#),
+                && out.contains(r#"{\"name\": \"h\", \"arguments\": {\"a\": "#),
             "{out}"
         );
         for (at, (call, name)) in told.iter().zip(["f", "g"]).enumerate() {

@@ -300,7 +300,7 @@ async fn reasoning_ends_at_its_budget_and_leaves_room_for_the_format() {
         assert!(tokens(&whole) < Some(80), "{field}: {whole}");
     }
     // Without a format, too, and in the words of the others.
-    let plain = json!({"model": "thinks", "messages": message, "max_tokens": 120, "thinking": {"type": "enabled", "budget_tokens": 9}});
+    let plain = json!({"model": "thinks", "messages": message, "max_tokens": 120, "min_tokens": 60, "thinking": {"type": "enabled", "budget_tokens": 9}});
     let whole = http.post("/v1/messages", &plain).await.json();
     let kinds: Vec<_> = whole["content"]
         .as_array()
@@ -309,13 +309,13 @@ async fn reasoning_ends_at_its_budget_and_leaves_room_for_the_format() {
         .map(|block| block["type"].clone())
         .collect();
     assert_eq!(kinds, ["thinking", "text"], "{whole}");
-    let plain = json!({"model": "thinks", "messages": message, "stream": false, "options": {"num_predict": 120, "reasoning_budget": 9}});
+    let plain = json!({"model": "thinks", "messages": message, "stream": false, "options": {"num_predict": 120, "min_tokens": 60, "reasoning_budget": 9}});
     let whole = http.post("/api/chat", &plain).await.json();
     assert!(
         whole["message"]["content"] != "" && whole["message"]["thinking"].is_string(),
         "{whole}"
     );
-    let plain = json!({"model": "thinks", "input": "Tell me a story.", "max_output_tokens": 120, "reasoning_budget": 9});
+    let plain = json!({"model": "thinks", "input": "Tell me a story.", "max_output_tokens": 120, "min_tokens": 60, "reasoning_budget": 9});
     let whole = http.post("/v1/responses", &plain).await.json();
     let kinds: Vec<_> = whole["output"]
         .as_array()

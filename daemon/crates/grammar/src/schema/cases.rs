@@ -386,6 +386,12 @@ pub(super) fn of_validation() -> Vec<Case> {
             &["{\"v\":1}"],
         ),
         (
+            "maximum",
+            json!({"type": "number", "minimum": -3.4e38, "maximum": 1e19}),
+            &["-1.5", "9007199254740992"],
+            &["9007199254740993", "true"],
+        ),
+        (
             "multipleOf",
             json!({"type": "integer", "multipleOf": 5}),
             &["10"],

@@ -98,7 +98,7 @@ keywords! {
     VALIDATION Enforced "enum" "";
     VALIDATION Enforced "const" "";
     VALIDATION Enforced "multipleOf" "";
-    VALIDATION Enforced "maximum" "Up to 2^53.";
+    VALIDATION Enforced "maximum" "Numbers up to 2^53, whatever a larger one says.";
     VALIDATION Enforced "exclusiveMaximum" "As `maximum`. `true` as in draft 4.";
     VALIDATION Enforced "minimum" "As `maximum`.";
     VALIDATION Enforced "exclusiveMinimum" "As `exclusiveMaximum`.";

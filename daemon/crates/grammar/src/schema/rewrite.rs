@@ -291,7 +291,7 @@ fn assertion(
                 .try_for_each(|one| check_exact(place, key, one))?;
             written.put(key, value.clone());
         }
-        "minimum" | "maximum" => written.put(key, number(place, key, value)?),
+        "minimum" | "maximum" => written.put(key, bound(place, key, value)?),
         "exclusiveMinimum" | "exclusiveMaximum" => exclusive(place, members, key, value, written)?,
         "multipleOf" => {
             let factor = number(place, key, value)?;
@@ -390,7 +390,7 @@ fn exclusive(
         }
         bound => bound,
     };
-    written.put(key, number(place, key, bound)?);
+    written.put(key, self::bound(place, key, bound)?);
     Ok(())
 }
 
@@ -428,6 +428,16 @@ pub(super) fn whole_number(place: &Place<'_>, key: &str, value: &Value) -> Outco
 
 /// Up to here all whole numbers are exact.
 const EXACT_MAX: f64 = (1u64 << 53) as f64;
+
+/// A bound of numbers. One that leaves all up to 2^53 is that: numbers beyond are not exact.
+fn bound(place: &Place<'_>, key: &str, value: &Value) -> Outcome<Value> {
+    let is_least = key.ends_with("inimum");
+    match value.as_f64() {
+        Some(bound) if is_least && bound < -EXACT_MAX => Ok((-EXACT_MAX as i64).into()),
+        Some(bound) if !is_least && bound > EXACT_MAX => Ok((EXACT_MAX as i64).into()),
+        _ => number(place, key, value),
+    }
+}
 
 fn number(place: &Place<'_>, key: &str, value: &Value) -> Outcome<Value> {
     if !value.is_number() {

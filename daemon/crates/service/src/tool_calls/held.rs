@@ -408,13 +408,10 @@ impl Function<'_> {
                     all(vec![Piece::Space, value, Piece::Space, mark(after)])
                 }
                 (true, Some(words)) => {
+                    // Other space would be the value's.
+                    let line = || Piece::Optional(Box::new(text("\n")));
                     let words = words.into_iter().map(text).collect();
-                    all(vec![
-                        Piece::Space,
-                        Piece::Any(words),
-                        Piece::Space,
-                        mark(after),
-                    ])
+                    all(vec![line(), Piece::Any(words), line(), mark(after)])
                 }
                 (true, None) => Piece::Until(after),
             };

@@ -1,0 +1,70 @@
+//! What comes in front of a grammar: reasoning, white space, or any text up to a mark.
+
+/// Most bytes of white space in front of what is held, behind reasoning.
+pub(crate) const GAP_MAX_BYTES: usize = 8;
+
+/// Reasoning in front of what is held.
+#[derive(Debug, Clone, Default)]
+pub struct Reasoning {
+    /// What opens it, where the output may begin with it.
+    pub opens: Option<String>,
+    /// The prompt has opened it.
+    pub is_open: bool,
+    /// The marks that close it, one after the other.
+    pub closes: Vec<String>,
+    /// Most tokens of it.
+    pub budget: Option<u32>,
+    /// What is forced at the end of the budget. Its last words are the marks that close.
+    pub closing: String,
+    /// White space may follow it.
+    pub has_gap: bool,
+}
+
+/// When a grammar holds that does not from the beginning.
+#[derive(Debug, Clone)]
+pub struct Trigger {
+    /// It begins behind this mark.
+    pub mark: String,
+    /// The mark counts only as the output's first words.
+    pub at_start: bool,
+    /// Behind the grammar's end nothing but the output's end may come.
+    pub then_ends: bool,
+    /// It holds once.
+    pub once: bool,
+}
+
+/// Whether `more` goes on with white space, or with the beginning of what opens reasoning, behind
+/// `seen`.
+pub(crate) fn leads(opens: Option<&str>, seen: &[u8], more: &[u8]) -> bool {
+    if more.is_empty() {
+        return false;
+    }
+    let begun = seen.trim_ascii_start();
+    let words = if begun.is_empty() {
+        more.trim_ascii_start()
+    } else {
+        more
+    };
+    let space = seen.len() - begun.len() + more.len() - words.len();
+    if words.is_empty() {
+        return space <= GAP_MAX_BYTES;
+    }
+    let rest = opens.and_then(|open| open.as_bytes().strip_prefix(begun));
+    rest.is_some_and(|rest| {
+        space <= GAP_MAX_BYTES && (rest.starts_with(words) || words.starts_with(rest))
+    })
+}
+
+/// Bytes at the end of `seen` that begin a mark.
+pub(crate) fn begun_mark(seen: &[u8], mark: &[u8]) -> usize {
+    let most = seen.len().min(mark.len().saturating_sub(1));
+    let begins = |n: &usize| seen.ends_with(&mark[..*n]);
+    (1..=most).rev().find(begins).unwrap_or(0)
+}
+
+/// Where `part` first stands in `bytes`.
+pub(crate) fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
+    bytes
+        .windows(part.len().max(1))
+        .position(|window| window == part)
+}
