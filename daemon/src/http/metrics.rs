@@ -150,6 +150,12 @@ fn prefixes(snapshot: &Snapshot, text: &mut Text) {
 
 fn queue(snapshot: &Snapshot, running_max: u32, text: &mut Text) {
     text.one(
+        "rocmforge_pass_suspensions_total",
+        "counter",
+        "Times that a forward pass stopped between two of its steps, so that other requests had a turn",
+        number(snapshot.suspensions),
+    );
+    text.one(
         "rocmforge_interleaved_passes_total",
         "counter",
         "Passes of tokens between the steps of a long prompt of a mixture",

@@ -62,10 +62,6 @@ use crate::under_way::{PassesUnderWay, ScratchBlock};
 use crate::watchdog::{self, DeviceLoss, device_lost};
 use crate::weight_store::WeightStore;
 
-/// Passes for each segment of a preload, while there are requests: it goes on, and costs them
-/// little.
-const PRELOAD_TURNS: u32 = 8;
-
 /// The engine's thread.
 #[derive(Debug)]
 pub struct EngineThread {
@@ -336,7 +332,7 @@ fn launch(
         brought_aside: 0,
         uploaded_aside_bytes: 0,
         preloads: VecDeque::new(),
-        turns_before_preload: PRELOAD_TURNS,
+        turns_before_preload: crate::preload::PRELOAD_TURNS,
         draining: None,
         backlog: Backlog::default(),
         under_way: PassesUnderWay::default(),
@@ -454,21 +450,6 @@ impl Engine {
     /// Why the device is lost, if it is.
     fn lost(&self) -> Option<Loss> {
         self.lost.clone().or_else(|| self.store.lost().cloned())
-    }
-
-    /// A segment of a preload, when nothing else is to be done, or work has had its
-    /// turns. Whether there was one.
-    fn preload_turn(&mut self, stepped: bool) -> bool {
-        if self.preloads.is_empty() {
-            self.turns_before_preload = PRELOAD_TURNS;
-            return false;
-        }
-        if stepped && self.turns_before_preload > 0 {
-            self.turns_before_preload -= 1;
-            return false;
-        }
-        self.turns_before_preload = PRELOAD_TURNS;
-        self.preload_step()
     }
 
     /// Waits for a command, or until it is time for something else.

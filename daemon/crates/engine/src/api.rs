@@ -254,8 +254,46 @@ pub struct GenerateSummary {
     pub ttft: Duration,
     /// Tokens a second after the first one; 0 if there was only one.
     pub decode_tokens_per_s: f64,
+    /// The longest time between two passes that had tokens of it; `None` if one pass had all.
+    pub longest_gap: Option<Gap>,
     /// The request's use of the cache.
     pub cache: RequestCacheUse,
+}
+
+/// A time between two tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gap {
+    /// How long it was.
+    pub took: Duration,
+    /// What most of it went to.
+    pub cause: GapCause,
+}
+
+/// What a gap between two tokens went to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GapCause {
+    /// Passes of the request's own model: its tokens, and other requests' prompts beside them.
+    OwnPasses,
+    /// Passes of other models.
+    OtherModels,
+    /// The wait for uploads of weights.
+    Uploads,
+    /// No pass: the reader had no room, the request had been preempted, or the engine did
+    /// something else.
+    Waiting,
+}
+
+impl GapCause {
+    /// Its name in logs.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            GapCause::OwnPasses => "own_passes",
+            GapCause::OtherModels => "other_models",
+            GapCause::Uploads => "uploads",
+            GapCause::Waiting => "waiting",
+        }
+    }
 }
 
 /// When something is done that costs one thing and saves another.

@@ -17,6 +17,7 @@ use crate::budget::Wanted;
 use crate::config::PrefixCache;
 use crate::decoding::Chooser;
 use crate::error::Error;
+use crate::gaps::Gaps;
 use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
 use crate::masks::Masks;
@@ -164,6 +165,7 @@ impl Engine {
             started: None,
             first_token: None,
             last_token: None,
+            gaps: Gaps::default(),
         }));
         self.enqueue(
             model,

@@ -22,6 +22,7 @@ mod embedding_rows;
 mod error;
 mod fetcher;
 mod file_watch;
+mod gaps;
 mod handle;
 mod host_pressure;
 mod interleave;

@@ -185,6 +185,7 @@ impl Engine {
         self.scheduler
             .model_unloaded(rocmforge_scheduler::ModelId(id.0));
         self.scratch_sizes.borrow_mut().retain(|key, _| key.0 != id);
+        self.under_way.forget(id);
         Ok(Unloaded {
             freed_bytes,
             cancelled_requests: busy as u32,

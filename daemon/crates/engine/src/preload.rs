@@ -6,7 +6,26 @@ use crate::actor::{Engine, Preloading};
 use crate::api::{PreloadEvent, RequestCacheUse};
 use crate::error::Error;
 
+/// Slices of passes for each segment of a preload, while there are requests: it goes on, and
+/// costs them little.
+pub(crate) const PRELOAD_TURNS: u32 = 8;
+
 impl Engine {
+    /// A segment of a preload, when nothing else is to be done, or work has had its
+    /// turns. Whether there was one.
+    pub(crate) fn preload_turn(&mut self, stepped: bool) -> bool {
+        if self.preloads.is_empty() {
+            self.turns_before_preload = PRELOAD_TURNS;
+            return false;
+        }
+        if stepped && self.turns_before_preload > 0 {
+            self.turns_before_preload -= 1;
+            return false;
+        }
+        self.turns_before_preload = PRELOAD_TURNS;
+        self.preload_step()
+    }
+
     /// Uploads the next segment of the first preload. Whether there was one, and its file did not
     /// keep it waiting.
     pub(crate) fn preload_step(&mut self) -> bool {

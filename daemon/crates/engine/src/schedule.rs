@@ -411,8 +411,8 @@ impl Engine {
         }
     }
 
-    /// Whether a pass of a model uploads experts: a few rows of prompts are routed to nearly as many
-    /// of those as a full chunk, so that each chunk costs about as much, however short it is.
+    /// Whether a pass of a model uploads experts: a few rows of prompts are routed to nearly as
+    /// many of those as a full chunk, so that each chunk costs about as much, however short it is.
     fn streams_experts(&self, entry: &Entry) -> bool {
         let mut steps = entry.loaded.model().plan().steps.iter();
         steps.any(|step| matches!(step, Step::Experts { .. })) && !self.store.cache.fits(entry.id)

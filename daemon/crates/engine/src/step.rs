@@ -232,6 +232,8 @@ impl Engine {
             .collect();
         self.scheduler.computed(&results);
         let mut ended = Vec::new();
+        let (now, model) = (Instant::now(), members.first().map(|m| m.task.model));
+        let spent = model.map(|model| self.spent(model)).unwrap_or_default();
         for member in members {
             let rows = member.rows() as usize;
             let (made, right) = (member.drafts(), member.right());
@@ -242,6 +244,11 @@ impl Engine {
                 told,
                 ..
             } = member;
+            if let Work::Generate(g) = &mut task.work
+                && told > 0
+            {
+                g.gaps.note(now, spent);
+            }
             if let Work::Generate(g) = &mut task.work
                 && told > 0
                 && made > 0
@@ -449,6 +456,7 @@ fn summary(
         } else {
             0.0
         },
+        longest_gap: g.gaps.longest(),
         cache,
     }
 }

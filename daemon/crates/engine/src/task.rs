@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::api::{Asker, Embedding, GenerateEvent, Pooling, RequestCacheUse, Scores, TokenScore};
 use crate::decoding::Chooser;
 use crate::error::Error;
+use crate::gaps::Gaps;
 use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
 use crate::pass_times::PassTimes;
@@ -104,6 +105,7 @@ pub(crate) struct Generation {
     pub(crate) started: Option<Instant>,
     pub(crate) first_token: Option<Instant>,
     pub(crate) last_token: Option<Instant>,
+    pub(crate) gaps: Gaps,
 }
 
 impl Generation {

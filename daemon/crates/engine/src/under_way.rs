@@ -17,6 +17,7 @@
 //! *Invariant:* a model has one pass under way at a time.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use rocmforge_device::ALIGNMENT;
@@ -27,6 +28,7 @@ use crate::actor::Engine;
 use crate::api::RequestCacheUse;
 use crate::backlog::Given;
 use crate::error::Error;
+use crate::gaps::Spent;
 use crate::member::Member;
 use crate::pass::{self, Progress, SliceEnd, Slicing, Start};
 use crate::prepared::Prepared;
@@ -35,6 +37,9 @@ use crate::task::Task;
 
 /// How long a slice lasts, and a step at least. Others wait as long for their turn.
 const SLICE: Duration = Duration::from_millis(3);
+
+/// The same while no other model has requests: one that comes waits as long.
+const SLICE_ALONE: Duration = Duration::from_millis(10);
 
 /// The longest that a slice is taken to give a device to do.
 const WORK_MAX: Duration = Duration::from_secs(1);
@@ -88,6 +93,9 @@ pub(crate) struct PassesUnderWay {
     passes: Vec<PassUnderWay>,
     /// Times that a pass stopped between two steps.
     suspensions: u64,
+    /// Time of all slices since start-up, and of each model's.
+    of_all: Duration,
+    of_model: HashMap<ModelId, Duration>,
 }
 
 impl PassesUnderWay {
@@ -130,6 +138,11 @@ impl PassesUnderWay {
     /// Takes one out, the first that was suspended.
     fn take_first(&mut self) -> Option<PassUnderWay> {
         (!self.passes.is_empty()).then(|| self.passes.remove(0))
+    }
+
+    /// A model without passes is no more.
+    pub(crate) fn forget(&mut self, model: ModelId) {
+        self.of_model.remove(&model);
     }
 
     /// Fails the requests of all.
@@ -233,6 +246,17 @@ impl Engine {
         }
     }
 
+    /// What the engine's time went to, as a model sees it.
+    pub(crate) fn spent(&self, model: ModelId) -> Spent {
+        let own = self.under_way.of_model.get(&model).copied();
+        let own = own.unwrap_or_default();
+        Spent {
+            own,
+            others: self.under_way.of_all - own,
+            uploads: self.store.waited,
+        }
+    }
+
     /// Tells the scheduler what a slice that began then took.
     pub(crate) fn charge(&mut self, model: ModelId, begun: Instant, slice: Slice) {
         let took = self.backlog.charge(Given {
@@ -241,6 +265,9 @@ impl Engine {
             work: slice.work,
             waited: slice.waited,
         });
+        let elapsed = begun.elapsed();
+        self.under_way.of_all += elapsed;
+        *self.under_way.of_model.entry(model).or_default() += elapsed;
         let model = rocmforge_scheduler::ModelId(model.0);
         let took_us = took.as_micros() as u64;
         self.scheduler.took(model, took_us, slice.ended);
@@ -258,9 +285,13 @@ impl Engine {
             .min(WORK_MAX)
     }
 
-    /// How long slices last.
-    fn slice_time(&self) -> Duration {
-        self.config.slice.unwrap_or(SLICE)
+    /// How long slices of a model's passes last.
+    fn slice_time(&self, model: ModelId) -> Duration {
+        let usual = match self.others_ask(model) {
+            true => SLICE,
+            false => SLICE_ALONE,
+        };
+        self.config.slice.unwrap_or(usual)
     }
 
     fn run_slice_in(&mut self, pass: &mut PassUnderWay, until: Until) -> Result<SliceEnd, Error> {
@@ -277,7 +308,7 @@ impl Engine {
             ..
         } = pass;
         let whole = !by_time || self.is_short(model, plan);
-        let slice = self.slice_time();
+        let slice = self.slice_time(model);
         let rows_per_pass = plan.rows as usize;
         let pace = self.store.device.pace(rows_per_pass);
         let bytes_max = pace.map_or(u64::MAX, |pace| {
@@ -330,7 +361,7 @@ impl Engine {
     fn is_short(&self, model: ModelId, plan: &PassPlan) -> bool {
         let entry = self.models.iter().find(|e| e.id == model);
         let seconds = entry.and_then(|e| e.times.seconds(plan.rows as usize));
-        seconds.is_some_and(|seconds| seconds <= self.slice_time().as_secs_f64())
+        seconds.is_some_and(|seconds| seconds <= self.slice_time(model).as_secs_f64())
     }
 
     /// Lets suspended passes come to their ends. Whether there were any.

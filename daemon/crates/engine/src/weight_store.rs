@@ -78,6 +78,8 @@ pub(crate) struct WeightStore {
     pub(crate) files: FileWatch,
     /// Whether the device records passes.
     pub(crate) records: bool,
+    /// Time that passes waited for uploads, since start-up.
+    pub(crate) waited: Duration,
 }
 
 /// A segment that is held.
@@ -118,6 +120,7 @@ impl WeightStore {
             refused: Cell::new(None),
             witnesses: memory::Witnesses::new(),
             files: FileWatch::default(),
+            waited: Duration::ZERO,
         }
     }
 
@@ -219,7 +222,10 @@ impl WeightStore {
             Begun::There(slab) => return Ok(slab),
             Begun::Comes(slab) => slab,
         };
-        if let Err(error) = self.wait(segment) {
+        let begun = Instant::now();
+        let came = self.wait(segment);
+        self.waited += begun.elapsed();
+        if let Err(error) = came {
             self.cache.release(segment);
             return Err(error);
         }
@@ -264,7 +270,9 @@ impl WeightStore {
     /// Waits for a segment that [`WeightStore::begin_acquire`] found on its way, and that is held.
     /// Whether it is there; if not, its upload has failed before, and it is held no longer.
     pub(crate) fn end_acquire(&mut self, segment: SegmentId) -> Result<bool, Error> {
+        let begun = Instant::now();
         let came = self.wait(segment);
+        self.waited += begun.elapsed();
         if came.is_err() || !self.cache.holds(segment) {
             self.cache.release(segment);
         }

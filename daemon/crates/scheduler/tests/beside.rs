@@ -257,7 +257,8 @@ impl Machine {
         self.scheduler.assert_consistent();
     }
 
-    /// A pass that waits for the link goes on only if no other can, and the device rests until then.
+    /// A pass that waits for the link goes on only if no other can, and the device rests until
+    /// then.
     fn waits_for_nothing(&mut self, model: ModelId) {
         let ready_at = self.models[model.0 as usize].ready_at.unwrap_or(0);
         if ready_at <= self.now {
@@ -337,9 +338,9 @@ impl Machine {
         let busy: u64 = self.models.iter().map(|m| m.had_us).sum();
         let of_short: u64 = short.iter().map(|m| m.had_us).sum();
         if !short.is_empty() {
+            let least = busy * 3 / (3 + 4 * long.len() as u64) * 8 / 10;
             // Their flow always has work. A model is taken for one with short passes until its
             // first pass has shown that it is none.
-            let least = busy / flows * 8 / 10;
             assert!(
                 of_short >= least,
                 "{of_short} of {busy} us for all short passes"

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use rocmforge_engine::api::GenerateSummary;
+use rocmforge_engine::api::{Gap, GenerateSummary};
 
 use crate::arrival::{Arrival, Caller};
 use crate::failure::Failure;
@@ -44,6 +44,8 @@ pub struct RequestLog {
     pub generated_tokens: Option<u32>,
     /// Tokens a second of the decode.
     pub tokens_per_s: Option<f64>,
+    /// The longest time between two of its tokens, and what most of it went to.
+    pub longest_gap: Option<Gap>,
     /// Bytes that were uploaded for it.
     pub uploaded_bytes: Option<u64>,
 }
@@ -67,6 +69,7 @@ impl RequestLog {
             prompt_tokens: None,
             generated_tokens: None,
             tokens_per_s: None,
+            longest_gap: None,
             uploaded_bytes: None,
         }
     }
@@ -97,6 +100,10 @@ impl RequestLog {
     /// begin counts as the beginning.
     pub fn generated(&mut self, summary: &GenerateSummary) {
         self.tokens_per_s = Some(summary.decode_tokens_per_s);
+        let gaps = [self.longest_gap, summary.longest_gap]
+            .into_iter()
+            .flatten();
+        self.longest_gap = gaps.max_by_key(|gap| gap.took);
         self.uploaded_bytes = Some(summary.cache.uploaded_bytes);
         let (queued, ttft) = (summary.queued, summary.ttft);
         let earlier = self.began.unwrap_or((queued, ttft));
@@ -204,6 +211,8 @@ impl Drop for RequestLog {
                 generated_tokens = self.generated_tokens,
                 tokens_per_s = self.tokens_per_s,
                 uploaded_bytes = self.uploaded_bytes,
+                longest_gap_ms = self.longest_gap.map(|gap| gap.took.as_secs_f64() * 1e3),
+                gap_cause = self.longest_gap.map(|gap| gap.cause.name()),
                 "request"
             ),
             Some(arguments) => tracing::info!(
