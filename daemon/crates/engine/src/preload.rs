@@ -6,9 +6,8 @@ use crate::actor::{Engine, Preloading};
 use crate::api::{PreloadEvent, RequestCacheUse};
 use crate::error::Error;
 
-/// Slices of passes for each segment of a preload, while there are requests: it goes on, and costs
-/// them
-/// little.
+/// Slices of passes for each segment of a preload, while there are requests: it goes on, and
+/// costs them little.
 pub(crate) const PRELOAD_TURNS: u32 = 8;
 
 impl Engine {

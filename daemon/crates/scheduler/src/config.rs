@@ -22,8 +22,7 @@ pub struct Config {
     /// The same of a batch sequence, which from then on keeps its place as an interactive one does.
     pub batch_patience_passes: u64,
     /// Microseconds of others' passes after which a model that has something to compute has its
-    /// turn
-    /// whatever a switch costs.
+    /// turn whatever a switch costs.
     pub model_patience_us: u64,
     /// Passes that a sequence has for itself before it gives its place to another client, and after
     /// which a reader without room is slow.

@@ -2,12 +2,11 @@
 //! that came first.
 //!
 //! A client's *service* is the time that its rows took in passes, in microseconds. One that comes,
-//! or comes back,
-//! starts at the least service of those that have sequences, so that nobody saves up (start-time
-//! fair queueing). Each client has a queue a class. A queue whose first sequence waited too long is
-//! *overdue* and goes before all that are not (of clients that have their share of places or KV
-//! behind others: `places.rs`, `room.rs`); a queue that was just served is not overdue, so a
-//! client that asks much cannot overrule fairness by asking early.
+//! or comes back, starts at the least service of those that have sequences, so that nobody saves
+//! up (start-time fair queueing). Each client has a queue a class. A queue whose first sequence
+//! waited too long is *overdue* and goes before all that are not (of clients that have their share
+//! of places or KV behind others: `places.rs`, `room.rs`); a queue that was just served is not
+//! overdue, so a client that asks much cannot overrule fairness by asking early.
 
 use std::collections::BTreeMap;
 

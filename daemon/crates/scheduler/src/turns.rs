@@ -1,13 +1,11 @@
 //! Which model's turn it is: time is shared by time, and not by passes.
 //!
 //! A *flow* is what shares the device with others as an equal: each model whose passes are long,
-//! and
-//! all models with short passes ([`Config::short_pass_us`]) together. A flow's *service* is the
-//! time
-//! that its passes took, as the engine measured it. The next slice goes to the flow with the least
-//! sum of its service, of what a switch to it has to upload (in time of the link), and, if only
-//! batch sequences have something to compute there, of a lag. Inside the flow of short passes the
-//! models share its time in the same way.
+//! and all models with short passes ([`Config::short_pass_us`]) together. A flow's *service* is
+//! the time that its passes took, as the engine measured it. The next slice goes to the flow with
+//! the least sum of its service, of what a switch to it has to upload (in time of the link), and,
+//! if only batch sequences have something to compute there, of a lag. Inside the flow of short
+//! passes the models share its time in the same way.
 //!
 //! So a model that needs a millisecond a pass does not wait for as many passes of one that needs a
 //! second, and many small models together do not crowd out a large one. Models that push each other
