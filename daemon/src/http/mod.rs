@@ -34,6 +34,7 @@ mod path;
 mod prompt;
 mod reply;
 mod rerank;
+mod sampling;
 mod sending;
 mod small_file;
 mod sse;
