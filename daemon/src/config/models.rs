@@ -67,6 +67,10 @@ file_table! {
         priority: Option<Priority>,
         /// Absolute path of a chat template (Jinja), instead of the one in the GGUF file.
         template: Option<PathBuf>,
+        /// Whether the model thinks in requests that do not say so, where its template has the
+        /// switch enable_thinking: true or false. Without it /v1/messages does not think, and other
+        /// routes do as the template does.
+        thinking: Option<bool>,
     }
 }
 
@@ -96,6 +100,7 @@ impl ModelTable {
                 Priority::Batch => Class::Batch,
             }),
             template: template.map_err(|message| ("template".to_owned(), message))?,
+            thinking: self.thinking,
         };
         defaults.check()?;
         Ok(defaults)

@@ -532,11 +532,16 @@ pub fn role_missing_here(role: Role) -> Failure {
 
 /// PERMISSION_DENIED: a web page of another site is behind the request.
 pub fn foreign_origin(header: &str, value: &str) -> Failure {
+    let setting = match header {
+        "Host" => "http_allow_hosts",
+        _ => "http_allow_origins",
+    };
     Failure::new(Kind::PermissionDenied, "FOREIGN_ORIGIN")
         .with("header", header)
+        .with("setting", setting)
         .says(&format!(
             "the header {header} names '{value}', and without a token only this machine's own names are served; use \
-             http://127.0.0.1 or http://localhost, or configure http_token_file"
+             http://127.0.0.1 or http://localhost, add it to {setting}, or configure http_token_file"
         ))
 }
 
