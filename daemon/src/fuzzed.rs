@@ -17,7 +17,7 @@ use rocmforge_tokenizer::Renderer;
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
 
-use crate::http::{self, Http};
+use crate::http::{self, Allowed, Http};
 use crate::rpc::Called;
 use crate::runtimes::Runtimes;
 
@@ -66,7 +66,13 @@ impl Desk {
             sockets: runtime.handle().clone(),
             handlers: runtime.handle().clone(),
         };
-        let http = Http::new(Arc::clone(&service), runtimes.clone(), None, None);
+        let http = Http::new(
+            Arc::clone(&service),
+            runtimes.clone(),
+            None,
+            None,
+            Allowed::default(),
+        );
         Self {
             runtime,
             http: http::router(&http),

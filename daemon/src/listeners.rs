@@ -5,10 +5,10 @@ use std::process::Command;
 
 use anyhow::Context as _;
 
-use crate::HttpListeners;
 use crate::config::Config;
 use crate::passed::{self, Passed};
 use crate::socket::Socket;
+use crate::{Allowed, HttpListeners};
 
 /// The sockets of gRPC and of HTTP, and what HTTP is served on. They are the service manager's
 /// where it passed some.
@@ -55,6 +55,10 @@ pub fn listen(
         tcp,
         tokens: config.http.tokens.clone(),
         tls: config.http.tls.clone(),
+        allowed: Allowed {
+            origins: config.values.http_allow_origins.clone(),
+            hosts: config.values.http_allow_hosts.clone(),
+        },
     };
     Ok((socket, http_socket, http))
 }

@@ -422,7 +422,13 @@ mod tests {
             sockets: Handle::current(),
             handlers: Handle::current(),
         };
-        let http = Http::new(Arc::clone(&service), runtimes, None, None);
+        let http = Http::new(
+            Arc::clone(&service),
+            runtimes,
+            None,
+            None,
+            crate::http::Allowed::default(),
+        );
         let (_signals, asked) = mpsc::channel(1);
         let config = Config::new(Flags::default(), PathBuf::from("s")).unwrap();
         let reloader = Reloader::new(

@@ -57,6 +57,7 @@ fn defaults(defaults: &Defaults, text: &mut String) {
             "template",
             defaults.template.as_ref().map(|t| quoted_path(&t.path)),
         ),
+        ("thinking", defaults.thinking.map(|on| on.to_string())),
     ] {
         if let Some(value) = value {
             // Writing to a String does not fail.

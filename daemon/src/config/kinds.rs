@@ -15,6 +15,7 @@ use tracing_subscriber::EnvFilter;
 use super::models::{quoted, quoted_path};
 use super::table::Given;
 use super::{MODEL_DIRS_MAX, Origin, SOCKET_PATH_MAX};
+use crate::http::Allowed;
 use crate::traces::Collector;
 
 /// How a value is written, in files and as a flag.
@@ -385,6 +386,23 @@ pub(super) fn users() -> Kind<Who> {
             Who::parse(&names)
         }),
         show: Box::new(|who| Some(show_users(who))),
+    }
+}
+
+/// Origins of pages, or names of hosts; `what` is what one of them is.
+pub(super) fn patterns(placeholder: &'static str, what: &'static str) -> Kind<Vec<String>> {
+    Kind {
+        shape: Shape::Names,
+        placeholder,
+        allowed: format!("a list of {what}s; `*` at the end of one stands for any rest"),
+        words: Vec::new(),
+        read: Box::new(move |given| {
+            let texts = given.texts.iter().map(|text| text.to_string_lossy());
+            let texts: Vec<String> = texts.map(|text| text.trim().to_owned()).collect();
+            Allowed::check(&texts, what)?;
+            Ok(texts)
+        }),
+        show: Box::new(|patterns| Some(list(patterns.iter().map(String::as_str)))),
     }
 }
 

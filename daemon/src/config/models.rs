@@ -68,6 +68,10 @@ file_table! {
         /// Chat template instead of the one in the GGUF file: absolute path of a Jinja file, or name
         /// of a built-in template.
         template: Option<PathBuf>,
+        /// Whether the model thinks in requests that do not say so, where its template has the
+        /// switch enable_thinking: true or false. Without it /v1/messages does not think, and other
+        /// routes do as the template does.
+        thinking: Option<bool>,
     }
 }
 
@@ -97,6 +101,7 @@ impl ModelTable {
                 Priority::Batch => Class::Batch,
             }),
             template: template.map_err(|message| ("template".to_owned(), message))?,
+            thinking: self.thinking,
         };
         defaults.check()?;
         Ok(defaults)

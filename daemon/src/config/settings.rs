@@ -17,7 +17,7 @@ use rocmforge_service::roles::Who;
 use super::error::ConfigError;
 use super::kinds::{
     Kind, address, choice, collector, count, device, directories, integer, log_filter, path,
-    percent_or_off, seconds, size, size_or_none, socket, users,
+    patterns, percent_or_off, seconds, size, size_or_none, socket, users,
 };
 use super::table::DefaultValue::{Is, Unset};
 use super::table::{AllGiven, Entry, Reload, declare_settings};
@@ -200,6 +200,19 @@ declare_settings! {
 
         /// Private key of the TLS certificate, PEM, not encrypted.
         http_tls_key: Option<PathBuf> = path("FILE").optional(), Unset("no TLS"), Certificate;
+
+        /// Origins of web pages and apps that may use HTTP without a token.
+        ///
+        /// An origin as a browser sends it, such as `app://obsidian.md`; a `*` at the end stands
+        /// for any rest, as in `vscode-webview://*`. Pages of this machine are always allowed. Any
+        /// page of an allowed origin may generate, and read what it generated.
+        http_allow_origins: Vec<String> = patterns("ORIGIN", "origin"), Unset("none"), AtRestart;
+
+        /// Host names that requests over HTTP may use for this machine without a token.
+        ///
+        /// A name without a port, such as `host.docker.internal`; a `*` at the end stands for any
+        /// rest. `localhost` and loopback addresses are always allowed.
+        http_allow_hosts: Vec<String> = patterns("HOST", "host name"), Unset("none"), AtRestart;
     }
 }
 

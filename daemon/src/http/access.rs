@@ -7,8 +7,9 @@
 //! ```
 //!
 //! A browser lets any page send requests to this machine. So where no token tells callers apart,
-//! requests whose `Origin` or `Host` names another machine are refused: the first comes from a
-//! foreign page, the second from one whose name was made to lead here.
+//! requests whose `Origin` or `Host` names another machine are refused, unless it is allowed
+//! ([`Allowed`]): the first comes from a foreign page, the second from one whose name was made to
+//! lead here.
 //!
 //! Pages that are let in may read answers and refusals (`Access-Control-Allow-Origin`), and have
 //! their question answered whether they may send a request (a preflight, which brings no token).
@@ -30,6 +31,7 @@ use rocmforge_service::peer::TokenName;
 use rocmforge_service::roles::Role;
 
 use super::Http;
+use super::allowed::Allowed;
 use super::body;
 use super::call::{ANTHROPIC_ID, Call, Client, REQUEST_ID, RequestId, is_light};
 
@@ -74,7 +76,7 @@ impl Http {
                 }
             }
             (None, None) => {
-                names_this_machine(headers)?;
+                names_this_machine(headers, &self.allowed)?;
                 if role > Role::Use {
                     return Err(failure::role_missing_here(role));
                 }
@@ -110,7 +112,7 @@ impl Http {
     fn page(&self, client: Client, headers: &HeaderMap) -> Option<HeaderValue> {
         let origin = headers.get(header::ORIGIN)?;
         let is_in = client.caller.is_none()
-            && (self.tokens().is_some() || names_this_machine(headers).is_ok());
+            && (self.tokens().is_some() || names_this_machine(headers, &self.allowed).is_ok());
         is_in.then(|| origin.clone())
     }
 }
@@ -148,13 +150,17 @@ fn is_health(method: &Method, path: &str) -> bool {
 }
 
 /// Refuses what a foreign page, or a name that was made to lead here, has sent.
-fn names_this_machine(headers: &HeaderMap) -> Result<(), Failure> {
+fn names_this_machine(headers: &HeaderMap, allowed: &Allowed) -> Result<(), Failure> {
+    let is_allowed = |name: &str, value: &str| match name {
+        "Host" => allowed.has_host(value),
+        _ => allowed.has_origin(value),
+    };
     for (name, shown) in [(header::HOST, "Host"), (header::ORIGIN, "Origin")] {
         let Some(value) = headers.get(name) else {
             continue;
         };
         let value = String::from_utf8_lossy(value.as_bytes());
-        if !is_local(&value) {
+        if !is_local(&value) && !is_allowed(shown, &value) {
             return Err(failure::foreign_origin(shown, &value));
         }
     }

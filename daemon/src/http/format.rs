@@ -5,7 +5,7 @@ use rocmforge_service::format::{Format, Grammar};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::prompt::says_something;
+use super::sampling::says_something;
 
 /// How llama-server tells a grammar in llguidance's Lark from one in GBNF.
 const LARK_MARK: &str = "%llguidance";

@@ -15,6 +15,7 @@
 //! decided here but how a dialect spells them.
 
 mod access;
+mod allowed;
 mod anthropic;
 mod body;
 mod call;
@@ -34,6 +35,7 @@ mod path;
 mod prompt;
 mod reply;
 mod rerank;
+mod sampling;
 mod sending;
 mod small_file;
 mod sse;
@@ -57,6 +59,7 @@ use axum::routing::{self, MethodRouter};
 use rocmforge_service::{Service, failure};
 use rustls::ServerConfig;
 
+pub use self::allowed::Allowed;
 use self::call::Call;
 #[cfg(fuzzing)]
 pub(crate) use self::call::Client;
@@ -82,6 +85,8 @@ pub struct HttpListeners {
     pub tokens: Option<Tokens>,
     /// The certificate of the address, if it is served with TLS.
     pub tls: Option<Tls>,
+    /// Pages and names beyond this machine's own that are let in without a token.
+    pub allowed: Allowed,
 }
 
 /// What all handlers share.
@@ -95,6 +100,8 @@ pub(crate) struct Http {
     tokens: RwLock<Option<Tokens>>,
     /// Likewise.
     tls: RwLock<Option<Tls>>,
+    /// Pages and names that are let in without a token.
+    allowed: Allowed,
     /// When models are let go.
     keep_alives: Arc<KeepAlives>,
     /// Earlier responses, for requests that refer to them.
@@ -107,6 +114,7 @@ impl Http {
         runtimes: Runtimes,
         tokens: Option<Tokens>,
         tls: Option<Tls>,
+        allowed: Allowed,
     ) -> Arc<Self> {
         if let Some(warning) = tls.as_ref().and_then(|tls| tls.warning(SystemTime::now())) {
             tracing::warn!("{warning}");
@@ -118,6 +126,7 @@ impl Http {
             runtimes,
             tokens,
             tls,
+            allowed,
             keep_alives: Arc::default(),
             memory: Arc::default(),
         })

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use super::Http;
 use super::call::{Call, fresh_id, json as answer};
-use super::prompt::{model_name, refuse_unsupported, take};
+use super::prompt::{model_name, take};
+use super::sampling::refuse_unsupported;
 
 #[derive(Debug, Deserialize)]
 struct RerankRequest {

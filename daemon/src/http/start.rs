@@ -95,9 +95,8 @@ pub(super) async fn begin(
     let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
     violations.result()?;
     let model = call.model(&asked.model).await?;
-    if asked.is_quiet {
-        quieten(&model, &mut kwargs);
-    }
+    let unsaid = service.defaults(&asked.model).thinking;
+    think_by_default(&model, unsaid, asked.is_quiet, &mut kwargs);
     let how = Answering {
         sampling,
         // Ollama's clients send a length for all models, whatever theirs.
@@ -120,12 +119,25 @@ pub(super) async fn begin(
         .await
 }
 
-/// Switches thinking off where the request says nothing of it and the model's template has a
-/// switch. A model without one was made to think always: its thoughts would be cut off.
-pub(super) fn quieten(model: &LoadedModel, kwargs: &mut Map<String, Value>) {
+/// Switches thinking as the model's settings have it, or off where the route is quiet, if the
+/// request says nothing of it and the model's template has a switch. A model without one was made
+/// to think always: its thoughts would be cut off.
+pub(super) fn think_by_default(
+    model: &LoadedModel,
+    by_setting: Option<bool>,
+    is_quiet: bool,
+    kwargs: &mut Map<String, Value>,
+) {
+    let Some(on) = by_setting.or(is_quiet.then_some(false)) else {
+        return;
+    };
+    let says = ["enable_thinking", "reasoning_effort"];
+    if !is_quiet && says.iter().any(|key| kwargs.contains_key(*key)) {
+        return;
+    }
     let template = model.template().and_then(|template| template.source().ok());
     if template.is_some_and(forms::has_thinking_switch) {
-        kwargs.entry("enable_thinking").or_insert(false.into());
+        kwargs.entry("enable_thinking").or_insert(on.into());
     }
 }
 

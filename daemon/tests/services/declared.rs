@@ -86,6 +86,55 @@ fn names(list: &Value, key: &str) -> Vec<String> {
         .collect()
 }
 
+/// Whether a model thinks in requests that do not say so is a setting of the model.
+#[tokio::test]
+async fn a_declared_model_thinks_or_not_as_its_setting_has_it() {
+    let source = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\
+                  {% if enable_thinking is defined and enable_thinking is false %}</think>{% endif %}";
+    let declared = |name: &str, thinking: Option<bool>| Declared {
+        name: name.to_owned(),
+        path: fixtures().join("tiny-qwen3-Q8_0.gguf"),
+        aliases: Vec::new(),
+        preload: false,
+        pin: false,
+        draft: None,
+        defaults: Defaults {
+            temperature: Some(0.0),
+            max_tokens: Some(4),
+            template: Some(Template {
+                path: "/etc/hybrid.jinja".into(),
+                source: source.into(),
+            }),
+            thinking,
+            ..Defaults::default()
+        },
+    };
+    for (setting, messages, chat) in [
+        (None, false, true),
+        (Some(true), true, true),
+        (Some(false), false, false),
+    ] {
+        let it = Declaring::start_with(vec![declared("hybrid", setting)]).await;
+        let mut asked = json!({
+            "model": "hybrid", "max_tokens": 4, "messages": [{"role": "user", "content": "42 - 30 = ?"}],
+        });
+        let message = it.http("POST", "/v1/messages", &asked).await.json();
+        let thinks = message["content"][0]["type"] == "thinking";
+        assert_eq!(thinks, messages, "{setting:?}: {message}");
+        let thinks = async |asked: &Value| {
+            let chat = it.http("POST", "/v1/chat/completions", asked).await.json();
+            chat["choices"][0]["message"]
+                .get("reasoning_content")
+                .is_some()
+        };
+        assert_eq!(thinks(&asked).await, chat, "{setting:?}");
+        // What a request says counts.
+        asked["chat_template_kwargs"] = json!({"enable_thinking": !chat});
+        assert_eq!(thinks(&asked).await, !chat, "{setting:?}");
+        assert_eq!(it.daemon.stop().await, End::Drained);
+    }
+}
+
 #[tokio::test]
 async fn an_alias_works_wherever_a_name_does() {
     let it = Declaring::start().await;

@@ -37,6 +37,8 @@ pub struct Defaults {
     pub class: Option<Class>,
     /// A chat template in the place of the file's.
     pub template: Option<Template>,
+    /// Whether it thinks in requests that say nothing of it.
+    pub thinking: Option<bool>,
 }
 
 /// A chat template of its own file.

@@ -140,9 +140,8 @@ async fn count(call: &Call, request: Request) -> Result<Response, Failure> {
         }
         tool_calls::check_model(&conversation.tools, &model)?;
         let mut kwargs = conversation.kwargs;
-        if conversation.is_quiet {
-            start::quieten(&model, &mut kwargs);
-        }
+        let unsaid = service.defaults(&conversation.model).thinking;
+        start::think_by_default(&model, unsaid, conversation.is_quiet, &mut kwargs);
         let mut chat = Chat::new(conversation.messages);
         chat.tools = conversation.tools.described;
         chat.template_kwargs = kwargs;

@@ -6,7 +6,8 @@ use rocmforge_tokenizer::{Content, Ending, Message, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::super::prompt::{TextOr, WireSampling, model_name, take, text_parts, whole_number};
+use super::super::prompt::{TextOr, model_name, take, text_parts};
+use super::super::sampling::{WireSampling, whole_number};
 use super::super::start::Conversation;
 use super::super::{format, media};
 use super::{tools, violations};

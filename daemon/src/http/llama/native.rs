@@ -21,8 +21,9 @@ use super::super::embedding::{Asked, embed, texts, vector_bytes};
 use super::super::error::Dialect;
 use super::super::format::WireFormat;
 use super::super::openai::{completions, embeddings};
-use super::super::prompt::{TextOr, WireSampling, model_name, refuse_unsupported, whole_number};
+use super::super::prompt::{TextOr, model_name};
 use super::super::reply::{Events, SSE, SSE_HEARTBEAT, event, stream};
+use super::super::sampling::{WireSampling, refuse_unsupported, whole_number};
 use super::super::start::{self, Continuation};
 use super::super::written::List;
 

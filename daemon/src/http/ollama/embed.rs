@@ -15,7 +15,8 @@ use serde_json::{Value, json};
 use super::super::Http;
 use super::super::call::{Call, json as answer};
 use super::super::embedding::{Asked, embed, texts, vector_bytes};
-use super::super::prompt::{model_name, whole_number};
+use super::super::prompt::model_name;
+use super::super::sampling::whole_number;
 use super::super::written::List;
 use super::keep_alive::{self, KeepAlives, Using};
 

@@ -14,7 +14,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 pub(super) use self::keep_alive::KeepAlives;
-use super::prompt::{TextOr, WireSampling, refuse_unsupported, whole_number};
+use super::prompt::TextOr;
+use super::sampling::{WireSampling, refuse_unsupported, whole_number};
 use rocmforge_service::answers::Ended;
 
 /// The content type of a line of JSON after the other.

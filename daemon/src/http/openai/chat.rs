@@ -18,11 +18,11 @@ use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
 use super::super::error::Dialect;
 use super::super::format::WireFormat;
-use super::super::prompt::{
-    TextOr, WireMessage, WireSampling, messages, model_name, reasoning_budget, refuse_unsupported,
-    says_something, whole_number,
-};
+use super::super::prompt::{TextOr, WireMessage, messages, model_name};
 use super::super::reply::{Events, SSE, SSE_HEARTBEAT, data_event, event, stream};
+use super::super::sampling::{
+    WireSampling, reasoning_budget, refuse_unsupported, says_something, whole_number,
+};
 use super::super::start::{self, Conversation};
 use super::super::template::WireTemplate;
 use super::logprobs::OfChat;

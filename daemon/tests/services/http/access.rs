@@ -2,10 +2,11 @@
 
 use std::io::{Read, Write};
 
-use rocmforged::End;
 use rocmforged::roles::Roles;
+use rocmforged::{Allowed, End};
 use serde_json::json;
 
+use crate::daemon::fixtures;
 use crate::http::client::{HttpDaemon, LLAMA, tcp};
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -48,6 +49,46 @@ async fn without_a_token_this_machine_may_use_and_not_manage() {
             .status,
         200
     );
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+/// Pages of apps and of editors, and the name that containers have for this machine.
+#[tokio::test]
+async fn origins_and_hosts_that_are_allowed_need_no_token() {
+    let allowed = Allowed {
+        origins: vec![
+            "app://obsidian.md".to_owned(),
+            "vscode-webview://*".to_owned(),
+        ],
+        hosts: vec!["host.docker.internal".to_owned()],
+    };
+    let dirs = [fixtures()];
+    let http = HttpDaemon::start_of(&dirs, (None, allowed), Roles::default(), Vec::new()).await;
+    let get = async |header| tcp(http.tcp, "GET", "/v1/models", &[header], "").await;
+    for header in [
+        ("origin", "app://obsidian.md"),
+        ("origin", "vscode-webview://1f2e3d"),
+        ("host", "host.docker.internal:8080"),
+    ] {
+        let reply = get(header).await;
+        assert_eq!(reply.status, 200, "{header:?}: {reply:?}");
+        let readable = reply.headers.get("access-control-allow-origin");
+        assert_eq!(readable.is_some(), header.0 == "origin", "{header:?}");
+    }
+    for (header, setting) in [
+        (("origin", "chrome-extension://abc"), "http_allow_origins"),
+        (("origin", "app://obsidian.md.evil"), "http_allow_origins"),
+        (("host", "docker.internal"), "http_allow_hosts"),
+    ] {
+        let refused = get(header).await;
+        assert_eq!(refused.status, 403, "{header:?}: {refused:?}");
+        let error = &refused.json()["error"];
+        assert_eq!(error["details"]["setting"], setting);
+        assert!(
+            error["message"].as_str().unwrap().contains(setting),
+            "{error}"
+        );
+    }
     assert_eq!(http.stop().await, End::Drained);
 }
 

@@ -14,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use rocmforged::limits::Rules;
 use rocmforged::roles::Roles;
 use rocmforged::socket::Socket;
-use rocmforged::{End, HttpListeners, Tokens};
+use rocmforged::{Allowed, End, HttpListeners, Tokens};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -97,6 +97,17 @@ impl HttpDaemon {
         roles: Roles,
         peer_limits: Rules,
     ) -> Self {
+        let allowed = Allowed::default();
+        Self::start_of(dirs, (token, allowed), roles, peer_limits).await
+    }
+
+    /// The same, which lets in others without a token.
+    pub(crate) async fn start_of(
+        dirs: &[PathBuf],
+        (token, allowed): (Option<&str>, Allowed),
+        roles: Roles,
+        peer_limits: Rules,
+    ) -> Self {
         let socket_dir = tempfile::tempdir().unwrap();
         let socket = Socket::bind(&socket_dir.path().join("h")).unwrap();
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -105,6 +116,7 @@ impl HttpDaemon {
             unix: Some(socket.listener().unwrap()),
             tcp: Some(tcp),
             tokens: token.map(|token| Tokens::parse(token).unwrap()),
+            allowed,
             ..HttpListeners::default()
         };
         Self {

@@ -11,6 +11,7 @@ mod embeddings;
 mod forced;
 mod llama;
 mod metrics;
+mod native;
 mod ollama;
 mod openai;
 mod responses;

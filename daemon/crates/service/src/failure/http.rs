@@ -92,18 +92,23 @@ pub fn role_missing_here(role: Role) -> Failure {
 
 /// PERMISSION_DENIED: a web page of another site is behind the request.
 pub fn foreign_origin(header: &str, value: &str) -> Failure {
+    let setting = match header {
+        "Host" => "http_allow_hosts",
+        _ => "http_allow_origins",
+    };
     Failure::new(Reason::ForeignOrigin)
         .with("header", header)
+        .with("setting", setting)
         .says(&format!(
             "the header {header} names '{value}', and without a token only this machine's own names are served; use \
-             http://127.0.0.1 or http://localhost, or configure http_token_file"
+             http://127.0.0.1 or http://localhost, add it to {setting}, or configure http_token_file"
         ))
 }
 
 /// NOT_FOUND: nothing answers here.
 pub fn no_route(method: &str, path: &str) -> Failure {
     Failure::new(Reason::NoSuchRoute).says(&format!(
-        "nothing answers {method} {path}; the README lists the routes"
+        "nothing answers {method} {path}; docs/http-api.md lists the routes"
     ))
 }
 

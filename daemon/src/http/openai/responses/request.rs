@@ -7,9 +7,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::super::super::format;
-use super::super::super::prompt::{
-    TextOr, WireSampling, model_name, refuse_unsupported, says_something, take, text_parts,
-    whole_number,
+use super::super::super::prompt::{TextOr, model_name, take, text_parts};
+use super::super::super::sampling::{
+    WireSampling, refuse_unsupported, says_something, whole_number,
 };
 use super::super::super::start::Conversation;
 use super::super::{name, small};
