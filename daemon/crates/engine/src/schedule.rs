@@ -17,6 +17,7 @@ use rocmforge_scheduler::{
 use rocmforge_tensor_cache::ModelId;
 
 use crate::actor::{Engine, Entry};
+use crate::budget::BUDGET_MIN;
 use crate::config::EngineConfig;
 use crate::error::Error;
 use crate::interleave::CHUNK_ROWS;
@@ -68,6 +69,9 @@ impl Default for PassPace {
         }
     }
 }
+
+/// Positions of a short request: a question and its answer.
+const SHORT_POSITIONS: u32 = 256;
 
 /// Sizes of scratch by model, rows and rows of logits: to lay it out takes longer than all else
 /// that is decided before a pass.
@@ -501,6 +505,25 @@ impl Engine {
             scheduler.needed(view).max(scheduler.budget_least(view))
         });
         wanted.max(needed)
+    }
+
+    /// The smallest budget, in bytes, in which the smallest registered model can run a short
+    /// request beside what the device keeps for itself.
+    pub(crate) fn budget_least(&self) -> u64 {
+        let sizes = Sizes {
+            models: &self.models,
+            device: self.store.device.as_ref(),
+            known: &self.scratch_sizes,
+            rows_max: self.prefill_chunk.get(),
+        };
+        let needs = self.models.iter().map(|entry| {
+            let id = rocmforge_scheduler::ModelId(entry.id.0);
+            let states = entry.states.as_ref().map_or(0, |s| s.bytes(self.budget()));
+            let kv = sizes.kv_bytes(id, SHORT_POSITIONS);
+            self.store.largest_unpinned(entry.id) + states + kv + sizes.scratch_bytes(id, 1, 1)
+        });
+        let needed = needs.min().unwrap_or(0).max(BUDGET_MIN);
+        (self.store.reserve_bytes + needed).next_multiple_of(BUDGET_MIN)
     }
 
     pub(crate) fn budget(&self) -> u64 {
