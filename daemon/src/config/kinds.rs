@@ -393,7 +393,7 @@ pub(super) fn users() -> Kind<Who> {
 pub(super) fn patterns(placeholder: &'static str, what: &'static str) -> Kind<Vec<String>> {
     Kind {
         shape: Shape::Names,
-        placeholder,
+        placeholder: placeholder.to_owned(),
         allowed: format!("a list of {what}s; `*` at the end of one stands for any rest"),
         words: Vec::new(),
         read: Box::new(move |given| {
