@@ -135,7 +135,7 @@ fn stop_strings_are_bounded_in_number_and_length() {
     assert_refused(
         stops(vec!["x".into(); STOP_MAX + 1]),
         "sampling.stop",
-        "at most 16",
+        "at most 256",
     );
     assert_refused(
         stops(vec!["x".into(), String::new()]),

@@ -57,14 +57,14 @@ fn declared(template: Option<&str>) -> Declared {
 #[tokio::test]
 async fn a_load_that_finds_the_model_there_is_not_noted_with_its_own_template() {
     let service = service();
-    let (first, second) = (declared(Some("first")), declared(Some("second")));
+    let (first, second) = (declared(Some("first {{ 1 }}")), declared(Some("second {{ 2 }}")));
     let arrival = Arrival::now(None);
     for model in [&first, &second] {
         service.load_declared(model, &arrival).await.unwrap();
     }
     let loaded = service.engine.model(NAME).unwrap();
     let in_force = loaded.template().unwrap().source().unwrap();
-    assert_eq!(in_force, "first");
+    assert_eq!(in_force, "first {{ 1 }}");
     assert_eq!(service.origins.declared_as(&loaded), Some(first));
 
     // One that was loaded by hand stays so.
