@@ -283,10 +283,10 @@ fn every_refusal_of_a_file_has_its_code_and_words() {
         (
             ModelFileError::DirSilent {
                 dir: "/models".into(),
-                why: "an error".into(),
+                why: "does not answer (an error); check the server".into(),
             },
             Code::Unavailable,
-            vec!["/models", "not answered", "an error", "check"],
+            vec!["/models does not answer", "an error", "then try again"],
         ),
         (
             ModelFileError::NotFound {

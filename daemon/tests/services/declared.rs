@@ -457,6 +457,12 @@ async fn the_files_and_the_models_of_the_api_agree() {
         );
         assert!(!refused.text.contains("tokenizer"), "{refused:?}");
     }
+    // One that leads nowhere is told so, and not as one outside.
+    std::os::unix::fs::symlink("gone.gguf", dir.join("broken.gguf")).unwrap();
+    let asked = json!({"model": "broken", "prompt": "x", "max_tokens": 1});
+    let refused = it.http("POST", "/v1/completions", &asked).await;
+    assert_eq!(refused.status, 404, "{refused:?}");
+    assert!(refused.text.contains("where nothing is"), "{refused:?}");
     let asked = json!({"model": "model-", "prompt": "Once", "max_tokens": 1});
     assert_eq!(it.http("POST", "/v1/completions", &asked).await.status, 200);
     assert!(

@@ -309,7 +309,13 @@ impl Parser {
         match ty {
             ValueType::String => {
                 let len = string_len(key, bytes, at)?;
-                entry.bytes.end = text(bytes, at + 8, len, 0)?.1;
+                let (value, end) = text(bytes, at + 8, len, 0)?;
+                entry.bytes.end = end;
+                if std::str::from_utf8(value).is_err() {
+                    self.tolerate(|| {
+                        format!("the text of metadata key \"{key}\" at byte {at} is not UTF-8")
+                    });
+                }
             }
             ValueType::Array => {
                 let frame = array_head(key, bytes, at)?;

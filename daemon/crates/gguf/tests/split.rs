@@ -425,11 +425,13 @@ fn keys_that_are_no_text_and_odd_bools_are_tolerated_with_a_remark() {
         .raw_key(b"", 0, &[9])
         .raw_key(b"odd", 7, &[2])
         .raw_key(b"some", 9, &bools)
+        .key("general.name", MetaValue::String(b"a\xe9".to_vec()))
         .key("last", 5u8);
     let bytes = writer.to_bytes();
     let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
     assert_eq!(gguf.bool("odd").unwrap(), Some(true));
     assert_eq!(gguf.u64("last").unwrap(), Some(5));
+    assert_eq!(gguf.str_lossy("general.name").unwrap(), "a\u{fffd}");
     assert!(gguf.value("").is_none() && gguf.value("\u{fffd}\u{fffd}").is_none());
     let remarks = gguf.tolerated();
     let words = [
@@ -438,6 +440,7 @@ fn keys_that_are_no_text_and_odd_bools_are_tolerated_with_a_remark() {
         "key 2",
         "\"odd\" has a bool of 2",
         "\"some\" has a bool of 9",
+        "\"general.name\" at byte",
     ];
     assert_eq!(remarks.len(), words.len(), "{remarks:?}");
     for (remark, word) in remarks.iter().zip(words) {

@@ -25,7 +25,7 @@ pub use self::http::{
 };
 pub(crate) use self::limits::{peer_limit, prompts_held};
 pub use self::model_file::from_model_file;
-pub(crate) use self::model_file::leads_out;
+pub(crate) use self::model_file::leads_away;
 pub use self::reason::Reason;
 pub(crate) use self::settings::no_settings;
 pub use self::settings::settings_unusable;

@@ -466,8 +466,10 @@ impl Service {
             return Err(self.unknown(asked, served_names(&files)));
         };
         // Others are opened all the same: the error of that says more, or there is none.
-        if let Some(why @ Unserved::Outside { .. }) = &found.file.unserved {
-            return Err(failure::leads_out(&found.file.path, why));
+        if let Some(why @ (Unserved::Outside { .. } | Unserved::Nowhere { .. })) =
+            &found.file.unserved
+        {
+            return Err(failure::leads_away(&found.file.path, why));
         }
         // It may be there under another name, under which it holds its weights already.
         let same = |status: &&ModelStatus| status.model.path() == found.file.real;

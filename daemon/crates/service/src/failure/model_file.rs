@@ -7,15 +7,18 @@ use super::silent::RETRY;
 use super::{Failure, Reason};
 use crate::model_files::{ModelFileError, Unserved};
 
-/// PERMISSION_DENIED: a link that leads out of the model directories.
-pub(crate) fn leads_out(path: &Path, why: &Unserved) -> Failure {
+/// PERMISSION_DENIED of a link that leads out of the model directories, NOT_FOUND of one that leads
+/// nowhere.
+pub(crate) fn leads_away(path: &Path, why: &Unserved) -> Failure {
     let path = path.display().to_string();
     let text = format!("{path} is not opened: {why}");
-    Failure::new(Reason::OutsideModelDirs)
-        .with("path", &path)
-        .with("flag", "--model-dir")
-        .about("file", &path, &text)
-        .says(&text)
+    let failure = match why.directory() {
+        Some(_) => Failure::new(Reason::OutsideModelDirs)
+            .with("path", &path)
+            .with("flag", "--model-dir"),
+        None => Failure::new(Reason::NoSuchFile).with("tried", &path),
+    };
+    failure.about("file", &path, &text).says(&text)
 }
 
 /// The failure of a file that cannot be opened.

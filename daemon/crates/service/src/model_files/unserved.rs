@@ -102,13 +102,16 @@ impl fmt::Display for Unserved {
         match self {
             Unserved::Outside { target, is_file } => {
                 let dir = self.directory().unwrap_or(target).display();
-                let (leads, what) = match is_file {
+                let (leads, if_any) = match is_file {
                     true => ("it is a link", ""),
-                    false => ("it is a link, which is not entered,", " if it holds models"),
+                    false => (
+                        "it is a link, which is not entered,",
+                        "if it holds models, ",
+                    ),
                 };
                 write!(
                     f,
-                    "{leads} to {}, outside of the model directories; name {dir} as a model directory, too{what} \
+                    "{leads} to {}, outside of the model directories; {if_any}name {dir} as a model directory, too \
                      (--model-dir {dir}, model_dir in the file)",
                     target.display()
                 )
