@@ -267,7 +267,8 @@ fn launch(
     }
     let memory = device.info().memory_bytes;
     let mut keep_free = KeepFree::new(config.keep_free.filter(|_| counts), memory)?;
-    let wanted = Wanted::of(config.budget, &*device, 0, keep_free.bytes())?;
+    let budget = crate::budget::meant(config.budget, unused_gpu.is_some());
+    let wanted = Wanted::of(budget, &*device, 0, keep_free.bytes())?;
     keep_free.budget_was_set(wanted.withheld, wanted.left);
     if let Some(note) = &wanted.note {
         tracing::info!("{note}");

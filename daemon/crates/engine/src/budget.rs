@@ -98,6 +98,18 @@ impl Wanted {
     }
 }
 
+/// The largest share of the machine's memory, in percent, that the CPU takes in a GPU's stead.
+const STEAD_PERCENT_MAX: f64 = 50.0;
+
+/// A budget, which may have been meant for a GPU's memory: where the CPU computes in its stead, a
+/// share of the machine's memory leaves half to all else.
+pub(crate) fn meant(budget: Budget, in_stead: bool) -> Budget {
+    match budget {
+        Budget::Percent(percent) if in_stead => Budget::Percent(percent.min(STEAD_PERCENT_MAX)),
+        other => other,
+    }
+}
+
 /// Takes memory for a budget; where another process holds a part of it, what is there, unless that
 /// is next to nothing. Returns how much it has become.
 ///
@@ -203,6 +215,19 @@ mod tests {
         assert_eq!((least.bytes, least.withheld), (10 * GIB, 70 * GIB));
         let bytes = wanted(Budget::Bytes(90 * GIB), 100, None, 0);
         assert_eq!((bytes.bytes, bytes.note), (90 * GIB, None));
+    }
+
+    /// Once a daemon that started before its GPU's driver took 80 % of the machine's memory.
+    #[test]
+    fn the_cpu_leaves_half_of_the_machine_where_it_computes_in_a_gpus_stead() {
+        for (budget, stead) in [
+            (Budget::Percent(80.0), Budget::Percent(50.0)),
+            (Budget::Percent(20.0), Budget::Percent(20.0)),
+            (Budget::Bytes(9 * GIB), Budget::Bytes(9 * GIB)),
+        ] {
+            assert_eq!(meant(budget, true), stead);
+            assert_eq!(meant(budget, false), budget);
+        }
     }
 
     #[test]
