@@ -125,18 +125,6 @@ async fn all_tokens_before_a_stop_string_are_told_and_none_of_its_own() {
         let said = whole["message"]["content"].as_str().unwrap_or_default();
         assert_eq!(tokens.collect::<String>().trim(), said.trim(), "{whole}");
     }
-    // A thought that ends, and what is said behind it.
-    let asked = json!({
-        "model": "says", "messages": [{"role": "user", "content": "x"}], "temperature": 0,
-        "max_tokens": 60, "logprobs": true, "guided_regex": "<think> a</think> b c",
-    });
-    let (whole, streamed) = both(&http, "/v1/chat/completions", &asked).await;
-    assert_eq!(whole["message"]["reasoning_content"], "a", "{whole}");
-    assert_eq!(whole["message"]["content"], "b c", "{whole}");
-    let content = joined(std::slice::from_ref(&whole), "content");
-    let tokens = content.iter().map(|token| token["token"].as_str().unwrap());
-    assert_eq!(tokens.collect::<String>().trim(), "b c", "{whole}");
-    assert_eq!(content, joined(&streamed, "content"));
     assert_eq!(http.stop().await, End::Drained);
 }
 
@@ -194,6 +182,19 @@ async fn a_response_tells_of_its_texts_and_not_of_the_marks_around_them() {
         }
         assert_eq!(whole, streamed, "{asked}");
     }
+    // A chat completion, likewise: none of the thought has a place beside the content.
+    let asked = json!({
+        "model": "thinks", "messages": [{"role": "user", "content": "42 - 30 = ?"}], "temperature": 0,
+        "max_tokens": 200, "logprobs": true, "logit_bias": bias, "repeat_penalty": 1000,
+        "repeat_last_n": 12, "json_schema": {"const": "b"},
+    });
+    let (whole, streamed) = both(&http, "/v1/chat/completions", &asked).await;
+    assert_eq!(whole["message"]["content"], "\"b\"", "{whole}");
+    assert!(whole["message"]["reasoning_content"].is_string(), "{whole}");
+    let content = joined(std::slice::from_ref(&whole), "content");
+    let tokens = content.iter().map(|token| token["token"].as_str().unwrap());
+    assert_eq!(tokens.collect::<String>().trim(), "\"b\"", "{whole}");
+    assert_eq!(content, joined(&streamed, "content"));
     assert_eq!(http.stop().await, End::Drained);
 }
 
