@@ -186,6 +186,16 @@ def routes(model, schema):
     ]
 
 
+def validator(schema):
+    """The validator of the draft that a schema names, with or without an empty fragment."""
+    drafts = [jsonschema.Draft4Validator, jsonschema.Draft7Validator, jsonschema.Draft201909Validator]
+    named = str(schema.get("$schema")).rstrip("#")
+    of = {draft.META_SCHEMA["$schema"].rstrip("#"): draft for draft in drafts}
+    # TypeBox names none, and writes tuples as draft 7 does.
+    lists = '"items": [' in json.dumps(schema)
+    return of.get(named, jsonschema.Draft7Validator if lists else jsonschema.Draft202012Validator)
+
+
 CUT = ("length", "incomplete", "max_tokens")
 
 
@@ -217,7 +227,7 @@ def main():
         if "openapi" in one["library"].lower():
             return name, "whole", None
         schema = {k: v for k, v in one["schema"].items() if v is not None}
-        errors = list(jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema).iter_errors(value))
+        errors = list(validator(schema)(schema).iter_errors(value))
         return (name, "wrong", f"{path}: {errors[0].message}: {said}") if errors else (name, "whole", None)
 
     found = generated(lines)

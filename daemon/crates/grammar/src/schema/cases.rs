@@ -332,7 +332,7 @@ pub(super) fn of_applicators() -> Vec<Case> {
         (
             "unevaluatedProperties",
             json!({"allOf": [{"$ref": "#/$defs/b"}], "properties": {"a": n}, "type": "object", "unevaluatedProperties": false, "$defs": {"b": {"properties": {"b": n}}}}),
-            &["{\"a\":1}", "{\"a\":1,\"b\":2}"],
+            &["{\"a\":1}", "{\"b\":2,\"a\":1}"],
             &["{\"c\":1}", "{\"b\":null}"],
         ),
         (

@@ -432,28 +432,39 @@ const EXACT_MAX: f64 = (1u64 << 53) as f64;
 /// A bound of numbers. One that leaves all up to 2^53 is that: numbers beyond are not exact.
 fn bound(place: &Place<'_>, key: &str, value: &Value) -> Outcome<Value> {
     let is_least = key.ends_with("inimum");
-    match value.as_f64() {
-        Some(bound) if is_least && bound < -EXACT_MAX => Ok((-EXACT_MAX as i64).into()),
-        Some(bound) if !is_least && bound > EXACT_MAX => Ok((EXACT_MAX as i64).into()),
-        _ => number(place, key, value),
+    let number = number_of(place, key, value)?;
+    let is_below = number.as_f64().is_some_and(|number| number < 0.0);
+    match is_exact(number) {
+        false if is_least && is_below => Ok((-EXACT_MAX as i64).into()),
+        false if !is_least && !is_below => Ok((EXACT_MAX as i64).into()),
+        _ => self::number(place, key, value),
     }
 }
 
+fn number_of<'v>(place: &Place<'_>, key: &str, value: &'v Value) -> Outcome<&'v Value> {
+    let why = || refused(place, key, &format!("{value} is no number; give a number"));
+    value.is_number().then_some(value).ok_or_else(why)
+}
+
+/// Whether a number is one that is not rounded: beyond 2^53 whole numbers are.
+fn is_exact(number: &Value) -> bool {
+    let whole = || {
+        number
+            .as_i64()
+            .map(|whole| whole.unsigned_abs() <= EXACT_MAX as u64)
+    };
+    let float = number.as_f64().is_none_or(|float| float.abs() <= EXACT_MAX);
+    whole().unwrap_or(float)
+}
+
 fn number(place: &Place<'_>, key: &str, value: &Value) -> Outcome<Value> {
-    if !value.is_number() {
-        return Err(refused(
-            place,
-            key,
-            &format!("{value} is no number; give a number"),
-        ));
-    }
-    check_exact(place, key, value)?;
+    check_exact(place, key, number_of(place, key, value)?)?;
     Ok(value.clone())
 }
 
 /// Refuses numbers that texts are not held to: beyond 2^53 they are rounded.
 fn check_exact(place: &Place<'_>, key: &str, value: &Value) -> Outcome<()> {
-    if value.as_f64().is_some_and(|n| n.abs() > EXACT_MAX) {
+    if !is_exact(value) {
         let why = format!(
             "{value} is beyond 2^53, up to which numbers are exact; leave it out, or give a smaller one"
         );
