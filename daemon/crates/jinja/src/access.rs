@@ -217,20 +217,18 @@ fn loop_attribute(run: &Run<'_>, it: &Rc<Loop>, name: &Rc<str>) -> R<Option<Valu
     }))
 }
 
-/// `value[begin:end:step]`. As any other item, a slice that a value has not is undefined.
+/// `value[begin:end:step]`. Unlike an item, a slice that a value has not is an error.
 ///
 /// # Errors
 ///
-/// If the value is undefined, or the step is 0.
+/// If the value is undefined or has no slices, a place is no whole number, or the step is 0.
 pub(crate) fn slice(value: &Value, places: &[Value; 3]) -> R<Value> {
     if let Value::Undefined(why) = value {
         return fail(&**why);
     }
     let missing = || {
-        Ok(Value::undefined(format!(
-            "{} has no such slice",
-            kind_of(value)
-        )))
+        let kind = value.type_name();
+        fail(format!("'{kind}' object is not subscriptable by a slice"))
     };
     let is_place = |place: &Value| place.is_none() || place.as_int().is_some();
     let has_slices = !matches!(value, Value::Dict(_) | Value::View(..));
@@ -238,7 +236,7 @@ pub(crate) fn slice(value: &Value, places: &[Value; 3]) -> R<Value> {
         return missing();
     };
     if !places.iter().all(is_place) {
-        return missing();
+        return fail("slice indices must be integers or None or have an __index__ method");
     }
     let [begin, end, step] = [0, 1, 2].map(|at| places[at].as_int());
     let step = step.unwrap_or(1);
