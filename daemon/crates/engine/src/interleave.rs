@@ -34,7 +34,6 @@ use crate::pass::{Stepwise, Went};
 use crate::share::TOLERANCE;
 use crate::step::{Outcome, nobody_waits};
 use crate::task::{Task, Work};
-use crate::under_way;
 
 /// Rows of a chunk: each expert of 128 of which a row goes to 8 has 32, what the kernels for
 /// many rows take at a time.
@@ -205,12 +204,7 @@ impl Engine {
             failed: None,
         };
         let ran = self.run_chunk(&prompts, prompts_at, &mut of_prompts, &mut tokens, waiting);
-        let slice = under_way::Slice {
-            work: Duration::ZERO,
-            waited: true,
-            ended: true,
-        };
-        self.charge(ModelId(prompts.model.0), begun, slice);
+        self.charge(ModelId(prompts.model.0), begun.elapsed(), true);
         let Tokens {
             next,
             mut ended,

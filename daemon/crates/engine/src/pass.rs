@@ -22,7 +22,7 @@ use crate::lookahead::Lookahead;
 use crate::weight_store::{Begun, Resident, WeightStore};
 
 pub(crate) use experts::{ExpertStep, ExpertsLeft};
-pub(crate) use slices::{SliceEnd, Slicing, Start, run_slice};
+pub(crate) use slices::{Load, SliceEnd, Slicing, Start, run_slice};
 pub(crate) use stepwise::{Progress, Stepwise, Went};
 
 /// What is told of a wanted row.
@@ -128,13 +128,13 @@ struct Run<'a, 'b> {
     experts: Option<ExpertsLeft>,
     /// Others have something to run: they are not kept waiting for an upload.
     suspends: bool,
-    /// Bytes of weights that the device was given to compute with.
-    given_bytes: u64,
+    /// What the device was given to do.
+    given: Load,
 }
 
 /// Uploads that are under way at least while a pass waits for one and others run: the link is to
 /// work until the pass goes on.
-const UPLOADS_SUSPENDED: u32 = 2;
+const UPLOADS_SUSPENDED: u32 = 4;
 
 /// What came of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -265,7 +265,7 @@ impl Run<'_, '_> {
             run_ops(store, pass, steps, &weights, &[])
         });
         let bytes = |&index: &u32| store.segment_bytes(id(pass, index));
-        self.given_bytes += held.iter().map(bytes).sum::<u64>();
+        self.given.bytes += held.iter().map(bytes).sum::<u64>();
         for &index in &held {
             store.release(id(pass, index));
         }
@@ -350,7 +350,7 @@ impl Run<'_, '_> {
             true => store.feed_link_with(pass, &[index]),
             false => self.prefetch(store, index + 1, ahead.uploads),
         };
-        self.given_bytes += slab.bytes;
+        self.given.bytes += slab.bytes;
         let result = begun.and_then(|()| step(store, self, slab));
         store.release(segment);
         let result = match (self.feeds_link, ahead.recycles_slab && missed) {

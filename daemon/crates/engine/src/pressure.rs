@@ -38,18 +38,20 @@ impl Engine {
     /// arena's, so that the pass can be done again. A request that could not even run alone in what
     /// would be left fails, as do all of them if the error was another.
     pub(crate) fn do_again(&mut self, seqs: &[SeqId], error: Error) {
-        let computing = self.computing;
         let refused = self.store.take_refused_bytes();
-        let beside = self.finish_passes();
+        let suspended = !self.under_way.is_empty();
+        if suspended && refused.is_none() && matches!(error, Error::Exhausted { .. }) {
+            // What is in the way ends, and until then only small passes begin beside it.
+            self.under_way.note_crowded();
+            if self.computing {
+                self.start_states_over(seqs);
+            }
+            return;
+        }
+        let computing = self.computing;
+        self.finish_passes();
         self.computing = computing;
         let Some(refused) = refused else {
-            if beside && matches!(error, Error::Exhausted { .. }) {
-                // What was in the way has ended.
-                if self.computing {
-                    self.start_states_over(seqs);
-                }
-                return;
-            }
             if matches!(error, Error::Exhausted { .. })
                 && (self.yield_one() || self.compact(seqs) || self.stop_predicting(|_| true))
             {

@@ -18,7 +18,7 @@ use crate::prepared::Prepared;
 use crate::speculate::By;
 use crate::stop::Checked;
 use crate::task::{Generation, Task, Work};
-use crate::under_way::{PassUnderWay, Slice, Until};
+use crate::under_way::{PassUnderWay, Until};
 
 /// How a request ended.
 pub(crate) type Outcome = Result<Option<FinishReason>, Error>;
@@ -77,7 +77,7 @@ impl Engine {
                 self.run_slice(pass, Until::ItsTime);
             }
             Err(error) => {
-                self.charge(ModelId(plan.model.0), begun, Slice::FAILED);
+                self.charge(ModelId(plan.model.0), begun.elapsed(), true);
                 self.scheduler.pass_ended(plan.model);
                 self.pass_failed(members, error);
             }
@@ -92,10 +92,9 @@ impl Engine {
         self.prepare(plan, members)
     }
 
-    /// What follows the last slice of a pass, which began then and gave the device so much to do.
-    pub(crate) fn complete_pass(&mut self, pass: PassUnderWay, begun: Instant, work: Duration) {
+    /// What follows the last slice of a pass, which took so long and ended then.
+    pub(crate) fn complete_pass(&mut self, pass: PassUnderWay, last: Duration, ended: Instant) {
         let model = pass.model();
-        let waited = pass.members.iter().any(|m| m.span.outputs > 0);
         let PassUnderWay {
             plan,
             mut members,
@@ -111,12 +110,7 @@ impl Engine {
         self.tell_before_drafts(&mut members);
         self.predict(&plan, &mut members);
         self.draft_ahead(&plan, &mut members);
-        let slice = Slice {
-            work,
-            waited,
-            ended: true,
-        };
-        self.charge(model, begun, slice);
+        self.charge(model, last + ended.elapsed(), true);
         self.scheduler.pass_ended(plan.model);
         let ended = self.take_back(members);
         self.conclude(ended);

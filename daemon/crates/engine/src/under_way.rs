@@ -30,7 +30,7 @@ use crate::backlog::Given;
 use crate::error::Error;
 use crate::gaps::Spent;
 use crate::member::Member;
-use crate::pass::{self, Progress, SliceEnd, Slicing, Start};
+use crate::pass::{self, Load, Progress, SliceEnd, Slicing, Start};
 use crate::prepared::Prepared;
 use crate::step::nobody_waits;
 use crate::task::Task;
@@ -46,6 +46,10 @@ const WORK_MAX: Duration = Duration::from_secs(1);
 
 /// The part of the budget that scratch blocks may have which no pass needs now.
 const SPARE_PART: u64 = 16;
+
+/// The part of the budget that a further pass may take where one found no room in one piece beside
+/// the suspended ones.
+const CROWDED_PART: u64 = 32;
 
 /// A scratch block and its bytes.
 pub(crate) type ScratchBlock = (BlockId, u64);
@@ -93,6 +97,8 @@ pub(crate) struct PassesUnderWay {
     passes: Vec<PassUnderWay>,
     /// Times that a pass stopped between two steps.
     suspensions: u64,
+    /// A further pass found no room in one piece beside them.
+    crowded: bool,
     /// Time of all slices since start-up, and of each model's.
     of_all: Duration,
     of_model: HashMap<ModelId, Duration>,
@@ -129,6 +135,11 @@ impl PassesUnderWay {
         self.passes.push(pass);
     }
 
+    /// A further pass found no room in one piece beside those that there are.
+    pub(crate) fn note_crowded(&mut self) {
+        self.crowded = true;
+    }
+
     /// Takes the pass of a model out.
     pub(crate) fn take(&mut self, model: ModelId) -> Option<PassUnderWay> {
         let at = self.passes.iter().position(|pass| pass.model() == model)?;
@@ -153,26 +164,6 @@ impl PassesUnderWay {
             }
         }
     }
-}
-
-/// What a slice was.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Slice {
-    /// How long the device takes for what it was given.
-    pub(crate) work: Duration,
-    /// It ended with waiting for the device.
-    pub(crate) waited: bool,
-    /// It was its pass's last.
-    pub(crate) ended: bool,
-}
-
-impl Slice {
-    /// One whose pass failed.
-    pub(crate) const FAILED: Self = Self {
-        work: Duration::ZERO,
-        waited: true,
-        ended: true,
-    };
 }
 
 /// When a slice ends.
@@ -206,33 +197,39 @@ impl Engine {
             None => None,
         };
         let ran = self.run_slice_in(&mut pass, until);
-        pass.took += begun.elapsed();
-        let rows = pass.plan.rows as usize;
+        let ended = Instant::now();
+        let load = match &ran {
+            Ok(SliceEnd::Suspended(_, load) | SliceEnd::Complete(load)) => *load,
+            Err(_) => Load {
+                bytes: 0,
+                was_read: true,
+            },
+        };
+        let work = self.device_time(pass.plan.rows as usize, load.bytes);
+        let took = self.backlog.charge(Given {
+            begun,
+            ended,
+            work,
+            waited: load.was_read,
+        });
+        pass.took += took;
         match ran {
-            Ok(SliceEnd::Suspended(progress, bytes)) => {
+            Ok(SliceEnd::Suspended(progress, _)) => {
                 pass.progress = Some(progress);
                 pass.scratch = std::mem::replace(&mut self.scratch, idle);
-                let work = self.device_time(rows, bytes);
-                self.charge(
-                    model,
-                    begun,
-                    Slice {
-                        work,
-                        waited: false,
-                        ended: false,
-                    },
-                );
+                self.charge(model, took, false);
                 self.scheduler.suspend(pass.plan.model);
                 self.under_way.push(pass);
             }
-            Ok(SliceEnd::Complete(bytes)) => {
+            Ok(SliceEnd::Complete(_)) => {
+                self.under_way.crowded &= !self.under_way.is_empty();
                 self.keep_spare(idle);
-                let work = self.device_time(rows, bytes);
-                self.complete_pass(pass, begun, work);
+                self.complete_pass(pass, took, ended);
             }
             Err(error) => {
+                self.under_way.crowded &= !self.under_way.is_empty();
                 self.keep_spare(idle);
-                self.charge(model, begun, Slice::FAILED);
+                self.charge(model, took, true);
                 self.scheduler.pass_ended(pass.plan.model);
                 let PassUnderWay {
                     prepared,
@@ -257,20 +254,13 @@ impl Engine {
         }
     }
 
-    /// Tells the scheduler what a slice that began then took.
-    pub(crate) fn charge(&mut self, model: ModelId, begun: Instant, slice: Slice) {
-        let took = self.backlog.charge(Given {
-            begun,
-            ended: Instant::now(),
-            work: slice.work,
-            waited: slice.waited,
-        });
-        let elapsed = begun.elapsed();
-        self.under_way.of_all += elapsed;
-        *self.under_way.of_model.entry(model).or_default() += elapsed;
+    /// Tells the scheduler what a slice took; `ended` if it was its pass's last.
+    pub(crate) fn charge(&mut self, model: ModelId, took: Duration, ended: bool) {
+        self.under_way.of_all += took;
+        *self.under_way.of_model.entry(model).or_default() += took;
         let model = rocmforge_scheduler::ModelId(model.0);
         let took_us = took.as_micros() as u64;
-        self.scheduler.took(model, took_us, slice.ended);
+        self.scheduler.took(model, took_us, ended);
     }
 
     /// How long the device takes to compute with so many bytes of weights in a pass of so many
@@ -380,7 +370,11 @@ impl Engine {
         let segments = self.under_way.models().map(|id| store.largest_unpinned(id));
         let taken = store.cache.usage().blocks() - store.prefixes.kept_bytes();
         let all = taken + store.pinned_bytes() + segments.sum::<u64>();
-        self.budget().saturating_sub(all)
+        let most = match self.under_way.crowded {
+            true => self.budget() / CROWDED_PART,
+            false => u64::MAX,
+        };
+        self.budget().saturating_sub(all).min(most)
     }
 
     /// Has scratch for a pass. Of a request that is computed `anew`, since its blocks left no room

@@ -64,7 +64,7 @@ impl Default for Config {
             turn_passes: 8,
             switch_us_max: 500_000,
             batch_lag_us: 100_000,
-            short_pass_us: 10_000,
+            short_pass_us: 3_000,
             passes_max: 4,
             refusals_max: 12,
         }

@@ -52,8 +52,12 @@ impl Scheduler {
                 return Some(Next::Pass(self.begins(plan, view)));
             }
             match self.turns.is_overdue(model, &self.config) {
-                // No other pass takes the room that it waits for.
-                true => able.retain(|c| self.is_suspended(c.model)),
+                // No other pass takes the room that it waits for, but short ones, which give it
+                // back.
+                true => able.retain(|c| {
+                    let short = self.turns.has_short_passes(c.model, &self.config);
+                    c.model != model && (short || self.is_suspended(c.model))
+                }),
                 false => able.retain(|c| c.model != model),
             }
         }

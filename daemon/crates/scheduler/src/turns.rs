@@ -66,10 +66,19 @@ pub(crate) struct Turns {
     last: Option<ModelId>,
 }
 
-/// The flow of short passes is charged with one part in so many more than they took: what they
-/// displace in the processor's caches, and in memory, is paid by the passes between which they run.
-/// Beside one model with long passes they have three parts of seven.
-const SHORT_EXTRA: u64 = 3;
+/// A pass that takes so long, or longer, weighs as much as all short ones together.
+const LONG_US: u64 = 40_000;
+
+/// The weight of a flow whose service is its time, and the most that a flow has: tokens of shorter
+/// passes are waited for like those of short ones, and many small models are not to crowd out one
+/// that is a little larger.
+const WEIGHT: u64 = 1000;
+const WEIGHT_MAX: u64 = 2500;
+
+/// The weight of a model with such long passes.
+fn weight(usual_us: u64) -> u64 {
+    (LONG_US * WEIGHT / usual_us.max(1)).clamp(WEIGHT, WEIGHT_MAX)
+}
 
 /// A weight of an old value in a mean that forgets.
 const KEEPS: u64 = 7;
@@ -106,6 +115,11 @@ impl Turns {
     /// Microseconds that a model's pass usually takes; 0 while that is not known.
     pub(crate) fn usual_us(&self, model: ModelId) -> u64 {
         self.of(model).usual
+    }
+
+    /// Whether a model's passes are short.
+    pub(crate) fn has_short_passes(&self, model: ModelId, config: &Config) -> bool {
+        Turns::is_short(&self.of(model), config)
     }
 
     /// Whether a model that has something to compute waited for so long that nothing else counts.
@@ -198,11 +212,14 @@ impl Turns {
             true => {
                 self.time = self.time.max(self.short_service);
                 self.short_time = self.short_time.max(turn.service);
-                self.short_service += took_us + took_us / SHORT_EXTRA;
+                self.short_service += took_us;
             }
             false => self.time = self.time.max(turn.service),
         }
-        turn.service += took_us;
+        turn.service += match was_short {
+            true => took_us,
+            false => took_us * WEIGHT / weight(turn.usual.max(turn.pass)),
+        };
         turn.pass += took_us;
         self.clock += took_us;
         turn.since = self.clock;

@@ -334,11 +334,14 @@ impl Machine {
             let each = of.iter().map(|m| m.step_us + extra);
             each.max().unwrap_or(0)
         };
-        let flows = long.len() as u64 + u64::from(!short.is_empty());
+        // One with shorter passes weighs more, up to two and a half times as much.
+        let weight = |m: &Simulated| (40_000_000 / (m.steps * m.step_us)).clamp(1000, 2500);
+        let of_long: u64 = long.iter().map(|m| weight(m)).sum();
+        let all = of_long + if short.is_empty() { 0 } else { 1000 };
         let busy: u64 = self.models.iter().map(|m| m.had_us).sum();
         let of_short: u64 = short.iter().map(|m| m.had_us).sum();
         if !short.is_empty() {
-            let least = busy * 3 / (3 + 4 * long.len() as u64) * 8 / 10;
+            let least = busy * 1000 / all * 8 / 10;
             // Their flow always has work. A model is taken for one with short passes until its
             // first pass has shown that it is none.
             assert!(
@@ -354,14 +357,14 @@ impl Machine {
             .iter()
             .filter(|m| m.rests_us == 0 && m.uploads.is_none())
         {
-            let least = busy / flows * 8 / 10;
+            let least = busy * weight(model) / all * 8 / 10;
             assert!(model.had_us >= least, "{} of {busy} us", model.had_us);
         }
         // A short model waits for a slice of each long one and for what their flow had more, and
         // for the others of its flow.
         let slice = longest(&long, SLICE_US);
         let pass = longest(&short, 0);
-        let most = 2 * long.len() as u64 * (slice + pass) + 2 * short.len() as u64 * pass;
+        let most = 3 * long.len() as u64 * (slice + pass) + 2 * short.len() as u64 * pass;
         for model in &short {
             let gap = model.longest_gap_us;
             assert!(

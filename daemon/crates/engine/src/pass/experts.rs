@@ -41,6 +41,7 @@ impl Run<'_, '_> {
             true => store.rows_of_both(pass, [ffn.ids, ffn.x])?.into(),
             false => (store.rows_of(pass, ffn.ids, pass.n_tokens)?, Vec::new()),
         };
+        self.given.was_read = true;
         let now = Instant::now();
         if let Some((then, n, computed)) = self.last_layer.take() {
             let took = now.saturating_duration_since(then);
@@ -121,14 +122,17 @@ impl Run<'_, '_> {
         mut left: ExpertsLeft,
     ) -> Result<Stepped, Error> {
         let pass = self.pass;
+        // A link brings an expert in less time than it takes to go on with others' passes and
+        // back; the host's threads take longer.
+        let suspends = self.suspends && !store.records;
         while !left.pending.is_empty() {
             store.collect();
-            if self.suspends && self.would_wait(store, &left)? {
+            if suspends && self.would_wait(store, &left)? {
                 self.experts = Some(left);
                 return Ok(Stepped::Waits);
             }
             let mut pending = left.pending.as_slice();
-            let n = match self.suspends {
+            let n = match suspends {
                 // What has come, and one at least.
                 true => {
                     let there = |&&s: &&u32| {
@@ -212,7 +216,7 @@ impl Run<'_, '_> {
     ) -> Result<(), Error> {
         let pass = self.pass;
         let (held, outcome) = self.hold(store, now);
-        self.given_bytes += held.iter().map(|(_, slab)| slab.bytes).sum::<u64>();
+        self.given.bytes += held.iter().map(|(_, slab)| slab.bytes).sum::<u64>();
         let ran = outcome
             .and_then(|()| begin(store, pass, ahead))
             .and_then(|()| run_held(store, pass, step, ffn, &held));

@@ -5,13 +5,21 @@ use crate::api::RequestCacheUse;
 use crate::error::Error;
 use crate::weight_store::WeightStore;
 
-/// What came of a slice of a pass, and the bytes of weights that the device was given to compute
-/// with.
+/// What came of a slice of a pass, and what the device was given to do.
 pub(crate) enum SliceEnd {
     /// The pass is complete.
-    Complete(u64),
+    Complete(Load),
     /// It stopped between two steps.
-    Suspended(Progress, u64),
+    Suspended(Progress, Load),
+}
+
+/// What a slice gave the device to do.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Load {
+    /// Bytes of weights to compute with.
+    pub(crate) bytes: u64,
+    /// Something was read behind most of it, and so waited for.
+    pub(crate) was_read: bool,
 }
 
 /// How a slice of a pass runs.
@@ -75,8 +83,11 @@ fn first_slice(
         false => pass.decodes() && slicing.whole,
     };
     if at_once && let Some(there) = store.all_resident(pass.model, counts)? {
-        let bytes = store.model_bytes(pass.model);
-        return all_resident(store, pass, &there, begun, sink).map(|()| SliceEnd::Complete(bytes));
+        let load = Load {
+            bytes: store.model_bytes(pass.model),
+            was_read: !pass.outputs.is_empty(),
+        };
+        return all_resident(store, pass, &there, begun, sink).map(|()| SliceEnd::Complete(load));
     }
     let mut steps = Stepwise::new(store, pass, counts, ended);
     steps.suspends(slicing.suspends);

@@ -5,8 +5,8 @@ use rocmforge_ops::{Op, Step};
 use rocmforge_tensor_cache::{ModelId, SegmentId, Slab};
 
 use super::{
-    ExpertsLeft, Pass, RowOutput, RowSink, Run, SliceEnd, Stepped, batch, begin, emit_rows, id,
-    run_step, scratch, write_inputs,
+    ExpertsLeft, Load, Pass, RowOutput, RowSink, Run, SliceEnd, Stepped, batch, begin, emit_rows,
+    id, run_step, scratch, write_inputs,
 };
 use crate::api::RequestCacheUse;
 use crate::error::Error;
@@ -94,7 +94,7 @@ impl<'a, 'b> Stepwise<'a, 'b> {
                 held: None,
                 experts: None,
                 suspends: false,
-                given_bytes: 0,
+                given: Load::default(),
             },
             at: 0,
         }
@@ -124,7 +124,7 @@ impl<'a, 'b> Stepwise<'a, 'b> {
                 held: progress.held,
                 experts: progress.experts,
                 suspends: false,
-                given_bytes: 0,
+                given: Load::default(),
             },
             at: progress.at,
         }
@@ -146,12 +146,12 @@ impl<'a, 'b> Stepwise<'a, 'b> {
             held: run.held,
             experts: run.experts,
         };
-        SliceEnd::Suspended(progress, run.given_bytes)
+        SliceEnd::Suspended(progress, run.given)
     }
 
     /// Bytes of weights that this slice gave the device to compute with.
     pub(super) fn given_bytes(&self) -> u64 {
-        self.run.given_bytes
+        self.run.given.bytes
     }
 
     /// It ends here: what is held is given back.
@@ -192,7 +192,7 @@ impl<'a, 'b> Stepwise<'a, 'b> {
     ) -> Result<SliceEnd, Error> {
         let pass = self.run.pass;
         if pass.wants_nothing() {
-            return Ok(SliceEnd::Complete(self.run.given_bytes));
+            return Ok(SliceEnd::Complete(self.run.given));
         }
         let step = &pass.plan.steps[pass.plan.head_step];
         let Step::Run {
@@ -227,7 +227,10 @@ impl<'a, 'b> Stepwise<'a, 'b> {
             self.let_go(store);
         }
         Ok(match ran? {
-            Stepped::Done => SliceEnd::Complete(self.run.given_bytes),
+            Stepped::Done => {
+                self.run.given.was_read = true;
+                SliceEnd::Complete(self.run.given)
+            }
             Stepped::Waits => self.stop(),
         })
     }
