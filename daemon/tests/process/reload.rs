@@ -244,7 +244,7 @@ fn a_reload_loads_a_declared_file_that_changed_in_place_anew() {
     reload(&daemon, &notify);
     let (status, answer) = ask();
     assert_eq!(status, 200, "{answer}");
-    logged(&log, &["m.gguf", "loaded anew"]);
+    logged(&log, &["m.gguf", "loaded again"]);
 }
 
 /// A connection to the daemon.
