@@ -177,11 +177,10 @@ mod tests {
             ("docs/configuration.md", reference()),
             ("tests/fuzz/dictionaries/config", dictionary()),
         ] {
-            let what = Path::new(path).parent().unwrap().display();
             assert!(
                 committed(path) == made,
-                "{path} is not what the settings declare: rocmforged generated reference docs; \
-                 rocmforged generated dictionary {what}"
+                "{path} is not what the settings declare; write it: rocmforged generated reference \
+                 docs; rocmforged generated dictionary tests/fuzz/dictionaries"
             );
         }
     }
