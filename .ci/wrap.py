@@ -52,15 +52,31 @@ def wrap(line, suffix):
     return [*lines, current]
 
 
+def continues(line, prefix, suffix):
+    """Whether a line is more of the comment or paragraph whose lines begin with this prefix."""
+    rest = line[len(prefix) :]
+    if not line.startswith(prefix) or not rest or rest[0] in " |":
+        return False
+    marks = r"[-*+] |\d+\. |```|[#>]" if suffix == ".md" else r"[-*+] |\d+\. |```|#|\*Invariant"
+    return not re.match(marks, rest)
+
+
 def wrapped(path, text):
     """The text with its long lines wrapped, and the numbers of those lines."""
     lines, long, in_fence = [], [], False
-    for number, line in enumerate(text.split("\n"), 1):
+    rest = text.split("\n")
+    numbers = list(range(1, len(rest) + 1))
+    while rest:
+        line, number = rest.pop(0), numbers.pop(0)
         if path.suffix == ".md" and line.lstrip().startswith("```"):
             in_fence = not in_fence
         made = [line] if in_fence or len(line) <= COLUMNS_MAX else wrap(line, path.suffix)
         if made != [line]:
             long.append(number)
+            prefix, _ = prefix_of(line, path.suffix)
+            # What is over goes to the front of the next line, if that goes on with the sentence.
+            if rest and continues(rest[0], prefix, path.suffix):
+                rest[0] = made.pop() + " " + rest[0][len(prefix) :]
         lines += made
     return "\n".join(lines), long
 

@@ -135,7 +135,7 @@ declare_settings! {
         ///
         /// per-user reuses a user's own prompts, shared those of all users. With shared, the time
         /// to
-        /// first token tells a user whether somebody has sent a prompt with the same beginning.
+        /// first token shows a user whether somebody has sent a prompt with the same beginning.
         prefix_cache: PrefixCache = choice([
             ("off", PrefixCache::Off),
             ("per-user", PrefixCache::PerClient),

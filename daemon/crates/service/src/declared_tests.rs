@@ -57,7 +57,10 @@ fn declared(template: Option<&str>) -> Declared {
 #[tokio::test]
 async fn a_load_that_finds_the_model_there_is_not_noted_with_its_own_template() {
     let service = service();
-    let (first, second) = (declared(Some("first {{ 1 }}")), declared(Some("second {{ 2 }}")));
+    let (first, second) = (
+        declared(Some("first {{ 1 }}")),
+        declared(Some("second {{ 2 }}")),
+    );
     let arrival = Arrival::now(None);
     for model in [&first, &second] {
         service.load_declared(model, &arrival).await.unwrap();

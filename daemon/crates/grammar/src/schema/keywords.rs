@@ -150,13 +150,13 @@ pub fn page() -> String {
         "# JSON Schema keywords\n\
          \n\
          Structured output (`response_format`, `format`, `text.format`, `output_config.format`), forced tool\n\
-         calls and tools with `strict: true` are held to a JSON schema. The dialect is draft 2020-12, with\n\
-         the keywords of older drafts and of OpenAPI that generators still write.\n\
+         calls and tools with `strict: true` are constrained to a JSON schema. The dialect is draft\n\
+         2020-12, with the keywords of older drafts and of OpenAPI that generators still write.\n\
          \n\
-         - *enforced*: the output is held to the keyword.\n\
-         - *partly*: the output is held to it in the forms that the note lists. A form that says nothing new,\n\x20\x20\
-         as `uniqueItems: false`, is always accepted. Any other form is rejected with 400; the message\n\x20\x20\
-         names the keyword and its place as a JSON pointer.\n\
+         - *enforced*: the output is constrained by the keyword.\n\
+         - *partly*: the output is constrained by it in the forms that the note lists. A form that says\n\x20\x20\
+         nothing new, as `uniqueItems: false`, is always accepted. Any other form is rejected with 400; the\n\x20\x20\
+         message names the keyword and its place as a JSON pointer.\n\
          - *annotation*: the keyword says nothing about which values are valid, and is ignored. Keywords that\n\x20\x20\
          are not in this table are annotations, too.\n\
          \n\
