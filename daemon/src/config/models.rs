@@ -65,8 +65,8 @@ file_table! {
         max_tokens: Option<i32>,
         /// Priority of requests that set none: "interactive" or "batch".
         priority: Option<Priority>,
-        /// Chat template instead of the one in the GGUF file: absolute path of a Jinja file, or name
-        /// of a built-in template.
+        /// Chat template instead of the one in the GGUF file: absolute path of a Jinja file, or
+        /// name of a built-in template.
         template: Option<PathBuf>,
         /// Whether the model thinks in requests that do not say so, where its template has the
         /// switch enable_thinking: true or false. Without it /v1/messages does not think, and other
