@@ -3,8 +3,7 @@
 //! the descriptor set that reflection serves.
 //!
 //! Messages are serialized as JSON, too: keys are the names of the fields, enums are lowercase
-//! words,
-//! a message that is not set is null. The exceptions are in [`DIFFERENT`].
+//! words, a message that is not set is null. The exceptions are in [`DIFFERENT`].
 
 use std::error::Error;
 use std::fmt::Write as _;

@@ -4,8 +4,7 @@
 //! A setting has one name in two spellings: `--vram-budget` on the command line, `vram_budget` in
 //! the file. Both are read as text and go through the same check, so that a value is refused with
 //! the same message wherever it came from, and the message names the place. Each setting is
-//! declared
-//! once, in [`settings`].
+//! declared once, in [`settings`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;

@@ -1,6 +1,5 @@
-//! What is made of the declarations of the command line and of the settings: a package's manual
-//! page
-//! and completions, and the committed reference page and words for the fuzzer.
+//! Files made of the declarations of the command line and of the settings: a package's manual page
+//! and completions, the committed reference page, and the words for the fuzzer.
 //! `rocmforged generated man|completions|reference|dictionary DIR`.
 
 use std::fs;

@@ -16,8 +16,7 @@ file_table! {
     /// One `[[limit]]` as it is written.
     LimitTable {
         /// List of users, `@groups` and tokens (`token:NAME`) that the limit is for; `*` is
-        /// everyone.
-        /// Required.
+        /// everyone. Required.
         r#for: Vec<String>,
         /// Maximum number of requests that run at once.
         running: Option<u32>,

@@ -133,9 +133,9 @@ declare_settings! {
 
         /// Prefix cache: whose earlier prompts a request may reuse.
         ///
-        /// per-user reuses a user's own prompts, shared those of all users. With shared, the time
-        /// to
-        /// first token shows a user whether somebody has sent a prompt with the same beginning.
+        /// per-user reuses a user's own prompts, shared those of all users. With shared, a user can
+        /// find out from the time to first token whether somebody has sent a prompt with the same
+        /// beginning.
         prefix_cache: PrefixCache = choice([
             ("off", PrefixCache::Off),
             ("per-user", PrefixCache::PerClient),

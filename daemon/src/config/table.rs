@@ -1,11 +1,9 @@
-//! How a setting is declared: one entry of `declare_settings!`, from which come its flag, its
-//! variable of
-//! the environment, its key in files, the field that has its value, `--check-config`, what a reload
-//! does, the reference page and the words for the fuzzer.
+//! How a setting is declared: one entry of `declare_settings!`. From it follow the flag, the
+//! variable of the environment, the key in files, the field that has the value, the line of
+//! `--check-config`, what a reload does, the reference page and the words for the fuzzer.
 //!
-//! The entries are in [`super::settings`]. *Invariant:* nothing else lists settings by name but
-//! what
-//! uses their values (`config.values.KEY`).
+//! The entries are in [`super::settings`]. *Invariant:* settings are named nowhere else but where
+//! their values are used (`config.values.KEY`).
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
