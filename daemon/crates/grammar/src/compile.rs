@@ -41,7 +41,7 @@ pub(crate) fn prepared(schema: &Value, size: &mut Size) -> Result<Value, Error> 
         let message = "a schema is an object, or true or false; give one";
         return Err(refused(message.to_owned()));
     }
-    check_size(&schema.to_string(), limits::GRAMMAR_MAX_BYTES)?;
+    check_size(&schema.to_string(), limits::SCHEMA_MAX_BYTES)?;
     size.add(schema, 0)?;
     size.check_patterns()?;
     let own_options = schema.get("x-guidance").cloned();
@@ -71,7 +71,7 @@ impl Grammar {
     /// # Errors
     /// [`Error::Grammar`] where it is no JSON, or larger than may be.
     pub fn from_schema_text(text: &str) -> Result<Self, Error> {
-        check_size(text, limits::GRAMMAR_MAX_BYTES)?;
+        check_size(text, limits::SCHEMA_MAX_BYTES)?;
         let schema = serde_json::from_str(text).map_err(|error| refused(error.to_string()))?;
         Ok(Self::JsonSchema(schema))
     }
@@ -91,7 +91,7 @@ impl Grammar {
                 Ok(TopLevelGrammar::from_lark(lark))
             }
             Self::Regex(text) => {
-                check_size(text, limits::GRAMMAR_MAX_BYTES)?;
+                check_size(text, limits::REGEX_MAX_BYTES)?;
                 check_nesting(text)?;
                 Ok(TopLevelGrammar::from_regex(text))
             }

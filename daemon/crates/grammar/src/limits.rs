@@ -2,8 +2,10 @@
 
 use llguidance::api::ParserLimits;
 
-/// Largest grammar in bytes of its text.
-pub const GRAMMAR_MAX_BYTES: usize = 1 << 20;
+/// Largest regular expression in bytes of its text.
+pub const REGEX_MAX_BYTES: usize = 256 << 10;
+/// Largest JSON schema in bytes of its text.
+pub const SCHEMA_MAX_BYTES: usize = 1 << 20;
 /// The same of the calls of all tools of a request.
 pub const CALLS_MAX_BYTES: usize = 4 << 20;
 /// The same of one in Lark.

@@ -316,6 +316,11 @@ impl Matcher {
             && let Some(behind) = words.strip_prefix(open.as_bytes())
         {
             let behind = behind.to_vec();
+            // A grammar that describes the mark holds the reasoning, too.
+            if is_alive && self.takes(&[token]) {
+                self.phase = Phase::Held;
+                return self.consume(token);
+            }
             self.rewind()?;
             self.reason(behind, 0)?;
             self.force_at_budget();

@@ -78,6 +78,17 @@ fn reasoning_may_come_first_and_the_grammar_holds_behind_it() {
     assert!(follows(&mut matcher, text) == text.len() && ends(&mut matcher));
 }
 
+#[test]
+fn a_grammar_that_describes_reasoning_holds_it() {
+    let (_, vocabulary) = vocabulary();
+    let regex = Grammar::Regex("<think> a</think> b".to_owned());
+    for (text, went) in [("<think> a</think> b", true), ("<think> b", false)] {
+        let mut matcher = vocabulary.matcher(&regex).unwrap();
+        matcher.reason_first(thinking(false, None));
+        assert_eq!(follows(&mut matcher, text) == text.len(), went, "{text}");
+    }
+}
+
 /// Found with a model whose token was a line break and the brace behind it.
 #[test]
 fn a_token_of_white_space_and_the_beginning_of_the_grammar_is_taken() {

@@ -66,9 +66,12 @@ pub(crate) fn begun(
     if matcher.is_none() && plan.budget.is_none() {
         return None;
     }
-    let default = holds_from_start.then(|| reasoning::default_budget(room));
-    let budget = [plan.budget, default].into_iter().flatten().min();
-    let reasoning = plan.reasoning(source, tail, holds_from_start, budget);
+    let mut reasoning = plan.reasoning(source, tail, holds_from_start, plan.budget);
+    if let Some(reasoning) = reasoning.as_mut().filter(|_| holds_from_start) {
+        let ids = |text: &str| model.tokenizer().encode(text, false, true);
+        let count = |text: &str| ids(text).map_or(0, |ids| ids.len() as u32);
+        reasoning::fit(reasoning, room, count);
+    }
     let is_free = matcher.is_none();
     let mut matcher = matcher.unwrap_or_else(|| Matcher::without_grammar(model.tokenizer()));
     if let Some(trigger) = trigger {

@@ -31,10 +31,25 @@ pub struct Plan {
     pub(crate) call: Option<String>,
 }
 
-/// Tokens of reasoning that leave room for what is held behind it, of `room` for both: three
-/// quarters, but at least 512 tokens or a half are left.
-pub(crate) fn default_budget(room: u32) -> u32 {
-    room - (room / 4).max(LEFT_MIN.min(room / 2))
+/// Tokens that a default budget leaves for what is held, of `room` for all: a quarter, but at least
+/// 512 tokens or a half.
+fn left_of(room: u32) -> u32 {
+    (room / 4).max(LEFT_MIN.min(room / 2))
+}
+
+/// Bounds reasoning so that it leaves room for what closes it, and for what is held behind that.
+/// `count` tells how many tokens a text has. Where there is little room, only the marks close it.
+pub(crate) fn fit(reasoning: &mut Reasoning, room: u32, count: impl Fn(&str) -> u32) {
+    let left = left_of(room);
+    let mut closing = count(&reasoning.closing);
+    if closing > left / 2
+        && let Some(marks) = reasoning.closing.strip_prefix(CLOSING)
+    {
+        reasoning.closing = format!("\n{marks}");
+        closing = count(&reasoning.closing);
+    }
+    let most = room.saturating_sub(left).saturating_sub(closing);
+    reasoning.budget = Some(reasoning.budget.unwrap_or(most).min(most));
 }
 
 impl Plan {
@@ -170,17 +185,24 @@ mod tests {
         assert_eq!(closes(&forced), Some(vec!["to=functions.".to_owned()]));
     }
 
+    /// Found by a test of scores: the closing sentence took the room of the content.
     #[test]
-    fn a_default_budget_leaves_room_for_what_is_held() {
-        for (room, left) in [
-            (80, 40),
-            (1000, 500),
-            (2000, 512),
-            (8192, 2048),
-            (131_072, 32_768),
-            (1, 0),
-        ] {
-            assert_eq!(room - default_budget(room), left, "{room}");
-        }
+    fn a_default_budget_leaves_room_for_the_closing_text_and_for_what_is_held() {
+        let chat = Plan {
+            is_chat: true,
+            ..Plan::default()
+        };
+        let of = |room: u32, budget: Option<u32>| {
+            let opened = tail("<think>");
+            let mut reasoning = chat.reasoning("</think>", &opened, true, budget)?;
+            fit(&mut reasoning, room, |text| text.len() as u32 / 4);
+            Some((reasoning.budget?, reasoning.closing.starts_with(CLOSING)))
+        };
+        let long = (CLOSING.len() + "</think>".len()) as u32 / 4;
+        assert_eq!(of(80, None), Some((80 - 40 - long, true)));
+        assert_eq!(of(30, None), Some((30 - 15 - 2, false)));
+        assert_eq!(of(8192, None), Some((8192 - 2048 - long, true)));
+        assert_eq!(of(8192, Some(9)), Some((9, true)));
+        assert_eq!(of(1, None), Some((0, false)));
     }
 }

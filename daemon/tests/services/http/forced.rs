@@ -283,7 +283,7 @@ async fn reasoning_ends_at_its_budget_and_leaves_room_for_the_format() {
         ["yes", "no"].contains(&parsed(&said["content"]).as_str().unwrap()),
         "{whole}"
     );
-    assert!(tokens(&whole) >= Some(100), "{whole}");
+    assert!(tokens(&whole) >= Some(50), "{whole}");
     for field in [
         "reasoning_budget",
         "thinking_budget_tokens",
@@ -335,7 +335,7 @@ async fn a_format_begins_behind_the_thinking() {
     with_template(&http.daemon, "thought", &format!("{words}<think></think>"));
     let message = |model: &str| {
         let asked = question(&json!({
-            "model": model, "tools": [], "json_schema": {"enum": ["yes", "no"]}, "max_tokens": 20,
+            "model": model, "tools": [], "json_schema": {"enum": ["yes", "no"]}, "max_tokens": 90,
         }));
         let http = &http;
         async move {
@@ -343,10 +343,12 @@ async fn a_format_begins_behind_the_thinking() {
             whole["choices"][0]["message"].clone()
         }
     };
-    // This model never ends its thinking, and may not end its text in it: there is no room for the
-    // text that closes it.
+    // This model never ends its thinking by itself.
     let free = message("thinks").await;
-    assert_eq!(free["content"], "");
+    assert!(
+        ["yes", "no"].contains(&parsed(&free["content"]).as_str().unwrap()),
+        "{free}"
+    );
     assert!(!free["reasoning_content"].as_str().unwrap().is_empty());
     let held = message("thought").await;
     assert!(
