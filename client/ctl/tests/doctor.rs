@@ -288,20 +288,28 @@ fn a_group_without_a_name_is_one_to_make_or_to_give_to_the_container() {
     let given = format!("--group-add {gid}");
     fake.write("etc/group", "root:x:99999:\nrender:x:77777:\n");
     match gid {
-        0 => fake.has("fail", "device node", &["udev rule", "GROUP=\"render\""]),
+        0 => fake.has(
+            "fail",
+            "device node",
+            &["/dev/kfd", "udev rule", "GROUP=\"render\""],
+        ),
         _ => {
             fake.has("fail", "device node", &["/dev/kfd", &number, &made, &given]);
             fake.write("run/.containerenv", "");
             fake.has(
                 "fail",
                 "device node",
-                &["has no name in this container", &given],
+                &["/dev/kfd", "has no name in this container", &given],
             );
         }
     }
     // Of a namespace of users that does not map the group.
     fake.write("proc/sys/kernel/overflowgid", &format!("{gid}\n"));
-    fake.has("fail", "device node", &["does not map", "keep-groups"]);
+    fake.has(
+        "fail",
+        "device node",
+        &["/dev/kfd", "does not map", "keep-groups"],
+    );
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, fcntl};
@@ -18,19 +19,20 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
 }
 
-/// A daemon that is passed both sockets, as systemd does it: the first one is descriptor 3.
+/// A daemon that is passed both sockets, under the numbers that follow each other.
 fn passing(dir: &Path, grpc: &UnixListener, http: &UnixListener) -> Command {
-    // Where nothing else is that the shell or the daemon opens.
-    let lend = |socket: &UnixListener| fcntl(socket.as_fd(), FcntlArg::F_DUPFD(50)).unwrap();
-    let mut command = Command::new("sh");
+    static NEXT: AtomicI32 = AtomicI32::new(300);
+    // Where nothing else is that tests beside this one open.
+    let from = NEXT.fetch_add(8, Ordering::Relaxed);
+    let lend =
+        |socket: &UnixListener, from| fcntl(socket.as_fd(), FcntlArg::F_DUPFD(from)).unwrap();
+    let first = lend(grpc, from);
+    assert_eq!(lend(http, first + 1), first + 1);
+    let mut command = Command::new(PROGRAM);
     command
-        .arg("-c")
-        .arg(format!(
-            "exec 3<&{0} 4<&{1} {0}<&- {1}<&-; export LISTEN_FDS=2 LISTEN_PID=$$; exec \"$0\" \"$@\"",
-            lend(grpc),
-            lend(http)
-        ))
-        .arg(PROGRAM)
+        .env("LISTEN_FDS", "2")
+        .env("LISTEN_FDS_FIRST_FD", first.to_string())
+        .env_remove("LISTEN_PID")
         .args(["--device", "host", "--threads", "1", "--drain-grace", "3"])
         .args(["--vram-budget", "64MiB", "--socket"])
         .arg(dir.join("unused"))

@@ -159,14 +159,15 @@ impl System {
                     (podman), or as root with --group-add and the group's number on the host (docker)"
                 .to_owned();
         }
-        if gid == 0 {
+        let name = self.group_name(gid);
+        if name.as_deref().map_or(gid == 0, |name| name == "root") {
             return format!(
                 "it belongs to the group root, which is not for {user}: a udev rule has to give it another group \
                  (GROUP=\"render\", MODE=\"0660\")"
             );
         }
         let join = |name: &str| format!("usermod -aG {name} {user}, then log in again{more}");
-        if let Some(name) = self.group_name(gid) {
+        if let Some(name) = name {
             return join(&name);
         }
         let container = format!("start the container with --group-add {gid}");
