@@ -413,9 +413,8 @@ impl Engine {
         let held = held.map_or(0, |memory| memory.allocated_bytes);
         let wanted = Wanted::of(budget, &*self.store.device, held, self.keep_free.bytes())?;
         let staging = self.store.reserve_bytes;
-        let min = self.budget_least();
-        if staging > 0 && wanted.bytes < min.min(self.budget()) {
-            let asked = wanted.bytes;
+        if staging > 0 && wanted.bytes < self.budget_floor().min(self.budget()) {
+            let (asked, min) = (wanted.bytes, self.budget_least());
             return Err(Refusal::BudgetTooSmall {
                 asked,
                 min,

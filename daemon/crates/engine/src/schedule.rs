@@ -510,6 +510,17 @@ impl Engine {
     /// The smallest budget, in bytes, in which the smallest registered model can run a short
     /// request beside what the device keeps for itself.
     pub(crate) fn budget_least(&self) -> u64 {
+        let needed = self.budget_needed(SHORT_POSITIONS).max(BUDGET_MIN);
+        (self.store.reserve_bytes + needed).next_multiple_of(BUDGET_MIN)
+    }
+
+    /// Below so many bytes no registered model can run any request.
+    pub(crate) fn budget_floor(&self) -> u64 {
+        self.store.reserve_bytes + self.budget_needed(1)
+    }
+
+    /// Bytes that the smallest registered model needs for a request of so many positions.
+    fn budget_needed(&self, positions: u32) -> u64 {
         let sizes = Sizes {
             models: &self.models,
             device: self.store.device.as_ref(),
@@ -519,11 +530,10 @@ impl Engine {
         let needs = self.models.iter().map(|entry| {
             let id = rocmforge_scheduler::ModelId(entry.id.0);
             let states = entry.states.as_ref().map_or(0, |s| s.bytes(self.budget()));
-            let kv = sizes.kv_bytes(id, SHORT_POSITIONS);
+            let kv = sizes.kv_bytes(id, positions);
             self.store.largest_unpinned(entry.id) + states + kv + sizes.scratch_bytes(id, 1, 1)
         });
-        let needed = needs.min().unwrap_or(0).max(BUDGET_MIN);
-        (self.store.reserve_bytes + needed).next_multiple_of(BUDGET_MIN)
+        needs.min().unwrap_or(0)
     }
 
     pub(crate) fn budget(&self) -> u64 {
