@@ -119,29 +119,46 @@ pub(crate) fn connections_max() -> usize {
         .clamp(1, CONNECTIONS_MAX)
 }
 
-/// The connections of a listener, without end. A failure to accept is logged and tried again.
-pub(crate) fn accept(listener: UnixListener) -> impl Stream<Item = io::Result<Connection>> {
+/// The connections of a listener, without end. A failure to accept is logged and tried again. Once
+/// `left` is done nobody is accepted any more, not even who has connected already: a successor
+/// gets those.
+pub(crate) fn accept(
+    listener: UnixListener,
+    left: impl Future<Output = ()> + Send + 'static,
+) -> impl Stream<Item = io::Result<Connection>> {
     let table = Table::new(connections_max());
-    let state = (listener, table, None::<Instant>);
-    stream::unfold(state, |(listener, table, mut logged)| async move {
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) => match Connection::new(stream, &table) {
-                    Ok(connection) => return Some((Ok(connection), (listener, table, logged))),
-                    Err(error) => tracing::debug!(%error, "cannot watch a connection"),
-                },
-                Err(error) => {
-                    // Descriptors are short: whoever does nothing makes room.
-                    table.close_one();
-                    if logged.is_none_or(|at| at.elapsed() > ACCEPT_LOG_EVERY) {
-                        logged = Some(Instant::now());
-                        tracing::warn!(%error, "cannot accept a connection");
+    let left: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(left);
+    let state = (listener, table, None::<Instant>, left);
+    stream::unfold(
+        state,
+        |(listener, table, mut logged, mut left)| async move {
+            loop {
+                let accepted = tokio::select! {
+                    // First: who comes once it is done is another's.
+                    biased;
+                    () = &mut left => std::future::pending().await,
+                    accepted = listener.accept() => accepted,
+                };
+                match accepted {
+                    Ok((stream, _)) => match Connection::new(stream, &table) {
+                        Ok(connection) => {
+                            return Some((Ok(connection), (listener, table, logged, left)));
+                        }
+                        Err(error) => tracing::debug!(%error, "cannot watch a connection"),
+                    },
+                    Err(error) => {
+                        // Descriptors are short: whoever does nothing makes room.
+                        table.close_one();
+                        if logged.is_none_or(|at| at.elapsed() > ACCEPT_LOG_EVERY) {
+                            logged = Some(Instant::now());
+                            tracing::warn!(%error, "cannot accept a connection");
+                        }
+                        tokio::time::sleep(ACCEPT_RETRY).await;
                     }
-                    tokio::time::sleep(ACCEPT_RETRY).await;
                 }
             }
-        }
-    })
+        },
+    )
 }
 
 impl Connection {

@@ -180,6 +180,7 @@ async fn serve_until(
     let serving_http = http::serve(http, options.http, phase);
     let mut http_server = runtimes.sockets.spawn(serving_http);
     let (close, closing) = oneshot::channel::<()>();
+    let left = left_to_successor(options.is_kept, http_phase.subscribe());
     let mut server = runtimes.sockets.spawn({
         let (context, runtimes) = (Arc::clone(&context), runtimes.clone());
         async move {
@@ -189,7 +190,7 @@ async fn serve_until(
                 &context,
                 runtimes,
                 health_service,
-                connection::accept(listener),
+                connection::accept(listener, left),
                 closing,
             )
             .await
@@ -308,6 +309,13 @@ async fn register_late(context: Arc<Service>, mut before: usize) {
             reload::preload(&context, registration.registered);
         }
         before = now;
+    }
+}
+
+/// Waits until a listener is left to the daemon that comes next; without end where nobody keeps it.
+async fn left_to_successor(is_kept: bool, mut phase: watch::Receiver<Phase>) {
+    if !is_kept || phase.wait_for(|now| *now >= Phase::Draining).await.is_err() {
+        std::future::pending().await
     }
 }
 

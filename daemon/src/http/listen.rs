@@ -139,10 +139,12 @@ async fn accept(
     let mut logged = None::<Instant>;
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            // In this order: who comes once the listener is closed is a successor's.
+            biased;
+            () = closing.begins() => break,
             // Ended connections are forgotten as they end.
             Some(_) = connections.join_next() => continue,
-            () = closing.begins() => break,
+            accepted = listener.accept() => accepted,
         };
         match accepted {
             Ok(stream) => {
