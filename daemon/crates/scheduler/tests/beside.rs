@@ -360,11 +360,12 @@ impl Machine {
             let least = busy * weight(model) / all * 8 / 10;
             assert!(model.had_us >= least, "{} of {busy} us", model.had_us);
         }
-        // A short model waits for a slice of each long one and for what their flow had more, and
-        // for the others of its flow.
+        // A short model waits for slices of each long one: for one that has begun, for up to two
+        // and a half by its weight, and as much again for what their flow had more; and for the
+        // others of its own flow.
         let slice = longest(&long, SLICE_US);
         let pass = longest(&short, 0);
-        let most = 3 * long.len() as u64 * (slice + pass) + 2 * short.len() as u64 * pass;
+        let most = 5 * long.len() as u64 * (slice + pass) + 2 * short.len() as u64 * pass;
         for model in &short {
             let gap = model.longest_gap_us;
             assert!(
