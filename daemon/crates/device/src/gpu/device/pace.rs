@@ -11,6 +11,9 @@ const WEIGHT: f64 = 0.25;
 /// A sample begins once in so many turns; a pass should not be a multiple of it.
 const TURNS: u32 = 5;
 
+/// Samples of fewer units (bytes) say how long a launch takes, not how fast the device is.
+const LARGE_UNITS: f64 = (4 << 20) as f64;
+
 /// Measures one sample of work on a stream at a time.
 #[derive(Debug)]
 pub(super) struct Stopwatch {
@@ -20,8 +23,11 @@ pub(super) struct Stopwatch {
     turns: u32,
     /// Units of the work between the events, while they have not been read.
     under_way: Option<f64>,
-    /// Seconds a unit.
+    /// Seconds a unit, of large samples. Small models run beside large ones, and theirs would be
+    /// taken for a device that is a hundred times as slow.
     seconds: Option<f64>,
+    /// The same of small samples, which count while there is no large one.
+    small_seconds: Option<f64>,
 }
 
 impl Stopwatch {
@@ -33,6 +39,7 @@ impl Stopwatch {
             turns: 0,
             under_way: None,
             seconds: None,
+            small_seconds: None,
         })
     }
 
@@ -72,15 +79,20 @@ impl Stopwatch {
         };
         let sample = f64::from(ms) / 1e3 / units;
         if sample > 0.0 {
-            let before = self.seconds.unwrap_or(sample);
-            self.seconds = Some(before + (sample - before) * WEIGHT);
+            let mean = match units >= LARGE_UNITS {
+                true => &mut self.seconds,
+                false => &mut self.small_seconds,
+            };
+            let before = mean.unwrap_or(sample);
+            *mean = Some(before + (sample - before) * WEIGHT);
         }
     }
 
     /// Units a second.
     pub(super) fn rate(&mut self) -> Option<f64> {
         self.read();
-        self.seconds.map(|seconds| 1.0 / seconds)
+        let seconds = self.seconds.or(self.small_seconds);
+        seconds.map(|seconds| 1.0 / seconds)
     }
 }
 
