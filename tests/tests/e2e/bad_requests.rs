@@ -50,7 +50,7 @@ async fn parameters_out_of_range_name_their_field() {
         ("penalty_last_n", |p| p.penalty_last_n = Some(-1)),
         ("stop", |p| p.stop = vec![String::new()]),
         ("stop", |p| p.stop = vec!["x".repeat(257)]),
-        ("stop", |p| p.stop = vec!["x".into(); 17]),
+        ("stop", |p| p.stop = vec!["x".into(); 257]),
         ("stop", |p| p.stop = vec!["x".repeat(1 << 20)]),
     ];
     for (field, spoil) in cases {
