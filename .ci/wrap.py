@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Wraps lines of comments and of Markdown that are longer than 100 characters.
 
-rustfmt leaves comments alone, and a test (tests/tests/tidy.rs) rejects long ones. This applies the
+rustfmt leaves comments alone, and a test (tests/tests/tidy) rejects long ones. This applies the
 test's rule: rows of tables and fenced code in Markdown keep their length.
 
     .ci/wrap.py            wrap the files that git tracks, and print each one that changed

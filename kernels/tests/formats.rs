@@ -1,11 +1,7 @@
 //! Every format against its definition and against an independent
 //! implementation; packing and unpacking.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod matrices;
-
-use matrices::{isas, pack_all, random_matrix, rng};
+use crate::matrices::{isas, pack_all, random_matrix, rng};
 use rocmforge_kernels::host::reference::half_floats;
 use rocmforge_kernels::host::{Error, Isa, PackedMatrix, ROW_GROUP, WeightType, reference};
 

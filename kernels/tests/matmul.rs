@@ -1,13 +1,11 @@
 //! Products: against exact ones, and bit for bit between instruction sets, batch sizes
 //! and divisions of the rows.
 
-mod matrices;
-
-use matrices::{isas, pack_all, random_activations, random_matrix, rng};
+use crate::matrices::{isas, pack_all, random_activations, random_matrix, rng};
 use rand::RngExt;
 use rocmforge_kernels::host::{
     ActivationForm, Activations, Isa, PackedMatrix, ROW_GROUP, RowsOut, WeightType, mat_mul,
-    mat_mul_all, reference,
+    mat_mul_all, mat_mul_tokens, reference,
 };
 
 fn product(w: &PackedMatrix, packed: &[u8], x: &[f32], tokens: usize) -> Vec<f32> {
@@ -290,4 +288,46 @@ fn an_activation_that_is_not_finite_is_not_hidden() {
             assert!(y[rows..].iter().all(|y| y.is_nan()), "{ty} {isa:?}");
         }
     }
+}
+
+/// Tokens of three experts in one buffer, each expert's rows scattered over the output.
+#[test]
+fn tokens_of_a_range_land_at_their_places() {
+    let (rows, cols) = (40, 64);
+    let value = |i: usize| ((i * 7919 % 1009) as f32 - 504.0) / 256.0;
+    let x: Vec<f32> = (0..45 * cols).map(value).collect();
+    let mut all = Activations::new();
+    all.fill(Isa::best(), ActivationForm::Float, &x, 45, cols);
+    let w = PackedMatrix::new(WeightType::F32, rows, cols, Isa::best()).unwrap();
+    let bytes: Vec<u8> = (0..rows * cols)
+        .flat_map(|i| value(i + 17).to_le_bytes())
+        .collect();
+    let mut packed = vec![0; w.packed_bytes()];
+    w.pack(&bytes, 0..w.row_groups(), &mut packed).unwrap();
+    let mut plain = vec![f32::NAN; 45 * rows];
+    mat_mul_all(&w, &packed, &all, &mut plain);
+    // Token t goes to place 7 t mod 45.
+    let places: Vec<u32> = (0..45).map(|t| 7 * t % 45).collect();
+    let mut out = vec![f32::NAN; 45 * rows];
+    for tokens in [0..1, 1..5, 5..5, 5..45] {
+        // SAFETY: one call at a time.
+        let view = unsafe { RowsOut::new(&mut out, 45, rows, rows) };
+        let view = view.placed(&places[tokens.clone()]);
+        mat_mul_tokens(&w, &packed, &all, tokens.clone(), 0..1, view);
+        mat_mul_tokens(&w, &packed, &all, tokens, 1..w.row_groups(), view);
+    }
+    for (t, &place) in places.iter().enumerate() {
+        assert_eq!(
+            out[place as usize * rows..][..rows],
+            plain[t * rows..][..rows]
+        );
+    }
+}
+
+#[test]
+#[should_panic(expected = "places beyond the output's 2 tokens")]
+fn a_place_beyond_the_output_is_refused() {
+    let mut out = [0.0; 32];
+    // SAFETY: nothing is written through it.
+    let _ = unsafe { RowsOut::new(&mut out, 2, 16, 16) }.placed(&[0, 2]);
 }

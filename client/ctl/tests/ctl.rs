@@ -1,13 +1,10 @@
 //! The program itself against a daemon of the generated traits: what it prints
 //! where, and how it ends.
 
-#[path = "../../tests/fake/mod.rs"]
-mod fake;
-
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use fake::{FakeDaemon, STORY};
+use crate::fake::{FakeDaemon, STORY};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rocmforge_client::proto::v1::set_budget_request::Budget;

@@ -1,15 +1,12 @@
 //! doctor: each finding, on machines that are made of files, and against a daemon that runs.
 
-#[path = "../../tests/fake/mod.rs"]
-mod fake;
-
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use fake::FakeDaemon;
+use crate::fake::FakeDaemon;
 use serde_json::Value;
 
 const AMD: &str = "sys/bus/pci/devices/0000:03:00.0";

@@ -4,14 +4,11 @@
 //! The daemon is this test's own executable, which a script beside a copy of
 //! rocmforgectl starts in the place of rocmforged.
 
-#[path = "../../tests/fake/mod.rs"]
-mod fake;
-
 use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use fake::{FakeDaemon, STORY};
+use crate::fake::{FakeDaemon, STORY};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -58,7 +55,7 @@ impl Place {
         std::fs::write(at("story.gguf"), b"GGUF").expect("a file");
         let script = format!(
             "echo $$ > {0}/pid\necho \"$3 $4\" > {0}/args\n\
-             {SERVE_ENV}=\"$2\" exec {1} --exact stand_in_for_rocmforged",
+             {SERVE_ENV}=\"$2\" exec {1} --exact private::stand_in_for_rocmforged",
             dir.path().display(),
             std::env::current_exe().expect("this test").display(),
         );

@@ -1,12 +1,9 @@
 //! What the program prints of vectors, ranks and conversations, and what it asks for them.
 
-#[path = "../../tests/fake/mod.rs"]
-mod fake;
-
 use std::process::Output;
 use std::time::Duration;
 
-use fake::FakeDaemon;
+use crate::fake::FakeDaemon;
 use tokio::process::Command;
 
 async fn ctl(daemon: &FakeDaemon, args: &[&str]) -> Output {

@@ -5,7 +5,7 @@
     reason = "a test may panic, and so may its helpers"
 )]
 
-#[path = "../certificates/mod.rs"]
+#[path = "../services/certificates/mod.rs"]
 mod certificates;
 mod http;
 mod life;

@@ -1,4 +1,4 @@
-//! The services over a socket, in process.
+//! The daemon in process: its settings and files, and its services over a socket.
 
 #![expect(
     clippy::unwrap_used,
@@ -6,17 +6,23 @@
 )]
 
 mod bounds;
+mod certificates;
 mod chat;
+mod config;
+mod config_http;
 mod daemon;
 mod declared;
 mod decoding;
 mod http;
 mod life;
 mod limits;
+mod model_files;
 mod models;
 mod refusals;
 mod reuse;
 mod roles;
+mod settings;
+mod socket;
 mod split;
 mod templates;
 mod unread;

@@ -1,5 +1,6 @@
 //! Random matrices in the file's form.
-#![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
+
+#![allow(unreachable_pub, reason = "a module of a test")]
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

@@ -3,7 +3,9 @@
 //! Each test reads every text of the workspace and lists all the places that break its
 //! rule, as `path:line: text`.
 
+mod dependencies;
 mod docs;
+mod layout;
 mod texts;
 
 use std::fmt::Write as _;

@@ -1,10 +1,7 @@
 //! Ranges of the arena set aside in the host's memory, on the fake runtime:
 //! they come back as they were.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod fake_device;
-
+use crate::fake_device;
 use std::time::{Duration, Instant};
 
 use rocmforge_device::gpu::GpuDevice;

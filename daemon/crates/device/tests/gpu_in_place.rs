@@ -1,19 +1,15 @@
 //! Uploads to a card that shares the machine's memory, on the fake runtime: read where the host has
 //! them or copied first, the weights are the file's.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod fake_device;
-mod uploaded;
-
+use crate::fake_device;
 use std::io::Write;
 use std::sync::Arc;
 
+use crate::uploaded::upload;
 use rocmforge_device::gpu::{GpuConfig, GpuDevice, UploadWay};
 use rocmforge_device::{Device, Role, TensorDesc};
 use rocmforge_fake_hip::{Fake, Live, Misbehaviour};
 use rocmforge_gguf::{MappedFile, TensorType};
-use uploaded::upload;
 
 /// Slots have 1.25 MiB then, and rows that are tried at least 1 MiB.
 const CAPACITY: u64 = 160 << 20;

@@ -1,14 +1,11 @@
 //! Uploads on the fake runtime: when they count as ended.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod fake_device;
-mod uploaded;
-
+use crate::fake_device;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::uploaded::upload;
 use rocmforge_device::gpu::{GpuConfig, GpuDevice, UploadWay};
 use rocmforge_device::ops::PlacedBuf;
 use rocmforge_device::{
@@ -17,7 +14,6 @@ use rocmforge_device::{
 };
 use rocmforge_fake_hip::{Fake, Live, Misbehaviour};
 use rocmforge_gguf::{MappedFile, TensorType};
-use uploaded::upload;
 
 const INVALID_VALUE: u32 = 1;
 const CAPACITY: u64 = 4 << 20;

@@ -3,8 +3,6 @@
 //! `rocmforge-parity`. The fake carries kernels out with the host's code: with it, the
 //! launches are what is tested.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
 use std::path::PathBuf;
 
 use rocmforge_device::Device;

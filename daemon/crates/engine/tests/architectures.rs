@@ -2,16 +2,12 @@
 //! (tests/fixtures/arch); bailingmoe and bailingmoe2, whose authors' code was not at hand,
 //! against those of llama.cpp.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod requests;
-
+use crate::{fake, requests};
 use std::num::NonZeroUsize;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use requests::load;
+use crate::requests::load;
 use rocmforge_device::gpu::GpuConfig;
 use rocmforge_engine::api::{Asker, Budget, ScoreRequest};
 use rocmforge_engine::{DeviceChoice, EngineConfig, EngineHandle, KvType, LoadedModel, start};

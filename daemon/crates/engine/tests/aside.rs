@@ -1,17 +1,13 @@
 //! A model that is asked for while the text of another is read: its file, if it is not in the page
 //! cache, and its weights come while the other goes on, and its text is what it is else.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod requests;
-
 use std::fs::File;
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use rocmforge_engine::api::Budget;
 
-use requests::{engine, fixture, greedy, load, load_endless, run, until};
+use crate::requests::{engine, fixture, greedy, load, load_endless, run, until};
 
 #[tokio::test]
 async fn a_cold_file_is_read_while_others_go_on() {

@@ -1,16 +1,13 @@
 //! What the engine does while requests run: cancelling, slow readers, pins,
 //! budgets, unloading, draining.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-#[path = "control/closing.rs"]
 mod closing;
-mod requests;
 
+use crate::requests;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use requests::{chat, engine, load, load_endless, questions, run, until};
+use crate::requests::{chat, engine, load, load_endless, questions, run, until};
 use rocmforge_engine::api::{
     Asker, Budget, EVENT_CAPACITY, GenerateEvent, GenerateRequest, KeptReason, PreloadEvent,
     SamplingParams, ScoreRequest, SegmentState, Snapshot,

@@ -1,12 +1,8 @@
 //! Log-probabilities, bias, and where a text may and must end.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod requests;
-
 use std::sync::Arc;
 
-use requests::{chat, engine, load, questions, run};
+use crate::requests::{chat, engine, load, questions, run};
 use rocmforge_engine::api::{
     Asker, Budget, Decoding, FinishReason, GenerateEvent, GenerateRequest, SamplingParams,
     ScoreRequest, TokenScore,

@@ -1,11 +1,6 @@
 //! Models for which a smaller one drafts: fewer passes than tokens, and the same text.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod foresight;
-mod requests;
-
+use crate::requests;
 use std::io::Write as _;
 use std::sync::Arc;
 
@@ -19,9 +14,9 @@ use rocmforge_engine::{
 use rocmforge_fake_hip::Live;
 use rocmforge_gguf::MappedFile;
 
-use fake::{Running, Runtime, gpu_config};
-use foresight::{FIRST, Foresight, From};
-use requests::{fixture, greedy, load, load_endless, run, together};
+use crate::fake::{Running, Runtime, gpu_config};
+use crate::foresight::{FIRST, Foresight, From};
+use crate::requests::{fixture, greedy, load, load_endless, run, together};
 
 const LARGE: &str = "tiny-qwen3moe-Q4_K_M.gguf";
 const SMALL: &str = "tiny-llama-Q4_K_M.gguf";

@@ -1,10 +1,6 @@
 //! Embeddings: the hidden states that logits are computed from, pooled.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod requests;
-
+use crate::fake;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -13,7 +9,7 @@ use rocmforge_engine::api::{Asker, Budget, EmbedRequest, Pooling, ScoreRequest, 
 use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, start};
 use rocmforge_gguf::Gguf;
 
-use requests::{chat, engine, fixture, load, run};
+use crate::requests::{chat, engine, fixture, load, run};
 
 const QWEN: &str = "tiny-qwen3-Q8_0.gguf";
 

@@ -1,12 +1,9 @@
 //! The engine with real models: answers, small budgets, two models, and the state it publishes.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod requests;
-
+use crate::requests;
 use std::sync::Arc;
 
-use requests::{chat, engine, load, questions, run};
+use crate::requests::{chat, engine, load, questions, run};
 use rocmforge_engine::EngineHandle;
 use rocmforge_engine::api::{
     Asker, Budget, FinishReason, PreloadEvent, ScoreRequest, SegmentState,

@@ -3,11 +3,8 @@
 //!
 //! Where no GPU can be opened the tests print why and pass.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod requests;
-
-use requests::{chat, load, questions, run};
+use crate::requests;
+use crate::requests::{chat, load, questions, run};
 use rocmforge_engine::api::{Budget, GenerateRequest, When};
 use rocmforge_engine::{DeviceChoice, EngineConfig, EngineHandle, EngineThread, start};
 

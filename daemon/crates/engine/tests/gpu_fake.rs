@@ -1,17 +1,13 @@
 //! Whole models through the HIP path, without a card: a fake runtime carries the kernels out
 //! with the host's own code.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod requests;
-
+use crate::{fake, requests};
 use std::path::Path;
 use std::sync::Arc;
 
-use fake::{Runtime, gpu_config};
+use crate::fake::{Runtime, gpu_config};
+use crate::requests::{chat, load, questions, run};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-use requests::{chat, load, questions, run};
 use rocmforge_device::gpu::GpuConfig;
 use rocmforge_engine::api::{Asker, Budget, GenerateRequest, ScoreRequest, When};
 use rocmforge_engine::{EngineConfig, EngineHandle, Error, LoadedModel};

@@ -7,16 +7,12 @@
 //! what runs and what comes gets UNAVAILABLE, and the engine ends. Nothing panics, hangs,
 //! leaks or says another text.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod requests;
-
+use crate::requests;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fake::{Runtime, ended, greedy, load, run, tiny};
+use crate::fake::{Runtime, ended, greedy, load, run, tiny};
 use rocmforge_engine::api::{Asker, Budget, GenerateEvent, PreloadEvent, ScoreRequest, TokenScore};
 use rocmforge_engine::{EngineHandle, Error, LoadedModel};
 use rocmforge_fake_hip::{Live, when_run};

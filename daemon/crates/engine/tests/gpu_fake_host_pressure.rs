@@ -1,17 +1,12 @@
 //! The machine is short of memory: what the host gives back of its own, and takes again later. The
 //! texts are those without.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod requests;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fake::{Running, Runtime, gpu_config};
-use requests::{greedy, load, run};
+use crate::fake::{Running, Runtime, gpu_config};
+use crate::requests::{greedy, load, run};
 use rocmforge_engine::api::{Budget, GenerateRequest, HostPressureStatus, Snapshot, When};
 use rocmforge_engine::{EngineConfig, HostPressure, LoadedModel, Stalls};
 use rocmforge_fake_hip::Live;

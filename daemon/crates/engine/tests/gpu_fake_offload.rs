@@ -1,15 +1,11 @@
 //! What is not on the card, computed on the host: the texts are those of the host,
 //! whichever answer a miss gets.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod requests;
-
+use crate::{fake, requests};
 use std::sync::Arc;
 
-use fake::{Runtime, gpu_config};
-use requests::{chat, load, questions, run};
+use crate::fake::{Runtime, gpu_config};
+use crate::requests::{chat, load, questions, run};
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{Budget, When};
 use rocmforge_fake_hip::Live;

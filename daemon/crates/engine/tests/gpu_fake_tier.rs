@@ -1,15 +1,10 @@
 //! Pages and states that leave the card for the host's memory: they come back instead of being
 //! computed again, the texts are those without, and nothing of it is left behind.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod requests;
-
 use std::sync::Arc;
 
-use fake::{Running, Runtime, gpu_config};
-use requests::{greedy, load, load_endless, run, until};
+use crate::fake::{Running, Runtime, gpu_config};
+use crate::requests::{greedy, load, load_endless, run, until};
 use rocmforge_engine::api::{Budget, GenerateRequest, HostTier, When};
 use rocmforge_engine::{EngineConfig, LoadedModel};
 use rocmforge_fake_hip::Live;

@@ -1,13 +1,9 @@
 //! Whole models on runtimes that misbehave as real ones were seen to: each ends in the host's text,
 //! not in a failure.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod requests;
-
-use fake::{Runtime, gpu_config};
-use requests::{load, questions};
+use crate::fake::{Runtime, gpu_config};
+use crate::requests;
+use crate::requests::{load, questions};
 use rocmforge_device::gpu::GpuConfig;
 use rocmforge_engine::api::Budget;
 use rocmforge_engine::{EngineHandle, LoadedModel};

@@ -1,11 +1,7 @@
 //! Long prompts of a mixture between the passes of others' tokens: each request has the text that
 //! it has alone, whoever ends, goes or finds no room meanwhile.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod requests;
-
+use crate::fake;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +11,7 @@ use rocmforge_engine::api::{
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, Error, Events, LoadedModel, start};
 
-use requests::{greedy, load, until};
+use crate::requests::{greedy, load, until};
 
 /// Tokens of the long prompt: some chunks.
 const LENGTH: u32 = 200;

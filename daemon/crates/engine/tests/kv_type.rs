@@ -1,11 +1,7 @@
 //! Keys and values in 8 bits, and in 32: half the memory of f16, or twice, and a text that depends
 //! on who else runs, on budgets and on what was kept as little as in f16.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod requests;
-
+use crate::{fake, requests};
 use std::sync::Arc;
 
 use rocmforge_engine::api::{
@@ -13,7 +9,7 @@ use rocmforge_engine::api::{
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, KvType, LoadedModel, start};
 
-use requests::{chat, load, questions, run, until};
+use crate::requests::{chat, load, questions, run, until};
 
 /// Models whose heads fit: all positions in two layouts of heads, and of further kinds
 /// windows, states and a mixture.

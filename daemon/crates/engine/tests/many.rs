@@ -1,10 +1,6 @@
 //! Many requests at once: they share passes, and each gets what it would get alone.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod requests;
-
+use crate::{fake, requests};
 use std::sync::Arc;
 
 use rocmforge_engine::api::{
@@ -15,7 +11,7 @@ use rocmforge_engine::{
     EngineConfig, EngineHandle, Error, Events, LoadedModel, PrefixCache, start,
 };
 
-use requests::{chat, engine, load, load_endless, questions, run, until};
+use crate::requests::{chat, engine, load, load_endless, questions, run, until};
 
 /// Requests at once.
 const MANY: usize = 12;

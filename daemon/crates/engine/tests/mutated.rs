@@ -4,10 +4,7 @@
 //! Each case is made from its number alone. A failure prints it; `ROCMFORGE_MUTATIONS=N` tries
 //! other counts, and `ROCMFORGE_MUTATION=N` one case.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod requests;
-
+use crate::requests;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};

@@ -1,11 +1,6 @@
 //! Models whose block predicts one token more: fewer passes than tokens, and the same text.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod foresight;
-mod requests;
-
+use crate::requests;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,9 +14,9 @@ use rocmforge_engine::{
 use rocmforge_fake_hip::Live;
 use rocmforge_gguf::MappedFile;
 
-use fake::{Running, Runtime, gpu_config};
-use foresight::{FIRST, Foresight, From};
-use requests::{greedy as request, run, together};
+use crate::fake::{Running, Runtime, gpu_config};
+use crate::foresight::{FIRST, Foresight, From};
+use crate::requests::{greedy as request, run, together};
 
 const COUNTS: Foresight = Foresight {
     arch: "glm4moe",

@@ -1,16 +1,12 @@
 //! What goes wrong with a device while the engine works, through a fake HIP runtime: faults, hangs,
 //! a sleep of the machine, and memory that the driver refuses.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod requests;
-
+use crate::{fake, requests};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use requests::{chat, load, questions, run};
+use crate::requests::{chat, load, questions, run};
 use rocmforge_device::gpu::GpuDevice;
 use rocmforge_device::gpu::device::ImageFolder;
 use rocmforge_engine::api::{

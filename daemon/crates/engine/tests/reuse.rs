@@ -1,11 +1,7 @@
 //! Prompts that begin like earlier ones: what was computed is used again, and the
 //! text does not depend on it.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod requests;
-
+use crate::fake;
 use std::sync::Arc;
 
 use rocmforge_engine::api::{
@@ -13,7 +9,7 @@ use rocmforge_engine::api::{
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, PrefixCache, start};
 
-use requests::{engine, greedy, load, run};
+use crate::requests::{engine, greedy, load, run};
 
 /// Positions of a page: a prompt is used again in steps of so many.
 const PAGE: usize = 32;

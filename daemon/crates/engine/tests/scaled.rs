@@ -1,11 +1,7 @@
 //! Files that keep a factor beside each matrix, as those of NVFP4 weights do: the scores of the
 //! file without them.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod requests;
-
+use crate::{fake, requests};
 use std::path::Path;
 use std::sync::Arc;
 

@@ -1,13 +1,9 @@
 //! Room that one client's texts have taken, and another's request: it waits for no text's end, and
 //! those who gave it their room have the text that they have alone.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod requests;
-
 use std::sync::Arc;
 
-use requests::{engine, greedy, load_endless, run, until};
+use crate::requests::{engine, greedy, load_endless, run, until};
 use rocmforge_engine::api::{Asker, Budget, GenerateRequest, Snapshot};
 use rocmforge_engine::{EngineHandle, LoadedModel};
 use tokio::task::JoinHandle;

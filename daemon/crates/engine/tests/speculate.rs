@@ -1,16 +1,12 @@
 //! Tokens that are drafted from what a text has said before: fewer passes, and the same text.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod fake;
-mod requests;
-
+use crate::requests;
 use std::sync::Arc;
 
 use rocmforge_engine::api::{Budget, GenerateRequest, GenerateSummary, SamplingParams};
 use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, start};
 
-use requests::{greedy, load, load_endless, run};
+use crate::requests::{greedy, load, load_endless, run};
 
 /// A trained model that knows no end of text.
 const ENDLESS: &str = "endless";

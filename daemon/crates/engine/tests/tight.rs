@@ -1,17 +1,14 @@
 //! Many requests in budgets that hold a small part of their models: whatever is begun comes to its
 //! end, with the text of a roomy budget.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-mod requests;
-
+use crate::requests;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
+use crate::requests::{chat, engine, greedy, load, load_endless, run, until};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use requests::{chat, engine, greedy, load, load_endless, run, until};
 use rocmforge_engine::api::{
     Asker, Budget, Class, FinishReason, GenerateEvent, GenerateRequest, ScoreRequest, Snapshot,
 };

@@ -1,9 +1,5 @@
 //! Reads past the page cache: they give what others give, leave the page cache alone, and are not
 //! made where they cannot be.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a failed unwrap is a failed test, in helpers too"
-)]
 
 use std::fs::{self, File, OpenOptions};
 use std::ops::Range;

@@ -1,8 +1,4 @@
 //! The format, value by value and refusal by refusal, on files that the crate's writer makes.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a failed unwrap is a failed test, in helpers too"
-)]
 
 use rocmforge_gguf::write::{GgufWriter, MetaValue, RawTensor};
 use rocmforge_gguf::{Described, Error, Gguf, TensorType, Value, ValueType, limits};

@@ -1,9 +1,5 @@
 //! Files on disk: what is refused, what is read, and what happens when a file changes under a
 //! reader.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a failed unwrap is a failed test, in helpers too"
-)]
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};

@@ -1,8 +1,4 @@
 //! The parser never panics, whatever it is given, and what it accepts is inside of the file.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a failed unwrap is a failed test, in helpers too"
-)]
 
 use proptest::prelude::*;
 use rocmforge_gguf::write::{GgufWriter, MetaValue};

@@ -1,9 +1,5 @@
 //! Files that other programs wrote: the project's fixtures, and the
 //! vocabularies where they are present.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a failed unwrap is a failed test, in helpers too"
-)]
 
 use std::path::{Path, PathBuf};
 

@@ -1,9 +1,5 @@
 //! A file whose size and time of writing are what they were, though its ctime moved: rewritten in
 //! place with its time put back, or touched in a way that leaves its content alone.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a failed unwrap is a failed test, in helpers too"
-)]
 
 use std::fs::{self, FileTimes, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};

@@ -1,9 +1,5 @@
 //! Split models: parts that belong together are one model, and others are refused with the part and
 //! what to do.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a failed unwrap is a failed test, in helpers too"
-)]
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;

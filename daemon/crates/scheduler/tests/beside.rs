@@ -1,13 +1,10 @@
 //! What runs beside a pass: the next tokens of one whose prompts are still under way, and slices of
 //! other models' passes, on a simulated machine with a device and a link.
 //!
-//! `ROCMFORGE_SEED=n cargo test -p rocmforge-scheduler --test beside` runs one seed.
+//! `ROCMFORGE_SEED=n cargo test -p rocmforge-scheduler beside` runs one seed.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod bench;
-
-use bench::{A, Bench, rows};
+use crate::bench;
+use crate::bench::{A, Bench, rows};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_scheduler::*;

@@ -1,15 +1,11 @@
 //! Clients that always want more places than there are, beside others that ask for little: those
 //! wait a bounded number of passes, and nobody comes and goes for nothing.
 //!
-//! `ROCMFORGE_SEED=n cargo test -p rocmforge-scheduler --test contention` runs one seed.
-
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod bench;
+//! `ROCMFORGE_SEED=n cargo test -p rocmforge-scheduler contention` runs one seed.
 
 use std::collections::BTreeMap;
 
-use bench::Bench;
+use crate::bench::Bench;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_scheduler::*;

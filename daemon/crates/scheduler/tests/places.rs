@@ -1,12 +1,8 @@
 //! Places that one client has taken, and others who want one.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod bench;
-
 use rocmforge_scheduler::*;
 
-use bench::{Bench, comes_of};
+use crate::bench::{Bench, comes_of};
 
 const TURN: u64 = 8;
 

@@ -1,12 +1,8 @@
 //! What the scheduler promises, one rule a test.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod bench;
-
 use rocmforge_scheduler::*;
 
-use bench::{A, B, Bench, rows};
+use crate::bench::{A, B, Bench, rows};
 
 #[test]
 fn a_pass_has_a_row_of_everyone_who_decodes_and_a_chunk_of_a_prompt() {

@@ -2,15 +2,11 @@
 //! holds the specification: vectors, sums and rules that look at everything. It is asked after
 //! every step.
 //!
-//! `ROCMFORGE_SEED=n cargo test -p rocmforge-scheduler --test simulation` runs one seed; a seed
+//! `ROCMFORGE_SEED=n cargo test -p rocmforge-scheduler simulation` runs one seed; a seed
 //! that failed is added to `KEPT`. `ROCMFORGE_RUNS=n` sets how many seeds are run.
 
-#![allow(clippy::unwrap_used, reason = "a test from end to end")]
-
-mod oracle;
-
-use oracle::World;
-use oracle::outcome::Outcome;
+use crate::oracle::World;
+use crate::oracle::outcome::Outcome;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 

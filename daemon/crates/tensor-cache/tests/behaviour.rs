@@ -1,7 +1,5 @@
 //! What the cache promises, one promise a test.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-
 use rocmforge_tensor_cache::*;
 
 const A: ModelId = ModelId(1);

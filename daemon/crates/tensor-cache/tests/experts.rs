@@ -1,8 +1,6 @@
 //! Experts: one goes for another one of its size, and a pass that uses all of them misses
 //! what there is no room for.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_tensor_cache::{

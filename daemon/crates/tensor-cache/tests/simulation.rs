@@ -1,12 +1,8 @@
 //! Three million random operations against a naive oracle that holds the specification: vectors,
 //! sums and a byte map. Both are checked after every step. `ROCMFORGE_SEED=n cargo test -p
-//! rocmforge-tensor-cache --test simulation` runs one seed; a seed that failed is added to `KEPT`.
+//! rocmforge-tensor-cache simulation` runs one seed; a seed that failed is added to `KEPT`.
 
-#![allow(clippy::unwrap_used, reason = "a test from end to end")]
-
-mod oracle;
-
-use oracle::{Outcome, World};
+use crate::oracle::{Outcome, World};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 

@@ -1,7 +1,5 @@
 //! A model that is streamed while uploads run ahead of their use.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-
 use rocmforge_tensor_cache::*;
 
 const A: ModelId = ModelId(1);

@@ -1,6 +1,5 @@
 //! Templates in the style of the well-known families, against what Python's
 //! Jinja makes of them (`templates/expect.py` writes the expectations).
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
 

@@ -1,6 +1,5 @@
 //! Files whose metadata is forged: whatever it says, loading answers with a
 //! tokenizer or an error, and a tokenizer encodes and decodes.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
 use rocmforge_gguf::Gguf;

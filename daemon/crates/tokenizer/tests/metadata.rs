@@ -1,5 +1,4 @@
 //! From a file's bytes to a tokenizer: what is missing or wrong in the metadata.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use rocmforge_gguf::Gguf;
 use rocmforge_gguf::write::{GgufWriter, MetaValue};

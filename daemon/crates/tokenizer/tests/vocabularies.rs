@@ -1,8 +1,6 @@
 //! Real vocabularies against the ids that other engines give.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod files;
-
+use crate::files;
 use rocmforge_tokenizer::{ChatTemplate, DecodeOptions, Message, Tokenizer};
 
 const CASE_SEPARATOR: &str = "\n__ggml_vocab_test__\n";

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rocmforge_engine::api::{Budget, GenerateEvent};
 use rocmforge_engine::{Error, LoadedModel};
 
+use super::{LLAMA, QWEN, long};
 use crate::requests::{chat, engine, fixture, load, load_endless, run, until};
-use crate::{LLAMA, QWEN, long};
 
 #[tokio::test]
 async fn a_model_that_somebody_holds_is_not_closed() {

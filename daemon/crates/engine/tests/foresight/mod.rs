@@ -6,8 +6,6 @@
 //! is certain, by more it depends on all tokens before. The block counts as well, from the
 //! token or from the stream.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
-
 use std::path::PathBuf;
 
 use half::f16;

@@ -1,7 +1,5 @@
 //! A scheduler with a roomy view of two models, asked and answered step by step.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
-
 use rocmforge_scheduler::*;
 
 pub(crate) const A: ModelId = ModelId(0);

@@ -1,7 +1,5 @@
 //! Where test data lies, and how a tokenizer is loaded from it.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
-
 use std::path::{Path, PathBuf};
 
 use rocmforge_gguf::{Gguf, MappedFile};

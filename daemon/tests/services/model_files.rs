@@ -1,11 +1,6 @@
 //! Which files may be opened: only regular ones below the model directories,
 //! and no word about the rest.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test may panic, and so may its helpers"
-)]
-
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 

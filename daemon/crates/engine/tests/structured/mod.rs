@@ -1,16 +1,12 @@
 //! Texts that are held to a grammar.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
-
-#[path = "../requests/mod.rs"]
-mod requests;
 mod schemas;
 
 use std::sync::Arc;
 
+use crate::requests::{chat, engine, load, load_endless, questions, run};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use requests::{chat, engine, load, load_endless, questions, run};
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{Budget, Decoding, FinishReason, GenerateRequest, SamplingParams};
 use rocmforge_grammar::{Grammar, Matcher};

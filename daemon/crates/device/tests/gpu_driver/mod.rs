@@ -2,8 +2,6 @@
 //!
 //! Here: streams, events and threads, and what all tests use.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
 mod kernels;
 mod memory;
 mod refusals;

@@ -1,19 +1,12 @@
 //! Settings: what wins, what is refused, and that a refusal names the place.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test may panic, and so may its helpers"
-)]
-
-mod settings;
-
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::settings::{config, file};
 use rocmforge_engine::api::{Budget, Policy, When};
 use rocmforge_engine::{DeviceChoice, KvType, PrefixCache};
 use rocmforged::config::{Config, ConfigError, parse_budget};
-use settings::{config, file};
 
 fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

@@ -1,18 +1,10 @@
 //! Settings of HTTP: where it is served, to whom, and with which certificate.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test may panic, and so may its helpers"
-)]
-
-mod certificates;
-mod settings;
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use certificates::Made;
-use settings::{config, file};
+use super::certificates::Made;
+use super::settings::{config, file};
 
 #[test]
 fn http_is_served_where_it_was_asked_for_and_nowhere_else() {

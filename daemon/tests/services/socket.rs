@@ -1,10 +1,5 @@
 //! The socket's file: what is replaced, what is refused, who may connect, and what is left behind.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test may panic, and so may its helpers"
-)]
-
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};

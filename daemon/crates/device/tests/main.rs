@@ -1,0 +1,11 @@
+//! Devices without a card: the GPU device on a fake HIP runtime, and operations compared.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
+mod fake_device;
+mod gpu_aside;
+mod gpu_driver;
+mod gpu_in_place;
+mod gpu_uploads;
+mod parity;
+mod uploaded;

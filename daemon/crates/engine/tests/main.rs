@@ -1,0 +1,33 @@
+//! Whole engines: on the CPU, and on the HIP path with a fake runtime in place of a card.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
+mod architectures;
+mod aside;
+mod control;
+mod decoding;
+mod draft;
+mod embeddings;
+mod fake;
+mod foresight;
+mod generate;
+mod gpu;
+mod gpu_fake;
+mod gpu_fake_faults;
+mod gpu_fake_host_pressure;
+mod gpu_fake_offload;
+mod gpu_fake_tier;
+mod gpu_misbehaviours;
+mod interleave;
+mod kv_type;
+mod many;
+mod mutated;
+mod predict;
+mod recovery;
+mod requests;
+mod reuse;
+mod scaled;
+mod shares;
+mod speculate;
+mod structured;
+mod tight;

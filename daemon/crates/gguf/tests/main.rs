@@ -1,0 +1,11 @@
+//! GGUF files as others write them, damaged ones, and files that change while they are mapped.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
+mod direct;
+mod format;
+mod mapped;
+mod properties;
+mod real_files;
+mod rewritten;
+mod split;

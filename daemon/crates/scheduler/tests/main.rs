@@ -1,0 +1,12 @@
+//! The scheduler as the engine uses it, by rule and in random runs.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
+mod bench;
+mod beside;
+mod contention;
+mod oracle;
+mod places;
+mod room;
+mod rules;
+mod simulation;

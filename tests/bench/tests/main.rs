@@ -1,0 +1,4 @@
+//! The benchmark's commands.
+
+mod commands;
+mod gpu;
