@@ -405,6 +405,22 @@ impl Gguf {
         self.integers(key, "an array of signed 32-bit integers")
     }
 
+    /// The array of bytes at `key`; `Ok(None)` where the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::WrongType`] where it is no array of 8-bit integers.
+    pub fn bytes(&self, key: &str) -> Result<Option<Vec<u8>>, Error> {
+        let Some(entry) = self.entry(key) else {
+            return Ok(None);
+        };
+        let kinds = [ValueType::U8, ValueType::I8];
+        let mut arrays = kinds.into_iter().map(|kind| self.array_of(key, kind));
+        match arrays.find_map(|array| array) {
+            Some(array) => Ok(Some(array.bytes.to_vec())),
+            None => Err(self.wrong_type(entry, "an array of 8-bit integers")),
+        }
+    }
+
     /// As [`i32s`](Self::i32s), unsigned.
     ///
     /// # Errors

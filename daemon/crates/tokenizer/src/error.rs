@@ -31,6 +31,13 @@ pub enum Error {
         supported: &'static str,
     },
 
+    /// The table of replacements for characters is damaged.
+    #[error("tokenizer.ggml.precompiled_charsmap {why}; the file is damaged, convert it again")]
+    Charsmap {
+        /// What is wrong with it.
+        why: &'static str,
+    },
+
     /// `tokenizer.ggml.pre` names a pre-tokenizer that is not implemented.
     #[error("pre-tokenizer {pre:?} is not supported; supported are: {supported}")]
     UnknownPre {

@@ -2,7 +2,7 @@
 
 use crate::byte_level;
 use crate::texts::Texts;
-use crate::vocab::{Usage, Vocab, VocabData};
+use crate::vocab::{EOS, Usage, Vocab, VocabData};
 
 pub(crate) fn texts<'a>(list: impl IntoIterator<Item = &'a [u8]>) -> Texts {
     let mut texts = Texts::default();
@@ -36,17 +36,7 @@ pub(crate) fn bpe_data(tokens: &[&str], merges: &[&str]) -> VocabData {
         types: Some(types),
         merges: Some(texts(merges.iter().map(|m| m.as_bytes()))),
         usage: Usage {
-            special: [
-                None,
-                Some(plain as i64),
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-            ],
+            special: std::array::from_fn(|key| (key == EOS).then_some(plain as i64)),
             ..Usage::default()
         },
         ..VocabData::default()

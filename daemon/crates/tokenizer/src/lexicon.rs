@@ -11,7 +11,9 @@ use crate::interned::{Digest, Interned};
 use crate::special::Specials;
 use crate::spm::Spm;
 use crate::texts::Texts;
+use crate::unigram::Unigram;
 use crate::vocab::{Algorithm, MERGES, VocabData, Words};
+use crate::word_piece::WordPiece;
 
 /// Remarks on what is wrong with a vocabulary and tolerated that are kept.
 pub(crate) const TOLERATED_MAX: usize = 16;
@@ -31,10 +33,10 @@ pub(crate) static LEXICONS: LazyLock<Interned<Lexicon>> = LazyLock::new(Interned
 impl Lexicon {
     /// Checks a vocabulary and builds its tables.
     pub(crate) fn new(mut data: VocabData, digest: Digest) -> Result<Lexicon, Error> {
-        let merges = data.merges.take();
+        let (merges, charsmap) = (data.merges.take(), data.charsmap.take());
         let mut words = Words::new(data)?;
         let mut tolerated = std::mem::take(&mut words.tolerated);
-        let tables = Tables::build(&words, merges.as_ref(), &mut tolerated)?;
+        let tables = Tables::build(&words, merges.as_ref(), charsmap.as_deref(), &mut tolerated)?;
         tolerated.truncate(TOLERATED_MAX);
         words.tolerated = tolerated;
         Ok(Lexicon {
@@ -49,6 +51,8 @@ impl Lexicon {
         let model = match &self.tables.model {
             Model::Bpe(bpe) => bpe.memory_bytes(),
             Model::Spm(spm) => spm.memory_bytes(),
+            Model::Unigram(unigram) => unigram.memory_bytes(),
+            Model::WordPiece(word_piece) => word_piece.memory_bytes(),
         };
         self.words.memory_bytes() + model
     }
@@ -66,16 +70,21 @@ pub(crate) struct Tables {
 pub(crate) enum Model {
     Bpe(Bpe),
     Spm(Spm),
+    Unigram(Unigram),
+    WordPiece(WordPiece),
 }
 
 impl Tables {
     fn build(
         vocab: &Words,
         merges: Option<&Texts>,
+        charsmap: Option<&[u8]>,
         tolerated: &mut Vec<String>,
     ) -> Result<Tables, Error> {
         let model = match vocab.algorithm {
             Algorithm::Spm => Model::Spm(Spm::build(vocab)?),
+            Algorithm::Unigram => Model::Unigram(Unigram::build(vocab, charsmap)?),
+            Algorithm::WordPiece => Model::WordPiece(WordPiece::build(vocab)?),
             Algorithm::Bpe(pre) => {
                 let merges = merges.ok_or(Error::MissingKey { key: MERGES })?;
                 Model::Bpe(Bpe::build(vocab, merges, pre, tolerated)?)

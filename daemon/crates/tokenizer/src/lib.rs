@@ -1,7 +1,8 @@
 //! Text to token ids and back; chat templates.
 //!
 //! - [`Tokenizer`]: the vocabulary of a GGUF file. Byte-level BPE (`gpt2`) with
-//!   the pre-tokenizers in use, BPE of characters (`gemma4`), and SentencePiece (`llama`).
+//!   the pre-tokenizers in use, BPE of characters (`gemma4`), SentencePiece's BPE (`llama`) and
+//!   unigrams (`t5`), and WordPiece (`bert`).
 //! - [`StreamDecoder`]: ids to text one at a time, whole characters only.
 //! - [`ChatTemplate`]: messages to the text a model was trained on, by a
 //!   [`Renderer`], which keeps a bad template away from this process.
@@ -24,6 +25,7 @@ mod fixture;
 mod interned;
 mod lexicon;
 mod metadata;
+mod names;
 mod pre_tokenizer;
 mod special;
 mod spm;
@@ -31,7 +33,9 @@ mod stream;
 mod texts;
 mod tokenizer;
 mod unicode;
+mod unigram;
 mod vocab;
+mod word_piece;
 
 pub use chat::{
     Chat, ChatTemplate, Content, Ending, MAX_CHAT_BYTES, MAX_CHAT_INPUT_BYTES, MAX_CHAT_STEPS,

@@ -7,6 +7,7 @@ use rocmforge_gguf::{Gguf, Strings};
 use crate::Error;
 use crate::interned::Digest;
 use crate::texts::Texts;
+use crate::unigram::CHARSMAP_MAX_BYTES;
 use crate::vocab::{
     MAX_MERGES, MAX_TOKENS, MERGES, MODEL, SCORES, SPECIAL_KEYS, TOKENS, TYPES, Usage, VocabData,
     check_most, check_size, strips_behind_specials,
@@ -14,6 +15,7 @@ use crate::vocab::{
 
 const PRE: &str = "tokenizer.ggml.pre";
 const NAME: &str = "general.name";
+const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
 
 /// Copies everything that a tokenizer needs out of `file`.
 pub(crate) fn read(file: &Gguf) -> Result<VocabData, Error> {
@@ -29,6 +31,13 @@ pub(crate) fn read(file: &Gguf) -> Result<VocabData, Error> {
         }
         None => None,
     };
+    let charsmap = match file.bytes(CHARSMAP)? {
+        Some(bytes) => {
+            check_most(CHARSMAP, bytes.len(), CHARSMAP_MAX_BYTES)?;
+            Some(bytes)
+        }
+        None => None,
+    };
     Ok(VocabData {
         model: model.to_owned(),
         pre: file.str(PRE)?.map(str::to_owned),
@@ -37,6 +46,7 @@ pub(crate) fn read(file: &Gguf) -> Result<VocabData, Error> {
         scores: file.f32s(SCORES)?,
         types: file.i32s(TYPES)?,
         merges,
+        charsmap,
         #[cfg(test)]
         usage: usage(file)?,
     })
@@ -53,13 +63,15 @@ pub(crate) fn usage(file: &Gguf) -> Result<Usage, Error> {
         add_bos: file.bool("tokenizer.ggml.add_bos_token")?,
         add_eos: file.bool("tokenizer.ggml.add_eos_token")?,
         add_space_prefix: file.bool("tokenizer.ggml.add_space_prefix")?,
+        remove_extra_whitespaces: file.bool("tokenizer.ggml.remove_extra_whitespaces")?,
     })
 }
 
 /// The digest of everything that a file's tokens and their tables are made of.
 pub(crate) fn digest_of_words(file: &Gguf) -> Digest {
     let strips = strips_behind_specials(file.str(NAME).ok().flatten());
-    let values = [MODEL, PRE, TOKENS, SCORES, TYPES, MERGES].map(|key| file.raw_value(key));
+    let keys = [MODEL, PRE, TOKENS, SCORES, TYPES, MERGES, CHARSMAP];
+    let values = keys.map(|key| file.raw_value(key));
     let types: Vec<u8> = values
         .iter()
         .flat_map(|value| value.as_ref().map_or([0; 3], |(kind, _)| *kind))

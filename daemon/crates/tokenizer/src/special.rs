@@ -108,7 +108,7 @@ impl ControlNames {
 /// How a text spells the token's name.
 fn spelled(vocab: &Words, name: &str) -> String {
     match vocab.algorithm {
-        Algorithm::Spm => name.replace(SPM_SPACE, " "),
+        Algorithm::Spm | Algorithm::Unigram | Algorithm::WordPiece => name.replace(SPM_SPACE, " "),
         Algorithm::Bpe(_) => name.to_owned(),
     }
 }

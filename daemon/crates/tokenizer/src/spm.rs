@@ -234,7 +234,8 @@ impl Spm {
 }
 
 /// True if a space mark stands behind another character.
-fn has_inner_space(text: &[u8]) -> bool {
+/// Whether a token has a space mark behind another character.
+pub(crate) fn has_inner_space(text: &[u8]) -> bool {
     let mark = SPM_SPACE.as_bytes();
     let mut rest = text;
     while let Some(after) = rest.strip_prefix(mark) {

@@ -20,6 +20,7 @@ use crate::lexicon::{LEXICONS, Lexicon, Model};
 use crate::special::{Part, Specials};
 use crate::spm;
 use crate::stream::{self, DecodeOptions, StreamDecoder};
+use crate::unigram;
 #[cfg(test)]
 use crate::vocab::VocabData;
 use crate::vocab::{Algorithm, SPM_SPACE, TokenType, Usage, Vocab};
@@ -75,7 +76,8 @@ impl Tokenizer {
             "{:?}",
             (
                 [vocab.bos, vocab.eos, vocab.unknown],
-                [vocab.add_bos, vocab.add_eos, vocab.add_space_prefix],
+                [vocab.add_bos, vocab.add_eos],
+                [vocab.add_space_prefix, vocab.keeps_spaces],
                 &vocab.ends
             )
         );
@@ -261,7 +263,7 @@ impl Tokenizer {
     ) -> Result<Vec<u32>, Error> {
         check_length(text)?;
         let vocab = self.vocab();
-        if !vocab.special_rstrip
+        if vocab.tokens_take_their_bytes()
             && marks.is_empty()
             && text.len() / vocab.max_token_bytes > max_tokens
         {
@@ -442,6 +444,7 @@ struct Encoder<'a> {
     max_tokens: usize,
     bpe: bpe::MergeBuffers,
     spm: spm::MergeBuffers,
+    lattice: unigram::Lattice,
     /// Word to start and length in the ids.
     seen: HashMap<Box<str>, (u32, u32), foldhash::fast::RandomState>,
 }
@@ -454,6 +457,7 @@ impl<'a> Encoder<'a> {
             max_tokens,
             bpe: bpe::MergeBuffers::default(),
             spm: spm::MergeBuffers::default(),
+            lattice: unigram::Lattice::default(),
             seen: HashMap::default(),
         }
     }
@@ -489,7 +493,13 @@ impl<'a> Encoder<'a> {
                     self.word(&marked, out)
                 }
             }
-            (Model::Bpe(_), Algorithm::Spm) => unreachable!("the model is built for the algorithm"),
+            (Model::Unigram(model), _) => {
+                let prefix = self.vocab.add_space_prefix && after_special;
+                let keeps = self.vocab.keeps_spaces;
+                model.split(text, prefix, keeps, &mut |word| self.word(word, out))
+            }
+            (Model::WordPiece(model), _) => model.split(text, &mut |word| self.word(word, out)),
+            (Model::Bpe(_), _) => unreachable!("the model is built for the algorithm"),
         }
     }
 
@@ -508,6 +518,8 @@ impl<'a> Encoder<'a> {
         match self.model {
             Model::Bpe(model) => model.encode_word(self.vocab, word, &mut self.bpe, out),
             Model::Spm(model) => model.encode_word(self.vocab, word, &mut self.spm, out)?,
+            Model::Unigram(model) => model.encode_word(self.vocab, word, &mut self.lattice, out),
+            Model::WordPiece(model) => model.encode_word(self.vocab, word, out),
         }
         if cacheable && self.seen.len() < CACHED_WORDS_MAX {
             let place = (start as u32, (out.len() - start) as u32);

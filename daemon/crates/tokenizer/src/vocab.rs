@@ -8,6 +8,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::lexicon::TOLERATED_MAX;
+use crate::names::named_ends;
 use crate::pre_tokenizer::PreTokenizer;
 use crate::texts::Texts;
 use crate::{Error, byte_level};
@@ -38,6 +39,8 @@ pub(crate) struct VocabData {
     pub(crate) scores: Option<Vec<f32>>,
     pub(crate) types: Option<Vec<i32>>,
     pub(crate) merges: Option<Texts>,
+    /// What replaces characters before unigrams are cut.
+    pub(crate) charsmap: Option<Vec<u8>>,
     /// Read apart from the rest, but in tests.
     #[cfg(test)]
     pub(crate) usage: Usage,
@@ -51,10 +54,11 @@ pub(crate) struct Usage {
     pub(crate) add_bos: Option<bool>,
     pub(crate) add_eos: Option<bool>,
     pub(crate) add_space_prefix: Option<bool>,
+    pub(crate) remove_extra_whitespaces: Option<bool>,
 }
 
 /// Keys of special token ids; [`BOS`] and so on index it.
-pub(crate) const SPECIAL_KEYS: [&str; 9] = [
+pub(crate) const SPECIAL_KEYS: [&str; 11] = [
     "tokenizer.ggml.bos_token_id",
     "tokenizer.ggml.eos_token_id",
     "tokenizer.ggml.unknown_token_id",
@@ -64,79 +68,17 @@ pub(crate) const SPECIAL_KEYS: [&str; 9] = [
     "tokenizer.ggml.fim_rep_token_id",
     "tokenizer.ggml.fim_sep_token_id",
     "tokenizer.ggml.padding_token_id",
+    "tokenizer.ggml.cls_token_id",
+    // As the format spells it.
+    "tokenizer.ggml.seperator_token_id",
 ];
 pub(crate) const BOS: usize = 0;
 pub(crate) const EOS: usize = 1;
 pub(crate) const UNK: usize = 2;
+pub(crate) const CLS: usize = 9;
+pub(crate) const SEP: usize = 10;
 /// Of [`SPECIAL_KEYS`], those that end a generation.
 const ENDS: [usize; 6] = [EOS, 3, 4, 5, 6, 7];
-
-/// Names of tokens that end a generation, whatever the metadata says.
-fn is_end_name(text: &[u8]) -> bool {
-    matches!(
-        text,
-        b"<|eot_id|>"
-            | b"<|im_end|>"
-            | b"<|end|>"
-            | b"<|return|>"
-            | b"<|call|>"
-            | b"<|eom_id|>"
-            | b"<end_of_turn>"
-            | b"<|endoftext|>"
-            | b"<|end_of_text|>"
-            | b"<end_of_utterance>"
-            | b"<EOT>"
-            | b"_<EOT>"
-            | b"[EOT]"
-            | b"<|fim_pad|>"
-            | b"<|repo_name|>"
-            | b"<|file_sep|>"
-            | b"</s>"
-            | b"<eos>"
-            | b"[EOS]"
-            | b"<turn|>"
-            | b"<|tool_response>"
-            | b"<|flush|>"
-            | b"<|calls|>"
-            | b"[e~["
-            | b"<fim_pad>"
-            | b"<fim-pad>"
-            | b"<PAD>"
-            | b"<|fim_repo|>"
-            | b"<fim-repo>"
-            | b"<REPO>"
-            | b"<reponame>"
-    ) || text == "<｜end▁of▁sentence｜>".as_bytes()
-}
-
-/// Names of tokens that open the parts of a gap to be filled. Some files mark
-/// them as user-defined, which would let any text name them.
-fn is_fim_name(text: &[u8]) -> bool {
-    let Ok(text) = std::str::from_utf8(text) else {
-        return false;
-    };
-    matches!(
-        text.trim_start_matches(SPM_SPACE),
-        "<|fim_prefix|>"
-            | "<|fim_suffix|>"
-            | "<|fim_middle|>"
-            | "<fim-prefix>"
-            | "<fim-suffix>"
-            | "<fim-middle>"
-            | "<fim_prefix>"
-            | "<fim_suffix>"
-            | "<fim_middle>"
-            | "<｜fim▁begin｜>"
-            | "<｜fim▁hole｜>"
-            | "<｜fim▁end｜>"
-            | "<PRE>"
-            | "<SUF>"
-            | "<MID>"
-            | "<|code_prefix|>"
-            | "<|code_suffix|>"
-            | "<|code_middle|>"
-    )
-}
 
 /// What kind of token it is; the numbers are the file format's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,6 +114,10 @@ pub(crate) enum Algorithm {
     Bpe(PreTokenizer),
     /// SentencePiece BPE: the pair with the highest score is merged first.
     Spm,
+    /// SentencePiece's unigram model: the cut with the largest sum of scores.
+    Unigram,
+    /// BERT's: the longest pieces of each word.
+    WordPiece,
 }
 
 /// SentencePiece's mark for a space.
@@ -209,6 +155,8 @@ pub(crate) struct Vocab {
     pub(crate) add_bos: bool,
     pub(crate) add_eos: bool,
     pub(crate) add_space_prefix: bool,
+    /// White space of a text is kept as it is; of unigrams alone.
+    pub(crate) keeps_spaces: bool,
     /// Tokens that end a generation, ascending.
     pub(crate) ends: Vec<u32>,
     /// What is wrong with the vocabulary and its use and does not keep it from being used.
@@ -235,11 +183,13 @@ impl Words {
         let algorithm = match data.model.as_str() {
             "gpt2" => Algorithm::Bpe(PreTokenizer::by_name(data.pre.as_deref())?),
             "llama" => Algorithm::Spm,
+            "t5" => Algorithm::Unigram,
+            "bert" => Algorithm::WordPiece,
             "gemma4" => Algorithm::Bpe(PreTokenizer::by_name(Some("gemma4"))?),
             _ => {
                 return Err(Error::UnknownModel {
                     model: data.model,
-                    supported: "gpt2, llama, gemma4",
+                    supported: "gpt2, llama, gemma4, t5, bert",
                 });
             }
         };
@@ -247,15 +197,17 @@ impl Words {
         let mut tolerated = Vec::new();
         let mut types = check_types(data.types, n_vocab, &mut tolerated)?;
         let scores = match (algorithm, data.scores) {
-            (Algorithm::Spm, None) => {
+            (Algorithm::Spm | Algorithm::Unigram, None) => {
                 tolerated.push(format!(
                     "the file has no {SCORES}; all tokens have the same score"
                 ));
                 vec![0.0; n_vocab]
             }
-            (Algorithm::Spm, Some(scores)) => check_scores(scores, n_vocab, &mut tolerated)?,
+            (Algorithm::Spm | Algorithm::Unigram, Some(scores)) => {
+                check_scores(scores, n_vocab, &mut tolerated)?
+            }
             // They are not used.
-            (Algorithm::Bpe(_), _) => Vec::new(),
+            (Algorithm::Bpe(_) | Algorithm::WordPiece, _) => Vec::new(),
         };
         let named_ends = named_ends(&data.tokens, &mut types);
         check_specials(&data.tokens, &types, &mut tolerated)?;
@@ -285,6 +237,12 @@ impl Words {
         self.texts.len()
     }
 
+    /// Whether no token takes more bytes of text than its own: then a long text has many tokens.
+    pub(crate) fn tokens_take_their_bytes(&self) -> bool {
+        let cleans = matches!(self.algorithm, Algorithm::Unigram | Algorithm::WordPiece);
+        !self.special_rstrip && !cleans
+    }
+
     /// The type of `id`; tokens outside of the vocabulary are undefined.
     pub(crate) fn token_type(&self, id: u32) -> TokenType {
         self.types
@@ -309,6 +267,8 @@ impl Vocab {
         tolerated.extend_from_slice(&words.tolerated);
         tolerated.truncate(TOLERATED_MAX);
         let is_spm = words.algorithm == Algorithm::Spm;
+        let is_word_piece = words.algorithm == Algorithm::WordPiece;
+        let is_unigram = words.algorithm == Algorithm::Unigram;
         let default = |id: u32| {
             let fits = matches!(
                 words.types.get(id as usize),
@@ -316,21 +276,31 @@ impl Vocab {
             );
             (is_spm && fits).then_some(id)
         };
-        let eos = special[EOS].or_else(|| default(2));
+        // BERT's texts lie between tokens with names of their own.
+        let named = |key: usize, name: &str| {
+            let texts = || words.texts.iter().position(|text| text == name.as_bytes());
+            let found = || special[key].or_else(|| texts().map(|id| id as u32));
+            is_word_piece.then(found).flatten()
+        };
+        let eos = named(SEP, "[SEP]").or(special[EOS]).or_else(|| default(2));
         let mut ends = words.named_ends.clone();
         ends.extend(ENDS.iter().filter_map(|&key| special[key]));
         ends.extend(eos);
         ends.sort_unstable();
         ends.dedup();
         let (bos, unknown) = (
-            special[BOS].or_else(|| default(1)),
-            special[UNK].or_else(|| default(0)),
+            named(CLS, "[CLS]").or(special[BOS]).or_else(|| default(1)),
+            special[UNK]
+                .or_else(|| named(UNK, "[UNK]"))
+                .or_else(|| default(0)),
         );
         let (pre_adds_bos, always_bos) = match words.algorithm {
             // Files of raw vocabularies were written that deny the BOS without
             // which their models fail.
             Algorithm::Bpe(pre) => (pre.add_bos, pre.raw),
             Algorithm::Spm => (true, false),
+            Algorithm::Unigram => (false, false),
+            Algorithm::WordPiece => (true, false),
         };
         Vocab {
             words,
@@ -338,69 +308,13 @@ impl Vocab {
             eos,
             unknown,
             add_bos: always_bos || usage.add_bos.unwrap_or(pre_adds_bos),
-            add_eos: usage.add_eos.unwrap_or(false),
-            add_space_prefix: is_spm && usage.add_space_prefix.unwrap_or(true),
+            add_eos: usage.add_eos.unwrap_or(is_word_piece),
+            add_space_prefix: (is_spm || is_unigram) && usage.add_space_prefix.unwrap_or(true),
+            keeps_spaces: is_unigram && !usage.remove_extra_whitespaces.unwrap_or(true),
             ends,
             tolerated,
         }
     }
-}
-
-/// Tokens that end a generation by their name. Some files mark them as plain
-/// tokens; they, and those that fill gaps, are control tokens all the same.
-fn named_ends(texts: &Texts, types: &mut [TokenType]) -> Vec<u32> {
-    let mut ends = Vec::new();
-    let mut named = Named::default();
-    for (id, (text, token_type)) in texts.iter().zip(types.iter_mut()).enumerate() {
-        // Names are bracketed; look at few bytes of the others.
-        let bracketed = matches!(text.first(), Some(b'<' | b'[' | b'_' | 0xE2));
-        if text.len() < 4 || !bracketed {
-            continue;
-        }
-        let (ends_text, fills) = (is_end_name(text), is_fim_name(text));
-        if !ends_text && !fills {
-            continue;
-        }
-        let id = id as u32;
-        match text {
-            b"<|return|>" => named.returns = true,
-            b"<|call|>" | b"<|calls|>" => named.calls = true,
-            b"<|flush|>" => named.flush = true,
-            b"<|tool_response>" => named.tool_response = true,
-            b"<|end|>" => named.end = Some(id),
-            b"</s>" => named.sentence_end = Some(id),
-            _ => {}
-        }
-        let plain = matches!(token_type, TokenType::Normal | TokenType::UserDefined);
-        if plain && text != b"</s>" {
-            *token_type = TokenType::Control;
-        }
-        if ends_text {
-            ends.push(id);
-        }
-    }
-    // In these formats <|end|> closes one message of several in an answer.
-    if named.calls && (named.returns || named.flush) {
-        ends.retain(|&id| Some(id) != named.end);
-    }
-    match named.sentence_end {
-        // Beside this name </s> is struck-out text of HTML.
-        Some(html) if named.tool_response => ends.retain(|&id| id != html),
-        Some(end) => types[end as usize] = TokenType::Control,
-        None => {}
-    }
-    ends
-}
-
-/// Names that tell the format of a vocabulary.
-#[derive(Default)]
-struct Named {
-    returns: bool,
-    calls: bool,
-    flush: bool,
-    tool_response: bool,
-    end: Option<u32>,
-    sentence_end: Option<u32>,
 }
 
 /// Bounds the names that text is searched for.
@@ -569,7 +483,7 @@ fn pieces(algorithm: Algorithm, texts: &Texts, types: &[TokenType]) -> Result<Te
                 Some(byte) => out.push(byte),
                 None => out.extend_from_slice(text),
             },
-            (TokenType::Normal | TokenType::UserDefined, Algorithm::Spm) => {
+            (TokenType::Normal | TokenType::UserDefined, _) => {
                 push_with_spaces(text, out);
             }
         })?;

@@ -195,3 +195,28 @@ fn vocabularies_of_every_architecture() {
     }
     println!("{loaded} vocabularies");
 }
+
+/// WordPiece and unigrams on the texts of tests/python/make_encoders.py.
+#[test]
+fn ids_of_encoders_match_the_tokenizers_package() {
+    let dir =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/fixtures/encoders");
+    let cases = std::fs::read(dir.join("tokens.json")).unwrap();
+    let cases: std::collections::BTreeMap<String, Vec<(String, Vec<u32>)>> =
+        serde_json::from_slice(&cases).unwrap();
+    assert_eq!(cases.len(), 3);
+    for (name, cases) in cases {
+        let tokenizer =
+            Tokenizer::from_gguf(&files::open(&dir.join(format!("{name}.gguf")))).unwrap();
+        let mut wrong = Vec::new();
+        for (text, expected) in &cases {
+            let ids = tokenizer.encode(text, false, false).unwrap();
+            if ids != *expected {
+                wrong.push(format!(
+                    "{text:?}\n  ours     {ids:?}\n  expected {expected:?}"
+                ));
+            }
+        }
+        assert!(wrong.is_empty(), "{name}:\n{}", wrong.join("\n"));
+    }
+}

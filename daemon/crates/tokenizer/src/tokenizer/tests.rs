@@ -242,9 +242,9 @@ fn bad_vocabularies_are_refused_by_name() {
         ),
         "{error}"
     );
-    let error = edited(|d| d.model = "bert".into());
+    let error = edited(|d| d.model = "rwkv".into());
     assert!(
-        error.is_unsupported() && error.to_string().contains("bert"),
+        error.is_unsupported() && error.to_string().contains("rwkv"),
         "{error}"
     );
     let error = edited(|d| d.pre = Some("klingon".into()));

@@ -141,7 +141,7 @@ fn raw_vocabularies_merge_characters_and_spell_others_in_bytes() {
         types: Some(types),
         merges: Some(texts(["▁ a", "a b", "▁ ab"].iter().map(|m| m.as_bytes()))),
         usage: Usage {
-            special: [Some(0), None, None, None, None, None, None, None, None],
+            special: std::array::from_fn(|key| (key == 0).then_some(0)),
             add_bos: Some(false),
             ..Usage::default()
         },
