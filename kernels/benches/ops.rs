@@ -319,6 +319,7 @@ fn attention_of(bench: &mut Bench, pool: &Pool, ty: KvType, heads: &AttentionCas
         n_head: heads.n_head,
         scale: 0.125,
         window: None,
+        ahead: 0,
         softcap: 0.0,
         sinks: None,
     };
@@ -349,6 +350,7 @@ fn attention_of(bench: &mut Bench, pool: &Pool, ty: KvType, heads: &AttentionCas
                     n_rows,
                     pos0: before,
                     pages,
+                    later: 0,
                 };
                 ops::attention(pool, bench.simd, &shape, &[span], black_box(&q), &mut out);
             },

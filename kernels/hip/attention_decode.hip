@@ -2,7 +2,7 @@
 // append and combination in the same launch: decode.
 //
 //   out[row][h] = sum_p softmax_p(cap(scale * q[row][h] . k[p][h / G])) v[p][h / G],
-//       p up to the row's position
+//       p up to the row's position, or with `ahead` up to so many behind it and its sequence's last
 //
 // from 0 or, with a window, from position + 1 - window on. cap(s) = softcap * tanh(s / softcap),
 // or s for softcap 0. A sink is one more score of a head, with no value: it takes part in the
@@ -38,6 +38,7 @@
 #include "compat.h"
 #include "act.h"
 #include "kv.h"
+#include "recurrent.h"
 
 #define THREADS 256
 #ifndef LANES_K
@@ -70,6 +71,7 @@ struct AttentionDecodeArgs {
     KvPlace kv;
     RopePlace rope;
     const float* sinks;  // [n_head], or null
+    const SequencePlace* places;  // [sequences]; read with `ahead`
     float scale;
     float softcap;  // 0 for none
     u32 window;     // 0 for none
@@ -77,7 +79,7 @@ struct AttentionDecodeArgs {
     u32 heads;  // of a block
     u32 n_split;
     u32 append;
-    u32 reserved;
+    u32 ahead;  // positions behind its own that a row attends to; never with append
 };
 
 // Sizes of the heads, their 16-byte pieces, and how many positions' values are read at a time.
@@ -332,21 +334,23 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     const u32 head_kv = block_x() / blocks_kv, first_head = block_x() * group;
     const u32 position = a.kv.positions[row], sequence = sequence_of(a.kv, row);
     const u32 start = a.window && position >= a.window ? position + 1 - a.window : 0;
-    const u32 steps = position / STEP + 1 - start / STEP, steps_part = (steps + a.n_split - 1) / a.n_split;
+    u32 last = position;
+    if (a.ahead) last = least(position + a.ahead, a.places[sequence].first_position + a.places[sequence].n_rows - 1);
+    const u32 steps = last / STEP + 1 - start / STEP, steps_part = (steps + a.n_split - 1) / a.n_split;
     const u32 n_parts = (steps + steps_part - 1) / steps_part;
     if (split >= n_parts) {
         // Not to end before the launch before has: a later launch may wait for this one only.
         wait_for_inputs();
         return;
     }
-    const u32 begin = (start / STEP + split * steps_part) * STEP, end = least(begin + steps_part * STEP, position + 1);
+    const u32 begin = (start / STEP + split * steps_part) * STEP, end = least(begin + steps_part * STEP, last + 1);
     const u32 stop = a.append ? least(end, position) : end;  // positions that are read from pages
     Step now;
     if (!a.append) wait_for_inputs();
 #ifdef BOTH_STEPS
     now.load(a, sequence, head_kv, begin, start, stop);
 #else
-    const Span first_step(a.kv, sequence, head_kv, begin, start, stop, position);
+    const Span first_step(a.kv, sequence, head_kv, begin, start, stop, last);
     now.load_keys(a, first_step);
     now.load_values(a, first_step);
 #endif
@@ -421,7 +425,7 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
         Step next = now;
         if (more) next.load(a, sequence, head_kv, base + STEP, start, stop);
 #else
-        const Span next_step(a.kv, sequence, head_kv, base + STEP, start, stop, position);
+        const Span next_step(a.kv, sequence, head_kv, base + STEP, start, stop, last);
 #endif
         const u32 p = base + slot_k;
         float dot[GROUP];

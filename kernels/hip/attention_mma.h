@@ -226,7 +226,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     // Which of the three places K of this step, V of this step and K of the next one have.
     u32 k_place = places, v_place = places + place_bytes, next_place = places + 2 * place_bytes;
     // The first page that any row attends to; those before may have been given back.
-    const u32 start = block.start(block.position(block.m0)) / PAGE * PAGE, behind = block.position(block.m0 + M_BLOCK - 1) + 1;
+    const u32 start = block.start(block.position(block.m0)) / PAGE * PAGE, behind = block.behind(block.position(block.m0 + M_BLOCK - 1));
     const u32 part = block_z(), parts = gridDim.z, all_steps = (behind + KEYS - 1) / KEYS - start / KEYS;
     const u32 first_step = start / KEYS + all_steps * part / parts, n_steps = start / KEYS + all_steps * (part + 1) / parts;
     const u32 n_visible = least(behind, n_steps * KEYS);
@@ -257,7 +257,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         position[b][0] = block.position(m + 16 * b + l / 4);
         position[b][1] = block.position(m + 16 * b + l / 4 + 8);
     }
-    const u32 first_position = block.position(m);
+    const u32 first_behind = block.behind(block.position(m));
     float out[ROW_BLOCKS][DIM / 8][4], largest[ROW_BLOCKS][2], total[ROW_BLOCKS][2];
 #pragma unroll
     for (u32 b = 0; b < ROW_BLOCKS; ++b) {
@@ -335,7 +335,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                 }
             }
         }
-        if (a.window || step * KEYS + KEYS > first_position + 1) {
+        if (a.window || step * KEYS + KEYS > first_behind) {
 #pragma unroll
             for (u32 b = 0; b < ROW_BLOCKS; ++b) {
                 if (b > 0 && !all_rows) continue;
@@ -345,7 +345,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
 #pragma unroll
                     for (u32 i = 0; i < 4; ++i) {
                         const u32 at = p + i % 2, own = position[b][i / 2];
-                        if (at > own || at < block.start(own)) s[b][n][i] = NEG_INF;
+                        if (at >= block.behind(own) || at < block.start(own)) s[b][n][i] = NEG_INF;
                     }
                 }
             }

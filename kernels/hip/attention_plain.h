@@ -49,7 +49,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
 #pragma unroll
         for (u32 d = 0; d < DIM / 8; ++d) acc[r][d] = 0.0f;
     }
-    const u32 n_visible = block.position(block.m0 + M_BLOCK - 1) + 1;
+    const u32 n_visible = block.behind(block.position(block.m0 + M_BLOCK - 1));
     for (u32 page = block.start(block.position(block.m0)) / PAGE; page * PAGE < n_visible; ++page) {
         const u8* at = block.page(page);
         const u8* keys = at + k_offset(a.kv, block.head_kv);
@@ -77,13 +77,13 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         }
 #pragma unroll
         for (u32 r = 0; r < 4; ++r) {
-            const u32 position = block.position(block.m0 + entries4 + r), start = block.start(position);
+            const u32 position = block.position(block.m0 + entries4 + r), start = block.start(position), behind = block.behind(position);
             float m = largest[r];
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
                 const u32 p = page * PAGE + column + 8 * j;
                 if (cap > 0.0f) s[r][j] = capped(s[r][j], cap);
-                if (p > position || p < start) s[r][j] = NEG_INF;
+                if (p >= behind || p < start) s[r][j] = NEG_INF;
                 m = max_of(m, s[r][j]);
             }
             m = lanes_max(m, 8);

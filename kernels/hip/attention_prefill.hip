@@ -1,5 +1,5 @@
-// Causal attention of many rows over their sequences' pages, of all positions or a window, with
-// soft cap and sinks as attention_decode.hip has them: prefill.
+// Attention of many rows over their sequences' pages, of all positions up to their own or a window,
+// or ahead too (encoders), with soft cap and sinks as attention_decode.hip has them: prefill.
 //
 // q [rows][n_head][DIM] f32, rotated already (rope_kv); K and V of the rows themselves are in the
 // pages. A tile is up to 128 consecutive rows of one sequence; `tiles` [n_tiles]{first_row, n_rows}
@@ -23,6 +23,7 @@
 #include "compat.h"
 #include "act.h"
 #include "kv.h"
+#include "recurrent.h"
 
 #define THREADS 128
 #define LAG 8.0f
@@ -33,6 +34,7 @@ struct AttentionPrefillArgs {
     const u32* tiles;
     KvPlace kv;
     const float* sinks;  // [n_head], or null
+    const SequencePlace* places;  // [sequences]; read where rows attend ahead
     float scale;
     float softcap;  // 0 for none
     u32 window;     // 0 for none
@@ -41,12 +43,14 @@ struct AttentionPrefillArgs {
     u32* counters;    // zero before and after, one a block and one for each run of its parts
     u32 blocks;       // of a key/value head and tile
     u32 part_threads; // threads of a block that have entries where it has most
+    u32 ahead;        // positions behind its own that a row attends to; 0: none
+    u32 reserved;
 };
 
 // A block's share of a tile: entries m0 up to `entries` of one key/value head.
 struct PrefillBlock {
     const AttentionPrefillArgs& a;
-    u32 group, head_kv, m0, entries, first_row, sequence, first_position;
+    u32 group, head_kv, m0, entries, first_row, sequence, first_position, last_position;
 
     FORCE PrefillBlock(const AttentionPrefillArgs& args, u32 m_block) : a(args) {
         const u32 tile = block_y();
@@ -57,6 +61,8 @@ struct PrefillBlock {
         entries = a.tiles[2 * tile + 1] * group;
         sequence = sequence_of(a.kv, first_row);
         first_position = a.kv.positions[first_row];
+        last_position = 0;
+        if (a.ahead) last_position = a.places[sequence].first_position + a.places[sequence].n_rows - 1;
     }
     // Entries past the end stand for the last one; they are not stored.
     FORCE u32 row(u32 m) const { return least(m, entries - 1) / group; }
@@ -69,6 +75,8 @@ struct PrefillBlock {
     FORCE u32 head(u32 m) const { return head_kv * group + least(m, entries - 1) % group; }
     // The first position that the row at a position attends to.
     FORCE u32 start(u32 position) const { return a.window && position >= a.window ? position + 1 - a.window : 0; }
+    // Behind the last one.
+    FORCE u32 behind(u32 position) const { return (a.ahead ? least(position + a.ahead, last_position) : position) + 1; }
     // What a head's softmax begins with: largest score, and sum.
     FORCE float first_largest(u32 m) const { return a.sinks ? a.sinks[head(m)] * 1.44269504088896341f : NEG_INF; }
     FORCE float first_total() const { return a.sinks ? 1.0f : 0.0f; }

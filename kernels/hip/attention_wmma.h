@@ -205,7 +205,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     const PrefillBlock block(a, M_BLOCK);
     if (block.m0 >= block.entries) return;
     const u32 query = lane() % 16, group = lane() / 16, m = block.m0 + wave() * 16 * BLOCKS;
-    const u32 n_visible = block.position(block.m0 + M_BLOCK - 1) + 1;
+    const u32 n_visible = block.behind(block.position(block.m0 + M_BLOCK - 1));
     const u32 n_pages = (n_visible + PAGE - 1) / PAGE;
     const float factor = a.scale * 1.44269504088896341f, cap = a.softcap * 1.44269504088896341f;
     Travelling next;
@@ -214,14 +214,15 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     Query q[BLOCKS][DIM / 16];
     Result out[BLOCKS][DIM / 16];
     float largest[BLOCKS], total[BLOCKS];
-    u32 position[BLOCKS], start[BLOCKS];
+    u32 behind[BLOCKS], start[BLOCKS];
 #pragma unroll
     for (u32 b = 0; b < BLOCKS; ++b) {
         const float* from = a.q + block.element(m + 16 * b + query) + share_at();
-        position[b] = block.position(m + 16 * b + query);
+        const u32 position = block.position(m + 16 * b + query);
+        behind[b] = block.behind(position);
         largest[b] = block.first_largest(m + 16 * b + query);
         total[b] = group == 0 ? block.first_total() : 0.0f;
-        start[b] = block.start(position[b]);
+        start[b] = block.start(position);
 #pragma unroll
         for (u32 d = 0; d < DIM / 16; ++d) {
             Share share;
@@ -284,7 +285,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                 for (u32 i = 0; i < RESULTS; ++i) {
                     const u32 p = page * PAGE + n * 16 + group * RESULTS + i;
                     if (cap > 0.0f) s[b][n][i] = capped(s[b][n][i], cap);
-                    s[b][n][i] = p > position[b] || p < start[b] ? NEG_INF : s[b][n][i];
+                    s[b][n][i] = p >= behind[b] || p < start[b] ? NEG_INF : s[b][n][i];
                     x = max_of(x, s[b][n][i]);
                 }
             }

@@ -5,12 +5,13 @@
 //   add_gated:       x[t] += sigmoid(by[t]) * y[t]
 //   gate_heads:      x[t][i] *= act(by[t][i / span]), a factor for each head of span elements
 //   position_scale:  x[t] *= 1 + factor * ln(1 + floor(positions[t] / span))
+//   add_table:       x[t] += y[positions[t]], or y[0] where there are no positions
 //   columns:         row t of out has for each group h its parts one after another,
 //                    part.x[t][part.first + h part.stride ..][.. width]
 //   combine:         out[t] = sum_s weights[t][s] y[t n_used + s], or out[t] += that
 //
 // Geometry: grid (ceil(cols / THREADS), rows), a thread an element. Bound by memory.
-// Entries: scale, soft_cap, add_gated, gate_heads, position_scale, columns, combine.
+// Entries: scale, soft_cap, add_gated, gate_heads, position_scale, add_table, columns, combine.
 #include "compat.h"
 #include "act.h"
 
@@ -88,6 +89,13 @@ ENTRY(THREADS, 1) position_scale(ElementsArgs a) {
     const u32 i = element();
     const float factor = 1.0f + a.factor * log_of((float)(1 + a.positions[block_y()] / a.span));
     if (i < a.cols) a.x[(u64)block_y() * a.cols + i] *= factor;
+}
+
+ENTRY(THREADS, 1) add_table(ElementsArgs a) {
+    let_next_start();
+    wait_for_inputs();
+    const u32 i = element(), row = a.positions ? a.positions[block_y()] : 0;
+    if (i < a.cols) a.x[(u64)block_y() * a.cols + i] += a.y[(u64)row * a.cols + i];
 }
 
 // Part p. On AMD a by-value argument that is indexed at run time is copied to

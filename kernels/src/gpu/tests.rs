@@ -253,6 +253,10 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
         Change::ScaleBy(3),
         Change::SoftCap(30.0),
         Change::AddGated { y: 2, gate: 3 },
+        Change::AddTable {
+            table: 2,
+            positions: Some(3),
+        },
         Change::GateHeads {
             gate: 2,
             head_dim: 64,
@@ -420,6 +424,11 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
         }
     }
     all.push(rows::gather(1, 2, 3, 1000, 4).unwrap());
+    let spans = rows::Spans {
+        sequences: 5,
+        places: 6,
+    };
+    all.push(rows::gather_outputs(1, 2, 3, 1000, 4, spans).unwrap());
     all.push(rows::add_bias(1, 2, 1000, 3).unwrap());
     let norm = LayerNorm {
         weight: 2,

@@ -91,6 +91,10 @@ pub struct Case {
     /// Whether its rows are tokens of as many sequences, each [`APART`] positions
     /// longer than the one before.
     pub(crate) apart: bool,
+    /// Rows of each of several whole texts, all from their first position; none for one sequence.
+    pub(crate) texts: &'static [u32],
+    /// Whether the one output is the mean of the last row's span, not that row.
+    pub(crate) mean: bool,
     /// Where the operations are cut into two runs, as between two segments of a plan.
     pub(crate) cut: Option<usize>,
     /// Most that a scale is. Where results feed products again, about what keeps their size.
@@ -131,12 +135,14 @@ pub fn cases(extent: Extent) -> Vec<Case> {
         rows(),
         argmax(),
         attention::cases(),
-        gated(),
+        elements::gated_units(),
+        elements::gathered_means(),
         layers(),
         elements::cases(),
         attention::variants(),
         attention::drafts(),
         attention::many(),
+        attention::both_ways(),
         experts::cases(),
         recurrent::cases(),
         largest(),
@@ -233,6 +239,8 @@ fn plain(
         recorded: false,
         drafts: false,
         apart: false,
+        texts: &[],
+        mean: false,
         cut: None,
         size: 0.02,
         outliers: true,
@@ -406,59 +414,6 @@ fn rows() -> Vec<Case> {
                 case.compared = compared;
                 cases.push(case);
             }
-        }
-    }
-    cases
-}
-
-/// silu(gate) * up may be far beyond f16, which the products of many rows get their input in.
-fn gated() -> Vec<Case> {
-    let mut cases = Vec::new();
-    for ty in [WeightType::Q8_0, WeightType::Q4K] {
-        for tokens in [1, 9, 100] {
-            let (embd, ff) = (512, 1024);
-            let (p, g, u) = (Buf(1), Buf(2), Buf(3));
-            let mut case = plain(
-                "large gated values".to_owned(),
-                format!("{ty} * {tokens}"),
-                vec![
-                    matrix(ty, ff, embd),
-                    matrix(ty, ff, embd),
-                    matrix(WeightType::Q8_0, embd, ff),
-                ],
-                vec![
-                    token_buf("x", embd),
-                    token_buf("p", embd),
-                    token_buf("g", ff),
-                    token_buf("u", ff),
-                ],
-                vec![
-                    Op::MatMul {
-                        x: X,
-                        products: vec![product(0, None, g), product(1, None, u)],
-                    },
-                    Op::Gate {
-                        gate: g,
-                        up: u,
-                        act: Act::Silu,
-                    },
-                    Op::MatMul {
-                        x: g,
-                        products: vec![product(2, None, p)],
-                    },
-                ],
-            );
-            case.tokens = tokens;
-            case.compared = vec![p];
-            // The gated values' tails are heavy, and 8 bits a block are coarse there:
-            // that is the host's own error.
-            case.tolerance = 6e-2;
-            case.size = if ty == WeightType::Q8_0 { 0.4 } else { 0.05 };
-            cases.push(case.clone());
-            // As plans have it: the product that reads them is another segment's.
-            case.operation += ", cut";
-            case.cut = Some(2);
-            cases.push(case);
         }
     }
     cases

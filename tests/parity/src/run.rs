@@ -14,7 +14,7 @@ use rocmforge_device::{
 use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
 use rocmforge_ops::{
-    Conflicts, KV_PAGE_TOKENS, KvGroup, KvLayout, RopeScaling, RowCounts, WeightType,
+    Conflicts, KV_PAGE_TOKENS, KvGroup, KvLayout, MEAN_OF_SPAN, RopeScaling, RowCounts, WeightType,
 };
 
 use crate::cases::{APART, Case, Work};
@@ -261,7 +261,11 @@ fn operations(
     };
     // Of each sequence: its first position, and its pages.
     let mut end = KV;
+    let of_texts = case.texts.iter();
     let sequences: Vec<(u32, Vec<u64>)> = match case.apart {
+        _ if !case.texts.is_empty() => of_texts
+            .map(|&n| (0, pages(&kv, n as usize, &mut end)))
+            .collect(),
         true => (0..n as u32)
             .map(|i| case.first_position + i * APART)
             .map(|first| (first, pages(&kv, first as usize + 1, &mut end)))
@@ -310,7 +314,8 @@ fn operations(
                 }
             })
             .collect();
-        let outputs = [n as u32 - 1];
+        let mean = if case.mean { MEAN_OF_SPAN } else { 0 };
+        let outputs = [(n as u32 - 1) | mean];
         let batch = Batch {
             n_tokens: n,
             spans: &spans,
@@ -357,6 +362,7 @@ fn operations(
     }
     let first = case.first_position;
     let rows: Vec<(usize, Range<u32>)> = match (case.apart, case.drafts) {
+        _ if !case.texts.is_empty() => case.texts.iter().map(|n| 0..*n).enumerate().collect(),
         (true, _) => (0..n)
             .map(|i| (i, sequences[i].0..sequences[i].0 + 1))
             .collect(),

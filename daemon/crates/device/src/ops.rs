@@ -43,7 +43,8 @@ pub struct Batch<'a> {
     pub kv: &'a [KvGroup],
     /// Cosine and sine of each row's rotations, for each table of the plan.
     pub rope: &'a [RopeAngles],
-    /// Rows whose logits are wanted, for operations on output rows.
+    /// Rows whose logits are wanted, for operations on output rows; of one with [`MEAN_OF_SPAN`]
+    /// the mean of its span's rows counts.
     pub outputs: &'a [u32],
 }
 
@@ -54,6 +55,20 @@ impl Batch<'_> {
             tokens: self.n_tokens as u64,
             outputs: self.outputs.len() as u64,
         }
+    }
+
+    /// The rows whose mean an entry of `outputs` stands for: most often one.
+    ///
+    /// # Panics
+    /// No span has the row.
+    pub fn rows_of_output(&self, output: u32) -> std::ops::Range<usize> {
+        let row = (output & !MEAN_OF_SPAN) as usize;
+        if output & MEAN_OF_SPAN == 0 {
+            return row..row + 1;
+        }
+        let at = self.spans.partition_point(|span| span.first_row <= row);
+        let span = &self.spans[at.checked_sub(1).expect("spans cover all rows")];
+        span.first_row..span.first_row + span.n_rows
     }
 
     /// Most rows of one sequence: those of a span, and of the drafts that go on from it.
@@ -77,6 +92,32 @@ impl Batch<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_output_is_a_row_or_the_mean_of_its_span() {
+        let span = |first_row, n_rows| Span {
+            first_row,
+            n_rows,
+            first_position: 0,
+            kv_pages: &[],
+            state: 0,
+            state_out: 0,
+            draft: false,
+        };
+        let batch = Batch {
+            n_tokens: 6,
+            spans: &[span(0, 2), span(2, 1), span(3, 3)],
+            kv: &[],
+            rope: &[],
+            outputs: &[],
+        };
+        let rows = |output| batch.rows_of_output(output);
+        assert_eq!([rows(1), rows(4)], [1..2, 4..5]);
+        assert_eq!(rows(MEAN_OF_SPAN), 0..2);
+        assert_eq!(rows(1 | MEAN_OF_SPAN), 0..2);
+        assert_eq!(rows(2 | MEAN_OF_SPAN), 2..3);
+        assert_eq!(rows(5 | MEAN_OF_SPAN), 3..6);
+    }
 
     #[test]
     fn a_sequence_has_the_rows_of_its_drafts_too() {

@@ -4,6 +4,7 @@
 use rocmforge_gguf::Gguf;
 use rocmforge_ops::HeadShape;
 
+use crate::arch::is_encoder;
 use crate::error::Error;
 use crate::keys::{HEAD_DIM_MAX, Keys, N_CTX_MAX, N_HEAD_MAX, N_LAYER_MAX, WIDTH_MAX};
 
@@ -34,12 +35,25 @@ pub struct Hparams {
     pub n_head_kv_of: Vec<u32>,
     /// Added to the mean of squares in every RMSNorm.
     pub norm_eps: f32,
+    /// Whether rows attend to later rows of their text: all encoders' do.
+    pub both_ways: bool,
     /// How the file says that an embedding is made; `None` where it says
     /// nothing, or something else.
     pub pooling: Option<Pooling>,
     /// Whether the file says that it ranks documents by "yes" against "no": its classification head
     /// has the rows of these tokens.
     pub ranks_yes_no: bool,
+}
+
+/// What a model is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// It generates text. Its hidden states can be embeddings too.
+    Text,
+    /// It makes embeddings.
+    Embedding,
+    /// It classifies a text: of a query and a document, how well they fit.
+    Ranking,
 }
 
 /// Which of a text's hidden states make its embedding.
@@ -67,12 +81,6 @@ impl Pooling {
 
 impl Hparams {
     pub(crate) fn read(keys: Keys<'_>) -> Result<Self, Error> {
-        if !keys.flag("attention.causal", true)? {
-            return Err(Error::Unsupported(format!(
-                "{} is false: attention to later positions is not implemented",
-                keys.name("attention.causal")
-            )));
-        }
         let n_embd = keys.count("embedding_length", WIDTH_MAX)?;
         let n_block = keys.count("block_count", N_LAYER_MAX)?;
         let n_layer_nextn = keys.maybe("nextn_predict_layers", N_LAYER_MAX)?;
@@ -133,6 +141,7 @@ impl Hparams {
             n_head_of,
             n_head_kv_of,
             norm_eps: keys.norm_eps()?,
+            both_ways: is_encoder(keys.arch) || !keys.flag("attention.causal", true)?,
             pooling: keys
                 .optional_u32("pooling_type")?
                 .and_then(Pooling::numbered),

@@ -26,7 +26,7 @@ use rocmforge_ops::{KvType, Plan};
 
 pub use arch::supported_architectures;
 pub use error::Error;
-pub use hparams::{Hparams, Pooling};
+pub use hparams::{Hparams, Pooling, Purpose};
 pub use info::{ModelInfo, QuantizationShare, SegmentInfo};
 
 /// A model: all that its header tells, ready to run.
@@ -58,6 +58,7 @@ impl Model {
         let hparams = Hparams::read(keys)?;
         let mut builder =
             build::PlanBuilder::new(keys, hparams.n_embd, hparams.n_vocab, hparams.norm_eps);
+        builder.both_ways = hparams.both_ways;
         let predictor = predictor(arch, keys, &hparams);
         if let Some(Ok(_)) = &predictor {
             builder.keep_stream();
@@ -101,6 +102,11 @@ impl Model {
         let ty = ty.unwrap_or_else(|| self.plan.kv_type_default());
         let predictor = self.predictor.as_mut().map(Arc::make_mut);
         for plan in std::iter::once(&mut self.plan).chain(predictor) {
+            // What a pass does not keep takes little room: nothing is gained by fewer bits.
+            let ty = match ty {
+                KvType::Q8_0 if plan.both_ways => KvType::F16,
+                ty => ty,
+            };
             for group in &mut plan.kv {
                 let fits = group.layout.fits(ty);
                 group.layout.ty = if fits { ty } else { KvType::F16 };
@@ -132,6 +138,15 @@ impl Model {
     /// Why a block that the file announces is not used; `None` where it is, or where there is none.
     pub fn unpredicted(&self) -> Option<&str> {
         self.unpredicted.as_deref()
+    }
+
+    /// What it is for.
+    pub fn purpose(&self) -> Purpose {
+        match (self.plan.both_ways, self.plan.logits == self.plan.hidden) {
+            (false, _) => Purpose::Text,
+            (true, true) => Purpose::Embedding,
+            (true, false) => Purpose::Ranking,
+        }
     }
 
     /// What clients are told.

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use rocmforge_gguf::write::GgufWriter;
 use rocmforge_gguf::{Gguf, TensorType};
-use rocmforge_model::{Error, Model};
-use rocmforge_ops::{KvType, RowCounts, SegmentKind, Step};
+use rocmforge_model::{Error, Model, Purpose};
+use rocmforge_ops::{KvType, Mask, Op, RowCounts, SegmentKind, Step};
 
 fn fixtures() -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/fixtures/arch");
@@ -232,21 +232,21 @@ fn a_factor_of_0_counts_as_absent_and_is_told() {
     }
 }
 
-/// Attention to later positions, as embedding models have it, would be computed otherwise.
+/// A decoder whose file denies causal attention makes embeddings; one of recurrent layers cannot.
 #[test]
-fn attention_that_is_not_causal_is_refused() {
+fn attention_that_is_not_causal_goes_both_ways_where_nothing_is_recurrent() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/fixtures/arch");
-    let original = std::fs::read(path.join("smollm3.gguf")).unwrap();
-    let with = |causal: u8| {
-        let mut bytes = original.clone();
+    let with = |name: &str, causal: u8| {
+        let original = std::fs::read(path.join(format!("{name}.gguf"))).unwrap();
+        let mut bytes = original;
         // Behind magic and version: the numbers of tensors and of keys. A second key makes what is
         // put in a multiple of the alignment, so that the data stays aligned.
         let n_keys = u64::from_le_bytes(bytes[16..24].try_into().unwrap());
         bytes[16..24].copy_from_slice(&(n_keys + 2).to_le_bytes());
         let mut put = Vec::new();
-        let first = "smollm3.attention.causal";
+        let first = format!("{name}.attention.causal");
         let rest = 96 - 2 * (8 + 4 + 1) - first.len();
-        for (key, value) in [(first.to_owned(), causal), ("x".repeat(rest), 0)] {
+        for (key, value) in [(first, causal), ("x".repeat(rest), 0)] {
             put.extend((key.len() as u64).to_le_bytes());
             put.extend(key.as_bytes());
             put.extend(7u32.to_le_bytes());
@@ -255,13 +255,32 @@ fn attention_that_is_not_causal_is_refused() {
         assert_eq!(put.len(), 96);
         bytes.splice(24..24, put);
         let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
-        Model::from_gguf(&gguf).map(|_| ())
+        Model::from_gguf(&gguf)
     };
-    with(1).unwrap();
-    let refused = with(0).unwrap_err();
+    let (text, both) = (with("smollm3", 1).unwrap(), with("smollm3", 0).unwrap());
+    assert_eq!(text.purpose(), Purpose::Text);
+    assert_eq!(both.purpose(), Purpose::Embedding);
+    let masks = |model: &Model| {
+        let steps = model.plan().steps.iter();
+        let ops = steps.flat_map(|step| match step {
+            Step::Run { ops, .. } => &ops[..],
+            Step::Experts { .. } => &[],
+        });
+        let masks = ops.filter_map(|op| match op {
+            Op::Attention { mask, .. } => Some(*mask),
+            _ => None,
+        });
+        masks.collect::<Vec<_>>()
+    };
+    assert!(masks(&text).iter().all(|mask| *mask == Mask::Causal));
+    assert!(masks(&both).iter().all(|mask| *mask == Mask::Whole));
+    // Nothing is read behind its layer.
+    assert!(text.plan().kv[0].layout.n_layer > 1);
+    assert_eq!(both.plan().kv[0].layout.n_layer, 1);
+    let refused = with("lfm2", 0).unwrap_err();
     assert!(matches!(refused, Error::Unsupported(_)), "{refused:?}");
     assert!(
-        refused.to_string().contains("smollm3.attention.causal"),
+        refused.to_string().contains("lfm2.attention.causal"),
         "{refused}"
     );
 }

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod buf;
+mod experts;
 pub mod kv;
 pub mod op;
 pub mod plan;
@@ -19,10 +20,9 @@ mod tensor_type;
 mod weight_type;
 
 pub use buf::{Buf, BufSpec, Conflicts, RowCounts, Rows, ScratchLayout};
+pub use experts::{ExpertFfn, Router, RouterGate};
 pub use kv::{KV_BLOCK, KV_PAGE_TOKENS, KvGroup, KvLayer, KvLayout, KvType};
-pub use op::{
-    Act, ColumnPart, ExpertFfn, HeadShape, Mask, Op, Product, RopeUse, Router, RouterGate,
-};
+pub use op::{Act, ColumnPart, HeadShape, MEAN_OF_SPAN, Mask, Op, Product, RopeUse};
 pub use plan::{Input, Plan, Segment, SegmentKind, Step};
 pub use rope::{LongFactors, RopeOrder, RopeScaling, RopeSpec};
 pub use tensor::{Role, TensorDesc, TensorIndex};

@@ -5,6 +5,7 @@
 //! pass. In formulas `t` is a row. Vectors of weights are f32 on the device.
 
 use crate::buf::Buf;
+use crate::experts::Router;
 use crate::kv::KvLayer;
 use crate::tensor::TensorIndex;
 
@@ -41,6 +42,8 @@ pub enum Act {
     Silu,
     /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))` (Hendrycks & Gimpel 2016).
     GeluTanh,
+    /// `x / 2 * (1 + erf(x / sqrt(2)))` (Hendrycks & Gimpel 2016).
+    GeluErf,
     /// `max(x, 0)^2` (So et al. 2021).
     ReluSquared,
     /// `1 / (1 + exp(-x))`.
@@ -64,7 +67,16 @@ pub enum Mask {
     Causal,
     /// So many up to its own, its own included.
     Window(u32),
+    /// All of its sequence. The pages have those of the pass: all rows of a sequence are in one
+    /// pass ([`Plan::both_ways`](crate::Plan::both_ways)).
+    Whole,
+    /// So many before its own, its own, and as many after it.
+    Around(u32),
 }
+
+/// Of an entry of a pass's `outputs`: not the row itself, but the mean of all rows of the span that
+/// has it. A pass has fewer rows.
+pub const MEAN_OF_SPAN: u32 = 1 << 31;
 
 /// How heads are rotated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -86,87 +98,6 @@ pub struct ColumnPart {
     pub stride: u32,
     /// Elements a group.
     pub width: u32,
-}
-
-/// How a router's logits become probabilities.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RouterGate {
-    /// Softmax over all experts.
-    Softmax,
-    /// The logistic function of each.
-    Sigmoid,
-    /// The best logits are chosen, then softmax over the chosen ones.
-    SoftmaxOfChosen,
-    /// `sqrt(ln(1 + exp(x)))` of each.
-    SqrtSoftplus,
-}
-
-/// Which experts a row goes to, and with what weights (Shazeer et al. 2017; DeepSeek-AI 2024, arXiv
-/// 2412.19437, for groups and selection biases).
-///
-/// Experts are chosen by probability plus selection bias, the lowest index first among equals; what
-/// they weigh is the probability alone.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Router {
-    /// Experts.
-    pub n_expert: u32,
-    /// Experts that a row goes to.
-    pub n_used: u32,
-    /// Probabilities.
-    pub gate: RouterGate,
-    /// Groups of consecutive experts; 1 for no groups.
-    pub n_group: u32,
-    /// Groups that are kept: those with the largest sum of their two largest selection values.
-    pub n_group_used: u32,
-    /// Whether the weights of the chosen are divided by their sum.
-    pub renormalize: bool,
-    /// Multiplies the weights at last.
-    pub scale: f32,
-}
-
-/// The feed-forward of each expert. Routed row `t * n_used + s` is row `t`'s `s`-th choice.
-///
-/// ```text
-/// g = (Wgate[e] x[t] + bgate[e]) * gate_scale[e];  u = (Wup[e] x[t] + bup[e]) * up_scale[e]
-/// h = act(g) * u      (without Wgate: h = act(u))
-/// out[t * n_used + s] = (Wdown[e] h + bdown[e]) * scale[e]       with e = ids[t][s]
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ExpertFfn {
-    /// Input rows.
-    pub x: Buf,
-    /// Chosen experts, `[tokens][n_used]`, as whole numbers in f32.
-    pub ids: Buf,
-    /// Experts that a row goes to.
-    pub n_used: u32,
-    /// The gate's product, `[routed][n_ff]`; `up_out` where there is no gate.
-    pub gate_out: Buf,
-    /// The up product, `[routed][n_ff]`.
-    pub up_out: Buf,
-    /// Output, `[routed][n_embd]`.
-    pub out: Buf,
-    /// The gated unit's function.
-    pub act: Act,
-    /// Tensors of one expert, by their index in the expert's own list.
-    pub gate: Option<TensorIndex>,
-    /// Matrix up.
-    pub up: TensorIndex,
-    /// Matrix down.
-    pub down: TensorIndex,
-    /// Bias of the gate.
-    pub gate_bias: Option<TensorIndex>,
-    /// Bias of up.
-    pub up_bias: Option<TensorIndex>,
-    /// Bias of down.
-    pub down_bias: Option<TensorIndex>,
-    /// One factor on the gate's product.
-    pub gate_scale: Option<TensorIndex>,
-    /// One factor on the up product.
-    pub up_scale: Option<TensorIndex>,
-    /// One factor on the expert's output.
-    pub scale: Option<TensorIndex>,
-    /// Tensors of one expert.
-    pub n_tensors: u32,
 }
 
 /// An operation.
@@ -211,6 +142,16 @@ pub enum Op {
         y: Buf,
         /// Factor on it.
         scale: f32,
+    },
+    /// `x[t] += table[position of t]`, or `x[t] += table[0]` for all rows: learned positions, and a
+    /// vector that all rows have in common.
+    AddTable {
+        /// Changed in place.
+        x: Buf,
+        /// f32 `[rows of the table][width of x]`; one row, or as many as there are positions.
+        table: TensorIndex,
+        /// Whether the row is that of the position.
+        by_position: bool,
     },
     /// `x *= factor`.
     Scale {
@@ -470,7 +411,8 @@ pub enum Op {
         /// Output rows.
         out: Buf,
     },
-    /// Copies the rows of the tokens whose logits are wanted: `out[i] = x[outputs[i]]`.
+    /// Copies the rows of the tokens whose logits are wanted: `out[i] = x[outputs[i]]`, or where
+    /// that entry has [`MEAN_OF_SPAN`] the mean of its span's rows.
     GatherOutputs {
         /// Token rows.
         x: Buf,
@@ -486,7 +428,8 @@ impl Op {
         let (reads, writes): (&[Buf], &[Buf]) = match self {
             Op::RmsNorm { x, out, .. } | Op::LayerNorm { x, out, .. } => (&[*x], &[*out]),
             Op::Add { x, y, .. } => (&[*x, *y], &[*x]),
-            Op::Scale { x, .. }
+            Op::AddTable { x, .. }
+            | Op::Scale { x, .. }
             | Op::ScaleBy { x, .. }
             | Op::SoftCap { x, .. }
             | Op::Rope { x, .. }
@@ -553,6 +496,7 @@ impl Op {
             Op::RmsNorm { .. } => "rms_norm",
             Op::LayerNorm { .. } => "layer_norm",
             Op::Add { .. } => "add",
+            Op::AddTable { .. } => "add_table",
             Op::Scale { .. } => "scale",
             Op::ScaleBy { .. } => "scale_by",
             Op::SoftCap { .. } => "soft_cap",
@@ -574,19 +518,5 @@ impl Op {
             Op::Combine { .. } => "combine",
             Op::GatherOutputs { .. } => "gather_outputs",
         }
-    }
-}
-
-impl ExpertFfn {
-    /// As [`Op::buffers`].
-    pub fn buffers(&self, read: &mut dyn FnMut(Buf), write: &mut dyn FnMut(Buf)) {
-        read(self.x);
-        read(self.ids);
-        write(self.out);
-    }
-
-    /// Buffers that it uses and that hold nothing before and after.
-    pub fn temporaries(&self) -> [Buf; 2] {
-        [self.gate_out, self.up_out]
     }
 }

@@ -7,8 +7,9 @@
 use std::fmt;
 
 use crate::buf::{Buf, BufSpec, Conflicts, RowCounts, ScratchLayout};
+use crate::experts::ExpertFfn;
 use crate::kv::{KvGroup, KvType};
-use crate::op::{ExpertFfn, Op};
+use crate::op::Op;
 use crate::rope::RopeSpec;
 use crate::tensor::TensorDesc;
 
@@ -118,6 +119,9 @@ pub struct Plan {
     /// Whether no matrix is quantized. Who takes a file of floats wants their precision: a device
     /// rounds no input of a product to less than 22 bits then, whatever that costs.
     pub float_weights: bool,
+    /// Whether rows attend to later rows of their sequence: then a pass has all rows of a sequence
+    /// or none, and nothing of it is kept behind the pass.
+    pub both_ways: bool,
 }
 
 impl Plan {
@@ -207,6 +211,18 @@ impl Plan {
     #[must_use]
     pub fn rotates_long(&self, positions: usize) -> bool {
         self.long_beyond().is_some_and(|n| positions > n as usize)
+    }
+
+    /// Elements of an embedding: the width of [`Plan::hidden`].
+    #[must_use]
+    pub fn embedding_width(&self) -> u64 {
+        self.bufs[usize::from(self.hidden.0)].width
+    }
+
+    /// Elements of a row of [`Plan::logits`].
+    #[must_use]
+    pub fn logits_width(&self) -> u64 {
+        self.bufs[usize::from(self.logits.0)].width
     }
 
     /// The layout of the scratch block.
@@ -394,6 +410,7 @@ mod tests {
             state_elements: 0,
             ropes: Vec::new(),
             float_weights: false,
+            both_ways: false,
         }
     }
 

@@ -49,6 +49,7 @@ impl ActSpec {
                 limit,
                 reserved: 0,
             },
+            Act::GeluErf => plain(7),
         }
     }
 
@@ -66,6 +67,7 @@ impl ActSpec {
                 alpha: self.alpha,
                 limit: self.limit,
             },
+            7 => Act::GeluErf,
             _ => return None,
         })
     }

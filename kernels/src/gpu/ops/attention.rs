@@ -2,9 +2,10 @@
 
 use super::kv::{HEAD_DIM_MAX, Kv, KvPlace, Qkv, Rope, RopePlace, check_type};
 use super::matmat::PartsRoom;
+pub use super::scores::Scores;
 use crate::gpu::launch::{ArgBytes, arg_struct};
 use crate::gpu::{Address, Error, GpuTarget, Launch, Vendor};
-use rocmforge_ops::{KvLayout, KvType, Mask};
+use rocmforge_ops::{KvLayout, KvType};
 
 const DECODE_THREADS: u32 = 256;
 /// Positions of a step; the context is split at multiples of it.
@@ -24,7 +25,7 @@ pub const SPLIT_MAX: u32 = 64;
 
 arg_struct! {
     /// Of `attention_decode_<dim>_<group>`.
-    AttentionDecodeArgs: 200 {
+    AttentionDecodeArgs: 208 {
         q: u64,
         k: u64,
         v: u64,
@@ -34,6 +35,7 @@ arg_struct! {
         kv: KvPlace,
         rope: RopePlace,
         sinks: u64,
+        places: u64,
         scale: f32,
         softcap: f32,
         window: u32,
@@ -41,18 +43,19 @@ arg_struct! {
         heads: u32,
         n_split: u32,
         append: u32,
-        reserved: u32,
+        ahead: u32,
     }
 }
 
 arg_struct! {
     /// Of `attention_prefill_<dim>`.
-    AttentionPrefillArgs: 128 {
+    AttentionPrefillArgs: 144 {
         q: u64,
         out: u64,
         tiles: u64,
         kv: KvPlace,
         sinks: u64,
+        places: u64,
         scale: f32,
         softcap: f32,
         window: u32,
@@ -61,6 +64,8 @@ arg_struct! {
         counters: u64,
         blocks: u32,
         part_threads: u32,
+        ahead: u32,
+        reserved: u32,
     }
 }
 
@@ -169,40 +174,6 @@ const PREFILL: [(usize, Kernels); 5] = [
     (128, kernels!("attention_prefill_128")),
     (256, kernels!("attention_prefill_256")),
 ];
-
-/// How scores are made and masked.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Scores {
-    /// Factor on the products of queries and keys.
-    pub scale: f32,
-    /// Which positions.
-    pub mask: Mask,
-    /// Scores become `softcap * tanh(score / softcap)`; 0 for none.
-    pub softcap: f32,
-    /// f32 `[n_head]`: one more score a head, without a value.
-    pub sinks: Option<Address>,
-}
-
-impl Scores {
-    /// Of all positions up to a row's own, as they are.
-    #[must_use]
-    pub const fn causal(scale: f32) -> Scores {
-        Scores {
-            scale,
-            mask: Mask::Causal,
-            softcap: 0.0,
-            sinks: None,
-        }
-    }
-
-    fn window(&self) -> u32 {
-        match self.mask {
-            Mask::Causal => 0,
-            // A row always attends to itself.
-            Mask::Window(n) => n.max(1),
-        }
-    }
-}
 
 /// The kernels of decode and the query heads of a block of each, a divisor of those of a key/value
 /// head: of the most heads first.
@@ -376,7 +347,8 @@ pub const fn partials_bytes(rows: u64, n_head: u64, n_split: u64, head_dim_v: u6
     rows * n_head * n_split * (head_dim_v + 2) * 4
 }
 
-/// Decode: every row attends to its sequence's positions up to its own.
+/// Decode: every row attends to its sequence's positions up to its own, and where the mask says so
+/// to later ones of the pass.
 ///
 /// With `append`, q, k and v are as the products left them: heads are normed and rotated, and k and
 /// v appended to the pages, in the same launch; then no two rows may be of one sequence. Without, q
@@ -411,6 +383,7 @@ pub fn decode(
         kv: place,
         rope: append.map_or_else(RopePlace::default, Rope::place),
         sinks: scores.sinks.unwrap_or(0),
+        places: scores.places,
         scale: scores.scale,
         softcap: scores.softcap,
         window: scores.window(),
@@ -418,7 +391,11 @@ pub fn decode(
         heads,
         n_split: n_split.clamp(1, SPLIT_MAX),
         append: u32::from(append.is_some()),
-        reserved: 0,
+        ahead: match append {
+            // No row is there but the sequence's last.
+            Some(_) => 0,
+            None => scores.ahead(),
+        },
     };
     Ok(Launch {
         kernel,
@@ -558,6 +535,7 @@ pub fn prefill(
         tiles,
         kv: place,
         sinks: scores.sinks.unwrap_or(0),
+        places: scores.places,
         scale: scores.scale,
         softcap: scores.softcap,
         window: scores.window(),
@@ -566,6 +544,8 @@ pub fn prefill(
         counters: shared.room.counters,
         blocks,
         part_threads,
+        ahead: scores.ahead(),
+        reserved: 0,
     };
     let all = n_head_kv * blocks * n_tiles;
     Ok(Launch {

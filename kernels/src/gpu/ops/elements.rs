@@ -13,7 +13,7 @@ const THREADS: u32 = 256;
 pub const PARTS_MAX: usize = 4;
 
 arg_struct! {
-    /// Of `scale`, `soft_cap`, `add_gated`, `gate_heads` and `position_scale`.
+    /// Of `scale`, `soft_cap`, `add_gated`, `gate_heads`, `position_scale` and `add_table`.
     ElementsArgs: 48 {
         x: u64,
         y: u64,
@@ -85,6 +85,13 @@ pub enum Change {
         /// A function of one element.
         act: Act,
     },
+    /// `x[t] += table[positions[t]]`, or `x[t] += table[0]`.
+    AddTable {
+        /// f32 rows of `cols`.
+        table: Address,
+        /// u32 `[rows]`; `None` for the table's first row.
+        positions: Option<Address>,
+    },
     /// `x[t] *= 1 + beta * ln(1 + floor(positions[t] / span))`.
     PositionScale {
         /// u32 `[rows]`.
@@ -140,6 +147,10 @@ pub fn change(x: Address, rows: u64, cols: u64, what: Change) -> Result<Launch, 
             }
             (args.by, args.span, args.act) = (gate, head_dim, ActSpec::new(act).kind);
             "elements.gate_heads"
+        }
+        Change::AddTable { table, positions } => {
+            (args.y, args.positions) = (table, positions.unwrap_or(0));
+            "elements.add_table"
         }
         Change::PositionScale {
             positions,

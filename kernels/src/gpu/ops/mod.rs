@@ -14,6 +14,7 @@ pub mod recurrent;
 pub mod route;
 pub mod rows;
 pub mod sample;
+mod scores;
 pub mod weights;
 
 use crate::host::WeightType;

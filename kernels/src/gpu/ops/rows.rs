@@ -19,6 +19,19 @@ arg_struct! {
 }
 
 arg_struct! {
+    /// Of `gather_outputs`.
+    GatherOutputsArgs: 48 {
+        x: u64,
+        out: u64,
+        rows: u64,
+        sequences: u64,
+        places: u64,
+        cols: u32,
+        reserved: u32,
+    }
+}
+
+arg_struct! {
     /// Of `add_bias`.
     AddBiasArgs: 24 {
         out: u64,
@@ -58,6 +71,48 @@ pub fn gather(x: Address, rows: Address, n: u32, cols: u64, out: Address) -> Res
     };
     Ok(Launch {
         kernel: "gather.gather",
+        grid: [cols.div_ceil(4 * THREADS), n, 1],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+        args: ArgBytes::of(&args),
+        overlaps: true,
+    })
+}
+
+/// Where a pass says of which span a row is, and which rows a span has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spans {
+    /// u32, one a row.
+    pub sequences: Address,
+    /// [`SequencePlace`](super::recurrent::SequencePlace), one a span.
+    pub places: Address,
+}
+
+/// As [`gather`], of rows of which one with [`MEAN_OF_SPAN`](rocmforge_ops::MEAN_OF_SPAN) stands
+/// for the mean of its span's rows.
+///
+/// # Errors
+/// [`Error::TooLarge`].
+pub fn gather_outputs(
+    x: Address,
+    rows: Address,
+    n: u32,
+    cols: u64,
+    out: Address,
+    spans: Spans,
+) -> Result<Launch, Error> {
+    let cols = count("the width of a row", cols)?;
+    let args = GatherOutputsArgs {
+        x,
+        out,
+        rows,
+        sequences: spans.sequences,
+        places: spans.places,
+        cols,
+        reserved: 0,
+    };
+    Ok(Launch {
+        kernel: "gather.gather_outputs",
         grid: [cols.div_ceil(4 * THREADS), n, 1],
         block: [THREADS, 1, 1],
         shared_bytes: 0,

@@ -64,6 +64,7 @@ fn structs_of_arguments_have_the_fields_of_the_source() {
         "attention_decode.hip": ops::attention::AttentionDecodeArgs,
         "attention_prefill.hip": ops::attention::AttentionPrefillArgs,
         "gather.hip": ops::rows::GatherArgs,
+        "gather.hip": ops::rows::GatherOutputsArgs,
         "add_bias.hip": ops::rows::AddBiasArgs,
         "layer_norm.hip": ops::rows::LayerNormArgs,
         "sample.hip": ops::sample::TopKArgs,

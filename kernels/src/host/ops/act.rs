@@ -117,6 +117,18 @@ pub(super) fn value<S: Lanes>(s: S, act: Act, x: S::V) -> S::V {
             );
             s.div(x, one_and_exp_of_minus(s, y))
         }
+        Act::GeluErf => {
+            let size = s.max(x, s.sub(s.splat(0.0), x));
+            let z = s.mul(size, s.splat(std::f32::consts::FRAC_1_SQRT_2));
+            let t = s.div(s.splat(1.0), s.fma(z, s.splat(0.5), s.splat(1.0)));
+            let mut p = s.splat(ERFC[0]);
+            for factor in &ERFC[1..] {
+                p = s.fma(p, t, s.splat(*factor));
+            }
+            let e = exp(s, s.sub(p, s.mul(z, z)));
+            let tail = s.mul(s.mul(s.splat(0.5), size), s.mul(t, e));
+            s.sub(s.max(s.splat(0.0), x), tail)
+        }
         Act::ReluSquared => {
             let x = s.max(s.splat(0.0), x);
             s.mul(x, x)
@@ -141,6 +153,21 @@ fn one_and_exp_of_minus<S: Lanes>(s: S, x: S::V) -> S::V {
 /// `2 sqrt(2 / pi)`: `(1 + tanh(y)) / 2` is the logistic function of `2 y`.
 const GELU_FACTOR: f32 = 1.595_769;
 const GELU_CUBE: f32 = 0.044_715;
+
+/// `erfc(z) = t exp(p(t) - z^2)` with `t = 1 / (1 + z / 2)` for `z >= 0`, to 1.2e-7 of it (Press et
+/// al., Numerical Recipes, 6.2): the factors of `p`, the highest power's first.
+const ERFC: [f32; 10] = [
+    0.170_872_77,
+    -0.822_152_2,
+    1.488_515_9,
+    -1.135_204,
+    0.278_868_07,
+    -0.186_288_06,
+    0.096_784_18,
+    0.374_091_96,
+    1.000_023_7,
+    -1.265_512_2,
+];
 
 /// `ln(1 + exp(x))`, for large arguments too.
 pub(super) fn softplus(x: f32) -> f32 {
@@ -172,6 +199,12 @@ pub(super) fn value_scalar(act: Act, x: f32) -> f32 {
         Act::Identity | Act::SwigluClamped { .. } => x,
         Act::Silu => x / (1.0 + (-x).exp()),
         Act::GeluTanh => x / (1.0 + (-GELU_FACTOR * (x + GELU_CUBE * (x * x * x))).exp()),
+        Act::GeluErf => {
+            let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
+            let t = 1.0 / (1.0 + 0.5 * z);
+            let p = ERFC.iter().fold(0.0, |p, factor| p * t + factor);
+            x.max(0.0) - 0.5 * x.abs() * t * (p - z * z).exp()
+        }
         Act::ReluSquared if x < 0.0 => 0.0,
         Act::ReluSquared => x * x,
         Act::Sigmoid => sigmoid(x),
@@ -188,14 +221,35 @@ mod tests {
         alpha: 1.702,
         limit: 7.0,
     };
-    const ACTS: [Act; 6] = [
+    const ACTS: [Act; 7] = [
         Act::Identity,
         Act::Silu,
         Act::GeluTanh,
+        Act::GeluErf,
         Act::ReluSquared,
         Act::Sigmoid,
         Act::Softplus,
     ];
+
+    /// By its series, or for large arguments its continued fraction (Abramowitz & Stegun 7.1.5 and
+    /// 7.1.14).
+    fn erfc(z: f64) -> f64 {
+        let root = std::f64::consts::PI.sqrt();
+        if z.abs() < 3.0 {
+            let (mut term, mut sum) = (z, z);
+            for n in 1..200 {
+                term *= -z * z / f64::from(n);
+                sum += term / f64::from(2 * n + 1);
+            }
+            return 1.0 - 2.0 / root * sum;
+        }
+        let size = z.abs();
+        let fraction = (1..100)
+            .rev()
+            .fold(size, |f, n| size + f64::from(n) / 2.0 / f);
+        let tail = (-size * size).exp() / (root * fraction);
+        if z > 0.0 { tail } else { 2.0 - tail }
+    }
 
     fn exact(act: Act, x: f64) -> f64 {
         match act {
@@ -205,6 +259,7 @@ mod tests {
                 let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
                 x / 2.0 * (1.0 + inner.tanh())
             }
+            Act::GeluErf => x / 2.0 * erfc(-x / std::f64::consts::SQRT_2),
             Act::ReluSquared => x.max(0.0).powi(2),
             Act::Sigmoid => 1.0 / (1.0 + (-x).exp()),
             Act::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),

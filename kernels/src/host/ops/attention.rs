@@ -1,6 +1,7 @@
-//! Causal grouped-query attention over paged keys and values:
+//! Grouped-query attention over paged keys and values:
 //! `out[r][h] = sum_p softmax_p(scale * q[r][h] . k[p][h / group]) * v[p][h / group]` over the
-//! positions `p` up to that of row `r`, and with a sliding window only the last `window` of them.
+//! positions `p` up to that of row `r`, and with a sliding window only the last `window` of them;
+//! where rows attend ahead (encoders), some or all positions behind it too.
 //! Scores may be bounded, and a head may have a sink: one more score, whose value is nothing.
 //!
 //! A work item is one key/value head times a tile of query rows: the query heads of the group (some
@@ -46,8 +47,11 @@ pub struct AttentionShape<'a> {
     pub n_head: usize,
     /// Multiplies the scores: `1 / sqrt(head_dim)` unless the model says otherwise.
     pub scale: f32,
-    /// Attend to this many positions, the row's own included; None: to all.
+    /// Attend to this many positions up to the row's own, that included; None: to all.
     pub window: Option<NonZeroUsize>,
+    /// Attend to so many positions behind the row's own at most, as far as the sequence has them; 0
+    /// is causal.
+    pub ahead: usize,
     /// Scaled scores become `softcap * tanh(score / softcap)`; 0 for none.
     pub softcap: f32,
     /// One more score a query head that takes part in the softmax and has no value, `[n_head]`.
@@ -65,6 +69,9 @@ pub struct AttentionSpan<'a> {
     /// [`KvLayout::layer_bytes`] each, aligned to 4 bytes for f32, else to 2. Pages that lie wholly
     /// before every row's window may be empty slices.
     pub pages: &'a [&'a [u8]],
+    /// Positions behind the span's of which the pages have keys and values too: rows that attend
+    /// ahead end there.
+    pub later: usize,
 }
 
 /// Attends for all `spans`, in order: `q` is `[rows of all spans][n_head][head_dim_k]`, `out` is
@@ -118,6 +125,7 @@ pub fn attention(
                     first_head,
                     heads,
                     pos0: span.pos0 + rows.start,
+                    end: span.pos0 + span.n_rows + span.later,
                     n_rows: rows.len(),
                     q: &q[(first_row + rows.start) * q_row..(first_row + rows.end) * q_row],
                 };
@@ -167,7 +175,8 @@ fn check(shape: &AttentionShape<'_>, spans: &[AttentionSpan<'_>], q: &[f32], out
     );
     for span in spans {
         let first = first_position(shape, span.pos0) / KV_PAGE_TOKENS;
-        let end = (span.pos0 + span.n_rows).div_ceil(KV_PAGE_TOKENS);
+        let later = span.later.min(shape.ahead);
+        let end = (span.pos0 + span.n_rows + later).div_ceil(KV_PAGE_TOKENS);
         assert!(
             end <= span.pages.len(),
             "attention: {} pages, {end} needed",

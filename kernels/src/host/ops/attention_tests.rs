@@ -82,10 +82,12 @@ impl Sequence {
             let first = shape
                 .window
                 .map_or(0, |w| (pos + 1).saturating_sub(w.get()));
+            let n_tokens = self.keys.len() / (kv.n_head_kv * dk);
+            let last = pos.saturating_add(shape.ahead).min(n_tokens - 1);
             for (head, q) in q.chunks(dk).enumerate() {
                 let head_kv = head * kv.n_head_kv / shape.n_head;
                 let at = |pos: usize, d: usize| (pos * kv.n_head_kv + head_kv) * d;
-                let scores: Vec<f64> = (first..=pos)
+                let scores: Vec<f64> = (first..=last)
                     .map(|p| {
                         let key = &self.keys[at(p, dk)..][..dk];
                         let product = q.iter().zip(key).map(|(&q, &k)| f64::from(q) * k);
@@ -146,6 +148,7 @@ fn shape(
         },
         n_head,
         scale: 1.0 / (head_dim_k as f32).sqrt(),
+        ahead: 0,
         window: window.and_then(NonZeroUsize::new),
         softcap: 0.0,
         sinks: None,
@@ -192,6 +195,7 @@ fn agrees_with_a_naive_softmax() {
                     n_rows: n_tokens - pos0,
                     pos0,
                     pages: &layers,
+                    later: 0,
                 };
                 for simd in Simd::available() {
                     let mut out = vec![f32::NAN; expected.len()];
@@ -209,6 +213,49 @@ fn agrees_with_a_naive_softmax() {
     }
     assert!(eight_bits >= 20, "{eight_bits}");
     assert_eq!(floats, 5 * SHAPES.len());
+}
+
+/// What lies in a page behind the text's end is NaN, and later rows are of other spans.
+#[test]
+fn rows_that_attend_ahead_see_all_of_their_text_or_of_their_window() {
+    let mut source = Random::new("attention ahead");
+    let pool = pool(2);
+    for heads in SHAPES {
+        let near = 1 + source.below(70);
+        for (window, ahead) in [(None, usize::MAX), (Some(near + 1), near), (None, 3)] {
+            let shape = AttentionShape {
+                ahead,
+                ..shape(heads, window)
+            };
+            for shape in types(shape) {
+                let n_tokens = 1 + source.below(150);
+                let cut = source.below(n_tokens);
+                let sequence = Sequence::new(&mut source, &shape.kv, n_tokens);
+                let layers = sequence.layers();
+                let q = source.normal(n_tokens * shape.n_head * shape.kv.head_dim_k);
+                let expected = sequence.reference(&shape, 0, &q);
+                let span = |pos0: usize, end: usize| AttentionSpan {
+                    n_rows: end - pos0,
+                    pos0,
+                    pages: &layers,
+                    later: n_tokens - end,
+                };
+                for simd in Simd::available() {
+                    let what =
+                        format!("{simd:?} {heads:?} {window:?} {ahead} 0..{cut}..{n_tokens}");
+                    let whole = [span(0, n_tokens)];
+                    let parts = [span(0, cut), span(cut, n_tokens)];
+                    let [whole, parts] = [&whole[..], &parts].map(|spans| {
+                        let mut out = vec![f32::NAN; expected.len()];
+                        attention(&pool, simd, &shape, spans, &q, &mut out);
+                        out
+                    });
+                    assert_close(&whole, &expected, 1e-5, &what);
+                    assert_eq!(whole, parts, "{what}");
+                }
+            }
+        }
+    }
 }
 
 #[test]
@@ -241,6 +288,7 @@ fn a_row_is_the_same_bits_in_any_span_and_on_any_pool() {
                         n_rows: 1,
                         pos0: pos,
                         pages: &layers,
+                        later: 0,
                     };
                     let out = &mut expected[pos * out_row..][..out_row];
                     attention(
@@ -259,6 +307,7 @@ fn a_row_is_the_same_bits_in_any_span_and_on_any_pool() {
                         n_rows: end - pos0,
                         pos0,
                         pages: &layers,
+                        later: 0,
                     });
                     let mut out = vec![f32::NAN; n_tokens * out_row];
                     attention(pool, simd, &shape, &spans, &q, &mut out);
@@ -294,6 +343,7 @@ fn spans_of_several_sequences_go_to_their_own_rows() {
             n_rows,
             pos0: n - n_rows,
             pages,
+            later: 0,
         })
         .collect();
     let q = source.normal(43 * row);
@@ -341,6 +391,7 @@ fn nan_reaches_the_rows_that_attend_to_it_and_no_others() {
             n_rows: n_tokens,
             pos0: 0,
             pages: &layers,
+            later: 0,
         };
         for simd in Simd::available() {
             let mut out = vec![7f32; n_tokens * out_row];
@@ -374,6 +425,7 @@ fn pages_before_the_window_may_be_gone() {
         n_rows: 1,
         pos0: 99,
         pages: &layers,
+        later: 0,
     };
     let mut out = vec![f32::NAN; expected.len()];
     attention(&pool(1), Simd::detect(), &shape, &[span], &q, &mut out);

@@ -49,6 +49,8 @@ pub(super) struct Tile<'a> {
     /// The position of the tile's first row.
     pub(super) pos0: usize,
     pub(super) n_rows: usize,
+    /// Behind the last position of the sequence that the pages have.
+    pub(super) end: usize,
     /// `[n_rows][n_head][head_dim_k]`
     pub(super) q: &'a [f32],
 }
@@ -167,7 +169,14 @@ impl Tile<'_> {
     /// The pages that some row attends to.
     #[inline(always)]
     fn page_range(&self) -> std::ops::RangeInclusive<usize> {
-        first_position(self.shape, self.pos0) / SLOTS..=(self.pos0 + self.n_rows - 1) / SLOTS
+        let last = self.behind(self.pos0 + self.n_rows - 1) - 1;
+        first_position(self.shape, self.pos0) / SLOTS..=last / SLOTS
+    }
+
+    /// Behind the last position that the row at `pos` attends to.
+    #[inline(always)]
+    fn behind(&self, pos: usize) -> usize {
+        pos.saturating_add(self.shape.ahead).min(self.end - 1) + 1
     }
 
     /// The slots `from..to` of `page` that row `r` attends to; empty where `from >= to`.
@@ -177,7 +186,7 @@ impl Tile<'_> {
         let from = first_position(self.shape, pos)
             .saturating_sub(start)
             .min(SLOTS);
-        (from, (pos + 1).saturating_sub(start).min(SLOTS))
+        (from, self.behind(pos).saturating_sub(start).min(SLOTS))
     }
 
     /// Bytes of the keys and of the values of the head in `page`.

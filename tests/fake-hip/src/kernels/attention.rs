@@ -11,6 +11,7 @@ use rocmforge_kernels::host::ops::{self, AttentionShape, AttentionSpan, Simd};
 use rocmforge_ops::KvType;
 
 use super::heads::{PAGE, append, layout, page_of, pages, rotated, row_of};
+use super::rows::SEQUENCE_PLACE_BYTES;
 use super::{Launch, agrees, args, covers, floats, store, words};
 use crate::memory::{Fault, Memory};
 
@@ -36,6 +37,8 @@ struct Scores {
     softcap: f32,
     window: u32,
     sinks: u64,
+    ahead: u32,
+    places: u64,
 }
 
 impl Scores {
@@ -45,6 +48,20 @@ impl Scores {
             0 => 0,
             window => (position + 1).saturating_sub(window),
         }
+    }
+}
+
+impl Scores {
+    /// Where a sequence ends of which rows up to `end` are looked at.
+    fn end(&self, memory: &mut Memory, sequence: u32, end: u32) -> Result<u32, Fault> {
+        if self.ahead == 0 {
+            return Ok(end);
+        }
+        let at = self.places + u64::from(sequence) * SEQUENCE_PLACE_BYTES;
+        let place = words(memory, at, 3, "the place of a sequence")?;
+        let all = place[2] + place[1];
+        covers("a sequence", u64::from(all), u64::from(end))?;
+        Ok(all)
     }
 }
 
@@ -73,6 +90,7 @@ fn attend(
         kv: layout(kv, ty)?,
         n_head: n_head as usize,
         scale: scores.scale,
+        ahead: scores.ahead as usize,
         window: NonZeroUsize::new(scores.window as usize),
         softcap: scores.softcap,
         sinks: sinks.as_deref(),
@@ -84,19 +102,25 @@ fn attend(
         )));
     }
     let n_rows = q.len() / (shape.n_head * shape.kv.head_dim_k);
+    let end = scores.end(memory, sequence, first + n_rows as u32)?;
+    let later = (end - first) as usize - n_rows;
     // What lies behind the window of the first row may have been given back.
     let read = pages(
         memory,
         kv,
         ty,
         sequence,
-        (scores.start(first), u64::from(first) + n_rows as u64),
+        (
+            scores.start(first),
+            u64::from(first) + (n_rows + later) as u64,
+        ),
     )?;
     let read: Vec<&[u8]> = read.iter().map(Vec::as_slice).collect();
     let spans = [AttentionSpan {
         n_rows,
         pos0: first as usize,
         pages: &read,
+        later,
     }];
     let mut out = vec![0.0; n_rows * shape.n_head * shape.kv.head_dim_v];
     ops::attention(pool()?, Simd::detect(), &shape, &spans, q, &mut out);
@@ -173,6 +197,8 @@ pub(super) fn decode(
         softcap: a.softcap,
         window: a.window,
         sinks: a.sinks,
+        ahead: a.ahead,
+        places: a.places,
     };
     if a.append != 0 {
         append_apart(memory, &a.kv, launch.grid[2], |p| scores.start(p))?;
@@ -199,7 +225,9 @@ pub(super) fn decode(
             q = turned;
             append(memory, (a.k, a.v), &a.kv, ty, &a.rope, row)?;
         }
-        split(memory, &a, ty, row, scores.start(position), position)?;
+        let end = scores.end(memory, sequence, position + 1)?;
+        let last = position.saturating_add(a.ahead).min(end - 1);
+        split(memory, &a, ty, row, scores.start(position), last)?;
         let out = attend(memory, (&a.kv, ty), sequence, position, &q, &scores)?;
         store(memory, a.out + u64::from(row) * width_out * 4, &out)?;
     }
@@ -249,6 +277,8 @@ pub(super) fn prefill(
         softcap: a.softcap,
         window: a.window,
         sinks: a.sinks,
+        ahead: a.ahead,
+        places: a.places,
     };
     let tiles = words(memory, a.tiles, 2 * launch.grid[1] as usize, "tiles")?;
     for tile in tiles.chunks_exact(2) {

@@ -22,6 +22,7 @@ pub(super) enum Change {
     AddGated,
     GateHeads,
     PositionScale,
+    AddTable,
 }
 
 pub(super) fn change(memory: &mut Memory, launch: &Launch, what: Change) -> Result<(), Fault> {
@@ -59,6 +60,17 @@ pub(super) fn change(memory: &mut Memory, launch: &Launch, what: Change) -> Resu
             super::act::activate(&spec, &mut gates)?;
             for (x, gate) in x.chunks_mut(dim).zip(gates) {
                 x.iter_mut().for_each(|x| *x *= gate);
+            }
+        }
+        Change::AddTable => {
+            let positions = match a.positions {
+                0 => vec![0; rows],
+                at => words(memory, at, rows, "positions")?,
+            };
+            for (x, position) in x.chunks_mut(cols).zip(positions) {
+                let at = a.y + u64::from(position) * cols as u64 * 4;
+                let row = floats(memory, at, cols, "a table's row")?;
+                x.iter_mut().zip(row).for_each(|(x, y)| *x += y);
             }
         }
         Change::PositionScale => {

@@ -82,6 +82,7 @@ enum Operation {
         ty: KvType,
     },
     Gather,
+    GatherOutputs,
     AddBias,
     LayerNorm,
     Change(elements::Change),
@@ -141,6 +142,7 @@ impl Kernel {
             }
             Operation::AttentionPrefill { dim, ty } => attention::prefill(memory, launch, dim, ty),
             Operation::Gather => rows::gather(memory, launch),
+            Operation::GatherOutputs => rows::gather_outputs(memory, launch),
             Operation::AddBias => rows::add_bias(memory, launch),
             Operation::LayerNorm => rows::layer_norm(memory, launch),
             Operation::Change(what) => elements::change(memory, launch, what),
@@ -177,6 +179,7 @@ impl Operation {
             Operation::AttentionDecode { .. } => size_of::<ops::attention::AttentionDecodeArgs>(),
             Operation::AttentionPrefill { .. } => size_of::<ops::attention::AttentionPrefillArgs>(),
             Operation::Gather => size_of::<ops::rows::GatherArgs>(),
+            Operation::GatherOutputs => size_of::<ops::rows::GatherOutputsArgs>(),
             Operation::AddBias => size_of::<ops::rows::AddBiasArgs>(),
             Operation::LayerNorm => size_of::<ops::rows::LayerNormArgs>(),
             Operation::Change(_) => size_of::<ops::elements::ElementsArgs>(),
@@ -311,6 +314,7 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
                 ("add_gated", elements::Change::AddGated),
                 ("gate_heads", elements::Change::GateHeads),
                 ("position_scale", elements::Change::PositionScale),
+                ("add_table", elements::Change::AddTable),
             ]
             .map(|(name, what)| (name.to_owned(), Operation::Change(what)));
             let others = [
@@ -334,7 +338,10 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
         "experts_group" => own(Operation::ExpertsGroup),
         "conv" => own(Operation::Conv),
         "route" => own(Operation::Route),
-        "gather" => own(Operation::Gather),
+        "gather" => vec![
+            ("gather".to_owned(), Operation::Gather),
+            ("gather_outputs".to_owned(), Operation::GatherOutputs),
+        ],
         "add_bias" => own(Operation::AddBias),
         "layer_norm" => own(Operation::LayerNorm),
         "sample" => vec![

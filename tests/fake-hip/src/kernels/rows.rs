@@ -2,8 +2,11 @@
 //! `add_bias.hip`, `activations.hip`).
 
 use rocmforge_kernels::gpu::ops::activations::{ActivationsArgs, F16_LOW_SCALE, GATED_F16_SCALE};
-use rocmforge_kernels::gpu::ops::rows::{AddBiasArgs, GatherArgs, LayerNormArgs};
+use rocmforge_kernels::gpu::ops::rows::{
+    AddBiasArgs, GatherArgs, GatherOutputsArgs, LayerNormArgs,
+};
 use rocmforge_kernels::host::ops::{self, Simd};
+use rocmforge_ops::MEAN_OF_SPAN;
 
 use super::act;
 use super::{Launch, args, covers, floats, store, store_halves, words};
@@ -14,6 +17,9 @@ const THREADS: u64 = 256;
 
 /// Activations in a block of 8 bits.
 const BLOCK: usize = 32;
+
+/// Of a `SequencePlace`, which begins with the first row and the number of rows.
+pub(super) const SEQUENCE_PLACE_BYTES: u64 = 32;
 
 /// What is computed of the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +69,33 @@ pub(super) fn gather(memory: &mut Memory, launch: &Launch) -> Result<(), Fault> 
     for (i, row) in (0u64..).zip(wanted) {
         let from = a.x + u64::from(row) * cols * 4;
         let values = floats(memory, from, cols as usize, "gather")?;
+        store(memory, a.out + i * cols * 4, &values)?;
+    }
+    Ok(())
+}
+
+/// `out[i] = x[rows[i]]`, or the mean of a span's rows, a block row a row.
+pub(super) fn gather_outputs(memory: &mut Memory, launch: &Launch) -> Result<(), Fault> {
+    let a = args(launch, GatherOutputsArgs::from_bytes)?;
+    let cols = u64::from(a.cols);
+    covers("the grid", u64::from(launch.grid[0]) * 4 * THREADS, cols)?;
+    let wanted = words(memory, a.rows, launch.grid[1] as usize, "gather's rows")?;
+    for (i, row) in (0u64..).zip(wanted) {
+        let (mut first, mut n) = (row, 1);
+        if row & MEAN_OF_SPAN != 0 {
+            let at = a.sequences + u64::from(row & !MEAN_OF_SPAN) * 4;
+            let sequence = words(memory, at, 1, "a row's span")?[0];
+            let place = a.places + u64::from(sequence) * SEQUENCE_PLACE_BYTES;
+            let place = words(memory, place, 2, "a span's rows")?;
+            (first, n) = (place[0], place[1] as usize);
+        }
+        let from = a.x + u64::from(first) * cols * 4;
+        let all = floats(memory, from, n * cols as usize, "gather")?;
+        let mut values = vec![0.0; cols as usize];
+        for row in all.chunks_exact(cols as usize) {
+            values.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+        }
+        values.iter_mut().for_each(|sum| *sum /= n as f32);
         store(memory, a.out + i * cols * 4, &values)?;
     }
     Ok(())

@@ -184,6 +184,49 @@ pub(super) fn many() -> Vec<Case> {
     cases
 }
 
+/// Rows that attend to later ones too, to all of a text or to some before and behind, of many texts
+/// in one pass and of one; heads of every kernel's size.
+pub(super) fn both_ways() -> Vec<Case> {
+    let shapes = [
+        heads(12, 12, 32),
+        heads(12, 12, 64),
+        heads(4, 1, 80),
+        heads(4, 2, 96),
+        heads(8, 2, 128),
+        heads(4, 1, 256),
+        heads(4, 2, 40),
+    ];
+    let mut cases = Vec::new();
+    for shape in shapes {
+        const TEXTS: [&[u32]; 3] = [&[1, 2, 1], &[70], &[33, 1, 130, 5, 64, 7]];
+        for texts in TEXTS {
+            for (mask, kv) in [
+                (Mask::Whole, KvType::F16),
+                (Mask::Around(40), KvType::F16),
+                (Mask::Whole, KvType::F32),
+            ] {
+                // Row by row, whatever the heads: once.
+                if kv == KvType::F32 && shape.head_dim != 64 {
+                    continue;
+                }
+                let scores = (mask, 0.0, None);
+                let tokens = u64::from(texts.iter().sum::<u32>());
+                let mut case = scored("attention, both ways", shape, (tokens, 0), scores);
+                case.name = format!("{}, {mask:?}, {}, texts {texts:?}", case.name, kv.name());
+                (case.kv, case.texts) = (kv, texts);
+                case.tolerance = tolerance(kv);
+                if let Work::Ops(ops) = &mut case.work
+                    && let Some(Op::RopeKv { rope, .. }) = ops.first_mut()
+                {
+                    *rope = None;
+                }
+                cases.push(case);
+            }
+        }
+    }
+    cases
+}
+
 /// Windows, bounded scores, sinks, heads whose values are shorter than their keys, and
 /// heads that are rotated alone.
 pub(super) fn variants() -> Vec<Case> {
@@ -266,7 +309,7 @@ fn scored(
                 k_norm: None,
                 rope: Some(RopeUse {
                     table: 0,
-                    first: head_dim - 64,
+                    first: head_dim.saturating_sub(64),
                 }),
                 layer: kv_layer(1),
             },

@@ -48,6 +48,7 @@ fn gates() -> impl Iterator<Item = Act> {
         Act::Identity,
         Act::Silu,
         Act::GeluTanh,
+        Act::GeluErf,
         Act::ReluSquared,
         Act::Sigmoid,
         Act::Softplus,
@@ -79,6 +80,48 @@ fn of_rows(operation: &str, (width, tokens): (u64, u64), op: Op, compared: Buf) 
     case
 }
 
+/// The mean of the rows of the last of several texts.
+pub(super) fn gathered_means() -> Vec<Case> {
+    const TEXTS: [&[u32]; 3] = [&[1], &[5, 3], &[2, 1, 200]];
+    let sizes = [100, 768, 4096].into_iter();
+    let cases = sizes.flat_map(|width| TEXTS.map(|texts| (width, texts)));
+    let gathered = |(width, texts): (u64, &'static [u32])| {
+        let mut case = plain(
+            "gather_outputs".to_owned(),
+            format!("width {width}, the mean of the last of {texts:?}"),
+            vec![vector(width)],
+            vec![
+                token_buf("x", width),
+                BufSpec {
+                    rows: Rows::Outputs,
+                    ..token_buf("o", width)
+                },
+            ],
+            vec![Op::GatherOutputs { x: X, out: N }],
+        );
+        (case.tokens, case.texts) = (u64::from(texts.iter().sum::<u32>()), texts);
+        (case.mean, case.compared) = (true, vec![N]);
+        case.tolerance = TOLERANCE;
+        case
+    };
+    cases.map(gathered).collect()
+}
+
+/// A row of a table added to each: that of its position, or the first.
+fn table_added(by_position: bool, width: u64, tokens: u64) -> Case {
+    const FIRST: u32 = 30;
+    let op = Op::AddTable {
+        x: X,
+        table: 0,
+        by_position,
+    };
+    let mut case = of_rows(op.name(), (width, tokens), op, X);
+    case.name = format!("{}, by position {by_position}", case.name);
+    case.tensors[0] = vector(width * (u64::from(FIRST) + tokens));
+    case.first_position = FIRST;
+    case
+}
+
 fn changes(width: u64, tokens: u64) -> Vec<Case> {
     let mut scaled_by_position = of_rows(
         "position_scale",
@@ -107,6 +150,7 @@ fn changes(width: u64, tokens: u64) -> Vec<Case> {
         },
     ];
     let mut cases = vec![scaled_by_position];
+    cases.extend([false, true].map(|by_position| table_added(by_position, width, tokens)));
     cases.extend(ops.map(|op| of_rows(op.name(), (width, tokens), op, X)));
     cases
 }
@@ -235,4 +279,57 @@ fn heads_product(ty: WeightType, tokens: u64) -> Case {
     case.tokens = tokens;
     case.compared = vec![N];
     case
+}
+
+/// silu(gate) * up may be far beyond f16, which the products of many rows get their input in.
+pub(super) fn gated_units() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for ty in [WeightType::Q8_0, WeightType::Q4K] {
+        for tokens in [1, 9, 100] {
+            let (embd, ff) = (512, 1024);
+            let (p, g, u) = (Buf(1), Buf(2), Buf(3));
+            let mut case = plain(
+                "large gated values".to_owned(),
+                format!("{ty} * {tokens}"),
+                vec![
+                    matrix(ty, ff, embd),
+                    matrix(ty, ff, embd),
+                    matrix(WeightType::Q8_0, embd, ff),
+                ],
+                vec![
+                    token_buf("x", embd),
+                    token_buf("p", embd),
+                    token_buf("g", ff),
+                    token_buf("u", ff),
+                ],
+                vec![
+                    Op::MatMul {
+                        x: X,
+                        products: vec![product(0, None, g), product(1, None, u)],
+                    },
+                    Op::Gate {
+                        gate: g,
+                        up: u,
+                        act: Act::Silu,
+                    },
+                    Op::MatMul {
+                        x: g,
+                        products: vec![product(2, None, p)],
+                    },
+                ],
+            );
+            case.tokens = tokens;
+            case.compared = vec![p];
+            // The gated values' tails are heavy, and 8 bits a block are coarse there:
+            // that is the host's own error.
+            case.tolerance = 6e-2;
+            case.size = if ty == WeightType::Q8_0 { 0.4 } else { 0.05 };
+            cases.push(case.clone());
+            // As plans have it: the product that reads them is another segment's.
+            case.operation += ", cut";
+            case.cut = Some(2);
+            cases.push(case);
+        }
+    }
+    cases
 }

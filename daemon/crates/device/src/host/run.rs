@@ -104,6 +104,20 @@ fn rows_op(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
                 ops::add_scaled(simd, x, &y[rows.start * width..rows.end * width], *scale);
             });
         }
+        Op::AddTable {
+            x,
+            table,
+            by_position,
+        } => {
+            let (table, width) = (on.floats(*table), on.width(*x));
+            let positions: Vec<u32> = batch.positions().collect();
+            on.each_row(*x, |rows, x| {
+                for (x, &position) in x.chunks_exact_mut(width).zip(&positions[rows]) {
+                    let row = if *by_position { position as usize } else { 0 };
+                    ops::add_scaled(simd, x, &table[row * width..][..width], 1.0);
+                }
+            });
+        }
         Op::Scale { x, factor } => on.each_row(*x, |_, x| ops::scale(simd, x, *factor)),
         Op::ScaleBy { x, weight } => {
             let factor = on.floats(*weight)[0];
@@ -193,13 +207,25 @@ fn rows_op(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
         }
         Op::GatherOutputs { x, out } => {
             let (all, width) = (on.rows(*x), on.width(*x));
-            for (&row, out) in batch
-                .outputs
-                .iter()
-                .zip(on.rows_mut(*out).chunks_exact_mut(width))
-            {
-                out.copy_from_slice(&all[row as usize * width..][..width]);
-            }
+            on.each_row(*out, |wanted, out| {
+                for (&row, out) in batch.outputs[wanted]
+                    .iter()
+                    .zip(out.chunks_exact_mut(width))
+                {
+                    let rows = batch.rows_of_output(row);
+                    let n = rows.len() as f32;
+                    let mut rows = all[rows.start * width..rows.end * width].chunks_exact(width);
+                    if let Some(first) = rows.next() {
+                        out.copy_from_slice(first);
+                    }
+                    for row in rows {
+                        ops::add_scaled(simd, out, row, 1.0);
+                    }
+                    if n > 1.0 {
+                        ops::scale(simd, out, 1.0 / n);
+                    }
+                }
+            });
         }
         Op::Rope {
             x,
@@ -277,6 +303,7 @@ impl<'a> OpBuffers<'a> {
         let in_place = match op {
             Op::RmsNorm { x, out, .. } | Op::LayerNorm { x, out, .. } => (x == out).then_some(*x),
             Op::Add { x, .. }
+            | Op::AddTable { x, .. }
             | Op::Scale { x, .. }
             | Op::ScaleBy { x, .. }
             | Op::SoftCap { x, .. }
@@ -506,15 +533,22 @@ fn attend(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
             n_rows: span.n_rows,
             pos0: span.first_position as usize,
             pages,
+            later: 0,
         })
         .collect();
     let shape = AttentionShape {
         kv: *layout,
         n_head: n_head as usize,
         scale: *scale,
+        ahead: match mask {
+            Mask::Causal | Mask::Window(_) => 0,
+            Mask::Whole => usize::MAX,
+            Mask::Around(n) => *n as usize,
+        },
         window: match mask {
-            Mask::Causal => None,
+            Mask::Causal | Mask::Whole => None,
             Mask::Window(n) => NonZeroUsize::new(*n as usize),
+            Mask::Around(n) => NonZeroUsize::new(*n as usize + 1),
         },
         softcap: *softcap,
         sinks: sinks.map(|s| on.floats(s)),

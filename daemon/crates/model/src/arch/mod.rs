@@ -2,9 +2,11 @@
 
 mod arcee;
 mod bailingmoe;
+mod bert;
 mod cohere;
 mod deepseek2;
 mod dots1;
+mod encoders;
 mod ernie4_5;
 mod exaone4;
 mod gemma;
@@ -303,9 +305,63 @@ const ALL: &[Arch] = &[
     },
 ];
 
+/// Those whose rows attend both ways, and that generate no text.
+const ENCODERS: &[Arch] = &[
+    Arch {
+        name: "bert",
+        build: bert::build,
+        predict: None,
+    },
+    Arch {
+        name: "eurobert",
+        build: encoders::build_eurobert,
+        predict: None,
+    },
+    Arch {
+        name: "gemma-embedding",
+        build: gemma3::build,
+        predict: None,
+    },
+    Arch {
+        name: "jina-bert-v3",
+        build: bert::build,
+        predict: None,
+    },
+    Arch {
+        name: "llama-embed",
+        build: llama::build,
+        predict: None,
+    },
+    Arch {
+        name: "modern-bert",
+        build: encoders::build_modern_bert,
+        predict: None,
+    },
+    Arch {
+        name: "neo-bert",
+        build: encoders::build_neo_bert,
+        predict: None,
+    },
+    Arch {
+        name: "nomic-bert",
+        build: bert::build,
+        predict: None,
+    },
+    Arch {
+        name: "nomic-bert-moe",
+        build: bert::build,
+        predict: None,
+    },
+];
+
 /// Names of the architectures that work.
 pub fn supported_architectures() -> impl Iterator<Item = &'static str> {
-    ALL.iter().map(|a| a.name)
+    ALL.iter().chain(ENCODERS).map(|a| a.name)
+}
+
+/// Whether an architecture is an encoder's.
+pub(crate) fn is_encoder(name: &str) -> bool {
+    ENCODERS.iter().any(|a| a.name == name)
 }
 
 /// The architecture of a file.
@@ -315,6 +371,7 @@ pub(crate) fn find(gguf: &Gguf) -> Result<&'static Arch, Error> {
         .str(KEY)?
         .ok_or_else(|| Error::MissingKey(KEY.to_owned()))?;
     ALL.iter()
+        .chain(ENCODERS)
         .find(|a| a.name == name)
         .ok_or_else(|| Error::UnknownArchitecture {
             name: name.chars().take(64).collect(),

@@ -96,6 +96,14 @@ impl PlanBuilder<'_> {
         let a = self.buf("a", u64::from(heads.n_head) * u64::from(heads.head_dim_v));
         let mut gate = None;
         let kv = if let Some(kv) = spec.shared_kv {
+            if self.both_ways {
+                return Err(Error::Unsupported(format!(
+                    "layers of architecture '{}' share keys and values, and cannot attend both ways; {} must \
+                     not be false",
+                    self.keys.arch,
+                    self.keys.name("attention.causal"),
+                )));
+            }
             let product = self.linear(
                 &blk(layer, "attn_q"),
                 self.width(n),
@@ -426,11 +434,24 @@ impl PlanBuilder<'_> {
             heads: spec.heads,
             layer: kv,
             scale: spec.scale,
-            mask: spec.window.map_or(Mask::Causal, Mask::Window),
+            mask: self.mask(spec.window),
             softcap: spec.softcap,
             sinks,
         });
         Ok(())
+    }
+}
+
+impl PlanBuilder<'_> {
+    /// What rows attend to. A window of a model whose rows attend both ways has half of it on
+    /// either side.
+    fn mask(&self, window: Option<u32>) -> Mask {
+        match (self.both_ways, window) {
+            (false, None) => Mask::Causal,
+            (false, Some(window)) => Mask::Window(window),
+            (true, None) => Mask::Whole,
+            (true, Some(window)) => Mask::Around(window / 2),
+        }
     }
 }
 

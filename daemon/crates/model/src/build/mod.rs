@@ -29,6 +29,7 @@ use crate::keys::Keys;
 
 pub(crate) use attention::{AttentionSpec, OutputGate, QkNorms};
 pub(crate) use experts::MoeSpec;
+pub(crate) use head::ClassAct;
 pub(crate) use norms::NormKind;
 
 /// What an architecture asks of a tensor.
@@ -87,6 +88,10 @@ pub(crate) struct PlanBuilder<'a> {
     pub(crate) eps: f32,
     output_norm: &'static str,
     norm_kind: NormKind,
+    /// Rows attend to later ones too.
+    pub(crate) both_ways: bool,
+    /// Where an encoder's head leaves the pooled rows, and what a classification makes of them.
+    ends: Option<(Buf, Buf)>,
     /// What there would be more of than can be numbered.
     too_many: Option<&'static str>,
 }
@@ -118,6 +123,8 @@ impl<'a> PlanBuilder<'a> {
             eps,
             output_norm: "output_norm.weight",
             norm_kind: NormKind::Rms,
+            both_ways: false,
+            ends: None,
             too_many: None,
         }
     }
@@ -197,6 +204,14 @@ impl<'a> PlanBuilder<'a> {
     pub(crate) fn vector(&mut self, name: &str, len: u64) -> Result<TensorIndex, Error> {
         let found = self.tensor(name, &[len])?;
         Ok(self.place(&found, Role::Vector))
+    }
+
+    /// A table of the segment under construction with at least so many rows of `n_embd`, as the
+    /// vector of all of its elements.
+    pub(crate) fn table(&mut self, name: &str, rows: u64) -> Result<TensorIndex, Error> {
+        let n = self.rows_in_file(name).unwrap_or(rows);
+        self.tensor(name, &[self.n_embd, n.max(rows)])?;
+        self.vector(name, self.n_embd * n)
     }
 
     pub(crate) fn vector_if(
@@ -338,6 +353,13 @@ impl<'a> PlanBuilder<'a> {
 
     fn plan(mut self) -> Result<Plan, Error> {
         self.refuse_too_many()?;
+        if self.both_ways && self.state_elements > 0 {
+            return Err(Error::Unsupported(format!(
+                "architecture '{}' has recurrent layers, which cannot attend both ways; {} must not be false",
+                self.keys.arch,
+                self.keys.name("attention.causal"),
+            )));
+        }
         self.close(&[]);
         assert!(
             self.scales.is_empty(),
@@ -349,14 +371,12 @@ impl<'a> PlanBuilder<'a> {
                 *first_segment += n_ordered;
             }
         }
-        let logits = *self
-            .buf_of
-            .get(&("logits", self.n_vocab, Rows::Outputs))
-            .expect("an architecture ends with its head");
-        let hidden = *self
-            .buf_of
-            .get(&("on", self.n_embd, Rows::Outputs))
-            .expect("an architecture's head has a norm");
+        let (hidden, logits) = self.ends.unwrap_or_else(|| {
+            let of = |name, width| self.buf_of.get(&(name, width, Rows::Outputs)).copied();
+            let hidden = of("on", self.n_embd).expect("an architecture's head has a norm");
+            let logits = of("logits", self.n_vocab).expect("an architecture ends with its head");
+            (hidden, logits)
+        });
         let segments: Vec<Segment> = self.ordered.into_iter().chain(self.experts).collect();
         let mut tensors = segments.iter().flat_map(|s| &s.tensors);
         let mut plan = Plan {
@@ -373,6 +393,7 @@ impl<'a> PlanBuilder<'a> {
             kv: self.kv,
             state_elements: self.state_elements,
             ropes: self.ropes,
+            both_ways: self.both_ways,
         };
         plan.settle_lifetimes(&self.carried)
             .map_err(|fault| Error::Plan {

@@ -37,8 +37,10 @@ impl PlanBuilder<'_> {
         self.bufs[usize::from(buf.0)].width
     }
 
-    /// A place for one more layer's keys and values.
+    /// A place for one more layer's keys and values. Where rows attend both ways nothing is read
+    /// behind its layer: layers of one shape have one place, and no page goes before the pass ends.
     pub(crate) fn kv_layer(&mut self, heads: &HeadShape, window: Option<u32>) -> KvLayer {
+        let window = window.filter(|_| !self.both_ways);
         let layout = KvLayout {
             n_layer: 0,
             n_head_kv: heads.n_head_kv as usize,
@@ -62,7 +64,7 @@ impl PlanBuilder<'_> {
             }
         };
         let layers = &mut self.kv[group].layout.n_layer;
-        *layers += 1;
+        *layers = if self.both_ways { 1 } else { *layers + 1 };
         KvLayer {
             group: group as u8,
             index: (*layers - 1) as u32,

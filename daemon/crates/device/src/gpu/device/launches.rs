@@ -553,6 +553,7 @@ impl<'a> Lowering<'a> {
             mask: scores.mask,
             softcap: scores.softcap,
             sinks: scores.sinks.map(|s| self.vector(s, bound)),
+            places: self.scratch_base + self.workspace.places,
         }
     }
 

@@ -424,6 +424,7 @@ mod tests {
             state_elements: 0,
             ropes: Vec::new(),
             float_weights: false,
+            both_ways: false,
         };
         let model = ModelPlanView {
             file: &file,

@@ -98,6 +98,18 @@ impl Lowering<'_> {
                 };
                 self.change(*x, what)
             }
+            Op::AddTable {
+                x,
+                table,
+                by_position,
+            } => {
+                let positions = self.scratch_base + self.workspace.positions;
+                let what = Change::AddTable {
+                    table: self.vector(*table, bound),
+                    positions: by_position.then_some(positions),
+                };
+                self.change(*x, what)
+            }
             Op::PositionScale { x, beta, span } => {
                 let what = Change::PositionScale {
                     positions: self.scratch_base + self.workspace.positions,
@@ -156,7 +168,11 @@ impl Lowering<'_> {
                 let (x, out, width) = (self.at(*x), self.at(*out), self.width(*out));
                 let wanted = self.scratch_base + self.workspace.outputs;
                 let n = self.batch.outputs.len() as u32;
-                self.push(rows::gather(x, wanted, n, width, out))
+                let spans = rows::Spans {
+                    sequences: self.scratch_base + self.workspace.sequences,
+                    places: self.scratch_base + self.workspace.places,
+                };
+                self.push(rows::gather_outputs(x, wanted, n, width, out, spans))
             }
             Op::Rope {
                 x,
