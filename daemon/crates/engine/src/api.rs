@@ -363,6 +363,9 @@ pub struct EmbedRequest {
     pub ids: Vec<u32>,
     /// Which of their hidden states make it.
     pub pooling: Pooling,
+    /// Whether the outputs of the model's classification are wanted instead of the hidden states:
+    /// of a model whose [purpose](rocmforge_model::Purpose) is to rank.
+    pub classes: bool,
     /// When to give up.
     pub deadline: Option<Instant>,
     /// For whom.
@@ -372,7 +375,7 @@ pub struct EmbedRequest {
 /// What a text's hidden states, behind the last norm, come to.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embedding {
-    /// One value for each element of the residual stream, not normalised.
+    /// One value for each element of a hidden state, not normalised; or for each class.
     pub values: Vec<f32>,
     /// The request's use of the cache.
     pub cache: RequestCacheUse,

@@ -16,6 +16,7 @@ use crate::api::{
 use crate::budget::Wanted;
 use crate::config::PrefixCache;
 use crate::decoding::Chooser;
+use crate::encode;
 use crate::error::Error;
 use crate::gaps::Gaps;
 use crate::kv::SequenceMemory;
@@ -119,7 +120,8 @@ impl Engine {
 
     fn generate(&mut self, request: GenerateRequest, events: mpsc::Sender<GenerateEvent>) {
         let received = Instant::now();
-        let checked = self.check(&request.model, &request.prompt, 0, request.n_ctx);
+        let checked = encode::refuse_text(&request.model)
+            .and_then(|()| self.check(&request.model, &request.prompt, 0, request.n_ctx));
         let (model, mut n_ctx) = match checked {
             Ok(checked) => checked,
             Err(error) => {
@@ -197,7 +199,8 @@ impl Engine {
                     request.ids.len()
                 ),
             }),
-            _ => self.check(&request.model, &request.ids, 1, None),
+            _ => encode::refuse_text(&request.model)
+                .and_then(|()| self.check(&request.model, &request.ids, 1, None)),
         };
         let (model, n_ctx) = match checked {
             Ok(checked) => checked,
@@ -233,6 +236,7 @@ impl Engine {
 
     fn embed(&mut self, request: EmbedRequest, reply: oneshot::Sender<Result<Embedding, Error>>) {
         let received = Instant::now();
+        let whole = request.model.model().plan().both_ways;
         let checked = self.check(&request.model, &request.ids, 0, None);
         let (model, n_ctx) = match checked {
             Ok(checked) => checked,
@@ -256,6 +260,8 @@ impl Engine {
             pooling: request.pooling,
             values: Vec::new(),
             rows: 0,
+            whole,
+            classes: request.classes,
         });
         self.enqueue(
             model,
@@ -370,6 +376,7 @@ impl Engine {
             tokens: tokens.len() as u32,
             positions_max: wanted.positions_max as u32,
             open_ended: wanted.open_ended,
+            whole: matches!(&work, Work::Embed(e) if e.whole),
             // The engine ends what is late itself, and says how many tokens there were.
             deadline: None,
         };

@@ -20,6 +20,7 @@ mod config;
 mod decoding;
 mod draft;
 mod embedding_rows;
+mod encode;
 mod error;
 mod fetcher;
 mod file_watch;
@@ -75,6 +76,6 @@ pub use loaded::{
 };
 pub use refusal::Refusal;
 pub use rocmforge_device::{Loss, LossKind, Stalls, host_memory_bytes};
-pub use rocmforge_model::supported_architectures;
+pub use rocmforge_model::{Purpose, supported_architectures};
 pub use rocmforge_ops::KvType;
 pub use suspend::Clocks;

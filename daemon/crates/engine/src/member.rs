@@ -86,6 +86,8 @@ pub(crate) fn interest(members: &[Member]) -> Interest {
         let g = match &member.task.work {
             Work::Generate(g) => g,
             Work::Score(_) => return Interest::Logits,
+            // All of its classes.
+            Work::Embed(e) if e.classes => return Interest::Logits,
             // It wants states, whatever the others look at.
             Work::Embed(_) => continue,
         };
@@ -131,8 +133,12 @@ fn take_row(task: &mut Task, row: usize, found: RowOutput<'_>) -> Stepped {
         }
         Work::Embed(e) => {
             let at = task.n_past + row;
-            let RowOutput::Hidden(state) = found else {
-                return Stepped::Failed(Error::Internal("embeddings need states".to_owned()));
+            let state: &[f32] = match found {
+                RowOutput::Hidden(state) => state,
+                RowOutput::Logits(classes) if e.classes => classes,
+                RowOutput::Best(_) | RowOutput::Top(_) | RowOutput::Logits(_) => {
+                    return Stepped::Failed(Error::Internal("embeddings need states".to_owned()));
+                }
             };
             if state.iter().any(|v| !v.is_finite()) {
                 return Stepped::Failed(not_finite(&task.loaded));

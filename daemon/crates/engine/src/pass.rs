@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use rocmforge_device::{Batch, BoundStep, Plan, Scratch, ScratchLayout, SegmentBinding, Span};
 use rocmforge_kernels::host::ops::RopeAngles;
-use rocmforge_ops::Step;
+use rocmforge_ops::{MEAN_OF_SPAN, Step};
 use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId, Slab};
 
 use crate::api::RequestCacheUse;
@@ -425,16 +425,15 @@ fn emit_rows(
             if let Some(best) = best.map_err(|e| store.device_error(Some(pass.model), e))? {
                 let mut found_rows = rows.iter().zip(best);
                 return found_rows
-                    .try_for_each(|(&row, best)| sink(row as usize, RowOutput::Best(best)));
+                    .try_for_each(|(&row, best)| sink(row_of(row), RowOutput::Best(best)));
             }
         }
         Interest::Top(k) => {
             let top = device.top_k(scratch(pass), logits, rows.len(), k);
             if let Some(top) = top.map_err(|e| store.device_error(Some(pass.model), e))? {
                 let mut found_rows = rows.iter().zip(top);
-                return found_rows.try_for_each(|(&row, top)| {
-                    sink(row as usize, RowOutput::Top(top.as_deref()))
-                });
+                return found_rows
+                    .try_for_each(|(&row, top)| sink(row_of(row), RowOutput::Top(top.as_deref())));
             }
         }
         Interest::Logits => {}
@@ -445,7 +444,7 @@ fn emit_rows(
     read.map_err(|e| store.device_error(Some(pass.model), e))?;
     rows.iter()
         .zip(buffer.chunks_exact_mut(n_vocab))
-        .try_for_each(|(&row, logits)| sink(row as usize, RowOutput::Logits(logits)))
+        .try_for_each(|(&row, logits)| sink(row_of(row), RowOutput::Logits(logits)))
 }
 
 fn run_step(
@@ -489,6 +488,11 @@ fn run_ops(
     let stamp = [u64::from(pass.model.0), index as u64];
     let ran = device.run_again(stamp, &bound, scratch(pass), &batch(pass, outputs));
     ran.map_err(|e| store.device_error(Some(pass.model), e))
+}
+
+/// The row of an output, which may stand for its span's mean.
+pub(crate) fn row_of(output: u32) -> usize {
+    (output & !MEAN_OF_SPAN) as usize
 }
 
 pub(crate) fn id(pass: &Pass<'_>, index: u32) -> SegmentId {

@@ -14,6 +14,7 @@ use rocmforge_tensor_cache::ModelId;
 use crate::actor::Engine;
 use crate::api::RequestCacheUse;
 use crate::embedding_rows;
+use crate::encode;
 use crate::error::Error;
 use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
@@ -225,6 +226,20 @@ impl Prepared {
             first_row += n_rows;
             if let Work::Embed(e) = &member.task.work {
                 let (task, begin) = (&member.task, first_row - n_rows);
+                if e.whole {
+                    let wanted = encode::wanted(e.pooling, begin..first_row);
+                    match e.classes {
+                        true => {
+                            rows.outputs.push(wanted);
+                            rows.owners.push(i);
+                        }
+                        false => {
+                            rows.hidden.push(wanted);
+                            hidden_owners.push(i);
+                        }
+                    }
+                    continue;
+                }
                 let end = task.n_past + n_rows;
                 let wanted = e.wanted(task.n_past, end, task.tokens.len() - 1);
                 hidden_owners.extend(wanted.clone().map(|_| i));

@@ -164,7 +164,7 @@ impl Engine {
             if models.iter().any(|m| m.model == id) {
                 continue;
             }
-            let row = u64::from(task.loaded.model().hparams().n_vocab) * 4;
+            let row = task.loaded.model().plan().logits_width() * 4;
             let outputs = (budget / OUTPUT_ROWS_PART / row).clamp(1, OUTPUT_ROWS_MAX);
             let entry = self.models.iter().find(|e| e.id == task.model);
             let predictor = entry.and_then(|e| e.predictor.as_ref()).filter(|p| p.on);
@@ -177,7 +177,7 @@ impl Engine {
                 model: id,
                 // Spare states are needed once, too, while this model's passes run.
                 segment_bytes: store.largest_unpinned(task.model).max(of_block) + states,
-                rows_max: self.prefill_chunk.get() as u32,
+                rows_max: self.rows_max(task.model),
                 shared_rows: self.shared_rows(task.model),
                 outputs_max: outputs as u32,
                 fits: cache.fits(task.model),

@@ -131,6 +131,10 @@ pub(crate) struct Pooled {
     /// The sum of the first `rows` rows, or the one row that counts.
     pub(crate) values: Vec<f32>,
     pub(crate) rows: usize,
+    /// The device pools all rows of a pass: the row that comes is all.
+    pub(crate) whole: bool,
+    /// The classification's outputs are wanted.
+    pub(crate) classes: bool,
 }
 
 impl Pooled {
@@ -147,7 +151,7 @@ impl Pooled {
     /// Takes the hidden state of the row at `position`; a pass that is done again
     /// tells some a second time.
     pub(crate) fn take(&mut self, position: usize, state: &[f32]) {
-        if self.pooling != Pooling::Mean {
+        if self.whole || self.pooling != Pooling::Mean {
             self.values = state.to_vec();
         } else if position == self.rows {
             self.values.resize(state.len(), 0.0);
@@ -159,7 +163,7 @@ impl Pooled {
     /// What the rows come to.
     pub(crate) fn pooled(&mut self) -> Vec<f32> {
         let mut values = std::mem::take(&mut self.values);
-        if self.pooling == Pooling::Mean {
+        if !self.whole && self.pooling == Pooling::Mean {
             let n = self.rows.max(1) as f32;
             values.iter_mut().for_each(|v| *v /= n);
         }

@@ -13,7 +13,7 @@ use crate::requests::{chat, engine, fixture, load, run};
 
 const QWEN: &str = "tiny-qwen3-Q8_0.gguf";
 
-async fn embed(
+pub(crate) async fn embed(
     engine: &EngineHandle,
     model: &Arc<LoadedModel>,
     ids: &[u32],
@@ -23,6 +23,7 @@ async fn embed(
         model: Arc::clone(model),
         ids: ids.to_vec(),
         pooling,
+        classes: false,
         deadline: None,
         asker: Asker::default(),
     };

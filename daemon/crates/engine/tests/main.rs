@@ -8,6 +8,7 @@ mod control;
 mod decoding;
 mod draft;
 mod embeddings;
+mod encoders;
 mod fake;
 mod foresight;
 mod generate;

@@ -76,6 +76,8 @@ struct Share {
     rows: u32,
     outputs: u32,
     least: u32,
+    /// Rows of the shortest pass that each can have.
+    single: u32,
     /// Positions that the last one was promised, and their bytes: many sequences of
     /// one length come together.
     last_kv: (u32, u64),
@@ -95,6 +97,9 @@ impl Scheduler {
         last: &mut (u32, u32),
         view: &View<'_>,
     ) -> u32 {
+        if s.arrival.whole {
+            return s.rows_least();
+        }
         let model = view.model(s.arrival.model);
         let most = self.config.least_rows.min(model.rows_max).min(promised);
         let most = most.min(s.arrival.tokens).max(1);
@@ -145,6 +150,7 @@ impl Scheduler {
                         rows: 0,
                         outputs: 0,
                         least: 1,
+                        single: 1,
                         last_kv: (0, view.costs.kv_bytes(id, 0)),
                         last_least: (0, 0),
                     });
@@ -159,6 +165,7 @@ impl Scheduler {
             share.outputs += 1;
             let least = self.least_rows(s, promised, &mut share.last_least, view);
             share.least = share.least.max(least);
+            share.single = share.single.max(s.rows_least());
         }
         let usual = view.budget_bytes / SCRATCH_PART;
         for share in shares {
@@ -176,7 +183,7 @@ impl Scheduler {
                     outputs: 1,
                 },
                 ScratchTarget::Single => Shape {
-                    rows: 1,
+                    rows: share.single,
                     outputs: 1,
                 },
             };

@@ -78,14 +78,15 @@ impl Scheduler {
     /// A pass of a model that has room beside the suspended ones.
     fn plan_beside(&self, model: &ModelView, view: &View<'_>) -> Option<PassPlan> {
         let suspended = self.suspended();
+        let has_rows = |plan: &PassPlan| !plan.spans.is_empty();
         if suspended == 0 {
-            return Some(self.plan(model, view, u64::MAX));
+            return Some(self.plan(model, view, u64::MAX)).filter(has_rows);
         }
         let room = view.beside_bytes.checked_sub(model.segment_bytes)?;
         if suspended >= self.config.passes_max {
             return None;
         }
-        let plan = self.plan(model, view, room);
+        let plan = Some(self.plan(model, view, room)).filter(has_rows)?;
         let grows = plan.spans.iter().map(|span| {
             let bytes = |positions| view.costs.kv_bytes(plan.model, positions);
             bytes(span.first_position + span.rows) - bytes(span.first_position)
@@ -203,6 +204,10 @@ impl Scheduler {
                 break;
             }
             let s = &self.sequences[seq];
+            // A whole one that is longer than what is left waits; shorter ones behind it do not.
+            if s.arrival.whole && s.ahead() > for_prompts {
+                continue;
+            }
             let n = s.rows_ahead().min(for_prompts);
             for_prompts -= n;
             left -= n;
@@ -211,6 +216,7 @@ impl Scheduler {
                 first_position: s.n_past,
                 rows: n,
                 outputs: match s.arrival.kind {
+                    _ if s.arrival.whole => 1,
                     Kind::Generate => u32::from(n == s.ahead()),
                     Kind::Score => n,
                     Kind::Embed => 0,
@@ -265,7 +271,10 @@ impl Scheduler {
             true => model.shared_rows.max(1),
             false => rows_max,
         };
-        let asked = of(&ready.prompts, Sequence::rows_ahead).min(chunk_max);
+        // The first one is in the pass, however long it is, where it can be in no other.
+        let first = ready.prompts.first().map(|seq| &self.sequences[seq]);
+        let first = first.filter(|s| s.arrival.whole).map_or(0, Sequence::ahead);
+        let asked = of(&ready.prompts, Sequence::rows_ahead).min(chunk_max.max(first));
         // So much of a pass that there is something for both.
         let kept = |rows: u32| match rows {
             0 | 1 => u32::from(decoding == 0),
@@ -274,6 +283,7 @@ impl Scheduler {
         let drafts = of(&ready.decode, |s| s.drafts);
         let wanted = decoding.saturating_add(asked).saturating_add(drafts);
         let scored = of(&ready.prompts, |s| match s.arrival.kind {
+            _ if s.arrival.whole => 1,
             Kind::Generate => 1,
             Kind::Score => s.rows_ahead(),
             Kind::Embed => 0,

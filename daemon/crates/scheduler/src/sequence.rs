@@ -64,6 +64,9 @@ pub struct Arrival {
     /// Whether it goes on until the model ends it. It is then promised KV for a while at a time;
     /// any other is promised all that it can come to.
     pub open_ended: bool,
+    /// Whether its rows attend to later ones: they are computed in one pass, all or none, and of
+    /// them one row's outputs are wanted. Not of [`Kind::Generate`].
+    pub whole: bool,
     /// When it must have ended.
     pub deadline: Option<Tick>,
 }
@@ -169,6 +172,11 @@ impl Sequence {
         let stops = self.stops.iter().rev();
         let stop = stops.copied().find(|&stop| stop > self.n_past);
         stop.map_or(self.ahead(), |stop| self.ahead().min(stop - self.n_past))
+    }
+
+    /// Rows of the shortest pass that can have some of it.
+    pub(crate) fn rows_least(&self) -> u32 {
+        if self.arrival.whole { self.goal() } else { 1 }
     }
 
     /// Whether its next pass computes one row, and the token that follows is wanted.

@@ -215,6 +215,7 @@ impl Machine {
                 tokens: 1,
                 positions_max: 1 + more,
                 open_ended: false,
+                whole: false,
                 deadline: None,
             };
             self.scheduler.arrive(arrival).unwrap();

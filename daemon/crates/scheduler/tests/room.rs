@@ -124,6 +124,7 @@ fn clients_with_open_ended_texts_do_not_trade_their_room() {
         let arrival = Arrival {
             client: ClientId(n % 2),
             open_ended: true,
+            whole: false,
             ..bench.arrival(1_000, 4_000)
         };
         bench.come(arrival);

@@ -179,6 +179,7 @@ fn an_open_end_is_promised_a_while_at_a_time_and_the_newest_yields_when_kv_runs_
     let open = |bench: &mut Bench| {
         let arrival = Arrival {
             open_ended: true,
+            whole: false,
             ..bench.arrival(8, 50)
         };
         bench.come(arrival)

@@ -6,7 +6,7 @@ use rocmforge_tensor_cache::{ModelId, SegmentId, Slab};
 
 use super::{
     ExpertsLeft, Load, Pass, RowOutput, RowSink, Run, SliceEnd, Stepped, batch, begin, emit_rows,
-    id, run_step, scratch, write_inputs,
+    id, row_of, run_step, scratch, write_inputs,
 };
 use crate::api::RequestCacheUse;
 use crate::error::Error;
@@ -195,34 +195,35 @@ impl<'a, 'b> Stepwise<'a, 'b> {
             return Ok(SliceEnd::Complete(self.run.given));
         }
         let step = &pass.plan.steps[pass.plan.head_step];
-        let Step::Run {
-            segment: Some(head),
-            ..
-        } = step
-        else {
-            return Err(Error::Internal(
-                "the head of a plan is one segment".to_owned(),
-            ));
+        let Step::Run { segment, .. } = step else {
+            return Err(Error::Internal("the head of a plan routes".to_owned()));
         };
         let ended = self.run.ended;
-        let ran = self.run.with_segment(store, *head, |store, _, slab| {
+        let mut run_head = |store: &mut WeightStore, head: Option<(u32, Slab)>| {
             let mut buffer = Vec::new();
             for chunk in pass.outputs.chunks(pass.scratch.outputs as usize) {
-                run_step(store, pass, step, Some((*head, slab)), chunk)?;
+                run_step(store, pass, step, head, chunk)?;
                 emit_rows(store, pass, chunk, &mut buffer, sink)?;
                 if let Some(error) = ended() {
                     return Err(error);
                 }
             }
             for chunk in pass.hidden.chunks(pass.scratch.outputs as usize) {
-                run_to_hidden(store, pass, step, (*head, slab), chunk)?;
+                run_to_hidden(store, pass, step, head, chunk)?;
                 emit_hidden(store, pass, chunk, &mut buffer, sink)?;
                 if let Some(error) = ended() {
                     return Err(error);
                 }
             }
             Ok(())
-        });
+        };
+        let ran = match *segment {
+            Some(head) => self.run.with_segment(store, head, |store, _, slab| {
+                run_head(store, Some((head, slab)))
+            }),
+            // An encoder's head may have nothing to compute with.
+            None => run_head(store, None).map(|()| Stepped::Done),
+        };
         if ran.is_err() {
             self.let_go(store);
         }
@@ -241,7 +242,7 @@ fn run_to_hidden(
     store: &mut WeightStore,
     pass: &Pass<'_>,
     head: &Step,
-    (segment, slab): (u32, Slab),
+    weights: Option<(u32, Slab)>,
     rows: &[u32],
 ) -> Result<(), Error> {
     let hidden = pass.plan.hidden;
@@ -260,7 +261,7 @@ fn run_to_hidden(
     let step = BoundStep::Run {
         ops: &ops[..=last],
         live_out: &[hidden],
-        weights: Some(SegmentBinding {
+        weights: weights.map(|(segment, slab)| SegmentBinding {
             layout: &layouts[segment as usize],
             slab: slab.offset,
         }),
@@ -284,5 +285,5 @@ fn emit_hidden(
     read.map_err(|e| store.device_error(Some(pass.model), e))?;
     rows.iter()
         .zip(buffer.chunks_exact(width))
-        .try_for_each(|(&row, state)| sink(row as usize, RowOutput::Hidden(state)))
+        .try_for_each(|(&row, state)| sink(row_of(row), RowOutput::Hidden(state)))
 }

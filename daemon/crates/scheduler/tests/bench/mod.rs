@@ -83,6 +83,7 @@ impl Bench {
             tokens,
             positions_max: tokens + more,
             open_ended: false,
+            whole: false,
             deadline: None,
         }
     }

@@ -259,6 +259,7 @@ impl World {
             tokens,
             positions_max: tokens + more,
             open_ended: kind == Kind::Generate && rng.random_bool(0.5),
+            whole: false,
             deadline: rng
                 .random_bool(0.1)
                 .then(|| Tick(self.now + rng.random_range(1..200))),
