@@ -27,8 +27,8 @@ FORCE float softplus_of(float x) {
     return sum == 1.0f ? e : log_of(sum) * (e / (sum - 1.0f));
 }
 
-// erfc(z) = t exp(p(t) - z^2) with t = 1 / (1 + z / 2), of z = |x| / sqrt(2), to 1.2e-7 of it (Press
-// et al., Numerical Recipes, 6.2).
+// erfc(z) = t exp(p(t) - z^2) with t = 1 / (1 + z / 2), of z = |x| / sqrt(2), to 1.2e-7 of it
+// (Press et al., Numerical Recipes, 6.2).
 FORCE float gelu_erf_of(float x) {
     const float size = x < 0.0f ? -x : x, z = 0.70710678118654752f * size, t = 1.0f / (1.0f + 0.5f * z);
     float p = 0.17087277f;

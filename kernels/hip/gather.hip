@@ -1,5 +1,5 @@
-// out[i] = x[rows[i]]: rows of f32, their numbers read from device memory. gather_outputs takes of a
-// number with the bit MEAN_OF_SPAN the mean of the rows of the span that has it.
+// out[i] = x[rows[i]]: rows of f32, their numbers read from device memory. gather_outputs takes of
+// a number with the bit MEAN_OF_SPAN the mean of the rows of the span that has it.
 //
 // Geometry: grid (ceil(cols / (4 THREADS)), n). cols need be no multiple of anything. Bound
 // by memory. Entries: gather,

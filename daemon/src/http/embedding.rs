@@ -1,5 +1,6 @@
-//! What the dialects' embeddings share.
+//! What the dialects' embeddings share, and what is told of models that make them.
 
+use rocmforge_engine::{LoadedModel, Purpose};
 use rocmforge_service::check::{self, Violations};
 use rocmforge_service::embedding::{Embedded, Texts};
 use rocmforge_service::failure::{self, Failure};
@@ -7,6 +8,17 @@ use rocmforge_service::prompt::Prompt;
 use serde_json::Value;
 
 use super::call::Call;
+
+/// What a model is for, in Ollama's words where it has one.
+pub(super) fn capabilities(model: &LoadedModel) -> Vec<&'static str> {
+    let ranks = model.model().hparams().ranks_yes_no;
+    match model.model().purpose() {
+        Purpose::Text if ranks => vec!["completion", "rerank"],
+        Purpose::Text => vec!["completion"],
+        Purpose::Embedding => vec!["embedding"],
+        Purpose::Ranking => vec!["rerank"],
+    }
+}
 
 /// What a request asks for.
 pub(super) struct Asked<'a> {

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use super::Http;
 use super::call::{Call, json as answer, query};
+use super::embedding::capabilities;
 use super::prompt::{WireMessage, messages, model_name};
 use super::template::WireTemplate;
 use super::written::List;
@@ -89,6 +90,7 @@ async fn properties(call: &Call, name: Option<&str>) -> Result<Response, Failure
         Some(TemplateOrigin::Named(name)) => name.into(),
         Some(TemplateOrigin::Default) => "default".into(),
     };
+    props["capabilities"] = capabilities(&model).into();
     props["bos_token"] = text(tokenizer.bos()).into();
     props["eos_token"] = text(tokenizer.eos()).into();
     let (params, max_tokens) = call.service.defaults(model.name()).params();

@@ -27,6 +27,8 @@ struct RerankRequest {
     top_n: Option<i64>,
     return_documents: Option<bool>,
     instruction: Option<String>,
+    /// text-embeddings-inference's: a classification's outputs as they are.
+    raw_scores: Option<bool>,
     // Refused where it asks for anything.
     max_chunks_per_doc: Option<i64>,
     max_tokens_per_doc: Option<i64>,
@@ -64,6 +66,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         _ => Vec::new(),
     };
     let (query, instruction, top_n) = (asked.query, asked.instruction, asked.top_n);
+    let raw = asked.raw_scores == Some(true);
     let mut log = call.log(&asked.model);
     let result = async {
         let mut violations = Violations::default();
@@ -78,6 +81,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
             query,
             documents,
             instruction: instruction.unwrap_or_default(),
+            raw,
             top_n,
             class: service.class(&asked.model, None),
         };

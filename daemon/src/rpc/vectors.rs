@@ -113,6 +113,7 @@ pub(super) async fn rerank(
         query: request.query,
         documents: request.documents,
         instruction: request.instruction,
+        raw: false,
         top_n,
         class,
     };

@@ -9,9 +9,9 @@ use rocmforge_engine::api::{Asker, Budget, EmbedRequest, GenerateEvent, Pooling,
 use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, start};
 use serde_json::Value;
 
-use crate::requests::{engine, fixture, greedy, load};
 use crate::embeddings::embed;
 use crate::fake;
+use crate::requests::{engine, fixture, greedy, load};
 
 const NAMES: [&str; 13] = [
     "bert",

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use rocmforge_engine::LoadedModel;
 pub use rocmforge_engine::api::Pooling;
 use rocmforge_engine::api::{Class, EmbedRequest};
+use rocmforge_engine::{LoadedModel, Purpose};
 
 use crate::Service;
 use crate::arrival::Arrival;
@@ -22,6 +22,9 @@ pub const VALUES_MAX: u64 = 12 << 20;
 /// Texts of a request that the engine has at a time; they share passes.
 const AT_A_TIME: usize = 16;
 
+/// The same of an encoder, which computes a whole text in one pass, and most texts are short.
+const ENCODED_AT_A_TIME: usize = 32;
+
 /// Texts that are to be embedded.
 #[derive(Debug)]
 pub struct Texts {
@@ -35,8 +38,8 @@ pub struct Texts {
     pub n_ctx: u32,
     /// Whether a text that is longer is cut, not refused.
     pub truncate: bool,
-    /// Which hidden states make a vector; `None` is as the model's file says, else the last
-    /// token's.
+    /// Which hidden states make a vector; `None` is as the model's file says, else of an encoder
+    /// all of them, of another model the last token's.
     pub pooling: Option<Pooling>,
     /// Whether vectors get the length 1.
     pub normalise: bool,
@@ -82,7 +85,15 @@ impl Service {
             return invalid(field, why);
         }
         let info = model.model().info();
-        let n_embd = info.n_embd;
+        let n_embd = model.model().plan().embedding_width() as u32;
+        if model.model().purpose() == Purpose::Ranking {
+            let why = format!(
+                "'{}' is a reranker, whose states are no embeddings; use /v1/rerank",
+                model.name()
+            );
+            return Err(failure::unsupported_field("model", &why));
+        }
+        let encodes = model.model().purpose() == Purpose::Embedding;
         if let Some(n) = dimensions.filter(|n| !(1..=n_embd).contains(n)) {
             let why = format!("{n} is out of range: from 1 to {n_embd}");
             return invalid("dimensions", why);
@@ -104,7 +115,12 @@ impl Service {
         let ticket = self.enter(&arrival, bytes).await?;
         let ticket = &ticket;
         let of_file = model.model().hparams().pooling;
-        let pooling = pooling.or(of_file).unwrap_or(Pooling::Last);
+        let usual = if encodes {
+            Pooling::Mean
+        } else {
+            Pooling::Last
+        };
+        let pooling = pooling.or(of_file).unwrap_or(usual);
         let room = Room::for_embedding(n_ctx, self, &model).cutting(truncate);
         let embed = |text: Prompt| {
             let model = Arc::clone(&model);
@@ -122,6 +138,7 @@ impl Service {
                     model,
                     ids: encoded.ids,
                     pooling,
+                    classes: false,
                     deadline: arrival.deadline,
                     asker: ticket.asker(class),
                 };
@@ -139,7 +156,11 @@ impl Service {
                 Ok((vector, tokens))
             }
         };
-        let each = stream::iter(texts).map(embed).buffered(AT_A_TIME);
+        let at_a_time = match encodes {
+            true => ENCODED_AT_A_TIME,
+            false => AT_A_TIME,
+        };
+        let each = stream::iter(texts).map(embed).buffered(at_a_time);
         let vectors: Vec<(Vec<f32>, u32)> = each.try_collect().await?;
         let tokens = vectors.iter().map(|(_, tokens)| tokens).sum();
         Ok(Embedded {

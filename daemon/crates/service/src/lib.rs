@@ -42,6 +42,7 @@ mod origins;
 pub mod parts;
 pub mod peer;
 pub mod prompt;
+pub mod rank_head;
 pub mod reasoning;
 pub mod reloading;
 mod renewal;

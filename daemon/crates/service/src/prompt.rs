@@ -367,7 +367,7 @@ impl Room {
         let what = match self.purpose {
             Purpose::Answer => "prompt and answer share it: shorten the prompt",
             Purpose::Scores => "score it in windows",
-            Purpose::Embedding => "embed it in parts",
+            Purpose::Embedding => "send it in parts, or ask for `truncate`",
         };
         let (or, parameter) = match n_ctx {
             n_ctx if n_ctx < n_ctx_train.min(n_ctx_max) => (", or raise ", Some("n_ctx")),
@@ -393,6 +393,15 @@ impl Room {
 
 /// FAILED_PRECONDITION: the model cannot Chat.
 pub fn no_template(model: &LoadedModel) -> Failure {
+    if model.model().plan().both_ways {
+        let message = format!(
+            "'{}' is an encoder ({}), which makes embeddings or rankings and no text; use /v1/embeddings or /v1/rerank, \
+             or ask a model that generates text",
+            model.name(),
+            model.model().info().architecture,
+        );
+        return failure::unsupported_field("model", &message);
+    }
     failure::model_precondition(
         Reason::NoChatTemplate,
         model.name(),

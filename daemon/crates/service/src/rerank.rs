@@ -1,10 +1,11 @@
-//! How relevant documents are to a query, by a model that says "yes" or "no".
+//! How relevant documents are to a query: by a model with a classification of one class
+//! (`rank_head.rs`), or by one that says "yes" or "no".
 //!
-//! Known are the rerankers of Qwen 3 and what was trained as they are: a decoder is asked, in the
-//! words of its training, whether a document meets a query, and the probability of "yes" against
-//! "no" as its next token is the score. The classification head that converted files carry
-//! (`cls.output.weight`) has the rows of these two tokens of the output head, so nothing is lost
-//! without it.
+//! Of the latter the rerankers of Qwen 3 are known and what was trained as they are: a decoder is
+//! asked, in the words of its training, whether a document meets a query, and the probability of
+//! "yes" against "no" as its next token is the score. The classification head that converted files
+//! carry (`cls.output.weight`) has the rows of these two tokens of the output head, so nothing is
+//! lost without it.
 //!
 //! What the request says cannot name control tokens. The query stands before the document, so that
 //! documents of one query share what is computed up to there.
@@ -13,6 +14,7 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rocmforge_engine::LoadedModel;
+use rocmforge_engine::Purpose;
 use rocmforge_engine::api::{Class, Decoding, GenerateEvent, GenerateRequest, SamplingParams};
 use rocmforge_tokenizer::Tokenizer;
 
@@ -48,6 +50,8 @@ pub struct Documents {
     pub documents: Vec<String>,
     /// What makes a document relevant; empty is what the models were trained with.
     pub instruction: String,
+    /// Whether a classification's outputs are wanted as they are.
+    pub raw: bool,
     /// How many results are wanted; `None` is all.
     pub top_n: Option<u32>,
     /// The context length, within the model's and the daemon's.
@@ -61,7 +65,8 @@ pub struct Documents {
 pub struct Rank {
     /// Its place in the request.
     pub index: u32,
-    /// The probability of "yes" against "no".
+    /// The probability that it is relevant: of "yes" against "no", or the logistic function of the
+    /// class's output; or that output itself, where that was asked for.
     pub score: f32,
 }
 
@@ -89,12 +94,13 @@ impl Service {
     /// too many documents and one that is too long; RESOURCE_EXHAUSTED above a limit of its
     /// peer; those of the engine.
     pub async fn rerank(&self, wanted: Documents, arrival: Arrival) -> Result<Ranked, Failure> {
-        let answers = answers(&wanted.model)?;
+        let judge = judge(&wanted.model)?;
         let Documents {
             model,
             query,
             documents,
             mut instruction,
+            raw,
             top_n,
             n_ctx,
             class,
@@ -120,25 +126,48 @@ impl Service {
             let why = format!("{head_bytes} bytes with the instruction; at most {HEAD_MAX_BYTES}");
             return Err(failure::invalid("query", &why));
         }
-        let head: Arc<str> = format!("<Instruct>: {instruction}\n<Query>: {query}\n").into();
+        let head: Arc<str> = match judge {
+            Judge::Answers(_) => format!("<Instruct>: {instruction}\n<Query>: {query}\n").into(),
+            Judge::Class => query.into(),
+        };
         let bytes = documents.iter().map(String::len).sum::<usize>() + head_bytes;
         let ticket = self.enter(&arrival, bytes).await?;
         let ticket = &*ticket;
-        let room = Room::for_prompt(n_ctx, self, &model);
-        let judge = |(index, document): (u32, String)| {
+        let room = match judge {
+            Judge::Answers(_) => Room::for_prompt(n_ctx, self, &model),
+            Judge::Class => Room::for_embedding(n_ctx, self, &model),
+        };
+        let judged = |(index, document): (u32, String)| {
             let (model, head) = (Arc::clone(&model), Arc::clone(&head));
             async move {
-                let text = format!("{head}<Document>: {document}");
-                let ids = self.judged(&model, text, room, arrival).await?;
+                let ids = match judge {
+                    Judge::Answers(_) => {
+                        let text = format!("{head}<Document>: {document}");
+                        self.judged(&model, text, room, arrival).await?
+                    }
+                    Judge::Class => self.paired(&model, (head, document), room, arrival).await?,
+                };
                 let tokens = ids.len() as u32;
                 ticket.take_prompt(tokens)?;
                 let of_whom = (ticket, class);
-                let score = self.probability(model, ids, n_ctx, answers, of_whom, arrival);
-                let score = arrival.limit(score).await?;
+                let score = match judge {
+                    Judge::Answers(answers) => {
+                        let score = self.probability(model, ids, n_ctx, answers, of_whom, arrival);
+                        arrival.limit(score).await?
+                    }
+                    Judge::Class => {
+                        let logit = self.class_logit(model, ids, of_whom, arrival);
+                        let logit = arrival.limit(logit).await?;
+                        match raw {
+                            true => logit,
+                            false => 1.0 / (1.0 + (-logit).exp()),
+                        }
+                    }
+                };
                 Ok::<_, Failure>((Rank { index, score }, tokens))
             }
         };
-        let each = stream::iter((0..).zip(documents)).map(judge);
+        let each = stream::iter((0..).zip(documents)).map(judged);
         let all: Vec<(Rank, u32)> = each.buffered(AT_A_TIME).try_collect().await?;
         let tokens = all.iter().map(|(_, tokens)| tokens).sum();
         let mut ranks: Vec<Rank> = all.into_iter().map(|(rank, _)| rank).collect();
@@ -226,6 +255,32 @@ impl Service {
     }
 }
 
+/// How a model judges.
+#[derive(Debug, Clone, Copy)]
+enum Judge {
+    /// By what it says next.
+    Answers(Answers),
+    /// By the output of its one class.
+    Class,
+}
+
+/// How a model judges, if it is a reranker that is known.
+fn judge(model: &LoadedModel) -> Result<Judge, Failure> {
+    if model.model().purpose() != Purpose::Ranking {
+        return answers(model).map(Judge::Answers);
+    }
+    match model.model().plan().logits_width() {
+        1 => Ok(Judge::Class),
+        n => {
+            let message = format!(
+                "'{}' tells {n} classes apart; a reranker has one, whose output says how relevant a document is",
+                model.name()
+            );
+            Err(failure::unsupported_field("model", &message))
+        }
+    }
+}
+
 /// What a model answers with, if it is a reranker that is known.
 fn answers(model: &LoadedModel) -> Result<Answers, Failure> {
     let (info, hparams) = (model.model().info(), model.model().hparams());
@@ -238,8 +293,8 @@ fn answers(model: &LoadedModel) -> Result<Answers, Failure> {
     };
     if !is_known {
         return refuse(
-            "is no reranker that is known here: those of Qwen 3 are, by their classification labels (yes, no) or \
-             general.name",
+            "is no reranker that is known here: encoders with a classification of one class are, and those of \
+             Qwen 3, by their classification labels (yes, no) or general.name",
         );
     }
     let tokenizer = model.tokenizer();

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::super::Http;
 use super::super::call::{Call, json as answer, with_type};
+use super::super::embedding::capabilities;
 use super::time::{in_time, rfc3339};
 use rocmforge_service::tool_calls::forms;
 
@@ -163,7 +164,7 @@ async fn shown(call: &Call, request: Request) -> Result<Response, Failure> {
     let info = model.model().info();
     let template = model.template().and_then(|template| template.source().ok());
     let template = template.unwrap_or_default();
-    let mut capabilities = vec!["completion"];
+    let mut capabilities = capabilities(&model);
     if forms::reads(template) {
         capabilities.push("tools");
     }

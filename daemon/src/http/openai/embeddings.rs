@@ -25,6 +25,8 @@ struct EmbeddingsRequest {
     input: Value,
     encoding_format: Option<String>,
     dimensions: Option<i64>,
+    /// A text that is longer than the context is cut.
+    truncate: Option<bool>,
 }
 
 /// The handler.
@@ -67,7 +69,7 @@ async fn embedded(call: &Call, mut asked: EmbeddingsRequest) -> Result<Response,
             field: "input",
             dimensions: asked.dimensions,
             n_ctx: None,
-            truncate: false,
+            truncate: asked.truncate == Some(true),
         },
     )
     .await?;

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::super::Http;
 use super::super::call::{Call, json as answer, percent_decoded};
+use super::super::embedding::capabilities;
 use super::super::error::Dialect;
 use super::super::ollama::time::rfc3339;
 
@@ -33,6 +34,7 @@ fn openai(call: &Call, model: &Available) -> Value {
     }
     if let Some(status) = model.loaded() {
         let info = status.model.model().info();
+        value["capabilities"] = capabilities(&status.model).into();
         value["meta"] = json!({
             "n_ctx_train": info.n_ctx_train,
             "n_embd": info.n_embd,

@@ -8,6 +8,7 @@ pub(crate) mod client;
 mod decoding;
 mod echo;
 mod embeddings;
+mod encoders;
 mod forced;
 mod llama;
 mod metrics;

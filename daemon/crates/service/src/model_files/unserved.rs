@@ -158,10 +158,7 @@ fn made_for(architecture: &str) -> Option<&'static str> {
         | "wan" | "lumina2" | "qwen_image" | "z_image" => "a model that makes images or videos",
         "whisper" => "a model that writes down speech",
         "t5" | "t5encoder" => "a T5 text encoder",
-        "bert" | "nomic-bert" | "nomic-bert-moe" | "jina-bert-v2" | "jina-bert-v3"
-        | "modern-bert" | "neo-bert" | "eurobert" | "gemma-embedding" => {
-            "a text encoder for embeddings"
-        }
+        "jina-bert-v2" => "a text encoder for embeddings",
         "llada" | "llada-moe" | "dream" | "diffusion-gemma" | "rnd1" => {
             "a diffusion language model"
         }

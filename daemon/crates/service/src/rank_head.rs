@@ -1,0 +1,111 @@
+//! How relevant a document is by a model with a classification of one class, a cross-encoder: it
+//! reads the query and the document as one text, between the marks of its training.
+
+use std::sync::Arc;
+
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::{Class, EmbedRequest, Pooling};
+use rocmforge_tokenizer::Tokenizer;
+
+use crate::Service;
+use crate::arrival::Arrival;
+use crate::failure::{self, Failure};
+use crate::limits::Ticket;
+use crate::prompt::{Prompt, Room};
+
+/// What stands around a query and a document.
+struct PairMarks {
+    before: Vec<u32>,
+    between: Vec<u32>,
+    behind: Vec<u32>,
+}
+
+impl PairMarks {
+    /// BERT's are `[CLS] query [SEP] document [SEP]`; RoBERTa's, whose texts end with `</s>`,
+    /// `<s> query </s></s> document </s>`.
+    fn of(tokenizer: &Tokenizer) -> Self {
+        let end = tokenizer.eos();
+        let is_roberta = end.and_then(|id| tokenizer.token_bytes(id)) == Some(b"</s>");
+        let ends = |n| {
+            end.iter()
+                .copied()
+                .cycle()
+                .take(if end.is_some() { n } else { 0 })
+        };
+        Self {
+            before: tokenizer.bos().into_iter().collect(),
+            between: ends(if is_roberta { 2 } else { 1 }).collect(),
+            behind: ends(1).collect(),
+        }
+    }
+}
+
+/// Which row of a text the classification reads.
+pub(crate) fn pooling(model: &LoadedModel) -> Pooling {
+    let hparams = model.model().hparams();
+    let usual = match hparams.arch {
+        // So llama.cpp reads such files, which do not tell.
+        "modern-bert" => Pooling::Mean,
+        _ => Pooling::First,
+    };
+    hparams.pooling.unwrap_or(usual)
+}
+
+impl Service {
+    /// The ids of a query and a document. A document that is too long is refused.
+    pub(crate) async fn paired(
+        &self,
+        model: &Arc<LoadedModel>,
+        (query, document): (Arc<str>, String),
+        room: Room,
+        arrival: Arrival,
+    ) -> Result<Vec<u32>, Failure> {
+        let (model, bytes) = (Arc::clone(model), query.len() + document.len());
+        let work = move |_: &_| {
+            let marks = PairMarks::of(model.tokenizer());
+            let around = marks.before.len() + marks.between.len() + marks.behind.len();
+            let plain = |text: String| Prompt::Text {
+                text,
+                add_special: false,
+                parse_special: false,
+            };
+            let room = room.less(around);
+            let query = plain(query.as_ref().to_owned());
+            let query = query.encode("query", &model, Some(room), None)?.ids;
+            let room = room.less(query.len());
+            let document = plain(document).encode("documents", &model, Some(room), None)?;
+            let parts = [
+                marks.before,
+                query,
+                marks.between,
+                document.ids,
+                marks.behind,
+            ];
+            Ok(parts.concat())
+        };
+        let work = self.text.run(arrival.peer(), bytes, work);
+        arrival.limit(work).await
+    }
+
+    /// The output of the classification's one class.
+    pub(crate) async fn class_logit(
+        &self,
+        model: Arc<LoadedModel>,
+        ids: Vec<u32>,
+        (ticket, class): (&Ticket, Class),
+        arrival: Arrival,
+    ) -> Result<f32, Failure> {
+        let request = EmbedRequest {
+            pooling: pooling(&model),
+            model,
+            ids,
+            classes: true,
+            deadline: arrival.deadline,
+            asker: ticket.asker(class),
+        };
+        let outputs = self.engine.embed(request).await;
+        let outputs = outputs.map_err(|error| ticket.failure(&error))?;
+        let first = outputs.values.first().copied();
+        first.ok_or_else(|| failure::bug("a classification without outputs"))
+    }
+}
