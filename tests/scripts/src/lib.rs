@@ -1,4 +1,5 @@
-//! Executable scripts that take a program's place in a test.
+//! What tests of several crates share: executable scripts that take a program's place, and how much
+//! of a long sweep is done.
 //!
 //! A file that any process holds open for writing cannot be executed ("text file busy"). Were a
 //! script written by the test itself, a child that another test's thread forks at that moment would
@@ -10,6 +11,16 @@
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+/// Whether a test does all of its sweep: with ROCMFORGE_TEST_ALL, which `.ci/run --all` sets.
+/// Without it, prints what is left out.
+pub fn is_whole_sweep(left_out: &str) -> bool {
+    let is_whole = std::env::var_os("ROCMFORGE_TEST_ALL").is_some();
+    if !is_whole {
+        println!("left out without ROCMFORGE_TEST_ALL: {left_out}");
+    }
+    is_whole
+}
 
 /// Writes `text` as a script for `/bin/sh` to `path`, executable for everyone.
 ///
