@@ -7,6 +7,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use rocmforge_client::proto::Budget;
 use rocmforge_client::proto::v1::{CachePolicy, Pooling};
 
+use crate::commands::pull::{HubArgs, PullArgs, RmArgs};
 use crate::sampling::{SamplingArgs, text_or_file};
 
 /// Controls a rocmforged: loads models, generates text, manages the cache.
@@ -59,8 +60,18 @@ pub(crate) enum Command {
         #[arg(long)]
         force: bool,
     },
-    /// List the loaded models
-    Ls,
+    /// Download a model from a hub into a model directory; a download that broke goes on
+    Pull(PullArgs),
+    /// Delete a model file, all parts of a split one, and what unfinished downloads left of it
+    Rm(RmArgs),
+    /// List the loaded models, or what a hub has of one
+    Ls {
+        /// List the files of OWNER/REPO on the hub, or of an Ollama name
+        #[arg(long, value_name = "SOURCE")]
+        remote: Option<String>,
+        #[command(flatten)]
+        hub: HubArgs,
+    },
     /// Show a model: architecture, file, quantization, resident segments
     Show {
         /// Name of the model

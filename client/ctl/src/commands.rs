@@ -6,6 +6,7 @@ pub(crate) mod devices;
 mod generate;
 mod load;
 mod models;
+pub(crate) mod pull;
 mod run;
 mod status;
 mod tokens;
@@ -63,7 +64,13 @@ pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Resul
     match command {
         Command::Load(args) => load::load(context, args).await,
         Command::Unload { name, force } => models::unload(context, &name, force).await,
-        Command::Ls => models::ls(context).await,
+        Command::Pull(args) => pull::pull(context, args).await,
+        Command::Rm(args) => pull::rm(context, args).await,
+        Command::Ls { remote: None, .. } => models::ls(context).await,
+        Command::Ls {
+            remote: Some(name),
+            hub,
+        } => pull::ls_remote(context, &name, &hub).await,
         Command::Names => models::names(context).await,
         Command::Show { name } => models::show(context, &name).await,
         Command::Generate {

@@ -66,6 +66,9 @@ pub(crate) fn describe(error: &anyhow::Error) -> String {
 /// The error as a JSON object, for `--json`.
 pub(crate) fn as_json(error: &anyhow::Error) -> Value {
     let mut value = json!({"message": describe(error), "exit_code": exit_code(error)});
+    if let Some(of_hub) = hub_in(error) {
+        value["reason"] = of_hub.word().into();
+    }
     if let Some(rpc) = rpc_in(error) {
         value["message"] = rpc.to_string().into();
         value["rpc"] = rpc.rpc.into();
@@ -93,6 +96,9 @@ pub(crate) fn as_json(error: &anyhow::Error) -> Value {
 
 /// What a script does about it: the exit codes of `--help`.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
+    if let Some(of_hub) = hub_in(error) {
+        return code_of_hub(of_hub);
+    }
     let of_client = error
         .chain()
         .find_map(|cause| cause.downcast_ref::<Error>());
@@ -112,6 +118,37 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
             Code::Ok | Code::Cancelled | Code::Unknown | Code::Aborted | Code::Internal => 1,
         },
         Some(_) => 3,
+    }
+}
+
+fn hub_in(error: &anyhow::Error) -> Option<&rocmforge_hub::Error> {
+    error.chain().find_map(|cause| cause.downcast_ref())
+}
+
+fn code_of_hub(error: &rocmforge_hub::Error) -> u8 {
+    use rocmforge_hub::Error;
+    match error {
+        Error::RateLimited { .. }
+        | Error::Unavailable { .. }
+        | Error::Unreachable { .. }
+        | Error::Broken { .. }
+        | Error::Changed { .. }
+        | Error::Busy { .. } => 4,
+        Error::NotFound { .. }
+        | Error::NoSuchTag { .. }
+        | Error::NoModel { .. }
+        | Error::NoFile { .. } => 5,
+        Error::BadName { .. }
+        | Error::BadAnswer { .. }
+        | Error::Redirect { .. }
+        | Error::Length { .. }
+        | Error::BadChecksum { .. }
+        | Error::NoSpace { .. }
+        | Error::Ambiguous { .. }
+        | Error::MissingParts { .. }
+        | Error::Exists { .. } => 6,
+        Error::Denied { .. } => 7,
+        Error::Io { .. } => 1,
     }
 }
 

@@ -32,12 +32,33 @@ impl Progress {
         self.show("uploading", progress.done_bytes, progress.total_bytes);
     }
 
+    /// Begins a download that has so much already, so that the rate is of what comes.
+    pub(crate) fn begin_at(&self, done_bytes: u64) {
+        self.0.set_position(done_bytes);
+        self.0.reset_eta();
+    }
+
+    /// Shows how far a download is, its rate, and when it will be done.
+    pub(crate) fn download(&self, stage: &'static str, done_bytes: u64, total_bytes: u64) {
+        let template = "{prefix}: {msg} [{bar:30}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left";
+        self.show_as(template, stage, done_bytes, total_bytes);
+    }
+
+    /// Prints a line above the bar, where there is one.
+    pub(crate) fn note(&self, line: &str) {
+        self.0.println(line);
+    }
+
     fn show(&self, stage: &'static str, done_bytes: u64, total_bytes: u64) {
         let template = if total_bytes == 0 {
             "{prefix}: {msg} {spinner}"
         } else {
             "{prefix}: {msg} [{bar:30}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}"
         };
+        self.show_as(template, stage, done_bytes, total_bytes);
+    }
+
+    fn show_as(&self, template: &str, stage: &'static str, done_bytes: u64, total_bytes: u64) {
         if let Ok(style) = ProgressStyle::with_template(template) {
             self.0.set_style(style.progress_chars("=> "));
         }

@@ -436,7 +436,8 @@ async fn files_are_listed_and_their_names_do_nothing_to_the_terminal() {
          (there are more)\n\
          not offered: /models/l.gguf: it is a link to /nvme/l.gguf; name /nvme\n\
          not offered: /models/mmproj.gguf: it is a projector; give the model\n\
-         model directory /usb is not there; mount or create it\n"
+         model directory /usb is not there; mount or create it\n\
+         /models: 2 models, 6.0 MiB\n"
     );
 }
 

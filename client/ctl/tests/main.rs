@@ -4,5 +4,8 @@ mod ctl;
 mod doctor;
 #[path = "../../tests/fake/mod.rs"]
 mod fake;
+#[path = "../../../daemon/crates/hub/tests/fake/mod.rs"]
+mod hub;
 mod private;
+mod pull;
 mod vectors;

@@ -5,13 +5,16 @@ use std::path::Path;
 
 use anyhow::bail;
 use rocmforge_client::proto::Word as _;
-use rocmforge_client::proto::v1::{HostPressure, ReloadResponse, SettingChange, StatusResponse};
+use rocmforge_client::proto::v1::{
+    HostPressure, ListFilesResponse, ReloadResponse, SettingChange, StatusResponse,
+};
 use serde::Serialize;
 use serde_json::json;
 
 use super::Context;
 use super::devices::notes;
 use super::models::summaries;
+use super::pull::disk_use;
 use crate::human::{Align, Table, clean, fields, percent, plural, size, span};
 
 /// The daemon as it is now, with the socket at which it was reached.
@@ -118,8 +121,22 @@ pub(super) async fn files(context: &mut Context) -> anyhow::Result<()> {
                 let (path, trouble) = (clean(&dir.path), clean(&dir.trouble));
                 text += &format!("model directory {path} {trouble}\n");
             }
-            text
+            text + &disk(&found)
         },
+    )
+}
+
+/// What the models take of each directory's disk.
+fn disk(found: &ListFilesResponse) -> String {
+    let fine = found
+        .directories
+        .iter()
+        .filter(|dir| dir.trouble.is_empty());
+    let dirs: Vec<_> = fine.map(|dir| dir.path.clone()).collect();
+    let files = found.files.iter();
+    disk_use(
+        &dirs,
+        files.map(|file| (file.path.clone(), file.size_bytes)),
     )
 }
 
