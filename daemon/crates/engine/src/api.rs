@@ -7,6 +7,10 @@
 //! Replies travel on channels that the asker made; the engine never blocks on one of them: a
 //! sequence whose reader is slow is left out of the schedule until it reads.
 
+pub(crate) mod config;
+pub(crate) mod error;
+pub(crate) mod handle;
+pub(crate) mod refusal;
 mod status;
 
 use std::sync::Arc;
@@ -22,10 +26,10 @@ pub use status::{
 pub use rocmforge_device::MemoryUse;
 pub use rocmforge_device::gpu::{Libraries, Report, Vendor, probe, report as probe_vendor};
 
-pub use crate::decoding::Decoding;
-use crate::error::Error;
-use crate::loaded::{LoadedModel, PreparedModel};
-pub use crate::sampler::SamplingParams;
+use crate::api::error::Error;
+use crate::model::loaded::{LoadedModel, PreparedModel};
+pub use crate::request::decoding::Decoding;
+pub use crate::request::sampler::SamplingParams;
 pub use rocmforge_model::Pooling;
 pub use rocmforge_scheduler::Class;
 pub use rocmforge_tensor_cache::{EvictionCause, Evictions};
@@ -37,6 +41,9 @@ pub const COMMAND_CAPACITY: usize = 256;
 /// Events of one request that may wait for a slow reader before its sequence is
 /// left out of the schedule.
 pub const EVENT_CAPACITY: usize = 64;
+
+/// Most events of one pass.
+pub(crate) const STEP_EVENTS: usize = 3;
 
 /// What the engine can be asked to do.
 #[derive(Debug)]
@@ -337,6 +344,16 @@ pub struct RequestCacheUse {
     pub host_bytes: u64,
     /// Most bytes that its KV and the scratch of its passes took beside segments.
     pub block_bytes: u64,
+}
+
+impl RequestCacheUse {
+    /// Adds what a pass used; its blocks are counted apart.
+    pub(crate) fn add(&mut self, pass: &Self) {
+        self.hits += pass.hits;
+        self.misses += pass.misses;
+        self.uploaded_bytes += pass.uploaded_bytes;
+        self.host_bytes += pass.host_bytes;
+    }
 }
 
 /// A request for log-probabilities.

@@ -10,7 +10,7 @@ use rocmforge_scheduler::are_left_to_others;
 use rocmforge_tensor_cache::Evictions;
 
 use super::Policy;
-use crate::loaded::LoadedModel;
+use crate::model::loaded::LoadedModel;
 
 /// What the engine published last.
 #[derive(Debug, Clone)]
@@ -69,6 +69,50 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// Of an engine that has nothing.
+    #[cfg(test)]
+    pub(crate) fn empty() -> Self {
+        Snapshot {
+            device: DeviceStatus {
+                kind: "host".to_owned(),
+                name: String::new(),
+                arch: String::new(),
+                ordinal: 0,
+                driver: String::new(),
+                findings: Vec::new(),
+                unused_gpu: None,
+                compute_units: 0,
+                memory_bytes: 0,
+                allocations: 0,
+                memory: None,
+                free_bytes: None,
+            },
+            drivers: Arc::new([]),
+            passed_over: Arc::new([]),
+            models: Vec::new(),
+            cache: CacheStatus::default(),
+            peak_bytes: 0,
+            policy: Policy::PassAware,
+            queued: 0,
+            queued_and_read: 0,
+            queue_capacity: 0,
+            running: 0,
+            clients: Vec::new(),
+            keep_free: None,
+            host_pressure: None,
+            prefixes: PrefixCounts::default(),
+            interleaved_passes: 0,
+            suspensions: 0,
+            brought_aside: 0,
+            uploaded_aside_bytes: 0,
+            hosted: Hosted::default(),
+            host_tier: HostTier::default(),
+            draining: false,
+            device_lost: None,
+            waits_for: None,
+        }
+    }
+
     /// Whether streams that nobody reads are in the way of others: somebody waits who would read
     /// what comes, or so many wait that one client's do not come in any more.
     pub fn others_wait(&self) -> bool {
@@ -104,7 +148,7 @@ pub struct Hosted {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HostTier {
     /// Bytes that they may have now: the host's budget less the weights that it keeps; 0
-    /// where there is no such tier.
+    /// where no KV pages are kept in host memory.
     pub budget_bytes: u64,
     /// Bytes that they have.
     pub bytes: u64,
@@ -271,4 +315,25 @@ pub struct CacheStatus {
     pub uploads: u64,
     /// Bytes that these uploads moved.
     pub uploaded_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Snapshot;
+
+    #[test]
+    fn unread_streams_are_in_the_way_of_who_reads_and_of_who_cannot_even_wait() {
+        let mut snapshot = Snapshot::empty();
+        snapshot.queue_capacity = 3;
+        for (queued, queued_and_read, expected) in
+            [(0, 0, false), (2, 0, false), (2, 1, true), (3, 0, true)]
+        {
+            (snapshot.queued, snapshot.queued_and_read) = (queued, queued_and_read);
+            assert_eq!(
+                snapshot.others_wait(),
+                expected,
+                "{queued} {queued_and_read}"
+            );
+        }
+    }
 }

@@ -1,15 +1,13 @@
 //! A layer's experts in a pass: which ones its rows are routed to, and how
 //! those that are absent come.
 
-use std::time::Instant;
-
 use rocmforge_device::{BoundExpert, BoundStep, ExpertFfn, SegmentBinding};
-use rocmforge_ops::Step;
 use rocmforge_tensor_cache::Slab;
 
-use super::{Pass, Run, Stepped, batch, id, scratch};
-use crate::error::Error;
-use crate::weight_store::WeightStore;
+use crate::api::error::Error;
+use crate::memory::Memory;
+use crate::pass::run::{ExpertsLeft, Run, StepEnd};
+use crate::pass::spec::{ExpertStep, Pass, batch, id, scratch};
 
 impl Run<'_, '_> {
     /// Runs the experts that rows are routed to: those that are there first, then the others as
@@ -17,46 +15,46 @@ impl Run<'_, '_> {
     /// for one.
     pub(super) fn experts(
         &mut self,
-        store: &mut WeightStore,
+        memory: &mut Memory,
         step: ExpertStep,
         ffn: &ExpertFfn,
-    ) -> Result<Stepped, Error> {
+    ) -> Result<StepEnd, Error> {
         let left = match self.experts.take() {
             Some(left) => left,
-            None => self.first_experts(store, step, ffn)?,
+            None => self.first_experts(memory, step, ffn)?,
         };
-        self.rest_of_experts(store, step, ffn, left)
+        self.rest_of_experts(memory, step, ffn, left)
     }
 
     /// Runs the experts that are there, and those that the host computes. What is left.
     fn first_experts(
         &mut self,
-        store: &mut WeightStore,
+        memory: &mut Memory,
         step: ExpertStep,
         ffn: &ExpertFfn,
     ) -> Result<ExpertsLeft, Error> {
         let pass = self.pass;
         // Read at once, before the card is given more to do.
-        let (ids, x) = match store.is_offloaded(pass) {
-            true => store.rows_of_both(pass, [ffn.ids, ffn.x])?.into(),
-            false => (store.rows_of(pass, ffn.ids, pass.n_tokens)?, Vec::new()),
+        let (ids, x) = match memory.uses_cpu(pass) {
+            true => memory.rows_of_both(pass, [ffn.ids, ffn.x])?.into(),
+            false => (memory.rows_of(pass, ffn.ids, pass.n_tokens)?, Vec::new()),
         };
         self.given.was_read = true;
-        let now = Instant::now();
+        let now = memory.store.clock.now();
         if let Some((then, n, computed)) = self.last_layer.take() {
             let took = now.saturating_duration_since(then);
-            store.offload.layer_took(pass.model, n, computed, took);
+            memory.cpu.layer_took(pass.model, n, computed, took);
         }
         let wanted = wanted(&ids, step.n_expert)?;
-        store.collect();
+        memory.collect();
         let mut segments: Vec<u32> = wanted.iter().map(|&e| step.segment_of(e)).collect();
         segments.dedup();
         let (there, mut absent): (Vec<u32>, Vec<u32>) = segments
             .into_iter()
-            .partition(|&s| store.cache.holds(id(pass, s)));
-        store.order_absent(pass, &mut absent);
+            .partition(|&s| memory.store.cache.holds(id(pass, s)));
+        memory.order_absent(pass, &mut absent);
         let all_there = absent.is_empty();
-        let share = store.for_the_host(pass, &absent, wanted.len());
+        let share = memory.share_with_cpu(pass, &absent, wanted.len());
         self.last_layer = share.timed.map(|n| (now, n, share.computes));
         let answered = absent.split_off(absent.len() - share.computes);
         let mut pending = absent.as_slice();
@@ -72,34 +70,34 @@ impl Run<'_, '_> {
             // The link begins before the rows are made ready for the host, and is given the rest
             // while the host computes.
             let (first, rest) = ahead.split_at(ahead.len().min(BEGUN_FIRST));
-            let (held, outcome) = self.hold(store, &mut there.as_slice());
-            let begun = outcome.and_then(|()| begin(store, pass, first));
+            let (held, outcome) = self.hold(memory, &mut there.as_slice());
+            let begun = outcome.and_then(|()| begin(memory, pass, first));
             let mut held = Some(held);
-            let mut others = |store: &mut WeightStore| {
+            let mut others = |memory: &mut Memory| {
                 if let Some(held) = held.take() {
-                    let begun = begin(store, pass, rest);
-                    let ran = begun.and_then(|()| run_held(store, pass, step, ffn, &held));
-                    let_go(store, pass, &held);
+                    let begun = begin(memory, pass, rest);
+                    let ran = begun.and_then(|()| run_held(memory, pass, step, ffn, &held));
+                    let_go(memory, pass, &held);
                     ran?;
                 }
                 // The card is given these too before the host's results, unless that
                 // would take this thread long.
-                let at_once = |&&s: &&u32| store.comes_at_once(id(pass, s));
+                let at_once = |&&s: &&u32| memory.store.comes_at_once(id(pass, s));
                 let n = pending.iter().take_while(at_once).count();
                 let mut now = &pending[..n];
-                let ran = self.as_they_come(store, step, ffn, &mut now, window);
+                let ran = self.as_they_come(memory, step, ffn, &mut now, window);
                 pending = &pending[n - now.len()..];
                 ran
             };
             let outcome = begun.and_then(|()| {
-                store.experts_on_host(pass, ffn, step, &experts, (&x, &ids), &mut others)
+                memory.experts_on_cpu(pass, ffn, step, &experts, (&x, &ids), &mut others)
             });
-            let_go(store, pass, &held.unwrap_or_default());
+            let_go(memory, pass, &held.unwrap_or_default());
             let bytes = outcome?;
             self.counts.misses += answered.len() as u64;
             self.counts.host_bytes += bytes;
         } else {
-            self.some_experts(store, step, ffn, &mut there.as_slice(), ahead)?;
+            self.some_experts(memory, step, ffn, &mut there.as_slice(), ahead)?;
         }
         Ok(ExpertsLeft {
             pending: pending.to_vec(),
@@ -116,62 +114,65 @@ impl Run<'_, '_> {
     /// Runs what is left of a layer's experts as they come.
     fn rest_of_experts(
         &mut self,
-        store: &mut WeightStore,
+        memory: &mut Memory,
         step: ExpertStep,
         ffn: &ExpertFfn,
         mut left: ExpertsLeft,
-    ) -> Result<Stepped, Error> {
+    ) -> Result<StepEnd, Error> {
         let pass = self.pass;
         // A link brings an expert in less time than it takes to go on with others' passes and
         // back; the host's threads take longer.
-        let suspends = self.suspends && !store.records;
+        let suspends = self.suspends && !memory.store.records;
         while !left.pending.is_empty() {
-            store.collect();
-            if suspends && self.would_wait(store, &left)? {
+            memory.collect();
+            if suspends && self.would_wait(memory, &left)? {
                 self.experts = Some(left);
-                return Ok(Stepped::Waits);
+                return Ok(StepEnd::Waits);
             }
             let mut pending = left.pending.as_slice();
             let n = match suspends {
                 // What has come, and one at least.
                 true => {
                     let there = |&&s: &&u32| {
-                        store.cache.holds(id(pass, s)) && !store.is_under_way(id(pass, s))
+                        memory.store.cache.holds(id(pass, s))
+                            && !memory.store.is_under_way(id(pass, s))
                     };
                     pending.iter().take_while(there).count().max(1)
                 }
                 false => pending.len(),
             };
             let mut now = &pending[..n];
-            let ran = self.as_they_come(store, step, ffn, &mut now, left.window);
+            let ran = self.as_they_come(memory, step, ffn, &mut now, left.window);
             pending = &pending[n - now.len()..];
             left.pending = pending.to_vec();
             ran?;
         }
         if !left.kept_later.is_empty() {
-            store.keep_later(pass, &left.kept_later);
+            memory.keep_later(pass, &left.kept_later);
         }
         let (window, all_there) = (left.window, left.all_there);
         let nearly_all =
             pass.n_tokens * ffn.n_used as usize >= MANY_ROWS_EACH * step.n_expert as usize;
-        if nearly_all && !store.is_offloaded(pass) {
-            self.next_layer(store, step.first_segment, window)?;
+        if nearly_all && !memory.uses_cpu(pass) {
+            self.next_layer(memory, step.first_segment, window)?;
         } else if all_there {
             // Nobody waits for the link.
-            self.spare_from = store.bring_spare_experts(pass.model, self.spare_from)?;
-            if store.is_offloaded(pass) {
-                store.bring_what_was_left(pass)?;
+            self.spare_from = memory
+                .store
+                .bring_spare_experts(pass.model, self.spare_from)?;
+            if memory.uses_cpu(pass) {
+                memory.upload_what_was_left(pass)?;
             }
         }
-        Ok(Stepped::Done)
+        Ok(StepEnd::Done)
     }
 
     /// Begins the uploads that are next. Whether the first of them is still under way.
-    fn would_wait(&self, store: &mut WeightStore, left: &ExpertsLeft) -> Result<bool, Error> {
+    fn would_wait(&self, memory: &mut Memory, left: &ExpertsLeft) -> Result<bool, Error> {
         let ahead = &left.pending[..left.window.max(1).min(left.pending.len())];
-        begin(store, self.pass, ahead)?;
+        begin(memory, self.pass, ahead)?;
         let first = left.pending.first();
-        Ok(first.is_some_and(|&s| store.is_under_way(id(self.pass, s))))
+        Ok(first.is_some_and(|&s| memory.store.is_under_way(id(self.pass, s))))
     }
 
     /// Runs absent experts, half of the uploads that may be begun at once (`window`) at a time, and
@@ -179,14 +180,14 @@ impl Run<'_, '_> {
     /// launch this thread some.
     fn as_they_come(
         &mut self,
-        store: &mut WeightStore,
+        memory: &mut Memory,
         step: ExpertStep,
         ffn: &ExpertFfn,
         pending: &mut &[u32],
         window: usize,
     ) -> Result<(), Error> {
         while !pending.is_empty() {
-            if let Some(error) = (self.ended)() {
+            if let Some(error) = self.client.ended() {
                 return Err(error);
             }
             let n = match self.pass.n_tokens <= FEW_ROWS {
@@ -196,7 +197,7 @@ impl Run<'_, '_> {
             let n = n.max(1).min(pending.len());
             let (mut now, later) = pending.split_at(n);
             let ahead = &later[..window.min(later.len())];
-            let ran = self.some_experts(store, step, ffn, &mut now, ahead);
+            let ran = self.some_experts(memory, step, ffn, &mut now, ahead);
             // What there was no room for beside the others of `now`.
             *pending = &pending[n - now.len()..];
             ran?;
@@ -208,19 +209,19 @@ impl Run<'_, '_> {
     /// `ahead`, and runs them; leaves in `now` those that it did not come to.
     fn some_experts(
         &mut self,
-        store: &mut WeightStore,
+        memory: &mut Memory,
         step: ExpertStep,
         ffn: &ExpertFfn,
         now: &mut &[u32],
         ahead: &[u32],
     ) -> Result<(), Error> {
         let pass = self.pass;
-        let (held, outcome) = self.hold(store, now);
+        let (held, outcome) = self.hold(memory, now);
         self.given.bytes += held.iter().map(|(_, slab)| slab.bytes).sum::<u64>();
         let ran = outcome
-            .and_then(|()| begin(store, pass, ahead))
-            .and_then(|()| run_held(store, pass, step, ffn, &held));
-        let_go(store, pass, &held);
+            .and_then(|()| begin(memory, pass, ahead))
+            .and_then(|()| run_held(memory, pass, step, ffn, &held));
+        let_go(memory, pass, &held);
         ran
     }
 
@@ -228,12 +229,12 @@ impl Run<'_, '_> {
     /// others. An error only where there is room for none.
     fn hold(
         &mut self,
-        store: &mut WeightStore,
+        memory: &mut Memory,
         now: &mut &[u32],
     ) -> (Vec<(u32, Slab)>, Result<(), Error>) {
         let mut held: Vec<(u32, Slab)> = Vec::new();
         while let Some((&segment, rest)) = now.split_first() {
-            match store.acquire(id(self.pass, segment), self.counts) {
+            match memory.acquire(id(self.pass, segment), self.counts) {
                 Ok(slab) => held.push((segment, slab)),
                 Err(error) if held.is_empty() => return (held, Err(error)),
                 // What is held may be all that there is room for.
@@ -248,7 +249,7 @@ impl Run<'_, '_> {
     /// rows will need nearly all.
     fn next_layer(
         &mut self,
-        store: &mut WeightStore,
+        memory: &mut Memory,
         first_segment: u32,
         uploads: usize,
     ) -> Result<(), Error> {
@@ -259,66 +260,11 @@ impl Run<'_, '_> {
         };
         let n_segments = next.n_expert.div_ceil(next.per_segment);
         let segments = next.first_segment..next.first_segment + n_segments;
-        let absent = segments.filter(|&s| !store.cache.holds(id(pass, s)));
+        let absent = segments.filter(|&s| !memory.store.cache.holds(id(pass, s)));
         let first: Vec<u32> = absent.take(uploads).collect();
         first
             .into_iter()
-            .try_for_each(|s| store.start_needed(id(pass, s)))
-    }
-}
-
-/// What a pass has to do among a layer's experts yet.
-#[derive(Debug)]
-pub(crate) struct ExpertsLeft {
-    /// Segments whose experts were not run, in the order in which they come.
-    pending: Vec<u32>,
-    /// Uploads that may be begun at once.
-    window: usize,
-    /// Those that the host is to keep behind the layer.
-    kept_later: Vec<u32>,
-    /// Nothing was absent.
-    all_there: bool,
-}
-
-impl ExpertsLeft {
-    /// The segment that comes next.
-    pub(super) fn waits_for(&self) -> Option<u32> {
-        self.pending.first().copied()
-    }
-}
-
-/// A layer's experts among the segments.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ExpertStep {
-    first_segment: u32,
-    n_expert: u32,
-    per_segment: u32,
-}
-
-impl ExpertStep {
-    pub(super) fn of(step: &Step) -> Option<Self> {
-        match *step {
-            Step::Experts {
-                first_segment,
-                n_expert,
-                per_segment,
-                ..
-            } => Some(Self {
-                first_segment,
-                n_expert,
-                per_segment,
-            }),
-            Step::Run { .. } => None,
-        }
-    }
-
-    fn segment_of(self, expert: u32) -> u32 {
-        self.first_segment + expert / self.per_segment
-    }
-
-    pub(crate) fn experts_of(self, segment: u32) -> std::ops::Range<u32> {
-        let first = (segment - self.first_segment) * self.per_segment;
-        first..(first + self.per_segment).min(self.n_expert)
+            .try_for_each(|s| memory.store.start_needed(id(pass, s)))
     }
 }
 
@@ -344,14 +290,14 @@ fn wanted(ids: &[f32], n_expert: u32) -> Result<Vec<u32>, Error> {
 }
 
 /// Begins uploads of segments that the pass comes to.
-fn begin(store: &mut WeightStore, pass: &Pass<'_>, ahead: &[u32]) -> Result<(), Error> {
+fn begin(memory: &mut Memory, pass: &Pass<'_>, ahead: &[u32]) -> Result<(), Error> {
     let mut ahead = ahead.iter();
-    ahead.try_for_each(|&next| store.start_needed(id(pass, next)))
+    ahead.try_for_each(|&next| memory.store.start_needed(id(pass, next)))
 }
 
 /// Runs the experts of segments that are held.
 fn run_held(
-    store: &mut WeightStore,
+    memory: &mut Memory,
     pass: &Pass<'_>,
     step: ExpertStep,
     ffn: &ExpertFfn,
@@ -368,23 +314,23 @@ fn run_held(
             experts.map(move |e| (e, segment, slab, (e - first) * ffn.n_tensors))
         })
         .collect();
-    run_experts(store, pass, ffn, &experts)
+    run_experts(memory, pass, ffn, &experts)
 }
 
 /// Gives segments back that were held.
-fn let_go(store: &mut WeightStore, pass: &Pass<'_>, held: &[(u32, Slab)]) {
+fn let_go(memory: &mut Memory, pass: &Pass<'_>, held: &[(u32, Slab)]) {
     for &(segment, _) in held {
-        store.release(id(pass, segment));
+        memory.store.release(id(pass, segment));
     }
 }
 
 fn run_experts(
-    store: &mut WeightStore,
+    memory: &mut Memory,
     pass: &Pass<'_>,
     ffn: &ExpertFfn,
     experts: &[(u32, u32, Slab, u32)],
 ) -> Result<(), Error> {
-    let (device, layouts) = store.device_and_layouts(pass.model);
+    let (device, layouts) = memory.store.device_and_layouts(pass.model);
     let experts = experts
         .iter()
         .map(|&(expert, segment, slab, first_tensor)| BoundExpert {
@@ -398,5 +344,5 @@ fn run_experts(
         .collect();
     let step = BoundStep::Experts { ffn, experts };
     let ran = device.run(&step, scratch(pass), &batch(pass, &[]));
-    ran.map_err(|e| store.device_error(Some(pass.model), e))
+    ran.map_err(|e| memory.store.device_error(Some(pass.model), e))
 }

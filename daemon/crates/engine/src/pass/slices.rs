@@ -1,26 +1,11 @@
 //! A pass in slices: each goes on from where the one before stopped, and stops between two steps.
 
-use super::{Pass, Progress, RowSink, Stepwise, Went, all_resident, begin, write_inputs};
 use crate::api::RequestCacheUse;
-use crate::error::Error;
-use crate::weight_store::WeightStore;
-
-/// What came of a slice of a pass, and what the device was given to do.
-pub(crate) enum SliceEnd {
-    /// The pass is complete.
-    Complete(Load),
-    /// It stopped between two steps.
-    Suspended(Progress, Load),
-}
-
-/// What a slice gave the device to do.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Load {
-    /// Bytes of weights to compute with.
-    pub(crate) bytes: u64,
-    /// Something was read behind most of it, and so waited for.
-    pub(crate) was_read: bool,
-}
+use crate::api::error::Error;
+use crate::memory::Memory;
+use crate::pass::run::{Load, all_resident, begin, write_inputs};
+use crate::pass::spec::{Pass, PassClient};
+use crate::pass::stepwise::{Progress, SliceEnd, StepProgress, Stepwise};
 
 /// How a slice of a pass runs.
 #[derive(Clone, Copy)]
@@ -35,91 +20,113 @@ pub(crate) struct Slicing<'a> {
 }
 
 /// Where a slice begins.
-pub(crate) enum Start<'a> {
+pub(crate) enum SliceStart<'a> {
     /// At the first step, with the rows of the inputs.
     Inputs(&'a [Vec<u8>]),
     /// Where the slice before stopped.
     Progress(Progress),
 }
 
+/// Runs a pass. `inputs` has for each input of the plan `n_tokens` rows as its table has them.
+pub(crate) fn run(
+    memory: &mut Memory,
+    pass: &Pass<'_>,
+    inputs: &[Vec<u8>],
+    counts: &mut RequestCacheUse,
+    client: &mut dyn PassClient,
+) -> Result<(), Error> {
+    let slicing = Slicing {
+        is_over: &|_| false,
+        suspends: false,
+        whole: true,
+    };
+    run_slice(
+        memory,
+        pass,
+        SliceStart::Inputs(inputs),
+        slicing,
+        counts,
+        client,
+    )
+    .map(|_| ())
+}
+
 /// Runs a slice of a pass: as [`run`], but it may stop between two steps, and begin where the slice
 /// before stopped. The pass may be built anew meanwhile, of the same rows and the same scratch.
 pub(crate) fn run_slice(
-    store: &mut WeightStore,
+    memory: &mut Memory,
     pass: &Pass<'_>,
-    start: Start<'_>,
+    start: SliceStart<'_>,
     slicing: Slicing<'_>,
-    (counts, ended, begun): (&mut RequestCacheUse, &dyn Fn() -> Option<Error>, &dyn Fn()),
-    sink: RowSink<'_>,
+    counts: &mut RequestCacheUse,
+    client: &mut dyn PassClient,
 ) -> Result<SliceEnd, Error> {
     let end = match start {
-        Start::Inputs(inputs) => {
-            begin(store, pass)?;
-            first_slice(store, pass, inputs, slicing, (counts, ended, begun), sink)
+        SliceStart::Inputs(inputs) => {
+            begin(memory, pass)?;
+            first_slice(memory, pass, inputs, slicing, counts, client)
         }
-        Start::Progress(progress) => {
-            let mut steps = Stepwise::resume(store, pass, progress, counts, ended);
+        SliceStart::Progress(progress) => {
+            let mut steps = Stepwise::resume(memory, pass, progress, counts, client);
             steps.suspends(slicing.suspends);
-            go_on(store, steps, slicing.is_over, begun, sink)
+            go_on(memory, steps, slicing.is_over)
         }
     };
     if !matches!(end, Ok(SliceEnd::Suspended(..))) {
-        store.cache.pass_end(pass.model);
+        memory.store.cache.pass_end(pass.model);
     }
     end
 }
 
 fn first_slice(
-    store: &mut WeightStore,
+    memory: &mut Memory,
     pass: &Pass<'_>,
     inputs: &[Vec<u8>],
     slicing: Slicing<'_>,
-    (counts, ended, begun): (&mut RequestCacheUse, &dyn Fn() -> Option<Error>, &dyn Fn()),
-    sink: RowSink<'_>,
+    counts: &mut RequestCacheUse,
+    client: &mut dyn PassClient,
 ) -> Result<SliceEnd, Error> {
-    write_inputs(store, pass, inputs)?;
-    let at_once = match store.records {
+    write_inputs(memory, pass, inputs)?;
+    let at_once = match memory.store.records {
         true => pass.decodes() || pass.has_few_routed_rows(),
         false => pass.decodes() && slicing.whole,
     };
-    if at_once && let Some(there) = store.all_resident(pass.model, counts)? {
+    if at_once && let Some(there) = memory.all_resident(pass.model, counts)? {
         let load = Load {
-            bytes: store.model_bytes(pass.model),
+            bytes: memory.store.model_bytes(pass.model),
             was_read: !pass.outputs.is_empty(),
         };
-        return all_resident(store, pass, &there, begun, sink).map(|()| SliceEnd::Complete(load));
+        return all_resident(memory, pass, &there, client).map(|()| SliceEnd::Complete(load));
     }
-    let mut steps = Stepwise::new(store, pass, counts, ended);
+    let mut steps = Stepwise::new(memory, pass, counts, client);
     steps.suspends(slicing.suspends);
-    go_on(store, steps, slicing.is_over, begun, sink)
+    go_on(memory, steps, slicing.is_over)
 }
 
 /// Runs the steps of a pass from where it is until it is over or to stop.
 fn go_on(
-    store: &mut WeightStore,
+    memory: &mut Memory,
     mut steps: Stepwise<'_, '_>,
     is_over: &dyn Fn(u64) -> bool,
-    begun: &dyn Fn(),
-    sink: RowSink<'_>,
 ) -> Result<SliceEnd, Error> {
     let mut is_first = true;
     loop {
-        let went = steps.go_on(store);
+        let went = steps.go_on(memory);
         if went.is_err() {
-            steps.let_go(store);
+            steps.let_go(memory);
         }
         match went? {
-            Went::Waits => return Ok(steps.stop()),
-            Went::On => {
+            StepProgress::Waits => return Ok(steps.stop()),
+            StepProgress::On => {
                 if std::mem::take(&mut is_first) {
-                    begun();
+                    steps.begun();
                 }
                 if is_over(steps.given_bytes()) {
                     return Ok(steps.stop());
                 }
             }
-            Went::ToTheHead => break,
+            StepProgress::ToTheHead => break,
         }
     }
-    steps.end(store, sink)
+    steps.end(memory)
 }

@@ -4,14 +4,12 @@ use rocmforge_device::{BoundStep, SegmentBinding};
 use rocmforge_ops::{Op, Step};
 use rocmforge_tensor_cache::{ModelId, SegmentId, Slab};
 
-use super::{
-    ExpertsLeft, Load, Pass, RowOutput, RowSink, Run, SliceEnd, Stepped, batch, begin, emit_rows,
-    id, row_of, run_step, scratch, write_inputs,
-};
 use crate::api::RequestCacheUse;
-use crate::error::Error;
-use crate::lookahead::Lookahead;
-use crate::weight_store::WeightStore;
+use crate::api::error::Error;
+use crate::memory::Memory;
+use crate::pass::lookahead::Lookahead;
+use crate::pass::run::{ExpertsLeft, Load, Run, StepEnd, begin, emit_rows, run_step, write_inputs};
+use crate::pass::spec::{Pass, PassClient, RowOutput, batch, id, row_of, scratch};
 
 /// A pass between two of its steps. All that it has so far lies in its scratch block, so passes
 /// with other scratch may run before it goes on.
@@ -42,9 +40,17 @@ impl Progress {
     }
 }
 
+/// What came of a slice of a pass, and what the device was given to do.
+pub(crate) enum SliceEnd {
+    /// The pass is complete.
+    Complete(Load),
+    /// It stopped between two steps.
+    Suspended(Progress, Load),
+}
+
 /// How far a pass came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Went {
+pub(crate) enum StepProgress {
     /// It ran some steps.
     On,
     /// The next step's segment is held and on its way.
@@ -57,40 +63,42 @@ impl<'a, 'b> Stepwise<'a, 'b> {
     /// Begins a pass that is to stop between steps; it is begun for the cache, too, and `end` ends
     /// it there.
     pub(crate) fn begin(
-        store: &mut WeightStore,
+        memory: &mut Memory,
         pass: &'a Pass<'a>,
         inputs: &[Vec<u8>],
         counts: &'b mut RequestCacheUse,
-        ended: &'b dyn Fn() -> Option<Error>,
+        client: &'b mut dyn PassClient,
     ) -> Result<Self, Error> {
-        begin(store, pass)?;
-        write_inputs(store, pass, inputs)?;
-        Ok(Self::new(store, pass, counts, ended))
+        begin(memory, pass)?;
+        write_inputs(memory, pass, inputs)?;
+        Ok(Self::new(memory, pass, counts, client))
     }
 
     pub(super) fn new(
-        store: &mut WeightStore,
+        memory: &mut Memory,
         pass: &'a Pass<'a>,
         counts: &'b mut RequestCacheUse,
-        ended: &'b dyn Fn() -> Option<Error>,
+        client: &'b mut dyn PassClient,
     ) -> Self {
-        let offloaded = store.is_offloaded(pass);
-        if offloaded {
-            store.begin_timetable(pass);
+        let uses_cpu = memory.uses_cpu(pass);
+        if uses_cpu {
+            memory.begin_timetable(pass);
         }
-        let ahead = match offloaded {
+        let ahead = match uses_cpu {
             true => Lookahead::NOTHING,
-            false => store.lookahead(pass.model, pass.n_tokens, pass.prefetch),
+            false => memory
+                .store
+                .lookahead(pass.model, pass.n_tokens, pass.prefetch),
         };
         Self {
             run: Run {
                 pass,
                 ahead,
-                feeds_link: offloaded && !pass.routes(),
+                feeds_link: uses_cpu && !pass.routes(),
                 spare_from: 0,
                 last_layer: None,
                 counts,
-                ended,
+                client,
                 held: None,
                 experts: None,
                 suspends: false,
@@ -102,14 +110,14 @@ impl<'a, 'b> Stepwise<'a, 'b> {
 
     /// Goes on with a pass that stopped.
     pub(super) fn resume(
-        store: &mut WeightStore,
+        memory: &mut Memory,
         pass: &'a Pass<'a>,
         progress: Progress,
         counts: &'b mut RequestCacheUse,
-        ended: &'b dyn Fn() -> Option<Error>,
+        client: &'b mut dyn PassClient,
     ) -> Self {
-        if store.is_offloaded(pass) {
-            store.begin_timetable(pass);
+        if memory.uses_cpu(pass) {
+            memory.begin_timetable(pass);
         }
         Self {
             run: Run {
@@ -120,7 +128,7 @@ impl<'a, 'b> Stepwise<'a, 'b> {
                 // What others did meanwhile is no part of a layer's time.
                 last_layer: None,
                 counts,
-                ended,
+                client,
                 held: progress.held,
                 experts: progress.experts,
                 suspends: false,
@@ -149,47 +157,48 @@ impl<'a, 'b> Stepwise<'a, 'b> {
         SliceEnd::Suspended(progress, run.given)
     }
 
+    /// The device has the first of the work.
+    pub(super) fn begun(&mut self) {
+        self.run.client.begun();
+    }
+
     /// Bytes of weights that this slice gave the device to compute with.
     pub(super) fn given_bytes(&self) -> u64 {
         self.run.given.bytes
     }
 
     /// It ends here: what is held is given back.
-    pub(super) fn let_go(&mut self, store: &mut WeightStore) {
+    pub(super) fn let_go(&mut self, memory: &mut Memory) {
         if let Some((index, _)) = self.run.held.take() {
-            store.release(id(self.run.pass, index));
+            memory.store.release(id(self.run.pass, index));
         }
     }
 
     /// Runs the next step, or the next steps that the device is given at once.
-    pub(crate) fn go_on(&mut self, store: &mut WeightStore) -> Result<Went, Error> {
+    pub(crate) fn go_on(&mut self, memory: &mut Memory) -> Result<StepProgress, Error> {
         let pass = self.run.pass;
         let left = &pass.plan.steps_for(false)[self.at..];
         let Some(first) = left.first() else {
-            return Ok(Went::ToTheHead);
+            return Ok(StepProgress::ToTheHead);
         };
         let n = match self.run.held {
-            None => self.run.ready(store, left).max(1),
+            None => self.run.ready(memory, left).max(1),
             Some(_) => 1,
         };
         match n {
             1 => {
-                if self.run.step(store, first, &[])? == Stepped::Waits {
-                    return Ok(Went::Waits);
+                if self.run.step(memory, first, &[])? == StepEnd::Waits {
+                    return Ok(StepProgress::Waits);
                 }
             }
-            _ => self.run.together(store, &left[..n])?,
+            _ => self.run.together(memory, &left[..n])?,
         }
         self.at += n;
-        Ok(Went::On)
+        Ok(StepProgress::On)
     }
 
     /// Runs the head for the rows that are wanted, or stops where it would wait for its upload.
-    pub(crate) fn end(
-        mut self,
-        store: &mut WeightStore,
-        sink: RowSink<'_>,
-    ) -> Result<SliceEnd, Error> {
+    pub(crate) fn end(mut self, memory: &mut Memory) -> Result<SliceEnd, Error> {
         let pass = self.run.pass;
         if pass.wants_nothing() {
             return Ok(SliceEnd::Complete(self.run.given));
@@ -198,48 +207,55 @@ impl<'a, 'b> Stepwise<'a, 'b> {
         let Step::Run { segment, .. } = step else {
             return Err(Error::Internal("the head of a plan routes".to_owned()));
         };
-        let ended = self.run.ended;
-        let mut run_head = |store: &mut WeightStore, head: Option<(u32, Slab)>| {
-            let mut buffer = Vec::new();
-            for chunk in pass.outputs.chunks(pass.scratch.outputs as usize) {
-                run_step(store, pass, step, head, chunk)?;
-                emit_rows(store, pass, chunk, &mut buffer, sink)?;
-                if let Some(error) = ended() {
-                    return Err(error);
-                }
-            }
-            for chunk in pass.hidden.chunks(pass.scratch.outputs as usize) {
-                run_to_hidden(store, pass, step, head, chunk)?;
-                emit_hidden(store, pass, chunk, &mut buffer, sink)?;
-                if let Some(error) = ended() {
-                    return Err(error);
-                }
-            }
-            Ok(())
-        };
         let ran = match *segment {
-            Some(head) => self.run.with_segment(store, head, |store, _, slab| {
-                run_head(store, Some((head, slab)))
+            Some(head) => self.run.with_segment(memory, head, |memory, run, slab| {
+                run_head(memory, run, step, Some((head, slab)))
             }),
             // An encoder's head may have nothing to compute with.
-            None => run_head(store, None).map(|()| Stepped::Done),
+            None => run_head(memory, &mut self.run, step, None).map(|()| StepEnd::Done),
         };
         if ran.is_err() {
-            self.let_go(store);
+            self.let_go(memory);
         }
         Ok(match ran? {
-            Stepped::Done => {
+            StepEnd::Done => {
                 self.run.given.was_read = true;
                 SliceEnd::Complete(self.run.given)
             }
-            Stepped::Waits => self.stop(),
+            StepEnd::Waits => self.stop(),
         })
     }
 }
 
+/// Runs the head for the rows that are wanted, with its weights, if it has any.
+fn run_head(
+    memory: &mut Memory,
+    run: &mut Run<'_, '_>,
+    step: &Step,
+    weights: Option<(u32, Slab)>,
+) -> Result<(), Error> {
+    let pass = run.pass;
+    let mut buffer = Vec::new();
+    for chunk in pass.outputs.chunks(pass.scratch.outputs as usize) {
+        run_step(memory, pass, step, weights, chunk)?;
+        emit_rows(memory, pass, chunk, &mut buffer, run.client)?;
+        if let Some(error) = run.client.ended() {
+            return Err(error);
+        }
+    }
+    for chunk in pass.hidden.chunks(pass.scratch.outputs as usize) {
+        run_to_hidden(memory, pass, step, weights, chunk)?;
+        emit_hidden(memory, pass, chunk, &mut buffer, run.client)?;
+        if let Some(error) = run.client.ended() {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
 /// The part of the head that makes rows' hidden states.
 fn run_to_hidden(
-    store: &mut WeightStore,
+    memory: &mut Memory,
     pass: &Pass<'_>,
     head: &Step,
     weights: Option<(u32, Slab)>,
@@ -257,7 +273,7 @@ fn run_to_hidden(
     let Some(last) = ops.iter().position(makes) else {
         return Err(Error::Internal("a head without its norm".to_owned()));
     };
-    let (device, layouts) = store.device_and_layouts(pass.model);
+    let (device, layouts) = memory.store.device_and_layouts(pass.model);
     let step = BoundStep::Run {
         ops: &ops[..=last],
         live_out: &[hidden],
@@ -267,23 +283,24 @@ fn run_to_hidden(
         }),
     };
     let ran = device.run(&step, scratch(pass), &batch(pass, rows));
-    ran.map_err(|e| store.device_error(Some(pass.model), e))
+    ran.map_err(|e| memory.store.device_error(Some(pass.model), e))
 }
 
 /// Reads the hidden states of `rows` and tells them.
 fn emit_hidden(
-    store: &mut WeightStore,
+    memory: &mut Memory,
     pass: &Pass<'_>,
     rows: &[u32],
     buffer: &mut Vec<f32>,
-    sink: RowSink<'_>,
+    client: &mut dyn PassClient,
 ) -> Result<(), Error> {
     let hidden = pass.plan.hidden;
     let width = pass.scratch.bufs[usize::from(hidden.0)].width as usize;
     buffer.resize(width * rows.len(), 0.0);
-    let read = store.device.read(scratch(pass), hidden, buffer);
-    read.map_err(|e| store.device_error(Some(pass.model), e))?;
-    rows.iter()
-        .zip(buffer.chunks_exact(width))
-        .try_for_each(|(&row, state)| sink(row_of(row), RowOutput::Hidden(state)))
+    let read = memory.store.device.read(scratch(pass), hidden, buffer);
+    read.map_err(|e| memory.store.device_error(Some(pass.model), e))?;
+    for (&row, state) in rows.iter().zip(buffer.chunks_exact(width)) {
+        client.take(row_of(row), RowOutput::Hidden(state));
+    }
+    Ok(())
 }

@@ -1,0 +1,158 @@
+//! How a request begins: with what is there of its prompt, or behind another one that
+//! computes the same just now.
+//!
+//! Requests that come together and begin alike (several answers to one prompt, many questions about
+//! one text) would each compute the same. So one that has computed nothing yet follows the first of
+//! them: it waits until that one is past what they have in common, and begins with its pages. It
+//! waits for nobody less urgent, and not for one that yielded or whose reader is slow: where the
+//! first one does not go on, the next computes for itself.
+
+use rocmforge_ops::KV_PAGE_TOKENS;
+use rocmforge_scheduler::{SeqId, SequenceStatus};
+
+use crate::actor::engine::Engine;
+use crate::request::task::{Task, Work};
+
+/// Pages that two prompts must have in common for one to wait for the other.
+const COMMON_PAGES_MIN: usize = 2;
+
+impl Engine {
+    /// A request was admitted: what is there of its prompt is not computed.
+    pub(crate) fn begin(&mut self, seq: SeqId) {
+        let Some(task) = self.requests.tasks.get_mut(&seq) else {
+            return;
+        };
+        if !std::mem::replace(&mut task.begun, true)
+            && let (Some(_), Work::Generate(g)) = (task.realm, &task.work)
+        {
+            self.requests.prefix_counts.asked_tokens += g.n_prompt as u64;
+        }
+        self.requests.changed = true;
+        self.note_wanted_weights();
+        self.begin_with_what_is_there(seq);
+        if let Some(task) = self.requests.tasks.get_mut(&seq) {
+            let yielded_at = std::mem::take(&mut task.yielded_at);
+            let again = yielded_at.saturating_sub(task.n_past);
+            self.memory.host_kv.count_again(again);
+        }
+    }
+
+    fn begin_with_what_is_there(&mut self, seq: SeqId) {
+        let Some(task) = self.requests.tasks.get_mut(&seq) else {
+            return;
+        };
+        let Some(realm) = task.realm else {
+            return;
+        };
+        let begun = task.memory.begin(
+            &mut self.memory,
+            realm,
+            task.loaded.model(),
+            &task.tokens,
+            task.predicts,
+        );
+        task.n_past = begun.positions;
+        if begun.positions > 0 {
+            self.requests.scheduler.reused(seq, begun.positions as u32);
+        }
+        let stops: Vec<u32> = begun.stops.iter().map(|&p| p as u32).collect();
+        self.requests.scheduler.stop_at(seq, &stops);
+        // What it finds of its own after it yielded was computed once.
+        if let Work::Generate(g) = &mut task.work
+            && g.generated == 0
+            && g.started.is_none()
+        {
+            // One that yielded before its first pass finds the same again, and is counted once.
+            let found = begun.positions as u32;
+            self.requests.prefix_counts.reused_tokens += u64::from(found.saturating_sub(g.reused));
+            g.reused = found;
+        }
+    }
+
+    /// Lets requests wait that would compute what another one computes, and
+    /// those begin that have waited.
+    pub(crate) fn follow(&mut self) {
+        // One that has yielded computes nothing, and begins when it is admitted again.
+        let new = |task: &&Task| {
+            task.n_past == 0 && task.realm.is_some() && self.requests.running(task.seq).is_some()
+        };
+        let new: Vec<SeqId> = self
+            .requests
+            .tasks
+            .values()
+            .filter(new)
+            .map(|t| t.seq)
+            .collect();
+        for seq in new {
+            let follows = self.has_leader(seq);
+            let Some(task) = self.requests.tasks.get_mut(&seq) else {
+                continue;
+            };
+            let followed = std::mem::replace(&mut task.follows, follows);
+            let ready = task.reader_has_room() && !follows;
+            if followed && !follows {
+                let plan = task.loaded.model().plan();
+                task.memory.free(&mut self.memory, plan);
+                self.begin_with_what_is_there(seq);
+            }
+            self.requests.scheduler.set_ready(seq, ready);
+        }
+    }
+
+    /// Whether a request that came before this one computes what both begin with.
+    fn has_leader(&self, seq: SeqId) -> bool {
+        let (Some(task), Some(status)) =
+            (self.requests.tasks.get(&seq), self.requests.running(seq))
+        else {
+            return false;
+        };
+        let before = self.requests.all().filter(|leader| leader.seq < seq);
+        before.filter(|l| l.realm == task.realm).any(|leader| {
+            let Some(computed) = leads(leader, task) else {
+                return false;
+            };
+            let urgent = |of: &SequenceStatus| of.arrival.class <= status.arrival.class;
+            !computed
+                && !leader.follows
+                && leader.reader_has_room()
+                && self
+                    .requests
+                    .running(leader.seq)
+                    .as_ref()
+                    .is_some_and(urgent)
+        })
+    }
+
+    /// Tells which weights go before what is kept of prompts: those of models with running
+    /// requests, and pinned ones.
+    pub(crate) fn note_wanted_weights(&mut self) {
+        let store = &self.memory.store;
+        let bytes = self.models.iter().map(|entry| {
+            let mtp = self.speculation.mtp(entry.id);
+            let of_mtp = mtp.map_or(0, |mtp| store.model_bytes(mtp.id));
+            match self.requests.any_begun(entry.id) {
+                true => store.model_bytes(entry.id) + of_mtp,
+                false => store.model_pinned_bytes(entry.id),
+            }
+        });
+        let bytes = bytes.sum();
+        self.memory.set_wanted_weights(bytes);
+    }
+}
+
+/// Whether `leader` has computed what `task` could begin with; `None` if that
+/// is too little to wait for.
+fn leads(leader: &Task, task: &Task) -> Option<bool> {
+    let most = |task: &Task| task.tokens.len().saturating_sub(1) / KV_PAGE_TOKENS;
+    let (theirs, ours) = (
+        leader.tokens.chunks_exact(KV_PAGE_TOKENS),
+        task.tokens.chunks_exact(KV_PAGE_TOKENS).take(most(task)),
+    );
+    let common = theirs.zip(ours).take_while(|(a, b)| a == b).count();
+    let plan = task.loaded.model().plan();
+    // With a state or a window others go on only from where the leader's prompt ends.
+    let anywhere = plan.state_elements == 0 && plan.kv.iter().all(|g| g.window.is_none());
+    let usable = anywhere || (common == most(task) && common == most(leader));
+    let worth = usable && common >= COMMON_PAGES_MIN;
+    worth.then(|| leader.n_past >= common * KV_PAGE_TOKENS)
+}

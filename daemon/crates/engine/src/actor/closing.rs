@@ -1,0 +1,61 @@
+//! Closing a model that nobody uses.
+//!
+//! ```text
+//! published --close--> withdrawn --close, nobody holds it--> forgotten
+//!     ^                    |
+//!     +--reopen, load------+
+//! ```
+//!
+//! Whoever finds a model in a snapshot holds it until the request is sent. So a model is withdrawn
+//! from the snapshots first. Once the engine's own pointer is the only one, nobody can send a
+//! request for it any more, and it is forgotten. A request that comes meanwhile keeps it.
+//!
+//! *Invariant:* a request that found its model is never refused because the model was closed (test
+//! `a_model_that_somebody_holds_is_not_closed`).
+
+use std::sync::Arc;
+
+use rocmforge_tensor_cache::ModelId;
+
+use crate::actor::engine::Engine;
+use crate::api::Closing;
+use crate::api::error::Error;
+
+impl Engine {
+    /// Takes a model a step nearer to being forgotten, if nobody uses it.
+    pub(crate) fn close(&mut self, name: &str) -> Result<Closing, Error> {
+        let id = self.models.find(name)?.id;
+        if self.is_used(id) {
+            self.reopen(name);
+            return Ok(Closing::Used);
+        }
+        let Some(entry) = self.models.get_mut(id) else {
+            return Ok(Closing::Used);
+        };
+        entry.is_withdrawn = true;
+        self.publish(true);
+        let Some(entry) = self.models.get(id) else {
+            return Ok(Closing::Used);
+        };
+        if Arc::strong_count(&entry.loaded) > 1 {
+            return Ok(Closing::Held);
+        }
+        let loaded = Arc::clone(&entry.loaded);
+        self.forget_model(id, &loaded)?;
+        Ok(Closing::Closed(loaded))
+    }
+
+    /// Publishes a model again that was withdrawn.
+    pub(crate) fn reopen(&mut self, name: &str) {
+        if let Some(entry) = self.models.named(name) {
+            entry.is_withdrawn = false;
+        }
+    }
+
+    fn is_used(&self, id: ModelId) -> bool {
+        self.requests.tasks.values().any(|task| task.model == id)
+            || self.preloads.any_of(id)
+            || self.memory.store.model_pinned_bytes(id) > 0
+            || self.speculation.is_draft_model(id)
+    }
+}

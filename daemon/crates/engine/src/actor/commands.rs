@@ -1,0 +1,512 @@
+//! What each command does.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocmforge_scheduler::{Arrival, ClientId, Kind};
+use rocmforge_tensor_cache::ModelId;
+use rocmforge_tokenizer::DecodeOptions;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::actor::engine::{Draining, Engine};
+use crate::actor::publish;
+use crate::api::config::PrefixCache;
+use crate::api::error::Error;
+use crate::api::refusal::Refusal;
+use crate::api::{
+    Asker, Budget, BudgetChange, Command, EmbedRequest, Embedding, GenerateEvent, GenerateRequest,
+    ScoreRequest, Scores,
+};
+use crate::features::prefix_cache::Realm;
+use crate::features::speculation::drafts::Drafts;
+use crate::guards::budget::WantedBudget;
+use crate::model::loaded::LoadedModel;
+use crate::model::rotations::open_ended_context;
+use crate::request::decoding::Chooser;
+use crate::request::encode;
+use crate::request::gaps::Gaps;
+use crate::request::kv::SequenceMemory;
+use crate::request::sampler::Sampler;
+use crate::request::stop::StopStrings;
+use crate::request::task::{Generation, Pooled, Scoring, Task, Work};
+
+/// Most models that can be registered at a time.
+pub const MODELS_MAX: usize = 1024;
+
+impl Engine {
+    /// Carries out a command.
+    pub(crate) fn handle(&mut self, command: Command) {
+        match command {
+            Command::Load { prepared, reply } => {
+                let result = self.load(*prepared);
+                self.answer(reply, result);
+            }
+            Command::Unload { name, force, reply } => {
+                self.finish_passes();
+                let result = self.unload(&name, force);
+                self.answer(reply, result);
+            }
+            Command::Close { name, reply } => {
+                let result = self.close(&name);
+                self.answer(reply, result);
+            }
+            Command::Reopen { name, reply } => {
+                self.reopen(&name);
+                self.answer(reply, Ok(()));
+            }
+            Command::Generate { request, events } => self.generate(*request, events),
+            Command::Score { request, reply } => self.score(*request, reply),
+            Command::Embed { request, reply } => self.embed(*request, reply),
+            Command::Preload {
+                name,
+                segments,
+                events,
+            } => self.preload(&name, segments, events),
+            Command::Pin {
+                name,
+                segments,
+                pinned,
+                reply,
+            } => {
+                let result = self.pin(&name, segments, pinned);
+                self.answer(reply, result);
+            }
+            Command::Clear { name, reply } => {
+                self.finish_passes();
+                let result = self.clear(name.as_deref());
+                self.answer(reply, result);
+            }
+            Command::SetBudget { budget, reply } => {
+                let result = self.set_budget(budget);
+                self.answer(reply, result);
+            }
+            Command::SetPolicy { policy: new, reply } => {
+                let before = self.memory.store.cache.policy();
+                self.memory.store.cache.set_policy(publish::to_cache(new));
+                self.answer(reply, Ok(publish::from_cache(before)));
+            }
+            Command::Drain { grace, reply } => self.drain(grace, reply),
+            Command::Ping { reply } => {
+                // Whoever asked may have given up.
+                let _ = reply.send(());
+            }
+            Command::Wake => {}
+        }
+    }
+
+    /// Publishes, then replies: whoever has the answer sees a snapshot that knows of it.
+    fn answer<T>(&mut self, reply: oneshot::Sender<Result<T, Error>>, result: Result<T, Error>) {
+        self.publish(true);
+        // An asker that went away has its command done all the same.
+        let _ = reply.send(result);
+    }
+
+    fn generate(&mut self, request: GenerateRequest, events: mpsc::Sender<GenerateEvent>) {
+        let received = self.now();
+        let checked = encode::refuse_text(&request.model)
+            .and_then(|()| self.check(&request.model, &request.prompt, 0, request.n_ctx));
+        let (model, mut n_ctx) = match checked {
+            Ok(checked) => checked,
+            Err(error) => {
+                // The channel is new and has room.
+                let _ = events.try_send(GenerateEvent::Failed(error));
+                return;
+            }
+        };
+        let mut sampler = Sampler::new(request.sampling);
+        request.prompt.iter().for_each(|&t| sampler.accept(t));
+        let n_prompt = request.prompt.len();
+        let plan = request.model.model().plan();
+        if request.max_tokens.is_none() && request.n_ctx.is_none() {
+            n_ctx = open_ended_context(plan, n_prompt, n_ctx);
+        }
+        let positions_max = match request.max_tokens {
+            Some(max) => n_ctx.min(n_prompt + max as usize),
+            None => n_ctx,
+        };
+        let long = plan.rotates_long(positions_max);
+        let wanted = SchedulerRequest {
+            kind: Kind::Generate,
+            positions_max,
+            open_ended: request.max_tokens.is_none(),
+            realm: match self.config.prefix_cache {
+                _ if !request.reuse => None,
+                PrefixCache::Off => None,
+                PrefixCache::PerClient => Some(request.asker.client),
+                PrefixCache::Shared => Some(0),
+            }
+            .map(|asker| Realm { model, asker, long }),
+        };
+        let decoder = request.model.tokenizer().stream_with(DecodeOptions {
+            special: request.decoding.control_text,
+            ..DecodeOptions::default()
+        });
+        let work = Work::Generate(Box::new(Generation {
+            events,
+            due: Vec::new(),
+            chooser: Chooser::new(sampler, request.decoding, || self.requests.masks()),
+            drafts: Drafts::default(),
+            drafted: (0, 0),
+            decoder,
+            stops: StopStrings::new(request.stop),
+            max_tokens: request.max_tokens,
+            n_prompt,
+            reused: 0,
+            generated: 0,
+            started: None,
+            first_token: None,
+            last_token: None,
+            gaps: Gaps::default(),
+        }));
+        self.enqueue(
+            model,
+            request.model,
+            request.prompt,
+            n_ctx,
+            wanted,
+            received,
+            (request.deadline, request.asker),
+            work,
+        );
+    }
+
+    fn score(&mut self, request: ScoreRequest, reply: oneshot::Sender<Result<Scores, Error>>) {
+        let received = self.now();
+        let checked = match request.ids.len() {
+            0 | 1 => Err(Error::InvalidArgument {
+                field: "ids",
+                message: format!(
+                    "{} tokens cannot be scored: at least 2 are needed",
+                    request.ids.len()
+                ),
+            }),
+            _ => encode::refuse_text(&request.model)
+                .and_then(|()| self.check(&request.model, &request.ids, 1, None)),
+        };
+        let (model, n_ctx) = match checked {
+            Ok(checked) => checked,
+            Err(error) => {
+                let _ = reply.send(Err(error));
+                return;
+            }
+        };
+        let wanted = SchedulerRequest {
+            kind: Kind::Score,
+            positions_max: request.ids.len(),
+            open_ended: false,
+            // The logits of all of its rows are wanted.
+            realm: None,
+        };
+        let scores = Vec::with_capacity(request.ids.len());
+        let work = Work::Score(Scoring {
+            reply,
+            top_n: request.top_n as usize,
+            scores,
+        });
+        self.enqueue(
+            model,
+            request.model,
+            request.ids,
+            n_ctx,
+            wanted,
+            received,
+            (request.deadline, request.asker),
+            work,
+        );
+    }
+
+    fn embed(&mut self, request: EmbedRequest, reply: oneshot::Sender<Result<Embedding, Error>>) {
+        let received = self.now();
+        let whole = request.model.model().plan().both_ways;
+        let checked = self.check(&request.model, &request.ids, 0, None);
+        let (model, n_ctx) = match checked {
+            Ok(checked) => checked,
+            Err(error) => {
+                let _ = reply.send(Err(error));
+                return;
+            }
+        };
+        // To the scheduler it is a scoring, which computes a row for each token but the last.
+        let mut tokens = request.ids;
+        tokens.push(0);
+        let wanted = SchedulerRequest {
+            kind: Kind::Score,
+            positions_max: tokens.len(),
+            open_ended: false,
+            // The states of its rows are wanted.
+            realm: None,
+        };
+        let work = Work::Embed(Pooled {
+            reply,
+            pooling: request.pooling,
+            values: Vec::new(),
+            rows: 0,
+            whole,
+            classes: request.classes,
+        });
+        self.enqueue(
+            model,
+            request.model,
+            tokens,
+            n_ctx,
+            wanted,
+            received,
+            (request.deadline, request.asker),
+            work,
+        );
+    }
+
+    /// Checks what a request is about, and returns its model's number and the length of its
+    /// context, which the last `beyond` of its ids need no place in.
+    fn check(
+        &self,
+        loaded: &Arc<LoadedModel>,
+        ids: &[u32],
+        beyond: usize,
+        n_ctx: Option<u32>,
+    ) -> Result<(ModelId, usize), Error> {
+        if self.draining.is_some() {
+            return Err(draining());
+        }
+        // Whoever asks found it loaded: it went as it does under a request that waits or runs.
+        let Ok(entry) = self.models.find(loaded.name()) else {
+            return Err(Refusal::Unloaded {
+                model: loaded.name().to_owned(),
+            }
+            .into());
+        };
+        if !Arc::ptr_eq(&entry.loaded, loaded) {
+            return Err(Refusal::Reloaded {
+                model: loaded.name().to_owned(),
+            }
+            .into());
+        }
+        let hparams = loaded.model().hparams();
+        let longest = hparams.n_ctx_train.min(self.config.n_ctx_max);
+        let n_ctx = n_ctx.unwrap_or(longest);
+        if n_ctx == 0 || n_ctx > longest {
+            return Err(Error::InvalidArgument {
+                field: "n_ctx",
+                message: format!(
+                    "{n_ctx} is out of range 1..={longest} (trained for {}, the daemon allows {})",
+                    hparams.n_ctx_train, self.config.n_ctx_max
+                ),
+            });
+        }
+        if ids.is_empty() {
+            return Err(Error::InvalidArgument {
+                field: "prompt",
+                message: "has no tokens; give some text".to_owned(),
+            });
+        }
+        // Generating needs a position for the first new token; the last
+        // position can be generated into.
+        if ids.len() - beyond > n_ctx as usize {
+            return Err(Error::InvalidArgument {
+                field: "prompt",
+                message: format!(
+                    "has {} tokens, the context holds {n_ctx}; shorten it or raise n_ctx",
+                    ids.len()
+                ),
+            });
+        }
+        if let Some(id) = ids.iter().find(|&&id| id >= hparams.n_vocab) {
+            return Err(Error::InvalidArgument {
+                field: "ids",
+                message: format!(
+                    "token id {id} is not below the vocabulary's {}",
+                    hparams.n_vocab
+                ),
+            });
+        }
+        // A far file is looked at when it is read, where nobody waits for it without end.
+        if loaded.far().is_none() {
+            let _waiting = self.memory.store.files.begin(loaded.name(), loaded.path());
+            loaded
+                .file()
+                .check_unchanged()
+                .map_err(|e| crate::api::error::from_read(loaded.name(), loaded.path(), e))?;
+        }
+        Ok((entry.id, n_ctx as usize))
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the fields of the one struct that is made here"
+    )]
+    fn enqueue(
+        &mut self,
+        model: ModelId,
+        loaded: Arc<LoadedModel>,
+        tokens: Vec<u32>,
+        n_ctx: usize,
+        wanted: SchedulerRequest,
+        received: Instant,
+        (deadline, asker): (Option<Instant>, Asker),
+        work: Work,
+    ) {
+        let seq = self.requests.next_seq();
+        let arrival = Arrival {
+            seq,
+            model: rocmforge_scheduler::ModelId(model.0),
+            client: ClientId(asker.client),
+            class: asker.class,
+            kind: wanted.kind,
+            tokens: tokens.len() as u32,
+            positions_max: wanted.positions_max as u32,
+            open_ended: wanted.open_ended,
+            whole: matches!(&work, Work::Embed(e) if e.whole),
+            // The engine ends what is late itself, and says how many tokens there were.
+            deadline: None,
+        };
+        let has_draft_model = self.speculation.draft_model(model).is_some();
+        let has_mtp = self.speculation.mtp(model).is_some();
+        let predicts = has_mtp && work.takes_drafts() && !has_draft_model;
+        let reach = match work {
+            // The last token is none.
+            Work::Embed(_) => wanted.positions_max - 1,
+            Work::Generate(_) | Work::Score(_) => wanted.positions_max,
+        };
+        let task = Task {
+            seq,
+            model,
+            loaded,
+            asker,
+            tokens,
+            n_past: 0,
+            n_ctx,
+            reach,
+            memory: SequenceMemory::default(),
+            compactions: 0,
+            yielded_at: 0,
+            begun: false,
+            follows: false,
+            open_ended: wanted.open_ended,
+            realm: wanted.realm,
+            predicts,
+            sized: (0, 0),
+            counts: crate::api::RequestCacheUse::default(),
+            received,
+            deadline,
+            work,
+        };
+        self.arrive(task, arrival);
+    }
+
+    fn set_budget(&mut self, budget: Budget) -> Result<BudgetChange, Error> {
+        let held = self.memory.store.device.memory_use();
+        let held = held.map_or(0, |memory| memory.allocated_bytes);
+        let wanted = WantedBudget::of(
+            budget,
+            &*self.memory.store.device,
+            held,
+            self.guards.keep_free.bytes(),
+        )?;
+        let staging = self.memory.store.reserve_bytes;
+        if staging > 0 && wanted.bytes < self.budget_floor().min(self.memory.budget()) {
+            let (asked, min) = (wanted.bytes, self.budget_least());
+            return Err(Refusal::BudgetTooSmall {
+                asked,
+                min,
+                staging,
+            }
+            .into());
+        }
+        let change = self.change_budget(wanted.bytes)?;
+        self.guards
+            .keep_free
+            .budget_was_set(wanted.withheld, wanted.left);
+        self.guards.budget_note = wanted.note;
+        Ok(change)
+    }
+
+    /// Changes the budget to so many bytes, which are in range.
+    pub(crate) fn change_budget(&mut self, wanted: u64) -> Result<BudgetChange, Error> {
+        self.finish_passes();
+        let before = self.memory.store.cache.stats().total.counters;
+        if wanted > self.memory.budget() {
+            self.draft_again();
+        } else if self.room_for_running(wanted) > wanted {
+            self.stop_drafting(|_| true);
+        }
+        // Running work keeps what it needs; the rest of the way is gone as it ends.
+        let now = self.room_on_the_way_to(wanted);
+        self.guards.budget_wanted = (now > wanted).then_some(wanted);
+        let above = match self.memory.set_budget(now) {
+            Err(_) if self.memory.store.take_refused_bytes().is_some() => {
+                self.grow_anew(now)?;
+                0
+            }
+            set => set?,
+        };
+        self.give_back_unused()?;
+        let after = self.memory.store.cache.stats().total.counters;
+        Ok(BudgetChange {
+            budget_bytes: wanted,
+            evicted_segments: after.evictions - before.evictions,
+            evicted_bytes: after.evicted_bytes - before.evicted_bytes,
+            excess_bytes: now - wanted + above,
+        })
+    }
+
+    /// After releases: goes on with a shrink that running work held up.
+    pub(crate) fn finish_shrink(&mut self) {
+        if let Some(wanted) = self.guards.budget_wanted {
+            let now = self.room_on_the_way_to(wanted);
+            if let Err(error) = self.memory.set_budget(now) {
+                self.lose(&error);
+            }
+            self.guards.budget_wanted = (now > wanted).then_some(wanted);
+        } else if let Err(error) = self.memory.store.finish_shrink() {
+            self.lose(&error);
+        }
+        if let Err(error) = self.give_back_unused() {
+            self.lose(&error);
+        }
+    }
+
+    /// The budget that is in force on the way to `wanted`: running work does not let it
+    /// shrink, nor make it grow.
+    fn room_on_the_way_to(&mut self, wanted: u64) -> u64 {
+        let before = self.memory.budget();
+        self.room_for_running(wanted).min(before.max(wanted))
+    }
+
+    fn drain(&mut self, grace: Duration, reply: oneshot::Sender<()>) {
+        let until = self.now() + grace;
+        match &mut self.draining {
+            Some(draining) => {
+                draining.until = draining.until.min(until);
+                draining.replies.push(reply);
+            }
+            None => {
+                self.draining = Some(Draining {
+                    until,
+                    replies: vec![reply],
+                })
+            }
+        }
+        self.end_those(|task| (!task.begun).then(draining));
+        self.preloads.end(|_| true, draining);
+        self.publish(true);
+    }
+}
+
+/// What a request wants of the scheduler.
+struct SchedulerRequest {
+    kind: Kind,
+    /// Positions that it can come to.
+    positions_max: usize,
+    /// It ends when the model ends it.
+    open_ended: bool,
+    /// Whose beginnings it shares.
+    realm: Option<Realm>,
+}
+
+/// The answer to new work while the daemon ends.
+pub(crate) fn draining() -> Error {
+    Error::Unavailable {
+        message: "the daemon is shutting down; try again when it has been started anew".to_owned(),
+        retry_after: Duration::from_secs(5),
+    }
+}

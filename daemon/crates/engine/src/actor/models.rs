@@ -1,0 +1,377 @@
+//! Commands about models and their segments: load, unload, preload, pin, clear.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rocmforge_device::SegmentLayout;
+use rocmforge_ops::{Plan, Segment};
+use rocmforge_tensor_cache::{KeptBecause, ModelId, SegmentId};
+use tokio::sync::mpsc;
+
+use crate::actor::commands::{MODELS_MAX, draining};
+use crate::actor::engine::Engine;
+use crate::api::error::{Error, from_cache, from_device};
+use crate::api::refusal::Refusal;
+use crate::api::{Cleared, KeptReason, KeptSegment, PreloadEvent, Registered, Unloaded, When};
+use crate::features::preload::{PRELOADS_MAX, Preload};
+use crate::features::speculation::draft_model::draft_model;
+use crate::model::loaded::{LoadedModel, PreparedModel};
+use crate::store::Source;
+
+/// Lets a model that the page cache could not keep be read past it; or any, where that is said.
+fn choose_reads(loaded: &LoadedModel, direct_io: When) {
+    let file = loaded.file();
+    let (bytes, available) = (file.size_bytes(), rocmforge_device::host_available_bytes());
+    let wanted = match direct_io {
+        When::Never => false,
+        When::Auto => available > 0 && bytes > available,
+        When::Always => true,
+    };
+    // What a file that may not answer has is brought into the page cache first.
+    let wanted = wanted && !file.is_far();
+    if wanted {
+        let model = loaded.name();
+        if file.prefer_direct() {
+            tracing::info!(
+                model,
+                bytes,
+                available,
+                "its file is read past the page cache"
+            );
+        } else {
+            tracing::warn!(
+                model,
+                bytes,
+                available,
+                "its file is read through the page cache: its file system has no direct reads"
+            );
+        }
+    }
+}
+
+impl Engine {
+    pub(crate) fn load(&mut self, prepared: PreparedModel) -> Result<Registered, Error> {
+        if self.draining.is_some() {
+            return Err(draining());
+        }
+        let (mut loaded, draft_name) = (prepared.loaded, prepared.draft);
+        if let Ok(there) = self.models.find(loaded.name()) {
+            let there = Arc::clone(&there.loaded);
+            return self.load_again(there, &loaded, draft_name.as_deref());
+        }
+        if self.models.len() >= MODELS_MAX {
+            return Err(Refusal::TooManyModels {
+                max: MODELS_MAX as u64,
+            }
+            .into());
+        }
+        let draft = draft_name.map(|name| draft_model(&self.models, &loaded, &name));
+        let draft = draft.transpose()?;
+        // Two loads at once may each have made theirs.
+        self.models.iter().any(|there| loaded.share(&there.loaded));
+        loaded.set_kv_type(self.config.kv_type);
+        choose_reads(&loaded, self.config.direct_io);
+        let layouts = self.layouts(&loaded, loaded.model().plan())?;
+        let kinds = loaded.model().plan().segments.iter().map(|s| s.kind);
+        let kinds = kinds.collect();
+        let id = self.models.next_id();
+        let source = Source::new(&loaded, layouts, kinds);
+        self.memory.store.register(id, source)?;
+        if let Err(error) = self.memory.store.prepare(id, loaded.model().plan()) {
+            self.memory.unregister(id)?;
+            return Err(from_device(Some((loaded.name(), loaded.path())), error));
+        }
+        // One drafts for the model; that is the better one.
+        let mtp = match draft {
+            Some(_) => None,
+            None => {
+                let (memory, models) = (&mut self.memory, &mut self.models);
+                self.speculation.register_mtp(memory, models, &loaded)
+            }
+        };
+        self.speculation.add(id, &loaded, mtp, draft);
+        let loaded = Arc::new(loaded);
+        self.models.add(id, Arc::clone(&loaded));
+        self.draft_again_with(&loaded);
+        Ok(Registered {
+            model: loaded,
+            is_new: true,
+        })
+    }
+
+    /// A load of a model whose name is taken: by the same file, or by another one.
+    fn load_again(
+        &mut self,
+        there: Arc<LoadedModel>,
+        loaded: &LoadedModel,
+        draft: Option<&str>,
+    ) -> Result<Registered, Error> {
+        // A mere change of permissions or links since is noticed here, and is none of the
+        // content.
+        match there.far() {
+            Some(_) => {
+                let files = &self.memory.store.files;
+                let _waiting = files.begin(there.name(), there.path());
+                there.bring([])?;
+            }
+            None => drop(there.file().check_unchanged()),
+        }
+        if !there.file().is_same_as(loaded.file()) {
+            return Err(Error::NameTaken {
+                name: loaded.name().to_owned(),
+                changed: there.path() == loaded.path(),
+                path: there.path().to_owned(),
+            });
+        }
+        self.reopen(loaded.name());
+        if let Some(draft) = draft {
+            self.attach_draft(&there, draft)?;
+        }
+        Ok(Registered {
+            model: there,
+            is_new: false,
+        })
+    }
+
+    /// Lets a model that is loaded already have this draft model from now on.
+    ///
+    /// # Errors
+    /// As [`draft_model`].
+    fn attach_draft(&mut self, of: &LoadedModel, name: &str) -> Result<(), Error> {
+        let draft = draft_model(&self.models, of, name)?;
+        let id = self.models.find(of.name())?.id;
+        self.speculation.attach(of, id, draft);
+        Ok(())
+    }
+
+    /// A model is loaded: it drafts for those for which its name was named, and which have none
+    /// since one of that name was unloaded.
+    fn draft_again_with(&mut self, loaded: &LoadedModel) {
+        let name = loaded.name();
+        for id in self.speculation.lack(name) {
+            let Some(of) = self.models.get(id).map(|entry| Arc::clone(&entry.loaded)) else {
+                continue;
+            };
+            let model = of.name();
+            match self.attach_draft(&of, name) {
+                Ok(()) => tracing::info!(model, draft = name, "the draft model is loaded again"),
+                // It was another file, which is no reason to refuse this one.
+                Err(error) => {
+                    tracing::warn!(model, draft = name, %error, "the model that is loaded under its draft model's name cannot draft: nothing is drafted with it")
+                }
+            }
+        }
+    }
+
+    /// Where the device wants the tensors of one of a model's plans.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] names what no kernel of the device can run.
+    fn layouts(&self, loaded: &LoadedModel, plan: &Plan) -> Result<Vec<Arc<SegmentLayout>>, Error> {
+        let layout = |s: &Segment| self.memory.store.device.layout(&s.tensors).map(Arc::new);
+        let layouts: Result<_, _> = plan.segments.iter().map(layout).collect();
+        layouts.map_err(|e| from_device(Some((loaded.name(), loaded.path())), e))
+    }
+
+    pub(crate) fn unload(&mut self, name: &str, force: bool) -> Result<Unloaded, Error> {
+        let (id, loaded) = self
+            .models
+            .find(name)
+            .map(|e| (e.id, Arc::clone(&e.loaded)))?;
+        let busy = self
+            .requests
+            .tasks
+            .values()
+            .filter(|t| t.model == id)
+            .count();
+        if busy > 0 && !force {
+            return Err(Refusal::Busy {
+                model: name.to_owned(),
+                requests: busy as u64,
+            }
+            .into());
+        }
+        let pinned_bytes = self.memory.store.model_pinned_bytes(id);
+        if pinned_bytes > 0 && !force {
+            return Err(Refusal::Pinned {
+                model: name.to_owned(),
+                pinned_bytes,
+            }
+            .into());
+        }
+        let freed_bytes = self.forget_model(id, &loaded)?;
+        Ok(Unloaded {
+            freed_bytes,
+            cancelled_requests: busy as u32,
+        })
+    }
+
+    /// Ends what goes on for a model and forgets it. Returns the bytes that are free now.
+    pub(crate) fn forget_model(&mut self, id: ModelId, loaded: &LoadedModel) -> Result<u64, Error> {
+        let gone = || {
+            Error::from(Refusal::Unloaded {
+                model: loaded.name().to_owned(),
+            })
+        };
+        self.end_those(|task| (task.model == id).then(gone));
+        self.preloads.end(|model| model == id, gone);
+        let all: Vec<u32> = (0..loaded.model().plan().segments.len() as u32).collect();
+        self.memory.store.pin(id, &all, false)?;
+        let mtp = self.speculation.remove(id, &self.models);
+        let ids = [Some(id), mtp].into_iter().flatten();
+        let usage = |id| self.memory.store.cache.model_stats(id).usage.total();
+        let freed_bytes = ids.clone().map(usage).sum();
+        for id in ids {
+            self.memory.unregister(id)?;
+        }
+        self.models.remove(id);
+        self.requests
+            .scheduler
+            .model_unloaded(rocmforge_scheduler::ModelId(id.0));
+        self.requests.suspended.forget(id);
+        self.space.sizes.forget(|model| model == id);
+        self.background.forget(id);
+        self.interleaving.forget(id);
+        Ok(freed_bytes)
+    }
+
+    pub(crate) fn preload(
+        &mut self,
+        name: &str,
+        segments: Option<Vec<u32>>,
+        events: mpsc::Sender<PreloadEvent>,
+    ) {
+        let what_fits = segments.is_none();
+        let checked = if self.draining.is_some() {
+            Err(draining())
+        } else if self.preloads.are_full() {
+            Err(Error::Exhausted {
+                message: format!(
+                    "{PRELOADS_MAX} preloads are under way; try again when one has ended"
+                ),
+                retry_after: Duration::from_secs(1),
+            })
+        } else {
+            self.segments(name, segments)
+        };
+        match checked {
+            Ok((model, segments)) => {
+                let bytes = |&index: &u32| {
+                    let bytes = self.memory.store.segment_bytes(SegmentId { model, index });
+                    bytes.next_multiple_of(rocmforge_device::ALIGNMENT)
+                };
+                let total_bytes = segments.iter().map(bytes).sum();
+                let of = (model, segments);
+                let preload = Preload::new(of, total_bytes, what_fits, events);
+                self.preloads.add(preload);
+            }
+            Err(error) => {
+                // The channel is new and has room.
+                let _ = events.try_send(PreloadEvent::Failed(error));
+            }
+        }
+    }
+
+    /// A model's number and the segments meant, each once and in order.
+    fn segments(
+        &self,
+        name: &str,
+        segments: Option<Vec<u32>>,
+    ) -> Result<(ModelId, Vec<u32>), Error> {
+        let entry = self.models.find(name)?;
+        let count = entry.loaded.model().plan().segments.len() as u32;
+        let Some(mut segments) = segments else {
+            return Ok((entry.id, (0..count).collect()));
+        };
+        if let Some(index) = segments.iter().find(|&&i| i >= count) {
+            return Err(Error::InvalidArgument {
+                field: "segments",
+                message: format!(
+                    "{index} is out of range: model '{name}' has segments 0 to {}",
+                    count - 1
+                ),
+            });
+        }
+        segments.sort_unstable();
+        segments.dedup();
+        Ok((entry.id, segments))
+    }
+
+    pub(crate) fn pin(
+        &mut self,
+        name: &str,
+        segments: Option<Vec<u32>>,
+        pinned: bool,
+    ) -> Result<u64, Error> {
+        let (model, mut segments) = self.segments(name, segments)?;
+        if pinned {
+            // What is pinned already is no part of this, and stays so if this is refused.
+            let before = self
+                .memory
+                .store
+                .cache
+                .residency(model)
+                .map_err(from_cache)?;
+            segments.retain(|&index| !before[index as usize].pinned);
+        }
+        let done = self.memory.store.pin(model, &segments, pinned);
+        if pinned {
+            // What runs must go on, and the next request must be able to begin.
+            let budget = self.memory.budget();
+            let next = self.memory.store.pinned_bytes() + self.memory.store.largest_unpinned(model);
+            let need = match &done {
+                // It stopped at the first segment that is too much.
+                Err(Error::Precondition(Refusal::NeverFits { need, pinned, .. })) => need + pinned,
+                Ok(()) | Err(_) => self.room_for_running(next),
+            };
+            if done.is_err() || need > budget {
+                self.memory.store.pin(model, &segments, false)?;
+                if !matches!(&done, Err(Error::Precondition(_))) {
+                    done?;
+                }
+                return Err(Refusal::PinTooLarge {
+                    model: name.to_owned(),
+                    need,
+                    budget,
+                }
+                .into());
+            }
+        }
+        done?;
+        Ok(self.memory.store.model_pinned_bytes(model))
+    }
+
+    pub(crate) fn clear(&mut self, name: Option<&str>) -> Result<Cleared, Error> {
+        let model = name
+            .map(|n| self.models.find(n).map(|e| e.id))
+            .transpose()?;
+        let mut cleared = self.memory.clear(model)?;
+        // Without a name all went.
+        if let Some(mtp) = model.and_then(|model| self.speculation.mtp_of(model)) {
+            let of_mtp = self.memory.clear(Some(mtp.id))?;
+            cleared.freed += of_mtp.freed;
+            cleared.segments += of_mtp.segments;
+        }
+        let kept = cleared.kept.iter().filter_map(|&(segment, because)| {
+            let entry = self.models.get(segment.model)?;
+            Some(KeptSegment {
+                model: entry.loaded.name().to_owned(),
+                index: segment.index,
+                name: entry.loaded.model().plan().segments[segment.index as usize]
+                    .name
+                    .clone(),
+                bytes: self.memory.store.segment_bytes(segment),
+                reason: match because {
+                    KeptBecause::Pinned => KeptReason::Pinned,
+                    KeptBecause::InUse => KeptReason::InUse,
+                    KeptBecause::InFlight => KeptReason::InFlight,
+                },
+            })
+        });
+        Ok(Cleared {
+            freed_bytes: cleared.freed,
+            freed_segments: cleared.segments as u32,
+            kept: kept.collect(),
+        })
+    }
+}

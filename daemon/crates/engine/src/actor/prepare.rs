@@ -1,0 +1,130 @@
+//! The requests of a pass are made ready for it, and get back what it had of them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rocmforge_kernels::host::ops::RopeAngles;
+use rocmforge_ops::RowCounts;
+use rocmforge_scheduler::PassPlan;
+use rocmforge_tensor_cache::ModelId;
+
+use crate::actor::engine::Engine;
+use crate::api::RequestCacheUse;
+use crate::api::error::Error;
+use crate::model::embedding_rows;
+use crate::model::rotations::{self, Positions};
+use crate::pass::member::Member;
+use crate::pass::prepared::Prepared;
+use crate::request::task::Work;
+
+impl Engine {
+    /// Makes the requests of a pass ready for it.
+    ///
+    /// # Errors
+    /// There is no room for their keys and values, or the file cannot be read.
+    pub(crate) fn prepare(
+        &mut self,
+        plan: &PassPlan,
+        members: &mut [Member],
+        now: Instant,
+    ) -> Result<Prepared, Error> {
+        let first = members.first().ok_or_else(|| {
+            Error::Internal("the scheduler planned a pass without rows".to_owned())
+        })?;
+        let (model, loaded) = (first.task.model, Arc::clone(&first.task.loaded));
+        self.speculation
+            .lend_states(&mut self.memory, model, members)?;
+        let of_model = loaded.model().plan();
+        let layout = of_model.scratch(RowCounts {
+            tokens: u64::from(plan.rows),
+            outputs: u64::from(plan.outputs_at_a_time),
+        });
+        let scratch_bytes = self.space.scratch_bytes();
+        for Member { span, task, .. } in &mut *members {
+            let end = task.n_past + span.rows as usize;
+            // One that found no room in one piece has its blocks side by side from the beginning.
+            let ahead = match task.compactions {
+                0 | 1 => end,
+                _ => self
+                    .requests
+                    .scheduler
+                    .sequence(task.seq)
+                    .map_or(end, |s| s.promised as usize),
+            };
+            let (of, rows) = ((model, of_model), (task.n_past, end));
+            task.memory.prepare(&mut self.memory, of, rows, ahead)?;
+            let held = crate::request::kv::bytes_for(of_model, end, span.rows as usize);
+            task.counts.block_bytes = task.counts.block_bytes.max(held + scratch_bytes);
+            if let Work::Generate(g) = &mut task.work {
+                g.started.get_or_insert(now);
+            }
+        }
+        let mut angles = std::mem::take(&mut self.space.angles);
+        self.set_angles(model, &*members, &mut angles)?;
+        let mut inputs = std::mem::take(&mut self.space.inputs);
+        inputs.resize_with(of_model.inputs.len(), Vec::new);
+        let mut ids = std::mem::take(&mut self.space.ids);
+        ids.clear();
+        for Member { span, task, .. } in &*members {
+            ids.extend(task.row_ids(span.rows as usize));
+        }
+        let waiting = self.memory.store.files.begin(loaded.name(), loaded.path());
+        for (input, rows) in of_model.inputs.iter().zip(&mut inputs) {
+            embedding_rows::rows(&loaded, &input.table, &ids, rows)?;
+        }
+        drop(waiting);
+        self.space.ids = ids;
+        let memories = members.iter_mut();
+        Ok(Prepared {
+            memories: memories
+                .map(|m| std::mem::take(&mut m.task.memory))
+                .collect(),
+            loaded,
+            model,
+            layout,
+            inputs,
+            angles,
+        })
+    }
+
+    /// Gives the requests of a pass their memory back, and notes what the pass used.
+    pub(crate) fn put_back(
+        &mut self,
+        prepared: Prepared,
+        members: &mut [Member],
+        counts: RequestCacheUse,
+    ) {
+        for (member, memory) in members.iter_mut().zip(prepared.memories) {
+            let task = &mut member.task;
+            task.memory = memory;
+            task.counts.add(&counts);
+        }
+        (self.space.inputs, self.space.angles) = (prepared.inputs, prepared.angles);
+    }
+
+    /// Sets the rotations of a pass's rows.
+    fn set_angles(
+        &mut self,
+        model: ModelId,
+        members: &[Member],
+        angles: &mut Vec<RopeAngles>,
+    ) -> Result<(), Error> {
+        let entry = self
+            .models
+            .get_mut(model)
+            .expect("a request keeps its model registered");
+        let plan = entry.loaded.model().plan();
+        if entry.rope.is_empty() {
+            let (name, path) = (entry.loaded.name(), entry.loaded.path());
+            let _waiting = self.memory.store.files.begin(name, path);
+            entry.rope = rotations::tables(&entry.loaded, plan)?;
+        }
+        let sequences = members.iter().map(|m| Positions {
+            first: m.task.n_past,
+            n: m.span.rows as usize,
+            reach: m.task.reach,
+        });
+        rotations::set_angles(plan, &entry.rope, sequences, angles);
+        Ok(())
+    }
+}

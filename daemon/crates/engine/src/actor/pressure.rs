@@ -1,0 +1,304 @@
+//! Memory that the driver refuses while the engine works, because another process took it.
+//!
+//! The arena was taken at start, but a driver needs memory of its own besides: for a kernel's code,
+//! a recording, a vendor's library. When it refuses, a part of the arena goes back to it: the
+//! budget shrinks, all weights go (they come again as they are needed; KV pages are kept through
+//! the host's memory), and the pass is done again.
+//!
+//! ```text
+//! refused --(each request of the pass fits what would be left, alone)--> less, and the pass again;
+//!      |                                                    who does not fit beside the others any
+//!      |                                                    more yields
+//!      +--(one does not)--> it fails, with the numbers; the others go on
+//! ```
+//!
+//! How much goes, and how often, is the scheduler's (`scheduler/src/pressure.rs`).
+
+use std::time::Duration;
+
+use rocmforge_device::{Loss, LossKind};
+use rocmforge_scheduler::{SeqId, shrunk_budget};
+use rocmforge_tensor_cache::Slab;
+
+use crate::actor::engine::Engine;
+use crate::api::error::Error;
+use crate::api::refusal::Refusal;
+use crate::request::task::Task;
+
+/// Most times that a request is computed anew for want of room in one piece.
+const COMPACTIONS_MAX: u32 = 4;
+
+/// Passes of the others before one that yielded for want of room in one piece is admitted
+/// again. By the sums it fits at once, and what it began with could take the same places
+/// as before, again and again.
+const PASSES_AFTER_YIELD: u32 = 8;
+
+impl Engine {
+    /// After a failed pass of these requests: if the driver refused memory, gives it some of the
+    /// arena's, so that the pass can be done again. A request that could not even run alone in what
+    /// would be left fails, as do all of them if the error was another.
+    pub(crate) fn do_again(&mut self, seqs: &[SeqId], error: Error) {
+        let refused = self.memory.store.take_refused_bytes();
+        let suspended = !self.requests.suspended.is_empty();
+        if suspended && refused.is_none() && matches!(error, Error::Exhausted { .. }) {
+            // What is in the way ends, and until then only small passes begin beside it.
+            self.requests.suspended.note_crowded();
+            if self.space.computing {
+                self.start_states_over(seqs);
+            }
+            return;
+        }
+        let computing = self.space.computing;
+        self.finish_passes();
+        self.space.computing = computing;
+        let Some(refused) = refused else {
+            if matches!(error, Error::Exhausted { .. })
+                && (self.yield_one() || self.compact(seqs) || self.stop_drafting(|_| true))
+            {
+                if self.space.computing {
+                    self.start_states_over(seqs);
+                }
+                return;
+            }
+            for &seq in seqs {
+                let ends_here = matches!(error, Error::Exhausted { .. })
+                    && self
+                        .requests
+                        .tasks
+                        .get(&seq)
+                        .is_some_and(Task::may_end_here);
+                if !ends_here {
+                    self.end(seq, error.clone());
+                } else if let Some(task) = self.requests.tasks.remove(&seq) {
+                    self.requests.scheduler.end(seq);
+                    self.end_for_room(task);
+                }
+            }
+            return;
+        };
+        self.free_scratch();
+        self.stop_drafting(|_| true);
+        let refusals = self.requests.scheduler.memory_refused(seqs.iter().copied());
+        let before = self.memory.budget();
+        let align = rocmforge_device::ALIGNMENT;
+        let after = shrunk_budget(before, refused, refusals.saturating_sub(1), align);
+        let too_large: Vec<(SeqId, u64)> = self.scheduling(after, |scheduler, view| {
+            let alone = |&seq: &SeqId| (seq, scheduler.needed_alone(seq, view));
+            seqs.iter()
+                .map(alone)
+                .filter(|(_, need)| *need > after)
+                .collect()
+        });
+        for &(seq, need) in &too_large {
+            let name = self.requests.tasks[&seq].loaded.name().to_owned();
+            let free = self.memory.store.device.free_bytes().unwrap_or(0);
+            let message = format!(
+                "the driver refuses memory ({error}); {free} bytes are free; of the budget of {before} bytes {after} would \
+                 be left, and the request of '{name}' needs {need}; end other users of the device's memory, ask for fewer \
+                 tokens, unpin, or use a smaller model"
+            );
+            let refusal = Refusal::NoDeviceMemory {
+                message,
+                need,
+                budget: after,
+            };
+            self.end(seq, refusal.into());
+        }
+        if too_large.len() == seqs.len() {
+            return;
+        }
+        // Who does not fit any more yields, or is refused; what the others have computed is kept.
+        self.admit_within(after);
+        self.start_states_over(seqs);
+        let keep = self.kept();
+        if let Err(lost) = self.shrink(after, &keep, &error) {
+            for &seq in seqs {
+                self.end(seq, lost.clone());
+            }
+        }
+    }
+
+    /// A recurrent state may have taken in a part of a pass that failed: its
+    /// sequence is computed anew.
+    fn start_states_over(&mut self, seqs: &[SeqId]) {
+        for &seq in seqs {
+            let Some(task) = self.requests.tasks.get(&seq).filter(|t| t.n_past > 0) else {
+                continue;
+            };
+            if task.loaded.model().plan().state_elements > 0 {
+                self.requests.scheduler.start_over(seq);
+                self.start_over(seq);
+            }
+        }
+    }
+
+    /// Lets a request yield because the ledger had less room than the sums say.
+    /// Whether there was one to yield.
+    fn yield_one(&mut self) -> bool {
+        let mut actions = Vec::new();
+        let Some(seq) = self.requests.scheduler.yield_one(&mut actions) else {
+            return false;
+        };
+        tracing::debug!(?seq, "a request yields: the ledger had no room");
+        self.start_over(seq);
+        self.requests.passes_before_admission = PASSES_AFTER_YIELD;
+        true
+    }
+
+    /// Where there would be room, but not in one piece: lets the one request that runs be computed
+    /// anew, its blocks side by side. Whether that is worth a try.
+    fn compact(&mut self, seqs: &[SeqId]) -> bool {
+        let &[seq] = seqs else {
+            return false;
+        };
+        let Some(task) = self.requests.tasks.get_mut(&seq) else {
+            return false;
+        };
+        if task.compactions >= COMPACTIONS_MAX {
+            return false;
+        }
+        task.compactions += 1;
+        let comes_back = task.compactions == 1;
+        tracing::debug!(
+            ?seq,
+            "a request is computed anew: its blocks left no room in one piece"
+        );
+        self.free_scratch();
+        self.requests.scheduler.start_over(seq);
+        self.start_over(seq);
+        // Once it may begin with what it had, in other places; if that does not
+        // help, it computes all of it.
+        if comes_back {
+            self.memory.give_up_all();
+        } else if let Err(error) = self.memory.clear(None) {
+            // All of the arena is free but for what is pinned: what it reserves lies side by side.
+            self.lose(&error);
+        }
+        true
+    }
+
+    /// The same for an upload of a preload.
+    ///
+    /// # Errors
+    /// The upload's error, if it was another; [`Error::Precondition`] with the numbers if running
+    /// work needs what would go.
+    pub(crate) fn shrink_for_preload(&mut self, error: Error) -> Result<(), Error> {
+        let Some(refused) = self.memory.store.take_refused_bytes() else {
+            return Err(error);
+        };
+        self.finish_passes();
+        self.free_scratch();
+        let before = self.memory.budget();
+        let after = shrunk_budget(before, refused, 0, rocmforge_device::ALIGNMENT);
+        let need = self.room_for_running(after).max(before / 2);
+        if after < need {
+            return Err(Refusal::NoDeviceMemory {
+                message: format!(
+                    "the driver refuses memory ({error}); of the budget of {before} bytes {after} would be left, too \
+                     little for a preload; end other users of the device's memory"
+                ),
+                need,
+                budget: after,
+            }
+            .into());
+        }
+        let keep = self.kept();
+        self.shrink(after, &keep, &error)
+    }
+
+    /// KV pages and states of what runs.
+    fn kept(&self) -> Vec<Slab> {
+        let held = |task: &Task| {
+            let plan = task.loaded.model().plan();
+            task.memory.slabs(&self.memory, plan).collect::<Vec<_>>()
+        };
+        let mut slabs: Vec<Slab> = self.requests.tasks.values().flat_map(held).collect();
+        // What requests share is kept once.
+        slabs.sort_unstable_by_key(|s| s.offset);
+        slabs.dedup_by_key(|s| s.offset);
+        slabs
+    }
+
+    fn shrink(&mut self, after: u64, keep: &[Slab], why: &Error) -> Result<(), Error> {
+        let before = self.memory.budget();
+        let budget = self.renew(after, after, keep)?;
+        self.guards.budget_wanted = None;
+        tracing::warn!(
+            reason = %why,
+            before_bytes = before,
+            budget_bytes = budget,
+            free_bytes = self.memory.store.free_bytes,
+            "the driver refuses memory: the budget shrinks, and all weights are loaded anew; `rocmforgectl cache budget` raises it again"
+        );
+        // Published with the next turn: the request under way is not among the running ones here.
+        self.requests.changed = true;
+        Ok(())
+    }
+
+    /// Notes that there is no going on after an error: as the loss that the store has seen, if that
+    /// is what the error comes of.
+    pub(crate) fn lose(&mut self, error: &Error) {
+        let seen = self.memory.store.lost().cloned();
+        self.guards.lost = Some(seen.unwrap_or_else(|| Loss::unknown(error.to_string())));
+    }
+
+    /// Takes the arena anew. An arena that cannot be had again is the device's loss.
+    fn renew(&mut self, bytes: u64, otherwise: u64, keep: &[Slab]) -> Result<u64, Error> {
+        let renewed = self.memory.renew(bytes, otherwise, keep);
+        self.memory.store.take_refused_bytes();
+        renewed.inspect_err(|error| {
+            let seen = self.memory.store.lost().cloned();
+            let loss = seen.unwrap_or_else(|| Loss::new(LossKind::NoMemory, error.to_string()));
+            self.guards.lost = Some(loss.during("the arena cannot be taken again"));
+        })
+    }
+
+    /// Raises the budget where the driver had no room for the new arena beside the old one: gives
+    /// the old one back first, if that would help.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] with the numbers; the budget is then what it was, or what there is.
+    pub(crate) fn grow_anew(&mut self, wanted: u64) -> Result<(), Error> {
+        let before = self.memory.budget();
+        let free = self.memory.store.device.free_bytes().unwrap_or(0);
+        let held = self.memory.store.device.memory_use().unwrap_or_default();
+        let refused = |now: u64| Error::Exhausted {
+            message: format!(
+                "a budget of {wanted} bytes cannot be had now: {free} bytes are free on the device and {} are held; it is \
+                 {now} bytes now; ask for less, or end other users of the device's memory",
+                held.allocated_bytes
+            ),
+            retry_after: Duration::from_secs(1),
+        };
+        if free + held.allocated_bytes < wanted {
+            return Err(refused(before));
+        }
+        self.free_scratch();
+        let keep = self.kept();
+        let had = self.renew(wanted, before, &keep)?;
+        if had < wanted {
+            return Err(refused(had));
+        }
+        Ok(())
+    }
+
+    /// Where a smaller arena could not be made beside the old one, and so the old one is still
+    /// held: gives it back and takes a smaller one.
+    ///
+    /// # Errors
+    /// The loss of the device.
+    pub(crate) fn give_back_unused(&mut self) -> Result<(), Error> {
+        // What suspended passes have would not be kept.
+        if !self.requests.suspended.is_empty() || !self.memory.store.holds_unused() {
+            return Ok(());
+        }
+        self.free_scratch();
+        let keep = self.kept();
+        let budget = self.renew(self.memory.budget(), self.memory.budget(), &keep)?;
+        tracing::info!(
+            budget_bytes = budget,
+            "memory above the budget went back to the driver; weights are loaded anew"
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,176 @@
+//! The published snapshot: what status calls read instead of asking the engine.
+
+use std::sync::Arc;
+
+use rocmforge_tensor_cache::{ModelStats, Policy as CachePolicy, SegmentState as CacheState};
+
+use crate::actor::engine::Engine;
+use crate::actor::publisher::DriverReports;
+use crate::api::config::EngineConfig;
+use crate::api::{
+    CacheStatus, DeviceStatus, ModelStatus, Policy, SegmentState, SegmentStatus, Snapshot,
+};
+use crate::features::speculation::state::Speculation;
+use crate::memory::Memory;
+use crate::model::registry::{Entry, Models};
+use crate::request::task::Task;
+
+impl Engine {
+    /// Publishes the state, now if `always` or if the requests changed, else if
+    /// the last one is old enough.
+    pub(crate) fn publish(&mut self, always: bool) {
+        let now = self.now();
+        let always = always || self.requests.changed;
+        if !self.publisher.is_due(now, always) {
+            return;
+        }
+        self.requests.changed = false;
+        self.memory.store.refresh_free_bytes();
+        let models = (&self.models, &self.speculation);
+        let mut snapshot = snapshot_of(&self.memory, models, &self.config, &self.publisher.found);
+        let requests = &self.requests;
+        let findings = &mut snapshot.device.findings;
+        findings.extend(self.guards.budget_note.clone());
+        for model in &mut snapshot.models {
+            let mine = |t: &&Task| Arc::ptr_eq(&t.loaded, &model.model);
+            model.requests = requests.all().filter(mine).count() as u32;
+        }
+        snapshot.queued = requests.scheduler.waiting() as u32;
+        snapshot.queued_and_read = requests.queued_and_read(&self.background.not_ready());
+        snapshot.running = requests.scheduler.running() as u32;
+        snapshot.clients = requests.clients();
+        snapshot.keep_free = self.guards.keep_free.status();
+        let held = self.memory.host_bytes();
+        let watch = self.guards.host_pressure.as_ref();
+        snapshot.host_pressure = watch.map(|watch| watch.status(held));
+        snapshot.prefixes = requests.prefix_counts;
+        snapshot.interleaved_passes = self.interleaving.passes;
+        snapshot.suspensions = requests.suspended.suspensions();
+        snapshot.brought_aside = self.background.fetched_files;
+        snapshot.uploaded_aside_bytes = self.background.uploaded_bytes;
+        snapshot.draining = self.draining.is_some();
+        self.publisher.send(snapshot);
+    }
+}
+
+/// The state of the cache, the device and the models, without requests.
+pub(crate) fn snapshot_of(
+    memory: &Memory,
+    (models, speculation): (&Models, &Speculation),
+    config: &EngineConfig,
+    found: &DriverReports,
+) -> Snapshot {
+    let info = memory.store.device.info();
+    let stats = memory.store.cache.stats();
+    let cache = cache_status(stats.budget, &stats.total, memory.prefixes.kept_bytes());
+    Snapshot {
+        device: DeviceStatus {
+            kind: info.kind.to_owned(),
+            name: info.name,
+            arch: info.arch,
+            ordinal: info.ordinal,
+            driver: info.driver,
+            findings: info.findings,
+            unused_gpu: found.unused_gpu.clone(),
+            compute_units: info.compute_units,
+            memory_bytes: info.memory_bytes,
+            allocations: info.allocations,
+            memory: memory.store.device.memory_use(),
+            free_bytes: memory.store.free_bytes,
+        },
+        drivers: Arc::clone(&found.drivers),
+        passed_over: Arc::clone(&found.passed_over),
+        models: models
+            .iter()
+            .filter(|entry| !entry.is_withdrawn)
+            .map(|entry| model_status(memory, speculation, entry))
+            .collect(),
+        peak_bytes: cache.resident_bytes + cache.in_flight_bytes,
+        cache,
+        policy: from_cache(stats.policy),
+        queued: 0,
+        queued_and_read: 0,
+        queue_capacity: config.queue_capacity as u32,
+        running: 0,
+        clients: Vec::new(),
+        keep_free: None,
+        host_pressure: None,
+        prefixes: crate::api::PrefixCounts::default(),
+        interleaved_passes: 0,
+        suspensions: 0,
+        brought_aside: 0,
+        uploaded_aside_bytes: 0,
+        hosted: memory.cpu.done,
+        host_tier: memory.host_kv.status(),
+        draining: false,
+        device_lost: None,
+        waits_for: None,
+    }
+}
+
+fn model_status(memory: &Memory, speculation: &Speculation, entry: &Entry) -> ModelStatus {
+    let cache = &memory.store.cache;
+    let segments = cache.residency(entry.id).unwrap_or_default();
+    let mut stats = cache.model_stats(entry.id);
+    if let Some(mtp) = speculation.mtp_of(entry.id) {
+        let of_mtp = cache.model_stats(mtp.id).usage;
+        stats.usage.resident += of_mtp.resident;
+        stats.usage.in_flight += of_mtp.in_flight;
+    }
+    let state = |place| match place {
+        CacheState::Absent => SegmentState::Absent,
+        CacheState::InFlight(_) => SegmentState::InFlight,
+        CacheState::Resident(_) => SegmentState::Resident,
+    };
+    ModelStatus {
+        model: Arc::clone(&entry.loaded),
+        segments: segments
+            .iter()
+            .map(|s| SegmentStatus {
+                bytes: s.bytes,
+                state: state(s.residency),
+                pinned: s.pinned,
+                in_use: s.refs > 0,
+            })
+            .collect(),
+        cache: cache_status(
+            cache.budget(),
+            &stats,
+            memory.prefixes.kept_bytes_of(entry.id),
+        ),
+        requests: 0,
+        draft: speculation.draft_model(entry.id).map(|d| d.name.clone()),
+    }
+}
+
+fn cache_status(budget_bytes: u64, of: &ModelStats, prefix_bytes: u64) -> CacheStatus {
+    CacheStatus {
+        budget_bytes,
+        resident_bytes: of.usage.resident + of.usage.blocks(),
+        in_flight_bytes: of.usage.in_flight,
+        pinned_bytes: of.usage.pinned,
+        kv_bytes: of.usage.kv - prefix_bytes,
+        prefix_bytes,
+        scratch_bytes: of.usage.scratch,
+        hits: of.counters.hits,
+        misses: of.counters.misses,
+        evictions: of.counters.evictions,
+        evictions_by: of.counters.evictions_by,
+        uploads: of.counters.uploads,
+        uploaded_bytes: of.counters.uploaded_bytes,
+    }
+}
+
+pub(crate) fn to_cache(policy: Policy) -> CachePolicy {
+    match policy {
+        Policy::PassAware => CachePolicy::PassAware,
+        Policy::Lru => CachePolicy::Lru,
+    }
+}
+
+pub(crate) fn from_cache(policy: CachePolicy) -> Policy {
+    match policy {
+        CachePolicy::PassAware => Policy::PassAware,
+        CachePolicy::Lru => Policy::Lru,
+    }
+}

@@ -1,0 +1,93 @@
+//! Who publishes the snapshots, and when.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocmforge_device::gpu::Report;
+use tokio::sync::watch;
+
+use crate::api::Snapshot;
+
+/// Between two passes the snapshot is renewed at most this often. When a request comes, starts or
+/// ends, and before a command is answered, always: whoever has an event of a request or an answer
+/// reads a state that knows of it.
+const RENEWAL: Duration = Duration::from_millis(5);
+
+/// What was found when the device was opened.
+#[derive(Debug, Clone)]
+pub(crate) struct DriverReports {
+    pub(crate) drivers: Arc<[Report]>,
+    pub(crate) passed_over: Arc<[String]>,
+    /// That the CPU computes although a GPU is on the bus, and why.
+    pub(crate) unused_gpu: Option<String>,
+}
+
+/// Publishes snapshots.
+pub(crate) struct Publisher {
+    pub(crate) found: DriverReports,
+    snapshot: watch::Sender<Arc<Snapshot>>,
+    published_at: Instant,
+}
+
+impl Publisher {
+    pub(crate) fn new(
+        found: DriverReports,
+        snapshot: watch::Sender<Arc<Snapshot>>,
+        now: Instant,
+    ) -> Self {
+        Self {
+            found,
+            snapshot,
+            published_at: now,
+        }
+    }
+
+    /// Whether a snapshot is to be published: the last one is old enough, or `always`.
+    pub(crate) fn is_due(&mut self, now: Instant, always: bool) -> bool {
+        let is_due = always || now.saturating_duration_since(self.published_at) >= RENEWAL;
+        if is_due {
+            self.published_at = now;
+        }
+        is_due
+    }
+
+    /// Publishes a snapshot.
+    pub(crate) fn send(&self, mut snapshot: Snapshot) {
+        self.snapshot.send_modify(|last| {
+            snapshot.peak_bytes = snapshot.peak_bytes.max(last.peak_bytes);
+            // The thread that looks at waits shows them.
+            snapshot.waits_for = last.waits_for.clone();
+            *last = Arc::new(snapshot);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_renewed_now_and_then_and_the_peak_and_a_silent_file_stay() {
+        let start = Instant::now();
+        let mut first = Snapshot::empty();
+        first.peak_bytes = 7;
+        let (sender, seen) = watch::channel(Arc::new(first));
+        let found = DriverReports {
+            drivers: Arc::new([]),
+            passed_over: Arc::new([]),
+            unused_gpu: None,
+        };
+        let mut publisher = Publisher::new(found, sender, start);
+        assert!(!publisher.is_due(start + RENEWAL / 2, false));
+        assert!(publisher.is_due(start + RENEWAL / 2, true));
+        assert!(
+            !publisher.is_due(start + RENEWAL, false),
+            "since the last one"
+        );
+        assert!(publisher.is_due(start + 2 * RENEWAL, false));
+        let mut next = Snapshot::empty();
+        (next.peak_bytes, next.running) = (5, 1);
+        publisher.send(next);
+        assert_eq!((seen.borrow().peak_bytes, seen.borrow().running), (7, 1));
+    }
+}

@@ -1,0 +1,225 @@
+//! The engine's loop, and the end of requests.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
+
+use rocmforge_device::Loss;
+use rocmforge_scheduler::SeqId;
+
+use crate::actor::engine::Engine;
+use crate::api::error::{Error, device_lost};
+use crate::api::{COMMAND_CAPACITY, Command};
+use crate::features::background_load;
+use crate::features::preload::Turn;
+use crate::request::task::Task;
+
+/// How long the engine sleeps at most.
+const SLEEP: Duration = Duration::from_secs(60);
+
+impl Engine {
+    /// The loop. Returns `None` when asked to end, or why the device is lost.
+    pub(crate) fn run(&mut self, commands: &Receiver<Command>) -> Option<Loss> {
+        let mut rested = false;
+        loop {
+            // Not without end: those who send them on and on would stop everyone else's requests.
+            for _ in 0..COMMAND_CAPACITY {
+                match commands.try_recv() {
+                    Ok(command) => self.handle(command),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return self.lost(),
+                }
+            }
+            if let Some(reason) = self.lost() {
+                return Some(reason);
+            }
+            if self.check_after_sleep() {
+                continue;
+            }
+            // In this order: a drain that waits for a reader who went away ends with it,
+            // not with its grace period.
+            let now = self.now();
+            self.end_those(|task| task.ended(now));
+            if self.drained(now) {
+                return None;
+            }
+            if self.turn(now) {
+                self.watch_while_busy();
+                self.publish(false);
+                rested = false;
+                continue;
+            }
+            // What is in flight is looked at often, and nothing else has changed since.
+            match std::mem::replace(&mut rested, true) && self.waits_for_files() {
+                true => self.memory.collect(),
+                false => self.go_idle(),
+            }
+            match self.next_command(commands) {
+                Ok(command) => {
+                    self.handle(command);
+                    rested = false;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return self.lost(),
+            }
+        }
+    }
+
+    /// Admits who can run, and gives passes and what goes beside them their turn. Whether anything
+    /// was done.
+    fn turn(&mut self, now: Instant) -> bool {
+        let (background, cx, speculation) = self.background();
+        for (model, error) in background.before_pass(&cx, speculation, now) {
+            self.end_those(|task| (task.model == model).then(|| error.clone()));
+        }
+        self.admit();
+        // Before the pass: it may take long, and its event must not come before the state
+        // that knows of its request.
+        if self.requests.changed {
+            self.publish(true);
+        }
+        let stepped = self.step();
+        let now = self.now();
+        let (background, mut cx, speculation) = self.background();
+        let uploaded = background.after_pass(&mut cx, speculation, now);
+        self.preload_turn(stepped) || stepped || uploaded
+    }
+
+    /// A segment of a preload, if it is its turn. Whether there was one, and its file did not keep
+    /// it waiting.
+    fn preload_turn(&mut self, stepped: bool) -> bool {
+        let others = !self.requests.is_empty();
+        match self.preloads.after_pass(&mut self.memory, stepped, others) {
+            Turn::Idle => return false,
+            Turn::Done => {}
+            Turn::Ended(preload, event) => {
+                self.publish(true);
+                preload.end(event);
+            }
+            Turn::Failed(preload, error) => match self.shrink_for_preload(error) {
+                Ok(()) => self.preloads.again(preload),
+                Err(error) => {
+                    self.publish(true);
+                    preload.end(crate::api::PreloadEvent::Failed(error));
+                }
+            },
+        }
+        true
+    }
+
+    /// Whether any file or upload is waited for in the background.
+    fn waits_for_files(&self) -> bool {
+        !self.background.not_ready().is_empty() || self.preloads.wait_for_files()
+    }
+
+    /// Waits for a command, or until it is time for something else.
+    fn next_command(&mut self, commands: &Receiver<Command>) -> Result<Command, RecvTimeoutError> {
+        let now = self.now();
+        let until = now + self.idle_timeout(now);
+        loop {
+            let left = until.saturating_duration_since(self.now());
+            let Some(every) = self.guards.interval(self.memory.host_bytes()) else {
+                return commands.recv_timeout(left);
+            };
+            match commands.recv_timeout(left.min(every)) {
+                // Only counts of memory are looked at: all else is as it was.
+                Err(RecvTimeoutError::Timeout) if left > every && !self.watch_while_idle() => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// How long nothing can happen without a command.
+    fn idle_timeout(&self, now: Instant) -> Duration {
+        let deadlines = self.requests.all().filter_map(|t| t.deadline);
+        let deadline = deadlines
+            .chain(self.draining.as_ref().map(|d| d.until))
+            .min();
+        let idle = match self.waits_for_files() {
+            true => background_load::POLL,
+            false => SLEEP,
+        };
+        deadline.map_or(idle, |d| d.saturating_duration_since(now).min(idle))
+    }
+
+    /// Before the engine sleeps: what only running work needs is given back.
+    fn go_idle(&mut self) {
+        self.memory.collect();
+        self.memory.store.remember();
+        self.free_idle_scratch();
+        self.finish_shrink();
+        self.watch_host();
+        self.publish(true);
+    }
+
+    /// Scratch belongs to running work.
+    pub(crate) fn free_idle_scratch(&mut self) {
+        if !self.requests.all().any(|t| t.begun) {
+            self.free_scratch();
+        }
+    }
+
+    /// Scratch that no pass has holds nothing, nor do spare states.
+    pub(crate) fn free_scratch(&mut self) {
+        self.space.free(&mut self.memory);
+        self.speculation.free_states(&mut self.memory);
+    }
+
+    /// Ends the requests for which there is a reason.
+    pub(crate) fn end_those(&mut self, reason: impl Fn(&Task) -> Option<Error>) {
+        let found = |task: &Task| reason(task).map(|error| (task.seq, error));
+        let over = self.requests.tasks.values().filter_map(found);
+        let over: Vec<(SeqId, Error)> = over.collect();
+        for (seq, error) in over {
+            self.end(seq, error);
+        }
+    }
+
+    /// Ends a request that is known.
+    pub(crate) fn end(&mut self, seq: SeqId, error: Error) {
+        self.requests.scheduler.end(seq);
+        if let Some(task) = self.requests.tasks.remove(&seq) {
+            self.finish(task, Some(error));
+        }
+    }
+
+    /// Gives back what a request held, publishes, and reports its end if it failed.
+    pub(crate) fn finish(&mut self, mut task: Task, error: Option<Error>) {
+        let plan = task.loaded.model().plan();
+        task.memory.free(&mut self.memory, plan);
+        self.release_rest(task.model);
+        if let Some(error) = error {
+            tracing::debug!(model = task.loaded.name(), %error, "a request ended early");
+            task.fail(error);
+        }
+    }
+
+    /// Whether a drain is complete.
+    fn drained(&mut self, now: Instant) -> bool {
+        let Some(draining) = &self.draining else {
+            return false;
+        };
+        if !self.requests.is_empty() && now < draining.until {
+            return false;
+        }
+        self.finish_passes();
+        self.end_those(|_| Some(crate::actor::commands::draining()));
+        let draining = self.draining.take().expect("looked at above");
+        for reply in draining.replies {
+            // Nobody waiting is no reason to stay.
+            let _ = reply.send(());
+        }
+        true
+    }
+
+    /// Ends every request with the reason that the engine ends.
+    pub(crate) fn give_up(&mut self, lost: &Loss) {
+        self.guards.lost = Some(lost.clone());
+        let error = || device_lost(lost);
+        for task in std::mem::take(&mut self.requests.tasks).into_values() {
+            task.fail(error());
+        }
+        self.requests.suspended.fail(error);
+        self.preloads.end(|_| true, error);
+        self.guards.loss.tell(lost);
+    }
+}

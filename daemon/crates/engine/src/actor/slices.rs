@@ -1,0 +1,229 @@
+//! Slices of passes, and the scratch that passes work in.
+
+use std::time::Duration;
+
+use rocmforge_device::ALIGNMENT;
+use rocmforge_scheduler::PassPlan;
+use rocmforge_tensor_cache::{BlockKind, ModelId};
+
+use crate::actor::engine::Engine;
+use crate::actor::step::Until;
+use crate::api::error::Error;
+use crate::pass::backlog::SliceWork;
+use crate::pass::prepared::PassRequests;
+use crate::pass::run::Load;
+use crate::pass::slices::{self, SliceStart, Slicing};
+use crate::pass::space::ScratchBlock;
+use crate::pass::stepwise::SliceEnd;
+use crate::pass::suspended::PassUnderWay;
+
+/// How long a slice lasts, and a step at least. Others wait as long for their turn.
+const SLICE: Duration = Duration::from_millis(3);
+
+/// The same while no other model has requests: one that comes waits as long.
+const SLICE_ALONE: Duration = Duration::from_millis(10);
+
+/// The longest that a slice is taken to give a device to do.
+const WORK_MAX: Duration = Duration::from_secs(1);
+
+impl Engine {
+    /// Runs a slice of a pass, and what follows it.
+    pub(crate) fn run_slice(&mut self, mut pass: PassUnderWay, until: Until) {
+        let begun = self.now();
+        let model = pass.model();
+        let idle = match pass.scratch.take() {
+            Some(own) => self.space.scratch.replace(own),
+            None => None,
+        };
+        let ran = self.run_slice_in(&mut pass, until);
+        let ended = self.now();
+        let load = match &ran {
+            Ok(SliceEnd::Suspended(_, load) | SliceEnd::Complete(load)) => *load,
+            Err(_) => Load {
+                bytes: 0,
+                was_read: true,
+            },
+        };
+        let work = self.device_time(pass.plan.rows as usize, load.bytes);
+        let took = self.space.backlog.charge(SliceWork {
+            begun,
+            ended,
+            work,
+            waited: load.was_read,
+        });
+        pass.took += took;
+        match ran {
+            Ok(SliceEnd::Suspended(progress, _)) => {
+                pass.progress = Some(progress);
+                pass.scratch = std::mem::replace(&mut self.space.scratch, idle);
+                self.charge(model, took, false);
+                self.requests.scheduler.suspend(pass.plan.model);
+                self.requests.suspended.push(pass);
+            }
+            Ok(SliceEnd::Complete(_)) => {
+                self.requests.suspended.note_end();
+                self.keep_spare(idle);
+                self.complete_pass(pass, took, ended);
+            }
+            Err(error) => {
+                self.requests.suspended.note_end();
+                self.keep_spare(idle);
+                self.charge(model, took, true);
+                self.requests.scheduler.pass_ended(pass.plan.model);
+                let PassUnderWay {
+                    prepared,
+                    mut members,
+                    counts,
+                    ..
+                } = pass;
+                self.put_back(prepared, &mut members, counts);
+                self.pass_failed(members, error);
+            }
+        }
+    }
+
+    /// Tells the scheduler what a slice took; `ended` if it was its pass's last.
+    pub(crate) fn charge(&mut self, model: ModelId, took: Duration, ended: bool) {
+        self.requests.suspended.note_slice(model, took);
+        let model = rocmforge_scheduler::ModelId(model.0);
+        let took_us = took.as_micros() as u64;
+        self.requests.scheduler.took(model, took_us, ended);
+    }
+
+    /// How long the device takes to compute with so many bytes of weights in a pass of so many
+    /// rows; zero where that is not known, or it does so at once.
+    fn device_time(&mut self, rows: usize, bytes: u64) -> Duration {
+        let Some(pace) = self.memory.store.device.pace(rows) else {
+            return Duration::ZERO;
+        };
+        let seconds = bytes as f64 / pace.computed_bytes_per_s;
+        Duration::try_from_secs_f64(seconds)
+            .unwrap_or(Duration::ZERO)
+            .min(WORK_MAX)
+    }
+
+    /// How long slices of a model's passes last.
+    fn slice_time(&self, model: ModelId) -> Duration {
+        let usual = match self.requests.any_of_others(model) {
+            true => SLICE,
+            false => SLICE_ALONE,
+        };
+        self.config.slice.unwrap_or(usual)
+    }
+
+    fn run_slice_in(&mut self, pass: &mut PassUnderWay, until: Until) -> Result<SliceEnd, Error> {
+        let scratch_at = self.space.scratch_at(&self.memory);
+        let model = pass.model();
+        let by_time = until == Until::ItsTime;
+        let slicing_suspends = by_time && self.requests.any_of_others(model);
+        let PassUnderWay {
+            plan,
+            members,
+            prepared,
+            counts,
+            progress,
+            ..
+        } = pass;
+        let whole = !by_time || self.is_short(model, plan);
+        let slice = self.slice_time(model);
+        let rows_per_pass = plan.rows as usize;
+        let pace = self.memory.store.device.pace(rows_per_pass);
+        let bytes_max = pace.map_or(u64::MAX, |pace| {
+            (slice.as_secs_f64() * pace.computed_bytes_per_s) as u64
+        });
+        let pages = prepared.pages();
+        let rows = prepared.rows(members, plan.decode_spans, &pages, &self.memory);
+        let pass = prepared.pass(plan, members, &rows, scratch_at, self.space.prefetch);
+        let start = match progress.take() {
+            Some(progress) => SliceStart::Progress(progress),
+            None => SliceStart::Inputs(&prepared.inputs),
+        };
+        let clock = self.memory.store.clock;
+        let until = clock.now() + slice;
+        let is_over = |bytes| by_time && (bytes >= bytes_max || clock.now() >= until);
+        let slicing = Slicing {
+            is_over: &is_over,
+            suspends: slicing_suspends,
+            whole,
+        };
+        self.space.computing = true;
+        let others = Some(&mut self.requests.tasks);
+        let mut client = PassRequests::new(&rows, members, others);
+        let end = slices::run_slice(&mut self.memory, &pass, start, slicing, counts, &mut client)?;
+        if matches!(end, SliceEnd::Complete(_)) {
+            self.keep_stream(prepared, scratch_at, members)?;
+        }
+        Ok(end)
+    }
+
+    /// Whether a pass is so short that nobody minds it in one piece.
+    fn is_short(&self, model: ModelId, plan: &PassPlan) -> bool {
+        let entry = self.models.get(model);
+        let seconds = entry.and_then(|e| e.times.seconds(plan.rows as usize));
+        seconds.is_some_and(|seconds| seconds <= self.slice_time(model).as_secs_f64())
+    }
+
+    /// Lets suspended passes come to their ends. Whether there were any.
+    pub(crate) fn finish_passes(&mut self) -> bool {
+        let mut any = false;
+        while let Some(pass) = self.requests.suspended.take_first() {
+            any = true;
+            self.run_slice(pass, Until::TheEnd);
+        }
+        any
+    }
+
+    /// Has scratch for a pass. Of a request that is computed `anew`, since its blocks left no room
+    /// in one piece, scratch takes all that it may have from the beginning: were it to grow behind
+    /// pages, what it leaves would be lost to a segment again.
+    pub(crate) fn ensure_scratch(
+        &mut self,
+        model: ModelId,
+        plan: &PassPlan,
+        anew: u32,
+    ) -> Result<(), Error> {
+        // The draft model's passes run behind, if there is room for theirs.
+        let draft = self.speculation.used_draft_model(model).map(|d| d.id);
+        let of_draft = draft.map_or(0, |id| {
+            self.sizes().scratch(id, plan.rows, plan.outputs_at_a_time)
+        });
+        let mut bytes = plan.scratch_bytes.max(of_draft.min(plan.scratch_bytes_max));
+        // Of one that is computed anew in an empty arena the model may seem to fit.
+        if anew > 1 || (anew > 0 && !self.memory.store.cache.fits(model)) {
+            bytes = bytes.max(plan.scratch_bytes_max / ALIGNMENT * ALIGNMENT);
+        }
+        if let Some((_, has)) = self.space.scratch {
+            // What a long prompt took would be uploaded again for every token of
+            // a model that does not fit.
+            let spare = has / 2 > bytes
+                && !self.memory.store.cache.fits(model)
+                && !self.requests.prompts_go_on();
+            if (bytes..=plan.scratch_bytes_max).contains(&has) && !spare {
+                self.space.take_smaller(bytes, has);
+                return Ok(());
+            }
+            let idle = self.space.scratch.take();
+            self.keep_spare(idle);
+        }
+        self.space.take_smaller(bytes, plan.scratch_bytes_max);
+        if self.space.scratch.is_some() {
+            return Ok(());
+        }
+        let mut had = self.memory.reserve(BlockKind::Scratch, None, bytes);
+        if had.is_err() && self.space.has_spare() {
+            self.free_scratch();
+            had = self.memory.reserve(BlockKind::Scratch, None, bytes);
+        }
+        self.space.scratch = Some((had?.0, bytes));
+        Ok(())
+    }
+
+    /// Keeps a scratch block that no pass needs now, where several models take turns and it is
+    /// small; else gives it back.
+    fn keep_spare(&mut self, idle: Option<ScratchBlock>) {
+        let mut models = self.requests.all().map(|task| task.model);
+        let first = models.next();
+        let several = models.any(|model| Some(model) != first);
+        self.space.keep_spare(&mut self.memory, idle, several);
+    }
+}

@@ -1,0 +1,417 @@
+//! One pass: rows of the sequences that the scheduler chose, and what came of each of them.
+
+use std::time::{Duration, Instant};
+
+use rocmforge_device::Scratch;
+use rocmforge_scheduler::{Next, PassPlan, SeqId, SpanResult};
+use rocmforge_tensor_cache::ModelId;
+
+use crate::actor::engine::Engine;
+use crate::api::error::Error;
+use crate::api::{
+    Embedding, FinishReason, GenerateEvent, GenerateSummary, RequestCacheUse, Scores,
+};
+use crate::features::speculation::draft_choice::rest_draft_model;
+use crate::features::speculation::drafts::By;
+use crate::features::speculation::mtp_pass::wants_stream;
+use crate::pass::member::{Member, RowsOutcome};
+use crate::pass::prepared::{PassRequests, Prepared};
+use crate::pass::slices;
+use crate::pass::suspended::PassUnderWay;
+use crate::request::stop::Checked;
+use crate::request::task::{Generation, Task, Work};
+
+/// When a slice ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// Behind the step in which its time is over.
+    ItsTime,
+    /// With the pass.
+    TheEnd,
+}
+
+/// How a request ended.
+pub(crate) type Outcome = Result<Option<FinishReason>, Error>;
+
+impl Engine {
+    /// Runs the next slice of a pass. Whether there was one.
+    pub(crate) fn step(&mut self) -> bool {
+        let plan = match self.next_slice() {
+            Some(Next::Pass(plan)) => plan,
+            Some(Next::GoOn(model)) => {
+                self.memory.store.take_refused_bytes();
+                match self.requests.suspended.take(ModelId(model.0)) {
+                    Some(pass) => self.run_slice(pass, Until::ItsTime),
+                    None => self.requests.scheduler.pass_ended(model),
+                }
+                return true;
+            }
+            None if self.requests.send_all() => {
+                // Whether readers have room is looked at again before the engine sleeps: they
+                // wake it by what was sent.
+                return true;
+            }
+            // Nobody who runs can go on: others need not wait for a pass.
+            None => return std::mem::take(&mut self.requests.passes_before_admission) > 0,
+        };
+        let members = self.requests.take(&plan.spans);
+        // What an upload ahead of need was refused is not this pass's affair.
+        self.memory.store.take_refused_bytes();
+        if self.requests.suspended.is_empty()
+            && let Some(interleaved) = self.interleaved(&plan, &members)
+        {
+            let begun = self.now();
+            let model = plan.model;
+            self.step_interleaved(interleaved, members, begun);
+            self.requests.scheduler.pass_ended(model);
+            return true;
+        }
+        self.begin_pass(plan, members);
+        true
+    }
+
+    /// Runs the first slice of a pass.
+    fn begin_pass(&mut self, plan: PassPlan, mut members: Vec<Member>) {
+        let begun = self.now();
+        match self.make_ready(&plan, &mut members) {
+            Ok(prepared) => {
+                tracing::trace!(plan.rows, sequences = members.len(), "a pass");
+                let pass = PassUnderWay::new(plan, members, prepared);
+                self.run_slice(pass, Until::ItsTime);
+            }
+            Err(error) => {
+                let took = self.now() - begun;
+                self.charge(ModelId(plan.model.0), took, true);
+                self.requests.scheduler.pass_ended(plan.model);
+                self.pass_failed(members, error);
+            }
+        }
+    }
+
+    fn make_ready(&mut self, plan: &PassPlan, members: &mut [Member]) -> Result<Prepared, Error> {
+        self.space.computing = false;
+        let model = ModelId(plan.model.0);
+        let anew = members.iter().map(|m| m.task.compactions).max();
+        self.ensure_scratch(model, plan, anew.unwrap_or(0))?;
+        let now = self.now();
+        self.prepare(plan, members, now)
+    }
+
+    /// What follows the last slice of a pass, which took so long and ended then.
+    pub(crate) fn complete_pass(&mut self, pass: PassUnderWay, last: Duration, ended: Instant) {
+        let model = pass.model();
+        let PassUnderWay {
+            plan,
+            mut members,
+            prepared,
+            counts,
+            took,
+            ..
+        } = pass;
+        self.put_back(prepared, &mut members, counts);
+        self.requests.passes_before_admission =
+            self.requests.passes_before_admission.saturating_sub(1);
+        self.note_pass(&plan, took);
+        self.background.note_read(model, ended);
+        self.draft_behind(&plan, &mut members);
+        let behind = self.now() - ended;
+        self.charge(model, last + behind, true);
+        self.requests.scheduler.pass_ended(plan.model);
+        let ended = self.take_back(members);
+        self.conclude(ended);
+    }
+
+    /// Runs a pass whose scratch lies at an offset of the arena.
+    pub(crate) fn run_pass_in(
+        &mut self,
+        scratch_at: u64,
+        plan: &PassPlan,
+        members: &mut [Member],
+    ) -> Result<(), Error> {
+        let n_tokens = plan.rows;
+        tracing::trace!(n_tokens, sequences = members.len(), "a pass");
+        let now = self.now();
+        let prepared = self.prepare(plan, members, now)?;
+        let pages = prepared.pages();
+        let rows = prepared.rows(members, plan.decode_spans, &pages, &self.memory);
+        let pass = prepared.pass(plan, members, &rows, scratch_at, self.space.prefetch);
+        let mut counts = RequestCacheUse::default();
+        self.space.computing = true;
+        let others = Some(&mut self.requests.tasks);
+        let mut client = PassRequests::new(&rows, members, others);
+        let inputs = &prepared.inputs;
+        let ran = slices::run(&mut self.memory, &pass, inputs, &mut counts, &mut client);
+        let kept = ran.and_then(|()| self.keep_stream(&prepared, scratch_at, members));
+        self.put_back(prepared, members, counts);
+        kept
+    }
+
+    /// Has the next tokens drafted behind a pass. What the pass has found is sent before, since
+    /// more of the same requests comes before the next pass begins.
+    fn draft_behind(&mut self, plan: &PassPlan, members: &mut [Member]) {
+        let draft = self.speculation.used_draft_model(ModelId(plan.model.0));
+        if draft.is_some() || members.iter().any(|m| m.task.predicts) {
+            for member in &mut *members {
+                member.task.tell();
+            }
+        }
+        let begun = self.now();
+        let (speculation, mut cx) = self.speculation();
+        if speculation.predict(&mut cx, plan, members, begun) {
+            self.stop_drafting(|model| model.0 == plan.model.0);
+        }
+        let (speculation, mut cx) = self.speculation();
+        speculation.draft_ahead(&mut cx, plan, members);
+    }
+
+    /// Reads what the MTP head needs of a pass: scratch is another's afterwards.
+    pub(crate) fn keep_stream(
+        &mut self,
+        prepared: &Prepared,
+        scratch_at: u64,
+        members: &[Member],
+    ) -> Result<(), Error> {
+        let Some(stream) = prepared.plan().stream else {
+            return Ok(());
+        };
+        if !wants_stream(members) {
+            return Ok(());
+        }
+        let layout = &prepared.layout;
+        let width = layout.bufs[usize::from(stream.0)].width as usize;
+        let rows: u32 = members.iter().map(|m| m.span.rows).sum();
+        let read_into = &mut self.space.stream;
+        read_into.resize(rows as usize * width, 0.0);
+        let scratch = Scratch {
+            layout,
+            base: scratch_at,
+        };
+        let read = self.memory.store.device.read(scratch, stream, read_into);
+        read.map_err(|e| self.memory.store.device_error(Some(prepared.model), e))
+    }
+
+    /// Puts requests whose rows were computed back, and returns those that are done,
+    /// which hold nothing any more.
+    pub(crate) fn take_back(&mut self, members: Vec<Member>) -> Vec<(Task, Outcome)> {
+        let results: Vec<SpanResult> = members.iter().map(Member::result).collect();
+        self.requests.scheduler.computed(&results);
+        let mut ended = Vec::new();
+        let now = self.now();
+        for mut member in members {
+            self.note_tokens(&mut member, now);
+            let (rows, right) = (member.rows() as usize, member.right());
+            let Member {
+                mut task, stepped, ..
+            } = member;
+            task.n_past += rows;
+            if let RowsOutcome::Failed(_) = stepped {
+                // Nobody is to begin with what may be wrong.
+                self.memory.forget_prefixes(task.model);
+            } else {
+                let (model, past) = (task.loaded.model(), task.n_past);
+                let (memory, tokens) = (&mut self.memory, &task.tokens);
+                task.memory
+                    .hand_over(memory, model, tokens, past, right as usize);
+            }
+            self.speculation
+                .take_states_back(&mut self.memory, &mut task, right);
+            let outcome = match stepped {
+                RowsOutcome::GoesOn | RowsOutcome::Appended => {
+                    self.requests.put_back(task);
+                    continue;
+                }
+                RowsOutcome::Done(finish) => Ok(finish),
+                RowsOutcome::Failed(error) => Err(error),
+            };
+            let plan = task.loaded.model().plan();
+            task.memory.free(&mut self.memory, plan);
+            ended.push((task, outcome));
+        }
+        ended
+    }
+
+    /// Notes the gap before a generation's new tokens, and what came of its drafts.
+    fn note_tokens(&mut self, member: &mut Member, now: Instant) {
+        let (made, right) = (member.drafts(), member.right());
+        let (model, told) = (member.task.model, member.told);
+        let Work::Generate(g) = &mut member.task.work else {
+            return;
+        };
+        if told == 0 {
+            return;
+        }
+        let uploads = self.memory.store.waited;
+        g.gaps
+            .note(now, self.requests.suspended.spent(model, uploads));
+        if made == 0 {
+            return;
+        }
+        if g.drafts.by() == By::Model
+            && let Some(pair) = self.speculation.draft_model_mut(model)
+        {
+            pair.note(made as usize, right as usize);
+        }
+        g.drafts.note(made as usize, right as usize);
+        g.drafted = (g.drafted.0 + made, g.drafted.1 + right);
+    }
+
+    pub(crate) fn conclude(&mut self, ended: Vec<(Task, Outcome)>) {
+        for (task, outcome) in ended {
+            match outcome {
+                Ok(finish) => self.complete(task, finish),
+                Err(error) => self.finish(task, Some(error)),
+            }
+        }
+    }
+
+    /// A pass that failed: it is done again with less memory, or its requests fail, but for
+    /// those that have their token.
+    pub(crate) fn pass_failed(&mut self, members: Vec<Member>, error: Error) {
+        let (told, failed): (Vec<Member>, Vec<Member>) = members
+            .into_iter()
+            .partition(|m| !matches!(m.stepped, RowsOutcome::GoesOn));
+        let ended = self.take_back(told);
+        let seqs: Vec<SeqId> = failed.iter().map(|m| m.span.seq).collect();
+        let now = self.now();
+        let nobody_waits = failed.iter().all(|m| m.task.ended(now).is_some());
+        for mut member in failed {
+            let task = &mut member.task;
+            self.speculation.take_states_back(&mut self.memory, task, 0);
+            self.requests.put_back(member.task);
+        }
+        // The next look at the requests ends those that nobody waits for, each with its own reason.
+        if !nobody_waits {
+            self.do_again(&seqs, error);
+        }
+        self.conclude(ended);
+    }
+
+    /// Ends a text without a length of its own where the budget has no room for more of it: its
+    /// context is as long as that.
+    pub(crate) fn end_for_room(&mut self, task: Task) {
+        tracing::info!(
+            model = task.loaded.name(),
+            positions = task.tokens.len(),
+            "a text ends where the budget has no more room for its KV"
+        );
+        self.complete(task, Some(FinishReason::ContextFull));
+    }
+
+    /// Ends a request that came to its end.
+    fn complete(&mut self, mut task: Task, finish: Option<FinishReason>) {
+        task.tell();
+        let plan = task.loaded.model().plan();
+        task.memory.free(&mut self.memory, plan);
+        let (loaded, counts, received) = (
+            std::sync::Arc::clone(&task.loaded),
+            task.counts,
+            task.received,
+        );
+        let generated = task.generated();
+        self.release_rest(task.model);
+        match task.work {
+            Work::Generate(g) => {
+                let ended = summary(&g, finish, counts, received);
+                send_end(*g, finish, ended);
+            }
+            Work::Score(s) => {
+                let _ = s.reply.send(Ok(Scores {
+                    tokens: s.scores,
+                    cache: counts,
+                }));
+            }
+            Work::Embed(mut e) => {
+                let values = e.pooled();
+                let _ = e.reply.send(Ok(Embedding {
+                    values,
+                    cache: counts,
+                }));
+            }
+        }
+        tracing::debug!(model = loaded.name(), generated, "a request is done");
+    }
+
+    /// Gives back what only running requests need, and publishes, so that a client that reads the
+    /// end of its request and then asks for the status sees a state after it.
+    pub(crate) fn release_rest(&mut self, model: ModelId) {
+        if !self.requests.any_begun(model) {
+            self.memory.store.cache.request_end(model);
+            let (speculation, mut cx) = self.speculation();
+            if let Some(draft) = speculation.rest(cx.memory, model) {
+                rest_draft_model(&mut cx, draft);
+            }
+        }
+        self.note_wanted_weights();
+        self.free_idle_scratch();
+        self.finish_shrink();
+        self.publish(true);
+    }
+}
+
+/// Sends the rest of a generation's text, and its end.
+fn send_end(g: Generation, finish: Option<FinishReason>, ended: GenerateSummary) {
+    let Generation {
+        events,
+        decoder,
+        mut stops,
+        ..
+    } = g;
+    // Behind a stop string nothing is said; else what was held back is due now.
+    let text = match finish {
+        Some(FinishReason::StopString { .. }) => String::new(),
+        _ => match stops.push(&decoder.finish()) {
+            Checked {
+                text,
+                stopped: Some(_),
+                ..
+            } => text,
+            Checked {
+                text,
+                stopped: None,
+                ..
+            } => text + &stops.finish(),
+        },
+    };
+    if !text.is_empty() {
+        // Places are free: a pass has rows of a request only if three are.
+        let _ = events.try_send(GenerateEvent::Piece {
+            text,
+            ids: Vec::new(),
+            scores: Vec::new(),
+            held: 0,
+        });
+    }
+    let _ = events.try_send(GenerateEvent::Done(ended));
+}
+
+fn summary(
+    g: &Generation,
+    finish: Option<FinishReason>,
+    cache: RequestCacheUse,
+    received: Instant,
+) -> GenerateSummary {
+    let first = g.first_token.unwrap_or(received);
+    let decoding = g
+        .last_token
+        .unwrap_or(first)
+        .duration_since(first)
+        .as_secs_f64();
+    let after_first = f64::from(g.generated.saturating_sub(1));
+    GenerateSummary {
+        finish: finish.unwrap_or(FinishReason::MaxTokens),
+        prompt_tokens: g.n_prompt as u32,
+        reused_tokens: g.reused,
+        generated_tokens: g.generated,
+        drafted_tokens: g.drafted.0,
+        accepted_tokens: g.drafted.1,
+        queued: g.started.unwrap_or(first).duration_since(received),
+        ttft: first.duration_since(received),
+        decode_tokens_per_s: if decoding > 0.0 {
+            after_first / decoding
+        } else {
+            0.0
+        },
+        longest_gap: g.gaps.longest(),
+        cache,
+    }
+}

@@ -1,0 +1,172 @@
+//! How the engine is set up.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rocmforge_device::Stalls;
+use rocmforge_device::gpu::UploadWay;
+use rocmforge_ops::KvType;
+
+use crate::api::{Budget, Policy, When};
+use crate::guards::sleep::Clocks;
+
+/// Which device to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The best AMD GPU that can be used, else the best NVIDIA GPU, else the host.
+    Auto,
+    /// The CPU.
+    Host,
+    /// An AMD GPU by the runtime's number of it.
+    Hip(u32),
+    /// An NVIDIA GPU by the driver's number of it.
+    Cuda(u32),
+}
+
+/// Usual value of [`EngineConfig::host_budget`].
+pub const HOST_BUDGET_DEFAULT: Budget = Budget::Percent(12.5);
+
+/// Usual value of [`HostPressure::percent`]: from there on systemd, too, asks services by default
+/// to give memory back.
+pub const HOST_PRESSURE_DEFAULT_PERCENT: f64 = 10.0;
+
+/// Usual value of [`EngineConfig::watchdog`].
+pub const WATCHDOG_DEFAULT: Duration = Duration::from_secs(30);
+
+/// Whose prompts may begin with what was computed for another request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefixCache {
+    /// Nobody's: every prompt is computed from its first token.
+    Off,
+    /// Those of one client. No client can tell by the time of an answer what another one asked.
+    PerClient,
+    /// Everybody's.
+    Shared,
+}
+
+/// When the machine is short of memory, so that some of the host's goes back.
+#[derive(Debug, Clone)]
+pub struct HostPressure {
+    /// While something waits for memory during this share of the time, in percent.
+    pub percent: f64,
+    /// Who counts that.
+    pub stalls: Stalls,
+    /// How often the counts are looked at: the time that the share is of.
+    pub every: Duration,
+    /// How long there has to be less than half of that share before some is taken again.
+    pub calm: Duration,
+}
+
+impl Default for HostPressure {
+    fn default() -> Self {
+        Self {
+            percent: HOST_PRESSURE_DEFAULT_PERCENT,
+            stalls: Stalls::default(),
+            every: Duration::from_secs(2),
+            calm: Duration::from_secs(10),
+        }
+    }
+}
+
+/// How the engine is set up.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// The device.
+    pub device: DeviceChoice,
+    /// Threads of the host device's operations; `None` is one a core.
+    pub threads: Option<NonZeroUsize>,
+    /// Budget of the cache: weights, KV pages and scratch.
+    pub budget: Budget,
+    /// Which segments go first.
+    pub policy: Policy,
+    /// Requests that run at the same time.
+    pub max_sequences: NonZeroUsize,
+    /// Requests that may wait for admission.
+    pub queue_capacity: usize,
+    /// Longest context of a request in tokens, whatever its model was trained for.
+    pub n_ctx_max: u32,
+    /// Tokens of a prompt that are computed in one pass.
+    ///
+    /// `None` is what the device prefers.
+    pub prefill_chunk: Option<NonZeroUsize>,
+    /// Uploads under way ahead of their turn, at most; `None` is what the device prefers.
+    pub prefetch: Option<u32>,
+    /// Whether weights that are not on the device may be computed on the CPU instead of uploaded.
+    pub cpu_compute: When,
+    /// What the host may keep in its own memory, half of it at most: weights in the form that it
+    /// computes with, where it computes what is not on the card; and in what they leave, pages of
+    /// keys and values, and states, that have no room on the card.
+    pub host_budget: Option<Budget>,
+    /// Whether KV pages and recurrent states that leave the device are kept in host memory: auto is
+    /// where copying them back takes less time than recomputing them, by what was measured of both.
+    /// Ignored on the host device, whose arena is in that memory itself.
+    pub host_kv: When,
+    /// When the host gives back of that memory; `None` is never.
+    pub host_pressure: Option<HostPressure>,
+    /// Whether what the page cache does not hold of a model is read past it: auto is of models
+    /// larger than the memory that is available when they are loaded. A file system that has no
+    /// direct reads is read as ever.
+    pub direct_io: When,
+    /// Whose prompts may begin with what was computed for another request.
+    pub prefix_cache: PrefixCache,
+    /// What keys and values are stored as, where a model's heads fit it; else f16. `None` is by the
+    /// model: [`Plan::kv_type_default`](rocmforge_ops::Plan::kv_type_default).
+    pub kv_type: Option<KvType>,
+    /// Whether tokens are drafted, from what a text has said before or by a model's block
+    /// that predicts one more, where that pays. `None` is on the host alone: there a row's
+    /// result does not depend on the number of rows, and so the text is the same whenever
+    /// drafts are made. A model that was loaded with a draft model has its drafts as well,
+    /// unless this is `Some(false)`.
+    pub speculate: Option<bool>,
+    /// Whether long prompts of a mixture that is resident go through the layers in parts, between
+    /// the passes of others' tokens, instead of a few rows beside each. `None` is where the device
+    /// records passes, as GPUs do.
+    pub interleave: Option<bool>,
+    /// How long a pass goes on before others have their turn, between two of its steps. `None`
+    /// leaves it to the engine; zero stops behind each step, for tests.
+    pub slice: Option<Duration>,
+    /// Bytes of a GPU's memory that are to be free for others: the budget shrinks where
+    /// they are not; `None` is none.
+    pub keep_free: Option<Budget>,
+    /// How long work of a GPU may take before the device counts as hung.
+    pub watchdog: Duration,
+    /// How uploads to a GPU go, for measurements.
+    pub uploads: UploadWay,
+    /// This program, run again with the hidden arguments that it understands: what a vendor's
+    /// library may end a process with is tried there first. `None` tries nothing.
+    pub child_exe: Option<PathBuf>,
+    /// What tells that the machine slept.
+    pub clocks: Clocks,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            device: DeviceChoice::Auto,
+            threads: None,
+            budget: Budget::Percent(80.0),
+            policy: Policy::PassAware,
+            max_sequences: NonZeroUsize::new(64).expect("not zero"),
+            queue_capacity: 320,
+            n_ctx_max: 32_768,
+            prefill_chunk: None,
+            prefetch: None,
+            cpu_compute: When::Auto,
+            host_budget: Some(HOST_BUDGET_DEFAULT),
+            host_kv: When::Auto,
+            host_pressure: None,
+            direct_io: When::Auto,
+            prefix_cache: PrefixCache::PerClient,
+            kv_type: None,
+            speculate: None,
+            interleave: None,
+            slice: None,
+            keep_free: None,
+            watchdog: WATCHDOG_DEFAULT,
+            uploads: UploadWay::default(),
+            child_exe: None,
+            clocks: Clocks::default(),
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! Loading in the background: a model that is asked for while others' tokens are read has what its
+//! next pass needs of the file and of the link brought while those go on.
+//!
+//! ```text
+//!   idle --(a request)--> fetching --(all read)--> uploading beside others --> ready
+//!     ^                       |                                                 |
+//!     |                       +--(silent, or cannot be read)--> its requests    |
+//!     +--(no requests)--------------------------------------------fail----------+
+//! ```
+//!
+//! *Fetching* brings the absent segments that a pass uses into the page cache, as many as the
+//! budget and half of the machine's free memory hold, and checks whether the file is still the
+//! same; experts with a prompt that is long enough to be routed to most. A far file is fetched
+//! where it was not read for a while, since it may not answer. One of a disk is fetched where it is
+//! not in the page cache and others have requests; alone, a model reads its file as its passes go
+//! on, and so does one that is read past the page cache.
+//!
+//! *Uploading* brings these segments to the device where others have requests and all that are
+//! asked for fit the budget together: some are always in flight while the others' passes run, about
+//! as many as the link brings in the time of one. A model that has to evict the others' weights
+//! does so in its passes, and one whose uploads do not come for a while waits for them there.
+//!
+//! A model that is ready meets its file in its passes, where [`crate::model::fetcher`] bounds the
+//! wait for a far one.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use rocmforge_tensor_cache::{ModelId, SegmentId};
+
+use crate::api::RequestCacheUse;
+use crate::api::error::Error;
+use crate::features::context::Context;
+use crate::features::speculation::state::Speculation;
+use crate::guards::file_watch::Waiting;
+use crate::memory::Memory;
+use crate::model::fetcher::ASLEEP_MAX;
+use crate::model::loaded::{LoadedModel, from_fault};
+use crate::model::registry::Models;
+use crate::request::requests::Requests;
+use crate::request::task::Task;
+use crate::store::fetch::FileFetch;
+
+/// A file that was read within it answers, as far as is known.
+const RECENT: Duration = Duration::from_secs(10);
+
+/// How often what is on its way is looked at while there is nothing else to do.
+pub(crate) const POLL: Duration = Duration::from_millis(2);
+
+/// Tokens at most whose rows of the embedding are brought before a pass.
+const ROWS_MAX: usize = 4096;
+
+/// Rows of a prompt that are routed to most of a layer's experts.
+const ROUTED_TO_MOST: usize = 32;
+
+/// Bytes that are under way beside others' passes, or one segment: what the link brought in the
+/// time of a usual pass, within these. What the others miss meanwhile waits behind it. A link of 55
+/// GB/s brings the most in 2.4 ms.
+const AHEAD_LEAST: u64 = 16 << 20;
+const AHEAD_MOST: u64 = 128 << 20;
+
+/// Once nothing came for so long, a model's passes go on without what is under way, and wait for it
+/// as they do for any upload.
+const NOTHING_COMES: Duration = Duration::from_secs(10);
+
+/// Segments under way at most: experts are small.
+const AHEAD_SEGMENTS: usize = 64;
+
+/// How far a model is.
+#[derive(Debug, Default)]
+enum Stage {
+    /// It has no requests.
+    #[default]
+    Idle,
+    /// Its file is read.
+    Fetching(FileFetch),
+    /// Its segments are uploaded.
+    Uploading(Uploads),
+    /// Its passes may run.
+    Ready,
+}
+
+/// How a model is loaded.
+#[derive(Debug, Default)]
+struct Load {
+    stage: Stage,
+    /// When the file was last read.
+    read_at: Option<Instant>,
+}
+
+impl Load {
+    /// The stage that a model with requests comes to now, if it is another one.
+    fn next_stage(
+        &mut self,
+        cx: &Context<'_>,
+        speculation: &Speculation,
+        (id, demand): (ModelId, Demand),
+        now: Instant,
+    ) -> Result<Option<Stage>, Error> {
+        let Some(entry) = cx.models.get(id) else {
+            return Ok(None);
+        };
+        let (name, path) = (entry.loaded.name(), entry.loaded.path());
+        let failed = |fault| from_fault(name, path, fault);
+        match &self.stage {
+            Stage::Fetching(FileFetch { fetch, .. }) => {
+                let Some(came) = entry.loaded.fetcher().ended(fetch, ASLEEP_MAX) else {
+                    return Ok(None);
+                };
+                came.map_err(failed)?;
+                self.read_at = Some(now);
+                return Ok(Some(uploads(cx, speculation, (id, demand), now)));
+            }
+            Stage::Uploading(_) | Stage::Ready => return Ok(None),
+            Stage::Idle => {}
+        }
+        let file = entry.loaded.file();
+        let was_read = self
+            .read_at
+            .is_some_and(|at| now.saturating_duration_since(at) < RECENT);
+        let may_wait = file.is_far() || demand.others && !file.is_direct();
+        if may_wait && !was_read {
+            let store = &cx.memory.store;
+            let segments = store.absent(id, demand.is_long());
+            let source = &store.sources[&id];
+            let mut ranges: Vec<_> = segments.iter().flat_map(|&s| source.ranges(s)).collect();
+            ranges.extend(rows_of(&entry.loaded, cx.requests.all()));
+            if file.is_far() || !ranges.iter().all(|range| file.seems_cached(range.clone())) {
+                let fetch = entry.loaded.fetcher().begin(ranges, ASLEEP_MAX);
+                let fetch = store.file_fetch(id, fetch.map_err(failed)?);
+                return Ok(Some(Stage::Fetching(fetch)));
+            }
+        }
+        Ok(Some(uploads(cx, speculation, (id, demand), now)))
+    }
+}
+
+/// Segments that are uploaded beside others' passes.
+#[derive(Debug)]
+struct Uploads {
+    to_begin: VecDeque<u32>,
+    in_flight: Vec<u32>,
+    /// When one last ended, or the first began.
+    ended_at: Instant,
+    /// Shows that the file is waited for, since one last ended.
+    waiting: Waiting,
+}
+
+/// The requests of a model, and of others.
+#[derive(Clone, Copy)]
+struct Demand {
+    /// Rows of its longest prompt.
+    rows: usize,
+    others: bool,
+}
+
+impl Demand {
+    /// Whether its rows are routed to most experts.
+    fn is_long(self) -> bool {
+        self.rows >= ROUTED_TO_MOST
+    }
+}
+
+/// The loads in the background.
+#[derive(Debug, Default)]
+pub(crate) struct BackgroundLoads {
+    loads: HashMap<ModelId, Load>,
+    /// Times that a model's file was read while others went on.
+    pub(crate) fetched_files: u64,
+    /// Bytes of weights that were uploaded beside others' passes.
+    pub(crate) uploaded_bytes: u64,
+}
+
+impl BackgroundLoads {
+    /// Gets models ready that have requests. The models whose file cannot be read, whose requests
+    /// are to fail, each with why.
+    pub(crate) fn before_pass(
+        &mut self,
+        cx: &Context<'_>,
+        speculation: &Speculation,
+        now: Instant,
+    ) -> Vec<(ModelId, Error)> {
+        // The models that have requests, each with the rows of its longest prompt.
+        let mut rows: Vec<(ModelId, usize)> = Vec::new();
+        for task in cx.requests.all() {
+            let n = task.prompt_rows();
+            match rows.iter_mut().find(|(model, _)| *model == task.model) {
+                Some((_, most)) => *most = n.max(*most),
+                None => rows.push((task.model, n)),
+            }
+        }
+        for (id, load) in &mut self.loads {
+            if !matches!(load.stage, Stage::Idle) && !rows.iter().any(|(model, _)| model == id) {
+                load.stage = Stage::Idle;
+            }
+        }
+        let others = rows.len() > 1;
+        let mut failed = Vec::new();
+        for (id, rows) in rows {
+            let demand = Demand { rows, others };
+            let load = self.loads.entry(id).or_default();
+            match load.next_stage(cx, speculation, (id, demand), now) {
+                Ok(None) => {}
+                Ok(Some(stage)) => {
+                    self.fetched_files += u64::from(matches!(stage, Stage::Fetching(_)));
+                    load.stage = stage;
+                }
+                Err(error) => {
+                    *load = Load::default();
+                    let name = cx.models.get(id).map(|entry| entry.loaded.name());
+                    tracing::warn!(model = name, %error, "its requests fail");
+                    failed.push((id, error));
+                }
+            }
+        }
+        failed
+    }
+
+    /// Keeps uploads of a model that waits for them in flight. Whether one ended or began.
+    pub(crate) fn after_pass(
+        &mut self,
+        cx: &mut Context<'_>,
+        speculation: &Speculation,
+        now: Instant,
+    ) -> bool {
+        let loads = &self.loads;
+        let uploads = |id: &ModelId| {
+            let stage = loads.get(id).map(|load| &load.stage);
+            matches!(stage, Some(Stage::Uploading(_)))
+        };
+        let Some(id) = cx.models.iter().map(|entry| entry.id).find(uploads) else {
+            return false;
+        };
+        let Some(Load {
+            stage: stage @ Stage::Uploading(_),
+            ..
+        }) = self.loads.get_mut(&id)
+        else {
+            return false;
+        };
+        let Stage::Uploading(uploads) = stage else {
+            return false;
+        };
+        // Of a third model requests may have come meanwhile.
+        let fits = all_fit(cx.memory, cx.models, cx.requests, speculation);
+        let goes_on = cx.requests.any_of_others(id) && fits;
+        let ahead = cx.space.pace.upload_bytes.clamp(AHEAD_LEAST, AHEAD_MOST);
+        let mut counts = RequestCacheUse::default();
+        let ended = uploads.collect(cx.memory, id, &mut counts, now);
+        let began = goes_on && uploads.begin(cx.memory, id, ahead);
+        self.uploaded_bytes += counts.uploaded_bytes;
+        // As of a pass, each of its requests that is there has them in full.
+        for task in cx
+            .requests
+            .tasks
+            .values_mut()
+            .filter(|task| task.model == id)
+        {
+            task.counts.add(&counts);
+        }
+        let goes_on = goes_on && !uploads.is_done() && uploads.is_in_time(now);
+        if !goes_on {
+            // What is still in flight its passes find so, and count.
+            *stage = Stage::Ready;
+        }
+        ended || began || !goes_on
+    }
+
+    /// The models whose passes have to wait until they are ready.
+    pub(crate) fn not_ready(&self) -> Vec<ModelId> {
+        let waits = |(_, load): &(&ModelId, &Load)| {
+            matches!(load.stage, Stage::Fetching(_) | Stage::Uploading(_))
+        };
+        self.loads.iter().filter(waits).map(|(id, _)| *id).collect()
+    }
+
+    /// A pass of a model has read its file.
+    pub(crate) fn note_read(&mut self, model: ModelId, now: Instant) {
+        self.loads.entry(model).or_default().read_at = Some(now);
+    }
+
+    /// A model is gone.
+    pub(crate) fn forget(&mut self, model: ModelId) {
+        self.loads.remove(&model);
+    }
+}
+
+/// What is uploaded before the passes of a model whose file was read.
+fn uploads(
+    cx: &Context<'_>,
+    speculation: &Speculation,
+    (id, demand): (ModelId, Demand),
+    now: Instant,
+) -> Stage {
+    if !demand.others || !all_fit(cx.memory, cx.models, cx.requests, speculation) {
+        return Stage::Ready;
+    }
+    // Which experts few rows need nobody knows yet.
+    let segments = cx.memory.store.absent(id, demand.is_long());
+    match segments.is_empty() {
+        true => Stage::Ready,
+        false => Stage::Uploading(Uploads {
+            to_begin: segments.into(),
+            in_flight: Vec::new(),
+            ended_at: now,
+            waiting: cx.memory.store.wait_in_background(id),
+        }),
+    }
+}
+
+/// Whether the weights of all models that have requests, with what drafts for them and what is
+/// pinned, fit the budget beside its blocks that do not give way.
+fn all_fit(
+    memory: &Memory,
+    models: &Models,
+    requests: &Requests,
+    speculation: &Speculation,
+) -> bool {
+    let store = &memory.store;
+    let mut bytes = store.cache.usage().blocks() - memory.prefixes.kept_bytes();
+    for entry in models.iter() {
+        if !requests.any_of(entry.id) {
+            bytes += store.model_pinned_bytes(entry.id);
+            continue;
+        }
+        let with = std::iter::once(entry.id).chain(speculation.beside(entry.id));
+        bytes += with.map(|id| store.model_bytes(id)).sum::<u64>();
+    }
+    bytes <= memory.budget()
+}
+
+impl Uploads {
+    /// Whether all has ended.
+    fn is_done(&self) -> bool {
+        self.to_begin.is_empty() && self.in_flight.is_empty()
+    }
+
+    /// Whether one ended not long ago.
+    fn is_in_time(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.ended_at) < NOTHING_COMES
+    }
+
+    /// Notes the uploads that have ended. Whether any did.
+    fn collect(
+        &mut self,
+        memory: &mut Memory,
+        model: ModelId,
+        counts: &mut RequestCacheUse,
+        now: Instant,
+    ) -> bool {
+        let segment = |index| SegmentId { model, index };
+        memory.collect();
+        let store = &memory.store;
+        let before = self.in_flight.len();
+        self.in_flight.retain(|&index| {
+            let is_in_flight = store.is_under_way(segment(index));
+            // One that failed is absent: its passes ask for it, and report why.
+            if !is_in_flight && store.cache.holds(segment(index)) {
+                counts.misses += 1;
+                counts.uploaded_bytes += store.segment_bytes(segment(index));
+            }
+            is_in_flight
+        });
+        let ended = self.in_flight.len() < before;
+        if ended {
+            self.ended_at = now;
+            self.waiting = store.wait_in_background(model);
+        }
+        ended
+    }
+
+    /// Begins uploads, while fewer than so many bytes are in flight. Whether any began.
+    fn begin(&mut self, memory: &mut Memory, model: ModelId, ahead: u64) -> bool {
+        let segment = |index| SegmentId { model, index };
+        let store = &mut memory.store;
+        let in_flight = self.in_flight.iter();
+        let mut bytes: u64 = in_flight.map(|&i| store.segment_bytes(segment(i))).sum();
+        let before = self.in_flight.len();
+        while bytes < ahead
+            && self.in_flight.len() < AHEAD_SEGMENTS
+            && let Some(index) = self.to_begin.pop_front()
+        {
+            // Somebody else's are counted by him.
+            if store.cache.holds(segment(index)) || store.is_under_way(segment(index)) {
+                continue;
+            }
+            match store.begin_bringing(segment(index)) {
+                Ok(true) => {}
+                // Not in one piece: its passes make room.
+                Ok(false) => {
+                    self.to_begin.clear();
+                    break;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "an upload beside others did not begin");
+                    self.to_begin.clear();
+                    break;
+                }
+            }
+            self.in_flight.push(index);
+            bytes += store.segment_bytes(segment(index));
+        }
+        self.in_flight.len() > before
+    }
+}
+
+/// Where the rows of the embedding lie that a model's requests begin with.
+fn rows_of<'a>(loaded: &LoadedModel, tasks: impl Iterator<Item = &'a Task>) -> Vec<Range<u64>> {
+    let of_model = tasks.filter(|task| std::ptr::eq(&raw const *task.loaded, loaded));
+    let mut ids: Vec<u32> = of_model
+        .flat_map(|task| task.tokens.iter().copied())
+        .take(ROWS_MAX)
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let tables = loaded
+        .model()
+        .plan()
+        .inputs
+        .iter()
+        .map(|input| &input.table);
+    let rows = tables.flat_map(|table| {
+        let row = table.bytes / table.rows;
+        let at = move |id: &u32| table.offset + u64::from(*id) * row;
+        ids.iter().map(move |id| at(id)..at(id) + row)
+    });
+    rows.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::guards::file_watch::FileWatch;
+
+    fn uploads(now: Instant) -> Uploads {
+        Uploads {
+            to_begin: VecDeque::new(),
+            in_flight: vec![3],
+            ended_at: now,
+            waiting: FileWatch::default().begin_in_background("cold", Path::new("/cold.gguf")),
+        }
+    }
+
+    #[test]
+    fn uploads_that_do_not_end_for_a_while_are_left_to_the_passes() {
+        let start = Instant::now();
+        let mut uploads = uploads(start);
+        assert!(!uploads.is_done());
+        assert!(uploads.is_in_time(start + NOTHING_COMES - Duration::from_millis(1)));
+        assert!(!uploads.is_in_time(start + NOTHING_COMES));
+        uploads.in_flight.clear();
+        assert!(uploads.is_done());
+        uploads.to_begin.push_back(4);
+        assert!(!uploads.is_done());
+    }
+
+    #[test]
+    fn a_model_is_not_ready_while_it_is_uploaded_and_is_forgotten_with_its_load() {
+        let (start, model) = (Instant::now(), ModelId(1));
+        let mut loads = BackgroundLoads::default();
+        loads.note_read(ModelId(2), start);
+        assert_eq!(loads.not_ready(), []);
+        let load = loads.loads.entry(model).or_default();
+        load.stage = Stage::Uploading(uploads(start));
+        assert_eq!(loads.not_ready(), [model]);
+        loads.forget(model);
+        assert_eq!(loads.not_ready(), []);
+    }
+
+    #[test]
+    fn long_prompts_are_routed_to_most_experts() {
+        let demand = |rows| Demand {
+            rows,
+            others: false,
+        };
+        assert!(!demand(ROUTED_TO_MOST - 1).is_long());
+        assert!(demand(ROUTED_TO_MOST).is_long());
+    }
+}

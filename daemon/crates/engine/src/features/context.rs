@@ -1,0 +1,56 @@
+//! What a feature works with between two passes.
+
+use rocmforge_scheduler::PassPlan;
+
+use crate::memory::Memory;
+use crate::model::registry::Models;
+use crate::pass::costs::{spans_within, table_entries};
+use crate::pass::space::PassSpace;
+use crate::request::requests::Requests;
+use crate::request::task::Task;
+
+/// The part of a pass's rows at most that prompts have while somebody waits for his next token,
+/// whatever [`crate::pass::share`] measures.
+const SHARED_PART: u32 = 4;
+
+/// What a feature works with between two passes.
+pub(crate) struct Context<'a> {
+    pub(crate) memory: &'a mut Memory,
+    pub(crate) models: &'a mut Models,
+    pub(crate) requests: &'a mut Requests,
+    pub(crate) space: &'a mut PassSpace,
+}
+
+impl Context<'_> {
+    /// Sequences of one pass at most: their pages must have room in the device's table.
+    pub(crate) fn spans_max(&self) -> u32 {
+        spans_max(self.memory, self.requests)
+    }
+
+    /// Bytes of the pass's scratch block, and where it lies in the arena.
+    pub(crate) fn scratch(&self) -> (u64, u64) {
+        let at = self
+            .space
+            .scratch
+            .map_or(0, |(block, _)| self.memory.store.cache.block(block).offset);
+        (self.space.scratch_bytes(), at)
+    }
+}
+
+/// Sequences of one pass at most: their pages must have room in the device's table.
+pub(crate) fn spans_max(memory: &Memory, requests: &Requests) -> u32 {
+    let pages = |task: &Task| table_entries(task.loaded.model().plan(), task.tokens.len());
+    let most = requests.all().filter(|t| t.begun).map(pages).max();
+    spans_within(&*memory.store.device, most.unwrap_or(8))
+}
+
+/// Rows of prompts at most in a pass while somebody waits for his next
+/// token, whatever was measured.
+pub(crate) fn shared_rows_max(space: &PassSpace) -> u32 {
+    (space.prefill_chunk.get() as u32 / SHARED_PART).max(1)
+}
+
+/// The model of a planned pass.
+pub(crate) fn model_of(plan: &PassPlan) -> rocmforge_tensor_cache::ModelId {
+    rocmforge_tensor_cache::ModelId(plan.model.0)
+}

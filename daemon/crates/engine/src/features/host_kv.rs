@@ -1,0 +1,353 @@
+//! The KV cache in host memory: KV pages and recurrent states that have to leave the device are
+//! copied to the host, if copying them back takes less time than recomputing them.
+//!
+//! Here are the slots of host memory, and the decision; `host_kv/copies.rs` moves the bytes, and
+//! [`crate::features::prefix_cache`] knows whose they are. The host's budget is shared with the
+//! weights that the CPU computes with ([`crate::features::cpu_compute`]): weights go first, since
+//! each pass of a model that does not fit uses them; pages have what they leave.
+//!
+//! *Invariant:* no two slots overlap, and each lies below the end (test
+//! `places_do_not_overlap_and_come_back_as_one`).
+
+mod copies;
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use rocmforge_ops::KV_PAGE_TOKENS;
+use rocmforge_tensor_cache::ModelId;
+
+use crate::api::HostTier;
+
+/// What a new sample counts for beside those before it.
+const WEIGHT: f64 = 0.2;
+
+/// A slot of host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HostSlot {
+    /// Its first byte.
+    pub(crate) at: u64,
+    /// Its bytes.
+    pub(crate) bytes: u64,
+}
+
+/// What was measured of a model, and where its states are.
+#[derive(Debug, Default)]
+struct ModelRates {
+    /// Seconds that a row of a prompt takes.
+    row_seconds: Option<f64>,
+    /// The slot of its states among those of a node.
+    state_slot: Option<usize>,
+}
+
+/// The slots of host memory, and what is known of models.
+#[derive(Debug, Default)]
+pub(crate) struct HostKv {
+    /// Bytes that weights and pages may have together.
+    most: u64,
+    /// The same while others want the host's memory, if that is less.
+    limit: u64,
+    /// What has to leave is kept whether or not that pays.
+    always: bool,
+    /// Bytes that places may lie in now.
+    end: u64,
+    /// Where the highest place ended since the end was below it: there is memory up to here.
+    taken: u64,
+    /// Free ranges below the end: where they begin, and their bytes. No two touch.
+    free: BTreeMap<u64, u64>,
+    models: HashMap<ModelId, ModelRates>,
+    counts: HostTier,
+}
+
+/// Whether to bring so many bytes over the link so many times takes less than to compute so many
+/// rows. What was not measured is tried.
+pub(crate) fn pays(
+    bytes: u64,
+    times: u32,
+    rows: usize,
+    link_bytes_per_s: Option<f64>,
+    row_seconds: Option<f64>,
+) -> bool {
+    let (Some(link), Some(row)) = (link_bytes_per_s, row_seconds) else {
+        return true;
+    };
+    bytes as f64 * f64::from(times) / link < rows as f64 * row
+}
+
+impl HostKv {
+    /// Of so many bytes, weights included.
+    pub(crate) fn new(most: u64, always: bool) -> Self {
+        let mut host_kv = Self {
+            most,
+            limit: most,
+            always,
+            ..Self::default()
+        };
+        host_kv.set_end(most);
+        host_kv
+    }
+
+    /// Whether there is one.
+    pub(crate) fn is_on(&self) -> bool {
+        self.end > 0
+    }
+
+    /// Whether times do not matter.
+    pub(crate) fn is_always(&self) -> bool {
+        self.always
+    }
+
+    /// Bytes that places may lie in where the weights have so many.
+    pub(crate) fn beside(&self, weights: u64) -> u64 {
+        self.most.min(self.limit).saturating_sub(weights)
+    }
+
+    /// Lets weights and pages have so many bytes together, if they may have as many. The end is to
+    /// be moved then.
+    pub(crate) fn set_limit(&mut self, bytes: u64) {
+        self.limit = bytes;
+    }
+
+    /// Bytes of the host's memory that there are for places, used ones and free ones, without what
+    /// the device has pinned ahead.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Bytes that places may lie in now.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Where the highest place ends.
+    pub(crate) fn highest(&self) -> u64 {
+        let last = self.free.iter().next_back();
+        let at_the_end = last.filter(|(at, bytes)| **at + **bytes == self.end);
+        at_the_end.map_or(self.end, |(at, _)| *at)
+    }
+
+    /// The system had no memory for a place, beside so many bytes of weights: there is
+    /// no more than what is below.
+    pub(crate) fn refused(&mut self, place: HostSlot, weights: u64) {
+        self.most = self.most.min(place.at + weights);
+    }
+
+    /// Moves the end. Nothing lies behind a smaller one.
+    pub(crate) fn set_end(&mut self, end: u64) {
+        let before = std::mem::replace(&mut self.end, end);
+        self.taken = self.taken.min(end);
+        if end > before {
+            self.give_back(HostSlot {
+                at: before,
+                bytes: end - before,
+            });
+            return;
+        }
+        let beyond = self.free.split_off(&end);
+        let mut gone: u64 = beyond.values().sum();
+        if let Some((&at, bytes)) = self.free.iter_mut().next_back()
+            && at + *bytes > end
+        {
+            gone += at + *bytes - end;
+            *bytes = end - at;
+        }
+        assert_eq!(gone, before - end, "something lies behind the end");
+    }
+
+    /// A place of so many bytes, the lowest that there is.
+    pub(crate) fn take(&mut self, bytes: u64) -> Option<HostSlot> {
+        let (&at, &free) = self.free.iter().find(|(_, free)| **free >= bytes)?;
+        self.free.remove(&at);
+        if free > bytes {
+            self.free.insert(at + bytes, free - bytes);
+        }
+        self.counts.bytes += bytes;
+        self.taken = self.taken.max(at + bytes);
+        Some(HostSlot { at, bytes })
+    }
+
+    /// A place is free again.
+    pub(crate) fn free(&mut self, stored: HostSlot) {
+        self.counts.bytes -= stored.bytes;
+        self.give_back(stored);
+    }
+
+    fn give_back(&mut self, HostSlot { mut at, mut bytes }: HostSlot) {
+        if let Some((&before, &free)) = self.free.range(..at).next_back() {
+            assert!(before + free <= at, "a place is given back once");
+            if before + free == at {
+                self.free.remove(&before);
+                (at, bytes) = (before, bytes + free);
+            }
+        }
+        if let Some(behind) = self.free.remove(&(at + bytes)) {
+            bytes += behind;
+        }
+        self.free.insert(at, bytes);
+    }
+
+    /// A pass over so many rows of prompts alone took so long.
+    pub(crate) fn note_prompt(&mut self, model: ModelId, rows: usize, took: Duration) {
+        if rows < KV_PAGE_TOKENS {
+            // What a pass costs whatever it computes would count as the rows'.
+            return;
+        }
+        let sample = took.as_secs_f64() / rows as f64;
+        let row = &mut self.models.entry(model).or_default().row_seconds;
+        let before = row.unwrap_or(sample);
+        *row = Some(before + (sample - before) * WEIGHT);
+    }
+
+    /// Seconds that a row of a prompt takes, if that was measured.
+    pub(crate) fn row_seconds(&self, model: ModelId) -> Option<f64> {
+        self.models.get(&model)?.row_seconds
+    }
+
+    /// A model's states are in this slot of its nodes.
+    pub(crate) fn note_state_slot(&mut self, model: ModelId, slot: usize) {
+        self.models.entry(model).or_default().state_slot = Some(slot);
+    }
+
+    /// The slot of a model's states, if one was kept.
+    pub(crate) fn state_slot(&self, model: ModelId) -> Option<usize> {
+        self.models.get(&model)?.state_slot
+    }
+
+    /// A model is gone.
+    pub(crate) fn forget(&mut self, model: ModelId) {
+        self.models.remove(&model);
+    }
+
+    /// So many pages and states were stored.
+    pub(crate) fn count_saved(&mut self, n: usize) {
+        self.counts.saved += n as u64;
+    }
+
+    /// One came back.
+    pub(crate) fn count_restored(&mut self) {
+        self.counts.restored += 1;
+    }
+
+    /// So many are no more, there or on the device.
+    pub(crate) fn count_dropped(&mut self, n: usize) {
+        self.counts.dropped += n as u64;
+    }
+
+    /// So many positions that a request had computed before it yielded are computed again.
+    pub(crate) fn count_again(&mut self, n: usize) {
+        self.counts.again_tokens += n as u64;
+    }
+
+    /// What is published.
+    pub(crate) fn status(&self) -> HostTier {
+        HostTier {
+            budget_bytes: self.end,
+            ..self.counts
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+
+    #[test]
+    fn what_comes_back_faster_than_it_is_computed_pays() {
+        // 4 MiB over 25 GB/s twice are 0.34 ms; 32 rows at 5000 a second take 6.4 ms.
+        let (page, link, row) = (4 << 20, Some(25e9), Some(1.0 / 5000.0));
+        assert!(pays(page, 2, 32, link, row));
+        assert!(!pays(page, 2, 32, Some(1e9), row), "8.4 ms");
+        assert!(pays(page, 1, 32, Some(1e9), row), "4.2 ms");
+        assert!(!pays(page, 2, 32, link, Some(1e-6)), "0.03 ms");
+        // A state of 60 MiB is worth it behind 1000 positions, and not behind 32.
+        assert!(pays(60 << 20, 2, 1000, Some(5e9), row));
+        assert!(!pays(60 << 20, 2, 32, Some(5e9), row));
+    }
+
+    #[test]
+    fn what_was_not_measured_is_tried() {
+        assert!(pays(1 << 40, 2, 1, None, Some(1e-6)));
+        assert!(pays(1 << 40, 2, 1, Some(1.0), None));
+    }
+
+    #[test]
+    fn a_short_pass_says_nothing_of_rows() {
+        let mut host_kv = HostKv::new(0, false);
+        host_kv.note_prompt(ModelId(1), KV_PAGE_TOKENS - 1, Duration::from_secs(1));
+        assert_eq!(host_kv.row_seconds(ModelId(1)), None);
+        host_kv.note_prompt(ModelId(1), 100, Duration::from_secs(1));
+        assert_eq!(host_kv.row_seconds(ModelId(1)), Some(0.01));
+        host_kv.forget(ModelId(1));
+        assert_eq!(host_kv.row_seconds(ModelId(1)), None);
+    }
+
+    #[test]
+    fn places_do_not_overlap_and_come_back_as_one() {
+        let mut rng = StdRng::seed_from_u64(3);
+        let mut host_kv = HostKv::new(1 << 16, false);
+        let mut held: Vec<HostSlot> = Vec::new();
+        let mut refused = 0;
+        for _ in 0..20_000 {
+            if rng.random_bool(0.55) {
+                let bytes = 256 * rng.random_range(1..24);
+                match host_kv.take(bytes) {
+                    Some(new) => {
+                        let apart = |old: &HostSlot| {
+                            new.at + new.bytes <= old.at || old.at + old.bytes <= new.at
+                        };
+                        assert!(held.iter().all(apart) && new.at + new.bytes <= host_kv.end());
+                        held.push(new);
+                    }
+                    None => refused += 1,
+                }
+            } else if !held.is_empty() {
+                host_kv.free(held.swap_remove(rng.random_range(0..held.len())));
+            }
+            let sum: u64 = held.iter().map(|s| s.bytes).sum();
+            assert_eq!(host_kv.status().bytes, sum);
+        }
+        assert!(refused > 0);
+        held.drain(..).for_each(|s| host_kv.free(s));
+        assert_eq!(
+            host_kv.take(1 << 16),
+            Some(HostSlot {
+                at: 0,
+                bytes: 1 << 16
+            })
+        );
+    }
+
+    #[test]
+    fn memory_is_taken_up_to_the_highest_place_and_kept_until_the_end_is_below() {
+        let mut host_kv = HostKv::new(4096, false);
+        assert_eq!(host_kv.taken(), 0);
+        let (low, high) = (host_kv.take(1024).unwrap(), host_kv.take(2048).unwrap());
+        host_kv.free(high);
+        host_kv.free(low);
+        assert_eq!(host_kv.taken(), 3072);
+        host_kv.set_limit(2048);
+        assert_eq!((host_kv.beside(0), host_kv.beside(512)), (2048, 1536));
+        host_kv.set_end(host_kv.beside(512));
+        assert_eq!(host_kv.taken(), 1536);
+        host_kv.set_limit(1 << 20);
+        assert_eq!(host_kv.beside(0), 4096, "as much as there may be");
+        host_kv.set_end(4096);
+        assert_eq!(host_kv.taken(), 1536);
+    }
+
+    #[test]
+    fn the_end_moves_where_nothing_lies() {
+        let mut host_kv = HostKv::new(4096, false);
+        let low = host_kv.take(1024).unwrap();
+        host_kv.set_end(2048);
+        assert_eq!((host_kv.take(2048), host_kv.end()), (None, 2048));
+        host_kv.set_end(1024);
+        assert!(host_kv.take(256).is_none());
+        host_kv.set_end(4096);
+        host_kv.free(low);
+        assert_eq!(host_kv.take(4096).map(|s| s.at), Some(0));
+    }
+}

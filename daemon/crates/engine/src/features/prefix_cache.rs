@@ -1,0 +1,461 @@
+//! Beginnings of prompts whose keys, values and recurrent states are still there: found by content,
+//! shared by sequences, kept when no sequence uses them any more, and given up when their room on
+//! the device is wanted. What is given up there may be stored in the host's memory
+//! ([`crate::features::host_kv`]) and is found like the rest; to be used it comes back.
+//!
+//! A node stands for [`KV_PAGE_TOKENS`] tokens after the tokens of its parent; it has a page for
+//! each group of the plan, and for models with recurrent layers the state behind it. It is found by
+//! its parent and its tokens themselves, not by a sum of them: two beginnings never pass for each
+//! other. Beginnings of different models, of different askers, or of sequences whose keys are
+//! rotated otherwise ([`crate::model::rotations`]), have nothing in common.
+//!
+//! ```text
+//!   (model, asker) -- 32 tokens -- 32 tokens -- 32 tokens    a node's slots: page of group 0,
+//!                          \------ 32 tokens                 of group 1, .., state; absent where a
+//!                                                            window has passed or none was taken
+//! ```
+//!
+//! *Invariants* (test `any_order_of_use_leaves_the_sums_right`): a slot that a sequence holds is
+//! not given up; a node with children is not; a parent was used no earlier than its children;
+//! `kept_bytes` is the sum of the slots on the device that no sequence holds; each place in the
+//! host's memory is that of one slot, or is loose.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
+
+use rocmforge_device::Plan;
+use rocmforge_ops::KV_PAGE_TOKENS;
+use rocmforge_tensor_cache::{BlockId, ModelId, Slab};
+
+use crate::features::host_kv::HostSlot;
+
+/// Most nodes: 4 million tokens. The oldest go for new ones.
+const NODES_MAX: usize = 1 << 17;
+
+/// Names a node; never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct NodeId(u64);
+
+/// Whose beginnings are shared: those of one model and one asker, of sequences that rotate alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Realm {
+    pub(crate) model: ModelId,
+    pub(crate) asker: u64,
+    /// Its keys are rotated by the divisors for long sequences.
+    pub(crate) long: bool,
+}
+
+/// What a node is found by.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    realm: Realm,
+    parent: Option<NodeId>,
+    tokens: Box<[u32]>,
+}
+
+/// A page or a state, and the sequences that use it.
+#[derive(Debug)]
+struct Slot {
+    place: SlotLocation,
+    users: u32,
+}
+
+/// Where a page or a state is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum SlotLocation {
+    /// In the arena.
+    Device(BlockId, Slab),
+    /// In the host's memory.
+    Host(HostSlot),
+}
+
+impl Slot {
+    fn on_device(&self) -> Option<(BlockId, Slab)> {
+        match self.place {
+            SlotLocation::Device(block, slab) => Some((block, slab)),
+            SlotLocation::Host(_) => None,
+        }
+    }
+
+    fn stored(&self) -> Option<HostSlot> {
+        match self.place {
+            SlotLocation::Host(stored) => Some(stored),
+            SlotLocation::Device(..) => None,
+        }
+    }
+}
+
+/// In the order in which nodes go: what was used longest ago, and of that
+/// children before their parents.
+pub(crate) type Age = (u64, Reverse<u32>, NodeId);
+
+#[derive(Debug)]
+struct Node {
+    key: Key,
+    /// Nodes above it.
+    depth: u32,
+    /// A page for each group, then the state.
+    slots: Vec<Option<Slot>>,
+    children: u32,
+    /// Slots in use, each once for each user.
+    users: u32,
+    /// When it was used last.
+    used: u64,
+}
+
+impl Node {
+    fn age(&self, id: NodeId) -> Age {
+        (self.used, Reverse(self.depth), id)
+    }
+
+    fn has_on_device(&self) -> bool {
+        let mut slots = self.slots.iter().flatten();
+        slots.any(|s| s.on_device().is_some())
+    }
+
+    fn has_stored(&self) -> bool {
+        self.slots.iter().flatten().any(|s| s.stored().is_some())
+    }
+}
+
+/// A beginning that was found.
+#[derive(Debug, Default)]
+pub(crate) struct CachedPrefix {
+    /// Its nodes, the first of the prompt first.
+    pub(crate) nodes: Vec<NodeId>,
+    /// How many of them the prompt has in common with what is known, usable or not: where prompts
+    /// part.
+    pub(crate) common: usize,
+}
+
+/// All beginnings.
+#[derive(Debug, Default)]
+pub(crate) struct Prefixes {
+    nodes: HashMap<NodeId, Node>,
+    by_content: HashMap<Key, NodeId>,
+    /// Nodes of which no slot is in use and that have something on the device, or
+    /// nothing at all and no children.
+    idle: BTreeSet<Age>,
+    /// Nodes of which no slot is in use and that have something in the host's memory.
+    stored: BTreeSet<Age>,
+    /// Places in the host's memory that nothing is in any more.
+    loose: Vec<HostSlot>,
+    next: u64,
+    clock: u64,
+    kept_bytes: u64,
+    kept_of: HashMap<ModelId, u64>,
+}
+
+impl Prefixes {
+    /// Bytes that no sequence uses.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.kept_bytes
+    }
+
+    /// The same, of one model.
+    pub(crate) fn kept_bytes_of(&self, model: ModelId) -> u64 {
+        self.kept_of.get(&model).copied().unwrap_or(0)
+    }
+
+    fn kept_more(&mut self, model: ModelId, bytes: u64) {
+        self.kept_bytes += bytes;
+        *self.kept_of.entry(model).or_default() += bytes;
+    }
+
+    fn kept_less(&mut self, model: ModelId, bytes: u64) {
+        self.kept_bytes -= bytes;
+        let of_model = self.kept_of.get_mut(&model);
+        *of_model.expect("what is kept is of a model") -= bytes;
+    }
+
+    /// The longest beginning of `tokens` from whose end a sequence can go on, of `pages` pages at
+    /// most; with what is stored in the host's memory, or without.
+    pub(crate) fn find(
+        &self,
+        realm: Realm,
+        tokens: &[u32],
+        pages: usize,
+        plan: &Plan,
+        with_stored: bool,
+    ) -> CachedPrefix {
+        let is_there = |slot: &Option<Slot>| {
+            let there = |s: &Slot| with_stored || s.on_device().is_some();
+            slot.as_ref().is_some_and(there)
+        };
+        let mut nodes = Vec::new();
+        // For each group the pages in a row that are there, up to the last node.
+        let mut unbroken = vec![0; plan.kv.len()];
+        let mut usable = 0;
+        for chunk in tokens.chunks_exact(KV_PAGE_TOKENS).take(pages) {
+            let Some(id) = self.child(realm, nodes.last().copied(), chunk) else {
+                break;
+            };
+            nodes.push(id);
+            let node = &self.nodes[&id];
+            let end = nodes.len();
+            let mut goes_on = plan.state_elements == 0 || is_there(&node.slots[plan.kv.len()]);
+            for ((group, unbroken), slot) in plan.kv.iter().zip(&mut unbroken).zip(&node.slots) {
+                *unbroken = if is_there(slot) { *unbroken + 1 } else { 0 };
+                goes_on &= *unbroken >= end - group.first_page(end * KV_PAGE_TOKENS).min(end);
+            }
+            if goes_on {
+                usable = end;
+            }
+        }
+        let common = nodes.len();
+        nodes.truncate(usable);
+        CachedPrefix { nodes, common }
+    }
+
+    /// The node of these tokens after a parent.
+    pub(crate) fn child(
+        &self,
+        realm: Realm,
+        parent: Option<NodeId>,
+        tokens: &[u32],
+    ) -> Option<NodeId> {
+        let key = Key {
+            realm,
+            parent,
+            tokens: tokens.into(),
+        };
+        self.by_content.get(&key).copied()
+    }
+
+    /// A node of these tokens after a parent, without slots; the one that is there if there is one.
+    /// `None` if the parent is gone, or there are as many as there may be and all are in use.
+    pub(crate) fn add(
+        &mut self,
+        realm: Realm,
+        parent: Option<NodeId>,
+        tokens: &[u32],
+        n_slots: usize,
+        freed: &mut Vec<BlockId>,
+    ) -> Option<NodeId> {
+        // As old as its parent: a parent is never older than its children, so that these go first.
+        let used = match parent {
+            None => {
+                self.clock += 1;
+                self.clock
+            }
+            Some(parent) => self.nodes.get(&parent)?.used,
+        };
+        if let Some(there) = self.child(realm, parent, tokens) {
+            self.renew(there, used);
+            return Some(there);
+        }
+        if self.nodes.len() >= NODES_MAX && !self.give_up(freed) {
+            let oldest = self.oldest_stored();
+            oldest.map(|(_, _, id)| self.drop_stored(id));
+            if self.nodes.len() >= NODES_MAX {
+                return None;
+            }
+        }
+        let depth = match parent {
+            None => 0,
+            Some(id) => {
+                self.nodes.get(&id)?;
+                self.change(id, |parent| {
+                    parent.children += 1;
+                    parent.depth + 1
+                })
+            }
+        };
+        let id = NodeId(self.next);
+        self.next += 1;
+        let key = Key {
+            realm,
+            parent,
+            tokens: tokens.into(),
+        };
+        self.by_content.insert(key.clone(), id);
+        let node = Node {
+            key,
+            depth,
+            slots: (0..n_slots).map(|_| None).collect(),
+            children: 0,
+            users: 0,
+            used,
+        };
+        self.idle.insert(node.age(id));
+        self.nodes.insert(id, node);
+        Some(id)
+    }
+
+    /// Changes a node, which is there, and keeps the orders in step.
+    fn change<T>(&mut self, id: NodeId, how: impl FnOnce(&mut Node) -> T) -> T {
+        let node = self.nodes.get_mut(&id).expect("a found node is there");
+        let before = node.age(id);
+        let result = how(node);
+        let after = node.age(id);
+        let free = node.users == 0;
+        let (on_device, stored) = (node.has_on_device(), node.has_stored());
+        let idle = free && (on_device || (node.children == 0 && !stored));
+        for (set, is_in) in [(&mut self.idle, idle), (&mut self.stored, free && stored)] {
+            if !is_in || before != after {
+                set.remove(&before);
+            }
+            if is_in {
+                set.insert(after);
+            }
+        }
+        result
+    }
+
+    /// Puts a block into a slot that has nothing on the device. The giver goes on to hold it, if he
+    /// is `held`. Whether it was taken.
+    pub(crate) fn put(
+        &mut self,
+        id: NodeId,
+        slot: usize,
+        (block, slab): (BlockId, Slab),
+        held: bool,
+    ) -> bool {
+        let Some(node) = self.nodes.get(&id) else {
+            return false;
+        };
+        match &node.slots[slot] {
+            Some(there) if there.users > 0 || there.on_device().is_some() => return false,
+            // What was computed again is worth more than its copy.
+            Some(there) => self.loose.extend(there.stored()),
+            None => {}
+        }
+        let model = node.key.realm.model;
+        self.change(id, |node| {
+            let place = SlotLocation::Device(block, slab);
+            node.slots[slot] = Some(Slot { place, users: 0 });
+        });
+        self.kept_more(model, slab.bytes);
+        if held {
+            self.hold(id, slot);
+        }
+        true
+    }
+
+    /// A sequence uses a slot from now on, which is there. Where that is.
+    pub(crate) fn hold(&mut self, id: NodeId, slot: usize) -> SlotLocation {
+        let (model, place, first) = self.change(id, |node| {
+            node.users += 1;
+            let held = node.slots[slot].as_mut().expect("a found slot is there");
+            held.users += 1;
+            (node.key.realm.model, held.place, held.users == 1)
+        });
+        if let (SlotLocation::Device(_, slab), true) = (place, first) {
+            self.kept_less(model, slab.bytes);
+        }
+        place
+    }
+
+    /// A sequence uses a slot no more.
+    pub(crate) fn let_go(&mut self, id: NodeId, slot: usize) {
+        let (model, place, last) = self.change(id, |node| {
+            node.users -= 1;
+            let held = node.slots[slot].as_mut().expect("a held slot is there");
+            held.users -= 1;
+            (node.key.realm.model, held.place, held.users == 0)
+        });
+        if let (SlotLocation::Device(_, slab), true) = (place, last) {
+            self.kept_more(model, slab.bytes);
+        }
+    }
+
+    /// Whether a slot has something, on the device or in the host's memory.
+    pub(crate) fn has(&self, id: NodeId, slot: usize) -> bool {
+        self.place(id, slot).is_some()
+    }
+
+    /// Where what a slot has is.
+    pub(crate) fn place(&self, id: NodeId, slot: usize) -> Option<SlotLocation> {
+        let slot = self.nodes.get(&id)?.slots[slot].as_ref();
+        slot.map(|s| s.place)
+    }
+
+    /// Gives up a slot that no sequence uses; its block is the caller's to free.
+    pub(crate) fn take(&mut self, id: NodeId, slot: usize) -> Option<BlockId> {
+        self.nodes.get(&id)?;
+        let (model, taken) = self.change(id, |node| {
+            let taken = node.slots[slot].take_if(|s| s.users == 0);
+            (node.key.realm.model, taken)
+        });
+        match taken?.place {
+            SlotLocation::Device(block, slab) => {
+                self.kept_less(model, slab.bytes);
+                Some(block)
+            }
+            SlotLocation::Host(stored) => {
+                self.loose.push(stored);
+                None
+            }
+        }
+    }
+
+    /// Where the slots of a node lie that sequences use.
+    pub(crate) fn slab(&self, id: NodeId, slot: usize) -> Slab {
+        let slot = self.nodes[&id].slots[slot].as_ref();
+        let place = slot.and_then(Slot::on_device);
+        place.expect("what a sequence uses is on the device").1
+    }
+
+    /// A beginning was used, up to this node.
+    pub(crate) fn touch(&mut self, id: NodeId) {
+        self.clock += 1;
+        let mut next = Some(id);
+        while let Some(id) = next {
+            self.renew(id, self.clock);
+            next = self.nodes.get(&id).and_then(|n| n.key.parent);
+        }
+    }
+
+    /// Moves a node up in the order of use.
+    fn renew(&mut self, id: NodeId, used: u64) {
+        if self.nodes.get(&id).is_some_and(|n| n.used < used) {
+            self.change(id, |node| node.used = used);
+        }
+    }
+
+    /// Gives up what was used longest ago and has something on the device; its blocks are the
+    /// caller's to free. Whether there was something.
+    pub(crate) fn give_up(&mut self, freed: &mut Vec<BlockId>) -> bool {
+        // A parent that no sequence uses may have a child that one does: where a window has passed.
+        // What it holds itself may go.
+        let Some(&(_, _, id)) = self.idle.first() else {
+            return false;
+        };
+        let n_slots = self.nodes[&id].slots.len();
+        freed.extend((0..n_slots).filter_map(|slot| self.take(id, slot)));
+        self.remove_if_bare(id);
+        true
+    }
+
+    /// Gives up what a model has, of which no sequence runs.
+    pub(crate) fn forget(&mut self, model: ModelId, freed: &mut Vec<BlockId>) {
+        let of_model = |n: &&NodeId| self.nodes[n].key.realm.model == model;
+        let mut ids: Vec<NodeId> = self.nodes.keys().filter(of_model).copied().collect();
+        ids.sort_unstable_by_key(|id| Reverse(self.nodes[id].depth));
+        for id in ids {
+            let slots = self.nodes[&id].slots.len();
+            freed.extend((0..slots).filter_map(|slot| self.take(id, slot)));
+            self.remove_if_bare(id);
+        }
+        self.kept_of.remove(&model);
+    }
+
+    /// Removes a node that nothing hangs on.
+    fn remove_if_bare(&mut self, id: NodeId) {
+        let node = &self.nodes[&id];
+        if node.users > 0 || node.children > 0 || node.slots.iter().any(Option::is_some) {
+            return;
+        }
+        let node = self.nodes.remove(&id).expect("looked at above");
+        self.idle.remove(&node.age(id));
+        self.by_content.remove(&node.key);
+        if let Some(parent) = node.key.parent.filter(|p| self.nodes.contains_key(p)) {
+            self.change(parent, |parent| parent.children -= 1);
+        }
+    }
+}
+
+mod room;
+mod stored;
+#[cfg(test)]
+mod tests;

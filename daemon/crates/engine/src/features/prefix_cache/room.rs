@@ -1,0 +1,176 @@
+//! How much of the budget beginnings of prompts may keep, and when they give it up.
+//!
+//! Weights that a running request needs go before what is kept: a beginning saves its
+//! computation once, a weight that is missing is uploaded for every pass. Weights that nobody
+//! needs now come back at the link's rate, several times faster than a prompt is computed; they
+//! give way, up to a part of the budget.
+
+use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
+
+use crate::features::prefix_cache::{NodeId, Realm};
+use crate::memory::Memory;
+
+/// The part of the budget that is kept at most.
+const PART_MAX: u64 = 4;
+
+/// The part of the budget that is kept at most where the weights of running requests are streamed:
+/// there a prompt is computed slowest.
+const PART_STREAMED: u64 = 16;
+
+/// There at most one part in so many of what is missing is missing for the sake of beginnings.
+const PART_MISSING: u64 = 4;
+
+impl Memory {
+    /// Bytes of weights that have the first right to the budget from now on.
+    pub(crate) fn set_wanted_weights(&mut self, bytes: u64) {
+        self.wanted_weights = bytes;
+        self.trim_prefixes(0);
+    }
+
+    /// What may be kept while `more` bytes are about to be reserved.
+    fn prefix_limit(&self, more: u64) -> u64 {
+        let usage = self.store.cache.usage();
+        let in_use = usage.blocks() - self.prefixes.kept_bytes();
+        let left = self.store.budget().saturating_sub(in_use + more);
+        match left.checked_sub(self.wanted_weights) {
+            Some(free) => free.min(self.store.budget() / PART_MAX),
+            None => {
+                let missing = self.wanted_weights - left;
+                (missing / PART_MISSING)
+                    .min(self.store.budget() / PART_STREAMED)
+                    .min(left / 2)
+            }
+        }
+    }
+
+    /// Gives up what is above the limit, the oldest first.
+    pub(crate) fn trim_prefixes(&mut self, more: u64) {
+        if self.prefixes.kept_bytes() == 0 {
+            return;
+        }
+        let limit = self.prefix_limit(more);
+        while self.prefixes.kept_bytes() > limit && self.give_up_oldest() {}
+    }
+
+    /// Gives up the oldest that no sequence uses: it goes to the host's memory, if it is worth
+    /// that, or is no more. Whether there was something.
+    pub(crate) fn give_up_oldest(&mut self) -> bool {
+        match self.prefixes.oldest() {
+            Some(node) if self.copy_to_host(node) => true,
+            _ => self.drop_oldest(),
+        }
+    }
+
+    fn drop_oldest(&mut self) -> bool {
+        let mut freed = Vec::new();
+        let some = self.prefixes.give_up(&mut freed);
+        self.host_kv.count_dropped(freed.len());
+        self.free_all(freed);
+        some
+    }
+
+    /// Gives up all on the device that no sequence needs, also what draft models have of sequences.
+    /// How many bytes of beginnings that were.
+    pub(crate) fn give_up_all(&mut self) -> u64 {
+        while self.give_up_draft_kv() {}
+        let kept = self.prefixes.kept_bytes();
+        while self.prefixes.kept_bytes() > 0 && self.give_up_oldest() {}
+        kept - self.prefixes.kept_bytes()
+    }
+
+    /// Forgets all that no sequence uses, in the host's memory as well. How many
+    /// bytes of the device that were.
+    pub(crate) fn drop_all(&mut self) -> u64 {
+        let kept = self.prefixes.kept_bytes();
+        while let Some((_, _, node)) = self.prefixes.oldest_stored() {
+            let n = self.prefixes.drop_stored(node);
+            self.host_kv.count_dropped(n);
+        }
+        while self.prefixes.kept_bytes() > 0 && self.drop_oldest() {}
+        self.sweep_host_kv();
+        kept - self.prefixes.kept_bytes()
+    }
+
+    /// Gives up what a model has of what no sequence uses. How many bytes of the device that were.
+    pub(crate) fn forget_prefixes(&mut self, model: ModelId) -> u64 {
+        let kept = self.prefixes.kept_bytes();
+        let mut freed = Vec::new();
+        self.prefixes.forget(model, &mut freed);
+        self.free_all(freed);
+        kept - self.prefixes.kept_bytes()
+    }
+
+    /// Blocks of beginnings, and places in the host's memory, are free again.
+    fn free_all(&mut self, blocks: Vec<BlockId>) {
+        blocks.into_iter().for_each(|block| self.store.free(block));
+        self.sweep_host_kv();
+    }
+
+    /// Gives up one slot, unless a sequence uses it.
+    pub(crate) fn give_up(&mut self, node: NodeId, slot: usize) {
+        let block = self.prefixes.take(node, slot);
+        self.free_all(block.into_iter().collect());
+    }
+
+    /// The node of these tokens after a parent, with so many slots; `None` if the parent was given
+    /// up.
+    pub(crate) fn add_prefix(
+        &mut self,
+        realm: Realm,
+        parent: Option<NodeId>,
+        tokens: &[u32],
+        slots: usize,
+    ) -> Option<NodeId> {
+        let mut freed = Vec::new();
+        let node = self.prefixes.add(realm, parent, tokens, slots, &mut freed);
+        self.free_all(freed);
+        node
+    }
+
+    /// Keeps a copy of a sequence's state in an empty slot, if there is room on the device or in
+    /// the host's memory. Whether it is kept.
+    pub(crate) fn keep_state(
+        &mut self,
+        node: NodeId,
+        slot: usize,
+        state: BlockId,
+        model: ModelId,
+    ) -> bool {
+        self.host_kv.note_state_slot(model, slot);
+        let from = self.store.cache.block(state);
+        self.keep_state_here(node, slot, from, model)
+            || self.copy_state_to_host(node, slot, from, model)
+    }
+
+    fn keep_state_here(&mut self, node: NodeId, slot: usize, from: Slab, model: ModelId) -> bool {
+        let limit = self.prefix_limit(from.bytes);
+        if from.bytes > limit {
+            return false;
+        }
+        while self.prefixes.kept_bytes() + from.bytes > limit {
+            if !self.give_up_oldest() {
+                return false;
+            }
+        }
+        let Ok((block, to)) = self.reserve(BlockKind::Kv, Some(model), from.bytes) else {
+            return false;
+        };
+        let copied = self
+            .store
+            .device
+            .move_slab(from.offset, to.offset, from.bytes);
+        if let Err(error) = copied {
+            // A loss is noted, and ends the engine at its next look.
+            let error = self.store.device_error(Some(model), error);
+            tracing::debug!(%error, "a state is not kept");
+            self.store.free(block);
+            return false;
+        }
+        // The reservation may have cost the node.
+        let kept = self.prefixes.put(node, slot, (block, to), false);
+        if !kept {
+            self.store.free(block);
+        }
+        kept
+    }
+}

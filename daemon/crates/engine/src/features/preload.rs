@@ -1,0 +1,288 @@
+//! Preloads: segments that are uploaded before anybody asks for them, one at a time.
+
+use std::collections::VecDeque;
+
+use rocmforge_tensor_cache::{ModelId, SegmentId};
+use tokio::sync::mpsc::Sender;
+
+use crate::api::error::Error;
+use crate::api::{PreloadEvent, RequestCacheUse};
+use crate::memory::Memory;
+use crate::store::fetch::FileFetch;
+
+/// Most preloads under way.
+pub(crate) const PRELOADS_MAX: usize = 64;
+
+/// Slices of passes for each segment of a preload, while there are requests: it goes on, and
+/// costs them little.
+const TURNS: u32 = 8;
+
+/// A preload under way.
+pub(crate) struct Preload {
+    pub(crate) model: ModelId,
+    segments: VecDeque<u32>,
+    /// All of the model was asked for: what has no room is left out. Segments that were
+    /// named take it from others.
+    what_fits: bool,
+    done_bytes: u64,
+    total_bytes: u64,
+    uploaded_bytes: u64,
+    /// What the next segment needs of the file, while it is read.
+    fetch: Option<FileFetch>,
+    events: Sender<PreloadEvent>,
+}
+
+impl Preload {
+    /// Of some segments of a model, with so many bytes in all; `what_fits` leaves out those that
+    /// have no room.
+    pub(crate) fn new(
+        (model, segments): (ModelId, Vec<u32>),
+        total_bytes: u64,
+        what_fits: bool,
+        events: Sender<PreloadEvent>,
+    ) -> Self {
+        Self {
+            model,
+            segments: segments.into(),
+            what_fits,
+            done_bytes: 0,
+            total_bytes,
+            uploaded_bytes: 0,
+            fetch: None,
+            events,
+        }
+    }
+
+    /// Sends the last event. A client that is gone misses it.
+    pub(crate) fn end(self, event: PreloadEvent) {
+        let _ = self.events.try_send(event);
+    }
+
+    /// Whether a segment may be uploaded: what it needs of the file has been read, where that is
+    /// waited for in the background.
+    fn is_fetched(
+        &mut self,
+        memory: &Memory,
+        segment: SegmentId,
+        others: bool,
+    ) -> Result<bool, Error> {
+        let fetch = match self.fetch.take() {
+            Some(fetch) => fetch,
+            None => match memory.store.fetch(segment, others, self.what_fits)? {
+                Some(fetch) => fetch,
+                None => return Ok(true),
+            },
+        };
+        let is_there = memory.store.is_fetched(segment.model, &fetch)?;
+        if !is_there {
+            self.fetch = Some(fetch);
+        }
+        Ok(is_there)
+    }
+
+    /// A segment was uploaded, or was there.
+    fn note(&mut self, bytes: u64, counts: &RequestCacheUse) {
+        self.done_bytes += bytes;
+        self.uploaded_bytes += counts.uploaded_bytes;
+        if self.events.capacity() >= 2 {
+            // A slow reader misses steps of the progress and nothing else.
+            let _ = self.events.try_send(PreloadEvent::Progress {
+                done_bytes: self.done_bytes,
+                total_bytes: self.total_bytes,
+            });
+        }
+    }
+}
+
+/// What came of a turn of the preloads.
+pub(crate) enum Turn {
+    /// There was nothing to do, or a file is waited for.
+    Idle,
+    /// A segment was uploaded, or a preload that nobody waits for is gone.
+    Done,
+    /// A preload has ended, with its last event.
+    Ended(Preload, PreloadEvent),
+    /// A segment could not be uploaded. Where there is room for it after all, the preload is to
+    /// be put back ([`Preloads::again`]).
+    Failed(Preload, Error),
+}
+
+/// The preloads, and when they have their turn.
+#[derive(Default)]
+pub(crate) struct Preloads {
+    queue: VecDeque<Preload>,
+    /// Slices of passes that go before the next segment.
+    turns_left: Option<u32>,
+}
+
+impl Preloads {
+    /// Whether one more may come.
+    pub(crate) fn are_full(&self) -> bool {
+        self.queue.len() >= PRELOADS_MAX
+    }
+
+    /// One more.
+    pub(crate) fn add(&mut self, preload: Preload) {
+        self.queue.push_back(preload);
+    }
+
+    /// One that is to go on with the segment that failed.
+    pub(crate) fn again(&mut self, preload: Preload) {
+        self.queue.push_front(preload);
+    }
+
+    /// Whether a model is preloaded.
+    pub(crate) fn any_of(&self, model: ModelId) -> bool {
+        self.queue.iter().any(|preload| preload.model == model)
+    }
+
+    /// Whether any waits for its file.
+    pub(crate) fn wait_for_files(&self) -> bool {
+        self.queue.iter().any(|preload| preload.fetch.is_some())
+    }
+
+    /// Ends those of some models.
+    pub(crate) fn end(&mut self, of: impl Fn(ModelId) -> bool, error: impl Fn() -> Error) {
+        for preload in std::mem::take(&mut self.queue) {
+            match of(preload.model) {
+                true => preload.end(PreloadEvent::Failed(error())),
+                false => self.queue.push_back(preload),
+            }
+        }
+    }
+
+    /// Whether it is the preloads' turn behind a slice of a pass, if there was one.
+    fn is_their_turn(&mut self, stepped: bool) -> bool {
+        if self.queue.is_empty() {
+            self.turns_left = None;
+            return false;
+        }
+        let left = self.turns_left.unwrap_or(TURNS);
+        if stepped && left > 0 {
+            self.turns_left = Some(left - 1);
+            return false;
+        }
+        self.turns_left = None;
+        true
+    }
+
+    /// Uploads the next segment of the first preload, when nothing else is to be done, or passes
+    /// have had their turns. `others` wait where its file would be read.
+    pub(crate) fn after_pass(&mut self, memory: &mut Memory, stepped: bool, others: bool) -> Turn {
+        if !self.is_their_turn(stepped) {
+            return Turn::Idle;
+        }
+        let Some(mut preload) = self.queue.pop_front() else {
+            return Turn::Idle;
+        };
+        if preload.events.is_closed() {
+            return Turn::Done;
+        }
+        let Some(&index) = preload.segments.front() else {
+            let event = PreloadEvent::Done {
+                uploaded_bytes: preload.uploaded_bytes,
+            };
+            return Turn::Ended(preload, event);
+        };
+        let segment = SegmentId {
+            model: preload.model,
+            index,
+        };
+        match preload.is_fetched(memory, segment, others) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.queue.push_back(preload);
+                return Turn::Idle;
+            }
+            Err(error) => return Turn::Ended(preload, PreloadEvent::Failed(error)),
+        }
+        memory.collect();
+        let mut counts = RequestCacheUse::default();
+        let brought = match preload.what_fits {
+            true => memory.bring(segment, &mut counts),
+            false => memory.acquire(segment, &mut counts).map(Some),
+        };
+        match brought {
+            // It has no room, and is left out; a smaller one may have some.
+            Ok(None) => {}
+            Ok(Some(slab)) => {
+                memory.store.release(segment);
+                preload.note(slab.bytes, &counts);
+            }
+            Err(error) => return Turn::Failed(preload, error),
+        }
+        preload.segments.pop_front();
+        // Others' preloads go on in turn.
+        self.queue.push_back(preload);
+        Turn::Done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc::{Receiver, channel};
+
+    use super::*;
+
+    fn preload(model: u32) -> (Preload, Receiver<PreloadEvent>) {
+        let (events, received) = channel(4);
+        let preload = Preload::new((ModelId(model), vec![0, 1]), 200, true, events);
+        (preload, received)
+    }
+
+    #[test]
+    fn passes_have_their_turns_before_each_segment() {
+        let mut preloads = Preloads::default();
+        assert!(!preloads.is_their_turn(false), "there is none");
+        let (one, _received) = preload(1);
+        preloads.add(one);
+        for _ in 0..2 {
+            for _ in 0..TURNS {
+                assert!(!preloads.is_their_turn(true));
+            }
+            assert!(preloads.is_their_turn(true));
+        }
+        assert!(preloads.is_their_turn(false), "nothing else is to be done");
+    }
+
+    #[test]
+    fn preloads_of_a_model_end_with_its_reason_and_the_others_go_on() {
+        let mut preloads = Preloads::default();
+        let (one, mut of_one) = preload(1);
+        let (two, mut of_two) = preload(2);
+        preloads.add(one);
+        preloads.add(two);
+        preloads.end(|model| model == ModelId(1), || Error::Cancelled);
+        let event = of_one.try_recv().unwrap();
+        assert!(matches!(event, PreloadEvent::Failed(Error::Cancelled)));
+        assert!(of_two.try_recv().is_err());
+        assert!(!preloads.any_of(ModelId(1)) && preloads.any_of(ModelId(2)));
+    }
+
+    #[test]
+    fn progress_is_left_out_where_the_reader_is_slow_but_never_the_end() {
+        let (mut one, mut received) = preload(1);
+        let counts = RequestCacheUse {
+            uploaded_bytes: 50,
+            ..RequestCacheUse::default()
+        };
+        for _ in 0..9 {
+            one.note(100, &counts);
+        }
+        one.end(PreloadEvent::Done {
+            uploaded_bytes: 450,
+        });
+        let mut events = Vec::new();
+        while let Ok(event) = received.try_recv() {
+            events.push(event);
+        }
+        assert_eq!(events.len(), 4);
+        let last = events.pop().unwrap();
+        assert!(matches!(
+            last,
+            PreloadEvent::Done {
+                uploaded_bytes: 450
+            }
+        ));
+    }
+}

@@ -1,0 +1,122 @@
+//! Draft models: a small model with the same vocabulary drafts what comes next, and the large one
+//! checks several tokens at once.
+//!
+//! A draft model is a model like any other, named when the one it drafts for is loaded. It runs
+//! behind a pass, for the sequences that have another token by it, with keys and values of its own
+//! ([`crate::features::speculation::draft_kv::DraftKvCache`]):
+//!
+//! ```text
+//! pass:     the last token, drafts -> the right ones, and a token behind them
+//! catch up: a chunk of what the draft model does not know yet, where that is much;
+//!           without drafts until it is done
+//! draft:    the few tokens it does not know -> a draft; that draft -> the next one; ...
+//!           of all sequences at once
+//! ```
+//!
+//! Rows of wrong drafts are written over by the next run. How many are drafted, and for which
+//! sequences, follows from how often drafts were right, from the number of sequences, and from the
+//! measured times of both models' passes. The first [`TRIALS`] of a pair are made whatever they
+//! cost, to know that. A sequence for which none are worth it for a while gives its part back, and
+//! is tried again much later.
+//!
+//! It begins when a sequence has its first token, which so comes as early as without. Its memory is
+//! nobody's need: admission does not count it, and whoever lacks room has it. What fails here fails
+//! no request: the sequence goes on without.
+
+use rocmforge_tensor_cache::ModelId;
+
+use crate::api::error::Error;
+use crate::features::speculation::drafts::{LIKELY_AT_FIRST, learn, recover};
+use crate::model::loaded::LoadedModel;
+use crate::model::registry::Models;
+
+/// How fast a pair whose drafts were wrong comes to try again, a sequence.
+const PAIR_RECOVERY: f64 = 1.0 / 32.0;
+
+/// The draft model of a registered model.
+#[derive(Debug)]
+pub(crate) struct DraftModel {
+    pub(crate) id: ModelId,
+    pub(crate) name: String,
+    /// Nothing failed but for want of room.
+    pub(super) on: bool,
+    /// How likely a draft is right if those before it were, of all sequences.
+    likely: f64,
+    /// Drafts that were computed.
+    pub(super) made: u32,
+    /// Passes that go by without.
+    pub(super) rest: u32,
+    /// Seconds of a row of a long text; 0 before the first.
+    pub(super) row_seconds: f64,
+}
+
+impl DraftModel {
+    pub(super) fn new(id: ModelId, name: &str) -> Self {
+        Self {
+            id,
+            name: name.to_owned(),
+            on: true,
+            likely: LIKELY_AT_FIRST,
+            made: 0,
+            rest: 0,
+            row_seconds: 0.0,
+        }
+    }
+
+    /// Whether nothing failed but for want of room.
+    pub(super) fn is_on(&self) -> bool {
+        self.on
+    }
+
+    /// Whether it may be asked for drafts.
+    pub(crate) fn is_used(&self) -> bool {
+        self.on && self.rest == 0
+    }
+
+    /// Of so many drafts so many were right.
+    pub(crate) fn note(&mut self, made: usize, right: usize) {
+        self.made = self.made.saturating_add(made as u32);
+        learn(&mut self.likely, made, right);
+    }
+
+    /// A sequence comes for which it has made none. How likely its drafts are thought to be right.
+    pub(super) fn of_a_new_sequence(&mut self) -> f64 {
+        recover(&mut self.likely, PAIR_RECOVERY);
+        self.likely
+    }
+}
+
+/// The model of a name that is to draft for another one.
+///
+/// # Errors
+/// [`Error::UnknownModel`], and [`Error::InvalidArgument`] for one that cannot draft for it.
+pub(crate) fn draft_model(
+    models: &Models,
+    of: &LoadedModel,
+    name: &str,
+) -> Result<DraftModel, Error> {
+    let invalid = |message: String| Error::InvalidArgument {
+        field: "draft",
+        message,
+    };
+    let of_name = of.name();
+    if name == of_name {
+        return Err(invalid(format!(
+            "'{name}' cannot draft for itself; name a smaller model with the same vocabulary"
+        )));
+    }
+    let entry = models.find(name)?;
+    if entry.loaded.model().plan().state_elements > 0 {
+        return Err(invalid(format!(
+            "'{name}' ({}) has recurrent states, which a draft model cannot have yet; name a model of attention alone",
+            entry.loaded.model().hparams().arch
+        )));
+    }
+    if let Some(difference) = of.vocabulary_differs(&entry.loaded) {
+        return Err(invalid(format!(
+            "'{name}' cannot draft for '{of_name}', whose vocabulary is another one: {difference}; name a model with the \
+             same vocabulary"
+        )));
+    }
+    Ok(DraftModel::new(entry.id, name))
+}

@@ -1,0 +1,562 @@
+//! Tokens drafted from what a text has said before: where its last tokens stood earlier, what
+//! followed then may follow now. A pass computes a row for each draft beside the row of the last
+//! known token; each row's token is chosen as it would be without drafts, and a draft that is not
+//! the token chosen before it ends the sequence's part in the pass. So on the host the text does
+//! not depend on drafts, whatever the sampling. On a GPU the number of rows chooses the kernel, and
+//! a text may part from itself where two tokens are nearly equal.
+//!
+//! Whether drafts pay depends on what rows cost here and on how often they are right, both of which
+//! are measured: passes of so many rows by the clock, drafts by sequence. Where they do not pay,
+//! few or none are made, and after a while they are tried again.
+//!
+//! Where nothing is found, a model's block that predicts a further token drafts one
+//! ([`crate::features::speculation::mtp`]). Its first drafts are made whatever they cost, to know
+//! how often they are right; a sequence that made none for a while is done with it.
+//!
+//! Where a model has a draft model, that drafts behind a pass what the next one checks
+//! ([`crate::features::speculation::draft_model`]), for all sequences together, and as many as are
+//! worth the time of both models. Where the text's own drafts are worth more, they are made.
+//!
+//! A sequence with a recurrent state makes as many as its model has spare
+//! states ([`crate::features::speculation::spare_states`]).
+
+use crate::pass::times::PassTimes;
+use std::collections::HashMap;
+
+/// Tokens that are looked up.
+const GRAM: usize = 3;
+
+/// How many drafts a sequence makes in a pass: few different numbers, since a device
+/// may record a pass of each.
+const DRAFTS: [usize; 3] = [7, 3, 1];
+
+/// How likely a draft is right, before any was made.
+pub(crate) const LIKELY_AT_FIRST: f64 = 0.6;
+
+/// The weight of a draft's outcome among those before it.
+const WEIGHT: f64 = 1.0 / 16.0;
+
+/// How fast a sequence that makes no drafts comes to try again, a token.
+const RECOVERY: f64 = 1.0 / 128.0;
+
+/// The same for drafts of a draft model, which first has to catch up with the text.
+const MODEL_RECOVERY: f64 = 1.0 / 512.0;
+
+/// What a draft must save at least to be made: times are noisy.
+const GAIN_MIN: f64 = 1.05;
+
+/// Drafts of a model's block that are made whatever they cost.
+const TRIALS: u32 = 16;
+
+/// Passes without a use of the block's draft after which a sequence does without the block.
+const TIRED_PASSES: u32 = 64;
+
+/// What one sequence knows.
+#[derive(Debug)]
+pub(crate) struct Drafts {
+    /// Where each run of tokens stood last: the position behind it.
+    behind: HashMap<[u32; GRAM], u32>,
+    /// Tokens that were looked through.
+    seen: usize,
+    /// How likely a draft is right if those before it were.
+    likely: f64,
+    /// The drafts of the next pass.
+    pub(crate) next: Vec<u32>,
+    /// Who made them.
+    by: By,
+    block: BlockDrafts,
+    model: ModelDrafts,
+}
+
+/// Who made drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// The text, in which they stood before.
+    Text,
+    /// The model's block that predicts a further token.
+    Block,
+    /// The model's draft model.
+    Model,
+}
+
+/// What the draft model brought a sequence.
+#[derive(Debug, Default)]
+struct ModelDrafts {
+    /// Its drafts, and how many tokens are before them.
+    foretold: Option<(usize, Vec<u32>)>,
+    /// How likely one is right if those before it were; `None` before it is known.
+    likely: Option<f64>,
+    /// Passes since it was of use.
+    unused: u32,
+}
+
+/// What the model's block that predicts a further token brought a sequence.
+#[derive(Debug)]
+struct BlockDrafts {
+    /// Its draft, and how many tokens are before it.
+    foretold: Option<(usize, u32)>,
+    likely: f64,
+    made: u32,
+    /// Passes since one was made.
+    unused: u32,
+}
+
+impl Default for Drafts {
+    fn default() -> Self {
+        Self {
+            behind: HashMap::new(),
+            seen: 0,
+            likely: LIKELY_AT_FIRST,
+            next: Vec::new(),
+            by: By::Text,
+            model: ModelDrafts::default(),
+            block: BlockDrafts {
+                foretold: None,
+                likely: LIKELY_AT_FIRST,
+                made: 0,
+                unused: 0,
+            },
+        }
+    }
+}
+
+impl Drafts {
+    /// Drafts at most `most` tokens that follow `tokens`, in a pass that has `rows` rows without
+    /// them. How many there are.
+    pub(crate) fn draft(
+        &mut self,
+        tokens: &[u32],
+        most: usize,
+        rows: usize,
+        times: &PassTimes,
+    ) -> usize {
+        self.next.clear();
+        self.by = By::Text;
+        let from = self.look_through(tokens);
+        let Some(from) = from else {
+            return 0;
+        };
+        let there = &tokens[from..];
+        let most = most.min(there.len());
+        let n = times.worth(self.likely, most, rows);
+        if n == 0 {
+            recover(&mut self.likely, RECOVERY);
+        }
+        self.next.extend_from_slice(&there[..n]);
+        n
+    }
+
+    /// What up to `most` drafts of the text itself behind `tokens` would gain in a pass of `rows`
+    /// rows without them: 1 is nothing.
+    pub(crate) fn gain_of_text(
+        &mut self,
+        tokens: &[u32],
+        most: usize,
+        rows: usize,
+        times: &PassTimes,
+    ) -> f64 {
+        let from = self.look_through(tokens);
+        let there = from.map_or(0, |from| tokens.len() - from);
+        times.best(self.likely, most.min(there), rows).1
+    }
+
+    /// How likely the draft model's drafts are right; `otherwise` before that is known.
+    pub(crate) fn likely_of_model(&mut self, otherwise: impl FnOnce() -> f64) -> f64 {
+        *self.model.likely.get_or_insert_with(otherwise)
+    }
+
+    /// The draft model is of no use behind this pass. Whether that is so for long.
+    pub(crate) fn rest_model(&mut self) -> bool {
+        let model = &mut self.model;
+        if let Some(likely) = &mut model.likely {
+            recover(likely, MODEL_RECOVERY);
+        }
+        model.unused = model.unused.saturating_add(1);
+        model.unused > TIRED_PASSES
+    }
+
+    /// The draft model drafts these behind `known` tokens.
+    pub(crate) fn foretell_all(&mut self, known: usize, drafts: Vec<u32>) {
+        self.model.unused = 0;
+        self.model.foretold = Some((known, drafts));
+    }
+
+    /// Drafts what the draft model foretold behind `known` tokens, at most
+    /// `most`. How many there are.
+    pub(crate) fn take_foretold(&mut self, known: usize, most: usize) -> usize {
+        let foretold = self.model.foretold.as_ref();
+        let Some((_, drafts)) = foretold.filter(|(at, _)| *at == known) else {
+            return 0;
+        };
+        self.by = By::Model;
+        self.next.clear();
+        self.next.extend(drafts.iter().take(most));
+        self.next.len()
+    }
+
+    /// Who made the drafts of the next pass.
+    pub(crate) fn by(&self) -> By {
+        self.by
+    }
+
+    /// Takes note of new tokens; where the last ones stood before.
+    fn look_through(&mut self, tokens: &[u32]) -> Option<usize> {
+        // The run that ends with the last token is looked up before it is noted.
+        let ends = self.seen.max(GRAM)..tokens.len();
+        for end in ends {
+            self.behind.insert(gram(&tokens[..end])?, end as u32);
+        }
+        self.seen = tokens.len();
+        let last = gram(tokens)?;
+        self.behind.get(&last).map(|&at| at as usize)
+    }
+
+    /// The model's block drafts `token` behind `known` tokens.
+    pub(crate) fn foretell(&mut self, known: usize, token: u32) {
+        self.block.foretold = Some((known, token));
+    }
+
+    /// Drafts what the block foretold behind `known` tokens, in a pass of `rows` rows without it;
+    /// the block takes `block_seconds` itself. How many there are.
+    pub(crate) fn foretold(
+        &mut self,
+        known: usize,
+        rows: usize,
+        times: &PassTimes,
+        block_seconds: f64,
+    ) -> usize {
+        let block = &mut self.block;
+        let Some((_, token)) = block.foretold.filter(|(at, _)| *at == known) else {
+            return 0;
+        };
+        if block.made >= TRIALS && !times.pays(block.likely, rows, block_seconds) {
+            return 0;
+        }
+        self.by = By::Block;
+        self.next.push(token);
+        1
+    }
+
+    /// A pass with this sequence was computed. Whether its block's drafts did not pay for long.
+    pub(crate) fn is_tired(&mut self) -> bool {
+        let block = &mut self.block;
+        block.unused += 1;
+        block.unused > TIRED_PASSES
+    }
+
+    /// So many of `made` drafts were right; the next one was wrong, if there was one.
+    pub(crate) fn note(&mut self, made: usize, right: usize) {
+        let likely = match self.by {
+            By::Text => &mut self.likely,
+            By::Block => &mut self.block.likely,
+            By::Model => self.model.likely.get_or_insert(LIKELY_AT_FIRST),
+        };
+        learn(likely, made, right);
+        if self.by == By::Block {
+            self.block.made += made as u32;
+            self.block.unused = 0;
+        }
+        self.by = By::Text;
+        self.next.clear();
+    }
+}
+
+/// Of `made` drafts the first `right` were right.
+pub(crate) fn learn(likely: &mut f64, made: usize, right: usize) {
+    let wrong = usize::from(right < made);
+    for outcome in std::iter::repeat_n(1.0, right).chain(std::iter::repeat_n(0.0, wrong)) {
+        *likely += (outcome - *likely) * WEIGHT;
+    }
+}
+
+/// What was found to be unlikely comes to be tried again.
+pub(crate) fn recover(likely: &mut f64, by: f64) {
+    *likely += (LIKELY_AT_FIRST - *likely).max(0.0) * by;
+}
+
+/// The last tokens.
+fn gram(tokens: &[u32]) -> Option<[u32; GRAM]> {
+    tokens.last_chunk().copied()
+}
+
+impl PassTimes {
+    /// Whether one draft of this likelihood pays beside `rows` rows, if it
+    /// takes `seconds` to make it.
+    fn pays(&self, likely: f64, rows: usize, seconds: f64) -> bool {
+        let (Some(without), Some(with)) = (self.seconds(rows), self.seconds(rows + 1)) else {
+            return false;
+        };
+        (rows as f64 + likely) / rows as f64 * without / (with + seconds) > GAIN_MIN
+    }
+
+    /// How many drafts of this likelihood are worth their rows beside `rows` others.
+    fn worth(&self, likely: f64, most: usize, rows: usize) -> usize {
+        self.best(likely, most, rows).0
+    }
+
+    /// The same, and how many times as many tokens a second there are with them.
+    fn best(&self, likely: f64, most: usize, rows: usize) -> (usize, f64) {
+        let chance = Chance {
+            likely,
+            most,
+            unknown: 0,
+        };
+        let worth = self.worth_of_model(&[chance], rows, &|_, _| 0.0);
+        (worth.drafts, worth.gain)
+    }
+
+    /// How many drafts of a draft model are worth their rows beside `rows` others, for the first so
+    /// many of `chances`, which are in falling order of likelihood. `drafting` has the seconds that
+    /// the draft model takes for so many of them each.
+    pub(crate) fn worth_of_model(
+        &self,
+        chances: &[Chance],
+        rows: usize,
+        drafting: &dyn Fn(&[Chance], usize) -> f64,
+    ) -> Worth {
+        let mut best = Worth::NOTHING;
+        let Some(without) = self.seconds(rows) else {
+            return best;
+        };
+        for n in DRAFTS {
+            let (mut right, mut more) = (0.0, 0);
+            for (i, chance) in chances.iter().enumerate() {
+                let most = n.min(chance.most);
+                right += (1..=most)
+                    .map(|i| chance.likely.powi(i as i32))
+                    .sum::<f64>();
+                more += most;
+                let Some(with) = self.seconds(rows + more) else {
+                    break;
+                };
+                let with = with + drafting(&chances[..=i], n);
+                let gain = (rows as f64 + right) / rows as f64 * without / with;
+                if gain > best.gain.max(GAIN_MIN) && (most == n || chances.len() > 1) {
+                    best = Worth {
+                        drafts: n,
+                        sequences: i + 1,
+                        gain,
+                    };
+                }
+            }
+        }
+        best
+    }
+}
+
+/// A sequence for which tokens could be drafted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Chance {
+    /// How likely a draft is right if those before it were.
+    pub(crate) likely: f64,
+    /// Drafts at most.
+    pub(crate) most: usize,
+    /// Rows that the draft model has to compute first.
+    pub(crate) unknown: usize,
+}
+
+/// What is worth to be drafted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Worth {
+    /// Drafts of each sequence at most.
+    pub(crate) drafts: usize,
+    /// How many sequences.
+    pub(crate) sequences: usize,
+    /// How many times as many tokens a second there are with them.
+    pub(crate) gain: f64,
+}
+
+impl Worth {
+    const NOTHING: Self = Self {
+        drafts: 0,
+        sequences: 0,
+        gain: 1.0,
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::pass::times::{ROWS_MAX, STALE_PASSES};
+
+    /// Times of a device on which a row costs `each` of what a pass costs anyway.
+    fn times(each: f64) -> PassTimes {
+        let mut times = PassTimes::default();
+        for rows in 1..=ROWS_MAX {
+            times.note(rows, Duration::from_secs_f64(1.0 + each * rows as f64));
+        }
+        times
+    }
+
+    #[test]
+    fn what_followed_before_is_drafted_again() {
+        let mut drafts = Drafts::default();
+        let cheap = times(0.01);
+        let text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3];
+        assert_eq!(drafts.draft(&text, 20, 1, &cheap), 7);
+        assert_eq!(drafts.next, [4, 5, 6, 7, 8, 9, 1]);
+        assert_eq!(drafts.draft(&text, 5, 1, &cheap), 3);
+        // Where it stood last counts.
+        let longer = [&text[..], &[7, 7, 1, 2, 3]].concat();
+        drafts.draft(&longer, 2, 1, &cheap);
+        assert_eq!(drafts.next, [7]);
+        assert_eq!(
+            drafts.draft(&[&longer[..], &[50]].concat(), 9, 1, &cheap),
+            0
+        );
+        assert_eq!(Drafts::default().draft(&[1, 2], 9, 1, &cheap), 0);
+    }
+
+    #[test]
+    fn drafts_are_made_while_they_pay() {
+        let text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3];
+        let (cheap, dear) = (times(0.01), times(100.0));
+        assert_eq!(
+            PassTimes::default().worth(0.9, 7, 1),
+            0,
+            "nothing is measured"
+        );
+        // Rows as dear as passes: no draft pays, however likely.
+        assert_eq!(dear.worth(0.9, 7, 1), 0);
+        let mut drafts = Drafts::default();
+        let mut tried = 0;
+        for _ in 0..200 {
+            let n = drafts.draft(&text, 7, 1, &cheap);
+            tried += usize::from(n > 0);
+            if n > 0 {
+                drafts.note(n, 0);
+            }
+        }
+        assert!(
+            (10..150).contains(&tried),
+            "wrong ones are made less often: {tried}"
+        );
+        for _ in 0..50 {
+            drafts.likely = drafts.likely.max(0.3);
+            let n = drafts.draft(&text, 7, 1, &cheap);
+            drafts.note(n, n);
+        }
+        assert_eq!(drafts.draft(&text, 7, 1, &cheap), 7);
+        // Beside many others a row costs more than it brings.
+        let mut steps = PassTimes::default();
+        for rows in 1..=ROWS_MAX {
+            steps.note(
+                rows,
+                Duration::from_millis(if rows <= 8 { 10 } else { 5 * rows as u64 }),
+            );
+        }
+        assert_eq!(steps.worth(0.9, 7, 1), 7);
+        assert_eq!(steps.worth(0.9, 7, 64), 0);
+    }
+
+    #[test]
+    fn what_the_block_foretold_is_drafted_while_it_pays() {
+        let (cheap, dear) = (times(0.01), times(100.0));
+        let text = [1, 2, 3, 4];
+        let mut drafts = Drafts::default();
+        assert_eq!(drafts.draft(&text, 7, 1, &dear), 0);
+        assert_eq!(drafts.foretold(4, 1, &dear, 0.1), 0, "nothing is foretold");
+        drafts.foretell(4, 5);
+        assert_eq!(drafts.foretold(5, 1, &dear, 0.1), 0, "for another place");
+        for _ in 0..TRIALS {
+            assert_eq!(drafts.foretold(4, 1, &dear, 0.1), 1);
+            assert_eq!(drafts.next, [5]);
+            drafts.note(1, 1);
+        }
+        // The likelihood of what the text repeats is another one.
+        assert_eq!(drafts.likely, LIKELY_AT_FIRST);
+        assert!(drafts.block.likely > 0.8);
+        assert_eq!(drafts.foretold(4, 1, &dear, 0.1), 0);
+        assert_eq!(drafts.foretold(4, 1, &cheap, 0.1), 1);
+        // The block itself may take too long.
+        drafts.note(1, 1);
+        assert_eq!(drafts.foretold(4, 1, &cheap, 2.0), 0);
+        // Where something repeats, that is drafted, and counts for itself.
+        let text = [1, 2, 3, 4, 1, 2, 3];
+        drafts.foretell(7, 9);
+        let known = drafts.block.likely;
+        assert_eq!(drafts.draft(&text, 1, 1, &cheap), 1);
+        assert_eq!(drafts.next, [4]);
+        drafts.note(1, 0);
+        assert_eq!(drafts.block.likely, known);
+        assert!(drafts.likely < LIKELY_AT_FIRST);
+        for _ in 0..TIRED_PASSES {
+            assert!(!drafts.is_tired());
+        }
+        assert!(drafts.is_tired());
+    }
+
+    #[test]
+    fn a_draft_model_drafts_for_those_for_whom_it_pays() {
+        let cheap = times(0.01);
+        let chance = |likely| Chance {
+            likely,
+            most: 7,
+            unknown: 1,
+        };
+        let each = |seconds: f64| move |_: &[Chance], n: usize| seconds * n as f64;
+        let (likely, unlikely) = (chance(0.9), chance(0.05));
+        let worth = cheap.worth_of_model(&[likely], 1, &each(0.1));
+        assert_eq!((worth.drafts, worth.sequences), (7, 1));
+        assert!(worth.gain > 3.0 && worth.gain < 3.5, "{worth:?}");
+        // Its own time counts, and so does what there may be of them.
+        assert_eq!(cheap.worth_of_model(&[likely], 1, &each(0.5)).drafts, 3);
+        let few = Chance { most: 2, ..likely };
+        assert_eq!(cheap.worth_of_model(&[few], 1, &each(0.1)).drafts, 1);
+        let nothing = cheap.worth_of_model(&[likely], 1, &each(1.0));
+        assert_eq!(nothing, Worth::NOTHING);
+        // Those that are hardly ever right are left out.
+        let worth = cheap.worth_of_model(&[likely, unlikely], 2, &each(0.1));
+        assert_eq!((worth.drafts, worth.sequences), (7, 1));
+        // With many sequences a row costs what it is worth.
+        let dear = times(1.0);
+        assert_eq!(dear.worth_of_model(&[likely; 32], 32, &each(0.1)).drafts, 0);
+        assert_eq!(dear.worth_of_model(&[], 1, &each(0.1)), Worth::NOTHING);
+    }
+
+    #[test]
+    fn what_the_draft_model_foretold_is_drafted_at_its_place() {
+        let mut drafts = Drafts::default();
+        assert_eq!(drafts.likely_of_model(|| 0.5), 0.5);
+        drafts.foretell_all(4, vec![5, 6, 7]);
+        assert_eq!(drafts.take_foretold(5, 9), 0, "for another place");
+        assert_eq!(drafts.take_foretold(4, 0), 0);
+        // A sequence that was left out of a pass has its drafts in the next one.
+        for most in [9, 2] {
+            assert_eq!(drafts.take_foretold(4, most), most.min(3));
+            assert_eq!(drafts.by(), By::Model);
+        }
+        assert_eq!(drafts.next, [5, 6]);
+        drafts.note(2, 2);
+        assert!(drafts.likely_of_model(|| 0.0) > 0.5);
+        assert_eq!(drafts.likely, LIKELY_AT_FIRST);
+        // One that is of no use for long gives its part back, and comes to be tried again.
+        drafts.model.likely = Some(0.1);
+        for _ in 0..TIRED_PASSES {
+            assert!(!drafts.rest_model());
+        }
+        assert!(drafts.rest_model());
+        let likely = drafts.likely_of_model(|| 0.0);
+        assert!(0.1 < likely && likely < 0.2, "{likely}");
+        drafts.foretell_all(9, vec![1]);
+        assert!(!drafts.rest_model());
+    }
+
+    #[test]
+    fn a_size_that_was_not_measured_is_tried_and_old_times_are_forgotten() {
+        let mut times = PassTimes::default();
+        times.note(1, Duration::from_millis(10));
+        assert_eq!(times.worth(0.9, 7, 1), 7);
+        times.note(8, Duration::from_millis(100));
+        assert_eq!(times.worth(0.9, 7, 1), 3);
+        times.note(4, Duration::from_millis(100));
+        times.note(2, Duration::from_millis(100));
+        assert_eq!(times.worth(0.9, 7, 1), 0);
+        for _ in 0..STALE_PASSES {
+            times.note(1, Duration::from_millis(10));
+        }
+        assert_eq!(times.worth(0.9, 7, 1), 7);
+    }
+}

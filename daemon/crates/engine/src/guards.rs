@@ -1,0 +1,47 @@
+//! What keeps the engine within its bounds: the budget, memory that others want, sleep of the
+//! machine, a device or a file that hangs.
+
+pub(crate) mod budget;
+pub(crate) mod file_watch;
+pub(crate) mod host_pressure;
+pub(crate) mod keep_free;
+pub(crate) mod sleep;
+pub(crate) mod watchdog;
+
+use std::time::Duration;
+
+use rocmforge_device::Loss;
+
+use host_pressure::PressureWatch;
+use keep_free::KeepFree;
+use sleep::SleepClock;
+use watchdog::DeviceLoss;
+
+/// The guards of an engine.
+pub(crate) struct Guards {
+    /// What is kept free for others.
+    pub(crate) keep_free: KeepFree,
+    /// What goes back of the host's memory, where it may have any.
+    pub(crate) host_pressure: Option<PressureWatch>,
+    /// Sees the machine sleep.
+    pub(crate) sleep: SleepClock,
+    /// The budget asked for, while running work needs more than it.
+    pub(crate) budget_wanted: Option<u64>,
+    /// What a budget in percent is of, where that is less than all memory.
+    pub(crate) budget_note: Option<String>,
+    /// Why the device is lost, if the engine found that itself.
+    pub(crate) lost: Option<Loss>,
+    /// How everyone is told that the engine ends by itself.
+    pub(crate) loss: DeviceLoss,
+}
+
+impl Guards {
+    /// How often memory is looked at that others may want while there is no work and the host holds
+    /// so many bytes; `None` is not at all.
+    pub(crate) fn interval(&self, host_bytes: u64) -> Option<Duration> {
+        let of_device = self.keep_free.watches().then_some(keep_free::WHILE_IDLE);
+        let of_host = self.host_pressure.as_ref();
+        let of_host = of_host.and_then(|watch| watch.interval(host_bytes));
+        of_device.into_iter().chain(of_host).min()
+    }
+}

@@ -1,0 +1,376 @@
+//! Memory of the card that is kept free for others.
+//!
+//! ```text
+//!          free < kept                        free > kept + margin, for a while
+//!   calm ----------------> the budget shrinks ---------------------------------> it grows again,
+//!                          by what is missing                                    by what is free
+//!                                                                                beyond
+//! ```
+//!
+//! The driver's count of free bytes is looked at between passes, ten times a second while there
+//! is work, and once a second while there is none; that asks the driver and queues nothing. A
+//! shrink is that of a budget that somebody sets: segments go, and chunks of the arena back to
+//! the driver; what runs keeps what it needs. What was given up comes back when others have
+//! left, and no more than that.
+//!
+//! What other processes held when the daemon took its memory at the start is as if it had been
+//! given up then, also where nothing is kept free: a predecessor whose memory the driver had not
+//! taken back yet, or a game, does not cut the budget for good. Where a driver counts nothing, or
+//! refuses what its count says is free, growing is tried at longer and longer intervals.
+//!
+//! *Invariant:* the budget never falls below an eighth of what it would be, so that models stay
+//! usable, if slowly (test `an_eighth_of_the_budget_stays`).
+
+use std::time::{Duration, Instant};
+
+use crate::api::error::Error;
+use crate::api::{Budget, KeepFreeStatus};
+use crate::guards::budget::BUDGET_MIN;
+
+/// How often the count is looked at while there is work.
+pub(crate) const WHILE_BUSY: Duration = Duration::from_millis(100);
+/// The same while there is none.
+pub(crate) const WHILE_IDLE: Duration = Duration::from_secs(1);
+/// How long memory has to be free before it is taken again.
+const CALM: Duration = Duration::from_secs(5);
+/// How long at most to wait after the driver refused memory.
+const PAUSE_MAX: Duration = Duration::from_secs(600);
+/// Refusals in a row that make the next attempt later and smaller.
+const REFUSALS_MAX: u32 = 7;
+/// The part of what is kept free that has to be free beside it before memory is taken again.
+const MARGIN_PART: u64 = 4;
+/// The budget changes to multiples of this part of the device's memory, within these bounds: the
+/// arena's chunks are as large, so that they go and come whole. One that is cut has to be replaced
+/// by a smaller one, for which there may be no memory by then: others want it.
+const STEP_PART: u64 = 64;
+const STEP_MIN_BYTES: u64 = 16 << 20;
+const STEP_MAX_BYTES: u64 = 1 << 30;
+/// What drivers map memory in.
+const GRANULE_BYTES: u64 = 2 << 20;
+/// The part of the budget that stays whatever others want.
+const FLOOR_PART: u64 = 8;
+
+/// What is kept free, and what was given up for it.
+#[derive(Debug)]
+pub(crate) struct KeepFree {
+    /// Bytes that are to be free; 0 if none are.
+    bytes: u64,
+    /// What the budget is a multiple of once it was changed.
+    step: u64,
+    looked_at: Instant,
+    /// Since when there is enough to take some again.
+    calm_since: Option<Instant>,
+    /// By how much the budget was shrunk, or cut at the start, less what was taken again.
+    given_up: u64,
+    /// Times in a row that the driver refused what was to be taken again.
+    refusals: u32,
+    /// Before then nothing is taken again.
+    pause_until: Option<Instant>,
+    /// What is to stay free when memory is taken again, if that is more than `bytes`.
+    left: u64,
+    shrinks: u64,
+    grows: u64,
+}
+
+/// What is to be done about a count of free bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    None,
+    /// The budget shrinks by this.
+    Shrink(u64),
+    /// It grows by this.
+    Grow(u64),
+}
+
+impl KeepFree {
+    /// Of a device with `memory` bytes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where as much as there is or more is to be free.
+    pub(crate) fn new(kept: Option<Budget>, memory: u64, now: Instant) -> Result<Self, Error> {
+        let bytes = match kept {
+            None => 0,
+            Some(Budget::Bytes(bytes)) => bytes,
+            Some(Budget::Percent(percent)) => (memory as f64 * percent / 100.0) as u64,
+        };
+        if bytes >= memory {
+            return Err(Error::InvalidArgument {
+                field: "keep_free",
+                message: format!(
+                    "{bytes} bytes of the device's {memory} leave it nothing; keep less free"
+                ),
+            });
+        }
+        Ok(Self {
+            bytes,
+            step: (memory / STEP_PART)
+                .clamp(STEP_MIN_BYTES, STEP_MAX_BYTES)
+                .next_multiple_of(GRANULE_BYTES),
+            looked_at: now,
+            calm_since: None,
+            given_up: 0,
+            refusals: 0,
+            pause_until: None,
+            left: 0,
+            shrinks: 0,
+            grows: 0,
+        })
+    }
+
+    /// Whether anything is kept free.
+    pub(crate) fn is_on(&self) -> bool {
+        self.bytes > 0
+    }
+
+    /// Whether the count of free bytes may change the budget.
+    pub(crate) fn watches(&self) -> bool {
+        self.is_on() || self.given_up > 0
+    }
+
+    pub(crate) fn status(&self) -> Option<KeepFreeStatus> {
+        self.watches().then_some(KeepFreeStatus {
+            bytes: self.bytes,
+            given_up_bytes: self.given_up,
+            shrinks: self.shrinks,
+            grows: self.grows,
+        })
+    }
+
+    /// Bytes that are to be free; 0 if none are.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Somebody set the budget: that is what there is from now on, and `withheld` bytes more once
+    /// others leave them, where any are kept free: once more is free than the `left` bytes that
+    /// were to be.
+    pub(crate) fn budget_was_set(&mut self, withheld: u64, left: u64) {
+        self.given_up = if self.is_on() { withheld } else { 0 };
+        self.left = left;
+        self.calm_since = None;
+        self.refusals = 0;
+        self.pause_until = None;
+    }
+
+    /// Other processes held memory while the budget was taken: it is `bytes` smaller than it was to
+    /// be, until they leave.
+    pub(crate) fn budget_was_cut(&mut self, bytes: u64) {
+        self.given_up += bytes;
+    }
+
+    /// Whether the count of free bytes is to be looked at now, where that is done so often.
+    pub(crate) fn is_due(&mut self, now: Instant, every: Duration) -> bool {
+        let is_due = self.watches() && now.saturating_duration_since(self.looked_at) >= every;
+        if is_due {
+            self.looked_at = now;
+        }
+        is_due
+    }
+
+    /// The budget was changed so.
+    pub(crate) fn was_changed(&mut self, change: Change) {
+        match change {
+            Change::None => return,
+            Change::Shrink(by) => {
+                self.given_up += by;
+                self.shrinks += 1;
+            }
+            Change::Grow(by) => {
+                self.given_up -= by;
+                self.grows += 1;
+            }
+        }
+        self.calm_since = None;
+        self.refusals = 0;
+    }
+
+    /// The driver refused what was to be taken again at `now`. Whether that is new.
+    pub(crate) fn was_refused(&mut self, now: Instant) -> bool {
+        let pause = (CALM * (1 << self.refusals)).min(PAUSE_MAX);
+        self.pause_until = Some(now + pause);
+        self.calm_since = None;
+        self.refusals = (self.refusals + 1).min(REFUSALS_MAX);
+        self.refusals == 1
+    }
+
+    /// What is to be done about so many free bytes.
+    pub(crate) fn change(&mut self, free: u64, budget: u64, now: Instant) -> Change {
+        if free < self.bytes {
+            self.calm_since = None;
+            let floor = ((budget + self.given_up) / FLOOR_PART).max(BUDGET_MIN);
+            let floor = floor.next_multiple_of(self.step);
+            let left = budget.saturating_sub(self.bytes - free);
+            let left = (left / self.step * self.step).max(floor);
+            return match left < budget {
+                true => Change::Shrink(budget - left),
+                false => Change::None,
+            };
+        }
+        let beyond = free.saturating_sub(self.bytes.max(self.left));
+        let beyond = beyond.saturating_sub(self.bytes / MARGIN_PART);
+        // What the driver refuses although it counts it as free.
+        let beyond = beyond.saturating_sub(u64::from(self.refusals) * self.step);
+        if self.pause_until.is_some_and(|until| now < until) {
+            return Change::None;
+        }
+        let more = match beyond >= self.given_up {
+            true => self.given_up,
+            false => ((budget + beyond) / self.step * self.step).saturating_sub(budget),
+        };
+        if more == 0 {
+            self.calm_since = None;
+            return Change::None;
+        }
+        let since = *self.calm_since.get_or_insert(now);
+        match now.duration_since(since) >= CALM {
+            true => Change::Grow(more),
+            false => Change::None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn keeping(bytes: u64) -> KeepFree {
+        KeepFree::new(Some(Budget::Bytes(bytes)), 1024 * MIB, Instant::now()).unwrap()
+    }
+
+    #[test]
+    fn what_is_missing_goes_and_comes_back_when_it_was_free_for_a_while() {
+        let mut kept = keeping(64 * MIB);
+        let start = Instant::now();
+        let at = |s: u64| start + Duration::from_secs(s);
+        assert_eq!(kept.change(64 * MIB, 512 * MIB, at(0)), Change::None);
+        // By whole steps.
+        let change = kept.change(24 * MIB, 512 * MIB, at(1));
+        assert_eq!(change, Change::Shrink(48 * MIB));
+        kept.given_up = 48 * MIB;
+        // Within the margin nothing comes back, however long.
+        assert_eq!(kept.change(80 * MIB, 464 * MIB, at(2)), Change::None);
+        assert_eq!(kept.change(80 * MIB, 464 * MIB, at(20)), Change::None);
+        // Beyond it, after a while of calm, which a want in between ends.
+        let beyond = 104 * MIB;
+        assert_eq!(kept.change(beyond, 464 * MIB, at(21)), Change::None);
+        let change = kept.change(63 * MIB, 464 * MIB, at(22));
+        assert_eq!(change, Change::Shrink(16 * MIB));
+        assert_eq!(kept.change(beyond, 464 * MIB, at(23)), Change::None);
+        assert_eq!(kept.change(beyond, 464 * MIB, at(27)), Change::None);
+        let change = kept.change(beyond, 464 * MIB, at(28));
+        assert_eq!(change, Change::Grow(16 * MIB));
+        // Never more than was given up.
+        let change = kept.change(900 * MIB, 464 * MIB, at(40));
+        assert_eq!(change, Change::Grow(48 * MIB));
+    }
+
+    /// Once a share of what was free grew to nearly all of it after seconds, though nobody had
+    /// left.
+    #[test]
+    fn a_share_of_what_is_free_grows_only_as_others_leave() {
+        let mut kept = keeping(16 * MIB);
+        kept.budget_was_set(512 * MIB, 128 * MIB);
+        let start = Instant::now();
+        let at = |s: u64| start + Duration::from_secs(s);
+        for s in [0, 60] {
+            assert_eq!(kept.change(128 * MIB, 256 * MIB, at(s)), Change::None);
+        }
+        assert_eq!(kept.change(340 * MIB, 256 * MIB, at(61)), Change::None);
+        let grown = kept.change(340 * MIB, 256 * MIB, at(70));
+        assert_eq!(grown, Change::Grow(208 * MIB));
+        // Others may take what was left, down to what is kept free.
+        assert_eq!(kept.change(16 * MIB, 256 * MIB, at(71)), Change::None);
+    }
+
+    /// Once a budget that was cut at the start stayed so for good.
+    #[test]
+    fn a_cut_at_the_start_comes_back_as_others_leave_where_nothing_is_kept_free() {
+        let mut kept = KeepFree::new(None, 1024 * MIB, Instant::now()).unwrap();
+        assert!(!kept.watches() && kept.status().is_none());
+        kept.budget_was_set(0, 0);
+        kept.budget_was_cut(700 * MIB);
+        assert_eq!(kept.status().unwrap().given_up_bytes, 700 * MIB);
+        let start = Instant::now();
+        let at = |s: u64| start + Duration::from_secs(s);
+        assert_eq!(kept.change(8 * MIB, 100 * MIB, at(0)), Change::None);
+        assert_eq!(kept.change(300 * MIB, 100 * MIB, at(1)), Change::None);
+        let grown = kept.change(300 * MIB, 100 * MIB, at(6));
+        assert_eq!(grown, Change::Grow(300 * MIB));
+        kept.given_up = 400 * MIB;
+        assert_eq!(
+            kept.change(0, 400 * MIB, at(7)),
+            Change::None,
+            "it never shrinks"
+        );
+        assert_eq!(kept.change(u64::MAX, 400 * MIB, at(8)), Change::None);
+        let grown = kept.change(u64::MAX, 400 * MIB, at(13));
+        assert_eq!(grown, Change::Grow(400 * MIB));
+    }
+
+    #[test]
+    fn what_the_driver_refuses_is_asked_for_later_and_less_of_it() {
+        let mut kept = KeepFree::new(None, 1024 * MIB, Instant::now()).unwrap();
+        kept.budget_was_cut(500 * MIB);
+        let start = Instant::now();
+        let at = |s: u64| start + Duration::from_secs(s);
+        assert_eq!(kept.change(320 * MIB, 64 * MIB, at(0)), Change::None);
+        let grown = kept.change(320 * MIB, 64 * MIB, at(5));
+        assert_eq!(grown, Change::Grow(320 * MIB));
+        assert!(kept.was_refused(at(5)), "the first time is told");
+        for s in [6, 9] {
+            assert_eq!(kept.change(320 * MIB, 64 * MIB, at(s)), Change::None);
+        }
+        assert_eq!(kept.change(320 * MIB, 64 * MIB, at(10)), Change::None);
+        let grown = kept.change(320 * MIB, 64 * MIB, at(15));
+        assert_eq!(grown, Change::Grow(304 * MIB));
+        for _ in 0..40 {
+            assert!(!kept.was_refused(at(20)));
+        }
+        assert_eq!(kept.refusals, REFUSALS_MAX);
+        assert!(kept.pause_until.unwrap() <= at(20) + PAUSE_MAX);
+    }
+
+    #[test]
+    fn an_eighth_of_the_budget_stays() {
+        let mut kept = keeping(512 * MIB);
+        let now = Instant::now();
+        assert_eq!(kept.change(0, 80 * MIB, now), Change::Shrink(64 * MIB));
+        kept.given_up = 64 * MIB;
+        assert_eq!(kept.change(0, 16 * MIB, now), Change::None);
+    }
+
+    #[test]
+    fn shares_are_of_the_devices_memory_and_all_of_it_is_refused() {
+        let kept = KeepFree::new(Some(Budget::Percent(25.0)), 1024 * MIB, Instant::now()).unwrap();
+        assert_eq!(kept.bytes, 256 * MIB);
+        assert!(KeepFree::new(Some(Budget::Percent(100.0)), 1024 * MIB, Instant::now()).is_err());
+        assert!(
+            KeepFree::new(Some(Budget::Bytes(1024 * MIB)), 1024 * MIB, Instant::now()).is_err()
+        );
+        assert!(
+            !KeepFree::new(None, 1024 * MIB, Instant::now())
+                .unwrap()
+                .is_on()
+        );
+    }
+
+    #[test]
+    fn a_change_is_counted_and_what_was_given_up_is_known() {
+        let start = Instant::now();
+        let mut kept = KeepFree::new(Some(Budget::Bytes(64 * MIB)), 1024 * MIB, start).unwrap();
+        assert!(!kept.is_due(start, WHILE_BUSY), "too soon");
+        assert!(kept.is_due(start + WHILE_BUSY, WHILE_BUSY));
+        assert!(
+            !kept.is_due(start + WHILE_BUSY, WHILE_BUSY),
+            "looked at just now"
+        );
+        kept.was_changed(Change::Shrink(48 * MIB));
+        kept.was_changed(Change::Grow(16 * MIB));
+        kept.was_changed(Change::None);
+        let status = kept.status().unwrap();
+        assert_eq!((status.shrinks, status.grows), (1, 1));
+        assert_eq!(status.given_up_bytes, 32 * MIB);
+    }
+}

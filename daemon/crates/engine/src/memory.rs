@@ -1,0 +1,291 @@
+//! The memory of the device and of the host, and who shares it: weights, the prefix cache, KV
+//! caches of draft models, and what the CPU computes with.
+//!
+//! [`Store`] knows the device and its cache. What has to give way where there is no room for a
+//! weight or a KV page is decided here, because only here all of those who hold memory are known:
+//!
+//! ```text
+//! no room --> wait for uploads ahead of need --> give up KV caches of draft models
+//!         --> give up the oldest cached prefix --> Error::Exhausted
+//! ```
+
+use std::sync::Arc;
+
+use rocmforge_device::Device;
+use rocmforge_tensor_cache::{
+    Acquired, BlockId, BlockKind, Cache, Cleared, Error as CacheError, ModelId, SegmentId, Slab,
+};
+
+use crate::api::RequestCacheUse;
+use crate::api::error::{Error, from_cache, from_unregister};
+use crate::features::cpu_compute::CpuCompute;
+use crate::features::host_kv::HostKv;
+use crate::features::prefix_cache::Prefixes;
+use crate::features::speculation::draft_kv::DraftKvCache;
+use crate::store::{Resident, Store};
+
+/// The memory, and the features that hold some of it.
+pub(crate) struct Memory {
+    pub(crate) store: Store,
+    /// Weights that the CPU computes with.
+    pub(crate) cpu: CpuCompute,
+    /// Cached prefixes of prompts.
+    pub(crate) prefixes: Prefixes,
+    /// The part of them that is in host memory.
+    pub(crate) host_kv: HostKv,
+    /// KV caches that draft models have of sequences.
+    pub(crate) draft_kv: DraftKvCache,
+    /// Bytes of weights that go before cached prefixes that no sequence uses.
+    pub(crate) wanted_weights: u64,
+}
+
+/// A segment that is held.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Acquisition {
+    /// It is resident.
+    Resident(Slab),
+    /// Its upload is under way.
+    InFlight(Slab),
+}
+
+impl Memory {
+    pub(crate) fn new(device: Box<dyn Device>, cache: Cache, cpu: CpuCompute) -> Self {
+        Self {
+            store: Store::new(device, cache),
+            cpu,
+            prefixes: Prefixes::default(),
+            host_kv: HostKv::default(),
+            draft_kv: DraftKvCache::default(),
+            wanted_weights: 0,
+        }
+    }
+
+    /// The budget in force.
+    pub(crate) fn budget(&self) -> u64 {
+        self.store.budget()
+    }
+
+    /// Gives the device the block of the ledger that it wants for itself.
+    pub(crate) fn take_reserve(&mut self) -> Result<(), Error> {
+        let bytes = self.store.device.reserve_bytes(self.budget());
+        if bytes > 0 {
+            let (_, slab) = self.reserve(BlockKind::Staging, None, bytes)?;
+            self.store.set_reserve(slab)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets a model that nobody uses; waits for its uploads under way.
+    pub(crate) fn unregister(&mut self, model: ModelId) -> Result<(), Error> {
+        self.store.drop_uploads(model);
+        self.forget_prefixes(model);
+        self.forget_draft_kv(model);
+        if let Err(error) = self.store.unregister_segments(model) {
+            let source = self.store.sources.get(&model);
+            return Err(from_unregister(source.map_or("?", |s| &s.name), error));
+        }
+        self.store.execute_and_discard()?;
+        self.store.forget_contents(model);
+        // What the host brings of it is waited for.
+        let waiting = self.store.wait_for_file(model);
+        self.cpu.forget(model);
+        drop(waiting);
+        self.host_kv.forget(model);
+        self.fit_host_kv();
+        self.store.forget_source(model);
+        Ok(())
+    }
+
+    /// Notes uploads that have ended. A failed one is forgotten: whoever needs the segment
+    /// tries again and meets the error himself.
+    pub(crate) fn collect(&mut self) {
+        self.store.collect_uploads();
+        for model in self.store.spoiled_models() {
+            // Cached prefixes may have been computed with it.
+            self.forget_prefixes(model);
+        }
+        self.store.evict_spoiled();
+    }
+
+    /// Makes a segment resident and holds it until [`Store::release`]. What has
+    /// arrived is noted by [`Memory::collect`], which asks the driver of each upload:
+    /// callers do so once for several.
+    pub(crate) fn acquire(
+        &mut self,
+        segment: SegmentId,
+        counts: &mut RequestCacheUse,
+    ) -> Result<Slab, Error> {
+        let slab = match self.begin_acquire(segment, counts)? {
+            Acquisition::Resident(slab) => return Ok(slab),
+            Acquisition::InFlight(slab) => slab,
+        };
+        self.store.wait_for_held(segment)?;
+        Ok(slab)
+    }
+
+    /// [`Memory::acquire`] that does not wait for an upload: the segment is held, and its
+    /// upload under way.
+    pub(crate) fn begin_acquire(
+        &mut self,
+        segment: SegmentId,
+        counts: &mut RequestCacheUse,
+    ) -> Result<Acquisition, Error> {
+        let mut collected = false;
+        loop {
+            match self.store.try_acquire(segment) {
+                Ok(Acquired::Resident(slab)) => {
+                    counts.hits += 1;
+                    return Ok(Acquisition::Resident(slab));
+                }
+                Ok(Acquired::InFlight(slab) | Acquired::Started(slab)) => {
+                    counts.misses += 1;
+                    counts.uploaded_bytes += slab.bytes;
+                    if let Err(error) = self.store.execute() {
+                        self.store.release(segment);
+                        return Err(error);
+                    }
+                    return Ok(Acquisition::InFlight(slab));
+                }
+                Err(CacheError::NoRoom { .. }) if !collected => {
+                    self.collect();
+                    collected = true;
+                }
+                // What is in the way may be uploads that were started ahead of need.
+                Err(CacheError::NoRoom { .. }) if self.store.under_way() > 0 => {
+                    self.store.wait_any();
+                }
+                Err(CacheError::NoRoom { .. }) if self.make_way() => {}
+                Err(error) => return Err(from_cache(error)),
+            }
+        }
+    }
+
+    /// Brings a segment that somebody asked for ahead of its use, and waits for it; it
+    /// is held as by [`Memory::acquire`]. `None` if it has no room beside its own
+    /// model and those that run.
+    pub(crate) fn bring(
+        &mut self,
+        segment: SegmentId,
+        counts: &mut RequestCacheUse,
+    ) -> Result<Option<Slab>, Error> {
+        if !self.store.begin_bringing(segment)? {
+            return Ok(None);
+        }
+        self.acquire(segment, counts).map(Some)
+    }
+
+    /// Counts a use of all segments of a model and reports where they are, if all are resident.
+    /// Nothing is held: who asks is done with them before he asks anything else of the cache.
+    pub(crate) fn all_resident(
+        &mut self,
+        model: ModelId,
+        counts: &mut RequestCacheUse,
+    ) -> Result<Option<Arc<Resident>>, Error> {
+        self.collect();
+        self.store.all_resident(model, counts)
+    }
+
+    /// Takes a block out of the budget; evicts weights for it.
+    pub(crate) fn reserve(
+        &mut self,
+        kind: BlockKind,
+        owner: Option<ModelId>,
+        bytes: u64,
+    ) -> Result<(BlockId, Slab), Error> {
+        self.collect();
+        self.trim_prefixes(bytes);
+        loop {
+            match self.store.try_reserve(kind, owner, bytes) {
+                Ok(block) => {
+                    if let Err(error) = self.store.execute() {
+                        self.store.free(block);
+                        return Err(error);
+                    }
+                    return Ok((block, self.store.cache.block(block)));
+                }
+                Err(CacheError::NoRoom { .. }) if self.store.under_way() > 0 => {
+                    self.store.wait_any();
+                }
+                Err(CacheError::NoRoom { .. }) if self.make_way() => {}
+                Err(error) => return Err(from_cache(error)),
+            }
+        }
+    }
+
+    /// Gives up something that no request needs, for the sake of one that would not have room.
+    /// Whether there was something.
+    fn make_way(&mut self) -> bool {
+        self.give_up_draft_kv() || self.give_up_oldest()
+    }
+
+    /// Gives up the draft model's KV cache that was used longest ago. Whether there was one.
+    pub(crate) fn give_up_draft_kv(&mut self) -> bool {
+        let Some(draft) = self.draft_kv.take_oldest() else {
+            return false;
+        };
+        tracing::debug!(
+            positions = draft.past,
+            "a draft model's KV cache of a sequence is given up"
+        );
+        draft.free(self);
+        true
+    }
+
+    /// Gives up all KV caches of a draft model.
+    fn forget_draft_kv(&mut self, model: ModelId) {
+        for draft in self.draft_kv.take_of(model) {
+            draft.free(self);
+        }
+    }
+
+    /// Whether a draft model's weights, of so many bytes, have room beside those that
+    /// running requests need. Where these have no room themselves, they are streamed, and
+    /// what that costs is measured.
+    pub(crate) fn leaves_room(&self, bytes: u64) -> bool {
+        let in_use = self.store.cache.usage().blocks() - self.prefixes.kept_bytes();
+        let left = self.budget().saturating_sub(in_use);
+        match left.checked_sub(self.wanted_weights) {
+            Some(free) => bytes <= free,
+            None => true,
+        }
+    }
+
+    /// Evicts what may go, of one model or of all, and gives the memory back to the system.
+    pub(crate) fn clear(&mut self, model: Option<ModelId>) -> Result<Cleared, Error> {
+        self.collect();
+        let prefixes = match model {
+            Some(model) => self.forget_prefixes(model),
+            None => self.drop_all(),
+        };
+        let mut cleared = self.store.clear(model)?;
+        cleared.freed += prefixes;
+        Ok(cleared)
+    }
+
+    /// Changes the budget of the cache and of the arena. Returns the bytes still above it.
+    pub(crate) fn set_budget(&mut self, bytes: u64) -> Result<u64, Error> {
+        self.collect();
+        if bytes < self.budget() {
+            // They cannot move out of the way.
+            self.give_up_all();
+        }
+        self.store.set_budget(bytes)
+    }
+
+    /// Gives all memory back to the driver and takes `bytes` of it anew; if it refuses,
+    /// `otherwise`, and then as much less as there is. That is the new budget, which is returned.
+    /// All weights go, to come again as they are needed; blocks stay, and of what they hold the
+    /// slabs in `keep`. Nothing may be in use.
+    pub(crate) fn renew(
+        &mut self,
+        bytes: u64,
+        otherwise: u64,
+        keep: &[Slab],
+    ) -> Result<u64, Error> {
+        self.store.wait_all();
+        self.collect();
+        // What is not in `keep` is lost.
+        self.give_up_all();
+        self.store.renew(bytes, otherwise, keep)
+    }
+}

@@ -1,0 +1,431 @@
+//! A model that clients can name: its file, hyperparameters, plan, tokenizer and
+//! template. Immutable and shared.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use rocmforge_gguf::{Gguf, Glance, MappedFile};
+use rocmforge_grammar::Vocabulary;
+use rocmforge_model::Model;
+use rocmforge_ops::{KV_BLOCK, KvType};
+use rocmforge_tokenizer::{ChatTemplate, TemplateOrigin, Tokenizer};
+
+use crate::api::error::{Error, from_read};
+use crate::model::fetcher::{Fault, Fetcher, SILENT_AFTER};
+
+/// Remarks on what is wrong with a file that one line of the log has.
+const REMARKS_MAX: usize = 8;
+
+/// Longest name of a model in bytes.
+pub const MODEL_NAME_MAX: usize = 128;
+
+/// Bytes of a header that leave so much behind in the allocator that it is to give it back.
+const LARGE_HEADER_BYTES: u64 = 1 << 20;
+
+/// A step of preparing a model, for progress reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrepareStage {
+    /// The header is read and checked.
+    Header,
+    /// The vocabulary is read, and the tables of its tokenizer are built.
+    Tokenizer,
+    /// The weight map and the plan are made.
+    Plan,
+}
+
+/// A model that is ready to be registered; made off the engine thread by [`prepare`].
+#[derive(Debug)]
+pub struct PreparedModel {
+    pub(crate) loaded: LoadedModel,
+    /// The name of the model that is to draft for it.
+    pub(crate) draft: Option<String>,
+}
+
+/// A registered model.
+#[derive(Debug)]
+pub struct LoadedModel {
+    name: String,
+    file: Arc<MappedFile>,
+    fetcher: Arc<Fetcher>,
+    contents: Arc<Contents>,
+    /// In the place of the file's.
+    template: Option<ChatTemplate>,
+}
+
+/// Bytes that cache, device and snapshots have of a segment.
+const SEGMENT_BYTES: usize = 512;
+
+/// What a model has in memory beside weights, and its descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelMemory {
+    /// Bytes of its own: about what it frees when it goes.
+    pub own_bytes: u64,
+    /// Descriptors of files.
+    pub descriptors: u64,
+    /// A number that models have in common which share their vocabulary.
+    pub vocabulary: usize,
+    /// Bytes of the vocabulary and its tables, which go with the last model that has it.
+    pub vocabulary_bytes: u64,
+}
+
+impl PreparedModel {
+    /// Has the model of this name, which must be loaded by then, draft tokens for this one.
+    pub fn set_draft(&mut self, name: &str) {
+        self.draft = Some(name.to_owned());
+    }
+
+    /// Has chats rendered by the template `source`, and not by the file's.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for one that is too long.
+    pub fn set_template(&mut self, source: &str) -> Result<(), Error> {
+        let tokenizer = &self.loaded.contents.tokenizer;
+        let name = |id: Option<u32>| {
+            let bytes = id.and_then(|id| tokenizer.token_bytes(id));
+            String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned()
+        };
+        let (bos, eos) = (name(tokenizer.bos()), name(tokenizer.eos()));
+        let template = ChatTemplate::new(source, &bos, &eos);
+        self.loaded.template = Some(template.map_err(|error| Error::InvalidArgument {
+            field: "template",
+            message: error.to_string(),
+        })?);
+        Ok(())
+    }
+}
+
+/// What a file's header comes to, held once for all names of the file.
+#[derive(Debug)]
+struct Contents {
+    model: Model,
+    tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
+    /// The vocabulary for texts that are held to grammars, since the first of them.
+    grammars: OnceLock<Result<Arc<Vocabulary>, rocmforge_grammar::Error>>,
+}
+
+impl Drop for Contents {
+    fn drop(&mut self) {
+        rocmforge_device::give_back_heap_soon();
+    }
+}
+
+impl LoadedModel {
+    /// The name that clients use.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file, with links resolved.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &Arc<MappedFile> {
+        &self.file
+    }
+
+    /// Hyperparameters, segments and plan.
+    pub fn model(&self) -> &Model {
+        &self.contents.model
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.contents.tokenizer
+    }
+
+    /// Where another model's vocabulary is not the same, the first difference.
+    pub(crate) fn vocabulary_differs(&self, other: &LoadedModel) -> Option<String> {
+        if Arc::ptr_eq(&self.contents, &other.contents) {
+            return None;
+        }
+        let (ours, theirs) = (self.tokenizer(), other.tokenizer());
+        let (n, m) = (ours.n_vocab(), theirs.n_vocab());
+        let text = |of: &Tokenizer, id| {
+            let bytes = of.token_bytes(id).unwrap_or_default();
+            String::from_utf8_lossy(bytes).into_owned()
+        };
+        let differs = |id: &u32| ours.token_bytes(*id) != theirs.token_bytes(*id);
+        match (0..n.min(m) as u32).find(differs) {
+            Some(id) => Some(format!(
+                "token {id} is {:?} there and {:?} here",
+                text(theirs, id),
+                text(ours, id)
+            )),
+            None if n != m => Some(format!("it has {m} tokens there and {n} here")),
+            None => None,
+        }
+    }
+
+    /// The chat template: the one that it was given, else the file's, if that has one.
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref().or(self.contents.template.as_ref())
+    }
+
+    /// The vocabulary for texts that are held to grammars. The first call makes it, in half a
+    /// second for 128k tokens: for a blocking thread.
+    ///
+    /// # Errors
+    /// Where the vocabulary is none that a text could be held to a grammar in.
+    pub fn grammars(&self) -> Result<&Arc<Vocabulary>, rocmforge_grammar::Error> {
+        let made = self
+            .contents
+            .grammars
+            .get_or_init(|| Vocabulary::shared(&self.contents.tokenizer));
+        made.as_ref().map_err(Clone::clone)
+    }
+
+    /// What it has in memory beside weights, and its descriptors.
+    pub fn memory(&self) -> ModelMemory {
+        let contents = &self.contents;
+        let tokenizer = &contents.tokenizer;
+        let grammars = contents.grammars.get().and_then(|made| made.as_ref().ok());
+        let grammars = grammars.map_or(0, |vocabulary| vocabulary.memory_bytes());
+        let template = self.template().and_then(|t| t.source().ok());
+        let own = contents.model.memory_bytes()
+            + contents.model.plan().segments.len() * SEGMENT_BYTES
+            + template.map_or(0, str::len)
+            + self.file.memory_bytes();
+        ModelMemory {
+            own_bytes: own as u64,
+            descriptors: self.file.parts().len() as u64,
+            vocabulary: tokenizer.lexicon_id(),
+            vocabulary_bytes: (tokenizer.lexicon_bytes() + grammars) as u64,
+        }
+    }
+
+    /// Has keys and values stored as `ty`, `None` for the model's own default, as far as heads fit
+    /// it. Contents that are shared were registered before, by an engine that has one type for all.
+    pub(crate) fn set_kv_type(&mut self, ty: Option<KvType>) {
+        if let Some(contents) = Arc::get_mut(&mut self.contents) {
+            contents.model.set_kv_type(ty);
+        }
+        // A model's own default fits all its heads.
+        let Some(ty) = ty else { return };
+        let kept = self.model().plan().kv.iter().map(|g| g.layout);
+        for layout in kept.filter(|layout| layout.ty != ty) {
+            tracing::warn!(
+                model = self.name,
+                layers = layout.n_layer,
+                head_dim_k = layout.head_dim_k,
+                head_dim_v = layout.head_dim_v,
+                "keys and values of these layers stay {}: {} takes heads of a multiple of {KV_BLOCK} elements",
+                layout.ty.name(),
+                ty.name(),
+            );
+        }
+    }
+
+    /// What reads the file ahead.
+    pub(crate) fn fetcher(&self) -> &Arc<Fetcher> {
+        &self.fetcher
+    }
+
+    /// The same, where nobody is to read the file who cannot wait: it may not answer.
+    pub(crate) fn far(&self) -> Option<&Arc<Fetcher>> {
+        self.file.is_far().then_some(&self.fetcher)
+    }
+
+    /// Has ranges of a far file in the page cache, so that reading them waits for nobody; nothing
+    /// is done for other files.
+    ///
+    /// # Errors
+    /// [`Error::FileSilent`], [`Error::DataLoss`].
+    pub(crate) fn bring(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<(), Error> {
+        let Some(far) = self.far() else {
+            return Ok(());
+        };
+        let fetch = far.begin(ranges, SILENT_AFTER);
+        let came = fetch.and_then(|fetch| far.wait(fetch, SILENT_AFTER));
+        came.map_err(|fault| from_fault(&self.name, self.path(), fault))
+    }
+
+    /// Takes the contents of another name of the same file in its own ones' place; tells whether it
+    /// is one.
+    pub(crate) fn share(&mut self, other: &LoadedModel) -> bool {
+        let same = self.file.is_same_as(&other.file);
+        if same {
+            self.contents = Arc::clone(&other.contents);
+        }
+        same
+    }
+}
+
+/// Why what a far file has cannot be had.
+pub(crate) fn from_fault(name: &str, path: &Path, fault: Fault) -> Error {
+    match fault {
+        Fault::Silent(since) => Error::FileSilent {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            seconds: since.as_secs(),
+        },
+        Fault::Read(error) => from_read(name, path, error),
+    }
+}
+
+/// As [`prepare`], but what one of `others` has made of the same file is shared, not made again.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn prepare_among<'a>(
+    name: &str,
+    file: MappedFile,
+    others: impl IntoIterator<Item = &'a LoadedModel>,
+    progress: &mut dyn FnMut(PrepareStage),
+) -> Result<PreparedModel, Error> {
+    let mut others = others.into_iter();
+    let Some(other) = others.find(|other| other.file.is_same_as(&file)) else {
+        return prepare(name, file, progress);
+    };
+    check_name(name)?;
+    file.check_unchanged()
+        .map_err(|e| crate::api::error::from_gguf(name, file.path(), e))?;
+    for stage in [
+        PrepareStage::Header,
+        PrepareStage::Tokenizer,
+        PrepareStage::Plan,
+    ] {
+        progress(stage);
+    }
+    let file = Arc::new(file);
+    Ok(PreparedModel {
+        loaded: LoadedModel {
+            name: name.to_owned(),
+            fetcher: Arc::new(Fetcher::new(&file)),
+            file,
+            contents: Arc::clone(&other.contents),
+            template: None,
+        },
+        draft: None,
+    })
+}
+
+/// Reads an open file's header and makes the model of it. Reads no tensor data. Takes milliseconds;
+/// meant for a blocking thread.
+///
+/// # Errors
+/// [`Error::BadModel`], [`Error::Unsupported`], [`Error::DataLoss`] if the file changes meanwhile,
+/// and [`Error::InvalidArgument`] for the name.
+pub fn prepare(
+    name: &str,
+    file: MappedFile,
+    progress: &mut dyn FnMut(PrepareStage),
+) -> Result<PreparedModel, Error> {
+    check_name(name)?;
+    let bad = |message: String| Error::BadModel {
+        path: file.path().to_owned(),
+        message,
+    };
+    let gguf = Gguf::open(&file).map_err(|e| crate::api::error::from_gguf(name, file.path(), e))?;
+    refuse_other_kinds(&gguf, file.path())?;
+    progress(PrepareStage::Header);
+    let tokenizer = Tokenizer::from_gguf(&gguf)
+        .map_err(|e| crate::api::error::from_tokenizer(file.path(), &e))?;
+    let tokenizer = Arc::new(tokenizer);
+    let says = |key| gguf.str(key).ok().flatten();
+    if says("tokenizer.ggml.model") == Some("gpt2") && says("tokenizer.ggml.pre").is_none() {
+        tracing::warn!(
+            model = name,
+            "the file does not say how its texts are split (tokenizer.ggml.pre); GPT-2's way is taken, and may be \
+             wrong: convert the model again with a current converter"
+        );
+    }
+    // A template that does not parse is no reason to refuse the file: chats say what is wrong with
+    // it.
+    let template = ChatTemplate::from_gguf(&gguf, &tokenizer);
+    if template.as_ref().map(ChatTemplate::origin) == Some(TemplateOrigin::Default) {
+        tracing::warn!(
+            model = name,
+            "the file carries no chat template; chats are rendered as ChatML, which may not be the model's format: \
+             set `template` of [[model]] to a file, or to a name such as chatml"
+        );
+    }
+    progress(PrepareStage::Tokenizer);
+    let model =
+        Model::from_gguf(&gguf).map_err(|e| crate::api::error::from_model(file.path(), e))?;
+    if tokenizer.n_vocab() != model.hparams().n_vocab as usize {
+        return Err(bad(crate::api::error::damaged(&format!(
+            "the vocabulary has {} tokens but token_embd.weight has {} rows",
+            tokenizer.n_vocab(),
+            model.hparams().n_vocab
+        ))));
+    }
+    tell_tolerated(name, file.path(), &gguf, &tokenizer, &model);
+    progress(PrepareStage::Plan);
+    if gguf.header_bytes() >= LARGE_HEADER_BYTES {
+        rocmforge_device::give_back_heap_soon();
+    }
+    let file = Arc::new(file);
+    Ok(PreparedModel {
+        loaded: LoadedModel {
+            name: name.to_owned(),
+            fetcher: Arc::new(Fetcher::new(&file)),
+            file,
+            contents: Arc::new(Contents {
+                model,
+                tokenizer,
+                template,
+                grammars: OnceLock::new(),
+            }),
+            template: None,
+        },
+        draft: None,
+    })
+}
+
+/// Files of the same format that are parts of a model's use and no model, and architectures that do
+/// not work: before the tokenizer, which most of these lack.
+fn refuse_other_kinds(gguf: &Gguf, path: &Path) -> Result<(), Error> {
+    let glance = Glance::of(gguf, false);
+    match glance.other_use {
+        Some(other) => Err(Error::Unsupported(format!(
+            "{}: it is {other}",
+            path.display()
+        ))),
+        None => Model::check_architecture(gguf)
+            .map_err(|error| crate::api::error::from_model(path, error)),
+    }
+}
+
+/// Tells what is wrong with a file and tolerated, once a load.
+fn tell_tolerated(name: &str, path: &Path, gguf: &Gguf, tokenizer: &Tokenizer, model: &Model) {
+    let remarks = [gguf.tolerated(), tokenizer.tolerated(), model.tolerated()].concat();
+    let Some((first, others)) = remarks.split_first() else {
+        return;
+    };
+    let mut told = first.clone();
+    for remark in others.iter().take(REMARKS_MAX - 1) {
+        told += "; ";
+        told += remark;
+    }
+    if remarks.len() > REMARKS_MAX {
+        told += &format!("; and {} more", remarks.len() - REMARKS_MAX);
+    }
+    tracing::warn!(
+        model = name,
+        path = ?path,
+        "the model is loaded although its file is wrong in this: {told}"
+    );
+}
+
+/// Whether a name of a model may have it: letters and digits of any script, and a few others. None
+/// breaks a line, is a space or changes what stands beside it.
+pub fn is_name_char(c: char) -> bool {
+    c.is_alphanumeric() || "._-:/@+".contains(c)
+}
+
+fn check_name(name: &str) -> Result<(), Error> {
+    if name.is_empty() || name.len() > MODEL_NAME_MAX || !name.chars().all(is_name_char) {
+        return Err(Error::InvalidArgument {
+            field: "name",
+            message: format!(
+                "'{}' is no model name: 1 to {MODEL_NAME_MAX} bytes of letters, digits and any of . _ - : / @ +",
+                name.chars().take(MODEL_NAME_MAX).collect::<String>()
+            ),
+        });
+    }
+    Ok(())
+}

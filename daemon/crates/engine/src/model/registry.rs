@@ -1,0 +1,100 @@
+//! The models that are registered.
+
+use std::sync::Arc;
+
+use rocmforge_tensor_cache::ModelId;
+
+use crate::api::error::Error;
+use crate::model::loaded::LoadedModel;
+use crate::model::rotations::Rotations;
+use crate::pass::share::PromptShare;
+use crate::pass::times::PassTimes;
+
+/// A registered model.
+pub(crate) struct Entry {
+    pub(crate) id: ModelId,
+    pub(crate) loaded: Arc<LoadedModel>,
+    /// The plan's tables of rotations; made at the first request, since they may
+    /// need a tensor of the file.
+    pub(crate) rope: Vec<Rotations>,
+    /// How long its passes take that only decode.
+    pub(crate) times: PassTimes,
+    /// How much of a prompt its passes take beside others' tokens.
+    pub(crate) share: PromptShare,
+    /// It is left out of snapshots, to be closed once nobody holds it.
+    pub(crate) is_withdrawn: bool,
+}
+
+/// All of them, in the order in which they were loaded.
+#[derive(Default)]
+pub(crate) struct Models {
+    entries: Vec<Entry>,
+    next: u32,
+}
+
+impl Models {
+    /// A number that no model has had.
+    pub(crate) fn next_id(&mut self) -> ModelId {
+        let id = ModelId(self.next);
+        self.next = self.next.wrapping_add(1);
+        id
+    }
+
+    /// Registers a model.
+    pub(crate) fn add(&mut self, id: ModelId, loaded: Arc<LoadedModel>) {
+        self.entries.push(Entry {
+            id,
+            loaded,
+            rope: Vec::new(),
+            times: PassTimes::default(),
+            share: PromptShare::default(),
+            is_withdrawn: false,
+        });
+    }
+
+    /// Forgets a model.
+    pub(crate) fn remove(&mut self, id: ModelId) {
+        self.entries.retain(|entry| entry.id != id);
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// All of them.
+    pub(crate) fn iter(&self) -> std::slice::Iter<'_, Entry> {
+        self.entries.iter()
+    }
+
+    /// The model of this number.
+    pub(crate) fn get(&self, id: ModelId) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.id == id)
+    }
+
+    /// The model of this number, to be changed.
+    pub(crate) fn get_mut(&mut self, id: ModelId) -> Option<&mut Entry> {
+        self.entries.iter_mut().find(|entry| entry.id == id)
+    }
+
+    /// The model of this name, if there is one.
+    pub(crate) fn named(&mut self, name: &str) -> Option<&mut Entry> {
+        self.entries.iter_mut().find(|e| e.loaded.name() == name)
+    }
+
+    /// The model of this name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`] with the names that exist.
+    pub(crate) fn find(&self, name: &str) -> Result<&Entry, Error> {
+        let found = self.entries.iter().find(|e| e.loaded.name() == name);
+        found.ok_or_else(|| Error::UnknownModel {
+            name: name.to_owned(),
+            known: self
+                .entries
+                .iter()
+                .map(|e| e.loaded.name().to_owned())
+                .collect(),
+        })
+    }
+}

@@ -1,0 +1,107 @@
+//! The tables of rotations of a plan, and the angles of a pass's rows.
+//!
+//! Files of Phi 3 and 4 have two sets of divisors of the frequencies: one for sequences up to the
+//! context that the model was first trained on, one for longer ones. A sequence has one of them
+//! throughout, since keys rotated by both do not go together. It is chosen once, by the positions
+//! that the sequence may come to (`Task::reach`):
+//!
+//! - With `max_tokens` these are the prompt's and so many more.
+//! - Where the client gives a length of context, that is what it may come to, as in llama.cpp.
+//! - Without either nobody knows. A prompt that leaves a quarter of the short context free has the
+//!   usual divisors, and the text ends at the end of that context as it does at the end of any
+//!   (finish reason `length`): most chats end long before, and are computed as the authors do. A
+//!   longer prompt has the divisors for long texts and all of the context.
+//!
+//! *Invariant:* a sequence with the usual divisors never goes beyond them: its `n_ctx` or
+//! `max_tokens` ends it, and both are fixed when it comes. Beginnings of prompts are shared only by
+//! sequences with the same divisors ([`crate::features::prefix_cache::Realm`]; test
+//! `short_and_long_sequences_share_nothing`).
+
+use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
+use rocmforge_ops::{Plan, RopeSpec, TensorDesc};
+
+use crate::api::error::Error;
+use crate::model::embedding_rows;
+use crate::model::loaded::LoadedModel;
+
+/// The tables of one [`RopeSpec`].
+pub(crate) struct Rotations {
+    usual: RopeTable,
+    /// For sequences that may become long, where these differ.
+    long: Option<RopeTable>,
+}
+
+/// The rows of a sequence in a pass.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Positions {
+    pub(crate) first: usize,
+    pub(crate) n: usize,
+    /// Positions that the sequence may come to.
+    pub(crate) reach: usize,
+}
+
+/// The tables of all of a plan's rotations.
+pub(crate) fn tables(loaded: &LoadedModel, plan: &Plan) -> Result<Vec<Rotations>, Error> {
+    let of = |spec: &RopeSpec| {
+        let long = spec.long.as_ref();
+        Ok(Rotations {
+            usual: table(loaded, spec, spec.factors.as_ref())?,
+            long: long
+                .map(|long| table(loaded, spec, Some(&long.factors)))
+                .transpose()?,
+        })
+    };
+    plan.ropes.iter().map(of).collect()
+}
+
+fn table(
+    loaded: &LoadedModel,
+    spec: &RopeSpec,
+    factors: Option<&TensorDesc>,
+) -> Result<RopeTable, Error> {
+    let params = RopeParams {
+        n_rot: spec.n_rot as usize,
+        freq_base: spec.freq_base,
+        scaling: spec.scaling,
+        freq_factors: factors
+            .map(|t| embedding_rows::vector(loaded, t))
+            .transpose()?,
+        magnitude: spec.magnitude,
+    };
+    RopeTable::new(&params).map_err(|e| Error::BadModel {
+        path: loaded.path().to_owned(),
+        message: e.to_string(),
+    })
+}
+
+/// Sets the rotations of a pass's rows.
+pub(crate) fn set_angles(
+    plan: &Plan,
+    tables: &[Rotations],
+    sequences: impl Iterator<Item = Positions> + Clone,
+    angles: &mut Vec<RopeAngles>,
+) {
+    // Memory, and what neighbouring positions share, is kept from pass to pass.
+    let same = |(angles, spec): (&RopeAngles, &RopeSpec)| angles.order() == spec.order;
+    if angles.len() != plan.ropes.len() || !angles.iter().zip(&plan.ropes).all(same) {
+        let new = plan.ropes.iter().map(|spec| RopeAngles::new(spec.order));
+        *angles = new.collect();
+    }
+    for (of_spec, tables) in angles.iter_mut().zip(tables) {
+        of_spec.clear(tables.usual.n_rot());
+        for Positions { first, n, reach } in sequences.clone() {
+            let long = tables.long.as_ref().filter(|_| plan.rotates_long(reach));
+            let table = long.unwrap_or(&tables.usual);
+            of_spec.append(table, first as u32..(first + n) as u32);
+        }
+    }
+}
+
+/// The length of context of a text of which nobody said how long it may become: `n_ctx`, or the
+/// end of the usual divisors.
+pub(crate) fn open_ended_context(plan: &Plan, n_prompt: usize, n_ctx: usize) -> usize {
+    match plan.long_beyond() {
+        Some(beyond) if n_prompt <= beyond as usize / 4 * 3 => n_ctx.min(beyond as usize),
+        _ => n_ctx,
+    }
+}

@@ -1,0 +1,83 @@
+//! How long passes take, and what the link brings meanwhile.
+
+use std::time::Duration;
+
+use rocmforge_device::Throughput;
+
+/// Bytes that are uploaded in the time of a usual pass, while nothing is measured.
+const PASS_UPLOAD_BYTES: u64 = 64 << 20;
+
+/// Bytes that the link brings in a millisecond, while nothing is measured.
+const LINK_BYTES_PER_MS: u64 = 4 << 20;
+
+/// Passes after which the pace is looked at again.
+const PACE_PASSES: u32 = 64;
+
+/// How long passes take, and what the link brings meanwhile.
+#[derive(Debug)]
+pub(crate) struct PassPace {
+    /// Seconds of a pass, weighted towards the recent; 0 before the first.
+    seconds: f64,
+    passes: u32,
+    /// What the link brings in the time of a usual pass.
+    pub(crate) upload_bytes: u64,
+    /// What the link brings in a millisecond.
+    pub(crate) link_bytes_per_ms: u64,
+}
+
+impl Default for PassPace {
+    fn default() -> Self {
+        Self {
+            seconds: 0.0,
+            passes: 0,
+            upload_bytes: PASS_UPLOAD_BYTES,
+            link_bytes_per_ms: LINK_BYTES_PER_MS,
+        }
+    }
+}
+
+impl PassPace {
+    /// A pass took so long. `measured` gives the device's rates, which it is asked for now and
+    /// then.
+    pub(crate) fn note(&mut self, took: Duration, measured: impl FnOnce() -> Option<Throughput>) {
+        let took = took.as_secs_f64();
+        self.seconds = match self.passes {
+            0 => took,
+            _ => self.seconds + (took - self.seconds) / 8.0,
+        };
+        self.passes = self.passes.wrapping_add(1);
+        if self.passes % PACE_PASSES == 1
+            && let Some(rates) = measured()
+        {
+            self.upload_bytes = ((self.seconds * rates.upload_bytes_per_s) as u64).max(1);
+            self.link_bytes_per_ms = ((rates.upload_bytes_per_s / 1e3) as u64).max(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_link_brings_as_much_as_it_did_in_the_time_of_a_usual_pass() {
+        let mut pace = PassPace::default();
+        assert_eq!(pace.upload_bytes, PASS_UPLOAD_BYTES);
+        let rates = |upload_bytes_per_s| {
+            Some(Throughput {
+                computed_bytes_per_s: 1e12,
+                upload_bytes_per_s,
+                ahead_bytes: 0,
+            })
+        };
+        pace.note(Duration::from_millis(4), || rates(50e9));
+        assert_eq!(pace.upload_bytes, 200_000_000);
+        assert_eq!(pace.link_bytes_per_ms, 50_000_000);
+        // The rates are asked for again only after a while.
+        for _ in 1..PACE_PASSES {
+            pace.note(Duration::from_millis(4), || panic!("not yet"));
+        }
+        pace.note(Duration::from_millis(4), || rates(25e9));
+        assert_eq!(pace.upload_bytes, 100_000_000);
+    }
+}

@@ -1,0 +1,200 @@
+//! What a pass takes of its requests: their memory made ready, the rows of the model's inputs,
+//! rotations, and whose the rows are.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rocmforge_device::{ScratchLayout, Span};
+use rocmforge_kernels::host::ops::RopeAngles;
+use rocmforge_ops::Plan;
+use rocmforge_scheduler::{PassPlan, SeqId};
+use rocmforge_tensor_cache::ModelId;
+
+use crate::api::error::Error;
+use crate::memory::Memory;
+use crate::model::loaded::LoadedModel;
+use crate::pass::member::{Member, interest, nobody_waits};
+use crate::pass::spec::{Pass, PassClient, RowOutput};
+use crate::request::encode;
+use crate::request::kv::SequenceMemory;
+use crate::request::task::{Task, Work};
+
+/// A pass's requests, ready for the device. The requests' memory is here until
+/// the pass has ended: they change with each row that comes, and their memory does not.
+pub(crate) struct Prepared {
+    pub(crate) loaded: Arc<LoadedModel>,
+    pub(crate) model: ModelId,
+    pub(crate) layout: ScratchLayout,
+    /// For each input of the plan its rows, as its table has them.
+    pub(crate) inputs: Vec<Vec<u8>>,
+    pub(crate) angles: Vec<RopeAngles>,
+    pub(crate) memories: Vec<SequenceMemory>,
+}
+
+/// The rows of a pass.
+#[derive(Default)]
+pub(crate) struct PassRows<'a> {
+    spans: Vec<Span<'a>>,
+    /// Of each request.
+    first_rows: Vec<usize>,
+    outputs: Vec<u32>,
+    hidden: Vec<u32>,
+    /// Whose each of the wanted rows is: first those of `outputs`, then those of `hidden`.
+    owners: Vec<usize>,
+}
+
+/// The requests for which a pass is computed.
+pub(crate) struct PassRequests<'a> {
+    rows: &'a PassRows<'a>,
+    members: &'a mut [Member],
+    /// Others, which are sent what they are due beside the device's work: to wake the clients of a
+    /// pass's rows takes the time of some rows.
+    others: Option<&'a mut BTreeMap<SeqId, Task>>,
+    /// Wanted rows that were taken.
+    taken: usize,
+}
+
+impl<'a> PassRequests<'a> {
+    pub(crate) fn new(
+        rows: &'a PassRows<'a>,
+        members: &'a mut [Member],
+        others: Option<&'a mut BTreeMap<SeqId, Task>>,
+    ) -> Self {
+        Self {
+            rows,
+            members,
+            others,
+            taken: 0,
+        }
+    }
+}
+
+impl PassClient for PassRequests<'_> {
+    fn ended(&self) -> Option<Error> {
+        nobody_waits(self.members)
+    }
+
+    fn begun(&mut self) {
+        for member in &mut *self.members {
+            member.task.tell();
+        }
+        for task in self
+            .others
+            .iter_mut()
+            .flat_map(|others| others.values_mut())
+        {
+            task.tell();
+        }
+    }
+
+    fn take(&mut self, row: usize, found: RowOutput<'_>) {
+        let owner = self.rows.owners[self.taken];
+        self.taken += 1;
+        self.members[owner].take(row - self.rows.first_rows[owner], found);
+    }
+}
+
+impl Prepared {
+    pub(crate) fn plan(&self) -> &Plan {
+        self.loaded.model().plan()
+    }
+
+    /// Arena offsets of each request's pages.
+    pub(crate) fn pages(&self) -> Vec<Vec<&[u64]>> {
+        self.memories.iter().map(SequenceMemory::pages).collect()
+    }
+
+    /// The rows, of which the first `decode_spans` requests have a token each and its drafts.
+    pub(crate) fn rows<'a>(
+        &self,
+        members: &[Member],
+        decode_spans: usize,
+        pages: &'a [Vec<&'a [u64]>],
+        memory: &Memory,
+    ) -> PassRows<'a> {
+        let mut rows = PassRows::default();
+        let mut hidden_owners = Vec::new();
+        let mut first_row = 0;
+        for (i, member) in members.iter().enumerate() {
+            let n_rows = member.span.rows as usize;
+            let state = |drafts| self.memories[i].state_offset(memory, drafts);
+            let span = Span {
+                first_row,
+                n_rows,
+                first_position: member.task.n_past as u32,
+                kv_pages: &pages[i],
+                state: state(0),
+                state_out: state(0),
+                draft: false,
+            };
+            if i < decode_spans {
+                rows.spans.extend((0..n_rows).map(|row| Span {
+                    first_row: first_row + row,
+                    n_rows: 1,
+                    first_position: span.first_position + row as u32,
+                    state: state(row.saturating_sub(1)),
+                    state_out: state(row),
+                    draft: row > 0,
+                    ..span
+                }));
+            } else {
+                rows.spans.push(span);
+            }
+            rows.first_rows.push(first_row);
+            first_row += n_rows;
+            if let Work::Embed(e) = &member.task.work {
+                let (task, begin) = (&member.task, first_row - n_rows);
+                if e.whole {
+                    let wanted = encode::wanted(e.pooling, begin..first_row);
+                    match e.classes {
+                        true => {
+                            rows.outputs.push(wanted);
+                            rows.owners.push(i);
+                        }
+                        false => {
+                            rows.hidden.push(wanted);
+                            hidden_owners.push(i);
+                        }
+                    }
+                    continue;
+                }
+                let end = task.n_past + n_rows;
+                let wanted = e.wanted(task.n_past, end, task.tokens.len() - 1);
+                hidden_owners.extend(wanted.clone().map(|_| i));
+                let of_pass = |position| (begin + position - task.n_past) as u32;
+                rows.hidden.extend(wanted.map(of_pass));
+                continue;
+            }
+            let wanted = (first_row as u32 - member.span.outputs)..first_row as u32;
+            rows.owners.extend(wanted.clone().map(|_| i));
+            rows.outputs.extend(wanted);
+        }
+        rows.owners.append(&mut hidden_owners);
+        rows
+    }
+
+    /// The pass, whose scratch lies at an offset of the arena.
+    pub(crate) fn pass<'a>(
+        &'a self,
+        plan: &PassPlan,
+        members: &[Member],
+        rows: &'a PassRows<'a>,
+        scratch_at: u64,
+        prefetch: u32,
+    ) -> Pass<'a> {
+        Pass {
+            model: self.model,
+            plan: self.plan(),
+            angles: &self.angles,
+            spans: &rows.spans,
+            n_tokens: plan.rows as usize,
+            outputs: &rows.outputs,
+            hidden: &rows.hidden,
+            expects_next_pass: plan.expects_next,
+            scratch: &self.layout,
+            scratch_at,
+            prefetch,
+            interest: interest(members),
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! The steps of a pass: each step's segments are acquired, run and released.
+//!
+//! Nothing of a segment outlives its step, so a model that is larger than the budget runs like
+//! any other. Between two steps that are given to the device apart the requests are looked at: a
+//! pass that nobody waits for ends there.
+
+use std::time::Instant;
+
+use rocmforge_device::{BoundStep, SegmentBinding};
+use rocmforge_ops::Step;
+use rocmforge_tensor_cache::{PassHint, Slab};
+
+use crate::api::RequestCacheUse;
+use crate::api::error::{Error, from_cache};
+use crate::memory::{Acquisition, Memory};
+use crate::pass::lookahead::Lookahead;
+use crate::pass::spec::{
+    ExpertStep, Interest, Pass, PassClient, RowOutput, batch, id, row_of, scratch,
+};
+use crate::store::Resident;
+
+/// What a slice gave the device to do.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Load {
+    /// Bytes of weights to compute with.
+    pub(crate) bytes: u64,
+    /// Something was read behind most of it, and so waited for.
+    pub(crate) was_read: bool,
+}
+
+/// What a pass has to do among a layer's experts yet.
+#[derive(Debug)]
+pub(crate) struct ExpertsLeft {
+    /// Segments whose experts were not run, in the order in which they come.
+    pub(super) pending: Vec<u32>,
+    /// Uploads that may be begun at once.
+    pub(super) window: usize,
+    /// Those that the host is to keep behind the layer.
+    pub(super) kept_later: Vec<u32>,
+    /// Nothing was absent.
+    pub(super) all_there: bool,
+}
+
+impl ExpertsLeft {
+    /// The segment that comes next.
+    pub(super) fn waits_for(&self) -> Option<u32> {
+        self.pending.first().copied()
+    }
+}
+
+/// Who takes part in a pass beside the device.
+pub(super) struct Run<'a, 'b> {
+    pub(super) pass: &'a Pass<'a>,
+    pub(super) ahead: Lookahead,
+    /// The link is given what the host would come to when it is there already.
+    pub(super) feeds_link: bool,
+    /// From which segment on experts are looked for that may come although no row is routed to
+    /// them.
+    pub(super) spare_from: u32,
+    /// When the last layer's routing was known, its absent experts, and those that the host
+    /// computed.
+    pub(super) last_layer: Option<(Instant, usize, usize)>,
+    pub(super) counts: &'b mut RequestCacheUse,
+    pub(super) client: &'b mut dyn PassClient,
+    /// A segment that is held and whose upload is waited for, so that others may run meanwhile.
+    pub(super) held: Option<(u32, Slab)>,
+    /// What is left of a layer's experts, where the pass stopped among them.
+    pub(super) experts: Option<ExpertsLeft>,
+    /// Others have something to run: they are not kept waiting for an upload.
+    pub(super) suspends: bool,
+    /// What the device was given to do.
+    pub(super) given: Load,
+}
+
+/// Uploads that are under way at least while a pass waits for one and others run: the link is to
+/// work until the pass goes on.
+const UPLOADS_SUSPENDED: u32 = 4;
+
+/// What came of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StepEnd {
+    Done,
+    /// Its segment is held and on its way (`Run::held`).
+    Waits,
+}
+
+/// Tells the cache that a pass begins.
+pub(super) fn begin(memory: &mut Memory, pass: &Pass<'_>) -> Result<(), Error> {
+    let hint = PassHint {
+        expects_next_pass: pass.expects_next_pass,
+    };
+    let begun = memory.store.cache.pass_begin(pass.model, hint);
+    begun.map_err(from_cache)
+}
+
+pub(super) fn write_inputs(
+    memory: &mut Memory,
+    pass: &Pass<'_>,
+    inputs: &[Vec<u8>],
+) -> Result<(), Error> {
+    for (input, rows) in pass.plan.inputs.iter().zip(inputs) {
+        memory
+            .store
+            .device
+            .write_rows(scratch(pass), input.buf, &input.table, rows)
+            .map_err(|e| memory.store.device_error(Some(pass.model), e))?;
+    }
+    Ok(())
+}
+
+impl Run<'_, '_> {
+    pub(super) fn step(
+        &mut self,
+        memory: &mut Memory,
+        step: &Step,
+        outputs: &[u32],
+    ) -> Result<StepEnd, Error> {
+        let pass = self.pass;
+        match step {
+            Step::Run { segment: None, .. } => {
+                run_step(memory, pass, step, None, outputs).map(|()| StepEnd::Done)
+            }
+            Step::Run {
+                segment: Some(segment),
+                ops,
+                live_out,
+            } => {
+                if self.held.is_none() && memory.answers(pass, *segment)? {
+                    if let Some(error) = self.client.ended() {
+                        return Err(error);
+                    }
+                    let counts = &mut *self.counts;
+                    let ran = memory.run_on_cpu(pass, *segment, ops, live_out, counts);
+                    return ran.map(|()| StepEnd::Done);
+                }
+                self.with_segment(memory, *segment, |memory, _, slab| {
+                    run_step(memory, pass, step, Some((*segment, slab)), outputs)
+                })
+            }
+            Step::Experts { ffn, .. } => {
+                let experts = ExpertStep::of(step)
+                    .ok_or_else(|| Error::Internal("a step of experts".to_owned()))?;
+                self.experts(memory, experts, ffn)
+            }
+        }
+    }
+
+    /// How many of the steps that come next the device can be given at once, and is likely to be
+    /// given at once by later passes too: their segments are resident, and stay.
+    pub(super) fn ready(&self, memory: &Memory, steps: &[Step]) -> usize {
+        if !self.pass.decodes() || !(self.feeds_link || self.pass.routes()) {
+            return 0;
+        }
+        let stays = |step: &&Step| match step {
+            Step::Run { segment, .. } => {
+                segment.is_none_or(|segment| memory.store.cache.stays(id(self.pass, segment)))
+            }
+            Step::Experts { .. } => false,
+        };
+        steps.iter().take_while(stays).count()
+    }
+
+    /// Gives the device the work of several steps at once, of which all is resident.
+    pub(super) fn together(&mut self, memory: &mut Memory, steps: &[Step]) -> Result<(), Error> {
+        if let Some(error) = self.client.ended() {
+            return Err(error);
+        }
+        let pass = self.pass;
+        memory.collect();
+        let mut held = Vec::with_capacity(steps.len());
+        let weights = self.hold_all(memory, steps, &mut held);
+        let result = weights.and_then(|weights| {
+            match (self.feeds_link, held.last()) {
+                (true, _) => memory.feed_link_with(pass, &held)?,
+                (false, Some(last)) => self.prefetch(memory, last + 1, self.ahead.uploads)?,
+                (false, None) => {}
+            }
+            run_ops(memory, pass, steps, &weights, &[])
+        });
+        let bytes = |&index: &u32| memory.store.segment_bytes(id(pass, index));
+        self.given.bytes += held.iter().map(bytes).sum::<u64>();
+        for &index in &held {
+            memory.store.release(id(pass, index));
+        }
+        match self.feeds_link {
+            true => result.and_then(|()| memory.feed_link_behind(pass, &held)),
+            false => result,
+        }
+    }
+
+    /// Starts uploads ahead, of ordered segments from one on.
+    fn prefetch(&self, memory: &mut Memory, from: u32, uploads: u32) -> Result<(), Error> {
+        let pass = self.pass;
+        // The head is the last of the ordered segments.
+        let end = match &pass.plan.steps[pass.plan.head_step] {
+            Step::Run {
+                segment: Some(head),
+                ..
+            } if pass.wants_nothing() => *head,
+            _ => pass.plan.segments.len() as u32,
+        };
+        memory.store.prefetch(pass.model, from, end, uploads)
+    }
+
+    /// Acquires the segments of steps, and tells where they are; `held` has those that must be
+    /// released, whatever comes of it.
+    fn hold_all(
+        &mut self,
+        memory: &mut Memory,
+        steps: &[Step],
+        held: &mut Vec<u32>,
+    ) -> Result<Vec<Option<(u32, Slab)>>, Error> {
+        let weights = steps.iter().map(|step| match step {
+            Step::Run {
+                segment: Some(index),
+                ..
+            } => {
+                let slab = memory.acquire(id(self.pass, *index), self.counts)?;
+                held.push(*index);
+                Ok(Some((*index, slab)))
+            }
+            Step::Run { segment: None, .. } | Step::Experts { .. } => Ok(None),
+        });
+        weights.collect()
+    }
+
+    /// Acquires a segment, starts uploads ahead, runs `step`, and releases it whatever came of it.
+    /// Where others have something to run, it does not wait for the segment, but holds it.
+    pub(super) fn with_segment(
+        &mut self,
+        memory: &mut Memory,
+        index: u32,
+        step: impl FnOnce(&mut Memory, &mut Self, Slab) -> Result<(), Error>,
+    ) -> Result<StepEnd, Error> {
+        if let Some(error) = self.client.ended() {
+            return Err(error);
+        }
+        let (pass, ahead) = (self.pass, self.ahead);
+        let segment = id(pass, index);
+        memory.collect();
+        let (slab, missed) = match self.take_held(memory, index)? {
+            Some(slab) => (slab, true),
+            None => match memory.begin_acquire(segment, self.counts)? {
+                Acquisition::Resident(slab) => (slab, false),
+                Acquisition::InFlight(slab) if self.suspends => {
+                    self.held = Some((index, slab));
+                    // The link goes on while others run.
+                    if !self.feeds_link {
+                        let uploads = ahead.uploads.max(UPLOADS_SUSPENDED);
+                        self.prefetch(memory, index + 1, uploads)?;
+                    }
+                    return Ok(StepEnd::Waits);
+                }
+                Acquisition::InFlight(slab) => {
+                    if !memory.store.end_acquire(segment)? {
+                        return Err(Error::Internal(format!("{segment} did not come")));
+                    }
+                    (slab, true)
+                }
+            },
+        };
+        let begun = match self.feeds_link {
+            true => memory.feed_link_with(pass, &[index]),
+            false => self.prefetch(memory, index + 1, ahead.uploads),
+        };
+        self.given.bytes += slab.bytes;
+        let result = begun.and_then(|()| step(memory, self, slab));
+        memory.store.release(segment);
+        let result = match (self.feeds_link, ahead.recycles_slab && missed) {
+            (true, _) => result.and_then(|()| memory.feed_link_behind(pass, &[index])),
+            (false, true) => result.and_then(|()| memory.store.recycle_slab(segment)),
+            (false, false) => result,
+        };
+        result.map(|()| StepEnd::Done)
+    }
+
+    /// The place of a segment that is held since the slice before, once it has come; `None` if it
+    /// is not held, or its upload failed.
+    fn take_held(&mut self, memory: &mut Memory, index: u32) -> Result<Option<Slab>, Error> {
+        let Some((held, slab)) = self.held.take() else {
+            return Ok(None);
+        };
+        let segment = id(self.pass, held);
+        if held != index {
+            memory.store.release(segment);
+            return Err(Error::Internal(format!(
+                "{segment} is held for another step"
+            )));
+        }
+        Ok(memory.store.end_acquire(segment)?.then_some(slab))
+    }
+}
+
+/// A pass of few rows through a model of which everything is resident: the
+/// device gets all of it at once.
+pub(super) fn all_resident(
+    memory: &mut Memory,
+    pass: &Pass<'_>,
+    there: &Resident,
+    client: &mut dyn PassClient,
+) -> Result<(), Error> {
+    let (device, layouts) = memory.store.device_and_layouts(pass.model);
+    let batch = batch(pass, pass.outputs);
+    let ran = match device.replay(there.stamp, scratch(pass), &batch) {
+        Ok(false) => {
+            let bound = |segment: u32| SegmentBinding {
+                layout: &layouts[segment as usize],
+                slab: there.slabs[segment as usize].offset,
+            };
+            let steps = pass.plan.steps_for(!pass.outputs.is_empty()).iter();
+            let steps: Vec<BoundStep<'_>> = steps.map(|s| BoundStep::of(s, bound)).collect();
+            device.run_all(there.stamp, &steps, scratch(pass), &batch)
+        }
+        replayed => replayed.map(|_| ()),
+    };
+    ran.map_err(|e| memory.store.device_error(Some(pass.model), e))?;
+    client.begun();
+    if pass.outputs.is_empty() {
+        return Ok(());
+    }
+    emit_rows(memory, pass, pass.outputs, &mut Vec::new(), client)
+}
+
+/// Reads what the head left for `rows` and tells it.
+pub(super) fn emit_rows(
+    memory: &mut Memory,
+    pass: &Pass<'_>,
+    rows: &[u32],
+    buffer: &mut Vec<f32>,
+    client: &mut dyn PassClient,
+) -> Result<(), Error> {
+    let device = &mut memory.store.device;
+    let logits = pass.plan.logits;
+    match pass.interest {
+        Interest::Best => {
+            let best = device.argmax(scratch(pass), logits, rows.len());
+            if let Some(best) = best.map_err(|e| memory.store.device_error(Some(pass.model), e))? {
+                let found = rows.iter().zip(best);
+                found.for_each(|(&row, best)| client.take(row_of(row), RowOutput::Best(best)));
+                return Ok(());
+            }
+        }
+        Interest::Top(k) => {
+            let top = device.top_k(scratch(pass), logits, rows.len(), k);
+            if let Some(top) = top.map_err(|e| memory.store.device_error(Some(pass.model), e))? {
+                for (&row, top) in rows.iter().zip(top) {
+                    client.take(row_of(row), RowOutput::Top(top.as_deref()));
+                }
+                return Ok(());
+            }
+        }
+        Interest::Logits => {}
+    }
+    let n_vocab = pass.scratch.bufs[usize::from(logits.0)].width as usize;
+    buffer.resize(n_vocab * rows.len(), 0.0);
+    let read = memory.store.device.read(scratch(pass), logits, buffer);
+    read.map_err(|e| memory.store.device_error(Some(pass.model), e))?;
+    for (&row, logits) in rows.iter().zip(buffer.chunks_exact_mut(n_vocab)) {
+        client.take(row_of(row), RowOutput::Logits(logits));
+    }
+    Ok(())
+}
+
+pub(super) fn run_step(
+    memory: &mut Memory,
+    pass: &Pass<'_>,
+    step: &Step,
+    weights: Option<(u32, Slab)>,
+    outputs: &[u32],
+) -> Result<(), Error> {
+    run_ops(
+        memory,
+        pass,
+        std::slice::from_ref(step),
+        &[weights],
+        outputs,
+    )
+}
+
+/// Gives the device the operations of steps of the pass's plan that follow each
+/// other, each with its weights.
+fn run_ops(
+    memory: &mut Memory,
+    pass: &Pass<'_>,
+    steps: &[Step],
+    weights: &[Option<(u32, Slab)>],
+    outputs: &[u32],
+) -> Result<(), Error> {
+    let first = steps.first();
+    let same = |s: &Step| first.is_some_and(|first| std::ptr::eq(s, first));
+    let index = pass.plan.steps.iter().position(same);
+    let index = index.ok_or_else(|| Error::Internal("a step of another plan".to_owned()))?;
+    let (device, layouts) = memory.store.device_and_layouts(pass.model);
+    let bound = steps.iter().zip(weights).map(|(step, weights)| {
+        let Step::Run { ops, live_out, .. } = step else {
+            return Err(Error::Internal("experts are no operations".to_owned()));
+        };
+        Ok(BoundStep::Run {
+            ops,
+            live_out,
+            weights: weights.map(|(segment, slab)| SegmentBinding {
+                layout: &layouts[segment as usize],
+                slab: slab.offset,
+            }),
+        })
+    });
+    let bound = bound.collect::<Result<Vec<_>, _>>()?;
+    let stamp = [u64::from(pass.model.0), index as u64];
+    let ran = device.run_again(stamp, &bound, scratch(pass), &batch(pass, outputs));
+    ran.map_err(|e| memory.store.device_error(Some(pass.model), e))
+}

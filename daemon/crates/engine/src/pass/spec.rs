@@ -1,0 +1,167 @@
+//! What a pass computes, and for whom.
+
+use rocmforge_device::{Batch, Plan, Scratch, ScratchLayout, Span};
+use rocmforge_kernels::host::ops::RopeAngles;
+use rocmforge_ops::{MEAN_OF_SPAN, Step};
+use rocmforge_tensor_cache::{ModelId, SegmentId};
+
+use crate::api::error::Error;
+
+/// Whoever a pass is computed for.
+pub(crate) trait PassClient {
+    /// Why the pass is to end: nobody waits for any of it any more.
+    fn ended(&self) -> Option<Error>;
+
+    /// The device has the first of the work: what is to be done beside it is done now.
+    fn begun(&mut self);
+
+    /// Takes what was found for a wanted row.
+    fn take(&mut self, row: usize, found: RowOutput<'_>);
+}
+
+/// What a pass works on.
+#[derive(Clone, Copy)]
+pub(crate) struct Pass<'a> {
+    pub(crate) model: ModelId,
+    pub(crate) plan: &'a Plan,
+    pub(crate) angles: &'a [RopeAngles],
+    /// The sequences' rows; they cover all rows of the pass.
+    pub(crate) spans: &'a [Span<'a>],
+    pub(crate) n_tokens: usize,
+    /// Rows whose logits are wanted, ascending. If there are none, and no hidden states are wanted,
+    /// the output head is not touched.
+    pub(crate) outputs: &'a [u32],
+    /// Rows whose hidden state is wanted instead, ascending.
+    pub(crate) hidden: &'a [u32],
+    /// Another pass of this model is expected right after.
+    pub(crate) expects_next_pass: bool,
+    pub(crate) scratch: &'a ScratchLayout,
+    /// Arena offset of the scratch block.
+    pub(crate) scratch_at: u64,
+    /// Uploads under way ahead of their turn, at most.
+    pub(crate) prefetch: u32,
+    /// How much of the wanted rows is of interest.
+    pub(crate) interest: Interest,
+}
+
+impl Pass<'_> {
+    /// Whether the output head is not touched.
+    pub(super) fn wants_nothing(&self) -> bool {
+        self.outputs.is_empty() && self.hidden.is_empty()
+    }
+
+    /// Whether every sequence has one row, whose logits are wanted and have room at once.
+    pub(super) fn decodes(&self) -> bool {
+        self.spans.len() == self.n_tokens
+            && self.outputs.len() == self.n_tokens
+            && self.n_tokens as u64 <= self.scratch.outputs
+    }
+
+    /// Whether it is a pass of few rows of a mixture, of prompts too: in parts, each
+    /// layer waits for its routing to be read. The requests are not looked at while it
+    /// runs, so its rows are few.
+    pub(super) fn has_few_routed_rows(&self) -> bool {
+        self.n_tokens <= WHOLE_ROWS
+            && self.hidden.is_empty()
+            && self.outputs.len() as u64 <= self.scratch.outputs
+            && self.routes()
+    }
+
+    /// Whether it goes through a mixture.
+    pub(super) fn routes(&self) -> bool {
+        let mut steps = self.plan.steps.iter();
+        steps.any(|step| matches!(step, Step::Experts { .. }))
+    }
+}
+
+/// How much of a wanted row is of interest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Interest {
+    /// Its best token.
+    Best,
+    /// So many of its best tokens.
+    Top(usize),
+    /// All of its logits.
+    Logits,
+}
+
+/// What a pass found for one wanted row: what was of interest, or, where the device
+/// leaves that to the engine, all.
+pub(crate) enum RowOutput<'a> {
+    /// Its logits, `[n_vocab]`.
+    Logits(&'a mut [f32]),
+    /// Its best token, the lowest id among equals; `None` if the logits are not finite.
+    Best(Option<u32>),
+    /// Its best tokens with their logits, sorted by falling logit, the lowest id first among
+    /// equals; `None` if they are not finite.
+    Top(Option<&'a [(u32, f32)]>),
+    /// Its hidden state behind the last norm, `[n_embd]`.
+    Hidden(&'a [f32]),
+}
+
+/// Rows of a pass with prompts that the device gets at once, at most.
+const WHOLE_ROWS: usize = 256;
+
+/// A layer's experts among the segments.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExpertStep {
+    pub(super) first_segment: u32,
+    pub(super) n_expert: u32,
+    pub(super) per_segment: u32,
+}
+
+impl ExpertStep {
+    pub(super) fn of(step: &Step) -> Option<Self> {
+        match *step {
+            Step::Experts {
+                first_segment,
+                n_expert,
+                per_segment,
+                ..
+            } => Some(Self {
+                first_segment,
+                n_expert,
+                per_segment,
+            }),
+            Step::Run { .. } => None,
+        }
+    }
+
+    pub(super) fn segment_of(self, expert: u32) -> u32 {
+        self.first_segment + expert / self.per_segment
+    }
+
+    pub(crate) fn experts_of(self, segment: u32) -> std::ops::Range<u32> {
+        let first = (segment - self.first_segment) * self.per_segment;
+        first..(first + self.per_segment).min(self.n_expert)
+    }
+}
+
+/// The row of an output, which may stand for its span's mean.
+pub(crate) fn row_of(output: u32) -> usize {
+    (output & !MEAN_OF_SPAN) as usize
+}
+
+pub(crate) fn id(pass: &Pass<'_>, index: u32) -> SegmentId {
+    SegmentId {
+        model: pass.model,
+        index,
+    }
+}
+
+pub(crate) fn scratch<'a>(pass: &Pass<'a>) -> Scratch<'a> {
+    Scratch {
+        layout: pass.scratch,
+        base: pass.scratch_at,
+    }
+}
+
+pub(crate) fn batch<'a>(pass: &Pass<'a>, outputs: &'a [u32]) -> Batch<'a> {
+    Batch {
+        n_tokens: pass.n_tokens,
+        spans: pass.spans,
+        kv: &pass.plan.kv,
+        rope: pass.angles,
+        outputs,
+    }
+}

@@ -1,0 +1,12 @@
+//! A request: its tokens, its KV cache, how its next token is chosen, and what its client is sent.
+
+mod clients;
+pub(crate) mod decoding;
+pub(crate) mod encode;
+pub(crate) mod gaps;
+pub(crate) mod kv;
+pub(crate) mod masks;
+pub(crate) mod requests;
+pub(crate) mod sampler;
+pub(crate) mod stop;
+pub(crate) mod task;

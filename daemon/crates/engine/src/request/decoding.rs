@@ -1,0 +1,212 @@
+//! What a request asks beside sampling, and how the next token comes of it.
+//!
+//! ```text
+//! logits -> a copy, if log-probabilities are wanted
+//!        -> tokens that may not come (yet) go
+//!        -> bias, penalties, draw (sampler) -> the token, its score
+//! ```
+//!
+//! *Invariant:* log-probabilities are those of the logits as the model gives them: nothing that
+//! changes them comes before the copy (test
+//! `log_probabilities_are_what_a_scoring_of_the_same_text_gives`).
+
+use rocmforge_grammar::Matcher;
+use rocmforge_kernels::host::ops::{self, Simd};
+
+use crate::api::TokenScore;
+use crate::api::error::Error;
+use crate::model::loaded::LoadedModel;
+use crate::pass::spec::RowOutput;
+use crate::request::masks::{Constraint, Masks};
+use crate::request::sampler::Sampler;
+
+/// What a request asks beside sampling.
+#[derive(Debug, Clone, Default)]
+pub struct Decoding {
+    /// So many tokens are generated before one that ends the text may be.
+    pub min_tokens: u32,
+    /// Tokens that end a text do not: they are generated like any other, and have no text.
+    pub ignore_eos: bool,
+    /// Tokens that end the text beside the vocabulary's own; they are not part of it.
+    pub stop_tokens: Vec<u32>,
+    /// The log-probability of each generated token, and of so many of the most likely ones in its
+    /// place.
+    pub logprobs: Option<u32>,
+    /// Tokens that are told beside these, however unlikely; only with `logprobs`.
+    pub watched: Vec<u32>,
+    /// Control tokens have their names as text, for who reads marks in it.
+    pub control_text: bool,
+    /// What the text is held to; it ends where that allows nothing more. Not with `min_tokens` or
+    /// `ignore_eos`.
+    pub grammar: Option<Box<Matcher>>,
+}
+
+/// How a generation's tokens are chosen.
+#[derive(Debug)]
+pub(crate) struct Chooser {
+    pub(crate) sampler: Sampler,
+    wanted: Decoding,
+    held: Option<Constraint>,
+    /// Whether drafts may be made.
+    takes_drafts: bool,
+    /// Logits as the model gave them; room that is used again.
+    untouched: Vec<f32>,
+}
+
+/// A token that was chosen, with its score if that is wanted.
+pub(crate) struct Chosen {
+    pub(crate) token: u32,
+    pub(crate) score: Option<TokenScore>,
+}
+
+/// Why a token ends a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// The vocabulary says so.
+    Text,
+    /// The request says so.
+    Stop,
+}
+
+impl Chooser {
+    /// `masks` gives the threads that compute masks, where they are needed.
+    pub(crate) fn new(
+        sampler: Sampler,
+        mut wanted: Decoding,
+        masks: impl FnOnce() -> Masks,
+    ) -> Self {
+        let grammar = wanted.grammar.take();
+        Self {
+            sampler,
+            wanted,
+            takes_drafts: grammar.is_none(),
+            held: grammar.map(|matcher| Constraint::new(matcher, masks())),
+            untouched: Vec::new(),
+        }
+    }
+
+    /// Whether all logits of the next row are looked at, whatever the sampler takes.
+    pub(crate) fn looks_at_all(&self, generated: u32) -> bool {
+        self.held.as_ref().is_some_and(Constraint::restricts)
+            || self.wanted.logprobs.is_some()
+            || generated < self.wanted.min_tokens
+    }
+
+    /// Whether drafts may be made: what a text is held to would have to follow each of them.
+    pub(crate) fn takes_drafts(&self) -> bool {
+        self.takes_drafts
+    }
+
+    /// Why `token` ends the text, if it does.
+    pub(crate) fn ends(&self, loaded: &LoadedModel, token: u32) -> Option<Ends> {
+        if self.wanted.stop_tokens.contains(&token) {
+            return Some(Ends::Stop);
+        }
+        let ends = !self.wanted.ignore_eos && loaded.tokenizer().is_end_of_generation(token);
+        ends.then_some(Ends::Text)
+    }
+
+    /// Takes a chosen token into the text; whether that is complete with it.
+    pub(crate) fn accept(&mut self, token: u32) -> Result<bool, Error> {
+        self.sampler.accept(token);
+        let Some(held) = &mut self.held else {
+            return Ok(false);
+        };
+        let complete = held.accept(token)?;
+        if held.is_done() {
+            self.held = None;
+        }
+        Ok(complete)
+    }
+
+    /// The token that follows `generated` others.
+    pub(crate) fn choose(
+        &mut self,
+        found: RowOutput<'_>,
+        generated: u32,
+        loaded: &LoadedModel,
+    ) -> Result<Chosen, Error> {
+        let logits = match found {
+            RowOutput::Logits(logits) => logits,
+            RowOutput::Best(best) => return plain(best, loaded),
+            RowOutput::Top(top) => {
+                let token = top.and_then(|top| self.sampler.choose(top).ok());
+                return plain(token, loaded);
+            }
+            RowOutput::Hidden(_) => {
+                return Err(Error::Internal("a token needs logits".to_owned()));
+            }
+        };
+        if self.wanted.logprobs.is_some() {
+            self.untouched.clear();
+            self.untouched.extend_from_slice(logits);
+        }
+        if generated < self.wanted.min_tokens {
+            let own: &[u32] = match self.wanted.ignore_eos {
+                true => &[],
+                false => loaded.tokenizer().end_of_generation(),
+            };
+            for &id in own.iter().chain(&self.wanted.stop_tokens) {
+                if let Some(logit) = logits.get_mut(id as usize) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+        if let Some(held) = self.held.as_mut().filter(|held| held.restricts()) {
+            held.mask()?.apply(logits);
+        }
+        let token = self.sampler.sample(logits);
+        let token = token.map_err(|_| not_finite(loaded))?;
+        let score = match self.wanted.logprobs {
+            None => None,
+            Some(n) => {
+                let score = score(&mut self.untouched, token, n as usize);
+                let mut score = score.ok_or_else(|| not_finite(loaded))?;
+                // They are log-probabilities now.
+                for &id in &self.wanted.watched {
+                    let told = score.top.iter().any(|(of, _)| *of == id);
+                    if let Some(&logprob) = self.untouched.get(id as usize).filter(|_| !told) {
+                        score.top.push((id, logprob));
+                    }
+                }
+                Some(score)
+            }
+        };
+        Ok(Chosen { token, score })
+    }
+}
+
+fn plain(token: Option<u32>, loaded: &LoadedModel) -> Result<Chosen, Error> {
+    match token {
+        Some(token) => Ok(Chosen { token, score: None }),
+        None => Err(not_finite(loaded)),
+    }
+}
+
+/// The score of `next` in `logits`, which become log-probabilities. `None` if they are not finite.
+pub(crate) fn score(logits: &mut [f32], next: u32, top_n: usize) -> Option<TokenScore> {
+    if logits.iter().any(|l| l.is_nan() || *l == f32::INFINITY) {
+        return None;
+    }
+    let width = logits.len();
+    ops::log_softmax(Simd::detect(), logits, width);
+    let mut top = Vec::new();
+    if top_n > 0 {
+        ops::top_k(Simd::detect(), logits, top_n, &mut top);
+    }
+    Some(TokenScore {
+        id: next,
+        logprob: logits[next as usize],
+        top,
+    })
+}
+
+pub(crate) fn not_finite(loaded: &LoadedModel) -> Error {
+    Error::BadModel {
+        path: loaded.path().to_owned(),
+        message:
+            "the logits are not finite; a weight of the file is damaged, or the model overflows f32: fetch the file again, or \
+             take another quantization of it"
+                .to_owned(),
+    }
+}

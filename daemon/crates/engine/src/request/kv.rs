@@ -1,0 +1,540 @@
+//! What a sequence holds on the device: pages of keys and values for each group of the
+//! plan, taken one at a time as the sequence grows and given back behind the group's
+//! window, and its recurrent state.
+//!
+//! Pages that are full are handed to the beginnings of prompts ([`crate::features::prefix_cache`]),
+//! of which the sequence then is one user among others; a sequence begins with what is found there.
+//! Nothing writes to a page that is shared: rows are computed behind it.
+
+use rocmforge_device::{ALIGNMENT, NO_PAGE, Plan};
+use rocmforge_model::Model;
+use rocmforge_ops::{KV_PAGE_TOKENS, KvGroup};
+use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
+
+use crate::api::error::Error;
+use crate::features::prefix_cache::{NodeId, Realm, SlotLocation};
+use crate::features::speculation::draft_kv::{DraftKey, DraftKv};
+use crate::memory::Memory;
+
+/// Pages that a prompt must go beyond what is found for its end to be worth a pass of its own: the
+/// state of recurrent layers can be kept only where a pass ends.
+const STATE_PAGES_MIN: usize = 2;
+
+/// A page or a state that a sequence holds.
+#[derive(Debug, Clone, Copy)]
+enum PageOwner {
+    /// Its own.
+    Own(BlockId),
+    /// A slot of a beginning.
+    Shared(NodeId),
+}
+
+/// The pages of one group, by page number.
+#[derive(Debug, Default)]
+struct Pages {
+    held: Vec<Option<PageOwner>>,
+    /// Arena offsets; [`NO_PAGE`] where the sequence holds none.
+    offsets: Vec<u64>,
+    /// Pages before this one were given back.
+    first: usize,
+}
+
+/// How a sequence takes part in beginnings.
+#[derive(Debug)]
+struct Sharing {
+    realm: Realm,
+    /// The node of its last page that was handed over; `None` at first.
+    at: Option<NodeId>,
+    /// Pages that it began with.
+    found: usize,
+    /// Pages that were found or handed over.
+    pages: usize,
+    /// Positions from which others are likely to go on: where prompts parted before, and the
+    /// prompt's end. There the state is kept, and what lies in a window before.
+    marks: Vec<usize>,
+    /// The last state that was kept behind the prompt: the next one takes its place.
+    moving: Option<NodeId>,
+}
+
+/// The memory of one sequence.
+#[derive(Debug, Default)]
+pub(crate) struct SequenceMemory {
+    groups: Vec<Pages>,
+    state: Option<BlockId>,
+    /// Where the states behind the drafts of the pass under way go
+    /// ([`crate::features::speculation::spare_states`]).
+    lent: Vec<BlockId>,
+    sharing: Option<Sharing>,
+    predicting: Option<Predicting>,
+    /// What the draft model has of the sequence
+    /// ([`crate::features::speculation::draft_kv::DraftKvCache`]).
+    drafting: Option<DraftKey>,
+}
+
+/// What the draft model had was given up to others.
+#[derive(Debug)]
+pub(crate) struct GivenUp;
+
+/// What a sequence holds for the model's block that predicts a further token.
+#[derive(Debug, Default)]
+struct Predicting {
+    groups: Vec<Pages>,
+    /// Positions of which the block has keys and values.
+    past: usize,
+}
+
+/// The slot of the block's first group in the nodes of a model's beginnings:
+/// behind the pages and the state.
+pub(crate) fn predicting_slot(plan: &Plan) -> usize {
+    plan.kv.len() + usize::from(plan.state_elements > 0)
+}
+
+/// Slots of a node of a model's beginnings.
+fn slots_of(model: &Model) -> usize {
+    let of_block = model.predictor().map_or(0, |block| block.kv.len());
+    predicting_slot(model.plan()) + of_block
+}
+
+impl Pages {
+    /// Has pages for positions up to `end`.
+    fn grow(
+        &mut self,
+        memory: &mut Memory,
+        model: ModelId,
+        group: &KvGroup,
+        end: usize,
+    ) -> Result<(), Error> {
+        while self.held.len() < group.layout.pages_for(end) {
+            let bytes = group.layout.page_bytes() as u64;
+            let (block, slab) = memory.reserve(BlockKind::Kv, Some(model), bytes)?;
+            self.held.push(Some(PageOwner::Own(block)));
+            self.offsets.push(slab.offset);
+        }
+        Ok(())
+    }
+
+    /// Begins with the pages of these nodes, from `first` on.
+    fn begin(&mut self, memory: &mut Memory, nodes: &[NodeId], slot: usize, first: usize) {
+        self.first = first;
+        for (page, &node) in nodes.iter().enumerate() {
+            let used = page >= first;
+            if used {
+                memory.prefixes.hold(node, slot);
+            }
+            self.held.push(used.then_some(PageOwner::Shared(node)));
+            let slab = used.then(|| memory.prefixes.slab(node, slot));
+            self.offsets.push(slab.map_or(NO_PAGE, |s| s.offset));
+        }
+    }
+
+    /// Shares a full page with who comes to this node.
+    fn share(&mut self, memory: &mut Memory, page: usize, node: NodeId, slot: usize) {
+        // Where another sequence computed the same at the same time, each keeps its own.
+        if let Some(Some(PageOwner::Own(block))) = self.held.get(page).copied() {
+            let slab = memory.store.cache.block(block);
+            if memory.prefixes.put(node, slot, (block, slab), true) {
+                self.held[page] = Some(PageOwner::Shared(node));
+            }
+        }
+    }
+
+    /// Gives all pages back.
+    fn free(self, memory: &mut Memory, slot: usize) {
+        for held in self.held.into_iter().flatten() {
+            match held {
+                PageOwner::Own(block) => memory.store.free(block),
+                PageOwner::Shared(node) => memory.prefixes.let_go(node, slot),
+            }
+        }
+    }
+}
+
+/// What a sequence begins with.
+#[derive(Debug, Default)]
+pub(crate) struct PrefixStart {
+    /// Positions that are computed.
+    pub(crate) positions: usize,
+    /// Positions at which a pass should end.
+    pub(crate) stops: Vec<usize>,
+}
+
+impl SequenceMemory {
+    /// Arena offsets of the pages, for each group.
+    pub(crate) fn pages(&self) -> Vec<&[u64]> {
+        self.groups.iter().map(|g| g.offsets.as_slice()).collect()
+    }
+
+    /// Arena offset of the recurrent state behind the sequence's own rows of a pass and `drafts`
+    /// drafts; 0 where there is none.
+    pub(crate) fn state_offset(&self, memory: &Memory, drafts: usize) -> u64 {
+        self.state_behind(drafts)
+            .map_or(0, |block| memory.store.cache.block(block).offset)
+    }
+
+    fn state_behind(&self, drafts: usize) -> Option<BlockId> {
+        match drafts {
+            0 => self.state,
+            n => self.lent.get(n - 1).copied(),
+        }
+    }
+
+    /// Is lent states, for the drafts of a pass.
+    pub(crate) fn borrow_states(&mut self, states: Vec<BlockId>) {
+        self.lent = states;
+    }
+
+    /// Of a pass with drafts so many were right: keeps the state behind them, and gives back
+    /// those that it does not need.
+    pub(crate) fn settle_states(&mut self, right: usize) -> Vec<BlockId> {
+        let mut lent = std::mem::take(&mut self.lent);
+        if let (Some(state), Some(behind)) = (&mut self.state, lent.get_mut(right.wrapping_sub(1)))
+        {
+            std::mem::swap(state, behind);
+        }
+        lent
+    }
+
+    /// All slabs; one that sequences share is told by each.
+    pub(crate) fn slabs<'a>(
+        &'a self,
+        memory: &'a Memory,
+        plan: &'a Plan,
+    ) -> impl Iterator<Item = Slab> + 'a {
+        let of_block = self.predicting.iter().flat_map(|p| &p.groups);
+        let of_block = of_block.enumerate();
+        let of_block = of_block.map(move |(g, pages)| (predicting_slot(plan) + g, pages));
+        let groups = self.groups.iter().enumerate().chain(of_block);
+        let pages = groups.flat_map(move |(g, pages)| {
+            let held = pages.held.iter().flatten();
+            held.map(move |held| match *held {
+                PageOwner::Own(block) => memory.store.cache.block(block),
+                PageOwner::Shared(node) => memory.prefixes.slab(node, g),
+            })
+        });
+        let state = self.state.iter();
+        pages.chain(state.map(|&block| memory.store.cache.block(block)))
+    }
+
+    /// Begins with what is there of the known tokens, and takes part in beginnings from now on. The
+    /// last of the tokens is computed in any case, for its logits.
+    pub(crate) fn begin(
+        &mut self,
+        memory: &mut Memory,
+        realm: Realm,
+        of: &Model,
+        tokens: &[u32],
+        predicts: bool,
+    ) -> PrefixStart {
+        let plan = of.plan();
+        let most = tokens.len().saturating_sub(1) / KV_PAGE_TOKENS;
+        let (found, held) = memory.find_prefix(realm, of, tokens, most, predicts);
+        let mut pages = found.nodes.len();
+        if plan.state_elements > 0
+            && let Some(&last) = found.nodes.last()
+            && !self.take_state(memory, realm.model, plan, last)
+        {
+            pages = 0;
+        }
+        let block = of.predictor().filter(|_| predicts && pages > 0);
+        if let Some(block) = block {
+            pages = self.begin_predicting_with(memory, plan, block, &found.nodes[..pages]);
+        }
+        let nodes = &found.nodes[..pages];
+        self.groups.resize_with(plan.kv.len(), Pages::default);
+        let positions = pages * KV_PAGE_TOKENS;
+        for (g, (own, group)) in self.groups.iter_mut().zip(&plan.kv).enumerate() {
+            let first = group.first_page(positions).min(pages);
+            own.begin(memory, nodes, g, first);
+        }
+        if let Some(&last) = nodes.last() {
+            memory.prefixes.touch(last);
+        }
+        memory.let_go(held);
+        let windows = plan.kv.iter().any(|g| g.window.is_some());
+        let mut marks = Vec::new();
+        if plan.state_elements > 0 || windows {
+            // Where prompts part, unless that is near to where this one goes on.
+            let parting = Some(found.common).filter(|&p| p >= pages + STATE_PAGES_MIN && p < most);
+            let end = Some(most).filter(|&p| p >= pages + STATE_PAGES_MIN);
+            let pages = parting.into_iter().chain(end);
+            marks.extend(pages.map(|p| p * KV_PAGE_TOKENS));
+        }
+        let stops = match plan.state_elements {
+            0 => Vec::new(),
+            _ => marks.clone(),
+        };
+        self.sharing = Some(Sharing {
+            realm,
+            at: nodes.last().copied(),
+            found: pages,
+            pages,
+            marks,
+            moving: None,
+        });
+        PrefixStart { positions, stops }
+    }
+
+    /// Begins with what is there of the block's keys and values, where that is all. With how many
+    /// of the nodes the sequence is to begin.
+    fn begin_predicting_with(
+        &mut self,
+        memory: &mut Memory,
+        plan: &Plan,
+        block: &Plan,
+        nodes: &[NodeId],
+    ) -> usize {
+        let slots = predicting_slot(plan)..predicting_slot(plan) + block.kv.len();
+        let is_here = |node, slot| {
+            let place = memory.prefixes.place(node, slot);
+            matches!(place, Some(SlotLocation::Device(..)))
+        };
+        let has = |node: &&NodeId| slots.clone().all(|s| is_here(**node, s));
+        let there = nodes.iter().take_while(has).count();
+        // The last page of an answer may lack its last row, whose next token was not known. A page
+        // is less to compute than to go on without drafts; but with a window or a state it goes on
+        // only from where it was found to.
+        let anywhere = plan.state_elements == 0 && plan.kv.iter().all(|g| g.window.is_none());
+        if there < nodes.len() && !(anywhere && there + 1 == nodes.len()) {
+            return nodes.len();
+        }
+        let mut groups: Vec<Pages> = Vec::new();
+        groups.resize_with(block.kv.len(), Pages::default);
+        for (pages, slot) in groups.iter_mut().zip(slots) {
+            pages.begin(memory, &nodes[..there], slot, 0);
+        }
+        self.predicting = Some(Predicting {
+            groups,
+            past: there * KV_PAGE_TOKENS,
+        });
+        there
+    }
+
+    /// The block has the keys and values of so many positions.
+    pub(crate) fn set_predicted(&mut self, past: usize) {
+        self.predicting.get_or_insert_default().past = past;
+    }
+
+    /// Positions of which the block has keys and values; `None` without it.
+    pub(crate) fn predicted(&self) -> Option<usize> {
+        self.predicting.as_ref().map(|p| p.past)
+    }
+
+    /// Makes room for the block's keys and values of positions up to `end`.
+    pub(crate) fn prepare_predicting(
+        &mut self,
+        memory: &mut Memory,
+        model: ModelId,
+        block: &Plan,
+        end: usize,
+    ) -> Result<(), Error> {
+        let groups = &mut self.predicting.get_or_insert_default().groups;
+        groups.resize_with(block.kv.len(), Pages::default);
+        for (pages, group) in groups.iter_mut().zip(&block.kv) {
+            pages.grow(memory, model, group, end)?;
+        }
+        Ok(())
+    }
+
+    /// Arena offsets of the block's pages, for each of its groups.
+    pub(crate) fn predicting_pages(&self) -> Vec<&[u64]> {
+        let groups = self.predicting.iter().flat_map(|p| &p.groups);
+        groups.map(|g| g.offsets.as_slice()).collect()
+    }
+
+    /// Gives back what the block has.
+    pub(crate) fn stop_predicting(&mut self, memory: &mut Memory, plan: &Plan) {
+        let groups = self.predicting.take().into_iter().flat_map(|p| p.groups);
+        for (g, pages) in groups.enumerate() {
+            pages.free(memory, predicting_slot(plan) + g);
+        }
+    }
+
+    /// Takes a copy of a kept state. Whether there was room.
+    fn take_state(
+        &mut self,
+        memory: &mut Memory,
+        model: ModelId,
+        plan: &Plan,
+        node: NodeId,
+    ) -> bool {
+        let (slot, bytes) = (plan.kv.len(), plan.state_elements * 4);
+        let from = memory.prefixes.hold(node, slot);
+        let taken = match memory.reserve(BlockKind::Kv, Some(model), bytes) {
+            Ok((block, to)) => memory.copy_to(from, to, (block, model)).then_some(block),
+            Err(error) => {
+                tracing::debug!(%error, "a kept state is not used");
+                None
+            }
+        };
+        memory.prefixes.let_go(node, slot);
+        self.state = taken;
+        taken.is_some()
+    }
+
+    /// Makes room for a pass over positions `first..end`: pages that no row of it reads go, those
+    /// that it writes come, and without a window those up to `ahead` with them.
+    pub(crate) fn prepare(
+        &mut self,
+        memory: &mut Memory,
+        (model, plan): (ModelId, &Plan),
+        (first, end): (usize, usize),
+        ahead: usize,
+    ) -> Result<(), Error> {
+        self.groups.resize_with(plan.kv.len(), Pages::default);
+        let sharing = self.sharing.as_ref();
+        let (marks, found) = sharing.map_or((&[][..], 0), |s| (&s.marks, s.found));
+        for (g, (pages, group)) in self.groups.iter_mut().zip(&plan.kv).enumerate() {
+            let behind = group.first_page(first).min(pages.held.len());
+            for page in pages.first..behind {
+                pages.offsets[page] = NO_PAGE;
+                match pages.held[page].take() {
+                    None => {}
+                    Some(PageOwner::Own(block)) => memory.store.free(block),
+                    Some(PageOwner::Shared(node)) => {
+                        memory.prefixes.let_go(node, g);
+                        // Who goes on from a mark reads what is in the window before it; and from
+                        // where this one went on others may, too.
+                        let is_read = |&mark: &usize| {
+                            (group.first_page(mark)..mark / KV_PAGE_TOKENS).contains(&page)
+                        };
+                        if page >= found && !marks.iter().any(is_read) {
+                            memory.give_up(node, g);
+                        }
+                    }
+                }
+            }
+            pages.first = pages.first.max(behind);
+            let end = match group.window {
+                Some(_) => end,
+                None => end.max(ahead),
+            };
+            pages.grow(memory, model, group, end)?;
+        }
+        if plan.state_elements > 0 && self.state.is_none() {
+            let bytes = plan.state_elements * 4;
+            let (block, _) = memory.reserve(BlockKind::Kv, Some(model), bytes)?;
+            self.state = Some(block);
+        }
+        Ok(())
+    }
+
+    /// After a pass with so many right drafts: hands over the pages that are full, and keeps the
+    /// state where others may go on. `tokens` has the tokens of all `n_past` computed positions.
+    pub(crate) fn hand_over(
+        &mut self,
+        memory: &mut Memory,
+        of: &Model,
+        tokens: &[u32],
+        n_past: usize,
+        right: usize,
+    ) {
+        let plan = of.plan();
+        // The state at the last page's end, if this pass left it anywhere.
+        let beyond = n_past % KV_PAGE_TOKENS;
+        let state = right.checked_sub(beyond);
+        let state = state.and_then(|drafts| self.state_behind(drafts));
+        // Who goes on from there goes on with the block, too: else the last page with all
+        // of both is the better one.
+        let block_is_there = |p: &Predicting| p.past >= n_past - beyond;
+        let state = state.filter(|_| self.predicting.as_ref().is_none_or(block_is_there));
+        let Some(sharing) = &mut self.sharing else {
+            return;
+        };
+        let full = n_past / KV_PAGE_TOKENS;
+        while sharing.pages < full {
+            let page = sharing.pages;
+            let chunk = &tokens[page * KV_PAGE_TOKENS..][..KV_PAGE_TOKENS];
+            let slots = slots_of(of);
+            let Some(node) = memory.add_prefix(sharing.realm, sharing.at, chunk, slots) else {
+                // The beginning that it went on from was given up.
+                self.sharing = None;
+                return;
+            };
+            for (g, pages) in self.groups.iter_mut().enumerate() {
+                pages.share(memory, page, node, g);
+            }
+            let complete = |p: &&mut Predicting| p.past >= (page + 1) * KV_PAGE_TOKENS;
+            if let Some(predicting) = self.predicting.as_mut().filter(complete) {
+                for (g, pages) in predicting.groups.iter_mut().enumerate() {
+                    pages.share(memory, page, node, predicting_slot(plan) + g);
+                }
+            }
+            sharing.at = Some(node);
+            sharing.pages += 1;
+        }
+        if let (Some(node), Some(state)) = (sharing.at, state) {
+            let slot = plan.kv.len();
+            if !memory.prefixes.has(node, slot) {
+                let kept = memory.keep_state(node, slot, state, sharing.realm.model);
+                let marked = sharing.marks.contains(&(n_past - beyond));
+                if kept
+                    && !marked
+                    && let Some(before) = sharing.moving.replace(node)
+                {
+                    memory.give_up(before, slot);
+                }
+            }
+        }
+    }
+
+    /// Takes what the draft model has of the sequence; `Err` if that was given up,
+    /// `None` if there was none.
+    pub(crate) fn take_draft_kv(
+        &mut self,
+        memory: &mut Memory,
+    ) -> Result<Option<DraftKv>, GivenUp> {
+        match self.drafting.take() {
+            None => Ok(None),
+            Some(key) => memory.draft_kv.take(key).map(Some).ok_or(GivenUp),
+        }
+    }
+
+    /// Positions of which the draft model has keys and values.
+    pub(crate) fn draft_kv_past(&self, memory: &Memory) -> usize {
+        self.drafting.map_or(0, |key| memory.draft_kv.past(key))
+    }
+
+    /// Keeps what the draft model has of the sequence.
+    pub(crate) fn keep_draft_kv(&mut self, memory: &mut Memory, draft: DraftKv) {
+        self.stop_drafting(memory);
+        self.drafting = Some(memory.draft_kv.keep(draft));
+    }
+
+    /// Gives back what the draft model has of the sequence.
+    pub(crate) fn stop_drafting(&mut self, memory: &mut Memory) {
+        let draft = self.drafting.take();
+        if let Some(draft) = draft.and_then(|key| memory.draft_kv.take(key)) {
+            draft.free(memory);
+        }
+    }
+
+    /// Gives everything back.
+    pub(crate) fn free(&mut self, memory: &mut Memory, plan: &Plan) {
+        self.stop_predicting(memory, plan);
+        self.stop_drafting(memory);
+        for (g, group) in self.groups.drain(..).enumerate() {
+            group.free(memory, g);
+        }
+        if let Some(block) = self.state.take() {
+            memory.store.free(block);
+        }
+        if let Some(at) = self.sharing.take().and_then(|s| s.at) {
+            memory.prefixes.touch(at);
+        }
+    }
+}
+
+/// Bytes that a sequence of `n_tokens` positions holds at most, computed by
+/// passes of at most `rows` rows.
+pub(crate) fn bytes_for(plan: &Plan, n_tokens: usize, rows: usize) -> u64 {
+    let aligned = |bytes: u64| bytes.next_multiple_of(ALIGNMENT);
+    let pages: u64 = plan
+        .kv
+        .iter()
+        .map(|group| {
+            let page = aligned(group.layout.page_bytes() as u64);
+            group.pages_at_most(n_tokens, rows) as u64 * page
+        })
+        .sum();
+    pages + aligned(plan.state_elements * 4)
+}

@@ -1,0 +1,164 @@
+//! Masks of texts that are held to a grammar, computed beside the passes.
+//!
+//! ```text
+//! engine:  choose - accept ---- pass ----- choose with the mask - accept ...
+//!                        \               /
+//! masks-N:                 mask of next -
+//! ```
+//!
+//! A mask of 150k tokens takes microseconds to a millisecond, and 15 ms at most; a pass takes
+//! milliseconds. A matcher is with the engine or with one of these threads, never with both.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rocmforge_grammar::{Error as GrammarError, Mask, Matcher};
+
+use crate::api::error::Error;
+
+/// Threads that compute masks, at most: one for every four processors, and at least one.
+const THREADS_MAX: usize = 4;
+
+/// The threads; they end with the last clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Masks {
+    /// At most one for each running request.
+    jobs: Sender<Job>,
+}
+
+#[derive(Debug)]
+struct Job {
+    matcher: Box<Matcher>,
+    reply: Sender<(Box<Matcher>, Result<Mask, GrammarError>)>,
+}
+
+impl Masks {
+    /// Starts the threads; where none can be started, masks are computed where they are waited for.
+    pub(crate) fn start() -> Self {
+        let (jobs, taken) = channel::<Job>();
+        let taken = Arc::new(Mutex::new(taken));
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        for i in 0..(processors / 4).clamp(1, THREADS_MAX) {
+            let taken = Arc::clone(&taken);
+            let work = move || {
+                loop {
+                    // Whoever waits for a job holds the lock, and nobody does anything else with
+                    // it.
+                    let job = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let Ok(Job { mut matcher, reply }) = job else {
+                        return;
+                    };
+                    let mask = matcher.mask();
+                    // The request may have ended meanwhile.
+                    let _ = reply.send((matcher, mask));
+                }
+            };
+            let thread = std::thread::Builder::new().name(format!("masks-{i}"));
+            if let Err(error) = thread.spawn(work) {
+                tracing::warn!(%error, "a thread for masks cannot be started");
+            }
+        }
+        Self { jobs }
+    }
+}
+
+/// A text that is held to a grammar, and the mask of its next token.
+#[derive(Debug)]
+pub(crate) struct Constraint {
+    threads: Masks,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// The next token may be any.
+    Free(Box<Matcher>),
+    /// The next token has no mask yet.
+    Behind(Box<Matcher>),
+    /// It is computed beside.
+    Beside(Receiver<(Box<Matcher>, Result<Mask, GrammarError>)>),
+    /// It is there.
+    Ready(Box<Matcher>, Mask),
+    /// It failed before.
+    Lost,
+}
+
+impl Constraint {
+    pub(crate) fn new(matcher: Box<Matcher>, threads: Masks) -> Self {
+        let mut held = Self {
+            threads,
+            state: State::Lost,
+        };
+        held.compute(matcher);
+        held
+    }
+
+    fn compute(&mut self, matcher: Box<Matcher>) {
+        if !matcher.restricts() {
+            self.state = State::Free(matcher);
+            return;
+        }
+        let (reply, result) = channel();
+        self.state = match self.threads.jobs.send(Job { matcher, reply }) {
+            Ok(()) => State::Beside(result),
+            Err(job) => State::Behind(job.0.matcher),
+        };
+    }
+
+    /// Whether the next token has a mask.
+    pub(crate) fn restricts(&self) -> bool {
+        !matches!(self.state, State::Free(_))
+    }
+
+    /// Whether no token will ever have a mask again.
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(&self.state, State::Free(matcher) if matcher.is_done())
+    }
+
+    /// The mask of the next token; the same until one is accepted.
+    pub(crate) fn mask(&mut self) -> Result<&Mask, Error> {
+        let (matcher, mask) = match std::mem::replace(&mut self.state, State::Lost) {
+            State::Free(mut matcher) => {
+                let mask = matcher.mask();
+                (matcher, mask)
+            }
+            State::Ready(matcher, mask) => (matcher, Ok(mask)),
+            State::Behind(mut matcher) => {
+                let mask = matcher.mask();
+                (matcher, mask)
+            }
+            State::Beside(result) => result.recv().map_err(|_| lost())?,
+            State::Lost => return Err(lost()),
+        };
+        self.state = State::Ready(matcher, mask.map_err(|error| stuck(&error))?);
+        match &self.state {
+            State::Ready(_, mask) => Ok(mask),
+            _ => Err(lost()),
+        }
+    }
+
+    /// Takes the token that was chosen with the mask; whether the text is complete with it.
+    pub(crate) fn accept(&mut self, token: u32) -> Result<bool, Error> {
+        let mut matcher = match std::mem::replace(&mut self.state, State::Lost) {
+            State::Ready(matcher, _) | State::Free(matcher) => matcher,
+            State::Behind(_) | State::Beside(_) | State::Lost => return Err(lost()),
+        };
+        matcher.accept(token).map_err(|error| stuck(&error))?;
+        let complete = matcher.is_complete();
+        if !complete {
+            self.compute(matcher);
+        }
+        Ok(complete)
+    }
+}
+
+fn stuck(error: &GrammarError) -> Error {
+    Error::InvalidArgument {
+        field: "format",
+        message: error.to_string(),
+    }
+}
+
+fn lost() -> Error {
+    Error::Internal("the state of a grammar was lost".to_owned())
+}

@@ -1,0 +1,359 @@
+//! A request that runs or waits to run: its tokens, its KV pages, and what it has produced.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rocmforge_scheduler::SeqId;
+use rocmforge_tensor_cache::ModelId;
+use rocmforge_tokenizer::StreamDecoder;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::api::error::Error;
+use crate::api::{
+    Asker, Embedding, GenerateEvent, Pooling, RequestCacheUse, STEP_EVENTS, Scores, TokenScore,
+};
+use crate::features::prefix_cache::Realm;
+use crate::features::speculation::drafts::Drafts;
+use crate::memory::Memory;
+use crate::model::loaded::LoadedModel;
+use crate::pass::times::PassTimes;
+use crate::request::decoding::Chooser;
+use crate::request::gaps::Gaps;
+use crate::request::kv::SequenceMemory;
+use crate::request::stop::StopStrings;
+
+/// One request.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) seq: SeqId,
+    pub(crate) model: ModelId,
+    pub(crate) loaded: Arc<LoadedModel>,
+    /// For whom it is.
+    pub(crate) asker: Asker,
+    /// The prompt, then what was generated. Position `i` holds token `i`.
+    pub(crate) tokens: Vec<u32>,
+    /// Positions that are computed: their keys and values are in the pages, the
+    /// recurrent state is behind them.
+    pub(crate) n_past: usize,
+    /// It ends when the model ends it, or where there is no more room for it.
+    pub(crate) open_ended: bool,
+    /// Positions that there may be.
+    pub(crate) n_ctx: usize,
+    /// Positions that it may come to by what was asked for, which choose its rotations.
+    pub(crate) reach: usize,
+    pub(crate) memory: SequenceMemory,
+    /// Times that it was computed anew for want of room in one piece.
+    pub(crate) compactions: u32,
+    /// Positions that were computed when it yielded, until it goes on.
+    pub(crate) yielded_at: usize,
+    /// It was admitted before, and so may have produced something.
+    pub(crate) begun: bool,
+    /// Another one computes what it begins with, and it waits for that.
+    pub(crate) follows: bool,
+    /// Whose beginnings it shares; `None` if it shares none.
+    pub(crate) realm: Option<Realm>,
+    /// It drafts with the model's block that predicts, and so far has all that it takes.
+    pub(crate) predicts: bool,
+    /// The budget, and the positions, for which it was seen to fit with that.
+    pub(crate) sized: (u64, usize),
+    pub(crate) counts: RequestCacheUse,
+    pub(crate) received: Instant,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) work: Work,
+}
+
+/// What a request wants.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Text.
+    Generate(Box<Generation>),
+    /// Log-probabilities.
+    Score(Scoring),
+    /// A vector.
+    Embed(Pooled),
+}
+
+impl Work {
+    /// Whether drafts can be of use: one needs a token behind it.
+    pub(crate) fn takes_drafts(&self) -> bool {
+        match self {
+            Work::Generate(g) => g.chooser.takes_drafts() && g.max_tokens.is_none_or(|max| max > 2),
+            Work::Score(_) | Work::Embed(_) => false,
+        }
+    }
+}
+
+/// The state of a generation.
+#[derive(Debug)]
+pub(crate) struct Generation {
+    pub(crate) events: mpsc::Sender<GenerateEvent>,
+    /// What was found and is not told yet ([`Task::tell`]).
+    pub(crate) due: Vec<GenerateEvent>,
+    pub(crate) chooser: Chooser,
+    pub(crate) drafts: Drafts,
+    /// Drafts that were computed, and those of them that were right.
+    pub(crate) drafted: (u32, u32),
+    pub(crate) decoder: StreamDecoder,
+    pub(crate) stops: StopStrings,
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) n_prompt: usize,
+    /// Tokens of the prompt that were there when it was admitted first.
+    pub(crate) reused: u32,
+    pub(crate) generated: u32,
+    /// When its first pass began.
+    pub(crate) started: Option<Instant>,
+    pub(crate) first_token: Option<Instant>,
+    pub(crate) last_token: Option<Instant>,
+    pub(crate) gaps: Gaps,
+}
+
+impl Generation {
+    /// Events that its reader has room for beside those that are due.
+    fn room(&self) -> usize {
+        self.events.capacity().saturating_sub(self.due.len())
+    }
+}
+
+/// The state of a scoring.
+#[derive(Debug)]
+pub(crate) struct Scoring {
+    pub(crate) reply: oneshot::Sender<Result<Scores, Error>>,
+    pub(crate) top_n: usize,
+    pub(crate) scores: Vec<TokenScore>,
+}
+
+/// The state of an embedding.
+#[derive(Debug)]
+pub(crate) struct Pooled {
+    pub(crate) reply: oneshot::Sender<Result<Embedding, Error>>,
+    pub(crate) pooling: Pooling,
+    /// The sum of the first `rows` rows, or the one row that counts.
+    pub(crate) values: Vec<f32>,
+    pub(crate) rows: usize,
+    /// The device pools all rows of a pass: the row that comes is all.
+    pub(crate) whole: bool,
+    /// The classification's outputs are wanted.
+    pub(crate) classes: bool,
+}
+
+impl Pooled {
+    /// Rows of `n_past..end` whose hidden states count, of a text of `n` tokens.
+    pub(crate) fn wanted(&self, n_past: usize, end: usize, n: usize) -> std::ops::Range<usize> {
+        let counts = match self.pooling {
+            Pooling::Mean => 0..n,
+            Pooling::First => 0..1,
+            Pooling::Last => n - 1..n,
+        };
+        counts.start.max(n_past)..counts.end.min(end).max(counts.start.max(n_past))
+    }
+
+    /// Takes the hidden state of the row at `position`; a pass that is done again
+    /// tells some a second time.
+    pub(crate) fn take(&mut self, position: usize, state: &[f32]) {
+        if self.whole || self.pooling != Pooling::Mean {
+            self.values = state.to_vec();
+        } else if position == self.rows {
+            self.values.resize(state.len(), 0.0);
+            self.values.iter_mut().zip(state).for_each(|(v, s)| *v += s);
+            self.rows += 1;
+        }
+    }
+
+    /// What the rows come to.
+    pub(crate) fn pooled(&mut self) -> Vec<f32> {
+        let mut values = std::mem::take(&mut self.values);
+        if !self.whole && self.pooling == Pooling::Mean {
+            let n = self.rows.max(1) as f32;
+            values.iter_mut().for_each(|v| *v /= n);
+        }
+        values
+    }
+}
+
+impl Task {
+    /// Why the request must end now, if it must: nobody waits for it, or its time is over.
+    pub(crate) fn ended(&self, now: Instant) -> Option<Error> {
+        let (closed, generated) = match &self.work {
+            Work::Generate(g) => (g.events.is_closed(), g.generated),
+            Work::Score(s) => (s.reply.is_closed(), 0),
+            Work::Embed(e) => (e.reply.is_closed(), 0),
+        };
+        if closed {
+            return Some(Error::Cancelled);
+        }
+        self.deadline
+            .filter(|d| now >= *d)
+            .map(|_| Error::DeadlineExceeded { generated })
+    }
+
+    /// Whether all that is known would be computed with so many positions; the last token of a
+    /// scoring is only looked up, and that of an embedding is none.
+    pub(crate) fn is_complete_at(&self, n_past: usize) -> bool {
+        match &self.work {
+            Work::Generate(_) => n_past == self.tokens.len(),
+            Work::Score(_) | Work::Embed(_) => n_past + 1 == self.tokens.len(),
+        }
+    }
+
+    /// Forgets what was computed, so that it is computed again.
+    pub(crate) fn start_over(&mut self, memory: &mut Memory) {
+        self.memory.free(memory, self.loaded.model().plan());
+        self.yielded_at = self.yielded_at.max(self.n_past);
+        self.n_past = 0;
+        self.follows = false;
+    }
+
+    /// Whether it may end with what it has, where there is no room for more: a text without a
+    /// length of its own.
+    pub(crate) fn may_end_here(&self) -> bool {
+        self.open_ended && self.generated() > 0
+    }
+
+    /// Tokens generated so far.
+    pub(crate) fn generated(&self) -> u32 {
+        match &self.work {
+            Work::Generate(g) => g.generated,
+            Work::Score(_) | Work::Embed(_) => 0,
+        }
+    }
+
+    /// Tokens that are or were to be computed before it says anything.
+    pub(crate) fn prompt_rows(&self) -> usize {
+        let reused = match &self.work {
+            Work::Generate(g) => g.reused as usize,
+            Work::Score(_) | Work::Embed(_) => 0,
+        };
+        self.tokens.len().saturating_sub(reused)
+    }
+
+    /// Whether its reader has room for what a step may produce: a piece, the rest
+    /// of the text, and the end.
+    pub(crate) fn reader_has_room(&self) -> bool {
+        match &self.work {
+            Work::Generate(g) => g.room() >= STEP_EVENTS,
+            Work::Score(_) | Work::Embed(_) => true,
+        }
+    }
+
+    /// Whether drafts of it take spare states.
+    pub(crate) fn borrows_states(&self) -> bool {
+        self.loaded.model().plan().state_elements > 0 && self.work.takes_drafts()
+    }
+
+    /// Drafts the tokens of its next pass, which has `rows` rows without them, if that is one of a
+    /// token. How many. The text and the model's block draft only where `texts` says so.
+    pub(crate) fn draft(
+        &mut self,
+        rows: usize,
+        room: usize,
+        times: &PassTimes,
+        block_seconds: f64,
+        texts: bool,
+    ) -> usize {
+        let decodes = self.begun && self.n_past + 1 == self.tokens.len();
+        let most = self.drafts_at_most().min(room);
+        let Work::Generate(g) = &mut self.work else {
+            return 0;
+        };
+        g.drafts.next.clear();
+        if !decodes || !g.chooser.takes_drafts() {
+            return 0;
+        }
+        let known = self.tokens.len();
+        match g.drafts.take_foretold(known, most) {
+            0 if texts => {}
+            n => return n,
+        }
+        match g.drafts.draft(&self.tokens, most, rows, times) {
+            0 if self.predicts && most > 0 => g.drafts.foretold(known, rows, times, block_seconds),
+            n => n,
+        }
+    }
+
+    /// Drafts that there may be behind its tokens: each right one is a token, of which there may be
+    /// so many; each is an event.
+    pub(crate) fn drafts_at_most(&self) -> usize {
+        let Work::Generate(g) = &self.work else {
+            return 0;
+        };
+        let wanted = g
+            .max_tokens
+            .map_or(usize::MAX, |max| max.saturating_sub(g.generated) as usize);
+        wanted
+            .min(self.n_ctx.saturating_sub(self.tokens.len()) + 1)
+            .min((g.room() + 1).saturating_sub(STEP_EVENTS))
+            .saturating_sub(1)
+    }
+
+    /// Tokens that it may come to yet.
+    pub(crate) fn remaining(&self) -> usize {
+        let wanted = match &self.work {
+            Work::Generate(g) => g.max_tokens.map(|max| max.saturating_sub(g.generated)),
+            Work::Score(_) | Work::Embed(_) => Some(0),
+        };
+        let room = self.n_ctx.saturating_sub(self.tokens.len());
+        wanted.map_or(room, |wanted| room.min(wanted as usize))
+    }
+
+    /// The ids of its next `rows` rows: known tokens, then drafts.
+    pub(crate) fn row_ids(&self, rows: usize) -> impl Iterator<Item = u32> {
+        let drafts: &[u32] = match &self.work {
+            Work::Generate(g) => &g.drafts.next,
+            Work::Score(_) | Work::Embed(_) => &[],
+        };
+        let known = self.tokens[self.n_past..].iter();
+        known.chain(drafts).copied().take(rows)
+    }
+
+    /// Sends what a pass has found, all of it at once: the next pass does so once the device has
+    /// its work, or whoever finds that there is none. Whether there was any.
+    pub(crate) fn tell(&mut self) -> bool {
+        let Work::Generate(g) = &mut self.work else {
+            return false;
+        };
+        let any = !g.due.is_empty();
+        for event in g.due.drain(..) {
+            // The pass had its rows because places for all of them were free, those of what was due
+            // counted; if the reader is gone the next look ends the request.
+            let _ = g.events.try_send(event);
+        }
+        any
+    }
+
+    /// Sends the end of a request that failed.
+    pub(crate) fn fail(mut self, error: Error) {
+        self.tell();
+        match self.work {
+            Work::Generate(g) => {
+                // There is room for the last event unless the reader is gone.
+                let _ = g.events.try_send(GenerateEvent::Failed(error));
+            }
+            Work::Score(s) => {
+                let _ = s.reply.send(Err(error));
+            }
+            Work::Embed(e) => {
+                let _ = e.reply.send(Err(error));
+            }
+        }
+    }
+
+    /// Does without the MTP head from now on.
+    pub(crate) fn stop_predicting(&mut self, memory: &mut Memory) {
+        self.predicts = false;
+        let plan = self.loaded.model().plan();
+        self.memory.stop_predicting(memory, plan);
+    }
+
+    /// Positions up to which it fits, since its tokens so far need `need` bytes; those
+    /// of an open-ended one grow.
+    pub(crate) fn fits_up_to(&self, need: u64, budget: u64) -> usize {
+        match &self.work {
+            Work::Generate(g) if g.max_tokens.is_none() => {
+                // Twice the positions need no more than twice the bytes.
+                let times = if need <= budget / 2 { 2 } else { 1 };
+                self.tokens.len() * times
+            }
+            _ => usize::MAX,
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! The device and the cache: the cache's decisions, carried out on the device.
+//!
+//! The cache is pure and the device has no policy; this is the one place where they meet. Every
+//! action that the cache emits is executed here in order, and every upload that ends is reported
+//! back, so the cache's state and the device's memory say the same at every step.
+//!
+//! *Invariant:* a segment's upload is started once; whoever needs it while it is under way
+//! waits for the same one (`under_way` has one a segment).
+
+pub(crate) mod arena;
+pub(crate) mod fetch;
+mod resident;
+mod source;
+pub(crate) mod timetable;
+mod uploads;
+
+use std::cell::{Cell, OnceCell};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocmforge_device::{Device, Loss, SegmentLayout, UploadTicket};
+use rocmforge_ops::SegmentKind;
+use rocmforge_tensor_cache::{
+    Acquired, Action, BlockId, BlockKind, Cache, Cleared, Error as CacheError, ModelId, SegmentId,
+    SegmentSpec, Slab,
+};
+
+use crate::api::error::{Error, from_cache, from_device};
+use crate::clock::Clock;
+use crate::guards::file_watch::FileWatch;
+pub(crate) use resident::Resident;
+pub(crate) use source::Source;
+use timetable::Timetable;
+use uploads::UnderWay;
+
+/// The device, the cache, and what is between them.
+pub(crate) struct Store {
+    pub(crate) clock: Clock,
+    pub(crate) device: Box<dyn Device>,
+    pub(crate) cache: Cache,
+    pub(crate) sources: HashMap<ModelId, Source>,
+    /// What was resident as a whole when it was looked at last.
+    resident: HashMap<ModelId, Arc<Resident>>,
+    stamps: u64,
+    tickets: HashMap<UploadTicket, SegmentId>,
+    under_way: HashMap<SegmentId, UnderWay>,
+    /// Uploads that were taken for done and whose end the device has not seen yet.
+    settling: HashMap<UploadTicket, SegmentId>,
+    /// Resident segments whose content turned out to be bad while they were in use.
+    spoiled: Vec<SegmentId>,
+    pub(crate) actions: Vec<Action>,
+    /// Bytes of the block that the device keeps for itself.
+    pub(crate) reserve_bytes: u64,
+    /// Bytes that the driver counted as free last.
+    pub(crate) free_bytes: Option<u64>,
+    counted_at: Instant,
+    /// Why the device is lost, once it is.
+    lost: OnceCell<Loss>,
+    /// Bytes that the driver refused since this was looked at last; 0 if it did not say how many.
+    refused: Cell<Option<u64>>,
+    /// How segments begin on the device: what is compared after a sleep.
+    witnesses: arena::Witnesses,
+    /// Files that are waited for.
+    pub(crate) files: FileWatch,
+    /// Whether the device records passes.
+    pub(crate) records: bool,
+    /// What the link was given to bring, and by when it will have come.
+    pub(crate) timetable: Timetable,
+    /// Time that passes waited for uploads, since start-up.
+    pub(crate) waited: Duration,
+}
+
+/// For the snapshot the driver's free bytes are counted at most this often while there is work.
+const MEMORY_RENEWAL: Duration = Duration::from_millis(500);
+
+impl Store {
+    pub(crate) fn new(device: Box<dyn Device>, cache: Cache) -> Self {
+        Self {
+            free_bytes: device.free_bytes(),
+            records: device.info().records,
+            counted_at: Clock.now(),
+            clock: Clock,
+            device,
+            cache,
+            sources: HashMap::new(),
+            resident: HashMap::new(),
+            stamps: 0,
+            tickets: HashMap::new(),
+            under_way: HashMap::new(),
+            settling: HashMap::new(),
+            spoiled: Vec::new(),
+            actions: Vec::new(),
+            reserve_bytes: 0,
+            lost: OnceCell::new(),
+            refused: Cell::new(None),
+            witnesses: arena::Witnesses::new(),
+            files: FileWatch::default(),
+            timetable: Timetable::default(),
+            waited: Duration::ZERO,
+        }
+    }
+
+    /// Uploads that nobody has waited for.
+    pub(crate) fn under_way(&self) -> usize {
+        self.under_way.len()
+    }
+
+    /// Asks the driver for its count of free memory, unless it was asked a moment ago.
+    pub(crate) fn refresh_free_bytes(&mut self) {
+        if self.clock.now() - self.counted_at >= MEMORY_RENEWAL {
+            self.free_bytes = self.device.free_bytes();
+            self.counted_at = self.clock.now();
+        }
+    }
+
+    /// Asks the driver for its count of free memory.
+    pub(crate) fn count_free_bytes_now(&mut self) -> Option<u64> {
+        self.free_bytes = self.device.free_bytes();
+        self.counted_at = self.clock.now();
+        self.free_bytes
+    }
+
+    /// Why the device is lost, if it is.
+    pub(crate) fn lost(&self) -> Option<&Loss> {
+        self.lost.get()
+    }
+
+    /// Registers a model's segments. Uploads nothing.
+    pub(crate) fn register(&mut self, model: ModelId, source: Source) -> Result<(), Error> {
+        let specs: Vec<SegmentSpec> = source
+            .layouts
+            .iter()
+            .zip(&source.kinds)
+            .map(|(l, kind)| match kind {
+                SegmentKind::Ordered => SegmentSpec::ordered(l.bytes),
+                SegmentKind::Expert { .. } => SegmentSpec::expert(l.bytes),
+            })
+            .collect();
+        self.cache.register(model, &specs).map_err(from_cache)?;
+        self.sources.insert(model, source);
+        self.count_pinned(model)
+    }
+
+    /// Has a segment held. Where it is absent, its upload is to be executed.
+    pub(crate) fn try_acquire(&mut self, segment: SegmentId) -> Result<Acquired, CacheError> {
+        self.cache.acquire(segment, &mut self.actions)
+    }
+
+    /// Takes a block out of the budget. What was evicted for it is to be executed.
+    pub(crate) fn try_reserve(
+        &mut self,
+        kind: BlockKind,
+        owner: Option<ModelId>,
+        bytes: u64,
+    ) -> Result<BlockId, CacheError> {
+        self.cache.reserve(kind, owner, bytes, &mut self.actions)
+    }
+
+    /// Begins to bring a segment ahead of its use. Whether it has room beside its own model and
+    /// those that run.
+    pub(crate) fn begin_bringing(&mut self, segment: SegmentId) -> Result<bool, Error> {
+        let has_room = self.cache.bring(segment, &mut self.actions);
+        if has_room {
+            self.execute()?;
+        }
+        Ok(has_room)
+    }
+
+    /// Gives the device a block of the ledger for itself.
+    pub(crate) fn set_reserve(&mut self, slab: Slab) -> Result<(), Error> {
+        self.reserve_bytes = slab.bytes;
+        let set = self.device.set_reserve(slab.offset, slab.bytes);
+        set.map_err(|e| self.device_error(None, e))
+    }
+
+    /// Takes a model's segments out of the cache.
+    pub(crate) fn unregister_segments(&mut self, model: ModelId) -> Result<(), CacheError> {
+        self.cache.unregister(model, &mut self.actions)
+    }
+
+    /// Forgets what a model's segments held.
+    pub(crate) fn forget_contents(&mut self, model: ModelId) {
+        self.witnesses.retain(|segment, _| segment.model != model);
+        self.resident.remove(&model);
+    }
+
+    /// Forgets where a model's segments come from.
+    pub(crate) fn forget_source(&mut self, model: ModelId) {
+        if let Some(source) = self.sources.remove(&model) {
+            self.device.forget_file(&source.file);
+        }
+    }
+
+    /// Evicts what may go, of one model or of all, and gives the memory back to the system.
+    pub(crate) fn clear(&mut self, model: Option<ModelId>) -> Result<Cleared, Error> {
+        let cleared = self.cache.clear(model, &mut self.actions);
+        let cleared = cleared.map_err(from_cache)?;
+        self.execute_and_discard()?;
+        Ok(cleared)
+    }
+
+    /// Changes the budget of the cache and of the arena. Returns the bytes still above it.
+    pub(crate) fn set_budget(&mut self, bytes: u64) -> Result<u64, Error> {
+        if bytes > self.budget() {
+            self.set_capacity(bytes)?;
+        }
+        let change = self.cache.set_budget(bytes, &mut self.actions);
+        self.execute_and_discard()?;
+        self.set_capacity(bytes)?;
+        Ok(change.used.saturating_sub(bytes))
+    }
+
+    /// Waits for an upload of a segment that is held; gives the segment back where it fails.
+    pub(crate) fn wait_for_held(&mut self, segment: SegmentId) -> Result<(), Error> {
+        let begun = self.clock.now();
+        let came = self.wait(segment);
+        self.waited += self.clock.now() - begun;
+        if came.is_err() {
+            self.cache.release(segment);
+        }
+        came
+    }
+
+    /// Waits for a segment that [`Memory::begin_acquire`](crate::memory::Memory::begin_acquire)
+    /// found on its way, and that is held. Whether it is there; if not, its upload has failed
+    /// before, and it is held no longer.
+    pub(crate) fn end_acquire(&mut self, segment: SegmentId) -> Result<bool, Error> {
+        let begun = self.clock.now();
+        let came = self.wait(segment);
+        self.waited += self.clock.now() - begun;
+        if came.is_err() || !self.cache.holds(segment) {
+            self.cache.release(segment);
+        }
+        came.map(|()| self.cache.holds(segment))
+    }
+
+    /// The device, and where the tensors of a model's segments lie in their slabs: together, since
+    /// a pass needs the one mutable and the other not.
+    pub(crate) fn device_and_layouts(
+        &mut self,
+        model: ModelId,
+    ) -> (&mut dyn Device, &[Arc<SegmentLayout>]) {
+        (self.device.as_mut(), &self.sources[&model].layouts)
+    }
+
+    /// Begins an upload of an expert that the pass under way needs, unless too many are under way
+    /// or what is in use leaves it no room.
+    pub(crate) fn start_needed(&mut self, segment: SegmentId) -> Result<(), Error> {
+        if self.cache.prefetch_needed(segment, &mut self.actions) {
+            self.execute()?;
+        }
+        Ok(())
+    }
+
+    /// Whether an upload of a segment is under way.
+    pub(crate) fn is_under_way(&self, segment: SegmentId) -> bool {
+        self.under_way.contains_key(&segment)
+    }
+
+    /// Whether [`Memory::acquire`](crate::memory::Memory::acquire) of a segment would not wait for
+    /// its upload.
+    pub(crate) fn comes_at_once(&self, segment: SegmentId) -> bool {
+        match self.under_way.get(&segment) {
+            Some(UnderWay::Uploaded(ticket)) => self.device.is_queued(*ticket),
+            Some(UnderWay::Brought { .. }) => false,
+            None => self.cache.holds(segment),
+        }
+    }
+
+    /// Gives an acquired segment back.
+    pub(crate) fn release(&mut self, segment: SegmentId) {
+        self.cache.release(segment);
+    }
+
+    /// Pins or unpins segments.
+    pub(crate) fn pin(
+        &mut self,
+        model: ModelId,
+        segments: &[u32],
+        pinned: bool,
+    ) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for &index in segments {
+            let segment = SegmentId { model, index };
+            let done = if pinned {
+                self.cache.pin(segment)
+            } else {
+                self.cache.unpin(segment)
+            };
+            outcome = outcome.and(done.map_err(from_cache));
+        }
+        self.count_pinned(model)?;
+        outcome
+    }
+
+    fn count_pinned(&mut self, model: ModelId) -> Result<(), Error> {
+        let statuses = self.cache.residency(model).map_err(from_cache)?;
+        let source = self
+            .sources
+            .get_mut(&model)
+            .expect("the cache knows the same models");
+        let aligned = |bytes: u64| bytes.next_multiple_of(rocmforge_device::ALIGNMENT);
+        source.pinned_bytes = statuses
+            .iter()
+            .filter(|s| s.pinned)
+            .map(|s| aligned(s.bytes))
+            .sum();
+        source.largest_unpinned = statuses
+            .iter()
+            .filter(|s| !s.pinned)
+            .map(|s| aligned(s.bytes))
+            .max()
+            .unwrap_or(0);
+        Ok(())
+    }
+
+    /// Gives a block back.
+    pub(crate) fn free(&mut self, block: BlockId) {
+        self.cache.free(block);
+    }
+
+    /// The budget in force.
+    pub(crate) fn budget(&self) -> u64 {
+        self.cache.budget()
+    }
+
+    /// Gives the arena so many bytes; more where a shrink has left something beyond them, which
+    /// lies there until it is released.
+    fn set_capacity(&mut self, bytes: u64) -> Result<(), Error> {
+        let bytes = bytes.max(self.cache.arena_end());
+        let set = self.device.set_capacity(bytes);
+        set.map_err(|e| self.device_error(None, e))
+    }
+
+    /// What the driver refused since the last call of this.
+    pub(crate) fn take_refused_bytes(&self) -> Option<u64> {
+        self.refused.take()
+    }
+
+    /// After releases: finishes a shrink that could not be reached at once.
+    pub(crate) fn finish_shrink(&mut self) -> Result<(), Error> {
+        if self.cache.budget_reached() {
+            return Ok(());
+        }
+        self.cache.finish_shrink(&mut self.actions);
+        self.execute_and_discard()?;
+        self.set_capacity(self.budget())
+    }
+
+    pub(crate) fn execute(&mut self) -> Result<(), Error> {
+        self.run_actions(false)
+    }
+
+    pub(crate) fn execute_and_discard(&mut self) -> Result<(), Error> {
+        self.run_actions(true)
+    }
+
+    /// Carries out the emitted actions in order. If one fails, the uploads behind it are reported
+    /// as failed, so that the cache does not wait for them.
+    fn run_actions(&mut self, discard: bool) -> Result<(), Error> {
+        let mut actions = std::mem::take(&mut self.actions);
+        let mut outcome = Ok(());
+        for action in actions.drain(..) {
+            match action {
+                Action::Evict {
+                    segment,
+                    slab,
+                    cause,
+                } => {
+                    tracing::trace!(%segment, slab.offset, slab.bytes, cause = cause.name(), "evict");
+                    if discard {
+                        self.device.discard(slab.offset, slab.bytes);
+                    }
+                }
+                Action::Move { segment, from, to } => {
+                    tracing::trace!(%segment, from.offset, to.offset, "move");
+                    if let Err(error) = self.device.move_slab(from.offset, to.offset, from.bytes) {
+                        // What lies at its new place is not what the ledger believes.
+                        self.spoiled.push(segment);
+                        outcome = outcome.and(Err(self.device_error(Some(segment.model), error)));
+                    }
+                }
+                Action::Upload { segment, slab } => {
+                    tracing::trace!(%segment, slab.offset, slab.bytes, "upload");
+                    match outcome {
+                        Ok(()) => outcome = self.begin(segment, slab),
+                        Err(_) => self.cache.upload_failed(segment),
+                    }
+                }
+            }
+        }
+        // Keeps the vector's memory for the next pass.
+        self.actions = actions;
+        outcome
+    }
+
+    pub(crate) fn note_loss(&self, error: &rocmforge_device::Error) {
+        if let rocmforge_device::Error::Lost(loss) = error {
+            // The first reason is the one that counts.
+            let _ = self.lost.set(loss.clone());
+        }
+    }
+
+    pub(crate) fn device_error(
+        &self,
+        model: Option<ModelId>,
+        error: rocmforge_device::Error,
+    ) -> Error {
+        self.note_loss(&error);
+        if let rocmforge_device::Error::Memory { bytes, .. } = &error {
+            self.refused.set(Some(*bytes));
+        }
+        let source = model.and_then(|m| self.sources.get(&m));
+        from_device(source.map(|s| (s.name.as_str(), s.file.path())), error)
+    }
+}

@@ -1,0 +1,140 @@
+//! The device's memory as a whole: taken anew with another size, and compared
+//! after a sleep of the machine.
+
+use std::collections::HashMap;
+
+use rocmforge_device::{Loss, LossKind};
+use rocmforge_tensor_cache::{ModelId, SegmentId, SegmentState, Slab};
+
+use crate::api::error::Error;
+use crate::store::Store;
+
+/// Bytes of a segment that are remembered.
+const WITNESS_BYTES: usize = 16;
+
+/// How segments begin on the device.
+pub(super) type Witnesses = HashMap<SegmentId, [u8; WITNESS_BYTES]>;
+
+impl Store {
+    /// Waits for all uploads under way.
+    pub(crate) fn wait_all(&mut self) {
+        while !self.under_way.is_empty() {
+            self.wait_any();
+        }
+    }
+
+    /// See [`Memory::renew`](crate::memory::Memory::renew). No upload is under way.
+    pub(crate) fn renew(
+        &mut self,
+        bytes: u64,
+        otherwise: u64,
+        keep: &[Slab],
+    ) -> Result<u64, Error> {
+        let models: Vec<(ModelId, usize)> = self
+            .sources
+            .iter()
+            .map(|(&model, source)| (model, source.layouts.len()))
+            .collect();
+        for (model, segments) in models {
+            for index in 0..segments as u32 {
+                let segment = SegmentId { model, index };
+                let gone = self.cache.evict_corrupt(segment, &mut self.actions);
+                assert!(gone, "{segment} is in use while the arena is renewed");
+            }
+        }
+        self.execute()?;
+        // Blocks do not move.
+        let least = self
+            .cache
+            .arena_end()
+            .max(crate::guards::budget::BUDGET_MIN);
+        let mut sizes = vec![bytes.max(least)];
+        let mut size = otherwise.max(least);
+        while size > least {
+            sizes.push(size);
+            size = (size / 8 * 7) & !(rocmforge_device::ALIGNMENT - 1);
+        }
+        sizes.push(least);
+        let keep: Vec<(u64, u64)> = keep.iter().map(|s| (s.offset, s.bytes)).collect();
+        let capacity = self
+            .device
+            .renew(&sizes, &keep)
+            .map_err(|e| self.device_error(None, e))?;
+        let budget = bytes.min(capacity);
+        self.cache.set_budget(budget, &mut self.actions);
+        self.execute()?;
+        self.free_bytes = self.device.free_bytes();
+        Ok(budget)
+    }
+
+    /// Whether the driver's allocations are larger than what the capacity makes of them: it had no
+    /// room to make a smaller one beside the old.
+    pub(crate) fn holds_unused(&self) -> bool {
+        self.device
+            .memory_use()
+            .is_some_and(|m| m.unused_bytes() > 0)
+    }
+
+    /// The resident segments with their slabs.
+    fn resident(&self) -> Vec<(SegmentId, Slab)> {
+        let resident = self.sources.keys().flat_map(|&model| {
+            let segments = self.cache.residency(model).unwrap_or_default();
+            (0..).zip(segments).filter_map(move |(index, status)| {
+                let SegmentState::Resident(slab) = status.residency else {
+                    return None;
+                };
+                Some((SegmentId { model, index }, slab))
+            })
+        });
+        resident.collect()
+    }
+
+    /// Before a rest: remembers how the resident segments at both ends of the arena begin. A
+    /// segment begins the same wherever and whenever it is resident, so each is read once.
+    pub(crate) fn remember(&mut self) {
+        let all = self.resident();
+        let first = all.iter().min_by_key(|(_, slab)| slab.offset);
+        let last = all.iter().max_by_key(|(_, slab)| slab.offset);
+        for &(segment, slab) in first.into_iter().chain(last) {
+            let mut bytes = [0; WITNESS_BYTES];
+            if self.witnesses.contains_key(&segment) || slab.bytes < WITNESS_BYTES as u64 {
+                continue;
+            }
+            match self.device.peek(slab.offset, &mut bytes) {
+                Ok(true) => {
+                    self.witnesses.insert(segment, bytes);
+                }
+                Ok(false) => return,
+                Err(error) => {
+                    self.note_loss(&error);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// After a sleep: whether the device works and holds what it held, by its own marks and by what
+    /// is remembered of the segments that are resident.
+    ///
+    /// # Errors
+    /// The loss of the device.
+    pub(crate) fn check(&mut self) -> Result<(), rocmforge_device::Error> {
+        self.device.check()?;
+        let known: Vec<_> = self
+            .resident()
+            .into_iter()
+            .filter_map(|(segment, slab)| Some((segment, slab, *self.witnesses.get(&segment)?)))
+            .collect();
+        for (segment, slab, expected) in known {
+            let mut bytes = [0; WITNESS_BYTES];
+            if self.device.peek(slab.offset, &mut bytes)? && bytes != expected {
+                let reason = format!(
+                    "{segment} is not what it was; the device's memory was reset or lost power"
+                );
+                let loss = Loss::new(LossKind::ContentsLost, reason);
+                return Err(rocmforge_device::Error::Lost(loss));
+            }
+        }
+        Ok(())
+    }
+}

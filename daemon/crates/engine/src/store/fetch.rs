@@ -1,0 +1,87 @@
+//! What is read of a model's file into the page cache ahead of its upload, while others go on.
+
+use rocmforge_ops::SegmentKind;
+use rocmforge_tensor_cache::{ModelId, SegmentId};
+
+use crate::api::error::Error;
+use crate::guards::file_watch::Waiting;
+use crate::model::fetcher::{ASLEEP_MAX, Fetch};
+use crate::store::Store;
+
+/// What is fetched of a file while others go on.
+#[derive(Debug)]
+pub(crate) struct FileFetch {
+    pub(crate) fetch: Fetch,
+    /// Shows that the file is waited for.
+    _waiting: Waiting,
+}
+
+impl Store {
+    /// Begins to fetch what an absent segment of a preload needs, where reading it would keep
+    /// `others` waiting. One that has no room is not read (`what_fits`).
+    pub(crate) fn fetch(
+        &self,
+        segment: SegmentId,
+        others: bool,
+        what_fits: bool,
+    ) -> Result<Option<FileFetch>, Error> {
+        let source = &self.sources[&segment.model];
+        let file = &source.file;
+        let is_there = || {
+            let mut ranges = source.ranges(segment.index);
+            !others || file.is_direct() || ranges.all(|range| file.seems_cached(range))
+        };
+        let end = self.cache.usage().total() + self.segment_bytes(segment);
+        let has_no_room = what_fits && end > self.budget();
+        if has_no_room || self.cache.holds(segment) || !file.is_far() && is_there() {
+            return Ok(None);
+        }
+        let fetch = source.bring(segment.index, ASLEEP_MAX)?;
+        Ok(Some(self.file_fetch(segment.model, fetch)))
+    }
+
+    /// A fetch of a model's file, for which its requests wait.
+    pub(crate) fn file_fetch(&self, model: ModelId, fetch: Fetch) -> FileFetch {
+        FileFetch {
+            fetch,
+            _waiting: self.wait_in_background(model),
+        }
+    }
+
+    /// Shows that the file of a model is waited for by its requests.
+    pub(crate) fn wait_in_background(&self, model: ModelId) -> Waiting {
+        let source = &self.sources[&model];
+        self.files
+            .begin_in_background(&source.name, source.file.path())
+    }
+
+    /// Whether what was begun to be fetched is there.
+    pub(crate) fn is_fetched(&self, model: ModelId, fetch: &FileFetch) -> Result<bool, Error> {
+        let came = self.sources[&model].ended(&fetch.fetch, ASLEEP_MAX);
+        came.map_or(Ok(false), |came| came.map(|()| true))
+    }
+
+    /// The segments that a pass of a model uses and that are absent, as many as the budget and a
+    /// half of the memory that is free hold.
+    pub(crate) fn absent(&self, model: ModelId, experts: bool) -> Vec<u32> {
+        let source = &self.sources[&model];
+        let mut room = match rocmforge_device::host_available_bytes() {
+            0 => self.budget(),
+            available => self.budget().min(available / 2),
+        };
+        let mut segments = Vec::new();
+        for (index, kind) in (0..).zip(source.kinds()) {
+            let segment = SegmentId { model, index };
+            let is_used = experts || *kind == SegmentKind::Ordered;
+            if !is_used || self.cache.holds(segment) {
+                continue;
+            }
+            let Some(left) = room.checked_sub(self.segment_bytes(segment)) else {
+                break;
+            };
+            room = left;
+            segments.push(index);
+        }
+        segments
+    }
+}

@@ -1,0 +1,87 @@
+//! Where a model's segments come from, and how large they are.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rocmforge_device::{ALIGNMENT, SegmentLayout};
+use rocmforge_gguf::MappedFile;
+use rocmforge_ops::SegmentKind;
+use rocmforge_tensor_cache::{ModelId, SegmentId};
+
+use crate::model::fetcher::Fetcher;
+use crate::model::loaded::LoadedModel;
+use crate::store::Store;
+
+/// Where a model's segments come from.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) name: String,
+    pub(crate) file: Arc<MappedFile>,
+    pub(super) fetcher: Arc<Fetcher>,
+    pub(crate) layouts: Vec<Arc<SegmentLayout>>,
+    /// How passes use the segments.
+    pub(super) kinds: Vec<SegmentKind>,
+    /// Bytes of all segments on the device.
+    pub(crate) bytes: u64,
+    pub(super) pinned_bytes: u64,
+    pub(super) largest_unpinned: u64,
+}
+
+impl Source {
+    pub(crate) fn new(
+        loaded: &LoadedModel,
+        layouts: Vec<Arc<SegmentLayout>>,
+        kinds: Vec<SegmentKind>,
+    ) -> Self {
+        let aligned = |l: &Arc<SegmentLayout>| l.bytes.next_multiple_of(ALIGNMENT);
+        Self {
+            name: loaded.name().to_owned(),
+            file: Arc::clone(loaded.file()),
+            fetcher: Arc::clone(loaded.fetcher()),
+            bytes: layouts.iter().map(aligned).sum(),
+            layouts,
+            kinds,
+            pinned_bytes: 0,
+            largest_unpinned: 0,
+        }
+    }
+
+    /// Where a segment is in the file.
+    pub(crate) fn ranges(&self, segment: u32) -> impl Iterator<Item = Range<u64>> {
+        let tensors = &self.layouts[segment as usize].tensors;
+        let tensors = tensors.iter().map(|placed| &placed.desc);
+        tensors.map(|t| t.offset..t.offset + t.bytes)
+    }
+
+    /// How passes use the segments.
+    pub(crate) fn kinds(&self) -> &[SegmentKind] {
+        &self.kinds
+    }
+}
+
+impl Store {
+    /// Bytes of a segment on the device.
+    pub(crate) fn segment_bytes(&self, segment: SegmentId) -> u64 {
+        self.sources[&segment.model].layouts[segment.index as usize].bytes
+    }
+
+    /// Bytes of the largest segment of a model that is not pinned: what must be free for it to run.
+    pub(crate) fn largest_unpinned(&self, model: ModelId) -> u64 {
+        self.sources[&model].largest_unpinned
+    }
+
+    /// Bytes of all segments of a model on the device.
+    pub(crate) fn model_bytes(&self, model: ModelId) -> u64 {
+        self.sources[&model].bytes
+    }
+
+    /// Bytes of all pinned segments, resident or not.
+    pub(crate) fn pinned_bytes(&self) -> u64 {
+        self.sources.values().map(|s| s.pinned_bytes).sum()
+    }
+
+    /// Bytes of a model's pinned segments, resident or not.
+    pub(crate) fn model_pinned_bytes(&self, model: ModelId) -> u64 {
+        self.sources[&model].pinned_bytes
+    }
+}

@@ -1,0 +1,247 @@
+//! Uploads, from the cache's wish to the segment that is there.
+//!
+//! ```text
+//!   begin --> uploaded (the device has it) ------------------------------> there, or failed
+//!        \--> brought (a far file's threads have it) --came--> uploaded --/
+//!                     \--the file is silent, or cannot be read--> failed
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rocmforge_device::{Upload, UploadTicket};
+use rocmforge_tensor_cache::{ModelId, SegmentId, Slab};
+
+use crate::api::error::Error;
+use crate::guards::file_watch::Waiting;
+use crate::model::fetcher::{Fetch, SILENT_AFTER};
+use crate::model::loaded::from_fault;
+use crate::store::{Source, Store};
+
+/// Most uploads whose end is remembered as outstanding; older ones have long ended.
+const SETTLING_MAX: usize = 4096;
+
+/// Who has a segment that the cache wants.
+#[derive(Debug)]
+pub(super) enum UnderWay {
+    /// What it needs of a far file comes into the page cache.
+    Brought { fetch: Fetch, slab: Slab },
+    /// The device.
+    Uploaded(UploadTicket),
+}
+
+impl Store {
+    /// Begins an upload. One that cannot be begun is reported to the cache.
+    pub(crate) fn begin(&mut self, segment: SegmentId, slab: Slab) -> Result<(), Error> {
+        let begun = match self.sources.get(&segment.model) {
+            Some(source) if source.file.is_far() => {
+                source.bring(segment.index, SILENT_AFTER).map(|fetch| {
+                    let brought = UnderWay::Brought { fetch, slab };
+                    self.under_way.insert(segment, brought);
+                })
+            }
+            Some(_) => self.upload(segment, slab),
+            None => Err(Error::Internal("an upload of no model".to_owned())),
+        };
+        if begun.is_err() {
+            self.cache.upload_failed(segment);
+        }
+        begun
+    }
+
+    /// Gives the device an upload.
+    fn upload(&mut self, segment: SegmentId, slab: Slab) -> Result<(), Error> {
+        let source = &self.sources[&segment.model];
+        let upload = Upload {
+            file: Arc::clone(&source.file),
+            layout: Arc::clone(&source.layouts[segment.index as usize]),
+            slab: slab.offset,
+        };
+        // It looks at the file, and may wait for a place in a queue of others.
+        let _waiting = self.wait_for_file(segment.model);
+        let begun = self.device.begin_upload(upload);
+        let ticket = begun.map_err(|e| self.device_error(Some(segment.model), e))?;
+        let now = self.clock.now();
+        self.timetable.begun(segment, slab.bytes, now);
+        self.tickets.insert(ticket, segment);
+        self.under_way.insert(segment, UnderWay::Uploaded(ticket));
+        Ok(())
+    }
+
+    /// From now on the file of a model is waited for.
+    pub(crate) fn wait_for_file(&self, model: ModelId) -> Option<Waiting> {
+        let source = self.sources.get(&model)?;
+        Some(self.files.begin(&source.name, source.file.path()))
+    }
+
+    /// Waits until a segment is there, if it is under way.
+    pub(crate) fn wait(&mut self, segment: SegmentId) -> Result<(), Error> {
+        if let Some(UnderWay::Brought { .. }) = self.under_way.get(&segment) {
+            self.wait_for_fetch(segment)?;
+        }
+        let Some(UnderWay::Uploaded(ticket)) = self.under_way.remove(&segment) else {
+            return Ok(());
+        };
+        self.tickets.remove(&ticket);
+        let waiting = self.wait_for_file(segment.model);
+        let ended = self.device.wait_upload(ticket);
+        drop(waiting);
+        match ended {
+            Ok(()) => {
+                if self.settling.len() >= SETTLING_MAX {
+                    self.settling.clear();
+                }
+                self.settling.insert(ticket, segment);
+                self.cache.uploaded(segment);
+                Ok(())
+            }
+            Err(error) => {
+                self.cache.upload_failed(segment);
+                Err(self.device_error(Some(segment.model), error))
+            }
+        }
+    }
+
+    /// Waits for what a segment needs of a far file, and gives the device its upload.
+    fn wait_for_fetch(&mut self, segment: SegmentId) -> Result<(), Error> {
+        let Some(UnderWay::Brought { fetch, slab }) = self.under_way.remove(&segment) else {
+            return Ok(());
+        };
+        let waiting = self.wait_for_file(segment.model);
+        let came = self.sources[&segment.model].wait(fetch);
+        drop(waiting);
+        let begun = came.and_then(|()| self.upload(segment, slab));
+        if begun.is_err() {
+            self.cache.upload_failed(segment);
+        }
+        begun
+    }
+
+    /// Waits for one of the uploads under way: one that the device has, if there is any.
+    pub(crate) fn wait_any(&mut self) {
+        let of_device = |way: &UnderWay| matches!(way, UnderWay::Uploaded(_));
+        let first = self.under_way.iter().max_by_key(|(_, way)| of_device(way));
+        if let Some((&segment, _)) = first
+            && let Err(error) = self.wait(segment)
+        {
+            tracing::warn!(%segment, error = %crate::api::error::chain(&error), "an upload ahead of need failed");
+        }
+    }
+
+    /// An upload is not wanted any more: waits for it where the device has it.
+    pub(crate) fn drop_upload(&mut self, segment: SegmentId) {
+        match self.under_way.get(&segment) {
+            Some(UnderWay::Brought { .. }) => {
+                self.under_way.remove(&segment);
+                self.cache.upload_failed(segment);
+            }
+            // Whether it came or failed: it is no longer under way.
+            _ => {
+                let _ = self.wait(segment);
+            }
+        }
+    }
+
+    /// Gives the device what has come of far files, and takes back what does not come.
+    fn go_on_with_fetches(&mut self) {
+        let fetched = self
+            .under_way
+            .iter()
+            .filter_map(|(&segment, way)| match way {
+                UnderWay::Brought { fetch, slab } => {
+                    let came = self.sources[&segment.model].ended(fetch, SILENT_AFTER)?;
+                    Some((segment, *slab, came))
+                }
+                UnderWay::Uploaded(_) => None,
+            });
+        let fetched: Vec<_> = fetched.collect();
+        for (segment, slab, came) in fetched {
+            self.under_way.remove(&segment);
+            if let Err(error) = came.and_then(|()| self.upload(segment, slab)) {
+                tracing::warn!(%segment, error = %crate::api::error::chain(&error), "an upload ahead of need failed");
+                self.cache.upload_failed(segment);
+            }
+        }
+    }
+
+    /// Notes uploads that have ended; see [`Memory::collect`](crate::memory::Memory::collect).
+    pub(crate) fn collect_uploads(&mut self) {
+        self.go_on_with_fetches();
+        for (ticket, result) in self.device.finished_uploads() {
+            let Some(segment) = self.tickets.remove(&ticket) else {
+                let segment = self.settling.remove(&ticket);
+                if let (Some(segment), Err(error)) = (segment, result) {
+                    self.note_loss(&error);
+                    tracing::warn!(%segment, error = %crate::api::error::chain(&error), "an upload turned out to have failed");
+                    self.spoiled.push(segment);
+                }
+                continue;
+            };
+            self.under_way.remove(&segment);
+            match result {
+                Ok(()) => self.cache.uploaded(segment),
+                Err(error) => {
+                    self.note_loss(&error);
+                    tracing::warn!(%segment, error = %crate::api::error::chain(&error), "an upload ahead of need failed");
+                    self.cache.upload_failed(segment);
+                }
+            }
+        }
+    }
+
+    /// The models of segments whose content turned out to be bad.
+    pub(crate) fn spoiled_models(&self) -> Vec<ModelId> {
+        self.spoiled.iter().map(|segment| segment.model).collect()
+    }
+
+    /// Evicts the segments whose content turned out to be bad, once nobody uses them.
+    pub(crate) fn evict_spoiled(&mut self) {
+        if self.spoiled.is_empty() {
+            return;
+        }
+        let mut spoiled = std::mem::take(&mut self.spoiled);
+        spoiled.retain(|&segment| {
+            self.sources.contains_key(&segment.model)
+                && !self.cache.evict_corrupt(segment, &mut self.actions)
+        });
+        self.spoiled = spoiled;
+    }
+
+    /// No upload of a model is wanted any more.
+    pub(crate) fn drop_uploads(&mut self, model: ModelId) {
+        let of_model = self.under_way.keys().filter(|s| s.model == model);
+        let of_model: Vec<SegmentId> = of_model.copied().collect();
+        for segment in of_model {
+            self.drop_upload(segment);
+        }
+    }
+}
+
+impl Source {
+    /// Begins to bring what a segment needs of the file.
+    pub(crate) fn bring(&self, segment: u32, patience: Duration) -> Result<Fetch, Error> {
+        let fetch = self.fetcher.begin(self.ranges(segment), patience);
+        fetch.map_err(|fault| from_fault(&self.name, self.file.path(), fault))
+    }
+
+    fn wait(&self, fetch: Fetch) -> Result<(), Error> {
+        let came = self.fetcher.wait(fetch, SILENT_AFTER);
+        came.map_err(|fault| from_fault(&self.name, self.file.path(), fault))
+    }
+
+    /// What came of a fetch, if it is no longer under way.
+    pub(crate) fn ended(&self, fetch: &Fetch, patience: Duration) -> Option<Result<(), Error>> {
+        let came = self.fetcher.ended(fetch, patience)?;
+        Some(came.map_err(|fault| from_fault(&self.name, self.file.path(), fault)))
+    }
+
+    /// Has what segments need of a far file in the page cache.
+    pub(crate) fn bring_all(&self, segments: impl Iterator<Item = u32>) -> Result<(), Error> {
+        if !self.file.is_far() {
+            return Ok(());
+        }
+        let fetches: Result<Vec<Fetch>, Error> =
+            segments.map(|s| self.bring(s, SILENT_AFTER)).collect();
+        fetches?.into_iter().try_for_each(|fetch| self.wait(fetch))
+    }
+}
