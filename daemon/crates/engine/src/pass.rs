@@ -2,7 +2,7 @@
 
 pub(crate) mod backlog;
 pub(crate) mod costs;
-mod experts;
+pub(crate) mod experts;
 pub(crate) mod interleave;
 pub(crate) mod lookahead;
 pub(crate) mod member;

@@ -83,6 +83,17 @@ struct Placement {
 /// models that wait, is idle.
 const ROUNDS_MAX: u64 = 4;
 
+/// Segments of other models' passes that run at most before a model's next pass begins.
+const SLICE_SEGMENTS: u64 = 128;
+
+/// Victims behind each of which a place is looked for; behind these, each time that their number
+/// has grown by half. To look takes the time of all extents, and among the small holes of a mixture
+/// a large segment may need hundreds of victims.
+const VICTIMS_ONE_BY_ONE: usize = 8;
+
+/// Victims inside the range that was found of which each is tried again.
+const SPARED_MAX: usize = 8;
+
 /// A segment so many times larger than what is needed is much larger.
 const LARGE: u64 = 2;
 
@@ -213,13 +224,21 @@ impl Cache {
             model.cursor.is_none() && model.expects_next_pass && !self.is_stale(model)
         };
         let length = |model: &Model| model.segments.len() as u64;
+        // Passes of several models run in slices, so a long one does not keep the next from
+        // beginning: a mixture's pass has thousands of segments, and another model's next pass
+        // begins after a few of them.
+        let until_next = |segments: u64, own: bool| match own {
+            true => segments,
+            false => segments.min(SLICE_SEGMENTS),
+        };
         let mut ahead = 0;
         let next_pass = if model.expects_next_pass && !self.is_stale(model) {
             for (other_id, other) in &self.models {
+                let own = *other_id == id;
                 if let Some(cursor) = other.cursor {
-                    ahead += length(other) - u64::from(cursor);
-                } else if *other_id != id && waiting(other) && other.begun < model.begun {
-                    ahead += length(other);
+                    ahead += until_next(length(other) - u64::from(cursor), own);
+                } else if !own && waiting(other) && other.begun < model.begun {
+                    ahead += until_next(length(other), own);
                 }
             }
             NextUse {
@@ -346,9 +365,16 @@ impl Cache {
     ) -> Option<Placement> {
         let mut taken: Vec<(SegmentId, Slab)> = Vec::new();
         let mut victims = None;
+        let mut look_at = 0;
         let mut place = loop {
-            if let Some(place) = self.place(bytes, credit, side, slide_max) {
-                break place;
+            if taken.len() >= look_at {
+                if let Some(place) = self.place(bytes, credit, side, slide_max) {
+                    break place;
+                }
+                look_at = match taken.len() {
+                    n if n < VICTIMS_ONE_BY_ONE => n + 1,
+                    n => n + n / 2,
+                };
             }
             let victims = victims.get_or_insert_with(|| Victims::new(self, bytes));
             let allowed = loop {
@@ -370,6 +396,14 @@ impl Cache {
                 }
             };
             let Some((_, segment, slab)) = allowed else {
+                // Behind the last of them nobody has looked.
+                let found = match taken.len() < look_at {
+                    true => self.place(bytes, credit, side, slide_max),
+                    false => None,
+                };
+                if let Some(place) = found {
+                    break place;
+                }
                 for (segment, slab) in taken {
                     self.arena.occupy(slab, Tenant::Segment(segment));
                 }
@@ -378,25 +412,48 @@ impl Cache {
             self.arena.vacate(slab);
             taken.push((segment, slab));
         };
-        for at in (0..taken.len().saturating_sub(1)).rev() {
-            let (segment, slab) = taken[at];
-            if self.arena.used() + slab.bytes + bytes - credit > self.arena.end() {
-                continue;
-            }
-            self.arena.occupy(slab, Tenant::Segment(segment));
-            if let Some(better) = self.place(bytes, credit, side, slide_max) {
-                place = better;
-                taken.remove(at);
-            } else {
-                self.arena.vacate(slab);
-            }
-        }
+        self.spare(&mut taken, &mut place, (bytes, credit), side, slide_max);
         let (shifts, offset) = place;
         Some(Placement {
             victims: taken,
             shifts,
             offset,
         })
+    }
+
+    /// Leaves victims where they are that proved unnecessary, those that are needed soonest first.
+    fn spare(
+        &mut self,
+        taken: &mut Vec<(SegmentId, Slab)>,
+        place: &mut (Vec<Shift>, u64),
+        (bytes, credit): (u64, u64),
+        side: Side,
+        slide_max: u64,
+    ) {
+        let mut tries = 0;
+        for at in (0..taken.len().saturating_sub(1)).rev() {
+            let (segment, slab) = taken[at];
+            if self.arena.used() + slab.bytes + bytes - credit > self.arena.end() {
+                continue;
+            }
+            let (from, to) = touched(place, bytes);
+            if taken.len() > VICTIMS_ONE_BY_ONE && (slab.end() <= from || slab.offset >= to) {
+                self.arena.occupy(slab, Tenant::Segment(segment));
+                taken.remove(at);
+                continue;
+            }
+            if tries >= SPARED_MAX {
+                continue;
+            }
+            tries += 1;
+            self.arena.occupy(slab, Tenant::Segment(segment));
+            if let Some(better) = self.place(bytes, credit, side, slide_max) {
+                *place = better;
+                taken.remove(at);
+            } else {
+                self.arena.vacate(slab);
+            }
+        }
     }
 
     /// A place for `bytes` without evicting anything, moving at most `slide_max` bytes.
@@ -440,6 +497,19 @@ impl Cache {
         });
         actions.push(Action::Move { segment, from, to });
     }
+}
+
+/// The range of the arena that a place of `bytes` and the moves to it touch: from, to.
+fn touched((shifts, offset): &(Vec<Shift>, u64), bytes: u64) -> (u64, u64) {
+    let ends = |shift: &Shift| {
+        let (from, to) = (shift.from, shift.to);
+        (from.offset.min(to.offset), from.end().max(to.end()))
+    };
+    let own = (*offset, offset + bytes);
+    shifts
+        .iter()
+        .map(ends)
+        .fold(own, |all, one| (all.0.min(one.0), all.1.max(one.1)))
 }
 
 /// Evictable segments, the farthest next use (or the least recent) first.

@@ -27,6 +27,25 @@ const SLICE_ALONE: Duration = Duration::from_millis(10);
 const WORK_MAX: Duration = Duration::from_secs(1);
 
 impl Engine {
+    /// Whether a model's weights are to stay where passes of others run before its next: those of
+    /// all models that are asked now, and could fit, have room together. Of one that is larger
+    /// than the budget a part comes and goes beside them.
+    pub(crate) fn stays_among_asked(&self, model: ModelId) -> bool {
+        let store = &self.memory.store;
+        let cache = &store.cache;
+        if !cache.fits(model) {
+            return false;
+        }
+        let mut asked: Vec<ModelId> = self.requests.all().map(|task| task.model).collect();
+        asked.push(model);
+        asked.sort_unstable();
+        asked.dedup();
+        let fitting = asked.into_iter().filter(|&id| cache.fits(id));
+        let bytes: u64 = fitting.map(|id| store.model_bytes(id)).sum();
+        let blocks = cache.usage().blocks() - self.memory.prefixes.kept_bytes();
+        bytes <= self.memory.budget().saturating_sub(blocks)
+    }
+
     /// Runs a slice of a pass, and what follows it.
     pub(crate) fn run_slice(&mut self, mut pass: PassUnderWay, until: Until) {
         let begun = self.now();

@@ -32,6 +32,7 @@ use crate::guards::sleep::SleepClock;
 use crate::guards::watchdog::{self, DeviceLoss};
 use crate::memory::Memory;
 use crate::model::registry::Models;
+use crate::pass::experts::UPLOADS_MANY;
 use crate::pass::interleave::Interleaving;
 use crate::pass::space::PassSpace;
 use crate::request::requests::Requests;
@@ -130,7 +131,11 @@ fn open_memory(
     let cache = Cache::new(CacheConfig {
         align: rocmforge_device::ALIGNMENT,
         policy: publish::to_cache(config.policy),
-        max_in_flight: prefetch + 1,
+        // Who begins uploads ahead bounds them himself.
+        max_in_flight: match device.info().records {
+            true => (prefetch + 1).max(UPLOADS_MANY as u32),
+            false => prefetch + 1,
+        },
         ..CacheConfig::new(budget)
     });
     let cpu = CpuCompute::new(

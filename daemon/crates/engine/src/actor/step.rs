@@ -37,7 +37,11 @@ impl Engine {
     /// Runs the next slice of a pass. Whether there was one.
     pub(crate) fn step(&mut self) -> bool {
         let plan = match self.next_slice() {
-            Some(Next::Pass(plan)) => plan,
+            Some(Next::Pass(mut plan)) => {
+                // Others' slices come between, and not whole turns.
+                plan.expects_next |= self.stays_among_asked(ModelId(plan.model.0));
+                plan
+            }
             Some(Next::GoOn(model)) => {
                 self.memory.store.take_refused_bytes();
                 match self.requests.suspended.take(ModelId(model.0)) {

@@ -19,11 +19,12 @@ impl Run<'_, '_> {
         step: ExpertStep,
         ffn: &ExpertFfn,
     ) -> Result<StepEnd, Error> {
-        let left = match self.experts.take() {
-            Some(left) => left,
-            None => self.first_experts(memory, step, ffn)?,
+        let (left, may_stop) = match self.experts.take() {
+            // It was chosen to go on: nobody else could.
+            Some(left) => (left, false),
+            None => (self.first_experts(memory, step, ffn)?, true),
         };
-        self.rest_of_experts(memory, step, ffn, left)
+        self.rest_of_experts(memory, step, ffn, left, may_stop)
     }
 
     /// Runs the experts that are there, and those that the host computes. What is left.
@@ -54,7 +55,7 @@ impl Run<'_, '_> {
             .partition(|&s| memory.store.cache.holds(id(pass, s)));
         memory.order_absent(pass, &mut absent);
         let all_there = absent.is_empty();
-        let share = memory.share_with_cpu(pass, &absent, wanted.len());
+        let share = memory.share_with_cpu(pass, &absent, (wanted.len(), self.suspends));
         self.last_layer = share.timed.map(|n| (now, n, share.computes));
         let answered = absent.split_off(absent.len() - share.computes);
         let mut pending = absent.as_slice();
@@ -108,6 +109,7 @@ impl Run<'_, '_> {
                 Vec::new()
             },
             all_there,
+            awaited: 0,
         })
     }
 
@@ -118,17 +120,17 @@ impl Run<'_, '_> {
         step: ExpertStep,
         ffn: &ExpertFfn,
         mut left: ExpertsLeft,
+        mut may_stop: bool,
     ) -> Result<StepEnd, Error> {
         let pass = self.pass;
-        // A link brings an expert in less time than it takes to go on with others' passes and
-        // back; the host's threads take longer.
-        let suspends = self.suspends && !memory.store.records;
         while !left.pending.is_empty() {
             memory.collect();
-            if suspends && self.would_wait(memory, &left)? {
+            let suspends = self.suspends && self.is_worth_a_stop(memory, &left.pending);
+            if suspends && may_stop && self.would_wait(memory, &mut left)? {
                 self.experts = Some(left);
                 return Ok(StepEnd::Waits);
             }
+            may_stop = true;
             let mut pending = left.pending.as_slice();
             let n = match suspends {
                 // What has come, and one at least.
@@ -153,8 +155,12 @@ impl Run<'_, '_> {
         let (window, all_there) = (left.window, left.all_there);
         let nearly_all =
             pass.n_tokens * ffn.n_used as usize >= MANY_ROWS_EACH * step.n_expert as usize;
-        if nearly_all && !memory.uses_cpu(pass) {
-            self.next_layer(memory, step.first_segment, window)?;
+        if nearly_all && (self.suspends || !memory.uses_cpu(pass)) {
+            let uploads = match self.suspends && memory.store.records {
+                true => UPLOADS_MANY,
+                false => window,
+            };
+            self.next_layer(memory, step.first_segment, uploads)?;
         } else if all_there {
             // Nobody waits for the link.
             self.spare_from = memory
@@ -167,12 +173,39 @@ impl Run<'_, '_> {
         Ok(StepEnd::Done)
     }
 
-    /// Begins the uploads that are next. Whether the first of them is still under way.
-    fn would_wait(&self, memory: &mut Memory, left: &ExpertsLeft) -> Result<bool, Error> {
-        let ahead = &left.pending[..left.window.max(1).min(left.pending.len())];
+    /// Whether others may run until absent experts have come. A link brings a few in less time than
+    /// it takes to go on with others' passes and back; the host's threads take longer.
+    fn is_worth_a_stop(&self, memory: &mut Memory, pending: &[u32]) -> bool {
+        let store = &mut memory.store;
+        if !store.records {
+            return true;
+        }
+        let Some(pace) = store.device.pace(self.pass.n_tokens) else {
+            return pending.len() >= UPLOADS_MANY;
+        };
+        let absent = pending.iter().map(|&s| id(self.pass, s));
+        let absent = absent.filter(|&s| !store.cache.holds(s) || store.is_under_way(s));
+        let bytes: u64 = absent.map(|s| store.segment_bytes(s)).sum();
+        bytes as f64 / pace.upload_bytes_per_s >= STOP_SECONDS
+    }
+
+    /// Begins the uploads that are next, so many that the link has work until the pass goes on.
+    /// Whether the first of them is still under way.
+    fn would_wait(&self, memory: &mut Memory, left: &mut ExpertsLeft) -> Result<bool, Error> {
+        let uploads = match memory.store.records {
+            true => UPLOADS_MANY,
+            false => left.window.max(1),
+        };
+        let ahead = &left.pending[..uploads.min(left.pending.len())];
         begin(memory, self.pass, ahead)?;
-        let first = left.pending.first();
-        Ok(first.is_some_and(|&s| memory.store.is_under_way(id(self.pass, s))))
+        let comes = |s: u32| memory.store.is_under_way(id(self.pass, s));
+        // On a card those that come are computed at once, for which it is asked once.
+        let last = ahead.iter().rposition(|&s| comes(s));
+        left.awaited = match memory.store.records {
+            true => last.unwrap_or(0),
+            false => 0,
+        };
+        Ok(left.pending.first().is_some_and(|&s| comes(s)))
     }
 
     /// Runs absent experts, half of the uploads that may be begun at once (`window`) at a time, and
@@ -270,6 +303,13 @@ impl Run<'_, '_> {
 
 /// Rows of a pass of which the card computes an expert's in less time than it takes to launch that.
 const FEW_ROWS: usize = 8;
+
+/// Uploads of experts under way at most while the pass waits for them and others run: some
+/// milliseconds of a link.
+pub(crate) const UPLOADS_MANY: usize = 64;
+
+/// Absent experts that come in less time are waited for: a stop takes longer.
+const STOP_SECONDS: f64 = 0.5e-3;
 
 /// Uploads that are begun before the rows are made ready for the host: what the link is busy with
 /// until the host is.

@@ -39,12 +39,14 @@ pub(crate) struct ExpertsLeft {
     pub(super) kept_later: Vec<u32>,
     /// Nothing was absent.
     pub(super) all_there: bool,
+    /// Which of `pending` the pass waits for, where it stopped.
+    pub(super) awaited: usize,
 }
 
 impl ExpertsLeft {
-    /// The segment that comes next.
+    /// The segment that the pass waits for.
     pub(super) fn waits_for(&self) -> Option<u32> {
-        self.pending.first().copied()
+        self.pending.get(self.awaited).copied()
     }
 }
 

@@ -74,19 +74,21 @@ impl Memory {
     }
 
     /// How many of a layer's absent experts, as [`Memory::order_absent`] left them, the host
-    /// computes: the last ones. What is under way is none of them.
+    /// computes: the last ones. What is under way is none of them. Where others wait for the engine
+    /// a card's link brings them instead, while those run: the engine waits for the CPU.
     pub(crate) fn share_with_cpu(
         &mut self,
         pass: &Pass<'_>,
         absent: &[u32],
-        n_wanted: usize,
+        (n_wanted, others_wait): (usize, bool),
     ) -> Share {
         let nothing = Share {
             computes: 0,
             timed: None,
             wants_more: false,
         };
-        if !self.uses_cpu(pass) {
+        let links = others_wait && self.store.records && !self.cpu.is_always();
+        if links || !self.uses_cpu(pass) {
             return nothing;
         }
         let free = absent
