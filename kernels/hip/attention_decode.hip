@@ -39,7 +39,6 @@
 #include "act.h"
 #include "kv.h"
 #include "recurrent.h"
-
 #define THREADS 256
 #ifndef LANES_K
 #define LANES_K 4u
@@ -77,11 +76,9 @@ struct AttentionDecodeArgs {
     u32 window;     // 0 for none
     u32 n_head;
     u32 heads;  // of a block
-    u32 n_split;
-    u32 append;
+    u32 n_split, append;
     u32 ahead;  // positions behind its own that a row attends to; never with append
 };
-
 // Sizes of the heads, their 16-byte pieces, and how many positions' values are read at a time.
 #ifdef ANY
 FORCE u32 dim_k(const AttentionDecodeArgs& a) { return a.kv.dim_k; }
@@ -214,7 +211,6 @@ FORCE void join_parts(const AttentionDecodeArgs& a, u64 place, u32 n_parts, u32 
 #if defined(RF_CUDA) || ((defined(__gfx90a__) || defined(__gfx942__)) && DIM_K > 256)
 #define BOTH_STEPS
 #endif
-
 #ifdef BOTH_STEPS
 // A thread's keys and values of a step.
 struct Step {
