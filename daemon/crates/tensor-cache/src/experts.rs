@@ -9,8 +9,9 @@
 //! experts of a layer have one size, and those of all layers have few.
 
 use crate::arena::Side;
-use crate::room::{VictimFilter, Victims};
+use crate::room::VictimFilter;
 use crate::state::Segment;
+use crate::victims::Victims;
 use crate::{Action, Cache, EvictionCause, Policy, SegmentId, SegmentKind, SegmentState, Slab};
 
 /// How many of the segments that were used last are looked at for one that may go.

@@ -49,6 +49,7 @@ mod state;
 mod stats;
 mod status;
 mod stream_order;
+mod victims;
 
 pub use cache::{Cache, CacheConfig};
 pub use error::Error;

@@ -8,14 +8,11 @@
 //!
 //! Until the end only the arena is touched, so that a refusal can take everything back.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-use std::ops::Bound;
-
 use crate::arena::{Shift, Side, Tenant};
 use crate::evict::For;
 use crate::forecast::NextUse;
 use crate::state::{Model, Segment};
+use crate::victims::Victims;
 use crate::{
     Action, Cache, Error, EvictionCause, ModelId, Policy, SegmentId, SegmentKind, SegmentState,
     Slab,
@@ -93,9 +90,6 @@ const VICTIMS_ONE_BY_ONE: usize = 8;
 
 /// Victims inside the range that was found of which each is tried again.
 const SPARED_MAX: usize = 8;
-
-/// A segment so many times larger than what is needed is much larger.
-const LARGE: u64 = 2;
 
 /// A request of so many passes, where there are other models, goes on for long.
 const PASSES_MIN: u64 = 4;
@@ -510,157 +504,4 @@ fn touched((shifts, offset): &(Vec<Shift>, u64), bytes: u64) -> (u64, u64) {
         .iter()
         .map(ends)
         .fold(own, |all, one| (all.0.min(one.0), all.1.max(one.1)))
-}
-
-/// Evictable segments, the farthest next use (or the least recent) first.
-pub(crate) enum Victims {
-    Farthest {
-        /// By the next use that [`trade`] assigned; the segment's own next use is the last element.
-        heap: BinaryHeap<(NextUse, SegmentId, NextUse)>,
-        outlooks: Vec<(ModelId, Outlook)>,
-    },
-    /// In reverse: the last is next.
-    LeastRecent(Vec<SegmentId>),
-}
-
-impl Victims {
-    /// For room of `need` bytes.
-    pub(crate) fn new(cache: &Cache, need: u64) -> Victims {
-        if cache.config.policy == Policy::Lru {
-            return Victims::LeastRecent(
-                cache.recency.iter().map(|(segment, ())| *segment).collect(),
-            );
-        }
-        let streaming = cache.streaming_size();
-        let mut heap = Vec::new();
-        let mut outlooks = Vec::new();
-        for (&id, state) in cache
-            .models
-            .iter()
-            .filter(|(_, state)| state.usage.segments_resident > 0)
-        {
-            let outlook = cache.outlook(id, state);
-            let first = heap.len();
-            for &index in &state.ordered {
-                let found = &state.segments[index as usize];
-                if found.is_evictable() {
-                    let next_use = outlook.next_use(index, found);
-                    heap.push((next_use, SegmentId { model: id, index }, next_use));
-                }
-            }
-            if state.in_request {
-                let size = streaming
-                    .filter(|(model, _)| *model == id)
-                    .map(|(_, size)| size);
-                trade(&mut heap[first..], state, size, need);
-            }
-            heap.extend(coldest(id, state, &outlook, Bound::Unbounded));
-            outlooks.push((id, outlook));
-        }
-        Victims::Farthest {
-            heap: heap.into(),
-            outlooks,
-        }
-    }
-
-    pub(crate) fn next(&mut self, cache: &Cache) -> Option<(NextUse, SegmentId, Slab)> {
-        let (next_use, segment) = match self {
-            Victims::LeastRecent(segments) => loop {
-                let segment = segments.pop()?;
-                if cache.segment(segment).is_ok_and(Segment::is_evictable) {
-                    break (
-                        NextUse {
-                            requests: 0,
-                            segments: 0,
-                        },
-                        segment,
-                    );
-                }
-            },
-            Victims::Farthest { heap, outlooks } => {
-                let (_, segment, next_use) = heap.pop()?;
-                let state = &cache.models[&segment.model];
-                let found = &state.segments[segment.index as usize];
-                if found.spec.kind == SegmentKind::Expert {
-                    let at = outlooks
-                        .binary_search_by_key(&segment.model, |(id, _)| *id)
-                        .expect("it has an outlook");
-                    let after = Bound::Excluded((found.score.key(), segment.index));
-                    heap.extend(coldest(segment.model, state, &outlooks[at].1, after));
-                }
-                (next_use, segment)
-            }
-        };
-        let slab = cache.segment(segment).ok()?.state.slab()?;
-        Some((next_use, segment, slab))
-    }
-}
-
-/// Lets the segments that a model's pass has yet to come to (between two passes: all) trade their
-/// next uses, so that those go last which are much larger than what is needed: whichever goes comes
-/// back in this pass, and all of it.
-///
-/// Where the model gives up segments of one `size` to itself, those behind the pass go first, in
-/// the order of their ranks, then those ahead of it, and only then any of other sizes: one of them
-/// would leave a hole that no other fits, and in each pass from then on something would move. What
-/// was uploaded ahead of its use goes after its like.
-fn trade(
-    candidates: &mut [(NextUse, SegmentId, NextUse)],
-    model: &Model,
-    size: Option<u64>,
-    need: u64,
-) {
-    let cursor = model.cursor.unwrap_or(0);
-    let is_large = |index: u32| model.segments[index as usize].bytes / LARGE > need;
-    let Some(size) = size else {
-        let behind = candidates.partition_point(|(_, segment, _)| segment.index < cursor);
-        return reorder(&mut candidates[behind..], |index| {
-            (u8::from(is_large(index)), 0)
-        });
-    };
-    reorder(candidates, |index| {
-        let found = &model.segments[index as usize];
-        let rank = match found.fresh {
-            true => u32::MAX,
-            false => model.sizes.rank(index),
-        };
-        match (found.bytes == size, index < cursor) {
-            (true, true) => (0, rank),
-            (true, false) => (1, rank),
-            (false, true) => (2, 0),
-            (false, false) => (3 + u8::from(is_large(index)), 0),
-        }
-    });
-}
-
-/// Gives the farthest next use to the candidate of the smallest order; of equal ones, to the
-/// one whose own is farthest.
-fn reorder(candidates: &mut [(NextUse, SegmentId, NextUse)], order: impl Fn(u32) -> (u8, u32)) {
-    let mut next_uses: Vec<NextUse> = candidates.iter().map(|(next_use, ..)| *next_use).collect();
-    next_uses.sort_unstable_by_key(|&next_use| Reverse(next_use));
-    candidates
-        .sort_unstable_by_key(|(_, segment, next_use)| (order(segment.index), Reverse(*next_use)));
-    for (candidate, next_use) in candidates.iter_mut().zip(next_uses) {
-        candidate.0 = next_use;
-    }
-}
-
-/// The coldest evictable expert of a model after a place in the order of scores.
-fn coldest(
-    model: ModelId,
-    state: &Model,
-    outlook: &Outlook,
-    after: Bound<(u64, u32)>,
-) -> Option<(NextUse, SegmentId, NextUse)> {
-    let mut experts = state.experts.range((after, Bound::Unbounded));
-    let (_, index) = experts.find(|(_, index)| state.segments[*index as usize].is_evictable())?;
-    let next_use = outlook.next_use(*index, &state.segments[*index as usize]);
-    Some((
-        next_use,
-        SegmentId {
-            model,
-            index: *index,
-        },
-        next_use,
-    ))
 }
