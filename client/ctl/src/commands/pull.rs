@@ -51,7 +51,12 @@ pub(crate) struct PullArgs {
     #[arg(long)]
     pub(crate) model_only: bool,
     /// Connections for one file
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 4,
+        value_parser = clap::value_parser!(u8).range(1..=16)
+    )]
     pub(crate) connections: u8,
     #[command(flatten)]
     pub(crate) hub: HubArgs,

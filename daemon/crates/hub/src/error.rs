@@ -122,7 +122,10 @@ pub enum Error {
         found: String,
     },
     /// It would not fit on the disk.
-    #[error("{} has {free} bytes free, and {need} are needed; delete files, or choose another directory", dir.display())]
+    #[error(
+        "{} has {free} bytes free, and {need} are needed; delete files, or choose another directory",
+        dir.display()
+    )]
     NoSpace {
         /// The directory.
         dir: PathBuf,
@@ -175,7 +178,11 @@ pub enum Error {
         path: PathBuf,
     },
     /// No such file to delete or copy.
-    #[error("{} is no model file below {}; `rocmforgectl files` lists those that are", path.display(), dir.display())]
+    #[error(
+        "{} is no model file below {}; `rocmforgectl files` lists those that are",
+        path.display(),
+        dir.display()
+    )]
     NoFile {
         /// What was named.
         path: PathBuf,

@@ -2,9 +2,10 @@
 //!
 //! 1. A hole that fits, as it is.
 //! 2. If the free bytes suffice, the cheapest slide of idle segments that makes such a hole.
-//! 3. Otherwise the segment whose next use is farthest goes, and again from 1. At the end,
-//!    victims that proved unnecessary (a small one, before a large one went) are spared, the
-//!    ones needed soonest first.
+//! 3. Otherwise the segment whose next use is farthest goes, and again from 1; behind the first
+//!    few, several go before the next look, which takes the time of all extents. At the end,
+//!    victims that proved unnecessary (a small one, before a large one went, or one outside the
+//!    range that was found) are spared, the ones needed soonest first.
 //!
 //! Until the end only the arena is touched, so that a refusal can take everything back.
 
@@ -84,8 +85,9 @@ const ROUNDS_MAX: u64 = 4;
 const SLICE_SEGMENTS: u64 = 128;
 
 /// Victims behind each of which a place is looked for; behind these, each time that their number
-/// has grown by half. To look takes the time of all extents, and among the small holes of a mixture
-/// a large segment may need hundreds of victims.
+/// has grown by half; how many of the last ones are needed is found by halves then. To look takes
+/// the time of all extents, and among the small holes of a mixture a large segment may need
+/// hundreds of victims.
 const VICTIMS_ONE_BY_ONE: usize = 8;
 
 /// Victims inside the range that was found of which each is tried again.
@@ -221,19 +223,18 @@ impl Cache {
         // Passes of several models run in slices, so a long one does not keep the next from
         // beginning: a mixture's pass has thousands of segments, and another model's next pass
         // begins after a few of them.
-        let until_next = |segments: u64, own: bool| match own {
-            true => segments,
-            false => segments.min(SLICE_SEGMENTS),
-        };
+        let slice = |segments: u64| segments.min(SLICE_SEGMENTS);
         let mut ahead = 0;
         let next_pass = if model.expects_next_pass && !self.is_stale(model) {
             for (other_id, other) in &self.models {
-                let own = *other_id == id;
-                if let Some(cursor) = other.cursor {
-                    ahead += until_next(length(other) - u64::from(cursor), own);
-                } else if !own && waiting(other) && other.begun < model.begun {
-                    ahead += until_next(length(other), own);
-                }
+                let left = |cursor: u32| length(other) - u64::from(cursor);
+                ahead += match other.cursor {
+                    Some(cursor) if *other_id == id => left(cursor),
+                    Some(cursor) => slice(left(cursor)),
+                    None if *other_id == id => 0,
+                    None if waiting(other) && other.begun < model.begun => slice(length(other)),
+                    None => 0,
+                };
             }
             NextUse {
                 requests: 0,
@@ -359,13 +360,15 @@ impl Cache {
     ) -> Option<Placement> {
         let mut taken: Vec<(SegmentId, Slab)> = Vec::new();
         let mut victims = None;
-        let mut look_at = 0;
+        // So many victims were too few, and behind so many the next look is.
+        let (mut too_few, mut look_at) = (0, 0);
         let mut place = loop {
             if taken.len() >= look_at {
                 if let Some(place) = self.place(bytes, credit, side, slide_max) {
                     break place;
                 }
-                look_at = match taken.len() {
+                too_few = taken.len();
+                look_at = match too_few {
                     n if n < VICTIMS_ONE_BY_ONE => n + 1,
                     n => n + n / 2,
                 };
@@ -406,7 +409,9 @@ impl Cache {
             self.arena.vacate(slab);
             taken.push((segment, slab));
         };
-        self.spare(&mut taken, &mut place, (bytes, credit), side, slide_max);
+        let fits = |cache: &Cache| cache.place(bytes, credit, side, slide_max);
+        self.take_fewest(too_few, &mut taken, &mut place, fits);
+        self.spare(&mut taken, &mut place, (bytes, credit), fits);
         let (shifts, offset) = place;
         Some(Placement {
             victims: taken,
@@ -415,14 +420,39 @@ impl Cache {
         })
     }
 
+    /// Leaves the last victims where they are but for those without which nothing fits; `too_few`
+    /// of them do not suffice, all do. O(log victims) looks.
+    fn take_fewest(
+        &mut self,
+        mut too_few: usize,
+        taken: &mut Vec<(SegmentId, Slab)>,
+        place: &mut (Vec<Shift>, u64),
+        fits: impl Fn(&Cache) -> Option<(Vec<Shift>, u64)>,
+    ) {
+        while taken.len() > too_few + 1 {
+            let half = usize::midpoint(too_few, taken.len());
+            for &(segment, slab) in &taken[half..] {
+                self.arena.occupy(slab, Tenant::Segment(segment));
+            }
+            if let Some(found) = fits(self) {
+                *place = found;
+                taken.truncate(half);
+                continue;
+            }
+            for &(_, slab) in &taken[half..] {
+                self.arena.vacate(slab);
+            }
+            too_few = half;
+        }
+    }
+
     /// Leaves victims where they are that proved unnecessary, those that are needed soonest first.
     fn spare(
         &mut self,
         taken: &mut Vec<(SegmentId, Slab)>,
         place: &mut (Vec<Shift>, u64),
         (bytes, credit): (u64, u64),
-        side: Side,
-        slide_max: u64,
+        fits: impl Fn(&Cache) -> Option<(Vec<Shift>, u64)>,
     ) {
         let mut tries = 0;
         for at in (0..taken.len().saturating_sub(1)).rev() {
@@ -431,7 +461,8 @@ impl Cache {
                 continue;
             }
             let (from, to) = touched(place, bytes);
-            if taken.len() > VICTIMS_ONE_BY_ONE && (slab.end() <= from || slab.offset >= to) {
+            // What lies elsewhere is not in its way.
+            if slab.end() <= from || slab.offset >= to {
                 self.arena.occupy(slab, Tenant::Segment(segment));
                 taken.remove(at);
                 continue;
@@ -441,7 +472,7 @@ impl Cache {
             }
             tries += 1;
             self.arena.occupy(slab, Tenant::Segment(segment));
-            if let Some(better) = self.place(bytes, credit, side, slide_max) {
+            if let Some(better) = fits(self) {
                 *place = better;
                 taken.remove(at);
             } else {

@@ -106,6 +106,88 @@ fn a_pass_of_all_experts_misses_little_more_than_has_no_room() {
     assert!(did.missed < total * 6 / 10, "{} of {total}", did.missed);
 }
 
+/// Uses a segment, and tells the bytes that were uploaded for it and those of others that went.
+fn use_once(cache: &mut Cache, segment: SegmentId) -> (u64, u64) {
+    let mut actions = Vec::new();
+    cache.acquire(segment, &mut actions).unwrap();
+    let (mut uploaded, mut evicted) = (0, 0);
+    for action in actions {
+        match action {
+            Action::Upload { segment, slab } => {
+                uploaded += slab.bytes;
+                cache.uploaded(segment);
+            }
+            Action::Evict { slab, .. } => evicted += slab.bytes,
+            Action::Move { .. } => {}
+        }
+    }
+    cache.release(segment);
+    (uploaded, evicted)
+}
+
+const DENSE: ModelId = ModelId(2);
+const DENSE_SEGMENTS: u32 = 20;
+const DENSE_BYTES: u64 = 200 << 10;
+
+fn dense(index: u32) -> SegmentId {
+    SegmentId {
+        model: DENSE,
+        index,
+    }
+}
+
+#[test]
+fn a_model_whose_passes_come_between_slices_of_a_mixture_stays() {
+    let (mut cache, _) = half();
+    let specs = vec![SegmentSpec::ordered(DENSE_BYTES); DENSE_SEGMENTS as usize];
+    cache.register(DENSE, &specs).unwrap();
+    let mut rng = StdRng::seed_from_u64(7);
+    let (mut of_dense, mut of_mixture, mut used) = (0, 0, 0);
+    for round in 0..40 {
+        cache.pass_begin(MODEL, GOES_ON).unwrap();
+        for layer in 0..LAYERS {
+            let experts = (0..EXPERTS / 2).map(|_| rng.random_range(0..EXPERTS));
+            let segments = experts.map(|expert| LAYERS + layer * EXPERTS + expert);
+            for index in std::iter::once(layer).chain(segments) {
+                let segment = SegmentId {
+                    model: MODEL,
+                    index,
+                };
+                of_mixture += use_once(&mut cache, segment).0;
+            }
+            // The mixture's pass is suspended meanwhile.
+            cache.pass_begin(DENSE, GOES_ON).unwrap();
+            for index in 0..DENSE_SEGMENTS {
+                let (uploaded, _) = use_once(&mut cache, dense(index));
+                of_dense += if round < 2 { 0 } else { uploaded };
+                used += DENSE_BYTES;
+            }
+            cache.pass_end(DENSE);
+        }
+        cache.pass_end(MODEL);
+    }
+    assert!(of_mixture > 0);
+    // It is used more often than any expert.
+    assert!(of_dense < used / 200, "{of_dense} of {used} bytes");
+}
+
+#[test]
+fn a_large_segment_takes_little_more_than_its_room_of_the_small_ones() {
+    let (mut cache, _) = half();
+    let large = vec![SegmentSpec::ordered(DENSE_BYTES); 4];
+    cache.register(DENSE, &large).unwrap();
+    let mut rng = StdRng::seed_from_u64(9);
+    let mut some = |_: u32| (0..8).map(|_| rng.random_range(0..EXPERTS)).collect();
+    (0..40).for_each(|_| pass(&mut cache, &mut Did::default(), &mut some));
+    for index in 0..4 {
+        let (uploaded, evicted) = use_once(&mut cache, dense(index));
+        cache.assert_consistent();
+        assert_eq!(uploaded, DENSE_BYTES);
+        println!("{evicted} bytes went for {uploaded}");
+        assert!(evicted <= 2 * DENSE_BYTES, "{evicted} bytes went");
+    }
+}
+
 #[test]
 fn what_was_used_without_being_brought_counts_as_used() {
     let (mut cache, _) = half();

@@ -71,6 +71,16 @@ impl Engine {
             waited: load.was_read,
         });
         pass.took += took;
+        tracing::trace!(
+            model = model.0,
+            rows = pass.plan.rows,
+            us = ended.saturating_duration_since(begun).as_micros() as u64,
+            charged_us = took.as_micros() as u64,
+            weight_bytes = load.bytes,
+            uploads = self.memory.store.under_way(),
+            complete = matches!(ran, Ok(SliceEnd::Complete(_))),
+            "a slice of a pass"
+        );
         match ran {
             Ok(SliceEnd::Suspended(progress, _)) => {
                 pass.progress = Some(progress);
