@@ -26,10 +26,10 @@ const LINE_EVERY: Duration = Duration::from_millis(500);
 #[command(next_help_heading = "Hub")]
 pub(crate) struct HubArgs {
     /// Address of the hub, which speaks Hugging Face's API [default: $HF_ENDPOINT, else
-    /// https://huggingface.co]
+    /// huggingface.co]
     #[arg(long, value_name = "URL", value_parser = rocmforge_hub::address)]
     pub(crate) hub: Option<rocmforge_hub::Uri>,
-    /// Address of the registry for Ollama names [default: https://registry.ollama.ai]
+    /// Address of the registry for Ollama names [default: registry.ollama.ai]
     #[arg(long, value_name = "URL", value_parser = rocmforge_hub::address)]
     pub(crate) registry: Option<rocmforge_hub::Uri>,
     /// File with the token for the hub [default: the token in $HF_TOKEN]

@@ -351,7 +351,8 @@ async fn a_file_of_other_bytes_is_replaced_and_one_of_the_same_is_not() {
     hub.put(FILE, bytes(FILE_BYTES, 5));
     assert!(!pull(&hub, "o/r", dir.path()).await.unwrap()[0].was_there);
     assert_eq!(fs::read(&dest).unwrap(), bytes(FILE_BYTES, 5));
-    assert_eq!(known_sha256(&dest), Some(sha256(&bytes(FILE_BYTES, 5))));
+    let note = crate::store::noted(&dest).unwrap();
+    assert_eq!(note.sha256, sha256(&bytes(FILE_BYTES, 5)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -39,7 +39,8 @@ impl Engine {
         let plan = match self.next_slice() {
             Some(Next::Pass(mut plan)) => {
                 // Others' slices come between, and not whole turns.
-                plan.expects_next |= self.stays_among_asked(ModelId(plan.model.0));
+                let model = ModelId(plan.model.0);
+                plan.expects_next = plan.expects_next || self.stays_among_asked(model);
                 plan
             }
             Some(Next::GoOn(model)) => {
