@@ -283,9 +283,13 @@ async fn a_file_that_changes_midway_is_not_mixed() {
     }
 }
 
-/// Bytes that were asked of a hub.
-fn asked_bytes(hub: &FakeHub) -> u64 {
-    let ranges = hub.seen().into_iter().filter_map(|seen| {
+/// Bytes that were asked of a hub with this token: requests of a download that ended early may
+/// arrive while the next one runs.
+fn asked_bytes(hub: &FakeHub, token: &str) -> u64 {
+    let bearer = format!("Bearer {token}");
+    let seen = hub.seen().into_iter();
+    let of_token = seen.filter(|seen| seen.headers.get("authorization") == Some(&bearer));
+    let ranges = of_token.filter_map(|seen| {
         let range = seen
             .headers
             .get("range")?
@@ -316,21 +320,26 @@ async fn a_download_that_was_cancelled_goes_on_where_it_was() {
         }
     });
     let source = Source::parse("o/r").unwrap();
-    let pulled = Hub::new(config(&hub))
+    let second = Config {
+        token: Some(super::token("second").unwrap()),
+        ..config(&hub)
+    };
+    let pulled = Hub::new(second)
         .pull(&source, dir.path(), Scope::default(), listener)
         .await
         .unwrap();
     assert_eq!(fs::read(&pulled[0].path).unwrap(), whole);
     let had = *planned.lock().unwrap();
-    assert!(had >= 30_000, "{had} bytes were there");
+    // How much the other ranges had when the first gave up, is a matter of time.
+    assert!(had > 0, "nothing was kept of the first download");
     assert_eq!(
-        asked_bytes(&hub),
+        asked_bytes(&hub, "second"),
         FILE_BYTES as u64 - had,
         "nothing is downloaded twice"
     );
     hub.forget();
     let again = pull(&hub, "o/r", dir.path()).await.unwrap();
-    assert!(again[0].was_there && asked_bytes(&hub) == 0);
+    assert!(again[0].was_there && asked_bytes(&hub, "secret") == 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -478,7 +487,7 @@ async fn room_is_looked_for_first_and_a_file_is_downloaded_by_one_at_a_time() {
         .pull(&source, dir.path(), Scope::default(), silent())
         .await;
     assert_eq!(refused.unwrap_err().word(), "NO_SPACE");
-    assert!(files(dir.path()).is_empty() && asked_bytes(&hub) == 0);
+    assert!(files(dir.path()).is_empty() && asked_bytes(&hub, "secret") == 0);
     hub.fail(Fault::Drip(4096, 200), EVER);
     let both = tokio::join!(pull(&hub, "o/r", dir.path()), async {
         tokio::time::sleep(Duration::from_millis(300)).await;
