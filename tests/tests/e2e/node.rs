@@ -7,6 +7,9 @@ use rocmforge_tests::daemon::{Daemon, HTTP_TOKEN, Options};
 use rocmforge_tests::fixtures::{self, TINY_LLAMA};
 use rocmforge_tests::forge::Forge;
 use rocmforge_tests::node::Node;
+use rocmforge_tests::python::Python;
+
+use crate::python::Scripted;
 
 /// Shows the model the last message alone, so that a small one can answer beneath an agent's long
 /// instructions, and says that calls are written as JSON. Behind it: how an answer begins.
@@ -71,4 +74,40 @@ fn the_codex_command_line_is_served() {
         "cancelled",
     ];
     run("the_codex_command_line_is_served", "codex.mjs", &scenarios);
+}
+
+#[test]
+fn agents_libraries_of_npm_are_served() {
+    let test = "agents_libraries_of_npm_are_served";
+    let (Some(node), Some(python)) = (Node::find(test), Python::find(test, &["gguf"])) else {
+        return;
+    };
+    let ground = Scripted::start(&python);
+    let served = node.run(
+        "agent_libraries.mjs",
+        &[
+            &ground.daemon.url(),
+            HTTP_TOKEN,
+            &ground.scripts,
+            "fast",
+            "slow",
+        ],
+    );
+    let libraries = [
+        "ai-sdk/openai",
+        "ai-sdk/openai-chat",
+        "ai-sdk/openai-compatible",
+        "ai-sdk/anthropic",
+        "ai-sdk/ollama",
+        "openai-agents/chat",
+        "openai-agents/responses",
+    ];
+    let expected = ["fast", "slow"]
+        .iter()
+        .flat_map(|model| libraries.map(|library| format!("{library} {model}")));
+    assert_eq!(
+        served.lines().collect::<Vec<_>>(),
+        expected.collect::<Vec<_>>()
+    );
+    ground.daemon.stop();
 }

@@ -7,6 +7,9 @@ use rocmforge_tests::forge::Forge;
 use rocmforge_tests::node::Node;
 use rocmforge_tests::python::Python;
 
+/// Names an interpreter with tests/python/requirements-agents.txt.
+const AGENTS_PYTHON_ENV: &str = "ROCMFORGE_AGENTS_PYTHON";
+
 #[test]
 fn stock_grpcio_loads_and_generates() {
     let modules = ["grpc", "grpc_tools", "grpc_health", "grpc_reflection"];
@@ -54,6 +57,80 @@ fn the_libraries_of_openai_anthropic_and_ollama_are_served() {
     let answers: Vec<_> = answers.lines().map(str::trim).collect();
     assert_eq!(answers, [exam[0].answer.as_str(); 3]);
     daemon.stop();
+}
+
+/// Libraries of agents that are installed with the others, and those that need packages of their
+/// own (tests/python/requirements-agents.txt).
+const LIBRARIES: [&str; 3] = ["openai-agents", "pydantic-ai", "langchain"];
+const MORE_LIBRARIES: [&str; 3] = ["litellm", "instructor", "llama-index"];
+
+/// A daemon with the models `fast` and `slow`, which say what tests/python/scripted.py has written.
+pub(crate) struct Scripted {
+    pub(crate) daemon: Daemon,
+    /// The file that tells what they say.
+    pub(crate) scripts: String,
+    _models: tempfile::TempDir,
+}
+
+impl Scripted {
+    pub(crate) fn start(python: &Python) -> Self {
+        let models = tempfile::tempdir().expect("a temporary directory");
+        let vocabulary = fixtures::path(TINY_LLAMA);
+        let said = python.run("scripted.py", &[models.path(), &vocabulary]);
+        let scripts = models.path().join("scripts.json");
+        std::fs::write(&scripts, said).expect("a writable directory");
+        let options = Options::default()
+            .only_model_dir(models.path())
+            .vram_budget(256 << 20);
+        let daemon = Daemon::start(&options.http_with_token(models.path()));
+        Self {
+            daemon,
+            scripts: scripts.display().to_string(),
+            _models: models,
+        }
+    }
+}
+
+fn libraries_are_served(python: &Python, libraries: &[&str]) {
+    let ground = Scripted::start(python);
+    let arguments = [
+        "--url",
+        &ground.daemon.url(),
+        "--token",
+        HTTP_TOKEN,
+        "--scripts",
+        &ground.scripts,
+        "--libraries",
+        &libraries.join(","),
+        "--models",
+        "fast,slow",
+    ];
+    let served = python.run("agent_libraries.py", &arguments);
+    let expected = libraries
+        .iter()
+        .flat_map(|library| [format!("{library} fast"), format!("{library} slow")]);
+    assert_eq!(
+        served.lines().collect::<Vec<_>>(),
+        expected.collect::<Vec<_>>()
+    );
+    ground.daemon.stop();
+}
+
+#[test]
+fn agents_libraries_are_served() {
+    let modules = ["agents", "pydantic_ai", "langchain_openai", "gguf"];
+    if let Some(python) = Python::find("agents_libraries_are_served", &modules) {
+        libraries_are_served(&python, &LIBRARIES);
+    }
+}
+
+#[test]
+fn more_agents_libraries_are_served() {
+    let test = "more_agents_libraries_are_served";
+    let packages = "the packages of tests/python/requirements-agents.txt";
+    if let Some(python) = Python::named(test, AGENTS_PYTHON_ENV, packages) {
+        libraries_are_served(&python, &MORE_LIBRARIES);
+    }
 }
 
 /// What is rejected of the schemas that generators write, by the keyword.
