@@ -98,7 +98,7 @@ macro_rules! roles {
 }
 
 /// The templates by name.
-const TEMPLATES: [(&str, &str); 33] = [
+const TEMPLATES: [(&str, &str); 42] = [
     (
         CHATML,
         concat!(
@@ -349,6 +349,98 @@ const TEMPLATES: [(&str, &str); 33] = [
             answer!("<role>ASSISTANT</role>"),
         ),
     ),
+    (
+        "orion",
+        concat!(
+            "{% set ns = namespace(system='') %}{% for m in messages %}{% if m.role == 'system' %}",
+            "{% set ns.system = ns.system + m.content %}{% elif m.role == 'user' %}",
+            "{{ 'Human: ' + (ns.system + '\\n\\n' if ns.system else '') + m.content + '\\n\\nAssistant: </s>' }}",
+            "{% set ns.system = '' %}{% else %}{{ m.content + '</s>' }}{% endif %}{% endfor %}",
+        ),
+    ),
+    (
+        "minicpm",
+        each!(
+            "{% if m.role == 'user' %}{{ '<用户>' + m.content|trim + '<AI>' }}{% else %}{{ m.content|trim }}{% endif %}"
+        ),
+    ),
+    (
+        "exaone4",
+        concat!(
+            each!(
+                "{% if m.role == 'user' %}{{ '[|user|]' + m.content|trim + '\\n' }}{% else %}"
+                "{{ '[|' + m.role + '|]' + m.content|trim + '[|endofturn|]\\n' }}{% endif %}"
+            ),
+            answer!("[|assistant|]"),
+        ),
+    ),
+    // Whose answers are opened behind a question alone.
+    (
+        "rwkv-world",
+        concat!(
+            roles!(
+                "'System: ' + m.content|trim + '\\n\\n'",
+                "'User: ' + m.content|trim + '\\n\\n'",
+                "'Assistant: ' + m.content|trim + '\\n\\n'"
+            ),
+            "{% if add_generation_prompt and messages[-1].role == 'user' %}{{ 'Assistant:' }}{% endif %}",
+        ),
+    ),
+    (
+        "gigachat",
+        concat!(
+            "{{ '<s>' }}",
+            roles!(
+                "m.content + '<|message_sep|>'",
+                "'user<|role_sep|>' + m.content + '<|message_sep|>available functions<|role_sep|>[]<|message_sep|>'",
+                "'assistant<|role_sep|>' + m.content + '<|message_sep|>'"
+            ),
+            answer!("assistant<|role_sep|>"),
+        ),
+    ),
+    // llama.cpp leaves out what instructs the model.
+    (
+        "yandex",
+        concat!(
+            "{{ '<s>' }}",
+            roles!(
+                "' ' + m.content + '\\n\\n'",
+                "' Пользователь: ' + m.content + '\\n\\n'",
+                "' Ассистент: ' + m.content + '\\n\\n'"
+            ),
+            answer!(" Ассистент:[SEP]"),
+        ),
+    ),
+    (
+        "hunyuan-moe",
+        roles!(
+            "'<|startoftext|>' + m.content + '<|extra_4|>'",
+            "'<|startoftext|>' + m.content + '<|extra_0|>'",
+            "m.content + '<|eos|>'"
+        ),
+    ),
+    (
+        "hunyuan-dense",
+        concat!(
+            "{{ '<｜hy_begin▁of▁sentence｜>' }}",
+            roles!(
+                "m.content + '<｜hy_place▁holder▁no▁3｜>'",
+                "'<｜hy_User｜>' + m.content",
+                "'<｜hy_Assistant｜>' + m.content + '<｜hy_place▁holder▁no▁2｜>'"
+            ),
+            answer!("<｜hy_Assistant｜>"),
+        ),
+    ),
+    (
+        "kimi-k2",
+        concat!(
+            each!(
+                "{{ '<|im_' + ('system' if m.role == 'tool' else m.role) + '|>' + m.role + '<|im_middle|>' }}"
+                "{{ m.content + '<|im_end|>' }}"
+            ),
+            answer!("<|im_assistant|>assistant<|im_middle|>"),
+        ),
+    ),
 ];
 
 /// The template of a name; nothing for other names.
@@ -377,112 +469,5 @@ pub(super) fn is_name(text: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::{ChatTemplate, Message};
-    use super::*;
-
-    #[test]
-    fn templates_by_name_write_what_llama_cpp_writes() {
-        let chat = [
-            Message::new("system", "S "),
-            Message::new("user", "a"),
-            Message::new("assistant", " b "),
-            Message::new("user", "c"),
-        ];
-        for (name, expected) in [
-            (
-                "chatml",
-                "<|im_start|>system\nS <|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n b <|im_end|>\n\
-                 <|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n",
-            ),
-            ("llama2", "[INST] S \na [/INST] b </s>[INST] c [/INST]"),
-            (
-                "llama2-sys-strip",
-                "[INST] <<SYS>>\nS\n<</SYS>>\n\na [/INST]b</s>[INST] c [/INST]",
-            ),
-            (
-                "llama2-sys-bos",
-                "[INST] <<SYS>>\nS \n<</SYS>>\n\na [/INST] b </s><s>[INST] c [/INST]",
-            ),
-            (
-                "mistral-v1",
-                " [INST] S \n\na [/INST]  b </s> [INST] c [/INST]",
-            ),
-            ("mistral-v3", "[INST] S \n\na[/INST] b</s>[INST] c[/INST]"),
-            (
-                "mistral-v3-tekken",
-                "[INST]S \n\na[/INST] b </s>[INST]c[/INST]",
-            ),
-            (
-                "mistral-v7",
-                "[SYSTEM_PROMPT] S [/SYSTEM_PROMPT][INST] a[/INST]  b </s>[INST] c[/INST]",
-            ),
-            (
-                "gemma",
-                "<start_of_turn>user\nS\n\na<end_of_turn>\n<start_of_turn>model\nb<end_of_turn>\n\
-                 <start_of_turn>user\nc<end_of_turn>\n<start_of_turn>model\n",
-            ),
-            (
-                "openchat",
-                "S <|end_of_turn|>GPT4 Correct User: a<|end_of_turn|>GPT4 Correct Assistant:  b <|end_of_turn|>\
-                 GPT4 Correct User: c<|end_of_turn|>GPT4 Correct Assistant:",
-            ),
-            (
-                "monarch",
-                "system\nS </s>\n<s>user\na</s>\n<s>assistant\n b </s>\n<s>user\nc</s>\n<s>assistant\n",
-            ),
-            (
-                "vicuna",
-                "S \n\nUSER: a\nASSISTANT:  b </s>\nUSER: c\nASSISTANT:",
-            ),
-            (
-                "deepseek3",
-                "S \n\n<｜User｜>a<｜Assistant｜> b <｜end▁of▁sentence｜><｜User｜>c<｜Assistant｜>",
-            ),
-            (
-                "llama3",
-                "<|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n\
-                 a<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nb<|eot_id|>\
-                 <|start_header_id|>user<|end_header_id|>\n\nc<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
-            ),
-            (
-                "bailing",
-                "<role>SYSTEM</role>S <role>HUMAN</role>a<role>ASSISTANT</role> b <role>HUMAN</role>c\
-                 <role>ASSISTANT</role>",
-            ),
-            (
-                "exaone3",
-                "[|system|]S[|endofturn|]\n[|user|]a\n[|assistant|]b[|endofturn|]\n[|user|]c\n[|assistant|]",
-            ),
-        ] {
-            let template = ChatTemplate::new(name, "<s>", "</s>").unwrap();
-            assert_eq!(template.render(&chat, true).unwrap(), expected, "{name}");
-        }
-    }
-
-    #[test]
-    fn each_template_writes_all_that_is_said_and_opens_the_answer_behind_it() {
-        let chat = [Message::new("system", "S "), Message::new("user", "c")];
-        for (name, _) in TEMPLATES {
-            let template = ChatTemplate::new(name, "<s>", "</s>").unwrap();
-            let text = template.render(&chat, false).unwrap();
-            assert!(text.contains('S') && text.contains('c'), "{name}: {text}");
-            let open = template.render(&chat, true).unwrap();
-            assert!(open.starts_with(&text), "{name}: {open}");
-        }
-    }
-
-    #[test]
-    fn words_that_name_no_template_are_refused_with_the_names() {
-        let template = ChatTemplate::new("chatlm", "", "").unwrap();
-        let error = template
-            .render(&[Message::new("user", "a")], true)
-            .unwrap_err();
-        let message = error.to_string();
-        assert!(
-            message.contains("chatlm") && message.contains("chatml"),
-            "{message}"
-        );
-        assert!(!is_name("a b") && !is_name("{{a}}") && !is_name(""));
-    }
-}
+#[path = "builtin_tests.rs"]
+mod tests;
