@@ -9,7 +9,9 @@
 # ROCMFORGE_AOT_CACHE=DIR objects are kept there for the next time. With --binaries the programs are
 # those there. Needs dpkg-deb and perl; prints the path of the package. Beside it lies
 # rocmforged-symbols with the names for backtraces, where binutils strips the programs. COMPRESSION
-# is dpkg-deb's -Z (xz). The same commit and compilers give the same packages.
+# is dpkg-deb's -Z (xz). DEBFULLNAME and DEBEMAIL name who maintains the package, as for Debian's
+# tools; whoever hands packages to others sets them. The same commit and compilers give the same
+# packages.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -48,7 +50,9 @@ for program in rocmforged rocmforgectl; do
     [ -x "$binaries/$program" ] || { echo "deb.sh: there is no $binaries/$program" >&2; exit 1; }
 done
 
-maintainer=$(sed -n 's/^Maintainer: //p' packaging/debian/control.in)
+maintainer="${DEBFULLNAME:-The rocmforged authors} <${DEBEMAIL:-rocmforged@users.noreply.github.com}>"
+# As sed takes it for a replacement.
+maintainer_text=$(printf '%s' "$maintainer" | sed 's/[&/\\]/\\&/g')
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"$/\1/p' Cargo.toml)
 arch=$(dpkg-deb --version > /dev/null && dpkg --print-architecture)
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2> /dev/null || date +%s)}
@@ -144,7 +148,7 @@ glibc=$(cat "$root/usr/bin/rocmforged" "$root/usr/bin/rocmforgectl" \
 size=$(du -k -s "$root" | cut -f 1)
 mkdir "$root/DEBIAN"
 sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" -e "s/@GLIBC@/${glibc:-2.28}/" \
-    -e "s/@SIZE@/$size/" packaging/debian/control.in > "$root/DEBIAN/control"
+    -e "s/@SIZE@/$size/" -e "s/@MAINTAINER@/$maintainer_text/" packaging/debian/control.in > "$root/DEBIAN/control"
 printf '/etc/rocmforged/config.toml\n' > "$root/DEBIAN/conffiles"
 for script in postinst prerm postrm; do
     install -m 0755 "packaging/debian/$script" "$root/DEBIAN/$script"
@@ -164,7 +168,7 @@ if [ -d "$symbols/usr" ]; then
     install -m 0644 packaging/debian/lintian-overrides-symbols "$symbols/$overrides/rocmforged-symbols"
     size=$(du -k -s "$symbols/usr" | cut -f 1)
     sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" -e "s/@SIZE@/$size/" \
-        -e "s/@MAINTAINER@/$maintainer/" packaging/debian/symbols.in > "$symbols/DEBIAN/control"
+        -e "s/@MAINTAINER@/$maintainer_text/" packaging/debian/symbols.in > "$symbols/DEBIAN/control"
     (cd "$symbols" && find usr -type f -exec md5sum {} + | sort -k 2) > "$symbols/DEBIAN/md5sums"
     chmod 0644 "$symbols/DEBIAN/control" "$symbols/DEBIAN/md5sums"
     built "$symbols" rocmforged-symbols
