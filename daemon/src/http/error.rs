@@ -50,7 +50,7 @@ impl Dialect {
         if failure.reason() == Reason::ContentEncoding {
             response.headers_mut().insert(
                 header::ACCEPT_ENCODING,
-                HeaderValue::from_static("identity"),
+                HeaderValue::from_static(super::packed::ACCEPTED),
             );
         }
         if answer(failure.reason()).1 == RequestBody::Left {
@@ -274,7 +274,7 @@ mod tests {
             (failure::no_method("GET", "/x", "POST"), 405),
             (failure::unloaded_meanwhile("x"), 409),
             (failure::body_too_large(7), 413),
-            (failure::content_encoding("br"), 415),
+            (failure::content_encoding("br", "gzip"), 415),
             (failure::body_late(Duration::from_secs(1)), 408),
             (failure::exhausted("full", Duration::from_millis(10)), 429),
             (failure::bug("odd"), 500),

@@ -31,6 +31,7 @@ mod metrics;
 mod model_events;
 mod ollama;
 mod openai;
+mod packed;
 mod path;
 mod prompt;
 mod reply;

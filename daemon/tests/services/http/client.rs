@@ -156,6 +156,18 @@ pub(crate) async fn unix(
     whole(send(stream, method, target, headers, body).await).await
 }
 
+/// A request whose body is no text.
+pub(crate) async fn unix_bytes(
+    path: &Path,
+    method: &str,
+    target: &str,
+    headers: &[(&str, &str)],
+    body: Vec<u8>,
+) -> Reply {
+    let stream = UnixStream::connect(path).await.unwrap();
+    whole(send_bytes(stream, method, target, headers, body).await).await
+}
+
 /// A request over TCP.
 pub(crate) async fn tcp(
     address: SocketAddr,
@@ -177,6 +189,17 @@ pub(crate) async fn send<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     headers: &[(&str, &str)],
     body: &str,
 ) -> Response<Incoming> {
+    let body = body.as_bytes().to_vec();
+    send_bytes(stream, method, target, headers, body).await
+}
+
+async fn send_bytes<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    method: &str,
+    target: &str,
+    headers: &[(&str, &str)],
+    body: Vec<u8>,
+) -> Response<Incoming> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
     let mut request = Request::builder().method(method).uri(target);
@@ -186,7 +209,7 @@ pub(crate) async fn send<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let body = Body::new(Whole(Some(Bytes::copy_from_slice(body.as_bytes()))));
+    let body = Body::new(Whole(Some(Bytes::from(body))));
     sender
         .send_request(request.body(body).unwrap())
         .await

@@ -1,12 +1,16 @@
 //! llama-server's own routes of text, and what its clients count on: a model without a name,
 //! slashes in paths, marks in front of bodies.
 
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use rocmforged::End;
 use rocmforged::roles::Roles;
 use serde_json::{Value, json};
 
 use crate::daemon::fixtures;
-use crate::http::client::{HttpDaemon, LLAMA, tcp, unix};
+use crate::http::client::{HttpDaemon, LLAMA, tcp, unix_bytes};
 
 /// llama-server, vLLM and LM Studio answer with what they serve.
 #[tokio::test]
@@ -194,14 +198,24 @@ async fn slashes_that_base_urls_bring_are_overlooked() {
 async fn bodies_come_as_they_are_with_or_without_a_byte_order_mark() {
     let http = HttpDaemon::start().await;
     let body = format!("\u{feff}{{\"model\": \"{LLAMA}\", \"content\": \"hi\"}}");
-    for (encoding, status) in [
-        ("identity", 200),
-        ("utf-8", 200),
-        ("gzip", 415),
-        ("br", 415),
+    let packed = |bytes: &str| {
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+        gzip.write_all(bytes.as_bytes()).unwrap();
+        gzip.finish().unwrap()
+    };
+    let plain = body.as_bytes().to_vec();
+    let many_spaces = packed(&" ".repeat(rocmforge_service::REQUEST_MAX_BYTES + 1));
+    for (encoding, body, status) in [
+        ("identity", plain.clone(), 200),
+        ("utf-8", plain.clone(), 200),
+        ("gzip", packed(&body), 200),
+        ("gzip", plain.clone(), 400),
+        ("gzip", many_spaces, 413),
+        ("gzip, gzip", plain.clone(), 415),
+        ("br", plain, 415),
     ] {
         let headers = [("content-encoding", encoding)];
-        let reply = unix(&http.path(), "POST", "/tokenize", &headers, &body).await;
+        let reply = unix_bytes(&http.path(), "POST", "/tokenize", &headers, body).await;
         assert_eq!(reply.status, status, "{encoding}: {reply:?}");
         let accepted = reply.headers.get("accept-encoding");
         assert_eq!(accepted.is_some(), status == 415, "{encoding}");

@@ -41,11 +41,13 @@ pub fn unknown_item(field: &str, id: &str) -> Failure {
 }
 
 /// UNIMPLEMENTED: the body of a request is compressed.
-pub fn content_encoding(encoding: &str) -> Failure {
-    let message = format!("Content-Encoding: {encoding} is not read here; send the body as it is");
+pub fn content_encoding(encoding: &str, accepted: &str) -> Failure {
+    let message = format!(
+        "Content-Encoding: {encoding} is not read here; send the body as it is, or in one of {accepted}"
+    );
     Failure::new(Reason::ContentEncoding)
         .with("encoding", encoding)
-        .with("accepted", "identity")
+        .with("accepted", accepted)
         .says(&message)
 }
 
