@@ -9,6 +9,7 @@ use rocmforge_client::proto::v1::{CachePolicy, Pooling};
 
 use crate::commands::pull::{HubArgs, PullArgs, RmArgs};
 use crate::sampling::{SamplingArgs, text_or_file};
+use crate::top::TopArgs;
 
 /// Controls a rocmforged: loads models, generates text, manages the cache.
 #[derive(Debug, Parser)]
@@ -195,6 +196,8 @@ pub(crate) enum Command {
     Unpin(SegmentsArgs),
     /// Show the daemon: version, device, models, queue
     Status,
+    /// Watch models, memory, uploads and requests; keys pin, preload, evict, unload, set the budget
+    Top(TopArgs),
     /// List the GPU drivers and devices of the daemon's machine
     Devices {
         /// Run the self-test of the GPU in use, and print one table for a bug report

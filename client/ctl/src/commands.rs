@@ -151,6 +151,7 @@ pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Resul
         Command::Unpin(args) => models::unpin(context, &args).await,
         Command::Status => status::status(context).await,
         Command::Devices { check } => devices::devices(context, check).await,
+        Command::Top(args) => crate::top::top(context, args).await,
         Command::Reload => status::reload(context).await,
         Command::Files => status::files(context).await,
         Command::Health => status::health(context).await,

@@ -22,6 +22,7 @@ mod output;
 mod private;
 mod progress;
 mod sampling;
+mod top;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -8,4 +8,5 @@ mod fake;
 mod hub;
 mod private;
 mod pull;
+mod top;
 mod vectors;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::fake::FakeDaemon;
 use tokio::process::Command;
 
-async fn ctl(daemon: &FakeDaemon, args: &[&str]) -> Output {
+pub(crate) async fn ctl(daemon: &FakeDaemon, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforgectl"));
     let command = command
         .env_remove("ROCMFORGE_SOCKET")
@@ -20,7 +20,7 @@ async fn ctl(daemon: &FakeDaemon, args: &[&str]) -> Output {
         .expect("rocmforgectl starts")
 }
 
-fn success(output: &Output) -> &str {
+pub(crate) fn success(output: &Output) -> &str {
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), &*error), (Some(0), ""));
     std::str::from_utf8(&output.stdout).expect("UTF-8")

@@ -22,4 +22,5 @@ mod residency;
 mod routers;
 mod shutdown;
 mod systemd;
+mod top;
 mod traces;

@@ -1,0 +1,271 @@
+//! How the board is drawn.
+//!
+//! A cell of a model's map is a segment (a part of a layer, an expert, the output head); of a model
+//! with many segments, a group of neighbours.
+//!
+//! ```text
+//! # resident   * resident and pinned   > in flight   @ in use   . absent   1-9 tenths resident
+//! ```
+
+use ratatui::Frame;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Paragraph, Widget};
+use rocmforge_client::proto::Word as _;
+use rocmforge_client::proto::v1::{Model, Segment, SegmentState};
+
+use super::{Board, Sample};
+use crate::human::{clean, percent, plural, size, span};
+
+/// Lines of a model's map.
+const MAP_LINES_MAX: usize = 4;
+/// The last line of the screen.
+pub(super) const HELP: &str =
+    "up/down choose  p pin  P unpin  l preload  e evict  u unload  b budget  q quit";
+
+impl Board {
+    /// Lines of the board, `columns` wide, and the index of the chosen model's line.
+    fn lines(&self, columns: usize) -> (Vec<Line<'static>>, Option<usize>) {
+        let Some(sample) = &self.now else {
+            return (vec![Line::from("no answer yet")], None);
+        };
+        let mut lines = self.head(sample, columns);
+        let mut chosen = None;
+        for (place, model) in sample.models.iter().enumerate() {
+            let is_chosen = place == self.chosen;
+            lines.push(Line::default());
+            if is_chosen {
+                chosen = Some(lines.len());
+            }
+            lines.extend(model_lines(sample, model, is_chosen, columns));
+        }
+        if sample.models.is_empty() {
+            lines.push(Line::default());
+            lines.push(Line::from("no models; `rocmforgectl load FILE` opens one"));
+        }
+        if !self.events.is_empty() {
+            lines.push(Line::default());
+            let events = self.events.iter().rev().cloned();
+            lines.extend(events.map(Line::from));
+        }
+        (lines, chosen)
+    }
+
+    fn head(&self, sample: &Sample, columns: usize) -> Vec<Line<'static>> {
+        let (status, total) = (&sample.status, sample.total());
+        let device = status.device.as_ref().map_or("", |device| &device.name);
+        let state = status.state().word().replace('_', " ");
+        let up = span(status.uptime_ms);
+        let title = format!(
+            "rocmforged {}  {}  up {up}  {state}",
+            clean(&status.version),
+            clean(device)
+        );
+        let used = [
+            ("weights", total.resident_bytes, Color::Green),
+            ("in flight", total.in_flight_bytes, Color::Yellow),
+            ("kv", total.kv_bytes, Color::Blue),
+            ("prefix", total.prefix_bytes, Color::Cyan),
+            ("scratch", total.scratch_bytes, Color::Magenta),
+        ];
+        let held: u64 = used.iter().map(|(_, bytes, _)| bytes).sum();
+        let budget = sample.cache.budget_bytes;
+        let width = columns.saturating_sub(2).min(60);
+        let mut bar = vec![Span::from("[")];
+        let mut filled = 0;
+        for (_, bytes, colour) in used {
+            let cells = cells_of(bytes, budget, width).min(width - filled);
+            filled += cells;
+            bar.push(Span::styled("=".repeat(cells), Style::new().fg(colour)));
+        }
+        bar.push(Span::from(" ".repeat(width - filled)));
+        bar.push(Span::from("]"));
+        let parts: Vec<String> = used
+            .iter()
+            .map(|(name, bytes, _)| format!("{name} {}", size(*bytes)))
+            .collect();
+        let rate = self
+            .upload_rate()
+            .map_or("-".to_owned(), |rate| format!("{}/s", size(rate)));
+        let mut lines = vec![
+            Line::styled(title, Style::new().add_modifier(Modifier::BOLD)),
+            Line::from(format!(
+                "memory {} of {} ({}), pinned {}",
+                size(held),
+                size(budget),
+                percent(held, budget),
+                size(total.pinned_bytes)
+            )),
+            Line::from(bar),
+            Line::from(parts.join("  ")),
+            Line::from(format!(
+                "uploads {rate}  hits {}  evictions {}  requests {} running, {} queued",
+                self.hit_ratio(),
+                total.evictions,
+                status.running,
+                status.queue_depth
+            )),
+        ];
+        if let Some(tier) = &sample.cache.host_tier {
+            lines.push(Line::from(format!(
+                "kv in host memory {} of {}  saved {}  restored {}  dropped {}",
+                size(tier.bytes),
+                size(tier.budget_bytes),
+                tier.saved,
+                tier.restored,
+                tier.dropped
+            )));
+        }
+        if let Some(wait) = &status.waits_for {
+            lines.push(Line::styled(
+                format!(
+                    "waits for {} ({}) for {}",
+                    clean(&wait.path),
+                    clean(&wait.model),
+                    span(wait.waited_ms)
+                ),
+                Style::new().fg(Color::Red),
+            ));
+        }
+        lines
+    }
+
+    /// The last lines of the screen.
+    fn foot(&self) -> [Line<'static>; 2] {
+        let typed = self.typed.as_ref();
+        let message = typed.map_or_else(
+            || self.message.clone(),
+            |typed| format!("budget, such as 8GiB or 80%, Enter sets it: {typed}_"),
+        );
+        [
+            Line::from(message),
+            Line::styled(HELP, Style::new().add_modifier(Modifier::DIM)),
+        ]
+    }
+
+    /// Draws the board over the whole screen, scrolled so that the chosen model is visible.
+    pub(crate) fn draw(&self, frame: &mut Frame<'_>) {
+        self.render(frame.area(), frame.buffer_mut());
+    }
+
+    fn render(&self, area: Rect, buffer: &mut Buffer) {
+        let (lines, chosen) = self.lines(area.width.into());
+        let foot_height = area.height.min(2);
+        let body = Rect {
+            height: area.height - foot_height,
+            ..area
+        };
+        let scroll = chosen.map_or(0, |at| {
+            (at + 1 + MAP_LINES_MAX).saturating_sub(body.height.into())
+        });
+        let scroll = u16::try_from(scroll).unwrap_or(u16::MAX);
+        Paragraph::new(lines)
+            .scroll((scroll, 0))
+            .render(body, buffer);
+        let foot = Rect {
+            y: area.y + body.height,
+            height: foot_height,
+            ..area
+        };
+        Paragraph::new(self.foot().to_vec()).render(foot, buffer);
+    }
+
+    /// The board as text, without the help for keys.
+    pub(crate) fn as_text(&self, columns: u16, lines_max: u16) -> String {
+        let (lines, _) = self.lines(columns.into());
+        let mut text = String::new();
+        for line in lines.iter().take(lines_max.into()) {
+            let line: String = line
+                .spans
+                .iter()
+                .map(|span| span.content.as_ref())
+                .collect();
+            text += line.trim_end();
+            text.push('\n');
+        }
+        text
+    }
+}
+
+fn model_lines(
+    sample: &Sample,
+    model: &Model,
+    is_chosen: bool,
+    columns: usize,
+) -> Vec<Line<'static>> {
+    let usage = sample
+        .cache
+        .models
+        .iter()
+        .find(|usage| usage.name == model.name);
+    let usage = usage.and_then(|usage| usage.usage).unwrap_or_default();
+    let mark = if is_chosen { "> " } else { "  " };
+    let text = format!(
+        "{mark}{}  {} of {} ({})  {}  kv {}  hits {}",
+        clean(&model.name),
+        size(model.resident_bytes),
+        size(model.weight_bytes),
+        percent(model.resident_bytes, model.weight_bytes),
+        plural(model.active_requests.into(), "request"),
+        size(usage.kv_bytes),
+        percent(usage.hits, usage.hits + usage.misses),
+    );
+    let style = match is_chosen {
+        true => Style::new().add_modifier(Modifier::BOLD),
+        false => Style::new(),
+    };
+    let mut lines = vec![Line::styled(text, style)];
+    let width = columns.saturating_sub(4).max(8);
+    let group = model.segments.len().div_ceil(width * MAP_LINES_MAX).max(1);
+    let cells: Vec<Span<'static>> = model.segments.chunks(group).map(cell).collect();
+    lines.extend(cells.chunks(width).map(|cells| {
+        let mut spans = vec![Span::from("    ")];
+        spans.extend_from_slice(cells);
+        Line::from(spans)
+    }));
+    lines
+}
+
+/// Cells of a bar for `part`: at least one where it is not 0.
+fn cells_of(part: u64, whole: u64, width: usize) -> usize {
+    if part == 0 || whole == 0 {
+        return 0;
+    }
+    let cells = (part as f64 / whole as f64 * width as f64).round();
+    (cells as usize).max(1).min(width)
+}
+
+/// The cell of one segment or of a group. In a group, the state that needs attention wins: in
+/// flight, in use, pinned; else a digit gives the tenths of it that are resident.
+fn cell(segments: &[Segment]) -> Span<'static> {
+    let resident = |segment: &&Segment| segment.state() == SegmentState::Resident;
+    let is_in_flight = segments
+        .iter()
+        .any(|segment| segment.state() == SegmentState::Uploading);
+    let is_in_use = segments
+        .iter()
+        .filter(resident)
+        .any(|segment| segment.in_use);
+    let is_pinned = segments
+        .iter()
+        .filter(resident)
+        .any(|segment| segment.pinned);
+    let count = segments.iter().filter(resident).count();
+    let (text, colour) = if is_in_flight {
+        (">".to_owned(), Color::Yellow)
+    } else if is_in_use {
+        ("@".to_owned(), Color::White)
+    } else if is_pinned {
+        ("*".to_owned(), Color::Cyan)
+    } else if count == segments.len() {
+        ("#".to_owned(), Color::Green)
+    } else if count == 0 {
+        (".".to_owned(), Color::DarkGray)
+    } else {
+        let tenths = (count * 10 / segments.len()).max(1);
+        (tenths.to_string(), Color::Green)
+    };
+    Span::styled(text, Style::new().fg(colour))
+}

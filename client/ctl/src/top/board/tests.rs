@@ -1,0 +1,229 @@
+//! The board drawn on a backend without a terminal, and its keys.
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::style::Style;
+use ratatui::text::Line;
+use rocmforge_client::proto::v1::{
+    Device, HostTier, ModelCacheUsage, Segment, SegmentState, ServerState,
+};
+
+use super::draw::HELP;
+use super::*;
+
+fn model(name: &str, states: &[(SegmentState, bool, bool)]) -> Model {
+    let segment = |(state, pinned, in_use): &(SegmentState, bool, bool)| Segment {
+        bytes: 1 << 20,
+        state: (*state).into(),
+        pinned: *pinned,
+        in_use: *in_use,
+        ..Segment::default()
+    };
+    Model {
+        name: name.into(),
+        segments: states.iter().map(segment).collect(),
+        weight_bytes: (states.len() as u64) << 20,
+        resident_bytes: 3 << 20,
+        active_requests: 1,
+        ..Model::default()
+    }
+}
+
+fn sample(uploaded_bytes: u64, hits: u64, evictions: u64, models: Vec<Model>) -> Sample {
+    let total = CacheUsage {
+        resident_bytes: 6 << 20,
+        kv_bytes: 2 << 20,
+        pinned_bytes: 1 << 20,
+        hits,
+        misses: 10,
+        evictions,
+        uploaded_bytes,
+        ..CacheUsage::default()
+    };
+    let usage = CacheUsage {
+        kv_bytes: 2 << 20,
+        hits: 3,
+        misses: 1,
+        ..CacheUsage::default()
+    };
+    let status = StatusResponse {
+        version: "0.1.0".into(),
+        device: Some(Device {
+            name: "Test Card".into(),
+            ..Device::default()
+        }),
+        uptime_ms: 65_000,
+        state: ServerState::Serving.into(),
+        running: 2,
+        queue_depth: 5,
+        ..StatusResponse::default()
+    };
+    let cache = StatsResponse {
+        budget_bytes: 16 << 20,
+        total: Some(total),
+        models: vec![ModelCacheUsage {
+            name: "a".into(),
+            usage: Some(usage),
+        }],
+        host_tier: Some(HostTier {
+            budget_bytes: 64 << 20,
+            bytes: 12 << 20,
+            saved: 9,
+            restored: 4,
+            dropped: 1,
+            ..HostTier::default()
+        }),
+        ..StatsResponse::default()
+    };
+    Sample::new(status, cache, models)
+}
+
+fn board() -> Board {
+    use SegmentState::{Absent, Resident, Uploading};
+    let a = [
+        (Resident, false, false),
+        (Resident, true, false),
+        (Resident, true, true),
+        (Uploading, false, false),
+        (Absent, false, false),
+    ];
+    let mut board = Board::default();
+    let mut first = sample(0, 90, 3, vec![model("a", &a)]);
+    first.at -= std::time::Duration::from_secs(2);
+    board.take(first);
+    let mut second = sample(
+        8 << 20,
+        120,
+        7,
+        vec![model("a", &a), model("b\u{1b}[2J", &a[..3])],
+    );
+    second.at = board.now.as_ref().unwrap().at + std::time::Duration::from_secs(2);
+    board.take(second);
+    board
+}
+
+const TEXT: &str = "\
+rocmforged 0.1.0  Test Card  up 1m 5s  serving
+memory 8.0 MiB of 16.0 MiB (50.0 %), pinned 1.0 MiB
+[===============================                             ]
+weights 6.0 MiB  in flight 0 B  kv 2.0 MiB  prefix 0 B  scratch 0 B
+uploads 4.0 MiB/s  hits 100.0 %  evictions 7  requests 2 running, 5 queued
+kv in host memory 12.0 MiB of 64.0 MiB  saved 9  restored 4  dropped 1
+
+> a  3.0 MiB of 5.0 MiB (60.0 %)  1 request  kv 2.0 MiB  hits 75.0 %
+    #*@>.
+
+  b\\u{1b}[2J  3.0 MiB of 3.0 MiB (100.0 %)  1 request  kv 0 B  hits -
+    #*@
+
+4 segments evicted
+b\\u{1b}[2J loaded
+";
+
+#[test]
+fn the_board_is_drawn_as_it_is_printed_and_the_keys_stand_below() {
+    let board = board();
+    assert_eq!(board.as_text(80, 100), TEXT);
+    let mut terminal = Terminal::new(TestBackend::new(80, 20)).unwrap();
+    terminal.draw(|frame| board.draw(frame)).unwrap();
+    let mut expected: Vec<String> = TEXT.lines().map(str::to_owned).collect();
+    expected.resize(19, String::new());
+    expected.push(HELP.to_owned());
+    let expected = expected
+        .iter()
+        .map(|line| Line::from(format!("{line:<80}")));
+    let mut plain = terminal.backend().buffer().clone();
+    plain.set_style(plain.area, Style::reset());
+    let mut wanted = Buffer::with_lines(expected);
+    wanted.set_style(wanted.area, Style::reset());
+    assert_eq!(plain, wanted);
+}
+
+#[test]
+fn the_chosen_model_is_in_sight_on_a_small_screen_and_on_none() {
+    let mut board = board();
+    assert_eq!(board.key(KeyCode::Down.into()), None);
+    let mut terminal = Terminal::new(TestBackend::new(40, 8)).unwrap();
+    terminal.draw(|frame| board.draw(frame)).unwrap();
+    let shown = terminal.backend().to_string();
+    assert!(shown.contains("> b"), "{shown}");
+    for (columns, lines) in [(1, 1), (3, 2), (200, 60)] {
+        terminal.backend_mut().resize(columns, lines);
+        terminal.draw(|frame| board.draw(frame)).unwrap();
+    }
+}
+
+#[test]
+fn keys_act_on_the_chosen_model() {
+    let mut board = board();
+    let mut press = |code: KeyCode| board.key(code.into());
+    assert_eq!(press(KeyCode::Char('p')), Some(Action::Pin("a".into())));
+    assert_eq!(press(KeyCode::Up), None);
+    assert_eq!(press(KeyCode::Down), None);
+    assert_eq!(press(KeyCode::Down), None, "there is no further one");
+    for (key, action) in [
+        ('P', Action::Unpin as fn(String) -> Action),
+        ('l', Action::Preload),
+        ('e', Action::Evict),
+        ('u', Action::Unload),
+    ] {
+        assert_eq!(press(KeyCode::Char(key)), Some(action("b\u{1b}[2J".into())));
+    }
+    assert_eq!(press(KeyCode::Char('b')), None);
+    for c in "12q".chars() {
+        assert_eq!(press(KeyCode::Char(c)), None, "it is typed");
+    }
+    assert_eq!(press(KeyCode::Enter), None, "it is no budget");
+    assert_eq!(press(KeyCode::Char('b')), None);
+    for c in "50%".chars() {
+        assert_eq!(press(KeyCode::Char(c)), None);
+    }
+    assert_eq!(
+        press(KeyCode::Enter),
+        Some(Action::Budget("50%".parse().unwrap()))
+    );
+    assert_eq!(press(KeyCode::Char('q')), Some(Action::Quit));
+}
+
+#[test]
+fn a_map_of_thousands_of_segments_has_four_lines_of_groups() {
+    use SegmentState::{Absent, Resident, Uploading};
+    let mut states = vec![(Resident, false, false); 6000];
+    for state in &mut states[10..30] {
+        state.0 = Absent;
+    }
+    states[47].0 = Absent;
+    states[105].0 = Uploading;
+    states[205].1 = true;
+    states[305].2 = true;
+    let mut board = Board::default();
+    board.take(sample(0, 0, 0, vec![model("moe", &states)]));
+    let text = board.as_text(80, 100);
+    let map: Vec<_> = text
+        .lines()
+        .filter(|line| line.starts_with("    "))
+        .collect();
+    // 76 columns, 4 lines: 20 segments a cell, 300 cells.
+    let cells: String = map.iter().map(|line| line.trim_start()).collect();
+    assert_eq!((map.len(), cells.len()), (4, 300), "{text}");
+    assert_eq!(&cells[..16], "559##>####*####@");
+    assert!(cells[16..].chars().all(|cell| cell == '#'), "{cells}");
+}
+
+#[test]
+fn a_message_of_the_daemon_shows_escapes_instead_of_obeying_them() {
+    let mut board = board();
+    board.show("no model \"\u{1b}]0;title\u{7}\u{202e}\"\nnext");
+    let mut terminal = Terminal::new(TestBackend::new(100, 30)).unwrap();
+    terminal.draw(|frame| board.draw(frame)).unwrap();
+    let shown = terminal.backend().to_string();
+    assert!(
+        !shown.contains(['\u{1b}', '\u{7}', '\u{202e}']),
+        "{shown:?}"
+    );
+    assert!(
+        shown.contains(r#"no model "\u{1b}]0;title\u{7}\u{202e}"\nnext"#),
+        "{shown}"
+    );
+}
