@@ -8,12 +8,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
 use rocmforge_engine::{EngineConfig, HostPressure};
 use rocmforge_service::roles::{Roles, Who};
+
+use crate::addresses::ListenAddress;
 
 mod effective;
 mod error;
@@ -43,6 +47,8 @@ pub use table::{Reload, SettingFlags};
 pub const ENVIRONMENT: &str = "ROCMFORGED_";
 /// Most directories that `--model-dir` may name.
 pub const MODEL_DIRS_MAX: usize = 64;
+/// Most addresses and names that `--http-listen` may name.
+pub const HTTP_LISTEN_MAX: usize = 16;
 /// Largest `--threads`.
 pub const THREADS_MAX: u32 = 1024;
 /// Largest `--n-ctx-max`, in tokens.
@@ -210,21 +216,64 @@ impl Config {
         }
     }
 
-    /// The budget is one that the device cannot have.
-    pub fn refuse_budget(&self, message: String) -> ConfigError {
-        const KEY: &str = "vram_budget";
+    /// The addresses that HTTP is to be served on, each with the entry of `http_listen` that leads
+    /// to it. Names are looked up, which may wait for a server.
+    ///
+    /// # Errors
+    /// [`NoAddress`] for a name that leads nowhere; [`ConfigError`] for an address that other
+    /// machines reach without what that needs.
+    pub fn http_addresses(&self) -> anyhow::Result<Vec<(SocketAddr, ListenAddress)>> {
+        let mut all: Vec<(SocketAddr, ListenAddress)> = Vec::new();
+        for entry in &self.values.http_listen {
+            let found = entry.look_up().map_err(|source| NoAddress {
+                entry: entry.clone(),
+                source,
+            })?;
+            for address in found {
+                if let Some(message) = self.http.refusal_of(entry, address) {
+                    return Err(self.refuse("http_listen", message).into());
+                }
+                if !all.iter().any(|(there, _)| *there == address) {
+                    all.push((address, entry.clone()));
+                }
+            }
+        }
+        Ok(all)
+    }
 
+    fn refuse(&self, key: &'static str, message: String) -> ConfigError {
         ConfigError::Value {
-            key: KEY,
-            origin: self.origins.get(KEY).cloned().unwrap_or(Origin::Flag),
+            key,
+            origin: self.origins.get(key).cloned().unwrap_or(Origin::Flag),
             message,
         }
     }
+
+    /// The budget is one that the device cannot have.
+    pub fn refuse_budget(&self, message: String) -> ConfigError {
+        self.refuse("vram_budget", message)
+    }
+}
+
+/// A name of `http_listen` that leads to no address.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot find the address of {entry} (http_listen); check the name, or give the address in numbers"
+)]
+pub struct NoAddress {
+    entry: ListenAddress,
+    #[source]
+    source: io::Error,
+}
+
+/// Whether a setting can be set in the environment.
+fn is_variable(entry: &Entry) -> bool {
+    matches!(entry.shape, Shape::Text | Shape::Texts)
 }
 
 /// What the environment has of a setting; an empty variable is none.
 fn environment(entry: &Entry) -> Option<Given> {
-    let is_variable = entry.shape == Shape::Text;
+    let is_variable = is_variable(entry);
     let value: OsString = is_variable.then(|| std::env::var_os(variable(entry.key)))??;
     (!value.is_empty()).then(|| Given {
         texts: vec![value],
@@ -236,7 +285,7 @@ fn environment(entry: &Entry) -> Option<Given> {
 /// service that is called as the daemon is: those are left out.
 fn unread_variables() -> Vec<String> {
     let entries = settings::ENTRIES.iter();
-    let entries = entries.filter(|entry| entry.shape == Shape::Text);
+    let entries = entries.filter(|entry| is_variable(entry));
     let known: BTreeSet<String> = entries.map(|entry| variable(entry.key)).collect();
     let is_unread = |name: &String| {
         let of_service = format!("{name}_");

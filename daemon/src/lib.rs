@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod addresses;
 pub mod config;
 mod connection;
 pub mod devices;

@@ -1,10 +1,13 @@
 //! The sockets that the settings ask for.
 
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 
 use anyhow::Context as _;
+use socket2::{Domain, Protocol, Socket as Socket2, Type};
 
+use crate::addresses::ListenAddress;
 use crate::config::Config;
 use crate::passed::{self, Passed};
 use crate::socket::Socket;
@@ -14,23 +17,14 @@ use crate::{Allowed, HttpListeners};
 /// where it passed some.
 ///
 /// # Errors
-/// Where a socket cannot be had: [`NoNetwork`], [`SocketError`](crate::socket::SocketError), or
-/// what the system says of an address.
+/// Where a socket cannot be had: [`NoNetwork`], [`SocketError`](crate::socket::SocketError), those
+/// of [`Config::http_addresses`], or what the system says of an address.
 pub fn listen(
     config: &Config,
     passed: &mut Passed,
 ) -> anyhow::Result<(Socket, Option<Socket>, HttpListeners)> {
     let mut bound = 0;
-    let tcp = config.values.http_listen.map(|address| {
-        passed.take_tcp(address).map_or_else(
-            || {
-                bound += 1;
-                bind_tcp(address)
-            },
-            Ok,
-        )
-    });
-    let tcp = tcp.transpose()?;
+    let tcp = listen_tcp(config, passed, &mut bound)?;
     let http_socket = config.values.http_socket.as_deref().map(|path| {
         if let Some(unix) = passed.take_unix(path) {
             return Ok(Socket::passed(unix));
@@ -45,7 +39,7 @@ pub fn listen(
         None => Socket::bind(&config.values.socket)?,
     };
     let unix = http_socket.as_ref().map(Socket::listener).transpose()?;
-    let stored = passed::store(tcp.as_ref(), unix.as_ref());
+    let stored = passed::store(&tcp, unix.as_ref());
     if stored && let Some(socket) = &mut http_socket {
         socket.leave_file();
     }
@@ -57,7 +51,7 @@ pub fn listen(
         tls: config.http.tls.clone(),
         allowed: Allowed {
             origins: config.values.http_allow_origins.clone(),
-            hosts: config.values.http_allow_hosts.clone(),
+            hosts: allowed_hosts(config),
         },
     };
     Ok((socket, http_socket, http))
@@ -75,24 +69,102 @@ pub struct NoNetwork {
     pub address: SocketAddr,
 }
 
+/// Connections that may wait to be accepted, as std has it.
+const LISTEN_BACKLOG: i32 = 128;
 /// The drop-in that opens the unit to networks.
 const DROP_IN: &str = "/usr/share/doc/rocmforged/examples/network.conf";
 
-fn bind_tcp(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    let bound = TcpListener::bind(address);
-    if let Err(error) = &bound
-        && error.raw_os_error() == Some(libc::EAFNOSUPPORT)
-    {
-        return Err(NoNetwork { address }.into());
+/// The listening sockets of all addresses that `http_listen` leads to: those that were passed, and
+/// others that are made, which `bound` counts.
+fn listen_tcp(
+    config: &Config,
+    passed: &mut Passed,
+    bound: &mut usize,
+) -> anyhow::Result<Vec<TcpListener>> {
+    let addresses = config.http_addresses()?;
+    let all: Vec<SocketAddr> = addresses.iter().map(|(address, _)| *address).collect();
+    let mut tcp = Vec::new();
+    for entry in &config.values.http_listen {
+        let of_entry = addresses.iter().filter(|(_, by)| by == entry);
+        let (mut served, mut skipped) = (0, None);
+        for &(address, _) in of_entry {
+            if let Some(there) = passed.take_tcp(address) {
+                tcp.push(there);
+                served += 1;
+                continue;
+            }
+            match bind_tcp(address, &all) {
+                Ok(made) => {
+                    *bound += 1;
+                    served += 1;
+                    tcp.push(made);
+                }
+                // Of a name that leads to both families one may be off.
+                Err(error) if entry.name().is_some() && has_no_family(&error) => {
+                    tracing::warn!("{address}, to which {entry} leads, is left out: {error}");
+                    skipped = Some((address, error));
+                }
+                Err(error) => return Err(unbound(entry, address, error)),
+            }
+        }
+        if let (0, Some((address, error))) = (served, skipped) {
+            return Err(unbound(entry, address, error));
+        }
     }
-    let tcp = bound.with_context(|| format!("cannot serve HTTP on {address} (--http-listen)"))?;
-    if has_no_network() {
+    if !tcp.is_empty() && has_no_network() {
         tracing::warn!(
-            "{address} is reached from inside of the service alone: it has a network of its own (PrivateNetwork=yes in \
-             its unit); the drop-in {DROP_IN} opens it"
+            "HTTP over TCP is reached from inside of the service alone: it has a network of its own \
+             (PrivateNetwork=yes in its unit); the drop-in {DROP_IN} opens it"
         );
     }
     Ok(tcp)
+}
+
+/// Whether this machine, or this service, has no addresses of a family.
+fn has_no_family(error: &io::Error) -> bool {
+    let codes = [libc::EAFNOSUPPORT, libc::EADDRNOTAVAIL];
+    error
+        .raw_os_error()
+        .is_some_and(|code| codes.contains(&code))
+}
+
+/// Why an address is not served.
+fn unbound(entry: &ListenAddress, address: SocketAddr, error: io::Error) -> anyhow::Error {
+    if error.raw_os_error() == Some(libc::EAFNOSUPPORT) {
+        return NoNetwork { address }.into();
+    }
+    let by = match entry.name() {
+        Some(_) => format!(", to which {entry} leads"),
+        None => String::new(),
+    };
+    anyhow::Error::from(error).context(format!(
+        "cannot serve HTTP on {address}{by} (--http-listen)"
+    ))
+}
+
+/// Listens on an address. `[::]` takes IPv4 as well, unless `all` has the port for IPv4 itself.
+fn bind_tcp(address: SocketAddr, all: &[SocketAddr]) -> io::Result<TcpListener> {
+    let same_port = |other: &SocketAddr| other.is_ipv4() && other.port() == address.port();
+    let is_apart = address.ip().is_unspecified() && all.iter().any(same_port);
+    if address.is_ipv4() || !is_apart {
+        return TcpListener::bind(address);
+    }
+    let socket = Socket2::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_only_v6(true)?;
+    // As std does: a port whose last connections are not forgotten yet can be had again.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(LISTEN_BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Names that requests may use for this machine: those that are configured, and those that are
+/// listened on.
+fn allowed_hosts(config: &Config) -> Vec<String> {
+    let listened = config.values.http_listen.iter();
+    let listened = listened.filter_map(|entry| entry.name().map(str::to_owned));
+    let configured = config.values.http_allow_hosts.iter().cloned();
+    configured.chain(listened).collect()
 }
 
 /// Whether this is a service without any network but its own loopback.

@@ -284,11 +284,18 @@ fn check(config: &Config, is_units: bool) -> ExitCode {
         Err(error) => return fail(&error.into(), 2),
     };
     let mut code = ExitCode::SUCCESS;
-    if is_units
-        && let Some(address) = config.values.http_listen
-        && let Some(refused) = listeners::refused_by_unit(address)
-    {
-        code = fail(&refused.into(), UNUSABLE);
+    let addresses = match config.http_addresses() {
+        Ok(addresses) => addresses,
+        Err(error) => {
+            code = fail(&error, UNUSABLE);
+            Vec::new()
+        }
+    };
+    if is_units {
+        let mut refused = addresses.iter().map(|(address, _)| *address);
+        if let Some(refused) = refused.find_map(listeners::refused_by_unit) {
+            code = fail(&refused.into(), UNUSABLE);
+        }
     }
     for trouble in troubles(&dirs) {
         code = fail(&anyhow::anyhow!(trouble), 2);
@@ -444,11 +451,7 @@ fn serve_on(
             .http_socket
             .as_ref()
             .map(|path| path.display().to_string()),
-        http_listen = http
-            .tcp
-            .as_ref()
-            .and_then(|tcp| tcp.local_addr().ok())
-            .map(|a| a.to_string()),
+        http_listen = shown_addresses(&http),
         http_tls = http.tls.is_some(),
         device = snapshot.device.name,
         budget_bytes = snapshot.cache.budget_bytes,
@@ -495,6 +498,13 @@ fn serve_on(
     }
     tracing::info!("ended");
     end
+}
+
+/// The addresses that HTTP is served on, for the log; `None` where there are none.
+fn shown_addresses(http: &HttpListeners) -> Option<String> {
+    let addresses = http.tcp.iter().filter_map(|tcp| tcp.local_addr().ok());
+    let addresses: Vec<String> = addresses.map(|address| address.to_string()).collect();
+    (!addresses.is_empty()).then(|| addresses.join(","))
 }
 
 /// What `start` gives; `None` where a stop comes first. The thread that starts is left to itself

@@ -4,7 +4,7 @@
 //! What the manager holds outlives the process. A daemon that drains stops accepting there, and who
 //! connects waits in the socket for its successor, which gets the same one.
 //!
-//! A socket is told by its address: that of `http_listen` or `http_socket` is HTTP's, and of the
+//! A socket is told by its address: those of `http_listen` and `http_socket` are HTTP's, and of the
 //! others at most one Unix socket is there, which is that of gRPC.
 
 use std::io;
@@ -168,13 +168,13 @@ fn stores() -> bool {
 
 /// Has the service manager keep HTTP's listening sockets, in the place of those that it kept
 /// before. Whether it does.
-pub fn store(tcp: Option<&TcpListener>, unix: Option<&UnixListener>) -> bool {
+pub fn store(tcp: &[TcpListener], unix: Option<&UnixListener>) -> bool {
     if !stores() {
         return false;
     }
     let sockets: Vec<BorrowedFd<'_>> = tcp
+        .iter()
         .map(AsFd::as_fd)
-        .into_iter()
         .chain(unix.map(AsFd::as_fd))
         .collect();
     let name = NotifyState::FdName(STORED);

@@ -244,7 +244,7 @@ aliases = ["b", "gpt-4"]
 preload = true
 pin = false
 """)
-    put("config", "one", 'vram_budget = "1.5GiB"\nmodel_dir = "/srv"\nhttp_listen = "[::1]:80"\n')
+    put("config", "one", 'vram_budget = "1.5GiB"\nmodel_dir = "/srv"\nhttp_listen = ["[::1]:80", "localhost:8080"]\n')
     put("config", "wrong", 'buget = 1\n[[model]]\nname = "a b"\npath = "x"\n')
 
 

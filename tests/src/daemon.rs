@@ -180,7 +180,8 @@ impl Daemon {
         self.dir.path().join("socket")
     }
 
-    /// Where HTTP is served. The line of the log that says so may come after the socket answers.
+    /// Where HTTP is served, the first address of several. The line of the log that says so may
+    /// come after the socket answers.
     ///
     /// # Panics
     /// When there is no such line in [`PATIENCE`].
@@ -190,7 +191,9 @@ impl Daemon {
             let log = self.log();
             let mut words = log.split_whitespace();
             if let Some(address) = words.find_map(|word| word.strip_prefix("http_listen=")) {
-                return format!("http://{}", address.trim_matches('"'));
+                let addresses = address.trim_matches('"');
+                let first = addresses.split(',').next().unwrap_or_default();
+                return format!("http://{first}");
             }
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -1,8 +1,10 @@
 //! With which tokens and which certificate HTTP is served.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use super::{ConfigError, Origin, Values};
+use crate::addresses::ListenAddress;
 use crate::http::{Tls, TlsFault, Tokens};
 
 /// What HTTP over TCP is protected with.
@@ -10,7 +12,7 @@ use crate::http::{Tls, TlsFault, Tokens};
 pub struct HttpConfig {
     /// What callers over TCP have to send, one of them.
     pub tokens: Option<Tokens>,
-    /// What the address is served with.
+    /// What the addresses are served with.
     pub tls: Option<Tls>,
 }
 
@@ -60,29 +62,46 @@ impl HttpConfig {
                 return Err(refuse(KEY, message.to_owned()));
             }
         };
-        let missing = match (&tokens, &tls) {
-            (Some(_), Some(_)) => None,
-            (None, Some(_)) => Some((
+        let http = Self { tokens, tls };
+        for entry in &values.http_listen {
+            // Names are looked up once somebody listens.
+            if let ListenAddress::Number(address) = entry
+                && let Some(message) = http.refusal_of(entry, *address)
+            {
+                return Err(refuse(LISTEN, message));
+            }
+        }
+        Ok(http)
+    }
+
+    /// Why HTTP is not served on an address that `entry` leads to, if it is not: other machines
+    /// reach it, and something is missing that this needs.
+    pub(super) fn refusal_of(&self, entry: &ListenAddress, address: SocketAddr) -> Option<String> {
+        if address.ip().to_canonical().is_loopback() {
+            return None;
+        }
+        let (what, add) = match (&self.tokens, &self.tls) {
+            (Some(_), Some(_)) => return None,
+            (None, Some(_)) => (
                 "there is no token that tells callers apart",
                 "--http-token-file (http_token_file)",
-            )),
-            (Some(_), None) => Some((
+            ),
+            (Some(_), None) => (
                 "without TLS whoever is on the way reads tokens and texts",
                 "--http-tls-cert and --http-tls-key (http_tls_cert, http_tls_key)",
-            )),
-            (None, None) => Some((
+            ),
+            (None, None) => (
                 "there is neither a token that tells callers apart nor TLS",
                 "--http-token-file, --http-tls-cert and --http-tls-key (http_token_file, http_tls_cert, http_tls_key)",
-            )),
+            ),
         };
-        let far = values.http_listen.filter(|a| !a.ip().is_loopback());
-        if let (Some(address), Some((what, add))) = (far, missing) {
-            let message = format!(
-                "{address} can be reached from other machines, and {what}; add {add}, or listen on 127.0.0.1 or [::1], \
-                 behind a proxy if others are to reach it"
-            );
-            return Err(refuse(LISTEN, message));
-        }
-        Ok(Self { tokens, tls })
+        let shown = match entry.name() {
+            Some(_) => format!("{address}, to which {entry} leads,"),
+            None => address.to_string(),
+        };
+        Some(format!(
+            "{shown} can be reached from other machines, and {what}; add {add}, or listen on 127.0.0.1 or [::1], \
+             behind a proxy if others are to reach it"
+        ))
     }
 }

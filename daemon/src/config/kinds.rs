@@ -2,7 +2,6 @@
 //! of it. A value is refused with a message that says what is allowed.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +13,8 @@ use tracing_subscriber::EnvFilter;
 
 use super::models::{quoted, quoted_path};
 use super::table::Given;
-use super::{MODEL_DIRS_MAX, Origin, SOCKET_PATH_MAX};
+use super::{HTTP_LISTEN_MAX, MODEL_DIRS_MAX, Origin, SOCKET_PATH_MAX};
+use crate::addresses::ListenAddress;
 use crate::http::Allowed;
 use crate::traces::Collector;
 
@@ -29,6 +29,9 @@ pub(super) enum Shape {
     Paths,
     /// A list of names.
     Names,
+    /// A text, or a list of them; texts are separated by commas, too. Such settings can be set in
+    /// the environment.
+    Texts,
 }
 
 type Read<T> = Box<dyn Fn(&Given) -> Result<T, String>>;
@@ -275,19 +278,39 @@ pub(super) fn log_filter() -> Kind<String> {
     }
 }
 
-/// An address to listen on.
-pub(super) fn address() -> Kind<SocketAddr> {
-    let read = |text: &str| {
-        text.parse().map_err(|_| {
-            format!(
-                "'{text}' is no address: numbers and a port, such as 127.0.0.1:8080 or [::1]:8080"
-            )
-        })
-    };
-    let allowed = "an IP address and a port, such as `127.0.0.1:8080` or `[::1]:8080`";
-    Kind::text("ADDRESS:PORT", allowed, read, |address: &SocketAddr| {
-        quoted(&address.to_string())
-    })
+/// Addresses to listen on.
+pub(super) fn addresses() -> Kind<Vec<ListenAddress>> {
+    Kind {
+        shape: Shape::Texts,
+        placeholder: "ADDRESS:PORT".to_owned(),
+        allowed: format!(
+            "an IP address or a host name, and a port, such as `127.0.0.1:8080`, `[::1]:8080` or `localhost:8080`; or \
+             a list of at most {HTTP_LISTEN_MAX}"
+        ),
+        words: vec!["localhost:8080", "[::1]:80"],
+        read: Box::new(|given| {
+            let texts = given.texts.iter().map(|text| text.to_string_lossy());
+            let texts: Vec<String> = texts.map(|text| text.into_owned()).collect();
+            let each = texts.iter().flat_map(|text| text.split(',')).map(str::trim);
+            let mut addresses = Vec::new();
+            for text in each {
+                let address = text.parse()?;
+                if !addresses.contains(&address) {
+                    addresses.push(address);
+                }
+            }
+            match addresses.len() {
+                0..=HTTP_LISTEN_MAX => Ok(addresses),
+                n => Err(format!(
+                    "{n} addresses are named; at most {HTTP_LISTEN_MAX}"
+                )),
+            }
+        }),
+        show: Box::new(|addresses| {
+            let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+            (!texts.is_empty()).then(|| list(texts.iter().map(String::as_str)))
+        }),
+    }
 }
 
 /// A collector of traces.

@@ -73,6 +73,26 @@ impl PathList {
     }
 }
 
+/// One text, or a list of them.
+#[derive(Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a text, or a list of texts such as [\"a\", \"b\"]"
+)]
+enum TextList {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl TextList {
+    fn into_texts(self) -> Vec<String> {
+        match self {
+            Self::One(text) => vec![text],
+            Self::Many(texts) => texts,
+        }
+    }
+}
+
 /// What one file says.
 #[derive(Debug, Default)]
 struct File {
@@ -173,6 +193,7 @@ impl<'de> DeserializeSeed<'de> for ValueSeed {
             Shape::Path => spanned(deserializer, |path: String| vec![path]),
             Shape::Paths => spanned(deserializer, PathList::into_texts),
             Shape::Names => spanned(deserializer, |names: Vec<String>| names),
+            Shape::Texts => spanned(deserializer, TextList::into_texts),
         }
     }
 }

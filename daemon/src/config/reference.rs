@@ -87,6 +87,12 @@ fn described(page: &mut String, entry: &Entry) {
         Shape::Text => facts += &format!(", variable: `{}`", variable(key)),
         Shape::Path => {}
         Shape::Paths | Shape::Names => facts += ", may be given several times",
+        Shape::Texts => {
+            facts += &format!(
+                ", may be given several times, variable: `{}`, separated by commas",
+                variable(key)
+            );
+        }
     }
     let default = match entry.default {
         DefaultValue::Is(text) => format!("`{text}`"),

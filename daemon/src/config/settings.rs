@@ -5,7 +5,6 @@
 //! also in `Config::engine`). Then `rocmforged generated reference docs` and `rocmforged generated
 //! dictionary tests/fuzz/dictionaries` write what is committed of it; tests compare both.
 
-use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,7 +15,7 @@ use rocmforge_service::roles::Who;
 
 use super::error::ConfigError;
 use super::kinds::{
-    Kind, address, choice, collector, count, device, directories, integer, log_filter, path,
+    Kind, addresses, choice, collector, count, device, directories, integer, log_filter, path,
     patterns, percent_or_off, seconds, size, size_or_none, socket, users,
 };
 use super::table::DefaultValue::{Is, Unset};
@@ -25,6 +24,7 @@ use super::{
     DRAIN_GRACE_MAX, MAX_SEQUENCES_LIMIT, N_CTX_MAX_LIMIT, QUEUE_CAPACITY_LIMIT, THREADS_MAX,
     WATCHDOG_MAX, WATCHDOG_MIN,
 };
+use crate::addresses::ListenAddress;
 use crate::traces::Collector;
 
 declare_settings! {
@@ -179,12 +179,14 @@ declare_settings! {
         /// Clients have the roles of their user, as over gRPC.
         http_socket: Option<PathBuf> = socket().optional(), Unset("none"), AtRestart;
 
-        /// TCP address for HTTP.
+        /// TCP addresses for HTTP.
         ///
-        /// An address that other machines reach needs `http_token_file`, `http_tls_cert` and
-        /// `http_tls_key`. Under the packaged systemd unit it needs a drop-in that allows network
-        /// sockets.
-        http_listen: Option<SocketAddr> = address().optional(), Unset("none"), AtRestart;
+        /// A host name stands for all addresses that it resolves to: `localhost:8080` is
+        /// `127.0.0.1:8080` and `[::1]:8080`. Requests may use such a name in their `Host` header.
+        /// `[::]:8080` alone takes IPv4 as well. An address that other machines reach needs
+        /// `http_token_file`, `http_tls_cert` and `http_tls_key`. Under the packaged systemd unit
+        /// any address needs a drop-in that allows network sockets.
+        http_listen: Vec<ListenAddress> = addresses(), Unset("none"), AtRestart;
 
         /// File of bearer tokens for HTTP over TCP, one per line: TOKEN or NAME TOKEN.
         ///

@@ -125,7 +125,7 @@ impl Entry {
         let short = format!("{} {default}", paragraphs.first().map_or("", |p| p));
         let action = match self.shape {
             Shape::Text | Shape::Path => ArgAction::Set,
-            Shape::Paths | Shape::Names => {
+            Shape::Paths | Shape::Names | Shape::Texts => {
                 paragraphs.push("May be given several times.".to_owned());
                 ArgAction::Append
             }

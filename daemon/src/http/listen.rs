@@ -105,7 +105,7 @@ pub(crate) async fn serve(
         unix.set_nonblocking(true)?;
         open.push(Listener::Unix(UnixListener::from_std(unix)?));
     }
-    if let Some(tcp) = listeners.tcp {
+    for tcp in listeners.tcp {
         tcp.set_nonblocking(true)?;
         open.push(Listener::Tcp(TcpListener::from_std(tcp)?));
     }

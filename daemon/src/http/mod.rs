@@ -77,14 +77,14 @@ use crate::runtimes::Runtimes;
 pub struct HttpListeners {
     /// A Unix socket.
     pub unix: Option<UnixListener>,
-    /// An address.
-    pub tcp: Option<TcpListener>,
-    /// Whether the service manager holds both, too: who connects while the daemon drains then waits
-    /// for its successor.
+    /// Addresses.
+    pub tcp: Vec<TcpListener>,
+    /// Whether the service manager holds all of them, too: who connects while the daemon drains
+    /// then waits for its successor.
     pub kept: bool,
     /// What callers over TCP have to send, one of them.
     pub tokens: Option<Tokens>,
-    /// The certificate of the address, if it is served with TLS.
+    /// The certificate of the addresses, if they are served with TLS.
     pub tls: Option<Tls>,
     /// Pages and names beyond this machine's own that are let in without a token.
     pub allowed: Allowed,

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -125,6 +126,76 @@ fn a_chat_that_is_shortened_leaves_one_line() {
         panic!("{lines:?}")
     };
     assert!(line.contains("code=Ok "), "{line}");
+}
+
+/// A request that asks whether the daemon is well, by a name of the machine.
+fn is_well(address: &str, host: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let request = format!("GET /v1/models HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn http_is_served_on_each_address_that_a_list_or_a_name_leads_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let mut command = host(dir.path(), &dir.path().join("s"));
+    command.env("ROCMFORGED_HTTP_LISTEN", "localhost:0,127.0.0.2:0");
+    let (mut daemon, _notify) =
+        start_logging_to(dir.path(), &mut command, File::create(&log).unwrap());
+    let text = std::fs::read_to_string(&log).unwrap();
+    let addresses = text.split_once("http_listen=\"").unwrap().1;
+    let addresses: Vec<_> = addresses.split_once('"').unwrap().0.split(',').collect();
+    assert!(addresses.len() >= 2, "{text}");
+    assert!(
+        addresses.last().unwrap().starts_with("127.0.0.2:"),
+        "{text}"
+    );
+    for address in &addresses {
+        let answer = is_well(address, "localhost");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{address}: {answer}");
+    }
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.wait(), Some(0));
+}
+
+#[test]
+fn an_address_that_cannot_be_had_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let listen = |entries: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = host(dir.path(), &dir.path().join("s"));
+        command.args(["--http-listen", "127.0.0.1:0", "--http-listen", entries]);
+        let output = command.env_remove("NOTIFY_SOCKET").output().unwrap();
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    };
+    let (code, said) = listen(&address.to_string());
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains(&format!("cannot serve HTTP on {address} (--http-listen)")),
+        "{said}"
+    );
+    let name = format!("localhost:{}", address.port());
+    let (code, said) = listen(&name);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains(&format!("{address}, to which {name} leads")),
+        "{said}"
+    );
+    let (code, said) = listen("nobody.invalid:80");
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains("cannot find the address of nobody.invalid:80"),
+        "{said}"
+    );
 }
 
 #[test]

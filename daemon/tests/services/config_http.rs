@@ -3,16 +3,16 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use rocmforged::config::{Config, Values};
+
 use super::certificates::Made;
 use super::settings::{config, file};
 
 #[test]
 fn http_is_served_where_it_was_asked_for_and_nowhere_else() {
     let none = config(&[]).unwrap();
-    assert_eq!(
-        (none.values.http_socket, none.values.http_listen),
-        (None, None)
-    );
+    assert_eq!(none.values.http_socket, None);
+    assert!(none.values.http_listen.is_empty());
     assert_eq!(none.http.tokens, None);
 
     let text = r#"
@@ -24,7 +24,7 @@ fn http_is_served_where_it_was_asked_for_and_nowhere_else() {
         both.http_socket.as_deref(),
         Some(Path::new("/run/http.sock"))
     );
-    assert_eq!(both.http_listen, Some("[::1]:9".parse().unwrap()));
+    assert_eq!(listened(&both), ["[::1]:9"]);
 
     let refused = |arguments: &[&str], mentions: &[&str]| {
         let message = config(arguments).unwrap_err().to_string();
@@ -76,6 +76,74 @@ fn http_is_served_where_it_was_asked_for_and_nowhere_else() {
     }
     std::fs::write(&token, "short").unwrap();
     refused(&["--http-token-file", path], &["--http-token-file", "16"]);
+}
+
+/// What HTTP listens on, as it is written.
+fn listened(values: &Values) -> Vec<String> {
+    values.http_listen.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn http_is_served_on_several_addresses_and_names() {
+    let list = r#"http_listen = ["localhost:8080", "127.0.0.1:9", "localhost:8080"]"#;
+    let config = file(list, &[]).unwrap();
+    assert_eq!(listened(&config.values), ["localhost:8080", "127.0.0.1:9"]);
+    assert!(
+        config
+            .describe()
+            .contains(r#"http_listen = ["localhost:8080", "127.0.0.1:9"]"#),
+        "{}",
+        config.describe()
+    );
+    let one = file(r#"http_listen = "127.0.0.1:9, [::1]:9""#, &[]).unwrap();
+    assert_eq!(listened(&one.values), ["127.0.0.1:9", "[::1]:9"]);
+    let flags = ["--http-listen", "127.0.0.1:1", "--http-listen", "[::1]:2"];
+    let flags = file(list, &flags).unwrap();
+    assert_eq!(listened(&flags.values), ["127.0.0.1:1", "[::1]:2"]);
+
+    // A name is all its addresses; one that two entries lead to is there once.
+    let text = r#"http_listen = ["127.0.0.1:8080", "localhost:8080"]"#;
+    let addresses = file(text, &[]).unwrap().http_addresses().unwrap();
+    let v4 = addresses.iter().filter(|(address, _)| address.is_ipv4());
+    assert_eq!(v4.count(), 1, "{addresses:?}");
+    assert!(
+        addresses
+            .iter()
+            .all(|(address, _)| address.ip().is_loopback())
+    );
+
+    for (entries, words) in [
+        (
+            r#"["127.0.0.1:1", "localhost"]"#,
+            &["'localhost'", "localhost:8080"][..],
+        ),
+        (
+            r#"["127.0.0.1:1", "0.0.0.0:80"]"#,
+            &["0.0.0.0:80", "neither a token"],
+        ),
+        (r#""*:80""#, &["0.0.0.0:80 and [::]:80"]),
+        (r#""""#, &["'' is no address"]),
+        ("5", &["a text, or a list of texts"]),
+    ] {
+        let error = file(&format!("http_listen = {entries}"), &[]).unwrap_err();
+        let error = format!("{:#}", anyhow::Error::from(error));
+        for word in words {
+            assert!(error.contains(word), "'{error}' lacks '{word}'");
+        }
+    }
+    let many: Vec<_> = (1..=17).map(|port| format!("\"[::1]:{port}\"")).collect();
+    let error = file(&format!("http_listen = [{}]", many.join(",")), &[]).unwrap_err();
+    assert!(error.to_string().contains("at most 16"), "{error}");
+
+    let nowhere = config_of("nobody.invalid:80").http_addresses().unwrap_err();
+    assert!(
+        nowhere.to_string().contains("nobody.invalid:80"),
+        "{nowhere}"
+    );
+}
+
+fn config_of(address: &str) -> Config {
+    config(&["--http-listen", address]).unwrap()
 }
 
 #[test]

@@ -114,7 +114,7 @@ impl HttpDaemon {
         let address = tcp.local_addr().unwrap();
         let http = HttpListeners {
             unix: Some(socket.listener().unwrap()),
-            tcp: Some(tcp),
+            tcp: vec![tcp],
             tokens: token.map(|token| Tokens::parse(token).unwrap()),
             allowed,
             ..HttpListeners::default()
