@@ -37,7 +37,11 @@ impl InferenceService {
         Self { context }
     }
 
-    fn check_generate(&self, request: v1::GenerateRequest) -> Result<Wanted, Failure> {
+    async fn check_generate(
+        &self,
+        request: v1::GenerateRequest,
+        arrival: &Arrival,
+    ) -> Result<Wanted, Failure> {
         use v1::generate_request::Prompt as Wire;
 
         self.context.admit()?;
@@ -66,7 +70,10 @@ impl InferenceService {
             }
         };
         violations.result()?;
-        let model = self.context.model(&request.model)?;
+        let model = self
+            .context
+            .model_as_its_file_is(&request.model, arrival)
+            .await?;
         let n_ctx = self.context.n_ctx(n_ctx, &model)?;
         let Some(prompt) = prompt else {
             return Err(failure::bug("a missing prompt was let through"));
@@ -86,9 +93,10 @@ impl InferenceService {
     }
 
     /// The model, the conversation and how it is answered.
-    fn check_chat(
+    async fn check_chat(
         &self,
         mut request: v1::ChatRequest,
+        arrival: &Arrival,
     ) -> Result<(Arc<LoadedModel>, Conversation, Answering), Failure> {
         self.context.admit()?;
         let mut violations = Violations::default();
@@ -107,7 +115,10 @@ impl InferenceService {
         let class = self.context.class(&request.model, class);
         violations.result()?;
         let choices = answers::choices(request.n.map(i64::from))?;
-        let model = self.context.model(&request.model)?;
+        let model = self
+            .context
+            .model_as_its_file_is(&request.model, arrival)
+            .await?;
         let how = Answering {
             sampling,
             n_ctx: self.context.n_ctx(n_ctx, &model)?,
@@ -127,7 +138,7 @@ impl InferenceService {
     ) -> Result<Vec<(Running, Splitter)>, Failure> {
         self.context.opened(&request.model, &arrival).await?;
         let n = answers::choices(request.n.map(i64::from))?;
-        let wanted = self.check_generate(request)?;
+        let wanted = self.check_generate(request, &arrival).await?;
         let choices = self.context.generate_choices(wanted, n, arrival, log);
         let split = |running| (running, Splitter::plain());
         Ok(choices.await?.into_iter().map(split).collect())
@@ -140,7 +151,7 @@ impl InferenceService {
         log: &mut RequestLog,
     ) -> Result<Vec<(Running, Splitter)>, Failure> {
         self.context.opened(&request.model, &arrival).await?;
-        let (model, conversation, how) = self.check_chat(request)?;
+        let (model, conversation, how) = self.check_chat(request, &arrival).await?;
         self.context
             .answer(&model, conversation, how, arrival, log)
             .await
@@ -152,7 +163,7 @@ impl InferenceService {
         arrival: Arrival,
     ) -> Result<v1::RenderResponse, Failure> {
         self.context.opened(&request.model, &arrival).await?;
-        let (model, conversation, _) = self.check_chat(request)?;
+        let (model, conversation, _) = self.check_chat(request, &arrival).await?;
         let rendered = self.context.render(&model, conversation, arrival);
         let (text, ids) = rendered.await?;
         Ok(v1::RenderResponse { text, ids })
@@ -234,7 +245,10 @@ impl InferenceService {
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
         violations.result()?;
-        let model = self.context.model(&request.model)?;
+        let model = self
+            .context
+            .model_as_its_file_is(&request.model, &arrival)
+            .await?;
         let prompt = Prompt::Text {
             text: request.text,
             add_special: request.add_special.unwrap_or(true),
@@ -264,7 +278,10 @@ impl InferenceService {
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
         violations.result()?;
-        let model = self.context.model(&request.model)?;
+        let model = self
+            .context
+            .model_as_its_file_is(&request.model, &arrival)
+            .await?;
         check::ids("ids", &request.ids, model.model().info().n_vocab)?;
         let ids = request.ids;
         let bytes = size_of_val(ids.as_slice());
@@ -310,7 +327,10 @@ impl InferenceService {
             }
         };
         violations.result()?;
-        let model = self.context.model(&request.model)?;
+        let model = self
+            .context
+            .model_as_its_file_is(&request.model, &arrival)
+            .await?;
         let n_ctx = self.context.n_ctx(n_ctx, &model)?;
         if let Prompt::Ids(ids) = &prompt {
             check::ids(field, ids, model.model().info().n_vocab)?;

@@ -62,7 +62,9 @@ pub(super) async fn embed(
     });
     let texts = texts.collect();
     violations.result()?;
-    let model = service.model(&request.model)?;
+    let model = service
+        .model_as_its_file_is(&request.model, &arrival)
+        .await?;
     let wanted = Texts {
         n_ctx: service.n_ctx(n_ctx, &model)?,
         model,
@@ -106,7 +108,9 @@ pub(super) async fn rerank(
     let class = service.class(&request.model, class);
     let top_n = check::best(request.top_n, &mut violations);
     violations.result()?;
-    let model = service.model(&request.model)?;
+    let model = service
+        .model_as_its_file_is(&request.model, &arrival)
+        .await?;
     let wanted = Documents {
         n_ctx: service.n_ctx(n_ctx, &model)?,
         model,

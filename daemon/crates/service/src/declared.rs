@@ -3,7 +3,7 @@
 //! A declared model is registered when the daemon starts, and when a reload brings it; where its
 //! directory does not answer, once that does. It and its aliases are asked for like any other
 //! model, on every way of asking. A model that a reload no longer declares stays loaded: unloading
-//! is a call of its own. One whose file has changed is loaded again at its next use over HTTP, or
+//! is a call of its own. One whose file has changed is loaded again at its next use, or
 //! by a reload (`renewal.rs`).
 //!
 //! *Invariant:* an alias leads to its model whatever else is loaded: no load is taken under a name

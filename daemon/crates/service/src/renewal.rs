@@ -65,6 +65,20 @@ impl Service {
         self.renewed(loaded, arrival).await
     }
 
+    /// The loaded model of this name or alias, as its file is now. One that is not loaded is left
+    /// so.
+    ///
+    /// # Errors
+    /// NOT_FOUND with the names of those that are loaded, and those of loading a new file.
+    pub async fn model_as_its_file_is(
+        self: &Arc<Self>,
+        name: &str,
+        arrival: &Arrival,
+    ) -> Result<Arc<LoadedModel>, Failure> {
+        let there = self.as_its_file_is(self.model(name)?, arrival).await?;
+        there.map_or_else(|| self.model(name), Ok)
+    }
+
     /// Whether nothing happened to the file of a loaded model, as far as one look tells.
     fn looks_same(&self, loaded: &Arc<LoadedModel>) -> bool {
         looks_same(&self.path_asked(loaded), loaded.file())
