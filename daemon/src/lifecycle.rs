@@ -21,6 +21,7 @@
 
 use std::io;
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,6 +75,8 @@ pub struct ServeOptions {
     pub http: HttpListeners,
     /// Models that are registered before READY.
     pub declared: Vec<Declared>,
+    /// Where models that clients load are kept for the next daemon.
+    pub remember: Option<PathBuf>,
     /// What reads the settings anew, if anything does.
     pub reloads: Option<Reloads>,
     /// What renders chat templates. They come with files, so that a daemon
@@ -160,8 +163,15 @@ async fn serve_until(
         options.roles,
     ));
     context.set_limits(options.peer_limits);
+    let remembers = options.remember.is_some();
+    if let Some(path) = options.remember {
+        let context = Arc::clone(&context);
+        let reading = tokio::task::spawn_blocking(move || context.remember_in(path));
+        // What went wrong there is in the log.
+        let _ = reading.await;
+    }
     tokio::select! {
-        () = register(&context, options.declared) => {}
+        () = register(&context, options.declared, remembers) => {}
         // Nobody was served yet.
         _ = stops.recv() => {
             context.drain();
@@ -269,22 +279,25 @@ async fn serve_until(
     }
 }
 
-/// Registers declared models, so that who connects finds them or waits for them.
-async fn register(context: &Arc<Service>, declared: Vec<Declared>) {
+/// Registers declared models and those that are remembered, so that who connects finds them or
+/// waits for them.
+async fn register(context: &Arc<Service>, declared: Vec<Declared>, remembers: bool) {
     let silent = context.dirs.silent().count();
     if silent > 0 {
         // A reload may declare models there, too.
         tokio::spawn(register_late(Arc::clone(context), silent));
     }
     tokio::spawn(Service::close_deleted(Arc::downgrade(context)));
-    if declared.is_empty() {
+    if declared.is_empty() && !remembers {
         return;
     }
     context.declare(declared);
     let registering = tokio::spawn({
         let context = Arc::clone(context);
         async move {
-            let registration = context.register_declared().await;
+            // At once, so that who asks for any of them waits.
+            let (registration, ()) =
+                tokio::join!(context.register_declared(), context.load_remembered());
             reload::preload(&context, registration.registered);
         }
     });
@@ -292,7 +305,7 @@ async fn register(context: &Arc<Service>, declared: Vec<Declared>) {
         .await
         .is_err()
     {
-        tracing::info!("the daemon serves while it opens more declared models");
+        tracing::info!("the daemon serves while it opens more models");
     }
 }
 
@@ -307,6 +320,7 @@ async fn register_late(context: Arc<Service>, mut before: usize) {
             tracing::info!("a model directory answers now");
             let registration = context.register_late().await;
             reload::preload(&context, registration.registered);
+            context.load_remembered().await;
         }
         before = now;
     }

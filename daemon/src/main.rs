@@ -473,6 +473,7 @@ fn serve_on(
         drain_grace: config.values.drain_grace,
         http,
         declared: config.models.iter().map(|m| m.model.clone()).collect(),
+        remember: config.values.remember.clone(),
         reloads: Some(reloads),
         templates: Renderer::with_children(None, RenderLimits::default()),
         sockets: sockets.handle().clone(),

@@ -361,6 +361,7 @@ async fn apply(changes: Changes, service: &Arc<Service>, http: &Http) -> Reloade
         }
         None => service.renew_declared().await,
     };
+    service.load_remembered().await;
     let refused = registration.refused.into_iter();
     report
         .not_taken

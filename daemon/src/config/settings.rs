@@ -41,6 +41,14 @@ declare_settings! {
         /// Without any directory every load is refused.
         model_dir: Vec<PathBuf> = directories(), Unset("none"), AtRestart;
 
+        /// File in which models that clients load are remembered over a restart.
+        ///
+        /// Remembered are models that are loaded or pinned by name (`rocmforgectl load` and `pin`),
+        /// with pins, preload and draft, until they are unloaded. Models that a request opened by
+        /// itself and declared models are not: they come back in any case. Under the packaged unit
+        /// use `/var/lib/rocmforged/state/models.json`.
+        remember: Option<PathBuf> = path("FILE").optional(), Unset("none"), AtRestart;
+
         /// Log filter: a level, or directives such as info,rocmforge_engine=debug.
         ///
         /// Management calls are logged at every level unless audit=off is one of the directives.

@@ -310,9 +310,7 @@ async fn unloaded(call: &Call, request: Request) -> Result<Response, Failure> {
     if let Err(failure) = call.has_name(&asked.model) {
         return log.end(Err(failure));
     }
-    let name = call.service.real_name(&asked.model);
-    let done = call.service.engine.unload(&name, false).await;
-    let done = done.map_err(|error| failure::from_engine(&error));
+    let done = call.service.unload(&asked.model, false).await;
     let unloaded = log.end(done)?;
     answer(&json!({"success": true, "freed_bytes": unloaded.freed_bytes}))
 }

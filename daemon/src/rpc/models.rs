@@ -106,11 +106,9 @@ impl ModelsService {
         self.context.opened(name, &arrival).await?;
         let (model, segments) = self.named_segments(name, segments)?;
         let name = model.name();
-        let work = async {
-            let bytes = self.context.engine.pin(name, segments, pinned).await;
-            bytes.map_err(|error| failure::from_engine(&error))
-        };
-        let bytes = arrival.limit(work).await?;
+        let bytes = arrival
+            .limit(self.context.pin(&model, segments, pinned))
+            .await?;
         Ok((residency(&self.context, name, None).n_pinned, bytes))
     }
 
@@ -160,15 +158,8 @@ impl ModelsService {
         let mut violations = Violations::default();
         check::model_name("name", &request.name, &mut violations);
         violations.result()?;
-        let work = async {
-            let unloaded = self
-                .context
-                .engine
-                .unload(&self.context.real_name(&request.name), request.force)
-                .await;
-            unloaded.map_err(|error| failure::from_engine(&error))
-        };
-        let unloaded = arrival.limit(work).await?;
+        let unloading = self.context.unload(&request.name, request.force);
+        let unloaded = arrival.limit(unloading).await?;
         Ok(v1::UnloadResponse {
             freed_bytes: unloaded.freed_bytes,
             cancelled_requests: unloaded.cancelled_requests,

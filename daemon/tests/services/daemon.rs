@@ -145,6 +145,7 @@ impl Daemon {
             drain_grace: GRACE,
             http,
             declared,
+            remember: None,
             reloads: None,
             templates: Renderer::with_children(
                 Some(env!("CARGO_BIN_EXE_rocmforged").into()),

@@ -1,6 +1,7 @@
 //! SIGTERM: no new work, running streams to their end or to the end of the grace period,
 //! exit 0. And the socket file.
 
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
@@ -12,7 +13,7 @@ use rocmforge_tests::binaries;
 use rocmforge_tests::daemon::{Daemon, Options};
 use rocmforge_tests::fixtures::{self, TINY_LLAMA};
 use rocmforge_tests::session::{
-    assert_works, collect, connect, continuation, generate, greedy, load, noise,
+    assert_works, collect, connect, continuation, generate, greedy, load, noise, try_load,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -112,4 +113,85 @@ async fn stale_sockets_are_replaced_and_live_ones_refused() {
     let client = connect(&stale).await;
     assert_works(&client).await;
     stale.stop();
+}
+
+/// Once a model that was loaded and pinned by hand was gone after a restart.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn models_that_clients_load_come_back_after_a_restart() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = |name: &str| dir.path().join(name);
+    let memory = path("models.json");
+    let options = Options::default()
+        .model_dir(dir.path())
+        .arg("--remember")
+        .arg(memory.to_str().expect("a path of plain characters"));
+    for name in ["kept.gguf", "away.gguf", "unloaded.gguf"] {
+        fs::copy(fixtures::path(TINY_LLAMA), path(name)).expect("a copy");
+    }
+    let daemon = Daemon::start(&options);
+    let client = connect(&daemon).await;
+    let load = async |name: &str| {
+        let file = path(&format!("{name}.gguf"));
+        try_load(&client, &file, name).await.expect("it loads");
+    };
+    for name in ["kept", "away", "unloaded"] {
+        load(name).await;
+    }
+    client.pin("kept", &[]).await.expect("it fits");
+    client.pin("away", &[1]).await.expect("it fits");
+    client.unload("unloaded", false).await.expect("it is idle");
+    let asked = || continuation("away", "Once upon a time", greedy(8));
+    let text = generate(&client, asked()).await.expect("a text").text;
+    daemon.stop();
+
+    // One of the files is on a disk that is not there yet.
+    fs::rename(path("away.gguf"), path("elsewhere")).expect("a rename");
+    let daemon = Daemon::start(&options);
+    let client = connect(&daemon).await;
+    let names = async |client: &Client| {
+        let models = client.list().await.expect("a list");
+        models.into_iter().map(|m| m.name).collect::<Vec<_>>()
+    };
+    let pins = async |client: &Client, name: &str| {
+        let model = client.get(name).await.expect("it is loaded");
+        let pinned = model.segments.iter().filter(|segment| segment.pinned);
+        (pinned.count(), model.segments.len())
+    };
+    assert_eq!(names(&client).await, ["kept"]);
+    let (pinned, all) = pins(&client, "kept").await;
+    assert_eq!(pinned, all);
+    assert!(
+        daemon
+            .log()
+            .contains("a model that is remembered cannot be loaded now")
+    );
+    fs::rename(path("elsewhere"), path("away.gguf")).expect("a rename");
+    let again = generate(&client, asked())
+        .await
+        .expect("it is loaded when it is asked for");
+    assert_eq!(again.text, text);
+    assert_eq!(pins(&client, "away").await.0, 1);
+    client.unload("kept", true).await.expect("it is pinned");
+    daemon.stop();
+
+    let daemon = Daemon::start(&options);
+    let client = connect(&daemon).await;
+    assert_eq!(names(&client).await, ["away"]);
+    assert_eq!(pins(&client, "away").await.0, 1);
+    daemon.stop();
+
+    fs::write(&memory, "no memory").expect("our own file");
+    let daemon = Daemon::start(&options);
+    let client = connect(&daemon).await;
+    assert!(names(&client).await.is_empty());
+    assert!(
+        daemon.log().contains("it is put aside as"),
+        "{}",
+        daemon.log()
+    );
+    assert_eq!(
+        fs::read(path("models.json.unread")).expect("it is kept"),
+        b"no memory"
+    );
+    daemon.stop();
 }

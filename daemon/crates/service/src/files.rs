@@ -463,6 +463,11 @@ impl Service {
             found = find(&files);
         }
         let Some(found) = found else {
+            for name in [name, short] {
+                if let Some(recalled) = self.recall(name, arrival).await? {
+                    return Ok(recalled);
+                }
+            }
             return Err(self.unknown(asked, served_names(&files)));
         };
         // Others are opened all the same: the error of that says more, or there is none.

@@ -45,6 +45,7 @@ pub mod prompt;
 pub mod rank_head;
 pub mod reasoning;
 pub mod reloading;
+mod remembered;
 mod renewal;
 pub mod request_log;
 pub mod rerank;
@@ -77,6 +78,7 @@ use crate::model_files::ModelDirs;
 use crate::opening::Opening;
 use crate::origins::Origins;
 use crate::reloading::Reader;
+use crate::remembered::Memories;
 use crate::renewal::Outcome;
 use crate::roles::{RoleBook, Roles};
 use crate::sum::Sum;
@@ -144,6 +146,8 @@ pub struct Service {
     origins: Origins,
     /// Loads and renewals that are under way, by the model's name.
     loading: Flights<Outcome>,
+    /// Models that come back after a restart.
+    memories: Memories,
     /// What models that requests opened may have together.
     bounds: Bounds,
     /// Names of declared models that could not be registered since a model directory did not
@@ -183,6 +187,7 @@ impl Service {
             shelf: Shelf::default(),
             origins: Origins::default(),
             loading: Flights::default(),
+            memories: Memories::default(),
             bounds: Bounds::of_process(),
             late: Mutex::default(),
             opening: Opening::default(),

@@ -122,12 +122,13 @@ impl Service {
     /// # Errors
     /// Those of the file and of the engine, and what `stop` gives.
     pub async fn load(
-        &self,
+        self: &Arc<Self>,
         load: &Load,
         steps: &Steps,
         stop: impl Future<Output = Failure>,
     ) -> Result<ModelStatus, Failure> {
         let (status, _) = self.load_as(load, steps, stop, Origin::ByHand).await?;
+        self.remember().await;
         Ok(status)
     }
 

@@ -7,7 +7,7 @@
 //! *Invariant:* there are no more entries than models that are loaded, but for loads under way
 //! ([`Origins::note`] forgets those that are gone). The lock is held to look into one map.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rocmforge_engine::LoadedModel;
@@ -38,6 +38,32 @@ pub(crate) struct Loaded {
     pub(crate) origin: Origin,
     /// The number of the request that asked for it last; they are counted from 1.
     pub(crate) used: u64,
+    /// Segments that clients pinned, where they did not pin all (`load.pin`).
+    pub(crate) pinned_segments: BTreeSet<u32>,
+}
+
+impl Loaded {
+    /// Notes that a client pinned these segments of `n_segments`, or all, or let them go. A model
+    /// that is pinned by its name stays as one that was loaded by it.
+    pub(crate) fn note_pins(&mut self, segments: Option<&[u32]>, n_segments: u32, pinned: bool) {
+        if pinned && self.origin == Origin::FirstUse {
+            self.origin = Origin::ByHand;
+        }
+        if self.load.pin {
+            self.pinned_segments = (0..n_segments).collect();
+        }
+        let named = segments.map_or_else(|| (0..n_segments).collect(), <[u32]>::to_vec);
+        match pinned {
+            true => self.pinned_segments.extend(named),
+            false => self
+                .pinned_segments
+                .retain(|segment| !named.contains(segment)),
+        }
+        self.load.pin = self.pinned_segments.len() as u32 == n_segments;
+        if self.load.pin {
+            self.pinned_segments.clear();
+        }
+    }
 }
 
 /// Where the loaded models came from, by their names.
@@ -79,6 +105,7 @@ impl Origins {
             load: load.clone(),
             origin,
             used: book.asked,
+            pinned_segments: BTreeSet::new(),
         };
         book.of.insert(loaded.name().to_owned(), entry);
         drop(book);
@@ -94,6 +121,13 @@ impl Origins {
         let asked = book.asked;
         if let Some(entry) = book.entry(loaded) {
             entry.used = asked;
+        }
+    }
+
+    /// Changes what is known of this model, if anything is.
+    pub(crate) fn edit(&self, loaded: &Arc<LoadedModel>, change: impl FnOnce(&mut Loaded)) {
+        if let Some(entry) = self.book().entry(loaded) {
+            change(entry);
         }
     }
 

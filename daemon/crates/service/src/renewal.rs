@@ -20,6 +20,7 @@
 //! for it ([`crate::flights`]); no lock is held across an await (the tidy test
 //! `no_lock_is_held_across_an_await`).
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -66,7 +67,7 @@ impl Service {
     }
 
     /// The loaded model of this name or alias, as its file is now. One that is not loaded is left
-    /// so.
+    /// so, unless it is remembered and waits.
     ///
     /// # Errors
     /// NOT_FOUND with the names of those that are loaded, and those of loading a new file.
@@ -75,7 +76,13 @@ impl Service {
         name: &str,
         arrival: &Arrival,
     ) -> Result<Arc<LoadedModel>, Failure> {
-        let there = self.as_its_file_is(self.model(name)?, arrival).await?;
+        let there = match self.model(name) {
+            Ok(loaded) => self.as_its_file_is(loaded, arrival).await?,
+            Err(unknown) => match self.recall(&self.real_name(name), arrival).await? {
+                Some(loaded) => return Ok(loaded),
+                None => return Err(unknown),
+            },
+        };
         there.map_or_else(|| self.model(name), Ok)
     }
 
@@ -285,6 +292,7 @@ fn unknown(loaded: &Arc<LoadedModel>) -> Loaded {
         },
         origin: Origin::ByHand,
         used: 0,
+        pinned_segments: BTreeSet::new(),
     }
 }
 
