@@ -11,7 +11,8 @@
 //!
 //! *Invariant:* outside of `held` and of a closing text nothing is forbidden but the end of the
 //! output in front of a grammar that holds from the beginning, and tokens that go on behind a
-//! call's mark in a way that the call cannot.
+//! call's mark in a way that the call cannot. A token may end a call and go on
+//! (`matcher/tails.rs`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,6 +25,10 @@ use crate::mask::{Allowed, Mask};
 use crate::vocabulary::Vocabulary;
 use crate::{Error, reason};
 
+mod tails;
+
+use tails::Tails;
+
 /// An output that is held to a grammar.
 pub struct Matcher {
     /// Nothing where only reasoning is bounded.
@@ -34,6 +39,8 @@ pub struct Matcher {
     tokenizer: Tokenizer,
     reasoning: Reasoning,
     trigger: Option<Trigger>,
+    /// Tokens that end a call and go on, once they were looked for.
+    tails: Option<Tails>,
     phase: Phase,
     /// What is forced next.
     forced: VecDeque<u32>,
@@ -66,6 +73,7 @@ impl Clone for Matcher {
             tokenizer: self.tokenizer.clone(),
             reasoning: self.reasoning.clone(),
             trigger: self.trigger.clone(),
+            tails: self.tails.clone(),
             phase: self.phase.clone(),
             forced: self.forced.clone(),
         }
@@ -106,6 +114,7 @@ impl Matcher {
             tokenizer: tokenizer.clone(),
             reasoning: Reasoning::default(),
             trigger: None,
+            tails: None,
             phase: Phase::Done,
             forced: VecDeque::new(),
         }
@@ -211,7 +220,11 @@ impl Matcher {
                 };
                 Ok(Mask(Allowed::AllBut(forbidden.into())))
             }
-            Phase::Held => Ok(Mask(Allowed::Only(self.grammar_mask()?))),
+            Phase::Held => {
+                let mut allowed = self.grammar_mask()?;
+                self.allow_behind_call(&mut allowed);
+                Ok(Mask(Allowed::Only(allowed)))
+            }
         }
     }
 
@@ -242,6 +255,9 @@ impl Matcher {
             Phase::Ends => Err(stuck("the output has to end")),
             Phase::Held => {
                 self.phase = Phase::Held;
+                if let Some(rest) = self.end_call_within(token)? {
+                    return self.go_on(rest);
+                }
                 self.consume(token)?;
                 self.leave_call()
             }
@@ -494,7 +510,12 @@ impl Matcher {
             .grammar
             .as_ref()
             .is_some_and(|grammar| grammar.is_stopped() && !grammar.is_error());
-        let Some(trigger) = self.trigger.as_ref().filter(|_| is_over) else {
+        if is_over { self.end_call() } else { Ok(()) }
+    }
+
+    /// Leaves the grammar of calls.
+    fn end_call(&mut self) -> Result<(), Error> {
+        let Some(trigger) = &self.trigger else {
             return Ok(());
         };
         self.phase = match trigger {

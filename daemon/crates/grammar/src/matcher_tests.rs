@@ -215,3 +215,52 @@ fn a_begun_call_is_held_and_what_is_around_it_is_free() {
     follows(&mut matcher, call);
     assert!(matcher.is_done());
 }
+
+/// Once the grammar forbade a token whose beginning is the call's last byte, as `}\n` and `",` are
+/// in large vocabularies, and so the model wrote something else.
+#[test]
+fn a_token_may_end_a_call_and_go_on() {
+    let (tokenizer, vocabulary) = vocabulary();
+    // A token of a letter and more is one of two parts here: the bracket and what follows.
+    let longer = (0..tokenizer.n_vocab() as u32).find_map(|id| {
+        let text = std::str::from_utf8(tokenizer.token_bytes(id)?).ok()?;
+        let at = text.find(['}', ']', ')', '>'])?;
+        let is_plain = text.is_ascii() && at + 1 < text.len() && !tokenizer.is_special(id);
+        is_plain.then(|| (id, text.split_at(at + 1)))
+    });
+    let (id, (head, rest)) = longer.expect("a token that goes on behind a bracket");
+    let make = |then_ends, once, at_start| {
+        let call = Piece::All(vec![
+            Piece::Text("f(".to_owned()),
+            Piece::Text(head.to_owned()),
+        ]);
+        let mut matcher = vocabulary.matcher(&Grammar::Written(call)).unwrap();
+        matcher.hold_behind(Trigger {
+            mark: "<call>".to_owned(),
+            at_start,
+            then_ends,
+            once,
+        });
+        assert_eq!(follows(&mut matcher, "<call>f("), 8);
+        matcher
+    };
+    let mut matcher = make(false, false, false);
+    let mask = matcher.mask().unwrap();
+    assert!(mask.allows(id), "{head:?} {rest:?}");
+    let bracket = tokenizer.encode("[", false, false).unwrap();
+    assert!(!mask.allows(bracket[0]));
+    matcher.accept(id).unwrap();
+    // What follows is free, and the next call is held again.
+    let more = " any text <call>f(";
+    assert_eq!(follows(&mut matcher, more), more.len());
+    assert!(!matcher.mask().unwrap().allows(bracket[0]));
+    assert!(matcher.mask().unwrap().allows(id));
+    for (once, at_start) in [(true, false), (false, true)] {
+        let mut matcher = make(false, once, at_start);
+        assert!(matcher.mask().unwrap().allows(id));
+        matcher.accept(id).unwrap();
+        assert!(matcher.is_done());
+    }
+    // Nothing but the end may come behind this one.
+    assert!(!make(true, false, false).mask().unwrap().allows(id));
+}

@@ -1,0 +1,141 @@
+//! Tokens that end a call and go on behind it, as `}}\n` does behind JSON. The grammar of a call
+//! knows nothing of what follows, so its own mask forbids them all.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rocmforge_tokenizer::Tokenizer;
+use toktrie::{SimpleVob, TokTrie};
+
+use super::{Matcher, Phase};
+use crate::Error;
+use crate::lead::find;
+
+/// The last bytes of calls, in all the forms that models write them in.
+const LAST_BYTES: &[u8] = b"}])>";
+/// What stands in front of them in one token. Every beginning is looked at for every token of a
+/// call, and of these a vocabulary has some hundred.
+const BEFORE_LAST: &[u8] = b"}])>\"'| \t\r\n";
+/// Longest beginning of a token that is compared with a call's end, in bytes.
+const HEAD_MAX_BYTES: usize = 16;
+
+/// Tokens that may end a call and go on, by how they begin.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Tails(Arc<[Tail]>);
+
+/// Tokens with one beginning.
+#[derive(Debug)]
+struct Tail {
+    /// The beginning, up to a byte that may be a call's last one, in tokens, and the output's end.
+    head: Vec<u32>,
+    /// The tokens that go on behind it.
+    tokens: Vec<u32>,
+}
+
+/// The beginnings of a token that may end a call, each with what is behind it, the shortest first.
+fn heads(bytes: &[u8]) -> impl DoubleEndedIterator<Item = (&[u8], &[u8])> {
+    let is_before = |byte: &&u8| BEFORE_LAST.contains(byte);
+    let most = bytes.iter().take_while(is_before).count();
+    let most = most.min(bytes.len().saturating_sub(1)).min(HEAD_MAX_BYTES);
+    let all = (1..=most).map(|n| bytes.split_at(n));
+    all.filter(|(head, _)| head.last().is_some_and(|last| LAST_BYTES.contains(last)))
+}
+
+impl Tails {
+    /// Those of a vocabulary with its bytes as a tree. A token that goes on behind the next call's
+    /// `mark` is none of them: what stands there is held, too.
+    fn of(tokenizer: &Tokenizer, tree: &TokTrie, mark: &[u8], end: u32) -> Self {
+        let mut by_head: BTreeMap<&[u8], Vec<u32>> = BTreeMap::new();
+        for id in 0..tokenizer.n_vocab() as u32 {
+            let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+            if tokenizer.is_special(id) || tokenizer.is_end_of_generation(id) {
+                continue;
+            }
+            for (head, rest) in heads(bytes) {
+                if find(rest, mark).is_none_or(|at| at + mark.len() == rest.len()) {
+                    by_head.entry(head).or_default().push(id);
+                }
+            }
+        }
+        let tails = by_head.into_iter().map(|(head, tokens)| Tail {
+            head: ending(tree, head, end),
+            tokens,
+        });
+        Self(tails.collect())
+    }
+
+    /// Allows the tokens whose beginning ends the call that `grammar` is in.
+    fn allow(&self, grammar: &mut llguidance::Matcher, allowed: &mut SimpleVob) {
+        for tail in self.0.iter().filter(|tail| takes(grammar, &tail.head)) {
+            tail.tokens.iter().for_each(|&id| allowed.allow_token(id));
+        }
+    }
+}
+
+/// These bytes and the output's end, as tokens.
+fn ending(tree: &TokTrie, head: &[u8], end: u32) -> Vec<u32> {
+    let mut tokens = tree.greedy_tokenize(head);
+    tokens.push(end);
+    tokens
+}
+
+fn takes(grammar: &mut llguidance::Matcher, tokens: &[u32]) -> bool {
+    matches!(grammar.validate_tokens(tokens), Ok(n) if n == tokens.len())
+}
+
+impl Matcher {
+    /// The token that ends an output, where more than that may come behind a call.
+    fn end_behind_call(&self) -> Option<u32> {
+        let is_free = (self.trigger.as_ref()).is_some_and(|trigger| !trigger.then_ends);
+        self.ends.first().copied().filter(|_| is_free)
+    }
+
+    /// Allows tokens that end the call that is held, and go on.
+    pub(super) fn allow_behind_call(&mut self, allowed: &mut SimpleVob) {
+        let (Some(end), Some(grammar)) = (self.end_behind_call(), &mut self.grammar) else {
+            return;
+        };
+        let Ok(env) = grammar.tok_env() else {
+            return;
+        };
+        let mark = self.trigger.as_ref().map_or("", |trigger| &trigger.mark);
+        let tails = self.tails.get_or_insert_with(|| {
+            Tails::of(&self.tokenizer, env.tok_trie(), mark.as_bytes(), end)
+        });
+        tails.allow(grammar, allowed);
+    }
+
+    /// Takes a token's beginning where that ends the call that is held and the whole token does not
+    /// go on with it. What is behind the call's end then.
+    pub(super) fn end_call_within(&mut self, token: u32) -> Result<Option<Vec<u8>>, Error> {
+        let Some(end) = self.end_behind_call() else {
+            return Ok(None);
+        };
+        if self.takes(&[token]) {
+            return Ok(None);
+        }
+        let bytes = self.bytes(token).to_vec();
+        let Some(env) = (self.grammar.as_ref()).and_then(|grammar| grammar.tok_env().ok()) else {
+            return Ok(None);
+        };
+        let split = heads(&bytes).rev().find_map(|(head, rest)| {
+            let tokens = ending(env.tok_trie(), head, end);
+            self.takes(&tokens).then_some((tokens, rest))
+        });
+        let Some((mut head, rest)) = split else {
+            return Ok(None);
+        };
+        head.pop();
+        head.into_iter().try_for_each(|token| self.consume(token))?;
+        Ok(Some(rest.to_vec()))
+    }
+
+    /// Leaves a call with what the token that ended it has behind that.
+    pub(super) fn go_on(&mut self, rest: Vec<u8>) -> Result<(), Error> {
+        self.end_call()?;
+        match self.phase {
+            Phase::Free(_) => self.watch(rest),
+            _ => Ok(()),
+        }
+    }
+}
