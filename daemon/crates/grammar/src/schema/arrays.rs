@@ -183,6 +183,7 @@ fn unique<'s>(
             "it cannot be enforced for items like these; leave it out, and drop what comes twice";
         return Err(refused(place, "uniqueItems", why));
     };
+    rewriter.count_unique(place, bytes_of_orders(&values))?;
     let mut orders: Vec<Vec<Value>> = vec![Vec::new()];
     let mut from = 0;
     while from < orders.len() {
@@ -200,6 +201,20 @@ fn unique<'s>(
     any.push(json!({"type": other_types()}));
     written.all.push(any_of(any));
     Ok(())
+}
+
+/// Bytes of the text of all lists of different ones of these values.
+fn bytes_of_orders(values: &[Value]) -> usize {
+    // Each value stands in this many lists, of which there are as many as this with the lists of a
+    // value less: every list begins with one of the values, if it has any.
+    let (mut lists, mut with_one) = (1, 0);
+    for n in 1..=values.len() {
+        with_one = lists + (n - 1) * with_one;
+        lists = 1 + n * lists;
+    }
+    let text: usize = values.iter().map(|value| value.to_string().len()).sum();
+    // And brackets and commas.
+    with_one * (text + values.len()) + 2 * lists
 }
 
 /// The values that a schema lists.

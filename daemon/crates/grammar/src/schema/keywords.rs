@@ -107,7 +107,7 @@ keywords! {
     VALIDATION Partly "pattern" "No back-references. Look-aheads at its beginning: any positive one; negative ones of one character, or of `.*` and one or two. Beside an enforced `format`, that stands for a pattern which cannot be enforced.";
     VALIDATION Enforced "maxItems" "";
     VALIDATION Enforced "minItems" "";
-    VALIDATION Partly "uniqueItems" "Where at most one item fits, or the items are up to 4 values.";
+    VALIDATION Partly "uniqueItems" "Where at most one item fits, or the items are up to 4 values, whose lists in every order are at most 256 KiB in a request.";
     VALIDATION Partly "maxContains" "Where `contains` matches every item.";
     VALIDATION Partly "minContains" "0 and 1; more where `contains` matches every item.";
     VALIDATION Partly "maxProperties" "With up to 6 optional properties.";

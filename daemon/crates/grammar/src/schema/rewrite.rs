@@ -28,6 +28,8 @@ pub(super) struct Rewriter<'s> {
     queue: Vec<(String, Place<'s>)>,
     /// Schemas that may still be written.
     left: usize,
+    /// Bytes that lists of different items may still have.
+    unique_left: usize,
 }
 
 /// A schema that is being written.
@@ -93,6 +95,7 @@ pub(crate) fn rewritten(schema: &Value) -> Outcome<Value> {
         names: HashMap::new(),
         queue: Vec::new(),
         left: limits::SCHEMAS_WRITTEN_MAX,
+        unique_left: limits::UNIQUE_MAX_BYTES,
     };
     let root = rewriter.document.root();
     let mut whole = rewriter.schema(&root)?;
@@ -108,6 +111,20 @@ pub(crate) fn rewritten(schema: &Value) -> Outcome<Value> {
 }
 
 impl<'s> Rewriter<'s> {
+    /// Counts in the lists that `uniqueItems` stands for, of this many bytes together.
+    pub(super) fn count_unique(&mut self, place: &Place<'s>, bytes: usize) -> Outcome<()> {
+        let left = self.unique_left.checked_sub(bytes);
+        self.unique_left = left.ok_or_else(|| {
+            let max = limits::UNIQUE_MAX_BYTES;
+            let why = format!(
+                "the values of such items in every order exceed {max} bytes in all; give fewer or \
+                 shorter values, or leave it out here"
+            );
+            refused(place, "uniqueItems", &why)
+        })?;
+        Ok(())
+    }
+
     /// One schema.
     pub(super) fn schema(&mut self, place: &Place<'s>) -> Outcome<Value> {
         self.left = self.left.checked_sub(1).ok_or_else(|| {

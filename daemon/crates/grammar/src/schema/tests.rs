@@ -299,3 +299,29 @@ fn the_page_of_keywords_is_printed_from_the_list() {
         "run this test with ROCMFORGE_WRITE_PAGES=1 to print the page anew"
     );
 }
+
+/// Four values of `uniqueItems` are written 49 times each, and a schema may have many such lists.
+#[test]
+fn what_unique_items_stand_for_is_bounded() {
+    let list = |n: usize| {
+        let values: Vec<String> = (0..4).map(|k| format!("{k}{}", "x".repeat(n))).collect();
+        json!({"type": "array", "items": {"enum": values}, "uniqueItems": true})
+    };
+    let lists = |n: usize| {
+        let lists = (0..n).map(|k| (format!("p{k}"), list(4)));
+        json!({"type": "object", "properties": serde_json::Map::from_iter(lists)})
+    };
+    let (_, vocabulary) = vocabulary();
+    let made = vocabulary.matcher(&Grammar::JsonSchema(list(1000)));
+    assert!(made.is_ok(), "{:?}", made.err());
+    for (large, place) in [
+        (list(2000), "#/uniqueItems:"),
+        (lists(200), "#/properties/p"),
+    ] {
+        let reason = refusal(&large);
+        assert!(
+            reason.starts_with(place) && reason.contains("262144 bytes"),
+            "{reason}"
+        );
+    }
+}
