@@ -66,6 +66,15 @@ impl<T: Clone + Send + Sync + 'static> Flights<T> {
         }
     }
 
+    /// Waits for the end of the work under way at `key`, if there is one.
+    pub(crate) async fn settled(&self, key: &str) {
+        let outcome = lock(&self.0).get(key).cloned();
+        if let Some(mut outcome) = outcome {
+            // One that panicked has ended, too.
+            let _ = outcome.wait_for(Option::is_some).await;
+        }
+    }
+
     fn begin<W>(
         &self,
         key: &str,

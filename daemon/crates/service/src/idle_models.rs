@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
-use rocmforge_engine::{LoadedModel, MODELS_MAX, ModelMemory};
+use rocmforge_engine::{EngineHandle, LoadedModel, MODELS_MAX, ModelMemory};
 
 use crate::Service;
 use crate::origins::{Loaded, Origin};
@@ -135,22 +135,19 @@ impl Service {
         false
     }
 
-    /// Closes a model if nobody uses it; whether it did.
-    pub(crate) async fn close(&self, name: &str, why: &str) -> bool {
-        let closed = match self.engine.close(name).await {
-            Ok(closed) => closed,
-            Err(error) => {
-                tracing::debug!(model = ?name, %error, "a model cannot be closed");
-                return false;
-            }
-        };
-        let Some(model) = closed else {
-            return false;
-        };
-        tracing::info!(model = ?name, path = ?model.path(), "a model that a request opened is closed: {why}");
-        // To unmap a large file takes a while.
-        let dropped = tokio::task::spawn_blocking(move || drop(model));
-        dropped.await.is_ok()
+    /// Closes a model if nobody uses it; whether it did. Meanwhile no snapshot has it, and loads of
+    /// its name wait ([`Service::closed_or_kept`]).
+    pub(crate) async fn close(&self, name: &str, why: &'static str) -> bool {
+        let (engine, asked) = (self.engine.clone(), name.to_owned());
+        let work = move || async move { Ok(close(&engine, &asked, why).await) };
+        // Nobody waits longer for one that panicked.
+        self.closing.join(name, work).await.unwrap_or(false)
+    }
+
+    /// Waits while a model of this name is being closed. The engine has it until then, and would
+    /// take no other file under its name.
+    pub(crate) async fn closed_or_kept(&self, name: &str) {
+        self.closing.settled(name).await;
     }
 
     /// Closes models that requests opened once their files are deleted, which frees the space on
@@ -187,6 +184,24 @@ impl Service {
         let deleted = near.filter(|model| !model.file().is_far() && model.file().is_deleted());
         deleted.map(|model| model.name().to_owned()).collect()
     }
+}
+
+/// What [`Service::close`] does.
+async fn close(engine: &EngineHandle, name: &str, why: &str) -> bool {
+    let closed = match engine.close(name).await {
+        Ok(closed) => closed,
+        Err(error) => {
+            tracing::debug!(model = ?name, %error, "a model cannot be closed");
+            return false;
+        }
+    };
+    let Some(model) = closed else {
+        return false;
+    };
+    tracing::info!(model = ?name, path = ?model.path(), "a model that a request opened is closed: {why}");
+    // To unmap a large file takes a while.
+    let dropped = tokio::task::spawn_blocking(move || drop(model));
+    dropped.await.is_ok()
 }
 
 #[cfg(test)]

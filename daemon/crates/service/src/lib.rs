@@ -146,6 +146,8 @@ pub struct Service {
     origins: Origins,
     /// Loads and renewals that are under way, by the model's name.
     loading: Flights<Outcome>,
+    /// Models that are being closed, by name; whether they were.
+    closing: Flights<bool>,
     /// Models that come back after a restart.
     memories: Memories,
     /// What models that requests opened may have together.
@@ -187,6 +189,7 @@ impl Service {
             shelf: Shelf::default(),
             origins: Origins::default(),
             loading: Flights::default(),
+            closing: Flights::default(),
             memories: Memories::default(),
             bounds: Bounds::of_process(),
             late: Mutex::default(),

@@ -219,6 +219,7 @@ impl Service {
     /// Closes a model of this name that a request opened, if its file is not the one to be loaded
     /// or has changed.
     async fn make_way_for(&self, load: &Load) {
+        self.closed_or_kept(&load.name).await;
         let Ok(there) = self.engine.model(&load.name) else {
             return;
         };

@@ -234,8 +234,13 @@ impl Service {
             draft: None,
         };
         let work = || async move {
+            this.closed_or_kept(&load.name).await;
             if let Ok(there) = this.engine.model(&load.name) {
-                return Ok(Some(there));
+                // It could not be closed, and its file may be another by now.
+                let old = Arc::downgrade(&there);
+                // Whoever holds it keeps it from being closed.
+                drop(there);
+                return this.renew(&load.name, old, &by).await;
             }
             let arguments = format!("path={:?} at its first use", load.path);
             let log = RequestLog::audit("Load", &load.name, &arguments, &by);

@@ -386,6 +386,32 @@ async fn a_deleted_file_is_closed_and_its_name_is_not_found() {
     closing.abort();
 }
 
+/// While a model is being closed no snapshot has it, but the engine does: the first request for a
+/// file that was written anew meanwhile got 400 `LOADED_FILE_CHANGED`.
+#[tokio::test]
+async fn a_file_that_comes_back_while_its_model_is_closed_is_opened() {
+    for is_by_hand in [false, true] {
+        let ground = Ground::new(None);
+        ground.copy(LLAMA, "a");
+        let held = ground.ask("a").await.unwrap();
+        fs::remove_file(ground.path("a")).unwrap();
+        let service = Arc::clone(&ground.service);
+        let closing = tokio::spawn(async move { service.close("a", "its file is deleted").await });
+        while !ground.loaded().is_empty() && !closing.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        ground.copy(QWEN, "a");
+        if is_by_hand {
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                drop(held);
+            });
+            ground.load("a", false).await;
+        }
+        assert_eq!(ground.architecture("a").await, "qwen3");
+    }
+}
+
 async fn until_loaded(ground: &Ground, names: &[&str]) {
     let until = async {
         while ground.loaded() != names {
