@@ -7,7 +7,10 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use rocmforge_service::failure::{self, Failure};
 use serde_json::Value;
+
+use super::prompt::kind_of;
 
 /// Beginning of the bytes of a PDF, which may be UTF-8 otherwise.
 const PDF: &[u8] = b"%PDF";
@@ -17,31 +20,39 @@ const NAME_MAX_CHARS: usize = 200;
 /// What the model is told in place of an image.
 pub(super) const IMAGE: &str = "[image left out: this model reads text only]";
 
-/// The text of a part of this type, or what is told in its place; nothing where no dialect has the
-/// type.
-pub(super) fn text_of(kind: &str, part: &Value) -> Option<String> {
+/// The text of a part of this type, or what is told in its place. `field` names the part.
+///
+/// # Errors
+/// UNIMPLEMENTED where no dialect has the type, INVALID_ARGUMENT where its content is none.
+pub(super) fn text_of(kind: &str, part: &Value, field: &str) -> Result<String, Failure> {
     let left_out = match kind {
         "image" | "image_url" | "input_image" | "image_file" => "image",
         "audio" | "input_audio" | "audio_url" => "audio",
         "video" | "input_video" | "video_url" => "video",
-        "file" | "input_file" | "document" | "container_upload" => return Some(document(part)),
-        "search_result" => return Some(search_result(part)),
-        "tool_reference" => return Some(format!("[tool: {}]", named(&part["tool_name"]))),
-        _ => return None,
+        "file" | "input_file" | "document" | "container_upload" => return document(part, field),
+        "search_result" => return search_result(part, field),
+        "tool_reference" => return Ok(format!("[tool: {}]", named(&part["tool_name"]))),
+        _ => {
+            let message = format!("a part of the type {kind} is not known here; leave it out");
+            return Err(failure::unsupported_field(field, &message));
+        }
     };
     tracing::debug!(kind, "a part that models here cannot read is left out");
-    Some(format!("[{left_out} left out: this model reads text only]"))
+    Ok(format!("[{left_out} left out: this model reads text only]"))
 }
 
 /// The text of a document, with its name, or that it was left out.
-fn document(part: &Value) -> String {
+fn document(part: &Value, field: &str) -> Result<String, Failure> {
     let file = part.get("file").unwrap_or(part);
     let source = &part["source"];
     let name = [&part["title"], &file["filename"], &source["filename"]];
     let name = name.into_iter().find_map(Value::as_str).unwrap_or_default();
     let text = match source["type"].as_str() {
         Some("text") => source["data"].as_str().map(str::to_owned),
-        Some("content") => Some(text_within(&source["content"])),
+        Some("content") => Some(text_within(
+            &source["content"],
+            &format!("{field}.source.content"),
+        )?),
         Some("base64") => source["data"].as_str().and_then(decoded),
         _ => file["file_data"].as_str().and_then(decoded),
     };
@@ -52,22 +63,26 @@ fn document(part: &Value) -> String {
         } else {
             format!(" {}", shortened(name))
         };
-        return format!("[file{name} left out: this model reads text only]");
+        return Ok(format!("[file{name} left out: this model reads text only]"));
     };
     let context = part["context"]
         .as_str()
         .map(|context| format!("{context}\n"));
     let attributes = attribute("title", name);
     let context = context.unwrap_or_default();
-    format!("<document{attributes}>\n{context}{text}\n</document>")
+    Ok(format!(
+        "<document{attributes}>\n{context}{text}\n</document>"
+    ))
 }
 
 /// The text of a search's result, with what it was found in.
-fn search_result(part: &Value) -> String {
+fn search_result(part: &Value, field: &str) -> Result<String, Failure> {
     let said = |key: &str| attribute(key, part[key].as_str().unwrap_or_default());
     let attributes = format!("{}{}", said("title"), said("source"));
-    let text = text_within(&part["content"]);
-    format!("<search_result{attributes}>\n{text}\n</search_result>")
+    let text = text_within(&part["content"], &format!("{field}.content"))?;
+    Ok(format!(
+        "<search_result{attributes}>\n{text}\n</search_result>"
+    ))
 }
 
 fn attribute(key: &str, value: &str) -> String {
@@ -77,20 +92,27 @@ fn attribute(key: &str, value: &str) -> String {
     }
 }
 
-/// The texts of a text or of a list of parts.
-fn text_within(content: &Value) -> String {
-    match content {
-        Value::String(text) => text.clone(),
-        Value::Array(parts) => {
-            let texts = parts.iter().filter_map(|part| {
-                let kind = part["type"].as_str().unwrap_or("text");
-                let text = part["text"].as_str().map(str::to_owned);
-                text.or_else(|| text_of(kind, part))
-            });
-            texts.collect::<Vec<_>>().join("\n")
+/// The texts of a text or of a list of parts, which `field` names; none where there is nothing.
+fn text_within(content: &Value, field: &str) -> Result<String, Failure> {
+    let parts = match content {
+        Value::Null => return Ok(String::new()),
+        Value::String(text) => return Ok(text.clone()),
+        Value::Array(parts) => parts,
+        _ => {
+            let message = "neither a text nor a list of parts; give one of them";
+            return Err(failure::invalid(field, message));
         }
-        _ => String::new(),
-    }
+    };
+    let texts = parts.iter().enumerate().map(|(at, part)| {
+        let field = format!("{field}[{at}]");
+        let kind = kind_of(part, || field.clone())?;
+        match part["text"].as_str() {
+            Some(text) => Ok(text.to_owned()),
+            None if kind == "text" => Err(failure::invalid(&field, "it has no text; give one")),
+            None => text_of(kind, part, &field),
+        }
+    });
+    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
 /// The text that Base64 stands for, alone or in a `data:` URL; nothing where the bytes are no text.
@@ -120,9 +142,9 @@ mod tests {
 
     use super::*;
 
-    fn of(part: Value) -> Option<String> {
+    fn of(part: Value) -> Result<String, Failure> {
         let kind = part["type"].as_str().unwrap().to_owned();
-        text_of(&kind, &part)
+        text_of(&kind, &part, "here")
     }
 
     #[test]
@@ -204,6 +226,7 @@ mod tests {
             );
         }
         assert_eq!(of(json!({"type": "image"})).unwrap(), IMAGE);
-        assert_eq!(of(json!({"type": "robot"})), None);
+        let failure = of(json!({"type": "robot"})).unwrap_err();
+        assert_eq!(failure.fields()[0].0, "here");
     }
 }

@@ -44,6 +44,8 @@ pub(super) struct WireMessage {
     pub(super) reasoning: Option<String>,
     pub(super) thinking: Option<String>,
     pub(super) images: Option<Vec<Value>>,
+    /// The call of an answer in the form before tools.
+    function_call: Option<WireFunction>,
 }
 
 /// A call of an earlier answer.
@@ -69,6 +71,9 @@ struct WireFunction {
     arguments: Value,
 }
 
+/// The type of a part of reasoning, and the member that has its text.
+const THINKING: &str = "thinking";
+
 /// The messages as templates see them.
 pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, Failure> {
     let each = wire.into_iter().enumerate();
@@ -77,14 +82,15 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, Failure> 
 
 fn one(at: usize, wire: WireMessage) -> Result<Message, Failure> {
     let mut reasoning = wire.reasoning_content.or(wire.reasoning).or(wire.thinking);
+    let field = |part: usize| format!("messages[{at}].content[{part}]");
     let content = match wire.content {
         None => Content::None,
         Some(TextOr::Text(text)) => Content::Text(text),
         Some(TextOr::List(mut parts)) => {
             if wire.role == "assistant" {
-                take_thoughts(&mut parts, &mut reasoning);
+                take_thoughts(&mut parts, &mut reasoning, field)?;
             }
-            text_parts(parts, |part| format!("messages[{at}].content[{part}]"))?
+            text_parts(parts, field)?
         }
     };
     let content = with_images(content, wire.images.map_or(0, |images| images.len()));
@@ -107,6 +113,13 @@ fn one(at: usize, wire: WireMessage) -> Result<Message, Failure> {
             id: call.id,
             name,
             arguments,
+        });
+    }
+    if let Some(function) = wire.function_call {
+        calls.push(ToolCall {
+            id: None,
+            name: function.name,
+            arguments: function.arguments,
         });
     }
     Ok(Message {
@@ -153,23 +166,36 @@ pub(super) fn model_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<S
 
 /// Takes parts of reasoning out of an answer, in Mistral's form: `thinking` is a text, or parts of
 /// text. They count where the message has no reasoning of its own.
-fn take_thoughts(parts: &mut Vec<Value>, reasoning: &mut Option<String>) {
+fn take_thoughts(
+    parts: &mut [Value],
+    reasoning: &mut Option<String>,
+    field: impl Fn(usize) -> String,
+) -> Result<(), Failure> {
     let mut thought = String::new();
-    parts.retain(|part| {
-        if part["type"] != "thinking" {
-            return true;
+    for (at, part) in parts.iter_mut().enumerate() {
+        if part["type"] != THINKING {
+            continue;
         }
-        match &part["thinking"] {
-            Value::String(text) => thought.push_str(text),
-            Value::Array(texts) => {
-                thought.extend(texts.iter().filter_map(|text| text["text"].as_str()))
-            }
-            _ => {}
-        }
-        false
-    });
+        let said = take(part, THINKING);
+        let text = match &said {
+            Value::String(text) => Some(text.clone()),
+            Value::Array(texts) => texts.iter().map(|text| text["text"].as_str()).collect(),
+            _ => None,
+        };
+        let message = "it has no thinking that is a text or a list of parts of text; give one";
+        thought += &text.ok_or_else(|| failure::invalid(&field(at), message))?;
+    }
     if !thought.is_empty() {
         reasoning.get_or_insert(thought);
+    }
+    Ok(())
+}
+
+/// Adds a thought to those of a message: an answer may think again after its calls.
+pub(super) fn add_thought(message: &mut Message, thought: String) {
+    match &mut message.reasoning_content {
+        Some(all) => *all = format!("{all}\n{thought}"),
+        none => *none = Some(thought),
     }
 }
 
@@ -186,17 +212,15 @@ pub(super) fn text_parts(
 ) -> Result<Content, Failure> {
     let mut texts = Vec::with_capacity(parts.len());
     for (at, mut part) in parts.into_iter().enumerate() {
-        let kind = part["type"].as_str().unwrap_or("text");
+        let kind = kind_of(&part, || field(at))?;
         let key = match kind {
+            // What an answer's message has taken for itself.
+            THINKING if part.get(THINKING).is_some_and(Value::is_null) => continue,
             "refusal" => "refusal",
             _ => "text",
         };
         if !matches!(kind, "text" | "input_text" | "output_text" | "refusal") {
-            let text = media::text_of(kind, &part).ok_or_else(|| {
-                let message = format!("a part of the type {kind} is not known here; leave it out");
-                failure::unsupported_field(&field(at), &message)
-            })?;
-            texts.push((text, Value::Null));
+            texts.push((media::text_of(kind, &part, &field(at))?, Value::Null));
             continue;
         }
         match take(&mut part, key) {
@@ -228,6 +252,18 @@ pub(super) fn text_parts(
         Value::Object(whole)
     };
     Ok(Content::Parts(texts.into_iter().map(part).collect()))
+}
+
+/// The type of a part; one without is text.
+pub(super) fn kind_of(part: &Value, field: impl Fn() -> String) -> Result<&str, Failure> {
+    match part.get("type") {
+        None | Some(Value::Null) => Ok("text"),
+        Some(Value::String(kind)) => Ok(kind),
+        Some(other) => {
+            let message = format!("{other} is no type of a part; give a text such as \"text\"");
+            Err(failure::invalid(&format!("{}.type", field()), &message))
+        }
+    }
 }
 
 /// Whether a part of text has this member for its text.
@@ -336,12 +372,60 @@ mod tests {
         assert_eq!(chat[3].content, Content::Text(media::IMAGE.into()));
     }
 
+    /// Some of these once vanished from the prompt without a word.
     #[test]
-    fn a_part_of_no_known_type_is_refused_by_its_place() {
-        let odd = json!([{"role": "user", "content": [
-            {"type": "text", "text": "a"}, {"type": "robot"}]}]);
-        let failure = read(odd).unwrap_err();
-        assert_eq!(failure.fields()[0].0, "messages[0].content[1]");
-        assert!(failure.message().contains("robot"), "{failure:?}");
+    fn a_part_that_cannot_be_read_is_refused_by_its_place() {
+        let bad = |part: Value| {
+            let text = json!({"type": "text", "text": "a"});
+            read(json!([{"role": "assistant", "content": [text, part]}]))
+        };
+        let nested = json!([{"type": "text", "text": "a"}, {"type": "robot"}]);
+        for (part, place, words) in [
+            (json!({"type": "robot"}), "", "robot"),
+            (json!({"type": 5, "text": "a"}), ".type", "5 is no type"),
+            (json!({"type": "text", "text": 5}), "", "no text"),
+            (json!("a"), "", "no text"),
+            (json!(null), "", "no text"),
+            (json!({"type": "refusal", "text": "a"}), "", "no refusal"),
+            (json!({"type": "thinking", "text": "a"}), "", "no thinking"),
+            (
+                json!({"type": "thinking", "thinking": {"a": 1}}),
+                "",
+                "no thinking",
+            ),
+            (
+                json!({"type": "thinking", "thinking": [{"type": "x"}]}),
+                "",
+                "no thinking",
+            ),
+            (
+                json!({"type": "search_result", "content": nested}),
+                ".content[1]",
+                "robot",
+            ),
+            (
+                json!({"type": "search_result", "content": 5}),
+                ".content",
+                "neither",
+            ),
+            (
+                json!({"type": "document", "source": {"type": "content", "content": nested}}),
+                ".source.content[1]",
+                "robot",
+            ),
+        ] {
+            let failure = bad(part.clone()).unwrap_err();
+            let (field, message) = &failure.fields()[0];
+            assert_eq!(*field, format!("messages[0].content[1]{place}"), "{part}");
+            assert!(message.contains(words), "{part}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_call_in_the_form_before_tools_is_one() {
+        let call = json!({"name": "f", "arguments": "{}"});
+        let chat = read(json!([{"role": "assistant", "content": null, "function_call": call}]));
+        let calls = &chat.unwrap()[0].tool_calls;
+        assert_eq!((calls.len(), calls[0].name.as_str()), (1, "f"));
     }
 }

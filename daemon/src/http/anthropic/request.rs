@@ -6,7 +6,7 @@ use rocmforge_tokenizer::{Content, Ending, Message, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::super::prompt::{TextOr, model_name, take, text_parts};
+use super::super::prompt::{TextOr, add_thought, kind_of, model_name, take, text_parts};
 use super::super::sampling::{WireSampling, whole_number};
 use super::super::start::Conversation;
 use super::super::{format, media};
@@ -247,25 +247,29 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
     let mut texts = Vec::new();
     for (n, mut block) in blocks.into_iter().enumerate() {
         let field = || format!("messages[{at}].content[{n}]");
-        let kind = block["type"].as_str().unwrap_or("text").to_owned();
+        let kind = kind_of(&block, field)?.to_owned();
         match kind.as_str() {
             "text" => {
                 let text = text_of(&mut block, "text", &field)?;
                 texts.push(json!({"type": "text", "text": text}));
             }
             "thinking" => {
-                message.reasoning_content = Some(text_of(&mut block, "thinking", &field)?);
+                add_thought(&mut message, text_of(&mut block, "thinking", &field)?);
             }
             // Nobody here can read it.
             "redacted_thinking" => {}
             // What another server did by itself: its outcome is in the text that followed.
             "server_tool_use" | "mcp_tool_use" => {}
             // A summary of the turns before it.
-            "compaction" => {
-                if let Value::String(text) = take(&mut block, "content") {
-                    texts.push(json!({"type": "text", "text": text}));
+            "compaction" => match take(&mut block, "content") {
+                // One that failed.
+                Value::Null => {}
+                Value::String(text) => texts.push(json!({"type": "text", "text": text})),
+                _ => {
+                    let message = "its content is no text; give one, or leave the block out";
+                    return Err(failure::invalid(&field(), message));
                 }
-            }
+            },
             "tool_use" => {
                 let id = text_of(&mut block, "id", &field)?;
                 let name = text_of(&mut block, "name", &field)?;
@@ -282,7 +286,12 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
                         format!("{}.content[{part}]", field())
                     })?),
                     Value::String(text) => Content::Text(text),
-                    _ => Content::Text(String::new()),
+                    Value::Null => Content::Text(String::new()),
+                    _ => {
+                        let field = format!("{}.content", field());
+                        let message = "neither a text nor a list of blocks; give one of them";
+                        return Err(failure::invalid(&field, message));
+                    }
                 };
                 messages.push(Message {
                     role: "tool".to_owned(),
@@ -293,11 +302,7 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
             }
             kind if kind.ends_with("_tool_result") => {}
             kind => {
-                let text = media::text_of(kind, &block).ok_or_else(|| {
-                    let message =
-                        format!("a block of the type {kind} is not known here; leave it out");
-                    failure::unsupported_field(&field(), &message)
-                })?;
+                let text = media::text_of(kind, &block, &field())?;
                 texts.push(json!({"type": "text", "text": text}));
             }
         }
@@ -338,6 +343,7 @@ mod tests {
                 {"role": "user", "content": "hi"},
                 {"role": "assistant", "content": [
                     {"type": "thinking", "thinking": "hm", "signature": ""},
+                    {"type": "thinking", "thinking": "so", "signature": ""},
                     {"type": "text", "text": "I look."},
                     {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}]},
                 {"role": "user", "content": [
@@ -356,13 +362,48 @@ mod tests {
             panic!("five messages");
         };
         assert_eq!(system.content, Content::Text("a\nb".into()));
-        assert_eq!(assistant.reasoning_content.as_deref(), Some("hm"));
+        assert_eq!(assistant.reasoning_content.as_deref(), Some("hm\nso"));
         assert_eq!(assistant.tool_calls[0].arguments, json!({"a": 1}));
         assert_eq!(tool.content, Content::Text("7".into()));
         assert_eq!(tool.tool_call_id.as_deref(), Some("t1"));
         assert_eq!(user.content, Content::Text("and?".into()));
         assert_eq!(conversation.kwargs["enable_thinking"], true);
         assert_eq!(conversation.tools.described[0]["function"]["name"], "f");
+    }
+
+    /// Some of these once were read as if nothing were there.
+    #[test]
+    fn a_block_that_cannot_be_read_is_refused_by_its_place() {
+        let result =
+            |content: Value| json!({"type": "tool_result", "tool_use_id": "t", "content": content});
+        for (block, place, words) in [
+            (json!({"type": "robot"}), "", "robot"),
+            (json!({"type": 5}), ".type", "5 is no type"),
+            (json!({"type": "text"}), "", "no text"),
+            (
+                json!({"type": "thinking", "thinking": 5}),
+                "",
+                "no thinking",
+            ),
+            (json!({"type": "compaction", "content": 5}), "", "no text"),
+            (result(json!({"a": 1})), ".content", "neither"),
+            (result(json!([{"type": "robot"}])), ".content[0]", "robot"),
+            (
+                result(json!([{"type": "search_result", "content": [{"type": "robot"}]}])),
+                ".content[0].content[0]",
+                "robot",
+            ),
+        ] {
+            let text = json!({"type": "text", "text": "a"});
+            let messages = json!([{"role": "user", "content": [text, block]}]);
+            let read = read(json!({"model": "m", "max_tokens": 5, "messages": messages}));
+            let failure = read.unwrap_err();
+            let (field, message) = &failure.fields()[0];
+            assert_eq!(*field, format!("messages[0].content[1]{place}"), "{block}");
+            assert!(message.contains(words), "{block}: {message}");
+        }
+        let empty = json!([{"role": "user", "content": [result(Value::Null)]}]);
+        assert!(read(json!({"model": "m", "max_tokens": 5, "messages": empty})).is_ok());
     }
 
     #[test]

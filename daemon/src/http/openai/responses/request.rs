@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::super::super::format;
-use super::super::super::prompt::{TextOr, model_name, take, text_parts};
+use super::super::super::prompt::{TextOr, add_thought, model_name, take, text_parts};
 use super::super::super::sampling::{
     WireSampling, refuse_unsupported, says_something, whole_number,
 };
@@ -279,10 +279,13 @@ fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), F
             });
         }
         "reasoning" => {
-            let parts = [take(&mut item, "content"), take(&mut item, "summary")];
-            let thought = parts.into_iter().find_map(thought);
-            if thought.is_some() {
-                open_turn(messages).reasoning_content = thought;
+            let mut found = None;
+            for key in ["content", "summary"] {
+                let parts = take(&mut item, key);
+                found = found.or(thought(&parts, || format!("{}.{key}", field()))?);
+            }
+            if let Some(thought) = found {
+                add_thought(open_turn(messages), thought);
             }
         }
         "function_call" => {
@@ -393,15 +396,19 @@ fn content(item: &mut Value, key: &str, field: &str) -> Result<Content, Failure>
 }
 
 /// The text of a thought's parts, if there is any.
-fn thought(parts: Value) -> Option<String> {
-    let Value::Array(parts) = parts else {
-        return None;
+fn thought(parts: &Value, field: impl Fn() -> String) -> Result<Option<String>, Failure> {
+    let parts = match parts {
+        Value::Null => return Ok(None),
+        Value::Array(parts) => parts,
+        _ => return Err(failure::invalid(&field(), "no list of parts; give one")),
     };
-    let texts: Vec<_> = parts
-        .iter()
-        .filter_map(|part| part["text"].as_str())
-        .collect();
-    (!texts.is_empty()).then(|| texts.join("\n"))
+    let texts = parts.iter().enumerate().map(|(at, part)| {
+        let field = || format!("{}[{at}]", field());
+        let text = part["text"].as_str();
+        text.ok_or_else(|| failure::invalid(&field(), "it has no text; give one"))
+    });
+    let texts = texts.collect::<Result<Vec<_>, _>>()?;
+    Ok((!texts.is_empty()).then(|| texts.join("\n")))
 }
 
 #[cfg(test)]
@@ -432,6 +439,44 @@ mod tests {
     }
 
     #[test]
+    fn a_part_of_an_item_that_cannot_be_read_is_refused_by_its_place() {
+        let message = |part: Value| json!({"role": "user", "content": [part]});
+        let output = |output: Value| json!({"type": "function_call_output", "call_id": "c", "output": output});
+        for (item, place, words) in [
+            (json!({"type": "robot"}), "", "robot"),
+            (message(json!({"type": "robot"})), ".content[0]", "robot"),
+            (
+                message(json!({"type": 5})),
+                ".content[0].type",
+                "5 is no type",
+            ),
+            (
+                message(json!({"type": "input_text"})),
+                ".content[0]",
+                "no text",
+            ),
+            (output(json!({"a": 1})), ".output", "neither"),
+            (output(json!([{"type": "robot"}])), ".output[0]", "robot"),
+            (
+                json!({"type": "reasoning", "summary": "a"}),
+                ".summary",
+                "no list",
+            ),
+            (
+                json!({"type": "reasoning", "content": [{"type": "robot"}]}),
+                ".content[0]",
+                "no text",
+            ),
+        ] {
+            let input = json!([{"role": "user", "content": "a"}, item]);
+            let failure = read(json!({"model": "m", "input": input})).unwrap_err();
+            let (field, message) = &failure.fields()[0];
+            assert_eq!(*field, format!("input[1]{place}"), "{item}");
+            assert!(message.contains(words), "{item}: {message}");
+        }
+    }
+
+    #[test]
     fn items_become_turns() {
         let conversation = read(json!({
             "model": "m", "instructions": "Be brief.", "store": false, "include": ["reasoning.encrypted_content"],
@@ -441,6 +486,7 @@ mod tests {
                 {"role": "developer", "content": [{"type": "input_text", "text": "d"}]},
                 {"type": "message", "role": "user", "content": "hi"},
                 {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}]},
                 {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
                 {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
                 {"type": "function_call", "call_id": "c2", "name": "f", "arguments": "{}"},
@@ -459,7 +505,7 @@ mod tests {
             ["system", "system", "user", "assistant", "tool", "assistant"]
         );
         let assistant = &conversation.messages[3];
-        assert_eq!(assistant.reasoning_content.as_deref(), Some("hm"));
+        assert_eq!(assistant.reasoning_content.as_deref(), Some("hm\nso"));
         assert_eq!(assistant.content, Content::Text("I look.".into()));
         assert_eq!(assistant.tool_calls.len(), 2);
         assert_eq!(conversation.messages[4].tool_call_id.as_deref(), Some("c1"));
