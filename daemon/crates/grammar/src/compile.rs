@@ -118,31 +118,8 @@ impl Vocabulary {
     /// [`Error::Grammar`] with the reason.
     pub fn matcher(&self, grammar: &Grammar) -> Result<Matcher, Error> {
         let compile = || {
-            let top = grammar.top_level(self)?;
-            let mut is_bounded = true;
-            let parser = catch_unwind(std::panic::AssertUnwindSafe(|| {
-                let mut limits = limits::parser();
-                let env = self.factory.tok_env().clone();
-                let grammar = GrammarInit::Serialized(top);
-                let (rules, lexer) = grammar.to_internal(Some(env), limits.clone())?;
-                let automaton = lexer.to_regex_vec(&mut limits)?;
-                is_bounded = may_begin_within_bounds(&lexer, automaton);
-                if !is_bounded {
-                    return self.factory.create_parser(nothing());
-                }
-                let compiled = GrammarInit::Internal(rules, lexer);
-                self.factory.create_parser_from_init_default(compiled)
-            }));
-            if !is_bounded {
-                let message = "what may begin it takes too long to find; give a smaller multipleOf, \
-                               or simpler patterns";
-                return Err(refused(message.to_owned()));
-            }
-            let inner = llguidance::Matcher::new(parser);
-            match inner.get_error() {
-                None => Ok(inner),
-                Some(error) => Err(refused(reason(&error))),
-            }
+            let compiled = self.compiled(grammar.top_level(self)?);
+            compiled.map_err(|error| self.fault_of(grammar, error))
         };
         let inner = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new()
@@ -154,6 +131,55 @@ impl Vocabulary {
             ended.unwrap_or_else(|_| Err(refused("it cannot be compiled".to_owned())))
         })?;
         Matcher::new(inner, self)
+    }
+}
+
+impl Vocabulary {
+    fn compiled(&self, top: TopLevelGrammar) -> Result<llguidance::Matcher, Error> {
+        let mut is_bounded = true;
+        let parser = catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut limits = limits::parser();
+            let env = self.factory.tok_env().clone();
+            let grammar = GrammarInit::Serialized(top);
+            let (rules, lexer) = grammar.to_internal(Some(env), limits.clone())?;
+            let automaton = lexer.to_regex_vec(&mut limits)?;
+            is_bounded = may_begin_within_bounds(&lexer, automaton);
+            if !is_bounded {
+                return self.factory.create_parser(nothing());
+            }
+            let compiled = GrammarInit::Internal(rules, lexer);
+            self.factory.create_parser_from_init_default(compiled)
+        }));
+        if !is_bounded {
+            let message = "what may begin it takes too long to find; give a smaller multipleOf, or \
+                           simpler patterns";
+            return Err(refused(message.to_owned()));
+        }
+        let inner = llguidance::Matcher::new(parser);
+        match inner.get_error() {
+            None => Ok(inner),
+            Some(error) => Err(refused(reason(&error))),
+        }
+    }
+
+    /// Why a grammar does not compile, with the name of the piece whose schema it is: compiles the
+    /// schemas of named pieces alone, up to the first that fails. `of_all` is why all of it does
+    /// not.
+    fn fault_of(&self, grammar: &Grammar, of_all: Error) -> Error {
+        let mut named = Vec::new();
+        if let Grammar::Written(piece) = grammar {
+            piece.named_schemas(None, &mut named);
+        }
+        for (name, schema) in named {
+            let Ok(schema) = prepared(schema, &mut Size::default()) else {
+                continue;
+            };
+            let top = TopLevelGrammar::from_json_schema(schema);
+            if let Err(Error::Grammar { reason }) = self.compiled(top) {
+                return refused(format!("{name}: {reason}"));
+            }
+        }
+        of_all
     }
 }
 

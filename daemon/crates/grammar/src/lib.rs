@@ -57,6 +57,13 @@ pub enum Error {
     },
 }
 
+/// What llguidance says in front of the fault of a schema that is part of a grammar.
+const SCHEMA_AT: &str = "failed to compile JSON schema: ";
+/// What llguidance says, with the expression, of texts that nothing matches.
+const EMPTY_PATTERN: &str = "Regex is empty";
+/// What llguidance says of a schema that leads back to itself at once.
+const ENDLESS: &str = "circular references";
+
 /// The reason that llguidance gives, as one line of bounded length.
 fn reason(error: &dyn std::fmt::Display) -> String {
     let text = error.to_string();
@@ -69,6 +76,17 @@ fn reason(error: &dyn std::fmt::Display) -> String {
     // A bug of its own, which says nothing to whoever wrote the grammar.
     if text.starts_with("panic") {
         return "it is too large or too ambiguous to be compiled; give a simpler one".to_owned();
+    }
+    // The place is one in a grammar that was made of the schema, and what follows shows it.
+    let text = match text.split_once(SCHEMA_AT) {
+        Some((_, of_schema)) => of_schema.split('\n').next().unwrap_or_default(),
+        None => text,
+    };
+    if text.contains(EMPTY_PATTERN) {
+        return "no text has both the pattern or format and the lengths that it gives".to_owned();
+    }
+    if text.contains(ENDLESS) {
+        return "a schema refers to itself and says nothing else; give it another form".to_owned();
     }
     let words: Vec<_> = text.split_whitespace().collect();
     let mut line = words.join(" ");

@@ -42,6 +42,36 @@ pub enum Piece {
     Several(Box<Piece>, Box<Piece>),
 }
 
+impl Piece {
+    /// Adds the schemas below this piece, each with the name of the nearest [`Piece::Named`] above
+    /// it.
+    pub(crate) fn named_schemas<'p>(
+        &'p self,
+        name: Option<&'p str>,
+        found: &mut Vec<(&'p str, &'p Value)>,
+    ) {
+        match self {
+            Piece::Named(name, piece) => piece.named_schemas(Some(name), found),
+            Piece::Json(schema) | Piece::Value(schema, _) | Piece::Arguments(schema) => {
+                found.extend(name.map(|name| (name, schema)));
+            }
+            Piece::All(pieces) | Piece::Any(pieces) => pieces
+                .iter()
+                .for_each(|piece| piece.named_schemas(name, found)),
+            Piece::Optional(piece) => piece.named_schemas(name, found),
+            Piece::Several(piece, between) => {
+                piece.named_schemas(name, found);
+                between.named_schemas(name, found);
+            }
+            Piece::Text(_)
+            | Piece::Mark(_)
+            | Piece::Space
+            | Piece::Pattern(_)
+            | Piece::Until(_) => {}
+        }
+    }
+}
+
 /// How values are written that are no JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Notation {

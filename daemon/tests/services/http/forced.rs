@@ -64,11 +64,16 @@ async fn what_clients_write_for_nothing_is_nothing_whether_a_call_is_forced_or_n
         json!({"type": "object", "properties": null, "required": null, "description": null});
     let empty = json!({"type": "function", "function": {"name": "now", "parameters": parameters}});
     let stops: Vec<_> = (0..100).map(|n| format!("stop {n}")).collect();
+    // PHP's way of an empty object.
+    let lists = json!({"type": "object", "properties": [], "required": []});
+    let from_php = json!({"type": "function", "function": {"name": "now", "parameters": lists}});
     for choice in ["auto", "required"] {
-        let more =
-            json!({"tools": [empty], "tool_choice": choice, "max_tokens": 32, "stop": stops});
-        let reply = http.post("/v1/chat/completions", &question(&more)).await;
-        assert_eq!(reply.status, 200, "{choice}: {reply:?}");
+        for tool in [&empty, &from_php] {
+            let more =
+                json!({"tools": [tool], "tool_choice": choice, "max_tokens": 32, "stop": stops});
+            let reply = http.post("/v1/chat/completions", &question(&more)).await;
+            assert_eq!(reply.status, 200, "{choice}: {reply:?}");
+        }
     }
     assert_eq!(http.stop().await, End::Drained);
 }
@@ -263,6 +268,34 @@ async fn a_strict_tool_that_cannot_be_held_to_its_schema_is_rejected_with_the_pl
         http.post("/v1/chat/completions", &more(false)).await.status,
         200
     );
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+/// What is refused while it is compiled came with the grammar that was made of it, and without the
+/// tool's name.
+#[tokio::test]
+async fn a_tool_that_nothing_satisfies_is_rejected_by_its_name() {
+    let http = HttpDaemon::start().await;
+    with_template(&http.daemon, "caller", CALLER);
+    for (schema, why) in [
+        (
+            json!({"a": {"type": "integer", "minimum": 5, "maximum": 1}}),
+            "tool 'bad': Unsatisfiable schema: required property 'a' is unsatisfiable",
+        ),
+        (
+            json!({"a": {"type": "string", "format": "date", "maxLength": 3}}),
+            "tool 'bad': Unsatisfiable schema: required property 'a' is unsatisfiable",
+        ),
+    ] {
+        let bad = json!({"type": "object", "properties": schema, "required": ["a"]});
+        let function = |name: &str, schema: &Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
+        let good = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+        let tools = [function("good", &good), function("bad", &bad)];
+        let more = json!({"tools": tools, "tool_choice": "required", "max_tokens": 2});
+        let refused = http.post("/v1/chat/completions", &question(&more)).await;
+        let error = refused.json()["error"].clone();
+        assert_eq!(error["message"], format!("tool_choice: {why}"));
+    }
     assert_eq!(http.stop().await, End::Drained);
 }
 

@@ -160,7 +160,8 @@ pub fn page() -> String {
          - *annotation*: the keyword says nothing about which values are valid, and is ignored. Keywords that\n\x20\x20\
          are not in this table are annotations, too.\n\
          \n\
-         A keyword whose value is `null` is ignored, except `const` and `default`.\n\
+         A keyword whose value is `null` is ignored, except `const` and `default`. `[]` in the place of an\n\
+         object or a schema counts as an empty one, as PHP writes it.\n\
          \n\
          | keyword | vocabulary | | note |\n\
          |---|---|---|---|\n\

@@ -137,6 +137,8 @@ impl<'s> Rewriter<'s> {
         let members = match place.value {
             Value::Bool(is_any) => return Ok((*is_any).into()),
             Value::Object(members) => members,
+            // PHP writes an empty object so.
+            Value::Array(list) if list.is_empty() => return Ok(true.into()),
             other => {
                 let why = format!("{other} is no schema; give an object, or true or false");
                 return Err(refused(place, "", &why));
@@ -229,12 +231,14 @@ impl<'s> Rewriter<'s> {
 
     /// A schema for each name.
     pub(super) fn named_schemas(&mut self, said: &Place<'s>) -> Outcome<Map<String, Value>> {
-        let Value::Object(members) = said.value else {
-            return Err(refused(
-                said,
-                "",
-                &format!("{} is no object; give schemas by name", said.value),
-            ));
+        let members = match said.value {
+            Value::Object(members) => members,
+            // PHP writes an empty object so.
+            Value::Array(list) if list.is_empty() => return Ok(Map::new()),
+            other => {
+                let why = format!("{other} is no object; give schemas by name");
+                return Err(refused(said, "", &why));
+            }
         };
         let each = members.iter();
         each.map(|(name, one)| Ok((name.clone(), self.schema(&said.below(name, one))?)))
@@ -414,6 +418,8 @@ fn exclusive(
 pub(super) fn list<'v>(place: &Place<'_>, key: &str, value: &'v Value) -> Outcome<&'v [Value]> {
     match value {
         Value::Array(list) => Ok(list),
+        // Lua writes an empty list so.
+        Value::Object(members) if members.is_empty() => Ok(&[]),
         other => Err(refused(
             place,
             key,

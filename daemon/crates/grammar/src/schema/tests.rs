@@ -149,6 +149,9 @@ fn forms_that_say_nothing_new_are_taken() {
         json!({"anyOf": [true, false]}),
         json!({"then": {"minimum": 7}}),
         json!({"enum": null, "pattern": null, "title": null}),
+        // What PHP writes of an empty object, and Lua of an empty list.
+        json!({"patternProperties": [], "$defs": [], "dependentRequired": {"a": {}}}),
+        json!({"required": {}, "allOf": [[]]}),
     ] {
         let mut schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": false});
         schema
@@ -247,7 +250,7 @@ fn what_cannot_be_enforced_is_rejected_with_its_place() {
             "#/properties/a:",
             "5 is no schema",
         ),
-        (json!({"properties": []}), "#/properties:", "no object"),
+        (json!({"properties": [1]}), "#/properties:", "no object"),
         (json!({"allOf": []}), "#/allOf:", "empty"),
         (json!({"enum": "a"}), "#/enum:", "no list"),
         (
@@ -324,4 +327,14 @@ fn what_unique_items_stand_for_is_bounded() {
             "{reason}"
         );
     }
+}
+
+/// llguidance shows the expression that it made of the schema.
+#[test]
+fn texts_that_cannot_be_are_refused_in_words() {
+    let schema = json!({"type": "string", "format": "date", "maxLength": 3});
+    assert_eq!(
+        refusal(&schema),
+        "no text has both the pattern or format and the lengths that it gives"
+    );
 }
