@@ -401,6 +401,17 @@ async fn files_of_other_kinds_are_told_apart() {
         let refused = daemon.load("kind.gguf", "").await;
         assert_status(refused, Code::Unimplemented, mentions);
     }
+    std::fs::write(
+        daemon.dir.path().join("pointer.gguf"),
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n",
+    )
+    .unwrap();
+    let refused = daemon.load("pointer.gguf", "").await;
+    assert_status(
+        refused,
+        Code::InvalidArgument,
+        &["not a GGUF file", "git lfs pull"],
+    );
     // A file that only the daemon may read can be linked into a model directory; what it begins
     // with is not told.
     std::fs::write(daemon.dir.path().join("secret.gguf"), "s3cr and more of it").unwrap();

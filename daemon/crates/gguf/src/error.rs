@@ -4,7 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::{Identity, TensorType, ValueType, limits};
+use crate::{Identity, OtherUse, TensorType, ValueType, limits};
 
 /// Why a file or a range of it cannot be used.
 ///
@@ -93,6 +93,12 @@ pub enum Error {
         "not a GGUF file: it does not begin with \"GGUF\"; give a .gguf file, or convert the model to one"
     )]
     BadMagic,
+    /// What stands in the place of a file that was not fetched.
+    #[error("not a GGUF file: it is {what}")]
+    Mishap {
+        /// What it is.
+        what: OtherUse,
+    },
     /// A version whose bytes are swapped: a file for big-endian machines.
     #[error(
         "big-endian GGUF (version {version}): only little-endian files can be read; convert it with gguf_convert_endian.py"

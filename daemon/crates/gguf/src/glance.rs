@@ -6,11 +6,11 @@
 //! is a part of a model (`split.count`) is written behind the vocabulary: that takes the whole
 //! header.
 
-use std::fmt;
 use std::io::{self, Read};
 
 use crate::gguf::Gguf;
 use crate::limits::MAX_HEADER_BYTES;
+use crate::other_use::OtherUse;
 use crate::parse::{Parser, Step};
 use crate::{Error, MappedFile};
 
@@ -18,45 +18,6 @@ use crate::{Error, MappedFile};
 const GLANCE_BYTES: u64 = 64 << 10;
 /// Bytes that a look reads where the first ones do not say what the file is.
 const GLANCE_BYTES_MAX: u64 = 1 << 20;
-
-/// What a GGUF file is that cannot be loaded as a model of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OtherUse {
-    /// A LoRA adapter.
-    Adapter,
-    /// The encoder of images or sound beside a text model (mmproj).
-    Projector,
-    /// An importance matrix.
-    Imatrix,
-    /// A control vector.
-    ControlVector,
-    /// A vocabulary without weights.
-    Vocabulary,
-}
-
-impl fmt::Display for OtherUse {
-    /// What it is, and what to give in its place: stands behind "it is".
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            OtherUse::Adapter => {
-                "an adapter (LoRA) for a model, which cannot be applied yet; give a file into which it was merged"
-            }
-            OtherUse::Projector => {
-                "the part of a model that reads images or sound (mmproj, architecture clip); give the file of its text \
-                 model"
-            }
-            OtherUse::Imatrix => {
-                "an importance matrix (imatrix) for quantizing a model; give the file of the model"
-            }
-            OtherUse::ControlVector => {
-                "a control vector for a model, which cannot be applied; give the file of the model"
-            }
-            OtherUse::Vocabulary => {
-                "a vocabulary without weights, for tests of tokenizers; give a file with the model's weights"
-            }
-        })
-    }
-}
 
 /// What the beginning of a header says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +36,14 @@ impl Glance {
     /// first may have no tensors.
     pub fn of(gguf: &Gguf, is_part_named: bool) -> Glance {
         Glance::with(gguf, gguf.tensors().len() as u64, is_part_named)
+    }
+
+    fn of_other(other: OtherUse) -> Glance {
+        Glance {
+            architecture: None,
+            other_use: Some(other),
+            split_count: 1,
+        }
     }
 
     fn with(gguf: &Gguf, n_tensors: u64, is_part_named: bool) -> Glance {
@@ -107,7 +76,8 @@ impl Glance {
     }
 
     /// Looks at a file of `file_len` bytes, read from its start; of a file with a part's name at
-    /// its whole header. `None` where it is no GGUF file that could be read: an open says why.
+    /// its whole header. `None` where it cannot be read as a GGUF file, and what
+    /// it is instead is not known: an open says why.
     ///
     /// # Errors
     /// Those of reading.
@@ -125,7 +95,7 @@ impl Glance {
             let need = match parser.advance(&header) {
                 Ok(Step::Done) => None,
                 Ok(Step::More(need)) => Some(need),
-                Err(_) => return Ok(None),
+                Err(_) => return Ok(OtherUse::of_beginning(&header).map(Glance::of_other)),
             };
             let ends = need.is_none() || read == 0 || want >= MAX_HEADER_BYTES;
             if is_part_named && !ends {

@@ -62,6 +62,7 @@ mod gguf;
 mod glance;
 pub mod limits;
 mod mapped;
+mod other_use;
 mod parse;
 mod split;
 mod value;
@@ -69,8 +70,9 @@ pub mod write;
 
 pub use error::{Described, Error};
 pub use gguf::{Gguf, TensorInfo};
-pub use glance::{Glance, OtherUse};
+pub use glance::Glance;
 pub use mapped::{Identity, MappedFile, MappedRange, ReadMode};
+pub use other_use::OtherUse;
 pub use rocmforge_ops::TensorType;
 pub use split::PartName;
 pub use value::{Array, Strings, Value, ValueType};

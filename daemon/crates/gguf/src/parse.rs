@@ -27,7 +27,7 @@ use crate::limits::{
     MAX_KEYS, MAX_TENSOR_NAME_BYTES, MAX_TENSORS, MAX_TOLERATED, MIN_ALIGNMENT,
 };
 use crate::value::ValueType;
-use crate::{Error, TensorType};
+use crate::{Error, OtherUse, TensorType};
 
 use extent::{Record, place, refuse_overlap};
 use read::{
@@ -235,7 +235,9 @@ impl Parser {
         };
         let magic = take::<4>(bytes, 0).map_err(|_| Stop::Need(first))?;
         if magic != MAGIC {
-            return Err(Error::BadMagic.into());
+            let error = OtherUse::of_beginning(bytes)
+                .map_or(Error::BadMagic, |what| Error::Mishap { what });
+            return Err(error.into());
         }
         let version = u32_at(bytes, 4).map_err(|_| Stop::Need(START_BYTES))?;
         match version {

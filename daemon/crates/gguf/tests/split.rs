@@ -367,8 +367,21 @@ fn a_look_at_the_first_keys_tells_what_a_file_is_for() {
     let first = arch("llama").part(0, 3, 9);
     let seen = glance(&first, true).unwrap();
     assert_eq!((seen.other_use, seen.split_count), (None, 3));
-    let mut no_gguf = &b"version https://git-lfs.github.com/spec/v1"[..];
-    assert_eq!(Glance::read(&mut no_gguf, 42, false).unwrap(), None);
+    for (bytes, other_use) in [
+        (
+            "version https://git-lfs.github.com/spec/v1",
+            Some(OtherUse::LfsPointer),
+        ),
+        (
+            "\n<!DOCTYPE html><html lang=\"en\"><title>404",
+            Some(OtherUse::WebPage),
+        ),
+        ("<HTML><body>Log in, please.", Some(OtherUse::WebPage)),
+        ("{\"error\": \"Invalid username or password.\"}", None),
+    ] {
+        let seen = Glance::read(&mut bytes.as_bytes(), bytes.len() as u64, false).unwrap();
+        assert_eq!(seen.and_then(|seen| seen.other_use), other_use, "{bytes}");
+    }
 }
 
 /// A vocabulary of megabytes lies behind the keys that say what the file is.

@@ -148,6 +148,21 @@ fn files_that_are_no_models_are_listed_apart() {
         dirs.troubles_of_files().is_empty(),
         "nobody has to do anything"
     );
+    // What a clone or a download left in the place of a file is no model, either, and is told.
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n";
+    fs::write(root.join("pointer.gguf"), pointer).unwrap();
+    fs::write(
+        root.join("page.gguf"),
+        "<!DOCTYPE html><title>Not found</title>",
+    )
+    .unwrap();
+    assert_eq!(names(&dirs), ["model.gguf"]);
+    let told = dirs.troubles_of_files().join("\n");
+    assert!(
+        told.contains("page.gguf is not offered as a model: it is a web page"),
+        "{told}"
+    );
+    assert!(told.contains("git lfs pull"), "{told}");
     // A file that becomes another is looked at anew.
     write(
         &root.join("clip.gguf"),

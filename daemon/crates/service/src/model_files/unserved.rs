@@ -75,7 +75,8 @@ impl Unserved {
     /// Whether somebody ought to do something about it: the log and `doctor` warn.
     pub fn is_trouble(&self) -> bool {
         match self {
-            Unserved::OtherUse(_) | Unserved::Architecture(_) => false,
+            Unserved::OtherUse(other) => other.is_mishap(),
+            Unserved::Architecture(_) => false,
             Unserved::Outside { .. }
             | Unserved::Nowhere { .. }
             | Unserved::Unreadable
