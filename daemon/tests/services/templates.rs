@@ -103,7 +103,12 @@ async fn a_bad_template_costs_the_chats_that_use_it() {
     assert_status(
         chat(&daemon, "syntax", "Hi").await,
         Code::FailedPrecondition,
-        &["'syntax'", "does not parse"],
+        &[
+            "'syntax'",
+            "cannot chat",
+            "does not parse",
+            "`template` of [[model]]",
+        ],
     );
     let (_, done) = daemon
         .generate(greedy("syntax", "Once upon a time", 2))

@@ -391,7 +391,10 @@ impl Room {
     }
 }
 
-/// FAILED_PRECONDITION: the model cannot Chat.
+/// Where a model is given a template.
+const TEMPLATE_SETTING: &str = "(`template` of [[model]], a file or a name such as chatml)";
+
+/// FAILED_PRECONDITION: the model cannot chat.
 pub fn no_template(model: &LoadedModel) -> Failure {
     if model.model().plan().both_ways {
         let message = format!(
@@ -406,8 +409,8 @@ pub fn no_template(model: &LoadedModel) -> Failure {
         Reason::NoChatTemplate,
         model.name(),
         &format!(
-            "the file of model '{}' carries no chat template, so that it cannot Chat; give the model one (`template` of \
-             [[model]], a file or a name such as chatml), or generate from a prompt in the model's own format",
+            "the file of model '{}' carries no chat template, so that it cannot chat; give the model one {TEMPLATE_SETTING}, or \
+             generate from a prompt in the model's own format",
             model.name()
         ),
     )
@@ -434,10 +437,13 @@ fn from_template(field: &str, model: &LoadedModel, error: &TokenizerError) -> Fa
             if let TokenizerError::TemplateCrashed { words, .. } = error {
                 tracing::warn!(model = model.name(), words, "a chat template crashed");
             }
-            let mut message = format!("model '{}' cannot Chat: {error}", model.name());
+            let mut message = format!("model '{}' cannot chat: {error}", model.name());
             if let TokenizerError::Gguf(cause) = error {
                 message += &format!(": {cause}");
             }
+            message += &format!(
+                "; give the model another template {TEMPLATE_SETTING}, or generate from a prompt"
+            );
             failure::model_precondition(Reason::ChatTemplateUnusable, model.name(), &message)
         }
         TokenizerError::TemplateLimit { .. } => {

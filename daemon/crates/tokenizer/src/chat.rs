@@ -23,6 +23,7 @@ mod shape;
 mod source;
 mod worker;
 
+use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
 use rocmforge_gguf::Gguf;
@@ -78,12 +79,13 @@ impl ChatTemplate {
     #[must_use]
     pub fn from_gguf(file: &Gguf, tokenizer: &Tokenizer) -> Option<ChatTemplate> {
         let source = match file.str(KEY) {
-            Ok(Some(source)) => Ok(source),
-            Ok(None) if speaks_chatml(tokenizer) => Ok(""),
+            Ok(Some(source)) => Ok(Cow::Borrowed(source)),
+            Ok(None) if speaks_chatml(tokenizer) => Ok(Cow::Borrowed("")),
             Ok(None) => return None,
-            Err(error) => Err(Error::from(error)),
+            // A few damaged bytes leave a template of use; the load has told of them.
+            Err(error) => file.str_lossy(KEY).ok_or(Error::from(error)),
         };
-        let (source, origin) = match source.and_then(resolved) {
+        let (source, origin) = match source.and_then(|source| resolved(&source)) {
             Ok((source, origin)) => (Ok(source), origin),
             Err(error) => (Err(error), TemplateOrigin::Given),
         };

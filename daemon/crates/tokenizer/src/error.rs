@@ -146,9 +146,7 @@ pub enum Error {
     },
 
     /// The chat template in the file does not parse.
-    #[error(
-        "the model's chat template does not parse (line {line}): {message}; generate from plain text instead"
-    )]
+    #[error("the model's chat template does not parse (line {line}): {message}")]
     TemplateSyntax {
         /// Line of the template, from 1; 0 if unknown.
         line: usize,
@@ -191,9 +189,7 @@ pub enum Error {
     },
 
     /// The process that renders chats ended on this one.
-    #[error(
-        "the model's chat template crashed the process that renders it ({status}); generate from plain text instead"
-    )]
+    #[error("the model's chat template crashed the process that renders it ({status})")]
     TemplateCrashed {
         /// How the process ended.
         status: String,

@@ -60,6 +60,17 @@ fn the_template_sees_the_names_of_bos_and_eos() {
     assert_eq!(tokenizer.encode_chat(99, &text).unwrap(), [1, 3, 2]);
 }
 
+/// A file whose template has a damaged byte was loaded, and every chat was refused.
+#[test]
+fn a_template_with_a_damaged_byte_is_used() {
+    let source = MetaValue::String(b"{{ messages[0].content }}\xff!".to_vec());
+    let file = file("", &[("tokenizer.chat_template", source)]);
+    let tokenizer = Tokenizer::from_gguf(&file).unwrap();
+    let template = ChatTemplate::from_gguf(&file, &tokenizer).unwrap();
+    let text = template.render(&[Message::new("user", "a")], true).unwrap();
+    assert_eq!(text, "a\u{fffd}!");
+}
+
 #[test]
 fn missing_keys_are_named() {
     for key in ["tokenizer.ggml.model", "tokenizer.ggml.tokens"] {

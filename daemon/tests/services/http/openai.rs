@@ -368,6 +368,10 @@ async fn refusals_name_the_field_and_say_what_to_do() {
         let expected = if code == "model_not_found" { 404 } else { 400 };
         assert_eq!(reply.status, expected, "{key}: {error}");
         assert_eq!(error["code"], code, "{error}");
+        // Agents that look for words have llama-server's.
+        let words = error["message"].as_str().unwrap();
+        let overflows = words.contains("exceeds the available context size");
+        assert_eq!(overflows, code == "context_length_exceeded", "{error}");
         assert_eq!(
             error["param"].as_str().unwrap_or_default(),
             param,
