@@ -191,6 +191,12 @@ fn every_refusal_of_a_flag_names_it() {
         ("--threads", "many", "from 1 to"),
         ("--threads", "1025", "from 1 to 1024"),
         ("--log", "info,=,", "rocmforge_engine=debug"),
+        ("--log", "verbose", "'verbose' is no level"),
+        (
+            "--log",
+            "warning,rocmforge_engine=debug",
+            "'warning' is no level",
+        ),
         ("--n-ctx-max", "0", "from 1 to"),
         ("--max-sequences", "0", "from 1 to"),
         ("--queue-capacity", "5000", "from 1 to 4096"),
