@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::FinishReason;
 use rocmforge_service::answers::{Ended, Generation};
 use rocmforge_service::check::{self, Violations};
@@ -73,11 +74,63 @@ pub(in super::super) async fn completion(
     let result = async {
         let mut asked: CompletionRequest = call.read(request).await?;
         asked.model = call.meant(asked.model).await?;
-        let prompt = completions::prompt(asked.prompt.take())?;
+        let prompt = prompt_of(&call, &asked.model, asked.prompt.take()).await?;
         continued(&call, asked, prompt, "prompt").await
     };
     let result = result.await;
     call.respond(result)
+}
+
+/// A prompt in llama-server's forms: those of `/v1/completions`, an object with `prompt_string`,
+/// and a list in which texts and ids follow each other.
+async fn prompt_of(call: &Call, model: &str, asked: Value) -> Result<Prompt, Failure> {
+    let list = match asked {
+        Value::Object(mut members) => {
+            let media = members.get("multimodal_data").and_then(Value::as_array);
+            if media.is_some_and(|media| !media.is_empty()) {
+                let why = "no image or sound can be continued by this route; leave it out";
+                return Err(failure::unsupported_field("prompt.multimodal_data", why));
+            }
+            let text = members.get_mut("prompt_string").map(Value::take);
+            return completions::prompt(text.unwrap_or_default());
+        }
+        Value::Array(list) if list.iter().any(Value::is_string) => list,
+        other => return completions::prompt(other),
+    };
+    let (texts, others): (Vec<_>, Vec<_>) = list.iter().partition(|one| one.is_string());
+    if others.is_empty() && texts.len() > 1 {
+        let why =
+            "several prompts are continued by /v1/completions; send a request for each, or ask it";
+        return Err(failure::unsupported_field("prompt", why));
+    }
+    if let Some(other) = others.into_iter().find(|id| id.as_u64().is_none()) {
+        let why =
+            format!("{other} is neither a text nor an id; give texts and whole numbers from 0");
+        return Err(failure::invalid("prompt", &why));
+    }
+    let model = call.model(model).await?;
+    let (peer, bytes) = (
+        call.arrival.peer(),
+        Value::from(&list[..]).to_string().len(),
+    );
+    let work = move |_: &_| ids_of(&model, &list);
+    let ids = call.arrival.limit(call.service.text.run(peer, bytes, work));
+    Ok(Prompt::Ids(ids.await?))
+}
+
+/// The ids of texts and ids that follow each other. The first text begins as a prompt does.
+fn ids_of(model: &LoadedModel, list: &[Value]) -> Result<Vec<u32>, Failure> {
+    let mut ids = Vec::new();
+    for (at, one) in list.iter().enumerate() {
+        let Some(text) = one.as_str() else {
+            let id = one.as_u64().and_then(|id| u32::try_from(id).ok());
+            ids.extend(id.or(Some(u32::MAX)));
+            continue;
+        };
+        let of_text = model.tokenizer().encode(text, at == 0, true);
+        ids.extend(of_text.map_err(|error| failure::invalid("prompt", &error.to_string()))?);
+    }
+    Ok(ids)
 }
 
 /// The handler of a gap that is filled.

@@ -64,6 +64,46 @@ async fn a_request_without_a_name_means_the_only_model() {
     assert_eq!(http.stop().await, End::Drained);
 }
 
+/// An object, a list of one, and texts and ids behind each other.
+#[tokio::test]
+async fn a_prompt_is_taken_in_each_form_of_llama_servers() {
+    let http = HttpDaemon::start().await;
+    let mut tell =
+        json!({"model": LLAMA, "prompt": "Once upon a time", "temperature": 0, "n_predict": 8});
+    let text = http.post("/completion", &tell).await.json()["content"].clone();
+    let ids = json!({"model": LLAMA, "content": "upon a time"});
+    let ids = http.post("/tokenize", &ids).await.json()["tokens"].clone();
+    let begun = json!({"model": LLAMA, "content": "Once ", "add_special": true});
+    let mut mixed = http.post("/tokenize", &begun).await.json()["tokens"].clone();
+    let whole = [
+        mixed.as_array().unwrap().clone(),
+        ids.as_array().unwrap().clone(),
+    ]
+    .concat();
+    mixed = json!([vec![json!("Once ")], ids.as_array().unwrap().clone()].concat());
+    tell["prompt"] = json!(whole);
+    let of_ids = http.post("/completion", &tell).await.json()["content"].clone();
+    for (prompt, expected) in [
+        (json!({"prompt_string": "Once upon a time"}), &text),
+        (json!(["Once upon a time"]), &text),
+        (mixed, &of_ids),
+    ] {
+        tell["prompt"] = prompt;
+        let told = http.post("/completion", &tell).await;
+        assert_eq!(&told.json()["content"], expected, "{tell}: {told:?}");
+    }
+    for prompt in [
+        json!(["a", "b"]),
+        json!(["a", -1]),
+        json!(["a", 1_u64 << 40]),
+        json!({}),
+    ] {
+        tell["prompt"] = prompt;
+        assert_eq!(http.post("/completion", &tell).await.status, 400, "{tell}");
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
 /// What users of llama.vim, SillyTavern and scripts for llama-server call first.
 #[tokio::test]
 async fn llama_servers_own_routes_answer() {
