@@ -14,6 +14,8 @@ pub const STOP_MAX: usize = 256;
 pub const STOP_MAX_BYTES: usize = 256;
 /// Largest presence or frequency penalty, either sign.
 pub const PENALTY_MAX: f32 = 100.0;
+/// Largest count that the engine takes.
+const COUNT_MAX: u32 = i32::MAX as u32;
 /// Most messages of a conversation.
 pub const MESSAGES_MAX: usize = 4096;
 /// Most parts, and most calls, of all messages of a conversation.
@@ -164,10 +166,38 @@ impl Sampling {
 
 /// Checks `sampling.*`.
 pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
-    let default = SamplingParams::default();
     let v = violations;
-    let max = i32::MAX as u32;
-    let mut params = SamplingParams {
+    let mut params = params(&wire, v);
+    let max_tokens = v.integer(
+        "sampling.max_tokens",
+        wire.max_tokens,
+        1,
+        COUNT_MAX,
+        "at least 1; leave it unset to generate until the text ends or the context is full",
+    );
+    stop_strings(&wire.stop, v);
+    let reasoning = Plan {
+        budget: wire.decoding.reasoning_budget,
+        ..Plan::default()
+    };
+    let (decoding, format);
+    (params.logit_bias, decoding, format) = decoding::checked(wire.decoding, max_tokens, v);
+    Sampling {
+        params,
+        max_tokens,
+        stop: wire.stop,
+        decoding,
+        format,
+        trigger: None,
+        reasoning,
+        rename: v.rename,
+    }
+}
+
+/// The parameters of sampling, but for the biases of tokens.
+fn params(wire: &SamplingFields, v: &mut Violations) -> SamplingParams {
+    let default = SamplingParams::default();
+    SamplingParams {
         temperature: v.number(
             "sampling.temperature",
             wire.temperature,
@@ -180,7 +210,7 @@ pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
                 "sampling.top_k",
                 wire.top_k,
                 0,
-                max,
+                COUNT_MAX,
                 "at least 0, where 0 keeps all",
             )
             .unwrap_or(default.top_k),
@@ -224,52 +254,31 @@ pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
                 "sampling.penalty_last_n",
                 wire.penalty_last_n,
                 0,
-                max,
+                COUNT_MAX,
                 "at least 0, where 0 turns penalties off",
             )
             .unwrap_or(default.penalty_last_n),
         seed: wire.seed,
         logit_bias: Vec::new(),
-    };
-    let max_tokens = v.integer(
-        "sampling.max_tokens",
-        wire.max_tokens,
-        1,
-        max,
-        "at least 1; leave it unset to generate until the text ends or the context is full",
-    );
-    if wire.stop.len() > STOP_MAX {
+    }
+}
+
+fn stop_strings(stop: &[String], v: &mut Violations) {
+    if stop.len() > STOP_MAX {
         v.add(
             "sampling.stop",
-            format!("{} stop strings; at most {STOP_MAX}", wire.stop.len()),
+            format!("{} stop strings; at most {STOP_MAX}", stop.len()),
         );
     }
-    if let Some(at) = wire
-        .stop
+    if let Some(at) = stop
         .iter()
         .position(|stop| stop.is_empty() || stop.len() > STOP_MAX_BYTES)
     {
-        let bytes = wire.stop[at].len();
+        let bytes = stop[at].len();
         v.add(
             "sampling.stop",
             format!("string {at} has {bytes} bytes; 1 to {STOP_MAX_BYTES} are allowed"),
         );
-    }
-    let reasoning = Plan {
-        budget: wire.decoding.reasoning_budget,
-        ..Plan::default()
-    };
-    let (decoding, format);
-    (params.logit_bias, decoding, format) = decoding::checked(wire.decoding, max_tokens, v);
-    Sampling {
-        params,
-        max_tokens,
-        stop: wire.stop,
-        decoding,
-        format,
-        trigger: None,
-        reasoning,
-        rename: v.rename,
     }
 }
 

@@ -198,35 +198,7 @@ pub fn activations(
     transform: Transform,
     sink: Sink,
 ) -> Result<Launch, Error> {
-    macro_rules! entries {
-        ($name:literal) => {
-            match sink {
-                Sink::F32(_) => concat!("activations.activations_", $name, "_f32"),
-                Sink::F16(_) => concat!("activations.activations_", $name, "_f16"),
-                Sink::Q8(..) => concat!("activations.activations_", $name, "_q8"),
-                Sink::F16Pair(..) | Sink::F16Columns(_) | Sink::Stored => "",
-            }
-        };
-    }
-    let (kernel, other, factor) = match transform {
-        Transform::Plain => (entries!("plain"), 0, 0.0),
-        Transform::Norm(_) => (entries!("norm"), 0, 0.0),
-        Transform::AddNorm { other, scale, .. } => (entries!("add_norm"), other, scale),
-        Transform::Gate { other, .. } => (entries!("gate"), other.unwrap_or(0), 0.0),
-        Transform::Add { other, scale } if sink == Sink::Stored => {
-            ("activations.activations_add_none", other, scale)
-        }
-        Transform::Add { other, scale } => (entries!("add"), other, scale),
-    };
-    let kernel = match (transform, sink) {
-        (Transform::Plain, Sink::F16Pair(..)) => "activations.activations_plain_f16_pair",
-        (Transform::Norm(_), Sink::F16Pair(..)) => "activations.activations_norm_f16_pair",
-        (Transform::Gate { .. }, Sink::F16Pair(..)) => "activations.activations_gate_f16_pair",
-        (Transform::Plain, Sink::F16Columns(_)) => "activations.activations_plain_f16_columns",
-        (Transform::Norm(_), Sink::F16Columns(_)) => "activations.activations_norm_f16_columns",
-        (Transform::Gate { .. }, Sink::F16Columns(_)) => "activations.activations_gate_f16_columns",
-        _ => kernel,
-    };
+    let (kernel, other, factor) = entry_of(transform, sink);
     let (norm, act) = match transform {
         Transform::Norm(norm) | Transform::AddNorm { norm, .. } => (Some(norm), Act::Identity),
         Transform::Gate { act, .. } => (None, act),
@@ -299,4 +271,39 @@ pub fn activations(
         args: ArgBytes::of(&args),
         overlaps: true,
     })
+}
+
+/// The kernel's name, empty where there is none; the address of the second operand, 0 without; and
+/// the factor of a sum.
+fn entry_of(transform: Transform, sink: Sink) -> (&'static str, Address, f32) {
+    macro_rules! entries {
+        ($name:literal) => {
+            match sink {
+                Sink::F32(_) => concat!("activations.activations_", $name, "_f32"),
+                Sink::F16(_) => concat!("activations.activations_", $name, "_f16"),
+                Sink::Q8(..) => concat!("activations.activations_", $name, "_q8"),
+                Sink::F16Pair(..) | Sink::F16Columns(_) | Sink::Stored => "",
+            }
+        };
+    }
+    let (kernel, other, factor) = match transform {
+        Transform::Plain => (entries!("plain"), 0, 0.0),
+        Transform::Norm(_) => (entries!("norm"), 0, 0.0),
+        Transform::AddNorm { other, scale, .. } => (entries!("add_norm"), other, scale),
+        Transform::Gate { other, .. } => (entries!("gate"), other.unwrap_or(0), 0.0),
+        Transform::Add { other, scale } if sink == Sink::Stored => {
+            ("activations.activations_add_none", other, scale)
+        }
+        Transform::Add { other, scale } => (entries!("add"), other, scale),
+    };
+    let entry = match (transform, sink) {
+        (Transform::Plain, Sink::F16Pair(..)) => "activations.activations_plain_f16_pair",
+        (Transform::Norm(_), Sink::F16Pair(..)) => "activations.activations_norm_f16_pair",
+        (Transform::Gate { .. }, Sink::F16Pair(..)) => "activations.activations_gate_f16_pair",
+        (Transform::Plain, Sink::F16Columns(_)) => "activations.activations_plain_f16_columns",
+        (Transform::Norm(_), Sink::F16Columns(_)) => "activations.activations_norm_f16_columns",
+        (Transform::Gate { .. }, Sink::F16Columns(_)) => "activations.activations_gate_f16_columns",
+        _ => kernel,
+    };
+    (entry, other, factor)
 }

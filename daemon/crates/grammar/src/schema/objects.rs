@@ -161,6 +161,20 @@ impl Names {
             .collect();
         Some(fits && is_listed && matches?.into_iter().all(|is| is))
     }
+
+    /// The pattern that says the same, where one says it all.
+    fn only_pattern(&self) -> Option<String> {
+        let (least, most) = self.lengths;
+        let has_length = self.lengths != (0, None);
+        match (self.patterns.as_slice(), has_length) {
+            ([one], false) => Some(one.clone()),
+            ([], true) => {
+                let most = most.map(|most| most.to_string()).unwrap_or_default();
+                Some(format!("^[\\s\\S]{{{least},{most}}}$"))
+            }
+            _ => None,
+        }
+    }
 }
 
 fn property_names<'s>(
@@ -239,33 +253,20 @@ fn property_names<'s>(
             }
         }
         (None, None) => {
-            let (least, most) = described.lengths;
-            let most = most.map(|most| most.to_string()).unwrap_or_default();
-            let length = format!("^[\\s\\S]{{{least},{most}}}$");
-            let all = [&described.patterns[..], &[length][..]].concat();
-            let has_length = described.lengths != (0, None);
-            match (described.patterns.as_slice(), has_length) {
-                ([one], false) => patterns.insert(one.clone(), others),
-                ([], true) => patterns.insert(all[0].clone(), others),
-                _ => {
-                    return Err(refused(
-                        place,
-                        KEY,
-                        "several patterns of names cannot be enforced; give one",
-                    ));
-                }
-            };
+            let pattern = described.only_pattern().ok_or_else(|| {
+                let why = "several patterns of names cannot be enforced; give one";
+                refused(place, KEY, why)
+            })?;
+            patterns.insert(pattern, others);
         }
     }
-    written
-        .members
-        .insert("properties".to_owned(), properties.into());
-    written
-        .members
-        .insert("patternProperties".to_owned(), patterns.into());
-    written
-        .members
-        .insert("additionalProperties".to_owned(), false.into());
+    let said = [
+        ("properties", properties.into()),
+        ("patternProperties", patterns.into()),
+        ("additionalProperties", false.into()),
+    ];
+    let said = said.map(|(key, value): (&str, Value)| (key.to_owned(), value));
+    written.members.extend(said);
     Ok(())
 }
 

@@ -128,31 +128,10 @@ impl Mla {
     /// so that one key head `[c | k_r]` and one value head `c` serve all query heads.
     fn emit(&self, b: &mut PlanBuilder<'_>, i: u32, n: Buf) -> Result<Buf, Error> {
         let n_embd = b.n_embd;
-        let (n_head, dim) = (u64::from(self.n_head), u64::from(self.nope + self.rot));
+        let n_head = u64::from(self.n_head);
         let (kv_lora, rot) = (u64::from(self.kv_lora), u64::from(self.rot));
         let name = |part: &str| blk(i, part);
-        let none = Presence::Absent;
-        let q = b.buf("mla q", n_head * dim);
-        let kv = b.buf("mla kv", kv_lora + rot);
-        let latent = b.linear(&name("attn_kv_a_mqa"), n_embd, kv_lora + rot, none, kv)?;
-        if self.q_lora > 0 {
-            let low = b.buf("mla q low", self.q_lora);
-            let down = b.linear(&name("attn_q_a"), n_embd, self.q_lora, none, low)?;
-            b.mat_mul(n, vec![down, latent]);
-            let normed = b.norm(low, &name("attn_q_a_norm.weight"), "mla q normed")?;
-            let up = b.linear(&name("attn_q_b"), self.q_lora, n_head * dim, none, q)?;
-            b.mat_mul(normed, vec![up]);
-        } else {
-            let product = b.linear(&name("attn_q"), n_embd, n_head * dim, none, q)?;
-            b.mat_mul(n, vec![product, latent]);
-        }
-        let part = |x, first, stride, width| ColumnPart {
-            x,
-            first,
-            stride,
-            width,
-        };
-        let dim = dim as u32;
+        let [q, kv] = self.project(b, i, n)?;
         // Keys: the normed latent vector and the key to be rotated; values: the normed latent
         // vector.
         let c = b.buf("mla c", kv_lora);
@@ -171,34 +150,7 @@ impl Mla {
             ],
             out: k,
         });
-        // Queries: absorbed, and to be rotated.
-        let nope = b.buf("mla q nope", n_head * u64::from(self.nope));
-        b.op(Op::Columns {
-            n_group: self.n_head,
-            parts: vec![part(q, 0, dim, self.nope)],
-            out: nope,
-        });
-        let absorbed = b.buf("mla q absorbed", n_head * kv_lora);
-        let matrix = b.tensor(
-            &name("attn_k_b.weight"),
-            &[u64::from(self.nope), kv_lora, n_head],
-        )?;
-        let weight = b.place(&matrix, Role::Matrix);
-        b.op(Op::MatMulHeads {
-            x: nope,
-            n_head: self.n_head,
-            weight,
-            out: absorbed,
-        });
-        let query = b.buf("q", n_head * (kv_lora + rot));
-        b.op(Op::Columns {
-            n_group: self.n_head,
-            parts: vec![
-                part(absorbed, 0, self.kv_lora, self.kv_lora),
-                part(q, self.nope, dim, self.rot),
-            ],
-            out: query,
-        });
+        let query = self.absorb_query(b, i, q)?;
         let heads = HeadShape {
             n_head: self.n_head,
             n_head_kv: 1,
@@ -244,10 +196,77 @@ impl Mla {
             &name("attn_output"),
             n_head * u64::from(self.v_dim),
             n_embd,
-            none,
+            Presence::Absent,
             p,
         )?;
         b.mat_mul(a, vec![product]);
         Ok(p)
+    }
+
+    /// The queries, and the latent vector with the key to be rotated behind it.
+    fn project(&self, b: &mut PlanBuilder<'_>, i: u32, n: Buf) -> Result<[Buf; 2], Error> {
+        let n_embd = b.n_embd;
+        let queries = u64::from(self.n_head) * u64::from(self.nope + self.rot);
+        let keys = u64::from(self.kv_lora) + u64::from(self.rot);
+        let name = |part: &str| blk(i, part);
+        let none = Presence::Absent;
+        let q = b.buf("mla q", queries);
+        let kv = b.buf("mla kv", keys);
+        let latent = b.linear(&name("attn_kv_a_mqa"), n_embd, keys, none, kv)?;
+        if self.q_lora > 0 {
+            let low = b.buf("mla q low", self.q_lora);
+            let down = b.linear(&name("attn_q_a"), n_embd, self.q_lora, none, low)?;
+            b.mat_mul(n, vec![down, latent]);
+            let normed = b.norm(low, &name("attn_q_a_norm.weight"), "mla q normed")?;
+            let up = b.linear(&name("attn_q_b"), self.q_lora, queries, none, q)?;
+            b.mat_mul(normed, vec![up]);
+        } else {
+            let product = b.linear(&name("attn_q"), n_embd, queries, none, q)?;
+            b.mat_mul(n, vec![product, latent]);
+        }
+        Ok([q, kv])
+    }
+
+    /// Queries: absorbed, and to be rotated.
+    fn absorb_query(&self, b: &mut PlanBuilder<'_>, i: u32, q: Buf) -> Result<Buf, Error> {
+        let (n_head, dim) = (u64::from(self.n_head), self.nope + self.rot);
+        let kv_lora = u64::from(self.kv_lora);
+        let nope = b.buf("mla q nope", n_head * u64::from(self.nope));
+        b.op(Op::Columns {
+            n_group: self.n_head,
+            parts: vec![part(q, 0, dim, self.nope)],
+            out: nope,
+        });
+        let absorbed = b.buf("mla q absorbed", n_head * kv_lora);
+        let matrix = b.tensor(
+            &blk(i, "attn_k_b.weight"),
+            &[u64::from(self.nope), kv_lora, n_head],
+        )?;
+        let weight = b.place(&matrix, Role::Matrix);
+        b.op(Op::MatMulHeads {
+            x: nope,
+            n_head: self.n_head,
+            weight,
+            out: absorbed,
+        });
+        let query = b.buf("q", n_head * (kv_lora + u64::from(self.rot)));
+        b.op(Op::Columns {
+            n_group: self.n_head,
+            parts: vec![
+                part(absorbed, 0, self.kv_lora, self.kv_lora),
+                part(q, self.nope, dim, self.rot),
+            ],
+            out: query,
+        });
+        Ok(query)
+    }
+}
+
+fn part(x: Buf, first: u32, stride: u32, width: u32) -> ColumnPart {
+    ColumnPart {
+        x,
+        first,
+        stride,
+        width,
     }
 }

@@ -23,25 +23,13 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let windowed = window_pattern(keys, h.n_layer, 6)?;
     let local_dim = keys.count_or("attention.key_length_swa", HEAD_DIM_MAX, h.heads.head_dim)?;
     let local_dim_v = keys.count_or("attention.value_length_swa", HEAD_DIM_MAX, local_dim)?;
-    let mut full = keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
-    full.factors = b.rope_factors("rope_freqs.weight", full.n_rot)?;
-    let n_rot = keys.n_rot("rope.dimension_count_swa", local_dim, local_dim)?;
-    let local = RopeSpec {
-        n_rot,
-        freq_base: f64::from(keys.positive_or("rope.freq_base_swa", 10_000.0)?),
-        factors: None,
-        ..full.clone()
-    };
-    let tables = [b.rope_table(full), b.rope_table(local)];
+    let tables = rope_tables(b, h, local_dim)?;
     let shared = keys.maybe("attention.shared_kv_layers", N_LAYER_MAX)?;
-    let own = h
-        .n_layer
-        .checked_sub(shared)
-        .filter(|&n| n > 0)
-        .ok_or_else(|| {
-            let message = format!("must be less than the {} layers", h.n_layer);
-            keys.bad("attention.shared_kv_layers", shared, message)
-        })?;
+    let own = h.n_layer.checked_sub(shared).filter(|&n| n > 0);
+    let own = own.ok_or_else(|| {
+        let message = format!("must be less than the {} layers", h.n_layer);
+        keys.bad("attention.shared_kv_layers", shared, message)
+    })?;
     let n_expert = keys.maybe("expert_count", N_EXPERT_MAX)?;
     let per_layer = u64::from(keys.maybe("embedding_length_per_layer_input", WIDTH_MAX)?);
     let final_softcap = keys.not_negative_or("final_logit_softcapping", 0.0)?;
@@ -59,17 +47,13 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     for i in 0..h.n_layer {
         let is_local = windowed[i as usize];
         let kind = usize::from(is_local);
+        let (head_dim, head_dim_v) = match is_local {
+            true => (local_dim, local_dim_v),
+            false => (h.heads.head_dim, h.heads.head_dim_v),
+        };
         let heads = HeadShape {
-            head_dim: if is_local {
-                local_dim
-            } else {
-                h.heads.head_dim
-            },
-            head_dim_v: if is_local {
-                local_dim_v
-            } else {
-                h.heads.head_dim_v
-            },
+            head_dim,
+            head_dim_v,
             ..h.heads_of(i)
         };
         let rope = RopeUse {
@@ -84,25 +68,16 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
                 keys.bad("attention.shared_kv_layers", shared, message)
             })?)
         };
-        let spec = Layer {
-            norms: Norms::SANDWICH,
-            ..Layer::new(
-                AttentionSpec {
-                    window: is_local.then_some(window),
-                    scale: 1.0,
-                    qk_norms: QkNorms::Heads(Presence::Required),
-                    value_norm: true,
-                    keys_as_values: true,
-                    shared_kv,
-                    ..AttentionSpec::new(heads, Some(rope))
-                },
-                FeedForward::Gated {
-                    n_ff: h.n_ff(keys, i)?,
-                    act: Act::GeluTanh,
-                    bias: Presence::Absent,
-                },
-            )
+        let attention_spec = AttentionSpec {
+            window: is_local.then_some(window),
+            scale: 1.0,
+            qk_norms: QkNorms::Heads(Presence::Required),
+            value_norm: true,
+            keys_as_values: true,
+            shared_kv,
+            ..AttentionSpec::new(heads, Some(rope))
         };
+        let spec = layer_of(attention_spec, h.n_ff(keys, i)?);
         if shared_kv.is_some() {
             // Files keep the matrices that the shared layers do not use.
             let unused =
@@ -129,6 +104,32 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
         }
     }
     b.head(x, Presence::Absent, None, Some(final_softcap))
+}
+
+/// The angles of layers that attend to all, and of those with a window.
+fn rope_tables(b: &mut PlanBuilder<'_>, h: &Hparams, local_dim: u32) -> Result<[u8; 2], Error> {
+    let keys = b.keys;
+    let mut full = keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
+    full.factors = b.rope_factors("rope_freqs.weight", full.n_rot)?;
+    let local = RopeSpec {
+        n_rot: keys.n_rot("rope.dimension_count_swa", local_dim, local_dim)?,
+        freq_base: f64::from(keys.positive_or("rope.freq_base_swa", 10_000.0)?),
+        factors: None,
+        ..full.clone()
+    };
+    Ok([b.rope_table(full), b.rope_table(local)])
+}
+
+fn layer_of(attention: AttentionSpec, n_ff: u64) -> Layer {
+    let dense = FeedForward::Gated {
+        n_ff,
+        act: Act::GeluTanh,
+        bias: Presence::Absent,
+    };
+    Layer {
+        norms: Norms::SANDWICH,
+        ..Layer::new(attention, dense)
+    }
 }
 
 /// The inputs of all layers, `[tokens][n_layer * width]`: a projection of the embedding, normed by

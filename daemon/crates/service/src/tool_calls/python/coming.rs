@@ -107,47 +107,11 @@ impl Coming {
             },
             State::Value(key) => {
                 let key = std::mem::take(key);
-                let Some(quote) = first.and_then(quote) else {
-                    self.state = match first {
-                        Some(_) => State::Other(key, Nesting::default()),
-                        None => State::Value(key),
-                    };
-                    self.at = place;
-                    return first.map(|_| ());
-                };
-                // Three of them, or one and what it closes.
-                let n = rest.len() - rest.trim_start_matches(&quote[..1]).len();
-                if n < 3 && n == rest.len() {
-                    self.state = State::Value(key);
-                    return None;
-                }
-                let close = if n < 3 { &quote[..1] } else { quote };
-                let counts = !self.arguments.has(&key);
-                if counts {
-                    self.arguments.key(&key, tell);
-                    tell.push(Known::More("\"".to_owned()));
-                }
-                self.at = place + close.len();
-                self.state = State::Text(close, counts);
+                return self.begin_value(key, rest, place, tell);
             }
             State::Text(close, counts) => {
                 let (close, counts) = (*close, *counts);
-                let mut text = String::new();
-                let (n, end) = text_of(&block[self.at..], close, &mut text);
-                self.at += n;
-                if end == End::Closed {
-                    self.state = State::Arguments(true);
-                }
-                if counts {
-                    let close = if end == End::Closed { "\"" } else { "" };
-                    let more = format!("{}{close}", escaped(&text));
-                    tell.extend((!more.is_empty()).then_some(Known::More(more)));
-                }
-                match end {
-                    End::Closed => {}
-                    End::More => return None,
-                    End::Broken => return self.leave(),
-                }
+                return self.take_text(close, counts, block, tell);
             }
             State::Other(key, nesting) => {
                 if !nesting.has_ended(rest) {
@@ -167,6 +131,66 @@ impl Coming {
             }
         }
         Some(())
+    }
+
+    /// The beginning of an argument's value, which stands at `place` where there is any of it.
+    fn begin_value(
+        &mut self,
+        key: String,
+        rest: &str,
+        place: usize,
+        tell: &mut Vec<Known>,
+    ) -> Option<()> {
+        let first = rest.chars().next();
+        let Some(quote) = first.and_then(quote) else {
+            self.state = match first {
+                Some(_) => State::Other(key, Nesting::default()),
+                None => State::Value(key),
+            };
+            self.at = place;
+            return first.map(|_| ());
+        };
+        // Three of them, or one and what it closes.
+        let n = rest.len() - rest.trim_start_matches(&quote[..1]).len();
+        if n < 3 && n == rest.len() {
+            self.state = State::Value(key);
+            return None;
+        }
+        let close = if n < 3 { &quote[..1] } else { quote };
+        let counts = !self.arguments.has(&key);
+        if counts {
+            self.arguments.key(&key, tell);
+            tell.push(Known::More("\"".to_owned()));
+        }
+        self.at = place + close.len();
+        self.state = State::Text(close, counts);
+        Some(())
+    }
+
+    /// What has come of a text that `close` ends.
+    fn take_text(
+        &mut self,
+        close: &'static str,
+        counts: bool,
+        block: &str,
+        tell: &mut Vec<Known>,
+    ) -> Option<()> {
+        let mut text = String::new();
+        let (n, end) = text_of(&block[self.at..], close, &mut text);
+        self.at += n;
+        if end == End::Closed {
+            self.state = State::Arguments(true);
+        }
+        if counts {
+            let close = if end == End::Closed { "\"" } else { "" };
+            let more = format!("{}{close}", escaped(&text));
+            tell.extend((!more.is_empty()).then_some(Known::More(more)));
+        }
+        match end {
+            End::Closed => Some(()),
+            End::More => None,
+            End::Broken => self.leave(),
+        }
     }
 
     /// A name and what is behind the character that follows it.
