@@ -81,23 +81,43 @@ fn compute(
         rows: batch.counts(),
     };
     let plain = context(None);
-    let on = plain.with_device(device);
-    let (pool, simd) = (&device.pool, device.simd);
-    let n_used = ffn.n_used as usize;
-    let ids = on.rows(ffn.ids);
-    // Routed rows by expert, in their own order within one.
-    let mut order: Vec<usize> = Vec::new();
     let contexts: Vec<OpBuffers<'_>> = experts.iter().map(|e| context(Some(e.weights))).collect();
-    let mut busy: Vec<Busy<'_>> = Vec::new();
-    for (expert, context) in experts.iter().zip(&contexts) {
+    let on = plain.with_device(device);
+    let (busy, order) = sorted(device, experts, &contexts, on.rows(ffn.ids));
+    if busy.is_empty() {
+        own();
+        return Ok(());
+    }
+    if inputs.len() < busy.len() {
+        inputs.resize_with(busy.len(), Activations::new);
+    }
+    let routed = RoutedRows {
+        device,
+        ffn,
+        on,
+        busy: &busy,
+        order: &order,
+    };
+    routed.gates_and_ups(inputs, own)?;
+    let hidden = routed.hidden();
+    routed.downs(hidden, inputs, results, own)
+}
+
+/// The experts that rows are routed to, and the routed rows by expert, in their own order within
+/// one.
+fn sorted<'a>(
+    device: &'a HostDevice,
+    experts: &[BoundExpert<'a>],
+    contexts: &[OpBuffers<'a>],
+    ids: &[f32],
+) -> (Vec<Busy<'a>>, Vec<usize>) {
+    let mut order: Vec<usize> = Vec::new();
+    let mut busy: Vec<Busy<'a>> = Vec::new();
+    for (expert, context) in experts.iter().zip(contexts) {
         let first = order.len();
         let wanted = expert.expert as f32;
-        order.extend(
-            ids.iter()
-                .enumerate()
-                .filter(|(_, id)| **id == wanted)
-                .map(|(i, _)| i),
-        );
+        let rows = ids.iter().enumerate().filter(|(_, id)| **id == wanted);
+        order.extend(rows.map(|(i, _)| i));
         if order.len() > first {
             busy.push(Busy {
                 on: context.with_device(device),
@@ -106,43 +126,42 @@ fn compute(
             });
         }
     }
-    if busy.is_empty() {
-        own();
-        return Ok(());
-    }
-    let n_rows = order.len();
-    let (cols, n_ff, width) = (on.width(ffn.x), on.width(ffn.up_out), on.width(ffn.out));
-    if inputs.len() < busy.len() {
-        inputs.resize_with(busy.len(), Activations::new);
-    }
+    (busy, order)
+}
 
-    // Gate and up.
-    let x = on.rows(ffn.x);
-    let first_products: Vec<Vec<PackedMatrix>> = busy
-        .iter()
-        .map(|b| {
-            ffn.gate
-                .iter()
-                .chain([&ffn.up])
-                .map(|&t| b.matrix(t))
-                .collect()
-        })
-        .collect::<Result<_, _>>()?;
-    let mut gathered = vec![0.0; n_rows * cols];
-    for (row, &routed) in gathered.chunks_exact_mut(cols).zip(&order) {
-        row.copy_from_slice(&x[routed / n_used * cols..][..cols]);
-    }
-    fill_each(
-        device,
-        &busy,
-        inputs,
-        |i| form_of(&first_products[i]),
-        &gathered,
-        cols,
-    );
-    let (gate_out, up_out) = (on.rows_mut(ffn.gate_out), on.rows_mut(ffn.up_out));
-    {
-        let (mut gates, mut ups) = (gate_out, up_out);
+/// Rows of a pass with the experts that they are routed to.
+struct RoutedRows<'a> {
+    device: &'a HostDevice,
+    ffn: &'a ExpertFfn,
+    on: OpContext<'a>,
+    busy: &'a [Busy<'a>],
+    order: &'a [usize],
+}
+
+impl<'a> RoutedRows<'a> {
+    /// The first products of each expert, of its rows, into `gate_out` and `up_out`.
+    fn gates_and_ups(
+        &self,
+        inputs: &mut [Activations],
+        own: &mut dyn FnMut(),
+    ) -> Result<(), Error> {
+        let (ffn, on, busy) = (self.ffn, &self.on, self.busy);
+        let (cols, n_ff) = (on.width(ffn.x), on.width(ffn.up_out));
+        let n_used = ffn.n_used as usize;
+        let matrices_of = |b: &Busy<'_>| {
+            let tensors = ffn.gate.iter().chain([&ffn.up]);
+            tensors.map(|&t| b.matrix(t)).collect()
+        };
+        let first_products: Vec<Vec<PackedMatrix>> =
+            busy.iter().map(matrices_of).collect::<Result<_, _>>()?;
+        let x = on.rows(ffn.x);
+        let mut gathered = vec![0.0; self.order.len() * cols];
+        for (row, &routed) in gathered.chunks_exact_mut(cols).zip(self.order) {
+            row.copy_from_slice(&x[routed / n_used * cols..][..cols]);
+        }
+        let form = |i: usize| form_of(&first_products[i]);
+        fill_each(self.device, busy, inputs, form, &gathered, cols);
+        let (mut gates, mut ups) = (on.rows_mut(ffn.gate_out), on.rows_mut(ffn.up_out));
         let mut items = Vec::with_capacity(2 * busy.len());
         for ((b, input), matrices) in busy.iter().zip(inputs.iter()).zip(&first_products) {
             let n = b.rows.len();
@@ -160,12 +179,29 @@ fn compute(
             let matrix = matrices.next().expect("made above");
             items.push(item(b, ffn.up, *matrix, input, out));
         }
-        run_all_beside(pool, &items, own)?;
+        run_all_beside(&self.device.pool, &items, own)
     }
-    let gate_rows = on.rows_mut(ffn.gate_out);
-    let hidden = if ffn.gate.is_some() {
-        let up_rows = on.rows_mut(ffn.up_out);
-        for b in &busy {
+
+    /// What the last products read, in `gate_out`: the first ones with their biases, factors and
+    /// the function between them.
+    fn hidden(&self) -> &[f32] {
+        let (ffn, simd, pool) = (self.ffn, self.device.simd, &self.device.pool);
+        let n_ff = self.on.width(ffn.up_out);
+        let all = self.order.len() * n_ff;
+        let gate_rows = self.on.rows_mut(ffn.gate_out);
+        if ffn.gate.is_none() {
+            for b in self.busy {
+                let ups = &mut gate_rows[b.rows.start * n_ff..b.rows.end * n_ff];
+                bias(b, ffn.up_bias, simd, ups);
+                factor(b, ffn.up_scale, simd, ups);
+            }
+            pool.run_rows(&mut gate_rows[..all], n_ff, share(n_ff), |_, rows| {
+                ops::activate(simd, ffn.act, rows);
+            });
+            return &gate_rows[..all];
+        }
+        let up_rows = self.on.rows_mut(ffn.up_out);
+        for b in self.busy {
             let range = b.rows.start * n_ff..b.rows.end * n_ff;
             let (gates, ups) = (&mut gate_rows[range.clone()], &mut up_rows[range]);
             bias(b, ffn.gate_bias, simd, gates);
@@ -173,53 +209,30 @@ fn compute(
             bias(b, ffn.up_bias, simd, ups);
             factor(b, ffn.up_scale, simd, ups);
         }
-        let up_rows = &up_rows[..n_rows * n_ff];
-        pool.run_rows(
-            &mut gate_rows[..n_rows * n_ff],
-            n_ff,
-            share(n_ff),
-            |rows, gate| {
-                ops::gate(
-                    simd,
-                    ffn.act,
-                    gate,
-                    &up_rows[rows.start * n_ff..rows.end * n_ff],
-                );
-            },
-        );
-        &gate_rows[..n_rows * n_ff]
-    } else {
-        for b in &busy {
-            let ups = &mut gate_rows[b.rows.start * n_ff..b.rows.end * n_ff];
-            bias(b, ffn.up_bias, simd, ups);
-            factor(b, ffn.up_scale, simd, ups);
-        }
-        pool.run_rows(
-            &mut gate_rows[..n_rows * n_ff],
-            n_ff,
-            share(n_ff),
-            |_, rows| {
-                ops::activate(simd, ffn.act, rows);
-            },
-        );
-        &gate_rows[..n_rows * n_ff]
-    };
+        let up_rows = &up_rows[..all];
+        let gates = &mut gate_rows[..all];
+        pool.run_rows(gates, n_ff, share(n_ff), |rows, gate| {
+            let ups = &up_rows[rows.start * n_ff..rows.end * n_ff];
+            ops::gate(simd, ffn.act, gate, ups);
+        });
+        &gate_rows[..all]
+    }
 
-    // Down, then each row to its place.
-    let down: Vec<PackedMatrix> = busy
-        .iter()
-        .map(|b| b.matrix(ffn.down))
-        .collect::<Result<_, _>>()?;
-    fill_each(
-        device,
-        &busy,
-        inputs,
-        |i| ActivationForm::of(down[i].ty()),
-        hidden,
-        n_ff,
-    );
-    results.resize(n_rows * width, 0.0);
-    {
+    /// The last products, then each row to its place.
+    fn downs(
+        &self,
+        hidden: &[f32],
+        inputs: &mut [Activations],
+        results: &mut Vec<f32>,
+        own: &mut dyn FnMut(),
+    ) -> Result<(), Error> {
+        let (ffn, busy, simd) = (self.ffn, self.busy, self.device.simd);
+        let (n_ff, width) = (self.on.width(ffn.up_out), self.on.width(ffn.out));
+        let matrices = busy.iter().map(|b| b.matrix(ffn.down));
+        let down: Vec<PackedMatrix> = matrices.collect::<Result<_, _>>()?;
+        let form = |i: usize| ActivationForm::of(down[i].ty());
+        fill_each(self.device, busy, inputs, form, hidden, n_ff);
+        results.resize(self.order.len() * width, 0.0);
         let mut rest = results.as_mut_slice();
         let mut items = Vec::with_capacity(busy.len());
         for ((b, input), matrix) in busy.iter().zip(inputs.iter()).zip(&down) {
@@ -228,18 +241,19 @@ fn compute(
                 .expect("as long as all rows");
             items.push(item(b, ffn.down, *matrix, input, out));
         }
-        run_all_beside(pool, &items, own)?;
-    }
-    let out = on.rows_mut(ffn.out);
-    for b in &busy {
-        let rows = &mut results[b.rows.start * width..b.rows.end * width];
-        bias(b, ffn.down_bias, simd, rows);
-        factor(b, ffn.scale, simd, rows);
-        for (row, &routed) in rows.chunks_exact(width).zip(&order[b.rows.clone()]) {
-            out[routed * width..][..width].copy_from_slice(row);
+        run_all_beside(&self.device.pool, &items, own)?;
+        drop(items);
+        let out = self.on.rows_mut(ffn.out);
+        for b in busy {
+            let rows = &mut results[b.rows.start * width..b.rows.end * width];
+            bias(b, ffn.down_bias, simd, rows);
+            factor(b, ffn.scale, simd, rows);
+            for (row, &routed) in rows.chunks_exact(width).zip(&self.order[b.rows.clone()]) {
+                out[routed * width..][..width].copy_from_slice(row);
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 fn bias(b: &Busy<'_>, tensor: Option<TensorIndex>, simd: ops::Simd, rows: &mut [f32]) {

@@ -147,115 +147,16 @@ pub(super) fn fuse<'a>(
             }
             Op::MatMul { x, products } => {
                 let taken = input.take().unwrap_or(Input::Plain(*x));
-                let unit = match (&products[..], rest.first()) {
-                    (
-                        [gate, up],
-                        Some(Op::Gate {
-                            gate: g,
-                            up: u,
-                            act,
-                        }),
-                    ) if {
-                        (gate.out, up.out) == (*g, *u)
-                            && !later.reads(*u, &rest[1..])
-                            && gated_unit(gate, up)
-                    } =>
-                    {
-                        Some(*act)
-                    }
-                    _ => None,
-                };
-                if let Some(act) = unit {
-                    fused.push(Fused::GatedUnit {
-                        input: taken,
-                        gate: &products[0],
-                        up: &products[1],
-                        act,
-                    });
-                    at += 1;
-                    continue;
-                }
-                let add = match (&products[..], rest.first()) {
-                    // Blocks that add would change what others still read.
-                    ([one], Some(Op::Add { x, y, scale }))
-                        if one.out == *y
-                            && *scale == 1.0
-                            && !taken.is_made_of(*x)
-                            && !later.reads(*y, &rest[1..]) =>
-                    {
-                        at += 1;
-                        Some(*x)
-                    }
-                    _ => None,
-                };
-                fused.push(Fused::Products {
-                    input: taken,
-                    products,
-                    add,
-                });
+                let (one, n) = later.of_products(taken, products, rest, &gated_unit);
+                fused.push(one);
+                at += n;
             }
-            Op::RopeKv {
-                q,
-                k,
-                v,
-                heads,
-                q_norm,
-                k_norm,
-                rope,
-                layer,
-            } => match rest.first() {
-                Some(Op::Attention {
-                    q: attended,
-                    out,
-                    heads: same_heads,
-                    layer: same_layer,
-                    scale,
-                    mask,
-                    softcap,
-                    sinks,
-                }) if attended == q
-                    && same_layer == layer
-                    && same_heads == heads
-                    && ![*q, *k, *v].iter().any(|b| later.reads(*b, &rest[1..])) =>
-                {
-                    fused.push(Fused::Attention {
-                        q: *q,
-                        k: *k,
-                        v: *v,
-                        out: *out,
-                        heads: *heads,
-                        q_norm: *q_norm,
-                        k_norm: *k_norm,
-                        rope: *rope,
-                        layer: *layer,
-                        scores: ScoresOf {
-                            scale: *scale,
-                            mask: *mask,
-                            softcap: *softcap,
-                            sinks: *sinks,
-                        },
-                    });
-                    at += 1;
-                }
-                _ => fused.push(Fused::Single(op)),
-            },
-            Op::Combine { y, weights, out } => match rest.first() {
-                Some(Op::Add { x, y: sum, scale })
-                    if sum == out
-                        && *scale == 1.0
-                        && ![*y, *weights, *out].contains(x)
-                        && !later.reads(*out, &rest[1..]) =>
-                {
-                    fused.push(Fused::Combined {
-                        y: *y,
-                        weights: *weights,
-                        x: *x,
-                    });
-                    at += 1;
-                }
-                _ => fused.push(Fused::Single(op)),
-            },
-            _ => fused.push(Fused::Single(op)),
+            _ => {
+                let more = later.of_attention(op, rest);
+                let more = more.or_else(|| later.of_combined(op, rest));
+                at += usize::from(more.is_some());
+                fused.push(more.unwrap_or(Fused::Single(op)));
+            }
         }
     }
     fused
@@ -267,6 +168,132 @@ struct Later<'a> {
 }
 
 impl Later<'_> {
+    /// Products of one input, and how many of the operations behind go with them.
+    fn of_products<'a>(
+        &self,
+        input: Input,
+        products: &'a [Product],
+        rest: &[Op],
+        gated_unit: impl Fn(&Product, &Product) -> bool,
+    ) -> (Fused<'a>, usize) {
+        match (products, rest.first()) {
+            (
+                [gate, up],
+                Some(Op::Gate {
+                    gate: g,
+                    up: u,
+                    act,
+                }),
+            ) if (gate.out, up.out) == (*g, *u)
+                && !self.reads(*u, &rest[1..])
+                && gated_unit(gate, up) =>
+            {
+                let act = *act;
+                let unit = Fused::GatedUnit {
+                    input,
+                    gate,
+                    up,
+                    act,
+                };
+                (unit, 1)
+            }
+            // Blocks that add would change what others still read.
+            ([one], Some(Op::Add { x, y, scale }))
+                if one.out == *y
+                    && *scale == 1.0
+                    && !input.is_made_of(*x)
+                    && !self.reads(*y, &rest[1..]) =>
+            {
+                let add = Some(*x);
+                let summed = Fused::Products {
+                    input,
+                    products,
+                    add,
+                };
+                (summed, 1)
+            }
+            _ => {
+                let add = None;
+                let plain = Fused::Products {
+                    input,
+                    products,
+                    add,
+                };
+                (plain, 0)
+            }
+        }
+    }
+
+    /// Rotations and the store into the KV cache with the attention behind them, where both are of
+    /// the same layer and nothing else reads what they make.
+    fn of_attention<'a>(&self, op: &Op, rest: &[Op]) -> Option<Fused<'a>> {
+        let Op::RopeKv {
+            q,
+            k,
+            v,
+            heads,
+            q_norm,
+            k_norm,
+            rope,
+            layer,
+        } = op
+        else {
+            return None;
+        };
+        let Some(Op::Attention {
+            q: attended,
+            out,
+            heads: same_heads,
+            layer: same_layer,
+            scale,
+            mask,
+            softcap,
+            sinks,
+        }) = rest.first()
+        else {
+            return None;
+        };
+        let is_one = attended == q
+            && same_layer == layer
+            && same_heads == heads
+            && ![*q, *k, *v].iter().any(|b| self.reads(*b, &rest[1..]));
+        is_one.then_some(Fused::Attention {
+            q: *q,
+            k: *k,
+            v: *v,
+            out: *out,
+            heads: *heads,
+            q_norm: *q_norm,
+            k_norm: *k_norm,
+            rope: *rope,
+            layer: *layer,
+            scores: ScoresOf {
+                scale: *scale,
+                mask: *mask,
+                softcap: *softcap,
+                sinks: *sinks,
+            },
+        })
+    }
+
+    /// The sum of experts' rows with the addition behind it.
+    fn of_combined<'a>(&self, op: &Op, rest: &[Op]) -> Option<Fused<'a>> {
+        let (Op::Combine { y, weights, out }, Some(Op::Add { x, y: sum, scale })) =
+            (op, rest.first())
+        else {
+            return None;
+        };
+        let is_one = sum == out
+            && *scale == 1.0
+            && ![*y, *weights, *out].contains(x)
+            && !self.reads(*out, &rest[1..]);
+        is_one.then_some(Fused::Combined {
+            y: *y,
+            weights: *weights,
+            x: *x,
+        })
+    }
+
     /// Whether the next operation is a product of `buf` and nothing after it reads `buf`.
     fn feeds_next(&self, buf: Buf, rest: &[Op]) -> bool {
         match rest.first() {

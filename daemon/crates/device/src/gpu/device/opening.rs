@@ -161,29 +161,8 @@ impl GpuDevice {
             || Stream::new(&context, Priority::High).map_err(|e| failed("making a stream", e));
         let (compute, recorder) = (stream()?, stream()?);
         steps.begin("opening the vendor's library for large products");
-        // NVIDIA's libraries say what they cannot do, and are opened when they are needed.
-        let child_exe = config
-            .child_exe
-            .clone()
-            .filter(|_| config.vendor == Vendor::Hip);
-        let first = child_exe.map(|exe| FirstProduct {
-            exe,
-            runtime: config.libraries.hip.clone(),
-            ordinal: config.ordinal,
-            // Two libraries may be tried in one step.
-            limit: (config.watchdog / 2).max(PRODUCT_WAIT_MIN),
-            trials: trials.clone(),
-            remembered: RefCell::default(),
-        });
-        let (products, without) = match config.vendor_products {
-            true => VendorProducts::open(&context, &compute, first.as_ref()),
-            false => (VendorProducts::none(), None),
-        };
-        let remembered = first.map(|first| first.remembered.into_inner());
-        for found in without.into_iter().chain(remembered.into_iter().flatten()) {
-            tracing::info!("{found}");
-            findings.push(found);
-        }
+        let (products, found) = open_products(&context, &compute, &config, &trials);
+        findings.extend(found);
         let arena = Arena::new(
             &context,
             config.granularity_min,
@@ -225,6 +204,38 @@ impl GpuDevice {
             system,
         })
     }
+}
+
+/// The vendor's library for large products, and what was found of it, which is logged.
+fn open_products(
+    context: &Context,
+    compute: &Stream,
+    config: &GpuConfig,
+    trials: &Trials,
+) -> (VendorProducts, Vec<String>) {
+    // NVIDIA's libraries say what they cannot do, and are opened when they are needed.
+    let child_exe = config
+        .child_exe
+        .clone()
+        .filter(|_| config.vendor == Vendor::Hip);
+    let first = child_exe.map(|exe| FirstProduct {
+        exe,
+        runtime: config.libraries.hip.clone(),
+        ordinal: config.ordinal,
+        // Two libraries may be tried in one step.
+        limit: (config.watchdog / 2).max(PRODUCT_WAIT_MIN),
+        trials: trials.clone(),
+        remembered: RefCell::default(),
+    });
+    let (products, without) = match config.vendor_products {
+        true => VendorProducts::open(context, compute, first.as_ref()),
+        false => (VendorProducts::none(), None),
+    };
+    let remembered = first.map(|first| first.remembered.into_inner());
+    let found = without.into_iter().chain(remembered.into_iter().flatten());
+    let found: Vec<String> = found.collect();
+    found.iter().for_each(|found| tracing::info!("{found}"));
+    (products, found)
 }
 
 /// Whether file mappings are registered with the driver.

@@ -32,6 +32,39 @@ fn many_from(n_expert: usize, few: bool) -> u64 {
     }
 }
 
+/// The experts of a layer that are given, and where their matrices are.
+struct ExpertLayer<'a> {
+    ffn: &'a ExpertFfn,
+    n_expert: usize,
+    /// Address of the table of their places.
+    table: u64,
+    up: Tensors,
+    down: Tensors,
+    gate: Option<Tensors>,
+}
+
+impl ExpertLayer<'_> {
+    /// The first products with the function behind them as one product, where a kernel has both: it
+    /// has one factor, behind the function.
+    fn unit(&self) -> Option<Tensors> {
+        let ffn = self.ffn;
+        let plain = ffn.gate_scale.or(ffn.up_scale).is_none();
+        match &self.gate {
+            None if plain => Some(Tensors {
+                act: ffn.act,
+                ..self.up
+            }),
+            Some(gate) if plain && gate.ty == self.up.ty => Some(Tensors {
+                second: Some(self.up.first),
+                second_bias: self.up.first_bias,
+                act: ffn.act,
+                ..*gate
+            }),
+            _ => None,
+        }
+    }
+}
+
 impl Lowering<'_> {
     /// Computes the rows that are routed to the given experts.
     pub(super) fn experts(&mut self, ffn: &ExpertFfn, given: &[BoundExpert<'_>]) -> Lowered {
@@ -79,66 +112,100 @@ impl Lowering<'_> {
             act: Act::Identity,
             scale: scale.map(at),
         };
-        let n = self.count(ffn.out);
-        let ids = self.at(ffn.ids);
-        let up = describe(ffn.up, ffn.up_bias, ffn.up_scale);
-        let down = describe(ffn.down, ffn.down_bias, ffn.scale);
-        let gate = ffn.gate.map(|g| describe(g, ffn.gate_bias, ffn.gate_scale));
-        let (n_ff, hidden) = (self.width(ffn.up_out), self.at(ffn.gate_out));
-        let groups = |tile| Groups {
-            at: self.scratch_base + self.workspace.groups,
-            n: n as u32,
-            n_expert: n_expert as u32,
-            tile,
+        let layer = ExpertLayer {
+            ffn,
+            n_expert,
+            table,
+            up: describe(ffn.up, ffn.up_bias, ffn.up_scale),
+            down: describe(ffn.down, ffn.down_bias, ffn.scale),
+            gate: ffn.gate.map(|g| describe(g, ffn.gate_bias, ffn.gate_scale)),
         };
+        let n = self.count(ffn.out);
         let fits = experts::groups_bytes(n, n_expert as u64) <= self.workspace.groups_bytes;
-        let matrices = [Some(&up), gate.as_ref(), Some(&down)];
+        let matrices = [Some(&layer.up), layer.gate.as_ref(), Some(&layer.down)];
         let all = |is: &dyn Fn(&Tensors) -> bool| matrices.into_iter().flatten().all(is);
         let for_few = fits && all(&|tensors| experts::is_for_few(self.target, tensors));
         let many = n >= many_from(n_expert, for_few) && fits && all(&|t| t.ty.is_quantized());
-        let up_to = self.at(ffn.up_out);
-        let x = (ffn.n_used, self.at(ffn.x), self.count(ffn.x));
-        if many {
-            let groups = groups(experts::TILE);
-            self.push(experts::group(groups, ids, table))?;
-            let inputs = self.many(x.1, x.2, up.cols, Transform::Plain)?;
-            // Rows of experts that are not here are left alone, but the
-            // activation behind goes over all.
-            let (rows, bytes) = (up_to - self.arena, n * n_ff * 4);
-            self.work.push(Queued::Clear(rows, bytes));
-            if gate.is_some() {
-                self.work.push(Queued::Clear(hidden - self.arena, bytes));
+        match many {
+            true => self.many_routed(&layer),
+            false => self.few_routed(&layer, for_few && n >= few_from(n_expert)),
+        }
+    }
+
+    /// Where rows are sorted by expert, in tiles of this many.
+    fn groups(&self, layer: &ExpertLayer<'_>, tile: u32) -> Groups {
+        Groups {
+            at: self.scratch_base + self.workspace.groups,
+            n: self.count(layer.ffn.out) as u32,
+            n_expert: layer.n_expert as u32,
+            tile,
+        }
+    }
+
+    /// Rows sorted by expert in tiles of up to 32.
+    fn many_routed(&mut self, layer: &ExpertLayer<'_>) -> Lowered {
+        let (ffn, n) = (layer.ffn, self.count(layer.ffn.out));
+        let (n_ff, hidden, up_to) = (
+            self.width(ffn.up_out),
+            self.at(ffn.gate_out),
+            self.at(ffn.up_out),
+        );
+        let groups = self.groups(layer, experts::TILE);
+        self.push(experts::group(groups, self.at(ffn.ids), layer.table))?;
+        let (x, rows) = (self.at(ffn.x), self.count(ffn.x));
+        let inputs = self.many(x, rows, layer.up.cols, Transform::Plain)?;
+        // Rows of experts that are not here are left alone, but the
+        // activation behind goes over all.
+        let (first_byte, bytes) = (up_to - self.arena, n * n_ff * 4);
+        self.work.push(Queued::Clear(first_byte, bytes));
+        if layer.gate.is_some() {
+            self.work.push(Queued::Clear(hidden - self.arena, bytes));
+        }
+        let target = self.target;
+        let products = |tensors: &Tensors, out| {
+            experts::experts_many(target, inputs, groups, ffn.n_used, tensors, out)
+        };
+        let (first, other) = match &layer.gate {
+            Some(gate) => {
+                self.push(products(gate, hidden))?;
+                (hidden, Some(up_to))
             }
-            let products = |inputs, share, tensors: &Tensors, out| {
-                experts::experts_many(self.target, inputs, groups, share, tensors, out)
-            };
-            let (target_up, share) = (products(inputs, ffn.n_used, &up, up_to), ffn.n_used);
-            let gated = gate.as_ref().map(|g| products(inputs, share, g, hidden));
-            let (first, other) = match gated {
-                Some(gated) => {
-                    self.push(gated)?;
-                    (hidden, Some(up_to))
-                }
-                None => (up_to, None),
-            };
-            self.push(target_up)?;
-            let transform = Transform::Gate {
-                other,
-                act: ffn.act,
-            };
-            let inputs = self.many(first, n, n_ff, transform)?;
-            let out = self.at(ffn.out);
-            let down = experts::experts_many(self.target, inputs, groups, 1, &down, out);
-            return self.push(down);
+            None => (up_to, None),
+        };
+        self.push(products(&layer.up, up_to))?;
+        let transform = Transform::Gate {
+            other,
+            act: ffn.act,
+        };
+        let inputs = self.many(first, n, n_ff, transform)?;
+        let out = self.at(ffn.out);
+        self.push(experts::experts_many(
+            target,
+            inputs,
+            groups,
+            1,
+            &layer.down,
+            out,
+        ))
+    }
+
+    /// Products of up to two matrices, rows sorted into tiles of up to 8 or not.
+    fn few_routed(&mut self, layer: &ExpertLayer<'_>, sorts: bool) -> Lowered {
+        let (ffn, n) = (layer.ffn, self.count(layer.ffn.out));
+        let (n_ff, hidden, up_to) = (
+            self.width(ffn.up_out),
+            self.at(ffn.gate_out),
+            self.at(ffn.up_out),
+        );
+        let (ids, out) = (self.at(ffn.ids), self.at(ffn.out));
+        let x = (ffn.n_used, self.at(ffn.x));
+        let groups = sorts.then(|| self.groups(layer, experts::FEW_TILE));
+        if let Some(groups) = groups {
+            self.push(experts::group(groups, ids, layer.table))?;
         }
-        // From here on products of up to two matrices, rows sorted or not.
-        let few = for_few && n >= few_from(n_expert);
-        let few = few.then(|| groups(experts::FEW_TILE));
-        if let Some(groups) = few {
-            self.push(experts::group(groups, ids, table))?;
-        }
-        let products = |(share, x, _): (u32, u64, u64), tensors: &Tensors, out| match few {
-            Some(groups) => experts::experts_few(self.target, x, groups, share, tensors, out),
+        let target = self.target;
+        let products = |(share, x): (u32, u64), tensors: &Tensors, out| match groups {
+            Some(groups) => experts::experts_few(target, x, groups, share, tensors, out),
             None => {
                 let routed = Routed {
                     x,
@@ -147,42 +214,24 @@ impl Lowering<'_> {
                     n: n as u32,
                     out,
                 };
-                experts::experts(self.target, routed, tensors)
+                experts::experts(target, routed, tensors)
             }
         };
-        // A kernel of both has one factor, behind the function.
-        let plain = ffn.gate_scale.or(ffn.up_scale).is_none();
-        let unit = match &gate {
-            None if plain => Tensors { act: ffn.act, ..up },
-            Some(gate) if plain && gate.ty == up.ty => Tensors {
-                second: Some(up.first),
-                second_bias: up.first_bias,
-                act: ffn.act,
-                ..*gate
-            },
-            _ => {
-                if let Some(gate) = &gate {
-                    self.push(products(x, gate, hidden))?;
-                }
-                self.push(products(x, &up, up_to))?;
-                let transform = Transform::Gate {
-                    other: gate.map(|_| up_to),
-                    act: ffn.act,
-                };
-                self.push(activations::activations(
-                    hidden,
-                    n,
-                    n_ff,
-                    transform,
-                    Sink::F32(hidden),
-                ))?;
-                let out = self.at(ffn.out);
-                return self.push(products((1, hidden, n), &down, out));
-            }
+        if let Some(unit) = layer.unit() {
+            self.push(products(x, &unit, hidden))?;
+            return self.push(products((1, hidden), &layer.down, out));
+        }
+        if let Some(gate) = &layer.gate {
+            self.push(products(x, gate, hidden))?;
+        }
+        self.push(products(x, &layer.up, up_to))?;
+        let transform = Transform::Gate {
+            other: layer.gate.map(|_| up_to),
+            act: ffn.act,
         };
-        self.push(products(x, &unit, hidden))?;
-        let out = self.at(ffn.out);
-        self.push(products((1, hidden, n), &down, out))
+        let sink = Sink::F32(hidden);
+        self.push(activations::activations(hidden, n, n_ff, transform, sink))?;
+        self.push(products((1, hidden), &layer.down, out))
     }
 
     /// Rows of `cols`, brought into the workspace in the form that products of many
