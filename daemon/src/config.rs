@@ -18,6 +18,7 @@ use rocmforge_engine::{EngineConfig, HostPressure};
 use rocmforge_service::roles::{Roles, Who};
 
 use crate::addresses::ListenAddress;
+use crate::http::PullConfig;
 
 mod effective;
 mod error;
@@ -26,6 +27,7 @@ mod kinds;
 mod layers;
 mod limits;
 mod models;
+mod pulls;
 mod reference;
 mod settings;
 mod table;
@@ -107,6 +109,8 @@ pub struct Config {
     pub admin_for_all: bool,
     /// The tokens and the certificate that the settings of HTTP name.
     pub http: HttpConfig,
+    /// Where models are downloaded from, and to.
+    pub pulls: PullConfig,
     /// Declared models.
     pub models: Vec<DeclaredModel>,
     /// Limits per peer.
@@ -169,6 +173,7 @@ impl Config {
         let values = Values::read(&given)?;
         Ok(Self {
             http: HttpConfig::new(&values, &origins)?,
+            pulls: pulls::config(&values, &origins)?,
             admin_for_all: origins.contains_key("admin_by") && values.admin_by == Who::Everyone,
             values,
             models,

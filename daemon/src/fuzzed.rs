@@ -72,6 +72,7 @@ impl Desk {
             None,
             None,
             Allowed::default(),
+            Default::default(),
         );
         Self {
             runtime,

@@ -30,7 +30,7 @@ pub mod traces;
 pub mod unit_user;
 
 pub use connection::CONNECTIONS_MAX;
-pub use http::{Allowed, HttpListeners, Tls, TlsFault, Tokens};
+pub use http::{Allowed, HttpListeners, PullConfig, ShownSetting, Tls, TlsFault, Tokens};
 pub use lifecycle::{End, ServeError, ServeOptions, serve};
 pub use rocmforge_service::declared::{Book, Declared};
 pub use rocmforge_service::files::without_their_drafts;

@@ -185,7 +185,9 @@ async fn serve_until(
     let (http_phase, phase) = watch::channel(Phase::Serving);
     let (tokens, tls) = (options.http.tokens.clone(), options.http.tls.clone());
     let allowed = options.http.allowed.clone();
-    let http = Http::new(Arc::clone(&context), runtimes.clone(), tokens, tls, allowed);
+    let shown = (options.http.pulls.clone(), options.http.settings.clone());
+    let runs = runtimes.clone();
+    let http = Http::new(Arc::clone(&context), runs, tokens, tls, allowed, shown);
     let reloading = reload::follow(options.reloads, Arc::clone(&context), Arc::clone(&http));
     let serving_http = http::serve(http, options.http, phase);
     let mut http_server = runtimes.sockets.spawn(serving_http);

@@ -11,7 +11,7 @@ use crate::addresses::ListenAddress;
 use crate::config::Config;
 use crate::passed::{self, Passed};
 use crate::socket::Socket;
-use crate::{Allowed, HttpListeners};
+use crate::{Allowed, HttpListeners, ShownSetting};
 
 /// The sockets of gRPC and of HTTP, and what HTTP is served on. They are the service manager's
 /// where it passed some.
@@ -53,8 +53,23 @@ pub fn listen(
             origins: config.values.http_allow_origins.clone(),
             hosts: allowed_hosts(config),
         },
+        pulls: config.pulls.clone(),
+        settings: shown(config),
     };
     Ok((socket, http_socket, http))
+}
+
+/// The settings as the page of `/ui` shows them.
+fn shown(config: &Config) -> Vec<ShownSetting> {
+    let each = config.settings().into_iter().map(|setting| ShownSetting {
+        key: setting.entry.key,
+        value: setting.value,
+        origin: setting
+            .origin
+            .map_or_else(|| "default".to_owned(), |origin| origin.to_string()),
+        help: setting.entry.summary(),
+    });
+    each.collect()
 }
 
 /// A sandbox of the service manager that leaves the process no network.

@@ -429,6 +429,7 @@ mod tests {
             None,
             None,
             crate::http::Allowed::default(),
+            Default::default(),
         );
         let (_signals, asked) = mpsc::channel(1);
         let config = Config::new(Flags::default(), PathBuf::from("s")).unwrap();

@@ -145,7 +145,8 @@ fn code_of_hub(error: &rocmforge_hub::Error) -> u8 {
         | Error::BadChecksum { .. }
         | Error::NoSpace { .. }
         | Error::Ambiguous { .. }
-        | Error::MissingParts { .. } => 6,
+        | Error::MissingParts { .. }
+        | Error::Exists { .. } => 6,
         Error::Denied { .. } => 7,
         Error::Io { .. } => 1,
     }

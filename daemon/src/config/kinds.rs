@@ -6,6 +6,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use axum::http::Uri;
 use rocmforge_engine::DeviceChoice;
 use rocmforge_engine::api::Budget;
 use rocmforge_service::roles::Who;
@@ -336,6 +337,13 @@ pub(super) fn collector() -> Kind<Collector> {
     let allowed = "a URL `http://HOST:PORT`, with a path unless it is `/v1/traces`";
     let show = |collector: &Collector| quoted(&collector.to_string());
     Kind::text("URL", allowed, Collector::parse, show)
+}
+
+/// The address of a hub.
+pub(super) fn hub() -> Kind<Uri> {
+    let allowed = "a URL `https://HOST`, or `http://HOST:PORT` for a hub of one's own";
+    let show = |url: &Uri| quoted(url.to_string().trim_end_matches('/'));
+    Kind::text("URL", allowed, rocmforge_hub::address, show)
 }
 
 /// The path of a file.

@@ -9,13 +9,14 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use axum::http::Uri;
 use rocmforge_engine::api::{Budget, Policy, When};
 use rocmforge_engine::{DeviceChoice, KvType, PrefixCache};
 use rocmforge_service::roles::Who;
 
 use super::error::ConfigError;
 use super::kinds::{
-    Kind, addresses, choice, collector, count, device, directories, integer, log_filter, path,
+    Kind, addresses, choice, collector, count, device, directories, hub, integer, log_filter, path,
     patterns, percent_or_off, seconds, size, size_or_none, socket, users,
 };
 use super::table::DefaultValue::{Is, Unset};
@@ -170,6 +171,29 @@ declare_settings! {
         /// likely. A model with a draft model uses it unless this is off.
         speculate: Option<bool> =
             choice([("on", Some(true)), ("off", Some(false)), ("auto", None)]), Is("auto"), AtRestart;
+    }
+    "Downloads" {
+        /// Address of the hub that models are downloaded from.
+        ///
+        /// The hub speaks Hugging Face's API. Downloads begin with `POST /models` or
+        /// `POST /api/pull`, need the role admin, and go to the first model directory, in which the
+        /// daemon must be able to write. Under the packaged systemd unit they need a drop-in that
+        /// allows network sockets.
+        hub_url: Uri = hub(), Is("https://huggingface.co"), AtRestart;
+
+        /// File with the token for the hub.
+        ///
+        /// The token goes to `hub_url` alone, not to places that the hub leads to. The file must
+        /// not be readable by every user.
+        hub_token_file: Option<PathBuf> = path("FILE").optional(), Unset("no token"), AtRestart;
+
+        /// Address of the registry for Ollama names such as llama3.2:3b.
+        registry_url: Uri = hub(), Is("https://registry.ollama.ai"), AtRestart;
+
+        /// Whether HTTP clients over TCP may download, copy and delete models.
+        ///
+        /// With tokens, every client that sends one may; without, every program of this machine.
+        pull_over_tcp: bool = choice([("off", false), ("on", true)]), Is("off"), AtRestart;
     }
     "Access" {
         /// Users and groups that may use models: generate, tokenize, read the status.

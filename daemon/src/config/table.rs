@@ -95,6 +95,11 @@ impl Entry {
         }
     }
 
+    /// What it means, in a paragraph.
+    pub fn summary(&self) -> String {
+        self.paragraphs().into_iter().next().unwrap_or_default()
+    }
+
     /// The help text, a text for each paragraph.
     pub(super) fn paragraphs(&self) -> Vec<String> {
         paragraphs(self.help)

@@ -2,9 +2,12 @@
 //!
 //! ```text
 //! Unix socket                    the roles of the process, as over gRPC
-//! TCP, a token is configured     with the token: use and manage; without: health, preflights
+//! TCP, a token is configured     with the token: use and manage; without: health, preflights, /ui
 //! TCP, no token (loopback only)  use, for requests that name this machine
 //! ```
+//!
+//! Model files are downloaded, copied and deleted with the role `admin`, over TCP only where
+//! `pull_over_tcp` is on.
 //!
 //! A browser lets any page send requests to this machine. So where no token tells callers apart,
 //! requests whose `Origin` or `Host` names another machine are refused, unless it is allowed
@@ -34,14 +37,18 @@ use super::Http;
 use super::allowed::Allowed;
 use super::body;
 use super::call::{ANTHROPIC_ID, Call, Client, REQUEST_ID, RequestId, is_light};
+use super::ui::is_page;
 
 /// When to try again where connections are short.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// What a request needs.
 fn needed(method: &Method, path: &str) -> Role {
+    let is_change = method == Method::POST || method == Method::DELETE;
     if method == Method::POST && matches!(path, "/models/load" | "/models/unload") {
         Role::Manage
+    } else if is_change && matches!(path, "/models" | "/api/pull" | "/api/copy" | "/api/delete") {
+        Role::Admin
     } else {
         Role::Use
     }
@@ -60,6 +67,10 @@ impl Http {
             return Ok(None);
         }
         let role = needed(method, path);
+        // A browser sends no token with the page that asks for one.
+        if client.caller.is_none() && self.tokens().is_some() && is_page(method, path) {
+            return Ok(None);
+        }
         let mut name = None;
         match (client.caller, self.tokens()) {
             (Some(caller), _) => {
@@ -74,10 +85,16 @@ impl Http {
                     tracing::info!(target: "audit", path, "refused: the token is missing or wrong");
                     return Err(failure::token_missing());
                 }
+                if role > Role::Manage && !self.pulls.over_tcp() {
+                    return Err(failure::pull_over_tcp_off());
+                }
             }
             (None, None) => {
                 names_this_machine(headers, &self.allowed)?;
-                if role > Role::Use {
+                if role > Role::Manage && !self.pulls.over_tcp() {
+                    return Err(failure::pull_over_tcp_off());
+                }
+                if role == Role::Manage {
                     return Err(failure::role_missing_here(role));
                 }
             }

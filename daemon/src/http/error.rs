@@ -168,6 +168,7 @@ fn answer(reason: Reason) -> (StatusCode, RequestBody) {
         | Reason::UnknownResponse
         | Reason::UnknownItem
         | Reason::NoSuchFile
+        | Reason::NotOnHub
         | Reason::MissingParts => (StatusCode::NOT_FOUND, RequestBody::Read),
         Reason::ContentEncoding => (StatusCode::UNSUPPORTED_MEDIA_TYPE, RequestBody::Read),
         Reason::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, RequestBody::Left),
@@ -195,6 +196,7 @@ fn answer(reason: Reason) -> (StatusCode, RequestBody) {
         Reason::ModelFileChanged | Reason::Bug => {
             (StatusCode::INTERNAL_SERVER_ERROR, RequestBody::Read)
         }
+        Reason::HubFailed => (StatusCode::BAD_GATEWAY, RequestBody::Read),
         Reason::NotServing
         | Reason::Draining
         | Reason::RendererKilled

@@ -300,12 +300,16 @@ async fn loaded(call: &Call, request: Request) -> Result<Response, Failure> {
 /// `POST /models/unload`.
 pub(super) async fn unload(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /models/unload", &request);
-    let result = unloaded(&call, request).await;
+    let result = unloaded(&http, &call, request).await;
     call.respond(result)
 }
 
-async fn unloaded(call: &Call, request: Request) -> Result<Response, Failure> {
+async fn unloaded(http: &Http, call: &Call, request: Request) -> Result<Response, Failure> {
     let asked: Named = call.read_small(request).await?;
+    // Of a model that is being downloaded this ends the download.
+    if http.pulls.cancel(&asked.model) {
+        return answer(&json!({"success": true}));
+    }
     let log = call.audit(&asked.model, "force=false");
     if let Err(failure) = call.has_name(&asked.model) {
         return log.end(Err(failure));

@@ -29,11 +29,13 @@ mod llama;
 mod media;
 mod metrics;
 mod model_events;
+mod model_store;
 mod ollama;
 mod openai;
 mod packed;
 mod path;
 mod prompt;
+mod pulls;
 mod reply;
 mod rerank;
 mod sampling;
@@ -44,6 +46,7 @@ mod start;
 mod template;
 mod tls;
 mod token;
+mod ui;
 mod written;
 
 use std::net::TcpListener;
@@ -67,8 +70,12 @@ pub(crate) use self::call::Client;
 pub(crate) use self::listen::{Phase, serve};
 use self::ollama::KeepAlives;
 use self::openai::responses::Memory;
+pub use self::pulls::PullConfig;
+use self::pulls::Pulls;
+pub(crate) use self::pulls::hub_token;
 pub use self::tls::{Tls, TlsFault};
 pub use self::token::Tokens;
+pub use self::ui::ShownSetting;
 use crate::replies::Replies;
 use crate::runtimes::Runtimes;
 
@@ -88,6 +95,10 @@ pub struct HttpListeners {
     pub tls: Option<Tls>,
     /// Pages and names beyond this machine's own that are let in without a token.
     pub allowed: Allowed,
+    /// Where models are downloaded from, and to.
+    pub pulls: PullConfig,
+    /// The settings in force, for the page of `/ui`.
+    pub settings: Vec<ShownSetting>,
 }
 
 /// What all handlers share.
@@ -107,6 +118,10 @@ pub(crate) struct Http {
     keep_alives: Arc<KeepAlives>,
     /// Earlier responses, for requests that refer to them.
     memory: Arc<Memory>,
+    /// Downloads of models.
+    pulls: Arc<Pulls>,
+    /// The settings that were in force at the start.
+    settings: Vec<ShownSetting>,
 }
 
 impl Http {
@@ -116,6 +131,7 @@ impl Http {
         tokens: Option<Tokens>,
         tls: Option<Tls>,
         allowed: Allowed,
+        (pulls, settings): (PullConfig, Vec<ShownSetting>),
     ) -> Arc<Self> {
         if let Some(warning) = tls.as_ref().and_then(|tls| tls.warning(SystemTime::now())) {
             tracing::warn!("{warning}");
@@ -130,6 +146,8 @@ impl Http {
             allowed,
             keep_alives: Arc::default(),
             memory: Arc::default(),
+            pulls: Pulls::new(pulls),
+            settings,
         })
     }
 
@@ -172,7 +190,7 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         .route("/infill", post(llama::native::infill))
         .route("/embedding", post(llama::native::embedding))
         .route("/embeddings", post(llama::native::embedding))
-        .route("/models", get(llama::models))
+        .route("/models", model_list())
         .route("/models/sse", get(model_events::models))
         .route("/models/load", post(llama::load))
         .route("/models/unload", post(llama::unload))
@@ -197,11 +215,21 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         )
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/ui", get(ui::page))
+        .route("/ui/page.js", get(ui::script))
+        .route("/ui/page.css", get(ui::style))
+        .route("/ui/settings", get(ui::settings))
         .route("/", get(ollama::models::root))
         .route("/api/version", get(ollama::models::version))
         .route("/api/tags", get(ollama::models::tags))
         .route("/api/ps", get(ollama::models::ps))
         .route("/api/show", post(ollama::models::show))
+        .route("/api/pull", post(ollama::pull::pull))
+        .route("/api/copy", post(ollama::pull::copy))
+        .route(
+            "/api/delete",
+            routing::delete(ollama::pull::delete).fallback(only_delete),
+        )
         .route("/api/chat", post(ollama::chat::chat))
         .route("/api/embed", post(ollama::embed::embed_many))
         .route("/api/embeddings", post(ollama::embed::embed_one))
@@ -209,6 +237,14 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         .fallback(no_route);
     let gate = middleware::from_fn_with_state(Arc::clone(http), access::gate);
     routes.layer(gate).with_state(Arc::clone(http))
+}
+
+/// The models: listed, downloaded and deleted.
+fn model_list() -> MethodRouter<Arc<Http>> {
+    routing::get(llama::models)
+        .post(model_store::download)
+        .delete(model_store::delete)
+        .fallback(only_get_post_or_delete)
 }
 
 /// A response that is kept: read, or deleted.
@@ -234,6 +270,14 @@ async fn only_get(State(http): State<Arc<Http>>, request: Request) -> Response {
 
 async fn only_get_or_delete(State(http): State<Arc<Http>>, request: Request) -> Response {
     no_method(&http, request, "GET or DELETE").await
+}
+
+async fn only_get_post_or_delete(State(http): State<Arc<Http>>, request: Request) -> Response {
+    no_method(&http, request, "GET, POST or DELETE").await
+}
+
+async fn only_delete(State(http): State<Arc<Http>>, request: Request) -> Response {
+    no_method(&http, request, "DELETE").await
 }
 
 async fn only_post(State(http): State<Arc<Http>>, request: Request) -> Response {

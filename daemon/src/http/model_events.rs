@@ -1,4 +1,5 @@
-//! `GET /models/sse`: which models are loaded and unloaded, as it happens, in llama-server's words.
+//! `GET /models/sse`: which models are loaded and unloaded, and how downloads in the background go,
+//! as it happens, in llama-server's words.
 //!
 //! Only changes are told; `GET /models` has the state. A model is told under its name and under
 //! each alias. There is no `loading` in between: a load takes milliseconds.
@@ -16,12 +17,13 @@ use bytes::Bytes;
 use futures_util::stream;
 use rocmforge_engine::api::Snapshot;
 use rocmforge_service::Service;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Http;
 use super::call::{Call, with_type};
+use super::pulls::Pulls;
 use super::reply::{SSE, event};
 use super::sending::Streamed;
 
@@ -40,6 +42,9 @@ pub(super) async fn models(State(http): State<Arc<Http>>, request: Request) -> R
     let names = names(&snapshots.borrow_and_update());
     let watching = Watching {
         service: call.service,
+        downloads: http.pulls.changes(),
+        told: http.pulls.told(),
+        pulls: Arc::clone(&http.pulls),
         snapshots,
         names,
         said: None,
@@ -65,6 +70,10 @@ fn names(snapshot: &Snapshot) -> BTreeSet<String> {
 /// One client that watches.
 struct Watching {
     service: Arc<Service>,
+    pulls: Arc<Pulls>,
+    downloads: watch::Receiver<u64>,
+    /// What it knows of downloads.
+    told: Vec<(String, &'static str, Value)>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     /// The models that it knows to be loaded.
     names: BTreeSet<String>,
@@ -85,6 +94,7 @@ impl Watching {
         loop {
             tokio::select! {
                 changed = self.snapshots.changed() => changed.ok()?,
+                changed = self.downloads.changed() => changed.ok()?,
                 () = &mut silent => {
                     self.said = Some(Instant::now());
                     return Some(": nothing changed\n\n".to_owned());
@@ -94,13 +104,25 @@ impl Watching {
             if snapshot.draining || self.service.is_draining() {
                 return None;
             }
-            let told = self.tell(names(&snapshot));
+            let mut told = self.tell(names(&snapshot));
+            self.tell_downloads(&mut told);
             if !told.is_empty() {
                 self.said = Some(Instant::now());
                 return Some(told);
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
+    }
+
+    /// The events of downloads that went on.
+    fn tell_downloads(&mut self, text: &mut String) {
+        let now = self.pulls.told();
+        for told in now.iter().filter(|told| !self.told.contains(told)) {
+            let (name, what, data) = told;
+            let data = json!({"model": name, "event": what, "data": data});
+            event(None, &data, text);
+        }
+        self.told = now;
     }
 
     /// The events of what is different from what the client knows.

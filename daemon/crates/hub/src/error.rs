@@ -189,6 +189,12 @@ pub enum Error {
         /// The model directory.
         dir: PathBuf,
     },
+    /// A name is taken.
+    #[error("{} exists; delete it first, or choose another name", path.display())]
+    Exists {
+        /// The file that is there.
+        path: PathBuf,
+    },
     /// The file system refuses.
     #[error("{}: {source}", path.display())]
     Io {
@@ -236,6 +242,7 @@ impl Error {
             Error::MissingParts { .. } => "MISSING_PARTS",
             Error::Busy { .. } => "BUSY",
             Error::NoFile { .. } => "NO_FILE",
+            Error::Exists { .. } => "EXISTS",
             Error::Io { .. } => "IO",
         }
     }

@@ -42,7 +42,7 @@ pub use crate::choose::{Group, RemoteFile, Use};
 pub use crate::error::Error;
 pub use crate::source::Source;
 use crate::source::without_query;
-pub use crate::store::{Removed, Room, remove, room};
+pub use crate::store::{Removed, Room, copy, remove, room};
 use crate::transfer::{Division, Item, Told};
 pub use crate::web::Patience;
 use crate::web::Web;

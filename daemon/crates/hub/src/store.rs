@@ -20,6 +20,8 @@ use crate::transfer::{Item, with_end};
 
 /// Longest note that is read, bytes.
 const NOTE_MAX: u64 = 1 << 16;
+/// Directory of copies.
+const COPIES: &str = "copies";
 
 /// Bytes of the file system that a directory lies on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -243,6 +245,54 @@ pub fn remove(dir: &Path, named: &Path) -> Result<Removed, Error> {
     Ok(removed)
 }
 
+/// Makes a model file known under a second name: a link in `copies`. Blocks on the file system.
+///
+/// # Errors
+/// [`Error::NoFile`], [`Error::BadName`], [`Error::Exists`], [`Error::Io`].
+pub fn copy(dir: &Path, named: &Path, name: &str) -> Result<PathBuf, Error> {
+    let path = below(dir, named)?;
+    if PartName::of(&path).is_some() {
+        return Err(Error::BadName {
+            name: name.chars().take(120).collect(),
+            why: "a split model has one name; merge its parts with gguf-split first".to_owned(),
+        });
+    }
+    checked_path(name).map_err(|why| Error::BadName {
+        name: name.chars().take(120).collect(),
+        why,
+    })?;
+    let target = path
+        .canonicalize()
+        .map_err(|error| Error::io(&path, error))?;
+    let link = place(
+        dir,
+        &format!(
+            "{COPIES}/{}.gguf",
+            name.strip_suffix(":latest").unwrap_or(name)
+        ),
+    )?;
+    let up = link
+        .strip_prefix(real(dir)?)
+        .map_or(1, |below| below.components().count())
+        - 1;
+    let from_root = target.strip_prefix(real(dir)?);
+    let to = match from_root {
+        // So that the directory may be moved.
+        Ok(below) => (0..up)
+            .map(|_| Path::new(".."))
+            .collect::<PathBuf>()
+            .join(below),
+        Err(_) => target,
+    };
+    match std::os::unix::fs::symlink(to, &link) {
+        Ok(()) => Ok(link),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            Err(Error::Exists { path: link })
+        }
+        Err(error) => Err(Error::io(&link, error)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -303,5 +353,25 @@ mod tests {
             0,
             "empty directories are gone"
         );
+    }
+
+    #[test]
+    fn a_copy_is_a_link_that_stays_right_when_the_directory_moves() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("a");
+        std::fs::create_dir_all(dir.join("o")).unwrap();
+        std::fs::write(dir.join("o/m.gguf"), "bytes").unwrap();
+        copy(&dir, Path::new("o/m.gguf"), "mine:latest").unwrap();
+        let again = copy(&dir, Path::new("o/m.gguf"), "mine");
+        assert!(matches!(again, Err(Error::Exists { .. })), "{again:?}");
+        copy(&dir, Path::new("o/m.gguf"), "me/mine:v2").unwrap();
+        let moved = root.path().join("b");
+        std::fs::rename(&dir, &moved).unwrap();
+        for link in ["copies/mine.gguf", "copies/me/mine:v2.gguf"] {
+            assert_eq!(std::fs::read(moved.join(link)).unwrap(), b"bytes", "{link}");
+        }
+        for bad in ["../x", "a//b", ".x", ""] {
+            assert!(copy(&moved, Path::new("o/m.gguf"), bad).is_err(), "{bad:?}");
+        }
     }
 }

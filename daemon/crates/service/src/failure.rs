@@ -20,8 +20,9 @@ use rocmforge_engine::api::ModelStatus;
 use rocmforge_engine::{Error, Refusal};
 
 pub use self::http::{
-    body_late, body_too_large, content_encoding, foreign_origin, no_method, no_route,
-    role_missing_here, token_missing, unknown_item, unknown_previous, unknown_response,
+    body_late, body_too_large, content_encoding, file_loaded, foreign_origin, hub_failed,
+    no_method, no_model_dir, no_route, not_on_hub, pull_over_tcp_off, role_missing_here,
+    token_missing, unknown_item, unknown_previous, unknown_response,
 };
 pub(crate) use self::limits::{peer_limit, prompts_held};
 pub use self::model_file::from_model_file;

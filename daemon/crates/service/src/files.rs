@@ -18,6 +18,7 @@ use crate::arrival::Arrival;
 use crate::check::{Violations, model_name};
 use crate::declared::{Book, Declared};
 use crate::failure::{self, Failure};
+use crate::hub_names;
 use crate::looks::Looks;
 use crate::model_files::{DirState, Found, ModelDirs, ModelFile, Unserved};
 use crate::naming::name_among;
@@ -365,8 +366,14 @@ impl Service {
             .iter()
             .partition(|status| book.is_alias(status.model.name()));
         let is_told = |named: &NamedFile| {
+            // A copy has a name of its own while the file is loaded under the first one.
+            let is_by = |name: &str| {
+                let mut same = files.iter().filter(|f| f.file.real == named.file.real);
+                same.any(|f| f.name == name)
+            };
             let mut models = loaded.iter().map(|status| &status.model);
-            models.any(|m| m.path() == named.file.real || m.name() == named.name)
+            models
+                .any(|m| m.name() == named.name || m.path() == named.file.real && !is_by(m.name()))
         };
         let of_files = files
             .iter()
@@ -419,7 +426,7 @@ impl Service {
     }
 
     /// Looks anew when names are next asked for.
-    pub(crate) fn forget_listing(&self) {
+    pub fn forget_listing(&self) {
         let last = self.listing.last.lock();
         *last.unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -455,7 +462,8 @@ impl Service {
         let mut files = self.named_files(false).await?;
         let find = |files: &[NamedFile]| {
             let mut named = files.iter();
-            named.find(|f| f.name == name || f.name == short).cloned()
+            let by_name = named.find(|f| f.name == name || f.name == short);
+            by_name.or_else(|| hub_names::meant(name, files)).cloned()
         };
         let mut found = find(&files);
         if found.is_none() {
@@ -510,7 +518,8 @@ impl Service {
             return Ok(());
         }
         let files = self.named_files(true).await?;
-        match served_names(&files).any(|file| names.contains(&file)) {
+        let is_there = served_names(&files).any(|file| names.contains(&file));
+        match is_there || hub_names::meant(name, &files).is_some() {
             true => Ok(()),
             false => Err(self.unknown(name, served_names(&files))),
         }

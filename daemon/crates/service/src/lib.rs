@@ -27,6 +27,7 @@ pub mod files;
 mod flights;
 pub mod format;
 pub mod generation;
+mod hub_names;
 mod idle_models;
 pub mod infill;
 mod lane;

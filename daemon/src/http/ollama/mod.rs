@@ -6,6 +6,7 @@ mod fit;
 pub(super) mod generate;
 mod keep_alive;
 pub(super) mod models;
+pub(super) mod pull;
 pub(super) mod time;
 
 use rocmforge_service::check::{SamplingFields, Violations};

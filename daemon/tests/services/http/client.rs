@@ -14,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use rocmforged::limits::Rules;
 use rocmforged::roles::Roles;
 use rocmforged::socket::Socket;
-use rocmforged::{Allowed, End, HttpListeners, Tokens};
+use rocmforged::{Allowed, End, HttpListeners, PullConfig, ShownSetting, Tokens};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -108,6 +108,37 @@ impl HttpDaemon {
         roles: Roles,
         peer_limits: Rules,
     ) -> Self {
+        let http = HttpListeners {
+            tokens: token.map(|token| Tokens::parse(token).unwrap()),
+            allowed,
+            ..HttpListeners::default()
+        };
+        Self::start_as(dirs, http, roles, peer_limits).await
+    }
+
+    /// One that downloads models.
+    pub(crate) async fn start_pulling(
+        dirs: &[PathBuf],
+        token: Option<&str>,
+        pulls: PullConfig,
+        settings: Vec<ShownSetting>,
+    ) -> Self {
+        let http = HttpListeners {
+            tokens: token.map(|token| Tokens::parse(token).unwrap()),
+            pulls,
+            settings,
+            ..HttpListeners::default()
+        };
+        Self::start_as(dirs, http, Roles::default(), Vec::new()).await
+    }
+
+    /// One with all of this, and sockets.
+    async fn start_as(
+        dirs: &[PathBuf],
+        http: HttpListeners,
+        roles: Roles,
+        peer_limits: Rules,
+    ) -> Self {
         let socket_dir = tempfile::tempdir().unwrap();
         let socket = Socket::bind(&socket_dir.path().join("h")).unwrap();
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -115,9 +146,7 @@ impl HttpDaemon {
         let http = HttpListeners {
             unix: Some(socket.listener().unwrap()),
             tcp: vec![tcp],
-            tokens: token.map(|token| Tokens::parse(token).unwrap()),
-            allowed,
-            ..HttpListeners::default()
+            ..http
         };
         Self {
             daemon: Daemon::start_serving(dirs, roles, http, Vec::new(), peer_limits).await,
@@ -231,7 +260,7 @@ pub(crate) async fn whole(response: Response<Incoming>) -> Reply {
 }
 
 /// The next bytes of an answer.
-async fn piece(body: &mut Incoming) -> Option<Bytes> {
+pub(crate) async fn piece(body: &mut Incoming) -> Option<Bytes> {
     let frame = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await?;
     Some(frame.unwrap().into_data().unwrap_or_default())
 }

@@ -18,5 +18,6 @@ mod openai;
 mod responses;
 mod scores;
 mod shapes;
+mod store;
 mod streams;
 mod template;

@@ -92,6 +92,45 @@ pub fn role_missing_here(role: Role) -> Failure {
         ))
 }
 
+/// PERMISSION_DENIED: callers over TCP may not have models downloaded, copied or deleted.
+pub fn pull_over_tcp_off() -> Failure {
+    Failure::new(Reason::RoleMissing)
+        .with("role", Role::Admin.to_string())
+        .with("setting", "pull_over_tcp")
+        .says(
+            "this call needs the role 'admin', which callers over TCP do not have; use the Unix socket, or set \
+             pull_over_tcp = \"on\"",
+        )
+}
+
+/// NOT_FOUND: a hub has no such model or file, or there is none to delete.
+pub fn not_on_hub(message: &str) -> Failure {
+    Failure::new(Reason::NotOnHub).says(message)
+}
+
+/// UNAVAILABLE: a hub fails, or a download does.
+pub fn hub_failed(word: &str, message: &str) -> Failure {
+    Failure::new(Reason::HubFailed)
+        .with("cause", word)
+        .says(message)
+}
+
+/// FAILED_PRECONDITION: the file that is to be deleted is loaded as the model `name`.
+pub fn file_loaded(name: &str) -> Failure {
+    Failure::new(Reason::InUse)
+        .with("model", name)
+        .says(&format!(
+            "the file is loaded as model '{name}'; unload the model first"
+        ))
+}
+
+/// PERMISSION_DENIED: there is no model directory to download to.
+pub fn no_model_dir() -> Failure {
+    Failure::new(Reason::NoModelDir).says(
+        "the daemon was started without a model directory; start it with --model-dir DIR (model_dir in the file)",
+    )
+}
+
 /// PERMISSION_DENIED: a web page of another site is behind the request.
 pub fn foreign_origin(header: &str, value: &str) -> Failure {
     let setting = match header {

@@ -147,6 +147,10 @@ reasons! {
     SettingsUnusable: FailedPrecondition = "SETTINGS_UNUSABLE",
     /// The chat template of the model fails.
     ChatTemplateUnusable: FailedPrecondition = "CHAT_TEMPLATE_UNUSABLE",
+    /// A hub has no such model or file.
+    NotOnHub: NotFound = "NOT_ON_HUB",
+    /// A hub fails, refuses, or gives something else than it listed.
+    HubFailed: Unavailable = "HUB_FAILED",
     /// The model has no chat template.
     NoChatTemplate: FailedPrecondition = "NO_CHAT_TEMPLATE",
 }

@@ -1,0 +1,140 @@
+//! Model files that clients delete and copy, and downloads that they begin: what the routes of
+//! llama-server and of Ollama share.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::model_files::ModelFile;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::Http;
+use super::call::{Call, Client, json as answer, query};
+use super::pulls::failed;
+
+/// Whether a caller sits at this machine's Unix socket.
+pub(super) fn is_at_socket(request: &Request) -> bool {
+    let client = request.extensions().get::<Client>();
+    client.is_some_and(|client| client.caller.is_some())
+}
+
+#[derive(Debug, Deserialize)]
+struct Named {
+    model: Option<String>,
+}
+
+/// `POST /models`: begins a download in the background; `GET /models/sse` tells how it goes.
+pub(super) async fn download(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "POST /models", &request);
+    let result = downloaded(&http, &call, request).await;
+    call.respond(result)
+}
+
+async fn downloaded(http: &Http, call: &Call, request: Request) -> Result<Response, Failure> {
+    let may_name_urls = is_at_socket(&request);
+    let asked: Named = call.read_small(request).await?;
+    let name = asked.model.unwrap_or_default();
+    call.service.admit()?;
+    call.has_name(&name)?;
+    let log = call.audit(&name, "download");
+    log.end(http.pulls.start_behind(&name, may_name_urls))?;
+    answer(&json!({"success": true}))
+}
+
+/// `DELETE /models?model=NAME`: deletes the file of a model.
+pub(super) async fn delete(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "DELETE /models", &request);
+    let name = query(request.uri(), "model").unwrap_or_default();
+    let result = removed(&http, &call, &name, IfLoaded::Refuse).await;
+    call.respond(result.and_then(|()| answer(&json!({"success": true}))))
+}
+
+/// What happens to a model that is loaded when its file is to be deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum IfLoaded {
+    /// The file stays.
+    Refuse,
+    /// It is unloaded, unless it has requests or is pinned: Ollama's clients cannot unload.
+    Unload,
+}
+
+/// Deletes the file of the model of this name.
+pub(super) async fn removed(
+    http: &Http,
+    call: &Call,
+    name: &str,
+    if_loaded: IfLoaded,
+) -> Result<(), Failure> {
+    call.has_name(name)?;
+    let log = call.audit(name, "delete");
+    let done = async {
+        let file = file_of(call, name).await?;
+        // A copy is a link: deleting it leaves the file.
+        let is_file = file.path == file.real;
+        let snapshot = call.service.engine.snapshot();
+        let loaded = snapshot.models.iter().map(|status| &status.model);
+        for model in loaded.filter(|model| is_file && model.path() == file.real) {
+            if if_loaded == IfLoaded::Refuse {
+                return Err(failure::file_loaded(model.name()));
+            }
+            let unloaded = call.service.engine.unload(model.name(), false).await;
+            unloaded.map_err(|error| failure::from_engine(&error))?;
+        }
+        let path = file.path;
+        in_dir(http, move |dir| {
+            rocmforge_hub::remove(dir, &path).map(|_| ())
+        })
+        .await?;
+        call.service.forget_listing();
+        Ok(())
+    };
+    let done = done.await;
+    log.end(done)
+}
+
+/// Makes the model of a name known under a second one.
+pub(super) async fn copied(
+    http: &Http,
+    call: &Call,
+    name: &str,
+    second: &str,
+) -> Result<(), Failure> {
+    call.has_name(name)?;
+    let log = call.audit(name, "copy");
+    let done = async {
+        let (path, second) = (file_of(call, name).await?.path, second.to_owned());
+        in_dir(http, move |dir| {
+            rocmforge_hub::copy(dir, &path, &second).map(|_| ())
+        })
+        .await?;
+        call.service.forget_listing();
+        Ok(())
+    };
+    let done = done.await;
+    log.end(done)
+}
+
+/// The file that a name stands for.
+async fn file_of(call: &Call, name: &str) -> Result<ModelFile, Failure> {
+    let listed = call.service.list_files().await?;
+    let short = name.strip_suffix(":latest").unwrap_or(name);
+    let mut files = listed.served.into_iter();
+    match files.find(|named| named.name == name || named.name == short) {
+        Some(named) => Ok(named.file),
+        None => call.service.file_by_hub_name(short).await,
+    }
+}
+
+/// Does what blocks on the directory of downloads.
+async fn in_dir(
+    http: &Http,
+    work: impl FnOnce(&Path) -> Result<(), rocmforge_hub::Error> + Send + 'static,
+) -> Result<(), Failure> {
+    let dir = http.pulls.dir()?;
+    let done = tokio::task::spawn_blocking(move || work(&dir)).await;
+    let done = done.map_err(|_| failure::draining())?;
+    done.map_err(|error| failed(&error))
+}

@@ -1,0 +1,472 @@
+// The page of rocmforged. What comes from models, files and the daemon is set as text alone.
+"use strict";
+
+const LOOK_EVERY_MS = 2000;
+const RETRY_MS_MAX = 15000;
+const ROWS_MAX = 2000;
+const MESSAGES_MAX = 400;
+const PULLS_MAX = 64;
+const element = (id) => document.getElementById(id);
+
+let token = sessionStorage.getItem("token") || "";
+let messages = [];
+let running = null;
+let before = null;
+
+function make(tag, text, className) {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+function headers(more) {
+  const all = Object.assign({}, more);
+  if (token) all.Authorization = "Bearer " + token;
+  return all;
+}
+
+async function ask(path, options) {
+  const given = options || {};
+  const reply = await fetch(path, Object.assign({}, given, { headers: headers(given.headers) }));
+  if (reply.ok) return reply;
+  let message = reply.status + " " + reply.statusText;
+  try {
+    const body = await reply.json();
+    message = (body.error && body.error.message) || body.error || message;
+  } catch (_) {
+    // The status says it.
+  }
+  throw new Error(String(message));
+}
+
+const post = (path, body, signal) => ask(path, {
+  method: "POST", signal, body: JSON.stringify(body), headers: { "Content-Type": "application/json" },
+});
+
+function say(text, isError) {
+  element("status").textContent = text;
+  element("status").className = isError ? "error" : "";
+}
+
+function size(bytes) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  let value = bytes;
+  while (value >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return value.toFixed(unit > 1 ? 2 : 0) + " " + units[unit];
+}
+
+// The data of server-sent events, one after the other.
+async function* events(reply) {
+  const reader = reply.body.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    rest += value ? decoder.decode(value, { stream: true }) : "";
+    const lines = rest.split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line.startsWith("data: ")) yield line.slice(6).trim();
+    }
+    if (done) return;
+  }
+}
+
+// Pages.
+
+const PAGES = ["chat", "models", "settings"];
+
+function show(page) {
+  for (const name of PAGES) {
+    const isIt = name === page;
+    element(name).hidden = !isIt;
+    const tab = element("tab-" + name);
+    tab.setAttribute("aria-selected", String(isIt));
+    tab.tabIndex = isIt ? 0 : -1;
+  }
+  if (page === "settings") showSettings();
+}
+
+PAGES.forEach((name, at) => {
+  const tab = element("tab-" + name);
+  tab.addEventListener("click", () => show(name));
+  tab.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = PAGES[(at + step + PAGES.length) % PAGES.length];
+    show(next);
+    element("tab-" + next).focus();
+  });
+});
+
+// Chat.
+
+function shown(who, text) {
+  const box = make("div", undefined, "message " + who);
+  box.append(make("span", who, "who"));
+  const body = make("span", text);
+  box.append(body);
+  const log = element("messages");
+  log.append(box);
+  while (log.childElementCount > MESSAGES_MAX) log.firstElementChild.remove();
+  log.scrollTop = log.scrollHeight;
+  return { box, body };
+}
+
+// An answer as it comes: reasoning, tool calls, text.
+function answering() {
+  const { box, body } = shown("assistant", "");
+  const answer = { text: "", reasoning: "", calls: [] };
+  let thought = null;
+  const callBoxes = [];
+  return {
+    answer,
+    take(delta) {
+      const log = element("messages");
+      const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+      if (delta.reasoning_content) {
+        if (!thought) {
+          const details = make("details");
+          details.append(make("summary", "Reasoning"));
+          thought = make("span", "");
+          details.append(thought);
+          box.insertBefore(details, body);
+        }
+        answer.reasoning += delta.reasoning_content;
+        thought.textContent = answer.reasoning;
+      }
+      if (delta.content) {
+        answer.text += delta.content;
+        body.textContent = answer.text;
+      }
+      for (const piece of delta.tool_calls || []) {
+        const at = piece.index || 0;
+        if (!answer.calls[at]) {
+          answer.calls[at] = { id: "", type: "function", function: { name: "", arguments: "" } };
+          callBoxes[at] = make("div", "", "tool");
+          box.append(callBoxes[at]);
+        }
+        const call = answer.calls[at];
+        if (piece.id) call.id = piece.id;
+        if (piece.function && piece.function.name) call.function.name += piece.function.name;
+        if (piece.function && piece.function.arguments) call.function.arguments += piece.function.arguments;
+        callBoxes[at].textContent = "calls " + call.function.name + "(" + call.function.arguments + ")";
+      }
+      if (isAtEnd) log.scrollTop = log.scrollHeight;
+    },
+    end(note, isError) {
+      if (note) box.append(make("div", note, isError ? "error" : ""));
+    },
+  };
+}
+
+async function send() {
+  const text = element("message").value;
+  const model = element("model").value;
+  if (running || !text.trim() || !model) return;
+  element("message").value = "";
+  messages.push({ role: "user", content: text });
+  shown("user", text);
+  const system = element("system").value.trim();
+  const all = system ? [{ role: "system", content: system }].concat(messages) : messages;
+  const shownAnswer = answering();
+  running = new AbortController();
+  element("send").disabled = true;
+  element("stop").disabled = false;
+  element("speed").textContent = "waiting";
+  const began = performance.now();
+  let first = 0;
+  let pieces = 0;
+  let tokens = 0;
+  try {
+    const body = { model, messages: all, stream: true, stream_options: { include_usage: true } };
+    const reply = await post("/v1/chat/completions", body, running.signal);
+    for await (const data of events(reply)) {
+      if (data === "[DONE]") break;
+      const event = JSON.parse(data);
+      if (event.error) throw new Error(event.error.message || "the generation failed");
+      if (event.usage) tokens = event.usage.completion_tokens;
+      const choice = event.choices && event.choices[0];
+      if (!choice) continue;
+      if (choice.delta) {
+        if (!first && (choice.delta.content || choice.delta.reasoning_content)) first = performance.now();
+        pieces += 1;
+        shownAnswer.take(choice.delta);
+      }
+      if (choice.finish_reason === "length") shownAnswer.end("[cut: the limit of tokens is reached]");
+      if (first) speed(tokens || pieces, began, first);
+    }
+    if (first) speed(tokens || pieces, began, first);
+  } catch (error) {
+    if (error.name === "AbortError") shownAnswer.end("[stopped]");
+    else shownAnswer.end(error.message, true);
+  }
+  const { answer } = shownAnswer;
+  const said = { role: "assistant", content: answer.text };
+  if (answer.calls.length) said.tool_calls = answer.calls.filter(Boolean);
+  if (answer.text || answer.calls.length) messages.push(said);
+  else messages.pop();
+  running = null;
+  element("send").disabled = false;
+  element("stop").disabled = true;
+  element("message").focus();
+}
+
+function speed(tokens, began, first) {
+  const seconds = Math.max((performance.now() - first) / 1000, 0.001);
+  const rate = tokens > 1 ? ((tokens - 1) / seconds).toFixed(1) + " tokens/s, " : "";
+  element("speed").textContent = rate + "first after " + ((first - began) / 1000).toFixed(2) + " s";
+}
+
+element("send").addEventListener("click", send);
+element("stop").addEventListener("click", () => running && running.abort());
+element("clear").addEventListener("click", () => {
+  if (running) running.abort();
+  messages = [];
+  element("messages").replaceChildren();
+});
+element("message").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    send();
+  }
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && running) running.abort();
+});
+
+// Models and memory.
+
+// Samples of the metrics: NAME -> [{labels, value}].
+function samples(text) {
+  const found = new Map();
+  for (const line of text.split("\n")) {
+    const match = /^([a-z_]+)(?:\{(.*)\})? (\S+)$/.exec(line);
+    if (!match) continue;
+    const labels = {};
+    for (const label of (match[2] || "").matchAll(/([a-z_]+)="((?:[^"\\]|\\.)*)"/g)) {
+      labels[label[1]] = label[2].replace(/\\(.)/g, (_, c) => (c === "n" ? "\n" : c));
+    }
+    if (!found.has(match[1])) found.set(match[1], []);
+    found.get(match[1]).push({ labels, value: Number(match[3]) });
+  }
+  return found;
+}
+
+const sum = (found, name) => (found.get(name) || []).reduce((all, one) => all + one.value, 0);
+
+function memory(found) {
+  const budget = sum(found, "rocmforge_budget_bytes");
+  const parts = ["weight", "in_flight", "kv", "prefix_cache", "scratch"];
+  const values = parts.map((part) => sum(found, "rocmforge_" + part + "_bytes"));
+  const used = values.reduce((all, one) => all + one, 0);
+  const bar = element("memory");
+  bar.max = budget || 1;
+  bar.value = used;
+  bar.textContent = size(used) + " of " + size(budget);
+  const now = { at: performance.now(), uploaded: sum(found, "rocmforge_uploaded_bytes_total") };
+  const seconds = before ? (now.at - before.at) / 1000 : 0;
+  const rate = seconds > 0 ? size(Math.max(now.uploaded - before.uploaded, 0) / seconds) + "/s" : "-";
+  before = now;
+  const hits = sum(found, "rocmforge_segment_hits_total");
+  const misses = sum(found, "rocmforge_segment_misses_total");
+  const ratio = hits + misses ? ((100 * hits) / (hits + misses)).toFixed(1) + " %" : "-";
+  element("figures").textContent = [
+    size(used) + " of " + size(budget),
+    parts.map((part, at) => part.replace("_", " ") + " " + size(values[at])).join(", "),
+    "uploads " + rate + ", hits " + ratio,
+    sum(found, "rocmforge_requests_running") + " running, " + sum(found, "rocmforge_requests_queued") + " queued",
+  ].join(" · ");
+}
+
+let listed = "";
+
+function list(models, found) {
+  const resident = new Map();
+  for (const { labels, value } of found.get("rocmforge_model_resident_bytes") || []) resident.set(labels.model, value);
+  const filter = element("filter").value.toLowerCase();
+  const wanted = models.filter((model) => model.id.toLowerCase().includes(filter)).slice(0, ROWS_MAX);
+  const state = JSON.stringify([wanted.map((model) => [model.id, model.status.value, resident.get(model.id)]), filter]);
+  // A table that is the same keeps the focus where it is.
+  if (state === listed) return;
+  listed = state;
+  const focused = document.activeElement && document.activeElement.dataset.key;
+  const rows = wanted.map((model) => {
+    const row = make("tr");
+    const bytes = resident.get(model.id);
+    row.append(make("td", model.id), make("td", model.status.value), make("td", bytes === undefined ? "-" : size(bytes)));
+    const cell = make("td");
+    const isLoaded = model.status.value === "loaded";
+    cell.append(isLoaded ? action("Unload", model.id, () => post("/models/unload", { model: model.id }))
+      : action("Load", model.id, () => post("/models/load", { model: model.id })));
+    cell.append(action("Delete", model.id, () => remove(model.id)));
+    row.append(cell);
+    return row;
+  });
+  element("list").replaceChildren(...rows);
+  for (const button of element("list").querySelectorAll("button")) {
+    if (focused && button.dataset.key === focused) button.focus();
+  }
+  const select = element("model");
+  const chosen = select.value;
+  const names = models.slice(0, ROWS_MAX).map((model) => model.id);
+  if (Array.from(select.options, (option) => option.value).join("\n") !== names.join("\n")) {
+    select.replaceChildren(...names.map((name) => {
+      const option = make("option", name);
+      option.value = name;
+      return option;
+    }));
+    if (names.includes(chosen)) select.value = chosen;
+  }
+}
+
+function action(label, name, work) {
+  const button = make("button", label);
+  button.type = "button";
+  button.dataset.key = label + " " + name;
+  button.setAttribute("aria-label", label + " " + name);
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    try {
+      await work();
+      say(label + ": done");
+    } catch (error) {
+      say(error.message, true);
+    }
+    button.disabled = false;
+    listed = "";
+    look();
+  });
+  return button;
+}
+
+async function remove(name) {
+  if (!window.confirm("Delete the file of " + name + "?")) return;
+  await ask("/models?model=" + encodeURIComponent(name), { method: "DELETE" });
+}
+
+let looking = false;
+let isAway = false;
+
+async function look() {
+  if (looking || document.hidden) return;
+  looking = true;
+  try {
+    const [models, metrics] = await Promise.all([ask("/models"), ask("/metrics")]);
+    const found = samples(await metrics.text());
+    memory(found);
+    list((await models.json()).data, found);
+    if (isAway || element("status").textContent === "connecting") say("connected");
+    isAway = false;
+  } catch (error) {
+    isAway = true;
+    say(error.message === "Failed to fetch" ? "no answer; trying again" : error.message, true);
+  }
+  looking = false;
+}
+
+// Downloads.
+
+const pulls = new Map();
+
+function pulling(name, text) {
+  let row = pulls.get(name);
+  if (!row) {
+    row = { item: make("li"), words: make("span", "") };
+    const cancel = action("Cancel", name, () => post("/models/unload", { model: name }));
+    row.item.append(row.words, cancel);
+    element("pulls").append(row.item);
+    pulls.set(name, row);
+    for (const [oldest, old] of pulls) {
+      if (pulls.size <= PULLS_MAX) break;
+      old.item.remove();
+      pulls.delete(oldest);
+    }
+  }
+  row.words.textContent = name + ": " + text + " ";
+}
+
+async function follow() {
+  let wait = 500;
+  for (;;) {
+    try {
+      const reply = await ask("/models/sse");
+      wait = 500;
+      for await (const data of events(reply)) {
+        const event = JSON.parse(data);
+        if (event.event === "download_progress") {
+          const files = Object.values(event.data);
+          const done = files.reduce((all, file) => all + file.done, 0);
+          const total = files.reduce((all, file) => all + file.total, 0);
+          pulling(event.model, total ? size(done) + " of " + size(total) : "asking the hub");
+        } else if (event.event === "download_finished") {
+          pulling(event.model, "done");
+          look();
+        } else if (event.event === "download_failed") {
+          pulling(event.model, String(event.data.message));
+        } else {
+          look();
+        }
+      }
+    } catch (_) {
+      // The list tells that the daemon is away.
+    }
+    await new Promise((again) => setTimeout(again, wait));
+    wait = Math.min(wait * 2, RETRY_MS_MAX);
+  }
+}
+
+async function pull() {
+  const name = element("source").value.trim();
+  if (!name) return;
+  try {
+    await post("/models", { model: name });
+    pulling(name, "asking the hub");
+    element("source").value = "";
+  } catch (error) {
+    say(error.message, true);
+  }
+}
+
+element("pull").addEventListener("click", pull);
+element("source").addEventListener("keydown", (event) => event.key === "Enter" && pull());
+element("filter").addEventListener("input", look);
+
+// Settings.
+
+async function showSettings() {
+  try {
+    const reply = await (await ask("/ui/settings")).json();
+    const rows = reply.settings.map((setting) => {
+      const row = make("tr");
+      const value = setting.value === null ? "not set" : setting.value;
+      const head = make("th", setting.key);
+      head.scope = "row";
+      row.append(head, make("td", value), make("td", setting.origin), make("td", setting.help));
+      return row;
+    });
+    element("values").replaceChildren(...rows);
+  } catch (error) {
+    say(error.message, true);
+  }
+}
+
+element("use-token").addEventListener("click", () => {
+  token = element("token").value.trim();
+  element("token").value = "";
+  if (token) sessionStorage.setItem("token", token);
+  else sessionStorage.removeItem("token");
+  listed = "";
+  look();
+  showSettings();
+});
+
+show("chat");
+look();
+follow();
+setInterval(look, LOOK_EVERY_MS);
