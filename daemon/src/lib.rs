@@ -2,6 +2,7 @@
 //! tests can run it in process. The binary adds the command line, the log and the signals.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::too_many_lines, reason = "tables of cases"))]
 
 pub mod addresses;
 pub mod config;

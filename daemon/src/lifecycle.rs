@@ -36,6 +36,7 @@ use rocmforge_tokenizer::Renderer;
 use sd_notify::NotifyState;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
 
 use crate::http::{self, Http, HttpListeners, Phase};
 use crate::reload::{self, Reloads};
@@ -144,17 +145,11 @@ async fn serve_until(
     options: ServeOptions,
     mut stops: mpsc::Receiver<()>,
 ) -> Result<End, ServeError> {
-    listener
-        .set_nonblocking(true)
-        .map_err(ServeError::Listener)?;
     let runtimes = Runtimes {
         sockets: options.sockets,
         handlers: Handle::current(),
     };
-    let listener = {
-        let _sockets = runtimes.sockets.enter();
-        tokio::net::UnixListener::from_std(listener).map_err(ServeError::Listener)?
-    };
+    let listener = listening(listener, &runtimes)?;
     let context = Arc::new(Service::new(
         engine.clone(),
         options.model_dirs,
@@ -165,10 +160,7 @@ async fn serve_until(
     context.set_limits(options.peer_limits);
     let remembers = options.remember.is_some();
     if let Some(path) = options.remember {
-        let context = Arc::clone(&context);
-        let reading = tokio::task::spawn_blocking(move || context.remember_in(path));
-        // What went wrong there is in the log.
-        let _ = reading.await;
+        remember_in(&context, path).await;
     }
     tokio::select! {
         () = register(&context, options.declared, remembers) => {}
@@ -193,20 +185,12 @@ async fn serve_until(
     let mut http_server = runtimes.sockets.spawn(serving_http);
     let (close, closing) = oneshot::channel::<()>();
     let left = left_to_successor(options.is_kept, http_phase.subscribe());
-    let mut server = runtimes.sockets.spawn({
-        let (context, runtimes) = (Arc::clone(&context), runtimes.clone());
-        async move {
-            // A dropped sender closes, too.
-            let closing = async { closing.await.unwrap_or_default() };
-            rpc::serve(
-                &context,
-                runtimes,
-                health_service,
-                connection::accept(listener, left),
-                closing,
-            )
-            .await
-        }
+    let (of_rpc, runs) = (Arc::clone(&context), runtimes.clone());
+    let connections = connection::accept(listener, left);
+    let mut server = runtimes.sockets.spawn(async move {
+        // A dropped sender closes, too.
+        let closing = async { closing.await.unwrap_or_default() };
+        rpc::serve(&of_rpc, runs, health_service, connections, closing).await
     });
     notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
     // Logs which files are not offered, and has the headers read before somebody waits for them.
@@ -239,14 +223,8 @@ async fn serve_until(
         NotifyState::Status("draining: running requests may end, new ones are refused"),
     ]);
     if let Some(error) = cause {
-        // The engine has told everyone who waits; that still has to reach them.
         if matches!(error, ServeError::DeviceLost(_)) {
-            tracing::error!(%error, "ending, so that the service manager starts the daemon again");
-            let _ = tokio::time::timeout(LOST_WAIT, &mut server).await;
-            drop(close);
-            http_phase.send_replace(Phase::Closing);
-            let _ = tokio::time::timeout(CLOSE_WAIT_MAX, &mut server).await;
-            server.abort();
+            close_after_loss(&error, &mut server, close, &http_phase).await;
         }
         http_server.abort();
         return Err(error);
@@ -262,14 +240,8 @@ async fn serve_until(
     drop(close);
     http_phase.send_replace(Phase::Closing);
     if end == End::Drained {
-        let closed = async {
-            let _ = (&mut server).await;
-            if !http_server.is_finished() {
-                let _ = (&mut http_server).await;
-            }
-        };
         tokio::select! {
-            _ = tokio::time::timeout(CLOSE_WAIT_MAX, closed) => {}
+            _ = tokio::time::timeout(CLOSE_WAIT_MAX, closed(&mut server, &mut http_server)) => {}
             Some(()) = stops.recv() => {}
         }
     }
@@ -279,6 +251,49 @@ async fn serve_until(
         End::Drained if is_gpu_ready => Ok(End::GpuReady),
         end => Ok(end),
     }
+}
+
+/// Reads what is remembered of earlier loads, and goes on to remember there. What went wrong is in
+/// the log.
+async fn remember_in(context: &Arc<Service>, path: PathBuf) {
+    let context = Arc::clone(context);
+    let _ = tokio::task::spawn_blocking(move || context.remember_in(path)).await;
+}
+
+/// The socket, served by the runtime of sockets.
+fn listening(
+    listener: UnixListener,
+    runtimes: &Runtimes,
+) -> Result<tokio::net::UnixListener, ServeError> {
+    listener
+        .set_nonblocking(true)
+        .map_err(ServeError::Listener)?;
+    let _sockets = runtimes.sockets.enter();
+    tokio::net::UnixListener::from_std(listener).map_err(ServeError::Listener)
+}
+
+/// Until both servers have closed their connections.
+async fn closed<T, U>(server: &mut JoinHandle<T>, http_server: &mut JoinHandle<U>) {
+    let _ = server.await;
+    if !http_server.is_finished() {
+        let _ = http_server.await;
+    }
+}
+
+/// Ends after a lost device: the engine has told everyone who waits, and that still has to reach
+/// them.
+async fn close_after_loss<T>(
+    error: &ServeError,
+    server: &mut JoinHandle<T>,
+    close: Option<oneshot::Sender<()>>,
+    http_phase: &watch::Sender<Phase>,
+) {
+    tracing::error!(%error, "ending, so that the service manager starts the daemon again");
+    let _ = tokio::time::timeout(LOST_WAIT, &mut *server).await;
+    drop(close);
+    http_phase.send_replace(Phase::Closing);
+    let _ = tokio::time::timeout(CLOSE_WAIT_MAX, &mut *server).await;
+    server.abort();
 }
 
 /// Registers declared models and those that are remembered, so that who connects finds them or

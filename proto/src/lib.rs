@@ -27,6 +27,7 @@ pub use socket::{
     missing_docs,
     unreachable_pub,
     clippy::all,
+    clippy::too_many_lines,
     clippy::unwrap_used,
     rustdoc::all,
     reason = "generated code"

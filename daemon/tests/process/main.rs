@@ -1,5 +1,6 @@
 //! The program as systemd and a shell see it.
 
+#![allow(clippy::too_many_lines, reason = "tables of cases")]
 #![expect(
     clippy::unwrap_used,
     reason = "a test may panic, and so may its helpers"

@@ -1,5 +1,6 @@
 //! The daemon in process: its settings and files, and its services over a socket.
 
+#![allow(clippy::too_many_lines, reason = "tables of cases")]
 #![expect(
     clippy::unwrap_used,
     reason = "a test may panic, and so may its helpers"

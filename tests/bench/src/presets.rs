@@ -184,6 +184,7 @@ impl Preset {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "a table of models")]
     pub(crate) fn shape(self) -> Shape {
         let llama = Shape {
             arch: "llama",

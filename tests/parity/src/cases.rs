@@ -435,6 +435,7 @@ fn layers() -> Vec<Case> {
     pairs.into_iter().flat_map(both).collect()
 }
 
+#[expect(clippy::too_many_lines, reason = "one list of cases")]
 fn layer((ty, other): (WeightType, WeightType), (tokens, first): (u64, u32)) -> Case {
     let shape = heads(8, 2, 64);
     let (embd, ff, kv) = (512, 1024, 128);

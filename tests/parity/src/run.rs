@@ -237,6 +237,7 @@ pub(crate) fn bind<'a>(
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "a table of operations")]
 fn operations(
     device: &mut dyn Device,
     case: &Case,

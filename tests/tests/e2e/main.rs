@@ -1,5 +1,7 @@
 //! End to end: a real daemon, its socket, and what clients, files and other processes do to it.
 
+#![allow(clippy::too_many_lines, reason = "tables of cases")]
+
 mod bad_files;
 mod bad_requests;
 mod clients;

@@ -1,5 +1,6 @@
 //! Grammars that want too much: each is refused with a reason, or works within its bounds.
 
+#![allow(clippy::too_many_lines, reason = "tables of cases")]
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
 use std::path::Path;

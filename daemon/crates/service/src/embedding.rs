@@ -68,6 +68,7 @@ impl Service {
     /// INVALID_ARGUMENT for no texts or too many, a text without tokens or too long, and dimensions
     /// that the model has not; those of the engine.
     pub async fn embed(&self, wanted: Texts, arrival: Arrival) -> Result<Embedded, Failure> {
+        check_texts(&wanted)?;
         let Texts {
             model,
             texts,
@@ -79,38 +80,7 @@ impl Service {
             dimensions,
             class,
         } = wanted;
-        let invalid = |field: &str, why: String| Err(failure::invalid(field, &why));
-        if texts.is_empty() || texts.len() > TEXTS_MAX {
-            let why = format!("{} texts; give from 1 to {TEXTS_MAX}", texts.len());
-            return invalid(field, why);
-        }
-        let info = model.model().info();
-        let n_embd = model.model().plan().embedding_width() as u32;
-        if model.model().purpose() == Purpose::Ranking {
-            let why = format!(
-                "'{}' is a reranker, whose states are no embeddings; use /v1/rerank",
-                model.name()
-            );
-            return Err(failure::unsupported_field("model", &why));
-        }
         let encodes = model.model().purpose() == Purpose::Embedding;
-        if let Some(n) = dimensions.filter(|n| !(1..=n_embd).contains(n)) {
-            let why = format!("{n} is out of range: from 1 to {n_embd}");
-            return invalid("dimensions", why);
-        }
-        let values = texts.len() as u64 * u64::from(dimensions.unwrap_or(n_embd));
-        if values > VALUES_MAX {
-            let why = format!(
-                "{} texts make {values} values; at most {VALUES_MAX}",
-                texts.len()
-            );
-            return invalid(field, why);
-        }
-        for text in &texts {
-            if let Prompt::Ids(ids) = text {
-                check::ids(field, ids, info.n_vocab)?;
-            }
-        }
         let bytes = texts.iter().map(Prompt::bytes).sum();
         let ticket = self.enter(&arrival, bytes).await?;
         let ticket = &ticket;
@@ -169,6 +139,43 @@ impl Service {
             tokens,
         })
     }
+}
+
+/// Refuses texts that are none or too many, and what the model has not.
+fn check_texts(wanted: &Texts) -> Result<(), Failure> {
+    let (model, texts, field) = (&wanted.model, &wanted.texts, wanted.field);
+    let invalid = |field: &str, why: String| Err(failure::invalid(field, &why));
+    if texts.is_empty() || texts.len() > TEXTS_MAX {
+        let why = format!("{} texts; give from 1 to {TEXTS_MAX}", texts.len());
+        return invalid(field, why);
+    }
+    let n_embd = model.model().plan().embedding_width() as u32;
+    if model.model().purpose() == Purpose::Ranking {
+        let why = format!(
+            "'{}' is a reranker, whose states are no embeddings; use /v1/rerank",
+            model.name()
+        );
+        return Err(failure::unsupported_field("model", &why));
+    }
+    if let Some(n) = wanted.dimensions.filter(|n| !(1..=n_embd).contains(n)) {
+        let why = format!("{n} is out of range: from 1 to {n_embd}");
+        return invalid("dimensions", why);
+    }
+    let values = texts.len() as u64 * u64::from(wanted.dimensions.unwrap_or(n_embd));
+    if values > VALUES_MAX {
+        let why = format!(
+            "{} texts make {values} values; at most {VALUES_MAX}",
+            texts.len()
+        );
+        return invalid(field, why);
+    }
+    let n_vocab = model.model().info().n_vocab;
+    for text in texts {
+        if let Prompt::Ids(ids) = text {
+            check::ids(field, ids, n_vocab)?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes a vector of length 1 of it.

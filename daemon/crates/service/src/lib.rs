@@ -11,6 +11,7 @@
 //! on the async workers.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::too_many_lines, reason = "tables of cases"))]
 
 mod adapted;
 pub mod answers;

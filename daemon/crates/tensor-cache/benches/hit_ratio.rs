@@ -113,6 +113,7 @@ fn request(
 /// Writes the steps of a trace over some models.
 type Make<'a> = &'a mut dyn FnMut(&mut Vec<Step>, &[Vec<SegmentSpec>]);
 
+#[expect(clippy::too_many_lines, reason = "a list of traces")]
 fn traces() -> Vec<Trace> {
     let mut rng = StdRng::seed_from_u64(SEED);
     let mut traces = Vec::new();

@@ -15,6 +15,7 @@
 //! `long_runs_are_cut_in_time_in_proportion_under_every_name` and
 //! `huge_words_take_time_in_proportion`).
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::too_many_lines, reason = "tables of cases"))]
 
 mod bpe;
 mod byte_level;

@@ -161,6 +161,13 @@ async fn complete(
         return stream(generation, lines, call).await;
     }
     let (parts, ended) = generation.collect().await?;
+    let mut whole = whole(&lines, parts);
+    merge(&mut whole, counts(&ended));
+    answer(&whole)
+}
+
+/// The answer of a generation that has ended.
+fn whole(lines: &Lines, parts: Vec<Part>) -> Value {
     let (mut response, mut thought) = (String::new(), String::new());
     for part in parts {
         match part {
@@ -174,8 +181,7 @@ async fn complete(
         whole["thinking"] = thought.into();
     }
     whole["done"] = true.into();
-    merge(&mut whole, counts(&ended));
-    answer(&whole)
+    whole
 }
 
 /// The lines of a stream.

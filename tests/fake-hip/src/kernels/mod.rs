@@ -210,6 +210,7 @@ fn type_called(name: &str) -> Option<WeightType> {
 
 /// The entries of a unit of the list, with what they compute; none for a unit that is not known
 /// here.
+#[expect(clippy::too_many_lines, reason = "a table of kernels")]
 fn entries(unit: &'static str) -> Vec<(String, Operation)> {
     let number = |text: &str| text.parse::<u32>().ok();
     let own = |operation| vec![(unit.to_owned(), operation)];

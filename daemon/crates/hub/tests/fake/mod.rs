@@ -271,6 +271,7 @@ fn file(state: &State, seen: &Seen, writer: &mut TcpStream) -> Option<()> {
     give(state, seen, writer, fault, bytes, version)
 }
 
+#[expect(clippy::too_many_lines, reason = "one arm a fault")]
 fn give(
     state: &State,
     seen: &Seen,

@@ -262,21 +262,7 @@ fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), F
     match kind.as_str() {
         "message" => {
             let role = text(take(&mut item, "role"), "role")?;
-            let content = content(&mut item, "content", &field())?;
-            if role == "assistant" {
-                let last = open_turn(messages);
-                last.content = content;
-                return Ok(());
-            }
-            let role = match role.as_str() {
-                "developer" => "system".to_owned(),
-                _ => role,
-            };
-            messages.push(Message {
-                role,
-                content,
-                ..Message::default()
-            });
+            said(role, content(&mut item, "content", &field())?, messages);
         }
         "reasoning" => {
             let mut found = None;
@@ -352,6 +338,23 @@ fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), F
         }
     }
     Ok(())
+}
+
+/// Notes what somebody says; the assistant, in the turn that is open.
+fn said(role: String, content: Content, messages: &mut Vec<Message>) {
+    let role = match role.as_str() {
+        "assistant" => {
+            open_turn(messages).content = content;
+            return;
+        }
+        "developer" => "system".to_owned(),
+        _ => role,
+    };
+    messages.push(Message {
+        role,
+        content,
+        ..Message::default()
+    });
 }
 
 /// Notes a call in the assistant's message that it belongs to.
