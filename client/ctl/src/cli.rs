@@ -9,7 +9,7 @@ use rocmforge_client::proto::v1::{CachePolicy, Pooling};
 
 use crate::commands::pull::{HubArgs, PullArgs, RmArgs};
 use crate::sampling::{SamplingArgs, text_or_file};
-use crate::top::TopArgs;
+use crate::top::args::TopArgs;
 
 /// Controls a rocmforged: loads models, generates text, manages the cache.
 #[derive(Debug, Parser)]

@@ -13,50 +13,13 @@ mod tokens;
 mod vectors;
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use rocmforge_client::MAX_MESSAGE_BYTES;
 use rocmforge_client::proto::v1::{EmbedRequest, Pooling, RerankRequest};
-use rocmforge_client::{Client, MAX_MESSAGE_BYTES};
 
 use crate::cli::Command;
-use crate::output::Output;
-use crate::private::PrivateSlot;
-
-/// What every command works with.
-pub(crate) struct Context {
-    socket: Option<PathBuf>,
-    /// Where data goes.
-    pub(crate) output: Output,
-    /// Where the daemon that `run` starts is kept.
-    pub(crate) private: PrivateSlot,
-}
-
-impl Context {
-    /// A context for the daemon at `socket`, or at the usual places.
-    pub(crate) fn new(socket: Option<PathBuf>, output: Output, private: PrivateSlot) -> Context {
-        Context {
-            socket,
-            output,
-            private,
-        }
-    }
-
-    /// Connects to the daemon.
-    pub(crate) async fn connect(&self) -> Result<Client, rocmforge_client::Error> {
-        Client::connect(self.socket.as_deref()).await
-    }
-
-    /// The socket that the user named on the command line.
-    pub(crate) fn socket(&self) -> Option<&Path> {
-        self.socket.as_deref()
-    }
-
-    /// Whether the user named a socket on the command line.
-    pub(crate) fn socket_is_given(&self) -> bool {
-        self.socket.is_some()
-    }
-}
+use crate::context::Context;
 
 /// Carries out a command.
 pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Result<()> {

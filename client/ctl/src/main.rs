@@ -14,6 +14,7 @@
 
 mod cli;
 mod commands;
+mod context;
 mod doctor;
 mod failure;
 mod generated;
@@ -33,7 +34,7 @@ use clap::Parser;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::Cli;
-use crate::commands::Context;
+use crate::context::Context;
 use crate::output::{Closed, Output};
 use crate::private::PrivateSlot;
 

@@ -10,21 +10,22 @@
 //! Calls run beside the loop, so keys work while the daemon does not respond. [`Screen`] restores
 //! the terminal however the command ends.
 
+pub(crate) mod args;
 mod board;
 
 use std::io::IsTerminal as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
 use futures_util::StreamExt as _;
 use ratatui::crossterm::event::{self, KeyEventKind};
 use rocmforge_client::Client;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 
+use self::args::TopArgs;
 pub(crate) use self::board::{Action, Board, Sample};
-use crate::commands::Context;
+use crate::context::Context;
 
 /// Models whose segments are requested for a sample.
 const MODELS_MAX: usize = 32;
@@ -39,17 +40,6 @@ const ONCE_LINES: u16 = 400;
 const ONCE_COLUMNS: u16 = 100;
 /// Time between the two samples of `--once`, for rates.
 const ONCE_PAUSE: Duration = Duration::from_millis(500);
-
-/// Arguments of `top`.
-#[derive(Debug, Args)]
-pub(crate) struct TopArgs {
-    /// Print the board once as text, and exit
-    #[arg(long)]
-    pub(crate) once: bool,
-    /// Seconds between two updates
-    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=60))]
-    pub(crate) every: u8,
-}
 
 /// What the loop takes in.
 enum Event {

@@ -147,7 +147,16 @@ fn http_is_served_on_each_address_that_a_list_or_a_name_leads_to() {
     command.env("ROCMFORGED_HTTP_LISTEN", "localhost:0,127.0.0.2:0");
     let (mut daemon, _notify) =
         start_logging_to(dir.path(), &mut command, File::create(&log).unwrap());
-    let text = std::fs::read_to_string(&log).unwrap();
+    // The log is written by a thread of its own.
+    let until = Instant::now() + PATIENCE;
+    let text = loop {
+        let text = std::fs::read_to_string(&log).unwrap();
+        if text.contains("http_listen=\"") {
+            break text;
+        }
+        assert!(Instant::now() < until, "{text}");
+        std::thread::sleep(Duration::from_millis(20));
+    };
     let addresses = text.split_once("http_listen=\"").unwrap().1;
     let addresses: Vec<_> = addresses.split_once('"').unwrap().0.split(',').collect();
     assert!(addresses.len() >= 2, "{text}");

@@ -75,7 +75,7 @@ fn the_units_give_nothing_up() {
                 "Restart=on-failure",
                 "RestartPreventExitStatus=2",
                 "OOMPolicy=continue",
-                "FileDescriptorStoreMax=4",
+                "FileDescriptorStoreMax=64",
                 "ExecReload=/usr/bin/env rocmforgectl reload",
                 "Wants=rocmforged.socket",
             ][..],

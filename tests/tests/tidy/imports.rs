@@ -11,8 +11,7 @@ const CYCLE_MAX: usize = 3;
 
 /// Crates whose longest cycle is longer than that, each with how many modules it has. It must not
 /// grow; once it is short, its line goes.
-const LONGER_CYCLES: [(&str, usize); 8] = [
-    ("client/ctl", 6),
+const LONGER_CYCLES: [(&str, usize); 7] = [
     ("daemon", 8),
     ("daemon/crates/device", 23),
     ("daemon/crates/grammar", 7),

@@ -5,8 +5,8 @@ use rocmforge_client::proto::v1::{CacheUsage, HostTier, StatsResponse};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::Context;
 use crate::cli::CacheCommand;
+use crate::context::Context;
 use crate::human::{Align, Table, clean, fields, percent, plural, size};
 
 pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyhow::Result<()> {

@@ -8,9 +8,9 @@ use rocmforge_client::{Client, Error};
 
 use serde_json::Value;
 
-use super::Context;
 use super::generate::print;
 use crate::cli::ChatArgs;
+use crate::context::Context;
 use crate::failure;
 use crate::sampling::SamplingArgs;
 

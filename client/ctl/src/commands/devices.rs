@@ -8,7 +8,7 @@ use rocmforge_client::proto::v1::{
 
 use serde::Serialize;
 
-use super::Context;
+use crate::context::Context;
 use crate::human::{Align, Table, clean, fields, plural, size};
 
 pub(super) async fn devices(context: &mut Context, check: bool) -> anyhow::Result<()> {

@@ -12,8 +12,9 @@ use rocmforge_client::proto::v1::{
 };
 use serde::Serialize;
 
-use super::{Context, Input, text_of};
+use super::{Input, text_of};
 use crate::cli::SpecialArgs;
+use crate::context::Context;
 use crate::human::{clean_lines, size};
 use crate::output::Output;
 use crate::sampling::SamplingArgs;

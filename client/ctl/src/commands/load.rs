@@ -8,8 +8,8 @@ use rocmforge_client::Client;
 use rocmforge_client::proto::v1::{LoadRequest, Model, load_event, preload_event};
 use serde_json::json;
 
-use super::Context;
 use crate::cli::{LoadArgs, SegmentsArgs};
+use crate::context::Context;
 use crate::human::{count, plural, size};
 use crate::progress::Progress;
 

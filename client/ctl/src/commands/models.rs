@@ -7,8 +7,8 @@ use rocmforge_client::proto::Word as _;
 use rocmforge_client::proto::v1::{Model, ModelSummary};
 use serde_json::{Value, json};
 
-use super::Context;
 use crate::cli::SegmentsArgs;
+use crate::context::Context;
 use crate::human::{Align, Table, count, fields, plural, size};
 
 pub(super) async fn ls(context: &mut Context) -> anyhow::Result<()> {

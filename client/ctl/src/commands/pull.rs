@@ -12,7 +12,7 @@ use rocmforge_hub::{Config, Event, Hub, Listener, Pulled, Scope, Source, Use};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::Context;
+use crate::context::Context;
 use crate::human::{Align, Table, clean, plural, size};
 use crate::progress::Progress;
 

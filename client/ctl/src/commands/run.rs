@@ -8,8 +8,9 @@ use rocmforge_client::{Client, Code, Error};
 use super::chat::{message, request};
 use super::generate::print;
 use super::models::is_of_file;
-use super::{Context, load, said};
+use super::{load, said};
 use crate::cli::RunArgs;
+use crate::context::Context;
 use crate::failure::Unreadable;
 use crate::private::find_daemon;
 

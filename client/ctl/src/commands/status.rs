@@ -11,10 +11,10 @@ use rocmforge_client::proto::v1::{
 use serde::Serialize;
 use serde_json::json;
 
-use super::Context;
 use super::devices::notes;
 use super::models::summaries;
 use super::pull::disk_use;
+use crate::context::Context;
 use crate::human::{Align, Table, clean, fields, percent, plural, size, span};
 
 /// The daemon as it is now, with the socket at which it was reached.

@@ -7,8 +7,9 @@ use rocmforge_client::proto::v1::{
 };
 use serde_json::json;
 
-use super::{Context, Input, text_of};
+use super::{Input, text_of};
 use crate::cli::SpecialArgs;
+use crate::context::Context;
 use crate::human::{Align, Table, clean_lines, piece};
 
 pub(super) async fn score(

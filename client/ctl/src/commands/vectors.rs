@@ -4,7 +4,7 @@ use rocmforge_client::proto::v1::{
     EmbedInput, EmbedRequest, EmbedResponse, RerankRequest, RerankResponse, TokenIds, embed_input,
 };
 
-use super::Context;
+use crate::context::Context;
 use crate::human::{Align, Table, clean};
 
 /// Values of a vector that a table shows.

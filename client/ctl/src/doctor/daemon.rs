@@ -9,8 +9,8 @@ use rocmforge_client::proto::v1::{ListDevicesResponse, StatusResponse};
 
 use super::Finding;
 use super::machine::{Machine, Vendor};
-use crate::commands::Context;
 use crate::commands::devices::notes;
+use crate::context::Context;
 use crate::private;
 
 /// How long the daemon's program may look for runtimes: it gives each vendor ten seconds.

@@ -7,7 +7,7 @@ use rocmforge_client::proto::v1::ListFilesResponse;
 
 use super::Finding;
 use super::daemon::{Told, run};
-use crate::commands::Context;
+use crate::context::Context;
 use crate::human::plural;
 
 const SUBJECT: &str = "models";

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use serde_json::{Value, json};
 
-use crate::commands::Context;
+use crate::context::Context;
 use crate::human::{clean, plural};
 
 use self::machine::Machine;

@@ -1,0 +1,14 @@
+//! Arguments of `top`.
+
+use clap::Args;
+
+/// Arguments of `top`.
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// Print the board once as text, and exit
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Seconds between two updates
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=60))]
+    pub(crate) every: u8,
+}
