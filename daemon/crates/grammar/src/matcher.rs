@@ -27,7 +27,7 @@ use crate::{Error, reason};
 
 mod tails;
 
-use tails::Tails;
+pub(crate) use tails::Tails;
 
 /// An output that is held to a grammar.
 pub struct Matcher {
@@ -39,8 +39,8 @@ pub struct Matcher {
     tokenizer: Tokenizer,
     reasoning: Reasoning,
     trigger: Option<Trigger>,
-    /// Tokens that end a call and go on, once they were looked for.
-    tails: Option<Tails>,
+    /// Tokens that may end a call and go on.
+    tails: Tails,
     phase: Phase,
     /// What is forced next.
     forced: VecDeque<u32>,
@@ -94,6 +94,7 @@ impl Matcher {
         let mut matcher = Self {
             grammar: Some(grammar),
             ends: Arc::clone(&of.ends),
+            tails: of.tails.clone(),
             ..Self::without_grammar(&of.tokenizer)
         };
         matcher.phase = Phase::Held;
@@ -114,7 +115,7 @@ impl Matcher {
             tokenizer: tokenizer.clone(),
             reasoning: Reasoning::default(),
             trigger: None,
-            tails: None,
+            tails: Tails::default(),
             phase: Phase::Done,
             forced: VecDeque::new(),
         }

@@ -6,6 +6,7 @@ use llguidance::ParserFactory;
 use rocmforge_tokenizer::{Interned, Tokenizer};
 use toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 
+use crate::matcher::Tails;
 use crate::{Error, limits, reason};
 
 /// Longest token that a text which is held to a grammar can have. The tree takes no deeper ones.
@@ -24,6 +25,8 @@ pub struct Vocabulary {
     pub(crate) n_vocab: usize,
     /// The bytes of tokens, names of special ones too.
     pub(crate) tokenizer: Tokenizer,
+    /// Tokens that may end a call and go on.
+    pub(crate) tails: Tails,
 }
 
 impl std::fmt::Debug for Vocabulary {
@@ -72,6 +75,7 @@ impl Vocabulary {
         if !ends.is_empty() {
             trie = trie.with_eos_tokens(&ends);
         }
+        let tails = Tails::of(tokenizer, &trie, ends.first().copied());
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let slices = llguidance::earley::SlicedBiasComputer::general_slices();
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
@@ -83,6 +87,7 @@ impl Vocabulary {
             ends,
             n_vocab,
             tokenizer: tokenizer.clone(),
+            tails,
         })
     }
 }

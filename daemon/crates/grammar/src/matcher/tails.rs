@@ -13,20 +13,22 @@ use crate::lead::find;
 
 /// The last bytes of calls, in all the forms that models write them in.
 const LAST_BYTES: &[u8] = b"}])>";
-/// What stands in front of them in one token. Every beginning is looked at for every token of a
-/// call, and of these a vocabulary has some hundred.
+/// What stands in front of them in one token. Of beginnings made of these a vocabulary has some
+/// hundred.
 const BEFORE_LAST: &[u8] = b"}])>\"'| \t\r\n";
 /// Longest beginning of a token that is compared with a call's end, in bytes.
 const HEAD_MAX_BYTES: usize = 16;
 
-/// Tokens that may end a call and go on, by how they begin.
+/// Tokens of a vocabulary that may end a call and go on, by how they begin.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Tails(Arc<[Tail]>);
+pub(crate) struct Tails(Arc<[Tail]>);
 
 /// Tokens with one beginning.
 #[derive(Debug)]
 struct Tail {
-    /// The beginning, up to a byte that may be a call's last one, in tokens, and the output's end.
+    /// Bytes of the beginning, up to one that may be a call's last.
+    head_bytes: usize,
+    /// The beginning in tokens, and the output's end.
     head: Vec<u32>,
     /// The tokens that go on behind it.
     tokens: Vec<u32>,
@@ -42,32 +44,51 @@ fn heads(bytes: &[u8]) -> impl DoubleEndedIterator<Item = (&[u8], &[u8])> {
 }
 
 impl Tails {
-    /// Those of a vocabulary with its bytes as a tree. A token that goes on behind the next call's
-    /// `mark` is none of them: what stands there is held, too.
-    fn of(tokenizer: &Tokenizer, tree: &TokTrie, mark: &[u8], end: u32) -> Self {
+    /// Those of a vocabulary with its bytes as a tree, and the token that ends an output; none
+    /// where none does. Looks at every token.
+    pub(crate) fn of(tokenizer: &Tokenizer, tree: &TokTrie, end: Option<u32>) -> Self {
+        let Some(end) = end else {
+            return Self::default();
+        };
         let mut by_head: BTreeMap<&[u8], Vec<u32>> = BTreeMap::new();
         for id in 0..tokenizer.n_vocab() as u32 {
-            let bytes = tokenizer.token_bytes(id).unwrap_or_default();
             if tokenizer.is_special(id) || tokenizer.is_end_of_generation(id) {
                 continue;
             }
-            for (head, rest) in heads(bytes) {
-                if find(rest, mark).is_none_or(|at| at + mark.len() == rest.len()) {
-                    by_head.entry(head).or_default().push(id);
-                }
+            for (head, _) in heads(tokenizer.token_bytes(id).unwrap_or_default()) {
+                by_head.entry(head).or_default().push(id);
             }
         }
         let tails = by_head.into_iter().map(|(head, tokens)| Tail {
+            head_bytes: head.len(),
             head: ending(tree, head, end),
             tokens,
         });
         Self(tails.collect())
     }
 
-    /// Allows the tokens whose beginning ends the call that `grammar` is in.
-    fn allow(&self, grammar: &mut llguidance::Matcher, allowed: &mut SimpleVob) {
-        for tail in self.0.iter().filter(|tail| takes(grammar, &tail.head)) {
-            tail.tokens.iter().for_each(|&id| allowed.allow_token(id));
+    /// Allows the tokens whose beginning ends the call that `grammar` is in, but for those that go
+    /// on behind the next call's `mark`: what stands there is held, too.
+    fn allow(
+        &self,
+        grammar: &mut llguidance::Matcher,
+        tokenizer: &Tokenizer,
+        mark: &[u8],
+        allowed: &mut SimpleVob,
+    ) {
+        for tail in &*self.0 {
+            // Seldom so, and told by the mask alone.
+            if !tail.head.first().is_some_and(|&id| allowed.is_allowed(id))
+                || !takes(grammar, &tail.head)
+            {
+                continue;
+            }
+            for &id in &tail.tokens {
+                let rest = &tokenizer.token_bytes(id).unwrap_or_default()[tail.head_bytes..];
+                if find(rest, mark).is_none_or(|at| at + mark.len() == rest.len()) {
+                    allowed.allow_token(id);
+                }
+            }
         }
     }
 }
@@ -92,17 +113,14 @@ impl Matcher {
 
     /// Allows tokens that end the call that is held, and go on.
     pub(super) fn allow_behind_call(&mut self, allowed: &mut SimpleVob) {
-        let (Some(end), Some(grammar)) = (self.end_behind_call(), &mut self.grammar) else {
+        if self.end_behind_call().is_none() {
             return;
-        };
-        let Ok(env) = grammar.tok_env() else {
-            return;
-        };
+        }
         let mark = self.trigger.as_ref().map_or("", |trigger| &trigger.mark);
-        let tails = self.tails.get_or_insert_with(|| {
-            Tails::of(&self.tokenizer, env.tok_trie(), mark.as_bytes(), end)
-        });
-        tails.allow(grammar, allowed);
+        if let Some(grammar) = &mut self.grammar {
+            let mark = mark.as_bytes();
+            self.tails.allow(grammar, &self.tokenizer, mark, allowed);
+        }
     }
 
     /// Takes a token's beginning where that ends the call that is held and the whole token does not
