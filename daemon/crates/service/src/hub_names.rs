@@ -12,11 +12,13 @@ use crate::files::NamedFile;
 use crate::model_files::ModelFile;
 use crate::naming::default_name;
 
-/// What stands for a hub in front of a name.
-const HOSTS: [&str; 4] = [
+/// What stands for a hub in front of a name, as downloads take it (`hub/src/source.rs`).
+const HOSTS: [&str; 6] = [
     "hf.co/",
     "huggingface.co/",
+    "www.huggingface.co/",
     "ollama.com/",
+    "www.ollama.com/",
     "registry.ollama.ai/",
 ];
 /// The quantization that a repository's name without one means.
@@ -121,8 +123,10 @@ mod tests {
         let dirs = ModelDirs::new(&[root.path().to_owned()]).unwrap();
         let (files, _) = dirs.list(&Looks::default());
         let files = named(&dirs, &Book::default(), files, &Default::default());
-        let meant = |name| meant(name, &files).map(|named| named.name.as_str());
-        assert_eq!(meant("hf.co/o/r:Q8_0"), Some("m-Q8_0"));
+        let meant = |name: &str| meant(name, &files).map(|named| named.name.as_str());
+        for host in ["hf.co", "www.huggingface.co", "huggingface.co"] {
+            assert_eq!(meant(&format!("{host}/o/r:Q8_0")), Some("m-Q8_0"));
+        }
         assert_eq!(meant("o/r:q8_0"), Some("m-Q8_0"));
         assert_eq!(meant("hf.co/o/r:latest"), Some("m-Q4_K_M"));
         assert_eq!(meant("o/r:m-Q8_0.gguf"), Some("m-Q8_0"));

@@ -103,7 +103,7 @@ async fn prompt_of(call: &Call, model: &str, asked: Value) -> Result<Prompt, Fai
             "several prompts are continued by /v1/completions; send a request for each, or ask it";
         return Err(failure::unsupported_field("prompt", why));
     }
-    if let Some(other) = others.into_iter().find(|id| id.as_u64().is_none()) {
+    if let Some(other) = others.into_iter().find(|other| id_of(other).is_none()) {
         let why =
             format!("{other} is neither a text nor an id; give texts and whole numbers from 0");
         return Err(failure::invalid("prompt", &why));
@@ -118,13 +118,16 @@ async fn prompt_of(call: &Call, model: &str, asked: Value) -> Result<Prompt, Fai
     Ok(Prompt::Ids(ids.await?))
 }
 
+fn id_of(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|id| u32::try_from(id).ok())
+}
+
 /// The ids of texts and ids that follow each other. The first text begins as a prompt does.
 fn ids_of(model: &LoadedModel, list: &[Value]) -> Result<Vec<u32>, Failure> {
     let mut ids = Vec::new();
     for (at, one) in list.iter().enumerate() {
         let Some(text) = one.as_str() else {
-            let id = one.as_u64().and_then(|id| u32::try_from(id).ok());
-            ids.extend(id.or(Some(u32::MAX)));
+            ids.extend(id_of(one));
             continue;
         };
         let of_text = model.tokenizer().encode(text, at == 0, true);

@@ -28,12 +28,22 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long the first step is waited for, so that what is refused at once has a status.
 const FIRST_WAIT: Duration = Duration::from_secs(5);
 
+/// A request that names a model.
 #[derive(Debug, Deserialize)]
-struct PullRequest {
+struct Named {
     model: Option<String>,
     /// What older clients call it.
     name: Option<String>,
+    /// Of downloads.
     stream: Option<bool>,
+}
+
+impl Named {
+    /// The name; an empty one where there is none.
+    fn into_name(self) -> String {
+        let model = self.model.filter(|name| !name.is_empty());
+        model.or(self.name).unwrap_or_default()
+    }
 }
 
 /// The handler of downloads.
@@ -45,14 +55,14 @@ pub(in super::super) async fn pull(State(http): State<Arc<Http>>, request: Reque
 
 async fn pulled(http: &Http, call: &Call, request: Request) -> Result<Response, Failure> {
     let may_name_urls = is_at_socket(&request);
-    let asked: PullRequest = call.read_small(request).await?;
-    let name = asked.model.filter(|name| !name.is_empty()).or(asked.name);
-    let name = name.unwrap_or_default();
+    let asked: Named = call.read_small(request).await?;
+    let is_streamed = asked.stream != Some(false);
+    let name = asked.into_name();
     call.service.admit()?;
     call.has_name(&name)?;
     let log = call.audit(&name, "download");
     let mut steps = log.end(http.pulls.start(&name, may_name_urls))?;
-    if asked.stream == Some(false) {
+    if !is_streamed {
         loop {
             match steps.recv().await {
                 Some(Step::Event(_)) => {}
@@ -176,21 +186,12 @@ fn progress(file: &Planned, completed: u64) -> Value {
     json!({"status": format!("pulling {short}"), "digest": digest, "total": file.bytes, "completed": completed})
 }
 
-#[derive(Debug, Deserialize)]
-struct DeleteRequest {
-    model: Option<String>,
-    /// What older clients call it.
-    name: Option<String>,
-}
-
 /// The handler of deletions.
 pub(in super::super) async fn delete(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "DELETE /api/delete", &request);
     let result = async {
-        let asked: DeleteRequest = call.read_small(request).await?;
-        let name = asked.model.filter(|name| !name.is_empty()).or(asked.name);
-        let name = name.unwrap_or_default();
-        removed(&http, &call, &name, IfLoaded::Unload).await?;
+        let asked: Named = call.read_small(request).await?;
+        removed(&http, &call, &asked.into_name(), IfLoaded::Unload).await?;
         Ok(Response::new(Body::empty()))
     };
     let result = result.await;
