@@ -208,7 +208,7 @@ mod tests {
 
     kinds! {
         RmsNorm LayerNorm Add AddTable Scale ScaleBy SoftCap MatMul MatMulHeads Columns Rope RopeKv Attention Gate Activate AddGated GateHeads
-        PositionScale Conv DeltaNet Ssm Route Combine GatherOutputs
+        PositionScale Conv DeltaNet Ssm Route Combine MergeRows GatherOutputs
     }
 
     /// The kinds of a case's work, which is what a step of a plan can be, and

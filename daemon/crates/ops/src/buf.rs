@@ -16,6 +16,8 @@ pub enum Rows {
     Outputs,
     /// So many rows a token: one for each expert that it is routed to.
     Routed(u32),
+    /// One row for so many tokens that follow each other: a block of an image's patches.
+    Merged(u32),
 }
 
 /// An activation buffer: f32 `[rows][width]`.
@@ -46,6 +48,7 @@ impl RowCounts {
             Rows::Tokens => self.tokens,
             Rows::Outputs => self.outputs,
             Rows::Routed(n) => self.tokens * u64::from(n),
+            Rows::Merged(n) => self.tokens / u64::from(n),
         }
     }
 }

@@ -411,6 +411,14 @@ pub enum Op {
         /// Output rows.
         out: Buf,
     },
+    /// Takes rows that follow each other for one: `out[i]` is `x[n * i]` to `x[n * i + n - 1]`, one
+    /// after another, where `n` is the number of `out`'s [`Rows::Merged`](crate::Rows::Merged).
+    MergeRows {
+        /// Input rows `[tokens][width]`.
+        x: Buf,
+        /// Output rows `[tokens / n][n * width]`.
+        out: Buf,
+    },
     /// Copies the rows of the tokens whose logits are wanted: `out[i] = x[outputs[i]]`, or where
     /// that entry has [`MEAN_OF_SPAN`] the mean of its span's rows.
     GatherOutputs {
@@ -467,7 +475,7 @@ impl Op {
                 ..
             } => (&[*logits], &[*ids, *weights]),
             Op::Combine { y, weights, out } => (&[*y, *weights], &[*out]),
-            Op::GatherOutputs { x, out } => (&[*x], &[*out]),
+            Op::MergeRows { x, out } | Op::GatherOutputs { x, out } => (&[*x], &[*out]),
         };
         reads.iter().for_each(|&b| read(b));
         writes.iter().for_each(|&b| write(b));
@@ -516,6 +524,7 @@ impl Op {
             Op::Ssm { .. } => "ssm",
             Op::Route { .. } => "route",
             Op::Combine { .. } => "combine",
+            Op::MergeRows { .. } => "merge_rows",
             Op::GatherOutputs { .. } => "gather_outputs",
         }
     }

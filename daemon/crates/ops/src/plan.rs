@@ -77,13 +77,31 @@ pub enum Step {
     },
 }
 
-/// Rows of a tensor that a pass begins with, one for each token id.
+/// Rows that a pass begins with, one for each of its own.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Input {
-    /// The table, `[width, n_vocab]` in ggml's order.
+    /// The table, `[width, n_vocab]` in ggml's order; of rows that are none of a table their type
+    /// and width.
     pub table: TensorDesc,
     /// Where the rows go.
     pub buf: Buf,
+    /// Which they are.
+    pub rows: InputRows,
+}
+
+/// Which rows a pass begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InputRows {
+    /// A table's, by the tokens' ids; an image's in the place of those of its tokens.
+    Tokens,
+    /// What another plan left in its residual stream.
+    Stream,
+    /// What an image's tower kept for a layer of the text model, 0 for the first; zeros for text.
+    Deepstack(u8),
+    /// An image's patches.
+    Patches,
+    /// The learned positions of an image's patches.
+    GridPositions,
 }
 
 /// How a pass of one model runs.
@@ -400,6 +418,7 @@ mod tests {
                     role: crate::Role::Matrix,
                 },
                 buf: X,
+                rows: InputRows::Tokens,
             }],
             logits: L,
             hidden: N,

@@ -39,6 +39,54 @@ pub enum RopeScaling {
     },
 }
 
+/// Which coordinate of a row's position turns a pair of elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum RopeAxes {
+    /// The position in the sequence.
+    #[default]
+    Sequence,
+    /// The sequence for some pairs, an image's rows and columns for others (M-RoPE, Wang et al.
+    /// 2024, arXiv 2409.12191). Text has the same position in all three.
+    Sections {
+        /// Pairs that turn by the sequence, by rows and by columns.
+        pairs: [u32; 3],
+        /// Whether pairs of the three follow each other in turn; else first all of one, then all of
+        /// the next.
+        interleaved: bool,
+    },
+    /// Rows for the first half of the pairs, columns for the second. Either half has the
+    /// frequencies of a head of half the size.
+    Plane,
+}
+
+impl RopeAxes {
+    /// The coordinate of each of `n` pairs: 0 for the sequence, 1 for rows, 2 for columns.
+    #[must_use]
+    pub fn of_pairs(self, n: u32) -> Vec<u8> {
+        let axis = |pair: u32| match self {
+            Self::Sequence => 0,
+            Self::Sections {
+                pairs: [_, rows, columns],
+                interleaved: true,
+            } => match pair % 3 {
+                1 if pair < 3 * rows => 1,
+                2 if pair < 3 * columns => 2,
+                _ => 0,
+            },
+            Self::Sections {
+                pairs: [sequence, rows, _],
+                interleaved: false,
+            } => match pair {
+                pair if pair < sequence => 0,
+                pair if pair < sequence + rows => 1,
+                _ => 2,
+            },
+            Self::Plane => 1 + u8::from(pair >= n / 2),
+        };
+        (0..n).map(axis).collect()
+    }
+}
+
 /// One table of rotations. A model may have several: windowed layers often have a base of their
 /// own.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,6 +105,8 @@ pub struct RopeSpec {
     pub long: Option<LongFactors>,
     /// Multiplies cos and sin, beside YaRN's own magnitude.
     pub magnitude: f64,
+    /// Which coordinates turn which pairs.
+    pub axes: RopeAxes,
 }
 
 /// Divisors of the frequencies for sequences beyond the context first trained on (LongRoPE, Ding et
@@ -68,4 +118,21 @@ pub struct LongFactors {
     pub beyond: u32,
     /// A tensor of `n_rot / 2` divisors.
     pub factors: crate::TensorDesc,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_turn_by_the_coordinates_of_their_sections() {
+        let sections = |pairs, interleaved| RopeAxes::Sections { pairs, interleaved };
+        // Qwen3-VL's 24, 20, 20 in small, and Qwen2-VL's order.
+        let of_pairs = sections([4, 2, 2], true).of_pairs(8);
+        assert_eq!(of_pairs, [0, 1, 2, 0, 1, 2, 0, 0]);
+        let of_pairs = sections([4, 2, 2], false).of_pairs(8);
+        assert_eq!(of_pairs, [0, 0, 0, 0, 1, 1, 2, 2]);
+        assert_eq!(RopeAxes::Plane.of_pairs(6), [1, 1, 1, 2, 2, 2]);
+        assert_eq!(RopeAxes::Sequence.of_pairs(2), [0, 0]);
+    }
 }

@@ -58,30 +58,40 @@ impl RopeAngles {
     pub fn append(&mut self, table: &RopeTable, positions: impl IntoIterator<Item = u32>) {
         assert_eq!(self.n_rot, table.n_rot(), "one width of rotations a pass");
         for position in positions {
-            let start = self.cos.len();
-            self.cos.resize(start + self.n_rot, 0.0);
-            self.sin.resize(start + self.n_rot, 0.0);
-            let (cos, sin) = (&mut self.cos[start..], &mut self.sin[start..]);
             let pairs = table.cos_sin(position, &mut self.spans);
-            match self.order {
-                RopeOrder::Norm => {
-                    let rows = cos.chunks_exact_mut(2).zip(sin.chunks_exact_mut(2));
-                    for ((cos, sin), (c, s)) in rows.zip(pairs) {
-                        cos.fill(c);
-                        (sin[0], sin[1]) = (-s, s);
-                    }
-                }
-                RopeOrder::Neox => {
-                    let (cos, cos_again) = cos.split_at_mut(self.n_rot / 2);
-                    let (minus_sin, sin) = sin.split_at_mut(self.n_rot / 2);
-                    let cos = cos.iter_mut().zip(cos_again);
-                    let sin = minus_sin.iter_mut().zip(sin);
-                    for (((cos, cos_again), (minus_sin, sin)), (c, s)) in cos.zip(sin).zip(pairs) {
-                        (*cos, *cos_again) = (c, c);
-                        (*minus_sin, *sin) = (-s, s);
-                    }
+            let row = row_of(&mut self.cos, &mut self.sin, self.n_rot);
+            set_row(self.order, row, pairs);
+        }
+    }
+
+    /// As [`append`](Self::append), of rows whose positions have three coordinates; `axes` has the
+    /// coordinate that turns each pair.
+    ///
+    /// # Panics
+    /// When the table rotates another number of elements, or `axes` has other pairs.
+    pub fn append_axes(
+        &mut self,
+        table: &RopeTable,
+        axes: &[u8],
+        positions: impl IntoIterator<Item = [u32; 3]>,
+    ) {
+        assert_eq!(self.n_rot, table.n_rot(), "one width of rotations a pass");
+        assert_eq!(self.n_rot / 2, axes.len(), "one coordinate a pair");
+        let mut mixed = vec![(0.0, 0.0); axes.len()];
+        for position in positions {
+            if position[0] == position[1] && position[0] == position[2] {
+                self.append(table, [position[0]]);
+                continue;
+            }
+            for (axis, position) in position.into_iter().enumerate() {
+                let pairs = table.cos_sin(position, &mut self.spans);
+                let of_axis = mixed.iter_mut().zip(axes).zip(pairs);
+                for ((mixed, _), pair) in of_axis.filter(|((_, of), _)| usize::from(**of) == axis) {
+                    *mixed = pair;
                 }
             }
+            let row = row_of(&mut self.cos, &mut self.sin, self.n_rot);
+            set_row(self.order, row, mixed.iter().copied());
         }
     }
 
@@ -113,6 +123,46 @@ impl RopeAngles {
     #[must_use]
     pub fn rows(&self) -> usize {
         self.cos.len().checked_div(self.n_rot).unwrap_or(0)
+    }
+}
+
+/// Another row of cos and one of sin.
+fn row_of<'a>(
+    cos: &'a mut Vec<f32>,
+    sin: &'a mut Vec<f32>,
+    n_rot: usize,
+) -> (&'a mut [f32], &'a mut [f32]) {
+    let start = cos.len();
+    cos.resize(start + n_rot, 0.0);
+    sin.resize(start + n_rot, 0.0);
+    (&mut cos[start..], &mut sin[start..])
+}
+
+/// Sets a row to the cos and sin of its pairs.
+fn set_row(
+    order: RopeOrder,
+    (cos, sin): (&mut [f32], &mut [f32]),
+    pairs: impl Iterator<Item = (f32, f32)>,
+) {
+    let half = cos.len() / 2;
+    match order {
+        RopeOrder::Norm => {
+            let rows = cos.chunks_exact_mut(2).zip(sin.chunks_exact_mut(2));
+            for ((cos, sin), (c, s)) in rows.zip(pairs) {
+                cos.fill(c);
+                (sin[0], sin[1]) = (-s, s);
+            }
+        }
+        RopeOrder::Neox => {
+            let (cos, cos_again) = cos.split_at_mut(half);
+            let (minus_sin, sin) = sin.split_at_mut(half);
+            let cos = cos.iter_mut().zip(cos_again);
+            let sin = minus_sin.iter_mut().zip(sin);
+            for (((cos, cos_again), (minus_sin, sin)), (c, s)) in cos.zip(sin).zip(pairs) {
+                (*cos, *cos_again) = (c, c);
+                (*minus_sin, *sin) = (-s, s);
+            }
+        }
     }
 }
 
@@ -319,6 +369,36 @@ mod tests {
                     assert_eq!(tail, out[start..], "{what}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_pair_turns_by_its_own_coordinate() {
+        let table = RopeTable::new(&plain(12, 100.0)).unwrap();
+        let axes = [0, 1, 2, 0, 1, 2];
+        for order in [RopeOrder::Norm, RopeOrder::Neox] {
+            let mut mixed = RopeAngles::new(order);
+            mixed.clear(12);
+            mixed.append_axes(&table, &axes, [[70, 3, 5], [9, 9, 9]]);
+            let mut each = RopeAngles::new(order);
+            each.set(&table, [70, 3, 5, 9]);
+            for (pair, axis) in axes.into_iter().enumerate() {
+                let elements = match order {
+                    RopeOrder::Norm => [2 * pair, 2 * pair + 1],
+                    RopeOrder::Neox => [pair, pair + 6],
+                };
+                for e in elements {
+                    let from = usize::from(axis) * 12 + e;
+                    assert_eq!(
+                        (mixed.cos()[e], mixed.sin()[e]),
+                        (each.cos()[from], each.sin()[from])
+                    );
+                }
+            }
+            assert_eq!(
+                (&mixed.cos()[12..], &mixed.sin()[12..]),
+                (&each.cos()[36..], &each.sin()[36..])
+            );
         }
     }
 

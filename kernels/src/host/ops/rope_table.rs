@@ -214,6 +214,21 @@ impl RopeTable {
         }
     }
 
+    /// The table for places in a plane ([`RopeAxes::Plane`](rocmforge_ops::RopeAxes)): the second
+    /// half of the pairs has the frequencies of the first.
+    ///
+    /// # Errors
+    /// As [`RopeTable::new`]; the rotated elements must be a multiple of four.
+    pub fn plane(n_rot: usize, freq_base: f64) -> Result<RopeTable, RopeError> {
+        if n_rot == 0 || !n_rot.is_multiple_of(4) {
+            return Err(RopeError::OddDimensions { n_rot });
+        }
+        positive("freq_base", freq_base)?;
+        let pairs = n_rot / 4;
+        let freq = |pair: usize| freq_base.powf(-((pair % pairs) as f64) / pairs as f64);
+        Ok(RopeTable::with((0..2 * pairs).map(freq).collect(), 1.0))
+    }
+
     /// Elements of a head that are rotated.
     #[must_use]
     pub fn n_rot(&self) -> usize {
@@ -280,6 +295,20 @@ mod tests {
             let expected = bare / (4.0 * f64::from(*factor));
             assert!((freq / expected - 1.0).abs() < 1e-12);
         }
+    }
+
+    #[test]
+    fn a_plane_has_the_frequencies_of_half_a_head_twice() {
+        let (table, half) = (
+            RopeTable::plane(72, 10_000.0).unwrap(),
+            RopeTable::new(&plain(36, 10_000.0)).unwrap(),
+        );
+        let (rows, columns) = table.freqs.split_at(18);
+        assert_eq!(rows, columns);
+        for (freq, half) in rows.iter().zip(&half.freqs) {
+            assert!((freq / half - 1.0).abs() < 1e-12);
+        }
+        assert!(RopeTable::plane(70, 10_000.0).is_err());
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(columns(width, tokens));
         cases.push(layer_normed(width, tokens, width));
         cases.push(combined(width.min(1024), tokens));
+        cases.push(rows_merged(width, 4 * tokens));
     }
     let sizes = [(256, 1), (768, 5), (4096, 130)];
     cases.extend(sizes.map(|(width, tokens)| grouped(width, tokens)));
@@ -105,6 +106,26 @@ pub(super) fn gathered_means() -> Vec<Case> {
         case
     };
     cases.map(gathered).collect()
+}
+
+/// Four rows taken for one.
+fn rows_merged(width: u64, tokens: u64) -> Case {
+    let mut case = plain(
+        "merge_rows".to_owned(),
+        format!("width {width} * {tokens}"),
+        vec![vector(width)],
+        vec![
+            token_buf("x", width),
+            BufSpec {
+                rows: Rows::Merged(4),
+                ..token_buf("m", 4 * width)
+            },
+        ],
+        vec![Op::MergeRows { x: X, out: N }],
+    );
+    (case.tokens, case.compared) = (tokens, vec![N]);
+    case.tolerance = 0.0;
+    case
 }
 
 /// A row of a table added to each: that of its position, or the first.

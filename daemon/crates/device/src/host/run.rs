@@ -206,6 +206,12 @@ fn rows_op(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
                 ops::combine(simd, y, weights, n_used, width, out);
             });
         }
+        Op::MergeRows { x, out } => {
+            let (x, width) = (on.rows(*x), on.width(*out));
+            on.each_row(*out, |rows, out| {
+                out.copy_from_slice(&x[rows.start * width..rows.end * width]);
+            });
+        }
         Op::GatherOutputs { x, out } => {
             let (all, width) = (on.rows(*x), on.width(*x));
             on.each_row(*out, |wanted, out| {

@@ -414,6 +414,7 @@ mod tests {
             inputs: vec![Input {
                 table: matrix("rows", WeightType::Q8_0, 1, 256),
                 buf: Buf(0),
+                rows: crate::ops::InputRows::Tokens,
             }],
             logits: Buf(2),
             hidden: Buf(2),

@@ -144,6 +144,22 @@ impl Lowering<'_> {
                 let (rows, out) = (self.count(*out), self.at(*out));
                 self.push(elements::columns(&parts, *n_group, rows, out))
             }
+            Op::MergeRows { x, out } => {
+                // The rows lie as they are to be: those of the output are longer and fewer.
+                let (rows, cols) = (self.count(*out), self.width(*out));
+                let part = Part {
+                    x: self.at(*x),
+                    cols,
+                    first: 0,
+                    stride: 0,
+                    width: cols as u32,
+                };
+                if rows == 0 {
+                    return Ok(());
+                }
+                let out = self.at(*out);
+                self.push(elements::columns(&[part], 1, rows, out))
+            }
             Op::Route {
                 logits,
                 bias,
