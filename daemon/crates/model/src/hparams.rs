@@ -45,6 +45,9 @@ pub struct Hparams {
     pub ranks_yes_no: bool,
 }
 
+/// Most patches of an image that a tower takes.
+pub const N_PATCH_MAX: u32 = 1 << 16;
+
 /// What a model is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
@@ -147,6 +150,40 @@ impl Hparams {
                 .and_then(Pooling::numbered),
             ranks_yes_no: keys.ranks_yes_no()?,
         })
+    }
+
+    /// Those of a vision tower, whose layers are all alike.
+    pub(crate) fn of_tower(
+        arch: &'static str,
+        n_embd: u32,
+        n_layer: u32,
+        n_head: u32,
+        n_ff: u32,
+        norm_eps: f32,
+    ) -> Self {
+        let head_dim = n_embd / n_head;
+        Self {
+            arch,
+            n_ctx_train: N_PATCH_MAX,
+            n_embd,
+            n_layer,
+            n_layer_nextn: 0,
+            n_ff,
+            n_ff_of: vec![n_ff; n_layer as usize],
+            n_vocab: 0,
+            heads: HeadShape {
+                n_head,
+                n_head_kv: n_head,
+                head_dim,
+                head_dim_v: head_dim,
+            },
+            n_head_of: vec![n_head; n_layer as usize],
+            n_head_kv_of: vec![n_head; n_layer as usize],
+            norm_eps,
+            both_ways: true,
+            pooling: None,
+            ranks_yes_no: false,
+        }
     }
 
     /// The heads of a layer, all of one size.

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use rocmforge_gguf::{Gguf, Value};
-use rocmforge_ops::{RopeOrder, RopeScaling, RopeSpec};
+use rocmforge_ops::{RopeAxes, RopeOrder, RopeScaling, RopeSpec};
 
 use crate::error::Error;
 
@@ -217,15 +217,45 @@ impl Keys<'_> {
     /// The rotations that the usual keys describe. `n_rot` is what
     /// `rope.dimension_count` says, else this.
     pub(crate) fn rope(&self, order: RopeOrder, head_dim: u32) -> Result<RopeSpec, Error> {
+        let n_rot = self.n_rot("rope.dimension_count", head_dim, head_dim)?;
         Ok(RopeSpec {
             order,
-            n_rot: self.n_rot("rope.dimension_count", head_dim, head_dim)?,
+            n_rot,
+            axes: self.axes(n_rot)?,
             freq_base: f64::from(self.positive_or("rope.freq_base", 10_000.0)?),
             scaling: self.scaling()?,
             factors: None,
             long: None,
             magnitude: 1.0,
         })
+    }
+
+    /// Which coordinates of a position turn which pairs, in the architectures with M-RoPE.
+    fn axes(&self, n_rot: u32) -> Result<RopeAxes, Error> {
+        const KEY: &str = "rope.dimension_sections";
+        let interleaved = match self.arch {
+            "qwen2vl" => false,
+            "qwen3vl" | "qwen3vlmoe" | "qwen35" | "qwen35moe" => true,
+            _ => return Ok(RopeAxes::Sequence),
+        };
+        let Some(sections) = self.gguf.u32s(&self.name(KEY))? else {
+            return Ok(RopeAxes::Sequence);
+        };
+        let sum: u64 = sections.iter().map(|&n| u64::from(n)).sum();
+        match sections[..] {
+            [sequence, rows, columns] | [sequence, rows, columns, 0]
+                if sum == u64::from(n_rot / 2) =>
+            {
+                Ok(RopeAxes::Sections {
+                    pairs: [sequence, rows, columns],
+                    interleaved,
+                })
+            }
+            _ => {
+                let message = format!("must be three numbers and 0 whose sum is {}", n_rot / 2);
+                Err(self.bad(KEY, format!("{sections:?}"), message))
+            }
+        }
     }
 
     /// The stretch of the context.

@@ -16,18 +16,23 @@ mod file_type;
 mod hparams;
 mod info;
 mod keys;
+mod tower;
 
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use rocmforge_gguf::Gguf;
-use rocmforge_ops::{KvType, Plan};
+use rocmforge_ops::{Input, InputRows, KvType, Plan, TensorDesc};
+
+use arch::vision::READERS;
+use tower::TowerTable;
 
 pub use arch::supported_architectures;
 pub use error::Error;
-pub use hparams::{Hparams, Pooling, Purpose};
+pub use hparams::{Hparams, N_PATCH_MAX, Pooling, Purpose};
 pub use info::{ModelInfo, QuantizationShare, SegmentInfo};
+pub use tower::{LearnedGrid, Tower};
 
 /// A model: all that its header tells, ready to run.
 #[derive(Debug, Clone)]
@@ -38,6 +43,7 @@ pub struct Model {
     left_alone: Vec<String>,
     predictor: Option<Arc<Plan>>,
     unpredicted: Option<String>,
+    tower: Option<TowerTable>,
     tolerated: Vec<String>,
 }
 
@@ -48,6 +54,80 @@ impl Model {
     /// [`Error::UnknownArchitecture`], [`Error::Unsupported`] and [`Error::UnsupportedType`] name
     /// what is not implemented; the others say what is wrong with the file.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, Error> {
+        Self::with_deepstack(gguf, 0)
+    }
+
+    /// As [`Model::from_gguf`], a text model that takes the rows of a vision tower.
+    ///
+    /// # Errors
+    /// Those of [`Model::from_gguf`], and [`Error::Unsupported`] where it cannot take that tower's
+    /// rows.
+    pub fn reading_images(gguf: &Gguf, tower: &Tower) -> Result<Self, Error> {
+        let deepstack = tower.deepstack.len();
+        let model = Self::with_deepstack(gguf, deepstack)?;
+        let h = &model.hparams;
+        let takes = |input: &Input| matches!(input.rows, InputRows::Deepstack(_));
+        let taken = model
+            .plan
+            .inputs
+            .iter()
+            .filter(|input| takes(input))
+            .count();
+        let fits = READERS.contains(&h.arch) && h.n_embd == tower.n_out && taken == deepstack;
+        if fits {
+            return Ok(model);
+        }
+        Err(Error::Unsupported(format!(
+            "the projector ({}) gives rows of {} elements and rows for {deepstack} layers, for a model of {}; this \
+             one is {} with rows of {}; give the projector that was made for it",
+            tower.projector,
+            tower.n_out,
+            READERS.join(", "),
+            h.arch,
+            h.n_embd,
+        )))
+    }
+
+    /// Makes the vision tower that the header of a projector file describes.
+    ///
+    /// # Errors
+    /// Those of [`Model::from_gguf`].
+    pub fn tower_from_gguf(gguf: &Gguf) -> Result<Self, Error> {
+        let remarks = RefCell::default();
+        let keys = keys::Keys {
+            gguf,
+            arch: "clip.vision",
+            remarks: &remarks,
+        };
+        let (tower, hparams) = arch::vision::read(keys)?;
+        let mut builder = build::PlanBuilder::new(keys, hparams.n_embd, 0, hparams.norm_eps);
+        builder.both_ways = true;
+        let table = arch::vision::build(&mut builder, &tower, &hparams)?;
+        let (plan, left_alone) = builder.finish()?;
+        let info = ModelInfo::new(gguf, &hparams, &plan, &left_alone);
+        Ok(Self {
+            hparams,
+            plan,
+            info,
+            left_alone,
+            predictor: None,
+            unpredicted: None,
+            tower: Some(TowerTable { tower, table }),
+            tolerated: remarks.into_inner(),
+        })
+    }
+
+    /// The vision tower, where it is one.
+    pub fn tower(&self) -> Option<&Tower> {
+        self.tower.as_ref().map(|t| &t.tower)
+    }
+
+    /// The table of a vision tower's learned positions, `[width, side * side]` in ggml's order.
+    pub fn tower_positions(&self) -> Option<&TensorDesc> {
+        self.tower.as_ref().map(|t| &t.table)
+    }
+
+    fn with_deepstack(gguf: &Gguf, deepstack: usize) -> Result<Self, Error> {
         let arch = arch::find(gguf)?;
         let remarks = RefCell::default();
         let keys = keys::Keys {
@@ -59,6 +139,7 @@ impl Model {
         let mut builder =
             build::PlanBuilder::new(keys, hparams.n_embd, hparams.n_vocab, hparams.norm_eps);
         builder.both_ways = hparams.both_ways;
+        builder.takes_deepstack(deepstack);
         let predictor = predictor(arch, keys, &hparams);
         if let Some(Ok(_)) = &predictor {
             builder.keep_stream();
@@ -84,6 +165,7 @@ impl Model {
             left_alone,
             predictor,
             unpredicted,
+            tower: None,
             tolerated: remarks.into_inner(),
         })
     }

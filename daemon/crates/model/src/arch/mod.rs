@@ -42,6 +42,7 @@ mod qwen3next;
 mod seed_oss;
 mod smollm3;
 mod starcoder2;
+pub(crate) mod vision;
 
 use rocmforge_gguf::Gguf;
 

@@ -11,6 +11,7 @@ use crate::hparams::Hparams;
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
+    b.deepstack_inputs();
     let mut rope = b.keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
     rope.factors = b.rope_factors("rope_freqs.weight", rope.n_rot)?;
     let table = b.rope_table(rope);
@@ -27,6 +28,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             bias: Presence::Absent,
         };
         layer(b, i, x, &Layer::new(attention, feed_forward))?;
+        b.deepstack(i, x);
     }
     b.head(x, Presence::Optional, None, None)
 }

@@ -12,6 +12,7 @@ use crate::hparams::Hparams;
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
+    b.deepstack_inputs();
     let rope = b.keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
     let table = b.rope_table(rope);
     let spec = moe::read(b.keys, h.n_embd, RouterGate::Softmax, true)?;
@@ -26,6 +27,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             shared: None,
         });
         layer(b, i, x, &Layer::new(attention, feed_forward))?;
+        b.deepstack(i, x);
     }
     b.head(x, Presence::Absent, None, None)
 }

@@ -91,6 +91,17 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
+    /// An end that gathers the rows that are wanted, and does nothing with them.
+    pub(crate) fn gathered_end(&mut self, x: Buf) {
+        let width = self.width(x);
+        self.cut("head".to_owned(), &[x]);
+        self.head_step = Some(self.steps.len());
+        let on = self.buf_rows("on", width, Rows::Outputs);
+        self.op(Op::GatherOutputs { x, out: on });
+        self.ends = Some((on, on));
+        self.close(&[]);
+    }
+
     /// A product of output rows with its bias, if it has one.
     fn class_product(
         &mut self,

@@ -20,10 +20,11 @@ use std::collections::{HashMap, HashSet};
 
 use rocmforge_gguf::{Gguf, TensorInfo};
 use rocmforge_ops::{
-    Buf, BufSpec, Conflicts, Input, KvGroup, Op, Plan, Role, RopeSpec, Rows, Segment, SegmentKind,
-    Step, TensorDesc, TensorIndex, WeightType,
+    Buf, BufSpec, Conflicts, Input, InputRows, KvGroup, Op, Plan, Role, RopeSpec, Rows, Segment,
+    SegmentKind, Step, TensorDesc, TensorIndex,
 };
 
+use crate::arch::vision::{DEEPSTACK, given_input};
 use crate::error::Error;
 use crate::keys::Keys;
 
@@ -83,6 +84,8 @@ pub(crate) struct PlanBuilder<'a> {
     /// The residual stream and what else lives all along the pass.
     stream: Vec<Buf>,
     keeps_stream: bool,
+    /// Layers that rows of an image's tower are added behind.
+    n_deepstack: usize,
     pub(crate) n_embd: u64,
     pub(crate) n_vocab: u64,
     pub(crate) eps: f32,
@@ -118,6 +121,7 @@ impl<'a> PlanBuilder<'a> {
             ropes: Vec::new(),
             stream: Vec::new(),
             keeps_stream: false,
+            n_deepstack: 0,
             n_embd: u64::from(n_embd),
             n_vocab: u64::from(n_vocab),
             eps,
@@ -296,6 +300,7 @@ impl<'a> PlanBuilder<'a> {
         self.inputs.push(Input {
             table: found.0,
             buf,
+            rows: InputRows::Tokens,
         });
         Ok(buf)
     }
@@ -314,20 +319,48 @@ impl<'a> PlanBuilder<'a> {
 
     /// Rows that another plan left in its residual stream, f32.
     pub(crate) fn stream_input(&mut self, name: &'static str) -> Buf {
-        let buf = self.stream(name);
-        self.inputs.push(Input {
-            table: TensorDesc {
-                name: "the residual stream".to_owned(),
-                ty: WeightType::F32,
-                rows: 1,
-                cols: self.n_embd,
-                offset: 0,
-                bytes: self.n_embd * 4,
-                role: Role::Matrix,
-            },
-            buf,
-        });
+        let (buf, width) = (self.stream(name), self.n_embd);
+        let input = given_input(buf, "the residual stream", width, InputRows::Stream);
+        self.inputs.push(input);
         buf
+    }
+
+    /// Rows that come with a pass, f32.
+    pub(crate) fn given(&mut self, name: &'static str, width: u64, rows: InputRows) -> Buf {
+        let buf = self.buf(name, width);
+        self.inputs.push(given_input(buf, name, width, rows));
+        buf
+    }
+
+    /// A buffer whose content stays to the end of the pass.
+    pub(crate) fn stream_rows(&mut self, name: &'static str, width: u64, rows: Rows) -> Buf {
+        let buf = self.buf_rows(name, width, rows);
+        self.stream.push(buf);
+        buf
+    }
+
+    /// Has so many rows of an image's tower added behind the first layers.
+    pub(crate) fn takes_deepstack(&mut self, n: usize) {
+        self.n_deepstack = n;
+    }
+
+    /// The rows of an image's tower that are added behind the first layers, for an architecture
+    /// that calls [`deepstack`](Self::deepstack) behind each.
+    pub(crate) fn deepstack_inputs(&mut self) {
+        for (layer, name) in DEEPSTACK.into_iter().enumerate().take(self.n_deepstack) {
+            let rows = InputRows::Deepstack(layer as u8);
+            let buf = self.given(name, self.n_embd, rows);
+            self.stream.push(buf);
+        }
+    }
+
+    /// Adds to the residual stream what an image's tower kept for a layer, behind that layer.
+    pub(crate) fn deepstack(&mut self, layer: u32, x: Buf) {
+        if layer as usize >= self.n_deepstack {
+            return;
+        }
+        let y = self.buf(DEEPSTACK[layer as usize], self.n_embd);
+        self.op(Op::Add { x, y, scale: 1.0 });
     }
 
     /// Has the residual stream stay readable to the end of a pass.
@@ -448,6 +481,16 @@ impl Found {
             offset: tensor.offset + first * element,
             bytes: n * element,
             ..tensor.clone()
+        })
+    }
+
+    /// All of it as a matrix of so many rows.
+    pub(crate) fn as_matrix(&self, rows: u64) -> Self {
+        let elements = self.0.rows * self.0.cols;
+        Self(TensorDesc {
+            rows,
+            cols: elements / rows,
+            ..self.0.clone()
         })
     }
 

@@ -37,6 +37,11 @@ impl PlanBuilder<'_> {
         self.bufs[usize::from(buf.0)].width
     }
 
+    /// Which rows a buffer has.
+    pub(crate) fn rows_kind(&self, buf: Buf) -> Rows {
+        self.bufs[usize::from(buf.0)].rows
+    }
+
     /// A place for one more layer's keys and values. Where rows attend both ways nothing is read
     /// behind its layer: layers of one shape have one place, and no page goes before the pass ends.
     pub(crate) fn kv_layer(&mut self, heads: &HeadShape, window: Option<u32>) -> KvLayer {

@@ -1,0 +1,140 @@
+//! What a projector file (mmproj, `general.architecture = clip`) says of its vision tower.
+
+use rocmforge_ops::TensorDesc;
+
+/// A vision tower: how it takes images, and what it gives for them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tower {
+    /// `clip.projector_type`.
+    pub projector: &'static str,
+    /// Side of a patch, in pixels.
+    pub patch: u32,
+    /// Side of the block of patches that becomes one row of the text model.
+    pub merge: u32,
+    /// Width of its residual stream.
+    pub width: u32,
+    /// Width of the text model's.
+    pub n_out: u32,
+    /// Layers whose rows are added behind the first layers of the text model.
+    pub deepstack: Vec<u32>,
+    /// The learned positions.
+    pub grid: LearnedGrid,
+    /// What the colours' mean is before they are normed, red, green, blue, of 0 to 1.
+    pub mean: [f32; 3],
+    /// What they are divided by then.
+    pub std: [f32; 3],
+}
+
+/// A square grid of learned positions, interpolated to each image's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LearnedGrid {
+    /// Its side.
+    pub side: u32,
+}
+
+impl Tower {
+    /// Elements of a row that it gives: that of the text model's embedding, and one for each layer
+    /// of [`deepstack`](Self::deepstack).
+    #[must_use]
+    pub fn row_width(&self) -> u32 {
+        self.n_out * (1 + self.deepstack.len() as u32)
+    }
+
+    /// Patches of a row that it gives.
+    #[must_use]
+    pub fn block(&self) -> usize {
+        (self.merge * self.merge) as usize
+    }
+
+    /// Elements of a patch: three colours.
+    #[must_use]
+    pub fn patch_elements(&self) -> usize {
+        3 * (self.patch * self.patch) as usize
+    }
+
+    /// The row and the column of each patch of an image of so many, in the order of blocks.
+    pub fn places(&self, [_, columns]: [usize; 2]) -> impl Fn(usize) -> [u32; 2] + use<> {
+        let merge = self.merge as usize;
+        move |patch| {
+            let (block, inside) = (patch / (merge * merge), patch % (merge * merge));
+            let (across, blocks) = (inside % merge, columns / merge);
+            let row = block / blocks * merge + inside / merge;
+            [row as u32, (block % blocks * merge + across) as u32]
+        }
+    }
+
+    /// The four learned positions next to a patch's place in a grid of `rows` by `columns`, with
+    /// their weights: the corners of both grids lie on each other.
+    #[must_use]
+    pub fn neighbours(&self, [row, column]: [u32; 2], grid: [usize; 2]) -> [(u32, f32); 4] {
+        let side = self.grid.side;
+        let axis = |at: u32, n: usize| {
+            let last = side - 1;
+            let at = (at * last) as f32 / (n as u32 - 1).max(1) as f32;
+            let low = at.floor();
+            let share = at - low;
+            let low = low as u32;
+            [(low.min(last), 1.0 - share), ((low + 1).min(last), share)]
+        };
+        let ([top, bottom], [left, right]) = (axis(row, grid[0]), axis(column, grid[1]));
+        let both = |a: (u32, f32), b: (u32, f32)| (a.0 * side + b.0, a.1 * b.1);
+        [
+            both(top, left),
+            both(top, right),
+            both(bottom, left),
+            both(bottom, right),
+        ]
+    }
+}
+
+/// A tower and the table of its learned positions in the file.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct TowerTable {
+    pub(crate) tower: Tower,
+    pub(crate) table: TensorDesc,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tower(side: u32) -> Tower {
+        Tower {
+            projector: "qwen3vl_merger",
+            patch: 16,
+            merge: 2,
+            width: 8,
+            n_out: 4,
+            deepstack: vec![1],
+            grid: LearnedGrid { side },
+            mean: [0.5; 3],
+            std: [0.5; 3],
+        }
+    }
+
+    #[test]
+    fn patches_lie_in_blocks_of_rows_and_columns() {
+        let place = tower(4).places([4, 6]);
+        let places: Vec<[u32; 2]> = (0..24).map(place).collect();
+        assert_eq!(places[..4], [[0, 0], [0, 1], [1, 0], [1, 1]]);
+        assert_eq!(
+            places[8..14],
+            [[0, 4], [0, 5], [1, 4], [1, 5], [2, 0], [2, 1]]
+        );
+        assert_eq!(places[23], [3, 5]);
+    }
+
+    #[test]
+    fn positions_are_those_of_the_neighbours_by_nearness() {
+        let of = |place, grid| tower(4).neighbours(place, grid);
+        // Corners lie on corners.
+        assert_eq!(of([0, 0], [7, 7])[0], (0, 1.0));
+        let last = of([6, 6], [7, 7]);
+        assert_eq!((last[0], last[3].1), ((15, 1.0), 0.0));
+        // Half way between two.
+        assert_eq!(of([0, 1], [7, 7])[..2], [(0, 0.5), (1, 0.5)]);
+        assert_eq!(of([1, 0], [7, 7]).map(|(at, _)| at), [0, 1, 4, 5]);
+        // A grid of one.
+        assert_eq!(of([0, 0], [1, 1])[0], (0, 1.0));
+    }
+}
