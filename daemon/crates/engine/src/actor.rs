@@ -24,6 +24,7 @@ mod closing;
 pub(crate) mod commands;
 mod engine;
 mod guard;
+mod images;
 mod interleave;
 mod models;
 mod open;

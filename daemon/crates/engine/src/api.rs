@@ -10,6 +10,7 @@
 pub(crate) mod config;
 pub(crate) mod error;
 pub(crate) mod handle;
+pub(crate) mod images;
 pub(crate) mod refusal;
 mod status;
 
@@ -27,6 +28,7 @@ pub use rocmforge_device::MemoryUse;
 pub use rocmforge_device::gpu::{Libraries, Report, Vendor, probe, report as probe_vendor};
 
 use crate::api::error::Error;
+pub use crate::api::images::{ImageSpan, PreparedImage};
 use crate::model::loaded::{LoadedModel, PreparedModel};
 pub use crate::request::decoding::Decoding;
 pub use crate::request::sampler::SamplingParams;
@@ -84,8 +86,19 @@ pub enum Command {
     Generate {
         /// What to generate.
         request: Box<GenerateRequest>,
+        /// Images of the prompt, in the order of their places; see [`ImageSpan`].
+        images: Vec<ImageSpan>,
         /// Where the events go; its capacity is the reader's credit.
         events: mpsc::Sender<GenerateEvent>,
+    },
+    /// Computes the rows that a model's vision tower gives for an image.
+    ReadImage {
+        /// The model.
+        model: Arc<LoadedModel>,
+        /// The image.
+        image: Arc<PreparedImage>,
+        /// The rows.
+        reply: oneshot::Sender<Result<Vec<f32>, Error>>,
     },
     /// Computes log-probabilities of given tokens.
     Score {

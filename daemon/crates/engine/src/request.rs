@@ -4,6 +4,7 @@ mod clients;
 pub(crate) mod decoding;
 pub(crate) mod encode;
 pub(crate) mod gaps;
+pub(crate) mod images;
 pub(crate) mod kv;
 pub(crate) mod masks;
 pub(crate) mod requests;

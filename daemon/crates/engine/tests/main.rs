@@ -19,6 +19,7 @@ mod gpu_fake_host_pressure;
 mod gpu_fake_offload;
 mod gpu_fake_tier;
 mod gpu_misbehaviours;
+mod images;
 mod interleave;
 mod kv_type;
 mod many;

@@ -53,7 +53,9 @@ impl Engine {
     }
 
     fn is_used(&self, id: ModelId) -> bool {
-        self.requests.tasks.values().any(|task| task.model == id)
+        let tower = self.models.tower_of(id).map(|tower| tower.id);
+        let of_it = |model| model == id || Some(model) == tower;
+        self.requests.tasks.values().any(|task| of_it(task.model))
             || self.preloads.any_of(id)
             || self.memory.store.model_pinned_bytes(id) > 0
             || self.speculation.is_draft_model(id)

@@ -25,6 +25,7 @@ use crate::model::rotations::open_ended_context;
 use crate::request::decoding::Chooser;
 use crate::request::encode;
 use crate::request::gaps::Gaps;
+use crate::request::images::PlacedImage;
 use crate::request::kv::SequenceMemory;
 use crate::request::sampler::Sampler;
 use crate::request::stop::StopStrings;
@@ -54,7 +55,16 @@ impl Engine {
                 self.reopen(&name);
                 self.answer(reply, Ok(()));
             }
-            Command::Generate { request, events } => self.generate(*request, events),
+            Command::Generate {
+                request,
+                images,
+                events,
+            } => self.generate_with_images(*request, images, events),
+            Command::ReadImage {
+                model,
+                image,
+                reply,
+            } => self.read_image(&model, image, reply),
             Command::Score { request, reply } => self.score(*request, reply),
             Command::Embed { request, reply } => self.embed(*request, reply),
             Command::Preload {
@@ -101,8 +111,14 @@ impl Engine {
         let _ = reply.send(result);
     }
 
-    fn generate(&mut self, request: GenerateRequest, events: mpsc::Sender<GenerateEvent>) {
-        let received = self.now();
+    /// A request for text, whose images with their digests are ready.
+    pub(crate) fn generate(
+        &mut self,
+        request: GenerateRequest,
+        images: Vec<(PlacedImage, [u8; 32])>,
+        events: mpsc::Sender<GenerateEvent>,
+        received: Instant,
+    ) {
         let checked = encode::refuse_text(&request.model)
             .and_then(|()| self.check(&request.model, &request.prompt, 0, request.n_ctx));
         let (model, mut n_ctx) = match checked {
@@ -116,6 +132,7 @@ impl Engine {
         let mut sampler = Sampler::new(request.sampling);
         request.prompt.iter().for_each(|&t| sampler.accept(t));
         let n_prompt = request.prompt.len();
+        let (tokens, images) = self.with_images(request.prompt, images);
         let plan = request.model.model().plan();
         if request.max_tokens.is_none() && request.n_ctx.is_none() {
             n_ctx = open_ended_context(plan, n_prompt, n_ctx);
@@ -144,7 +161,8 @@ impl Engine {
         let work = Work::Generate(Box::new(Generation {
             events,
             due: Vec::new(),
-            chooser: Chooser::new(sampler, request.decoding, || self.requests.masks()),
+            chooser: Chooser::new(sampler, request.decoding, || self.requests.masks())
+                .with_drafts(images.is_empty()),
             drafts: Drafts::default(),
             drafted: (0, 0),
             decoder,
@@ -161,13 +179,27 @@ impl Engine {
         self.enqueue(
             model,
             request.model,
-            request.prompt,
+            (tokens, images),
             n_ctx,
             wanted,
             received,
             (request.deadline, request.asker),
             work,
         );
+    }
+
+    /// A prompt's tokens with the images' numbers in the place of their placeholders.
+    fn with_images(
+        &mut self,
+        mut tokens: Vec<u32>,
+        images: Vec<(PlacedImage, [u8; 32])>,
+    ) -> (Vec<u32>, Vec<PlacedImage>) {
+        let placed = images.into_iter().map(|(image, digest)| {
+            tokens[image.tokens()].fill(self.requests.images.token(digest));
+            image
+        });
+        let placed = placed.collect();
+        (tokens, placed)
     }
 
     fn score(&mut self, request: ScoreRequest, reply: oneshot::Sender<Result<Scores, Error>>) {
@@ -206,7 +238,7 @@ impl Engine {
         self.enqueue(
             model,
             request.model,
-            request.ids,
+            (request.ids, Vec::new()),
             n_ctx,
             wanted,
             received,
@@ -247,7 +279,7 @@ impl Engine {
         self.enqueue(
             model,
             request.model,
-            tokens,
+            (tokens, Vec::new()),
             n_ctx,
             wanted,
             received,
@@ -258,7 +290,7 @@ impl Engine {
 
     /// Checks what a request is about, and returns its model's number and the length of its
     /// context, which the last `beyond` of its ids need no place in.
-    fn check(
+    pub(crate) fn check(
         &self,
         loaded: &Arc<LoadedModel>,
         ids: &[u32],
@@ -334,11 +366,11 @@ impl Engine {
         clippy::too_many_arguments,
         reason = "the fields of the one struct that is made here"
     )]
-    fn enqueue(
+    pub(crate) fn enqueue(
         &mut self,
         model: ModelId,
         loaded: Arc<LoadedModel>,
-        tokens: Vec<u32>,
+        (tokens, images): (Vec<u32>, Vec<PlacedImage>),
         n_ctx: usize,
         wanted: SchedulerRequest,
         received: Instant,
@@ -355,7 +387,11 @@ impl Engine {
             tokens: tokens.len() as u32,
             positions_max: wanted.positions_max as u32,
             open_ended: wanted.open_ended,
-            whole: matches!(&work, Work::Embed(e) if e.whole),
+            whole: match &work {
+                Work::Embed(e) => e.whole,
+                Work::Tower(_) => true,
+                Work::Generate(_) | Work::Score(_) => false,
+            },
             // The engine ends what is late itself, and says how many tokens there were.
             deadline: None,
         };
@@ -364,7 +400,7 @@ impl Engine {
         let predicts = has_mtp && work.takes_drafts() && !has_draft_model;
         let reach = match work {
             // The last token is none.
-            Work::Embed(_) => wanted.positions_max - 1,
+            Work::Embed(_) | Work::Tower(_) => wanted.positions_max - 1,
             Work::Generate(_) | Work::Score(_) => wanted.positions_max,
         };
         let task = Task {
@@ -383,6 +419,7 @@ impl Engine {
             follows: false,
             open_ended: wanted.open_ended,
             realm: wanted.realm,
+            images,
             predicts,
             sized: (0, 0),
             counts: crate::api::RequestCacheUse::default(),
@@ -493,14 +530,14 @@ impl Engine {
 }
 
 /// What a request wants of the scheduler.
-struct SchedulerRequest {
-    kind: Kind,
+pub(crate) struct SchedulerRequest {
+    pub(crate) kind: Kind,
     /// Positions that it can come to.
-    positions_max: usize,
+    pub(crate) positions_max: usize,
     /// It ends when the model ends it.
-    open_ended: bool,
+    pub(crate) open_ended: bool,
     /// Whose beginnings it shares.
-    realm: Option<Realm>,
+    pub(crate) realm: Option<Realm>,
 }
 
 /// The answer to new work while the daemon ends.

@@ -71,16 +71,19 @@ impl Engine {
         self.models.iter().any(|there| loaded.share(&there.loaded));
         loaded.set_kv_type(self.config.kv_type);
         choose_reads(&loaded, self.config.direct_io);
-        let layouts = self.layouts(&loaded, loaded.model().plan())?;
-        let kinds = loaded.model().plan().segments.iter().map(|s| s.kind);
-        let kinds = kinds.collect();
-        let id = self.models.next_id();
-        let source = Source::new(&loaded, layouts, kinds);
-        self.memory.store.register(id, source)?;
-        if let Err(error) = self.memory.store.prepare(id, loaded.model().plan()) {
-            self.memory.unregister(id)?;
-            return Err(from_device(Some((loaded.name(), loaded.path())), error));
-        }
+        let id = self.register_segments(&loaded)?;
+        let tower = loaded.tower().map(|tower| {
+            choose_reads(tower, self.config.direct_io);
+            self.register_segments(tower)
+                .map(|of_tower| (of_tower, Arc::clone(tower)))
+        });
+        let tower = match tower.transpose() {
+            Ok(tower) => tower,
+            Err(error) => {
+                self.memory.unregister(id)?;
+                return Err(error);
+            }
+        };
         // One drafts for the model; that is the better one.
         let mtp = match draft {
             Some(_) => None,
@@ -92,11 +95,29 @@ impl Engine {
         self.speculation.add(id, &loaded, mtp, draft);
         let loaded = Arc::new(loaded);
         self.models.add(id, Arc::clone(&loaded));
+        if let Some((of_tower, tower)) = tower {
+            self.models.add_tower(of_tower, tower, id);
+        }
         self.draft_again_with(&loaded);
         Ok(Registered {
             model: loaded,
             is_new: true,
         })
+    }
+
+    /// Makes a model's segments known to the cache and the device.
+    fn register_segments(&mut self, loaded: &LoadedModel) -> Result<ModelId, Error> {
+        let plan = loaded.model().plan();
+        let layouts = self.layouts(loaded, plan)?;
+        let kinds = plan.segments.iter().map(|s| s.kind).collect();
+        let id = self.models.next_id();
+        let source = Source::new(loaded, layouts, kinds);
+        self.memory.store.register(id, source)?;
+        if let Err(error) = self.memory.store.prepare(id, plan) {
+            self.memory.unregister(id)?;
+            return Err(from_device(Some((loaded.name(), loaded.path())), error));
+        }
+        Ok(id)
     }
 
     /// A load of a model whose name is taken: by the same file, or by another one.
@@ -121,6 +142,21 @@ impl Engine {
                 name: loaded.name().to_owned(),
                 changed: there.path() == loaded.path(),
                 path: there.path().to_owned(),
+            });
+        }
+        let file = |of: &LoadedModel| of.tower().map(|tower| Arc::clone(tower.file()));
+        let same = match (file(&there), file(loaded)) {
+            (Some(there), Some(new)) => there.is_same_as(&new),
+            (_, None) => true,
+            (None, Some(_)) => false,
+        };
+        if !same {
+            return Err(Error::InvalidArgument {
+                field: "mmproj",
+                message: format!(
+                    "model '{}' is loaded with another projector, or with none; unload it first",
+                    loaded.name()
+                ),
             });
         }
         self.reopen(loaded.name());
@@ -178,11 +214,12 @@ impl Engine {
             .models
             .find(name)
             .map(|e| (e.id, Arc::clone(&e.loaded)))?;
+        let tower = self.models.tower_of(id).map(|tower| tower.id);
         let busy = self
             .requests
             .tasks
             .values()
-            .filter(|t| t.model == id)
+            .filter(|t| t.model == id || Some(t.model) == tower)
             .count();
         if busy > 0 && !force {
             return Err(Refusal::Busy {
@@ -208,11 +245,17 @@ impl Engine {
 
     /// Ends what goes on for a model and forgets it. Returns the bytes that are free now.
     pub(crate) fn forget_model(&mut self, id: ModelId, loaded: &LoadedModel) -> Result<u64, Error> {
+        let mut freed_of_tower = 0;
         let gone = || {
             Error::from(Refusal::Unloaded {
                 model: loaded.name().to_owned(),
             })
         };
+        if let Some(tower) = self.models.tower_of(id) {
+            let (of_tower, tower) = (tower.id, Arc::clone(&tower.loaded));
+            self.requests.images.forget(of_tower);
+            freed_of_tower = self.forget_model(of_tower, &tower)?;
+        }
         self.end_those(|task| (task.model == id).then(gone));
         self.preloads.end(|model| model == id, gone);
         let all: Vec<u32> = (0..loaded.model().plan().segments.len() as u32).collect();
@@ -220,7 +263,7 @@ impl Engine {
         let mtp = self.speculation.remove(id, &self.models);
         let ids = [Some(id), mtp].into_iter().flatten();
         let usage = |id| self.memory.store.cache.model_stats(id).usage.total();
-        let freed_bytes = ids.clone().map(usage).sum();
+        let freed_bytes = freed_of_tower + ids.clone().map(usage).sum::<u64>();
         for id in ids {
             self.memory.unregister(id)?;
         }
@@ -351,6 +394,13 @@ impl Engine {
             let of_mtp = self.memory.clear(Some(mtp.id))?;
             cleared.freed += of_mtp.freed;
             cleared.segments += of_mtp.segments;
+        }
+        let tower = model.and_then(|model| self.models.tower_of(model));
+        if let Some(tower) = tower.map(|tower| tower.id) {
+            let of_tower = self.memory.clear(Some(tower))?;
+            cleared.freed += of_tower.freed;
+            cleared.segments += of_tower.segments;
+            cleared.kept.extend(of_tower.kept);
         }
         let kept = cleared.kept.iter().filter_map(|&(segment, because)| {
             let entry = self.models.get(segment.model)?;

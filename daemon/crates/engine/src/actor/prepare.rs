@@ -11,8 +11,8 @@ use rocmforge_tensor_cache::ModelId;
 use crate::actor::engine::Engine;
 use crate::api::RequestCacheUse;
 use crate::api::error::Error;
-use crate::model::embedding_rows;
-use crate::model::rotations::{self, Positions};
+use crate::model::rotations::{self, Coordinates, Positions};
+use crate::pass::inputs;
 use crate::pass::member::Member;
 use crate::pass::prepared::Prepared;
 use crate::request::task::Work;
@@ -62,18 +62,9 @@ impl Engine {
         let mut angles = std::mem::take(&mut self.space.angles);
         self.set_angles(model, &*members, &mut angles)?;
         let mut inputs = std::mem::take(&mut self.space.inputs);
-        inputs.resize_with(of_model.inputs.len(), Vec::new);
-        let mut ids = std::mem::take(&mut self.space.ids);
-        ids.clear();
-        for Member { span, task, .. } in &*members {
-            ids.extend(task.row_ids(span.rows as usize));
-        }
         let waiting = self.memory.store.files.begin(loaded.name(), loaded.path());
-        for (input, rows) in of_model.inputs.iter().zip(&mut inputs) {
-            embedding_rows::rows(&loaded, &input.table, &ids, rows)?;
-        }
+        let given = inputs::of_pass(&loaded, members, &mut self.space.ids, &mut inputs)?;
         drop(waiting);
-        self.space.ids = ids;
         let memories = members.iter_mut();
         Ok(Prepared {
             memories: memories
@@ -83,6 +74,7 @@ impl Engine {
             model,
             layout,
             inputs,
+            given,
             angles,
         })
     }
@@ -123,6 +115,10 @@ impl Engine {
             first: m.task.n_past,
             n: m.span.rows as usize,
             reach: m.task.reach,
+            coordinates: match (&m.task.work, entry.loaded.model().tower()) {
+                (Work::Tower(work), Some(tower)) => Coordinates::Patches(tower, work.image.grid),
+                _ => Coordinates::of_images(&m.task.images),
+            },
         });
         rotations::set_angles(plan, &entry.rope, sequences, angles);
         Ok(())

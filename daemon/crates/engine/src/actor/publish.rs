@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use rocmforge_tensor_cache::{ModelStats, Policy as CachePolicy, SegmentState as CacheState};
+use rocmforge_tensor_cache::{
+    ModelId, ModelStats, Policy as CachePolicy, SegmentState as CacheState,
+};
 
 use crate::actor::engine::Engine;
 use crate::actor::publisher::DriverReports;
@@ -32,7 +34,11 @@ impl Engine {
         let findings = &mut snapshot.device.findings;
         findings.extend(self.guards.budget_note.clone());
         for model in &mut snapshot.models {
-            let mine = |t: &&Task| Arc::ptr_eq(&t.loaded, &model.model);
+            let tower = model.model.tower();
+            let mine = |t: &&Task| {
+                Arc::ptr_eq(&t.loaded, &model.model)
+                    || tower.is_some_and(|tower| Arc::ptr_eq(&t.loaded, tower))
+            };
             model.requests = requests.all().filter(mine).count() as u32;
         }
         snapshot.queued = requests.scheduler.waiting() as u32;
@@ -43,6 +49,7 @@ impl Engine {
         let held = self.memory.host_bytes();
         let watch = self.guards.host_pressure.as_ref();
         snapshot.host_pressure = watch.map(|watch| watch.status(held));
+        snapshot.images_read = requests.images.asked;
         snapshot.prefixes = requests.prefix_counts;
         snapshot.interleaved_passes = self.interleaving.passes;
         snapshot.suspensions = requests.suspended.suspensions();
@@ -81,9 +88,12 @@ pub(crate) fn snapshot_of(
         drivers: Arc::clone(&found.drivers),
         passed_over: Arc::clone(&found.passed_over),
         models: models
-            .iter()
+            .named_ones()
             .filter(|entry| !entry.is_withdrawn)
-            .map(|entry| model_status(memory, speculation, entry))
+            .map(|entry| {
+                let tower = models.tower_of(entry.id).map(|tower| tower.id);
+                model_status(memory, speculation, entry, tower)
+            })
             .collect(),
         peak_bytes: cache.resident_bytes + cache.in_flight_bytes,
         cache,
@@ -96,6 +106,7 @@ pub(crate) fn snapshot_of(
         keep_free: None,
         host_pressure: None,
         prefixes: crate::api::PrefixCounts::default(),
+        images_read: 0,
         interleaved_passes: 0,
         suspensions: 0,
         brought_aside: 0,
@@ -108,14 +119,20 @@ pub(crate) fn snapshot_of(
     }
 }
 
-fn model_status(memory: &Memory, speculation: &Speculation, entry: &Entry) -> ModelStatus {
+fn model_status(
+    memory: &Memory,
+    speculation: &Speculation,
+    entry: &Entry,
+    tower: Option<ModelId>,
+) -> ModelStatus {
     let cache = &memory.store.cache;
     let segments = cache.residency(entry.id).unwrap_or_default();
     let mut stats = cache.model_stats(entry.id);
-    if let Some(mtp) = speculation.mtp_of(entry.id) {
-        let of_mtp = cache.model_stats(mtp.id).usage;
-        stats.usage.resident += of_mtp.resident;
-        stats.usage.in_flight += of_mtp.in_flight;
+    let mtp = speculation.mtp_of(entry.id).map(|mtp| mtp.id);
+    for part in [mtp, tower].into_iter().flatten() {
+        let of_part = cache.model_stats(part).usage;
+        stats.usage.resident += of_part.resident;
+        stats.usage.in_flight += of_part.in_flight;
     }
     let state = |place| match place {
         CacheState::Absent => SegmentState::Absent,

@@ -39,6 +39,7 @@ impl Engine {
             // not with its grace period.
             let now = self.now();
             self.end_those(|task| task.ended(now));
+            self.collect_images();
             if self.drained(now) {
                 return None;
             }

@@ -362,7 +362,7 @@ impl Engine {
     fn budget_needed(&self, positions: u32) -> u64 {
         let sizes = self.sizes();
         let store = &self.memory.store;
-        let needs = self.models.iter().map(|entry| {
+        let needs = self.models.named_ones().map(|entry| {
             let id = ScheduledModel(entry.id.0);
             let states = self.speculation.state_bytes(entry.id, store.budget());
             let kv = sizes.kv_bytes(id, positions);

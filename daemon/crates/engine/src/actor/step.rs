@@ -325,6 +325,9 @@ impl Engine {
                     cache: counts,
                 }));
             }
+            Work::Tower(t) => {
+                let _ = t.reply.send(Ok(t.rows));
+            }
             Work::Embed(mut e) => {
                 let values = e.pooled();
                 let _ = e.reply.send(Ok(Embedding {

@@ -17,8 +17,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::api::error::{Error, device_lost};
 use crate::api::{
     Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Closing, Command, EVENT_CAPACITY,
-    EmbedRequest, Embedding, GenerateEvent, GenerateRequest, Policy, PreloadEvent, Registered,
-    STEP_EVENTS, ScoreRequest, Scores, Snapshot, Unloaded,
+    EmbedRequest, Embedding, GenerateEvent, GenerateRequest, ImageSpan, Policy, PreloadEvent,
+    PreparedImage, Registered, STEP_EVENTS, ScoreRequest, Scores, Snapshot, Unloaded,
 };
 use crate::model::loaded::{LoadedModel, PreparedModel};
 
@@ -160,12 +160,48 @@ impl EngineHandle {
     /// # Errors
     /// Those of sending; everything else arrives as [`GenerateEvent::Failed`].
     pub fn generate(&self, request: GenerateRequest) -> Result<Events<GenerateEvent>, Error> {
+        self.generate_with_images(request, Vec::new())
+    }
+
+    /// As [`EngineHandle::generate`], with images in the prompt, of a model that was
+    /// [prepared](crate::prepare_reading_images) with a projector. A request with images drafts no
+    /// tokens.
+    ///
+    /// # Errors
+    /// Those of [`EngineHandle::generate`].
+    pub fn generate_with_images(
+        &self,
+        request: GenerateRequest,
+        images: Vec<ImageSpan>,
+    ) -> Result<Events<GenerateEvent>, Error> {
         let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
         self.send(Command::Generate {
             request: Box::new(request),
+            images,
             events,
         })?;
         Ok(Events::new(receiver, self))
+    }
+
+    /// Computes the rows that a model's vision tower gives for an image, `[tokens][width]`: those
+    /// in the place of embeddings and, side by side with them, those for the first layers. Dropping
+    /// the future cancels it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a model without a tower or an image that does not fit it,
+    /// whatever a pass can meet, and those of sending.
+    pub async fn read_image(
+        &self,
+        model: &Arc<LoadedModel>,
+        image: Arc<PreparedImage>,
+    ) -> Result<Vec<f32>, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::ReadImage {
+            model: Arc::clone(model),
+            image,
+            reply,
+        })?;
+        self.answered(answer).await?
     }
 
     /// Scores tokens. Dropping the future cancels it.

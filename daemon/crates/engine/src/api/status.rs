@@ -47,6 +47,8 @@ pub struct Snapshot {
     pub host_pressure: Option<HostPressureStatus>,
     /// What prompts began with, since start-up.
     pub prefixes: PrefixCounts,
+    /// Images whose rows vision towers were asked for.
+    pub images_read: u64,
     /// Passes of tokens that ran between the steps of a prompt's chunk, since start-up.
     pub interleaved_passes: u64,
     /// Times that a pass stopped between two of its steps, so that others had a turn, since
@@ -101,6 +103,7 @@ impl Snapshot {
             keep_free: None,
             host_pressure: None,
             prefixes: PrefixCounts::default(),
+            images_read: 0,
             interleaved_passes: 0,
             suspensions: 0,
             brought_aside: 0,

@@ -27,6 +27,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use rocmforge_ops::InputRows;
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
 use crate::api::RequestCacheUse;
@@ -38,6 +39,7 @@ use crate::memory::Memory;
 use crate::model::fetcher::ASLEEP_MAX;
 use crate::model::loaded::{LoadedModel, from_fault};
 use crate::model::registry::Models;
+use crate::request::images::IMAGE;
 use crate::request::requests::Requests;
 use crate::request::task::Task;
 use crate::store::fetch::FileFetch;
@@ -410,6 +412,7 @@ fn rows_of<'a>(loaded: &LoadedModel, tasks: impl Iterator<Item = &'a Task>) -> V
     let of_model = tasks.filter(|task| std::ptr::eq(&raw const *task.loaded, loaded));
     let mut ids: Vec<u32> = of_model
         .flat_map(|task| task.tokens.iter().copied())
+        .filter(|id| id & IMAGE == 0)
         .take(ROWS_MAX)
         .collect();
     ids.sort_unstable();
@@ -419,6 +422,7 @@ fn rows_of<'a>(loaded: &LoadedModel, tasks: impl Iterator<Item = &'a Task>) -> V
         .plan()
         .inputs
         .iter()
+        .filter(|input| input.rows == InputRows::Tokens)
         .map(|input| &input.table);
     let rows = tables.flat_map(|table| {
         let row = table.bytes / table.rows;

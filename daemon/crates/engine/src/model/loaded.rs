@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use rocmforge_gguf::{Gguf, Glance, MappedFile};
+use rocmforge_gguf::{Gguf, Glance, MappedFile, OtherUse};
 use rocmforge_grammar::Vocabulary;
 use rocmforge_model::Model;
 use rocmforge_ops::{KV_BLOCK, KvType};
@@ -51,6 +51,8 @@ pub struct LoadedModel {
     contents: Arc<Contents>,
     /// In the place of the file's.
     template: Option<ChatTemplate>,
+    /// The vision tower of its projector file.
+    tower: Option<Arc<LoadedModel>>,
 }
 
 /// Bytes that cache, device and snapshots have of a segment.
@@ -132,6 +134,11 @@ impl LoadedModel {
         &self.contents.model
     }
 
+    /// The vision tower that reads images for it, where it was prepared with a projector.
+    pub fn tower(&self) -> Option<&Arc<LoadedModel>> {
+        self.tower.as_ref()
+    }
+
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.contents.tokenizer
@@ -189,9 +196,12 @@ impl LoadedModel {
             + contents.model.plan().segments.len() * SEGMENT_BYTES
             + template.map_or(0, str::len)
             + self.file.memory_bytes();
+        let of_tower = self.tower.as_ref().map(|tower| tower.memory());
+        let (tower_bytes, tower_parts) =
+            of_tower.map_or((0, 0), |of| (of.own_bytes, of.descriptors));
         ModelMemory {
-            own_bytes: own as u64,
-            descriptors: self.file.parts().len() as u64,
+            own_bytes: own as u64 + tower_bytes,
+            descriptors: self.file.parts().len() as u64 + tower_parts,
             vocabulary: tokenizer.lexicon_id(),
             vocabulary_bytes: (tokenizer.lexicon_bytes() + grammars) as u64,
         }
@@ -246,7 +256,9 @@ impl LoadedModel {
     /// Takes the contents of another name of the same file in its own ones' place; tells whether it
     /// is one.
     pub(crate) fn share(&mut self, other: &LoadedModel) -> bool {
-        let same = self.file.is_same_as(&other.file);
+        // With another tower there may be other inputs.
+        let inputs = |of: &Self| of.model().plan().inputs.len();
+        let same = self.file.is_same_as(&other.file) && inputs(self) == inputs(other);
         if same {
             self.contents = Arc::clone(&other.contents);
         }
@@ -277,7 +289,8 @@ pub fn prepare_among<'a>(
     progress: &mut dyn FnMut(PrepareStage),
 ) -> Result<PreparedModel, Error> {
     let mut others = others.into_iter();
-    let Some(other) = others.find(|other| other.file.is_same_as(&file)) else {
+    let is_same = |other: &&LoadedModel| other.file.is_same_as(&file) && other.tower.is_none();
+    let Some(other) = others.find(is_same) else {
         return prepare(name, file, progress);
     };
     check_name(name)?;
@@ -298,9 +311,38 @@ pub fn prepare_among<'a>(
             file,
             contents: Arc::clone(&other.contents),
             template: None,
+            tower: None,
         },
         draft: None,
     })
+}
+
+/// As [`prepare`], a model that reads images with the vision tower of `projector`, a file that is
+/// named mmproj as a rule (`general.architecture` is `clip`).
+///
+/// # Errors
+/// As [`prepare`], of either file; [`Error::Unsupported`] for a projector that is none, whose kind
+/// is not implemented, or which is for another model.
+pub fn prepare_reading_images(
+    name: &str,
+    file: MappedFile,
+    projector: MappedFile,
+    progress: &mut dyn FnMut(PrepareStage),
+) -> Result<PreparedModel, Error> {
+    prepare_with(name, file, Some(projector), progress)
+}
+
+/// Reads the header of a projector file.
+fn tower_model(name: &str, file: &MappedFile) -> Result<Model, Error> {
+    let gguf = Gguf::open(file).map_err(|e| crate::api::error::from_gguf(name, file.path(), e))?;
+    if Glance::of(&gguf, false).other_use != Some(OtherUse::Projector) {
+        return Err(Error::Unsupported(format!(
+            "{}: it is no projector (mmproj), which has general.architecture = clip; give the file that was published \
+             beside the model for images",
+            file.path().display()
+        )));
+    }
+    Model::tower_from_gguf(&gguf).map_err(|e| crate::api::error::from_model(file.path(), e))
 }
 
 /// Reads an open file's header and makes the model of it. Reads no tensor data. Takes milliseconds;
@@ -314,7 +356,18 @@ pub fn prepare(
     file: MappedFile,
     progress: &mut dyn FnMut(PrepareStage),
 ) -> Result<PreparedModel, Error> {
+    prepare_with(name, file, None, progress)
+}
+
+fn prepare_with(
+    name: &str,
+    file: MappedFile,
+    projector: Option<MappedFile>,
+    progress: &mut dyn FnMut(PrepareStage),
+) -> Result<PreparedModel, Error> {
     check_name(name)?;
+    let projector = projector.map(|file| tower_model(name, &file).map(|model| (file, model)));
+    let projector = projector.transpose()?;
     let bad = |message: String| Error::BadModel {
         path: file.path().to_owned(),
         message,
@@ -344,8 +397,11 @@ pub fn prepare(
         );
     }
     progress(PrepareStage::Tokenizer);
-    let model =
-        Model::from_gguf(&gguf).map_err(|e| crate::api::error::from_model(file.path(), e))?;
+    let model = match projector.as_ref().and_then(|(_, tower)| tower.tower()) {
+        Some(tower) => Model::reading_images(&gguf, tower),
+        None => Model::from_gguf(&gguf),
+    };
+    let model = model.map_err(|e| crate::api::error::from_model(file.path(), e))?;
     if tokenizer.n_vocab() != model.hparams().n_vocab as usize {
         return Err(bad(crate::api::error::damaged(&format!(
             "the vocabulary has {} tokens but token_embd.weight has {} rows",
@@ -359,11 +415,13 @@ pub fn prepare(
         rocmforge_device::give_back_heap_soon();
     }
     let file = Arc::new(file);
+    let tower = projector.map(|(file, model)| tower_beside(name, file, model, &tokenizer));
     Ok(PreparedModel {
         loaded: LoadedModel {
             name: name.to_owned(),
             fetcher: Arc::new(Fetcher::new(&file)),
             file,
+            tower,
             contents: Arc::new(Contents {
                 model,
                 tokenizer,
@@ -373,6 +431,29 @@ pub fn prepare(
             template: None,
         },
         draft: None,
+    })
+}
+
+/// The vision tower of a model. No client can name it: a model's name has no spaces.
+fn tower_beside(
+    name: &str,
+    file: MappedFile,
+    model: Model,
+    tokenizer: &Arc<Tokenizer>,
+) -> Arc<LoadedModel> {
+    let file = Arc::new(file);
+    Arc::new(LoadedModel {
+        name: format!("{name} (vision tower)"),
+        fetcher: Arc::new(Fetcher::new(&file)),
+        file,
+        contents: Arc::new(Contents {
+            model,
+            tokenizer: Arc::clone(tokenizer),
+            template: None,
+            grammars: OnceLock::new(),
+        }),
+        template: None,
+        tower: None,
     })
 }
 

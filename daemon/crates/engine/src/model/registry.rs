@@ -23,6 +23,8 @@ pub(crate) struct Entry {
     pub(crate) share: PromptShare,
     /// It is left out of snapshots, to be closed once nobody holds it.
     pub(crate) is_withdrawn: bool,
+    /// The model whose images it reads: it is a vision tower, and known to nobody by name.
+    pub(crate) reads_for: Option<ModelId>,
 }
 
 /// All of them, in the order in which they were loaded.
@@ -49,7 +51,30 @@ impl Models {
             times: PassTimes::default(),
             share: PromptShare::default(),
             is_withdrawn: false,
+            reads_for: None,
         });
+    }
+
+    /// Registers the vision tower of a model.
+    pub(crate) fn add_tower(&mut self, id: ModelId, tower: Arc<LoadedModel>, of: ModelId) {
+        self.add(id, tower);
+        if let Some(entry) = self.get_mut(id) {
+            entry.reads_for = Some(of);
+        }
+    }
+
+    /// The vision tower of a model.
+    pub(crate) fn tower_of(&self, id: ModelId) -> Option<&Entry> {
+        self.entries
+            .iter()
+            .find(|entry| entry.reads_for == Some(id))
+    }
+
+    /// Those that clients can name.
+    pub(crate) fn named_ones(&self) -> impl Iterator<Item = &Entry> {
+        self.entries
+            .iter()
+            .filter(|entry| entry.reads_for.is_none())
     }
 
     /// Forgets a model.
@@ -91,8 +116,7 @@ impl Models {
         found.ok_or_else(|| Error::UnknownModel {
             name: name.to_owned(),
             known: self
-                .entries
-                .iter()
+                .named_ones()
                 .map(|e| e.loaded.name().to_owned())
                 .collect(),
         })

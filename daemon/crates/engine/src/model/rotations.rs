@@ -18,26 +18,53 @@
 //! `short_and_long_sequences_share_nothing`).
 
 use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
-use rocmforge_ops::{Plan, RopeSpec, TensorDesc};
+use rocmforge_model::Tower;
+use rocmforge_ops::{Plan, RopeAxes, RopeSpec, TensorDesc};
 
 use crate::api::error::Error;
 use crate::model::embedding_rows;
 use crate::model::loaded::LoadedModel;
+use crate::request::images::{self, PlacedImage};
 
 /// The tables of one [`RopeSpec`].
 pub(crate) struct Rotations {
     usual: RopeTable,
     /// For sequences that may become long, where these differ.
     long: Option<RopeTable>,
+    /// The coordinate that turns each pair.
+    axes: Vec<u8>,
 }
 
 /// The rows of a sequence in a pass.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Positions {
+pub(crate) struct Positions<'a> {
     pub(crate) first: usize,
     pub(crate) n: usize,
     /// Positions that the sequence may come to.
     pub(crate) reach: usize,
+    /// Where the rows are beside their place in the sequence.
+    pub(crate) coordinates: Coordinates<'a>,
+}
+
+/// Where rows are beside their place in a sequence.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Coordinates<'a> {
+    /// Nowhere.
+    Text,
+    /// In the images of a text.
+    Images(&'a [PlacedImage]),
+    /// In the grid of a tower's image, which has all of the rows.
+    Patches(&'a Tower, [usize; 2]),
+}
+
+impl<'a> Coordinates<'a> {
+    /// Of a sequence with these images.
+    pub(crate) fn of_images(images: &'a [PlacedImage]) -> Self {
+        match images {
+            [] => Self::Text,
+            images => Self::Images(images),
+        }
+    }
 }
 
 /// The tables of all of a plan's rotations.
@@ -49,6 +76,7 @@ pub(crate) fn tables(loaded: &LoadedModel, plan: &Plan) -> Result<Vec<Rotations>
             long: long
                 .map(|long| table(loaded, spec, Some(&long.factors)))
                 .transpose()?,
+            axes: spec.axes.of_pairs(spec.n_rot / 2),
         })
     };
     plan.ropes.iter().map(of).collect()
@@ -59,6 +87,13 @@ fn table(
     spec: &RopeSpec,
     factors: Option<&TensorDesc>,
 ) -> Result<RopeTable, Error> {
+    let bad = |e: rocmforge_kernels::host::ops::RopeError| Error::BadModel {
+        path: loaded.path().to_owned(),
+        message: e.to_string(),
+    };
+    if spec.axes == RopeAxes::Plane {
+        return RopeTable::plane(spec.n_rot as usize, spec.freq_base).map_err(bad);
+    }
     let params = RopeParams {
         n_rot: spec.n_rot as usize,
         freq_base: spec.freq_base,
@@ -68,17 +103,14 @@ fn table(
             .transpose()?,
         magnitude: spec.magnitude,
     };
-    RopeTable::new(&params).map_err(|e| Error::BadModel {
-        path: loaded.path().to_owned(),
-        message: e.to_string(),
-    })
+    RopeTable::new(&params).map_err(bad)
 }
 
 /// Sets the rotations of a pass's rows.
-pub(crate) fn set_angles(
+pub(crate) fn set_angles<'a>(
     plan: &Plan,
     tables: &[Rotations],
-    sequences: impl Iterator<Item = Positions> + Clone,
+    sequences: impl Iterator<Item = Positions<'a>> + Clone,
     angles: &mut Vec<RopeAngles>,
 ) {
     // Memory, and what neighbouring positions share, is kept from pass to pass.
@@ -87,12 +119,31 @@ pub(crate) fn set_angles(
         let new = plan.ropes.iter().map(|spec| RopeAngles::new(spec.order));
         *angles = new.collect();
     }
-    for (of_spec, tables) in angles.iter_mut().zip(tables) {
+    for ((of_spec, tables), spec) in angles.iter_mut().zip(tables).zip(&plan.ropes) {
         of_spec.clear(tables.usual.n_rot());
-        for Positions { first, n, reach } in sequences.clone() {
+        for Positions {
+            first,
+            n,
+            reach,
+            coordinates,
+        } in sequences.clone()
+        {
             let long = tables.long.as_ref().filter(|_| plan.rotates_long(reach));
             let table = long.unwrap_or(&tables.usual);
-            of_spec.append(table, first as u32..(first + n) as u32);
+            let axes = &tables.axes;
+            match coordinates {
+                Coordinates::Images(images) if spec.axes != RopeAxes::Sequence => {
+                    of_spec.append_axes(table, axes, images::coordinates(images, first, first + n));
+                }
+                Coordinates::Patches(tower, grid) => {
+                    let place = tower.places(grid);
+                    let places = (first..first + n).map(place);
+                    of_spec.append_axes(table, axes, places.map(|[row, column]| [0, row, column]));
+                }
+                Coordinates::Text | Coordinates::Images(_) => {
+                    of_spec.append(table, first as u32..(first + n) as u32);
+                }
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::clock::Clock;
 use crate::model::loaded::LoadedModel;
 use crate::pass::spec::{Interest, RowOutput};
 use crate::request::decoding::{Chosen, Ends, not_finite, score};
+use crate::request::images::TowerWork;
 use crate::request::task::{Generation, Task, Work};
 
 /// What a pass did to a request.
@@ -59,7 +60,7 @@ impl Member {
         match &self.task.work {
             // Its own token, if it has come to it, is the only other one whose successor is wanted.
             Work::Generate(_) => self.span.outputs.saturating_sub(1),
-            Work::Score(_) | Work::Embed(_) => 0,
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => 0,
         }
     }
 
@@ -85,7 +86,9 @@ impl Member {
     pub(crate) fn rows(&self) -> u32 {
         match (&self.task.work, &self.stepped) {
             // Nothing of it was told: all of it is done again, or there was nothing to tell.
-            (_, RowsOutcome::GoesOn) | (Work::Score(_) | Work::Embed(_), _) => self.span.rows,
+            (_, RowsOutcome::GoesOn) | (Work::Score(_) | Work::Embed(_) | Work::Tower(_), _) => {
+                self.span.rows
+            }
             (Work::Generate(_), _) => self.span.rows - (self.span.outputs - self.told),
         }
     }
@@ -101,7 +104,7 @@ pub(crate) fn interest(members: &[Member]) -> Interest {
             // All of its classes.
             Work::Embed(e) if e.classes => return Interest::Logits,
             // It wants states, whatever the others look at.
-            Work::Embed(_) => continue,
+            Work::Embed(_) | Work::Tower(_) => continue,
         };
         if g.chooser.looks_at_all(g.generated) {
             return Interest::Logits;
@@ -163,7 +166,24 @@ fn take_row(task: &mut Task, row: usize, found: RowOutput<'_>) -> RowsOutcome {
                 false => RowsOutcome::GoesOn,
             }
         }
+        Work::Tower(work) => take_image(work, row, found)
+            .unwrap_or_else(|| RowsOutcome::Failed(not_finite(&task.loaded))),
     }
+}
+
+/// Takes a row of an image's tower.
+fn take_image(work: &mut TowerWork, row: usize, found: RowOutput<'_>) -> Option<RowsOutcome> {
+    let RowOutput::Hidden(values) = found else {
+        let message = "a tower's rows are states".to_owned();
+        return Some(RowsOutcome::Failed(Error::Internal(message)));
+    };
+    if values.iter().any(|v| !v.is_finite()) {
+        return None;
+    }
+    Some(match work.take(row, values) {
+        true => RowsOutcome::Done(None),
+        false => RowsOutcome::GoesOn,
+    })
 }
 
 /// Takes a chosen token into a generation.

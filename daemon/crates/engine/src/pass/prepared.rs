@@ -13,6 +13,7 @@ use rocmforge_tensor_cache::ModelId;
 use crate::api::error::Error;
 use crate::memory::Memory;
 use crate::model::loaded::LoadedModel;
+use crate::pass::inputs::GivenRows;
 use crate::pass::member::{Member, interest, nobody_waits};
 use crate::pass::spec::{Pass, PassClient, RowOutput};
 use crate::request::encode;
@@ -27,6 +28,8 @@ pub(crate) struct Prepared {
     pub(crate) layout: ScratchLayout,
     /// For each input of the plan its rows, as its table has them.
     pub(crate) inputs: Vec<Vec<u8>>,
+    /// Rows of images in the place of some of theirs.
+    pub(crate) given: Vec<GivenRows>,
     pub(crate) angles: Vec<RopeAngles>,
     pub(crate) memories: Vec<SequenceMemory>,
 }
@@ -35,7 +38,7 @@ pub(crate) struct Prepared {
 #[derive(Default)]
 pub(crate) struct PassRows<'a> {
     spans: Vec<Span<'a>>,
-    /// Of each request.
+    /// Of each request; of an image its first row of the tower's output.
     first_rows: Vec<usize>,
     outputs: Vec<u32>,
     hidden: Vec<u32>,
@@ -142,6 +145,17 @@ impl Prepared {
             }
             rows.first_rows.push(first_row);
             first_row += n_rows;
+            if let Work::Tower(work) = &member.task.work {
+                // Its outputs are rows of blocks of the pass's.
+                let first = (first_row - n_rows) / (n_rows / work.n);
+                if let Some(place) = rows.first_rows.last_mut() {
+                    *place = first;
+                }
+                rows.hidden
+                    .extend((first..first + work.n).map(|row| row as u32));
+                hidden_owners.extend((0..work.n).map(|_| i));
+                continue;
+            }
             if let Work::Embed(e) = &member.task.work {
                 let (task, begin) = (&member.task, first_row - n_rows);
                 if e.whole {
@@ -190,6 +204,7 @@ impl Prepared {
             n_tokens: plan.rows as usize,
             outputs: &rows.outputs,
             hidden: &rows.hidden,
+            given: &self.given,
             expects_next_pass: plan.expects_next,
             scratch: &self.layout,
             scratch_at,

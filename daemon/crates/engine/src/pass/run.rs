@@ -106,6 +106,13 @@ pub(super) fn write_inputs(
             .device
             .write_rows(scratch(pass), input.buf, &input.table, rows)
             .map_err(|e| memory.store.device_error(Some(pass.model), e))?;
+        let given = pass.given.iter().filter(|given| given.buf == input.buf);
+        let parts: Vec<_> = given.map(|given| (given.row, given.values())).collect();
+        if !parts.is_empty() {
+            let device = &mut memory.store.device;
+            let written = device.write_parts(scratch(pass), input.buf, &parts);
+            written.map_err(|e| memory.store.device_error(Some(pass.model), e))?;
+        }
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use rocmforge_ops::{MEAN_OF_SPAN, Step};
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
 use crate::api::error::Error;
+use crate::pass::inputs::GivenRows;
 
 /// Whoever a pass is computed for.
 pub(crate) trait PassClient {
@@ -33,6 +34,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) outputs: &'a [u32],
     /// Rows whose hidden state is wanted instead, ascending.
     pub(crate) hidden: &'a [u32],
+    /// Rows of images in the place of those of inputs.
+    pub(crate) given: &'a [GivenRows],
     /// Another pass of this model is expected right after.
     pub(crate) expects_next_pass: bool,
     pub(crate) scratch: &'a ScratchLayout,

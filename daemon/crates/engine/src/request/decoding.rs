@@ -85,6 +85,12 @@ impl Chooser {
         }
     }
 
+    /// Drafts no tokens, unless `drafts`.
+    pub(crate) fn with_drafts(mut self, drafts: bool) -> Self {
+        self.takes_drafts &= drafts;
+        self
+    }
+
     /// Whether all logits of the next row are looked at, whatever the sampler takes.
     pub(crate) fn looks_at_all(&self, generated: u32) -> bool {
         self.held.as_ref().is_some_and(Constraint::restricts)

@@ -9,6 +9,7 @@ use rocmforge_tensor_cache::ModelId;
 use crate::api::PrefixCounts;
 use crate::pass::member::Member;
 use crate::pass::suspended::SuspendedPasses;
+use crate::request::images::Images;
 use crate::request::masks::Masks;
 use crate::request::task::Task;
 
@@ -28,6 +29,8 @@ pub(crate) struct Requests {
     pub(crate) passes_before_admission: u32,
     /// What prompts began with.
     pub(crate) prefix_counts: PrefixCounts,
+    /// Their images.
+    pub(crate) images: Images,
     /// The threads that compute masks, since the first request with a grammar.
     masks: Option<Masks>,
     /// The name of the next request.
@@ -48,6 +51,7 @@ impl Requests {
             changed: false,
             passes_before_admission: 0,
             prefix_counts: PrefixCounts::default(),
+            images: Images::default(),
             masks: None,
             next_seq: 0,
         }

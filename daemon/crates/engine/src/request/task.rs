@@ -19,6 +19,7 @@ use crate::model::loaded::LoadedModel;
 use crate::pass::times::PassTimes;
 use crate::request::decoding::Chooser;
 use crate::request::gaps::Gaps;
+use crate::request::images::{PlacedImage, TowerWork};
 use crate::request::kv::SequenceMemory;
 use crate::request::stop::StopStrings;
 
@@ -52,6 +53,8 @@ pub(crate) struct Task {
     pub(crate) follows: bool,
     /// Whose beginnings it shares; `None` if it shares none.
     pub(crate) realm: Option<Realm>,
+    /// Its images, in the order of its tokens.
+    pub(crate) images: Vec<PlacedImage>,
     /// It drafts with the model's block that predicts, and so far has all that it takes.
     pub(crate) predicts: bool,
     /// The budget, and the positions, for which it was seen to fit with that.
@@ -71,6 +74,8 @@ pub(crate) enum Work {
     Score(Scoring),
     /// A vector.
     Embed(Pooled),
+    /// An image's rows.
+    Tower(TowerWork),
 }
 
 impl Work {
@@ -78,7 +83,7 @@ impl Work {
     pub(crate) fn takes_drafts(&self) -> bool {
         match self {
             Work::Generate(g) => g.chooser.takes_drafts() && g.max_tokens.is_none_or(|max| max > 2),
-            Work::Score(_) | Work::Embed(_) => false,
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => false,
         }
     }
 }
@@ -177,6 +182,7 @@ impl Task {
             Work::Generate(g) => (g.events.is_closed(), g.generated),
             Work::Score(s) => (s.reply.is_closed(), 0),
             Work::Embed(e) => (e.reply.is_closed(), 0),
+            Work::Tower(t) => (t.reply.is_closed(), 0),
         };
         if closed {
             return Some(Error::Cancelled);
@@ -191,7 +197,7 @@ impl Task {
     pub(crate) fn is_complete_at(&self, n_past: usize) -> bool {
         match &self.work {
             Work::Generate(_) => n_past == self.tokens.len(),
-            Work::Score(_) | Work::Embed(_) => n_past + 1 == self.tokens.len(),
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => n_past + 1 == self.tokens.len(),
         }
     }
 
@@ -213,7 +219,7 @@ impl Task {
     pub(crate) fn generated(&self) -> u32 {
         match &self.work {
             Work::Generate(g) => g.generated,
-            Work::Score(_) | Work::Embed(_) => 0,
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => 0,
         }
     }
 
@@ -221,7 +227,7 @@ impl Task {
     pub(crate) fn prompt_rows(&self) -> usize {
         let reused = match &self.work {
             Work::Generate(g) => g.reused as usize,
-            Work::Score(_) | Work::Embed(_) => 0,
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => 0,
         };
         self.tokens.len().saturating_sub(reused)
     }
@@ -231,7 +237,7 @@ impl Task {
     pub(crate) fn reader_has_room(&self) -> bool {
         match &self.work {
             Work::Generate(g) => g.room() >= STEP_EVENTS,
-            Work::Score(_) | Work::Embed(_) => true,
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => true,
         }
     }
 
@@ -289,7 +295,7 @@ impl Task {
     pub(crate) fn remaining(&self) -> usize {
         let wanted = match &self.work {
             Work::Generate(g) => g.max_tokens.map(|max| max.saturating_sub(g.generated)),
-            Work::Score(_) | Work::Embed(_) => Some(0),
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => Some(0),
         };
         let room = self.n_ctx.saturating_sub(self.tokens.len());
         wanted.map_or(room, |wanted| room.min(wanted as usize))
@@ -299,7 +305,7 @@ impl Task {
     pub(crate) fn row_ids(&self, rows: usize) -> impl Iterator<Item = u32> {
         let drafts: &[u32] = match &self.work {
             Work::Generate(g) => &g.drafts.next,
-            Work::Score(_) | Work::Embed(_) => &[],
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => &[],
         };
         let known = self.tokens[self.n_past..].iter();
         known.chain(drafts).copied().take(rows)
@@ -333,6 +339,9 @@ impl Task {
             }
             Work::Embed(e) => {
                 let _ = e.reply.send(Err(error));
+            }
+            Work::Tower(t) => {
+                let _ = t.reply.send(Err(error));
             }
         }
     }

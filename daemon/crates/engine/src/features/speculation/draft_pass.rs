@@ -12,9 +12,9 @@ use crate::features::context::{Context, shared_rows_max};
 use crate::features::speculation::draft_choice::{Ahead, FEW_ROWS, Run};
 use crate::features::speculation::mtp::DraftRows;
 use crate::features::speculation::state::Speculation;
-use crate::model::embedding_rows;
-use crate::model::rotations::{self, Positions};
+use crate::model::rotations::{self, Coordinates, Positions};
 use crate::pass::costs::{Sizes, spans_within, table_entries};
+use crate::pass::inputs;
 use crate::pass::member::Member;
 use crate::pass::slices;
 use crate::pass::spec::{Interest, Pass};
@@ -200,6 +200,7 @@ fn draft_pass(
         n_tokens,
         outputs: &outputs,
         hidden: &[],
+        given: &[],
         expects_next_pass,
         scratch: &layout,
         scratch_at,
@@ -253,6 +254,7 @@ fn prepare(
         first: first_of(of),
         n: of.ids.len(),
         reach: members[of.member].task.reach,
+        coordinates: Coordinates::Text,
     });
     let space = &mut *cx.space;
     rotations::set_angles(plan, &entry.rope, sequences, &mut space.angles);
@@ -260,12 +262,8 @@ fn prepare(
     for of in &*ahead {
         space.ids.extend_from_slice(&of.ids);
     }
-    space.inputs.resize_with(plan.inputs.len(), Vec::new);
     let _waiting = cx.memory.store.files.begin(loaded.name(), loaded.path());
-    for (input, rows) in plan.inputs.iter().zip(&mut space.inputs) {
-        embedding_rows::rows(loaded, &input.table, &space.ids, rows)?;
-    }
-    Ok(())
+    inputs::of_text(loaded, plan, &space.ids, &mut space.inputs)
 }
 
 /// The spans of a draft model's pass, and the rows whose logits are wanted.

@@ -16,7 +16,7 @@ use crate::features::speculation::state::Speculation;
 use crate::memory::Memory;
 use crate::model::embedding_rows;
 use crate::model::loaded::LoadedModel;
-use crate::model::rotations::{self, Positions};
+use crate::model::rotations::{self, Coordinates, Positions};
 use crate::pass::member::{Member, RowsOutcome};
 use crate::pass::slices;
 use crate::pass::spec::{Interest, Pass};
@@ -108,7 +108,7 @@ fn rows_to_predict(memory: &mut Memory, members: &mut [Member]) -> Vec<MtpRows> 
         let drafts = matches!(member.stepped, RowsOutcome::Appended);
         let tired = match &mut task.work {
             Work::Generate(g) => drafts && g.drafts.is_tired(),
-            Work::Score(_) | Work::Embed(_) => true,
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => true,
         };
         let complete = task.memory.predicted() == Some(task.n_past);
         if tired || !complete || task.tokens.len() <= task.n_past + n {
@@ -188,6 +188,7 @@ fn run(
         n_tokens,
         outputs: &outputs,
         hidden: &[],
+        given: &[],
         expects_next_pass: plan.expects_next,
         scratch: &layout,
         scratch_at,
@@ -228,6 +229,7 @@ fn prepare(
         first: members[of.member].task.n_past,
         n: of.n,
         reach: members[of.member].task.reach,
+        coordinates: Coordinates::Text,
     });
     let space = &mut *cx.space;
     rotations::set_angles(&mtp.plan, &mtp.rope, sequences, &mut space.angles);

@@ -1,0 +1,225 @@
+//! Requests with images: the tower computes their rows first, as a request of its own, and what is
+//! kept of an earlier request is not computed again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocmforge_model::N_PATCH_MAX;
+use rocmforge_scheduler::Kind;
+use rocmforge_tensor_cache::ModelId;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::actor::commands::SchedulerRequest;
+use crate::actor::engine::Engine;
+use crate::api::error::Error;
+use crate::api::images::{ImageSpan, PreparedImage, check};
+use crate::api::{Asker, GenerateEvent, GenerateRequest};
+use crate::model::loaded::LoadedModel;
+use crate::request::images::{ImageKey, PlacedImage, TowerWork, WaitingRequest};
+use crate::request::task::Work;
+
+impl Engine {
+    /// A request for text whose prompt has images.
+    pub(crate) fn generate_with_images(
+        &mut self,
+        request: GenerateRequest,
+        images: Vec<ImageSpan>,
+        events: mpsc::Sender<GenerateEvent>,
+    ) {
+        if images.is_empty() {
+            return self.generate(request, Vec::new(), events, self.now());
+        }
+        let about = (&request.model, &request.prompt[..], request.n_ctx);
+        match self.tower_for(about, &images) {
+            Ok(tower) => self.compute_images(tower, request, images, events),
+            Err(error) => {
+                // The channel is new and has room.
+                let _ = events.try_send(GenerateEvent::Failed(error));
+            }
+        }
+    }
+
+    /// The tower that computes a request's images, all of which was checked.
+    fn tower_for(
+        &self,
+        (model, prompt, n_ctx): (&Arc<LoadedModel>, &[u32], Option<u32>),
+        images: &[ImageSpan],
+    ) -> Result<(ModelId, Arc<LoadedModel>), Error> {
+        let name = model.name();
+        let (model, _) = self.check(model, prompt, 0, n_ctx)?;
+        let Some(entry) = self.models.tower_of(model) else {
+            return Err(Error::InvalidArgument {
+                field: "images",
+                message: format!(
+                    "model '{}' was loaded without the part that reads images; load it with its projector (mmproj), or \
+                     ask a model that reads images",
+                    name
+                ),
+            });
+        };
+        let loaded = Arc::clone(&entry.loaded);
+        let tower = tower_of(&loaded)?;
+        check(images, prompt.len(), tower)?;
+        let waiting = self.requests.images.waiting();
+        if waiting >= self.config.queue_capacity {
+            return Err(Error::Exhausted {
+                message: format!(
+                    "{waiting} requests wait for their images already; try again when some have ended"
+                ),
+                retry_after: Duration::from_secs(1),
+            });
+        }
+        Ok((entry.id, loaded))
+    }
+
+    /// Has the rows computed that are not kept, and lets the request wait for them.
+    fn compute_images(
+        &mut self,
+        (id, loaded): (ModelId, Arc<LoadedModel>),
+        request: GenerateRequest,
+        images: Vec<ImageSpan>,
+        events: mpsc::Sender<GenerateEvent>,
+    ) {
+        let known = &mut self.requests.images;
+        let rows = images.iter();
+        let rows = rows
+            .map(|span| known.find(&(id, span.image.digest)))
+            .collect();
+        let (asker, received) = (request.asker, self.now());
+        let waiting = WaitingRequest {
+            request,
+            images,
+            events,
+            received,
+            tower: id,
+            rows,
+        };
+        let missing: Vec<(ImageKey, Arc<PreparedImage>)> = waiting
+            .missing()
+            .map(|(key, image)| (key, Arc::clone(image)))
+            .collect();
+        self.requests.images.wait(waiting);
+        for (key, image) in missing {
+            if !self.requests.images.is_computed(&key) {
+                self.compute_image(key, &loaded, image, asker, received);
+            }
+        }
+        self.collect_images();
+    }
+
+    /// The rows of an image by itself.
+    pub(crate) fn read_image(
+        &mut self,
+        model: &Arc<LoadedModel>,
+        image: Arc<PreparedImage>,
+        reply: oneshot::Sender<Result<Vec<f32>, Error>>,
+    ) {
+        let n = model.tower().and_then(|tower| {
+            let block = tower.model().tower()?.block();
+            let patches = image.grid[0].checked_mul(image.grid[1])?;
+            Some((patches / block).clamp(1, N_PATCH_MAX as usize))
+        });
+        let span = ImageSpan {
+            first: 0,
+            image: Arc::clone(&image),
+        };
+        let prompt = vec![0; n.unwrap_or(1)];
+        match self.tower_for((model, &prompt, None), &[span]) {
+            Ok(tower) => self.ask_tower(tower, image, Asker::default(), self.now(), reply),
+            Err(error) => {
+                let _ = reply.send(Err(error));
+            }
+        }
+    }
+
+    fn compute_image(
+        &mut self,
+        key: ImageKey,
+        loaded: &Arc<LoadedModel>,
+        image: Arc<PreparedImage>,
+        asker: Asker,
+        received: Instant,
+    ) {
+        let Ok(tower) = tower_of(loaded) else {
+            return;
+        };
+        let shape = (tower.n_out as usize, 1 + tower.deepstack.len());
+        let reply = self.requests.images.ask(key, shape);
+        self.ask_tower((key.0, Arc::clone(loaded)), image, asker, received, reply);
+    }
+
+    fn ask_tower(
+        &mut self,
+        (id, loaded): (ModelId, Arc<LoadedModel>),
+        image: Arc<PreparedImage>,
+        asker: Asker,
+        received: Instant,
+        reply: oneshot::Sender<Result<Vec<f32>, Error>>,
+    ) {
+        let Ok(tower) = tower_of(&loaded) else {
+            return;
+        };
+        let patches = image.grid[0] * image.grid[1];
+        let n = patches / tower.block();
+        self.requests.images.asked += 1;
+        // To the scheduler it is a scoring, which computes a row for each token but the last.
+        let wanted = SchedulerRequest {
+            kind: Kind::Score,
+            positions_max: patches + 1,
+            open_ended: false,
+            realm: None,
+        };
+        let work = Work::Tower(TowerWork {
+            image,
+            reply,
+            rows: Vec::new(),
+            n,
+        });
+        self.enqueue(
+            id,
+            loaded,
+            (vec![0; patches + 1], Vec::new()),
+            patches + 1,
+            wanted,
+            received,
+            (None, asker),
+            work,
+        );
+    }
+
+    /// Takes the rows that towers have computed: requests that have all of theirs begin, and those
+    /// end that nobody waits for.
+    pub(crate) fn collect_images(&mut self) {
+        let now = self.now();
+        let (ready, ended) = self.requests.images.collect(now);
+        for (request, error) in ended {
+            request.fail(error);
+        }
+        for waiting in ready {
+            let Some(entry) = self.models.get(waiting.tower) else {
+                continue;
+            };
+            let loaded = Arc::clone(&entry.loaded);
+            let Ok(tower) = tower_of(&loaded) else {
+                continue;
+            };
+            let merge = tower.merge as usize;
+            let spans = waiting.images.iter().zip(waiting.rows);
+            let placed = spans.filter_map(|(span, rows)| {
+                let placed = PlacedImage {
+                    first: span.first,
+                    grid: span.image.grid.map(|side| side / merge),
+                    rows: rows?,
+                };
+                Some((placed, span.image.digest))
+            });
+            let placed = placed.collect();
+            self.generate(waiting.request, placed, waiting.events, waiting.received);
+        }
+    }
+}
+
+fn tower_of(loaded: &LoadedModel) -> Result<&rocmforge_model::Tower, Error> {
+    let tower = loaded.model().tower();
+    tower.ok_or_else(|| Error::Internal("a projector without a tower".to_owned()))
+}

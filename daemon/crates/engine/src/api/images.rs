@@ -1,0 +1,96 @@
+//! Images in a prompt.
+
+use std::sync::Arc;
+
+use rocmforge_model::{N_PATCH_MAX, Tower};
+
+use crate::api::error::Error;
+
+/// An image, decoded, resized and normed as a model's vision tower wants it, and cut into patches.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PreparedImage {
+    /// Rows and columns of patches; both are multiples of the tower's
+    /// [`merge`](rocmforge_model::Tower::merge).
+    pub grid: [usize; 2],
+    /// `[rows * columns][3 * patch * patch]`: the patches of a block of `merge` by `merge` follow
+    /// each other, the blocks of a row of blocks too. A patch has all of its reds, greens and
+    /// blues, each by rows.
+    pub patches: Vec<f32>,
+    /// SHA-256 of the pixels and of how they were prepared: two images with one digest are the
+    /// same.
+    pub digest: [u8; 32],
+}
+
+/// Where an image is in a prompt.
+#[derive(Debug, Clone)]
+pub struct ImageSpan {
+    /// Index of the first of its placeholders among the prompt's tokens; it has as many as the
+    /// tower gives rows.
+    pub first: usize,
+    /// The image.
+    pub image: Arc<PreparedImage>,
+}
+
+impl ImageSpan {
+    /// Rows that the tower gives, which are the image's tokens in the prompt.
+    pub(crate) fn n(&self, tower: &Tower) -> usize {
+        let [rows, columns] = self.image.grid;
+        rows * columns / tower.block()
+    }
+}
+
+/// Checks images of a prompt of so many tokens.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] says which image is wrong, and in what.
+pub(crate) fn check(images: &[ImageSpan], n_prompt: usize, tower: &Tower) -> Result<(), Error> {
+    let bad = |i: usize, message: String| Error::InvalidArgument {
+        field: "images",
+        message: format!("image {i} {message}"),
+    };
+    let merge = tower.merge as usize;
+    let mut free = 0;
+    for (i, span) in images.iter().enumerate() {
+        let image = &span.image;
+        let [rows, columns] = image.grid;
+        let patches = rows
+            .checked_mul(columns)
+            .filter(|&n| n > 0 && n <= N_PATCH_MAX as usize);
+        let Some(patches) = patches else {
+            let message = format!(
+                "has {rows} by {columns} patches, where 1 to {N_PATCH_MAX} can be; make it smaller"
+            );
+            return Err(bad(i, message));
+        };
+        if !rows.is_multiple_of(merge) || !columns.is_multiple_of(merge) {
+            let message = format!(
+                "has {rows} by {columns} patches; both numbers must be multiples of {merge}"
+            );
+            return Err(bad(i, message));
+        }
+        let elements = patches * tower.patch_elements();
+        if image.patches.len() != elements {
+            let found = image.patches.len();
+            let message = format!(
+                "has {found} values where {patches} patches of {} pixels a side have {elements}",
+                tower.patch
+            );
+            return Err(bad(i, message));
+        }
+        if image.patches.iter().any(|v| !v.is_finite()) {
+            return Err(bad(i, "has values that are no finite numbers".to_owned()));
+        }
+        let end = span.first.checked_add(span.n(tower));
+        let Some(end) = end.filter(|&end| span.first >= free && end <= n_prompt) else {
+            let message = format!(
+                "has {} tokens from token {} on, which is not behind the image before it and within the {n_prompt} \
+                 tokens of the prompt",
+                span.n(tower),
+                span.first,
+            );
+            return Err(bad(i, message));
+        };
+        free = end;
+    }
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! The rows that a pass begins with: embeddings of tokens, rows of images in their place, and
+//! patches of images where it is a tower's.
+
+use std::sync::Arc;
+
+use rocmforge_kernels::host::reference;
+use rocmforge_ops::{Buf, Input, InputRows, Plan, TensorDesc};
+
+use crate::api::error::Error;
+use crate::model::embedding_rows;
+use crate::model::loaded::LoadedModel;
+use crate::pass::member::Member;
+use crate::request::images::{IMAGE, ImageRows};
+use crate::request::task::Work;
+
+/// Rows of an image in the place of others.
+#[derive(Debug, Clone)]
+pub(crate) struct GivenRows {
+    pub(crate) buf: Buf,
+    /// The first of the pass's rows.
+    pub(crate) row: u64,
+    image: Arc<ImageRows>,
+    part: usize,
+    first: usize,
+    n: usize,
+}
+
+impl GivenRows {
+    /// The rows.
+    pub(crate) fn values(&self) -> &[f32] {
+        let width = self.image.width;
+        &self.image.parts[self.part][self.first * width..][..self.n * width]
+    }
+}
+
+/// The rows of each input of a plan, of text without images.
+pub(crate) fn of_text(
+    loaded: &LoadedModel,
+    plan: &Plan,
+    ids: &[u32],
+    inputs: &mut Vec<Vec<u8>>,
+) -> Result<(), Error> {
+    inputs.resize_with(plan.inputs.len(), Vec::new);
+    for (input, rows) in plan.inputs.iter().zip(inputs) {
+        match input.rows {
+            InputRows::Tokens => embedding_rows::rows(loaded, &input.table, ids, rows)?,
+            _ => zeros(input, ids.len(), rows),
+        }
+    }
+    Ok(())
+}
+
+fn zeros(input: &Input, n: usize, rows: &mut Vec<u8>) {
+    rows.clear();
+    rows.resize(n * input.table.bytes as usize, 0);
+}
+
+/// The rows of each input of a model's plan for a pass of these requests, and what of it is an
+/// image's.
+pub(crate) fn of_pass(
+    loaded: &LoadedModel,
+    members: &[Member],
+    ids: &mut Vec<u32>,
+    inputs: &mut Vec<Vec<u8>>,
+) -> Result<Vec<GivenRows>, Error> {
+    let plan = loaded.model().plan();
+    ids.clear();
+    for Member { span, task, .. } in members {
+        let known = task.row_ids(span.rows as usize);
+        ids.extend(known.map(|id| if id & IMAGE == 0 { id } else { 0 }));
+    }
+    if loaded.model().tower().is_some() {
+        inputs.resize_with(plan.inputs.len(), Vec::new);
+        for (input, rows) in plan.inputs.iter().zip(inputs) {
+            rows.clear();
+            match input.rows {
+                InputRows::Patches => patches(members, rows),
+                InputRows::GridPositions => positions(loaded, members, rows)?,
+                _ => zeros(input, ids.len(), rows),
+            }
+        }
+        return Ok(Vec::new());
+    }
+    of_text(loaded, plan, ids, inputs)?;
+    let parts = plan.inputs.iter().filter_map(|input| match input.rows {
+        InputRows::Tokens => Some((input.buf, 0)),
+        InputRows::Deepstack(layer) => Some((input.buf, 1 + usize::from(layer))),
+        _ => None,
+    });
+    Ok(parts.flat_map(|part| given(members, part)).collect())
+}
+
+/// The images' rows of one part.
+fn given(members: &[Member], (buf, part): (Buf, usize)) -> Vec<GivenRows> {
+    let mut first_row = 0;
+    let mut all = Vec::new();
+    for Member { span, task, .. } in members {
+        let (from, to) = (task.n_past, task.n_past + span.rows as usize);
+        for image in &task.images {
+            let tokens = image.tokens();
+            let (begin, end) = (tokens.start.max(from), tokens.end.min(to));
+            if begin < end {
+                all.push(GivenRows {
+                    buf,
+                    row: (first_row + begin - from) as u64,
+                    image: Arc::clone(&image.rows),
+                    part,
+                    first: begin - tokens.start,
+                    n: end - begin,
+                });
+            }
+        }
+        first_row += span.rows as usize;
+    }
+    all
+}
+
+/// The patches of a tower's pass.
+fn patches(members: &[Member], rows: &mut Vec<u8>) {
+    for member in members {
+        if let Work::Tower(work) = &member.task.work {
+            let patches = work.image.patches.iter();
+            rows.extend(patches.flat_map(|x| x.to_le_bytes()));
+        }
+    }
+}
+
+/// The learned positions of a tower's pass, interpolated to each image's grid.
+fn positions(loaded: &LoadedModel, members: &[Member], rows: &mut Vec<u8>) -> Result<(), Error> {
+    let model = loaded.model();
+    let (Some(tower), Some(table)) = (model.tower(), model.tower_positions()) else {
+        return Err(Error::Internal(
+            "positions of a tower that is none".to_owned(),
+        ));
+    };
+    let (table, width) = (whole(loaded, table)?, tower.width as usize);
+    let mut row = vec![0.0; width];
+    for member in members {
+        let Work::Tower(work) = &member.task.work else {
+            continue;
+        };
+        let grid = work.image.grid;
+        let place = tower.places(grid);
+        for patch in 0..grid[0] * grid[1] {
+            row.fill(0.0);
+            for (at, weight) in tower.neighbours(place(patch), grid) {
+                let learned = &table[at as usize * width..][..width];
+                row.iter_mut()
+                    .zip(learned)
+                    .for_each(|(x, l)| *x += weight * l);
+            }
+            rows.extend(row.iter().flat_map(|x| x.to_le_bytes()));
+        }
+    }
+    Ok(())
+}
+
+/// A table of the file, all of it as f32.
+fn whole(loaded: &LoadedModel, table: &TensorDesc) -> Result<Vec<f32>, Error> {
+    let range = table.offset..table.offset + table.bytes;
+    loaded.bring(std::iter::once(range.clone()))?;
+    let mut values = vec![0.0; (table.rows * table.cols) as usize];
+    let read = loaded.file().with_range(range, |bytes| {
+        reference::dequantize(table.ty, bytes, &mut values)
+    });
+    read.map_err(|e| crate::api::error::from_read(loaded.name(), loaded.path(), e))?
+        .map_err(|e| Error::Internal(e.to_string()))?;
+    Ok(values)
+}

@@ -1,0 +1,399 @@
+//! Images of requests: their towers' rows, which requests wait for and which are kept for the next
+//! request with the same image, and the numbers by which the prefix cache tells images apart.
+//!
+//! In a task's tokens an image's placeholders are [`IMAGE`] and the image's number. Two images have
+//! two numbers, and a number is never given twice, so that the prefix cache finds a prompt again
+//! with the same images alone. Kept rows are in host memory, at most [`KEPT_BYTES_MAX`].
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rocmforge_tensor_cache::ModelId;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::api::error::Error;
+use crate::api::images::{ImageSpan, PreparedImage};
+use crate::api::{GenerateEvent, GenerateRequest};
+
+/// Of a task's token: an image's place, whose number the other bits are.
+pub(crate) const IMAGE: u32 = 1 << 31;
+
+/// Bytes of towers' rows that are kept for requests to come.
+const KEPT_BYTES_MAX: usize = 256 << 20;
+
+/// Images whose numbers are remembered. Beyond, all get new ones, and what the prefix cache has of
+/// them is found no more.
+const NUMBERS_MAX: usize = 1 << 16;
+
+/// What a tower makes of an image: a tower and an image's digest.
+pub(crate) type ImageKey = (ModelId, [u8; 32]);
+
+/// What a tower made of an image.
+#[derive(Debug, PartialEq)]
+pub(crate) struct ImageRows {
+    /// What takes the place of embeddings, then what is added behind the first layers; each
+    /// `[tokens][n_embd]`.
+    pub(crate) parts: Vec<Vec<f32>>,
+    /// Elements of a row of a part.
+    pub(crate) width: usize,
+}
+
+impl ImageRows {
+    /// Takes the tower's rows apart, of which each has all parts side by side.
+    fn new(rows: &[f32], width: usize, n_parts: usize) -> Self {
+        let part = |i: usize| {
+            let rows = rows.chunks_exact(width * n_parts);
+            rows.flat_map(|row| &row[i * width..][..width])
+                .copied()
+                .collect()
+        };
+        Self {
+            parts: (0..n_parts).map(part).collect(),
+            width,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.len() * 4).sum()
+    }
+}
+
+/// An image in a task's tokens.
+#[derive(Debug, Clone)]
+pub(crate) struct PlacedImage {
+    /// Index of its first token.
+    pub(crate) first: usize,
+    /// Rows and columns of its tokens.
+    pub(crate) grid: [usize; 2],
+    pub(crate) rows: Arc<ImageRows>,
+}
+
+impl PlacedImage {
+    /// Its tokens.
+    pub(crate) fn tokens(&self) -> std::ops::Range<usize> {
+        self.first..self.first + self.grid[0] * self.grid[1]
+    }
+}
+
+/// The coordinates of tokens `from..to` of a sequence with images: sequence, row, column. Text
+/// behind an image goes on behind the largest of the image's.
+pub(crate) fn coordinates(
+    images: &[PlacedImage],
+    from: usize,
+    to: usize,
+) -> impl Iterator<Item = [u32; 3]> {
+    // Tokens of images before, less the positions that they take.
+    let mut saved = 0;
+    let mut next = 0;
+    (0..to).filter_map(move |i| {
+        while let Some(image) = images.get(next).filter(|image| image.tokens().end <= i) {
+            saved += image.grid[0] * image.grid[1] - image.grid[0].max(image.grid[1]);
+            next += 1;
+        }
+        if i < from {
+            return None;
+        }
+        let here = images.get(next).filter(|image| image.tokens().contains(&i));
+        Some(match here {
+            None => [(i - saved) as u32; 3],
+            Some(image) => {
+                let (start, at) = (image.first - saved, i - image.first);
+                let columns = image.grid[1];
+                [start, start + at / columns, start + at % columns].map(|p| p as u32)
+            }
+        })
+    })
+}
+
+/// The work of a tower on an image.
+#[derive(Debug)]
+pub(crate) struct TowerWork {
+    pub(crate) image: Arc<PreparedImage>,
+    pub(crate) reply: oneshot::Sender<Result<Vec<f32>, Error>>,
+    /// Its rows so far, and how many there will be.
+    pub(crate) rows: Vec<f32>,
+    pub(crate) n: usize,
+}
+
+impl TowerWork {
+    /// Takes row `row`; a pass that is done again tells some a second time. Whether it is the last.
+    pub(crate) fn take(&mut self, row: usize, values: &[f32]) -> bool {
+        self.rows.truncate(row * values.len());
+        self.rows.extend_from_slice(values);
+        row + 1 == self.n
+    }
+}
+
+/// A tower at work on an image.
+struct Computed {
+    key: ImageKey,
+    answer: oneshot::Receiver<Result<Vec<f32>, Error>>,
+    /// Width of a part of a row, and how many parts it has.
+    shape: (usize, usize),
+}
+
+/// A request that waits for rows of its images.
+pub(crate) struct WaitingRequest {
+    pub(crate) request: GenerateRequest,
+    pub(crate) images: Vec<ImageSpan>,
+    pub(crate) events: mpsc::Sender<GenerateEvent>,
+    pub(crate) received: Instant,
+    pub(crate) tower: ModelId,
+    /// Of each image, once they are there.
+    pub(crate) rows: Vec<Option<Arc<ImageRows>>>,
+}
+
+impl WaitingRequest {
+    fn key(&self, image: usize) -> ImageKey {
+        (self.tower, self.images[image].image.digest)
+    }
+
+    /// What it waits for, with the images.
+    pub(crate) fn missing(&self) -> impl Iterator<Item = (ImageKey, &Arc<PreparedImage>)> {
+        let missing = (0..self.images.len()).filter(|&i| self.rows[i].is_none());
+        missing.map(|i| (self.key(i), &self.images[i].image))
+    }
+
+    /// Why it is to end.
+    fn ended(&self, now: Instant) -> Option<Error> {
+        if self.events.is_closed() {
+            return Some(Error::Cancelled);
+        }
+        let late = self
+            .request
+            .deadline
+            .is_some_and(|deadline| now >= deadline);
+        late.then_some(Error::DeadlineExceeded { generated: 0 })
+    }
+
+    /// Ends it.
+    pub(crate) fn fail(self, error: Error) {
+        // The channel is new and has room, or nobody reads it.
+        let _ = self.events.try_send(GenerateEvent::Failed(error));
+    }
+}
+
+/// Images of all requests.
+#[derive(Default)]
+pub(crate) struct Images {
+    kept: HashMap<ImageKey, (Arc<ImageRows>, u64)>,
+    kept_bytes: usize,
+    clock: u64,
+    numbers: HashMap<[u8; 32], u32>,
+    next_number: u32,
+    computed: Vec<Computed>,
+    waiting: Vec<WaitingRequest>,
+    /// Images whose rows towers were asked for.
+    pub(crate) asked: u64,
+}
+
+impl Images {
+    /// Requests that wait for rows.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The token that stands for an image in a task.
+    pub(crate) fn token(&mut self, digest: [u8; 32]) -> u32 {
+        if self.numbers.len() >= NUMBERS_MAX && !self.numbers.contains_key(&digest) {
+            self.numbers.clear();
+        }
+        let next = &mut self.next_number;
+        let number = *self.numbers.entry(digest).or_insert_with(|| {
+            *next = (*next + 1) % IMAGE;
+            *next
+        });
+        IMAGE | number
+    }
+
+    /// Rows that are kept.
+    pub(crate) fn find(&mut self, key: &ImageKey) -> Option<Arc<ImageRows>> {
+        self.clock += 1;
+        let (rows, used) = self.kept.get_mut(key)?;
+        *used = self.clock;
+        Some(Arc::clone(rows))
+    }
+
+    fn keep(&mut self, key: ImageKey, rows: &Arc<ImageRows>) {
+        if rows.bytes() > KEPT_BYTES_MAX {
+            return;
+        }
+        self.clock += 1;
+        self.kept_bytes += rows.bytes();
+        if let Some((before, _)) = self.kept.insert(key, (Arc::clone(rows), self.clock)) {
+            self.kept_bytes -= before.bytes();
+        }
+        while self.kept_bytes > KEPT_BYTES_MAX {
+            let oldest = self.kept.iter().min_by_key(|(_, (_, used))| *used);
+            let Some(key) = oldest.map(|(key, _)| *key) else {
+                return;
+            };
+            self.drop_kept(&key);
+        }
+    }
+
+    fn drop_kept(&mut self, key: &ImageKey) {
+        if let Some((rows, _)) = self.kept.remove(key) {
+            self.kept_bytes -= rows.bytes();
+        }
+    }
+
+    /// Forgets what a tower made: it is unloaded.
+    pub(crate) fn forget(&mut self, tower: ModelId) {
+        let of_tower = self.kept.keys().filter(|key| key.0 == tower);
+        for key in of_tower.copied().collect::<Vec<_>>() {
+            self.drop_kept(&key);
+        }
+    }
+
+    /// Whether a tower is at work on an image.
+    pub(crate) fn is_computed(&self, key: &ImageKey) -> bool {
+        self.computed.iter().any(|computed| computed.key == *key)
+    }
+
+    /// A tower is asked for the rows of an image, of `shape` (width and number of parts). Where to
+    /// send them.
+    pub(crate) fn ask(
+        &mut self,
+        key: ImageKey,
+        shape: (usize, usize),
+    ) -> oneshot::Sender<Result<Vec<f32>, Error>> {
+        let (reply, answer) = oneshot::channel();
+        self.computed.push(Computed { key, answer, shape });
+        reply
+    }
+
+    /// A request waits.
+    pub(crate) fn wait(&mut self, request: WaitingRequest) {
+        self.waiting.push(request);
+    }
+
+    /// Takes the rows that have come. The requests that have all of theirs, and those that end.
+    pub(crate) fn collect(
+        &mut self,
+        now: Instant,
+    ) -> (Vec<WaitingRequest>, Vec<(WaitingRequest, Error)>) {
+        if self.waiting.is_empty() {
+            // What nobody waits for any more ends: its answer has no reader.
+            self.computed.clear();
+            return (Vec::new(), Vec::new());
+        }
+        let mut came = Vec::new();
+        self.computed.retain_mut(|computed| {
+            let result = match computed.answer.try_recv() {
+                Ok(result) => result,
+                Err(oneshot::error::TryRecvError::Empty) => return true,
+                Err(oneshot::error::TryRecvError::Closed) => Err(Error::Cancelled),
+            };
+            let (width, parts) = computed.shape;
+            let rows = result.map(|rows| Arc::new(ImageRows::new(&rows, width, parts)));
+            came.push((computed.key, rows));
+            false
+        });
+        for (key, rows) in &came {
+            if let Ok(rows) = rows {
+                self.keep(*key, rows);
+            }
+        }
+        let (mut ready, mut ended) = (Vec::new(), Vec::new());
+        for mut request in std::mem::take(&mut self.waiting) {
+            let mut error = request.ended(now);
+            for (key, rows) in &came {
+                for i in (0..request.images.len())
+                    .filter(|&i| request.key(i) == *key)
+                    .collect::<Vec<_>>()
+                {
+                    match rows {
+                        Ok(rows) => request.rows[i] = Some(Arc::clone(rows)),
+                        Err(failed) => error = error.or_else(|| Some(failed.clone())),
+                    }
+                }
+            }
+            match error {
+                Some(error) => ended.push((request, error)),
+                None if request.rows.iter().all(Option::is_some) => ready.push(request),
+                None => self.waiting.push(request),
+            }
+        }
+        let waiting = &self.waiting;
+        let wanted = |key: &ImageKey| {
+            waiting
+                .iter()
+                .any(|r| r.missing().any(|(of, _)| of == *key))
+        };
+        self.computed.retain(|computed| wanted(&computed.key));
+        (ready, ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(n: usize) -> Arc<ImageRows> {
+        Arc::new(ImageRows::new(&vec![0.5; n], 1, 1))
+    }
+
+    fn placed(first: usize, grid: [usize; 2]) -> PlacedImage {
+        PlacedImage {
+            first,
+            grid,
+            rows: rows(grid[0] * grid[1]),
+        }
+    }
+
+    #[test]
+    fn text_behind_an_image_goes_on_behind_its_longer_side() {
+        let images = [placed(2, [2, 3]), placed(9, [2, 1])];
+        let all: Vec<[u32; 3]> = coordinates(&images, 0, 13).collect();
+        assert_eq!(all[..2], [[0; 3], [1; 3]]);
+        assert_eq!(
+            all[2..8],
+            [
+                [2, 2, 2],
+                [2, 2, 3],
+                [2, 2, 4],
+                [2, 3, 2],
+                [2, 3, 3],
+                [2, 3, 4]
+            ]
+        );
+        assert_eq!(all[8..], [[5; 3], [6, 6, 6], [6, 7, 6], [8; 3], [9; 3]]);
+        let part: Vec<[u32; 3]> = coordinates(&images, 4, 12).collect();
+        assert_eq!(part, all[4..12]);
+    }
+
+    #[test]
+    fn images_have_numbers_of_their_own() {
+        let mut images = Images::default();
+        let (a, b) = (images.token([1; 32]), images.token([2; 32]));
+        assert_ne!(a, b);
+        assert!(a & IMAGE != 0 && b & IMAGE != 0);
+        assert_eq!((images.token([1; 32]), images.token([2; 32])), (a, b));
+    }
+
+    #[test]
+    fn rows_are_kept_until_there_are_too_many_and_those_used_last_longest() {
+        let mut images = Images::default();
+        let key = |n| (ModelId(1), [n; 32]);
+        let third = rows(KEPT_BYTES_MAX / 4 / 3);
+        for n in 0..3 {
+            images.keep(key(n), &third);
+        }
+        assert!(images.find(&key(0)).is_some());
+        images.keep(key(3), &third);
+        let there: Vec<bool> = (0..4).map(|n| images.find(&key(n)).is_some()).collect();
+        assert_eq!(there, [true, false, true, true]);
+        images.keep(key(9), &rows(KEPT_BYTES_MAX / 4 + 1));
+        assert!(images.find(&key(9)).is_none());
+        images.forget(ModelId(1));
+        assert_eq!(images.kept_bytes, 0);
+    }
+
+    #[test]
+    fn a_towers_row_has_its_parts_side_by_side() {
+        let rows = ImageRows::new(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], 2, 2);
+        assert_eq!(rows.parts, [[1.0, 2.0, 5.0, 6.0], [3.0, 4.0, 7.0, 8.0]]);
+    }
+}

@@ -1,0 +1,419 @@
+//! Images in prompts against what their models' authors' code computed (tests/fixtures/images,
+//! made by tests/python/make_images.py).
+
+use std::num::NonZeroUsize;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use rocmforge_engine::api::{
+    Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, ImageSpan, PreparedImage,
+    TokenScore,
+};
+use rocmforge_engine::{
+    EngineConfig, EngineHandle, Error, LoadedModel, prepare, prepare_reading_images, start,
+};
+use rocmforge_gguf::MappedFile;
+use serde_json::Value;
+
+use crate::fake;
+use crate::requests::{engine, fixture, greedy, load, run, until};
+
+const NAMES: [&str; 2] = ["qwen35", "qwen3vl"];
+
+/// Largest difference of a log-probability, and of a row of a tower.
+const TOLERANCE: f64 = 0.02;
+const TOLERANCE_ROWS: f32 = 2e-3;
+
+fn numbers(value: &Value) -> Vec<f32> {
+    let values = value.as_array().unwrap().iter();
+    values.map(|v| v.as_f64().unwrap() as f32).collect()
+}
+
+/// What the authors' code computed of a model and its tower.
+struct Golden {
+    images: Vec<(Arc<PreparedImage>, Vec<f32>)>,
+    placeholder: u32,
+    cases: Vec<Case>,
+}
+
+struct Case {
+    images: Vec<usize>,
+    ids: Vec<u32>,
+    /// Behind so many tokens the best ones, with their log-probabilities.
+    ends: Vec<(usize, Vec<(u32, f64)>)>,
+}
+
+impl Golden {
+    fn new(name: &str) -> Self {
+        let read = std::fs::read(fixture(&format!("images/{name}.json"))).unwrap();
+        let golden: Value = serde_json::from_slice(&read).unwrap();
+        let image = |(i, value): (usize, &Value)| {
+            let grid = numbers(&value["grid"]);
+            let image = PreparedImage {
+                grid: [grid[0] as usize, grid[1] as usize],
+                patches: numbers(&value["patches"]),
+                digest: [i as u8; 32],
+            };
+            (Arc::new(image), numbers(&value["rows"]))
+        };
+        let best = |pair: &Value| {
+            let id = pair[0].as_u64().unwrap() as u32;
+            (id, pair[1].as_f64().unwrap())
+        };
+        let case = |value: &Value| Case {
+            images: numbers(&value["images"])
+                .iter()
+                .map(|&i| i as usize)
+                .collect(),
+            ids: numbers(&value["ids"]).iter().map(|&id| id as u32).collect(),
+            ends: value["ends"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|end| {
+                    let rows = end["rows"].as_u64().unwrap() as usize;
+                    (
+                        rows,
+                        end["best"].as_array().unwrap().iter().map(best).collect(),
+                    )
+                })
+                .collect(),
+        };
+        Self {
+            images: golden["images"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .enumerate()
+                .map(image)
+                .collect(),
+            placeholder: golden["placeholder"].as_u64().unwrap() as u32,
+            cases: golden["cases"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(case)
+                .collect(),
+        }
+    }
+
+    /// The images of a prompt's first tokens, at their places.
+    fn spans(&self, case: &Case, ids: &[u32]) -> Vec<ImageSpan> {
+        let mut spans = Vec::new();
+        let mut free = 0;
+        for &i in &case.images {
+            let image = Arc::clone(&self.images[i].0);
+            let place = ids[free..].iter().position(|&id| id == self.placeholder);
+            let Some(place) = place else { break };
+            let first = free + place;
+            free = first + image.grid[0] * image.grid[1] / 4;
+            spans.push(ImageSpan { first, image });
+        }
+        spans
+    }
+}
+
+async fn load_with_tower(engine: &EngineHandle, name: &str) -> Arc<LoadedModel> {
+    let open = |file: String| MappedFile::open(&fixture(&file)).unwrap();
+    let file = open(format!("arch/{name}.gguf"));
+    let projector = open(format!("images/{name}-mmproj.gguf"));
+    let prepared = prepare_reading_images(name, file, projector, &mut |_| {});
+    engine.load(prepared.unwrap()).await.unwrap()
+}
+
+/// A request with images, run to its end: its ids, the scores of them, the summary.
+async fn generate(
+    engine: &EngineHandle,
+    request: GenerateRequest,
+    images: Vec<ImageSpan>,
+) -> Result<(Vec<u32>, Vec<TokenScore>, GenerateSummary), Error> {
+    let mut events = engine.generate_with_images(request, images)?;
+    let (mut ids, mut scores) = (Vec::new(), Vec::new());
+    loop {
+        match events
+            .next()
+            .await
+            .expect("a generation ends with Done or Failed")
+        {
+            GenerateEvent::Piece {
+                ids: new,
+                scores: of_new,
+                ..
+            } => {
+                ids.extend(new);
+                scores.extend(of_new);
+                let cache = engine.snapshot().cache;
+                assert!(cache.resident_bytes + cache.in_flight_bytes <= cache.budget_bytes);
+            }
+            GenerateEvent::Done(summary) => return Ok((ids, scores, summary)),
+            GenerateEvent::Failed(error) => return Err(error),
+        }
+    }
+}
+
+/// Compares a tower's rows, and the tokens behind prompts with images.
+async fn compare(engine: &EngineHandle, name: &str) {
+    let (golden, model) = (Golden::new(name), load_with_tower(engine, name).await);
+    for (i, (image, expected)) in golden.images.iter().enumerate() {
+        let rows = engine.read_image(&model, Arc::clone(image)).await.unwrap();
+        assert_eq!(rows.len(), expected.len(), "{name}, image {i}");
+        let worst = rows
+            .iter()
+            .zip(expected)
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f32::max);
+        println!("{name}, image {i}: {worst}");
+        assert!(worst < TOLERANCE_ROWS, "{name}, image {i}: {worst}");
+    }
+    let mut worst = 0f64;
+    for case in &golden.cases {
+        for (rows, best) in &case.ends {
+            let ids = case.ids[..*rows].to_vec();
+            let images = golden.spans(case, &ids);
+            let request = GenerateRequest {
+                decoding: Decoding {
+                    logprobs: Some(best.len() as u32),
+                    ignore_eos: true,
+                    ..Decoding::default()
+                },
+                ..greedy(&model, ids, 1)
+            };
+            let (_, scores, _) = generate(engine, request, images).await.unwrap();
+            for (&(id, wanted), &(found_id, found)) in best.iter().zip(&scores[0].top) {
+                let difference = (wanted - f64::from(found)).abs();
+                // Two whose values are closer than the tolerance may change places.
+                assert!(
+                    difference < TOLERANCE,
+                    "{name}, {rows} tokens: {id} {wanted}, {found_id} {found}"
+                );
+                worst = worst.max(difference);
+            }
+        }
+    }
+    println!("{name}: {worst}");
+}
+
+async fn all<E: Deref<Target = EngineHandle>>(start: impl Fn(u64) -> E) {
+    for name in NAMES {
+        let size = |file: String| std::fs::metadata(fixture(&file)).unwrap().len();
+        let bytes = size(format!("arch/{name}.gguf")) + size(format!("images/{name}-mmproj.gguf"));
+        for budget in [64 << 20, bytes / 3 + (1 << 20)] {
+            let engine = start(budget);
+            compare(&engine, name).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn images_give_what_their_authors_code_gives() {
+    all(|budget| Box::new(engine(Budget::Bytes(budget)))).await;
+}
+
+#[tokio::test]
+async fn images_give_it_through_the_hip_path() {
+    let runtime = fake::Runtime::new();
+    all(|budget| runtime.start(budget).unwrap()).await;
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+}
+
+/// The whole prompt of a case, which is to be continued.
+fn prompt(
+    golden: &Golden,
+    case: usize,
+    model: &Arc<LoadedModel>,
+    n: u32,
+) -> (GenerateRequest, Vec<ImageSpan>) {
+    let case = &golden.cases[case];
+    let images = golden.spans(case, &case.ids);
+    let request = GenerateRequest {
+        reuse: true,
+        ..greedy(model, case.ids.clone(), n)
+    };
+    (request, images)
+}
+
+#[tokio::test]
+async fn a_text_with_images_is_the_same_at_any_budget_and_length_of_passes() {
+    for name in NAMES {
+        let golden = Golden::new(name);
+        let mut texts = Vec::new();
+        for (budget, chunk) in [
+            (64 << 20, None),
+            (3 << 20, None),
+            (64 << 20, Some(1)),
+            (64 << 20, Some(7)),
+        ] {
+            let started = start(EngineConfig {
+                budget: Budget::Bytes(budget),
+                prefill_chunk: chunk.and_then(NonZeroUsize::new),
+                ..EngineConfig::default()
+            });
+            let engine = started.unwrap().0;
+            let model = load_with_tower(&engine, name).await;
+            let (request, images) = prompt(&golden, 1, &model, 24);
+            texts.push(generate(&engine, request, images).await.unwrap().0);
+        }
+        assert!(
+            texts.iter().all(|text| *text == texts[0] && text.len() > 4),
+            "{name}: {texts:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_second_turn_computes_neither_tower_nor_prompt_again() {
+    for name in NAMES {
+        let golden = Golden::new(name);
+        let engine = engine(Budget::Bytes(64 << 20));
+        let model = load_with_tower(&engine, name).await;
+        let (request, images) = prompt(&golden, 1, &model, 8);
+        let n_prompt = request.prompt.len();
+        let mut ids = request.prompt.clone();
+        let (answer, _, first) = generate(&engine, request, images.clone()).await.unwrap();
+        assert_eq!(first.reused_tokens, 0);
+        let read = until(&engine, "two images", |s| s.images_read == 2)
+            .await
+            .images_read;
+        ids.extend(answer);
+        ids.extend([7, 8, 9, 10]);
+        let again = GenerateRequest {
+            reuse: true,
+            ..greedy(&model, ids.clone(), 8)
+        };
+        let (text, _, second) = generate(&engine, again, images.clone()).await.unwrap();
+        assert!(
+            second.reused_tokens as usize >= n_prompt / 32 * 32,
+            "{second:?}"
+        );
+        assert_eq!(engine.snapshot().images_read, read);
+        let (anew, _, _) = generate(&engine, greedy(&model, ids, 8), images)
+            .await
+            .unwrap();
+        assert_eq!(text, anew, "{name}");
+    }
+}
+
+/// Prompts of the same tokens with other images have nothing in common behind them.
+#[tokio::test]
+async fn placeholders_of_other_images_are_other_tokens() {
+    let golden = Golden::new("qwen3vl");
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load_with_tower(&engine, "qwen3vl").await;
+    let (request, images) = prompt(&golden, 2, &model, 8);
+    let ids = request.prompt.clone();
+    let before = images[0].first;
+    let (text, _, _) = generate(&engine, request, images.clone()).await.unwrap();
+    let other: Vec<ImageSpan> = images
+        .iter()
+        .map(|span| {
+            let mut image = (*span.image).clone();
+            image.patches.iter_mut().for_each(|v| *v = -*v);
+            image.digest[31] = 1;
+            ImageSpan {
+                first: span.first,
+                image: Arc::new(image),
+            }
+        })
+        .collect();
+    let request = |reuse| GenerateRequest {
+        reuse,
+        ..greedy(&model, ids.clone(), 8)
+    };
+    let (of_other, _, summary) = generate(&engine, request(true), other.clone())
+        .await
+        .unwrap();
+    assert!(summary.reused_tokens as usize <= before, "{summary:?}");
+    let (anew, _, _) = generate(&engine, request(false), other).await.unwrap();
+    assert_eq!(of_other, anew);
+    assert_ne!(of_other, text);
+}
+
+/// What is done to a place and its image.
+type Change = dyn Fn(&mut ImageSpan, &mut PreparedImage);
+
+#[tokio::test]
+async fn what_cannot_be_read_is_refused() {
+    let golden = Golden::new("qwen35");
+    let engine = engine(Budget::Bytes(64 << 20));
+    let plain = load(&engine, "arch/qwen35.gguf", "plain").await;
+    let (request, images) = prompt(&golden, 0, &plain, 4);
+    let error = generate(&engine, request, images.clone())
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("load it with its projector (mmproj)"),
+        "{error}"
+    );
+    let model = load_with_tower(&engine, "qwen35").await;
+    let try_with = async |change: &Change| {
+        let (request, mut images) = prompt(&golden, 0, &model, 4);
+        let mut image = (*images[0].image).clone();
+        change(&mut images[0], &mut image);
+        images[0].image = Arc::new(image);
+        generate(&engine, request, images)
+            .await
+            .unwrap_err()
+            .to_string()
+    };
+    let cases: [(&Change, &str); 6] = [
+        (&|span, _| span.first = 99, "within the"),
+        (&|_, image| image.grid = [3, 8], "multiples of 2"),
+        (&|_, image| image.grid = [0, 6], "0 by 6 patches"),
+        (&|_, image| image.grid = [usize::MAX, 6], "make it smaller"),
+        (&|_, image| image.patches.truncate(9), "has 9 values"),
+        (&|_, image| image.patches[0] = f32::NAN, "no finite numbers"),
+    ];
+    for (change, said) in cases {
+        let error = try_with(change).await;
+        assert!(error.contains(said), "{said}: {error}");
+    }
+    let open = |file: &str| MappedFile::open(&fixture(file)).unwrap();
+    let refused = |file: &str, projector: &str| {
+        let prepared = prepare_reading_images("m", open(file), open(projector), &mut |_| {});
+        prepared.map(drop).unwrap_err().to_string()
+    };
+    let mmproj = "images/qwen3vl-mmproj.gguf";
+    let error = refused("arch/smollm3.gguf", mmproj);
+    assert!(
+        error.contains("give the projector that was made for it"),
+        "{error}"
+    );
+    // Rows for a layer, which this one does not take.
+    let error = refused("arch/qwen35.gguf", mmproj);
+    assert!(error.contains("rows for 1 layers"), "{error}");
+    let error = refused("arch/qwen35.gguf", "arch/qwen35.gguf");
+    assert!(error.contains("it is no projector (mmproj)"), "{error}");
+    let as_model = prepare("m", open(mmproj), &mut |_| {})
+        .map(drop)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        as_model.contains("give the file of its text model"),
+        "{as_model}"
+    );
+}
+
+/// A tower goes with its model, and is none of the models that there are.
+#[tokio::test]
+async fn a_tower_comes_and_goes_with_its_model() {
+    let golden = Golden::new("qwen35");
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load_with_tower(&engine, "qwen35").await;
+    let (request, images) = prompt(&golden, 0, &model, 4);
+    generate(&engine, request, images).await.unwrap();
+    assert_eq!(engine.snapshot().models.len(), 1);
+    drop(model);
+    engine.unload("qwen35", false).await.unwrap();
+    let snapshot = until(&engine, "nothing", |s| s.models.is_empty()).await;
+    assert_eq!(snapshot.cache.resident_bytes, 0);
+    let model = load_with_tower(&engine, "qwen35").await;
+    let (request, images) = prompt(&golden, 0, &model, 4);
+    // Nobody waits: the engine comes to rest, and the next request has its images.
+    drop(engine.generate_with_images(request, images).unwrap());
+    until(&engine, "no requests", |s| s.running + s.queued == 0).await;
+    let (request, images) = prompt(&golden, 0, &model, 4);
+    generate(&engine, request, images).await.unwrap();
+    let (_, ids, _) = run(&engine, greedy(&model, vec![5, 6, 7], 4)).await;
+    assert_eq!(ids.len(), 4);
+}
