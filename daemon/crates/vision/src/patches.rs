@@ -1,0 +1,185 @@
+//! Resized images as rows of a tower's input.
+
+use sha2::{Digest, Sha256};
+
+use crate::decode::{Bounds, Pixels, decode};
+use crate::error::ImageError;
+use crate::resize::resize;
+use crate::rules::Rules;
+
+/// An image as a tower reads it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PreparedImage {
+    /// Rows and columns of patches; both are multiples of the rules' merge.
+    pub grid: [usize; 2],
+    /// Side of a square of patches that becomes one token.
+    pub merge: usize,
+    /// `[grid[0] * grid[1]][3 * patch * patch]`, f32: a patch has its red, then its green, then its
+    /// blue rows. Patches of a square that becomes one token stand together, row by row; squares
+    /// follow each other row by row.
+    pub patches: Vec<f32>,
+    /// SHA-256 of the resized pixels and of all that decides how they are read: equal images have
+    /// equal rows of a tower.
+    pub digest: [u8; 32],
+}
+
+impl PreparedImage {
+    /// Tokens that stand for it in a prompt.
+    pub fn tokens(&self) -> usize {
+        self.grid[0] * self.grid[1] / (self.merge * self.merge)
+    }
+}
+
+/// Makes of the bytes of an image file what a tower reads. CPU-bound.
+///
+/// # Errors
+/// As [`decode`] and [`Rules::size_for`].
+pub fn prepare(bytes: &[u8], bounds: Bounds, rules: &Rules) -> Result<PreparedImage, ImageError> {
+    let image = decode(bytes, bounds)?;
+    let size = rules.size_for(image.width(), image.height())?;
+    Ok(of_pixels(&resize(image, size), rules))
+}
+
+/// The patches of an image whose sides are multiples of the rules' squares.
+fn of_pixels(image: &Pixels, rules: &Rules) -> PreparedImage {
+    let (patch, merge) = (rules.patch as usize, rules.merge as usize);
+    let (columns, rows) = (image.width as usize / patch, image.height as usize / patch);
+    let tables = tables(rules);
+    let mut patches = Vec::with_capacity(image.rgb.len());
+    for square_row in (0..rows).step_by(merge) {
+        for square_column in (0..columns).step_by(merge) {
+            for at in 0..merge * merge {
+                let row = square_row + at / merge;
+                let column = square_column + at % merge;
+                push_patch(
+                    &mut patches,
+                    image,
+                    [row * patch, column * patch],
+                    patch,
+                    &tables,
+                );
+            }
+        }
+    }
+    PreparedImage {
+        grid: [rows, columns],
+        merge,
+        patches,
+        digest: digest(image, rules),
+    }
+}
+
+/// The normalised value of each of 256 steps of a channel.
+fn tables(rules: &Rules) -> [[f32; 256]; 3] {
+    std::array::from_fn(|channel| {
+        let (mean, std) = (rules.mean[channel], rules.std[channel]);
+        std::array::from_fn(|step| (step as f32 / 255.0 - mean) / std)
+    })
+}
+
+/// Appends the patch whose first pixel is at `[row, column]`.
+fn push_patch(
+    patches: &mut Vec<f32>,
+    image: &Pixels,
+    [top, left]: [usize; 2],
+    side: usize,
+    tables: &[[f32; 256]; 3],
+) {
+    let width = image.width as usize;
+    for (channel, table) in tables.iter().enumerate() {
+        for row in top..top + side {
+            let first = (row * width + left) * 3;
+            let line = image.rgb[first..first + side * 3].as_chunks::<3>().0;
+            patches.extend(line.iter().map(|pixel| table[usize::from(pixel[channel])]));
+        }
+    }
+}
+
+fn digest(image: &Pixels, rules: &Rules) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for number in [rules.patch, rules.merge, image.width, image.height] {
+        hash.update(number.to_le_bytes());
+    }
+    for number in rules.mean.iter().chain(&rules.std) {
+        hash.update(number.to_le_bytes());
+    }
+    hash.update(&image.rgb);
+    hash.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{pattern, png, rules};
+
+    fn small() -> Rules {
+        Rules {
+            patch: 2,
+            merge: 2,
+            min_pixels: 16,
+            max_pixels: 1 << 20,
+            mean: [0.5, 0.25, 0.0],
+            std: [0.5, 1.0, 2.0],
+        }
+    }
+
+    #[test]
+    fn patches_of_a_token_stand_together_and_channels_follow_each_other() {
+        let image = pattern(8, 4);
+        let prepared = of_pixels(&image, &small());
+        assert_eq!((prepared.grid, prepared.tokens()), ([2, 4], 2));
+        let value = |x: usize, y: usize, c: usize| {
+            let step = f32::from(image.rgb[(y * 8 + x) * 3 + c]) / 255.0;
+            (step - small().mean[c]) / small().std[c]
+        };
+        // First pixels of the patches, as they stand: the left square, then the right one.
+        let firsts = [
+            (0, 0),
+            (2, 0),
+            (0, 2),
+            (2, 2),
+            (4, 0),
+            (6, 0),
+            (4, 2),
+            (6, 2),
+        ];
+        let mut expected = Vec::new();
+        for (x, y) in firsts {
+            for c in 0..3 {
+                for (dx, dy) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
+                    expected.push(value(x + dx, y + dy, c));
+                }
+            }
+        }
+        assert_eq!(prepared.patches, expected);
+    }
+
+    #[test]
+    fn images_have_one_digest_where_their_pixels_and_rules_are_equal() {
+        let digest = |image: &Pixels, rules: &Rules| of_pixels(image, rules).digest;
+        let (image, rules) = (pattern(8, 4), small());
+        assert_eq!(digest(&image, &rules), digest(&pattern(8, 4), &rules));
+        let mut other = image.clone();
+        other.rgb[5] ^= 1;
+        assert_ne!(digest(&image, &rules), digest(&other, &rules));
+        // As many bytes in another shape.
+        let turned = Pixels::new(4, 8, image.rgb.clone()).unwrap();
+        assert_ne!(digest(&image, &rules), digest(&turned, &rules));
+        let shifted = Rules {
+            mean: [0.5, 0.25, 0.1],
+            ..rules
+        };
+        assert_ne!(digest(&image, &rules), digest(&image, &shifted));
+    }
+
+    #[test]
+    fn a_file_becomes_as_many_rows_as_its_grid_says() {
+        let rules = rules();
+        let bounds = Bounds::default();
+        let prepared = prepare(&png(&pattern(500, 300)), bounds, &rules).unwrap();
+        assert_eq!(prepared.grid, [18, 32], "512 x 288 pixels");
+        assert_eq!(prepared.tokens(), 16 * 9);
+        assert_eq!(prepared.patches.len(), 18 * 32 * 3 * 16 * 16);
+        assert!(prepared.patches.iter().all(|value| value.abs() <= 1.0));
+    }
+}

@@ -1,0 +1,221 @@
+//! Resizing by a bicubic filter, bit for bit as Pillow does it.
+//!
+//! Processors of vision models resize 8-bit images by Pillow's `BICUBIC` filter (transformers'
+//! processors by name; those on torchvision differ from it by one step of 255 in some pixels). The
+//! filter has its parameter at -0.5, is as wide as the scale where an image shrinks, and runs over
+//! columns first and rows then; the other way round in an image more than 100 times as high as
+//! wide that becomes lower. Weights are fixed-point numbers of 22 bits, and values are rounded to 8
+//! bits between the two runs, so that their order shows in the bits.
+
+use crate::decode::Pixels;
+use crate::rules::Size;
+
+/// Fraction bits of a weight: what 32 bits leave beside 8 bits of a channel and 2 bits for sums
+/// beyond one, as negative weights make them.
+const FRACTION_BITS: u32 = 22;
+/// Reach of the filter on each side of its centre, in pixels of the smaller image.
+const REACH: f64 = 2.0;
+/// Parameter of the bicubic filter.
+const SHARPNESS: f64 = -0.5;
+
+/// Height of an image in units of its width from which on its rows are filtered first.
+const TALL: u32 = 100;
+
+/// Weight of a pixel at this distance from the centre.
+fn bicubic(distance: f64) -> f64 {
+    let x = distance.abs();
+    if x < 1.0 {
+        ((SHARPNESS + 2.0) * x - (SHARPNESS + 3.0)) * x * x + 1.0
+    } else if x < 2.0 {
+        (((x - 5.0) * x + 8.0) * x - 4.0) * SHARPNESS
+    } else {
+        0.0
+    }
+}
+
+/// Pixels that make one pixel of the result, and how much of each.
+struct Window {
+    first: usize,
+    weights: Vec<i32>,
+}
+
+/// A window for each of `to` pixels of a line that had `from`.
+fn windows(from: u32, to: u32) -> Vec<Window> {
+    let scale = f64::from(from) / f64::from(to);
+    let width = scale.max(1.0);
+    // A product with it, not a quotient: the last bit of a weight counts.
+    let inverse = 1.0 / width;
+    let window = |at: u32| {
+        let centre = (f64::from(at) + 0.5) * scale;
+        // Truncated towards zero, as a conversion does.
+        let first = (centre - REACH * width + 0.5).max(0.0) as usize;
+        let end = ((centre + REACH * width + 0.5) as usize).min(from as usize);
+        let distances = (first..end).map(|pixel| (pixel as f64 - centre + 0.5) * inverse);
+        let weights: Vec<f64> = distances.map(bicubic).collect();
+        let sum: f64 = weights.iter().sum();
+        let one = f64::from(1_u32 << FRACTION_BITS);
+        let fixed = weights.iter().map(|weight| {
+            let scaled = weight / sum * one;
+            (scaled + 0.5_f64.copysign(scaled)) as i32
+        });
+        Window {
+            first,
+            weights: fixed.collect(),
+        }
+    };
+    (0..to).map(window).collect()
+}
+
+/// A sum of weighted channels, rounded to 8 bits.
+fn rounded(sum: i32) -> u8 {
+    (sum >> FRACTION_BITS).clamp(0, 255) as u8
+}
+
+const HALF: i32 = 1 << (FRACTION_BITS - 1);
+
+/// The rows at another width.
+fn columns(from: &Pixels, to: u32) -> Pixels {
+    let windows = windows(from.width, to);
+    let mut rgb = Vec::with_capacity(to as usize * from.height as usize * 3);
+    for row in from.rgb.chunks_exact(from.width as usize * 3) {
+        for window in &windows {
+            let mut sums = [HALF; 3];
+            let pixels = row[window.first * 3..].as_chunks::<3>().0;
+            for (pixel, weight) in pixels.iter().zip(&window.weights) {
+                for (sum, channel) in sums.iter_mut().zip(pixel) {
+                    *sum += i32::from(*channel) * weight;
+                }
+            }
+            rgb.extend(sums.map(rounded));
+        }
+    }
+    Pixels {
+        width: to,
+        height: from.height,
+        rgb,
+    }
+}
+
+/// The columns at another height.
+fn rows(from: &Pixels, to: u32) -> Pixels {
+    let line = from.width as usize * 3;
+    let mut rgb = Vec::with_capacity(to as usize * line);
+    let mut sums = vec![HALF; line];
+    for window in windows(from.height, to) {
+        sums.fill(HALF);
+        let lines = from.rgb[window.first * line..].chunks_exact(line);
+        for (channels, weight) in lines.zip(&window.weights) {
+            for (sum, channel) in sums.iter_mut().zip(channels) {
+                *sum += i32::from(*channel) * weight;
+            }
+        }
+        rgb.extend(sums.iter().map(|sum| rounded(*sum)));
+    }
+    Pixels {
+        width: from.width,
+        height: to,
+        rgb,
+    }
+}
+
+/// The image in another size. A side that keeps its length is not filtered. CPU-bound: up to some
+/// 40 operations for each channel of the larger image.
+pub fn resize(image: Pixels, to: Size) -> Pixels {
+    let is_tall = image.height > image.width.saturating_mul(TALL) && to.height < image.height;
+    let to_width = |image: Pixels| match image.width == to.width {
+        true => image,
+        false => columns(&image, to.width),
+    };
+    let to_height = |image: Pixels| match image.height == to.height {
+        true => image,
+        false => rows(&image, to.height),
+    };
+    match is_tall {
+        true => to_width(to_height(image)),
+        false => to_height(to_width(image)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{pattern, sum};
+
+    /// SHA-256 of the bytes that Pillow 12.3 makes of the same pattern by
+    /// `Image.resize((width, height), Image.BICUBIC)`.
+    const BY_PILLOW: [(u32, u32, u32, u32, &str); 7] = [
+        (
+            64,
+            48,
+            32,
+            32,
+            "29d7789678aac5709635ef5c2890a189696f028bd63040c89b0402e8bd0cce14",
+        ),
+        (
+            50,
+            70,
+            128,
+            96,
+            "ce03ffaa1d89cd218dd7b185054fc0c598a480a7219780bce667a366482c1173",
+        ),
+        (
+            640,
+            480,
+            256,
+            192,
+            "7715a79979de0da49c339fb11d15852ba8ffd240d4be8c84a1a90be5b6821c74",
+        ),
+        (
+            33,
+            1,
+            64,
+            32,
+            "4abb6ebfbcf451a153cf190f0fc6c8b7b186f7d1095a23fc64e4e7f9d65550b3",
+        ),
+        (
+            100,
+            100,
+            100,
+            64,
+            "cd8b9b84a7f0ed8413e102180c64d7b1722f7eab3220a350d5295ecc37a92e1c",
+        ),
+        (
+            101,
+            37,
+            101,
+            37,
+            "c0647d3dfea6eea5573d7798b78b5119fc05a5ada1d70b5b2afffc1d1fdfaeb1",
+        ),
+        (
+            3,
+            500,
+            32,
+            320,
+            "013b9bb80f62111b54a2e0fc6798aac45950e07e9f6e0b0f5395a7aba531433e",
+        ),
+    ];
+
+    #[test]
+    fn a_resized_image_has_the_bytes_that_pillow_makes() {
+        for (from_width, from_height, width, height, expected) in BY_PILLOW {
+            let to = Size { width, height };
+            let resized = resize(pattern(from_width, from_height), to);
+            assert_eq!((resized.width(), resized.height()), (width, height));
+            let what = format!("{from_width} x {from_height} to {width} x {height}");
+            assert_eq!(sum(resized.rgb()), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn the_weights_of_each_window_sum_to_one() {
+        for (from, to) in [(1, 1), (1, 999), (999, 1), (7, 5), (5, 7), (4096, 32)] {
+            for window in windows(from, to) {
+                let sum: i64 = window.weights.iter().copied().map(i64::from).sum();
+                let off = (sum - (1 << FRACTION_BITS)).unsigned_abs() as usize;
+                // Each weight is rounded.
+                assert!(off <= window.weights.len(), "{from} to {to}: {sum}");
+                assert!(window.first + window.weights.len() <= from as usize);
+            }
+        }
+    }
+}
