@@ -28,13 +28,14 @@ pub use rocmforge_device::MemoryUse;
 pub use rocmforge_device::gpu::{Libraries, Report, Vendor, probe, report as probe_vendor};
 
 use crate::api::error::Error;
-pub use crate::api::images::{ImageSpan, PreparedImage};
+pub use crate::api::images::ImageSpan;
 use crate::model::loaded::{LoadedModel, PreparedModel};
 pub use crate::request::decoding::Decoding;
 pub use crate::request::sampler::SamplingParams;
 pub use rocmforge_model::Pooling;
 pub use rocmforge_scheduler::Class;
 pub use rocmforge_tensor_cache::{EvictionCause, Evictions};
+pub use rocmforge_vision::PreparedImage;
 
 /// Commands that may wait for the engine. Replies to waiting ones come within a pass, so a short
 /// queue is enough; a full one is answered with RESOURCE_EXHAUSTED at once.

@@ -51,6 +51,7 @@ impl Golden {
             let grid = numbers(&value["grid"]);
             let image = PreparedImage {
                 grid: [grid[0] as usize, grid[1] as usize],
+                merge: 2,
                 patches: numbers(&value["patches"]),
                 digest: [i as u8; 32],
             };
@@ -356,8 +357,9 @@ async fn what_cannot_be_read_is_refused() {
             .unwrap_err()
             .to_string()
     };
-    let cases: [(&Change, &str); 6] = [
+    let cases: [(&Change, &str); 7] = [
         (&|span, _| span.first = 99, "within the"),
+        (&|_, image| image.merge = 4, "squares of 4 patches"),
         (&|_, image| image.grid = [3, 8], "multiples of 2"),
         (&|_, image| image.grid = [0, 6], "0 by 6 patches"),
         (&|_, image| image.grid = [usize::MAX, 6], "make it smaller"),

@@ -23,6 +23,11 @@ pub struct Tower {
     pub mean: [f32; 3],
     /// What they are divided by then.
     pub std: [f32; 3],
+    /// Fewest pixels of an image that is resized for it.
+    pub min_pixels: u64,
+    /// Most pixels of an image that is resized for it; at least [`min_pixels`](Self::min_pixels),
+    /// and no more than [`N_PATCH_MAX`](crate::N_PATCH_MAX) patches have.
+    pub max_pixels: u64,
 }
 
 /// A square grid of learned positions, interpolated to each image's.
@@ -50,6 +55,13 @@ impl Tower {
     #[must_use]
     pub fn patch_elements(&self) -> usize {
         3 * (self.patch * self.patch) as usize
+    }
+
+    /// Pixels of a block of patches, which becomes one row of the text model.
+    #[must_use]
+    pub fn block_pixels(&self) -> u64 {
+        let side = u64::from(self.patch) * u64::from(self.merge);
+        side * side
     }
 
     /// The row and the column of each patch of an image of so many, in the order of blocks.
@@ -109,6 +121,8 @@ mod tests {
             grid: LearnedGrid { side },
             mean: [0.5; 3],
             std: [0.5; 3],
+            min_pixels: 8 << 10,
+            max_pixels: 4 << 20,
         }
     }
 

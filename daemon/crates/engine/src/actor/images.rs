@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use rocmforge_model::N_PATCH_MAX;
 use rocmforge_scheduler::Kind;
 use rocmforge_tensor_cache::ModelId;
+use rocmforge_vision::PreparedImage;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::actor::commands::SchedulerRequest;
 use crate::actor::engine::Engine;
 use crate::api::error::Error;
-use crate::api::images::{ImageSpan, PreparedImage, check};
+use crate::api::images::{ImageSpan, check};
 use crate::api::{Asker, GenerateEvent, GenerateRequest};
 use crate::model::loaded::LoadedModel;
 use crate::request::images::{ImageKey, PlacedImage, TowerWork, WaitingRequest};

@@ -3,23 +3,9 @@
 use std::sync::Arc;
 
 use rocmforge_model::{N_PATCH_MAX, Tower};
+use rocmforge_vision::PreparedImage;
 
 use crate::api::error::Error;
-
-/// An image, decoded, resized and normed as a model's vision tower wants it, and cut into patches.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PreparedImage {
-    /// Rows and columns of patches; both are multiples of the tower's
-    /// [`merge`](rocmforge_model::Tower::merge).
-    pub grid: [usize; 2],
-    /// `[rows * columns][3 * patch * patch]`: the patches of a block of `merge` by `merge` follow
-    /// each other, the blocks of a row of blocks too. A patch has all of its reds, greens and
-    /// blues, each by rows.
-    pub patches: Vec<f32>,
-    /// SHA-256 of the pixels and of how they were prepared: two images with one digest are the
-    /// same.
-    pub digest: [u8; 32],
-}
 
 /// Where an image is in a prompt.
 #[derive(Debug, Clone)]
@@ -62,6 +48,13 @@ pub(crate) fn check(images: &[ImageSpan], n_prompt: usize, tower: &Tower) -> Res
             );
             return Err(bad(i, message));
         };
+        if image.merge != merge {
+            let message = format!(
+                "was prepared for squares of {} patches a side, where the model's are of {merge}",
+                image.merge
+            );
+            return Err(bad(i, message));
+        }
         if !rows.is_multiple_of(merge) || !columns.is_multiple_of(merge) {
             let message = format!(
                 "has {rows} by {columns} patches; both numbers must be multiples of {merge}"

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge_tensor_cache::ModelId;
+use rocmforge_vision::PreparedImage;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::api::error::Error;
-use crate::api::images::{ImageSpan, PreparedImage};
+use crate::api::images::ImageSpan;
 use crate::api::{GenerateEvent, GenerateRequest};
 
 /// Of a task's token: an image's place, whose number the other bits are.

@@ -28,7 +28,7 @@ use rocmforge_ops::{
 
 use crate::build::{NormKind, PlanBuilder, Presence};
 use crate::error::Error;
-use crate::hparams::Hparams;
+use crate::hparams::{Hparams, N_PATCH_MAX};
 use crate::keys::{Keys, N_HEAD_MAX, N_LAYER_MAX, WIDTH_MAX};
 use crate::tower::{LearnedGrid, Tower};
 
@@ -42,6 +42,8 @@ const CHANNELS: u64 = 3;
 const SIDE_MAX: u32 = 256;
 /// Most layers whose rows are kept for layers of the text model: parts of one operation.
 pub(crate) const DEEPSTACK_MAX: usize = 3;
+/// Fewest and most tokens of an image where the file does not say how many pixels it may have.
+const TOKENS: [u64; 2] = [8, 4096];
 /// Base of the rotations by rows and columns.
 const FREQ_BASE: f64 = 10_000.0;
 /// Names of the kept rows, on their way to the text model's layers.
@@ -81,7 +83,7 @@ pub(crate) fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
         }
     };
     let n_ff = keys.count("feed_forward_length", WIDTH_MAX)?;
-    let tower = Tower {
+    let mut tower = Tower {
         projector: SUPPORTED[0],
         patch: keys.count("patch_size", SIDE_MAX)?,
         merge,
@@ -91,9 +93,34 @@ pub(crate) fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
         grid: learned_grid(gguf, n_embd)?,
         mean: numbers("image_mean")?,
         std: numbers("image_std")?,
+        min_pixels: 0,
+        max_pixels: 0,
     };
+    (tower.min_pixels, tower.max_pixels) = pixels(keys, &tower)?;
     let hparams = Hparams::of_tower("clip", n_embd, n_layer, n_head, n_ff, keys.norm_eps()?);
     Ok((tower, hparams))
+}
+
+/// Fewest and most pixels of an image: those of the keys, or of [`TOKENS`].
+fn pixels(keys: Keys<'_>, tower: &Tower) -> Result<(u64, u64), Error> {
+    const MIN: &str = "image_min_pixels";
+    const MAX: &str = "image_max_pixels";
+    let block = tower.block_pixels();
+    let patch = u64::from(tower.patch) * u64::from(tower.patch);
+    let most = (u64::from(N_PATCH_MAX) * patch).max(block);
+    let of_key = |key: &str, tokens: u64| -> Result<u64, Error> {
+        let found = keys.optional_u32(key)?.map(u64::from);
+        Ok(found.unwrap_or(tokens * block))
+    };
+    let max = of_key(MAX, TOKENS[1])?.min(most);
+    if max < block {
+        return Err(keys.bad(MAX, max, format!("must be at least {block}, a token's")));
+    }
+    let min = of_key(MIN, TOKENS[0].min(max / block))?;
+    if min > max {
+        return Err(keys.bad(MIN, min, format!("must be at most {max}")));
+    }
+    Ok((min, max))
 }
 
 /// Refuses projector files of other kinds.
