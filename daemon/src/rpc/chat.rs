@@ -118,6 +118,7 @@ fn message(at: usize, wire: v1::ChatMessage, violations: &mut Violations) -> Mes
     Message {
         role: wire.role,
         content,
+        seen: Vec::new(),
         reasoning_content: filled(wire.reasoning),
         tool_calls: calls
             .map(|call| ToolCall {

@@ -341,7 +341,7 @@ impl InferenceService {
             .context
             .encode(Arc::clone(&model), prompt, field, room, arrival)
             .await?;
-        let ids = encoded.ids;
+        let ids = encoded.without_images(field)?;
         check::score_length(field, ids.len(), top_n)?;
         ticket.take_prompt(ids.len() as u32)?;
 

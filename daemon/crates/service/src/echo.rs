@@ -49,7 +49,7 @@ impl Service {
         let ticket = self.enter(&arrival, prompt.bytes()).await?;
         let room = Room::for_scores(n_ctx, self, model);
         let encoded = self.encode(Arc::clone(model), prompt, field, room, arrival);
-        let ids = encoded.await?.ids;
+        let ids = encoded.await?.without_images(field)?;
         let text = match given {
             Some(text) => text,
             None => {

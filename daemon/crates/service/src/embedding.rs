@@ -98,7 +98,8 @@ impl Service {
                 let encoded = self
                     .encode(Arc::clone(&model), text, field, room, arrival)
                     .await?;
-                let tokens = encoded.ids.len() as u32;
+                let ids = encoded.without_images(field)?;
+                let tokens = ids.len() as u32;
                 if tokens == 0 {
                     let why = "a text has no tokens; give at least one";
                     return Err(failure::invalid(field, why));
@@ -106,7 +107,7 @@ impl Service {
                 ticket.take_prompt(tokens)?;
                 let request = EmbedRequest {
                     model,
-                    ids: encoded.ids,
+                    ids,
                     pooling,
                     classes: false,
                     deadline: arrival.deadline,

@@ -173,7 +173,9 @@ impl Service {
             let course = self
                 .measured
                 .begin(model.name(), prompt_tokens, arrival.at, &snapshot);
-            let events = self.engine.generate(request);
+            let events = self
+                .engine
+                .generate_with_images(request, encoded.images.clone());
             Ok(Running {
                 events: events.map_err(|error| failure::from_engine(&error))?,
                 course,

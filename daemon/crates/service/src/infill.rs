@@ -124,7 +124,7 @@ impl Gap {
 }
 
 /// The token of this name, if the vocabulary has it as one that no text writes.
-fn named(tokenizer: &Tokenizer, name: &str) -> Option<u32> {
+pub(crate) fn named(tokenizer: &Tokenizer, name: &str) -> Option<u32> {
     let ids = tokenizer.encode(name, false, true).ok()?;
     match ids[..] {
         [id] if tokenizer.is_special(id) => Some(id),

@@ -1,8 +1,11 @@
 //! From what a client wrote to the token ids of a request, within the room that its context has.
 
+mod room;
+
 use std::sync::Arc;
 
 use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::ImageSpan;
 use rocmforge_tokenizer::{
     Chat, Ending, Error as TokenizerError, RenderedChat, Renderer, Tokenizer,
 };
@@ -11,9 +14,11 @@ use crate::Service;
 use crate::adapted::{self, Way};
 use crate::arrival::Arrival;
 use crate::failure::{self, Failure, Reason};
+use crate::images::{self, Placed};
 use crate::text_work::Unwanted;
 use crate::tool_calls::forms::Headers;
 use crate::tool_calls::headers::{self, Fit};
+pub use room::Room;
 
 /// What to continue, before it is ids.
 #[derive(Debug)]
@@ -40,6 +45,26 @@ pub struct Encoded {
     pub ids: Vec<u32>,
     /// How a rendered chat ends.
     pub tail: Tail,
+    /// Where its images are among the ids, in the order of their places.
+    pub images: Vec<ImageSpan>,
+}
+
+impl Encoded {
+    /// The ids of a prompt without images, for what takes none.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT where there are images; `field` is what it calls the prompt.
+    pub fn without_images(self, field: &str) -> Result<Vec<u32>, Failure> {
+        match self.images.len() {
+            0 => Ok(self.ids),
+            n => {
+                let message = format!(
+                    "it has images ({n}), and only answers are generated from images; send text alone"
+                );
+                Err(failure::invalid(field, &message))
+            }
+        }
+    }
 }
 
 /// The end of a rendered chat.
@@ -93,7 +118,7 @@ impl Prompt {
         templates: Option<(&Renderer, &Unwanted)>,
     ) -> Result<Encoded, Failure> {
         let tokenizer = model.tokenizer();
-        let mut tail = Tail::default();
+        let (mut tail, mut spans) = (Tail::default(), Vec::new());
         let most = room.map_or(usize::MAX, |room| room.tokens);
         let cuts = room.is_some_and(|room| room.cuts);
         let mut count = most.saturating_add(1);
@@ -119,27 +144,75 @@ impl Prompt {
                 }
             },
             Self::Chat(chat) => {
-                let rendered = rendered(&chat, field, model, templates)?;
-                let source = model.template().and_then(|template| template.source().ok());
-                let with_headers = source.is_some_and(|source| Headers::of(source).is_some());
-                tail = Tail::of(&rendered.text(), with_headers, chat.ending);
-                let encoded = tokenizer.encode_rendered(most, &rendered);
-                if is_too_long(&encoded) && counts(rendered.text().len()) {
-                    let all = tokenizer.encode_rendered(usize::MAX, &rendered);
-                    count = all.map_or(count, |ids| ids.len());
-                }
-                encoded
+                let of_chat = encode_chat(chat, field, model, (most, &counts), templates)?;
+                (tail, spans) = (of_chat.tail, of_chat.images);
+                count = of_chat.n_all.unwrap_or(count);
+                of_chat.ids
             }
         };
         match (encoded, room) {
             (Ok(ids), Some(room)) if ids.len() > most => Err(room.refuse(field, ids.len())),
-            (Ok(ids), _) => Ok(Encoded { ids, tail }),
+            (Ok(ids), _) => Ok(Encoded {
+                ids,
+                tail,
+                images: spans,
+            }),
             (Err(TokenizerError::TooManyTokens { .. }), Some(room)) => {
                 Err(room.refuse(field, count))
             }
             (Err(error), _) => Err(failure::invalid(field, &error.to_string())),
         }
     }
+}
+
+/// The ids of a chat.
+struct OfChat {
+    ids: Result<Vec<u32>, TokenizerError>,
+    /// How many they are, where there is no room for them and that was counted.
+    n_all: Option<usize>,
+    tail: Tail,
+    images: Vec<ImageSpan>,
+}
+
+/// The ids of a chat with those of its images, at most `most`; where its text has more, they are
+/// counted if `counts` of its bytes says so.
+fn encode_chat(
+    mut chat: Chat,
+    field: &str,
+    model: &LoadedModel,
+    (most, counts): (usize, &dyn Fn(usize) -> bool),
+    templates: Option<(&Renderer, &Unwanted)>,
+) -> Result<OfChat, Failure> {
+    let tokenizer = model.tokenizer();
+    let images = images::taken(&mut chat, model)?;
+    let rendered = rendered(&chat, field, model, templates)?;
+    let source = model.template().and_then(|template| template.source().ok());
+    let with_headers = source.is_some_and(|source| Headers::of(source).is_some());
+    let mut of_chat = OfChat {
+        ids: tokenizer.encode_rendered(most, &rendered),
+        n_all: None,
+        tail: Tail::of(&rendered.text(), with_headers, chat.ending),
+        images: Vec::new(),
+    };
+    match std::mem::replace(&mut of_chat.ids, Ok(Vec::new())) {
+        Ok(ids) => {
+            let unwanted = templates.map(|(_, unwanted)| unwanted);
+            match images::placed(ids, &images, model, most, unwanted)? {
+                Placed::Whole(ids, spans) => (of_chat.ids, of_chat.images) = (Ok(ids), spans),
+                Placed::TooMany => {
+                    of_chat.ids = Err(TokenizerError::TooManyTokens { max: most });
+                }
+            }
+        }
+        too_many => {
+            if is_too_long(&too_many) && counts(rendered.text().len()) {
+                let all = tokenizer.encode_rendered(usize::MAX, &rendered);
+                of_chat.n_all = all.ok().map(|ids| ids.len());
+            }
+            of_chat.ids = too_many;
+        }
+    }
+    Ok(of_chat)
 }
 
 fn is_too_long(encoded: &Result<Vec<u32>, TokenizerError>) -> bool {
@@ -160,10 +233,16 @@ impl Prompt {
         let tokenizer = model.tokenizer();
         let invalid = |error: TokenizerError| failure::invalid(field, &error.to_string());
         match self {
-            Self::Chat(chat) => {
+            Self::Chat(mut chat) => {
+                let images = images::taken(&mut chat, model)?;
                 let rendered = rendered(&chat, field, model, Some(templates))?;
                 let ids = tokenizer.encode_rendered(usize::MAX, &rendered);
-                Ok((rendered.into_text(), ids.map_err(invalid)?))
+                let (ids, most) = (ids.map_err(invalid)?, usize::MAX);
+                let placed = images::placed(ids, &images, model, most, Some(templates.1))?;
+                match placed {
+                    Placed::Whole(ids, _) => Ok((rendered.into_text(), ids)),
+                    Placed::TooMany => Err(failure::bug("more ids than memory has places")),
+                }
             }
             Self::Text { ref text, .. } => {
                 let text = text.clone();
@@ -276,118 +355,6 @@ fn tail_of(text: &str, with_headers: bool) -> String {
             format!("{}{}", &begun[..n], &text[from.max(body)..])
         }
         Fit::Begins | Fit::No => begun.to_owned(),
-    }
-}
-
-/// How many tokens a request may bring, and why no more.
-#[derive(Debug, Clone, Copy)]
-pub struct Room {
-    tokens: usize,
-    n_ctx: u32,
-    n_ctx_train: u32,
-    n_ctx_max: u32,
-    /// What it is for.
-    purpose: Purpose,
-    /// A text that is longer is cut, not refused.
-    cuts: bool,
-    /// The refusal of a text that is longer has its count of tokens.
-    counts: bool,
-}
-
-/// What a prompt's tokens are for.
-#[derive(Debug, Clone, Copy)]
-enum Purpose {
-    /// An answer, which has to fit, too.
-    Answer,
-    Scores,
-    Embedding,
-}
-
-impl Room {
-    /// Room for a prompt: the context, less one token of the answer.
-    pub fn for_prompt(n_ctx: u32, context: &Service, model: &LoadedModel) -> Self {
-        Self {
-            tokens: n_ctx as usize - 1,
-            n_ctx,
-            n_ctx_train: model.model().info().n_ctx_train,
-            n_ctx_max: context.limits.n_ctx_max,
-            purpose: Purpose::Answer,
-            cuts: false,
-            counts: true,
-        }
-    }
-
-    /// Room for what is scored: the context.
-    pub fn for_scores(n_ctx: u32, context: &Service, model: &LoadedModel) -> Self {
-        Self {
-            tokens: n_ctx as usize,
-            purpose: Purpose::Scores,
-            ..Self::for_prompt(n_ctx, context, model)
-        }
-    }
-
-    /// Room for what is embedded: the context.
-    pub fn for_embedding(n_ctx: u32, context: &Service, model: &LoadedModel) -> Self {
-        Self {
-            purpose: Purpose::Embedding,
-            ..Self::for_scores(n_ctx, context, model)
-        }
-    }
-
-    /// Whether a text that is longer is cut, not refused.
-    pub fn cutting(self, cuts: bool) -> Self {
-        Self { cuts, ..self }
-    }
-
-    /// The same room for a trial, whose refusal need not have the count of all tokens.
-    pub fn for_trial(self) -> Self {
-        Self {
-            counts: false,
-            ..self
-        }
-    }
-
-    /// The room that is left beside `tokens` others.
-    pub(crate) fn less(self, tokens: usize) -> Self {
-        Self {
-            tokens: self.tokens.saturating_sub(tokens),
-            ..self
-        }
-    }
-
-    /// Refuses a prompt of at least `n` tokens. Agents know by the first words, llama-server's, and
-    /// by those of the context's length, OpenAI's, that they have to shorten their conversation.
-    fn refuse(&self, field: &str, n: usize) -> Failure {
-        let Self {
-            n_ctx,
-            n_ctx_train,
-            n_ctx_max,
-            ..
-        } = *self;
-        let what = match self.purpose {
-            Purpose::Answer => "prompt and answer share it: shorten the prompt",
-            Purpose::Scores => "score it in windows",
-            Purpose::Embedding => "send it in parts, or ask for `truncate`",
-        };
-        let (or, parameter) = match n_ctx {
-            n_ctx if n_ctx < n_ctx_train.min(n_ctx_max) => (", or raise ", Some("n_ctx")),
-            n_ctx if n_ctx < n_ctx_train => {
-                (", or start the daemon with a larger --n-ctx-max", None)
-            }
-            _ => ("", None),
-        };
-        let least = if n == self.tokens + 1 {
-            "at least "
-        } else {
-            ""
-        };
-        let before = format!(
-            "the request exceeds the available context size: it has {least}{n} tokens, and this model's \
-             maximum context length is {n_ctx} tokens (n_ctx); {what}{or}"
-        );
-        let after =
-            format!(" (the model was trained with {n_ctx_train}, the daemon allows {n_ctx_max})");
-        failure::context_exceeded(field, (&before, parameter, &after), (n, self.tokens, n_ctx))
     }
 }
 

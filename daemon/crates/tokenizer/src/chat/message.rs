@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::ChatTemplate;
+use super::images::Seen;
 use super::shape::{Shape, text_part, thinking_part};
 
 /// A chat that is to be rendered.
@@ -65,6 +66,9 @@ pub struct Message {
     pub role: String,
     /// What is said.
     pub content: Content,
+    /// What takes the place of `content` for a model that reads images, where some are among it
+    /// ([`Chat::take_images`]); else empty.
+    pub seen: Vec<Seen>,
     /// What the model thought before it answered. A template gets it under each of the names that
     /// it reads.
     pub reasoning_content: Option<String>,
@@ -252,8 +256,10 @@ impl Message {
             Content::Parts(parts) => parts.iter().map(value_len).sum(),
         };
         let calls = self.tool_calls.iter();
+        let seen = self.seen.iter().map(Seen::byte_len).sum::<usize>();
         self.role.len()
             + content
+            + seen
             + self.reasoning_content.as_ref().map_or(0, String::len)
             + calls
                 .map(|call| call.name.len() + value_len(&call.arguments))
@@ -262,7 +268,7 @@ impl Message {
 }
 
 /// Bytes of the strings in a value, about.
-fn value_len(value: &Value) -> usize {
+pub(super) fn value_len(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
         Value::Array(list) => list.iter().map(value_len).sum(),

@@ -1,0 +1,118 @@
+//! How many tokens there is room for, and what a prompt of more is refused with.
+
+use rocmforge_engine::LoadedModel;
+
+use crate::Service;
+use crate::failure::{self, Failure};
+
+/// How many tokens a request may bring, and why no more.
+#[derive(Debug, Clone, Copy)]
+pub struct Room {
+    pub(super) tokens: usize,
+    n_ctx: u32,
+    n_ctx_train: u32,
+    n_ctx_max: u32,
+    /// What it is for.
+    purpose: Purpose,
+    /// A text that is longer is cut, not refused.
+    pub(super) cuts: bool,
+    /// The refusal of a text that is longer has its count of tokens.
+    pub(super) counts: bool,
+}
+
+/// What a prompt's tokens are for.
+#[derive(Debug, Clone, Copy)]
+enum Purpose {
+    /// An answer, which has to fit, too.
+    Answer,
+    Scores,
+    Embedding,
+}
+
+impl Room {
+    /// Room for a prompt: the context, less one token of the answer.
+    pub fn for_prompt(n_ctx: u32, context: &Service, model: &LoadedModel) -> Self {
+        Self {
+            tokens: n_ctx as usize - 1,
+            n_ctx,
+            n_ctx_train: model.model().info().n_ctx_train,
+            n_ctx_max: context.limits.n_ctx_max,
+            purpose: Purpose::Answer,
+            cuts: false,
+            counts: true,
+        }
+    }
+
+    /// Room for what is scored: the context.
+    pub fn for_scores(n_ctx: u32, context: &Service, model: &LoadedModel) -> Self {
+        Self {
+            tokens: n_ctx as usize,
+            purpose: Purpose::Scores,
+            ..Self::for_prompt(n_ctx, context, model)
+        }
+    }
+
+    /// Room for what is embedded: the context.
+    pub fn for_embedding(n_ctx: u32, context: &Service, model: &LoadedModel) -> Self {
+        Self {
+            purpose: Purpose::Embedding,
+            ..Self::for_scores(n_ctx, context, model)
+        }
+    }
+
+    /// Whether a text that is longer is cut, not refused.
+    pub fn cutting(self, cuts: bool) -> Self {
+        Self { cuts, ..self }
+    }
+
+    /// The same room for a trial, whose refusal need not have the count of all tokens.
+    pub fn for_trial(self) -> Self {
+        Self {
+            counts: false,
+            ..self
+        }
+    }
+
+    /// The room that is left beside `tokens` others.
+    pub(crate) fn less(self, tokens: usize) -> Self {
+        Self {
+            tokens: self.tokens.saturating_sub(tokens),
+            ..self
+        }
+    }
+
+    /// Refuses a prompt of at least `n` tokens. Agents know by the first words, llama-server's, and
+    /// by those of the context's length, OpenAI's, that they have to shorten their conversation.
+    pub(super) fn refuse(&self, field: &str, n: usize) -> Failure {
+        let Self {
+            n_ctx,
+            n_ctx_train,
+            n_ctx_max,
+            ..
+        } = *self;
+        let what = match self.purpose {
+            Purpose::Answer => "prompt and answer share it: shorten the prompt",
+            Purpose::Scores => "score it in windows",
+            Purpose::Embedding => "send it in parts, or ask for `truncate`",
+        };
+        let (or, parameter) = match n_ctx {
+            n_ctx if n_ctx < n_ctx_train.min(n_ctx_max) => (", or raise ", Some("n_ctx")),
+            n_ctx if n_ctx < n_ctx_train => {
+                (", or start the daemon with a larger --n-ctx-max", None)
+            }
+            _ => ("", None),
+        };
+        let least = if n == self.tokens + 1 {
+            "at least "
+        } else {
+            ""
+        };
+        let before = format!(
+            "the request exceeds the available context size: it has {least}{n} tokens, and this model's \
+             maximum context length is {n_ctx} tokens (n_ctx); {what}{or}"
+        );
+        let after =
+            format!(" (the model was trained with {n_ctx_train}, the daemon allows {n_ctx_max})");
+        failure::context_exceeded(field, (&before, parameter, &after), (n, self.tokens, n_ctx))
+    }
+}
