@@ -249,6 +249,10 @@ pub(crate) struct LoadArgs {
     /// Draft model for speculative decoding: a smaller model with the same vocabulary
     #[arg(long, value_name = "NAME")]
     pub(crate) draft: Option<String>,
+    /// Projector (mmproj) by which it reads images, a GGUF file [default: the one in the directory
+    /// of the model that fits it]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) mmproj: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

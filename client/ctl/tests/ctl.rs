@@ -323,9 +323,12 @@ async fn load_sends_a_path_as_given_and_leaves_the_name_to_the_daemon() {
     assert_eq!(model["name"], "n");
     assert_eq!(model["draft"], serde_json::Value::Null);
     ctl(&daemon, &["load", "/m/b.gguf", "--draft", "small"]).await;
+    ctl(&daemon, &["load", "/m/b.gguf", "--mmproj", "b/mmproj.gguf"]).await;
     let seen = daemon.seen.load.lock().unwrap();
     let drafts: Vec<_> = seen.iter().map(|r| r.draft.as_str()).collect();
-    assert_eq!(drafts, ["", "", "small"]);
+    assert_eq!(drafts, ["", "", "small", ""]);
+    let projectors: Vec<_> = seen.iter().map(|r| r.mmproj.as_str()).collect();
+    assert_eq!(projectors, ["", "", "", "b/mmproj.gguf"]);
     assert_eq!(model["segments"][0]["state"], "resident");
 }
 

@@ -45,6 +45,10 @@ file_table! {
         /// Draft model for speculative decoding: a smaller model with the same vocabulary, declared
         /// or a file in a model directory.
         draft: Option<String>,
+        /// Projector (mmproj) by which the model reads images: absolute path of a GGUF file in a
+        /// model directory. Without it, the one in the directory of the model that fits it, if
+        /// there is one.
+        mmproj: Option<PathBuf>,
         /// Temperature of requests that set none.
         temperature: Option<f32>,
         /// top_k of requests that set none.
@@ -206,6 +210,10 @@ pub(super) fn checked(
             );
             return Err(refuse("path", message));
         }
+        if let Some(mmproj) = table.mmproj.as_ref().filter(|path| !path.is_absolute()) {
+            let message = format!("{} is relative; give an absolute path", mmproj.display());
+            return Err(refuse("mmproj", message));
+        }
         if table.aliases.len() > ALIASES_MAX {
             let message = format!("{} of them; at most {ALIASES_MAX}", table.aliases.len());
             return Err(refuse("aliases", message));
@@ -245,6 +253,7 @@ pub(super) fn checked(
                 preload: table.preload,
                 pin: table.pin,
                 draft: table.draft.clone(),
+                mmproj: table.mmproj.clone(),
                 defaults,
             },
             file: file.clone(),

@@ -57,6 +57,10 @@ pub(super) fn model(status: &ModelStatus, declared: &Book) -> v1::Model {
         kv_type: info.kv_type.clone(),
         active_requests: status.requests,
         draft: status.draft.clone().unwrap_or_default(),
+        mmproj: model
+            .tower()
+            .map(|tower| tower.path().display().to_string())
+            .unwrap_or_default(),
         defaults: declared.model(model.name()).map(|m| defaults(&m.defaults)),
     }
 }

@@ -250,14 +250,16 @@ impl Models for ModelsService {
             pin,
             preload,
             draft,
+            mmproj,
         } = &request;
-        let asked =
-            format!("path={path:?} name={name:?} pin={pin} preload={preload} draft={draft:?}");
+        let asked = format!(
+            "path={path:?} name={name:?} pin={pin} preload={preload} draft={draft:?} mmproj={mmproj:?}"
+        );
         let admitted = self.context.admit();
         let checked =
             admitted.and_then(|()| Load::checked(&request.path, &request.name, *pin, *preload));
         let load = match checked {
-            Ok(load) => load.with_draft(draft),
+            Ok(load) => load.with_draft(draft).with_mmproj(mmproj),
             Err(failure) => {
                 let log = RequestLog::audit("Load", "", &asked, &arrival);
                 return log.end(Err(failure)).map_err(status);

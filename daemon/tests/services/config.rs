@@ -475,7 +475,11 @@ fn model(name: &str, path: &str, rest: &str) -> String {
 #[test]
 fn models_are_declared_with_aliases_and_a_later_file_says_it_anew() {
     let first = model("a", "/m/a.gguf", "aliases = [\"x\"]")
-        + &model("b", "/m/b.gguf", "pin = true\ndraft = \"z\"");
+        + &model(
+            "b",
+            "/m/b.gguf",
+            "pin = true\ndraft = \"z\"\nmmproj = \"/m/mmproj.gguf\"",
+        );
     let second = model(
         "a",
         "/m/a2.gguf",
@@ -488,6 +492,8 @@ fn models_are_declared_with_aliases_and_a_later_file_says_it_anew() {
     let (b, a) = (&models[0].model, &models[1].model);
     assert!(b.pin && !b.preload && b.aliases.is_empty());
     assert_eq!((b.draft.as_deref(), a.draft.as_deref()), (Some("z"), None));
+    let projectors = [b, a].map(|model| model.mmproj.as_deref());
+    assert_eq!(projectors, [Some(Path::new("/m/mmproj.gguf")), None]);
     assert!(a.preload && a.path == Path::new("/m/a2.gguf") && a.aliases == ["y", "z"]);
     assert!(models[1].file.ends_with("conf.d/10-a.toml"));
 }
@@ -535,6 +541,11 @@ fn a_refusal_of_a_declared_model_names_file_model_and_key() {
             model("b", "/m", "template = \"/no/such/file\""),
             "template of [[model]] 1 ('b')",
             "cannot be read",
+        ),
+        (
+            model("b", "/m", "mmproj = \"mmproj.gguf\""),
+            "mmproj of [[model]] 1 ('b')",
+            "give an absolute path",
         ),
         (
             model("b", "/m", "draft = \"a b\""),

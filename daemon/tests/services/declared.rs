@@ -29,6 +29,7 @@ impl Declaring {
             preload: false,
             pin: true,
             draft: None,
+            mmproj: None,
             defaults: Defaults::default(),
         };
         let models = vec![
@@ -98,6 +99,7 @@ async fn a_declared_model_thinks_or_not_as_its_setting_has_it() {
         preload: false,
         pin: false,
         draft: None,
+        mmproj: None,
         defaults: Defaults {
             temperature: Some(0.0),
             max_tokens: Some(4),
@@ -270,6 +272,7 @@ async fn a_declared_file_that_changed_in_place_is_loaded_again() {
         preload: false,
         pin: true,
         draft: None,
+        mmproj: None,
         defaults: Defaults::default(),
     }])
     .await;

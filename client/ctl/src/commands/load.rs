@@ -18,6 +18,18 @@ use crate::progress::Progress;
 /// the daemon looks below its model directories. Links are left to the daemon,
 /// which sees the file system that counts, and so is the name.
 pub(super) fn request(file: &Path, name: Option<String>) -> anyhow::Result<LoadRequest> {
+    Ok(LoadRequest {
+        path: path_of(file)?,
+        name: name.unwrap_or_default(),
+        pin: false,
+        preload: false,
+        draft: String::new(),
+        mmproj: String::new(),
+    })
+}
+
+/// The path of a file that the daemon is to open.
+fn path_of(file: &Path) -> anyhow::Result<String> {
     let path = if file.exists() {
         std::path::absolute(file).context("cannot tell the current directory")?
     } else {
@@ -26,13 +38,7 @@ pub(super) fn request(file: &Path, name: Option<String>) -> anyhow::Result<LoadR
     let path = path
         .to_str()
         .with_context(|| format!("{} is not UTF-8; rename the file", path.display()))?;
-    Ok(LoadRequest {
-        path: path.to_owned(),
-        name: name.unwrap_or_default(),
-        pin: false,
-        preload: false,
-        draft: String::new(),
-    })
+    Ok(path.to_owned())
 }
 
 /// Loads with a progress bar and gives the loaded model.
@@ -58,6 +64,9 @@ pub(super) async fn load(context: &mut Context, args: LoadArgs) -> anyhow::Resul
     request.pin = args.pin;
     request.preload = args.preload;
     request.draft = args.draft.unwrap_or_default();
+    if let Some(mmproj) = &args.mmproj {
+        request.mmproj = path_of(mmproj)?;
+    }
     let client = context.connect().await?;
     let model = load_model(&client, request).await?;
     context.output.answer(
@@ -67,8 +76,13 @@ pub(super) async fn load(context: &mut Context, args: LoadArgs) -> anyhow::Resul
                 "" => String::new(),
                 name => format!(", {name} drafts"),
             };
+            let images = if model.mmproj.is_empty() {
+                ""
+            } else {
+                ", reads images"
+            };
             format!(
-                "{}: {}, {} parameters, {} in {}, {} resident{draft}",
+                "{}: {}, {} parameters, {} in {}, {} resident{draft}{images}",
                 model.name,
                 model.architecture,
                 count(model.n_params),

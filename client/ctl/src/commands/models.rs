@@ -137,6 +137,9 @@ fn description(model: &Model) -> String {
     if !model.draft.is_empty() {
         rows.push(("draft model", model.draft.clone()));
     }
+    if !model.mmproj.is_empty() {
+        rows.push(("projector", model.mmproj.clone()));
+    }
     if let Some(defaults) = &model.defaults {
         rows.push(("defaults", defaults_line(&json!(defaults))));
     }

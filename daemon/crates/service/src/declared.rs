@@ -52,6 +52,9 @@ pub struct Declared {
     pub pin: bool,
     /// Name or alias of the model that drafts for it.
     pub draft: Option<String>,
+    /// The projector by which it reads images, below a model directory; without, the one beside
+    /// its file that fits.
+    pub mmproj: Option<PathBuf>,
     /// What its requests have where they leave it unset.
     pub defaults: Defaults,
 }
@@ -80,6 +83,7 @@ impl Declared {
             preload: false,
             template: template.map(|t| Arc::clone(&t.source)),
             draft: self.draft.clone(),
+            mmproj: self.mmproj.clone(),
         }
     }
 }
@@ -180,6 +184,7 @@ fn kept_by_loaded(then: &Declared, now: &Declared) -> Option<String> {
     let differ = [
         ("template", template(then) != template(now)),
         ("draft", then.draft != now.draft),
+        ("mmproj", then.mmproj != now.mmproj),
         ("pin", then.pin != now.pin),
         ("preload", now.preload && !then.preload),
     ];
@@ -489,6 +494,9 @@ impl Service {
         let mut asked = format!("path={:?} pin={} as declared", load.path, load.pin);
         if let Some(draft) = &load.draft {
             asked += &format!(" draft={draft:?}");
+        }
+        if let Some(mmproj) = &load.mmproj {
+            asked += &format!(" mmproj={mmproj:?}");
         }
         let log = RequestLog::audit("Load", &load.name, &asked, arrival);
         // Nobody reads the steps of such a load.

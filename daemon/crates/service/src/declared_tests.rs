@@ -46,6 +46,7 @@ fn declared(template: Option<&str>) -> Declared {
         preload: false,
         pin: false,
         draft: None,
+        mmproj: None,
         defaults: Defaults {
             template,
             ..Defaults::default()
@@ -89,6 +90,7 @@ fn an_alias_leads_to_its_model_and_a_name_to_itself() {
         preload: false,
         pin: false,
         draft: None,
+        mmproj: None,
         defaults: Defaults::default(),
     }]);
     assert_eq!(book.real_name("gpt-4"), "a");

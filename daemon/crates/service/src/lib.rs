@@ -44,6 +44,7 @@ mod opening;
 mod origins;
 pub mod parts;
 pub mod peer;
+mod projectors;
 pub mod prompt;
 pub mod rank_head;
 pub mod reasoning;

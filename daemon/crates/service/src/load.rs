@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_engine::api::{ModelStatus, PreloadEvent, Registered, Snapshot};
-use rocmforge_engine::{Error, Events, LoadedModel, MODELS_MAX, PrepareStage, PreparedModel};
+use rocmforge_engine::{
+    Error, Events, LoadedModel, MODELS_MAX, PrepareStage, PreparedModel, prepare_among,
+    prepare_reading_images,
+};
 use rocmforge_gguf::MappedFile;
 use tokio::sync::mpsc;
 
@@ -17,6 +20,7 @@ use crate::failure::{self, Failure};
 use crate::model_files::ModelFileError;
 use crate::naming::default_name;
 use crate::origins::Origin;
+use crate::projectors::{ProjectorError, projector_of};
 use crate::standing::looks_same;
 
 /// How long a change that the engine has confirmed may take to show in its snapshot.
@@ -57,6 +61,9 @@ pub struct Load {
     pub template: Option<Arc<str>>,
     /// Name or alias of the model that is to draft for it.
     pub draft: Option<String>,
+    /// The projector by which it reads images, absolute or below a model directory; without, the
+    /// one beside it that fits.
+    pub mmproj: Option<PathBuf>,
 }
 
 impl Load {
@@ -92,6 +99,7 @@ impl Load {
             preload,
             template: None,
             draft: None,
+            mmproj: None,
         })
     }
 
@@ -99,6 +107,13 @@ impl Load {
     #[must_use]
     pub fn with_draft(mut self, name: &str) -> Self {
         self.draft = (!name.is_empty()).then(|| name.to_owned());
+        self
+    }
+
+    /// The same with this projector; an empty path is none.
+    #[must_use]
+    pub fn with_mmproj(mut self, path: &str) -> Self {
+        self.mmproj = (!path.is_empty()).then(|| PathBuf::from(path));
         self
     }
 }
@@ -305,6 +320,7 @@ impl Service {
             steps.downgrade(),
         );
         let (template, draft) = (load.template.clone(), load.draft.clone());
+        let mmproj = load.mmproj.clone();
         let engine = self.engine.clone();
         let read = move || {
             let file = match dirs.open(&path) {
@@ -313,6 +329,13 @@ impl Service {
                     return Ok(Err(failure::from_model_file(&error)));
                 }
                 Err(error) => return Err(failure::from_model_file(&error)),
+            };
+            let projector = match projector_of(&dirs, (&path, &file), mmproj.as_deref()) {
+                Ok(projector) => projector,
+                Err(error @ ProjectorError::File(ModelFileError::TooManyFiles { .. })) => {
+                    return Ok(Err(error.into_failure()));
+                }
+                Err(error) => return Err(error.into_failure()),
             };
             // Not before: one that hangs would keep all models of now.
             let other = same_file(&engine.snapshot(), &file);
@@ -326,8 +349,10 @@ impl Service {
                 }
             };
             tracing::debug!(path = ?file.path(), bytes, "reading a model's header");
-            let prepared =
-                rocmforge_engine::prepare_among(&name, file, other.as_deref(), &mut progress);
+            let prepared = match projector {
+                Some(projector) => prepare_reading_images(&name, file, projector, &mut progress),
+                None => prepare_among(&name, file, other.as_deref(), &mut progress),
+            };
             let prepared = prepared.and_then(|mut prepared| {
                 if let Some(source) = &template {
                     prepared.set_template(source)?;

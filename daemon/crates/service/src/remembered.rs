@@ -57,6 +57,8 @@ pub(crate) struct Remembered {
     preload: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     draft: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mmproj: Option<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -101,6 +103,7 @@ impl Remembered {
             preload: false,
             template: None,
             draft: self.draft.clone(),
+            mmproj: self.mmproj.as_ref().map(PathBuf::from),
         }
     }
 
@@ -363,6 +366,10 @@ impl Service {
                 pinned_segments: loaded.pinned_segments,
                 preload: loaded.load.preload,
                 draft: loaded.load.draft,
+                mmproj: loaded
+                    .load
+                    .mmproj
+                    .and_then(|path| Some(path.to_str()?.to_owned())),
             })
         };
         let mut models: Vec<_> = self.origins.all().into_iter().filter_map(by_hand).collect();

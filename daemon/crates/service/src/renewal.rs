@@ -232,6 +232,7 @@ impl Service {
             preload: false,
             template: None,
             draft: None,
+            mmproj: None,
         };
         let work = || async move {
             this.closed_or_kept(&load.name).await;
@@ -294,6 +295,7 @@ fn unknown(loaded: &Arc<LoadedModel>) -> Loaded {
             preload: false,
             template: None,
             draft: None,
+            mmproj: None,
         },
         origin: Origin::ByHand,
         used: 0,

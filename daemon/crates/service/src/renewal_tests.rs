@@ -138,6 +138,7 @@ fn declared(name: &str, path: PathBuf) -> Declared {
         preload: false,
         pin: false,
         draft: None,
+        mmproj: None,
         defaults: Defaults::default(),
     }
 }

@@ -332,6 +332,23 @@ pub fn prepare_reading_images(
     prepare_with(name, file, Some(projector), progress)
 }
 
+/// Whether a projector is for a model: that the model takes the rows of its tower. Reads both
+/// headers.
+///
+/// # Errors
+/// Why it is not, as [`prepare_reading_images`].
+pub fn is_projector_for(file: &MappedFile, projector: &MappedFile) -> Result<(), Error> {
+    let tower = tower_model("", projector)?;
+    let tower = tower
+        .tower()
+        .ok_or_else(|| Error::Internal("a projector without a tower".to_owned()))?;
+    let gguf = Gguf::open(file).map_err(|e| crate::api::error::from_gguf("", file.path(), e))?;
+    let model = Model::reading_images(&gguf, tower);
+    model
+        .map(drop)
+        .map_err(|e| crate::api::error::from_model(file.path(), e))
+}
+
 /// Reads the header of a projector file.
 fn tower_model(name: &str, file: &MappedFile) -> Result<Model, Error> {
     let gguf = Gguf::open(file).map_err(|e| crate::api::error::from_gguf(name, file.path(), e))?;
