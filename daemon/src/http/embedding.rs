@@ -12,12 +12,16 @@ use super::call::Call;
 /// What a model is for, in Ollama's words where it has one.
 pub(super) fn capabilities(model: &LoadedModel) -> Vec<&'static str> {
     let ranks = model.model().hparams().ranks_yes_no;
-    match model.model().purpose() {
+    let mut capabilities = match model.model().purpose() {
         Purpose::Text if ranks => vec!["completion", "rerank"],
         Purpose::Text => vec!["completion"],
         Purpose::Embedding => vec!["embedding"],
         Purpose::Ranking => vec!["rerank"],
+    };
+    if model.tower().is_some() {
+        capabilities.push("vision");
     }
+    capabilities
 }
 
 /// What a request asks for.

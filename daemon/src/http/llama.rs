@@ -78,6 +78,7 @@ async fn properties(call: &Call, name: Option<&str>) -> Result<Response, Failure
         let bytes = id.and_then(|id| tokenizer.token_bytes(id));
         String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned()
     };
+    props["modalities"]["vision"] = model.tower().is_some().into();
     props["model_alias"] = model.name().into();
     props["model_path"] = model.path().display().to_string().into();
     props["chat_template"] = template

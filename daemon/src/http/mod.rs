@@ -34,6 +34,7 @@ mod ollama;
 mod openai;
 mod packed;
 mod path;
+mod picture;
 mod prompt;
 mod pulls;
 mod reply;

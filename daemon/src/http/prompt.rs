@@ -1,11 +1,12 @@
 //! Conversations as OpenAI's and Ollama's clients write them.
 
 use rocmforge_service::failure::{self, Failure};
-use rocmforge_tokenizer::{Content, Message, ToolCall};
+use rocmforge_tokenizer::{ChatImage, Content, Message, Seen, ToolCall};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 
 use super::media;
+use super::picture::{self, Said};
 
 /// A text, or a list.
 #[derive(Debug, Clone, Deserialize)]
@@ -83,9 +84,9 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, Failure> 
 fn one(at: usize, wire: WireMessage) -> Result<Message, Failure> {
     let mut reasoning = wire.reasoning_content.or(wire.reasoning).or(wire.thinking);
     let field = |part: usize| format!("messages[{at}].content[{part}]");
-    let content = match wire.content {
-        None => Content::None,
-        Some(TextOr::Text(text)) => Content::Text(text),
+    let said = match wire.content {
+        None => Said::default(),
+        Some(TextOr::Text(text)) => Content::Text(text).into(),
         Some(TextOr::List(mut parts)) => {
             if wire.role == "assistant" {
                 take_thoughts(&mut parts, &mut reasoning, field)?;
@@ -93,7 +94,10 @@ fn one(at: usize, wire: WireMessage) -> Result<Message, Failure> {
             text_parts(parts, field)?
         }
     };
-    let content = with_images(content, wire.images.map_or(0, |images| images.len()));
+    let images = wire.images.unwrap_or_default();
+    let Said { content, seen } = with_images(said, &images, |image| {
+        format!("messages[{at}].images[{image}]")
+    });
     // What instructs the model is called so by newer clients.
     let role = match wire.role.as_str() {
         "developer" => "system".to_owned(),
@@ -125,6 +129,7 @@ fn one(at: usize, wire: WireMessage) -> Result<Message, Failure> {
     Ok(Message {
         role,
         content,
+        seen,
         reasoning_content: reasoning,
         tool_calls: calls,
         tool_call_id: wire.tool_call_id,
@@ -133,20 +138,34 @@ fn one(at: usize, wire: WireMessage) -> Result<Message, Failure> {
     })
 }
 
-/// What a message says, with what is told in place of each of its images.
-fn with_images(content: Content, n: usize) -> Content {
-    if n == 0 {
-        return content;
+/// What a message says, with what is told in place of each of the images of its list, and with the
+/// images in front for a model that reads them, as Ollama has them. `field` names one of them.
+pub(super) fn with_images(said: Said, images: &[Value], field: impl Fn(usize) -> String) -> Said {
+    if images.is_empty() {
+        return said;
     }
-    let told = vec![media::IMAGE; n].join("\n");
-    match content {
+    let each = images.iter().enumerate();
+    let each = each.map(|(at, image)| Seen::Image(picture::of_ollama(image, field(at))));
+    let mut seen: Vec<_> = each.collect();
+    match (&said.content, said.seen.is_empty()) {
+        (_, false) => seen.extend(said.seen),
+        (Content::None, true) => {}
+        (Content::Text(text), true) if text.is_empty() => {}
+        (Content::Text(text), true) => {
+            seen.push(Seen::Part(json!({"type": "text", "text": text})));
+        }
+        (Content::Parts(parts), true) => seen.extend(parts.iter().cloned().map(Seen::Part)),
+    }
+    let told = vec![media::IMAGE; images.len()].join("\n");
+    let content = match said.content {
         Content::None => Content::Text(told),
-        Content::Text(text) => Content::Text(beside_images(&text, n)),
+        Content::Text(text) => Content::Text(beside_images(&text, images.len())),
         Content::Parts(mut parts) => {
             parts.push(json!({"type": "text", "text": told}));
             Content::Parts(parts)
         }
-    }
+    };
+    Said { content, seen }
 }
 
 /// A text with what is told in place of each of `n` images beside it.
@@ -205,12 +224,14 @@ pub(super) fn take(value: &mut Value, key: &str) -> Value {
 }
 
 /// Parts of a message as text, with their further members, which reach the template: documents are
-/// what is in them, and what models here cannot read leaves a text that says so.
+/// what is in them, and what models here cannot read leaves a text that says so. Beside it images,
+/// for models that read them.
 pub(super) fn text_parts(
     parts: Vec<Value>,
     field: impl Fn(usize) -> String,
-) -> Result<Content, Failure> {
+) -> Result<Said, Failure> {
     let mut texts = Vec::with_capacity(parts.len());
+    let mut images = Vec::with_capacity(parts.len());
     for (at, mut part) in parts.into_iter().enumerate() {
         let kind = kind_of(&part, || field(at))?;
         let key = match kind {
@@ -221,26 +242,37 @@ pub(super) fn text_parts(
         };
         if !matches!(kind, "text" | "input_text" | "output_text" | "refusal") {
             texts.push((media::text_of(kind, &part, &field(at))?, Value::Null));
+            images.push(picture::of_part(kind, &part, &field(at)));
             continue;
         }
         match take(&mut part, key) {
-            Value::String(text) => texts.push((text, part)),
+            Value::String(text) => {
+                texts.push((text, part));
+                images.push(None);
+            }
             _ => {
                 let message = format!("it has no {key}; give one");
                 return Err(failure::invalid(&field(at), &message));
             }
         }
     }
+    Ok(of_texts(texts, images))
+}
+
+/// What texts with their further members come to, of which some are told in the place of an image.
+fn of_texts(mut texts: Vec<(String, Value)>, images: Vec<Option<ChatImage>>) -> Said {
     // One part without more is what a text is.
     if let [(text, part)] = texts.as_mut_slice()
         && part
             .as_object()
             .is_none_or(|part| part.keys().all(|key| is_of_text(key)))
     {
-        return Ok(Content::Text(std::mem::take(text)));
+        let content = Content::Text(std::mem::take(text));
+        let seen = images.into_iter().flatten().map(Seen::Image).collect();
+        return Said { content, seen };
     }
     if texts.is_empty() {
-        return Ok(Content::None);
+        return Said::default();
     }
     let part = |(text, part): (String, Value)| {
         let mut whole = Map::new();
@@ -251,7 +283,11 @@ pub(super) fn text_parts(
         }
         Value::Object(whole)
     };
-    Ok(Content::Parts(texts.into_iter().map(part).collect()))
+    let parts: Vec<_> = texts.into_iter().map(part).collect();
+    Said {
+        seen: picture::seen(&parts, images),
+        content: Content::Parts(parts),
+    }
 }
 
 /// The type of a part; one without is text.

@@ -6,6 +6,7 @@ use rocmforge_tokenizer::{Content, Ending, Message, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::super::picture::{self, Said};
 use super::super::prompt::{TextOr, add_thought, kind_of, model_name, take, text_parts};
 use super::super::sampling::{WireSampling, whole_number};
 use super::super::start::Conversation;
@@ -65,7 +66,9 @@ impl MessagesRequest {
         if let Some(system) = self.system {
             let content = match system {
                 TextOr::Text(text) => Content::Text(text),
-                TextOr::List(parts) => joined(text_parts(parts, |at| format!("system[{at}]"))?),
+                TextOr::List(parts) => {
+                    joined(text_parts(parts, |at| format!("system[{at}]"))?.content)
+                }
             };
             messages.push(Message {
                 role: "system".to_owned(),
@@ -244,7 +247,7 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
         role: wire.role,
         ..Message::default()
     };
-    let mut texts = Vec::new();
+    let (mut texts, mut images) = (Vec::new(), Vec::new());
     for (n, mut block) in blocks.into_iter().enumerate() {
         let field = || format!("messages[{at}].content[{n}]");
         let kind = kind_of(&block, field)?.to_owned();
@@ -281,12 +284,17 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
             }
             "tool_result" => {
                 let id = text_of(&mut block, "tool_use_id", &field)?;
-                let content = match take(&mut block, "content") {
-                    Value::Array(parts) => joined(text_parts(parts, |part| {
-                        format!("{}.content[{part}]", field())
-                    })?),
-                    Value::String(text) => Content::Text(text),
-                    Value::Null => Content::Text(String::new()),
+                let said = match take(&mut block, "content") {
+                    Value::Array(parts) => {
+                        let field = |part| format!("{}.content[{part}]", field());
+                        let said = text_parts(parts, field)?;
+                        Said {
+                            content: joined(said.content),
+                            seen: picture::with_joined_texts(said.seen),
+                        }
+                    }
+                    Value::String(text) => Content::Text(text).into(),
+                    Value::Null => Content::Text(String::new()).into(),
                     _ => {
                         let field = format!("{}.content", field());
                         let message = "neither a text nor a list of blocks; give one of them";
@@ -295,7 +303,8 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
                 };
                 messages.push(Message {
                     role: "tool".to_owned(),
-                    content,
+                    content: said.content,
+                    seen: said.seen,
                     tool_call_id: Some(id),
                     ..Message::default()
                 });
@@ -303,6 +312,8 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
             kind if kind.ends_with("_tool_result") => {}
             kind => {
                 let text = media::text_of(kind, &block, &field())?;
+                images.resize(texts.len(), None);
+                images.push(picture::of_part(kind, &block, &field()));
                 texts.push(json!({"type": "text", "text": text}));
             }
         }
@@ -312,6 +323,8 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
         && message.reasoning_content.is_none()
         && message.role == "user";
     if !only_results {
+        images.resize(texts.len(), None);
+        message.seen = picture::seen(&texts, images);
         message.content = match texts.len() {
             0 => Content::None,
             1 => Content::Text(texts[0]["text"].as_str().unwrap_or_default().to_owned()),

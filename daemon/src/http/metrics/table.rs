@@ -175,6 +175,11 @@ pub(super) static METRICS: &[Metric] = &[
         One(|s| of(s.snapshot.queue_capacity)),
     ),
     counter(
+        "rocmforge_images_read_total",
+        "Images that vision towers computed; one whose result is kept is not computed again",
+        One(|s| number(s.snapshot.images_read)),
+    ),
+    counter(
         "rocmforge_interleaved_passes_total",
         "Decode passes that ran between the steps of a MoE model's long prefill",
         One(|s| number(s.snapshot.interleaved_passes)),

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_service::check::Violations;
-use rocmforge_service::failure::Failure;
+use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::infill::Gap;
 use rocmforge_service::prompt::Prompt;
-use rocmforge_tokenizer::{ChatTemplate, Ending, Message, TemplateOrigin};
+use rocmforge_tokenizer::{ChatTemplate, Content, Ending, Message, TemplateOrigin};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -18,7 +18,8 @@ use super::super::call::{Call, json as answer};
 use super::super::error::Dialect;
 use super::super::format;
 use super::super::llama::native;
-use super::super::prompt::{beside_images, model_name};
+use super::super::picture::Said;
+use super::super::prompt::{beside_images, model_name, with_images};
 use super::super::reply::{Events, stream};
 use super::super::sampling::{refuse_unsupported, says_something};
 use super::super::start::{self, Continuation, Conversation};
@@ -95,7 +96,10 @@ async fn complete(
         return answer(&last);
     }
     asked.refuse_unsupported()?;
-    let text = beside_images(text, asked.images.as_ref().map_or(0, Vec::len));
+    let images = asked.images.unwrap_or_default();
+    let said = Said::from(Content::Text(text.to_owned()));
+    let said = with_images(said, &images, |at| format!("images[{at}]"));
+    let text = beside_images(text, images.len());
     let options = asked.options.unwrap_or_default();
     options.refuse_unsupported()?;
     let mut violations = Violations::named(name);
@@ -113,6 +117,11 @@ async fn complete(
                 .is_some_and(has_own);
     let suffix = asked.suffix.filter(|text| !text.is_empty());
     let generation = if is_raw || suffix.is_some() {
+        if !images.is_empty() && call.model(&asked.model).await?.tower().is_some() {
+            let message = "a prompt that goes through no chat template has no place for images; \
+                           leave raw and suffix unset, or use /api/chat";
+            return Err(failure::invalid("images", message));
+        }
         let prompt = match suffix {
             Some(suffix) => {
                 let gap = Gap {
@@ -139,7 +148,12 @@ async fn complete(
         start::text(call, continuation, violations).await?
     } else {
         let system = system.map(|text| Message::new("system", text));
-        let user = Message::new("user", text);
+        let user = Message {
+            role: "user".to_owned(),
+            content: said.content,
+            seen: said.seen,
+            ..Message::default()
+        };
         let conversation = Conversation {
             model: asked.model,
             messages: system.into_iter().chain([user]).collect(),

@@ -10,6 +10,7 @@ mod echo;
 mod embeddings;
 mod encoders;
 mod forced;
+mod images;
 mod llama;
 mod metrics;
 mod native;

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::super::super::format;
+use super::super::super::picture::Said;
 use super::super::super::prompt::{TextOr, add_thought, model_name, take, text_parts};
 use super::super::super::sampling::{
     WireSampling, refuse_unsupported, says_something, whole_number,
@@ -320,9 +321,11 @@ fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), F
                 id => id,
             };
             let id = text(id, "call_id")?;
+            let Said { content, seen } = content(&mut item, "output", &field())?;
             messages.push(Message {
                 role: "tool".to_owned(),
-                content: content(&mut item, "output", &field())?,
+                content,
+                seen,
                 tool_call_id: Some(id),
                 ..Message::default()
             });
@@ -341,10 +344,12 @@ fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), F
 }
 
 /// Notes what somebody says; the assistant, in the turn that is open.
-fn said(role: String, content: Content, messages: &mut Vec<Message>) {
+fn said(role: String, said: Said, messages: &mut Vec<Message>) {
+    let Said { content, seen } = said;
     let role = match role.as_str() {
         "assistant" => {
-            open_turn(messages).content = content;
+            let last = open_turn(messages);
+            (last.content, last.seen) = (content, seen);
             return;
         }
         "developer" => "system".to_owned(),
@@ -353,6 +358,7 @@ fn said(role: String, content: Content, messages: &mut Vec<Message>) {
     messages.push(Message {
         role,
         content,
+        seen,
         ..Message::default()
     });
 }
@@ -383,9 +389,9 @@ fn open_turn(messages: &mut Vec<Message>) -> &mut Message {
 }
 
 /// What an item says, under the key that it has for it.
-fn content(item: &mut Value, key: &str, field: &str) -> Result<Content, Failure> {
+fn content(item: &mut Value, key: &str, field: &str) -> Result<Said, Failure> {
     match take(item, key) {
-        Value::String(text) => Ok(Content::Text(text)),
+        Value::String(text) => Ok(Content::Text(text).into()),
         Value::Array(parts) => text_parts(parts, |part| format!("{field}.{key}[{part}]")),
         Value::Null => Err(failure::invalid(
             field,

@@ -1,0 +1,224 @@
+//! Images in messages, as the dialects write them: for models that read images. What models that
+//! read text only are told in their places is in `media.rs`.
+
+use std::sync::Arc;
+
+use rocmforge_tokenizer::{ChatImage, Content, Seen};
+use serde_json::{Value, json};
+
+/// What is said of an image that is elsewhere.
+const BY_URL: &str = "images are not fetched; give the image as a data: URL \
+                      (data:image/png;base64,...)";
+
+/// What a message or a result of a tool says.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Said {
+    /// For a model that reads text only.
+    pub(super) content: Content,
+    /// For a model that reads images, where there are some; else empty.
+    pub(super) seen: Vec<Seen>,
+}
+
+impl From<Content> for Said {
+    fn from(content: Content) -> Self {
+        Self {
+            content,
+            seen: Vec::new(),
+        }
+    }
+}
+
+/// What a model that reads images sees of parts, of which some are images; nothing where none is.
+pub(super) fn seen(parts: &[Value], images: Vec<Option<ChatImage>>) -> Vec<Seen> {
+    if images.iter().all(Option::is_none) {
+        return Vec::new();
+    }
+    let each = parts.iter().zip(images);
+    let each = each.map(|(part, image)| match image {
+        Some(image) => Seen::Image(image),
+        None => Seen::Part(part.clone()),
+    });
+    each.collect()
+}
+
+/// What is seen with texts that stand side by side as one, a line each, as where parts are joined
+/// to a text.
+pub(super) fn with_joined_texts(seen: Vec<Seen>) -> Vec<Seen> {
+    let mut joined: Vec<Seen> = Vec::with_capacity(seen.len());
+    for next in seen {
+        if let (Some(Seen::Part(last)), Seen::Part(part)) = (joined.last_mut(), &next)
+            && let (Some(before), Some(text)) = (last["text"].as_str(), part["text"].as_str())
+        {
+            *last = json!({"type": "text", "text": format!("{before}\n{text}")});
+            continue;
+        }
+        joined.push(next);
+    }
+    joined
+}
+
+/// The image of a part of this type, which `field` names; nothing where it is another.
+pub(super) fn of_part(kind: &str, part: &Value, field: &str) -> Option<ChatImage> {
+    matches!(kind, "image" | "image_url" | "input_image" | "image_file").then(|| ChatImage {
+        field: field.to_owned(),
+        data: data_of(part),
+    })
+}
+
+/// An image of Ollama's list, which `field` names.
+pub(super) fn of_ollama(image: &Value, field: String) -> ChatImage {
+    let data = match image.as_str() {
+        Some(text) => of_base64(text),
+        None => Err("it is no text; give the image's bytes as Base64".to_owned()),
+    };
+    ChatImage { field, data }
+}
+
+fn data_of(part: &Value) -> Result<Arc<str>, String> {
+    // Anthropic's.
+    let source = &part["source"];
+    match source["type"].as_str() {
+        Some("base64") => {
+            let data = source["data"].as_str();
+            let data = data.ok_or("its source has no data; give the image's bytes as Base64")?;
+            return of_base64(data);
+        }
+        Some("url") => return of_url(source["url"].as_str().unwrap_or_default()),
+        Some(other) => {
+            let kind: String = other.chars().take(64).collect();
+            return Err(format!(
+                "a source of the type {kind} is not known here; give one of the type base64"
+            ));
+        }
+        None => {}
+    }
+    // OpenAI's, and that of templates.
+    let places = ["image_url", "image", "url"].into_iter();
+    let mut urls = places.filter_map(|key| {
+        let place = &part[key];
+        place.as_str().or_else(|| place["url"].as_str())
+    });
+    match urls.next() {
+        Some(url) => of_url(url),
+        None if part["file_id"].is_string() => {
+            Err("files are not kept here; give the image as a data: URL".to_owned())
+        }
+        None => {
+            Err("it has no image; give image_url, a data: URL (data:image/png;base64,...)".into())
+        }
+    }
+}
+
+/// The Base64 of a `data:` URL.
+fn of_url(url: &str) -> Result<Arc<str>, String> {
+    let scheme = url.get(..5).unwrap_or_default();
+    if !scheme.eq_ignore_ascii_case("data:") {
+        return Err(BY_URL.to_owned());
+    }
+    let (kind, data) = url[5..].split_once(',').unwrap_or_default();
+    let is_base64 = kind
+        .rsplit(';')
+        .next()
+        .is_some_and(|last| last.trim().eq_ignore_ascii_case("base64"));
+    if !is_base64 {
+        return Err(
+            "the data: URL has no Base64; give the image as data:image/png;base64,...".to_owned(),
+        );
+    }
+    Ok(data.into())
+}
+
+/// Base64 by itself, or in a `data:` URL, as some clients send it everywhere.
+fn of_base64(text: &str) -> Result<Arc<str>, String> {
+    match text.starts_with("data:") {
+        true => of_url(text),
+        false => Ok(text.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(kind: &str, part: &Value) -> Result<String, String> {
+        let image = of_part(kind, part, "here").unwrap();
+        assert_eq!(image.field, "here");
+        image.data.map(|data| data.to_string())
+    }
+
+    #[test]
+    fn images_are_read_in_the_forms_that_clients_write() {
+        let url = "data:image/png;base64,AAAA";
+        for (kind, part) in [
+            (
+                "image_url",
+                json!({"image_url": {"url": url, "detail": "low"}}),
+            ),
+            ("image_url", json!({"image_url": url})),
+            ("input_image", json!({"image_url": url, "detail": "auto"})),
+            ("image", json!({"image": url})),
+            (
+                "image",
+                json!({"source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}),
+            ),
+            ("image", json!({"source": {"type": "base64", "data": url}})),
+            (
+                "image",
+                json!({"source": {"type": "url", "url": "DATA:image/png;charset=x;Base64,AAAA"}}),
+            ),
+        ] {
+            assert_eq!(data(kind, &part).unwrap(), "AAAA", "{part}");
+        }
+        assert_eq!(of_part("text", &json!({"text": "a"}), "here"), None);
+        let of_ollama = |image: Value| of_ollama(&image, "images[0]".to_owned()).data;
+        assert_eq!(&*of_ollama(json!("AAAA")).unwrap(), "AAAA");
+        assert!(of_ollama(json!(5)).unwrap_err().contains("Base64"));
+    }
+
+    #[test]
+    fn an_image_that_is_elsewhere_is_told_what_to_do() {
+        for (part, words) in [
+            (
+                json!({"image_url": {"url": "https://a.example/b.png"}}),
+                "give the image as a data: URL",
+            ),
+            (
+                json!({"image_url": "http://127.0.0.1/x"}),
+                "give the image as a data: URL",
+            ),
+            (
+                json!({"image_url": "file:///etc/passwd"}),
+                "give the image as a data: URL",
+            ),
+            (
+                json!({"image_url": "d\u{e9}ta"}),
+                "give the image as a data: URL",
+            ),
+            (
+                json!({"source": {"type": "url", "url": "https://a.example"}}),
+                "give the image as a data: URL",
+            ),
+            (
+                json!({"source": {"type": "file", "file_id": "f"}}),
+                "type file",
+            ),
+            (json!({"source": {"type": "base64"}}), "no data"),
+            (json!({"image_url": "data:image/png,AAAA"}), "no Base64"),
+            (json!({"image_url": "data:image/png;base64"}), "no Base64"),
+            (json!({"file_id": "file-1"}), "files are not kept"),
+            (json!({}), "no image"),
+            (json!({"image_url": 5}), "no image"),
+        ] {
+            let why = data("image_url", &part).unwrap_err();
+            assert!(why.contains(words), "{part}: {why}");
+        }
+    }
+
+    #[test]
+    fn texts_side_by_side_are_one_between_images() {
+        let text = |text: &str| Seen::Part(json!({"type": "text", "text": text}));
+        let image = || Seen::Image(of_ollama(&json!("AAAA"), "here".to_owned()));
+        let joined = with_joined_texts(vec![text("a"), text("b"), image(), text("c"), text("d")]);
+        assert_eq!(joined, [text("a\nb"), image(), text("c\nd")]);
+    }
+}
