@@ -4,6 +4,7 @@ tests/fixtures without vocabularies."""
 
 import json
 import struct
+import zlib
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -272,6 +273,24 @@ def grammars() -> None:
         put("grammar", f"lark{number}", bytes([3, number]) + lark.encode())
 
 
+def images() -> None:
+    """The first two bytes choose the tower: targets/image.rs has it."""
+    def png(width: int, height: int, color: int, channels: int, depth: int = 8) -> bytes:
+        chunk = lambda name, data: struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        line = (width * channels * depth + 7) // 8
+        rows = b"".join(b"\0" + bytes((x * 7 + y * 13) & 255 for x in range(line)) for y in range(height))
+        head = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
+        return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+    gif = b"GIF89a" + struct.pack("<HHBBB", 2, 2, 0x80, 0, 0) + bytes([0, 0, 0, 255, 255, 255])
+    gif += b"!\xf9\x04\x01\0\0\0\0," + struct.pack("<HHHHB", 0, 0, 2, 2, 0) + b"\x02\x03\x44\x02\x05\0;"
+    seeds = dict(
+        rgb=png(9, 5, 2, 3), rgba=png(5, 9, 6, 4), gray=png(7, 7, 0, 1, 1), deep=png(3, 3, 2, 3, 16),
+        huge=png(50_000, 50_000, 2, 0), gif=gif)
+    for name, data in seeds.items():
+        put("image", name, bytes([7, 1]) + data)
+
+
 if __name__ == "__main__":
     headers()
     vocabularies()
@@ -279,3 +298,4 @@ if __name__ == "__main__":
     requests()
     configurations()
     grammars()
+    images()
