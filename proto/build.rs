@@ -33,7 +33,7 @@ const PIECE: &str = r#"#[serde(flatten, serialize_with = "crate::json::piece")]"
 const PIECES: &str = r#"#[serde(flatten, serialize_with = "crate::json::pieces")]"#;
 
 /// Fields whose JSON is not the usual one, each with its attribute.
-const DIFFERENT: [(&str, &str); 30] = [
+const DIFFERENT: [(&str, &str); 31] = [
     ("TokenLogprob.piece", PIECE),
     ("TopLogprob.piece", PIECE),
     ("TokenizeResponse.pieces", PIECES),
@@ -67,6 +67,7 @@ const DIFFERENT: [(&str, &str); 30] = [
     ("ModelDefaults.priority", LEFT_OUT),
     ("ModelDefaults.template", LEFT_OUT),
     ("Model.draft", OR_NULL),
+    ("Model.mmproj", OR_NULL),
     ("Device.unused_gpu", OR_NULL),
     ("ModelDirectory.trouble", OR_NULL),
     ("ModelCacheUsage.usage", OR_DEFAULT),

@@ -18,7 +18,7 @@ const PDF: &[u8] = b"%PDF";
 const NAME_MAX_CHARS: usize = 200;
 
 /// What the model is told in place of an image.
-pub(super) const IMAGE: &str = "[image left out: this model reads text only]";
+pub(super) const IMAGE: &str = rocmforge_service::images::LEFT_OUT;
 
 /// The text of a part of this type, or what is told in its place. `field` names the part.
 ///

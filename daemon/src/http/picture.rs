@@ -28,19 +28,6 @@ impl From<Content> for Said {
     }
 }
 
-/// What a model that reads images sees of parts, of which some are images; nothing where none is.
-pub(super) fn seen(parts: &[Value], images: Vec<Option<ChatImage>>) -> Vec<Seen> {
-    if images.iter().all(Option::is_none) {
-        return Vec::new();
-    }
-    let each = parts.iter().zip(images);
-    let each = each.map(|(part, image)| match image {
-        Some(image) => Seen::Image(image),
-        None => Seen::Part(part.clone()),
-    });
-    each.collect()
-}
-
 /// What is seen with texts that stand side by side as one, a line each, as where parts are joined
 /// to a text.
 pub(super) fn with_joined_texts(seen: Vec<Seen>) -> Vec<Seen> {

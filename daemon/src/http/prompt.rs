@@ -285,7 +285,7 @@ fn of_texts(mut texts: Vec<(String, Value)>, images: Vec<Option<ChatImage>>) -> 
     };
     let parts: Vec<_> = texts.into_iter().map(part).collect();
     Said {
-        seen: picture::seen(&parts, images),
+        seen: Seen::of_parts(&parts, images),
         content: Content::Parts(parts),
     }
 }

@@ -1,11 +1,14 @@
 //! A conversation of the wire, in the service's words.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use rocmforge_proto::v1;
 use rocmforge_service::check::Violations;
 use rocmforge_service::conversation::Conversation;
 use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::images::LEFT_OUT;
 use rocmforge_service::tool_calls::{self, Tools};
-use rocmforge_tokenizer::{Content, Ending, Message, ToolCall};
+use rocmforge_tokenizer::{ChatImage, Content, Ending, Message, Seen, ToolCall};
 use serde_json::{Map, Value, json};
 
 /// The conversation of a request, which gives up the fields that it is in.
@@ -100,6 +103,7 @@ fn tools(request: &mut v1::ChatRequest) -> Result<Tools, Failure> {
 }
 
 fn message(at: usize, wire: v1::ChatMessage, violations: &mut Violations) -> Message {
+    let mut seen = Vec::new();
     let content = match (wire.content, wire.parts) {
         (text, parts) if parts.is_empty() => match text.is_empty() && !wire.tool_calls.is_empty() {
             true => Content::None,
@@ -110,7 +114,9 @@ fn message(at: usize, wire: v1::ChatMessage, violations: &mut Violations) -> Mes
                 let field = format!("messages[{at}].parts");
                 violations.add(&field, "there is content beside them; give one of the two");
             }
-            Content::Parts(texts(at, parts, violations))
+            let (texts, images) = texts(at, parts, violations);
+            seen = Seen::of_parts(&texts, images);
+            Content::Parts(texts)
         }
     };
     let filled = |text: String| (!text.is_empty()).then_some(text);
@@ -118,7 +124,7 @@ fn message(at: usize, wire: v1::ChatMessage, violations: &mut Violations) -> Mes
     Message {
         role: wire.role,
         content,
-        seen: Vec::new(),
+        seen,
         reasoning_content: filled(wire.reasoning),
         tool_calls: calls
             .map(|call| ToolCall {
@@ -133,15 +139,27 @@ fn message(at: usize, wire: v1::ChatMessage, violations: &mut Violations) -> Mes
     }
 }
 
-fn texts(at: usize, parts: Vec<v1::ContentPart>, violations: &mut Violations) -> Vec<Value> {
+/// Parts as text, and the images that some of the texts stand for.
+fn texts(
+    at: usize,
+    parts: Vec<v1::ContentPart>,
+    violations: &mut Violations,
+) -> (Vec<Value>, Vec<Option<ChatImage>>) {
+    let text = |text: &str| json!({"type": "text", "text": text});
     let parts = parts.into_iter().enumerate();
-    let texts = parts.map(|(part, wire)| match wire.part {
-        Some(v1::content_part::Part::Text(text)) => json!({"type": "text", "text": text}),
-        None => {
-            let field = format!("messages[{at}].parts[{part}]");
-            violations.add(&field, "empty; give a text");
-            Value::Null
+    let texts = parts.map(|(part, wire)| {
+        let field = format!("messages[{at}].parts[{part}]");
+        match wire.part {
+            Some(v1::content_part::Part::Text(said)) => (text(&said), None),
+            Some(v1::content_part::Part::Image(bytes)) => {
+                let data = Ok(STANDARD.encode(bytes).into());
+                (text(LEFT_OUT), Some(ChatImage { field, data }))
+            }
+            None => {
+                violations.add(&field, "empty; give a text or an image");
+                (Value::Null, None)
+            }
         }
     });
-    texts.collect()
+    texts.unzip()
 }

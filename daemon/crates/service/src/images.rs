@@ -7,7 +7,7 @@
 //!
 //! A model without a tower is told in words that an image was left out, as its prompts always were.
 //!
-//! *Invariant:* a request takes at most [`IMAGES_MAX`] images, and at most [`PATCHES_MAX_BYTES`]
+//! *Invariant:* a request takes at most `IMAGES_MAX` images, and at most `PATCHES_MAX_BYTES`
 //! for what they are prepared to; images are prepared one after the other, and none is once the
 //! room of the prompt is used up (test `images_end_where_the_room_does`).
 
@@ -25,10 +25,13 @@ use crate::failure::{self, Failure, Reason};
 use crate::infill::named;
 use crate::text_work::Unwanted;
 
+/// What a model that reads text only is told in place of an image.
+pub const LEFT_OUT: &str = "[image left out: this model reads text only]";
+
 /// Most images of a request.
 const IMAGES_MAX: usize = 64;
 /// Most bytes of all that a request's images are prepared to.
-const PATCHES_MAX_BYTES: usize = 512 << 20;
+const PATCHES_MAX_BYTES: usize = 256 << 20;
 /// What templates of Qwen's models write for an image.
 const PLACEHOLDER: &str = "<|image_pad|>";
 /// Base64 as clients write it, some without padding.

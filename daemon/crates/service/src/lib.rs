@@ -30,7 +30,7 @@ pub mod format;
 pub mod generation;
 mod hub_names;
 mod idle_models;
-mod images;
+pub mod images;
 pub mod infill;
 mod lane;
 pub mod limits;

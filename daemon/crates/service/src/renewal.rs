@@ -86,9 +86,11 @@ impl Service {
         there.map_or_else(|| self.model(name), Ok)
     }
 
-    /// Whether nothing happened to the file of a loaded model, as far as one look tells.
+    /// Whether nothing happened to the file of a loaded model and to that of its projector, as far
+    /// as one look tells.
     fn looks_same(&self, loaded: &Arc<LoadedModel>) -> bool {
-        looks_same(&self.path_asked(loaded), loaded.file())
+        let of_tower = |tower: &Arc<LoadedModel>| looks_same(tower.path(), tower.file());
+        looks_same(&self.path_asked(loaded), loaded.file()) && loaded.tower().is_none_or(of_tower)
     }
 
     /// The path that a model was loaded by.
@@ -127,7 +129,16 @@ impl Service {
         }
         let known = self.origins.of(&there);
         let (path, file) = (self.path_asked(&there), Arc::clone(there.file()));
-        let looked = tokio::task::spawn_blocking(move || standing(&path, &file)).await;
+        let projector = there.tower().map(|tower| Arc::clone(tower.file()));
+        let look = move || match (standing(&path, &file), projector) {
+            (Standing::Same, Some(projector)) => match standing(projector.path(), &projector) {
+                // What is open can be read still.
+                Standing::Gone => Standing::Same,
+                other => other,
+            },
+            (standing, _) => standing,
+        };
+        let looked = tokio::task::spawn_blocking(look).await;
         let is_opened = known
             .as_ref()
             .is_some_and(|known| known.origin == Origin::FirstUse);

@@ -2,7 +2,7 @@
 
 use rocmforge_service::check::Violations;
 use rocmforge_service::failure::{self, Failure};
-use rocmforge_tokenizer::{Content, Ending, Message, ToolCall};
+use rocmforge_tokenizer::{Content, Ending, Message, Seen, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -286,7 +286,7 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
                 let id = text_of(&mut block, "tool_use_id", &field)?;
                 let said = match take(&mut block, "content") {
                     Value::Array(parts) => {
-                        let field = |part| format!("{}.content[{part}]", field());
+                        let field = |part: usize| format!("{}.content[{part}]", field());
                         let said = text_parts(parts, field)?;
                         Said {
                             content: joined(said.content),
@@ -324,7 +324,7 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
         && message.role == "user";
     if !only_results {
         images.resize(texts.len(), None);
-        message.seen = picture::seen(&texts, images);
+        message.seen = Seen::of_parts(&texts, images);
         message.content = match texts.len() {
             0 => Content::None,
             1 => Content::Text(texts[0]["text"].as_str().unwrap_or_default().to_owned()),

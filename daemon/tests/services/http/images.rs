@@ -17,7 +17,7 @@ use rocmforge_vision::{Bounds, Rules};
 use rocmforged::roles::Roles;
 use serde_json::{Value, json};
 
-use crate::daemon::fixtures;
+use crate::daemon::{fixtures, greedy};
 use crate::http::client::{HttpDaemon, Reply};
 
 /// What a model without a projector is told.
@@ -192,6 +192,35 @@ async fn of_engine(file: &Path, image: &[u8]) -> (usize, String) {
     }
 }
 
+/// The answer to an image and a question over gRPC, and the tokens of the prompt.
+async fn by_grpc(it: &Seeing, image: &[u8]) -> (String, u32) {
+    use v1::content_part::Part;
+    let part = |part: Part| v1::ContentPart { part: Some(part) };
+    let request = v1::ChatRequest {
+        model: it.name.into(),
+        messages: vec![v1::ChatMessage {
+            role: "user".into(),
+            parts: vec![
+                part(Part::Image(image.to_vec().into())),
+                part(Part::Text(QUESTION.into())),
+            ],
+            ..Default::default()
+        }],
+        sampling: greedy(it.name, "", TOKENS as i32).sampling,
+        ..Default::default()
+    };
+    let events = it.http.daemon.inference().chat(request).await;
+    let (mut events, mut said) = (events.unwrap().into_inner(), String::new());
+    while let Some(event) = events.message().await.unwrap() {
+        match event.event {
+            Some(v1::generate_event::Event::Piece(piece)) => said += &piece.text,
+            Some(v1::generate_event::Event::Done(done)) => return (said, done.prompt_tokens),
+            None => {}
+        }
+    }
+    panic!("the stream ended without its outcome");
+}
+
 #[tokio::test]
 async fn an_image_is_read_in_each_dialect_and_once() {
     for name in ["qwen3vl", "qwen35"] {
@@ -255,6 +284,8 @@ async fn an_image_is_read_in_each_dialect_and_once() {
                 assert_eq!(said(&reply, tokens_at), json!(tokens), "{route}: {reply}");
             }
         }
+        let (said, prompt_tokens) = by_grpc(&it, &image).await;
+        assert_eq!((said, prompt_tokens as usize), (expected, tokens));
         let asked = json!({"model": name,
             "messages": [{"role": "user", "content": [{"type": "image", "source": source}, text]}]});
         let counted = it
@@ -263,7 +294,7 @@ async fn an_image_is_read_in_each_dialect_and_once() {
             .await
             .json();
         assert_eq!(counted["input_tokens"], tokens);
-        // Five answers to one image.
+        // Six answers to one image.
         assert_eq!(it.images_read().await, 1, "{name}");
     }
 }
@@ -494,4 +525,27 @@ async fn a_load_names_its_projector_or_has_the_one_that_fits() {
         load(&it, with, "several", &shown).await.unwrap().mmproj,
         shown
     );
+}
+
+#[tokio::test]
+async fn a_projector_that_is_replaced_is_read_anew() {
+    let it = Seeing::start("qwen3vl").await;
+    let sees = async || {
+        let shown = it
+            .http
+            .post("/api/show", &json!({"model": "qwen3vl"}))
+            .await
+            .json();
+        shown["capabilities"]
+            .as_array()
+            .unwrap()
+            .contains(&json!("vision"))
+    };
+    assert!(sees().await);
+    // By one for another model, which does not fit.
+    let other = fixtures().join("images/qwen35-mmproj.gguf");
+    let new = it.dir.path().join("new");
+    std::fs::copy(other, &new).unwrap();
+    std::fs::rename(new, it.dir.path().join("with/mmproj-F16.gguf")).unwrap();
+    assert!(!sees().await);
 }

@@ -42,6 +42,21 @@ impl fmt::Debug for ChatImage {
 }
 
 impl Seen {
+    /// What a model that reads images sees of parts, of which some are told in the place of an
+    /// image; nothing where none is.
+    #[must_use]
+    pub fn of_parts(parts: &[Value], images: Vec<Option<ChatImage>>) -> Vec<Seen> {
+        if images.iter().all(Option::is_none) {
+            return Vec::new();
+        }
+        let each = parts.iter().zip(images);
+        let each = each.map(|(part, image)| match image {
+            Some(image) => Seen::Image(image),
+            None => Seen::Part(part.clone()),
+        });
+        each.collect()
+    }
+
     /// Bytes of its texts, about.
     pub(super) fn byte_len(&self) -> usize {
         match self {
