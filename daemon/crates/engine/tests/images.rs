@@ -384,6 +384,9 @@ async fn what_cannot_be_read_is_refused() {
     // Rows for a layer, which this one does not take.
     let error = refused("arch/qwen35.gguf", mmproj);
     assert!(error.contains("rows for 1 layers"), "{error}");
+    // And none for a layer that waits for them.
+    let error = refused("arch/qwen3vl.gguf", "images/qwen35-mmproj.gguf");
+    assert!(error.contains("and takes rows for 1 layers"), "{error}");
     let error = refused("arch/qwen35.gguf", "arch/qwen35.gguf");
     assert!(error.contains("it is no projector (mmproj)"), "{error}");
     let as_model = prepare("m", open(mmproj), &mut |_| {})

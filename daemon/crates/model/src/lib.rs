@@ -73,18 +73,24 @@ impl Model {
             .iter()
             .filter(|input| takes(input))
             .count();
-        let fits = READERS.contains(&h.arch) && h.n_embd == tower.n_out && taken == deepstack;
+        let key = format!("{}.n_deepstack_layers", h.arch);
+        let said = gguf.u32(&key).ok().flatten().map(|n| n as usize);
+        let fits = READERS.contains(&h.arch)
+            && h.n_embd == tower.n_out
+            && taken == deepstack
+            && said.is_none_or(|n| n == deepstack);
         if fits {
             return Ok(model);
         }
         Err(Error::Unsupported(format!(
             "the projector ({}) gives rows of {} elements and rows for {deepstack} layers, for a model of {}; this \
-             one is {} with rows of {}; give the projector that was made for it",
+             one is {} with rows of {}{}; give the projector that was made for it",
             tower.projector,
             tower.n_out,
             READERS.join(", "),
             h.arch,
             h.n_embd,
+            said.map_or_else(String::new, |n| format!(" and takes rows for {n} layers")),
         )))
     }
 

@@ -46,13 +46,14 @@ fn seeing(name: &str) -> Vec<u8> {
     bytes[at - 8..at].copy_from_slice(&(placeholder.len() as u64).to_le_bytes());
     // One more key, in front of the others, as long as leaves the tensors where they have to be.
     let text = |text: &[u8]| [&(text.len() as u64).to_le_bytes()[..], text].concat();
-    let mut template = TEMPLATE.as_bytes().to_vec();
+    let mut template = format!("{TEMPLATE}{{#");
     let key = text(b"tokenizer.chat_template");
     let longer = |n: usize| key.len() + 4 + 8 + n + placeholder.len() - PAD_NAME.len();
-    while !longer(template.len()).is_multiple_of(32) {
-        template.insert(0, b'\n');
+    while !longer(template.len() + 2).is_multiple_of(32) {
+        template.push(' ');
     }
-    let pair = [key, 8_u32.to_le_bytes().to_vec(), text(&template)].concat();
+    template.push_str("#}");
+    let pair = [key, 8_u32.to_le_bytes().to_vec(), text(template.as_bytes())].concat();
     bytes.splice(24..24, pair);
     let keys = u64::from_le_bytes(bytes[16..24].try_into().unwrap()) + 1;
     bytes[16..24].copy_from_slice(&keys.to_le_bytes());
