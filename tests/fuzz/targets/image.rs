@@ -1,7 +1,7 @@
 //! Image files. An input has two bytes that choose the tower, and the file.
 //!
-//! Decoding ends with pixels within the bounds or a refusal that says why; what a tower gets of them
-//! is as long as its grid says, and within the tower's bounds.
+//! Decoding ends with pixels within the bounds or a refusal that says why; what a tower gets of
+//! them is as long as its grid says, and within the tower's bounds.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,6 +1,12 @@
 //! What a projector file (mmproj, `general.architecture = clip`) says of its vision tower.
 
-use rocmforge_ops::TensorDesc;
+use rocmforge_ops::{Buf, Input, InputRows, Role, TensorDesc, WeightType};
+
+/// Most layers whose rows are kept for layers of the text model: parts of one operation.
+pub(crate) const DEEPSTACK_MAX: usize = 3;
+
+/// Names of the kept rows, on their way to the text model's layers.
+pub(crate) const DEEPSTACK: [&str; DEEPSTACK_MAX] = ["deepstack_0", "deepstack_1", "deepstack_2"];
 
 /// A vision tower: how it takes images, and what it gives for them.
 #[derive(Debug, Clone, PartialEq)]
@@ -104,6 +110,23 @@ impl Tower {
 pub(crate) struct TowerTable {
     pub(crate) tower: Tower,
     pub(crate) table: TensorDesc,
+}
+
+/// An input whose rows come with a pass, f32.
+pub(crate) fn given_input(buf: Buf, name: &str, width: u64, rows: InputRows) -> Input {
+    Input {
+        table: TensorDesc {
+            name: name.to_owned(),
+            ty: WeightType::F32,
+            rows: 1,
+            cols: width,
+            offset: 0,
+            bytes: width * 4,
+            role: Role::Matrix,
+        },
+        buf,
+        rows,
+    }
 }
 
 #[cfg(test)]

@@ -1,3 +1,5 @@
+//! Files of each format, whole, damaged and hostile, against the decoder.
+
 use image::{ImageBuffer, Luma, LumaA, Rgb, Rgba};
 use proptest::prelude::*;
 

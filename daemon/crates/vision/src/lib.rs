@@ -13,6 +13,8 @@
 //! *Invariant:* no image costs more memory than [`Bounds`] allow, whatever its header says (test
 //! `an_image_that_says_it_is_huge_is_refused_by_its_header`).
 
+#![forbid(unsafe_code)]
+
 mod decode;
 mod error;
 mod patches;

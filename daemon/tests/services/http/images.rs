@@ -202,7 +202,7 @@ async fn by_grpc(it: &Seeing, image: &[u8]) -> (String, u32) {
         messages: vec![v1::ChatMessage {
             role: "user".into(),
             parts: vec![
-                part(Part::Image(image.to_vec().into())),
+                part(Part::Image(image.to_vec())),
                 part(Part::Text(QUESTION.into())),
             ],
             ..Default::default()

@@ -9,29 +9,10 @@ use rocmforge_ops::{Buf, Input, InputRows, Plan, TensorDesc};
 use crate::api::error::Error;
 use crate::model::embedding_rows;
 use crate::model::loaded::LoadedModel;
+use crate::pass::given::GivenRows;
 use crate::pass::member::Member;
-use crate::request::images::{IMAGE, ImageRows};
+use crate::request::images::IMAGE;
 use crate::request::task::Work;
-
-/// Rows of an image in the place of others.
-#[derive(Debug, Clone)]
-pub(crate) struct GivenRows {
-    pub(crate) buf: Buf,
-    /// The first of the pass's rows.
-    pub(crate) row: u64,
-    image: Arc<ImageRows>,
-    part: usize,
-    first: usize,
-    n: usize,
-}
-
-impl GivenRows {
-    /// The rows.
-    pub(crate) fn values(&self) -> &[f32] {
-        let width = self.image.width;
-        &self.image.parts[self.part][self.first * width..][..self.n * width]
-    }
-}
 
 /// The rows of each input of a plan, of text without images.
 pub(crate) fn of_text(

@@ -13,7 +13,7 @@ use rocmforge_tensor_cache::ModelId;
 use crate::api::error::Error;
 use crate::memory::Memory;
 use crate::model::loaded::LoadedModel;
-use crate::pass::inputs::GivenRows;
+use crate::pass::given::GivenRows;
 use crate::pass::member::{Member, interest, nobody_waits};
 use crate::pass::spec::{Pass, PassClient, RowOutput};
 use crate::request::encode;

@@ -6,7 +6,7 @@ use rocmforge_ops::{MEAN_OF_SPAN, Step};
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
 use crate::api::error::Error;
-use crate::pass::inputs::GivenRows;
+use crate::pass::given::GivenRows;
 
 /// Whoever a pass is computed for.
 pub(crate) trait PassClient {

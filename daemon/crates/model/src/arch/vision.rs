@@ -22,7 +22,7 @@
 
 use rocmforge_gguf::Gguf;
 use rocmforge_ops::{
-    Act, Buf, ColumnPart, HeadShape, Input, InputRows, Mask, Op, Role, RopeAxes, RopeOrder,
+    Act, Buf, ColumnPart, HeadShape, InputRows, Mask, Op, Role, RopeAxes, RopeOrder,
     RopeScaling, RopeSpec, RopeUse, Rows,
 };
 
@@ -30,7 +30,7 @@ use crate::build::{NormKind, PlanBuilder, Presence};
 use crate::error::Error;
 use crate::hparams::{Hparams, N_PATCH_MAX};
 use crate::keys::{Keys, N_HEAD_MAX, N_LAYER_MAX, WIDTH_MAX};
-use crate::tower::{LearnedGrid, Tower};
+use crate::tower::{DEEPSTACK, DEEPSTACK_MAX, LearnedGrid, Tower};
 
 /// Projectors that work.
 const SUPPORTED: [&str; 1] = ["qwen3vl_merger"];
@@ -40,14 +40,10 @@ pub(crate) const READERS: [&str; 4] = ["qwen35", "qwen35moe", "qwen3vl", "qwen3v
 const CHANNELS: u64 = 3;
 /// Most elements of a side of a patch or of a block.
 const SIDE_MAX: u32 = 256;
-/// Most layers whose rows are kept for layers of the text model: parts of one operation.
-pub(crate) const DEEPSTACK_MAX: usize = 3;
 /// Fewest and most tokens of an image where the file does not say how many pixels it may have.
 const TOKENS: [u64; 2] = [8, 4096];
 /// Base of the rotations by rows and columns.
 const FREQ_BASE: f64 = 10_000.0;
-/// Names of the kept rows, on their way to the text model's layers.
-pub(crate) const DEEPSTACK: [&str; DEEPSTACK_MAX] = ["deepstack_0", "deepstack_1", "deepstack_2"];
 
 /// What the keys of a projector file say of its tower, and the tower's hyperparameters.
 pub(crate) fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
@@ -356,21 +352,4 @@ fn end(b: &mut PlanBuilder<'_>, tower: &Tower, outs: &[Buf]) {
         out: rows,
     });
     b.gathered_end(rows);
-}
-
-/// An input whose rows come with a pass, f32.
-pub(crate) fn given_input(buf: Buf, name: &str, width: u64, rows: InputRows) -> Input {
-    Input {
-        table: rocmforge_ops::TensorDesc {
-            name: name.to_owned(),
-            ty: rocmforge_ops::WeightType::F32,
-            rows: 1,
-            cols: width,
-            offset: 0,
-            bytes: width * 4,
-            role: Role::Matrix,
-        },
-        buf,
-        rows,
-    }
 }

@@ -24,9 +24,9 @@ use rocmforge_ops::{
     SegmentKind, Step, TensorDesc, TensorIndex,
 };
 
-use crate::arch::vision::{DEEPSTACK, given_input};
 use crate::error::Error;
 use crate::keys::Keys;
+use crate::tower::{DEEPSTACK, given_input};
 
 pub(crate) use attention::{AttentionSpec, OutputGate, QkNorms};
 pub(crate) use experts::MoeSpec;
