@@ -65,11 +65,27 @@ fn made(path: &Path) -> Option<(String, u32)> {
 /// # Errors
 /// What creating or writing the file gives; nothing is left under `path` then.
 pub(crate) fn write(path: &Path, preset: Preset, mix: Mix, seed: u64) -> Result<Written> {
+    let shape = preset.shape();
+    let specs = tensors(&shape, mix, vocab::N_VOCAB);
+    let metadata = metadata(&title(preset, mix, seed), &shape, mix);
+    write_file(path, metadata, &specs, seed)
+}
+
+/// Writes a file of these tensors with random weights to `path`.
+///
+/// # Errors
+/// What creating or writing the file gives; nothing is left under `path` then.
+pub(crate) fn write_file(
+    path: &Path,
+    metadata: GgufWriter,
+    specs: &[TensorSpec],
+    seed: u64,
+) -> Result<Written> {
     let file_name = path.file_name().context("the path names no file")?;
     let mut part = file_name.to_owned();
     part.push(".part");
     let part = path.with_file_name(part);
-    let written = write_part(&part, preset, mix, seed)
+    let written = write_part(&part, metadata, specs, seed)
         .and_then(|written| std::fs::rename(&part, path).map(|()| written));
     if written.is_err() {
         // There may be nothing to remove; the first error is the one to tell.
@@ -78,13 +94,15 @@ pub(crate) fn write(path: &Path, preset: Preset, mix: Mix, seed: u64) -> Result<
     written.with_context(|| format!("{} could not be written", path.display()))
 }
 
-fn write_part(path: &Path, preset: Preset, mix: Mix, seed: u64) -> io::Result<Written> {
-    let shape = preset.shape();
-    let specs = tensors(&shape, mix, vocab::N_VOCAB);
-    let mut writer = metadata(&title(preset, mix, seed), &shape, mix);
+fn write_part(
+    path: &Path,
+    mut writer: GgufWriter,
+    specs: &[TensorSpec],
+    seed: u64,
+) -> io::Result<Written> {
     let mut at = 0u64;
     let mut places = Vec::with_capacity(specs.len());
-    for spec in &specs {
+    for spec in specs {
         writer = writer.raw_tensor(RawTensor {
             name: spec.name.as_bytes().into(),
             dims: spec.dims.clone(),

@@ -17,6 +17,7 @@ mod gpu;
 mod llama_bench;
 mod memory;
 mod presets;
+mod projector;
 mod rates;
 mod report;
 mod session;

@@ -1,7 +1,10 @@
-//! Small models of every architecture against log-probabilities that their authors' own
+//! Small models of every architecture, encoders and vision towers against what their authors' own
 //! code computed in float32.
 
-use std::path::Path;
+mod encoders;
+mod images;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
@@ -30,14 +33,53 @@ struct Golden {
     cases: Vec<Case>,
 }
 
-/// Compares all models of a folder's `arch`, each in one line.
+/// What was compared with a golden, in units of what is tolerated.
+#[derive(Debug, Default)]
+struct Compared {
+    worst: f32,
+    values: usize,
+    off: usize,
+}
+
+impl Compared {
+    /// A value that differs so much from the golden's.
+    ///
+    /// # Errors
+    /// It is NaN.
+    fn note(&mut self, difference: f32, tolerance: f32) -> Result<()> {
+        ensure!(!difference.is_nan(), "a value is NaN");
+        self.worst = self.worst.max(difference / tolerance);
+        self.values += 1;
+        self.off += usize::from(difference > tolerance);
+        Ok(())
+    }
+}
+
+/// Compares all models of the fixtures, those of a folder in one line.
 pub(super) fn run(
     bench: &Bench,
-    fixtures: Result<std::path::PathBuf, String>,
+    fixtures: Result<PathBuf, String>,
     check: &mut Check,
 ) -> Result<()> {
-    let dir = fixtures.map_err(anyhow::Error::msg)?.join("arch");
-    let mut files: Vec<_> = std::fs::read_dir(&dir)
+    let fixtures = fixtures.map_err(anyhow::Error::msg)?;
+    type Compare = fn(&Bench, &Path) -> Result<Compared>;
+    let folders: [(&str, Compare); 3] = [
+        ("arch", compare),
+        ("encoders", encoders::compare),
+        ("images", images::compare),
+    ];
+    for (folder, compare) in folders {
+        folder_of(&fixtures.join(folder), &|path| compare(bench, path), check)?;
+    }
+    Ok(())
+}
+
+fn folder_of(
+    dir: &Path,
+    compare: &dyn Fn(&Path) -> Result<Compared>,
+    check: &mut Check,
+) -> Result<()> {
+    let mut files: Vec<_> = std::fs::read_dir(dir)
         .with_context(|| dir.display().to_string())?
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| path.extension().is_some_and(|e| e == "gguf"))
@@ -46,16 +88,14 @@ pub(super) fn run(
     ensure!(!files.is_empty(), "no models in {}", dir.display());
     let mut wrong = Vec::new();
     for path in &files {
-        let name = path
-            .file_stem()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        match compare(bench, path) {
-            Ok((worst, rows, off)) => {
-                eprintln!("{name}: {worst:.4}, {off} of {rows} rows beyond {TOLERANCE}");
-                let line = format!("{name} {worst:.3} ({off} of {rows} rows)");
-                if off > 0 {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        match compare(path) {
+            Ok(Compared { worst, values, off }) => {
+                let line = format!(
+                    "{name}: {worst:.3} of the tolerance at most, {off} of {values} values beyond"
+                );
+                eprintln!("{line}");
+                if off > 0 || values == 0 {
                     wrong.push(line);
                 }
             }
@@ -63,21 +103,21 @@ pub(super) fn run(
         }
     }
     let right = files.len() - wrong.len();
+    let folder = dir.file_name().unwrap_or_default().to_string_lossy();
     check.note(format!(
-        "{right} of {} models within {TOLERANCE}",
+        "{folder}: {right} of {} models within the tolerance",
         files.len()
     ));
     wrong.into_iter().for_each(|one| check.fail(one));
     Ok(())
 }
 
-/// The largest difference of a model's log-probabilities, the rows compared, and
-/// those beyond the tolerance.
-fn compare(bench: &Bench, path: &Path) -> Result<(f32, usize, usize)> {
+/// Compares a model's log-probabilities.
+fn compare(bench: &Bench, path: &Path) -> Result<Compared> {
     let golden: Golden = serde_json::from_slice(&std::fs::read(path.with_extension("json"))?)?;
     let session = Session::start_within(bench.device, ROOM)?;
     let model = session.register("golden", path)?;
-    let (mut worst, mut rows, mut off) = (0f32, 0, 0);
+    let mut compared = Compared::default();
     for case in golden.cases {
         let request = ScoreRequest {
             model: Arc::clone(&model),
@@ -92,14 +132,10 @@ fn compare(bench: &Bench, path: &Path) -> Result<(f32, usize, usize)> {
             "another number of scores"
         );
         for (found, expected) in scores.tokens.iter().zip(&case.next_logprobs) {
-            let difference = (found.logprob - expected).abs();
-            ensure!(!difference.is_nan(), "a score is NaN");
-            worst = worst.max(difference);
-            rows += 1;
-            off += usize::from(difference > TOLERANCE);
+            compared.note((found.logprob - expected).abs(), TOLERANCE)?;
         }
     }
     drop(model);
     session.end()?;
-    Ok((worst, rows, off))
+    Ok(compared)
 }

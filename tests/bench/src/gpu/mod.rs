@@ -6,6 +6,7 @@
 //! clients many requests at once                                               clients.rs
 //! mixtures  mixtures of experts, resident and in smaller budgets            mixtures.rs
 //! shapes  models of other kinds of layers: speed, and scores against the host's   shapes.rs
+//! images  an image's way to the first token, and a second turn on it              images.rs
 //! turns   the second turn of a chat; what drafts cost                          turns.rs
 //! parity  every operation and type against the host                           parity.rs
 //! goldens small models of every architecture against their authors' code       goldens.rs
@@ -22,6 +23,7 @@ mod clients;
 mod figures;
 pub(crate) mod first;
 mod goldens;
+mod images;
 mod mixtures;
 mod models;
 mod parity;
@@ -60,6 +62,8 @@ enum Part {
     Mixtures,
     /// Models of other kinds of layers.
     Shapes,
+    /// A model that reads images.
+    Images,
     /// The second turn of a chat.
     Turns,
     /// Operations against the host's.
@@ -87,7 +91,7 @@ pub(crate) struct Options {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "table,clients,mixtures,shapes,turns,parity,goldens,text,soak,rounds"
+        default_value = "table,clients,mixtures,shapes,images,turns,parity,goldens,text,soak,rounds"
     )]
     parts: Vec<Part>,
     /// Where models are made, found if they are there, and kept [default: a temporary
@@ -251,6 +255,10 @@ impl Bench {
                 (!check.passed()).then_some(check).into_iter().collect()
             }
             Part::Shapes => shapes::run_all(self),
+            Part::Images => {
+                let check = Check::ran("Images", |check| images::run_all(self, check));
+                (!check.passed()).then_some(check).into_iter().collect()
+            }
             Part::Turns => {
                 let check = Check::ran("Turns", |check| turns::run_all(self, check));
                 (!check.passed()).then_some(check).into_iter().collect()

@@ -3,6 +3,7 @@
 
 use crate::goal::Goal;
 use crate::presets::{Mix, Preset};
+use crate::projector::ProjectorShape;
 
 /// A model by its shape and types.
 pub(crate) type Kind = (Preset, Mix);
@@ -32,6 +33,9 @@ pub(crate) struct Plan {
     pub(crate) mixtures: Vec<Kind>,
     /// Models of other kinds of layers, and for each the one whose scores are compared.
     pub(crate) shapes: Vec<(Kind, Kind)>,
+    /// A model that reads images, its tower's shape, a side of images in pixels, and the clients
+    /// that have one each.
+    pub(crate) images: (Kind, ProjectorShape, u32, usize),
     /// Texts that are scored, of so many tokens each.
     pub(crate) scored: [(usize, usize); 3],
     /// A model whose text repeats, and a small one whose text goes on alike.
@@ -114,6 +118,20 @@ impl Plan {
                 ((Qwen35_35bA3b, Q4KM), (Qwen35_35bA3bShort, Q4KM)),
                 ((GptOss20b, Mxfp4), (GptOss20bShort, Mxfp4)),
             ],
+            images: (
+                (Qwen35_9b, Q4KM),
+                ProjectorShape {
+                    n_layer: 27,
+                    width: 1152,
+                    n_ff: 4304,
+                    n_head: 16,
+                    patch: 16,
+                    side: 48,
+                    n_out: 4096,
+                },
+                1024,
+                16,
+            ),
             scored: [(60, 2), (4, 41), (2, 301)],
             circling: (Llama8bCircling, Q4KM),
             drafting: (MiniCircling, Q4KM),
@@ -165,6 +183,20 @@ impl Plan {
                 ((MiniLinear, Q4KM), (MiniLinear, Q4KM)),
                 ((MiniOss, Mxfp4), (MiniOss, Mxfp4)),
             ],
+            images: (
+                (MiniLinear, Q4KM),
+                ProjectorShape {
+                    n_layer: 2,
+                    width: 128,
+                    n_ff: 256,
+                    n_head: 2,
+                    patch: 8,
+                    side: 8,
+                    n_out: 512,
+                },
+                96,
+                3,
+            ),
             scored: [(3, 2), (1, 21), (1, 71)],
             circling: (MiniCircling, Q4KM),
             drafting: (MiniCircling, Q4KM),

@@ -22,8 +22,8 @@
 
 use rocmforge_gguf::Gguf;
 use rocmforge_ops::{
-    Act, Buf, ColumnPart, HeadShape, InputRows, Mask, Op, Role, RopeAxes, RopeOrder,
-    RopeScaling, RopeSpec, RopeUse, Rows,
+    Act, Buf, ColumnPart, HeadShape, InputRows, Mask, Op, Role, RopeAxes, RopeOrder, RopeScaling,
+    RopeSpec, RopeUse, Rows,
 };
 
 use crate::build::{NormKind, PlanBuilder, Presence};
