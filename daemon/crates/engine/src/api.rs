@@ -31,7 +31,9 @@ use crate::api::error::Error;
 pub use crate::api::images::ImageSpan;
 use crate::model::loaded::{LoadedModel, PreparedModel};
 pub use crate::request::decoding::Decoding;
-pub use crate::request::sampler::SamplingParams;
+pub use crate::request::sampler::{
+    Dry, DynamicTemperature, Mirostat, MirostatVersion, SamplerKind, SamplingParams, Xtc,
+};
 pub use rocmforge_model::Pooling;
 pub use rocmforge_scheduler::Class;
 pub use rocmforge_tensor_cache::{EvictionCause, Evictions};

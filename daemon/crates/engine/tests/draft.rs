@@ -66,7 +66,7 @@ fn ask(
     }
 }
 
-fn samplings() -> [SamplingParams; 4] {
+fn samplings() -> [SamplingParams; requests::SAMPLINGS] {
     let drawn = SamplingParams {
         seed: Some(7),
         temperature: 0.7,
@@ -188,7 +188,12 @@ async fn others_beside_and_a_budget_for_a_part_change_nothing() {
     let requests = |model: &Arc<LoadedModel>| -> Vec<GenerateRequest> {
         let one = |i: usize| GenerateRequest {
             reuse: true,
-            ..ask(model, i % 3, &samplings()[i % 4], 30 + 7 * i as u32)
+            ..ask(
+                model,
+                i % 3,
+                &samplings()[i % requests::SAMPLINGS],
+                30 + 7 * i as u32,
+            )
         };
         (0..6).map(one).collect()
     };

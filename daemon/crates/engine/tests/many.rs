@@ -20,7 +20,7 @@ const MANY: usize = 12;
 /// clients and both classes.
 fn request(model: &Arc<LoadedModel>, i: usize) -> GenerateRequest {
     let (question, _) = questions(MANY).swap_remove(i);
-    let sampling = match i % 3 {
+    let sampling = match i % 4 {
         0 => SamplingParams {
             temperature: 0.0,
             ..SamplingParams::default()
@@ -28,6 +28,12 @@ fn request(model: &Arc<LoadedModel>, i: usize) -> GenerateRequest {
         1 => SamplingParams {
             seed: Some(i as u64),
             top_k: 3 + i as u32,
+            ..SamplingParams::default()
+        },
+        // It looks at all logits, which others of its passes do not.
+        2 => SamplingParams {
+            seed: Some(i as u64),
+            presence_penalty: 0.5,
             ..SamplingParams::default()
         },
         _ => SamplingParams {

@@ -89,7 +89,7 @@ fn count(i: u32, n: u32) -> Vec<u32> {
     (FIRST + i..FIRST + i + n).collect()
 }
 
-fn samplings() -> [SamplingParams; 4] {
+fn samplings() -> [SamplingParams; requests::SAMPLINGS] {
     let drawn = SamplingParams {
         seed: Some(11),
         temperature: 1.2,
@@ -180,7 +180,7 @@ async fn the_text_is_the_same_whatever_the_sampling() {
 /// Requests of all samplings and lengths.
 fn mixed(model: &Arc<LoadedModel>) -> Vec<GenerateRequest> {
     let one = |i: u32| GenerateRequest {
-        sampling: samplings()[i as usize % 4].clone(),
+        sampling: samplings()[i as usize % requests::SAMPLINGS].clone(),
         ..request(model, count(50 * i, 20 + 23 * i), 40 + 9 * i)
     };
     (0..5).map(one).collect()
@@ -321,7 +321,7 @@ async fn who_yields_goes_on_with_the_same_text() {
             let one = |i: u32| GenerateRequest {
                 max_tokens: None,
                 n_ctx: Some(400 + 10 * i),
-                sampling: samplings()[i as usize % 4].clone(),
+                sampling: samplings()[i as usize % requests::SAMPLINGS].clone(),
                 ..request(model, count(5 * i, 30 + i), 1)
             };
             (0..4).map(one).collect()

@@ -37,7 +37,7 @@ fn request(
     }
 }
 
-fn samplings() -> [SamplingParams; 4] {
+fn samplings() -> [SamplingParams; requests::SAMPLINGS] {
     let drawn = SamplingParams {
         seed: Some(7),
         temperature: 0.4,
@@ -158,14 +158,14 @@ async fn a_budget_for_a_part_of_the_model_and_others_beside_change_nothing() {
         );
         let mut together = Vec::new();
         for i in 0..6 {
-            let sampling = samplings()[i % 4].clone();
+            let sampling = samplings()[i % requests::SAMPLINGS].clone();
             let mut prompt = refrain(&model);
             prompt.truncate(prompt.len() - 3 * i);
             let (engine, request) = (drafting.clone(), request(&model, prompt, sampling));
             together.push(tokio::spawn(async move { run(&engine, request).await }));
         }
         for (i, one) in together.into_iter().enumerate() {
-            let sampling = samplings()[i % 4].clone();
+            let sampling = samplings()[i % requests::SAMPLINGS].clone();
             let mut prompt = refrain(&there);
             prompt.truncate(prompt.len() - 3 * i);
             let (_, expected, _) = run(&plain, request(&there, prompt, sampling)).await;

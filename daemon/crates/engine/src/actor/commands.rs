@@ -129,8 +129,9 @@ impl Engine {
                 return;
             }
         };
-        let mut sampler = Sampler::new(request.sampling);
-        request.prompt.iter().for_each(|&t| sampler.accept(t));
+        let tokenizer = request.model.tokenizer();
+        let mut sampler = Sampler::new(request.sampling, || Box::new(tokenizer.clone()));
+        sampler.read(&request.prompt);
         let n_prompt = request.prompt.len();
         let (tokens, images) = self.with_images(request.prompt, images);
         let plan = request.model.model().plan();

@@ -184,7 +184,7 @@ impl Engine {
         let pages = prepared.pages();
         let rows = prepared.rows(members, prompts.decode_spans, &pages, &self.memory);
         let prompts_at = scratch_at + prompts_at;
-        let pass = prepared.pass(prompts, members, &rows, prompts_at, self.space.prefetch);
+        let pass = prepared.pass(prompts, &rows, prompts_at, self.space.prefetch);
         let mut counts = RequestCacheUse::default();
         let mut client = PassRequests::new(&rows, members, None);
         let inputs = &prepared.inputs;

@@ -162,7 +162,7 @@ impl Engine {
         });
         let pages = prepared.pages();
         let rows = prepared.rows(members, plan.decode_spans, &pages, &self.memory);
-        let pass = prepared.pass(plan, members, &rows, scratch_at, self.space.prefetch);
+        let pass = prepared.pass(plan, &rows, scratch_at, self.space.prefetch);
         let start = match progress.take() {
             Some(progress) => SliceStart::Progress(progress),
             None => SliceStart::Inputs(&prepared.inputs),

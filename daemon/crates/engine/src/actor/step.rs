@@ -139,7 +139,7 @@ impl Engine {
         let prepared = self.prepare(plan, members, now)?;
         let pages = prepared.pages();
         let rows = prepared.rows(members, plan.decode_spans, &pages, &self.memory);
-        let pass = prepared.pass(plan, members, &rows, scratch_at, self.space.prefetch);
+        let pass = prepared.pass(plan, &rows, scratch_at, self.space.prefetch);
         let mut counts = RequestCacheUse::default();
         self.space.computing = true;
         let others = Some(&mut self.requests.tasks);

@@ -69,6 +69,22 @@ impl Member {
         (self.rows() + self.drafts()).saturating_sub(self.span.rows)
     }
 
+    /// How much of each of its wanted rows it looks at.
+    pub(crate) fn interest(&self) -> Interest {
+        let g = match &self.task.work {
+            Work::Generate(g) => g,
+            // Of an embedding all classes; hidden states are of no concern here.
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => return Interest::Logits,
+        };
+        let sampler = &g.chooser.sampler;
+        match sampler.takes_top() {
+            _ if g.chooser.looks_at_all(g.generated) => Interest::Logits,
+            _ if sampler.takes_best() => Interest::Best,
+            Some(k) => Interest::Top(k),
+            None => Interest::Logits,
+        }
+    }
+
     /// What the scheduler is to know of it.
     pub(crate) fn result(&self) -> SpanResult {
         SpanResult {
@@ -92,32 +108,6 @@ impl Member {
             (Work::Generate(_), _) => self.span.rows - (self.span.outputs - self.told),
         }
     }
-}
-
-/// How much of the wanted rows some requests look at.
-pub(crate) fn interest(members: &[Member]) -> Interest {
-    let mut most = Interest::Best;
-    for member in members.iter().filter(|m| m.span.outputs > 0) {
-        let g = match &member.task.work {
-            Work::Generate(g) => g,
-            Work::Score(_) => return Interest::Logits,
-            // All of its classes.
-            Work::Embed(e) if e.classes => return Interest::Logits,
-            // It wants states, whatever the others look at.
-            Work::Embed(_) | Work::Tower(_) => continue,
-        };
-        if g.chooser.looks_at_all(g.generated) {
-            return Interest::Logits;
-        }
-        let sampler = &g.chooser.sampler;
-        most = match (sampler.takes_top(), most) {
-            _ if sampler.takes_best() => most,
-            (Some(k), Interest::Top(other)) => Interest::Top(k.max(other)),
-            (Some(k), _) => Interest::Top(k),
-            (None, _) => return Interest::Logits,
-        };
-    }
-    most
 }
 
 /// Takes what was found for a request's row in a pass.

@@ -14,8 +14,8 @@ use crate::api::error::Error;
 use crate::memory::Memory;
 use crate::model::loaded::LoadedModel;
 use crate::pass::given::GivenRows;
-use crate::pass::member::{Member, interest, nobody_waits};
-use crate::pass::spec::{Pass, PassClient, RowOutput};
+use crate::pass::member::{Member, nobody_waits};
+use crate::pass::spec::{Interest, Pass, PassClient, RowOutput};
 use crate::request::encode;
 use crate::request::kv::SequenceMemory;
 use crate::request::task::{Task, Work};
@@ -41,6 +41,8 @@ pub(crate) struct PassRows<'a> {
     /// Of each request; of an image its first row of the tower's output.
     first_rows: Vec<usize>,
     outputs: Vec<u32>,
+    /// How much of each row of `outputs` is of interest.
+    interests: Vec<Interest>,
     hidden: Vec<u32>,
     /// Whose each of the wanted rows is: first those of `outputs`, then those of `hidden`.
     owners: Vec<usize>,
@@ -163,6 +165,7 @@ impl Prepared {
                     match e.classes {
                         true => {
                             rows.outputs.push(wanted);
+                            rows.interests.push(member.interest());
                             rows.owners.push(i);
                         }
                         false => {
@@ -181,6 +184,8 @@ impl Prepared {
             }
             let wanted = (first_row as u32 - member.span.outputs)..first_row as u32;
             rows.owners.extend(wanted.clone().map(|_| i));
+            let interest = member.interest();
+            rows.interests.extend(wanted.clone().map(|_| interest));
             rows.outputs.extend(wanted);
         }
         rows.owners.append(&mut hidden_owners);
@@ -191,7 +196,6 @@ impl Prepared {
     pub(crate) fn pass<'a>(
         &'a self,
         plan: &PassPlan,
-        members: &[Member],
         rows: &'a PassRows<'a>,
         scratch_at: u64,
         prefetch: u32,
@@ -209,7 +213,7 @@ impl Prepared {
             scratch: &self.layout,
             scratch_at,
             prefetch,
-            interest: interest(members),
+            interests: &rows.interests,
         }
     }
 }

@@ -330,6 +330,10 @@ pub(super) fn all_resident(
     emit_rows(memory, pass, pass.outputs, &mut Vec::new(), client)
 }
 
+/// Rows of a pass for each of which few tokens are of interest, at most, where they are found apart
+/// from those of which all are.
+const ROWS_A_FEW: usize = 4;
+
 /// Reads what the head left for `rows` and tells it.
 pub(super) fn emit_rows(
     memory: &mut Memory,
@@ -338,34 +342,58 @@ pub(super) fn emit_rows(
     buffer: &mut Vec<f32>,
     client: &mut dyn PassClient,
 ) -> Result<(), Error> {
-    let device = &mut memory.store.device;
     let logits = pass.plan.logits;
-    match pass.interest {
-        Interest::Best => {
-            let best = device.argmax(scratch(pass), logits, rows.len());
+    let first = pass.outputs.iter().position(|of| rows.first() == Some(of));
+    let interests = pass.interests.iter().skip(first.unwrap_or_default());
+    let interests: Vec<Interest> = interests.copied().take(rows.len()).collect();
+    let wants_all = |row: usize| interests.get(row) == Some(&Interest::Logits);
+    let few = (0..rows.len()).filter(|&row| !wants_all(row));
+    let few = few.map(|row| interests.get(row).copied().unwrap_or(Interest::Best));
+    let few: Vec<Interest> = few.collect();
+    let some_want_all = few.len() < rows.len();
+    // Those who look at few tokens get few, though others look at all. Beside the many rows of a
+    // score it would take longer to find those of all.
+    let most = few.iter().max().copied();
+    let most = most.filter(|_| rows.len() <= ROWS_A_FEW * few.len());
+    let k = match most {
+        Some(Interest::Best) if !some_want_all => {
+            let best = memory
+                .store
+                .device
+                .argmax(scratch(pass), logits, rows.len());
             if let Some(best) = best.map_err(|e| memory.store.device_error(Some(pass.model), e))? {
                 let found = rows.iter().zip(best);
                 found.for_each(|(&row, best)| client.take(row_of(row), RowOutput::Best(best)));
                 return Ok(());
             }
+            None
         }
-        Interest::Top(k) => {
-            let top = device.top_k(scratch(pass), logits, rows.len(), k);
-            if let Some(top) = top.map_err(|e| memory.store.device_error(Some(pass.model), e))? {
-                for (&row, top) in rows.iter().zip(top) {
-                    client.take(row_of(row), RowOutput::Top(top.as_deref()));
-                }
-                return Ok(());
-            }
+        Some(Interest::Best) => Some(1),
+        Some(Interest::Top(k)) => Some(k),
+        Some(Interest::Logits) | None => None,
+    };
+    let top = match k {
+        Some(k) => {
+            let top = memory
+                .store
+                .device
+                .top_k(scratch(pass), logits, rows.len(), k);
+            top.map_err(|e| memory.store.device_error(Some(pass.model), e))?
         }
-        Interest::Logits => {}
-    }
+        None => None,
+    };
     let n_vocab = pass.scratch.bufs[usize::from(logits.0)].width as usize;
-    buffer.resize(n_vocab * rows.len(), 0.0);
-    let read = memory.store.device.read(scratch(pass), logits, buffer);
-    read.map_err(|e| memory.store.device_error(Some(pass.model), e))?;
-    for (&row, logits) in rows.iter().zip(buffer.chunks_exact_mut(n_vocab)) {
-        client.take(row_of(row), RowOutput::Logits(logits));
+    if some_want_all || top.is_none() {
+        buffer.resize(n_vocab * rows.len(), 0.0);
+        let read = memory.store.device.read(scratch(pass), logits, buffer);
+        read.map_err(|e| memory.store.device_error(Some(pass.model), e))?;
+    }
+    for (at, &row) in rows.iter().enumerate() {
+        let found = match top.as_ref().and_then(|top| top.get(at)) {
+            Some(top) if !wants_all(at) => RowOutput::Top(top.as_deref()),
+            _ => RowOutput::Logits(&mut buffer[at * n_vocab..][..n_vocab]),
+        };
+        client.take(row_of(row), found);
     }
     Ok(())
 }

@@ -43,8 +43,9 @@ pub(crate) struct Pass<'a> {
     pub(crate) scratch_at: u64,
     /// Uploads under way ahead of their turn, at most.
     pub(crate) prefetch: u32,
-    /// How much of the wanted rows is of interest.
-    pub(crate) interest: Interest,
+    /// How much of each row of `outputs` is of interest; empty where that is the best token of
+    /// each.
+    pub(crate) interests: &'a [Interest],
 }
 
 impl Pass<'_> {
@@ -77,8 +78,8 @@ impl Pass<'_> {
     }
 }
 
-/// How much of a wanted row is of interest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How much of a wanted row is of interest, the least first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Interest {
     /// Its best token.
     Best,

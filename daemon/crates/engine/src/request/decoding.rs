@@ -6,8 +6,8 @@
 //!        -> bias, penalties, draw (sampler) -> the token, its score
 //! ```
 //!
-//! *Invariant:* log-probabilities are those of the logits as the model gives them: nothing that
-//! changes them comes before the copy (test
+//! *Invariant:* log-probabilities are those of the logits as the model gives them, unless those
+//! behind the samplers are asked for: nothing that changes them comes before the copy (test
 //! `log_probabilities_are_what_a_scoring_of_the_same_text_gives`).
 
 use rocmforge_grammar::Matcher;
@@ -32,6 +32,9 @@ pub struct Decoding {
     /// The log-probability of each generated token, and of so many of the most likely ones in its
     /// place.
     pub logprobs: Option<u32>,
+    /// The log-probabilities are those of the distribution that the token is drawn from, behind all
+    /// samplers, of which fewer tokens may be left; only with `logprobs`.
+    pub after_sampling: bool,
     /// Tokens that are told beside these, however unlikely; only with `logprobs`.
     pub watched: Vec<u32>,
     /// Control tokens have their names as text, for who reads marks in it.
@@ -143,7 +146,7 @@ impl Chooser {
                 return Err(Error::Internal("a token needs logits".to_owned()));
             }
         };
-        if self.wanted.logprobs.is_some() {
+        if self.wanted.logprobs.is_some() && !self.wanted.after_sampling {
             self.untouched.clear();
             self.untouched.extend_from_slice(logits);
         }
@@ -165,6 +168,15 @@ impl Chooser {
         let token = token.map_err(|_| not_finite(loaded))?;
         let score = match self.wanted.logprobs {
             None => None,
+            Some(n) if self.wanted.after_sampling => {
+                let (probability, top) = self.sampler.distribution(n as usize);
+                let top = top.into_iter().map(|(id, share)| (id, share.ln() as f32));
+                Some(TokenScore {
+                    id: token,
+                    logprob: probability.ln() as f32,
+                    top: top.collect(),
+                })
+            }
             Some(n) => {
                 let score = score(&mut self.untouched, token, n as usize);
                 let mut score = score.ok_or_else(|| not_finite(loaded))?;

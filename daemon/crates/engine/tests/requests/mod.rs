@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_engine::api::{
-    Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
-    Snapshot,
+    Asker, Budget, Decoding, Dry, DynamicTemperature, GenerateEvent, GenerateRequest,
+    GenerateSummary, Mirostat, MirostatVersion, SamplingParams, Snapshot, Xtc,
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, prepare, start};
 use rocmforge_gguf::MappedFile;
@@ -99,12 +99,17 @@ pub(crate) fn chat(model: &Arc<LoadedModel>, question: &str) -> GenerateRequest 
     )
 }
 
-/// Greedy, drawn of all, drawn of few, and with penalties, which look at each token.
+/// How many samplings there are.
+pub(crate) const SAMPLINGS: usize = 6;
+
+/// Greedy, drawn of all, drawn of few, with penalties, which look at each token, with all that the
+/// samplers behind top-k and in front of it can do, and with Mirostat, which goes with what was
+/// drawn.
 pub(crate) fn samplings(
     drawn: SamplingParams,
     top_k: u32,
     penalized: SamplingParams,
-) -> [SamplingParams; 4] {
+) -> [SamplingParams; SAMPLINGS] {
     [
         SamplingParams {
             temperature: 0.0,
@@ -114,8 +119,36 @@ pub(crate) fn samplings(
             top_k: 0,
             ..drawn.clone()
         },
-        SamplingParams { top_k, ..drawn },
+        SamplingParams {
+            top_k,
+            ..drawn.clone()
+        },
         penalized,
+        SamplingParams {
+            dry: Dry {
+                multiplier: 0.1,
+                ..Dry::default()
+            },
+            top_n_sigma: 3.0,
+            typical_p: 0.98,
+            xtc: Xtc {
+                probability: 0.1,
+                threshold: 0.2,
+            },
+            dynatemp: DynamicTemperature {
+                range: 0.2,
+                exponent: 1.0,
+            },
+            ..drawn.clone()
+        },
+        SamplingParams {
+            mirostat: Some(Mirostat {
+                version: MirostatVersion::V2,
+                tau: 2.0,
+                eta: 0.1,
+            }),
+            ..drawn
+        },
     ]
 }
 

@@ -17,7 +17,7 @@ use crate::pass::costs::{Sizes, spans_within, table_entries};
 use crate::pass::inputs;
 use crate::pass::member::Member;
 use crate::pass::slices;
-use crate::pass::spec::{Interest, Pass};
+use crate::pass::spec::Pass;
 
 /// What a pass of a draft model is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -205,7 +205,7 @@ fn draft_pass(
         scratch: &layout,
         scratch_at,
         prefetch: cx.space.prefetch,
-        interest: Interest::Best,
+        interests: &[],
     };
     let mut counts = RequestCacheUse::default();
     let mut found = DraftRows::with_capacity(outputs.len());

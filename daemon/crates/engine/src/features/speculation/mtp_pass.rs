@@ -19,7 +19,7 @@ use crate::model::loaded::LoadedModel;
 use crate::model::rotations::{self, Coordinates, Positions};
 use crate::pass::member::{Member, RowsOutcome};
 use crate::pass::slices;
-use crate::pass::spec::{Interest, Pass};
+use crate::pass::spec::Pass;
 use crate::request::task::{Task, Work};
 
 /// A sequence's rows in a run of the MTP head.
@@ -193,7 +193,7 @@ fn run(
         scratch: &layout,
         scratch_at,
         prefetch: cx.space.prefetch,
-        interest: Interest::Best,
+        interests: &[],
     };
     let mut counts = RequestCacheUse::default();
     let mut drafts = DraftRows::with_capacity(owners.len());

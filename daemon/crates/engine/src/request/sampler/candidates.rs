@@ -1,0 +1,405 @@
+//! The tokens among which one is chosen, and what samplers do to them.
+
+use rocmforge_kernels::host::ops::{self, Simd};
+
+use super::NotFinite;
+
+/// Tokens that are sorted at first, where as many as reach a probability are wanted.
+const FIRST_SORTED: usize = 256;
+/// How many times more are sorted where those are too few.
+const MORE_SORTED: usize = 8;
+/// All are sorted where so many times as much would not reach it.
+const FAR_FROM: f64 = 4.0;
+
+/// The tokens that are left, with their logits.
+///
+/// They stay in the logits of the whole vocabulary as long as no sampler needs few of them in
+/// order: sorting 150k tokens takes 10 ms, finding the best ones 0.15 ms.
+///
+/// *Invariant:* at least one token is left, and each has a finite logit.
+#[derive(Debug)]
+pub(crate) struct Candidates<'a> {
+    /// The logits by token id, `[n_vocab]`; minus infinity for tokens that are out. `None` once
+    /// `list` has them.
+    all: Option<&'a mut [f32]>,
+    /// Those left, by falling logit and, among equals, rising id.
+    list: &'a mut Vec<(u32, f32)>,
+    /// Tokens of the vocabulary.
+    n_vocab: usize,
+    /// One divided by the temperature so far.
+    inverse_temperature: f64,
+    /// Tokens that each cut leaves, if there are as many.
+    min_keep: usize,
+}
+
+/// How likely a logit is: the quotient to the most likely one at the temperature so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Weight {
+    best: f32,
+    inverse_temperature: f64,
+}
+
+impl Weight {
+    /// That of the most likely token alone.
+    pub(crate) fn of_best(best: f32) -> Self {
+        Self {
+            best,
+            inverse_temperature: 1.0,
+        }
+    }
+
+    /// From 0 to 1, which is the most likely token's.
+    pub(crate) fn of(self, logit: f32) -> f64 {
+        (f64::from(logit - self.best) * self.inverse_temperature).exp()
+    }
+
+    /// The logit that has this weight.
+    pub(crate) fn logit(self, weight: f64) -> f64 {
+        f64::from(self.best) + weight.ln() / self.inverse_temperature
+    }
+}
+
+impl<'a> Candidates<'a> {
+    /// The whole vocabulary; `list` is room.
+    ///
+    /// # Errors
+    /// No logit is finite, or one is NaN or infinity.
+    pub(crate) fn of_all(
+        logits: &'a mut [f32],
+        list: &'a mut Vec<(u32, f32)>,
+    ) -> Result<Self, NotFinite> {
+        list.clear();
+        check(logits)?;
+        Ok(Self {
+            n_vocab: logits.len(),
+            all: Some(logits),
+            list,
+            inverse_temperature: 1.0,
+            min_keep: 1,
+        })
+    }
+
+    /// The most likely tokens of `n_vocab`, sorted as [`ops::top_k`] does.
+    ///
+    /// # Errors
+    /// No logit is finite, or one is NaN or infinity.
+    pub(crate) fn of_top(list: &'a mut Vec<(u32, f32)>, n_vocab: usize) -> Result<Self, NotFinite> {
+        if list.iter().any(|(_, l)| l.is_nan() || *l == f32::INFINITY) {
+            return Err(NotFinite);
+        }
+        list.retain(|c| c.1 != f32::NEG_INFINITY);
+        if list.is_empty() {
+            return Err(NotFinite);
+        }
+        Ok(Self {
+            all: None,
+            list,
+            n_vocab,
+            inverse_temperature: 1.0,
+            min_keep: 1,
+        })
+    }
+
+    /// Sets how many tokens each cut leaves at least.
+    pub(crate) fn keep_at_least(&mut self, min_keep: usize) {
+        self.min_keep = min_keep.max(1);
+    }
+
+    /// Tokens of the vocabulary, out or not.
+    pub(crate) fn n_vocab(&self) -> usize {
+        self.n_vocab
+    }
+
+    /// Tokens that are left.
+    pub(crate) fn len(&self) -> usize {
+        match &self.all {
+            Some(all) => all.iter().filter(|l| **l != f32::NEG_INFINITY).count(),
+            None => self.list.len(),
+        }
+    }
+
+    /// The logits of the tokens that are left, in any order.
+    pub(crate) fn logits(&self) -> impl Iterator<Item = f32> {
+        let all = self.all.as_deref().unwrap_or_default();
+        let list = match self.all {
+            Some(_) => &[],
+            None => &self.list[..],
+        };
+        let all = all.iter().copied().filter(|l| *l != f32::NEG_INFINITY);
+        all.chain(list.iter().map(|c| c.1))
+    }
+
+    /// How likely logits are.
+    pub(crate) fn weight(&self) -> Weight {
+        let best = match self.all.as_deref() {
+            Some(all) => ops::argmax(Simd::detect(), all).map(|at| all[at]),
+            None => self.list.first().map(|c| c.1),
+        };
+        Weight {
+            best: best.unwrap_or_default(),
+            inverse_temperature: self.inverse_temperature,
+        }
+    }
+
+    /// The sum of the weights of the tokens that are left.
+    pub(crate) fn total(&self, weight: Weight) -> f64 {
+        match self.all.as_deref() {
+            Some(all) => {
+                let left = all.iter().filter(|l| **l != f32::NEG_INFINITY);
+                left.map(|logit| weight.of(*logit)).sum()
+            }
+            None => self.list.iter().map(|c| weight.of(c.1)).sum(),
+        }
+    }
+
+    /// Divides the logits by a temperature above 0.
+    pub(crate) fn heat(&mut self, temperature: f64) {
+        self.inverse_temperature /= temperature;
+    }
+
+    /// Changes the logits of tokens that are among `of`, for as long as they are left.
+    pub(crate) fn change<'b, T: 'b>(
+        &mut self,
+        of: impl ExactSizeIterator<Item = (u32, T)>,
+        with: impl Fn(f32, T) -> f32,
+    ) {
+        if of.len() == 0 {
+            return;
+        }
+        self.settle();
+        let changed = |logit: f32, by: T| finite(with(logit, by));
+        if let Some(all) = self.all.as_deref_mut() {
+            for (token, by) in of {
+                let logit = all.get_mut(token as usize);
+                if let Some(logit) = logit.filter(|l| **l != f32::NEG_INFINITY) {
+                    *logit = changed(*logit, by);
+                }
+            }
+            // What was sorted of them.
+            self.list.clear();
+            return;
+        }
+        let mut places: Vec<(u32, usize)> = self.list.iter().map(|c| c.0).zip(0..).collect();
+        places.sort_unstable();
+        for (token, by) in of {
+            if let Ok(found) = places.binary_search_by_key(&token, |place| place.0) {
+                let logit = &mut self.list[places[found].1].1;
+                *logit = changed(*logit, by);
+            }
+        }
+        self.list.sort_unstable_by(falling);
+    }
+
+    /// Makes the logits those of the temperature so far.
+    fn settle(&mut self) {
+        let by = std::mem::replace(&mut self.inverse_temperature, 1.0);
+        if by == 1.0 {
+            return;
+        }
+        let hotter = |logit: &mut f32| *logit = finite((f64::from(*logit) * by) as f32);
+        match self.all.as_deref_mut() {
+            Some(all) => {
+                let left = all.iter_mut().filter(|l| **l != f32::NEG_INFINITY);
+                left.for_each(hotter);
+                self.list.clear();
+            }
+            None => self.list.iter_mut().for_each(|c| hotter(&mut c.1)),
+        }
+    }
+
+    /// The most likely tokens, at least `n` if there are as many, most likely first.
+    pub(crate) fn first(&mut self, n: usize) -> &[(u32, f32)] {
+        if let Some(all) = self.all.as_deref()
+            && self.list.len() < n.min(all.len())
+        {
+            ops::top_k(Simd::detect(), all, n.min(all.len()), self.list);
+            self.list.retain(|c| c.1 != f32::NEG_INFINITY);
+        }
+        self.list
+    }
+
+    /// All tokens that are left, most likely first.
+    pub(crate) fn sorted(&mut self) -> &mut Vec<(u32, f32)> {
+        let all = self.n_vocab;
+        self.first(all);
+        self.all = None;
+        self.list
+    }
+
+    /// Leaves the `k` most likely tokens, whatever each cut is to leave at least.
+    pub(crate) fn cut(&mut self, k: usize) {
+        if self.all.is_some() {
+            self.first(k);
+            self.all = None;
+        }
+        self.list.truncate(k);
+    }
+
+    /// Leaves the tokens with at least this logit, and as many as each cut is to leave.
+    pub(crate) fn cut_below(&mut self, least: f64) {
+        let keeps = |logit: f32| f64::from(logit) >= least;
+        match self.all.as_deref() {
+            Some(all) => {
+                self.list.clear();
+                let kept = (0u32..).zip(all.iter().copied());
+                let kept = kept.filter(|&(_, l)| l != f32::NEG_INFINITY && keeps(l));
+                self.list.extend(kept);
+                if self.list.len() < self.min_keep {
+                    self.list.clear();
+                    return self.cut(self.min_keep);
+                }
+                self.list.sort_unstable_by(falling);
+                self.all = None;
+            }
+            None => {
+                let kept = self.list.partition_point(|c| keeps(c.1));
+                self.list.truncate(kept.max(self.min_keep));
+            }
+        }
+    }
+
+    /// How many of the most likely tokens add up to `wanted` of the weights' sum; all where
+    /// rounding leaves a rest.
+    pub(crate) fn reach(&mut self, wanted: f64, weight: Weight) -> usize {
+        let mut n = FIRST_SORTED;
+        loop {
+            let most = self.all.as_ref().map_or(0, |all| all.len());
+            let first = self.first(n);
+            let mut sum = 0.0;
+            let reached = first.iter().position(|c| {
+                sum += weight.of(c.1);
+                sum >= wanted
+            });
+            match reached {
+                Some(at) => return at + 1,
+                None if n >= most => return first.len(),
+                // A flat distribution: it is sorted once.
+                None if sum * FAR_FROM < wanted => n = most,
+                None => n = n.saturating_mul(MORE_SORTED).min(most),
+            }
+        }
+    }
+
+    /// Leaves out the `n` most likely tokens; one at least stays.
+    pub(crate) fn leave_out_first(&mut self, n: usize) {
+        let n = n.min(self.len() - 1);
+        self.first(n);
+        if let Some(all) = self.all.as_deref_mut() {
+            for (token, _) in &self.list[..n] {
+                all[*token as usize] = f32::NEG_INFINITY;
+            }
+            // What is sorted begins with them.
+            self.list.clear();
+            return;
+        }
+        self.list.drain(..n);
+    }
+
+    /// Tokens that each cut leaves at least.
+    pub(crate) fn min_keep(&self) -> usize {
+        self.min_keep
+    }
+}
+
+/// Checks that a token can be chosen by these logits.
+///
+/// # Errors
+/// None is finite, or one is NaN or infinity.
+pub(super) fn check(logits: &[f32]) -> Result<(), NotFinite> {
+    let is_bad = |l: &f32| l.is_nan() || *l == f32::INFINITY;
+    // The second looks at one, as a rule.
+    match logits.iter().any(is_bad) || !logits.iter().any(|l| *l > f32::NEG_INFINITY) {
+        true => Err(NotFinite),
+        false => Ok(()),
+    }
+}
+
+/// The order of [`ops::top_k`].
+fn falling(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+/// The finite number next to it: an infinite logit has no weight to draw by.
+pub(crate) fn finite(x: f32) -> f32 {
+    x.clamp(f32::MIN, f32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn left(candidates: &mut Candidates<'_>) -> Vec<u32> {
+        candidates.sorted().iter().map(|c| c.0).collect()
+    }
+
+    /// What samplers do comes to the same in the vocabulary's logits and in a sorted list.
+    #[test]
+    fn steps_come_to_the_same_in_all_logits_and_in_a_sorted_list() {
+        let logits = [0.5f32, 2.0, f32::NEG_INFINITY, -1.0, 2.0, 1.5];
+        type Change = fn(&mut Candidates<'_>);
+        let changes: [(Change, &[u32]); 8] = [
+            (|c| c.cut(3), &[1, 4, 5]),
+            (|c| c.cut(9), &[1, 4, 5, 0, 3]),
+            (|c| c.cut_below(1.5), &[1, 4, 5]),
+            (|c| c.cut_below(9.0), &[1]),
+            (|c| c.leave_out_first(2), &[5, 0, 3]),
+            (|c| c.leave_out_first(99), &[3]),
+            (
+                |c| {
+                    c.change(
+                        [(1u32, 5.0f32), (2, 5.0), (77, 5.0)].into_iter(),
+                        |l, by| l - by,
+                    )
+                },
+                &[4, 5, 0, 3, 1],
+            ),
+            (
+                |c| {
+                    c.keep_at_least(4);
+                    c.cut_below(2.0);
+                },
+                &[1, 4, 5, 0],
+            ),
+        ];
+        for (at, (change, expected)) in changes.into_iter().enumerate() {
+            let (mut all, mut room) = (logits.to_vec(), Vec::new());
+            let mut of_all = Candidates::of_all(&mut all, &mut room).unwrap();
+            change(&mut of_all);
+            assert_eq!(left(&mut of_all), expected, "{at}");
+            let mut list = Vec::new();
+            ops::top_k(Simd::detect(), &logits, 6, &mut list);
+            let mut of_list = Candidates::of_top(&mut list, 6).unwrap();
+            change(&mut of_list);
+            assert_eq!(left(&mut of_list), expected, "{at}");
+        }
+    }
+
+    #[test]
+    fn as_many_are_sorted_as_reach_a_sum() {
+        // So flat that the first 256 do not reach it.
+        let mut logits: Vec<f32> = (0..3000).map(|i| -(i as f32) * 1e-3).collect();
+        let weights: Vec<f64> = logits.iter().map(|l| f64::from(*l).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        for share in [1e-6, 0.1, 0.5, 0.9, 2.0] {
+            let mut sum = 0.0;
+            let expected = weights.iter().position(|w| {
+                sum += w;
+                sum >= share * total
+            });
+            let mut room = Vec::new();
+            let mut candidates = Candidates::of_all(&mut logits, &mut room).unwrap();
+            let weight = candidates.weight();
+            let found = candidates.reach(share * candidates.total(weight), weight);
+            assert_eq!(found, expected.map_or(3000, |at| at + 1), "{share}");
+        }
+    }
+
+    #[test]
+    fn a_temperature_is_part_of_logits_that_are_changed_behind_it() {
+        let (mut all, mut room) = (vec![1.0f32, 2.0], Vec::new());
+        let mut candidates = Candidates::of_all(&mut all, &mut room).unwrap();
+        candidates.heat(0.5);
+        candidates.change([(1u32, ())].into_iter(), |logit, ()| logit - 1.0);
+        assert_eq!(candidates.sorted(), &[(1, 3.0), (0, 2.0)]);
+    }
+}
