@@ -194,6 +194,13 @@ def requests() -> None:
     http("tokenize", 11, {"content": "a", "model": "m", "add_special": True, "with_pieces": True})
     http("load", 12, {"model": "/models/a.gguf"})
     http("unload", 13, {"model": "m"})
+    samplers = {"samplers": ["dry", "top_k", "temperature"], "dry_multiplier": 0.8, "dry_sequence_breakers": ["\n", ":"],
+                "dry_allowed_length": 2, "dry_penalty_last_n": -1, "xtc_probability": 0.5, "xtc_threshold": 0.1,
+                "typical_p": 0.9, "top_n_sigma": 1.5, "dynatemp_range": 0.5, "min_keep": 1, "mirostat": 2, "mirostat_tau": 5.0,
+                "mirostat_eta": 0.1, "logit_bias": [[1, False], ["a", -2.5]]}
+    http("native", 15, {"model": "m", "prompt": ["a", 1], "n_predict": 2, "n_probs": 3, "post_sampling_probs": True, **samplers})
+    http("input_tokens", 16, {"model": "m", "messages": messages, "samplers": "edskypmxt"})
+    http("control", 17, {"id": "chatcmpl-1", "action": "reasoning_end"})
     put("http", "no_json", b"\0{\"model\": ")
 
     def field(number: int, value) -> bytes:

@@ -22,6 +22,7 @@ mod human;
 mod output;
 mod private;
 mod progress;
+mod samplers;
 mod sampling;
 mod top;
 

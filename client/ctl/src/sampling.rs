@@ -9,6 +9,8 @@ use clap::Args;
 use rocmforge_client::proto::v1::format::Kind;
 use rocmforge_client::proto::v1::{Format, JsonObject, Priority, SamplingParams};
 
+use crate::samplers::SamplerArgs;
+
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sampling", allow_negative_numbers = true)]
 pub(crate) struct SamplingArgs {
@@ -41,6 +43,8 @@ pub(crate) struct SamplingArgs {
     /// Number of recent tokens that the penalties look at [default: 64]
     #[arg(long, value_name = "N")]
     penalty_last_n: Option<i32>,
+    #[command(flatten)]
+    samplers: SamplerArgs,
     /// Sampling seed: the same seed gives the same output [default: a random one,
     /// which --json reports]
     #[arg(long, value_name = "N")]
@@ -129,7 +133,7 @@ impl SamplingArgs {
 
     /// The flags as the request has them; what is not given stays unset.
     pub(crate) fn params(&self) -> SamplingParams {
-        SamplingParams {
+        let params = SamplingParams {
             max_tokens: self.max_tokens,
             temperature: self.temperature,
             top_k: self.top_k,
@@ -146,7 +150,9 @@ impl SamplingArgs {
             ignore_eos: self.ignore_eos,
             stop_token_ids: self.stop_token_ids.clone(),
             format: self.format(),
-        }
+            ..SamplingParams::default()
+        };
+        self.samplers.set(params)
     }
 }
 
@@ -217,6 +223,7 @@ pub(crate) fn flag_of(field: &str) -> Option<String> {
             | "top_n"
             | "segments"
     );
+    let known = known || crate::samplers::FLAGS.contains(&name);
     known.then(|| format!("--{}", name.replace('_', "-")))
 }
 
@@ -266,7 +273,7 @@ mod tests {
             min_tokens: Some(4),
             ignore_eos: true,
             stop_token_ids: vec![9],
-            format: None,
+            ..SamplingParams::default()
         };
         assert_eq!(params, expected);
     }

@@ -1,12 +1,14 @@
 //! llama-server's routes: health, properties, tokens, and the loading of models.
 
 pub(super) mod native;
+mod pieces;
 
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::SamplingParams;
 use rocmforge_service::check::{self, Violations};
 use rocmforge_service::conversation::{self, Conversation};
 use rocmforge_service::failure::{self, Failure};
@@ -97,20 +99,40 @@ async fn properties(call: &Call, name: Option<&str>) -> Result<Response, Failure
     let (params, max_tokens) = call.service.defaults(model.name()).params();
     props["default_generation_settings"] = json!({
         "n_ctx": info.n_ctx_train.min(limits.n_ctx_max),
-        "params": {
-            "temperature": params.temperature,
-            "top_k": params.top_k,
-            "top_p": params.top_p,
-            "min_p": params.min_p,
-            "repeat_penalty": params.repeat_penalty,
-            "repeat_last_n": params.penalty_last_n,
-            "presence_penalty": params.presence_penalty,
-            "frequency_penalty": params.frequency_penalty,
-            // llama-server's word for no limit.
-            "n_predict": max_tokens.map_or(-1, i64::from),
-        },
+        "params": settings(&params, max_tokens),
     });
     answer(&props)
+}
+
+/// What a request that sets nothing is generated with, in llama-server's words.
+fn settings(params: &SamplingParams, max_tokens: Option<u32>) -> Value {
+    let order: Vec<_> = params.order.iter().map(|kind| kind.name()).collect();
+    json!({
+        "temperature": params.temperature,
+        "dynatemp_range": params.dynatemp.range,
+        "dynatemp_exponent": params.dynatemp.exponent,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "top_n_sigma": params.top_n_sigma,
+        "typical_p": params.typical_p,
+        "xtc_probability": params.xtc.probability,
+        "xtc_threshold": params.xtc.threshold,
+        "min_keep": params.min_keep,
+        "repeat_penalty": params.repeat_penalty,
+        "repeat_last_n": params.penalty_last_n,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "dry_multiplier": params.dry.multiplier,
+        "dry_base": params.dry.base,
+        "dry_allowed_length": params.dry.allowed_length,
+        // llama-server's word for the whole context.
+        "dry_penalty_last_n": i32::try_from(params.dry.last_n).unwrap_or(-1),
+        "dry_sequence_breakers": params.dry.breakers,
+        "samplers": order,
+        // And for no limit.
+        "n_predict": max_tokens.map_or(-1, i64::from),
+    })
 }
 
 #[derive(Debug, Deserialize)]

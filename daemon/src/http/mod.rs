@@ -19,6 +19,8 @@ mod allowed;
 mod anthropic;
 mod body;
 mod call;
+mod control;
+mod count;
 mod embedding;
 mod error;
 mod fault;
@@ -39,12 +41,14 @@ mod prompt;
 mod pulls;
 mod reply;
 mod rerank;
+mod samplers;
 mod sampling;
 mod sending;
 mod small_file;
 mod sse;
 mod start;
 mod template;
+mod timings;
 mod tls;
 mod token;
 mod ui;
@@ -68,6 +72,7 @@ pub use self::allowed::Allowed;
 use self::call::Call;
 #[cfg(fuzzing)]
 pub(crate) use self::call::Client;
+use self::control::Controls;
 pub(crate) use self::listen::{Phase, serve};
 use self::ollama::KeepAlives;
 use self::openai::responses::Memory;
@@ -119,6 +124,8 @@ pub(crate) struct Http {
     keep_alives: Arc<KeepAlives>,
     /// Earlier responses, for requests that refer to them.
     memory: Arc<Memory>,
+    /// Answers that can be told something while they are generated.
+    controls: Arc<Controls>,
     /// Downloads of models.
     pulls: Arc<Pulls>,
     /// The settings that were in force at the start.
@@ -147,6 +154,7 @@ impl Http {
             allowed,
             keep_alives: Arc::default(),
             memory: Arc::default(),
+            controls: Arc::default(),
             pulls: Pulls::new(pulls),
             settings,
         })
@@ -184,6 +192,7 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         .route("/metrics", get(metrics::metrics))
         .route("/props", get(llama::props))
         .route("/slots", get(llama::native::slots))
+        .route("/lora-adapters", get(llama::native::adapters))
         .route("/tokenize", post(llama::tokenize))
         .route("/detokenize", post(llama::native::detokenize))
         .route("/completion", post(llama::native::completion))
@@ -199,6 +208,15 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         .route("/v1/models/{*name}", get(openai::models::get))
         .route("/v1/chat/completions", post(openai::chat::chat))
         .route("/chat/completions", post(openai::chat::chat))
+        .route("/v1/chat/completions/control", post(control::control))
+        .route(
+            "/v1/chat/completions/input_tokens",
+            post(openai::chat::count_tokens),
+        )
+        .route(
+            "/chat/completions/input_tokens",
+            post(openai::chat::count_tokens),
+        )
         .route("/v1/completions", post(openai::completions::completions))
         .route("/v1/embeddings", post(openai::embeddings::embeddings))
         .route("/v1/rerank", post(rerank::rerank))
@@ -209,6 +227,14 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         .route("/apply-template", post(llama::apply_template))
         .route("/v1/responses", post(openai::responses::responses))
         .route("/responses", post(openai::responses::responses))
+        .route(
+            "/v1/responses/input_tokens",
+            post(openai::responses::count_tokens),
+        )
+        .route(
+            "/responses/input_tokens",
+            post(openai::responses::count_tokens),
+        )
         .route("/v1/responses/{id}", kept_responses())
         .route(
             "/v1/responses/{id}/input_items",

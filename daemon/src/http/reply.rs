@@ -64,6 +64,8 @@ pub(super) trait Events: Send + 'static {
     fn begin(&mut self, out: &mut String);
     /// The index of the answer that what follows is about.
     fn choice(&mut self, _: usize) {}
+    /// So many tokens of the answer have come; their text may come later.
+    fn tokens(&mut self, _: usize) {}
     /// The scores of tokens whose text comes next; called only where they are wanted.
     fn scores(&mut self, _: Vec<TokenScore>) {}
     /// The tokens whose text was to come next came to none, as those of marks do.
@@ -245,11 +247,12 @@ fn take<E: Events>(step: Step, events: &mut E, out: &mut String) -> bool {
         Step::More {
             choice: at,
             parts,
+            ids,
             scores,
             unsaid,
-            ..
         } => {
             events.choice(at);
+            events.tokens(ids.len());
             if !scores.is_empty() {
                 events.scores(scores);
             }

@@ -2,13 +2,14 @@
 //! anything.
 
 use rocmforge_service::check::{SamplingFields, Violations};
-use rocmforge_service::decoding::{BIAS_MAX, DecodingFields};
+use rocmforge_service::decoding::{DecodingFields, FORBIDDEN};
 use rocmforge_service::failure::{self, Failure};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::prompt::TextOr;
+use super::samplers::WireSamplers;
 
 /// Sampling in the names that OpenAI's, Anthropic's and Ollama's fields share.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -38,13 +39,9 @@ pub(super) struct WireSampling {
     reasoning_budget: Option<Value>,
     /// Likewise.
     thinking_budget_tokens: Option<Value>,
-    // Refused where they ask for anything: llama-server's and vLLM's.
-    mirostat: Option<f32>,
-    typ_p: Option<f32>,
-    typical_p: Option<f32>,
-    xtc_probability: Option<f32>,
-    dry_multiplier: Option<f32>,
-    dynatemp_range: Option<f32>,
+    #[serde(flatten)]
+    samplers: WireSamplers,
+    // Refused where they ask for anything: vLLM's.
     use_beam_search: Option<bool>,
     allowed_token_ids: Option<Vec<Value>>,
     bad_words: Option<Vec<Value>>,
@@ -109,15 +106,8 @@ impl WireSampling {
 
     /// What would choose other tokens, and is not here.
     fn add_unsupported(&self, violations: &mut Violations) {
-        let other = |value: Option<f32>, neutral: f32| value.is_some_and(|x| x != neutral);
         let lists = |list: &Option<Vec<Value>>| list.as_ref().is_some_and(|list| !list.is_empty());
         for (field, asked) in [
-            ("sampling.mirostat", other(self.mirostat, 0.0)),
-            ("sampling.typ_p", other(self.typ_p, 1.0)),
-            ("sampling.typical_p", other(self.typical_p, 1.0)),
-            ("sampling.xtc_probability", other(self.xtc_probability, 0.0)),
-            ("sampling.dry_multiplier", other(self.dry_multiplier, 0.0)),
-            ("sampling.dynatemp_range", other(self.dynatemp_range, 0.0)),
             (
                 "sampling.use_beam_search",
                 self.use_beam_search == Some(true),
@@ -144,6 +134,14 @@ impl WireSampling {
             ("thinking_budget_tokens", &self.thinking_budget_tokens),
         ];
         let reasoning_budget = reasoning_budget(&budgets, violations);
+        let samplers = self.samplers.fields(violations);
+        let (logit_bias, biased_texts) = biases(self.logit_bias.as_ref()).unwrap_or_else(|| {
+            violations.add(
+                "sampling.logit_bias",
+                "give an object of token ids or texts and numbers, as in {\"1234\": -2.5}",
+            );
+            Biases::default()
+        });
         let mut small = |field: &str, value: Option<i64>| {
             let value = value?;
             let small = i32::try_from(value).ok();
@@ -175,23 +173,21 @@ impl WireSampling {
                     n => n,
                 }),
             ),
+            samplers,
             // Any number is a place to begin at.
             seed: self.seed.map(i64::cast_unsigned),
             max_tokens: small("sampling.max_tokens", max_tokens),
             stop: stop.map(TextOr::into_list).unwrap_or_default(),
             decoding: DecodingFields {
                 reasoning_budget,
+                reasoning_end: None,
                 min_tokens: small("sampling.min_tokens", self.min_tokens),
                 ignore_eos: self.ignore_eos.unwrap_or(false),
                 stop_token_ids: self.stop_token_ids.unwrap_or_default(),
-                logit_bias: biases(self.logit_bias.as_ref()).unwrap_or_else(|| {
-                    violations.add(
-                        "sampling.logit_bias",
-                        "give an object of token ids and numbers, as in {\"1234\": -2.5}",
-                    );
-                    Vec::new()
-                }),
+                logit_bias,
+                biased_texts,
                 logprobs: None,
+                after_sampling: false,
                 format: None,
             },
             reuse_prompt: self.cache_prompt,
@@ -207,28 +203,41 @@ fn likeliest_alone(top_p: f32) -> f32 {
     }
 }
 
-/// Biases by token: `{"1234": -2.5}`, or llama-server's `[[1234, -2.5]]`, whose `false` is as low
-/// as may be.
-fn biases(value: Option<&Value>) -> Option<Vec<(u32, f32)>> {
+/// Biases of token ids, and of texts.
+type Biases = (Vec<(u32, f32)>, Vec<(String, f32)>);
+
+/// Biases: `{"1234": -2.5, " word": 3}`, or llama-server's `[[1234, -2.5], [" word", 3]]`. `false`
+/// forbids a token.
+fn biases(value: Option<&Value>) -> Option<Biases> {
     let number = |value: &Value| match value {
-        Value::Bool(false) => Some(-BIAS_MAX),
+        Value::Bool(false) => Some(FORBIDDEN),
         value => value.as_f64().map(|bias| bias as f32),
     };
+    let mut biases = Biases::default();
     match value {
-        None | Some(Value::Null) => Some(Vec::new()),
-        Some(Value::Object(map)) => map
-            .iter()
-            .map(|(id, bias)| Some((id.parse().ok()?, number(bias)?)))
-            .collect(),
-        Some(Value::Array(pairs)) => pairs
-            .iter()
-            .map(|pair| match pair.as_array()?.as_slice() {
-                [id, bias] => Some((id.as_u64()?.try_into().ok()?, number(bias)?)),
-                _ => None,
-            })
-            .collect(),
-        Some(_) => None,
+        None | Some(Value::Null) => {}
+        Some(Value::Object(map)) => {
+            for (name, bias) in map {
+                match name.parse() {
+                    Ok(id) => biases.0.push((id, number(bias)?)),
+                    Err(_) => biases.1.push((name.clone(), number(bias)?)),
+                }
+            }
+        }
+        Some(Value::Array(pairs)) => {
+            for pair in pairs {
+                match pair.as_array()?.as_slice() {
+                    [Value::String(text), bias] => biases.1.push((text.clone(), number(bias)?)),
+                    [id, bias] => biases
+                        .0
+                        .push((id.as_u64()?.try_into().ok()?, number(bias)?)),
+                    _ => return None,
+                }
+            }
+        }
+        Some(_) => return None,
     }
+    Some(biases)
 }
 
 /// Refuses fields that would change the result and are not implemented. `asked` says whether the
@@ -308,15 +317,10 @@ mod tests {
             violations.result()
         };
         let neutral = json!({
-            "mirostat": 0, "typ_p": 1, "typical_p": 1.0, "xtc_probability": 0, "dry_multiplier": 0.0,
-            "dynatemp_range": 0, "use_beam_search": false, "allowed_token_ids": null, "bad_words": [],
+            "use_beam_search": false, "allowed_token_ids": null, "bad_words": [],
         });
         assert!(read(neutral).is_ok());
         for (field, value) in [
-            ("mirostat", json!(2)),
-            ("typ_p", json!(0.9)),
-            ("xtc_probability", json!(0.5)),
-            ("dry_multiplier", json!(0.8)),
             ("use_beam_search", json!(true)),
             ("allowed_token_ids", json!([1])),
             ("bad_words", json!(["x"])),
@@ -327,19 +331,26 @@ mod tests {
     }
 
     #[test]
-    fn biases_are_read_in_both_spellings() {
+    fn biases_are_read_in_both_spellings_by_id_and_by_text() {
         let read = |value: Value| biases(Some(&value));
-        let expected = Some(vec![(7, -2.5), (12, 1.0)]);
+        let expected = Some((vec![(7, -2.5), (12, 1.0)], vec![]));
         assert_eq!(read(json!({"7": -2.5, "12": 1})), expected);
         assert_eq!(read(json!([[7, -2.5], [12, 1]])), expected);
-        assert_eq!(read(json!([[7, false]])), Some(vec![(7, -100.0)]));
-        assert_eq!(biases(None), Some(Vec::new()));
+        let expected = Some((vec![(7, FORBIDDEN)], vec![(" a".to_owned(), 3.0)]));
+        assert_eq!(read(json!({"7": false, " a": 3})), expected);
+        assert_eq!(read(json!([[7, false], [" a", 3]])), expected);
+        assert_eq!(
+            read(json!([["7", 1]])),
+            Some((vec![], vec![("7".to_owned(), 1.0)]))
+        );
+        assert_eq!(biases(None), Some(Biases::default()));
         for bad in [
-            json!({"a": 1}),
-            json!({"-1": 1}),
             json!({"1": "x"}),
+            json!({"1": true}),
             json!([[1]]),
-            json!([["word", 1]]),
+            json!([[-1, 1]]),
+            json!([[1.5, 1]]),
+            json!([["word", "x"]]),
             json!(5),
         ] {
             assert_eq!(read(bad.clone()), None, "{bad}");

@@ -19,6 +19,7 @@ use rocmforge_service::generation::{Running, Wanted};
 use rocmforge_service::parts::Splitter;
 use rocmforge_service::prompt::{Prompt, Room};
 use rocmforge_service::request_log::RequestLog;
+use rocmforge_service::samplers::SamplerFields;
 use tonic::{Request, Response, Status};
 
 use super::events::{GenerateStream, piece, streamed, token_logprob};
@@ -190,6 +191,24 @@ fn sampling(
 ) -> Result<SamplingFields, Failure> {
     let wire = wire.unwrap_or_default();
     Ok(SamplingFields {
+        samplers: SamplerFields {
+            typical_p: wire.typical_p,
+            top_n_sigma: wire.top_n_sigma,
+            xtc_probability: wire.xtc_probability,
+            xtc_threshold: wire.xtc_threshold,
+            dynatemp_range: wire.dynatemp_range,
+            dynatemp_exponent: wire.dynatemp_exponent,
+            min_keep: wire.min_keep,
+            dry_multiplier: wire.dry_multiplier,
+            dry_base: wire.dry_base,
+            dry_allowed_length: wire.dry_allowed_length,
+            dry_penalty_last_n: wire.dry_penalty_last_n,
+            dry_sequence_breakers: wire.dry_sequence_breakers.map(|breakers| breakers.texts),
+            mirostat: wire.mirostat,
+            mirostat_tau: wire.mirostat_tau,
+            mirostat_eta: wire.mirostat_eta,
+            samplers: wire.samplers.map(|order| order.names),
+        },
         temperature: wire.temperature,
         top_k: wire.top_k,
         top_p: wire.top_p,
@@ -203,12 +222,15 @@ fn sampling(
         stop: wire.stop,
         decoding: DecodingFields {
             logit_bias: wire.logit_bias.into_iter().collect(),
+            biased_texts: Vec::new(),
             min_tokens: wire.min_tokens,
             ignore_eos: wire.ignore_eos,
             stop_token_ids: wire.stop_token_ids,
             logprobs,
+            after_sampling: false,
             format: wire.format.map(format).transpose()?,
             reasoning_budget: None,
+            reasoning_end: None,
         },
         // The request has it itself.
         reuse_prompt: None,

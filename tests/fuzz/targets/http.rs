@@ -9,7 +9,7 @@ use std::cell::LazyCell;
 use libfuzzer_sys::fuzz_target;
 use rocmforged::fuzzed::Desk;
 
-const ROUTES: [&str; 15] = [
+const ROUTES: [&str; 18] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
@@ -25,6 +25,9 @@ const ROUTES: [&str; 15] = [
     "/models/load",
     "/models/unload",
     "/none",
+    "/completion",
+    "/v1/chat/completions/input_tokens",
+    "/v1/chat/completions/control",
 ];
 
 thread_local! {

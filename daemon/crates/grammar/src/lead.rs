@@ -1,5 +1,8 @@
 //! What comes in front of a grammar: reasoning, white space, or any text up to a mark.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 /// Most bytes of white space in front of what is held, behind reasoning.
 pub(crate) const GAP_MAX_BYTES: usize = 8;
 
@@ -14,10 +17,20 @@ pub struct Reasoning {
     pub closes: Vec<String>,
     /// Most tokens of it.
     pub budget: Option<u32>,
+    /// Set by whoever wants it to end: it does so with the next token, as at the end of the budget.
+    pub end: Option<Arc<AtomicBool>>,
     /// What is forced at the end of the budget. Its last words are the marks that close.
     pub closing: String,
     /// White space may follow it.
     pub has_gap: bool,
+}
+
+impl Reasoning {
+    /// Whether no token of it is left.
+    pub(crate) fn is_used_up(&self) -> bool {
+        let ended = self.end.as_ref();
+        self.budget == Some(0) || ended.is_some_and(|end| end.load(Ordering::Relaxed))
+    }
 }
 
 /// When a grammar holds that does not from the beginning.

@@ -453,7 +453,7 @@ impl Matcher {
 
     /// Forces the closing text where no token of the budget is left.
     fn force_at_budget(&mut self) {
-        if self.reasoning.budget != Some(0)
+        if !self.reasoning.is_used_up()
             || !self.forced.is_empty()
             || !matches!(self.phase, Phase::Reasoning(..))
         {
@@ -461,7 +461,7 @@ impl Matcher {
         }
         let closing = self.tokenizer.encode(&self.reasoning.closing, false, true);
         self.forced = closing.unwrap_or_default().into();
-        self.reasoning.budget = None;
+        (self.reasoning.budget, self.reasoning.end) = (None, None);
     }
 
     /// More of what comes outside of calls.

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use serde_json::json;
 
 use super::*;
@@ -44,6 +46,7 @@ fn thinking(is_open: bool, budget: Option<u32>) -> Reasoning {
         is_open,
         closes: vec!["</think>".to_owned()],
         budget,
+        end: None,
         closing: "\nEnough.\n</think>".to_owned(),
         has_gap: true,
     }
@@ -156,6 +159,32 @@ fn a_budget_that_is_used_up_forces_the_closing_text() {
         !matcher.forced.is_empty(),
         "a budget of none is used up at once"
     );
+}
+
+#[test]
+fn reasoning_that_is_ended_from_outside_is_closed_with_the_next_token() {
+    let (tokenizer, _) = vocabulary();
+    for is_open in [true, false] {
+        let end = Arc::new(AtomicBool::new(false));
+        let mut matcher = Matcher::without_grammar(tokenizer);
+        matcher.reason_first(Reasoning {
+            end: Some(Arc::clone(&end)),
+            ..thinking(is_open, None)
+        });
+        if is_open {
+            assert_eq!(follows(&mut matcher, "Once upon a time"), 16);
+            assert!(!matcher.restricts() && matcher.forced.is_empty());
+        }
+        // What has not begun yet is closed when it does.
+        end.store(true, Ordering::Relaxed);
+        let more = if is_open { " there" } else { "<think>" };
+        assert_eq!(follows(&mut matcher, more), more.len());
+        assert!(matcher.restricts());
+        assert_eq!(follows(&mut matcher, "no, wait"), 0);
+        let closing = "\nEnough.\n</think>";
+        assert_eq!(follows(&mut matcher, closing), closing.len());
+        assert!(matcher.is_done() && !matcher.restricts());
+    }
 }
 
 fn calls(then_ends: bool, once: bool) -> Matcher {

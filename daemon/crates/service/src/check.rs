@@ -7,6 +7,7 @@ use crate::decoding::{self, DecodingFields};
 use crate::failure::{self, Failure};
 use crate::format::{Format, Trigger};
 use crate::reasoning::Plan;
+use crate::samplers::SamplerFields;
 
 /// Most stop strings of a request.
 pub const STOP_MAX: usize = 256;
@@ -83,6 +84,24 @@ impl Violations {
         }
     }
 
+    /// A number for which `fine` holds, if it was given.
+    pub(crate) fn in_range<T: Copy + Into<f64> + std::fmt::Display>(
+        &mut self,
+        field: &str,
+        value: Option<T>,
+        fine: impl Fn(f64) -> bool,
+        range: &str,
+    ) -> Option<T> {
+        let x = value?;
+        let number = x.into();
+        // NaN fails every comparison, infinities are named in the ranges.
+        let is_fine = number.is_finite() && fine(number);
+        if !is_fine {
+            self.add(field, format!("{x} is out of range: {range}"));
+        }
+        is_fine.then_some(x)
+    }
+
     /// A number for which `fine` holds, or the default.
     fn number(
         &mut self,
@@ -92,15 +111,8 @@ impl Violations {
         fine: impl Fn(f32) -> bool,
         range: &str,
     ) -> f32 {
-        match value {
-            None => default,
-            // NaN fails every comparison, infinities are named in the ranges.
-            Some(x) if x.is_finite() && fine(x) => x,
-            Some(x) => {
-                self.add(field, format!("{x} is out of range: {range}"));
-                default
-            }
-        }
+        let fine = |x: f64| fine(x as f32);
+        self.in_range(field, value, fine, range).unwrap_or(default)
     }
 }
 
@@ -123,6 +135,8 @@ pub struct SamplingFields {
     pub frequency_penalty: Option<f32>,
     /// Tokens that penalties look back at.
     pub penalty_last_n: Option<i32>,
+    /// Those of further samplers, and the order of all.
+    pub samplers: SamplerFields,
     /// Where the draw begins; drawn where absent.
     pub seed: Option<u64>,
     /// At least 1.
@@ -145,6 +159,8 @@ pub struct Sampling {
     pub max_tokens: Option<u32>,
     /// Strings that end the text.
     pub stop: Vec<String>,
+    /// Texts with what is added to the logits of their tokens; not yet a part of `params`.
+    pub biased_texts: Vec<(String, f32)>,
     /// What is asked beside.
     pub decoding: Decoding,
     /// What the text is held to; not yet a part of `decoding`.
@@ -168,6 +184,7 @@ impl Sampling {
 pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
     let v = violations;
     let mut params = params(&wire, v);
+    wire.samplers.set(&mut params, v);
     let max_tokens = v.integer(
         "sampling.max_tokens",
         wire.max_tokens,
@@ -178,14 +195,19 @@ pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
     stop_strings(&wire.stop, v);
     let reasoning = Plan {
         budget: wire.decoding.reasoning_budget,
+        end: wire.decoding.reasoning_end.clone(),
         ..Plan::default()
     };
+    let mut fields = wire.decoding;
+    let biased_texts = std::mem::take(&mut fields.biased_texts);
     let (decoding, format);
-    (params.logit_bias, decoding, format) = decoding::checked(wire.decoding, max_tokens, v);
+    (params.logit_bias, decoding, format) =
+        decoding::checked(fields, biased_texts.as_slice(), max_tokens, v);
     Sampling {
         params,
         max_tokens,
         stop: wire.stop,
+        biased_texts,
         decoding,
         format,
         trigger: None,
@@ -259,7 +281,7 @@ fn params(wire: &SamplingFields, v: &mut Violations) -> SamplingParams {
             )
             .unwrap_or(default.penalty_last_n),
         seed: wire.seed,
-        logit_bias: Vec::new(),
+        ..default
     }
 }
 

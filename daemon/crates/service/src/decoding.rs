@@ -1,6 +1,10 @@
 //! What requests ask beside sampling: bias by token, where a text may and must end,
 //! log-probabilities.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::Decoding;
 
@@ -12,6 +16,10 @@ use crate::format::Format;
 pub const LOGIT_BIAS_MAX: usize = 1024;
 /// Largest bias, either sign.
 pub const BIAS_MAX: f32 = 100.0;
+/// The bias of a token that is forbidden.
+pub const FORBIDDEN: f32 = f32::NEG_INFINITY;
+/// Longest text with a bias, in bytes.
+pub const BIASED_TEXT_MAX_BYTES: usize = 256;
 /// Most tokens that end a text beside the vocabulary's own.
 pub const STOP_TOKENS_MAX: usize = 64;
 /// Most tokens that are told with their log-probabilities in a generated one's place.
@@ -21,8 +29,11 @@ pub const LOGPROBS_MAX: u32 = 20;
 #[derive(Debug, Clone, Default)]
 pub struct DecodingFields {
     /// Token ids with what is added to their logits: at most [`LOGIT_BIAS_MAX`], each at most
-    /// [`BIAS_MAX`], either sign.
+    /// [`BIAS_MAX`], either sign, or [`FORBIDDEN`].
     pub logit_bias: Vec<(u32, f32)>,
+    /// Texts with what is added to the logits of each of their tokens; bounded as and with those
+    /// of ids, each of 1 to [`BIASED_TEXT_MAX_BYTES`] bytes.
+    pub biased_texts: Vec<(String, f32)>,
     /// At least 0, at most `max_tokens`.
     pub min_tokens: Option<i32>,
     /// Go on behind tokens that end a text.
@@ -31,29 +42,32 @@ pub struct DecodingFields {
     pub stop_token_ids: Vec<u32>,
     /// 0 to [`LOGPROBS_MAX`].
     pub logprobs: Option<i32>,
+    /// The log-probabilities are those that tokens are drawn with, behind all samplers.
+    pub after_sampling: bool,
     /// What the text is held to.
     pub format: Option<Format>,
     /// Most tokens of reasoning; without, as many as leave room for what is held.
     pub reasoning_budget: Option<u32>,
+    /// Ends reasoning at once, when it is set.
+    pub reasoning_end: Option<Arc<AtomicBool>>,
 }
 
 /// Checks the fields, but for what the vocabulary has to say; gives the biases by token, the rest,
 /// and the format that is yet to be compiled.
 pub(crate) fn checked(
     mut fields: DecodingFields,
+    texts: &[(String, f32)],
     max_tokens: Option<u32>,
     v: &mut Violations,
 ) -> (Vec<(u32, f32)>, Decoding, Option<Format>) {
+    check_biased_texts(texts, v);
     let bias = &mut fields.logit_bias;
-    if bias.len() > LOGIT_BIAS_MAX {
-        let message = format!("{} tokens; at most {LOGIT_BIAS_MAX}", bias.len());
+    let n = bias.len() + texts.len();
+    if n > LOGIT_BIAS_MAX {
+        let message = format!("{n} tokens; at most {LOGIT_BIAS_MAX}");
         v.add("sampling.logit_bias", message);
     }
-    // No number at all is in no range.
-    if let Some((id, bias)) = bias
-        .iter()
-        .find(|(_, bias)| bias.is_nan() || bias.abs() > BIAS_MAX)
-    {
+    if let Some((id, bias)) = bias.iter().find(|(_, bias)| !is_bias(*bias)) {
         let message = format!("{bias} for token {id} is out of range: from -100 to 100");
         v.add("sampling.logit_bias", message);
     }
@@ -89,9 +103,50 @@ pub(crate) fn checked(
         ignore_eos: fields.ignore_eos,
         stop_tokens: fields.stop_token_ids,
         logprobs: v.integer("logprobs", fields.logprobs, 0, LOGPROBS_MAX, &range),
+        after_sampling: fields.after_sampling,
         ..Decoding::default()
     };
     (fields.logit_bias, decoding, fields.format)
+}
+
+/// Whether it may be added to a logit. No number at all is in no range.
+fn is_bias(bias: f32) -> bool {
+    bias.abs() <= BIAS_MAX || bias == FORBIDDEN
+}
+
+fn check_biased_texts(texts: &[(String, f32)], v: &mut Violations) {
+    let fits = |text: &str| (1..=BIASED_TEXT_MAX_BYTES).contains(&text.len());
+    if let Some((text, _)) = texts.iter().find(|(text, _)| !fits(text)) {
+        let bytes = text.len();
+        let message = format!("a text of {bytes} bytes; 1 to {BIASED_TEXT_MAX_BYTES} are allowed");
+        v.add("sampling.logit_bias", message);
+    }
+    if let Some((text, bias)) = texts.iter().find(|(_, bias)| !is_bias(*bias)) {
+        let message = format!("{bias} for {text:?} is out of range: from -100 to 100");
+        v.add("sampling.logit_bias", message);
+    }
+}
+
+/// Adds the biases of texts to those of tokens: each token of a text has that of the text, and one
+/// of several has their sum.
+///
+/// # Errors
+/// INVALID_ARGUMENT for a text that the vocabulary cannot write.
+pub(crate) fn add_biased_texts(
+    bias: &mut Vec<(u32, f32)>,
+    texts: &[(String, f32)],
+    model: &LoadedModel,
+) -> Result<(), Failure> {
+    let mut sums: BTreeMap<u32, f32> = bias.drain(..).collect();
+    for (text, bias) in texts {
+        let ids = model.tokenizer().encode(text, false, false);
+        let ids = ids.map_err(|error| failure::invalid("logit_bias", &error.to_string()))?;
+        for id in ids {
+            *sums.entry(id).or_default() += bias;
+        }
+    }
+    bias.extend(sums);
+    Ok(())
 }
 
 /// Checks token ids against a model's vocabulary.
@@ -124,7 +179,8 @@ mod tests {
         let mut fields = DecodingFields::default();
         change(&mut fields);
         let mut violations = Violations::default();
-        checked(fields, max_tokens, &mut violations);
+        let texts = std::mem::take(&mut fields.biased_texts);
+        checked(fields, &texts, max_tokens, &mut violations);
         violations
             .result()
             .err()
@@ -135,17 +191,33 @@ mod tests {
     fn each_field_is_held_to_its_range() {
         assert_eq!(refused(|_| {}, None), None);
         let bias = |list: &[(u32, f32)]| refused(|f| f.logit_bias = list.to_vec(), None);
-        assert_eq!(bias(&[(7, 100.0), (1, -100.0)]), None);
+        assert_eq!(bias(&[(7, 100.0), (1, -100.0), (2, FORBIDDEN)]), None);
         let many: Vec<_> = (0..=LOGIT_BIAS_MAX as u32).map(|id| (id, 1.0)).collect();
         assert_eq!(bias(&many[1..]), None);
         for bad in [
             &[(0, 100.1)][..],
             &[(0, f32::NAN)],
-            &[(0, f32::NEG_INFINITY)],
+            &[(0, f32::INFINITY)],
             &[(5, 1.0), (6, 1.0), (5, 2.0)],
             &many,
         ] {
             assert_eq!(bias(bad).as_deref(), Some("sampling.logit_bias"));
+        }
+        let texts = |list: &[(&str, f32)]| {
+            let list = list.iter().map(|&(text, bias)| (text.to_owned(), bias));
+            let list: Vec<_> = list.collect();
+            refused(|f| f.biased_texts = list.clone(), None)
+        };
+        assert_eq!(texts(&[("a", 1.0), ("b c", FORBIDDEN), ("a", 1.0)]), None);
+        let long = "x".repeat(BIASED_TEXT_MAX_BYTES + 1);
+        for bad in [
+            &[("", 1.0)][..],
+            &[(&*long, 1.0)],
+            &[("a", 101.0)],
+            &[("a", f32::NAN)],
+            &[("a", 1.0); LOGIT_BIAS_MAX + 1],
+        ] {
+            assert_eq!(texts(bad).as_deref(), Some("sampling.logit_bias"));
         }
         let least = |n, max| refused(|f| f.min_tokens = Some(n), max);
         assert_eq!(least(5, None), None);

@@ -63,7 +63,7 @@ pub(crate) fn begun(
     let source = model.template().and_then(|template| template.source().ok());
     let source = source.unwrap_or_default();
     let holds_from_start = matcher.is_some() && trigger.is_none();
-    if matcher.is_none() && plan.budget.is_none() {
+    if matcher.is_none() && !plan.is_bounded() {
         return None;
     }
     let mut reasoning = plan.reasoning(source, tail, holds_from_start, plan.budget);

@@ -124,6 +124,17 @@ impl Service {
         } = wanted;
         decoding::check_vocabulary(&sampling, &model)?;
         let ticket = self.enter(&arrival, prompt.bytes()).await?;
+        if !sampling.biased_texts.is_empty() {
+            let texts = std::mem::take(&mut sampling.biased_texts);
+            let mut bias = std::mem::take(&mut sampling.params.logit_bias);
+            let of = Arc::clone(&model);
+            let bytes = texts.iter().map(|(text, _)| text.len()).sum();
+            let work = self.text.run(arrival.peer(), bytes, move |_| {
+                decoding::add_biased_texts(&mut bias, &texts, &of)?;
+                Ok(bias)
+            });
+            sampling.params.logit_bias = arrival.limit(work).await?;
+        }
         let matcher = match sampling.format.take() {
             Some(format) => Some(self.matcher(&model, format, arrival).await?),
             None => None,

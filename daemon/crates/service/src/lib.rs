@@ -54,6 +54,7 @@ mod renewal;
 pub mod request_log;
 pub mod rerank;
 pub mod roles;
+pub mod samplers;
 mod standing;
 pub mod sum;
 pub mod text_work;

@@ -7,6 +7,9 @@
 //! | ends before it, and the template has its marks | may begin with it |
 //! | messages have headers | has any messages up to the one that is held |
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
 use rocmforge_grammar::Reasoning;
 
 use crate::prompt::Tail;
@@ -27,6 +30,8 @@ pub struct Plan {
     pub is_off: bool,
     /// Most tokens of it; without, as many as leave room for what is held.
     pub budget: Option<u32>,
+    /// Ends it at once, when it is set.
+    pub end: Option<Arc<AtomicBool>>,
     /// The header of a message that calls, where a call is forced: behind it the call is held.
     pub(crate) call: Option<String>,
 }
@@ -62,12 +67,29 @@ impl Plan {
         holds: bool,
         budget: Option<u32>,
     ) -> Option<Reasoning> {
+        let mut reasoning = self.without_end(source, tail, holds, budget)?;
+        reasoning.end = self.end.clone();
+        Some(reasoning)
+    }
+
+    /// Whether it is bounded where nothing is held behind it.
+    pub(crate) fn is_bounded(&self) -> bool {
+        self.budget.is_some() || self.end.is_some()
+    }
+
+    fn without_end(
+        &self,
+        source: &str,
+        tail: &Tail,
+        holds: bool,
+        budget: Option<u32>,
+    ) -> Option<Reasoning> {
         if self.is_chat
             && let Some(headers) = Headers::of(source)
         {
             return match holds {
                 true => self.behind_headers(headers, tail, budget),
-                false => budget.map(|budget| in_headers(headers, budget)),
+                false => self.is_bounded().then(|| in_headers(headers, budget)),
             };
         }
         let opened = Thinking::opened_by(&tail.text);
@@ -82,6 +104,7 @@ impl Plan {
             is_open: opened.is_some(),
             closes: vec![thinking.close.to_owned()],
             budget,
+            end: None,
             closing: format!("{CLOSING}{}", thinking.close),
             has_gap: true,
         })
@@ -119,6 +142,7 @@ impl Plan {
             is_open: true,
             closes,
             budget,
+            end: None,
             closing,
             has_gap: false,
         })
@@ -126,7 +150,7 @@ impl Plan {
 }
 
 /// The first message of reasoning, where nothing is held behind it.
-fn in_headers(headers: Headers, budget: u32) -> Reasoning {
+fn in_headers(headers: Headers, budget: Option<u32>) -> Reasoning {
     let (opens, close) = match headers {
         Headers::Channels => ("<|channel|>analysis<|message|>", "<|end|>"),
         Headers::Recipients => ("to=self<|message|>", "<|eom|>"),
@@ -135,7 +159,8 @@ fn in_headers(headers: Headers, budget: u32) -> Reasoning {
         opens: Some(opens.to_owned()),
         is_open: false,
         closes: vec![close.to_owned()],
-        budget: Some(budget),
+        budget,
+        end: None,
         closing: format!("{CLOSING}{close}"),
         has_gap: false,
     }

@@ -8,20 +8,18 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use rocmforge_service::check::{self, Violations};
+use rocmforge_service::check::Violations;
 use rocmforge_service::failure::Failure;
-use rocmforge_service::prompt::{Prompt, no_template};
-use rocmforge_tokenizer::Chat;
 use serde_json::{Map, Value, json};
 
 use self::request::MessagesRequest;
 use self::stream::MessageEvents;
 use super::Http;
 use super::call::{Call, fresh_id, json as answer};
-use super::{reply, start};
+use super::{count, reply, start};
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
-use rocmforge_service::tool_calls::{self, ToolCall};
+use rocmforge_service::tool_calls::ToolCall;
 
 /// The handler of messages.
 pub(super) async fn messages(State(http): State<Arc<Http>>, request: Request) -> Response {
@@ -126,35 +124,8 @@ pub(super) async fn count_tokens(State(http): State<Arc<Http>>, request: Request
 async fn count(call: &Call, request: Request) -> Result<Response, Failure> {
     let mut asked: MessagesRequest = call.read(request).await?;
     asked.model = call.meant(asked.model).await?;
-    let (conversation, mut violations) = asked.for_counting()?;
-    let mut log = call.log(&conversation.model);
-    let result = async {
-        let roles = conversation.messages.iter().map(|m| m.role.as_str());
-        let roles: Vec<_> = roles.collect();
-        check::messages(&roles, &mut violations);
-        violations.result()?;
-        let service = &call.service;
-        let model = call.model(&conversation.model).await?;
-        if model.template().is_none() {
-            return Err(no_template(&model));
-        }
-        tool_calls::check_model(&conversation.tools, &model)?;
-        let mut kwargs = conversation.kwargs;
-        let unsaid = service.defaults(&conversation.model).thinking;
-        start::think_by_default(&model, unsaid, conversation.is_quiet, &mut kwargs);
-        let mut chat = Chat::new(conversation.messages);
-        chat.tools = conversation.tools.described;
-        chat.template_kwargs = kwargs;
-        chat.documents = conversation.documents;
-        let prompt = Prompt::Chat(chat);
-        service
-            .count(model, prompt, conversation.field, call.arrival)
-            .await
-    };
-    let result = result.await;
-    log.prompt_tokens = result.as_ref().ok().copied();
-    let n = log.end(result)?;
-    answer(&json!({"input_tokens": n}))
+    let (conversation, violations) = asked.for_counting()?;
+    count::input_tokens(call, conversation, violations, json!({})).await
 }
 
 /// A field as Anthropic's requests have it.

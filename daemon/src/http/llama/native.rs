@@ -1,13 +1,12 @@
 //! llama-server's own routes of text: `/completion` (and `/completions`), `/infill`, `/detokenize`,
-//! `/embedding` (and `/embeddings`), and `/slots`.
+//! `/embedding` (and `/embeddings`), `/lora-adapters`, and `/slots`.
 
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_engine::LoadedModel;
-use rocmforge_engine::api::FinishReason;
-use rocmforge_service::answers::{Ended, Generation};
+use rocmforge_service::answers::Generation;
 use rocmforge_service::check::{self, Violations};
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::infill::Gap;
@@ -19,14 +18,15 @@ use serde_json::{Value, json};
 use super::super::Http;
 use super::super::call::{Call, json as answer};
 use super::super::embedding::{Asked, embed, texts, vector_bytes};
-use super::super::error::Dialect;
 use super::super::format::WireFormat;
-use super::super::openai::{completions, embeddings};
+use super::super::openai::{completions, embeddings, small};
 use super::super::prompt::{TextOr, model_name};
-use super::super::reply::{Events, SSE, SSE_HEARTBEAT, event, stream};
-use super::super::sampling::{WireSampling, refuse_unsupported, whole_number};
+use super::super::reply::stream;
+use super::super::sampling::{WireSampling, whole_number};
 use super::super::start::{self, Continuation};
+use super::super::timings::SoFar;
 use super::super::written::List;
+use super::pieces::Pieces;
 
 #[derive(Debug, Deserialize)]
 struct CompletionRequest {
@@ -51,9 +51,13 @@ struct CompletionRequest {
     input_prefix: Option<String>,
     input_suffix: Option<String>,
     input_extra: Option<Vec<Extra>>,
-    // Refused where it asks for anything.
+    /// How many of the most likely tokens are told in the place of each; 0 tells none.
     #[serde(default, deserialize_with = "whole_number")]
     n_probs: Option<i64>,
+    /// Their probabilities are those behind all samplers.
+    post_sampling_probs: Option<bool>,
+    /// Each piece of a stream tells the time so far.
+    timings_per_token: Option<bool>,
 }
 
 /// A text of another file.
@@ -176,9 +180,6 @@ async fn continued(
     prompt: Prompt,
     field: &'static str,
 ) -> Result<Response, Failure> {
-    const ELSEWHERE: &str = "not told by this route; use logprobs of /v1/completions";
-    let probs = asked.n_probs.is_some_and(|n| n > 0);
-    refuse_unsupported(&[("n_probs", probs, ELSEWHERE)])?;
     let mut violations = Violations::named(name);
     let n_predict = asked.n_predict.or(asked.max_tokens);
     // Nothing is to be generated: editors have prompts computed ahead so.
@@ -188,6 +189,12 @@ async fn continued(
     let stop = asked.stop.map(TextOr::stops);
     let mut sampling = asked.sampling.fields(max_tokens, stop, &mut violations);
     sampling.decoding.format = asked.format.format()?;
+    let tells_scores = asked.n_probs.is_some_and(|n| n != 0) && !only_prompt;
+    let after_sampling = asked.post_sampling_probs == Some(true);
+    if tells_scores {
+        sampling.decoding.logprobs = asked.n_probs.map(small);
+        sampling.decoding.after_sampling = after_sampling;
+    }
     let continuation = Continuation {
         model: asked.model.clone(),
         prompt,
@@ -197,20 +204,27 @@ async fn continued(
         field,
     };
     let generation = start::text(call, continuation, violations).await?;
-    let pieces = Pieces {
+    let scored = generation.model().filter(|_| tells_scores).cloned();
+    let mut pieces = Pieces {
         model: asked.model,
         request_id: call.id.as_str().to_owned(),
         only_prompt,
         fields: asked.response_fields.unwrap_or_default(),
+        scored: scored.map(|model| (model, after_sampling)),
+        scores: Vec::new(),
+        so_far: None,
     };
     if asked.stream == Some(true) {
+        let times = asked.timings_per_token == Some(true);
+        pieces.so_far = times.then(|| SoFar::new(generation.prompt_tokens()));
         return stream(generation, pieces, call).await;
     }
-    whole(generation, &pieces).await
+    whole(generation, pieces).await
 }
 
-async fn whole(generation: Generation, pieces: &Pieces) -> Result<Response, Failure> {
-    let (parts, ended) = generation.collect().await?;
+async fn whole(generation: Generation, mut pieces: Pieces) -> Result<Response, Failure> {
+    let (parts, mut ended) = generation.collect().await?;
+    pieces.scores = std::mem::take(&mut ended.scores);
     let texts = parts.into_iter().filter_map(|part| match part {
         Part::Text(text) => Some(text),
         _ => None,
@@ -222,106 +236,8 @@ async fn whole(generation: Generation, pieces: &Pieces) -> Result<Response, Fail
 fn name(field: &str) -> String {
     match field {
         "sampling.max_tokens" => "n_predict".to_owned(),
+        "logprobs" => "n_probs".to_owned(),
         _ => field.strip_prefix("sampling.").unwrap_or(field).to_owned(),
-    }
-}
-
-/// The pieces of a text.
-#[derive(Debug)]
-struct Pieces {
-    model: String,
-    request_id: String,
-    /// What is generated is not wanted.
-    only_prompt: bool,
-    /// What of the last piece is told; all where there are none.
-    fields: Vec<String>,
-}
-
-impl Pieces {
-    /// The last piece, or all of it.
-    fn last(&self, content: &str, ended: &Ended) -> Value {
-        let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
-        let rate = |n: u32, ms: f64| {
-            if ms > 0.0 {
-                f64::from(n) / ms * 1e3
-            } else {
-                0.0
-            }
-        };
-        let per_token = |n: u32, ms: f64| if n > 0 { ms / f64::from(n) } else { 0.0 };
-        let computed = ended.prompt_tokens.saturating_sub(ended.reused_tokens);
-        let (prompt, predicted) = (ms(ended.times.prompt), ms(ended.times.generation));
-        let (content, n) = match self.only_prompt {
-            true => ("", 0),
-            false => (content, ended.generated_tokens),
-        };
-        let all = json!({
-            "index": 0,
-            "content": content,
-            "stop": true,
-            "model": self.model,
-            "tokens_predicted": n,
-            "tokens_evaluated": ended.prompt_tokens,
-            "tokens_cached": ended.reused_tokens,
-            "has_new_line": content.contains('\n'),
-            "truncated": false,
-            "stop_type": stop_type(ended.finish),
-            "stopping_word": ended.stop_string.as_deref().unwrap_or_default(),
-            "timings": {
-                "cache_n": ended.reused_tokens,
-                "prompt_n": computed,
-                "prompt_ms": prompt,
-                "prompt_per_token_ms": per_token(computed, prompt),
-                "prompt_per_second": rate(computed, prompt),
-                "predicted_n": n,
-                "predicted_ms": predicted,
-                "predicted_per_token_ms": per_token(n, predicted),
-                "predicted_per_second": rate(n, predicted),
-            },
-        });
-        if self.fields.is_empty() {
-            return all;
-        }
-        let told = self.fields.iter().filter_map(|field| {
-            let value = all.pointer(&format!("/{field}"))?;
-            Some((field.clone(), value.clone()))
-        });
-        Value::Object(told.collect())
-    }
-}
-
-fn stop_type(finish: FinishReason) -> &'static str {
-    match finish {
-        FinishReason::EndOfText | FinishReason::StopToken { .. } => "eos",
-        FinishReason::StopString { .. } => "word",
-        FinishReason::MaxTokens | FinishReason::ContextFull => "limit",
-    }
-}
-
-impl Events for Pieces {
-    const CONTENT_TYPE: &'static str = SSE;
-
-    fn begin(&mut self, _: &mut String) {}
-
-    fn part(&mut self, part: Part, out: &mut String) {
-        if let Part::Text(text) = part
-            && !self.only_prompt
-        {
-            let piece = json!({"index": 0, "content": text, "stop": false});
-            event(None, &piece, out);
-        }
-    }
-
-    fn heartbeat(&mut self, out: &mut String) {
-        out.push_str(SSE_HEARTBEAT);
-    }
-
-    fn end(&mut self, ended: &Ended, out: &mut String) {
-        event(None, &self.last("", ended), out);
-    }
-
-    fn failed(&mut self, failure: &Failure, out: &mut String) {
-        event(None, &Dialect::OpenAi.body(failure, &self.request_id), out);
     }
 }
 
@@ -412,6 +328,15 @@ pub(in super::super) async fn embedding(
     };
     let result = result.await;
     call.respond(result)
+}
+
+/// The handler of `GET /lora-adapters`: no adapter is loaded.
+pub(in super::super) async fn adapters(
+    State(http): State<Arc<Http>>,
+    request: Request,
+) -> Response {
+    let call = Call::of(&http, "GET /lora-adapters", &request);
+    call.respond(answer(&json!([])))
 }
 
 /// The handler of `GET /slots`: a slot for each request that may run at once.

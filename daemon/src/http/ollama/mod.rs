@@ -33,28 +33,13 @@ struct Options {
     stop: Option<TextOr<String>>,
     #[serde(flatten)]
     sampling: WireSampling,
-    #[serde(default, deserialize_with = "whole_number")]
-    mirostat: Option<i64>,
-    typical_p: Option<f64>,
     tfs_z: Option<f64>,
 }
 
 impl Options {
     fn refuse_unsupported(&self) -> Result<(), Failure> {
         const LATER: &str = "not implemented; leave it unset";
-        refuse_unsupported(&[
-            (
-                "options.mirostat",
-                self.mirostat.is_some_and(|n| n != 0),
-                LATER,
-            ),
-            (
-                "options.typical_p",
-                self.typical_p.is_some_and(|p| p != 1.0),
-                LATER,
-            ),
-            ("options.tfs_z", self.tfs_z.is_some_and(|z| z != 1.0), LATER),
-        ])
+        refuse_unsupported(&[("options.tfs_z", self.tfs_z.is_some_and(|z| z != 1.0), LATER)])
     }
 
     /// The sampling, and the context's length.
@@ -153,8 +138,15 @@ mod tests {
         rocmforge_service::check::n_ctx(n_ctx, &mut violations);
         let failure = violations.result().unwrap_err();
         assert_eq!(failure.fields()[0].0, "options.num_ctx");
-        let options: Options = serde_json::from_value(json!({"mirostat": 2})).unwrap();
+        let options: Options = serde_json::from_value(json!({"tfs_z": 0.5})).unwrap();
         let failure = options.refuse_unsupported().unwrap_err();
-        assert_eq!(failure.fields()[0].0, "options.mirostat");
+        assert_eq!(failure.fields()[0].0, "options.tfs_z");
+        let options = json!({"mirostat": 2, "mirostat_tau": 3, "typical_p": 0.5});
+        let options: Options = serde_json::from_value(options).unwrap();
+        let samplers = options.fields(&mut Violations::named(name)).0.samplers;
+        assert_eq!(
+            (samplers.mirostat, samplers.mirostat_tau, samplers.typical_p),
+            (Some(2), Some(3.0), Some(0.5))
+        );
     }
 }

@@ -4,6 +4,7 @@
 //! empty delta; the usage, with no choices, if it was asked for, and null before; `[DONE]`.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -16,6 +17,8 @@ use serde_json::{Value, json};
 
 use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
+use super::super::control::{Control, Controls};
+use super::super::count;
 use super::super::error::Dialect;
 use super::super::format::WireFormat;
 use super::super::prompt::{TextOr, WireMessage, messages, model_name};
@@ -25,6 +28,7 @@ use super::super::sampling::{
 };
 use super::super::start::{self, Conversation};
 use super::super::template::WireTemplate;
+use super::super::timings::{self, SoFar};
 use super::logprobs::OfChat;
 use super::{StreamOptions, bounded, fingerprint, finish_reason, name, small, usage};
 use rocmforge_service::answers::{self, Ended, Generation};
@@ -69,6 +73,10 @@ struct ChatRequest {
     thinking_budget_tokens: Option<Value>,
     /// vLLM's.
     thinking_token_budget: Option<Value>,
+    /// Whether `/v1/chat/completions/control` may end the thinking.
+    reasoning_control: Option<bool>,
+    /// Each chunk of a stream tells the time so far.
+    timings_per_token: Option<bool>,
 }
 
 impl ChatRequest {
@@ -105,6 +113,44 @@ impl ChatRequest {
         none.map(|(field, _)| field)
     }
 
+    /// The conversation that is to be answered.
+    fn conversation(mut self) -> Result<(Conversation, Violations), Failure> {
+        let without_thoughts = self.without_thoughts();
+        let scores = self.scores()?;
+        let choices = answers::choices(self.n)?;
+        let mut violations = Violations::named(match self.max_completion_tokens {
+            Some(_) => chat_name,
+            None => older_chat_name,
+        });
+        let reasoning_budget = reasoning_budget(&self.budgets(), &mut violations);
+        let tools = tool_calls::checked(
+            self.tools,
+            self.tool_choice.as_ref(),
+            self.parallel_tool_calls,
+        )?;
+        let ending = self.template.ending(&mut violations);
+        let max_tokens = bounded(self.max_completion_tokens.or(self.max_tokens));
+        let stop = self.stop.map(TextOr::stops);
+        let mut sampling = self.sampling.fields(max_tokens, stop, &mut violations);
+        sampling.decoding.reasoning_budget = reasoning_budget;
+        sampling.decoding.logprobs = scores;
+        sampling.decoding.format = self.format.format()?;
+        let conversation = Conversation {
+            model: self.model,
+            messages: messages(self.messages)?,
+            tools,
+            documents: self.template.documents()?,
+            kwargs: self.template.kwargs(without_thoughts.is_some()),
+            ending,
+            is_quiet: false,
+            sampling,
+            n_ctx: None,
+            choices,
+            field: "messages",
+        };
+        Ok((conversation, violations))
+    }
+
     /// How many of the most likely tokens are told for each generated one; nothing where no
     /// log-probabilities are wanted.
     fn scores(&self) -> Result<Option<i32>, Failure> {
@@ -126,69 +172,77 @@ fn is_zero(value: Option<&Value>) -> bool {
 /// The handler.
 pub(in super::super) async fn chat(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /v1/chat/completions", &request);
-    let result = complete(&call, request).await;
+    let result = complete(&call, &http.controls, request).await;
     call.respond(result)
 }
 
-async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
+/// The handler of counts.
+pub(in super::super) async fn count_tokens(
+    State(http): State<Arc<Http>>,
+    request: Request,
+) -> Response {
+    let call = Call::of(&http, "POST /v1/chat/completions/input_tokens", &request);
+    let result = async {
+        let mut asked: ChatRequest = call.read(request).await?;
+        asked.model = call.meant(asked.model).await?;
+        asked.refuse_unsupported()?;
+        let (conversation, violations) = asked.conversation()?;
+        count::input_tokens(&call, conversation, violations, count::openai_fields()).await
+    };
+    let result = result.await;
+    call.respond(result)
+}
+
+async fn complete(
+    call: &Call,
+    controls: &Arc<Controls>,
+    request: Request,
+) -> Result<Response, Failure> {
     let mut asked: ChatRequest = call.read(request).await?;
     asked.model = call.meant(asked.model).await?;
     asked.refuse_unsupported()?;
     let without_thoughts = asked.without_thoughts();
-    let scores = asked.scores()?;
-    let choices = answers::choices(asked.n)?;
-    let tools = tool_calls::checked(
-        asked.tools.take(),
-        asked.tool_choice.as_ref(),
-        asked.parallel_tool_calls,
-    )?;
-    let mut violations = Violations::named(match asked.max_completion_tokens {
-        Some(_) => chat_name,
-        None => older_chat_name,
-    });
-    let reasoning_budget = reasoning_budget(&asked.budgets(), &mut violations);
-    let ending = asked.template.ending(&mut violations);
-    let max_tokens = bounded(asked.max_completion_tokens.or(asked.max_tokens));
-    let stop = asked.stop.map(TextOr::stops);
-    let mut sampling = asked.sampling.fields(max_tokens, stop, &mut violations);
-    sampling.decoding.reasoning_budget = reasoning_budget;
-    sampling.decoding.logprobs = scores;
-    sampling.decoding.format = asked.format.format()?;
-    let conversation = Conversation {
-        model: asked.model.clone(),
-        messages: messages(asked.messages)?,
-        tools,
-        documents: asked.template.documents()?,
-        kwargs: asked.template.kwargs(without_thoughts.is_some()),
-        ending,
-        is_quiet: false,
-        sampling,
-        n_ctx: None,
-        choices,
-        field: "messages",
-    };
+    let (streams, times) = (
+        asked.stream == Some(true),
+        asked.timings_per_token == Some(true),
+    );
+    let with_usage = asked
+        .stream_options
+        .as_ref()
+        .and_then(|options| options.include_usage);
+    let id = format!("chatcmpl-{}", fresh_id());
+    let control = asked.reasoning_control == Some(true);
+    let control = control.then(|| controls.list(&id));
+    let (mut conversation, violations) = asked.conversation()?;
+    let decoding = &mut conversation.sampling.decoding;
+    let scores = decoding.logprobs;
+    let (control, end) = control.unzip();
+    decoding.reasoning_end = end;
+    let (model, choices) = (conversation.model.clone(), conversation.choices);
     let mut generation = start::chat(call, conversation, violations).await?;
     if let Some(field) = without_thoughts {
         generation.refuse_thoughts(field)?;
     }
+    let choice = Choice {
+        so_far: times.then(|| SoFar::new(generation.prompt_tokens())),
+        ..Choice::default()
+    };
     let chunks = Chunks {
-        id: format!("chatcmpl-{}", fresh_id()),
+        id,
         created: unix_seconds(),
-        model: asked.model,
+        model,
         request_id: call.id.as_str().to_owned(),
         fingerprint: generation
             .model()
             .map(|model| fingerprint::of(&call.service, model)),
-        with_usage: asked
-            .stream_options
-            .and_then(|options| options.include_usage)
-            .unwrap_or(false),
+        with_usage: with_usage.unwrap_or(false),
         scored: generation.model().filter(|_| scores.is_some()).cloned(),
-        choices: vec![Choice::default(); choices as usize],
+        choices: vec![choice; choices as usize],
         at: 0,
+        _control: control,
     };
     generation.score_text_only();
-    if asked.stream == Some(true) {
+    if streams {
         generation.tell_pieces();
         stream(generation, chunks, call).await
     } else {
@@ -215,6 +269,7 @@ async fn whole(generation: Generation, chunks: &Chunks) -> Result<Response, Fail
     answer(&Chunk {
         object: "chat.completion",
         usage: Some(&usage(last)),
+        timings: chunks.times_of(last),
         ..chunks.chunk(choices.collect::<Vec<_>>())
     })
 }
@@ -265,6 +320,8 @@ struct Chunks {
     choices: Vec<Choice>,
     /// The one that is told about.
     at: usize,
+    /// Where it is told to end its thinking.
+    _control: Option<Control>,
 }
 
 /// One of the answers.
@@ -273,6 +330,10 @@ struct Choice {
     calls: usize,
     /// The scores that the next chunk brings.
     scores: Vec<TokenScore>,
+    /// The time so far, where each chunk is to tell it.
+    so_far: Option<SoFar>,
+    /// The time that it took, once it has ended.
+    times: Option<Value>,
 }
 
 /// A chunk of a stream, or a whole answer.
@@ -286,6 +347,8 @@ struct Chunk<'a, C> {
     choices: C,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<&'a Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Value>,
 }
 
 /// A whole choice.
@@ -333,7 +396,19 @@ impl Chunks {
             choices,
             // As OpenAI: null up to the chunk that tells it.
             usage: self.with_usage.then_some(&Value::Null),
+            timings: {
+                let choice = &self.choices[self.at];
+                let so_far = choice.so_far.as_ref();
+                let told = so_far.map(|so_far| so_far.told(Instant::now()));
+                choice.times.clone().or(told)
+            },
         }
+    }
+
+    /// The time that an answer took, where chunks tell it.
+    fn times_of(&self, ended: &Ended) -> Option<Value> {
+        let so_far = self.choices[self.at].so_far.as_ref();
+        so_far.map(|_| timings::of_ended(ended, ended.generated_tokens))
     }
 
     fn logprobs_of<'a>(&'a self, scores: &'a [TokenScore]) -> Option<OfChat<'a>> {
@@ -379,6 +454,12 @@ impl Events for Chunks {
 
     fn choice(&mut self, index: usize) {
         self.at = index;
+    }
+
+    fn tokens(&mut self, n: usize) {
+        if let Some(so_far) = &mut self.choices[self.at].so_far {
+            so_far.take(n, Instant::now());
+        }
     }
 
     fn scores(&mut self, scores: Vec<TokenScore>) {
@@ -427,6 +508,7 @@ impl Events for Chunks {
     fn choice_end(&mut self, ended: &Ended, out: &mut String) {
         // Of tokens that no text came of.
         self.choices[self.at].scores.clear();
+        self.choices[self.at].times = self.times_of(ended);
         self.delta(&json!({}), Some(finish_reason(ended)), out);
     }
 

@@ -73,6 +73,60 @@ impl<'a> Token<'a> {
     }
 }
 
+/// `completion_probabilities` of llama-server: with the ids of tokens.
+#[derive(Clone, Copy)]
+pub(in super::super) struct OfNative<'a> {
+    pub(in super::super) model: &'a LoadedModel,
+    pub(in super::super) scores: &'a [TokenScore],
+    /// They are those behind the samplers, and told as probabilities.
+    pub(in super::super) after_sampling: bool,
+}
+
+impl Serialize for OfNative<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.scores.iter().map(|score| NativeToken {
+            of: *self,
+            id: score.id,
+            logprob: score.logprob,
+            top: Some(&score.top),
+        }))
+    }
+}
+
+struct NativeToken<'a> {
+    of: OfNative<'a>,
+    id: u32,
+    logprob: f32,
+    /// Those that were likely in its place; nothing for one of them.
+    top: Option<&'a [(u32, f32)]>,
+}
+
+impl Serialize for NativeToken<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let bytes = bytes(self.of.model, self.id);
+        let mut token = serializer.serialize_struct("token", 5)?;
+        token.serialize_field("id", &self.id)?;
+        token.serialize_field("token", &String::from_utf8_lossy(bytes))?;
+        token.serialize_field("bytes", bytes)?;
+        let logprob = f64::from(self.logprob);
+        let (value, list) = match self.of.after_sampling {
+            true => (("prob", logprob.exp()), "top_probs"),
+            false => (("logprob", logprob), "top_logprobs"),
+        };
+        token.serialize_field(value.0, &value.1)?;
+        if let Some(top) = self.top {
+            let likely = |&(id, logprob): &(u32, f32)| NativeToken {
+                of: self.of,
+                id,
+                logprob,
+                top: None,
+            };
+            token.serialize_field(list, &List(|| top.iter().map(likely)))?;
+        }
+        token.end()
+    }
+}
+
 struct Tops<'a> {
     model: &'a LoadedModel,
     top: &'a [(u32, f32)],

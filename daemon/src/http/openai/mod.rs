@@ -4,7 +4,7 @@ pub(super) mod chat;
 pub(super) mod completions;
 pub(super) mod embeddings;
 mod fingerprint;
-mod logprobs;
+pub(super) mod logprobs;
 pub(super) mod models;
 pub(super) mod responses;
 
@@ -31,7 +31,7 @@ fn bounded(max_tokens: Option<i64>) -> Option<i64> {
 }
 
 /// A count, which the checks hold to their range; what is far out of it stays so.
-fn small(n: i64) -> i32 {
+pub(super) fn small(n: i64) -> i32 {
     i32::try_from(n).unwrap_or(if n < 0 { i32::MIN } else { i32::MAX })
 }
 

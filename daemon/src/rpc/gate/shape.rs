@@ -13,6 +13,7 @@ use rocmforge_service::decoding::LOGIT_BIAS_MAX;
 use rocmforge_service::embedding::TEXTS_MAX;
 use rocmforge_service::failure;
 use rocmforge_service::rerank::DOCUMENTS_MAX;
+use rocmforge_service::samplers::{BREAKERS_MAX, ORDER_MAX};
 use rocmforge_service::tool_calls::TOOLS_MAX;
 use tonic::Status;
 
@@ -46,6 +47,8 @@ pub(super) fn check(shape: Shape, frames: &[Bytes]) -> Result<(), Status> {
         Shape::Generate => &[
             ("sampling.stop", &[6, 11], STOP_MAX),
             ("sampling.logit_bias", &[6, 12], LOGIT_BIAS_MAX),
+            ("sampling.dry_sequence_breakers", &[6, 28, 1], BREAKERS_MAX),
+            ("sampling.samplers", &[6, 32, 1], ORDER_MAX),
         ],
         Shape::Chat => &[
             ("messages", &[2], MESSAGES_MAX),
@@ -54,6 +57,8 @@ pub(super) fn check(shape: Shape, frames: &[Bytes]) -> Result<(), Status> {
             ("tools", &[9], TOOLS_MAX),
             ("sampling.stop", &[3, 11], STOP_MAX),
             ("sampling.logit_bias", &[3, 12], LOGIT_BIAS_MAX),
+            ("sampling.dry_sequence_breakers", &[3, 28, 1], BREAKERS_MAX),
+            ("sampling.samplers", &[3, 32, 1], ORDER_MAX),
         ],
         Shape::Embed => &[("inputs", &[2], TEXTS_MAX)],
         Shape::Rerank => &[("documents", &[3], DOCUMENTS_MAX)],

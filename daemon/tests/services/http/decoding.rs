@@ -397,7 +397,7 @@ async fn what_cannot_be_is_refused_by_its_field() {
         ),
         (json!({"top_logprobs": 2}), "top_logprobs"),
         (json!({"logit_bias": {"1": 101}}), "logit_bias"),
-        (json!({"logit_bias": {"word": 1}}), "logit_bias"),
+        (json!({"logit_bias": {"word": "x"}}), "logit_bias"),
         (json!({"logit_bias": {"99999999": 1}}), "logit_bias"),
         (json!({"logit_bias": bias}), "logit_bias"),
         (json!({"min_tokens": 65}), "min_tokens"),

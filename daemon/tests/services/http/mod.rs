@@ -17,6 +17,7 @@ mod native;
 mod ollama;
 mod openai;
 mod responses;
+mod samplers;
 mod scores;
 mod shapes;
 mod store;

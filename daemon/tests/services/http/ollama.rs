@@ -318,7 +318,7 @@ async fn refusals_have_ollamas_shape_and_names() {
         ),
         ("options", json!({"min_p": 2}), 400, "options.min_p"),
         ("options", json!({"num_ctx": -5}), 400, "options.num_ctx"),
-        ("options", json!({"mirostat": 1}), 400, "options.mirostat"),
+        ("options", json!({"mirostat": 3}), 400, "options.mirostat"),
         ("format", json!("yaml"), 400, "format"),
         ("logprobs", json!(true), 400, "logprobs"),
         ("top_logprobs", json!(2), 400, "top_logprobs"),

@@ -349,7 +349,7 @@ async fn refusals_name_the_field_and_say_what_to_do() {
             "reasoning_budget",
             "INVALID_FIELD",
         ),
-        ("mirostat", json!(2), "mirostat", "INVALID_FIELD"),
+        ("mirostat", json!(3), "mirostat", "INVALID_FIELD"),
         ("grammar", json!("root = 1"), "grammar", "INVALID_FIELD"),
         ("model", json!("ghost"), "", "model_not_found"),
         ("model", json!(""), "model", "INVALID_FIELD"),

@@ -33,7 +33,7 @@ fn odd() -> Vec<Value> {
 
 #[tokio::test]
 async fn a_field_may_hold_anything_and_the_daemon_answers() {
-    const FIELDS: [&str; 22] = [
+    const FIELDS: [&str; 27] = [
         "model",
         "messages",
         "prompt",
@@ -45,6 +45,11 @@ async fn a_field_may_hold_anything_and_the_daemon_answers() {
         "tools",
         "tool_choice",
         "stop",
+        "logit_bias",
+        "samplers",
+        "dry_sequence_breakers",
+        "mirostat",
+        "n_probs",
         "stop_sequences",
         "system",
         "thinking",
@@ -57,8 +62,10 @@ async fn a_field_may_hold_anything_and_the_daemon_answers() {
         "temperature",
         "max_tokens",
     ];
-    const ROUTES: [&str; 10] = [
+    const ROUTES: [&str; 12] = [
         "/v1/chat/completions",
+        "/v1/chat/completions/input_tokens",
+        "/completion",
         "/v1/completions",
         "/v1/responses",
         "/v1/messages",

@@ -1,0 +1,110 @@
+//! Where the time of an answer went, as llama-server tells it.
+
+use std::time::Instant;
+
+use rocmforge_service::answers::Ended;
+use serde_json::{Value, json};
+
+fn per_token(n: u32, ms: f64) -> f64 {
+    if n > 0 { ms / f64::from(n) } else { 0.0 }
+}
+
+fn per_second(n: u32, ms: f64) -> f64 {
+    if ms > 0.0 {
+        f64::from(n) / ms * 1e3
+    } else {
+        0.0
+    }
+}
+
+/// `timings` of an answer that has ended, of which `n` tokens are told.
+pub(super) fn of_ended(ended: &Ended, n: u32) -> Value {
+    let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+    let computed = ended.prompt_tokens.saturating_sub(ended.reused_tokens);
+    let (prompt, predicted) = (ms(ended.times.prompt), ms(ended.times.generation));
+    json!({
+        "cache_n": ended.reused_tokens,
+        "prompt_n": computed,
+        "prompt_ms": prompt,
+        "prompt_per_token_ms": per_token(computed, prompt),
+        "prompt_per_second": per_second(computed, prompt),
+        "predicted_n": n,
+        "predicted_ms": predicted,
+        "predicted_per_token_ms": per_token(n, predicted),
+        "predicted_per_second": per_second(n, predicted),
+    })
+}
+
+/// The time of an answer that goes on. What it has of the prompt is known at the end.
+#[derive(Debug, Clone)]
+pub(super) struct SoFar {
+    prompt_tokens: u32,
+    begun: Instant,
+    /// When its first token came, and how many have come.
+    first: Option<Instant>,
+    tokens: u32,
+}
+
+impl SoFar {
+    /// Of an answer that begins, to a prompt of so many tokens.
+    pub(super) fn new(prompt_tokens: u32) -> Self {
+        Self {
+            prompt_tokens,
+            begun: Instant::now(),
+            first: None,
+            tokens: 0,
+        }
+    }
+
+    /// Counts tokens that have come at a time.
+    pub(super) fn take(&mut self, tokens: usize, now: Instant) {
+        self.first.get_or_insert(now);
+        self.tokens = self.tokens.saturating_add(tokens as u32);
+    }
+
+    /// `timings` up to a time.
+    pub(super) fn told(&self, now: Instant) -> Value {
+        let ms = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64() * 1e3;
+        let first = self.first.unwrap_or(now);
+        let predicted = ms(first, now);
+        // The first token is that of the prompt's pass.
+        let n = self.tokens.saturating_sub(1);
+        json!({
+            "prompt_n": self.prompt_tokens,
+            "prompt_ms": ms(self.begun, first),
+            "predicted_n": self.tokens,
+            "predicted_ms": predicted,
+            "predicted_per_token_ms": per_token(n, predicted),
+            "predicted_per_second": per_second(n, predicted),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn tokens_are_timed_from_the_first_one_on() {
+        let mut so_far = SoFar::new(7);
+        let at = |ms| so_far.begun + Duration::from_millis(ms);
+        let (first, later) = (at(100), at(600));
+        so_far.take(1, first);
+        assert_eq!(so_far.told(first)["predicted_per_second"], 0.0);
+        so_far.take(2, later);
+        so_far.take(8, later);
+        let told = so_far.told(later);
+        assert_eq!(
+            (&told["prompt_n"], &told["prompt_ms"]),
+            (&json!(7), &json!(100.0))
+        );
+        assert_eq!(
+            (&told["predicted_n"], &told["predicted_ms"]),
+            (&json!(11), &json!(500.0))
+        );
+        assert_eq!(told["predicted_per_token_ms"], 50.0);
+        assert_eq!(told["predicted_per_second"], 20.0);
+    }
+}
