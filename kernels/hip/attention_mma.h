@@ -8,11 +8,12 @@
 // way. Rows are padded by 16 bytes so that ldmatrix meets no bank twice. Of pages of 8 bits
 // (KV_Q8), a step's K and V as f16 are in two places; the next step's come as they are stored,
 // meanwhile, each thread's to a place that only it reads again to make f16 of them, when nobody
-// reads the step's any more. Fragments (PTX ISA, mma.m16n8k16): lane l has rows l / 4 and l / 4 +
-// 8, columns 2 (l % 4) and the next; scores as they come out are weights as they go in.
+// reads the step's any more. Heads that are no whole blocks of 16 (DIM of 72) have zeros behind
+// them in shared memory, up to WIDE. Fragments (PTX ISA, mma.m16n8k16): lane l has rows l / 4 and l
+// / 4 + 8, columns 2 (l % 4) and the next; scores as they come out are weights as they go in.
 #pragma once
 
-#if DIM > 128
+#if WIDE > 128
 #define ROW_BLOCKS 1u
 #define KEYS 32u
 #else
@@ -20,7 +21,7 @@
 #define KEYS 64u
 #endif
 #define M_BLOCK (64u * ROW_BLOCKS)
-#define STRIDE (DIM + 8u)
+#define STRIDE (WIDE + 8u)
 
 FORCE u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 FORCE void matrices(u32 at, u32 (&r)[4]) {
@@ -98,7 +99,7 @@ FORCE void widen_rows(U32x4* shared, u32 from, u32 to) {
 // Queues the copy of a step's keys (offset of K) or values, rows before `start` and
 // past `n_visible` as zeros.
 FORCE void copy_rows(const PrefillBlock& block, u32 step, u32 offset, u32 start, u32 n_visible, u32 to) {
-    constexpr u32 CHUNKS = DIM / 8;
+    constexpr u32 CHUNKS = WIDE / 8, STORED = DIM / 8;
     const u32 first = step * KEYS;
     if (first < n_visible) {
         const u32 last_page = (n_visible - 1) / PAGE;
@@ -107,8 +108,9 @@ FORCE void copy_rows(const PrefillBlock& block, u32 step, u32 offset, u32 start,
 #pragma unroll
         for (u32 i = 0; i < KEYS * CHUNKS / THREADS; ++i) {
             const u32 c = i * THREADS + thread_x(), r = c / CHUNKS, k = c % CHUNKS;
-            const u8* from = (r < PAGE ? low : high) + (r % PAGE * CHUNKS + k) * 16;
-            copy16(to + r * (STRIDE * 2) + k * 16, from, first + r < n_visible && first + r >= start ? 16 : 0);
+            const bool stored = WIDE == DIM || k < STORED;
+            const u8* from = (r < PAGE ? low : high) + (r % PAGE * STORED + (stored ? k : 0)) * 16;
+            copy16(to + r * (STRIDE * 2) + k * 16, from, stored && first + r < n_visible && first + r >= start ? 16 : 0);
         }
     }
     copies_end();
@@ -118,32 +120,32 @@ FORCE void copy_rows(const PrefillBlock& block, u32 step, u32 offset, u32 start,
 // Of what several found, `found(of, b, d)` for `of` from `first` on by steps, what all found
 // together. Summed in their order, so that the result does not depend on who came last.
 template <class Found>
-FORCE void join(const Found& found, u32 first, u32 end, u32 step, bool all_rows, float (&out)[ROW_BLOCKS][DIM / 8][4],
+FORCE void join(const Found& found, u32 first, u32 end, u32 step, bool all_rows, float (&out)[ROW_BLOCKS][WIDE / 8][4],
                 float (&largest)[ROW_BLOCKS][2], float (&total)[ROW_BLOCKS][2]) {
 #pragma unroll
     for (u32 b = 0; b < ROW_BLOCKS; ++b) {
         if (b > 0 && !all_rows) continue;
         largest[b][0] = largest[b][1] = NEG_INF;
         for (u32 of = first; of < end; of += step) {
-            const F32x4 x = *found(of, b, DIM / 8);
+            const F32x4 x = *found(of, b, WIDE / 8);
             largest[b][0] = max_of(largest[b][0], x.x);
             largest[b][1] = max_of(largest[b][1], x.y);
         }
         total[b][0] = total[b][1] = 0.0f;
 #pragma unroll
-        for (u32 d = 0; d < DIM / 8; ++d) {
+        for (u32 d = 0; d < WIDE / 8; ++d) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) out[b][d][i] = 0.0f;
         }
         for (u32 of = first; of < end; of += step) {
-            const F32x4 x = *found(of, b, DIM / 8);
+            const F32x4 x = *found(of, b, WIDE / 8);
             // A part of which a row sees nothing has none.
             const float low = x.x == NEG_INF ? 0.0f : exp2_of(x.x - base_of(largest[b][0]));
             const float high = x.y == NEG_INF ? 0.0f : exp2_of(x.y - base_of(largest[b][1]));
             total[b][0] += x.z * low;
             total[b][1] += x.w * high;
 #pragma unroll
-            for (u32 d = 0; d < DIM / 8; ++d) {
+            for (u32 d = 0; d < WIDE / 8; ++d) {
                 const F32x4 y = *found(of, b, d);
                 out[b][d][0] += y.x * low;
                 out[b][d][1] += y.y * low;
@@ -170,14 +172,14 @@ FORCE bool comes_last(u32* counter, u32 blocks, U32x4* shared) {
     return true;
 }
 
-// Leaves what a part found in `partials`, [block][part][ROW_BLOCKS * (DIM / 8 + 1)][part_threads]
+// Leaves what a part found in `partials`, [block][part][ROW_BLOCKS * (WIDE / 8 + 1)][part_threads]
 // of 16 bytes (of one block of rows the others' places stay empty). Whether this block is the last
 // one of its parts: it has what all found together then. Parts are joined in two rounds, runs of
 // consecutive ones and then the runs, so that no block has to read what more than about twice the
 // root of their number found. Counters: [block][1 + runs].
-FORCE bool joins_parts(const AttentionPrefillArgs& a, u32 part, u32 parts, bool all_rows, float (&out)[ROW_BLOCKS][DIM / 8][4],
+FORCE bool joins_parts(const AttentionPrefillArgs& a, u32 part, u32 parts, bool all_rows, float (&out)[ROW_BLOCKS][WIDE / 8][4],
                        float (&largest)[ROW_BLOCKS][2], float (&total)[ROW_BLOCKS][2], U32x4* shared) {
-    constexpr u32 EACH = DIM / 8 + 1;
+    constexpr u32 EACH = WIDE / 8 + 1;
     const u32 place = block_y() * gridDim.x + block_x(), threads = a.part_threads;
     F32x4* const all = a.partials + (u64)place * parts * (ROW_BLOCKS * EACH * threads) + thread_x();
     auto found = [&](u32 of, u32 b, u32 d) { return all + ((of * ROW_BLOCKS + b) * EACH + d) * threads; };
@@ -189,8 +191,8 @@ FORCE bool joins_parts(const AttentionPrefillArgs& a, u32 part, u32 parts, bool 
         for (u32 b = 0; b < ROW_BLOCKS; ++b) {
             if (b > 0 && !all_rows) continue;
 #pragma unroll
-            for (u32 d = 0; d < DIM / 8; ++d) *found(of, b, d) = F32x4{out[b][d][0], out[b][d][1], out[b][d][2], out[b][d][3]};
-            *found(of, b, DIM / 8) = F32x4{largest[b][0], largest[b][1], total[b][0], total[b][1]};
+            for (u32 d = 0; d < WIDE / 8; ++d) *found(of, b, d) = F32x4{out[b][d][0], out[b][d][1], out[b][d][2], out[b][d][3]};
+            *found(of, b, WIDE / 8) = F32x4{largest[b][0], largest[b][1], total[b][0], total[b][1]};
         }
     };
     u32 each = 1;
@@ -242,8 +244,12 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     copy_rows(block, first_step + 1, k_at, start, n_visible, next_place);
 #endif
     const float factor = a.scale * 1.44269504088896341f, cap = a.softcap * 1.44269504088896341f;
-    for (u32 i = thread_x(); i < M_BLOCK * (DIM / 8); i += THREADS) {
-        const u32 e = i / (DIM / 8), k = i % (DIM / 8);
+    for (u32 i = thread_x(); i < M_BLOCK * (WIDE / 8); i += THREADS) {
+        const u32 e = i / (WIDE / 8), k = i % (WIDE / 8);
+        if (WIDE != DIM && k >= DIM / 8) {
+            shared_prefill[e * (STRIDE / 8) + k] = U32x4{0, 0, 0, 0};
+            continue;
+        }
         const F32x4* from = (const F32x4*)(a.q + block.element(block.m0 + e) + k * 8);
         const F32x4 x = from[0], y = from[1];
         shared_prefill[e * (STRIDE / 8) + k] =
@@ -258,7 +264,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         position[b][1] = block.position(m + 16 * b + l / 4 + 8);
     }
     const u32 first_behind = block.behind(block.position(m));
-    float out[ROW_BLOCKS][DIM / 8][4], largest[ROW_BLOCKS][2], total[ROW_BLOCKS][2];
+    float out[ROW_BLOCKS][WIDE / 8][4], largest[ROW_BLOCKS][2], total[ROW_BLOCKS][2];
 #pragma unroll
     for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll
@@ -267,7 +273,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
             total[b][h] = part == 0 && l % 4 == 0 ? block.first_total() : 0.0f;
         }
 #pragma unroll
-        for (u32 d = 0; d < DIM / 8; ++d) {
+        for (u32 d = 0; d < WIDE / 8; ++d) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) out[b][d][i] = 0.0f;
         }
@@ -298,7 +304,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         }
         if (busy) {
 #pragma unroll
-        for (u32 k = 0; k < DIM / 16; ++k) {
+        for (u32 k = 0; k < WIDE / 16; ++k) {
             u32 x[ROW_BLOCKS][4];
 #pragma unroll
             for (u32 b = 0; b < ROW_BLOCKS; ++b) {
@@ -378,7 +384,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                 total[b][0] *= low;
                 total[b][1] *= high;
 #pragma unroll
-                for (u32 d = 0; d < DIM / 8; ++d) {
+                for (u32 d = 0; d < WIDE / 8; ++d) {
                     out[b][d][0] *= low;
                     out[b][d][1] *= low;
                     out[b][d][2] *= high;
@@ -405,7 +411,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                 }
             }
 #pragma unroll
-            for (u32 d = 0; d < DIM / 16; ++d) {
+            for (u32 d = 0; d < WIDE / 16; ++d) {
                 u32 y[4];
                 matrices_transposed(v_place + v_lane + k * (16 * STRIDE * 2) + d * 32, y);
 #pragma unroll

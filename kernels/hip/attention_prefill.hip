@@ -27,6 +27,8 @@
 
 #define THREADS 128
 #define LAG 8.0f
+// A head in whole blocks of 16, as matrix instructions take it.
+#define WIDE ((DIM + 15) / 16 * 16)
 
 struct AttentionPrefillArgs {
     const float* q;

@@ -76,7 +76,9 @@ FORCE float query_sum(float v) {
     return v;
 }
 
-#define CHUNKS (DIM / 8)
+#define CHUNKS (WIDE / 8)
+// Chunks of a row as it is stored; behind them are zeros.
+#define STORED (DIM / 8)
 // 16-byte chunks of K that a thread brings, and pairs of rows' chunks of V.
 #define K_EACH ((PAGE * CHUNKS + THREADS - 1) / THREADS)
 #define V_EACH ((PAGE / 2 * CHUNKS + THREADS - 1) / THREADS)
@@ -110,7 +112,10 @@ FORCE rf_u32x4 words_of(Chunk c) {
 }
 #else
 typedef rf_u32x4 Chunk;
-FORCE Chunk chunk_of(const u8* head, u32 slot, u32 at) { return ((const rf_u32x4*)head)[slot * CHUNKS + at]; }
+FORCE Chunk chunk_of(const u8* head, u32 slot, u32 at) {
+    if (WIDE != DIM && at >= STORED) return Chunk{0, 0, 0, 0};
+    return ((const rf_u32x4*)head)[slot * STORED + at];
+}
 FORCE rf_u32x4 words_of(Chunk c) { return c; }
 #endif
 
@@ -170,7 +175,7 @@ struct Travelling {
         load_keys(block, page);
         load_values(block, page);
     }
-    FORCE void store_keys(u16 (*keys)[DIM + 8]) const {
+    FORCE void store_keys(u16 (*keys)[WIDE + 8]) const {
         const Chunks own;
 #pragma unroll
         for (u32 i = 0; i < K_EACH; ++i) {
@@ -200,8 +205,8 @@ struct Travelling {
 };
 
 FORCE void attention_prefill(const AttentionPrefillArgs& a) {
-    __shared__ alignas(16) u16 keys[PAGE][DIM + 8];
-    __shared__ alignas(16) u16 values[DIM][PAGE + 8];
+    __shared__ alignas(16) u16 keys[PAGE][WIDE + 8];
+    __shared__ alignas(16) u16 values[WIDE][PAGE + 8];
     const PrefillBlock block(a, M_BLOCK);
     if (block.m0 >= block.entries) return;
     const u32 query = lane() % 16, group = lane() / 16, m = block.m0 + wave() * 16 * BLOCKS;
@@ -211,8 +216,8 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     Travelling next;
     const u32 first_page = block.start(block.position(block.m0)) / PAGE;
     if (AHEAD) next.load(block, first_page);
-    Query q[BLOCKS][DIM / 16];
-    Result out[BLOCKS][DIM / 16];
+    Query q[BLOCKS][WIDE / 16];
+    Result out[BLOCKS][WIDE / 16];
     float largest[BLOCKS], total[BLOCKS];
     u32 behind[BLOCKS], start[BLOCKS];
 #pragma unroll
@@ -224,10 +229,13 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         total[b] = group == 0 ? block.first_total() : 0.0f;
         start[b] = block.start(position);
 #pragma unroll
-        for (u32 d = 0; d < DIM / 16; ++d) {
+        for (u32 d = 0; d < WIDE / 16; ++d) {
             Share share;
 #pragma unroll
-            for (u32 i = 0; i < SHARE_WORDS; ++i) share.w[i] = pack_f16(from[d * 16 + 2 * i] * factor, from[d * 16 + 2 * i + 1] * factor);
+            for (u32 i = 0; i < SHARE_WORDS; ++i) {
+                const bool stored = WIDE == DIM || d * 16 + share_at() + 2 * i < DIM;
+                share.w[i] = stored ? pack_f16(from[d * 16 + 2 * i] * factor, from[d * 16 + 2 * i + 1] * factor) : 0;
+            }
             q[b][d] = query_of(share);
             // Not all of it at a time, as f32.
             if (NARROW && d % 4 == 3) __builtin_amdgcn_sched_barrier(0);
@@ -253,7 +261,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
 #if FEW_REGISTERS
         // All keys by one part of the queries, which gfx11 has to make for it.
 #pragma unroll
-        for (u32 d = 0; d < DIM / 16; ++d) {
+        for (u32 d = 0; d < WIDE / 16; ++d) {
             Operand x[BLOCKS];
 #pragma unroll
             for (u32 b = 0; b < BLOCKS; ++b) x[b] = operand(q[b][d]);
@@ -268,7 +276,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
 #pragma unroll
         for (u32 n = 0; n < PAGE / 16; ++n) {
 #pragma unroll
-            for (u32 d = 0; d < DIM / 16; ++d) {
+            for (u32 d = 0; d < WIDE / 16; ++d) {
                 const Operand k = operand(&keys[n * 16 + operand_row()][d * 16 + operand_at()]);
 #pragma unroll
                 for (u32 b = 0; b < BLOCKS; ++b) s[b][n] = multiply(k, q[b][d], s[b][n]);
@@ -295,7 +303,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                 largest[b] = x;
                 total[b] *= rescale;
 #pragma unroll
-                for (u32 d = 0; d < DIM / 16; ++d) out[b][d] *= rescale;
+                for (u32 d = 0; d < WIDE / 16; ++d) out[b][d] *= rescale;
             }
             const float base = base_of(largest[b]);
 #pragma unroll
@@ -309,7 +317,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
             }
         }
 #pragma unroll
-        for (u32 d = 0; d < DIM / 16; ++d) {
+        for (u32 d = 0; d < WIDE / 16; ++d) {
 #pragma unroll
             for (u32 n = 0; n < PAGE / 16; ++n) {
                 const Operand v = operand(&values[d * 16 + operand_row()][n * 16 + operand_at()]);
@@ -325,9 +333,10 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         if (e < block.entries) {
             float* to = a.out + block.element(e) + group * RESULTS;
 #pragma unroll
-            for (u32 d = 0; d < DIM / 16; ++d) {
+            for (u32 d = 0; d < WIDE / 16; ++d) {
 #pragma unroll
                 for (u32 i = 0; i < RESULTS; i += 4) {
+                    if (WIDE != DIM && d * 16 + group * RESULTS + i >= DIM) continue;
                     *(F32x4*)(to + d * 16 + i) =
                         F32x4{out[b][d][i] * share, out[b][d][i + 1] * share, out[b][d][i + 2] * share, out[b][d][i + 3] * share};
                 }

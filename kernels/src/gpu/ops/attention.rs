@@ -166,9 +166,10 @@ const fn decode_any(ty: KvType) -> &'static str {
 }
 
 /// Sizes of heads, and kernels that take many rows at a time. They round what they multiply to
-/// f16, so there is none of f32.
-const PREFILL: [(usize, Kernels); 5] = [
+/// f16, so there is none of f32. Heads of 72 are those of most vision towers.
+const PREFILL: [(usize, Kernels); 6] = [
     (64, kernels!("attention_prefill_64")),
+    (72, kernels!("attention_prefill_72")),
     (80, kernels!("attention_prefill_80")),
     (96, kernels!("attention_prefill_96")),
     (128, kernels!("attention_prefill_128")),
@@ -414,6 +415,8 @@ fn prefill_block(target: &GpuTarget, head_dim: u32, ty: KvType) -> (u32, u32) {
         return (64, 0);
     }
     let (entries, keys) = if head_dim > 128 { (64, 32) } else { (128, 64) };
+    // In whole blocks of 16 elements, as `WIDE` of the kernel.
+    let head_dim = head_dim.next_multiple_of(16);
     // Rows are padded by 16 bytes.
     let row = (head_dim + 8) * 2;
     let bytes = match ty {
@@ -449,7 +452,8 @@ fn prefill_parts(
         return 1;
     }
     let (row_blocks, keys) = if head_dim > 128 { (1, 32) } else { (2, 64) };
-    let bytes = u64::from(blocks * row_blocks * (head_dim / 8 + 1) * part_threads * 16);
+    let each = head_dim.next_multiple_of(16) / 8 + 1;
+    let bytes = u64::from(blocks * row_blocks * each * part_threads * 16);
     let parts = (2 * target.compute_units / blocks.max(1))
         .min((shared.room.bytes / bytes.max(1)) as u32)
         // A part is a few steps at least.

@@ -14,6 +14,7 @@ pub(super) fn cases() -> Vec<Case> {
         heads(8, 2, 64),
         heads(32, 8, 128),
         heads(16, 2, 128),
+        heads(4, 4, 72),
         heads(4, 1, 80),
         heads(4, 2, 96),
         heads(4, 1, 256),
@@ -190,6 +191,7 @@ pub(super) fn both_ways() -> Vec<Case> {
     let shapes = [
         heads(12, 12, 32),
         heads(12, 12, 64),
+        heads(4, 4, 72),
         heads(4, 1, 80),
         heads(4, 2, 96),
         heads(8, 2, 128),
