@@ -46,23 +46,30 @@ pub(crate) fn prepared(schema: &Value, size: &mut Size) -> Result<Value, Error> 
     size.check_patterns()?;
     let own_options = schema.get("x-guidance").cloned();
     let mut schema = rewritten(schema)?;
-    if let Value::Object(schema) = &mut schema {
-        schema.extend(own_options.map(|options| ("x-guidance".to_owned(), options)));
-        let options = schema.get("x-guidance").and_then(Value::as_object);
-        let text = options.and_then(|o| o.keys().find(|k| k.ends_with("_separator")));
-        if let Some(option) = text {
-            return Err(refused(format!(
-                "x-guidance with {option} may give what is no JSON; leave it out"
-            )));
-        }
-        let options = schema
-            .entry("x-guidance")
-            .or_insert_with(|| json!({"whitespace_pattern": limits::JSON_SPACE}));
-        if let Value::Object(options) = options {
-            options.entry("coerce_one_of").or_insert(true.into());
-        }
-    }
+    set_options(&mut schema, own_options)?;
     Ok(schema)
+}
+
+/// Gives a rewritten schema its own options, or bounds of white space, and `oneOf` as `anyOf`.
+fn set_options(schema: &mut Value, own: Option<Value>) -> Result<(), Error> {
+    let Value::Object(schema) = schema else {
+        return Ok(());
+    };
+    schema.extend(own.map(|options| ("x-guidance".to_owned(), options)));
+    let options = schema.get("x-guidance").and_then(Value::as_object);
+    let text = options.and_then(|o| o.keys().find(|k| k.ends_with("_separator")));
+    if let Some(option) = text {
+        return Err(refused(format!(
+            "x-guidance with {option} may give what is no JSON; leave it out"
+        )));
+    }
+    let options = schema
+        .entry("x-guidance")
+        .or_insert_with(|| json!({"whitespace_pattern": limits::JSON_SPACE}));
+    if let Value::Object(options) = options {
+        options.entry("coerce_one_of").or_insert(true.into());
+    }
+    Ok(())
 }
 
 impl Grammar {
@@ -130,7 +137,12 @@ impl Vocabulary {
             let ended = thread.join();
             ended.unwrap_or_else(|_| Err(refused("it cannot be compiled".to_owned())))
         })?;
-        Matcher::new(inner, self)
+        let mut matcher = Matcher::new(inner, self)?;
+        // A notation of its own says itself what its numbers are.
+        if let Grammar::JsonObject | Grammar::JsonSchema(_) | Grammar::Written(_) = grammar {
+            matcher.bound_numbers();
+        }
+        Ok(matcher)
     }
 }
 
@@ -320,10 +332,7 @@ fn with_schemas_rewritten(lark: &str) -> Result<String, Error> {
             continue;
         }
         let mut rewritten = rewritten(schema)?;
-        if let (Value::Object(members), Some(options)) = (&mut rewritten, schema.get("x-guidance"))
-        {
-            members.insert("x-guidance".to_owned(), options.clone());
-        }
+        set_options(&mut rewritten, schema.get("x-guidance").cloned())?;
         text.push_str(&lark[from..at.start]);
         text.push_str(&format!(" {rewritten}"));
         from = at.end;

@@ -31,6 +31,11 @@ pub(crate) const FIRST_BYTES_FUEL: u64 = 1_000_000;
 /// White space between two parts of a JSON text: a little on one line, or a line end with an
 /// indentation. More of it is what models fall into that do not know how to go on.
 pub(crate) const JSON_SPACE: &str = r"[ \t]{1,2}|\r?\n[ \t]{0,40}";
+/// Most digits of a number in JSON in front of its point, and as many behind it: 39 are all that a
+/// whole number of 128 bits has, 17 what a double is written with.
+pub const DIGITS_MAX: usize = 40;
+/// Most digits of a number's exponent. Doubles have 3.
+pub const EXPONENT_DIGITS_MAX: usize = 4;
 /// Longest reason of a refusal in bytes.
 pub(crate) const REASON_MAX_BYTES: usize = 400;
 /// Stack of the thread that compiles: schemas and expressions are walked by recursion.

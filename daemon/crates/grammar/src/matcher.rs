@@ -25,8 +25,10 @@ use crate::mask::{Allowed, Mask};
 use crate::vocabulary::Vocabulary;
 use crate::{Error, reason};
 
+mod digits;
 mod tails;
 
+use digits::Digits;
 pub(crate) use tails::Tails;
 
 /// An output that is held to a grammar.
@@ -35,6 +37,10 @@ pub struct Matcher {
     grammar: Option<llguidance::Matcher>,
     /// Tokens were given to the grammar since it was made or reset.
     is_touched: bool,
+    /// The number that those tokens may end with.
+    digits: Digits,
+    /// Numbers have bounds of digits that the grammar does not say.
+    has_bounded_numbers: bool,
     ends: Arc<[u32]>,
     tokenizer: Tokenizer,
     reasoning: Reasoning,
@@ -69,6 +75,8 @@ impl Clone for Matcher {
         Self {
             grammar: self.grammar.as_ref().map(llguidance::Matcher::deep_clone),
             is_touched: self.is_touched,
+            digits: self.digits,
+            has_bounded_numbers: self.has_bounded_numbers,
             ends: Arc::clone(&self.ends),
             tokenizer: self.tokenizer.clone(),
             reasoning: self.reasoning.clone(),
@@ -111,6 +119,8 @@ impl Matcher {
         Self {
             grammar: None,
             is_touched: false,
+            digits: Digits::default(),
+            has_bounded_numbers: false,
             ends: tokenizer.end_of_generation().into(),
             tokenizer: tokenizer.clone(),
             reasoning: Reasoning::default(),
@@ -119,6 +129,11 @@ impl Matcher {
             phase: Phase::Done,
             forced: VecDeque::new(),
         }
+    }
+
+    /// Bounds the digits of numbers, where the grammar is one of JSON.
+    pub(crate) fn bound_numbers(&mut self) {
+        self.has_bounded_numbers = true;
     }
 
     /// The grammar holds behind a mark alone, up to its own end.
@@ -234,7 +249,9 @@ impl Matcher {
             .grammar
             .as_mut()
             .ok_or_else(|| stuck("it has no grammar"))?;
-        grammar.compute_mask_or_eos().map_err(stuck)
+        let mut allowed = grammar.compute_mask_or_eos().map_err(stuck)?;
+        self.bound_digits(&mut allowed);
+        Ok(allowed)
     }
 
     fn ids(&self) -> std::ops::Range<u32> {
@@ -289,6 +306,7 @@ impl Matcher {
 
     fn consume(&mut self, token: u32) -> Result<(), Error> {
         self.is_touched = true;
+        self.digits = self.digits.behind(self.bytes(token));
         let grammar = self
             .grammar
             .as_mut()
@@ -308,6 +326,7 @@ impl Matcher {
         if let Some(grammar) = self.grammar.as_mut().filter(|_| self.is_touched) {
             grammar.reset().map_err(stuck)?;
             self.is_touched = false;
+            self.digits = Digits::default();
         }
         Ok(())
     }

@@ -163,6 +163,9 @@ pub fn page() -> String {
          A keyword whose value is `null` is ignored, except `const` and `default`. `[]` in the place of an\n\
          object or a schema counts as an empty one, as PHP writes it.\n\
          \n\
+         Numbers have at most 40 digits before the point, 40 behind it and 4 in the exponent. White space\n\
+         between two parts is at most 2 spaces, or a line end and 40 spaces.\n\
+         \n\
          | keyword | vocabulary | | note |\n\
          |---|---|---|---|\n\
          ",

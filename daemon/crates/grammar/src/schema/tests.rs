@@ -10,7 +10,7 @@ use rocmforge_tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use super::keywords::{KEYWORDS, Treatment, known, page};
-use crate::{Error, Grammar, Vocabulary};
+use crate::{Error, Grammar, Piece, Vocabulary, limits};
 
 pub(crate) fn vocabulary() -> &'static (Tokenizer, Vocabulary) {
     static MADE: OnceLock<(Tokenizer, Vocabulary)> = OnceLock::new();
@@ -337,4 +337,140 @@ fn texts_that_cannot_be_are_refused_in_words() {
         refusal(&schema),
         "no text has both the pattern or format and the lengths that it gives"
     );
+}
+
+/// vllm 52011: the grammar of a number has no end of digits, so a model that repeats one writes it
+/// up to its last token.
+#[test]
+fn numbers_end_and_those_of_128_bits_and_of_doubles_are_allowed() {
+    let any = json!({"type": "number"});
+    let some = json!({"type": "number", "minimum": 0});
+    let above = json!({"type": "number", "exclusiveMinimum": 0, "maximum": 1});
+    let whole = json!({"type": "integer"});
+    let natural = json!({"type": "integer", "minimum": 0});
+    let sevens = json!({"type": "integer", "multipleOf": 7});
+    let everything = json!({});
+    for text in [
+        "340282366920938463463374607431768211455",
+        "-170141183460469231731687303715884105728",
+    ] {
+        for schema in [&any, &whole, &everything] {
+            assert!(allows(schema, text), "{schema}: {text}");
+        }
+    }
+    for text in [
+        "2.2250738585072014e-308",
+        "1.7976931348623157E+308",
+        "0.000000000000000012345678901234567",
+        "1e0308",
+    ] {
+        assert!(allows(&any, text) && allows(&everything, text), "{text}");
+    }
+    let most = "1".repeat(limits::DIGITS_MAX);
+    for schema in [&any, &some, &whole, &natural, &everything] {
+        assert!(allows(schema, &most), "{schema}");
+        assert!(!allows(schema, &format!("{most}1")), "{schema}");
+    }
+    for schema in [&any, &some, &everything] {
+        assert!(allows(schema, &format!("{most}.{most}")), "{schema}");
+        assert!(!allows(schema, &format!("{most}.{most}1")), "{schema}");
+    }
+    for schema in [&any, &everything] {
+        assert!(allows(schema, &format!("{most}.{most}e-4932")));
+        assert!(!allows(schema, "1e-49321"));
+    }
+    // Such a number cannot end with zeros alone.
+    let zeros = "0".repeat(limits::DIGITS_MAX);
+    assert!(allows(&above, &format!("0.{zeros}1")));
+    assert!(!allows(&above, &format!("0.{zeros}01")));
+    let rest = most
+        .bytes()
+        .fold(0, |rest, digit| (rest * 10 + u32::from(digit - b'0')) % 7);
+    let seventh = format!("{most}{}", (7 - rest * 10 % 7) % 7);
+    assert!(allows(&sevens, &seventh), "{seventh}");
+    assert!(!allows(&sevens, &format!("{most}12345")));
+}
+
+/// Texts, names of members and patterns may have as many digits as they like.
+#[test]
+fn digits_in_texts_have_no_bound() {
+    let digits = "7".repeat(4 * limits::DIGITS_MAX);
+    for text in [
+        format!("\"{digits}\""),
+        format!("\"no {digits}.{digits}e{digits}, {digits}\""),
+        format!("{{\"{digits}\": \"{digits}\", \"a\": [1, \"{digits}\"]}}"),
+    ] {
+        assert!(allows(&json!({}), &text), "{text}");
+    }
+    for pattern in [
+        "^[0-9]+$",
+        "^[0-9,]+$",
+        "^[0-9]{160}$",
+        "^v?[0-9]{160}(,x)?$",
+    ] {
+        let schema = json!({"type": "string", "pattern": pattern});
+        assert!(allows(&schema, &format!("\"{digits}\"")), "{pattern}");
+    }
+}
+
+/// What follows a number differs by where it stands.
+#[test]
+fn numbers_end_in_lists_objects_and_calls() {
+    let (tokenizer, vocabulary) = vocabulary();
+    let numbers =
+        json!({"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]});
+    let calls = Piece::All(vec![
+        Piece::Text("<p=n>".to_owned()),
+        Piece::Json(json!({"type": "number"})),
+        Piece::Text("</p>".to_owned()),
+    ]);
+    let python = Piece::All(vec![
+        Piece::Text("f(".to_owned()),
+        Piece::Arguments(numbers.clone()),
+        Piece::Text(")".to_owned()),
+    ]);
+    for (grammar, before) in [
+        (Grammar::JsonSchema(numbers), "{\"n\": "),
+        (
+            Grammar::JsonSchema(json!({"type": "array", "items": {"type": "number"}})),
+            "[1, -",
+        ),
+        (Grammar::JsonObject, "{\"a\": {\"b\": [0."),
+        (Grammar::Written(calls), "<p=n>"),
+        (Grammar::Written(python), "f(n="),
+    ] {
+        let mut matcher = vocabulary.matcher(&grammar).unwrap();
+        let text = format!("{before}{}", "3".repeat(limits::DIGITS_MAX));
+        for id in tokenizer.encode(&text, false, false).unwrap() {
+            assert!(matcher.mask().unwrap().allows(id), "{text}");
+            matcher.accept(id).unwrap();
+        }
+        let mask = matcher.mask().unwrap();
+        let begins_with_digit = |id: &u32| {
+            let bytes = tokenizer.token_bytes(*id).unwrap_or_default();
+            bytes.first().is_some_and(u8::is_ascii_digit)
+        };
+        let ids = 0..tokenizer.n_vocab() as u32;
+        let allowed: Vec<u32> = ids.filter(|&id| mask.allows(id)).collect();
+        assert!(
+            !allowed.is_empty() && !allowed.iter().any(begins_with_digit),
+            "{text}"
+        );
+    }
+}
+
+/// White space in a schema within another grammar has the bounds that it has in one by itself.
+#[test]
+fn white_space_within_a_schema_of_a_grammar_in_lark_is_bounded() {
+    let (tokenizer, vocabulary) = vocabulary();
+    let lark = "start: \"go \" value\nvalue: %json {\"oneOf\": [{\"type\": \"array\"}, {\"type\": \"null\"}]}\n";
+    for (text, is_allowed) in [("go [1, 2]", true), ("go [1,     2]", false)] {
+        let mut matcher = vocabulary.matcher(&Grammar::Lark(lark.to_owned())).unwrap();
+        let ids = tokenizer.encode(text, false, false).unwrap();
+        let all = ids.into_iter().all(|id| {
+            let is_next = matcher.mask().unwrap().allows(id);
+            is_next && matcher.accept(id).is_ok()
+        });
+        assert_eq!(all, is_allowed, "{text}");
+    }
 }
