@@ -44,6 +44,7 @@ SCRIPTS = {
     "claude": marks("Bash", description="mark"),
     "opencode": marks("bash", description="mark"),
     "qwen": marks("run_shell_command", is_background=False),
+    "pi": marks("bash"),
     "city": calls(("City", {"city": "Paris", "days": 2})),
     "json": '{"city": "Paris", "days": 2}',
     "results": "It is 21 degrees at noon.",

@@ -15,6 +15,9 @@ pub const NODE_ENV: &str = "ROCMFORGE_NODE";
 /// Environment variable that names the directory `node_modules`.
 pub const MODULES_ENV: &str = "ROCMFORGE_NODE_MODULES";
 
+/// Environment variable that names the directory `node_modules` of tests/node/programs.
+const PROGRAMS_ENV: &str = "ROCMFORGE_NODE_PROGRAMS";
+
 /// The AI SDK asks for it.
 const MAJOR_MIN: u32 = 22;
 
@@ -49,6 +52,26 @@ impl Node {
             &format!("{reason} (npm ci in tests/node, or set {NODE_ENV} and {MODULES_ENV})"),
         );
         None
+    }
+
+    /// Node with the programs of tests/node/programs, hundreds of megabytes that are used where the
+    /// environment names them alone; otherwise prints that `test` is skipped, and why.
+    ///
+    /// # Panics
+    /// When they are named and there is no Node.
+    pub fn with_programs(test: &str) -> Option<Node> {
+        let Some(modules) = std::env::var_os(PROGRAMS_ENV).filter(|path| !path.is_empty()) else {
+            let how = format!(
+                "npm install in tests/node/programs, and set {PROGRAMS_ENV} to its node_modules"
+            );
+            skip(test, &format!("no programs ({how})"));
+            return None;
+        };
+        let node = Node::find(test).map(|node| Node {
+            modules: PathBuf::from(modules),
+            ..node
+        });
+        Some(node.expect("a Node for the programs that are named"))
     }
 
     fn fault(&self) -> Option<String> {
@@ -91,8 +114,16 @@ impl Node {
             .canonicalize()
             .expect("the packages were there before");
         std::os::unix::fs::symlink(modules, dir.path().join("node_modules")).expect("a link");
+        // Programs of the packages look for Node by its name.
+        let node = self.program.parent().map(Path::to_path_buf);
+        let others = std::env::var_os("PATH").unwrap_or_default();
+        let places = node.into_iter().chain(std::env::split_paths(&others));
         let output = Command::new(&self.program)
             .arg(dir.path().join(script))
+            .env(
+                "PATH",
+                std::env::join_paths(places).expect("names without a colon"),
+            )
             .args(arguments)
             .output()
             .expect("node started before");

@@ -111,3 +111,22 @@ fn agents_libraries_of_npm_are_served() {
     );
     ground.daemon.stop();
 }
+
+#[test]
+fn agents_of_the_command_line_are_served() {
+    let test = "agents_of_the_command_line_are_served";
+    let Some(node) = Node::with_programs(test) else {
+        return;
+    };
+    let python = Python::find(test, &["gguf"]).expect("Python to write the models with");
+    let ground = Scripted::start(&python);
+    let home = tempfile::tempdir().expect("a temporary directory");
+    let home_dir = home.path().display().to_string();
+    let served = node.run(
+        "agent_programs.mjs",
+        &[&ground.daemon.url(), HTTP_TOKEN, &ground.scripts, &home_dir],
+    );
+    let programs = ["claude", "qwen", "opencode", "pi"];
+    assert_eq!(served.lines().collect::<Vec<_>>(), programs);
+    ground.daemon.stop();
+}
