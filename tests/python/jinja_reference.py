@@ -3,7 +3,12 @@ daemon/crates/jinja/tests/reference, set up as transformers sets it up (5.x,
 utils/chat_template_utils.py): writes expressions.json and renderings.json, which the crate's tests
 compare with what it renders. With --check nothing is written: it fails where a file is not what
 would be written, and where a filter, a test, a global or a method of Python's types is in no
-expression."""
+expression.
+
+With --templates DIRECTORY it prints what Jinja2 makes of each template of that directory with each of
+the chats: `cargo test -p rocmforge-jinja of_others` compares, with ROCMFORGE_TEMPLATES the directory
+and ROCMFORGE_RENDERINGS the file of what was printed. So templates that the repository may not hold
+are tried."""
 
 import datetime
 import json
@@ -44,8 +49,8 @@ def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=Fa
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def environment():
-    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+def environment(kind=jinja2.sandbox.ImmutableSandboxedEnvironment):
+    made = kind(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     made.filters["tojson"] = tojson
@@ -82,11 +87,11 @@ def expressions():
     return [{"template": source, **rendered(made, source, {})} for source in templates()]
 
 
-def renderings():
-    made = environment()
+def renderings(directory=HERE / "templates", made=None):
+    made = made or environment()
     chats = json.loads((HERE / "chats.json").read_text())
     out = []
-    for path in sorted((HERE / "templates").glob("*.jinja")):
+    for path in sorted(directory.glob("*.jinja")):
         for chat in chats:
             out.append({"template": path.stem, "chat": chat["name"], **rendered(made, path.read_text(), chat["variables"])})
     return out
@@ -121,6 +126,11 @@ def uncovered():
 
 
 def main():
+    if "--templates" in sys.argv:
+        # Templates that are written for llama.cpp change lists, which the daemon allows too.
+        made = environment(jinja2.sandbox.SandboxedEnvironment)
+        print(json.dumps(renderings(pathlib.Path(sys.argv[-1]), made), ensure_ascii=False))
+        return
     check = "--check" in sys.argv
     wrong = [f"in no expression: {name}" for name in uncovered()]
     for name, made in (("expressions.json", expressions()), ("renderings.json", renderings())):
