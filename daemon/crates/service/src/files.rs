@@ -357,14 +357,19 @@ impl Service {
     /// # Errors
     /// As [`Service::list_files`].
     pub async fn available(&self) -> Result<Vec<Available>, Failure> {
+        // The next request for one of these closes it.
+        let deleted = self.deleted();
+        if !deleted.is_empty() {
+            self.forget_listing();
+        }
         let files = self.named_files(false).await?;
         let snapshot = self.engine.snapshot();
         let book = self.declared();
+        let there = (snapshot.models.iter())
+            .filter(|status| !deleted.iter().any(|name| name == status.model.name()));
         // A name that is an alias leads elsewhere, whatever was loaded under it before.
-        let (hidden, loaded): (Vec<_>, Vec<_>) = snapshot
-            .models
-            .iter()
-            .partition(|status| book.is_alias(status.model.name()));
+        let (hidden, loaded): (Vec<_>, Vec<_>) =
+            there.partition(|status| book.is_alias(status.model.name()));
         let is_told = |named: &NamedFile| {
             // A copy has a name of its own while the file is loaded under the first one.
             let is_by = |name: &str| {

@@ -176,7 +176,7 @@ impl Service {
 
     /// Those that requests opened and whose files have no name any more. A file that is open here
     /// and lies on this machine answers at once.
-    fn deleted(&self) -> Vec<String> {
+    pub(crate) fn deleted(&self) -> Vec<String> {
         let near = self
             .opened_by_requests()
             .into_iter()

@@ -13,6 +13,7 @@ use super::*;
 use crate::Limits;
 use crate::defaults::Defaults;
 use crate::failure::{Kind, Reason};
+use crate::files::Available;
 use crate::idle_models::Bounds;
 use crate::model_files::ModelDirs;
 use crate::roles::Roles;
@@ -372,9 +373,13 @@ async fn a_deleted_file_is_closed_and_its_name_is_not_found() {
         ground.ask(name).await.unwrap();
     }
     let held = ground.ask("held").await.unwrap();
+    ground.service.available().await.unwrap();
     for name in ["idle", "asked", "held", "by-hand"] {
         fs::remove_file(ground.path(name)).unwrap();
     }
+    let listed = ground.service.available().await.unwrap();
+    let listed: Vec<&str> = listed.iter().map(Available::name).collect();
+    assert_eq!(listed, ["by-hand"]);
     let failure = ground.ask("asked").await.unwrap_err();
     assert_eq!(failure.kind(), Kind::NotFound);
     assert_eq!(ground.loaded(), ["by-hand", "held", "idle"]);

@@ -6,6 +6,7 @@ mod anthropic;
 mod calls;
 pub(crate) mod client;
 mod decoding;
+mod deleted;
 mod echo;
 mod embeddings;
 mod encoders;
