@@ -8,6 +8,7 @@
 
 #[path = "../services/certificates/mod.rs"]
 mod certificates;
+mod declared;
 mod http;
 mod life;
 mod log;
