@@ -62,12 +62,16 @@ fn of_response(format: Option<&Value>) -> Result<Option<Format>, Failure> {
         );
         return Err(failure::invalid(FIELD, &message));
     }
-    // llama-server takes a schema beside json_object, too.
-    let described = match format["type"].as_str() {
-        Some("json_object") => &format["schema"],
-        _ => &format["json_schema"]["schema"],
-    };
-    of_kind(&format["type"], described, FIELD)
+    of_kind(&format["type"], described(format), FIELD)
+}
+
+/// The schema of a format: below `json_schema` in chat completions, beside the type elsewhere and
+/// in llama-server's chat completions, beside `json_object` too. Clients send either to both.
+fn described(format: &Value) -> &Value {
+    match &format["json_schema"]["schema"] {
+        Value::Null => &format["schema"],
+        schema => schema,
+    }
 }
 
 /// `text.format` of responses: `{"type": "json_schema", "schema": {...}}`.
@@ -76,7 +80,7 @@ pub(super) fn of_responses(text: Option<&Value>) -> Result<Option<Format>, Failu
     let Some(format) = format.filter(|format| says_something(Some(format))) else {
         return Ok(None);
     };
-    of_kind(&format["type"], &format["schema"], "text.format")
+    of_kind(&format["type"], described(format), "text.format")
 }
 
 /// Anthropic's `output_config.format`, and `output_format` before that.
@@ -87,7 +91,7 @@ pub(super) fn of_messages(
     let config = config.map(|config| &config["format"]);
     for (format, field) in [(config, "output_config.format"), (before, "output_format")] {
         if let Some(format) = format.filter(|format| says_something(Some(format))) {
-            return of_kind(&format["type"], &format["schema"], field);
+            return of_kind(&format["type"], described(format), field);
         }
     }
     Ok(None)
@@ -241,6 +245,11 @@ mod tests {
             held
         );
         assert_eq!(grammar_of(of_messages(None, Some(&flat))), held);
+        // Clients and llama-server's documentation use the one form where the other belongs.
+        assert_eq!(grammar_of(wire(json!({"response_format": flat}))), held);
+        let nested = json!({"format": chat});
+        assert_eq!(grammar_of(of_responses(Some(&nested))), held);
+        assert_eq!(grammar_of(of_messages(Some(&nested), None)), held);
         assert_eq!(grammar_of(of_ollama(Some(schema))), held);
 
         let object = Some(Grammar::JsonObject);
