@@ -170,6 +170,59 @@ async fn a_call_that_is_cut_shows_no_marks_and_keeps_its_arguments() {
     assert_eq!(http.stop().await, End::Drained);
 }
 
+/// A model may stay inside of a text of a strict call up to `max_tokens`: no grammar can end that
+/// text for it. The end is told as one by length, and what came of the call is what OpenAI gives.
+#[tokio::test]
+async fn a_strict_call_that_stays_in_a_text_up_to_max_tokens_ends_by_length() {
+    const MOST: u32 = 120;
+    let http = HttpDaemon::start().await;
+    with_template(&http.daemon, "caller", CALLER);
+    let mut long = parameters();
+    // More than tokens of any kind bring in time.
+    long["properties"]["text"] = json!({"type": "string", "minLength": 4000});
+    let message = json!([{"role": "user", "content": "Tell me a story."}]);
+    let function = json!({"name": "write", "strict": true, "parameters": long});
+    let chat = json!({
+        "model": "caller", "messages": message, "seed": 3, "tool_choice": "required",
+        "max_tokens": MOST, "tools": [{"type": "function", "function": function}],
+    });
+    let whole = http.post("/v1/chat/completions", &chat).await.json();
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["finish_reason"], "length", "{whole}");
+    let arguments = &choice["message"]["tool_calls"][0]["function"]["arguments"];
+    let arguments = arguments.as_str().unwrap();
+    assert!(arguments.contains("\"text\""), "{whole}");
+    assert!(serde_json::from_str::<Value>(arguments).is_err(), "{whole}");
+
+    let mut tool = function.clone();
+    tool["type"] = "function".into();
+    let responses = json!({
+        "model": "caller", "input": message, "seed": 3, "tool_choice": "required",
+        "max_output_tokens": MOST, "tools": [tool],
+    });
+    let whole = http.post("/v1/responses", &responses).await.json();
+    assert_eq!(whole["status"], "incomplete", "{whole}");
+    let reason = &whole["incomplete_details"]["reason"];
+    assert_eq!(reason, "max_output_tokens", "{whole}");
+    let item = &whole["output"][0];
+    assert_eq!(
+        (&item["type"], &item["status"]),
+        (&json!("function_call"), &json!("incomplete"))
+    );
+
+    // These two have arguments as an object alone, so what came is told as text.
+    let messages = json!({
+        "model": "caller", "messages": message, "seed": 3, "tool_choice": {"type": "any"},
+        "max_tokens": MOST, "tools": [{"name": "write", "strict": true, "input_schema": long}],
+    });
+    let whole = http.post("/v1/messages", &messages).await.json();
+    assert_eq!(whole["stop_reason"], "max_tokens", "{whole}");
+    assert_eq!(whole["content"][0]["type"], "text", "{whole}");
+    let said = whole["content"][0]["text"].as_str().unwrap();
+    assert!(said.contains("\"text\""), "{whole}");
+    assert_eq!(http.stop().await, End::Drained);
+}
+
 #[tokio::test]
 async fn allowed_tools_are_the_only_ones() {
     let http = HttpDaemon::start().await;
