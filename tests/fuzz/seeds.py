@@ -298,6 +298,31 @@ def images() -> None:
         put("image", name, bytes([7, 1]) + data)
 
 
+def segments() -> None:
+    """Segment files of the KV cache on disk, each behind its number: kv-disk/src/format.rs."""
+
+    def header(number: int, version: int = 1) -> bytes:
+        head = b"RFKVDISK" + struct.pack("<IIQI", version, 0, number, 0)
+        return head + struct.pack("<I", zlib.crc32(head))
+
+    def segment(number: int, payloads: list[bytes]) -> bytes:
+        data = header(number)
+        for slot, payload in enumerate(payloads):
+            head = b"KVRC" + struct.pack("<HBBI", slot, 1 + slot % 2, 0, len(payload))
+            head += bytes([slot]) * 16 + b"s" * 16 + bytes([slot + 1]) * 32
+            head += struct.pack("<II", zlib.crc32(payload), 0)
+            place = struct.pack("<QQ", number, len(data))
+            data += head + struct.pack("<I", zlib.crc32(place + head)) + payload
+        return bytes([number]) + data
+
+    whole = segment(1, [b"page" * 9, b"", b"state" * 20])
+    put("kv_disk", "whole", whole)
+    put("kv_disk", "torn", whole[:-7])
+    put("kv_disk", "empty", segment(3, []))
+    put("kv_disk", "other_version", bytes([1]) + header(1, 2) + b"later")
+    put("kv_disk", "other_number", bytes([2]) + whole[1:])
+
+
 if __name__ == "__main__":
     headers()
     vocabularies()
@@ -306,3 +331,4 @@ if __name__ == "__main__":
     configurations()
     grammars()
     images()
+    segments()
