@@ -186,8 +186,18 @@ impl Client {
 
     /// Evicts the segments of one model, or of all.
     pub async fn cache_clear(&self, model: Option<&str>) -> Result<ClearResponse, Error> {
+        self.clear(model, false).await
+    }
+
+    /// Evicts the segments of one model, or of all, and deletes its KV cache on disk.
+    pub async fn cache_clear_disk(&self, model: Option<&str>) -> Result<ClearResponse, Error> {
+        self.clear(model, true).await
+    }
+
+    async fn clear(&self, model: Option<&str>, kv_disk: bool) -> Result<ClearResponse, Error> {
         let model = model.map(str::to_owned);
-        call!(self.cache.clear(ClearRequest { model }), "Cache.Clear")
+        let request = ClearRequest { model, kv_disk };
+        call!(self.cache.clear(request), "Cache.Clear")
     }
 
     /// Changes the budget.

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use rocmforge_engine::{EngineConfig, HostPressure};
+use rocmforge_engine::{EngineConfig, HostPressure, KvDiskConfig};
 use rocmforge_service::roles::{Roles, Who};
 
 use crate::addresses::ListenAddress;
@@ -204,6 +204,11 @@ impl Config {
             cpu_compute: values.cpu_compute,
             host_budget: values.host_budget,
             host_kv: values.host_kv,
+            kv_disk: values.kv_disk.clone().map(|directory| KvDiskConfig {
+                directory,
+                budget: values.kv_disk_budget,
+                always: false,
+            }),
             host_pressure: values.host_pressure.map(|percent| HostPressure {
                 percent,
                 ..HostPressure::default()

@@ -331,6 +331,9 @@ pub(crate) enum CacheCommand {
     Clear {
         /// Name of the model
         name: Option<String>,
+        /// Also delete KV cache on disk: of the model, or all of it
+        #[arg(long)]
+        disk: bool,
     },
     /// Show the budget, or change it
     Budget {

@@ -114,6 +114,21 @@ declare_settings! {
         /// of both. Within `host_budget`.
         host_kv: When = when(), Is("auto"), AtRestart;
 
+        /// Directory for KV cache on disk, which survives restarts.
+        ///
+        /// KV pages and recurrent states of finished requests are written there in the background,
+        /// and read for a request whose prefix is not in memory, if reading is faster than
+        /// recomputing. Each daemon needs a directory of its own, which is created with mode 0700.
+        /// Under the packaged unit use `/var/lib/rocmforged/state/kv`. Its files contain what
+        /// prompts contain.
+        kv_disk: Option<PathBuf> = path("DIR").optional(), Unset("no KV cache on disk"), AtRestart;
+
+        /// Disk space for KV cache (`kv_disk`).
+        ///
+        /// A percentage is of the file system's size. The least is 64 MiB. Files that were used
+        /// least recently are deleted first.
+        kv_disk_budget: Budget = size(), Is("16GiB"), AtRestart;
+
         /// Memory pressure at which host memory is given back to the system.
         ///
         /// The percentage of time in which any process of the machine, or of the daemon's control

@@ -70,6 +70,31 @@ fn host_tier(tier: &engine::HostTier) -> Option<v1::HostTier> {
     (tier.budget_bytes > 0 || tier.saved > 0).then_some(wire)
 }
 
+/// The KV cache on disk.
+fn kv_disk(disk: engine::KvDiskStatus) -> v1::KvDisk {
+    let engine::KvDiskStatus {
+        store,
+        requests,
+        reused_tokens,
+    } = disk;
+    v1::KvDisk {
+        budget_bytes: store.budget,
+        bytes: store.bytes,
+        entries: store.entries,
+        queued_bytes: store.queued_bytes,
+        is_paused: store.is_paused,
+        written_bytes: store.written_bytes,
+        read_bytes: store.read_bytes,
+        requests,
+        reused_tokens,
+        refused: store.refused,
+        dropped_files: store.dropped_segments,
+        skipped: store.skipped.all(),
+        write_errors: store.write_errors,
+        read_errors: store.read_errors,
+    }
+}
+
 impl CacheService {
     async fn clear_cache(
         &self,
@@ -85,7 +110,11 @@ impl CacheService {
         let name = request.model.as_deref();
         let name = name.map(|name| self.context.real_name(name));
         let work = async {
-            let cleared = self.context.engine.clear(name.as_deref()).await;
+            let engine = &self.context.engine;
+            let cleared = match request.kv_disk {
+                true => engine.clear_with_disk(name.as_deref()).await,
+                false => engine.clear(name.as_deref()).await,
+            };
             cleared.map_err(|error| failure::from_engine(&error))
         };
         let cleared = arrival.limit(work).await?;
@@ -167,6 +196,7 @@ impl Cache for CacheService {
             total: Some(convert::usage(&snapshot.cache)),
             models,
             host_tier: host_tier(&snapshot.host_tier),
+            kv_disk: snapshot.kv_disk.map(kv_disk),
         }))
     }
 

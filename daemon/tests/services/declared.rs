@@ -185,6 +185,7 @@ async fn an_alias_works_wherever_a_name_does() {
         .cache()
         .clear(v1::ClearRequest {
             model: Some("gpt-4o".into()),
+            kv_disk: false,
         })
         .await
         .unwrap()

@@ -132,6 +132,7 @@ async fn bad_requests_get_their_code_and_what_to_do() {
     let clear = cache
         .clear(v1::ClearRequest {
             model: Some(name()),
+            kv_disk: false,
         })
         .await;
     assert_status(clear, Code::NotFound, &["'ghost'"]);

@@ -38,7 +38,7 @@ async fn a_prompt_that_was_computed_is_not_computed_again_unless_the_client_want
     assert_eq!((anew, third.reused_tokens), (text, 0));
 
     let mut cache = daemon.cache();
-    let cleared = cache.clear(v1::ClearRequest { model: None }).await.unwrap();
+    let cleared = cache.clear(v1::ClearRequest::default()).await.unwrap();
     assert!(cleared.into_inner().freed_bytes > total.prefix_bytes);
     let stats = cache.stats(v1::StatsRequest {}).await.unwrap().into_inner();
     assert_eq!(stats.total.unwrap().prefix_bytes, 0);

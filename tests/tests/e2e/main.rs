@@ -11,6 +11,7 @@ mod far_file;
 mod files_that_change;
 mod idle;
 mod keep_free;
+mod kv_disk;
 mod lost_device;
 mod manifests;
 mod monitoring;

@@ -1,7 +1,7 @@
 //! cache stats, clear, budget and policy.
 
 use rocmforge_client::proto::Word as _;
-use rocmforge_client::proto::v1::{CacheUsage, HostTier, StatsResponse};
+use rocmforge_client::proto::v1::{CacheUsage, HostTier, KvDisk, StatsResponse};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -17,8 +17,12 @@ pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyho
             let stats = client.cache_stats().await?;
             output.answer(|| stats_json(&stats), || stats_text(&stats))
         }
-        CacheCommand::Clear { name } => {
-            let answer = client.cache_clear(name.as_deref()).await?;
+        CacheCommand::Clear { name, disk } => {
+            let name = name.as_deref();
+            let answer = match disk {
+                true => client.cache_clear_disk(name).await?,
+                false => client.cache_clear(name).await?,
+            };
             output.answer(
                 || &answer,
                 || {
@@ -140,6 +144,12 @@ fn stats_text(stats: &StatsResponse) -> String {
             .as_ref()
             .map(|tier| ("host KV", host_kv(tier))),
     );
+    head.extend(
+        stats
+            .kv_disk
+            .as_ref()
+            .map(|disk| ("disk KV", kv_disk(disk))),
+    );
     let head = fields(&head);
     let mut table = Table::new([
         ("MODEL", Align::Left),
@@ -185,6 +195,31 @@ fn host_kv(tier: &HostTier) -> String {
     )
 }
 
+/// KV cache on disk, and what became of it.
+fn kv_disk(disk: &KvDisk) -> String {
+    let mut text = format!(
+        "{} of {}, {} entries; {} requests read {} tokens",
+        size(disk.bytes),
+        size(disk.budget_bytes),
+        disk.entries,
+        disk.requests,
+        disk.reused_tokens
+    );
+    let problems = [
+        (disk.skipped, "skipped"),
+        (disk.refused, "not written"),
+        (disk.write_errors, "write errors"),
+        (disk.read_errors, "read errors"),
+    ];
+    for (n, what) in problems.into_iter().filter(|(n, _)| *n > 0) {
+        text += &format!(", {n} {what}");
+    }
+    if disk.is_paused {
+        text += "; writing is paused after an error";
+    }
+    text
+}
+
 /// How many segments were evicted, by cause.
 fn evictions(usage: &CacheUsage) -> String {
     let causes = object(usage.evictions_by.unwrap_or_default());
@@ -201,6 +236,28 @@ mod tests {
     use rocmforge_client::proto::v1::ModelCacheUsage;
 
     use super::*;
+
+    #[test]
+    fn problems_of_the_disk_are_shown_where_there_are_any() {
+        let sound = KvDisk {
+            budget_bytes: 16 << 30,
+            bytes: 1 << 30,
+            entries: 7,
+            requests: 2,
+            reused_tokens: 640,
+            ..Default::default()
+        };
+        let text = "1.0 GiB of 16.0 GiB, 7 entries; 2 requests read 640 tokens";
+        assert_eq!(kv_disk(&sound), text);
+        let full = KvDisk {
+            write_errors: 1,
+            refused: 3,
+            is_paused: true,
+            ..sound
+        };
+        let problems = ", 3 not written, 1 write errors; writing is paused after an error";
+        assert_eq!(kv_disk(&full), format!("{text}{problems}"));
+    }
 
     #[test]
     fn stats_have_the_totals_on_top_and_each_model_by_name() {

@@ -378,6 +378,20 @@ pub trait Device: Send {
         Err(Error::Config("nothing was set aside".to_owned()))
     }
 
+    /// Copies a range of the arena, in which no upload is under way, to the host, after the
+    /// operations and copies that were started before. Waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::Driver`].
+    fn read_slab(&mut self, from: u64, into: &mut [u8]) -> Result<(), Error>;
+
+    /// Copies bytes of the host to a range of the arena, after the operations and copies that were
+    /// started before, and before those that are started from now on.
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::Driver`].
+    fn write_slab(&mut self, to: u64, bytes: &[u8]) -> Result<(), Error>;
+
     /// Tells that nothing lives in this range now, so that memory may go back to the system.
     fn discard(&mut self, offset: u64, bytes: u64);
 

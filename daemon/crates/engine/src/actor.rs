@@ -32,6 +32,7 @@ mod prepare;
 mod pressure;
 mod publish;
 mod publisher;
+mod read_prefix;
 mod run;
 mod schedule;
 mod slices;

@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use status::{
     CacheStatus, ClientStatus, DeviceStatus, FileWait, HostPressureStatus, HostTier, Hosted,
-    KeepFreeStatus, ModelStatus, PrefixCounts, SegmentState, SegmentStatus, Snapshot,
+    KeepFreeStatus, KvDiskStatus, ModelStatus, PrefixCounts, SegmentState, SegmentStatus, Snapshot,
 };
 
 pub use rocmforge_device::MemoryUse;
@@ -142,6 +142,8 @@ pub enum Command {
     Clear {
         /// One model's name, or all.
         name: Option<String>,
+        /// KV cache on disk is deleted, too.
+        disk: bool,
         /// What went and what stayed.
         reply: oneshot::Sender<Result<Cleared, Error>>,
     },

@@ -5,6 +5,7 @@ pub(crate) mod background_load;
 pub(crate) mod context;
 pub(crate) mod cpu_compute;
 pub(crate) mod host_kv;
+pub(crate) mod kv_disk;
 pub(crate) mod prefix_cache;
 pub(crate) mod preload;
 pub(crate) mod speculation;

@@ -20,6 +20,7 @@ use crate::api::RequestCacheUse;
 use crate::api::error::{Error, from_cache, from_unregister};
 use crate::features::cpu_compute::CpuCompute;
 use crate::features::host_kv::HostKv;
+use crate::features::kv_disk::KvDisk;
 use crate::features::prefix_cache::Prefixes;
 use crate::features::speculation::draft_kv::DraftKvCache;
 use crate::store::{Resident, Store};
@@ -33,6 +34,8 @@ pub(crate) struct Memory {
     pub(crate) prefixes: Prefixes,
     /// The part of them that is in host memory.
     pub(crate) host_kv: HostKv,
+    /// The KV cache on disk, if there is one.
+    pub(crate) kv_disk: Option<KvDisk>,
     /// KV caches that draft models have of sequences.
     pub(crate) draft_kv: DraftKvCache,
     /// Bytes of weights that go before cached prefixes that no sequence uses.
@@ -55,6 +58,7 @@ impl Memory {
             cpu,
             prefixes: Prefixes::default(),
             host_kv: HostKv::default(),
+            kv_disk: None,
             draft_kv: DraftKvCache::default(),
             wanted_weights: 0,
         }
@@ -78,6 +82,7 @@ impl Memory {
     /// Forgets a model that nobody uses; waits for its uploads under way.
     pub(crate) fn unregister(&mut self, model: ModelId) -> Result<(), Error> {
         self.store.drop_uploads(model);
+        self.write_all_notes();
         self.forget_prefixes(model);
         self.forget_draft_kv(model);
         if let Err(error) = self.store.unregister_segments(model) {
@@ -91,6 +96,9 @@ impl Memory {
         self.cpu.forget(model);
         drop(waiting);
         self.host_kv.forget(model);
+        if let Some(disk) = &mut self.kv_disk {
+            disk.forget(model);
+        }
         self.fit_host_kv();
         self.store.forget_source(model);
         Ok(())
@@ -102,7 +110,7 @@ impl Memory {
         self.store.collect_uploads();
         for model in self.store.spoiled_models() {
             // Cached prefixes may have been computed with it.
-            self.forget_prefixes(model);
+            self.distrust_prefixes(model);
         }
         self.store.evict_spoiled();
     }
@@ -253,6 +261,7 @@ impl Memory {
     /// Evicts what may go, of one model or of all, and gives the memory back to the system.
     pub(crate) fn clear(&mut self, model: Option<ModelId>) -> Result<Cleared, Error> {
         self.collect();
+        self.write_all_notes();
         let prefixes = match model {
             Some(model) => self.forget_prefixes(model),
             None => self.drop_all(),

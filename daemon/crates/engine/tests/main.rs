@@ -21,6 +21,7 @@ mod gpu_fake_tier;
 mod gpu_misbehaviours;
 mod images;
 mod interleave;
+mod kv_disk;
 mod kv_type;
 mod many;
 mod mutated;

@@ -306,6 +306,58 @@ pub(super) static METRICS: &[Metric] = &[
         "KV pages and recurrent states evicted from the GPU without a copy in host memory",
         One(|s| number(s.snapshot.host_tier.dropped)),
     ),
+    // KV cache on disk.
+    gauge(
+        "rocmforge_kv_disk_bytes",
+        "Disk space used by KV cache (kv_disk), in bytes",
+        Maybe(|s| Some(number(s.snapshot.kv_disk?.store.bytes))),
+    ),
+    gauge(
+        "rocmforge_kv_disk_queued_bytes",
+        "KV cache that waits to be written to disk, in bytes",
+        Maybe(|s| Some(number(s.snapshot.kv_disk?.store.queued_bytes))),
+    ),
+    gauge(
+        "rocmforge_kv_disk_paused",
+        "1 while writing KV cache to disk is paused after an error, else 0",
+        Maybe(|s| Some(number(s.snapshot.kv_disk?.store.is_paused.into()))),
+    ),
+    counter(
+        "rocmforge_kv_disk_written_bytes_total",
+        "KV cache written to disk, in bytes",
+        Maybe(|s| Some(number(s.snapshot.kv_disk?.store.written_bytes))),
+    ),
+    counter(
+        "rocmforge_kv_disk_read_bytes_total",
+        "KV cache read from disk, in bytes",
+        Maybe(|s| Some(number(s.snapshot.kv_disk?.store.read_bytes))),
+    ),
+    counter(
+        "rocmforge_kv_disk_requests_total",
+        "Requests that began with a prefix read from disk",
+        Maybe(|s| Some(number(s.snapshot.kv_disk?.requests))),
+    ),
+    counter(
+        "rocmforge_kv_disk_reused_tokens_total",
+        "Prompt tokens that were read from disk instead of computed",
+        Maybe(|s| Some(number(s.snapshot.kv_disk?.reused_tokens))),
+    ),
+    counter(
+        "rocmforge_kv_disk_skipped_total",
+        "Damaged, torn, foreign and incompatible files and entries of kv_disk that were skipped",
+        Maybe(|s| Some(number(s.snapshot.kv_disk?.store.skipped.all()))),
+    ),
+    counter(
+        "rocmforge_kv_disk_write_errors_total",
+        "Failed writes of KV cache to disk",
+        Maybe(|s| Some(number(s.snapshot.kv_disk?.store.write_errors))),
+    ),
+    counter(
+        "rocmforge_kv_disk_read_errors_total",
+        "Failed reads of KV cache from disk",
+        Maybe(|s| Some(number(s.snapshot.kv_disk?.store.read_errors))),
+    ),
+    // Memory pressure.
     gauge(
         "rocmforge_host_pressure_held_bytes",
         "Host memory that can be given back under memory pressure, in bytes",

@@ -191,6 +191,16 @@ impl Device for HostDevice {
         Ok(())
     }
 
+    fn read_slab(&mut self, from: u64, into: &mut [u8]) -> Result<(), Error> {
+        into.copy_from_slice(self.arena.bytes(from, into.len()));
+        Ok(())
+    }
+
+    fn write_slab(&mut self, to: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.arena.bytes_mut(to, bytes.len()).copy_from_slice(bytes);
+        Ok(())
+    }
+
     fn discard(&mut self, offset: u64, bytes: u64) {
         self.arena.discard(offset, bytes);
     }

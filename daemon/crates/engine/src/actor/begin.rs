@@ -29,15 +29,21 @@ impl Engine {
         }
         self.requests.changed = true;
         self.note_wanted_weights();
-        self.begin_with_what_is_there(seq);
-        if let Some(task) = self.requests.tasks.get_mut(&seq) {
+        self.begin_or_read(seq);
+        self.count_recomputed(seq);
+    }
+
+    /// Counts what a resumed request computes again, once it is known.
+    pub(crate) fn count_recomputed(&mut self, seq: SeqId) {
+        let task = self.requests.tasks.get_mut(&seq);
+        if let Some(task) = task.filter(|task| !task.reads) {
             let yielded_at = std::mem::take(&mut task.yielded_at);
             let again = yielded_at.saturating_sub(task.n_past);
             self.memory.host_kv.count_again(again);
         }
     }
 
-    fn begin_with_what_is_there(&mut self, seq: SeqId) {
+    pub(crate) fn begin_with_what_is_there(&mut self, seq: SeqId) {
         let Some(task) = self.requests.tasks.get_mut(&seq) else {
             return;
         };
@@ -74,7 +80,10 @@ impl Engine {
     pub(crate) fn follow(&mut self) {
         // One that has yielded computes nothing, and begins when it is admitted again.
         let new = |task: &&Task| {
-            task.n_past == 0 && task.realm.is_some() && self.requests.running(task.seq).is_some()
+            task.n_past == 0
+                && !task.reads
+                && task.realm.is_some()
+                && self.requests.running(task.seq).is_some()
         };
         let new: Vec<SeqId> = self
             .requests
@@ -93,14 +102,15 @@ impl Engine {
             if followed && !follows {
                 let plan = task.loaded.model().plan();
                 task.memory.free(&mut self.memory, plan);
-                self.begin_with_what_is_there(seq);
+                self.begin_or_read(seq);
             }
-            self.requests.scheduler.set_ready(seq, ready);
+            let reads = self.requests.tasks.get(&seq).is_some_and(|task| task.reads);
+            self.requests.scheduler.set_ready(seq, ready && !reads);
         }
     }
 
     /// Whether a request that came before this one computes what both begin with.
-    fn has_leader(&self, seq: SeqId) -> bool {
+    pub(crate) fn has_leader(&self, seq: SeqId) -> bool {
         let (Some(task), Some(status)) =
             (self.requests.tasks.get(&seq), self.requests.running(seq))
         else {

@@ -81,9 +81,9 @@ impl Engine {
                 let result = self.pin(&name, segments, pinned);
                 self.answer(reply, result);
             }
-            Command::Clear { name, reply } => {
+            Command::Clear { name, disk, reply } => {
                 self.finish_passes();
-                let result = self.clear(name.as_deref());
+                let result = self.clear(name.as_deref(), disk);
                 self.answer(reply, result);
             }
             Command::SetBudget { budget, reply } => {
@@ -418,6 +418,7 @@ impl Engine {
             yielded_at: 0,
             begun: false,
             follows: false,
+            reads: false,
             open_ended: wanted.open_ended,
             realm: wanted.realm,
             images,

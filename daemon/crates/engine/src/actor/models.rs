@@ -13,6 +13,7 @@ use crate::actor::engine::Engine;
 use crate::api::error::{Error, from_cache, from_device};
 use crate::api::refusal::Refusal;
 use crate::api::{Cleared, KeptReason, KeptSegment, PreloadEvent, Registered, Unloaded, When};
+use crate::features::kv_disk::identity::Identity;
 use crate::features::preload::{PRELOADS_MAX, Preload};
 use crate::features::speculation::draft_model::draft_model;
 use crate::model::loaded::{LoadedModel, PreparedModel};
@@ -92,6 +93,11 @@ impl Engine {
                 self.speculation.register_mtp(memory, models, &loaded)
             }
         };
+        let now = self.now();
+        if let Some(disk) = &mut self.memory.kv_disk {
+            let identity = Identity::of(loaded.file());
+            disk.add_model(id, identity, loaded.model().plan(), now);
+        }
         self.speculation.add(id, &loaded, mtp, draft);
         let loaded = Arc::new(loaded);
         self.models.add(id, Arc::clone(&loaded));
@@ -384,11 +390,14 @@ impl Engine {
         Ok(self.memory.store.model_pinned_bytes(model))
     }
 
-    pub(crate) fn clear(&mut self, name: Option<&str>) -> Result<Cleared, Error> {
+    pub(crate) fn clear(&mut self, name: Option<&str>, disk: bool) -> Result<Cleared, Error> {
         let model = name
             .map(|n| self.models.find(n).map(|e| e.id))
             .transpose()?;
         let mut cleared = self.memory.clear(model)?;
+        if let Some(kv_disk) = self.memory.kv_disk.as_mut().filter(|_| disk) {
+            kv_disk.clear(model);
+        }
         // Without a name all went.
         if let Some(mtp) = model.and_then(|model| self.speculation.mtp_of(model)) {
             let of_mtp = self.memory.clear(Some(mtp.id))?;

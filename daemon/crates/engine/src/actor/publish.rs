@@ -12,6 +12,7 @@ use crate::api::config::EngineConfig;
 use crate::api::{
     CacheStatus, DeviceStatus, ModelStatus, Policy, SegmentState, SegmentStatus, Snapshot,
 };
+use crate::features::kv_disk::KvDisk;
 use crate::features::speculation::state::Speculation;
 use crate::memory::Memory;
 use crate::model::registry::{Entry, Models};
@@ -113,6 +114,7 @@ pub(crate) fn snapshot_of(
         uploaded_aside_bytes: 0,
         hosted: memory.cpu.done,
         host_tier: memory.host_kv.status(),
+        kv_disk: memory.kv_disk.as_ref().map(KvDisk::status),
         draining: false,
         device_lost: None,
         waits_for: None,

@@ -72,6 +72,7 @@ impl Engine {
         for (model, error) in background.before_pass(&cx, speculation, now) {
             self.end_those(|task| (task.model == model).then(|| error.clone()));
         }
+        self.read_prefixes(now);
         self.admit();
         // Before the pass: it may take long, and its event must not come before the state
         // that knows of its request.
@@ -82,7 +83,8 @@ impl Engine {
         let now = self.now();
         let (background, mut cx, speculation) = self.background();
         let uploaded = background.after_pass(&mut cx, speculation, now);
-        self.preload_turn(stepped) || stepped || uploaded
+        let written = self.memory.write_notes(stepped);
+        self.preload_turn(stepped) || stepped || uploaded || written
     }
 
     /// A segment of a preload, if it is its turn. Whether there was one, and its file did not keep
@@ -109,7 +111,9 @@ impl Engine {
 
     /// Whether any file or upload is waited for in the background.
     fn waits_for_files(&self) -> bool {
-        !self.background.not_ready().is_empty() || self.preloads.wait_for_files()
+        !self.background.not_ready().is_empty()
+            || self.preloads.wait_for_files()
+            || self.memory.waits_for_disk()
     }
 
     /// Waits for a command, or until it is time for something else.
@@ -204,6 +208,7 @@ impl Engine {
         }
         self.finish_passes();
         self.end_those(|_| Some(crate::actor::commands::draining()));
+        self.memory.write_all_notes();
         let draining = self.draining.take().expect("looked at above");
         for reply in draining.replies {
             // Nobody waiting is no reason to stay.

@@ -180,6 +180,7 @@ impl Engine {
         for task in requests.tasks.values() {
             let ready = task.reader_has_room()
                 && !task.follows
+                && !task.reads
                 && !held_back.contains(&task.seq)
                 && !not_ready.contains(&task.model);
             requests.scheduler.set_ready(task.seq, ready);

@@ -14,13 +14,14 @@ use crate::actor::engine::Engine;
 use crate::actor::open::{self, Opened};
 use crate::actor::publish;
 use crate::actor::publisher::{DriverReports, Publisher};
-use crate::api::config::EngineConfig;
+use crate::api::config::{EngineConfig, PrefixCache};
 use crate::api::error::{Error, device_lost};
 use crate::api::handle::EngineHandle;
 use crate::api::{COMMAND_CAPACITY, Command};
 use crate::clock::Clock;
 use crate::features::background_load::BackgroundLoads;
 use crate::features::cpu_compute::{self, CpuCompute};
+use crate::features::kv_disk::KvDisk;
 use crate::features::preload::Preloads;
 use crate::features::speculation::state::Speculation;
 use crate::guards::Guards;
@@ -151,6 +152,15 @@ fn open_memory(
     let of_machine = rocmforge_device::host_memory_bytes();
     let of_host = cpu_compute::bytes_of(config.host_budget, of_machine).min(of_machine / 2);
     memory.open_host_kv(config.host_kv, of_host);
+    if let Some(wanted) = &config.kv_disk {
+        steps.begin("opening the KV cache on disk");
+        let device = memory.store.device.info();
+        let device = format!("{} {}", device.kind, device.arch);
+        let is_shared = config.prefix_cache == PrefixCache::Shared;
+        let now = memory.store.clock.now();
+        memory.kv_disk = KvDisk::open(wanted, device, is_shared, now)?;
+        steps.end();
+    }
     Ok((memory, of_host))
 }
 

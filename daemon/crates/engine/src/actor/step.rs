@@ -209,9 +209,17 @@ impl Engine {
                 mut task, stepped, ..
             } = member;
             task.n_past += rows;
-            if let RowsOutcome::Failed(_) = stepped {
+            if let RowsOutcome::Failed(error) = &stepped {
                 // Nobody is to begin with what may be wrong.
-                self.memory.forget_prefixes(task.model);
+                match error {
+                    Error::BadModel { .. } | Error::DataLoss { .. } => {
+                        self.memory.distrust_prefixes(task.model);
+                    }
+                    // What a client can cause costs nothing on disk.
+                    _ => {
+                        self.memory.forget_prefixes(task.model);
+                    }
+                }
             } else {
                 let (model, past) = (task.loaded.model(), task.n_past);
                 let (memory, tokens) = (&mut self.memory, &task.tokens);

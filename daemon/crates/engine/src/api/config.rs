@@ -69,6 +69,18 @@ impl Default for HostPressure {
     }
 }
 
+/// The KV cache on disk.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KvDiskConfig {
+    /// The directory of its files, which no other process uses.
+    pub directory: PathBuf,
+    /// Bytes of its files at most; a share is of the file system's size.
+    pub budget: Budget,
+    /// Pages are written and read whether or not that takes less time than computing them, for
+    /// tests.
+    pub always: bool,
+}
+
 /// How the engine is set up.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
@@ -102,6 +114,8 @@ pub struct EngineConfig {
     /// where copying them back takes less time than recomputing them, by what was measured of both.
     /// Ignored on the host device, whose arena is in that memory itself.
     pub host_kv: When,
+    /// The KV cache on disk; `None` is none.
+    pub kv_disk: Option<KvDiskConfig>,
     /// When the host gives back of that memory; `None` is never.
     pub host_pressure: Option<HostPressure>,
     /// Whether what the page cache does not hold of a model is read past it: auto is of models
@@ -155,6 +169,7 @@ impl Default for EngineConfig {
             cpu_compute: When::Auto,
             host_budget: Some(HOST_BUDGET_DEFAULT),
             host_kv: When::Auto,
+            kv_disk: None,
             host_pressure: None,
             direct_io: When::Auto,
             prefix_cache: PrefixCache::PerClient,

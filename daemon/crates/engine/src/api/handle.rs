@@ -275,9 +275,22 @@ impl EngineHandle {
     /// # Errors
     /// [`Error::UnknownModel`], and those of sending.
     pub async fn clear(&self, name: Option<&str>) -> Result<Cleared, Error> {
+        self.clear_also(name, false).await
+    }
+
+    /// Evicts what is neither pinned nor in use, and deletes KV cache on disk, in the background.
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`], and those of sending.
+    pub async fn clear_with_disk(&self, name: Option<&str>) -> Result<Cleared, Error> {
+        self.clear_also(name, true).await
+    }
+
+    async fn clear_also(&self, name: Option<&str>, disk: bool) -> Result<Cleared, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Clear {
             name: name.map(str::to_owned),
+            disk,
             reply,
         })?;
         self.answered(answer).await?

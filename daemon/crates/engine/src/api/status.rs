@@ -62,6 +62,8 @@ pub struct Snapshot {
     pub hosted: Hosted,
     /// Pages and states that are kept in the host's memory.
     pub host_tier: HostTier,
+    /// The KV cache on disk, if there is one.
+    pub kv_disk: Option<KvDiskStatus>,
     /// No new work is taken.
     pub draining: bool,
     /// The device failed for good, how and why.
@@ -110,6 +112,7 @@ impl Snapshot {
             uploaded_aside_bytes: 0,
             hosted: Hosted::default(),
             host_tier: HostTier::default(),
+            kv_disk: None,
             draining: false,
             device_lost: None,
             waits_for: None,
@@ -164,6 +167,17 @@ pub struct HostTier {
     pub dropped: u64,
     /// Positions that requests had computed before they yielded and computed again.
     pub again_tokens: u64,
+}
+
+/// The KV cache on disk. Counts are since start-up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KvDiskStatus {
+    /// The state of the store.
+    pub store: rocmforge_kv_disk::Status,
+    /// Requests that began with positions read from it.
+    pub requests: u64,
+    /// These positions.
+    pub reused_tokens: u64,
 }
 
 /// What is kept free for others, and by how much the budget is smaller because others hold memory.

@@ -118,6 +118,9 @@ impl Node {
     }
 }
 
+/// Slots of nodes that are held.
+pub(crate) type HeldSlots = Vec<(NodeId, usize)>;
+
 /// A beginning that was found.
 #[derive(Debug, Default)]
 pub(crate) struct CachedPrefix {
@@ -357,6 +360,11 @@ impl Prefixes {
         if let (SlotLocation::Device(_, slab), true) = (place, last) {
             self.kept_more(model, slab.bytes);
         }
+    }
+
+    /// Whether a node is there.
+    pub(crate) fn contains(&self, id: NodeId) -> bool {
+        self.nodes.contains_key(&id)
     }
 
     /// Whether a slot has something, on the device or in the host's memory.

@@ -12,6 +12,7 @@ use rocmforge_ops::{KV_PAGE_TOKENS, KvGroup};
 use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
 use crate::api::error::Error;
+use crate::features::kv_disk::keys::Chain;
 use crate::features::prefix_cache::{NodeId, Realm, SlotLocation};
 use crate::features::speculation::draft_kv::{DraftKey, DraftKv};
 use crate::memory::Memory;
@@ -45,6 +46,8 @@ struct Sharing {
     realm: Realm,
     /// The node of its last page that was handed over; `None` at first.
     at: Option<NodeId>,
+    /// The name of the prefix up to there, where it is kept on disk.
+    chain: Option<Chain>,
     /// Pages that it began with.
     found: usize,
     /// Pages that were found or handed over.
@@ -90,7 +93,7 @@ pub(crate) fn predicting_slot(plan: &Plan) -> usize {
 }
 
 /// Slots of a node of a model's beginnings.
-fn slots_of(model: &Model) -> usize {
+pub(crate) fn slots_of(model: &Model) -> usize {
     let of_block = model.predictor().map_or(0, |block| block.kv.len());
     predicting_slot(model.plan()) + of_block
 }
@@ -250,6 +253,7 @@ impl SequenceMemory {
             memory.prefixes.touch(last);
         }
         memory.let_go(held);
+        let chain = memory.note_prefix(realm, nodes, tokens);
         let windows = plan.kv.iter().any(|g| g.window.is_some());
         let mut marks = Vec::new();
         if plan.state_elements > 0 || windows {
@@ -266,6 +270,7 @@ impl SequenceMemory {
         self.sharing = Some(Sharing {
             realm,
             at: nodes.last().copied(),
+            chain,
             found: pages,
             pages,
             marks,
@@ -461,12 +466,19 @@ impl SequenceMemory {
             }
             sharing.at = Some(node);
             sharing.pages += 1;
+            sharing.chain = sharing.chain.and_then(|chain| chain.next(chunk));
+            if let Some(chain) = sharing.chain {
+                memory.note_node(node, sharing.realm.model, chain, false);
+            }
         }
         if let (Some(node), Some(state)) = (sharing.at, state) {
             let slot = plan.kv.len();
             if !memory.prefixes.has(node, slot) {
                 let kept = memory.keep_state(node, slot, state, sharing.realm.model);
                 let marked = sharing.marks.contains(&(n_past - beyond));
+                if let Some(chain) = sharing.chain.filter(|_| kept && marked) {
+                    memory.note_node(node, sharing.realm.model, chain, true);
+                }
                 if kept
                     && !marked
                     && let Some(before) = sharing.moving.replace(node)
@@ -518,8 +530,14 @@ impl SequenceMemory {
         if let Some(block) = self.state.take() {
             memory.store.free(block);
         }
-        if let Some(at) = self.sharing.take().and_then(|s| s.at) {
+        let Some(sharing) = self.sharing.take() else {
+            return;
+        };
+        if let Some(at) = sharing.at {
             memory.prefixes.touch(at);
+            if let Some(chain) = sharing.chain {
+                memory.note_node(at, sharing.realm.model, chain, true);
+            }
         }
     }
 }

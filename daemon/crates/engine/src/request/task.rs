@@ -51,6 +51,8 @@ pub(crate) struct Task {
     pub(crate) begun: bool,
     /// Another one computes what it begins with, and it waits for that.
     pub(crate) follows: bool,
+    /// Its prefix is read from disk, and it waits for that.
+    pub(crate) reads: bool,
     /// Whose beginnings it shares; `None` if it shares none.
     pub(crate) realm: Option<Realm>,
     /// Its images, in the order of its tokens.
@@ -207,6 +209,7 @@ impl Task {
         self.yielded_at = self.yielded_at.max(self.n_past);
         self.n_past = 0;
         self.follows = false;
+        self.reads = false;
     }
 
     /// Whether it may end with what it has, where there is no room for more: a text without a

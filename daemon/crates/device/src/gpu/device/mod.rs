@@ -372,6 +372,17 @@ impl Device for GpuDevice {
         self.aside.restore(from, to, bytes, &self.compute)
     }
 
+    fn read_slab(&mut self, from: u64, into: &mut [u8]) -> Result<(), Error> {
+        let from = self.arena.at(from, into.len() as u64);
+        self.readback.fetch(&self.compute, from, into)
+    }
+
+    fn write_slab(&mut self, to: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.table_of = None;
+        let to = self.arena.at(to, bytes.len() as u64);
+        self.sender().bytes(to, bytes)
+    }
+
     fn discard(&mut self, _offset: u64, _bytes: u64) {}
 
     fn forget_file(&mut self, file: &Arc<MappedFile>) {

@@ -11,11 +11,8 @@ use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
 use crate::api::When;
 use crate::features::host_kv::{HostKv, HostSlot, pays};
-use crate::features::prefix_cache::{Age, CachedPrefix, NodeId, Realm, SlotLocation};
+use crate::features::prefix_cache::{Age, CachedPrefix, HeldSlots, NodeId, Realm, SlotLocation};
 use crate::memory::Memory;
-
-/// Slots of nodes that are held.
-pub(crate) type HeldSlots = Vec<(NodeId, usize)>;
 
 impl Memory {
     /// Lets pages have what the weights leave of so many bytes of the host's memory,

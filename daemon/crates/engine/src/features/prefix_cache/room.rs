@@ -55,7 +55,9 @@ impl Memory {
     /// Gives up the oldest that no sequence uses: it goes to the host's memory, if it is worth
     /// that, or is no more. Whether there was something.
     pub(crate) fn give_up_oldest(&mut self) -> bool {
-        match self.prefixes.oldest() {
+        let oldest = self.prefixes.oldest();
+        oldest.inspect(|&node| self.write_before_eviction(node));
+        match oldest {
             Some(node) if self.copy_to_host(node) => true,
             _ => self.drop_oldest(),
         }
@@ -98,6 +100,14 @@ impl Memory {
         self.prefixes.forget(model, &mut freed);
         self.free_all(freed);
         kept - self.prefixes.kept_bytes()
+    }
+
+    /// Gives up what a model has, because it may be wrong, also what is on disk.
+    pub(crate) fn distrust_prefixes(&mut self, model: ModelId) {
+        if let Some(disk) = &mut self.kv_disk {
+            disk.distrust(model);
+        }
+        self.forget_prefixes(model);
     }
 
     /// Blocks of beginnings, and places in the host's memory, are free again.

@@ -32,9 +32,13 @@ impl Prefixes {
         (self.nodes[&id].depth as usize + 1) * KV_PAGE_TOKENS
     }
 
-    /// What a node has on the device.
+    /// What a node has on the device; nothing if it is gone.
     pub(crate) fn on_device(&self, id: NodeId) -> Vec<(usize, Slab)> {
-        let slots = self.nodes[&id].slots.iter().enumerate();
+        let slots = self
+            .nodes
+            .get(&id)
+            .into_iter()
+            .flat_map(|node| node.slots.iter().enumerate());
         let here = slots.filter_map(|(i, s)| Some((i, s.as_ref()?.on_device()?.1)));
         here.collect()
     }

@@ -1,0 +1,60 @@
+//! Requests whose prefix is read from disk before their first pass. Others go on meanwhile.
+
+use std::time::Instant;
+
+use rocmforge_scheduler::SeqId;
+
+use crate::actor::engine::Engine;
+use crate::features::kv_disk::reading::Wanted;
+
+impl Engine {
+    /// A request was admitted, or has waited: it begins with what is in memory, unless more of its
+    /// prefix is to be read first.
+    pub(crate) fn begin_or_read(&mut self, seq: SeqId) {
+        let now = self.now();
+        let follows = self.has_leader(seq);
+        let Some(task) = self.requests.tasks.get_mut(&seq) else {
+            return;
+        };
+        // What another request computes, or reads, is not read as well.
+        if let Some(realm) = task.realm.filter(|_| !follows) {
+            let wanted = Wanted {
+                seq,
+                realm,
+                of: task.loaded.model(),
+                tokens: &task.tokens,
+                predicts: task.predicts,
+            };
+            task.reads = self.memory.begin_read(&wanted, now);
+        }
+        match task.reads {
+            // It is not to run in the pass that comes next.
+            true => self.requests.scheduler.set_ready(seq, false),
+            false => self.begin_with_what_is_there(seq),
+        }
+    }
+
+    /// Takes what has come from the disk, and begins requests that have all of it.
+    pub(crate) fn read_prefixes(&mut self, now: Instant) {
+        let tasks = &self.requests.tasks;
+        let reads = |seq| tasks.get(&seq).is_some_and(|task| task.reads);
+        for ended in self.memory.read_turn(now, reads) {
+            let seq = ended.seq;
+            if let Some(task) = self.requests.tasks.get_mut(&seq) {
+                task.reads = false;
+            }
+            match ended.found {
+                None => self.begin_or_read(seq),
+                Some(found) => {
+                    self.begin_with_what_is_there(seq);
+                    let there = self.requests.tasks.get(&seq).map_or(0, |task| task.n_past);
+                    if let Some(disk) = &mut self.memory.kv_disk {
+                        disk.count_reused(there.saturating_sub(found));
+                    }
+                }
+            }
+            self.count_recomputed(seq);
+            self.memory.let_go(ended.held);
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! The KV cache on disk: KV pages and recurrent states of finished requests are written to a store
+//! in the background, and read back for a request whose prefix is not in memory. So prompts
+//! survive eviction, unload, restart and kill -9.
+//!
+//! ```text
+//!   page is full ---> note --(between passes)--> queue of the store --> disk
+//!   request is admitted --> longest prefix in memory and on disk --> pages come --> first pass
+//! ```
+//!
+//! Here are the notes, the requests that wait for pages, and the decision whether reading pays.
+//! `kv_disk/keys.rs` names pages by their content, `kv_disk/identity.rs` models,
+//! `kv_disk/writing.rs` and `kv_disk/reading.rs` move the bytes. Files and threads are those of the
+//! crate `kv-disk`.
+//!
+//! Pages are written when they are full, once the device has time for it. Recurrent states are
+//! written where a prompt ends, where prompts diverged, and at a request's end.
+//!
+//! *Invariant:* a request waits for pages for a bounded time, and computes what does not come
+//! (`READ_TIMEOUT`). No other request waits with it, unless both have a prefix in common.
+
+pub(crate) mod identity;
+pub(crate) mod keys;
+mod read;
+pub(crate) mod reading;
+#[cfg(test)]
+mod tests;
+mod writing;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use nix::sys::statvfs::statvfs;
+use rocmforge_kv_disk::{Options, Store};
+use rocmforge_ops::Plan;
+use rocmforge_scheduler::SeqId;
+use rocmforge_tensor_cache::ModelId;
+
+use crate::api::config::KvDiskConfig;
+use crate::api::error::Error;
+use crate::api::refusal::Refusal;
+use crate::api::{Budget, KvDiskStatus};
+use crate::features::host_kv::pays;
+use crate::features::kv_disk::identity::Identity;
+use crate::features::kv_disk::keys::{Chain, layout_digest};
+use crate::features::kv_disk::read::Read;
+use crate::features::prefix_cache::NodeId;
+
+/// Least bytes of the files.
+const BUDGET_MIN: u64 = 64 << 20;
+
+/// Nodes that may wait to be written.
+const NOTES_MAX: usize = 1 << 17;
+
+/// How long a request waits for the index of the store after the start, and for the identity of its
+/// model after the load.
+const READY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a new sample of the read rate counts for beside those before it.
+const WEIGHT: f64 = 0.3;
+
+/// What is known of a model.
+#[derive(Debug)]
+struct DiskModel {
+    identity: Identity,
+    /// Digest of what its pages look like.
+    layout: [u8; 32],
+    /// The slot of its states among those of a node.
+    state_slot: Option<usize>,
+    since: Instant,
+}
+
+/// A node whose slots are to be written.
+#[derive(Debug, Clone, Copy)]
+struct Note {
+    model: ModelId,
+    chain: Chain,
+    with_state: bool,
+}
+
+/// Nodes that are to be written, the oldest first.
+#[derive(Debug, Default)]
+struct Notes {
+    by_node: HashMap<NodeId, Note>,
+    order: VecDeque<NodeId>,
+}
+
+impl Notes {
+    fn add(&mut self, node: NodeId, note: Note) {
+        if let Some(there) = self.by_node.get_mut(&node) {
+            there.with_state |= note.with_state;
+            return;
+        }
+        // Notes that were taken out of turn leave their place in the order.
+        while self.order.len() >= NOTES_MAX {
+            let oldest = self.order.pop_front();
+            oldest.map(|oldest| self.by_node.remove(&oldest));
+        }
+        self.by_node.insert(node, note);
+        self.order.push_back(node);
+    }
+
+    fn take(&mut self, node: NodeId) -> Option<Note> {
+        self.by_node.remove(&node)
+    }
+
+    fn pop(&mut self) -> Option<(NodeId, Note)> {
+        while let Some(node) = self.order.pop_front() {
+            if let Some(note) = self.by_node.remove(&node) {
+                return Some((node, note));
+            }
+        }
+        None
+    }
+
+    fn put_back(&mut self, node: NodeId, note: Note) {
+        self.by_node.insert(node, note);
+        self.order.push_front(node);
+    }
+}
+
+/// Bytes of the files at most.
+fn bytes_of(wanted: &KvDiskConfig) -> Result<u64, String> {
+    let bytes = match wanted.budget {
+        Budget::Bytes(bytes) => bytes,
+        Budget::Percent(percent) => {
+            // The directory may be still to be made.
+            let mut above = wanted.directory.ancestors();
+            let there = above.find(|path| path.exists());
+            let there = there.unwrap_or(std::path::Path::new("."));
+            let all = statvfs(there).map_err(|error| format!("{}: {error}", there.display()))?;
+            let all = all.blocks() * all.fragment_size();
+            (all as f64 * percent / 100.0) as u64
+        }
+    };
+    match bytes {
+        BUDGET_MIN.. => Ok(bytes),
+        _ => Err(format!(
+            "kv_disk_budget is {bytes} bytes: give at least {BUDGET_MIN}"
+        )),
+    }
+}
+
+/// The store, what is to be written, and who waits.
+#[derive(Debug)]
+pub(crate) struct KvDisk {
+    /// Dropped before the store, whose reader may wait for those who take entries.
+    reads: HashMap<SeqId, Read>,
+    store: Store,
+    /// Reading does not have to pay.
+    always: bool,
+    /// All clients share their pages.
+    is_shared: bool,
+    /// The device whose results the pages are.
+    device: String,
+    since: Instant,
+    models: HashMap<ModelId, DiskModel>,
+    notes: Notes,
+    /// Requests that wait for the index, or for their model's identity.
+    waiting: HashSet<SeqId>,
+    read_bytes_per_s: Option<f64>,
+    reused_tokens: u64,
+    requests: u64,
+}
+
+impl KvDisk {
+    /// Opens the store of a directory, for the results of a device.
+    ///
+    /// # Errors
+    /// [`Refusal::Setting`] where the directory cannot be used.
+    pub(crate) fn open(
+        wanted: &KvDiskConfig,
+        device: String,
+        is_shared: bool,
+        now: Instant,
+    ) -> Result<Option<Self>, Error> {
+        let refused = |message: String| {
+            let message = format!("kv_disk: {message}");
+            Error::from(Refusal::Setting { message })
+        };
+        let bytes = bytes_of(wanted).map_err(refused)?;
+        let store = Store::open(&wanted.directory, Options::new(bytes));
+        let store = store.map_err(|error| refused(error.to_string()))?;
+        let of = (wanted.always, is_shared);
+        Ok(Some(Self::new(store, device, of, now)))
+    }
+
+    /// Over an open store, for the results of a device.
+    fn new(store: Store, device: String, (always, is_shared): (bool, bool), now: Instant) -> Self {
+        Self {
+            store,
+            always,
+            is_shared,
+            device,
+            since: now,
+            models: HashMap::new(),
+            notes: Notes::default(),
+            reads: HashMap::new(),
+            waiting: HashSet::new(),
+            read_bytes_per_s: None,
+            reused_tokens: 0,
+            requests: 0,
+        }
+    }
+
+    /// A model was loaded.
+    pub(crate) fn add_model(
+        &mut self,
+        model: ModelId,
+        identity: Identity,
+        plan: &Plan,
+        now: Instant,
+    ) {
+        let added = DiskModel {
+            identity,
+            layout: layout_digest(plan),
+            state_slot: (plan.state_elements > 0).then_some(plan.kv.len()),
+            since: now,
+        };
+        self.models.insert(model, added);
+    }
+
+    /// A model is gone.
+    pub(crate) fn forget(&mut self, model: ModelId) {
+        self.models.remove(&model);
+        self.notes.by_node.retain(|_, note| note.model != model);
+    }
+
+    /// Deletes what was written of a model, or of all, also of those that are gone.
+    pub(crate) fn clear(&mut self, model: Option<ModelId>) {
+        self.notes
+            .by_node
+            .retain(|_, note| model.is_some_and(|model| note.model != model));
+        let Some(model) = model else {
+            return self.store.clear(None);
+        };
+        let identity = self.models.get(&model).and_then(|m| m.identity.get());
+        if let Some(identity) = identity {
+            self.store.clear(Some(identity.tag()));
+        }
+    }
+
+    /// Deletes what was written of a model, because it may be wrong. Nobody begins with what is
+    /// being read of it.
+    pub(crate) fn distrust(&mut self, model: ModelId) {
+        self.clear(Some(model));
+        let of_model = self.reads.values_mut().filter(|read| read.is_of(model));
+        of_model.for_each(Read::give_up);
+    }
+
+    /// Whether a request is to wait for the index, or for its model's identity.
+    fn is_to_wait(&self, model: ModelId, now: Instant) -> bool {
+        let is_within = |since: Instant| now.saturating_duration_since(since) < READY_TIMEOUT;
+        let Some(of_model) = self.models.get(&model) else {
+            return false;
+        };
+        let lacks_index = !self.store.status().is_ready && is_within(self.since);
+        let lacks_identity = of_model.identity.is_pending() && is_within(of_model.since);
+        lacks_index || lacks_identity
+    }
+
+    /// Whether anything is read or waited for now.
+    pub(crate) fn is_reading(&self) -> bool {
+        !self.reads.is_empty() || !self.waiting.is_empty()
+    }
+
+    /// Whether nodes are to be written.
+    pub(crate) fn has_notes(&self) -> bool {
+        !self.notes.order.is_empty()
+    }
+
+    /// Whether reading so many bytes takes less time than computing so many rows. What was not
+    /// measured is tried.
+    fn pays(&self, bytes: u64, rows: usize, row_seconds: Option<f64>) -> bool {
+        self.always || pays(bytes, 1, rows, self.read_bytes_per_s, row_seconds)
+    }
+
+    /// A read of so many bytes took so long.
+    fn note_rate(&mut self, bytes: u64, took: Duration) {
+        if bytes == 0 || took.is_zero() {
+            return;
+        }
+        let sample = bytes as f64 / took.as_secs_f64();
+        let before = self.read_bytes_per_s.unwrap_or(sample);
+        self.read_bytes_per_s = Some(before + (sample - before) * WEIGHT);
+    }
+
+    /// A request began with so many positions more than there were in memory.
+    pub(crate) fn count_reused(&mut self, positions: usize) {
+        self.requests += u64::from(positions > 0);
+        self.reused_tokens += positions as u64;
+    }
+
+    /// What is published.
+    pub(crate) fn status(&self) -> KvDiskStatus {
+        KvDiskStatus {
+            store: self.store.status(),
+            requests: self.requests,
+            reused_tokens: self.reused_tokens,
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! A prefix that is read from disk for a request.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use rocmforge_kv_disk::Fetch;
+use rocmforge_tensor_cache::ModelId;
+
+use crate::features::prefix_cache::{HeldSlots, NodeId, Realm};
+
+/// A slot that is read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry {
+    pub(super) page: usize,
+    pub(super) slot: usize,
+}
+
+/// A prefix that is read.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub(super) realm: Realm,
+    /// Its tokens, whole pages.
+    pub(super) tokens: Vec<u32>,
+    /// Slots of a node.
+    pub(super) slots: usize,
+    pub(super) entries: VecDeque<Entry>,
+    pub(super) fetch: Fetch,
+    /// Nodes of the prefix, from the first on.
+    pub(super) nodes: Vec<NodeId>,
+    /// What is there, and is not to go meanwhile.
+    pub(super) held: HeldSlots,
+    /// Pages that were in memory.
+    pub(super) found: usize,
+    pub(super) began: Instant,
+    /// When something came last.
+    pub(super) came: Instant,
+    pub(super) bytes: u64,
+}
+
+impl Read {
+    /// Whether a model's prefix is read.
+    pub(super) fn is_of(&self, model: ModelId) -> bool {
+        self.realm.model == model
+    }
+
+    /// No more of it is taken.
+    pub(super) fn give_up(&mut self) {
+        self.entries.clear();
+    }
+}

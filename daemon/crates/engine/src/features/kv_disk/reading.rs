@@ -1,0 +1,327 @@
+//! Pages and states on their way from the disk to the prefix cache, for a request that was
+//! admitted and has computed nothing.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use rocmforge_device::Plan;
+use rocmforge_kv_disk::Next;
+use rocmforge_model::Model;
+use rocmforge_ops::KV_PAGE_TOKENS;
+use rocmforge_scheduler::SeqId;
+use rocmforge_tensor_cache::BlockKind;
+
+use crate::features::kv_disk::keys::Chain;
+use crate::features::kv_disk::read::{Entry, Read};
+use crate::features::prefix_cache::{HeldSlots, NodeId, Realm, SlotLocation};
+use crate::memory::Memory;
+use crate::request::kv::{predicting_slot, slots_of};
+
+/// A read of which nothing came for so long is given up.
+pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Bytes that are copied to the device between two passes.
+const BYTES_A_TURN: u64 = 64 << 20;
+
+/// A prefix that a request may begin with.
+pub(crate) struct Wanted<'a> {
+    pub(crate) seq: SeqId,
+    pub(crate) realm: Realm,
+    pub(crate) of: &'a Model,
+    /// The prompt, and what was generated.
+    pub(crate) tokens: &'a [u32],
+    /// It uses the MTP head.
+    pub(crate) predicts: bool,
+}
+
+impl Wanted<'_> {
+    /// Pages at most: the last token is computed in any case.
+    fn pages_max(&self) -> usize {
+        self.tokens.len().saturating_sub(1) / KV_PAGE_TOKENS
+    }
+}
+
+/// A request that need not wait any more.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) seq: SeqId,
+    /// Positions that there were in memory, if pages were read.
+    pub(crate) found: Option<usize>,
+    /// What it may begin with, until that is let go.
+    pub(crate) held: HeldSlots,
+}
+
+/// What is read of a prefix.
+struct Missing {
+    entries: VecDeque<Entry>,
+    keys: Vec<rocmforge_kv_disk::Key>,
+    bytes: u64,
+    /// Pages of the prefix.
+    pages: usize,
+    /// Slots of it that are in memory.
+    there: HeldSlots,
+}
+
+impl Memory {
+    /// Begins to read the prefix of a request, if more of it is on disk than in memory, and reading
+    /// takes less time than computing. Whether the request is to wait.
+    pub(crate) fn begin_read(&mut self, wanted: &Wanted<'_>, now: Instant) -> bool {
+        let Some(disk) = &mut self.kv_disk else {
+            return false;
+        };
+        if wanted.pages_max() == 0 {
+            return false;
+        }
+        if disk.is_to_wait(wanted.realm.model, now) {
+            disk.waiting.insert(wanted.seq);
+            return true;
+        }
+        let Some(root) = disk.root(wanted.realm) else {
+            return false;
+        };
+        let most = wanted.pages_max();
+        let Wanted {
+            realm, of, tokens, ..
+        } = *wanted;
+        let (found, mut held) = self.find_prefix(realm, of, tokens, most, wanted.predicts);
+        let found = found.nodes.len();
+        let fetch = self.missing(root, wanted, found).and_then(|missing| {
+            let disk = self.kv_disk.as_ref()?;
+            let rows = (missing.pages - found) * KV_PAGE_TOKENS;
+            let row_seconds = self.host_kv.row_seconds(realm.model);
+            if !disk.pays(missing.bytes, rows, row_seconds) {
+                return None;
+            }
+            let fetch = disk.store.fetch(missing.keys)?;
+            Some((fetch, missing.entries, (missing.pages, missing.there)))
+        });
+        let (Some((fetch, entries, (pages, there))), Some(disk)) = (fetch, &mut self.kv_disk)
+        else {
+            self.let_go(held);
+            return false;
+        };
+        for &(node, slot) in &there {
+            self.prefixes.hold(node, slot);
+        }
+        held.extend(there);
+        let read = Read {
+            realm,
+            tokens: tokens[..pages * KV_PAGE_TOKENS].to_vec(),
+            slots: slots_of(of),
+            entries,
+            fetch,
+            nodes: Vec::new(),
+            held,
+            found,
+            began: now,
+            came: now,
+            bytes: 0,
+        };
+        disk.reads.insert(wanted.seq, read);
+        true
+    }
+
+    /// What is to be read so that a request begins further than with `found` pages.
+    fn missing(&self, root: Chain, wanted: &Wanted<'_>, found: usize) -> Option<Missing> {
+        let disk = self.kv_disk.as_ref()?;
+        let plan: &Plan = wanted.of.plan();
+        let state = (plan.state_elements > 0).then_some(plan.kv.len());
+        let mut chains = Vec::new();
+        let mut nodes = Vec::new();
+        let mut unbroken = vec![0; plan.kv.len()];
+        let (mut chain, mut pages) = (root, 0);
+        let on_disk = |chain: &Chain, slot| disk.store.bytes_of(&chain.key(slot));
+        let in_memory =
+            |node: Option<NodeId>, slot| node.is_some_and(|node| self.prefixes.has(node, slot));
+        let chunks = wanted.tokens.chunks_exact(KV_PAGE_TOKENS);
+        for (page, chunk) in chunks.take(wanted.pages_max()).enumerate() {
+            let Some(next) = chain.next(chunk) else {
+                break;
+            };
+            chain = next;
+            let parent: Option<NodeId> = nodes.last().copied().flatten();
+            let node = match page == 0 || parent.is_some() {
+                true => self.prefixes.child(wanted.realm, parent, chunk),
+                false => None,
+            };
+            let is_there = |slot| in_memory(node, slot) || on_disk(&chain, slot).is_some();
+            let end = page + 1;
+            let mut goes_on = state.is_none_or(is_there);
+            for (slot, (group, unbroken)) in plan.kv.iter().zip(&mut unbroken).enumerate() {
+                *unbroken = if is_there(slot) { *unbroken + 1 } else { 0 };
+                goes_on &= *unbroken >= end - group.first_page(end * KV_PAGE_TOKENS).min(end);
+            }
+            chains.push(chain);
+            nodes.push(node);
+            if goes_on {
+                pages = end;
+            }
+            // A layer that sees all positions needs each page.
+            let mut of_all = plan.kv.iter().zip(&unbroken);
+            if of_all.any(|(group, &unbroken)| group.window.is_none() && unbroken < end) {
+                break;
+            }
+        }
+        if pages <= found {
+            return None;
+        }
+        let block = wanted.of.predictor().filter(|_| wanted.predicts);
+        let first_of_block = predicting_slot(plan);
+        let of_block = first_of_block..first_of_block + block.map_or(0, |block| block.kv.len());
+        let firsts = plan.kv.iter().map(|g| g.first_page(pages * KV_PAGE_TOKENS));
+        let firsts: Vec<usize> = firsts.collect();
+        let mut missing = Missing {
+            entries: VecDeque::new(),
+            keys: Vec::new(),
+            bytes: 0,
+            pages,
+            there: HeldSlots::new(),
+        };
+        for page in 0..pages {
+            let of_groups = (0..plan.kv.len()).filter(|&slot| page >= firsts[slot]);
+            let of_state = state.filter(|_| page + 1 == pages);
+            for slot in of_groups.chain(of_state).chain(of_block.clone()) {
+                if let Some(node) = nodes[page].filter(|&n| self.prefixes.has(n, slot)) {
+                    missing.there.push((node, slot));
+                    continue;
+                }
+                // Drafts go on without what the block lacks.
+                if let Some(bytes) = on_disk(&chains[page], slot) {
+                    missing.entries.push_back(Entry { page, slot });
+                    missing.keys.push(chains[page].key(slot));
+                    missing.bytes += bytes;
+                }
+            }
+        }
+        (!missing.entries.is_empty()).then_some(missing)
+    }
+
+    /// Takes what has come from the disk. The requests that need not wait any more.
+    /// `is_wanted` tells whether a request still waits.
+    pub(crate) fn read_turn(
+        &mut self,
+        now: Instant,
+        is_wanted: impl Fn(SeqId) -> bool,
+    ) -> Vec<Ended> {
+        let Some(disk) = &mut self.kv_disk else {
+            return Vec::new();
+        };
+        let mut ended = Vec::new();
+        disk.waiting.retain(|&seq| is_wanted(seq));
+        let ready = disk.waiting.drain();
+        ended.extend(ready.map(|seq| Ended {
+            seq,
+            found: None,
+            held: HeldSlots::new(),
+        }));
+        let mut seqs: Vec<SeqId> = disk.reads.keys().copied().collect();
+        seqs.sort_unstable();
+        for seq in seqs {
+            let Some(disk) = &mut self.kv_disk else {
+                break;
+            };
+            let Some(mut read) = disk.reads.remove(&seq) else {
+                continue;
+            };
+            if !is_wanted(seq) {
+                self.let_go(read.held);
+                continue;
+            }
+            let goes_on = self.take_entries(&mut read, now);
+            let Some(disk) = &mut self.kv_disk else {
+                break;
+            };
+            if goes_on {
+                disk.reads.insert(seq, read);
+                continue;
+            }
+            disk.note_rate(read.bytes, now.saturating_duration_since(read.began));
+            ended.push(Ended {
+                seq,
+                found: Some(read.found * KV_PAGE_TOKENS),
+                held: read.held,
+            });
+        }
+        ended
+    }
+
+    /// Takes entries of a read. Whether more are to come.
+    fn take_entries(&mut self, read: &mut Read, now: Instant) -> bool {
+        let mut bytes = 0;
+        while bytes < BYTES_A_TURN {
+            match read.fetch.next() {
+                Next::Pending => {
+                    return now.saturating_duration_since(read.came) < READ_TIMEOUT;
+                }
+                Next::Entry(payload) => {
+                    read.came = now;
+                    bytes += payload.len() as u64;
+                    let Some(entry) = read.entries.pop_front() else {
+                        return false;
+                    };
+                    if !self.place_entry(read, entry, &payload) {
+                        return false;
+                    }
+                }
+                Next::Failed | Next::Done => return false,
+            }
+        }
+        true
+    }
+
+    /// Puts an entry into the prefix cache, where it is held. Whether it is there.
+    fn place_entry(&mut self, read: &mut Read, entry: Entry, payload: &[u8]) -> bool {
+        let model = read.realm.model;
+        let bytes = payload.len() as u64;
+        let Ok((block, slab)) = self.reserve(BlockKind::Kv, Some(model), bytes) else {
+            return false;
+        };
+        if slab.bytes != bytes {
+            self.store.free(block);
+            return false;
+        }
+        if let Err(error) = self.store.device.write_slab(slab.offset, payload) {
+            self.store.note_loss(&error);
+            self.store.free(block);
+            return false;
+        }
+        let Some(node) = self.node_of(read, entry.page) else {
+            self.store.free(block);
+            return false;
+        };
+        read.bytes += bytes;
+        if self.prefixes.put(node, entry.slot, (block, slab), true) {
+            read.held.push((node, entry.slot));
+            return true;
+        }
+        self.store.free(block);
+        // Another request computed it meanwhile.
+        let place = self.prefixes.place(node, entry.slot);
+        let is_there = matches!(place, Some(SlotLocation::Device(..)));
+        if is_there {
+            self.prefixes.hold(node, entry.slot);
+            read.held.push((node, entry.slot));
+        }
+        is_there
+    }
+
+    /// The node of a page of a read's prefix, made if there is none.
+    fn node_of(&mut self, read: &mut Read, page: usize) -> Option<NodeId> {
+        // Nodes that nothing hangs on may have gone since.
+        while read
+            .nodes
+            .last()
+            .is_some_and(|&n| !self.prefixes.contains(n))
+        {
+            read.nodes.pop();
+        }
+        while read.nodes.len() <= page {
+            let at = read.nodes.len() * KV_PAGE_TOKENS;
+            let chunk = &read.tokens[at..at + KV_PAGE_TOKENS];
+            let parent = read.nodes.last().copied();
+            let node = self.add_prefix(read.realm, parent, chunk, read.slots)?;
+            read.nodes.push(node);
+        }
+        read.nodes.get(page).copied()
+    }
+}
