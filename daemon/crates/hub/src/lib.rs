@@ -7,6 +7,8 @@
 //!   -> a new name in the model directory, which the daemon's listing finds
 //! ```
 //!
+//! Beside it files that requests name by a URL, from hosts that are allowed (fetch).
+//!
 //! Nothing else of the project speaks to the network on its own.
 //!
 //! *Invariants:* a file has its name once all of it is there and its checksum is right; nothing is
@@ -18,6 +20,7 @@ mod catalogue;
 mod checksum;
 mod choose;
 mod error;
+mod fetch;
 mod source;
 mod spans;
 mod store;
@@ -40,6 +43,7 @@ use serde::Serialize;
 use crate::catalogue::Wanted;
 pub use crate::choose::{Group, RemoteFile, Use};
 pub use crate::error::Error;
+pub use crate::fetch::{FetchBounds, FetchError, Fetcher, Hosts};
 pub use crate::source::Source;
 use crate::source::without_query;
 pub use crate::store::{Removed, Room, copy, remove, room};

@@ -109,19 +109,7 @@ impl Web {
         tcp.set_connect_timeout(Some(patience.connect));
         tcp.set_nodelay(true);
         tcp.set_keepalive(Some(Duration::from_secs(60)));
-        let provider = || std::sync::Arc::new(rustls::crypto::ring::default_provider());
-        let builder = || {
-            let builder = rustls::ClientConfig::builder_with_provider(provider());
-            builder.with_safe_default_protocol_versions()
-        };
-        let with_roots = || {
-            let builder = builder().map_err(|error| error.to_string())?;
-            let roots = builder
-                .with_native_roots()
-                .map_err(|error| error.to_string())?;
-            Ok::<_, String>(roots.with_no_client_auth())
-        };
-        let (config, no_roots) = match with_roots() {
+        let (config, no_roots) = match tls_config() {
             Ok(config) => (config, None),
             Err(why) => {
                 // http alone works then.
@@ -296,6 +284,20 @@ impl Web {
         let next = next.filter(|next| is_same_origin(ask.url, next) && next != ask.url);
         Ok((value, next))
     }
+}
+
+fn provider() -> std::sync::Arc<rustls::crypto::CryptoProvider> {
+    std::sync::Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// TLS with the system's certificates. Blocks on the file system.
+pub(crate) fn tls_config() -> Result<rustls::ClientConfig, String> {
+    let builder = rustls::ClientConfig::builder_with_provider(provider());
+    let builder = builder.with_safe_default_protocol_versions();
+    let builder = builder.map_err(|error| error.to_string())?;
+    let roots = builder.with_native_roots();
+    let roots = roots.map_err(|error| error.to_string())?;
+    Ok(roots.with_no_client_auth())
 }
 
 /// Tries in a row without any gain.
