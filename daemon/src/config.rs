@@ -51,6 +51,10 @@ pub const ENVIRONMENT: &str = "ROCMFORGED_";
 pub const MODEL_DIRS_MAX: usize = 64;
 /// Most addresses and names that `--http-listen` may name.
 pub const HTTP_LISTEN_MAX: usize = 16;
+/// Least `--image-memory`: a photo can be decoded.
+pub const IMAGE_MEMORY_MIN: u64 = 256 << 20;
+/// Most hosts that `image_url_hosts` may name.
+pub const IMAGE_HOSTS_MAX: usize = 64;
 /// Largest `--threads`.
 pub const THREADS_MAX: u32 = 1024;
 /// Largest `--n-ctx-max`, in tokens.

@@ -70,6 +70,8 @@ pub struct ServeOptions {
     pub roles: Roles,
     /// How much each peer may ask for.
     pub peer_limits: Rules,
+    /// Bytes for images of requests until models have read them.
+    pub image_memory: u64,
     /// How long running requests may go on after the first stop.
     pub drain_grace: Duration,
     /// Where HTTP is served beside gRPC.
@@ -158,6 +160,7 @@ async fn serve_until(
         options.roles,
     ));
     context.set_limits(options.peer_limits);
+    context.images.set_memory(options.image_memory);
     let remembers = options.remember.is_some();
     if let Some(path) = options.remember {
         remember_in(&context, path).await;
@@ -177,7 +180,13 @@ async fn serve_until(
     let (http_phase, phase) = watch::channel(Phase::Serving);
     let (tokens, tls) = (options.http.tokens.clone(), options.http.tls.clone());
     let allowed = options.http.allowed.clone();
-    let shown = (options.http.pulls.clone(), options.http.settings.clone());
+    let HttpListeners {
+        pulls,
+        settings,
+        image_hosts,
+        ..
+    } = &options.http;
+    let shown = (pulls.clone(), settings.clone(), image_hosts.clone());
     let runs = runtimes.clone();
     let http = Http::new(Arc::clone(&context), runs, tokens, tls, allowed, shown);
     let reloading = reload::follow(options.reloads, Arc::clone(&context), Arc::clone(&http));

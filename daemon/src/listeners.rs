@@ -54,6 +54,7 @@ pub fn listen(
             hosts: allowed_hosts(config),
         },
         pulls: config.pulls.clone(),
+        image_hosts: config.values.image_url_hosts.clone(),
         settings: shown(config),
     };
     Ok((socket, http_socket, http))

@@ -470,6 +470,7 @@ fn serve_on(
         },
         roles: config.roles(),
         peer_limits: config.limits.iter().map(|l| l.rule.clone()).collect(),
+        image_memory: config.values.image_memory,
         drain_grace: config.values.drain_grace,
         http,
         declared: config.models.iter().map(|m| m.model.clone()).collect(),

@@ -9,12 +9,13 @@ use std::time::Duration;
 use axum::http::Uri;
 use rocmforge_engine::DeviceChoice;
 use rocmforge_engine::api::Budget;
+use rocmforge_hub::Hosts;
 use rocmforge_service::roles::Who;
 use tracing_subscriber::EnvFilter;
 
 use super::models::{quoted, quoted_path};
 use super::table::Given;
-use super::{HTTP_LISTEN_MAX, MODEL_DIRS_MAX, Origin, SOCKET_PATH_MAX};
+use super::{HTTP_LISTEN_MAX, IMAGE_HOSTS_MAX, MODEL_DIRS_MAX, Origin, SOCKET_PATH_MAX};
 use crate::addresses::ListenAddress;
 use crate::http::Allowed;
 use crate::traces::Collector;
@@ -186,6 +187,51 @@ pub(super) fn size_or_none() -> Kind<Option<Budget>> {
     };
     let show = |size: &Option<Budget>| size.as_ref().map_or("0".to_owned(), show_budget);
     Kind::text("SIZE", allowed, read, show)
+}
+
+/// Bytes, as a number or a size.
+pub(super) fn bytes(min: u64) -> Kind<u64> {
+    let allowed = format!(
+        "bytes, or a size such as `2GiB` or `1.5G` (binary units) or `2GB` (decimal units); at least {} MiB",
+        min >> 20
+    );
+    let read = move |text: &str| match parse_budget(text)? {
+        Budget::Bytes(bytes) if bytes >= min => Ok(bytes),
+        _ => Err(format!(
+            "'{text}' is no size of {} MiB or more; give one such as 2GiB",
+            min >> 20
+        )),
+    };
+    Kind::text("SIZE", allowed, read, u64::to_string)
+}
+
+/// Hosts from which files are fetched.
+pub(super) fn hosts() -> Kind<Hosts> {
+    Kind {
+        shape: Shape::Names,
+        placeholder: "HOST".to_owned(),
+        allowed:
+            "a list of host names; `*.` in front of one stands for any names before it, `*` for \
+                  every host"
+                .to_owned(),
+        words: vec!["*.example.org"],
+        read: Box::new(|given| {
+            let texts = given.texts.iter().map(|text| text.to_string_lossy());
+            let texts: Vec<String> = texts.map(|text| text.trim().to_owned()).collect();
+            if texts.len() > IMAGE_HOSTS_MAX {
+                return Err(format!(
+                    "{} hosts are named; at most {IMAGE_HOSTS_MAX}",
+                    texts.len()
+                ));
+            }
+            Hosts::new(&texts)
+        }),
+        show: Box::new(|hosts| {
+            let mut patterns = hosts.patterns().peekable();
+            patterns.peek()?;
+            Some(list(patterns))
+        }),
+    }
 }
 
 fn show_budget(budget: &Budget) -> String {

@@ -12,18 +12,19 @@ use std::time::Duration;
 use axum::http::Uri;
 use rocmforge_engine::api::{Budget, Policy, When};
 use rocmforge_engine::{DeviceChoice, KvType, PrefixCache};
+use rocmforge_hub::Hosts;
 use rocmforge_service::roles::Who;
 
 use super::error::ConfigError;
 use super::kinds::{
-    Kind, addresses, choice, collector, count, device, directories, hub, integer, log_filter, path,
-    patterns, percent_or_off, seconds, size, size_or_none, socket, users,
+    Kind, addresses, bytes, choice, collector, count, device, directories, hosts, hub, integer,
+    log_filter, path, patterns, percent_or_off, seconds, size, size_or_none, socket, users,
 };
 use super::table::DefaultValue::{Is, Unset};
 use super::table::{AllGiven, Entry, Reload, declare_settings};
 use super::{
-    DRAIN_GRACE_MAX, MAX_SEQUENCES_LIMIT, N_CTX_MAX_LIMIT, QUEUE_CAPACITY_LIMIT, THREADS_MAX,
-    WATCHDOG_MAX, WATCHDOG_MIN,
+    DRAIN_GRACE_MAX, IMAGE_MEMORY_MIN, MAX_SEQUENCES_LIMIT, N_CTX_MAX_LIMIT, QUEUE_CAPACITY_LIMIT,
+    THREADS_MAX, WATCHDOG_MAX, WATCHDOG_MIN,
 };
 use crate::addresses::ListenAddress;
 use crate::traces::Collector;
@@ -186,6 +187,23 @@ declare_settings! {
         /// likely. A model with a draft model uses it unless this is off.
         speculate: Option<bool> =
             choice([("on", Some(true)), ("off", Some(false)), ("auto", None)]), Is("auto"), AtRestart;
+    }
+    "Images" {
+        /// Memory for images of requests until the model has read them.
+        ///
+        /// Decoding an image takes 16 bytes a pixel; what is left of it while the request waits,
+        /// 12 bytes a pixel that the model reads. Requests wait for memory, at most a minute. One
+        /// client gets at most three quarters of it. An eighth is for files that are fetched
+        /// (`image_url_hosts`).
+        image_memory: u64 = bytes(IMAGE_MEMORY_MIN), Is("2GiB"), AtRestart;
+
+        /// Hosts from which images are fetched that requests name by an http or https URL.
+        ///
+        /// Without any, such requests are refused. A host is fetched from at its public addresses
+        /// alone, and redirects are followed to hosts of the list alone. At most 20 MiB an image
+        /// and 30 seconds a request. Under the packaged systemd unit fetching needs a drop-in that
+        /// allows network sockets.
+        image_url_hosts: Hosts = hosts(), Unset("none"), AtRestart;
     }
     "Downloads" {
         /// Address of the hub that models are downloaded from.

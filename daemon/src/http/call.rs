@@ -16,6 +16,7 @@ use serde::de::DeserializeOwned;
 use tokio::runtime::Handle;
 
 use super::error::Dialect;
+use super::pictures::Pictures;
 use super::{Http, body};
 
 /// What a client calls its request, and what we call it in the answer.
@@ -75,6 +76,8 @@ pub(super) struct Call {
     pub(super) id: RequestId,
     /// The route, for the log.
     route: &'static str,
+    /// Images that it names by a URL.
+    pub(super) pictures: Arc<Pictures>,
 }
 
 impl Call {
@@ -94,6 +97,7 @@ impl Call {
             dialect: Dialect::of(request.uri(), request.headers()),
             id: id.unwrap_or_else(|| RequestId::of(request.headers())),
             route,
+            pictures: Arc::clone(&http.pictures),
         }
     }
 

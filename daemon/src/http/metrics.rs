@@ -31,6 +31,8 @@ struct Source<'a> {
     peers: Vec<PeerUse>,
     /// Requests that may run at once.
     running_max: u32,
+    /// Bytes reserved for images of requests.
+    image_memory: u64,
     uptime_s: f64,
     is_draining: bool,
 }
@@ -59,6 +61,7 @@ pub(super) async fn metrics(State(http): State<Arc<Http>>) -> Response {
         records: service.measured.all(),
         peers: service.peers(),
         running_max: service.limits.max_sequences,
+        image_memory: service.images.memory().1,
         uptime_s: service.started.elapsed().as_secs_f64(),
         is_draining: service.is_draining() || snapshot.draining,
     };
@@ -123,6 +126,7 @@ mod tests {
             records: Vec::new(),
             peers: Vec::new(),
             running_max: 4,
+            image_memory: 0,
             uptime_s: 1.5,
             is_draining: false,
         })

@@ -37,6 +37,7 @@ mod openai;
 mod packed;
 mod path;
 mod picture;
+mod pictures;
 mod prompt;
 mod pulls;
 mod reply;
@@ -65,6 +66,7 @@ use axum::handler::Handler;
 use axum::middleware;
 use axum::response::Response;
 use axum::routing::{self, MethodRouter};
+use rocmforge_hub::Hosts;
 use rocmforge_service::{Service, failure};
 use rustls::ServerConfig;
 
@@ -76,6 +78,7 @@ use self::control::Controls;
 pub(crate) use self::listen::{Phase, serve};
 use self::ollama::KeepAlives;
 use self::openai::responses::Memory;
+use self::pictures::Pictures;
 pub use self::pulls::PullConfig;
 use self::pulls::Pulls;
 pub(crate) use self::pulls::hub_token;
@@ -103,6 +106,8 @@ pub struct HttpListeners {
     pub allowed: Allowed,
     /// Where models are downloaded from, and to.
     pub pulls: PullConfig,
+    /// From where images of requests are fetched.
+    pub image_hosts: Hosts,
     /// The settings in force, for the page of `/ui`.
     pub settings: Vec<ShownSetting>,
 }
@@ -128,6 +133,8 @@ pub(crate) struct Http {
     controls: Arc<Controls>,
     /// Downloads of models.
     pulls: Arc<Pulls>,
+    /// Images that requests name by a URL.
+    pictures: Arc<Pictures>,
     /// The settings that were in force at the start.
     settings: Vec<ShownSetting>,
 }
@@ -139,7 +146,7 @@ impl Http {
         tokens: Option<Tokens>,
         tls: Option<Tls>,
         allowed: Allowed,
-        (pulls, settings): (PullConfig, Vec<ShownSetting>),
+        (pulls, settings, image_hosts): (PullConfig, Vec<ShownSetting>, Hosts),
     ) -> Arc<Self> {
         if let Some(warning) = tls.as_ref().and_then(|tls| tls.warning(SystemTime::now())) {
             tracing::warn!("{warning}");
@@ -156,6 +163,7 @@ impl Http {
             memory: Arc::default(),
             controls: Arc::default(),
             pulls: Pulls::new(pulls),
+            pictures: Arc::new(Pictures::new(image_hosts)),
             settings,
         })
     }

@@ -3,12 +3,16 @@
 
 use std::sync::Arc;
 
-use rocmforge_tokenizer::{ChatImage, Content, Seen};
+use rocmforge_tokenizer::{ChatImage, Content, ImageData, Seen};
 use serde_json::{Value, json};
 
-/// What is said of an image that is elsewhere.
-const BY_URL: &str = "images are not fetched; give the image as a data: URL \
+/// Most pixels of an image of the detail `low`: 512 x 512, as OpenAI has it.
+const LOW_PIXELS: u64 = 512 * 512;
+/// What is said of a URL of another kind.
+const NO_URL: &str = "this is no data:, https: or http: URL; give the image as a data: URL \
                       (data:image/png;base64,...)";
+/// Longest URL of an image that is elsewhere, bytes.
+const URL_MAX: usize = 8192;
 
 /// What a message or a result of a tool says.
 #[derive(Debug, Default, PartialEq)]
@@ -46,10 +50,29 @@ pub(super) fn with_joined_texts(seen: Vec<Seen>) -> Vec<Seen> {
 
 /// The image of a part of this type, which `field` names; nothing where it is another.
 pub(super) fn of_part(kind: &str, part: &Value, field: &str) -> Option<ChatImage> {
-    matches!(kind, "image" | "image_url" | "input_image" | "image_file").then(|| ChatImage {
-        field: field.to_owned(),
-        data: data_of(part),
+    matches!(kind, "image" | "image_url" | "input_image" | "image_file").then(|| {
+        let pixels_max = pixels_max(part);
+        ChatImage {
+            field: field.to_owned(),
+            data: pixels_max
+                .as_ref()
+                .map_or_else(|why| Err(why.clone()), |_| data_of(part)),
+            pixels_max: pixels_max.ok().flatten(),
+        }
     })
+}
+
+/// Most pixels by a part's `detail`; nothing where the model decides.
+fn pixels_max(part: &Value) -> Result<Option<u64>, String> {
+    let places = [&part["image_url"]["detail"], &part["detail"]];
+    let detail = places.into_iter().find(|detail| !detail.is_null());
+    match detail.map(Value::as_str) {
+        None | Some(Some("auto" | "high" | "original")) => Ok(None),
+        Some(Some("low")) => Ok(Some(LOW_PIXELS)),
+        Some(_) => {
+            Err("its detail is none of auto, low, high and original; give one of them".into())
+        }
+    }
 }
 
 /// An image of Ollama's list, which `field` names.
@@ -58,10 +81,14 @@ pub(super) fn of_ollama(image: &Value, field: String) -> ChatImage {
         Some(text) => of_base64(text),
         None => Err("it is no text; give the image's bytes as Base64".to_owned()),
     };
-    ChatImage { field, data }
+    ChatImage {
+        field,
+        data,
+        pixels_max: None,
+    }
 }
 
-fn data_of(part: &Value) -> Result<Arc<str>, String> {
+fn data_of(part: &Value) -> Result<ImageData, String> {
     // Anthropic's.
     let source = &part["source"];
     match source["type"].as_str() {
@@ -96,11 +123,22 @@ fn data_of(part: &Value) -> Result<Arc<str>, String> {
     }
 }
 
-/// The Base64 of a `data:` URL.
-fn of_url(url: &str) -> Result<Arc<str>, String> {
-    let scheme = url.get(..5).unwrap_or_default();
-    if !scheme.eq_ignore_ascii_case("data:") {
-        return Err(BY_URL.to_owned());
+/// The Base64 of a `data:` URL, or where the image is.
+fn of_url(url: &str) -> Result<ImageData, String> {
+    let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+    if ["http", "https"]
+        .iter()
+        .any(|known| scheme.eq_ignore_ascii_case(known))
+    {
+        return match url.len() > URL_MAX {
+            true => Err(format!(
+                "its URL has more than {URL_MAX} bytes; give a shorter one"
+            )),
+            false => Ok(ImageData::Url(url.into())),
+        };
+    }
+    if !scheme.eq_ignore_ascii_case("data") {
+        return Err(NO_URL.to_owned());
     }
     let (kind, data) = url[5..].split_once(',').unwrap_or_default();
     let is_base64 = kind
@@ -112,14 +150,14 @@ fn of_url(url: &str) -> Result<Arc<str>, String> {
             "the data: URL has no Base64; give the image as data:image/png;base64,...".to_owned(),
         );
     }
-    Ok(data.into())
+    Ok(ImageData::Base64(Arc::from(data)))
 }
 
 /// Base64 by itself, or in a `data:` URL, as some clients send it everywhere.
-fn of_base64(text: &str) -> Result<Arc<str>, String> {
+fn of_base64(text: &str) -> Result<ImageData, String> {
     match text.starts_with("data:") {
         true => of_url(text),
-        false => Ok(text.into()),
+        false => Ok(ImageData::Base64(text.into())),
     }
 }
 
@@ -130,7 +168,11 @@ mod tests {
     fn data(kind: &str, part: &Value) -> Result<String, String> {
         let image = of_part(kind, part, "here").unwrap();
         assert_eq!(image.field, "here");
-        image.data.map(|data| data.to_string())
+        image.data.map(|data| match data {
+            ImageData::Base64(text) => text.to_string(),
+            ImageData::Url(url) => format!("at {url}"),
+            ImageData::Bytes(_) => unreachable!("no dialect has bytes"),
+        })
     }
 
     #[test]
@@ -158,19 +200,49 @@ mod tests {
         }
         assert_eq!(of_part("text", &json!({"text": "a"}), "here"), None);
         let of_ollama = |image: Value| of_ollama(&image, "images[0]".to_owned()).data;
-        assert_eq!(&*of_ollama(json!("AAAA")).unwrap(), "AAAA");
+        let expected = Ok(ImageData::Base64("AAAA".into()));
+        assert_eq!(of_ollama(json!("AAAA")), expected);
         assert!(of_ollama(json!(5)).unwrap_err().contains("Base64"));
+        for part in [
+            json!({"image_url": {"url": "https://a.example/b.png"}}),
+            json!({"image_url": "https://a.example/b.png"}),
+            json!({"source": {"type": "url", "url": "https://a.example/b.png"}}),
+        ] {
+            assert_eq!(data("image", &part).unwrap(), "at https://a.example/b.png");
+        }
     }
 
     #[test]
-    fn an_image_that_is_elsewhere_is_told_what_to_do() {
+    fn the_detail_bounds_the_pixels() {
+        let of = |part: Value| of_part("image_url", &part, "here").unwrap();
+        let url = "data:image/png;base64,AAAA";
+        for (detail, expected) in [
+            (json!("low"), Some(512 * 512)),
+            (json!("high"), None),
+            (json!("auto"), None),
+            (json!("original"), None),
+            (Value::Null, None),
+        ] {
+            let nested = of(json!({"image_url": {"url": url, "detail": detail}}));
+            let flat = of(json!({"image_url": url, "detail": detail}));
+            assert_eq!((nested.pixels_max, flat.pixels_max), (expected, expected));
+            assert!(nested.data.is_ok() && flat.data.is_ok());
+        }
+        for detail in [json!("tiny"), json!(5)] {
+            let why = of(json!({"image_url": {"url": url, "detail": detail}})).data;
+            assert!(why.unwrap_err().contains("none of auto, low, high"));
+        }
+    }
+
+    #[test]
+    fn an_image_that_is_nowhere_is_told_what_to_do() {
         for (part, words) in [
             (
-                json!({"image_url": {"url": "https://a.example/b.png"}}),
-                "give the image as a data: URL",
+                json!({"image_url": format!("https://a.example/{}", "a".repeat(URL_MAX))}),
+                "more than 8192 bytes",
             ),
             (
-                json!({"image_url": "http://127.0.0.1/x"}),
+                json!({"image_url": "ftp://a.example/b.png"}),
                 "give the image as a data: URL",
             ),
             (
@@ -179,10 +251,6 @@ mod tests {
             ),
             (
                 json!({"image_url": "d\u{e9}ta"}),
-                "give the image as a data: URL",
-            ),
-            (
-                json!({"source": {"type": "url", "url": "https://a.example"}}),
                 "give the image as a data: URL",
             ),
             (

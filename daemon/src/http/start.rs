@@ -84,8 +84,8 @@ pub(super) async fn begin(
     mut violations: Violations,
     log: &mut RequestLog,
 ) -> Result<Answers, Failure> {
-    let mut kwargs = asked.kwargs;
-    let roles: Vec<_> = asked.messages.iter().map(|m| m.role.as_str()).collect();
+    let (mut messages, mut kwargs) = (asked.messages, asked.kwargs);
+    let roles: Vec<_> = messages.iter().map(|m| m.role.as_str()).collect();
     check::messages(&roles, &mut violations);
     let reuse = asked.sampling.reuse_prompt.unwrap_or(true);
     let last = roles.last().copied();
@@ -95,6 +95,7 @@ pub(super) async fn begin(
     let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
     violations.result()?;
     let model = call.model(&asked.model).await?;
+    call.pictures.fetch(call, &mut messages, &model).await?;
     let unsaid = service.defaults(&asked.model).thinking;
     think_by_default(&model, unsaid, asked.is_quiet, &mut kwargs);
     let how = Answering {
@@ -107,7 +108,7 @@ pub(super) async fn begin(
         unparsed: false,
     };
     let conversation = conversation::Conversation {
-        messages: asked.messages,
+        messages,
         tools: asked.tools,
         kwargs,
         documents: asked.documents,

@@ -1,14 +1,12 @@
 //! A conversation of the wire, in the service's words.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use rocmforge_proto::v1;
 use rocmforge_service::check::Violations;
 use rocmforge_service::conversation::Conversation;
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::images::LEFT_OUT;
 use rocmforge_service::tool_calls::{self, Tools};
-use rocmforge_tokenizer::{ChatImage, Content, Ending, Message, Seen, ToolCall};
+use rocmforge_tokenizer::{ChatImage, Content, Ending, ImageData, Message, Seen, ToolCall};
 use serde_json::{Map, Value, json};
 
 /// The conversation of a request, which gives up the fields that it is in.
@@ -152,8 +150,12 @@ fn texts(
         match wire.part {
             Some(v1::content_part::Part::Text(said)) => (text(&said), None),
             Some(v1::content_part::Part::Image(bytes)) => {
-                let data = Ok(STANDARD.encode(bytes).into());
-                (text(LEFT_OUT), Some(ChatImage { field, data }))
+                let image = ChatImage {
+                    field,
+                    data: Ok(ImageData::Bytes(bytes.into())),
+                    pixels_max: None,
+                };
+                (text(LEFT_OUT), Some(image))
             }
             None => {
                 violations.add(&field, "empty; give a text or an image");

@@ -33,6 +33,8 @@ use tonic_types::StatusExt;
 
 /// Far longer than any test runs.
 pub(crate) const GRACE: Duration = Duration::from_secs(300);
+/// Bytes for images; an image of 20 million pixels needs more than a client has.
+pub(crate) const IMAGE_MEMORY: u64 = 256 << 20;
 
 /// A daemon in this process.
 pub(crate) struct Daemon {
@@ -142,6 +144,7 @@ impl Daemon {
             },
             roles,
             peer_limits,
+            image_memory: IMAGE_MEMORY,
             drain_grace: GRACE,
             http,
             declared,

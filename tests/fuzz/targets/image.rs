@@ -10,6 +10,7 @@ use rocmforge_vision::{Bounds, Rules, decode, prepare};
 const BOUNDS: Bounds = Bounds {
     bytes: 4096,
     pixels: 1 << 16,
+    deadline: None,
 };
 
 fuzz_target!(|data: &[u8]| {

@@ -54,6 +54,7 @@ impl Golden {
                 merge: 2,
                 patches: numbers(&value["patches"]),
                 digest: [i as u8; 32],
+                charge: Default::default(),
             };
             (Arc::new(image), numbers(&value["rows"]))
         };

@@ -152,6 +152,7 @@ impl Service {
             ));
         }
         ticket.take_prompt(prompt_tokens)?;
+        let images = self.read_images(encoded.images, arrival).await?;
         let room = n_ctx.saturating_sub(prompt_tokens);
         let room = sampling.max_tokens.map_or(room, |most| most.min(room));
         let at = (&encoded.tail, room);
@@ -184,9 +185,7 @@ impl Service {
             let course = self
                 .measured
                 .begin(model.name(), prompt_tokens, arrival.at, &snapshot);
-            let events = self
-                .engine
-                .generate_with_images(request, encoded.images.clone());
+            let events = self.engine.generate_with_images(request, images.clone());
             Ok(Running {
                 events: events.map_err(|error| failure::from_engine(&error))?,
                 course,

@@ -2,36 +2,45 @@
 //!
 //! ```text
 //! messages --take_images--> {"type": "image"} --template, tokenizer--> one placeholder an image
-//!      \--Base64, decode, resize, patches--> as many placeholders as the tower gives rows, a span
+//!      \--header--> as many placeholders as the tower gives rows, an UnreadImage
+//!                                        |
+//!                      reading.rs: memory, decode, resize, patches, a span
 //! ```
+//!
+//! How many tokens an image has is told by its header, so that a prompt is counted, refused and
+//! shortened without decoding. What is decoded is what the engine gets, once.
 //!
 //! A model without a tower is told in words that an image was left out, as its prompts always were.
 //!
-//! *Invariant:* a request takes at most `IMAGES_MAX` images, and at most `PATCHES_MAX_BYTES`
-//! for what they are prepared to; images are prepared one after the other, and none is once the
-//! room of the prompt is used up (test `images_end_where_the_room_does`).
+//! *Invariant:* a request takes at most `IMAGES_MAX` images; none is decoded before the prompt is
+//! known to fit (test `images_end_where_the_room_does`) and memory is reserved for it
+//! (`reading.rs`).
 
-use std::sync::Arc;
+mod memory;
+mod reading;
 
 use base64::Engine as _;
 use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use bytes::Bytes;
 use rocmforge_engine::LoadedModel;
-use rocmforge_engine::api::ImageSpan;
-use rocmforge_tokenizer::{Chat, ChatImage, Tokenizer};
-use rocmforge_vision::{Bounds, PreparedImage, Rules};
+use rocmforge_tokenizer::{Chat, ChatImage, ImageData, Tokenizer};
+use rocmforge_vision::{Bounds, Rules};
 
 use crate::failure::{self, Failure, Reason};
 use crate::infill::named;
 use crate::text_work::Unwanted;
+pub(crate) use reading::UnreadImage;
+pub use reading::{HeldFile, IMAGES_AT_ONCE, ImageWork};
 
 /// What a model that reads text only is told in place of an image.
 pub const LEFT_OUT: &str = "[image left out: this model reads text only]";
 
 /// Most images of a request.
 const IMAGES_MAX: usize = 64;
-/// Most bytes of all that a request's images are prepared to.
-const PATCHES_MAX_BYTES: usize = 256 << 20;
+/// What is said of an image that is elsewhere.
+const BY_URL: &str = "images are fetched from hosts of image_url_hosts alone, and this is none; give the image \
+                      as a data: URL (data:image/png;base64,...)";
 /// What templates of Qwen's models write for an image.
 const PLACEHOLDER: &str = "<|image_pad|>";
 /// Base64 as clients write it, some without padding.
@@ -59,8 +68,10 @@ pub(crate) fn taken(chat: &mut Chat, model: &LoadedModel) -> Result<Vec<ChatImag
         return Err(failure::invalid(&first.field, &message));
     }
     for image in &images {
-        if let Err(why) = &image.data {
-            return Err(failure::invalid(&image.field, why));
+        match &image.data {
+            Ok(ImageData::Url(_)) => return Err(failure::invalid(&image.field, BY_URL)),
+            Ok(_) => {}
+            Err(why) => return Err(failure::invalid(&image.field, why)),
         }
     }
     Ok(images)
@@ -69,21 +80,21 @@ pub(crate) fn taken(chat: &mut Chat, model: &LoadedModel) -> Result<Vec<ChatImag
 /// What images make of the ids of a prompt.
 #[derive(Debug)]
 pub(crate) enum Placed {
-    /// The ids, and where the images are among them.
-    Whole(Vec<u32>, Vec<ImageSpan>),
+    /// The ids, and the images that are among them.
+    Whole(Vec<u32>, Vec<UnreadImage>),
     /// They are more than there is room for.
     TooMany,
 }
 
-/// Reads the images of a rendered chat, and gives each as many placeholders as it has tokens; at
-/// most `most` ids. CPU-bound.
+/// Reads the headers of the images of a rendered chat, and gives each as many placeholders as it
+/// has tokens; at most `most` ids. CPU-bound.
 ///
 /// # Errors
 /// INVALID_ARGUMENT names the message's part whose image cannot be read; FAILED_PRECONDITION where
 /// the template writes no placeholder for each image; DEADLINE_EXCEEDED where nobody waits.
 pub(crate) fn placed(
     ids: Vec<u32>,
-    images: &[ChatImage],
+    images: Vec<ChatImage>,
     model: &LoadedModel,
     most: usize,
     unwanted: Option<&Unwanted>,
@@ -93,56 +104,73 @@ pub(crate) fn placed(
     }
     let (rules, pad) = (rules_of(model)?, placeholder(model, &ids, images.len())?);
     let mut n_ids = ids.len();
-    let mut bytes = 0;
-    let mut read: Vec<Arc<PreparedImage>> = Vec::with_capacity(images.len());
+    let mut unread = Vec::with_capacity(images.len());
     for image in images {
         if unwanted.is_some_and(Unwanted::get) {
             return Err(failure::deadline());
         }
-        let prepared = prepared(image, &rules)?;
-        n_ids += prepared.tokens() - 1;
+        let image = of_header(image, &rules)?;
+        n_ids += image.tokens - 1;
         if n_ids > most {
             return Ok(Placed::TooMany);
         }
-        bytes += size_of_val(prepared.patches.as_slice());
-        if bytes > PATCHES_MAX_BYTES {
-            let message = format!(
-                "the conversation's images are too large together (more than {} MiB once they are prepared); \
-                 leave some out, or send smaller ones",
-                PATCHES_MAX_BYTES >> 20
-            );
-            return Err(failure::invalid(&image.field, &message));
-        }
-        read.push(Arc::new(prepared));
+        unread.push(image);
     }
-    let (ids, spans) = spread(&ids, pad, read);
-    Ok(Placed::Whole(ids, spans))
+    let ids = spread(&ids, pad, &mut unread);
+    Ok(Placed::Whole(ids, unread))
 }
 
-/// The ids with each placeholder as often as its image has tokens, and the images' places. There
-/// are as many placeholders as images.
-fn spread(ids: &[u32], pad: u32, images: Vec<Arc<PreparedImage>>) -> (Vec<u32>, Vec<ImageSpan>) {
-    let more: usize = images.iter().map(|image| image.tokens()).sum();
+/// The ids with each placeholder as often as its image has tokens, which is told where the first of
+/// them is. There are as many placeholders as images.
+fn spread(ids: &[u32], pad: u32, images: &mut [UnreadImage]) -> Vec<u32> {
+    let more: usize = images.iter().map(|image| image.tokens).sum();
     let mut all = Vec::with_capacity(ids.len() + more);
-    let mut spans = Vec::with_capacity(images.len());
-    let mut images = images.into_iter();
+    let mut images = images.iter_mut();
     for &id in ids {
         let image = (id == pad).then(|| images.next()).flatten();
         let Some(image) = image else {
             all.push(id);
             continue;
         };
-        let first = all.len();
-        all.resize(first + image.tokens(), pad);
-        spans.push(ImageSpan { first, image });
+        image.first = all.len();
+        all.resize(image.first + image.tokens, pad);
     }
-    (all, spans)
+    all
 }
 
-/// An image as the tower takes it.
-fn prepared(image: &ChatImage, rules: &Rules) -> Result<PreparedImage, Failure> {
+/// What an image's header says of it.
+fn of_header(image: ChatImage, rules: &Rules) -> Result<UnreadImage, Failure> {
+    let rules = image.pixels_max.map_or(*rules, |most| rules.at_most(most));
+    let bytes = bytes_of(&image)?;
+    let read = || {
+        let header = rocmforge_vision::header(&bytes, Bounds::default())?;
+        Ok((header, rules.size_for(header.width, header.height)?))
+    };
+    let (header, size) = read().map_err(|error: rocmforge_vision::ImageError| {
+        failure::invalid(&image.field, &error.to_string())
+    })?;
+    Ok(UnreadImage {
+        first: 0,
+        tokens: rules.tokens(size),
+        patches_bytes: rules.patches_bytes(size),
+        // The file once more, and two images of the resized size or, halfway, of one of its sides.
+        decoding_bytes: header.decoding_bytes()
+            + bytes.len() as u64
+            + rules.patches_bytes(size) / 2,
+        rules,
+        image,
+    })
+}
+
+/// The bytes of an image's file.
+fn bytes_of(image: &ChatImage) -> Result<Bytes, Failure> {
     let refuse = |why: &str| failure::invalid(&image.field, why);
-    let base64 = image.data.as_ref().map_err(|why| refuse(why))?;
+    let base64 = match &image.data {
+        Ok(ImageData::Base64(base64)) => base64,
+        Ok(ImageData::Bytes(bytes)) => return Ok(bytes.clone()),
+        Ok(ImageData::Url(_)) => return Err(refuse(BY_URL)),
+        Err(why) => return Err(refuse(why)),
+    };
     let decoded = match base64.bytes().any(|byte| byte.is_ascii_whitespace()) {
         false => BASE64.decode(&**base64),
         true => BASE64.decode(base64.split_ascii_whitespace().collect::<String>()),
@@ -152,8 +180,7 @@ fn prepared(image: &ChatImage, rules: &Rules) -> Result<PreparedImage, Failure> 
             "the image is no Base64 ({error}); encode its file anew"
         ))
     })?;
-    let prepared = rocmforge_vision::prepare(&bytes, Bounds::default(), rules);
-    prepared.map_err(|error| refuse(&error.to_string()))
+    Ok(bytes.into())
 }
 
 /// What the model's tower wants of an image.
@@ -201,26 +228,31 @@ mod tests {
 
     const PAD: u32 = 9;
 
-    fn image(rows: usize, columns: usize) -> Arc<PreparedImage> {
-        Arc::new(PreparedImage {
-            grid: [rows, columns],
-            merge: 2,
-            patches: Vec::new(),
-            digest: [0; 32],
-        })
+    fn chat_image(base64: &str) -> ChatImage {
+        ChatImage {
+            field: "messages[0].content[1]".to_owned(),
+            data: Ok(ImageData::Base64(base64.into())),
+            pixels_max: None,
+        }
+    }
+
+    fn image(tokens: usize) -> UnreadImage {
+        UnreadImage {
+            first: 0,
+            tokens,
+            patches_bytes: 0,
+            decoding_bytes: 0,
+            rules: rules(),
+            image: chat_image(""),
+        }
     }
 
     #[test]
     fn a_placeholder_becomes_as_many_as_its_image_has_tokens() {
-        let (ids, spans) = spread(
-            &[1, PAD, 2, PAD, PAD],
-            PAD,
-            vec![image(2, 4), image(2, 2), image(4, 6)],
-        );
+        let mut images = [image(2), image(1), image(6)];
+        let ids = spread(&[1, PAD, 2, PAD, PAD], PAD, &mut images);
         assert_eq!(ids, [1, 9, 9, 2, 9, 9, 9, 9, 9, 9, 9]);
-        let firsts: Vec<_> = spans.iter().map(|span| span.first).collect();
-        assert_eq!(firsts, [1, 4, 5]);
-        assert_eq!(spans[2].image.grid, [4, 6]);
+        assert_eq!(images.map(|image| image.first), [1, 4, 5]);
     }
 
     fn rules() -> Rules {
@@ -244,11 +276,7 @@ mod tests {
             ("aGVs\nbG8gd29y bGQ=", "no PNG, JPEG, WebP or GIF"),
             ("iVBORw0KGgoAAAANSUhEUg", "PNG file is damaged"),
         ] {
-            let image = ChatImage {
-                field: "messages[0].content[1]".to_owned(),
-                data: Ok(base64.into()),
-            };
-            let failure = prepared(&image, &rules()).unwrap_err();
+            let failure = of_header(chat_image(base64), &rules()).unwrap_err();
             let (field, message) = &failure.fields()[0];
             assert_eq!(field, "messages[0].content[1]");
             assert!(message.contains(words), "{base64}: {message}");

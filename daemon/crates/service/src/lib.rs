@@ -75,6 +75,7 @@ use crate::failure::Failure;
 use crate::files::Listing;
 use crate::flights::Flights;
 use crate::idle_models::Bounds;
+use crate::images::ImageWork;
 use crate::limits::LimitBook;
 use crate::load_places::LoadPlaces;
 use crate::looks::Looks;
@@ -104,11 +105,14 @@ pub const SMALL_REQUEST_MAX_BYTES: usize = 64 << 10;
 /// How long a request's body may be silent. Over gRPC it is how long one may take, from when it is
 /// first looked for to its last byte; over HTTP a body has a second more for each 64 KiB.
 pub const BODY_WAIT_MAX: Duration = Duration::from_secs(15);
-/// Blocking threads: one for each text and grammar that is worked on at once, and two for what is
-/// short (listings and names of files, looks at those of declared models, look-ups of groups). What
-/// finds none free waits for one.
-pub const BLOCKING_THREADS: usize =
-    text_work::SHORT_AT_ONCE + text_work::LONG_AT_ONCE + text_work::GRAMMARS_AT_ONCE + 2;
+/// Blocking threads: one for each text, grammar and request with images that is worked on at once,
+/// and two for what is short (listings and names of files, looks at those of declared models,
+/// look-ups of groups). What finds none free waits for one.
+pub const BLOCKING_THREADS: usize = text_work::SHORT_AT_ONCE
+    + text_work::LONG_AT_ONCE
+    + text_work::GRAMMARS_AT_ONCE
+    + images::IMAGES_AT_ONCE
+    + 2;
 
 /// What requests are held to.
 #[derive(Debug, Clone, Copy)]
@@ -136,6 +140,8 @@ pub struct Service {
     pub roles: RoleBook,
     /// Work on texts.
     pub text: TextWork,
+    /// Work on images.
+    pub images: ImageWork,
     /// What requests took.
     pub measured: Measured,
     /// Bytes of requests that are being read.
@@ -184,6 +190,7 @@ impl Service {
             started: Instant::now(),
             roles: RoleBook::new(roles),
             text: TextWork::default(),
+            images: ImageWork::default(),
             measured: Measured::default(),
             reading: Sum::new(READING_MAX_BYTES),
             sending: Sum::new(SENDING_MAX_BYTES),

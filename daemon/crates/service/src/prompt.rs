@@ -5,7 +5,6 @@ mod room;
 use std::sync::Arc;
 
 use rocmforge_engine::LoadedModel;
-use rocmforge_engine::api::ImageSpan;
 use rocmforge_tokenizer::{
     Chat, Ending, Error as TokenizerError, RenderedChat, Renderer, Tokenizer,
 };
@@ -14,7 +13,7 @@ use crate::Service;
 use crate::adapted::{self, Way};
 use crate::arrival::Arrival;
 use crate::failure::{self, Failure, Reason};
-use crate::images::{self, Placed};
+use crate::images::{self, Placed, UnreadImage};
 use crate::text_work::Unwanted;
 use crate::tool_calls::forms::Headers;
 use crate::tool_calls::headers::{self, Fit};
@@ -45,8 +44,8 @@ pub struct Encoded {
     pub ids: Vec<u32>,
     /// How a rendered chat ends.
     pub tail: Tail,
-    /// Where its images are among the ids, in the order of their places.
-    pub images: Vec<ImageSpan>,
+    /// The images that are among the ids, in the order of their places.
+    pub(crate) images: Vec<UnreadImage>,
 }
 
 impl Encoded {
@@ -171,7 +170,7 @@ struct OfChat {
     /// How many they are, where there is no room for them and that was counted.
     n_all: Option<usize>,
     tail: Tail,
-    images: Vec<ImageSpan>,
+    images: Vec<UnreadImage>,
 }
 
 /// The ids of a chat with those of its images, at most `most`; where its text has more, they are
@@ -197,7 +196,7 @@ fn encode_chat(
     match std::mem::replace(&mut of_chat.ids, Ok(Vec::new())) {
         Ok(ids) => {
             let unwanted = templates.map(|(_, unwanted)| unwanted);
-            match images::placed(ids, &images, model, most, unwanted)? {
+            match images::placed(ids, images, model, most, unwanted)? {
                 Placed::Whole(ids, spans) => (of_chat.ids, of_chat.images) = (Ok(ids), spans),
                 Placed::TooMany => {
                     of_chat.ids = Err(TokenizerError::TooManyTokens { max: most });
@@ -238,7 +237,7 @@ impl Prompt {
                 let rendered = rendered(&chat, field, model, Some(templates))?;
                 let ids = tokenizer.encode_rendered(usize::MAX, &rendered);
                 let (ids, most) = (ids.map_err(invalid)?, usize::MAX);
-                let placed = images::placed(ids, &images, model, most, Some(templates.1))?;
+                let placed = images::placed(ids, images, model, most, Some(templates.1))?;
                 match placed {
                     Placed::Whole(ids, _) => Ok((rendered.into_text(), ids)),
                     Placed::TooMany => Err(failure::bug("more ids than memory has places")),

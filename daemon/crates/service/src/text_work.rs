@@ -112,7 +112,12 @@ impl TextWork {
         Self::run_in(&self.grammars, (peer, GRAMMARS_FULL), |_: &_| work()).await
     }
 
-    async fn run_in<T: Send + 'static>(
+    /// Runs work on a blocking thread, once it has a place in a lane; `full` is said where none may
+    /// wait.
+    ///
+    /// # Errors
+    /// As [`TextWork::run`].
+    pub(crate) async fn run_in<T: Send + 'static>(
         lane: &Arc<Lane>,
         (peer, full): (Peer, &'static str),
         work: impl FnOnce(&Unwanted) -> Result<T, Failure> + Send + 'static,

@@ -31,7 +31,7 @@ use rocmforge_gguf::Gguf;
 
 use crate::{Error, Tokenizer};
 pub use builtin::{builtin_template, builtin_template_names};
-pub use images::{ChatImage, Seen};
+pub use images::{ChatImage, ImageData, Seen};
 pub use message::{Chat, Content, Ending, Message, ToolCall};
 pub(crate) use protect::Marks;
 pub use protect::RenderedChat;

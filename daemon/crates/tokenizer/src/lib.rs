@@ -39,10 +39,10 @@ mod vocab;
 mod word_piece;
 
 pub use chat::{
-    Chat, ChatImage, ChatTemplate, Content, Ending, MAX_CHAT_BYTES, MAX_CHAT_INPUT_BYTES,
-    MAX_CHAT_STEPS, MAX_TEMPLATE_BYTES, Message, RENDER_CHILD_ARGUMENT, RenderLimits, RenderedChat,
-    Renderer, Seen, TemplateOrigin, ToolCall, builtin_template, builtin_template_names,
-    render_child_main,
+    Chat, ChatImage, ChatTemplate, Content, Ending, ImageData, MAX_CHAT_BYTES,
+    MAX_CHAT_INPUT_BYTES, MAX_CHAT_STEPS, MAX_TEMPLATE_BYTES, Message, RENDER_CHILD_ARGUMENT,
+    RenderLimits, RenderedChat, Renderer, Seen, TemplateOrigin, ToolCall, builtin_template,
+    builtin_template_names, render_child_main,
 };
 pub use error::Error;
 pub use interned::{Digest, Interned};

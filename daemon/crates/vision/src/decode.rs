@@ -1,6 +1,7 @@
 //! Image files as 8-bit RGB, within bounds.
 
-use std::io::Cursor;
+use std::io::{self, BufRead, Cursor, Read, Seek, SeekFrom};
+use std::time::Instant;
 
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, Rgb, RgbImage};
@@ -14,6 +15,8 @@ pub struct Bounds {
     pub bytes: usize,
     /// Most pixels before resizing. Decoding needs up to 16 bytes for each.
     pub pixels: u64,
+    /// When decoding is given up.
+    pub deadline: Option<Instant>,
 }
 
 impl Default for Bounds {
@@ -22,15 +25,36 @@ impl Default for Bounds {
         Bounds {
             bytes: 32 << 20,
             pixels: 64 << 20,
+            deadline: None,
         }
     }
 }
 
-/// Bytes that a decoder may hold for each pixel: four channels of 16 bits, once more for a frame
-/// that is put on another.
+/// Bytes that decoding and resizing may hold for each pixel: four channels of 16 bits, once more
+/// for a frame that is put on another or turned.
 const DECODER_BYTES_A_PIXEL: u64 = 16;
 /// And beside them, for tables and lines.
-const DECODER_BYTES: u64 = 16 << 20;
+const DECODER_BYTES: u64 = 4 << 20;
+/// Most pixels of a JPEG file times its scans: each scan goes over all of them, and a scan of a few
+/// bytes may.
+const SCANNED_PIXELS_MAX: u64 = 1 << 30;
+
+/// What the header of an image file says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Columns, as they are stored: an EXIF orientation may have them be rows.
+    pub width: u32,
+    /// Rows, as they are stored.
+    pub height: u32,
+}
+
+impl Header {
+    /// Most bytes that decoding and resizing hold beside the file and the result.
+    pub fn decoding_bytes(&self) -> u64 {
+        let pixels = u64::from(self.width) * u64::from(self.height);
+        pixels * DECODER_BYTES_A_PIXEL + DECODER_BYTES
+    }
+}
 
 /// Pixels in 8-bit RGB, row by row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +89,16 @@ impl Pixels {
     }
 }
 
+/// Reads the header of a PNG, JPEG, WebP or GIF file, whichever its first bytes say it is. Costs no
+/// memory for pixels.
+///
+/// # Errors
+/// [`ImageError`], where the file is of another format, its header damaged, or what it says beyond
+/// the bounds.
+pub fn header(bytes: &[u8], bounds: Bounds) -> Result<Header, ImageError> {
+    opened(bytes, bounds).map(|opened| opened.header)
+}
+
 /// Decodes a PNG, JPEG, WebP or GIF file, whichever its first bytes say it is: the first frame, in
 /// its EXIF orientation, on white where it is transparent, at 8 bits a channel. CPU-bound.
 ///
@@ -72,34 +106,20 @@ impl Pixels {
 /// [`ImageError`], where the file is of another format, damaged, or beyond the bounds. An image of
 /// too many pixels is refused by its header.
 pub fn decode(bytes: &[u8], bounds: Bounds) -> Result<Pixels, ImageError> {
-    if bytes.is_empty() {
-        return Err(ImageError::Empty);
-    }
-    if bytes.len() > bounds.bytes {
-        return Err(ImageError::TooManyBytes {
-            bytes: bytes.len(),
-            max: bounds.bytes,
-        });
-    }
-    let format = format_of(bytes).ok_or(ImageError::UnknownFormat)?;
-    let damaged = |why: &dyn std::fmt::Display| ImageError::Damaged {
-        format: name_of(format),
-        why: why.to_string(),
+    let Opened {
+        format,
+        header,
+        mut decoder,
+    } = opened(bytes, bounds)?;
+    let damaged = |why: &dyn std::fmt::Display| match bounds.is_over() {
+        true => ImageError::TooSlow,
+        false => damaged(format, why),
     };
-    let mut limits = Limits::no_limits();
-    let most = bounds.pixels.saturating_mul(DECODER_BYTES_A_PIXEL);
-    limits.max_alloc = Some(most.saturating_add(DECODER_BYTES));
-    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
-    reader.limits(limits.clone());
-    let mut decoder = reader.into_decoder().map_err(|error| damaged(&error))?;
-    let (width, height) = decoder.dimensions();
-    if u64::from(width) * u64::from(height) > bounds.pixels {
-        return Err(ImageError::TooManyPixels {
-            width,
-            height,
-            max: bounds.pixels,
-        });
+    if format == ImageFormat::Jpeg {
+        check_scans(bytes, header)?;
     }
+    let mut limits = Limits::no_limits();
+    limits.max_alloc = Some(header.decoding_bytes());
     decoder
         .set_limits(limits)
         .map_err(|error| damaged(&error))?;
@@ -110,6 +130,143 @@ pub fn decode(bytes: &[u8], bounds: Bounds) -> Result<Pixels, ImageError> {
     let rgb = on_white(decoded);
     let (width, height) = rgb.dimensions();
     Pixels::new(width, height, rgb.into_raw()).ok_or(ImageError::Empty)
+}
+
+/// A file whose header was read.
+struct Opened<D> {
+    format: ImageFormat,
+    header: Header,
+    decoder: D,
+}
+
+/// Reads a file's header, and checks it.
+fn opened(bytes: &[u8], bounds: Bounds) -> Result<Opened<impl ImageDecoder + '_>, ImageError> {
+    if bytes.is_empty() {
+        return Err(ImageError::Empty);
+    }
+    if bytes.len() > bounds.bytes {
+        return Err(ImageError::TooManyBytes {
+            bytes: bytes.len(),
+            max: bounds.bytes,
+        });
+    }
+    let format = format_of(bytes).ok_or(ImageError::UnknownFormat)?;
+    let mut limits = Limits::no_limits();
+    limits.max_alloc = Some(DECODER_BYTES + bytes.len() as u64);
+    let timed = Timed {
+        bytes: Cursor::new(bytes),
+        bounds,
+    };
+    let mut reader = ImageReader::with_format(timed, format);
+    reader.limits(limits);
+    let decoder = reader.into_decoder();
+    let decoder = decoder.map_err(|error| match bounds.is_over() {
+        true => ImageError::TooSlow,
+        false => damaged(format, &error),
+    })?;
+    let (width, height) = decoder.dimensions();
+    if u64::from(width) * u64::from(height) > bounds.pixels {
+        return Err(ImageError::TooManyPixels {
+            width,
+            height,
+            max: bounds.pixels,
+        });
+    }
+    Ok(Opened {
+        format,
+        header: Header { width, height },
+        decoder,
+    })
+}
+
+fn damaged(format: ImageFormat, why: &dyn std::fmt::Display) -> ImageError {
+    ImageError::Damaged {
+        format: name_of(format),
+        why: why.to_string(),
+    }
+}
+
+impl Bounds {
+    /// Whether the deadline has passed.
+    fn is_over(&self) -> bool {
+        self.deadline
+            .is_some_and(|deadline| Instant::now() >= deadline)
+    }
+}
+
+/// Bytes that end at a deadline, for decoders that read as they go.
+struct Timed<'a> {
+    bytes: Cursor<&'a [u8]>,
+    bounds: Bounds,
+}
+
+impl Timed<'_> {
+    fn check(&self) -> io::Result<()> {
+        match self.bounds.is_over() {
+            true => Err(io::Error::new(io::ErrorKind::TimedOut, "out of time")),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.check()?;
+        self.bytes.read(into)
+    }
+}
+
+impl BufRead for Timed<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.check()?;
+        // In pieces, so that the next one is asked for in time.
+        let rest = self.bytes.fill_buf()?;
+        Ok(&rest[..rest.len().min(64 << 10)])
+    }
+
+    fn consume(&mut self, n: usize) {
+        self.bytes.consume(n);
+    }
+}
+
+impl Seek for Timed<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.bytes.seek(to)
+    }
+}
+
+/// Refuses a JPEG file whose scans go over too many pixels together: its decoder reads all of the
+/// file at first, so that no deadline ends it.
+fn check_scans(bytes: &[u8], header: Header) -> Result<(), ImageError> {
+    let pixels = u64::from(header.width) * u64::from(header.height);
+    let scans = scans(bytes);
+    if pixels.saturating_mul(scans) > SCANNED_PIXELS_MAX {
+        return Err(ImageError::TooManyScans {
+            scans,
+            max: SCANNED_PIXELS_MAX / pixels.max(1),
+        });
+    }
+    Ok(())
+}
+
+/// Scans of a JPEG file: segments that begin with the marker SOS.
+fn scans(bytes: &[u8]) -> u64 {
+    const SOS: u8 = 0xda;
+    let (mut scans, mut at) = (0, 2);
+    while at + 4 <= bytes.len() {
+        // What is no marker is data of a scan, in which 0xff has 0 or a restart behind it.
+        let (mark, kind) = (bytes[at], bytes[at + 1]);
+        if mark != 0xff || matches!(kind, 0 | 0xd0..=0xd8 | 0xff) {
+            at += 1;
+            continue;
+        }
+        if kind == 0xd9 {
+            break;
+        }
+        scans += u64::from(kind == SOS);
+        at += 2 + usize::from(u16::from_be_bytes([bytes[at + 2], bytes[at + 3]]));
+    }
+    scans
 }
 
 /// The format by the first bytes.

@@ -170,6 +170,70 @@ fn the_first_frame_of_an_animation_counts() {
     assert_eq!(decoded(&bytes).unwrap().rgb()[0], 10);
 }
 
+/// A JPEG file of which the size is another one, with its scan so many times.
+fn jpeg_of(width: u16, height: u16, scans: usize) -> Vec<u8> {
+    let mut bytes = file(&pattern(16, 16), ImageFormat::Jpeg);
+    let find = |bytes: &[u8], mark: u8| bytes.windows(2).position(|w| w == [0xff, mark]).unwrap();
+    let frame = find(&bytes, 0xc0);
+    bytes[frame + 5..frame + 7].copy_from_slice(&height.to_be_bytes());
+    bytes[frame + 7..frame + 9].copy_from_slice(&width.to_be_bytes());
+    let (scan, end) = (find(&bytes, 0xda), bytes.len() - 2);
+    [
+        &bytes[..scan],
+        &bytes[scan..end].repeat(scans),
+        &bytes[end..],
+    ]
+    .concat()
+}
+
+#[test]
+fn a_jpeg_file_that_goes_over_its_pixels_again_and_again_is_refused() {
+    let error = decoded(&jpeg_of(65_000, 1000, 17)).unwrap_err();
+    let expected = ImageError::TooManyScans { scans: 17, max: 16 };
+    assert_eq!(error, expected);
+    assert_eq!(scans(&jpeg_of(16, 16, 3)), 3);
+    // What a camera puts in front of the image is no scan of it.
+    let mut with_thumbnail = vec![0xff, 0xd8, 0xff, 0xe1, 0, 8];
+    with_thumbnail.extend([0xff, 0xda, 0, 0, 0, 0]);
+    with_thumbnail.extend(&jpeg_of(16, 16, 1)[2..]);
+    assert_eq!(scans(&with_thumbnail), 1);
+    assert!(decoded(&with_thumbnail).is_ok());
+}
+
+#[test]
+fn a_frame_that_is_larger_than_its_gif_file_says_is_refused() {
+    let mut bytes = file(&pattern(3, 3), ImageFormat::Gif);
+    let frame = bytes.iter().rposition(|&byte| byte == 0x2c).unwrap();
+    bytes[frame + 5..frame + 9].fill(0xff);
+    assert_eq!(header(&bytes, Bounds::default()).unwrap().width, 3);
+    let error = decoded(&bytes).unwrap_err().to_string();
+    assert!(error.starts_with("the GIF file is damaged"), "{error}");
+}
+
+#[test]
+fn decoding_ends_at_its_deadline() {
+    let late = Bounds {
+        deadline: Some(Instant::now()),
+        ..Bounds::default()
+    };
+    for format in [ImageFormat::Png, ImageFormat::Gif] {
+        let error = decode(&file(&pattern(40, 24), format), late).unwrap_err();
+        assert_eq!(error, ImageError::TooSlow, "{format:?}");
+    }
+}
+
+#[test]
+fn a_header_is_read_without_the_pixels() {
+    for format in FORMATS {
+        let file = file(&pattern(40, 24), format);
+        let found = header(&file, Bounds::default()).unwrap();
+        assert_eq!((found.width, found.height), (40, 24), "{format:?}");
+        assert!(found.decoding_bytes() >= 40 * 24 * 16);
+    }
+    let bomb = header(&png_of_size(50_000, 50_000), Bounds::default());
+    assert!(matches!(bomb, Err(ImageError::TooManyPixels { .. })));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
@@ -189,6 +253,7 @@ proptest! {
         let bounds = Bounds {
             bytes: 1 << 20,
             pixels: 1 << 20,
+            deadline: None,
         };
         if let Ok(image) = decode(&bytes, bounds) {
             let pixels = u64::from(image.width()) * u64::from(image.height());
@@ -209,6 +274,6 @@ proptest! {
             b"GIF89a",
         ];
         let file = [signatures[format], &bytes].concat();
-        let _ = decode(&file, Bounds { bytes: 1 << 20, pixels: 1 << 20 });
+        let _ = decode(&file, Bounds { bytes: 1 << 20, pixels: 1 << 20, deadline: None });
     }
 }

@@ -36,6 +36,20 @@ pub enum ImageError {
         /// The bound.
         max: u64,
     },
+    /// The file has the same pixels over and over.
+    #[error(
+        "the JPEG file has {scans} scans; at its size at most {max} are read: save it anew, not \
+         progressive"
+    )]
+    TooManyScans {
+        /// How often it has them.
+        scans: u64,
+        /// The bound.
+        max: u64,
+    },
+    /// The deadline has passed.
+    #[error("the image takes too long to decode; send a smaller one")]
+    TooSlow,
     /// A side is too long for the other.
     #[error("the image has {width} x {height} pixels; one side may be {max} times the other")]
     TooNarrow {

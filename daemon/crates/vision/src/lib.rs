@@ -21,9 +21,9 @@ mod patches;
 mod resize;
 mod rules;
 
-pub use decode::{Bounds, Pixels, decode};
+pub use decode::{Bounds, Header, Pixels, decode, header};
 pub use error::ImageError;
-pub use patches::{PreparedImage, prepare};
+pub use patches::{Charge, PreparedImage, prepare};
 pub use resize::resize;
 pub use rules::{Rules, Size};
 

@@ -1,5 +1,9 @@
 //! Resized images as rows of a tower's input.
 
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
 use sha2::{Digest, Sha256};
 
 use crate::decode::{Bounds, Pixels, decode};
@@ -21,6 +25,32 @@ pub struct PreparedImage {
     /// SHA-256 of the resized pixels and of all that decides how they are read: equal images have
     /// equal rows of a tower.
     pub digest: [u8; 32],
+    /// What counts the memory of the patches.
+    pub charge: Charge,
+}
+
+/// What counts the memory of an image's patches, wherever they are: it is dropped with the last of
+/// them. Images are equal whatever theirs.
+#[derive(Clone, Default)]
+pub struct Charge(Option<Arc<dyn Any + Send + Sync>>);
+
+impl Charge {
+    /// One that is dropped with the image.
+    pub fn new(counted: impl Any + Send + Sync) -> Self {
+        Self(Some(Arc::new(counted)))
+    }
+}
+
+impl fmt::Debug for Charge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Charge").field(&self.0.is_some()).finish()
+    }
+}
+
+impl PartialEq for Charge {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
 }
 
 impl PreparedImage {
@@ -66,6 +96,7 @@ fn of_pixels(image: &Pixels, rules: &Rules) -> PreparedImage {
         merge,
         patches,
         digest: digest(image, rules),
+        charge: Charge::default(),
     }
 }
 

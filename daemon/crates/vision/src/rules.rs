@@ -73,6 +73,23 @@ impl Rules {
         Ok(Size { width, height })
     }
 
+    /// Bytes of the patches of an image of this resized size.
+    pub fn patches_bytes(&self, size: Size) -> u64 {
+        u64::from(size.width) * u64::from(size.height) * 3 * size_of::<f32>() as u64
+    }
+
+    /// The rules with at most so many pixels of the resized image, but those of one token at least.
+    #[must_use]
+    pub fn at_most(&self, pixels: u64) -> Self {
+        let token = u64::from(self.token_side()).pow(2);
+        let max_pixels = self.max_pixels.min(pixels.max(token));
+        Self {
+            max_pixels,
+            min_pixels: self.min_pixels.min(max_pixels),
+            ..*self
+        }
+    }
+
     /// Tokens of an image of this resized size.
     pub fn tokens(&self, size: Size) -> usize {
         let unit = self.token_side();

@@ -64,15 +64,20 @@ impl MessagesRequest {
         missing.extend(tools::servers(self.mcp_servers.as_deref()));
         let mut messages = Vec::new();
         if let Some(system) = self.system {
-            let content = match system {
-                TextOr::Text(text) => Content::Text(text),
+            let Said { content, seen } = match system {
+                TextOr::Text(text) => Content::Text(text).into(),
                 TextOr::List(parts) => {
-                    joined(text_parts(parts, |at| format!("system[{at}]"))?.content)
+                    let said = text_parts(parts, |at| format!("system[{at}]"))?;
+                    Said {
+                        content: joined(said.content),
+                        seen: said.seen,
+                    }
                 }
             };
             messages.push(Message {
                 role: "system".to_owned(),
                 content,
+                seen,
                 ..Message::default()
             });
         }
@@ -168,6 +173,13 @@ fn steady(mut message: Message) -> Option<Message> {
         Content::None => Content::None,
     };
     message.content = content;
+    for seen in &mut message.seen {
+        if let Seen::Part(part) = seen
+            && let Some(kept) = part["text"].as_str().and_then(without_counts)
+        {
+            part["text"] = kept.into();
+        }
+    }
     Some(message)
 }
 

@@ -174,6 +174,11 @@ pub(super) static METRICS: &[Metric] = &[
         "Maximum number of requests in the queue (queue_capacity)",
         One(|s| of(s.snapshot.queue_capacity)),
     ),
+    gauge(
+        "rocmforge_image_memory_bytes",
+        "Memory reserved for images of requests that are fetched, decoded or wait, in bytes",
+        One(|s| number(s.image_memory)),
+    ),
     counter(
         "rocmforge_images_read_total",
         "Images that vision towers computed; one whose result is kept is not computed again",

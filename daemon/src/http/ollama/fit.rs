@@ -18,11 +18,18 @@ use super::super::start::{self, Conversation};
 /// Begins the answer to the conversation, or to the most turns at its end that fit.
 pub(super) async fn chat(
     call: &Call,
-    asked: Conversation,
+    mut asked: Conversation,
     violations: Violations,
 ) -> Result<Generation, Failure> {
     let mut log = call.log(&asked.model);
     let begun = async {
+        if Chat::images_of(&mut asked.messages).next().is_some() {
+            // Once, not with each length that is tried.
+            let model = call.model(&asked.model).await?;
+            call.pictures
+                .fetch(call, &mut asked.messages, &model)
+                .await?;
+        }
         let whole = asked.clone();
         let failure = match start::begin(call, whole, violations.clone(), &mut log).await {
             Err(failure) if failure.reason() == Reason::ContextExceeded => failure,

@@ -133,7 +133,7 @@ impl HttpDaemon {
     }
 
     /// One with all of this, and sockets.
-    async fn start_as(
+    pub(crate) async fn start_as(
         dirs: &[PathBuf],
         http: HttpListeners,
         roles: Roles,

@@ -12,8 +12,10 @@ use flate2::write::ZlibEncoder;
 use rocmforge_engine::api::{Budget, GenerateEvent, ImageSpan, SamplingParams};
 use rocmforge_engine::{DeviceChoice, EngineConfig, prepare_reading_images};
 use rocmforge_gguf::MappedFile;
+use rocmforge_hub::Hosts;
 use rocmforge_proto::v1;
 use rocmforge_vision::{Bounds, Rules};
+use rocmforged::HttpListeners;
 use rocmforged::roles::Roles;
 use serde_json::{Value, json};
 
@@ -61,7 +63,7 @@ fn seeing(name: &str) -> Vec<u8> {
 }
 
 /// A PNG of a pattern.
-fn png(width: u32, height: u32) -> Vec<u8> {
+pub(super) fn png(width: u32, height: u32) -> Vec<u8> {
     let chunk = |kind: &[u8; 4], data: &[u8]| {
         let mut crc = Crc::new();
         crc.update(kind);
@@ -85,23 +87,28 @@ fn png(width: u32, height: u32) -> Vec<u8> {
     .concat()
 }
 
-fn base64(bytes: &[u8]) -> String {
+pub(super) fn base64(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-fn url(bytes: &[u8]) -> String {
+pub(super) fn url(bytes: &[u8]) -> String {
     format!("data:image/png;base64,{}", base64(bytes))
 }
 
 /// A daemon with `NAME`, which reads images, and `blind`, the same file without its projector.
-struct Seeing {
-    http: HttpDaemon,
+pub(super) struct Seeing {
+    pub(super) http: HttpDaemon,
     dir: tempfile::TempDir,
     name: &'static str,
 }
 
 impl Seeing {
-    async fn start(name: &'static str) -> Self {
+    pub(super) async fn start(name: &'static str) -> Self {
+        Self::start_fetching(name, Hosts::default()).await
+    }
+
+    /// One that fetches images from these hosts.
+    pub(super) async fn start_fetching(name: &'static str, hosts: Hosts) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (with, without) = (dir.path().join("with"), dir.path().join("without"));
         let model = seeing(name);
@@ -112,7 +119,11 @@ impl Seeing {
         let projector = fixtures().join(format!("images/{name}-mmproj.gguf"));
         std::fs::copy(projector, with.join("mmproj-F16.gguf")).unwrap();
         let dirs = [dir.path().to_owned()];
-        let http = HttpDaemon::start_serving(&dirs, None, Roles::default(), Vec::new()).await;
+        let listeners = HttpListeners {
+            image_hosts: hosts,
+            ..HttpListeners::default()
+        };
+        let http = HttpDaemon::start_as(&dirs, listeners, Roles::default(), Vec::new()).await;
         Self { http, dir, name }
     }
 
@@ -121,7 +132,7 @@ impl Seeing {
     }
 
     /// A question about the parts of a message, which is to be answered greedily.
-    async fn ask(&self, model: &str, content: Value) -> Reply {
+    pub(super) async fn ask(&self, model: &str, content: Value) -> Reply {
         let body = json!({
             "model": model, "temperature": 0, "max_tokens": TOKENS,
             "messages": [{"role": "user", "content": content}],
@@ -130,7 +141,7 @@ impl Seeing {
     }
 
     /// Images that towers have computed.
-    async fn images_read(&self) -> u64 {
+    pub(super) async fn images_read(&self) -> u64 {
         let metrics = self.http.get("/metrics").await.text;
         let mut lines = metrics.lines();
         let line = lines.find_map(|line| line.strip_prefix("rocmforge_images_read_total "));

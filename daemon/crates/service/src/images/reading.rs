@@ -1,0 +1,311 @@
+//! Reading of images: memory is reserved for all of a request's, then they are decoded one after
+//! the other on a few threads of their own.
+//!
+//! *Invariants:* what decoding holds and what it leaves is reserved until it is dropped, also where
+//! nobody waits any more (`images_that_wait_are_counted_until_they_are_gone`); decoding ends within
+//! [`DECODING_MAX`].
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocmforge_engine::api::ImageSpan;
+use rocmforge_tokenizer::ChatImage;
+use rocmforge_vision::{Bounds, Charge, Rules};
+
+use super::bytes_of;
+use super::memory::{DEFAULT_BYTES, ImageMemory, Refused, Reserved};
+use crate::Service;
+use crate::arrival::Arrival;
+use crate::failure::{self, Failure};
+use crate::lane::Lane;
+use crate::peer::Peer;
+use crate::text_work::{TextWork, Unwanted};
+
+/// Requests whose images are decoded at once, all but one of one client.
+pub const IMAGES_AT_ONCE: usize = 3;
+/// Requests whose images may wait for a thread; they have their memory already.
+const WAITING_MAX: usize = 256;
+/// How long a request's images may take to decode.
+const DECODING_MAX: Duration = Duration::from_secs(30);
+/// How long a request waits for memory.
+const MEMORY_WAIT_MAX: Duration = Duration::from_secs(60);
+/// When to try again where it got none.
+const MEMORY_RETRY: Duration = Duration::from_secs(2);
+/// What is said where none may wait.
+const FULL: &str =
+    "images of other requests fill the memory for images (image_memory); try again in 2 seconds";
+
+/// Work on images, and the memory for it.
+#[derive(Debug)]
+pub struct ImageWork {
+    /// For decoding, and for what the engine is to read.
+    memory: Arc<ImageMemory>,
+    /// For files that are fetched. It is another one, for they are held while the request waits for
+    /// memory to decode them.
+    files: Arc<ImageMemory>,
+    lane: Arc<Lane>,
+}
+
+impl Default for ImageWork {
+    fn default() -> Self {
+        let work = Self {
+            memory: ImageMemory::new(0),
+            files: ImageMemory::new(0),
+            lane: Lane::new(IMAGES_AT_ONCE, WAITING_MAX),
+        };
+        work.set_memory(DEFAULT_BYTES);
+        work
+    }
+}
+
+/// A file that is counted until it is dropped.
+#[derive(Debug)]
+pub struct HeldFile {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    reserved: Reserved,
+}
+
+impl AsRef<[u8]> for HeldFile {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl HeldFile {
+    /// Counts no more than the bytes that came.
+    pub fn finish(&mut self) {
+        self.bytes.shrink_to_fit();
+        let own = self.reserved.split(self.bytes.len() as u64);
+        self.reserved = own;
+    }
+}
+
+impl ImageWork {
+    /// Sets how much memory there is: an eighth of it for files that are fetched, the rest for
+    /// decoding and for images that wait.
+    pub fn set_memory(&self, bytes: u64) {
+        self.files.set_max(bytes / 8);
+        self.memory.set_max(bytes - bytes / 8);
+    }
+
+    /// How much memory there is, and how much of it is reserved.
+    pub fn memory(&self) -> (u64, u64) {
+        let (files, memory) = (self.files.used(), self.memory.used());
+        (files.0 + memory.0, files.1 + memory.1)
+    }
+
+    /// Room for a file of at most so many bytes, which is to be fetched.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED where there is none.
+    pub fn hold_file(&self, peer: Peer, most: u64) -> Result<HeldFile, Failure> {
+        let reserved = self.files.try_reserve(peer, most);
+        let reserved = reserved.ok_or_else(|| failure::exhausted(FULL, MEMORY_RETRY))?;
+        Ok(HeldFile {
+            bytes: Vec::new(),
+            reserved,
+        })
+    }
+}
+
+/// An image of a prompt of which the header was read.
+pub(crate) struct UnreadImage {
+    /// Index of the first of its placeholders among the ids.
+    pub(super) first: usize,
+    /// How many placeholders it has.
+    pub(super) tokens: usize,
+    /// Bytes of what the tower reads.
+    pub(super) patches_bytes: u64,
+    /// Most bytes that it takes to make them, beside them.
+    pub(super) decoding_bytes: u64,
+    /// What is made of it.
+    pub(super) rules: Rules,
+    pub(super) image: ChatImage,
+}
+
+impl fmt::Debug for UnreadImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UnreadImage")
+            .field("first", &self.first)
+            .field("tokens", &self.tokens)
+            .field("image", &self.image)
+            .finish_non_exhaustive()
+    }
+}
+
+impl UnreadImage {
+    /// The image as the tower reads it.
+    fn read(&self, deadline: Instant) -> Result<rocmforge_vision::PreparedImage, Failure> {
+        let bounds = Bounds {
+            deadline: Some(deadline),
+            ..Bounds::default()
+        };
+        let bytes = bytes_of(&self.image)?;
+        let prepared = rocmforge_vision::prepare(&bytes, bounds, &self.rules);
+        let prepared =
+            prepared.map_err(|error| failure::invalid(&self.image.field, &error.to_string()))?;
+        if prepared.tokens() != self.tokens {
+            return Err(failure::bug("an image has another size than its header"));
+        }
+        Ok(prepared)
+    }
+}
+
+/// What images need together, of which the second is to make them.
+fn needs(images: &[UnreadImage]) -> (u64, u64) {
+    let patches = images.iter().map(|image| image.patches_bytes).sum();
+    let decoding = images.iter().map(|image| image.decoding_bytes).max();
+    (patches, decoding.unwrap_or(0))
+}
+
+/// Reads the images one after the other; `reserved` is for all of them.
+fn read_all(
+    images: &[UnreadImage],
+    mut reserved: Reserved,
+    deadline: Instant,
+    unwanted: &Unwanted,
+) -> Result<Vec<ImageSpan>, Failure> {
+    let mut spans = Vec::with_capacity(images.len());
+    for image in images {
+        if unwanted.get() {
+            return Err(failure::deadline());
+        }
+        if Instant::now() >= deadline {
+            let why =
+                "the images of the request take too long to decode; send fewer or smaller ones";
+            return Err(failure::invalid(&image.image.field, why));
+        }
+        let mut prepared = image.read(deadline)?;
+        prepared.charge = Charge::new(reserved.split(image.patches_bytes));
+        spans.push(ImageSpan {
+            first: image.first,
+            image: Arc::new(prepared),
+        });
+    }
+    Ok(spans)
+}
+
+impl Service {
+    /// The images of a prompt as the engine takes them, with their memory.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for an image that is damaged, takes too long, or needs more memory than a
+    /// client has; RESOURCE_EXHAUSTED where there is no memory for it now; DEADLINE_EXCEEDED.
+    pub(crate) async fn read_images(
+        &self,
+        images: Vec<UnreadImage>,
+        arrival: Arrival,
+    ) -> Result<Vec<ImageSpan>, Failure> {
+        let Some(first) = images.first() else {
+            return Ok(Vec::new());
+        };
+        let (field, peer) = (first.image.field.clone(), arrival.peer());
+        let (patches, decoding) = needs(&images);
+        let work = async {
+            let reserving = self.images.memory.reserve(peer, patches + decoding);
+            let reserved = match tokio::time::timeout(MEMORY_WAIT_MAX, reserving).await {
+                Ok(Ok(reserved)) => reserved,
+                Ok(Err(Refused::TooMuch { share })) => {
+                    return Err(failure::invalid(
+                        &field,
+                        &too_much(patches + decoding, share),
+                    ));
+                }
+                Ok(Err(Refused::Full)) | Err(_) => {
+                    return Err(failure::exhausted(FULL, MEMORY_RETRY));
+                }
+            };
+            let read = move |unwanted: &Unwanted| {
+                let deadline = Instant::now() + DECODING_MAX;
+                read_all(&images, reserved, deadline, unwanted)
+            };
+            TextWork::run_in(&self.images.lane, (peer, FULL), read).await
+        };
+        arrival.limit(work).await
+    }
+}
+
+/// Why images can never be read.
+fn too_much(bytes: u64, share: u64) -> String {
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    format!(
+        "the images of the request need {} MiB to be decoded, of which a client has {} at most; send fewer or \
+         smaller ones, or raise image_memory",
+        mib(bytes),
+        share >> 20
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: Peer = Peer::User(1);
+
+    #[test]
+    fn images_that_wait_are_counted_until_they_are_gone() {
+        let work = ImageWork::default();
+        work.set_memory(800);
+        assert_eq!(work.memory(), (800, 0));
+        let mut reserved = work.memory.try_reserve(PEER, 500).unwrap();
+        let charge = Charge::new(reserved.split(200));
+        drop(reserved);
+        let other = charge.clone();
+        drop(charge);
+        assert_eq!(work.memory(), (800, 200), "the engine has it still");
+        drop(other);
+        assert_eq!(work.memory(), (800, 0));
+    }
+
+    #[test]
+    fn a_file_is_counted_by_its_bytes_once_it_is_there() {
+        let work = ImageWork::default();
+        work.set_memory(800);
+        assert!(
+            work.hold_file(PEER, 80).is_err(),
+            "more than a client's share"
+        );
+        let mut file = work.hold_file(PEER, 60).unwrap();
+        assert!(work.hold_file(PEER, 60).is_err());
+        file.bytes = vec![1; 9];
+        file.finish();
+        assert_eq!(work.memory().1, 9);
+        let held = bytes::Bytes::from_owner(file);
+        let part = held.slice(..2);
+        drop(held);
+        assert_eq!((&part[..], work.memory().1), (&[1, 1][..], 9));
+        drop(part);
+        assert_eq!(work.memory().1, 0);
+    }
+
+    #[test]
+    fn memory_is_for_all_patches_and_one_image_that_is_decoded() {
+        let image = |patches_bytes, decoding_bytes| UnreadImage {
+            first: 0,
+            tokens: 1,
+            patches_bytes,
+            decoding_bytes,
+            rules: Rules {
+                patch: 8,
+                merge: 2,
+                min_pixels: 256,
+                max_pixels: 4096,
+                mean: [0.5; 3],
+                std: [0.5; 3],
+            },
+            image: ChatImage {
+                field: "here".to_owned(),
+                data: Err("none".to_owned()),
+                pixels_max: None,
+            },
+        };
+        assert_eq!(needs(&[image(1, 50), image(2, 70), image(3, 60)]), (6, 70));
+        let told = too_much(3 << 30, 1 << 30);
+        assert!(
+            told.contains("3072 MiB") && told.contains("1024 at most"),
+            "{told}"
+        );
+    }
+}

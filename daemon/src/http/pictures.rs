@@ -1,0 +1,77 @@
+//! Images that requests name by a URL: fetched before their prompt is made, from hosts that are
+//! allowed ([`rocmforge_hub::Fetcher`]), for models that read images.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rocmforge_engine::LoadedModel;
+use rocmforge_hub::{FetchBounds, Fetcher, Hosts};
+use rocmforge_service::failure::{self, Failure};
+use rocmforge_tokenizer::{Chat, ImageData, Message};
+
+use super::call::Call;
+
+/// Most bytes of an image.
+const BYTES_MAX: u64 = 20 << 20;
+/// How long the images of a request may take together.
+const TIME_MAX: Duration = Duration::from_secs(30);
+/// Most images of a request that are fetched.
+const FETCHED_MAX: usize = 16;
+
+/// Fetches images.
+#[derive(Debug)]
+pub(super) struct Pictures(Fetcher);
+
+impl Pictures {
+    pub(super) fn new(hosts: Hosts) -> Self {
+        Self(Fetcher::new(hosts))
+    }
+
+    /// Puts the bytes of images in the place of their URLs. Does nothing for a model that reads
+    /// text only, and where no host is allowed: then the service refuses the URLs.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT names the part whose image is not to be had; RESOURCE_EXHAUSTED where there
+    /// is no memory for it now; DEADLINE_EXCEEDED.
+    pub(super) async fn fetch(
+        &self,
+        call: &Call,
+        messages: &mut [Message],
+        model: &LoadedModel,
+    ) -> Result<(), Failure> {
+        if model.tower().is_none() || !self.0.is_on() {
+            return Ok(());
+        }
+        call.arrival.limit(self.fetch_all(call, messages)).await
+    }
+
+    async fn fetch_all(&self, call: &Call, messages: &mut [Message]) -> Result<(), Failure> {
+        let begun = Instant::now();
+        let mut fetched = 0;
+        for image in Chat::images_of(messages) {
+            let Ok(ImageData::Url(url)) = &image.data else {
+                continue;
+            };
+            fetched += 1;
+            if fetched > FETCHED_MAX {
+                let why = format!(
+                    "at most {FETCHED_MAX} images of a request are fetched; give others as data: URLs"
+                );
+                return Err(failure::invalid(&image.field, &why));
+            }
+            let bounds = FetchBounds {
+                bytes: BYTES_MAX,
+                time: TIME_MAX.saturating_sub(begun.elapsed()),
+            };
+            let mut file = call
+                .service
+                .images
+                .hold_file(call.arrival.peer(), BYTES_MAX)?;
+            let done = self.0.fetch(url, bounds, &mut file.bytes).await;
+            done.map_err(|error| failure::invalid(&image.field, &error.to_string()))?;
+            file.finish();
+            image.data = Ok(ImageData::Bytes(Bytes::from_owner(file)));
+        }
+        Ok(())
+    }
+}
