@@ -262,6 +262,9 @@ pub(crate) struct RunArgs {
     /// What to say; "-" reads it from the standard input, without its last line
     /// break
     pub(crate) prompt: String,
+    /// Image that the prompt shows, a PNG, JPEG, WebP or GIF file; several times for several
+    #[arg(long = "image", value_name = "FILE")]
+    pub(crate) images: Vec<PathBuf>,
     /// System message to begin with
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
@@ -276,6 +279,9 @@ pub(crate) struct RunArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Conversation")]
 pub(crate) struct ChatArgs {
+    /// Image that the first message shows, a PNG, JPEG, WebP or GIF file; several times for several
+    #[arg(long = "image", value_name = "FILE")]
+    pub(crate) images: Vec<PathBuf>,
     /// System message to begin with
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,

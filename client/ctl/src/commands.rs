@@ -4,6 +4,7 @@ mod cache;
 mod chat;
 pub(crate) mod devices;
 mod generate;
+mod images;
 mod load;
 mod models;
 pub(crate) mod pull;

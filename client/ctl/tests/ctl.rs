@@ -34,7 +34,7 @@ async fn ended(child: Child) -> Output {
         .expect("rocmforgectl was started")
 }
 
-async fn ctl(daemon: &FakeDaemon, args: &[&str]) -> Output {
+pub(crate) async fn ctl(daemon: &FakeDaemon, args: &[&str]) -> Output {
     ended(command(daemon, args).spawn().expect("rocmforgectl starts")).await
 }
 
@@ -58,7 +58,7 @@ fn stderr(output: &Output) -> &str {
 }
 
 /// The standard output of a success, on which nothing else was said.
-fn success(output: &Output) -> &str {
+pub(crate) fn success(output: &Output) -> &str {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(output));
     assert_eq!(stderr(output), "", "noise on standard error");
     stdout(output)

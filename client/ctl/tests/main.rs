@@ -6,6 +6,7 @@ mod doctor;
 mod fake;
 #[path = "../../../daemon/crates/hub/tests/fake/mod.rs"]
 mod hub;
+mod images;
 mod private;
 mod pull;
 mod top;

@@ -33,6 +33,9 @@ use answers::{model, piece, script, summary};
 /// Longest prompt that the fake takes, in bytes.
 pub const PROMPT_BYTES_MAX: usize = 1 << 20;
 
+/// A model that reads images, once it is loaded.
+pub const SEEING: &str = "seeing";
+
 /// What the fake was asked, and what became of it.
 #[derive(Default)]
 pub struct Seen {
@@ -337,7 +340,11 @@ impl Models for Fake {
     ) -> Result<Response<GetModelResponse>, Status> {
         let name = request.into_inner().name;
         self.check(&name)?;
-        let model = Some(model(&name));
+        let mut model = model(&name);
+        if name == SEEING {
+            model.mmproj = "/m/mmproj.gguf".to_owned();
+        }
+        let model = Some(model);
         Ok(Response::new(GetModelResponse { model }))
     }
 

@@ -1,6 +1,7 @@
 //! chat: one message, or a conversation until the end of the input.
 
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use rocmforge_client::proto::v1::{ChatMessage, ChatRequest, Tool};
@@ -9,6 +10,7 @@ use rocmforge_client::{Client, Error};
 use serde_json::Value;
 
 use super::generate::print;
+use super::images;
 use crate::cli::ChatArgs;
 use crate::context::Context;
 use crate::failure;
@@ -83,16 +85,17 @@ pub(super) async fn chat(
     }
     asked.template_args = args.template_args.clone().unwrap_or_default();
     asked.unparsed = args.unparsed;
+    let shown = images::read(&args.images)?;
     let client = context.connect().await?;
+    images::check(&client, &model, &args.images).await?;
     let Some(said) = said else {
         if args.render || args.answer.is_some() || sampling.choices.is_some() {
             bail!("--render, --answer and --choices go with a message");
         }
-        return converse(context, &client, asked, sampling.stats).await;
+        return converse(context, &client, asked, (shown, sampling.stats)).await;
     };
-    asked
-        .messages
-        .push(message("user", super::said(said).await?));
+    let said = super::said(said).await?;
+    asked.messages.push(images::message(shown, said));
     if let Some(begun) = &args.answer {
         asked.messages.push(message("assistant", begun.clone()));
         asked.continue_last = true;
@@ -113,7 +116,7 @@ async fn converse(
     context: &mut Context,
     client: &Client,
     mut asked: ChatRequest,
-    stats: bool,
+    (mut shown, stats): (Vec<Vec<u8>>, bool),
 ) -> anyhow::Result<()> {
     // A wrong name should not show only after the first message.
     client.get(&asked.model).await?;
@@ -142,11 +145,20 @@ async fn converse(
                 }
                 "/clear" => messages.retain(|m| m.role == "system"),
                 "/quit" => return Ok(()),
-                _ => eprintln!("/undo forgets the last turn, /clear all of them, /quit ends"),
+                said => match said.strip_prefix("/image ") {
+                    Some(path) => match image(client, &asked.model, path).await {
+                        Ok(image) => shown.extend(image),
+                        Err(error) => eprintln!("rocmforgectl: {}", failure::describe(&error)),
+                    },
+                    None => eprintln!(
+                        "/image FILE shows an image with the next message, /undo forgets the last turn, /clear all of \
+                         them, /quit ends"
+                    ),
+                },
             }
             continue;
         }
-        messages.push(message("user", line));
+        messages.push(images::message(std::mem::take(&mut shown), line));
         match answer(context, client, asked.clone(), stats).await {
             Ok(said) => asked.messages.push(said),
             // At a terminal what the daemon refuses does not end the
@@ -158,6 +170,13 @@ async fn converse(
             Err(error) => return Err(error),
         }
     }
+}
+
+/// The image of `/image FILE`.
+async fn image(client: &Client, model: &str, path: &str) -> anyhow::Result<Vec<Vec<u8>>> {
+    let path = [PathBuf::from(path.trim())];
+    images::check(client, model, &path).await?;
+    images::read(&path)
 }
 
 async fn answer(

@@ -7,6 +7,7 @@ use rocmforge_client::{Client, Code, Error};
 
 use super::chat::{message, request};
 use super::generate::print;
+use super::images;
 use super::models::is_of_file;
 use super::{load, said};
 use crate::cli::RunArgs;
@@ -18,12 +19,14 @@ pub(super) async fn run(context: &mut Context, args: RunArgs) -> anyhow::Result<
     // Before a daemon is started for it.
     std::fs::metadata(&args.file).with_context(|| Unreadable(args.file.clone()))?;
     let prompt = said(args.prompt).await?;
+    let shown = images::read(&args.images)?;
     let client = daemon(context, &args.file, args.private).await?;
     let model = loaded(&client, &args.file).await?;
 
     let mut messages = Vec::new();
     messages.extend(args.system.map(|system| message("system", system)));
-    messages.push(message("user", prompt));
+    images::check(&client, &model, &args.images).await?;
+    messages.push(images::message(shown, prompt));
     let events = client
         .chat(request(&model, messages, &args.sampling))
         .await?;
