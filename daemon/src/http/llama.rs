@@ -244,7 +244,7 @@ async fn template(call: &Call, request: Request) -> Result<Response, Failure> {
     let result = async {
         let mut violations = Violations::default();
         let ending = asked.template.ending(&mut violations);
-        let conversation = Conversation {
+        let mut conversation = Conversation {
             messages: messages(asked.messages)?,
             tools: tool_calls::checked(asked.tools, asked.tool_choice.as_ref(), None)?,
             documents: asked.template.documents()?,
@@ -259,6 +259,8 @@ async fn template(call: &Call, request: Request) -> Result<Response, Failure> {
         conversation::check_continued(conversation.ending, last, &mut violations);
         violations.result()?;
         let model = named(call, asked.model.as_deref()).await?;
+        let messages = &mut conversation.messages;
+        call.pictures.fetch(call, messages, &model).await?;
         call.service
             .render(&model, conversation, call.arrival)
             .await
@@ -285,14 +287,18 @@ async fn listed(call: &Call) -> Result<Response, Failure> {
                 Some(_) => "loaded",
                 None => "unloaded",
             };
-            json!({
+            let mut listed = json!({
                 "id": model.name(),
                 "object": "model",
                 "owned_by": "rocmforge",
                 "created": model.mtime_unix_ms() / 1000,
                 "in_cache": true,
                 "status": {"value": status},
-            })
+            });
+            if let Some(status) = model.loaded() {
+                listed["capabilities"] = capabilities(&status.model).into();
+            }
+            listed
         })
         .collect();
     answer(&json!({"object": "list", "data": data}))

@@ -6,11 +6,17 @@ const RETRY_MS_MAX = 15000;
 const ROWS_MAX = 2000;
 const MESSAGES_MAX = 400;
 const PULLS_MAX = 64;
+const IMAGES_MAX = 16;
+const IMAGES_BYTES_MAX = 11 << 20;
 const element = (id) => document.getElementById(id);
 
 let token = sessionStorage.getItem("token") || "";
 let messages = [];
 let running = null;
+// Images of the next message: name, size and data URL of each.
+let attached = [];
+// Models that read images.
+let seeing = new Set();
 let before = null;
 
 function make(tag, text, className) {
@@ -165,13 +171,76 @@ function answering() {
   };
 }
 
+// Images.
+
+function showAttached() {
+  const model = element("model").value;
+  element("attach").hidden = !seeing.has(model);
+  element("attached").textContent = attached.map((image) => image.name + " (" + size(image.size) + ")").join(", ");
+  element("detach").hidden = !attached.length;
+}
+
+function dataUrl(file) {
+  return new Promise((done, failed) => {
+    const reader = new FileReader();
+    reader.addEventListener("load", () => done(reader.result));
+    reader.addEventListener("error", () => failed(reader.error));
+    reader.readAsDataURL(file);
+  });
+}
+
+async function attach(files) {
+  for (const file of files) {
+    const bytes = attached.reduce((all, image) => all + image.size, file.size);
+    if (attached.length >= IMAGES_MAX || bytes > IMAGES_BYTES_MAX) {
+      say("A message has at most " + IMAGES_MAX + " images, of " + size(IMAGES_BYTES_MAX) + " together", true);
+      break;
+    }
+    const image = { name: file.name || "image", size: file.size, url: "" };
+    attached.push(image);
+    try {
+      image.url = await dataUrl(file);
+    } catch (error) {
+      attached = attached.filter((other) => other !== image);
+      say(image.name + " cannot be read: " + error.message, true);
+    }
+  }
+  showAttached();
+}
+
+element("images").addEventListener("change", (event) => {
+  attach(Array.from(event.target.files));
+  event.target.value = "";
+});
+element("message").addEventListener("paste", (event) => {
+  const files = Array.from(event.clipboardData.files).filter((file) => file.type.startsWith("image/"));
+  if (!files.length || !seeing.has(element("model").value)) return;
+  event.preventDefault();
+  attach(files);
+});
+element("detach").addEventListener("click", () => {
+  attached = [];
+  showAttached();
+});
+element("model").addEventListener("change", showAttached);
+
+// What the user says, with the images that were attached.
+function said(text, images) {
+  if (!images.length) return text;
+  const parts = images.map((image) => ({ type: "image_url", image_url: { url: image.url } }));
+  return parts.concat({ type: "text", text });
+}
+
 async function send() {
   const text = element("message").value;
   const model = element("model").value;
   if (running || !text.trim() || !model) return;
+  const images = seeing.has(model) ? attached.filter((image) => image.url) : [];
+  attached = [];
+  showAttached();
   element("message").value = "";
-  messages.push({ role: "user", content: text });
-  shown("user", text);
+  messages.push({ role: "user", content: said(text, images) });
+  shown("user", images.map((image) => "[" + image.name + "] ").join("") + text);
   const system = element("system").value.trim();
   const all = system ? [{ role: "system", content: system }].concat(messages) : messages;
   const shownAnswer = answering();
@@ -207,9 +276,9 @@ async function send() {
     else shownAnswer.end(error.message, true);
   }
   const { answer } = shownAnswer;
-  const said = { role: "assistant", content: answer.text };
-  if (answer.calls.length) said.tool_calls = answer.calls.filter(Boolean);
-  if (answer.text || answer.calls.length) messages.push(said);
+  const answered = { role: "assistant", content: answer.text };
+  if (answer.calls.length) answered.tool_calls = answer.calls.filter(Boolean);
+  if (answer.text || answer.calls.length) messages.push(answered);
   else messages.pop();
   running = null;
   element("send").disabled = false;
@@ -291,7 +360,7 @@ function list(models, found) {
   for (const { labels, value } of found.get("rocmforge_model_resident_bytes") || []) resident.set(labels.model, value);
   const filter = element("filter").value.toLowerCase();
   const wanted = models.filter((model) => model.id.toLowerCase().includes(filter)).slice(0, ROWS_MAX);
-  const state = JSON.stringify([wanted.map((model) => [model.id, model.status.value, resident.get(model.id)]), filter]);
+  const state = JSON.stringify([wanted.map((model) => [model.id, model.status.value, model.capabilities, resident.get(model.id)]), filter]);
   // A table that is the same keeps the focus where it is.
   if (state === listed) return;
   listed = state;
@@ -313,6 +382,7 @@ function list(models, found) {
     if (focused && button.dataset.key === focused) button.focus();
   }
   const select = element("model");
+  seeing = new Set(models.filter((model) => (model.capabilities || []).includes("vision")).map((model) => model.id));
   const chosen = select.value;
   const names = models.slice(0, ROWS_MAX).map((model) => model.id);
   if (Array.from(select.options, (option) => option.value).join("\n") !== names.join("\n")) {
@@ -323,6 +393,7 @@ function list(models, found) {
     }));
     if (names.includes(chosen)) select.value = chosen;
   }
+  showAttached();
 }
 
 function action(label, name, work) {
