@@ -60,6 +60,38 @@ fn the_libraries_of_openai_anthropic_and_ollama_are_served() {
     daemon.stop();
 }
 
+#[test]
+fn the_libraries_of_openai_anthropic_and_ollama_show_images() {
+    let modules = ["openai", "anthropic", "ollama", "httpx"];
+    let test = "the_libraries_of_openai_anthropic_and_ollama_show_images";
+    let Some(python) = Python::find(test, &modules) else {
+        return;
+    };
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let models = dir.path().join("models");
+    std::fs::create_dir(&models).expect("a writable directory");
+    let made = [
+        "--make".as_ref(),
+        models.as_os_str(),
+        "--fixtures".as_ref(),
+        fixtures::dir().as_os_str(),
+    ]
+    .map(ToOwned::to_owned);
+    python.run("image_clients.py", &made);
+    let options = Options::default().only_model_dir(&models);
+    let daemon = Daemon::start(&options.http_with_token(dir.path()));
+    let url = daemon.url();
+    let arguments = ["--url", &url, "--token", HTTP_TOKEN, "--model", "seeing"];
+    let answers = python.run("image_clients.py", &arguments);
+    let answers: Vec<_> = answers.lines().collect();
+    assert!(answers.len() == 3 && answers[0].len() > 2, "{answers:?}");
+    assert!(
+        answers.iter().all(|answer| *answer == answers[0]),
+        "{answers:?}"
+    );
+    daemon.stop();
+}
+
 /// Libraries of agents that are installed with the others, and those that need packages of their
 /// own (tests/python/requirements-agents.txt).
 const LIBRARIES: [&str; 3] = ["openai-agents", "pydantic-ai", "langchain"];
