@@ -178,17 +178,7 @@ async fn serve_until(
     health.set(true).await;
 
     let (http_phase, phase) = watch::channel(Phase::Serving);
-    let (tokens, tls) = (options.http.tokens.clone(), options.http.tls.clone());
-    let allowed = options.http.allowed.clone();
-    let HttpListeners {
-        pulls,
-        settings,
-        image_hosts,
-        ..
-    } = &options.http;
-    let shown = (pulls.clone(), settings.clone(), image_hosts.clone());
-    let runs = runtimes.clone();
-    let http = Http::new(Arc::clone(&context), runs, tokens, tls, allowed, shown);
+    let http = http_of(&context, &runtimes, &options.http);
     let reloading = reload::follow(options.reloads, Arc::clone(&context), Arc::clone(&http));
     let serving_http = http::serve(http, options.http, phase);
     let mut http_server = runtimes.sockets.spawn(serving_http);
@@ -239,13 +229,7 @@ async fn serve_until(
         return Err(error);
     }
 
-    tracing::info!(grace_s = options.drain_grace.as_secs_f64(), "draining");
-    let end = tokio::select! {
-        () = engine.drain(options.drain_grace) => End::Drained,
-        // A closed channel is no second stop.
-        Some(()) = stops.recv() => End::Forced,
-        () = tokio::time::sleep(options.drain_grace.saturating_add(DRAIN_MARGIN)) => End::Forced,
-    };
+    let end = drained(&engine, options.drain_grace, &mut stops).await;
     drop(close);
     http_phase.send_replace(Phase::Closing);
     if end == End::Drained {
@@ -259,6 +243,34 @@ async fn serve_until(
     match end {
         End::Drained if is_gpu_ready => Ok(End::GpuReady),
         end => Ok(end),
+    }
+}
+
+/// What answers over HTTP.
+fn http_of(context: &Arc<Service>, runtimes: &Runtimes, listeners: &HttpListeners) -> Arc<Http> {
+    let HttpListeners {
+        tokens,
+        tls,
+        allowed,
+        pulls,
+        settings,
+        image_hosts,
+        ..
+    } = listeners;
+    let shown = (pulls.clone(), settings.clone(), image_hosts.clone());
+    let (context, runs) = (Arc::clone(context), runtimes.clone());
+    let (tokens, tls, allowed) = (tokens.clone(), tls.clone(), allowed.clone());
+    Http::new(context, runs, tokens, tls, allowed, shown)
+}
+
+/// Lets running requests end within `grace`, or until `stops` yields.
+async fn drained(engine: &EngineHandle, grace: Duration, stops: &mut mpsc::Receiver<()>) -> End {
+    tracing::info!(grace_s = grace.as_secs_f64(), "draining");
+    tokio::select! {
+        () = engine.drain(grace) => End::Drained,
+        // A closed channel is no second stop.
+        Some(()) = stops.recv() => End::Forced,
+        () = tokio::time::sleep(grace.saturating_add(DRAIN_MARGIN)) => End::Forced,
     }
 }
 

@@ -29,6 +29,7 @@ impl Cache for Fake {
                 dropped: 1,
                 computed_again_tokens: 32,
             }),
+            kv_disk: None,
         }))
     }
 

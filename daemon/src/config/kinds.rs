@@ -202,7 +202,7 @@ pub(super) fn bytes(min: u64) -> Kind<u64> {
             min >> 20
         )),
     };
-    Kind::text("SIZE", allowed, read, u64::to_string)
+    Kind::text("SIZE", allowed, read, show_bytes)
 }
 
 /// Hosts from which files are fetched.
@@ -234,9 +234,19 @@ pub(super) fn hosts() -> Kind<Hosts> {
     }
 }
 
+/// Bytes as a size, where they are whole GiB or MiB.
+fn show_bytes(bytes: &u64) -> String {
+    match *bytes {
+        0 => "0".to_owned(),
+        bytes if bytes.is_multiple_of(1 << 30) => quoted(&format!("{}GiB", bytes >> 30)),
+        bytes if bytes.is_multiple_of(1 << 20) => quoted(&format!("{}MiB", bytes >> 20)),
+        bytes => bytes.to_string(),
+    }
+}
+
 fn show_budget(budget: &Budget) -> String {
     match budget {
-        Budget::Bytes(bytes) => bytes.to_string(),
+        Budget::Bytes(bytes) => show_bytes(bytes),
         Budget::Percent(percent) => quoted(&format!("{percent}%")),
     }
 }

@@ -11,6 +11,7 @@ use rocmforge_service::arrival::{Arrival, Caller};
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::request_log::RequestLog;
 use rocmforge_service::{REQUEST_MAX_BYTES, SMALL_REQUEST_MAX_BYTES, Service};
+use rocmforge_tokenizer::Message;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::runtime::Handle;
@@ -77,7 +78,7 @@ pub(super) struct Call {
     /// The route, for the log.
     route: &'static str,
     /// Images that it names by a URL.
-    pub(super) pictures: Arc<Pictures>,
+    pictures: Arc<Pictures>,
 }
 
 impl Call {
@@ -143,6 +144,21 @@ impl Call {
             .service
             .model_at_first_use("model", name, &self.arrival);
         found.await
+    }
+
+    /// Puts the bytes of images in the place of their URLs, for a model that reads images.
+    ///
+    /// # Errors
+    /// As [`Pictures::fetch`].
+    pub(super) async fn fetch_images(
+        &self,
+        messages: &mut [Message],
+        model: &LoadedModel,
+    ) -> Result<(), Failure> {
+        let fetched = self
+            .pictures
+            .fetch(&self.service, &self.arrival, messages, model);
+        fetched.await
     }
 
     /// The name that a request means: its own, or where it has none that of the only model there

@@ -41,7 +41,7 @@ pub(super) async fn input_tokens(
         let unsaid = service.defaults(&asked.model).thinking;
         start::think_by_default(&model, unsaid, asked.is_quiet, &mut kwargs);
         let mut messages = asked.messages;
-        call.pictures.fetch(call, &mut messages, &model).await?;
+        call.fetch_images(&mut messages, &model).await?;
         let mut chat = Chat::new(messages);
         chat.tools = asked.tools.described;
         chat.template_kwargs = kwargs;

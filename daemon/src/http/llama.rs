@@ -260,7 +260,7 @@ async fn template(call: &Call, request: Request) -> Result<Response, Failure> {
         violations.result()?;
         let model = named(call, asked.model.as_deref()).await?;
         let messages = &mut conversation.messages;
-        call.pictures.fetch(call, messages, &model).await?;
+        call.fetch_images(messages, &model).await?;
         call.service
             .render(&model, conversation, call.arrival)
             .await

@@ -13,6 +13,7 @@ use rocmforge_service::measured::{Measured, Record};
 use super::Http;
 use super::call::with_type;
 
+mod by_model;
 mod table;
 mod text;
 

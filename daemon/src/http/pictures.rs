@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rocmforge_engine::LoadedModel;
 use rocmforge_hub::{FetchBounds, Fetcher, Hosts};
+use rocmforge_service::Service;
+use rocmforge_service::arrival::Arrival;
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_tokenizer::{Chat, ImageData, Message};
-
-use super::call::Call;
 
 /// Most bytes of an image.
 const BYTES_MAX: u64 = 20 << 20;
@@ -35,17 +35,24 @@ impl Pictures {
     /// is no memory for it now; DEADLINE_EXCEEDED.
     pub(super) async fn fetch(
         &self,
-        call: &Call,
+        service: &Service,
+        arrival: &Arrival,
         messages: &mut [Message],
         model: &LoadedModel,
     ) -> Result<(), Failure> {
         if model.tower().is_none() || !self.0.is_on() {
             return Ok(());
         }
-        call.arrival.limit(self.fetch_all(call, messages)).await
+        let fetched = self.fetch_all(service, arrival, messages);
+        arrival.limit(fetched).await
     }
 
-    async fn fetch_all(&self, call: &Call, messages: &mut [Message]) -> Result<(), Failure> {
+    async fn fetch_all(
+        &self,
+        service: &Service,
+        arrival: &Arrival,
+        messages: &mut [Message],
+    ) -> Result<(), Failure> {
         let begun = Instant::now();
         let mut fetched = 0;
         for image in Chat::images_of(messages) {
@@ -63,10 +70,7 @@ impl Pictures {
                 bytes: BYTES_MAX,
                 time: TIME_MAX.saturating_sub(begun.elapsed()),
             };
-            let mut file = call
-                .service
-                .images
-                .hold_file(call.arrival.peer(), BYTES_MAX)?;
+            let mut file = service.images.hold_file(arrival.peer(), BYTES_MAX)?;
             let done = self.0.fetch(url, bounds, &mut file.bytes).await;
             done.map_err(|error| failure::invalid(&image.field, &error.to_string()))?;
             file.finish();

@@ -95,7 +95,7 @@ pub(super) async fn begin(
     let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
     violations.result()?;
     let model = call.model(&asked.model).await?;
-    call.pictures.fetch(call, &mut messages, &model).await?;
+    call.fetch_images(&mut messages, &model).await?;
     let unsaid = service.defaults(&asked.model).thinking;
     think_by_default(&model, unsaid, asked.is_quiet, &mut kwargs);
     let how = Answering {

@@ -44,8 +44,6 @@ fn nothing_given_is_the_defaults() {
     assert_eq!(config.values.prefix_cache, PrefixCache::PerClient);
     assert_eq!(config.values.kv_type, None);
     assert_eq!(config.values.host_kv, When::Auto);
-    assert_eq!(config.values.kv_disk, None);
-    assert_eq!(config.values.kv_disk_budget, Budget::Bytes(16 << 30));
     assert_eq!(config.engine().kv_disk, None);
     assert_eq!(config.values.direct_io, When::Auto);
     assert_eq!(config.values.host_pressure, Some(10.0));
@@ -100,9 +98,8 @@ fn the_file_sets_everything_and_flags_win_over_it() {
     assert_eq!(config.values.kv_type, Some(KvType::Q8_0));
     assert_eq!(config.values.host_kv, When::Never);
     let kv_disk = config.engine().kv_disk.unwrap();
-    assert_eq!(kv_disk.directory, Path::new("/var/kv"));
-    assert_eq!(kv_disk.budget, Budget::Percent(5.0));
-    assert!(!kv_disk.always);
+    let found = (&*kv_disk.directory, kv_disk.budget, kv_disk.always);
+    assert_eq!(found, (Path::new("/var/kv"), Budget::Percent(5.0), false));
     assert_eq!(config.values.direct_io, When::Always);
     assert_eq!(config.values.host_pressure, Some(2.5));
     assert_eq!(config.values.speculate, Some(true));

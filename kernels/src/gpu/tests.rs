@@ -362,6 +362,7 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
     };
     let sizes = [
         (64, 64),
+        (72, 72),
         (80, 80),
         (96, 96),
         (128, 128),

@@ -247,7 +247,7 @@ mod tests {
             reused_tokens: 640,
             ..Default::default()
         };
-        let text = "1.0 GiB of 16.0 GiB, 7 entries; 2 requests read 640 tokens";
+        let text = "1.00 GiB of 16.00 GiB, 7 entries; 2 requests read 640 tokens";
         assert_eq!(kv_disk(&sound), text);
         let full = KvDisk {
             write_errors: 1,

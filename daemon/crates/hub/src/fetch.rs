@@ -464,10 +464,15 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         let [g, h] = [g, h].map(u16::to_be_bytes);
         return is_public_v4(Ipv4Addr::new(g[0], g[1], h[0], h[1]));
     }
-    let special = (a == 0x2001 && b < 0x200) // protocols, Teredo
-        || (a == 0x2001 && b == 0xdb8)
-        || a == 0x2002 // 6to4
-        || (a == 0x3fff && b < 0x1000);
+    let special = match a {
+        // Protocols, Teredo, documentation.
+        0x2001 => b < 0x200 || b == 0xdb8,
+        // 6to4.
+        0x2002 => true,
+        // Documentation.
+        0x3fff => b < 0x1000,
+        _ => false,
+    };
     a & 0xe000 == 0x2000 && !special
 }
 

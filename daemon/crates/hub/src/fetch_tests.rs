@@ -1,3 +1,5 @@
+//! Files from hosts that are allowed, from others, and from servers that misbehave.
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 

@@ -56,7 +56,7 @@ pub(crate) fn job(keys: Vec<Key>, largest: u64) -> (Job, Fetch) {
 
 impl Fetch {
     /// The next entry, without waiting for it.
-    pub fn next(&mut self) -> Next {
+    pub fn poll(&mut self) -> Next {
         if self.left == 0 {
             return Next::Done;
         }

@@ -226,7 +226,7 @@ pub(crate) fn get(store: &Store, n: u64) -> Option<Vec<u8>> {
     let begin = Instant::now();
     let mut fetch = store.fetch(vec![key(n)]).expect("few fetches wait");
     loop {
-        match fetch.next() {
+        match fetch.poll() {
             Next::Pending => std::thread::yield_now(),
             Next::Entry(payload) => return Some(payload),
             Next::Failed | Next::Done => return None,

@@ -34,13 +34,13 @@ fn entries_are_there_after_the_store_is_opened_again() {
     let mut fetch = store.fetch((0..100).map(key).collect()).unwrap();
     for n in 0..100 {
         loop {
-            match fetch.next() {
+            match fetch.poll() {
                 Next::Pending => std::thread::yield_now(),
                 found => break assert_eq!(found, Next::Entry(payload(n))),
             }
         }
     }
-    assert_eq!(fetch.next(), Next::Done);
+    assert_eq!(fetch.poll(), Next::Done);
     assert_eq!(store.status().segments, 1, "segments go on");
     assert_eq!(store.status().read, 100);
 }
@@ -58,7 +58,7 @@ fn a_key_of_another_scope_has_no_entry() {
     assert_eq!(store.bytes_of(&other), None);
     assert_eq!(
         store.fetch(vec![other]).map(|mut f| loop {
-            match f.next() {
+            match f.poll() {
                 Next::Pending => std::thread::yield_now(),
                 next => break next,
             }

@@ -84,24 +84,6 @@ impl Violations {
         }
     }
 
-    /// A number for which `fine` holds, if it was given.
-    pub(crate) fn in_range<T: Copy + Into<f64> + std::fmt::Display>(
-        &mut self,
-        field: &str,
-        value: Option<T>,
-        fine: impl Fn(f64) -> bool,
-        range: &str,
-    ) -> Option<T> {
-        let x = value?;
-        let number = x.into();
-        // NaN fails every comparison, infinities are named in the ranges.
-        let is_fine = number.is_finite() && fine(number);
-        if !is_fine {
-            self.add(field, format!("{x} is out of range: {range}"));
-        }
-        is_fine.then_some(x)
-    }
-
     /// A number for which `fine` holds, or the default.
     fn number(
         &mut self,
@@ -111,8 +93,15 @@ impl Violations {
         fine: impl Fn(f32) -> bool,
         range: &str,
     ) -> f32 {
-        let fine = |x: f64| fine(x as f32);
-        self.in_range(field, value, fine, range).unwrap_or(default)
+        match value {
+            None => default,
+            // NaN fails every comparison, infinities are named in the ranges.
+            Some(x) if x.is_finite() && fine(x) => x,
+            Some(x) => {
+                self.add(field, format!("{x} is out of range: {range}"));
+                default
+            }
+        }
     }
 }
 
@@ -184,7 +173,8 @@ impl Sampling {
 pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
     let v = violations;
     let mut params = params(&wire, v);
-    wire.samplers.set(&mut params, v);
+    let mut wrong = |field: &str, message: String| v.add(field, message);
+    wire.samplers.set(&mut params, &mut wrong);
     let max_tokens = v.integer(
         "sampling.max_tokens",
         wire.max_tokens,

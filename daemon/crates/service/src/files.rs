@@ -17,7 +17,7 @@ use crate::Service;
 use crate::arrival::Arrival;
 use crate::check::{Violations, model_name};
 use crate::declared::{Book, Declared};
-use crate::failure::{self, Failure};
+use crate::failure::{self, Failure, Reason};
 use crate::hub_names;
 use crate::looks::Looks;
 use crate::model_files::{DirState, Found, ModelDirs, ModelFile, Unserved};
@@ -501,8 +501,18 @@ impl Service {
         {
             return Ok(current);
         }
-        self.opened_at_first_use(&found.name, found.file.path, arrival)
-            .await
+        let opened = self.opened_at_first_use(&found.name, found.file.path, arrival);
+        match opened.await {
+            // It was closed since its file is gone.
+            Err(failure) if failure.reason() == Reason::ModelUnloaded => {
+                files = self.named_files(true).await?;
+                match find(&files) {
+                    Some(_) => Err(failure),
+                    None => Err(self.unknown(asked, served_names(&files))),
+                }
+            }
+            opened => opened,
+        }
     }
 
     /// Whether there is a model of this name or alias, loaded, declared or a file. `field` is what

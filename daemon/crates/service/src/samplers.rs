@@ -1,9 +1,9 @@
 //! The parameters of samplers beside the first ones, with their ranges: a line of
 //! [`SamplerFields`] each.
 
-use rocmforge_engine::api::{Mirostat, MirostatVersion, SamplerKind, SamplingParams};
+use std::fmt::Display;
 
-use crate::check::Violations;
+use rocmforge_engine::api::{Mirostat, MirostatVersion, SamplerKind, SamplingParams};
 
 /// Most samplers of an order.
 pub const ORDER_MAX: usize = 16;
@@ -11,6 +11,27 @@ pub const ORDER_MAX: usize = 16;
 pub const BREAKERS_MAX: usize = 32;
 /// Longest of them in bytes.
 pub const BREAKER_MAX_BYTES: usize = 40;
+
+/// Takes a field with what is wrong with it.
+type Wrong<'a> = &'a mut dyn FnMut(&str, String);
+
+/// A number for which `fine` holds, if it was given.
+fn in_range<T: Copy + Into<f64> + Display>(
+    field: &str,
+    value: Option<T>,
+    fine: impl Fn(f64) -> bool,
+    range: &str,
+    wrong: Wrong<'_>,
+) -> Option<T> {
+    let x = value?;
+    let number = x.into();
+    // NaN fails every comparison, infinities are named in the ranges.
+    let is_fine = number.is_finite() && fine(number);
+    if !is_fine {
+        wrong(field, format!("{x} is out of range: {range}"));
+    }
+    is_fine.then_some(x)
+}
 
 /// Declares numbers of samplers: how requests call them, which values they may have, and where
 /// they go. A whole number is an `i32`.
@@ -42,11 +63,11 @@ macro_rules! sampler_fields {
         }
 
         impl SamplerFields {
-            fn numbers(&self, params: &mut SamplingParams, v: &mut Violations) {
+            fn numbers(&self, params: &mut SamplingParams, wrong: Wrong<'_>) {
                 $(
                     let fine = |$value: f64| $fine;
                     let name = concat!("sampling.", stringify!($field));
-                    if let Some($x) = v.in_range(name, self.$field, fine, $range) {
+                    if let Some($x) = in_range(name, self.$field, fine, $range, wrong) {
                         let $params = &mut *params;
                         $set;
                     }
@@ -92,21 +113,23 @@ sampler_fields! {
 
 impl SamplerFields {
     /// Checks them, and sets what they say.
-    pub(crate) fn set(self, params: &mut SamplingParams, v: &mut Violations) {
-        self.numbers(params, v);
+    pub(crate) fn set(self, params: &mut SamplingParams, wrong: Wrong<'_>) {
+        self.numbers(params, wrong);
         let bits = |x: f64| x >= 0.0;
-        let tau = v.in_range(
+        let tau = in_range(
             "sampling.mirostat_tau",
             self.mirostat_tau,
             bits,
             "finite and at least 0",
+            wrong,
         );
         let share = |x: f64| (0.0..=1.0).contains(&x);
-        let eta = v.in_range(
+        let eta = in_range(
             "sampling.mirostat_eta",
             self.mirostat_eta,
             share,
             "from 0 to 1",
+            wrong,
         );
         let version = match self.mirostat {
             None | Some(0) => None,
@@ -114,7 +137,7 @@ impl SamplerFields {
             Some(2) => Some(MirostatVersion::V2),
             Some(n) => {
                 let message = format!("{n} is out of range: 0 for none, 1 or 2");
-                v.add("sampling.mirostat", message);
+                wrong("sampling.mirostat", message);
                 None
             }
         };
@@ -124,29 +147,29 @@ impl SamplerFields {
             eta: eta.unwrap_or(0.1),
         });
         if let Some(breakers) = self.dry_sequence_breakers {
-            check_breakers(&breakers, v);
+            check_breakers(&breakers, wrong);
             params.dry.breakers = breakers;
         }
         if let Some(names) = self.samplers {
             match order(&names) {
                 Ok(order) => params.order = order,
-                Err(message) => v.add("sampling.samplers", message),
+                Err(message) => wrong("sampling.samplers", message),
             }
         }
     }
 }
 
-fn check_breakers(breakers: &[String], v: &mut Violations) {
+fn check_breakers(breakers: &[String], wrong: Wrong<'_>) {
     let field = "sampling.dry_sequence_breakers";
     if breakers.len() > BREAKERS_MAX {
         let message = format!("{} texts; at most {BREAKERS_MAX}", breakers.len());
-        v.add(field, message);
+        wrong(field, message);
     }
     let fits = |text: &String| (1..=BREAKER_MAX_BYTES).contains(&text.len());
     if let Some(at) = breakers.iter().position(|text| !fits(text)) {
         let bytes = breakers[at].len();
         let message = format!("text {at} has {bytes} bytes; 1 to {BREAKER_MAX_BYTES} are allowed");
-        v.add(field, message);
+        wrong(field, message);
     }
 }
 
@@ -201,7 +224,7 @@ pub fn names_of_letters(letters: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{self, SamplingFields};
+    use crate::check::{self, SamplingFields, Violations};
     use rocmforge_engine::api::SamplingParams;
 
     fn with(change: impl Fn(&mut SamplerFields)) -> Result<SamplingParams, (String, String)> {

@@ -203,7 +203,10 @@ fn a_jpeg_file_that_goes_over_its_pixels_again_and_again_is_refused() {
 #[test]
 fn a_frame_that_is_larger_than_its_gif_file_says_is_refused() {
     let mut bytes = file(&pattern(3, 3), ImageFormat::Gif);
-    let frame = bytes.iter().rposition(|&byte| byte == 0x2c).unwrap();
+    // At the origin, three pixels wide and high.
+    let descriptor = [0x2c, 0, 0, 0, 0, 3, 0, 3, 0];
+    let mut places = bytes.windows(descriptor.len());
+    let frame = places.position(|place| place == descriptor).unwrap();
     bytes[frame + 5..frame + 9].fill(0xff);
     assert_eq!(header(&bytes, Bounds::default()).unwrap().width, 3);
     let error = decoded(&bytes).unwrap_err().to_string();

@@ -7,11 +7,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rocmforge_engine::api::{CacheStatus, EvictionCause, ModelStatus, SegmentState, SegmentStatus};
+use rocmforge_engine::api::{CacheStatus, ModelStatus, SegmentState, SegmentStatus};
 use rocmforge_service::limits::{Limit, PeerUse};
 use rocmforge_service::measured::{Histogram, Record};
 
 use self::Value::{Maybe, OfModel, OfPeer, OfRecord, One, Rows, Times};
+use super::by_model::{evictions, expected};
 use super::text::{Lines, MODEL_NAME, PEER};
 use super::{Source, block, kv_use};
 
@@ -537,7 +538,7 @@ pub(super) static METRICS: &[Metric] = &[
     ),
 ];
 
-fn number(n: u64) -> f64 {
+pub(super) fn number(n: u64) -> f64 {
     n as f64
 }
 
@@ -583,23 +584,6 @@ fn refused(source: &Source<'_>, rows: &mut Lines<'_>) {
         let peer = used.peer.to_string();
         for (limit, n) in Limit::ALL.iter().zip(used.refused) {
             rows.add(&[(PEER, &peer), ("limit", limit.key())], n as f64);
-        }
-    }
-}
-
-fn expected(source: &Source<'_>, rows: &mut Lines<'_>) {
-    for status in &source.snapshot.models {
-        if let Some(seconds) = source.measured.expected_first_token_s(status) {
-            rows.add(&[("model", status.model.name())], seconds);
-        }
-    }
-}
-
-fn evictions(source: &Source<'_>, rows: &mut Lines<'_>) {
-    for status in &source.snapshot.models {
-        for cause in EvictionCause::ALL {
-            let labels = [("model", status.model.name()), ("cause", cause.name())];
-            rows.add(&labels, number(status.cache.evictions_by.of(cause)));
         }
     }
 }

@@ -26,9 +26,7 @@ pub(super) async fn chat(
         if Chat::images_of(&mut asked.messages).next().is_some() {
             // Once, not with each length that is tried.
             let model = call.model(&asked.model).await?;
-            call.pictures
-                .fetch(call, &mut asked.messages, &model)
-                .await?;
+            call.fetch_images(&mut asked.messages, &model).await?;
         }
         let whole = asked.clone();
         let failure = match start::begin(call, whole, violations.clone(), &mut log).await {

@@ -127,6 +127,7 @@ impl Maker {
     fn make(&mut self) -> Arc<PreparedImage> {
         let n = self.side * self.side * self.elements;
         Arc::new(PreparedImage {
+            charge: Default::default(),
             grid: [self.side; 2],
             merge: projector::MERGE as usize,
             patches: (0..n).map(|_| self.rng.random_range(-1.0..1.0)).collect(),

@@ -31,6 +31,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rocmforge_kernels::host::ops::{self, Simd};
 
+pub(crate) use candidates::NotFinite;
 use candidates::{Candidates, Weight};
 pub use dry::Dry;
 pub(crate) use dry::Pieces;
@@ -114,10 +115,6 @@ impl Default for SamplingParams {
 /// Most candidates that are asked of a device. Finding them takes it about 1 us each; reading all
 /// logits of a large vocabulary and looking through them here takes 0.15 ms.
 const TOP_MAX: usize = 128;
-
-/// Why no token could be chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NotFinite;
 
 /// A sampler of a chain with its state.
 #[derive(Debug)]

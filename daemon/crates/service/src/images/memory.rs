@@ -347,7 +347,9 @@ mod tests {
             tokio::spawn(async move { memory.reserve(peer, 2).await.map(drop) })
         };
         let waiting: Vec<_> = (0..WAITING_MAX_OF_CLIENT).map(|_| wait(A)).collect();
-        tokio::task::yield_now().await;
+        while memory.state().waiting < WAITING_MAX_OF_CLIENT {
+            tokio::task::yield_now().await;
+        }
         assert_eq!(memory.reserve(A, 2).await.err(), Some(Refused::Full));
         assert!(soon(memory.reserve(B, 2)).await.is_none(), "B waits, too");
         waiting.iter().for_each(tokio::task::JoinHandle::abort);

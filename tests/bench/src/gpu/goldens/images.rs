@@ -68,6 +68,7 @@ pub(super) fn compare(bench: &Bench, projector: &Path) -> Result<Compared> {
     let mut images = Vec::new();
     for (number, image) in golden.images.into_iter().enumerate() {
         let prepared = Arc::new(PreparedImage {
+            charge: Default::default(),
             grid: image.grid,
             merge: MERGE,
             patches: image.patches,

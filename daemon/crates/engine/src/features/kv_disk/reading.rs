@@ -249,7 +249,7 @@ impl Memory {
     fn take_entries(&mut self, read: &mut Read, now: Instant) -> bool {
         let mut bytes = 0;
         while bytes < BYTES_A_TURN {
-            match read.fetch.next() {
+            match read.fetch.poll() {
                 Next::Pending => {
                     return now.saturating_duration_since(read.came) < READ_TIMEOUT;
                 }

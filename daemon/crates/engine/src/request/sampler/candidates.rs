@@ -2,7 +2,9 @@
 
 use rocmforge_kernels::host::ops::{self, Simd};
 
-use super::NotFinite;
+/// Why no token could be chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NotFinite;
 
 /// Tokens that are sorted at first, where as many as reach a probability are wanted.
 const FIRST_SORTED: usize = 256;

@@ -1,0 +1,24 @@
+//! Rows of metrics of which each model has some.
+
+use rocmforge_engine::api::EvictionCause;
+
+use super::Source;
+use super::table::number;
+use super::text::Lines;
+
+pub(super) fn expected(source: &Source<'_>, rows: &mut Lines<'_>) {
+    for status in &source.snapshot.models {
+        if let Some(seconds) = source.measured.expected_first_token_s(status) {
+            rows.add(&[("model", status.model.name())], seconds);
+        }
+    }
+}
+
+pub(super) fn evictions(source: &Source<'_>, rows: &mut Lines<'_>) {
+    for status in &source.snapshot.models {
+        for cause in EvictionCause::ALL {
+            let labels = [("model", status.model.name()), ("cause", cause.name())];
+            rows.add(&labels, number(status.cache.evictions_by.of(cause)));
+        }
+    }
+}
