@@ -75,7 +75,7 @@ fn all_of_it_runs_on_the_host() {
     assert_eq!(names.len(), 9, "{names:?}");
     let report = report(&output);
     assert_eq!(report["device"], "host");
-    assert_eq!(report["rows"].as_array().map(Vec::len), Some(75));
+    assert_eq!(report["rows"].as_array().map(Vec::len), Some(80));
     let text = std::fs::read_to_string(&out).expect("the table's file");
     for part in [
         "| mini q4_k_m | not resident to first token, a process's first request |",

@@ -154,9 +154,11 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Divides the logits by a temperature above 0.
+    /// Divides the logits by a temperature, which may be as near to 0 as a dynamic one comes.
     pub(crate) fn heat(&mut self, temperature: f64) {
-        self.inverse_temperature /= temperature;
+        // Infinity times the difference of equal logits would be NaN.
+        let inverse = self.inverse_temperature / temperature;
+        self.inverse_temperature = inverse.clamp(f64::MIN_POSITIVE, f64::MAX);
     }
 
     /// Changes the logits of tokens that are among `of`, for as long as they are left.
