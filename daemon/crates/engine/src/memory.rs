@@ -83,6 +83,7 @@ impl Memory {
     pub(crate) fn unregister(&mut self, model: ModelId) -> Result<(), Error> {
         self.store.drop_uploads(model);
         self.write_all_notes();
+        self.give_up_reads(|of| of == model);
         self.forget_prefixes(model);
         self.forget_draft_kv(model);
         if let Err(error) = self.store.unregister_segments(model) {
@@ -293,7 +294,8 @@ impl Memory {
     ) -> Result<u64, Error> {
         self.store.wait_all();
         self.collect();
-        // What is not in `keep` is lost.
+        // What is not in `keep` is lost, also what came from the disk for who has not begun.
+        self.give_up_reads(|_| true);
         self.give_up_all();
         self.store.renew(bytes, otherwise, keep)
     }

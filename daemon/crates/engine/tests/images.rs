@@ -6,11 +6,12 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use rocmforge_engine::api::{
-    Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, ImageSpan, PreparedImage,
-    TokenScore,
+    Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, ImageSpan,
+    PreparedImage, TokenScore,
 };
 use rocmforge_engine::{
-    EngineConfig, EngineHandle, Error, LoadedModel, prepare, prepare_reading_images, start,
+    EngineConfig, EngineHandle, Error, LoadedModel, PrefixCache, prepare, prepare_reading_images,
+    start,
 };
 use rocmforge_gguf::MappedFile;
 use serde_json::Value;
@@ -310,7 +311,7 @@ async fn placeholders_of_other_images_are_other_tokens() {
         .map(|span| {
             let mut image = (*span.image).clone();
             image.patches.iter_mut().for_each(|v| *v = -*v);
-            image.digest[31] = 1;
+            image.digest[31] ^= 0x80;
             ImageSpan {
                 first: span.first,
                 image: Arc::new(image),
@@ -416,10 +417,103 @@ async fn a_tower_comes_and_goes_with_its_model() {
     let model = load_with_tower(&engine, "qwen35").await;
     let (request, images) = prompt(&golden, 0, &model, 4);
     // Nobody waits: the engine comes to rest, and the next request has its images.
+    let read = engine.snapshot().images_read;
     drop(engine.generate_with_images(request, images).unwrap());
-    until(&engine, "no requests", |s| s.running + s.queued == 0).await;
+    until(&engine, "an image and no requests", |s| {
+        s.images_read > read && s.running + s.queued == 0
+    })
+    .await;
     let (request, images) = prompt(&golden, 0, &model, 4);
     generate(&engine, request, images).await.unwrap();
     let (_, ids, _) = run(&engine, greedy(&model, vec![5, 6, 7], 4)).await;
     assert_eq!(ids.len(), 4);
+}
+
+/// Each image is work of its own for the tower, but the request takes one place.
+#[tokio::test]
+async fn a_request_with_many_images_takes_one_place_in_the_queue() {
+    let golden = Golden::new("qwen35");
+    let started = start(EngineConfig {
+        budget: Budget::Bytes(64 << 20),
+        queue_capacity: 2,
+        ..EngineConfig::default()
+    });
+    let engine = started.unwrap().0;
+    let model = load_with_tower(&engine, "qwen35").await;
+    let image = &golden.images[0].0;
+    let n = image.grid[0] * image.grid[1] / 4;
+    let (mut ids, mut images) = (vec![5], Vec::new());
+    for i in 0..6 {
+        let image = Arc::new(PreparedImage {
+            digest: [100 + i; 32],
+            ..(**image).clone()
+        });
+        let first = ids.len();
+        images.push(ImageSpan { first, image });
+        ids.extend(vec![golden.placeholder; n]);
+        ids.push(6);
+    }
+    let request = GenerateRequest {
+        reuse: true,
+        ..greedy(&model, ids, 3)
+    };
+    generate(&engine, request, images).await.unwrap();
+    until(&engine, "six images", |s| s.images_read == 6).await;
+}
+
+/// What one client has shown is computed again for another one, as its prompt is: the time to the
+/// first token tells nobody what others have sent.
+#[tokio::test]
+async fn rows_of_images_are_shared_as_prompts_are() {
+    let golden = Golden::new("qwen35");
+    for (sharing, expected) in [
+        (PrefixCache::PerClient, 4),
+        (PrefixCache::Shared, 2),
+        (PrefixCache::Off, 6),
+    ] {
+        let started = start(EngineConfig {
+            budget: Budget::Bytes(64 << 20),
+            prefix_cache: sharing,
+            ..EngineConfig::default()
+        });
+        let engine = started.unwrap().0;
+        let model = load_with_tower(&engine, "qwen35").await;
+        for client in [1, 2, 1] {
+            let (request, images) = prompt(&golden, 1, &model, 2);
+            let request = GenerateRequest {
+                asker: Asker {
+                    client,
+                    ..Asker::default()
+                },
+                ..request
+            };
+            generate(&engine, request, images).await.unwrap();
+        }
+        let read = until(&engine, "all images", |s| s.images_read >= expected).await;
+        assert_eq!(read.images_read, expected, "{sharing:?}");
+    }
+}
+
+/// Whenever a model goes, each request for it has an answer, which names it.
+#[tokio::test]
+async fn an_unload_ends_requests_that_wait_for_images() {
+    let golden = Golden::new("qwen35");
+    let engine = engine(Budget::Bytes(64 << 20));
+    for round in 0..20 {
+        let model = load_with_tower(&engine, "qwen35").await;
+        let (request, images) = prompt(&golden, 1, &model, 4);
+        let asked = engine.clone();
+        let answer = tokio::spawn(async move { generate(&asked, request, images).await });
+        drop(model);
+        tokio::time::sleep(std::time::Duration::from_micros(150 * round)).await;
+        let force = round % 2 == 0;
+        if engine.unload("qwen35", force).await.is_err() {
+            assert!(!force);
+            engine.unload("qwen35", true).await.unwrap();
+        }
+        if let Err(error) = answer.await.unwrap() {
+            let error = error.to_string();
+            assert!(error.contains("'qwen35'"), "{error}");
+        }
+    }
 }

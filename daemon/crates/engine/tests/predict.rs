@@ -183,7 +183,7 @@ fn mixed(model: &Arc<LoadedModel>) -> Vec<GenerateRequest> {
         sampling: samplings()[i as usize % requests::SAMPLINGS].clone(),
         ..request(model, count(50 * i, 20 + 23 * i), 40 + 9 * i)
     };
-    (0..5).map(one).collect()
+    (0..requests::SAMPLINGS as u32).map(one).collect()
 }
 
 #[tokio::test]
@@ -324,7 +324,7 @@ async fn who_yields_goes_on_with_the_same_text() {
                 sampling: samplings()[i as usize % requests::SAMPLINGS].clone(),
                 ..request(model, count(5 * i, 30 + i), 1)
             };
-            (0..4).map(one).collect()
+            (0..requests::SAMPLINGS as u32).map(one).collect()
         };
         let mut expected = Vec::new();
         for request in requests(&there) {

@@ -9,14 +9,14 @@ use rocmforge_engine::api::{
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, PrefixCache, start};
 
-use crate::requests::{engine, greedy, load, run};
+use crate::requests::{engine, greedy, load, run, until};
 
 /// Positions of a page: a prompt is used again in steps of so many.
-const PAGE: usize = 32;
+pub(crate) const PAGE: usize = 32;
 
 /// A model of each kind of layers: all positions, windows, states, convolutions,
 /// latent attention, mixtures.
-const KINDS: [&str; 9] = [
+pub(crate) const KINDS: [&str; 9] = [
     "smollm3",
     "gemma3",
     "gemma4",
@@ -52,7 +52,7 @@ fn anew(request: &GenerateRequest) -> GenerateRequest {
 }
 
 /// `n` ids, others for another `seed`.
-fn ids(seed: u32, n: usize) -> Vec<u32> {
+pub(crate) fn ids(seed: u32, n: usize) -> Vec<u32> {
     (0..n as u32)
         .map(|i| 5 + (i * 31 + seed * 17 + i * i * seed) % 200)
         .collect()
@@ -343,6 +343,33 @@ async fn those_that_come_together_compute_their_beginning_once() {
         reused.sort_unstable();
         assert_eq!(reused[0], 0);
         assert_eq!(reused[1..], [5 * PAGE; MANY - 1], "{name}");
+    }
+}
+
+/// One that comes while another computes what both begin with waits for all of it, not for the part
+/// that is there when it comes.
+#[tokio::test]
+async fn who_comes_in_the_middle_of_a_beginning_computes_none_of_it() {
+    let config = EngineConfig {
+        budget: Budget::Bytes(64 << 20),
+        prefill_chunk: std::num::NonZeroUsize::new(8),
+        ..EngineConfig::default()
+    };
+    let engine = start(config).unwrap().0;
+    let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;
+    let ask = || request(&model, ids(5, 24 * PAGE + 9), 6);
+    let (_, expected, _) = run(&engine, anew(&ask())).await;
+    for _ in 0..3 {
+        let (leader, first) = (engine.clone(), ask());
+        let first = tokio::spawn(async move { run(&leader, first).await });
+        until(&engine, "a first page", |s| s.cache.prefix_bytes > 0).await;
+        let (_, found, summary) = run(&engine, ask()).await;
+        assert_eq!(
+            (found, first.await.unwrap().1),
+            (expected.clone(), expected.clone())
+        );
+        assert_eq!(summary.reused_tokens as usize, 24 * PAGE);
+        engine.clear(None).await.unwrap();
     }
 }
 

@@ -89,7 +89,10 @@ pub enum FetchError {
         max: u64,
     },
     /// It took too long.
-    #[error("the host {host} takes longer than {} seconds; give the image as a data: URL", max.as_secs())]
+    #[error(
+        "the host {host} takes longer than {} seconds; give the image as a data: URL",
+        max.as_secs()
+    )]
     TooSlow {
         /// The host.
         host: String,

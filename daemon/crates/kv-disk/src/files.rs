@@ -19,10 +19,16 @@ const DIRECTORY_MODE: u32 = 0o700;
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Another process has the store open.
-    #[error("{} is in use by another process: give each daemon a directory of its own", .0.display())]
+    #[error(
+        "{} is in use by another process: give each daemon a directory of its own",
+        .0.display()
+    )]
     InUse(PathBuf),
     /// Other users could read prompts in it.
-    #[error("{} has mode {mode:04o}: other users could read prompts; run chmod 700 on it", path.display())]
+    #[error(
+        "{} has mode {mode:04o}: other users could read prompts; run chmod 700 on it",
+        path.display()
+    )]
     Readable {
         /// The directory.
         path: PathBuf,

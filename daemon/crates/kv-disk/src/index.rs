@@ -275,10 +275,4 @@ impl Index {
                 || model.is_some_and(|m| entry.model != m)
         });
     }
-
-    /// Entries of a model and bytes of their payloads.
-    pub(crate) fn count(&self, model: ModelTag) -> (u64, u64) {
-        let of_model = self.entries.values().filter(|entry| entry.model == model);
-        of_model.fold((0, 0), |(n, bytes), entry| (n + 1, bytes + entry.bytes()))
-    }
 }

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A segment file has a header and records (`format.rs`). [`Store::open`] takes a lock on the
-//! directory, and the reader thread rebuilds the index from the record headers. Payloads are
+//! directory, and the writer thread rebuilds the index from the record headers. Payloads are
 //! verified when they are read. If the budget is exceeded, the segment that was used least recently
 //! is deleted as a whole.
 //!

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::files::SegmentFile;
 use crate::format::read_payload;
@@ -102,12 +102,15 @@ fn read(shared: &Shared, key: &Key, opened: &mut Option<Opened>) -> Option<Vec<u
             segment, offset, ..
         } => (segment, offset),
     };
+    let began = Instant::now();
     let payload = read_written(shared, key, (segment, offset), opened);
+    let took = began.elapsed();
     let mut state = shared.state();
     match payload {
         Ok(Some(payload)) => {
             state.status.read += 1;
             state.status.read_bytes += payload.len() as u64;
+            state.status.read_time += took;
             state.index.touch(segment);
             return Some(payload);
         }

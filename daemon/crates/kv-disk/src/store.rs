@@ -112,6 +112,8 @@ pub struct Status {
     pub read: u64,
     /// Bytes that were read.
     pub read_bytes: u64,
+    /// How long the files were read for that.
+    pub read_time: Duration,
     /// Entries that were not written: the queue was full, or writing was paused.
     pub refused: u64,
     /// Segments that were deleted to make room.
@@ -348,11 +350,6 @@ impl Store {
             segments: state.index.segments() as u64,
             ..state.status
         }
-    }
-
-    /// Entries of a model, and bytes of their payloads.
-    pub fn count(&self, model: ModelTag) -> (u64, u64) {
-        self.shared.state().index.count(model)
     }
 }
 

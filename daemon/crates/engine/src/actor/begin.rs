@@ -3,9 +3,9 @@
 //!
 //! Requests that come together and begin alike (several answers to one prompt, many questions about
 //! one text) would each compute the same. So one that has computed nothing yet follows the first of
-//! them: it waits until that one is past what they have in common, and begins with its pages. It
-//! waits for nobody less urgent, and not for one that yielded or whose reader is slow: where the
-//! first one does not go on, the next computes for itself.
+//! them, also where a part of that is there: it waits until that one is past what they have in
+//! common, and begins with its pages. It waits for nobody less urgent, and not for one that yielded
+//! or whose reader is slow: where the first one does not go on, the next computes for itself.
 
 use rocmforge_ops::KV_PAGE_TOKENS;
 use rocmforge_scheduler::{SeqId, SequenceStatus};

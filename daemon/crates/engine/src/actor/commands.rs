@@ -147,13 +147,9 @@ impl Engine {
             kind: Kind::Generate,
             positions_max,
             open_ended: request.max_tokens.is_none(),
-            realm: match self.config.prefix_cache {
-                _ if !request.reuse => None,
-                PrefixCache::Off => None,
-                PrefixCache::PerClient => Some(request.asker.client),
-                PrefixCache::Shared => Some(0),
-            }
-            .map(|asker| Realm { model, asker, long }),
+            realm: self
+                .sharing_of(request.reuse, request.asker)
+                .map(|asker| Realm { model, asker, long }),
         };
         let decoder = request.model.tokenizer().stream_with(DecodeOptions {
             special: request.decoding.control_text,
@@ -287,6 +283,16 @@ impl Engine {
             (request.deadline, request.asker),
             work,
         );
+    }
+
+    /// Whose requests share what is computed for this one; `None` for nobody's.
+    pub(crate) fn sharing_of(&self, reuse: bool, asker: Asker) -> Option<u64> {
+        match self.config.prefix_cache {
+            _ if !reuse => None,
+            PrefixCache::Off => None,
+            PrefixCache::PerClient => Some(asker.client),
+            PrefixCache::Shared => Some(0),
+        }
     }
 
     /// Checks what a request is about, and returns its model's number and the length of its

@@ -16,7 +16,7 @@ use crate::api::error::Error;
 use crate::api::images::{ImageSpan, check};
 use crate::api::{Asker, GenerateEvent, GenerateRequest};
 use crate::model::loaded::LoadedModel;
-use crate::request::images::{ImageKey, PlacedImage, TowerWork, WaitingRequest};
+use crate::request::images::{PlacedImage, TowerWork, WaitingRequest};
 use crate::request::task::Work;
 
 impl Engine {
@@ -31,8 +31,8 @@ impl Engine {
             return self.generate(request, Vec::new(), events, self.now());
         }
         let about = (&request.model, &request.prompt[..], request.n_ctx);
-        match self.tower_for(about, &images) {
-            Ok(tower) => self.compute_images(tower, request, images, events),
+        match self.tower_for(about, &images, request.asker) {
+            Ok((tower, _)) => self.compute_images(tower, request, images, events),
             Err(error) => {
                 // The channel is new and has room.
                 let _ = events.try_send(GenerateEvent::Failed(error));
@@ -45,6 +45,7 @@ impl Engine {
         &self,
         (model, prompt, n_ctx): (&Arc<LoadedModel>, &[u32], Option<u32>),
         images: &[ImageSpan],
+        asker: Asker,
     ) -> Result<(ModelId, Arc<LoadedModel>), Error> {
         let name = model.name();
         let (model, _) = self.check(model, prompt, 0, n_ctx)?;
@@ -61,8 +62,12 @@ impl Engine {
         let loaded = Arc::clone(&entry.loaded);
         let tower = tower_of(&loaded)?;
         check(images, prompt.len(), tower)?;
-        let waiting = self.requests.images.waiting();
-        if waiting >= self.config.queue_capacity {
+        let waiting = self.requests.images.waiting(|_| true);
+        let is_own = |w: &WaitingRequest| w.request.asker.client == asker.client;
+        let own = self.requests.images.waiting(is_own);
+        let most = self.config.queue_capacity;
+        // One client leaves places to others, as in the queue.
+        if waiting >= most || own >= (most - most / 8).max(1) {
             return Err(Error::Exhausted {
                 message: format!(
                     "{waiting} requests wait for their images already; try again when some have ended"
@@ -76,35 +81,27 @@ impl Engine {
     /// Has the rows computed that are not kept, and lets the request wait for them.
     fn compute_images(
         &mut self,
-        (id, loaded): (ModelId, Arc<LoadedModel>),
+        tower: ModelId,
         request: GenerateRequest,
         images: Vec<ImageSpan>,
         events: mpsc::Sender<GenerateEvent>,
     ) {
+        let asker = self.sharing_of(request.reuse, request.asker);
         let known = &mut self.requests.images;
-        let rows = images.iter();
-        let rows = rows
-            .map(|span| known.find(&(id, span.image.digest)))
-            .collect();
-        let (asker, received) = (request.asker, self.now());
-        let waiting = WaitingRequest {
+        let sharing = known.sharing(asker);
+        let mut waiting = WaitingRequest {
+            rows: vec![None; images.len()],
             request,
             images,
             events,
-            received,
-            tower: id,
-            rows,
+            received: self.now(),
+            tower,
+            sharing,
         };
-        let missing: Vec<(ImageKey, Arc<PreparedImage>)> = waiting
-            .missing()
-            .map(|(key, image)| (key, Arc::clone(image)))
-            .collect();
-        self.requests.images.wait(waiting);
-        for (key, image) in missing {
-            if !self.requests.images.is_computed(&key) {
-                self.compute_image(key, &loaded, image, asker, received);
-            }
+        for i in 0..waiting.rows.len() {
+            waiting.rows[i] = self.requests.images.find(&waiting.key(i));
         }
+        self.requests.images.wait(waiting);
         self.collect_images();
     }
 
@@ -125,28 +122,34 @@ impl Engine {
             image: Arc::clone(&image),
         };
         let prompt = vec![0; n.unwrap_or(1)];
-        match self.tower_for((model, &prompt, None), &[span]) {
-            Ok(tower) => self.ask_tower(tower, image, Asker::default(), self.now(), reply),
+        let asker = Asker::default();
+        match self.tower_for((model, &prompt, None), &[span], asker) {
+            Ok(tower) => self.ask_tower(tower, image, asker, self.now(), reply),
             Err(error) => {
                 let _ = reply.send(Err(error));
             }
         }
     }
 
-    fn compute_image(
-        &mut self,
-        key: ImageKey,
-        loaded: &Arc<LoadedModel>,
-        image: Arc<PreparedImage>,
-        asker: Asker,
-        received: Instant,
-    ) {
-        let Ok(tower) = tower_of(loaded) else {
-            return;
-        };
-        let shape = (tower.n_out as usize, 1 + tower.deepstack.len());
-        let reply = self.requests.images.ask(key, shape);
-        self.ask_tower((key.0, Arc::clone(loaded)), image, asker, received, reply);
+    /// Has towers begin with images that requests wait for. Whether one was asked.
+    fn compute_images_next(&mut self) -> bool {
+        let received = self.now();
+        let next = self.requests.images.next();
+        let any = !next.is_empty();
+        for (key, image, asker) in next {
+            // Who waits for a tower that is unloaded is told then.
+            let Some(entry) = self.models.get(key.tower) else {
+                return false;
+            };
+            let loaded = Arc::clone(&entry.loaded);
+            let Ok(tower) = tower_of(&loaded) else {
+                return false;
+            };
+            let shape = (tower.n_out as usize, 1 + tower.deepstack.len());
+            let reply = self.requests.images.ask(key, shape);
+            self.ask_tower((key.tower, loaded), image, asker, received, reply);
+        }
+        any
     }
 
     fn ask_tower(
@@ -191,30 +194,31 @@ impl Engine {
     /// Takes the rows that towers have computed: requests that have all of theirs begin, and those
     /// end that nobody waits for.
     pub(crate) fn collect_images(&mut self) {
+        self.take_images();
+        // An answer may be there at once: that there is no place for it.
+        while self.compute_images_next() {
+            self.take_images();
+        }
+    }
+
+    fn take_images(&mut self) {
         let now = self.now();
         let (ready, ended) = self.requests.images.collect(now);
         for (request, error) in ended {
             request.fail(error);
         }
         for waiting in ready {
-            let Some(entry) = self.models.get(waiting.tower) else {
-                continue;
-            };
-            let loaded = Arc::clone(&entry.loaded);
-            let Ok(tower) = tower_of(&loaded) else {
-                continue;
-            };
-            let merge = tower.merge as usize;
             let spans = waiting.images.iter().zip(waiting.rows);
             let placed = spans.filter_map(|(span, rows)| {
                 let placed = PlacedImage {
                     first: span.first,
-                    grid: span.image.grid.map(|side| side / merge),
+                    grid: span.image.grid.map(|side| side / span.image.merge),
                     rows: rows?,
                 };
                 Some((placed, span.image.digest))
             });
             let placed = placed.collect();
+            // Whether its model is still there is looked at once more.
             self.generate(waiting.request, placed, waiting.events, waiting.received);
         }
     }

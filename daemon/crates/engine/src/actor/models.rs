@@ -17,6 +17,7 @@ use crate::features::kv_disk::identity::Identity;
 use crate::features::preload::{PRELOADS_MAX, Preload};
 use crate::features::speculation::draft_model::draft_model;
 use crate::model::loaded::{LoadedModel, PreparedModel};
+use crate::request::images::WaitingRequest;
 use crate::store::Source;
 
 /// Lets a model that the page cache could not keep be read past it; or any, where that is said.
@@ -221,12 +222,16 @@ impl Engine {
             .find(name)
             .map(|e| (e.id, Arc::clone(&e.loaded)))?;
         let tower = self.models.tower_of(id).map(|tower| tower.id);
-        let busy = self
-            .requests
-            .tasks
-            .values()
-            .filter(|t| t.model == id || Some(t.model) == tower)
-            .count();
+        let tasks_of = |model| {
+            self.requests
+                .tasks
+                .values()
+                .filter(move |t| Some(t.model) == model)
+        };
+        // A request with images has a task of the tower, or between two images none.
+        let waits = |w: &WaitingRequest| Some(w.tower) == tower;
+        let with_images = self.requests.images.waiting(waits);
+        let busy = tasks_of(Some(id)).count() + tasks_of(tower).count().max(with_images);
         if busy > 0 && !force {
             return Err(Refusal::Busy {
                 model: name.to_owned(),
@@ -259,7 +264,10 @@ impl Engine {
         };
         if let Some(tower) = self.models.tower_of(id) {
             let (of_tower, tower) = (tower.id, Arc::clone(&tower.loaded));
-            self.requests.images.forget(of_tower);
+            for waiting in self.requests.images.forget(of_tower) {
+                waiting.fail(gone());
+            }
+            self.end_those(|task| (task.model == of_tower).then(gone));
             freed_of_tower = self.forget_model(of_tower, &tower)?;
         }
         self.end_those(|task| (task.model == id).then(gone));

@@ -8,15 +8,21 @@ use crate::actor::engine::Engine;
 use crate::features::kv_disk::reading::Wanted;
 
 impl Engine {
-    /// A request was admitted, or has waited: it begins with what is in memory, unless more of its
-    /// prefix is to be read first.
+    /// A request was admitted, or has waited: it begins with what is in memory, unless another one
+    /// computes or reads more of its prefix just now, or more of it is to be read first.
     pub(crate) fn begin_or_read(&mut self, seq: SeqId) {
         let now = self.now();
         let follows = self.has_leader(seq);
         let Some(task) = self.requests.tasks.get_mut(&seq) else {
             return;
         };
-        // What another request computes, or reads, is not read as well.
+        // A part of what the other one is at would be all that it ever begins with. One that has
+        // run before finds its own pages.
+        if follows && task.realm.is_some() && task.yielded_at == 0 {
+            task.follows = true;
+            self.requests.scheduler.set_ready(seq, false);
+            return;
+        }
         if let Some(realm) = task.realm.filter(|_| !follows) {
             let wanted = Wanted {
                 seq,

@@ -16,6 +16,10 @@ use crate::request::task::Task;
 /// How long the engine sleeps at most.
 const SLEEP: Duration = Duration::from_secs(60);
 
+/// How long the engine sleeps at most while the KV store writes or reads its index: its status is
+/// published.
+const STATUS_EVERY: Duration = Duration::from_millis(100);
+
 impl Engine {
     /// The loop. Returns `None` when asked to end, or why the device is lost.
     pub(crate) fn run(&mut self, commands: &Receiver<Command>) -> Option<Loss> {
@@ -141,6 +145,7 @@ impl Engine {
             .min();
         let idle = match self.waits_for_files() {
             true => background_load::POLL,
+            false if self.memory.is_disk_busy() => STATUS_EVERY,
             false => SLEEP,
         };
         deadline.map_or(idle, |d| d.saturating_duration_since(now).min(idle))
@@ -208,6 +213,9 @@ impl Engine {
         }
         self.finish_passes();
         self.end_those(|_| Some(crate::actor::commands::draining()));
+        for waiting in self.requests.images.take_waiting() {
+            waiting.fail(crate::actor::commands::draining());
+        }
         self.memory.write_all_notes();
         let draining = self.draining.take().expect("looked at above");
         for reply in draining.replies {
@@ -223,6 +231,9 @@ impl Engine {
         let error = || device_lost(lost);
         for task in std::mem::take(&mut self.requests.tasks).into_values() {
             task.fail(error());
+        }
+        for waiting in self.requests.images.take_waiting() {
+            waiting.fail(error());
         }
         self.requests.suspended.fail(error);
         self.preloads.end(|_| true, error);

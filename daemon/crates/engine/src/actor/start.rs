@@ -158,7 +158,7 @@ fn open_memory(
         let device = format!("{} {}", device.kind, device.arch);
         let is_shared = config.prefix_cache == PrefixCache::Shared;
         let now = memory.store.clock.now();
-        memory.kv_disk = KvDisk::open(wanted, device, is_shared, now)?;
+        memory.kv_disk = Some(KvDisk::open(wanted, device, is_shared, now)?);
         steps.end();
     }
     Ok((memory, of_host))

@@ -209,18 +209,7 @@ impl Engine {
                 mut task, stepped, ..
             } = member;
             task.n_past += rows;
-            if let RowsOutcome::Failed(error) = &stepped {
-                // Nobody is to begin with what may be wrong.
-                match error {
-                    Error::BadModel { .. } | Error::DataLoss { .. } => {
-                        self.memory.distrust_prefixes(task.model);
-                    }
-                    // What a client can cause costs nothing on disk.
-                    _ => {
-                        self.memory.forget_prefixes(task.model);
-                    }
-                }
-            } else {
+            if !matches!(stepped, RowsOutcome::Failed(_)) {
                 let (model, past) = (task.loaded.model(), task.n_past);
                 let (memory, tokens) = (&mut self.memory, &task.tokens);
                 task.memory
@@ -238,6 +227,17 @@ impl Engine {
             };
             let plan = task.loaded.model().plan();
             task.memory.free(&mut self.memory, plan);
+            // Nobody is to begin with what may be wrong, what this one had among it.
+            match &outcome {
+                Ok(_) => {}
+                Err(Error::BadModel { .. } | Error::DataLoss { .. }) => {
+                    self.memory.distrust_prefixes(task.model);
+                }
+                // What a client can cause costs nothing on disk.
+                Err(_) => {
+                    self.memory.forget_prefixes(task.model);
+                }
+            }
             ended.push((task, outcome));
         }
         ended

@@ -70,7 +70,12 @@ pub(crate) fn check(images: &[ImageSpan], n_prompt: usize, tower: &Tower) -> Res
             );
             return Err(bad(i, message));
         }
-        if image.patches.iter().any(|v| !v.is_finite()) {
+        // Without an early end several are looked at a time.
+        if !image
+            .patches
+            .iter()
+            .fold(true, |all, v| all & v.is_finite())
+        {
             return Err(bad(i, "has values that are no finite numbers".to_owned()));
         }
         let end = span.first.checked_add(span.n(tower));

@@ -58,6 +58,10 @@ const READY_TIMEOUT: Duration = Duration::from_secs(5);
 /// What a new sample of the read rate counts for beside those before it.
 const WEIGHT: f64 = 0.3;
 
+/// How long a rate is believed: where reading does not pay nothing is read, and so nothing
+/// measured.
+const RATE_LASTS: Duration = Duration::from_secs(60);
+
 /// What is known of a model.
 #[derive(Debug)]
 struct DiskModel {
@@ -67,6 +71,9 @@ struct DiskModel {
     /// The slot of its states among those of a node.
     state_slot: Option<usize>,
     since: Instant,
+    /// Whether there may be entries of it that were not deleted: of other processes, and what was
+    /// written since.
+    may_have_entries: bool,
 }
 
 /// A node whose slots are to be written.
@@ -157,7 +164,14 @@ pub(crate) struct KvDisk {
     notes: Notes,
     /// Requests that wait for the index, or for their model's identity.
     waiting: HashSet<SeqId>,
-    read_bytes_per_s: Option<f64>,
+    /// Bytes a second of the files, and when they were read.
+    read_rate: Option<(f64, Instant)>,
+    /// Bytes that were read, and the time that it took, when the rate was taken last.
+    measured: (u64, Duration),
+    /// When an entry came last.
+    came: Instant,
+    /// How often reads were given up.
+    given_up: u64,
     reused_tokens: u64,
     requests: u64,
 }
@@ -172,7 +186,7 @@ impl KvDisk {
         device: String,
         is_shared: bool,
         now: Instant,
-    ) -> Result<Option<Self>, Error> {
+    ) -> Result<Self, Error> {
         let refused = |message: String| {
             let message = format!("kv_disk: {message}");
             Error::from(Refusal::Setting { message })
@@ -181,7 +195,7 @@ impl KvDisk {
         let store = Store::open(&wanted.directory, Options::new(bytes));
         let store = store.map_err(|error| refused(error.to_string()))?;
         let of = (wanted.always, is_shared);
-        Ok(Some(Self::new(store, device, of, now)))
+        Ok(Self::new(store, device, of, now))
     }
 
     /// Over an open store, for the results of a device.
@@ -196,7 +210,10 @@ impl KvDisk {
             notes: Notes::default(),
             reads: HashMap::new(),
             waiting: HashSet::new(),
-            read_bytes_per_s: None,
+            read_rate: None,
+            measured: (0, Duration::ZERO),
+            came: now,
+            given_up: 0,
             reused_tokens: 0,
             requests: 0,
         }
@@ -215,6 +232,7 @@ impl KvDisk {
             layout: layout_digest(plan),
             state_slot: (plan.state_elements > 0).then_some(plan.kv.len()),
             since: now,
+            may_have_entries: true,
         };
         self.models.insert(model, added);
     }
@@ -239,12 +257,12 @@ impl KvDisk {
         }
     }
 
-    /// Deletes what was written of a model, because it may be wrong. Nobody begins with what is
-    /// being read of it.
-    pub(crate) fn distrust(&mut self, model: ModelId) {
-        self.clear(Some(model));
-        let of_model = self.reads.values_mut().filter(|read| read.is_of(model));
-        of_model.for_each(Read::give_up);
+    /// Deletes what was written of a model, because it may be wrong.
+    fn distrust(&mut self, model: ModelId) {
+        let of_model = self.models.get_mut(&model);
+        if of_model.is_some_and(|m| std::mem::take(&mut m.may_have_entries)) {
+            self.clear(Some(model));
+        }
     }
 
     /// Whether a request is to wait for the index, or for its model's identity.
@@ -271,17 +289,33 @@ impl KvDisk {
     /// Whether reading so many bytes takes less time than computing so many rows. What was not
     /// measured is tried.
     fn pays(&self, bytes: u64, rows: usize, row_seconds: Option<f64>) -> bool {
-        self.always || pays(bytes, 1, rows, self.read_bytes_per_s, row_seconds)
+        let rate = self.read_rate.map(|(rate, _)| rate);
+        self.always || pays(bytes, 1, rows, rate, row_seconds)
     }
 
-    /// A read of so many bytes took so long.
-    fn note_rate(&mut self, bytes: u64, took: Duration) {
+    /// Takes the rate of the files from what was read since the last time, without waits for other
+    /// reads and for passes.
+    fn measure(&mut self, now: Instant) {
+        let status = self.store.status();
+        let (bytes, time) =
+            std::mem::replace(&mut self.measured, (status.read_bytes, status.read_time));
+        self.note_rate(status.read_bytes - bytes, status.read_time - time, now);
+    }
+
+    /// So many bytes of files were read in so long.
+    fn note_rate(&mut self, bytes: u64, took: Duration, now: Instant) {
         if bytes == 0 || took.is_zero() {
             return;
         }
         let sample = bytes as f64 / took.as_secs_f64();
-        let before = self.read_bytes_per_s.unwrap_or(sample);
-        self.read_bytes_per_s = Some(before + (sample - before) * WEIGHT);
+        let before = self.read_rate.map_or(sample, |(rate, _)| rate);
+        self.read_rate = Some((before + (sample - before) * WEIGHT, now));
+    }
+
+    /// Forgets a rate that was measured long ago.
+    fn forget_old_rate(&mut self, now: Instant) {
+        let is_fresh = |at: &(f64, Instant)| now.saturating_duration_since(at.1) < RATE_LASTS;
+        self.read_rate = self.read_rate.filter(is_fresh);
     }
 
     /// A request began with so many positions more than there were in memory.

@@ -203,7 +203,11 @@ fn plain(token: Option<u32>, loaded: &LoadedModel) -> Result<Chosen, Error> {
 
 /// The score of `next` in `logits`, which become log-probabilities. `None` if they are not finite.
 pub(crate) fn score(logits: &mut [f32], next: u32, top_n: usize) -> Option<TokenScore> {
-    if logits.iter().any(|l| l.is_nan() || *l == f32::INFINITY) {
+    // Without an early end several are looked at a time. NaN is not below infinity.
+    if !logits
+        .iter()
+        .fold(true, |all, l| all & (*l < f32::INFINITY))
+    {
         return None;
     }
     let width = logits.len();

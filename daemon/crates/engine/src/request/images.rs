@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::api::error::Error;
 use crate::api::images::ImageSpan;
-use crate::api::{GenerateEvent, GenerateRequest};
+use crate::api::{Asker, GenerateEvent, GenerateRequest};
 
 /// Of a task's token: an image's place, whose number the other bits are.
 pub(crate) const IMAGE: u32 = 1 << 31;
@@ -27,8 +27,22 @@ const KEPT_BYTES_MAX: usize = 256 << 20;
 /// them is found no more.
 const NUMBERS_MAX: usize = 1 << 16;
 
-/// What a tower makes of an image: a tower and an image's digest.
-pub(crate) type ImageKey = (ModelId, [u8; 32]);
+/// Who is given the rows of an image, as the pages of prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Sharing {
+    /// All requests of this asker.
+    Asker(u64),
+    /// This request alone.
+    Request(u64),
+}
+
+/// What a tower makes of an image for whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct ImageKey {
+    pub(crate) tower: ModelId,
+    sharing: Sharing,
+    digest: [u8; 32],
+}
 
 /// What a tower made of an image.
 #[derive(Debug, PartialEq)]
@@ -44,10 +58,11 @@ impl ImageRows {
     /// Takes the tower's rows apart, of which each has all parts side by side.
     fn new(rows: &[f32], width: usize, n_parts: usize) -> Self {
         let part = |i: usize| {
-            let rows = rows.chunks_exact(width * n_parts);
-            rows.flat_map(|row| &row[i * width..][..width])
-                .copied()
-                .collect()
+            let mut part = Vec::with_capacity(rows.len() / n_parts);
+            for row in rows.chunks_exact(width * n_parts) {
+                part.extend_from_slice(&row[i * width..][..width]);
+            }
+            part
         };
         Self {
             parts: (0..n_parts).map(part).collect(),
@@ -84,26 +99,30 @@ pub(crate) fn coordinates(
     from: usize,
     to: usize,
 ) -> impl Iterator<Item = [u32; 3]> {
-    // Tokens of images before, less the positions that they take.
-    let mut saved = 0;
-    let mut next = 0;
-    (0..to).filter_map(move |i| {
+    let saves = |image: &PlacedImage| {
+        let [rows, columns] = image.grid;
+        rows * columns - rows.max(columns)
+    };
+    // Images before, and their tokens less the positions that they take.
+    let mut next = images
+        .iter()
+        .take_while(|image| image.tokens().end <= from)
+        .count();
+    let mut saved: usize = images[..next].iter().map(saves).sum();
+    (from..to).map(move |i| {
         while let Some(image) = images.get(next).filter(|image| image.tokens().end <= i) {
-            saved += image.grid[0] * image.grid[1] - image.grid[0].max(image.grid[1]);
+            saved += saves(image);
             next += 1;
         }
-        if i < from {
-            return None;
-        }
         let here = images.get(next).filter(|image| image.tokens().contains(&i));
-        Some(match here {
+        match here {
             None => [(i - saved) as u32; 3],
             Some(image) => {
                 let (start, at) = (image.first - saved, i - image.first);
                 let columns = image.grid[1];
                 [start, start + at / columns, start + at % columns].map(|p| p as u32)
             }
-        })
+        }
     })
 }
 
@@ -141,19 +160,29 @@ pub(crate) struct WaitingRequest {
     pub(crate) events: mpsc::Sender<GenerateEvent>,
     pub(crate) received: Instant,
     pub(crate) tower: ModelId,
+    pub(crate) sharing: Sharing,
     /// Of each image, once they are there.
     pub(crate) rows: Vec<Option<Arc<ImageRows>>>,
 }
 
 impl WaitingRequest {
-    fn key(&self, image: usize) -> ImageKey {
-        (self.tower, self.images[image].image.digest)
+    pub(crate) fn key(&self, image: usize) -> ImageKey {
+        ImageKey {
+            tower: self.tower,
+            sharing: self.sharing,
+            digest: self.images[image].image.digest,
+        }
     }
 
     /// What it waits for, with the images.
     pub(crate) fn missing(&self) -> impl Iterator<Item = (ImageKey, &Arc<PreparedImage>)> {
         let missing = (0..self.images.len()).filter(|&i| self.rows[i].is_none());
         missing.map(|i| (self.key(i), &self.images[i].image))
+    }
+
+    /// Whether it is to begin, or to end.
+    fn is_done(&self, now: Instant) -> bool {
+        self.rows.iter().all(Option::is_some) || self.ended(now).is_some()
     }
 
     /// Why it is to end.
@@ -187,12 +216,25 @@ pub(crate) struct Images {
     waiting: Vec<WaitingRequest>,
     /// Images whose rows towers were asked for.
     pub(crate) asked: u64,
+    /// Requests that shared nothing.
+    alone: u64,
 }
 
 impl Images {
-    /// Requests that wait for rows.
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting.len()
+    /// Requests that wait for rows, of which these are told.
+    pub(crate) fn waiting(&self, of: impl Fn(&WaitingRequest) -> bool) -> usize {
+        self.waiting.iter().filter(|waiting| of(waiting)).count()
+    }
+
+    /// With whom a request shares rows; `None` for nobody.
+    pub(crate) fn sharing(&mut self, asker: Option<u64>) -> Sharing {
+        match asker {
+            Some(asker) => Sharing::Asker(asker),
+            None => {
+                self.alone += 1;
+                Sharing::Request(self.alone)
+            }
+        }
     }
 
     /// The token that stands for an image in a task.
@@ -217,7 +259,7 @@ impl Images {
     }
 
     fn keep(&mut self, key: ImageKey, rows: &Arc<ImageRows>) {
-        if rows.bytes() > KEPT_BYTES_MAX {
+        if rows.bytes() > KEPT_BYTES_MAX || matches!(key.sharing, Sharing::Request(_)) {
             return;
         }
         self.clock += 1;
@@ -240,17 +282,45 @@ impl Images {
         }
     }
 
-    /// Forgets what a tower made: it is unloaded.
-    pub(crate) fn forget(&mut self, tower: ModelId) {
-        let of_tower = self.kept.keys().filter(|key| key.0 == tower);
+    /// A tower is unloaded: forgets what it made. The requests that wait for it.
+    pub(crate) fn forget(&mut self, tower: ModelId) -> Vec<WaitingRequest> {
+        self.computed.retain(|computed| computed.key.tower != tower);
+        let of_tower = self.kept.keys().filter(|key| key.tower == tower);
         for key in of_tower.copied().collect::<Vec<_>>() {
             self.drop_kept(&key);
         }
+        let (of_tower, others) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(|waiting| waiting.tower == tower);
+        self.waiting = others;
+        of_tower
     }
 
-    /// Whether a tower is at work on an image.
-    pub(crate) fn is_computed(&self, key: &ImageKey) -> bool {
-        self.computed.iter().any(|computed| computed.key == *key)
+    /// All requests that wait.
+    pub(crate) fn take_waiting(&mut self) -> Vec<WaitingRequest> {
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// Images that towers are to begin with, each with the asker of a request that waits for it:
+    /// the first missing one of each request for which none is at work. So a request takes one
+    /// place among those that wait and run, however many images it has.
+    pub(crate) fn next(&self) -> Vec<(ImageKey, Arc<PreparedImage>, Asker)> {
+        let mut next: Vec<(ImageKey, Arc<PreparedImage>, Asker)> = Vec::new();
+        for waiting in &self.waiting {
+            let is_at_work = |key: &ImageKey| {
+                let computed = self.computed.iter().map(|computed| computed.key);
+                computed
+                    .chain(next.iter().map(|(key, ..)| *key))
+                    .any(|of| of == *key)
+            };
+            if waiting.missing().any(|(key, _)| is_at_work(&key)) {
+                continue;
+            }
+            if let Some((key, image)) = waiting.missing().next() {
+                next.push((key, Arc::clone(image), waiting.request.asker));
+            }
+        }
+        next
     }
 
     /// A tower is asked for the rows of an image, of `shape` (width and number of parts). Where to
@@ -292,6 +362,9 @@ impl Images {
             came.push((computed.key, rows));
             false
         });
+        if came.is_empty() && !self.waiting.iter().any(|w| w.is_done(now)) {
+            return (Vec::new(), Vec::new());
+        }
         for (key, rows) in &came {
             if let Ok(rows) = rows {
                 self.keep(*key, rows);
@@ -377,7 +450,11 @@ mod tests {
     #[test]
     fn rows_are_kept_until_there_are_too_many_and_those_used_last_longest() {
         let mut images = Images::default();
-        let key = |n| (ModelId(1), [n; 32]);
+        let key = |n| ImageKey {
+            tower: ModelId(1),
+            sharing: Sharing::Asker(0),
+            digest: [n; 32],
+        };
         let third = rows(KEPT_BYTES_MAX / 4 / 3);
         for n in 0..3 {
             images.keep(key(n), &third);

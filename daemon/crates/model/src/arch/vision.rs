@@ -78,6 +78,12 @@ pub(crate) fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
             _ => Err(keys.bad(key, format!("{found:?}"), "must be three finite numbers")),
         }
     };
+    let (mean, std) = (numbers("image_mean")?, numbers("image_std")?);
+    let normed = |colour: f32| (0..3).map(move |i| (colour - mean[i]) / std[i]);
+    if !normed(0.0).chain(normed(1.0)).all(f32::is_finite) {
+        let message = "must be three numbers by which colours can be divided";
+        return Err(keys.bad("image_std", format!("{std:?}"), message));
+    }
     let n_ff = keys.count("feed_forward_length", WIDTH_MAX)?;
     let mut tower = Tower {
         projector: SUPPORTED[0],
@@ -87,8 +93,8 @@ pub(crate) fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
         n_out: keys.count("projection_dim", WIDTH_MAX)?,
         deepstack,
         grid: learned_grid(gguf, n_embd)?,
-        mean: numbers("image_mean")?,
-        std: numbers("image_std")?,
+        mean,
+        std,
         min_pixels: 0,
         max_pixels: 0,
     };

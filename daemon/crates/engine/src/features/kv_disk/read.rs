@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use rocmforge_kv_disk::Fetch;
-use rocmforge_tensor_cache::ModelId;
 
 use crate::features::prefix_cache::{HeldSlots, NodeId, Realm};
 
@@ -32,19 +31,12 @@ pub(super) struct Read {
     /// Pages that were in memory.
     pub(super) found: usize,
     pub(super) began: Instant,
-    /// When something came last.
-    pub(super) came: Instant,
-    pub(super) bytes: u64,
 }
 
 impl Read {
-    /// Whether a model's prefix is read.
-    pub(super) fn is_of(&self, model: ModelId) -> bool {
-        self.realm.model == model
-    }
-
-    /// No more of it is taken.
-    pub(super) fn give_up(&mut self) {
+    /// No more of it is taken. What was held.
+    pub(super) fn give_up(&mut self) -> HeldSlots {
         self.entries.clear();
+        std::mem::take(&mut self.held)
     }
 }

@@ -9,11 +9,11 @@ use rocmforge_kv_disk::Next;
 use rocmforge_model::Model;
 use rocmforge_ops::KV_PAGE_TOKENS;
 use rocmforge_scheduler::SeqId;
-use rocmforge_tensor_cache::BlockKind;
+use rocmforge_tensor_cache::{BlockKind, ModelId};
 
 use crate::features::kv_disk::keys::Chain;
 use crate::features::kv_disk::read::{Entry, Read};
-use crate::features::prefix_cache::{HeldSlots, NodeId, Realm, SlotLocation};
+use crate::features::prefix_cache::{HeldSlots, NodeId, Realm};
 use crate::memory::Memory;
 use crate::request::kv::{predicting_slot, slots_of};
 
@@ -72,6 +72,7 @@ impl Memory {
         if wanted.pages_max() == 0 {
             return false;
         }
+        disk.forget_old_rate(now);
         if disk.is_to_wait(wanted.realm.model, now) {
             disk.waiting.insert(wanted.seq);
             return true;
@@ -114,11 +115,32 @@ impl Memory {
             held,
             found,
             began: now,
-            came: now,
-            bytes: 0,
         };
-        disk.reads.insert(wanted.seq, read);
+        // One that yielded and came again before its read was looked at.
+        if let Some(before) = disk.reads.insert(wanted.seq, read) {
+            self.let_go(before.held);
+        }
         true
+    }
+
+    /// Reads of these models end: the requests begin without what came.
+    pub(crate) fn give_up_reads(&mut self, of: impl Fn(ModelId) -> bool) {
+        let Some(disk) = &mut self.kv_disk else {
+            return;
+        };
+        disk.given_up += 1;
+        let reads = disk.reads.values_mut();
+        let given_up = reads.filter(|read| of(read.realm.model));
+        let held: HeldSlots = given_up.flat_map(Read::give_up).collect();
+        self.let_go(held);
+    }
+
+    /// What a model has on disk and what is read of it may be wrong.
+    pub(crate) fn distrust_disk(&mut self, model: ModelId) {
+        if let Some(disk) = &mut self.kv_disk {
+            disk.distrust(model);
+        }
+        self.give_up_reads(|of| of == model);
     }
 
     /// What is to be read so that a request begins further than with `found` pages.
@@ -227,15 +249,22 @@ impl Memory {
                 self.let_go(read.held);
                 continue;
             }
+            let given_up = disk.given_up;
             let goes_on = self.take_entries(&mut read, now);
             let Some(disk) = &mut self.kv_disk else {
                 break;
             };
-            if goes_on {
+            // While room was made for it.
+            let is_given_up = disk.given_up != given_up;
+            if goes_on && !is_given_up {
                 disk.reads.insert(seq, read);
                 continue;
             }
-            disk.note_rate(read.bytes, now.saturating_duration_since(read.began));
+            disk.measure(now);
+            if is_given_up {
+                let held = read.give_up();
+                self.let_go(held);
+            }
             ended.push(Ended {
                 seq,
                 found: Some(read.found * KV_PAGE_TOKENS),
@@ -248,17 +277,22 @@ impl Memory {
     /// Takes entries of a read. Whether more are to come.
     fn take_entries(&mut self, read: &mut Read, now: Instant) -> bool {
         let mut bytes = 0;
-        while bytes < BYTES_A_TURN {
+        while let Some(&entry) = read.entries.front() {
+            if bytes >= BYTES_A_TURN {
+                return true;
+            }
             match read.fetch.poll() {
                 Next::Pending => {
-                    return now.saturating_duration_since(read.came) < READ_TIMEOUT;
+                    // Others' reads are served first, which is no reason to give up.
+                    let came = self.kv_disk.as_ref().map_or(now, |disk| disk.came);
+                    return now.saturating_duration_since(came.max(read.began)) < READ_TIMEOUT;
                 }
                 Next::Entry(payload) => {
-                    read.came = now;
+                    if let Some(disk) = &mut self.kv_disk {
+                        disk.came = now;
+                    }
                     bytes += payload.len() as u64;
-                    let Some(entry) = read.entries.pop_front() else {
-                        return false;
-                    };
+                    read.entries.pop_front();
                     if !self.place_entry(read, entry, &payload) {
                         return false;
                     }
@@ -266,7 +300,7 @@ impl Memory {
                 Next::Failed | Next::Done => return false,
             }
         }
-        true
+        false
     }
 
     /// Puts an entry into the prefix cache, where it is held. Whether it is there.
@@ -289,15 +323,13 @@ impl Memory {
             self.store.free(block);
             return false;
         };
-        read.bytes += bytes;
         if self.prefixes.put(node, entry.slot, (block, slab), true) {
             read.held.push((node, entry.slot));
             return true;
         }
         self.store.free(block);
         // Another request computed it meanwhile.
-        let place = self.prefixes.place(node, entry.slot);
-        let is_there = matches!(place, Some(SlotLocation::Device(..)));
+        let is_there = self.prefixes.has(node, entry.slot);
         if is_there {
             self.prefixes.hold(node, entry.slot);
             read.held.push((node, entry.slot));

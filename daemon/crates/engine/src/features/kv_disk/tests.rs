@@ -62,12 +62,21 @@ fn reading_pays_where_it_is_faster_than_computing_and_is_tried_first() {
     let directory = tempfile::tempdir().unwrap();
     let mut disk = disk(&directory.path().join("kv"));
     assert!(disk.pays(u64::MAX, 1, Some(1e-9)), "nothing was measured");
-    disk.note_rate(2_000_000_000, Duration::from_secs(1));
+    let now = disk.since;
+    disk.note_rate(2_000_000_000, Duration::from_secs(1), now);
     // 4 MiB in 2.1 ms; 32 rows at 5000 a second take 6.4 ms, at 50,000 a second 0.64 ms.
     assert!(disk.pays(4 << 20, 32, Some(1.0 / 5000.0)));
     assert!(!disk.pays(4 << 20, 32, Some(1.0 / 50_000.0)));
     assert!(disk.pays(4 << 20, 32, None));
-    disk.note_rate(0, Duration::from_secs(1));
+    disk.note_rate(0, Duration::from_secs(1), now);
+    disk.forget_old_rate(now + RATE_LASTS / 2);
+    assert!(!disk.pays(4 << 20, 32, Some(1.0 / 50_000.0)));
+    disk.forget_old_rate(now + RATE_LASTS);
+    assert!(
+        disk.pays(4 << 20, 32, Some(1.0 / 50_000.0)),
+        "it is measured again"
+    );
+    disk.note_rate(2_000_000_000, Duration::from_secs(1), now);
     disk.always = true;
     assert!(disk.pays(4 << 20, 32, Some(1.0 / 50_000.0)));
 }
@@ -120,6 +129,7 @@ fn requests_wait_for_an_identity_a_bounded_time() {
     disk.models.insert(
         model,
         DiskModel {
+            may_have_entries: true,
             identity,
             layout: [0; 32],
             state_slot: None,

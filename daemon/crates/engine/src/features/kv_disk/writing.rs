@@ -15,6 +15,9 @@ const BYTES_WHILE_BUSY: u64 = 4 << 20;
 /// Bytes that are copied from the device at a time while none runs.
 const BYTES_WHILE_IDLE: u64 = 64 << 20;
 
+/// What a node counts for at least.
+const NODE_BYTES_MIN: u64 = 4096;
+
 /// What came of a node.
 enum Written {
     /// So many bytes of it were queued.
@@ -98,7 +101,8 @@ impl Memory {
             };
             match self.write_node(node, note) {
                 Written::Bytes(of_node) => {
-                    bytes += of_node;
+                    // What is on disk already is looked for.
+                    bytes += of_node.max(NODE_BYTES_MIN);
                     any = true;
                 }
                 Written::NoRoom => {
@@ -115,9 +119,13 @@ impl Memory {
     /// Whether something comes from the disk, or is to go there.
     pub(crate) fn waits_for_disk(&self) -> bool {
         let disk = self.kv_disk.as_ref();
-        disk.is_some_and(|disk| {
-            disk.is_reading() || disk.has_notes() || disk.store.status().is_busy
-        })
+        disk.is_some_and(|disk| disk.is_reading() || disk.has_notes())
+    }
+
+    /// Whether the store works by itself, so that its status changes.
+    pub(crate) fn is_disk_busy(&self) -> bool {
+        let disk = self.kv_disk.as_ref();
+        disk.is_some_and(|disk| disk.store.status().is_busy)
     }
 
     /// Hands all nodes to the store that it has room for: what they have is about to go.
@@ -177,6 +185,9 @@ impl Memory {
             let kind = if is_state { Kind::State } else { Kind::Page };
             disk.store
                 .put(note.chain.key(slot), kind, model.tag(), payload);
+            if let Some(of_model) = disk.models.get_mut(&note.model) {
+                of_model.may_have_entries = true;
+            }
             bytes += slab.bytes;
         }
         Written::Bytes(bytes)

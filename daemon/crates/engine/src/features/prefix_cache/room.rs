@@ -104,9 +104,7 @@ impl Memory {
 
     /// Gives up what a model has, because it may be wrong, also what is on disk.
     pub(crate) fn distrust_prefixes(&mut self, model: ModelId) {
-        if let Some(disk) = &mut self.kv_disk {
-            disk.distrust(model);
-        }
+        self.distrust_disk(model);
         self.forget_prefixes(model);
     }
 

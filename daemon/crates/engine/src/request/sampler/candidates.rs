@@ -232,10 +232,14 @@ impl<'a> Candidates<'a> {
 
     /// Leaves the `k` most likely tokens, whatever each cut is to leave at least.
     pub(crate) fn cut(&mut self, k: usize) {
-        if self.all.is_some() {
+        if let (1, Some(all)) = (k, self.all.as_deref()) {
+            let best = ops::argmax(Simd::detect(), all);
+            self.list.clear();
+            self.list.extend(best.map(|at| (at as u32, all[at])));
+        } else if self.all.is_some() {
             self.first(k);
-            self.all = None;
         }
+        self.all = None;
         self.list.truncate(k);
     }
 
@@ -310,11 +314,13 @@ impl<'a> Candidates<'a> {
 /// # Errors
 /// None is finite, or one is NaN or infinity.
 pub(super) fn check(logits: &[f32]) -> Result<(), NotFinite> {
-    let is_bad = |l: &f32| l.is_nan() || *l == f32::INFINITY;
-    // The second looks at one, as a rule.
-    match logits.iter().any(is_bad) || !logits.iter().any(|l| *l > f32::NEG_INFINITY) {
-        true => Err(NotFinite),
-        false => Ok(()),
+    // Without an early end several are looked at a time. NaN is not below infinity.
+    let look = |(fine, any): (bool, bool), l: &f32| {
+        (fine & (*l < f32::INFINITY), any | (*l > f32::NEG_INFINITY))
+    };
+    match logits.iter().fold((true, false), look) {
+        (true, true) => Ok(()),
+        _ => Err(NotFinite),
     }
 }
 

@@ -175,6 +175,16 @@ fn the_largest_logits_alone_give_the_same_tokens() {
             top_k,
             top_p: rng.random_range(0.3..1.0),
             min_p: rng.random_range(0.0..0.2),
+            typical_p: rng.random_range(0.5..1.0),
+            xtc: Xtc {
+                probability: 0.5,
+                threshold: rng.random_range(0.0..0.4),
+            },
+            dynatemp: DynamicTemperature {
+                range: rng.random_range(0.0..0.2),
+                exponent: 1.0,
+            },
+            min_keep: rng.random_range(0..4),
             seed: Some(rng.random()),
             ..SamplingParams::default()
         };
