@@ -22,10 +22,10 @@ use crate::weights::random_matrix;
 use crate::{Error, rows, states};
 
 /// Arena of each device: the device's own block, then the weights, scratch, and KV pages.
-pub(crate) const ARENA: u64 = 160 << 20;
+pub(crate) const ARENA: u64 = 192 << 20;
 pub(crate) const SLAB: u64 = 16 << 20;
 pub(crate) const SCRATCH: u64 = 48 << 20;
-pub(crate) const KV: u64 = 112 << 20;
+pub(crate) const KV: u64 = 144 << 20;
 
 /// Most rows of a chunk of the context before.
 const CHUNK: u32 = 64;
