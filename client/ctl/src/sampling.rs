@@ -5,7 +5,7 @@
 
 use std::io::Read as _;
 
-use clap::Args;
+use clap::{Args, Command};
 use rocmforge_client::proto::v1::format::Kind;
 use rocmforge_client::proto::v1::{Format, JsonObject, Priority, SamplingParams};
 
@@ -190,30 +190,10 @@ pub(crate) fn flag_of(field: &str) -> Option<String> {
         "n" => "choices",
         name => name,
     };
-    let known = matches!(
+    let of_commands = matches!(
         name,
-        "max_tokens"
-            | "temperature"
-            | "top_k"
-            | "top_p"
-            | "min_p"
-            | "repeat_penalty"
-            | "presence_penalty"
-            | "frequency_penalty"
-            | "penalty_last_n"
-            | "seed"
-            | "stop"
-            | "logit_bias"
-            | "min_tokens"
-            | "ignore_eos"
-            | "stop_token_ids"
+        "choices"
             | "logprobs"
-            | "json_object"
-            | "json_schema"
-            | "regex"
-            | "lark"
-            | "gbnf"
-            | "choices"
             | "dimensions"
             | "pooling"
             | "instruction"
@@ -223,8 +203,12 @@ pub(crate) fn flag_of(field: &str) -> Option<String> {
             | "top_n"
             | "segments"
     );
-    let known = known || crate::samplers::FLAGS.contains(&name);
-    known.then(|| format!("--{}", name.replace('_', "-")))
+    let of_sampling = || {
+        let flags = SamplingArgs::augment_args(Command::new("flags"));
+        flags.get_arguments().any(|flag| flag.get_id() == name)
+    };
+    let is_known = of_commands || of_sampling();
+    is_known.then(|| format!("--{}", name.replace('_', "-")))
 }
 
 #[cfg(test)]

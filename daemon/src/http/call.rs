@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use tokio::runtime::Handle;
 
 use super::error::Dialect;
-use super::pictures::Pictures;
+use super::image_urls::ImageUrls;
 use super::{Http, body};
 
 /// What a client calls its request, and what we call it in the answer.
@@ -78,7 +78,7 @@ pub(super) struct Call {
     /// The route, for the log.
     route: &'static str,
     /// Images that it names by a URL.
-    pictures: Arc<Pictures>,
+    image_urls: Arc<ImageUrls>,
 }
 
 impl Call {
@@ -98,7 +98,7 @@ impl Call {
             dialect: Dialect::of(request.uri(), request.headers()),
             id: id.unwrap_or_else(|| RequestId::of(request.headers())),
             route,
-            pictures: Arc::clone(&http.pictures),
+            image_urls: Arc::clone(&http.image_urls),
         }
     }
 
@@ -149,14 +149,14 @@ impl Call {
     /// Puts the bytes of images in the place of their URLs, for a model that reads images.
     ///
     /// # Errors
-    /// As [`Pictures::fetch`].
+    /// As [`ImageUrls::fetch`].
     pub(super) async fn fetch_images(
         &self,
         messages: &mut [Message],
         model: &LoadedModel,
     ) -> Result<(), Failure> {
         let fetched = self
-            .pictures
+            .image_urls
             .fetch(&self.service, &self.arrival, messages, model);
         fetched.await
     }

@@ -47,7 +47,7 @@ pub(super) async fn input_tokens(
         chat.template_kwargs = kwargs;
         chat.documents = asked.documents;
         chat.ending = asked.ending;
-        let prompt = Prompt::Chat(chat);
+        let prompt = Prompt::chat(chat, &model);
         let count = service.count(model, prompt, asked.field, call.arrival);
         count.await
     };

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_engine::LoadedModel;
-use rocmforge_engine::api::SamplingParams;
+use rocmforge_engine::api::{MirostatVersion, SamplingParams};
 use rocmforge_service::check::{self, Violations};
 use rocmforge_service::conversation::{self, Conversation};
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::prompt::Prompt;
+use rocmforge_service::samplers;
 use rocmforge_service::tool_calls;
 use rocmforge_tokenizer::{ChatTemplate, TemplateOrigin};
 use serde::{Deserialize, Serialize};
@@ -107,6 +108,13 @@ async fn properties(call: &Call, name: Option<&str>) -> Result<Response, Failure
 /// What a request that sets nothing is generated with, in llama-server's words.
 fn settings(params: &SamplingParams, max_tokens: Option<u32>) -> Value {
     let order: Vec<_> = params.order.iter().map(|kind| kind.name()).collect();
+    let version = match params.mirostat.map(|held| held.version) {
+        None => 0,
+        Some(MirostatVersion::V1) => 1,
+        Some(MirostatVersion::V2) => 2,
+    };
+    let held = params.mirostat;
+    let held = held.unwrap_or_else(|| samplers::mirostat(MirostatVersion::V2));
     json!({
         "temperature": params.temperature,
         "dynatemp_range": params.dynatemp.range,
@@ -129,6 +137,9 @@ fn settings(params: &SamplingParams, max_tokens: Option<u32>) -> Value {
         // llama-server's word for the whole context.
         "dry_penalty_last_n": i32::try_from(params.dry.last_n).unwrap_or(-1),
         "dry_sequence_breakers": params.dry.breakers,
+        "mirostat": version,
+        "mirostat_tau": held.tau,
+        "mirostat_eta": held.eta,
         "samplers": order,
         // And for no limit.
         "n_predict": max_tokens.map_or(-1, i64::from),

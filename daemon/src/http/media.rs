@@ -10,6 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use rocmforge_service::failure::{self, Failure};
 use serde_json::Value;
 
+use super::picture::is_image;
 use super::prompt::kind_of;
 
 /// Beginning of the bytes of a PDF, which may be UTF-8 otherwise.
@@ -26,7 +27,13 @@ pub(super) const IMAGE: &str = rocmforge_service::images::LEFT_OUT;
 /// UNIMPLEMENTED where no dialect has the type, INVALID_ARGUMENT where its content is none.
 pub(super) fn text_of(kind: &str, part: &Value, field: &str) -> Result<String, Failure> {
     let left_out = match kind {
-        "image" | "image_url" | "input_image" | "image_file" => "image",
+        kind if is_image(kind) => {
+            tracing::debug!(
+                kind,
+                "an image is told in words to models that read text only"
+            );
+            return Ok(IMAGE.to_owned());
+        }
         "audio" | "input_audio" | "audio_url" => "audio",
         "video" | "input_video" | "video_url" => "video",
         "file" | "input_file" | "document" | "container_upload" => return document(part, field),

@@ -26,6 +26,7 @@ mod error;
 mod fault;
 mod format;
 mod handshake;
+mod image_urls;
 mod listen;
 mod llama;
 mod media;
@@ -37,7 +38,6 @@ mod openai;
 mod packed;
 mod path;
 mod picture;
-mod pictures;
 mod prompt;
 mod pulls;
 mod reply;
@@ -75,10 +75,10 @@ use self::call::Call;
 #[cfg(fuzzing)]
 pub(crate) use self::call::Client;
 use self::control::Controls;
+use self::image_urls::ImageUrls;
 pub(crate) use self::listen::{Phase, serve};
 use self::ollama::KeepAlives;
 use self::openai::responses::Memory;
-use self::pictures::Pictures;
 pub use self::pulls::PullConfig;
 use self::pulls::Pulls;
 pub(crate) use self::pulls::hub_token;
@@ -134,7 +134,7 @@ pub(crate) struct Http {
     /// Downloads of models.
     pulls: Arc<Pulls>,
     /// Images that requests name by a URL.
-    pictures: Arc<Pictures>,
+    image_urls: Arc<ImageUrls>,
     /// The settings that were in force at the start.
     settings: Vec<ShownSetting>,
 }
@@ -163,7 +163,7 @@ impl Http {
             memory: Arc::default(),
             controls: Arc::default(),
             pulls: Pulls::new(pulls),
-            pictures: Arc::new(Pictures::new(image_hosts)),
+            image_urls: Arc::new(ImageUrls::new(image_hosts)),
             settings,
         })
     }

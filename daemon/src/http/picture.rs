@@ -48,9 +48,14 @@ pub(super) fn with_joined_texts(seen: Vec<Seen>) -> Vec<Seen> {
     joined
 }
 
+/// Whether parts of this type are images, in any of the dialects.
+pub(super) fn is_image(kind: &str) -> bool {
+    matches!(kind, "image" | "image_url" | "input_image" | "image_file")
+}
+
 /// The image of a part of this type, which `field` names; nothing where it is another.
 pub(super) fn of_part(kind: &str, part: &Value, field: &str) -> Option<ChatImage> {
-    matches!(kind, "image" | "image_url" | "input_image" | "image_file").then(|| {
+    is_image(kind).then(|| {
         let pixels_max = pixels_max(part);
         ChatImage {
             field: field.to_owned(),

@@ -5,7 +5,7 @@ use rocmforge_service::samplers::{SamplerFields, names_of_letters};
 use serde::Deserialize;
 
 use super::prompt::TextOr;
-use super::sampling::whole_number;
+use super::sampling::{small, whole_number};
 
 /// The fields in the names of llama-server, which Ollama and vLLM share where they have them.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -47,8 +47,6 @@ impl WireSamplers {
                 "not implemented; leave it unset",
             );
         }
-        // What is far out of any range stays so.
-        let small = |n: i64| i32::try_from(n).unwrap_or(if n < 0 { i32::MIN } else { i32::MAX });
         SamplerFields {
             typical_p: self.typical_p.or(self.typ_p),
             // llama-server's word for all of them.

@@ -47,6 +47,12 @@ pub(super) struct WireSampling {
     bad_words: Option<Vec<Value>>,
 }
 
+/// A count, which the checks hold to their range: the nearest one where it is too large for them.
+pub(super) fn small(n: i64) -> i32 {
+    let nearest = n.clamp(i32::MIN.into(), i32::MAX.into());
+    nearest as i32
+}
+
 /// A whole number, or nothing. Clients whose numbers are all real ones write 512.0.
 pub(super) fn whole_number<'de, D>(deserializer: D) -> Result<Option<i64>, D::Error>
 where
@@ -142,46 +148,28 @@ impl WireSampling {
             );
             Biases::default()
         });
-        let mut small = |field: &str, value: Option<i64>| {
-            let value = value?;
-            let small = i32::try_from(value).ok();
-            if small.is_none() {
-                violations.add(
-                    field,
-                    format!("{value} is out of range: from {} to {}", i32::MIN, i32::MAX),
-                );
-            }
-            small
-        };
         SamplingFields {
             temperature: self.temperature,
             // vLLM's, llama-server's and Ollama's word for all of them.
-            top_k: small(
-                "sampling.top_k",
-                self.top_k.map(|n| if n == -1 { 0 } else { n }),
-            ),
+            top_k: self.top_k.map(|n| if n == -1 { 0 } else { small(n) }),
             top_p: self.top_p.map(likeliest_alone),
             min_p: self.min_p,
             repeat_penalty: self.repeat_penalty.or(self.repetition_penalty),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             // Likewise, as far back as the context goes.
-            penalty_last_n: small(
-                "sampling.penalty_last_n",
-                self.repeat_last_n.map(|n| match n {
-                    -1 => i64::from(i32::MAX),
-                    n => n,
-                }),
-            ),
+            penalty_last_n: self
+                .repeat_last_n
+                .map(|n| if n == -1 { i32::MAX } else { small(n) }),
             samplers,
             // Any number is a place to begin at.
             seed: self.seed.map(i64::cast_unsigned),
-            max_tokens: small("sampling.max_tokens", max_tokens),
+            max_tokens: max_tokens.map(small),
             stop: stop.map(TextOr::into_list).unwrap_or_default(),
             decoding: DecodingFields {
                 reasoning_budget,
                 reasoning_end: None,
-                min_tokens: small("sampling.min_tokens", self.min_tokens),
+                min_tokens: self.min_tokens.map(small),
                 ignore_eos: self.ignore_eos.unwrap_or(false),
                 stop_token_ids: self.stop_token_ids.unwrap_or_default(),
                 logit_bias,

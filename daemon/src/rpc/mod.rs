@@ -58,10 +58,14 @@ const HEADERS_MAX_BYTES: u32 = 16 << 10;
 /// client that was stopped or hangs is dropped after both.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Blocking threads: those of the services, and one each for a look for devices, a look-up of where
-/// traces go, and settings that are read or a self-test. What finds none free waits for one.
-pub const BLOCKING_THREADS: usize =
-    rocmforge_service::BLOCKING_THREADS + devices::AT_ONCE + traces::LOOKUPS_AT_ONCE + 1;
+/// Blocking threads: those of the services, those that look up hosts of images, and one each for a
+/// look for devices, a look-up of where traces go, and settings that are read or a self-test. What
+/// finds none free waits for one.
+pub const BLOCKING_THREADS: usize = rocmforge_service::BLOCKING_THREADS
+    + rocmforge_hub::FETCH_THREADS
+    + devices::AT_ONCE
+    + traces::LOOKUPS_AT_ONCE
+    + 1;
 
 /// The socket that is served when none is named: the one that clients look for first.
 pub fn default_socket_path() -> PathBuf {

@@ -113,7 +113,7 @@ fn a_hundred_declared_models_are_opened_once_while_the_daemon_serves() {
     assert!(descriptors <= most, "{descriptors} descriptors");
 }
 
-/// A stop meanwhile took 6 s: every model was opened first.
+/// Once every model was opened before the daemon ended.
 #[test]
 fn a_stop_while_a_hundred_declared_models_are_opened_is_clean() {
     let dir = tempfile::tempdir().unwrap();

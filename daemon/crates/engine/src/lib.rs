@@ -30,8 +30,8 @@ pub use api::refusal::Refusal;
 pub use guards::budget::BUDGET_MIN;
 pub use guards::sleep::Clocks;
 pub use model::loaded::{
-    LoadedModel, MODEL_NAME_MAX, ModelMemory, PrepareStage, PreparedModel, is_name_char,
-    is_projector_for, prepare, prepare_among, prepare_reading_images,
+    LoadedModel, MODEL_NAME_MAX, ModelMemory, PrepareStage, PreparedModel, can_read_images,
+    is_name_char, is_projector_for, prepare, prepare_among, prepare_reading_images,
 };
 pub use rocmforge_device::{Loss, LossKind, Stalls, host_memory_bytes};
 pub use rocmforge_model::{Purpose, supported_architectures};

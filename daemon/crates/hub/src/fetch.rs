@@ -13,12 +13,12 @@
 //!
 //! *Invariants* (tests below): a connection goes to an address that was checked, and a name is not
 //! looked up again for it; each redirect is checked as the first URL is; bytes and time have an
-//! end, whatever the other side does.
+//! end, whatever the other side does; look-ups occupy [`FETCH_THREADS`] threads at most.
 
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, OnceLock};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs as _};
+use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
@@ -30,6 +30,7 @@ use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::{OnceCell, Semaphore};
 use tokio_rustls::TlsConnector;
 
 use crate::source::without_query;
@@ -39,6 +40,11 @@ use crate::web;
 const REDIRECTS_MAX: usize = 4;
 /// Addresses of a host that are tried.
 const ADDRESSES_MAX: usize = 4;
+/// How long a connection to each of them may take to come about.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// Blocking threads of a [`Fetcher`]: look-ups of names, which nothing can stop, and one of
+/// certificates.
+pub const FETCH_THREADS: usize = 2;
 /// Longest pattern of a list of hosts.
 const PATTERN_MAX: usize = 253;
 
@@ -60,14 +66,17 @@ pub enum FetchError {
         /// The host.
         host: String,
     },
-    /// The host is in another network than the public one.
-    #[error("the host {host} has no public address; give the image as a data: URL")]
+    /// The address is in another network than the public one.
+    #[error("{host} is no public address; give the image as a data: URL")]
     NotPublic {
-        /// The host.
+        /// The address.
         host: String,
     },
-    /// The host cannot be reached.
-    #[error("the host {host} cannot be reached; check the URL, or give the image as a data: URL")]
+    /// The host cannot be reached, or its name leads to another network than the public one: which
+    /// of them, nobody is told, for that would tell which names an internal network has.
+    #[error(
+        "the host {host} cannot be reached at a public address; check the URL, or give the image as a data: URL"
+    )]
     Unreachable {
         /// The host.
         host: String,
@@ -162,8 +171,20 @@ pub struct FetchBounds {
 pub struct Fetcher {
     hosts: Hosts,
     is_public: fn(IpAddr) -> bool,
-    /// Read when it is first needed, since few do.
-    tls: OnceLock<Result<TlsConnector, String>>,
+    resolve: Resolve,
+    /// Permits for blocking threads.
+    threads: Arc<Semaphore>,
+    /// Read when it is first needed, since few do; again where that failed.
+    tls: OnceCell<TlsConnector>,
+}
+
+/// Looks up the addresses of a name.
+type Resolve = Arc<dyn Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync>;
+
+/// As the system does. Blocks for as long as that takes.
+fn by_system(name: &str) -> io::Result<Vec<IpAddr>> {
+    let addresses = (name, 0).to_socket_addrs()?;
+    Ok(addresses.map(|address| address.ip()).collect())
 }
 
 impl fmt::Debug for Fetcher {
@@ -174,13 +195,31 @@ impl fmt::Debug for Fetcher {
     }
 }
 
-/// Where a URL leads.
+/// A URL of `http` or `https` whose host is allowed.
 #[derive(Debug, Clone)]
-struct Place {
-    url: Uri,
-    host: String,
-    port: u16,
-    is_tls: bool,
+struct Place(Uri);
+
+impl Place {
+    fn is_tls(&self) -> bool {
+        self.0.scheme_str() == Some("https")
+    }
+
+    fn host(&self) -> String {
+        self.0.host().unwrap_or_default().to_owned()
+    }
+
+    /// The host as a resolver takes it: without the brackets of an IPv6 address.
+    fn name(&self) -> String {
+        let host = self.0.host().unwrap_or_default();
+        host.trim_start_matches('[')
+            .trim_end_matches(']')
+            .to_owned()
+    }
+
+    fn port(&self) -> u16 {
+        let usual = if self.is_tls() { 443 } else { 80 };
+        self.0.port_u16().unwrap_or(usual)
+    }
 }
 
 impl Fetcher {
@@ -189,7 +228,9 @@ impl Fetcher {
         Self {
             hosts,
             is_public,
-            tls: OnceLock::new(),
+            resolve: Arc::new(by_system),
+            threads: Arc::new(Semaphore::new(FETCH_THREADS)),
+            tls: OnceCell::new(),
         }
     }
 
@@ -209,7 +250,7 @@ impl Fetcher {
         bytes: &mut Vec<u8>,
     ) -> Result<(), FetchError> {
         let place = self.place(url)?;
-        let host = place.host.clone();
+        let host = place.host();
         let fetched =
             tokio::time::timeout(bounds.time, self.fetch_from(place, bounds.bytes, bytes));
         fetched.await.unwrap_or(Err(FetchError::TooSlow {
@@ -229,23 +270,29 @@ impl Fetcher {
             .unwrap_or_default()
             .parse()
             .map_err(|_| bad())?;
-        let is_tls = match parsed.scheme_str() {
-            Some("https") => true,
-            Some("http") => false,
-            _ => return Err(bad()),
-        };
+        if !matches!(parsed.scheme_str(), Some("https" | "http")) {
+            return Err(bad());
+        }
         let authority = parsed.authority().filter(|a| !a.as_str().contains('@'));
         let host = authority.ok_or_else(bad)?.host().to_owned();
         if !self.hosts.has(&host) {
             return Err(FetchError::NotAllowed { host });
         }
-        let usual = if is_tls { 443 } else { 80 };
-        Ok(Place {
-            port: parsed.port_u16().unwrap_or(usual),
-            url: parsed,
-            host,
-            is_tls,
-        })
+        Ok(Place(parsed))
+    }
+
+    /// Where an answer leads.
+    fn led(&self, from: &Place, to: &str) -> Result<Place, FetchError> {
+        let no_file = |what: &str| FetchError::NoFile {
+            host: from.host(),
+            what: what.to_owned(),
+        };
+        let to = web::joined(&from.0, to).ok_or_else(|| no_file("a redirect to nowhere"))?;
+        let next = self.place(&to)?;
+        if from.is_tls() && !next.is_tls() {
+            return Err(no_file("a redirect to http"));
+        }
+        Ok(next)
     }
 
     async fn fetch_from(
@@ -258,90 +305,104 @@ impl Fetcher {
             let response = self.ask(&place).await?;
             let status = response.status();
             if !matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308) {
-                return read(response, &place.host, max, bytes).await;
+                return read(response, &place.host(), max, bytes).await;
             }
-            let no_file = |what: &str| FetchError::NoFile {
-                host: place.host.clone(),
-                what: what.to_owned(),
-            };
             let to = web::text_of(response.headers(), &header::LOCATION).unwrap_or_default();
-            let to = joined(&place.url, &to).ok_or_else(|| no_file("a redirect to nowhere"))?;
-            let next = self.place(&to)?;
-            if place.is_tls && !next.is_tls {
-                return Err(no_file("a redirect to http"));
-            }
-            place = next;
+            place = self.led(&place, &to)?;
         }
         Err(FetchError::NoFile {
-            host: place.host,
+            host: place.host(),
             what: "redirects without an end".to_owned(),
         })
     }
 
+    /// Runs what blocks on a thread of its own once there is a permit, which goes with it.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let permit = Arc::clone(&self.threads).acquire_owned().await.ok()?;
+        let work = move || {
+            let _permit = permit;
+            work()
+        };
+        tokio::task::spawn_blocking(work).await.ok()
+    }
+
     /// Asks once, at an address that was checked.
     async fn ask(&self, place: &Place) -> Result<Response<Incoming>, FetchError> {
-        let unreachable = || FetchError::Unreachable {
-            host: place.host.clone(),
-        };
+        let unreachable = || FetchError::Unreachable { host: place.host() };
         let stream = self.connect(place).await?;
-        if !place.is_tls {
+        if !place.is_tls() {
             return send(stream, place).await;
         }
-        let tls = self.tls.get_or_init(connector).as_ref();
-        let tls = tls.map_err(|why| {
-            tracing::warn!(%why, "no image can be fetched over https");
-            unreachable()
-        })?;
-        let name = place.host.trim_start_matches('[').trim_end_matches(']');
-        let name = ServerName::try_from(name.to_owned()).map_err(|_| unreachable())?;
+        let tls = self.tls().await.ok_or_else(unreachable)?;
+        let name = ServerName::try_from(place.name()).map_err(|_| unreachable())?;
         let stream = tls.connect(name, stream).await.map_err(|error| {
-            tracing::debug!(%error, host = place.host, "no TLS with the host of an image");
+            tracing::debug!(%error, host = place.host(), "no TLS with the host of an image");
             unreachable()
         })?;
         send(stream, place).await
     }
 
-    async fn connect(&self, place: &Place) -> Result<TcpStream, FetchError> {
-        let host = || place.host.clone();
-        let name = place.host.trim_start_matches('[').trim_end_matches(']');
-        let found = tokio::net::lookup_host((name, place.port)).await;
-        let found = found.map_err(|_| FetchError::Unreachable { host: host() })?;
-        let addresses: Vec<SocketAddr> = found.collect();
-        // One that is not makes the name suspect.
-        if !addresses
-            .iter()
-            .all(|address| (self.is_public)(address.ip()))
-        {
-            return Err(FetchError::NotPublic { host: host() });
+    /// TLS with the system's certificates.
+    async fn tls(&self) -> Option<&TlsConnector> {
+        let read = async || {
+            let config = self.blocking(web::tls_config).await;
+            let config = config.unwrap_or_else(|| Err("the daemon ends".to_owned()))?;
+            Ok::<_, String>(TlsConnector::from(Arc::new(config)))
+        };
+        let tls = self.tls.get_or_try_init(read).await;
+        tls.inspect_err(|why| tracing::warn!(%why, "no image can be fetched over https"))
+            .ok()
+    }
+
+    /// The addresses of a host, each of which is public: one that is not makes a name suspect.
+    async fn addresses(&self, place: &Place) -> Result<Vec<IpAddr>, FetchError> {
+        let name = place.name();
+        if let Ok(literal) = name.parse::<IpAddr>() {
+            return match (self.is_public)(literal) {
+                true => Ok(vec![literal]),
+                false => Err(FetchError::NotPublic { host: place.host() }),
+            };
         }
-        for address in addresses.into_iter().take(ADDRESSES_MAX) {
-            if let Ok(stream) = TcpStream::connect(address).await {
+        let resolve = Arc::clone(&self.resolve);
+        let found = self.blocking(move || resolve(&name)).await;
+        let mut found = found.and_then(Result::ok).unwrap_or_default();
+        if !found.iter().all(|address| (self.is_public)(*address)) {
+            tracing::debug!(
+                host = place.host(),
+                "the name of an image's host leads to no public address"
+            );
+            found.clear();
+        }
+        found.truncate(ADDRESSES_MAX);
+        Ok(found)
+    }
+
+    async fn connect(&self, place: &Place) -> Result<TcpStream, FetchError> {
+        for address in self.addresses(place).await? {
+            let connecting = TcpStream::connect((address, place.port()));
+            if let Ok(Ok(stream)) = tokio::time::timeout(CONNECT_MAX, connecting).await {
                 return Ok(stream);
             }
         }
-        Err(FetchError::Unreachable { host: host() })
+        Err(FetchError::Unreachable { host: place.host() })
     }
-}
-
-/// TLS with the system's certificates. Blocks on the file system, for a moment.
-fn connector() -> Result<TlsConnector, String> {
-    web::tls_config().map(|config| TlsConnector::from(Arc::new(config)))
 }
 
 async fn send<S>(stream: S, place: &Place) -> Result<Response<Incoming>, FetchError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let unreachable = |_: hyper::Error| FetchError::Unreachable {
-        host: place.host.clone(),
-    };
+    let unreachable = |_: hyper::Error| FetchError::Unreachable { host: place.host() };
     let io = TokioIo::new(stream);
     let (mut sender, connection) = http1::handshake(io).await.map_err(unreachable)?;
     // It ends with the body, or when that is dropped.
     tokio::spawn(connection);
-    let path = place.url.path_and_query().map_or("/", |path| path.as_str());
+    let path = place.0.path_and_query().map_or("/", |path| path.as_str());
     let authority = place
-        .url
+        .0
         .authority()
         .map_or("", |authority| authority.as_str());
     let request = Request::get(path)
@@ -357,7 +418,7 @@ where
         .header(header::ACCEPT_ENCODING, "identity")
         .body(Empty::<Bytes>::new());
     let request = request.map_err(|_| FetchError::BadUrl {
-        url: without_query(&place.url),
+        url: without_query(&place.0),
     })?;
     sender.send_request(request).await.map_err(unreachable)
 }
@@ -381,9 +442,13 @@ async fn read(
         return Err(no_file(format!("status {}", response.status().as_u16())));
     }
     check_kind(response.headers()).map_err(no_file)?;
-    if response.body().size_hint().lower() > max {
+    let hint = response.body().size_hint();
+    if hint.lower() > max {
         return Err(too_large());
     }
+    // Growing by itself it would have up to twice as much.
+    let most = hint.upper().unwrap_or(max).min(max);
+    bytes.reserve_exact(usize::try_from(most).unwrap_or_default());
     let mut body = response.into_body();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| no_file("it ends early".to_owned()))?;
@@ -413,24 +478,6 @@ fn check_kind(headers: &HeaderMap) -> Result<(), String> {
         "" | "identity" => Ok(()),
         _ => Err("its content is encoded".to_owned()),
     }
-}
-
-/// Where a redirect leads.
-fn joined(from: &Uri, to: &str) -> Option<String> {
-    let (scheme, authority) = (from.scheme_str()?, from.authority()?);
-    if to.is_empty() {
-        return None;
-    }
-    Some(if to.contains("://") {
-        to.to_owned()
-    } else if to.starts_with("//") {
-        format!("{scheme}:{to}")
-    } else if to.starts_with('/') {
-        format!("{scheme}://{authority}{to}")
-    } else {
-        let dir = from.path().rsplit_once('/').map_or("", |(dir, _)| dir);
-        format!("{scheme}://{authority}{dir}/{to}")
-    })
 }
 
 /// Whether an address is one of the public network.

@@ -1,5 +1,9 @@
 //! Files from hosts that are allowed, from others, and from servers that misbehave.
 
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::TryRecvError;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -85,9 +89,6 @@ async fn addresses_that_are_not_public_are_refused_however_they_are_written() {
         "0.0.0.0",
         "224.0.0.1",
         "255.255.255.255",
-        "2130706433",
-        "0x7f.1",
-        "localhost",
         "[::1]",
         "[::]",
         "[::ffff:127.0.0.1]",
@@ -104,6 +105,13 @@ async fn addresses_that_are_not_public_are_refused_however_they_are_written() {
             let is_refused = matches!(error, FetchError::NotPublic { .. });
             assert!(is_refused, "{url}: {error}");
         }
+    }
+    // Names for such addresses, which nobody is told.
+    for name in ["2130706433", "0x7f.1", "localhost", "no-such-name.invalid"] {
+        let url = format!("http://{name}/a.png");
+        let error = fetch(&all, &url, BOUNDS).await.unwrap_err();
+        let host = name.to_owned();
+        assert_eq!(error, FetchError::Unreachable { host });
     }
     for address in ["8.8.8.8", "172.32.0.1", "100.128.0.1", "198.20.0.1"] {
         assert!(is_public(address.parse().unwrap()), "{address}");
@@ -148,6 +156,104 @@ async fn a_name_with_a_private_address_is_refused_also_behind_a_redirect() {
     let error = fetch(&fetcher(), &url, BOUNDS).await.unwrap_err();
     let host = "other.example".to_owned();
     assert_eq!(error, FetchError::NotAllowed { host });
+}
+
+#[tokio::test]
+async fn a_name_is_looked_up_once_and_an_address_never() {
+    let names = Arc::new(Mutex::new(Vec::new()));
+    let asked = Arc::clone(&names);
+    let resolve: Resolve = Arc::new(move |name| {
+        let mut asked = asked.lock().unwrap();
+        asked.push(name.to_owned());
+        // Another look finds another address, as where somebody wants to lead us astray.
+        let address = if asked.len() == 1 {
+            "127.0.0.1"
+        } else {
+            "169.254.169.254"
+        };
+        Ok(vec![address.parse().unwrap()])
+    });
+    let fetcher = Fetcher {
+        is_public: |address| address.is_loopback(),
+        resolve,
+        ..Fetcher::new(hosts(&["*"]))
+    };
+    let second = server(vec![answer("200 OK", "", "bytes")]).await;
+    let to = format!("Location: http://127.0.0.1:{second}/x\r\n");
+    let first = server(vec![answer("302 Found", &to, "")]).await;
+    let url = format!("http://a.example:{first}/a");
+    assert_eq!(fetch(&fetcher, &url, BOUNDS).await.unwrap(), b"bytes");
+    assert_eq!(*names.lock().unwrap(), ["a.example"]);
+    let error = fetch(&fetcher, &url, BOUNDS).await.unwrap_err();
+    assert!(matches!(error, FetchError::Unreachable { .. }), "{error}");
+    assert_eq!(names.lock().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn look_ups_that_do_not_end_occupy_few_threads() {
+    let running = Arc::new(AtomicUsize::new(0));
+    let (let_go, ends) = std::sync::mpsc::channel::<()>();
+    let (counted, ends) = (Arc::clone(&running), Mutex::new(ends));
+    let fetcher = Fetcher {
+        resolve: Arc::new(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            // Until the sender is gone.
+            let is_open = || ends.lock().unwrap().try_recv() != Err(TryRecvError::Disconnected);
+            while is_open() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(Vec::new())
+        }),
+        ..Fetcher::new(hosts(&["*"]))
+    };
+    let hasty = FetchBounds {
+        time: Duration::from_millis(50),
+        ..BOUNDS
+    };
+    for _ in 0..FETCH_THREADS + 2 {
+        let error = fetch(&fetcher, "http://a.example/", hasty)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, FetchError::TooSlow { .. }), "{error}");
+    }
+    assert_eq!(running.load(Ordering::Relaxed), FETCH_THREADS);
+    drop(let_go);
+    // Hangs here if a permit is lost.
+    let error = fetch(&fetcher, "http://a.example/", BOUNDS)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, FetchError::Unreachable { .. }), "{error}");
+}
+
+#[test]
+fn nobody_is_led_from_https_to_http_and_a_url_in_a_query_is_none() {
+    let fetcher = fetcher();
+    let from = fetcher.place("https://localhost/a/b").unwrap();
+    let error = fetcher.led(&from, "http://localhost/a").unwrap_err();
+    assert!(error.to_string().contains("a redirect to http"), "{error}");
+    for (to, expected) in [
+        ("https://127.0.0.1/", "https://127.0.0.1/"),
+        (
+            "/login?next=https://x",
+            "https://localhost/login?next=https://x",
+        ),
+    ] {
+        let led = fetcher.led(&from, to).unwrap();
+        assert_eq!(led.0.to_string(), expected);
+    }
+}
+
+#[tokio::test]
+async fn a_file_takes_no_more_memory_than_its_bound() {
+    let long = "x".repeat(900);
+    let counted = answer("200 OK", "", &long);
+    let uncounted = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{long}");
+    for (sent, capacity) in [(counted, 900), (uncounted, 1000)] {
+        let url = format!("http://127.0.0.1:{}/a", server(vec![sent]).await);
+        let mut bytes = Vec::new();
+        fetcher().fetch(&url, BOUNDS, &mut bytes).await.unwrap();
+        assert_eq!((bytes.len(), bytes.capacity()), (900, capacity));
+    }
 }
 
 #[tokio::test]

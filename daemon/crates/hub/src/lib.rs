@@ -43,7 +43,7 @@ use serde::Serialize;
 use crate::catalogue::Wanted;
 pub use crate::choose::{Group, RemoteFile, Use};
 pub use crate::error::Error;
-pub use crate::fetch::{FetchBounds, FetchError, Fetcher, Hosts};
+pub use crate::fetch::{FETCH_THREADS, FetchBounds, FetchError, Fetcher, Hosts};
 pub use crate::source::Source;
 use crate::source::without_query;
 pub use crate::store::{Removed, Room, copy, remove, room};

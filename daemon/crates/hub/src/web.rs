@@ -412,6 +412,32 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     )
 }
 
+/// The URL that a reference at another URL stands for, without a fragment; nothing for an empty
+/// one. Dots in its path stay.
+pub(crate) fn joined(from: &Uri, to: &str) -> Option<String> {
+    let (scheme, authority) = (from.scheme_str()?, from.authority()?);
+    let to = to.split('#').next().filter(|to| !to.is_empty())?;
+    let is_scheme = |text: &str| {
+        let is_fine = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+        text.starts_with(|first: char| first.is_ascii_alphabetic()) && text.bytes().all(is_fine)
+    };
+    let is_whole = to
+        .split_once(':')
+        .is_some_and(|(begin, _)| is_scheme(begin));
+    Some(if is_whole {
+        to.to_owned()
+    } else if to.starts_with("//") {
+        format!("{scheme}:{to}")
+    } else if to.starts_with('/') {
+        format!("{scheme}://{authority}{to}")
+    } else if to.starts_with('?') {
+        format!("{scheme}://{authority}{}{to}", from.path())
+    } else {
+        let dir = from.path().rsplit_once('/').map_or("", |(dir, _)| dir);
+        format!("{scheme}://{authority}{dir}/{to}")
+    })
+}
+
 /// Where a request is led to, if that is a place that may be trusted.
 fn led(from: &Uri, to: &str) -> Result<Uri, Error> {
     let refuse = |why| Error::Redirect {
@@ -425,25 +451,9 @@ fn led(from: &Uri, to: &str) -> Result<Uri, Error> {
             .collect(),
         why,
     };
-    if to.is_empty() {
-        return Err(refuse("which is no address; check the hub's address"));
-    }
-    let scheme = from.scheme_str().unwrap_or("https");
-    let authority = from.authority().map_or("", |authority| authority.as_str());
-    let whole = if to.starts_with("//") {
-        format!("{scheme}:{to}")
-    } else if to.starts_with('/') {
-        format!("{scheme}://{authority}{to}")
-    } else if to.contains("://") {
-        to.to_owned()
-    } else {
-        let dir = from.path().rsplit_once('/').map_or("", |(dir, _)| dir);
-        format!("{scheme}://{authority}{dir}/{to}")
-    };
-    let whole = whole.split('#').next().unwrap_or_default();
-    let url: Uri = whole
-        .parse()
-        .map_err(|_| refuse("which is no address; check the hub's address"))?;
+    let url: Uri = joined(from, to)
+        .and_then(|whole| whole.parse().ok())
+        .ok_or_else(|| refuse("which is no address; check the hub's address"))?;
     let has_user = url
         .authority()
         .is_none_or(|authority| authority.as_str().contains('@'));
@@ -452,7 +462,7 @@ fn led(from: &Uri, to: &str) -> Result<Uri, Error> {
             "which is no address of a host; check the hub's address",
         )),
         Some("https") => Ok(url),
-        Some("http") if scheme == "http" && url.host() == from.host() => Ok(url),
+        Some("http") if from.scheme_str() == Some("http") && url.host() == from.host() => Ok(url),
         _ => Err(refuse(
             "which is not https; use a hub that leads to https alone",
         )),
@@ -566,6 +576,31 @@ mod tests {
                 "{odd}"
             );
         }
+    }
+
+    #[test]
+    fn a_reference_is_joined_to_the_url_that_it_stands_at() {
+        let from: Uri = "https://a.example:8443/b/c?d=e".parse().unwrap();
+        for (to, expected) in [
+            ("https://x.example/y", "https://x.example/y"),
+            ("//x.example/y", "https://x.example/y"),
+            ("/y#z", "https://a.example:8443/y"),
+            ("y", "https://a.example:8443/b/y"),
+            ("?y=z", "https://a.example:8443/b/c?y=z"),
+            // What looks like a URL is in its query.
+            (
+                "/login?next=https://x",
+                "https://a.example:8443/login?next=https://x",
+            ),
+            (
+                "login?next=https://x",
+                "https://a.example:8443/b/login?next=https://x",
+            ),
+        ] {
+            assert_eq!(joined(&from, to).as_deref(), Some(expected), "{to}");
+        }
+        assert_eq!(joined(&from, ""), None);
+        assert_eq!(joined(&from, "#z"), None);
     }
 
     #[test]

@@ -47,6 +47,11 @@ pub struct Model {
     tolerated: Vec<String>,
 }
 
+/// Whether text models of this architecture can read images, with a projector.
+pub fn reads_images(architecture: &str) -> bool {
+    READERS.contains(&architecture)
+}
+
 impl Model {
     /// Makes the model that a header describes. Reads no tensor data.
     ///

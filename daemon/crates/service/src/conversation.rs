@@ -119,7 +119,7 @@ impl Service {
         }
         let wanted = Wanted {
             model: Arc::clone(model),
-            prompt: Prompt::Chat(chat),
+            prompt: Prompt::chat(chat, model),
             field,
             sampling,
             n_ctx: how.n_ctx,
@@ -149,7 +149,7 @@ impl Service {
         arrival: Arrival,
     ) -> Result<(String, Vec<u32>), Failure> {
         let field = conversation.field;
-        let prompt = Prompt::Chat(conversation.chat(model)?);
+        let prompt = Prompt::chat(conversation.chat(model)?, model);
         let (bytes, model, templates) = (prompt.bytes(), Arc::clone(model), self.templates.clone());
         let _ticket = self.enter(&arrival, bytes).await?;
         let work = move |unwanted: &_| prompt.render(field, &model, (&templates, unwanted));

@@ -131,7 +131,8 @@ fn check_biased_texts(texts: &[(String, f32)], v: &mut Violations) {
 /// of several has their sum.
 ///
 /// # Errors
-/// INVALID_ARGUMENT for a text that the vocabulary cannot write.
+/// INVALID_ARGUMENT for a text that the vocabulary cannot write, and where tokens and texts make
+/// more than [`LOGIT_BIAS_MAX`] tokens.
 pub(crate) fn add_biased_texts(
     bias: &mut Vec<(u32, f32)>,
     texts: &[(String, f32)],
@@ -144,6 +145,13 @@ pub(crate) fn add_biased_texts(
         for id in ids {
             *sums.entry(id).or_default() += bias;
         }
+    }
+    if sums.len() > LOGIT_BIAS_MAX {
+        let message = format!(
+            "its texts and ids are {} tokens; at most {LOGIT_BIAS_MAX} may have a bias: give fewer",
+            sums.len()
+        );
+        return Err(failure::invalid("logit_bias", &message));
     }
     bias.extend(sums);
     Ok(())

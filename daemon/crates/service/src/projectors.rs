@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rocmforge_engine::is_projector_for;
+use rocmforge_engine::{can_read_images, is_projector_for};
 use rocmforge_gguf::MappedFile;
 
 use crate::failure::{self, Failure};
@@ -58,8 +58,14 @@ pub(crate) fn projector_of(
     if let Some(named) = named {
         return dirs.open(named).map(Some).map_err(ProjectorError::File);
     }
+    let candidates = beside(dirs, path, file);
+    // The load itself tells what is wrong with a header. Models share directories, so most
+    // projectors beside one that reads text only are others'.
+    if candidates.is_empty() || !can_read_images(file).unwrap_or(false) {
+        return Ok(None);
+    }
     let mut fitting: Vec<(PathBuf, MappedFile)> = Vec::new();
-    for candidate in beside(dirs, path, file) {
+    for candidate in candidates {
         let projector = match dirs.open(&candidate) {
             Ok(projector) => projector,
             Err(error @ ModelFileError::TooManyFiles { .. }) => {

@@ -33,7 +33,7 @@ pub enum Prompt {
     },
     /// Token ids, which were checked against the vocabulary.
     Ids(Vec<u32>),
-    /// A conversation.
+    /// A conversation; made by [`Prompt::chat`].
     Chat(Chat),
 }
 
@@ -85,6 +85,15 @@ const COUNTED_MAX_BYTES: usize = 2 << 20;
 pub const TAIL_MAX_BYTES: usize = 64;
 
 impl Prompt {
+    /// A conversation for a model. Where that reads text only, its images are left out, so that
+    /// they count for nothing.
+    pub fn chat(mut chat: Chat, model: &LoadedModel) -> Self {
+        if model.tower().is_none() {
+            chat.leave_images_out();
+        }
+        Self::Chat(chat)
+    }
+
     /// Its size, for the choice of who works on it.
     pub fn bytes(&self) -> usize {
         match self {

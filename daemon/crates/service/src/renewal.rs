@@ -35,7 +35,7 @@ use crate::failure::{self, Failure};
 use crate::load::Load;
 use crate::origins::{Loaded, Origin};
 use crate::request_log::RequestLog;
-use crate::standing::{Standing, looks_same, standing};
+use crate::standing::{Standing, is_gone, looks_same, standing};
 
 /// What a load under a name comes to: the model, or `None` where its file is gone.
 pub(crate) type Outcome = Option<Arc<LoadedModel>>;
@@ -87,9 +87,12 @@ impl Service {
     }
 
     /// Whether nothing happened to the file of a loaded model and to that of its projector, as far
-    /// as one look tells.
+    /// as one look tells. A projector that is deleted is read on from the open file.
     fn looks_same(&self, loaded: &Arc<LoadedModel>) -> bool {
-        let of_tower = |tower: &Arc<LoadedModel>| looks_same(tower.path(), tower.file());
+        let of_tower = |tower: &Arc<LoadedModel>| {
+            let (path, file) = (tower.path(), tower.file());
+            looks_same(path, file) || is_gone(path, file)
+        };
         looks_same(&self.path_asked(loaded), loaded.file()) && loaded.tower().is_none_or(of_tower)
     }
 

@@ -50,10 +50,6 @@ macro_rules! sampler_fields {
             $($(#[doc = $doc])+ pub $field: Option<$type>,)+
             /// Which version of Mirostat holds the surprise: 1, 2, or 0 for none.
             pub mirostat: Option<i32>,
-            /// The surprise that Mirostat holds, in bits; at least 0.
-            pub mirostat_tau: Option<f32>,
-            /// How fast Mirostat follows, from 0 to 1.
-            pub mirostat_eta: Option<f32>,
             /// Texts that end a repetition: at most [`BREAKERS_MAX`], of 1 to
             /// [`BREAKER_MAX_BYTES`] bytes.
             pub dry_sequence_breakers: Option<Vec<String>>,
@@ -109,28 +105,26 @@ sampler_fields! {
     /// At least 0, or -1 for the whole context.
     dry_penalty_last_n: i32, "at least 0, where 0 is off, or -1 for the whole context"
         if |n| n >= -1.0, |p, n| p.dry.last_n = u32::try_from(n).unwrap_or(u32::MAX);
+    /// The surprise that Mirostat holds, in bits; at least 0.
+    mirostat_tau: f32, "finite and at least 0" if |x| x >= 0.0,
+        |p, x| p.mirostat = p.mirostat.map(|held| Mirostat { tau: x, ..held });
+    /// How fast Mirostat follows, from 0 to 1.
+    mirostat_eta: f32, "from 0 to 1" if |x| (0.0..=1.0).contains(&x),
+        |p, x| p.mirostat = p.mirostat.map(|held| Mirostat { eta: x, ..held });
+}
+
+/// Mirostat of a version whose other parameters are not given.
+pub fn mirostat(version: MirostatVersion) -> Mirostat {
+    Mirostat {
+        version,
+        tau: 5.0,
+        eta: 0.1,
+    }
 }
 
 impl SamplerFields {
     /// Checks them, and sets what they say.
     pub(crate) fn set(self, params: &mut SamplingParams, wrong: Wrong<'_>) {
-        self.numbers(params, wrong);
-        let bits = |x: f64| x >= 0.0;
-        let tau = in_range(
-            "sampling.mirostat_tau",
-            self.mirostat_tau,
-            bits,
-            "finite and at least 0",
-            wrong,
-        );
-        let share = |x: f64| (0.0..=1.0).contains(&x);
-        let eta = in_range(
-            "sampling.mirostat_eta",
-            self.mirostat_eta,
-            share,
-            "from 0 to 1",
-            wrong,
-        );
         let version = match self.mirostat {
             None | Some(0) => None,
             Some(1) => Some(MirostatVersion::V1),
@@ -141,11 +135,8 @@ impl SamplerFields {
                 None
             }
         };
-        params.mirostat = version.map(|version| Mirostat {
-            version,
-            tau: tau.unwrap_or(5.0),
-            eta: eta.unwrap_or(0.1),
-        });
+        params.mirostat = version.map(mirostat);
+        self.numbers(params, wrong);
         if let Some(breakers) = self.dry_sequence_breakers {
             check_breakers(&breakers, wrong);
             params.dry.breakers = breakers;

@@ -10,7 +10,7 @@
 //! Only paths of local file systems are looked at, which does not wait for anybody. What a server
 //! or another process answers for is judged by what reads of it found.
 
-use std::io::ErrorKind;
+use std::io::{Error, ErrorKind};
 use std::path::Path;
 
 use rocmforge_gguf::{Identity, MappedFile};
@@ -49,6 +49,22 @@ pub(crate) fn looks_same(asked: &Path, file: &MappedFile) -> bool {
     })
 }
 
+/// Whether the file's path leads nowhere, by one look; what is open can be read still.
+pub(crate) fn is_gone(asked: &Path, file: &MappedFile) -> bool {
+    if file.is_far() {
+        return false;
+    }
+    let found = file.identities().next();
+    found.is_some_and(|(path, _)| {
+        let found = std::fs::metadata(first(asked, path));
+        found.is_err_and(|error| is_not_found(&error))
+    })
+}
+
+fn is_not_found(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
 /// How the file stands. Blocks: it may compare the content.
 pub(crate) fn standing(asked: &Path, file: &MappedFile) -> Standing {
     if file.is_far() {
@@ -63,12 +79,10 @@ pub(crate) fn standing(asked: &Path, file: &MappedFile) -> Standing {
             Ok(found) if Identity::of(&found).is_same_inode(&was) => {}
             Ok(_) => return Standing::Replaced,
             // Of a split model the load says which parts are missing.
-            Err(error) => match (n, error.kind()) {
-                (0, ErrorKind::NotFound | ErrorKind::NotADirectory) => return Standing::Gone,
-                (_, ErrorKind::NotFound | ErrorKind::NotADirectory) => return Standing::Replaced,
-                // What is open can be read still.
-                _ => {}
-            },
+            Err(error) if is_not_found(&error) && n == 0 => return Standing::Gone,
+            Err(error) if is_not_found(&error) => return Standing::Replaced,
+            // What is open can be read still.
+            Err(_) => {}
         }
     }
     match file.check_unchanged() {
@@ -97,6 +111,7 @@ mod tests {
         let standing = standing(&path, &file);
         // A look that finds that the content is the same is enough for the next ones.
         assert_eq!(looks_same(&path, &file), standing == Standing::Same);
+        assert_eq!(is_gone(&path, &file), standing == Standing::Gone);
         standing
     }
 

@@ -61,12 +61,27 @@ pub struct TextWork {
     grammars: Arc<Lane>,
 }
 
-/// When to try again where no more may wait, as the words below say.
-const FULL_RETRY: Duration = Duration::from_secs(1);
-/// What is said where no more texts may wait.
-const TEXTS_FULL: &str = "too many texts wait to be tokenized already; try again in a second";
-/// The same of grammars.
-const GRAMMARS_FULL: &str = "too many grammars wait to be compiled already; try again in a second";
+/// What is said of work in a lane that cannot be done.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LaneWords {
+    /// No more may wait.
+    pub(crate) full: &'static str,
+    /// When to try again then, as the words say.
+    pub(crate) retry: Duration,
+    /// The work panicked.
+    pub(crate) panicked: &'static str,
+}
+
+const TEXTS: LaneWords = LaneWords {
+    full: "too many texts wait to be tokenized already; try again in a second",
+    retry: Duration::from_secs(1),
+    panicked: "the tokenizer or the template panicked",
+};
+const GRAMMARS: LaneWords = LaneWords {
+    full: "too many grammars wait to be compiled already; try again in a second",
+    retry: Duration::from_secs(1),
+    panicked: "the compiler of grammars panicked",
+};
 
 impl Default for TextWork {
     fn default() -> Self {
@@ -97,7 +112,7 @@ impl TextWork {
         } else {
             &self.long
         };
-        Self::run_in(lane, (peer, TEXTS_FULL), work).await
+        Self::run_in(lane, (peer, TEXTS), work).await
     }
 
     /// The same for a grammar, whose compilation does not ask whether it is wanted.
@@ -109,21 +124,21 @@ impl TextWork {
         peer: Peer,
         work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        Self::run_in(&self.grammars, (peer, GRAMMARS_FULL), |_: &_| work()).await
+        Self::run_in(&self.grammars, (peer, GRAMMARS), |_: &_| work()).await
     }
 
-    /// Runs work on a blocking thread, once it has a place in a lane; `full` is said where none may
-    /// wait.
+    /// Runs work on a blocking thread, once it has a place in a lane; `words` are said where it
+    /// cannot be done.
     ///
     /// # Errors
     /// As [`TextWork::run`].
     pub(crate) async fn run_in<T: Send + 'static>(
         lane: &Arc<Lane>,
-        (peer, full): (Peer, &'static str),
+        (peer, words): (Peer, LaneWords),
         work: impl FnOnce(&Unwanted) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
         let Ok(place) = lane.enter(peer).await else {
-            return Err(failure::exhausted(full, FULL_RETRY));
+            return Err(failure::exhausted(words.full, words.retry));
         };
         let unwanted = Unwanted::default();
         let guard = DropGuard(unwanted.clone());
@@ -136,9 +151,7 @@ impl TextWork {
         drop(guard);
         match ended {
             Ok(result) => result,
-            Err(error) if error.is_panic() => {
-                Err(failure::bug("the tokenizer or the template panicked"))
-            }
+            Err(error) if error.is_panic() => Err(failure::bug(words.panicked)),
             Err(_) => Err(failure::draining()),
         }
     }
@@ -172,6 +185,27 @@ mod tests {
         for call in long {
             call.await.unwrap().unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn work_that_cannot_be_done_is_told_in_the_words_of_its_lane() {
+        let words = LaneWords {
+            full: "full; try again in 2 seconds",
+            retry: Duration::from_secs(2),
+            panicked: "it panicked",
+        };
+        let run = |lane: Arc<Lane>, work: fn(&Unwanted) -> Result<(), Failure>| async move {
+            TextWork::run_in(&lane, (Peer::Local, words), work)
+                .await
+                .unwrap_err()
+        };
+        let panicked = run(Lane::new(2, 0), |_| panic!("for the test")).await;
+        assert!(panicked.message().contains("it panicked"), "{panicked:?}");
+        let lane = Lane::new(2, 0);
+        let _place = lane.enter(Peer::Local).await.unwrap();
+        let full = run(Arc::clone(&lane), |_| Ok(())).await;
+        assert_eq!(full.retry_after(), Some(words.retry));
+        assert!(full.message().contains("in 2 seconds"), "{full:?}");
     }
 
     #[test]

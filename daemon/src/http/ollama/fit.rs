@@ -63,8 +63,8 @@ async fn shortened(
         chat.tools = asked.tools.described.clone();
         chat.template_kwargs = asked.kwargs.clone();
         chat.documents = asked.documents.clone();
-        let (model, prompt) = (Arc::clone(&model), Prompt::Chat(chat));
-        let encoded = service.encode(model, prompt, asked.field, room, call.arrival);
+        let prompt = Prompt::chat(chat, &model);
+        let encoded = service.encode(Arc::clone(&model), prompt, asked.field, room, call.arrival);
         match encoded.await {
             Ok(_) => most = middle,
             Err(failure) if failure.reason() == Reason::ContextExceeded => least = middle + 1,

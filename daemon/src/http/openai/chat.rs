@@ -24,13 +24,13 @@ use super::super::format::WireFormat;
 use super::super::prompt::{TextOr, WireMessage, messages, model_name};
 use super::super::reply::{Events, SSE, SSE_HEARTBEAT, data_event, event, stream};
 use super::super::sampling::{
-    WireSampling, reasoning_budget, refuse_unsupported, says_something, whole_number,
+    WireSampling, reasoning_budget, refuse_unsupported, says_something, small, whole_number,
 };
 use super::super::start::{self, Conversation};
 use super::super::template::WireTemplate;
 use super::super::timings::{self, SoFar};
 use super::logprobs::OfChat;
-use super::{StreamOptions, bounded, fingerprint, finish_reason, name, small, usage};
+use super::{StreamOptions, bounded, fingerprint, finish_reason, name, usage};
 use rocmforge_service::answers::{self, Ended, Generation};
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::{self, ToolCall};

@@ -25,11 +25,11 @@ use super::super::format::WireFormat;
 use super::super::llama::native;
 use super::super::prompt::{TextOr, model_name};
 use super::super::reply::{Events, SSE, SSE_HEARTBEAT, data_event, event, stream};
-use super::super::sampling::{WireSampling, refuse_unsupported, whole_number};
+use super::super::sampling::{WireSampling, refuse_unsupported, small, whole_number};
 use super::super::start::{self, Continuation};
 use super::chat::no_prompt;
 use super::logprobs::{OfCompletion, Place};
-use super::{StreamOptions, bounded, fingerprint, finish_reason, logprobs, name, small, usage};
+use super::{StreamOptions, bounded, fingerprint, finish_reason, logprobs, name, usage};
 use rocmforge_service::answers::{self, Ended};
 use rocmforge_service::parts::Part;
 

@@ -30,11 +30,6 @@ fn bounded(max_tokens: Option<i64>) -> Option<i64> {
     max_tokens.filter(|&n| n != -1)
 }
 
-/// A count, which the checks hold to their range; what is far out of it stays so.
-pub(super) fn small(n: i64) -> i32 {
-    i32::try_from(n).unwrap_or(if n < 0 { i32::MIN } else { i32::MAX })
-}
-
 /// What all answers of a request took; the prompt is computed for each and counted once.
 fn usage(ended: &Ended) -> Value {
     json!({

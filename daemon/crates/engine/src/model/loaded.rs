@@ -349,6 +349,17 @@ pub fn is_projector_for(file: &MappedFile, projector: &MappedFile) -> Result<(),
         .map_err(|e| crate::api::error::from_model(file.path(), e))
 }
 
+/// Whether some projector can fit a text model: its architecture has a way to read images.
+///
+/// # Errors
+/// What is wrong with the model's header.
+pub fn can_read_images(file: &MappedFile) -> Result<bool, Error> {
+    let gguf = Gguf::open(file).map_err(|e| crate::api::error::from_gguf("", file.path(), e))?;
+    let name = gguf.str("general.architecture");
+    let name = name.map_err(|e| crate::api::error::from_gguf("", file.path(), e))?;
+    Ok(name.is_some_and(rocmforge_model::reads_images))
+}
+
 /// Reads the header of a projector file.
 fn tower_model(name: &str, file: &MappedFile) -> Result<Model, Error> {
     let gguf = Gguf::open(file).map_err(|e| crate::api::error::from_gguf(name, file.path(), e))?;

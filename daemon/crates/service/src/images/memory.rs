@@ -22,10 +22,11 @@ use tokio::sync::oneshot;
 
 use crate::peer::Peer;
 
-/// Requests that may wait, of all clients.
-const WAITING_MAX: usize = 256;
+/// Requests that may wait, of all clients. Each holds the bytes of its images already, which are
+/// counted once it has memory: 512 MiB at the largest size of a request.
+const WAITING_MAX: usize = 32;
 /// Requests of one client that may wait.
-const WAITING_MAX_OF_CLIENT: usize = 192;
+const WAITING_MAX_OF_CLIENT: usize = 24;
 /// The budget, unless a setting gives another.
 pub(super) const DEFAULT_BYTES: u64 = 2 << 30;
 

@@ -2,8 +2,8 @@
 //! the other on a few threads of their own.
 //!
 //! *Invariants:* what decoding holds and what it leaves is reserved until it is dropped, also where
-//! nobody waits any more (`images_that_wait_are_counted_until_they_are_gone`); decoding ends within
-//! [`DECODING_MAX`].
+//! nobody waits any more (`images_that_wait_are_counted_until_they_are_gone`); decoding looks at
+//! the time before each image and between parts of one, and gives up after [`DECODING_MAX`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::arrival::Arrival;
 use crate::failure::{self, Failure};
 use crate::lane::Lane;
 use crate::peer::Peer;
-use crate::text_work::{TextWork, Unwanted};
+use crate::text_work::{LaneWords, TextWork, Unwanted};
 
 /// Requests whose images are decoded at once, all but one of one client.
 pub const IMAGES_AT_ONCE: usize = 3;
@@ -35,6 +35,12 @@ const MEMORY_RETRY: Duration = Duration::from_secs(2);
 /// What is said where none may wait.
 const FULL: &str =
     "images of other requests fill the memory for images (image_memory); try again in 2 seconds";
+/// What is said of decoding that cannot be done.
+const WORDS: LaneWords = LaneWords {
+    full: FULL,
+    retry: MEMORY_RETRY,
+    panicked: "the decoder of images panicked",
+};
 
 /// Work on images, and the memory for it.
 #[derive(Debug)]
@@ -153,22 +159,28 @@ impl UnreadImage {
     }
 }
 
-/// What images need together, of which the second is to make them.
-fn needs(images: &[UnreadImage]) -> (u64, u64) {
-    let patches = images.iter().map(|image| image.patches_bytes).sum();
+/// Bytes that images need together: what the tower reads, their files as the request holds them
+/// until all are read, and what it takes to make the largest of them.
+fn needs(images: &[UnreadImage]) -> u64 {
+    let patches: u64 = images.iter().map(|image| image.patches_bytes).sum();
+    let data = images
+        .iter()
+        .filter_map(|image| image.image.data.as_ref().ok());
+    let held: u64 = data.map(|data| data.byte_len() as u64).sum();
     let decoding = images.iter().map(|image| image.decoding_bytes).max();
-    (patches, decoding.unwrap_or(0))
+    patches + held + decoding.unwrap_or(0)
 }
 
 /// Reads the images one after the other; `reserved` is for all of them.
 fn read_all(
-    images: &[UnreadImage],
     mut reserved: Reserved,
+    // Dropped before what is reserved for them.
+    images: Vec<UnreadImage>,
     deadline: Instant,
     unwanted: &Unwanted,
 ) -> Result<Vec<ImageSpan>, Failure> {
     let mut spans = Vec::with_capacity(images.len());
-    for image in images {
+    for image in &images {
         if unwanted.get() {
             return Err(failure::deadline());
         }
@@ -202,16 +214,13 @@ impl Service {
             return Ok(Vec::new());
         };
         let (field, peer) = (first.image.field.clone(), arrival.peer());
-        let (patches, decoding) = needs(&images);
+        let bytes = needs(&images);
         let work = async {
-            let reserving = self.images.memory.reserve(peer, patches + decoding);
+            let reserving = self.images.memory.reserve(peer, bytes);
             let reserved = match tokio::time::timeout(MEMORY_WAIT_MAX, reserving).await {
                 Ok(Ok(reserved)) => reserved,
                 Ok(Err(Refused::TooMuch { share })) => {
-                    return Err(failure::invalid(
-                        &field,
-                        &too_much(patches + decoding, share),
-                    ));
+                    return Err(failure::invalid(&field, &too_much(bytes, share)));
                 }
                 Ok(Err(Refused::Full)) | Err(_) => {
                     return Err(failure::exhausted(FULL, MEMORY_RETRY));
@@ -219,9 +228,9 @@ impl Service {
             };
             let read = move |unwanted: &Unwanted| {
                 let deadline = Instant::now() + DECODING_MAX;
-                read_all(&images, reserved, deadline, unwanted)
+                read_all(reserved, images, deadline, unwanted)
             };
-            TextWork::run_in(&self.images.lane, (peer, FULL), read).await
+            TextWork::run_in(&self.images.lane, (peer, WORDS), read).await
         };
         arrival.limit(work).await
     }
@@ -240,6 +249,8 @@ fn too_much(bytes: u64, share: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rocmforge_tokenizer::ImageData;
+
     use super::*;
 
     const PEER: Peer = Peer::User(1);
@@ -281,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_for_all_patches_and_one_image_that_is_decoded() {
+    fn memory_is_for_all_patches_and_files_and_one_image_that_is_decoded() {
         let image = |patches_bytes, decoding_bytes| UnreadImage {
             first: 0,
             tokens: 1,
@@ -297,11 +308,12 @@ mod tests {
             },
             image: ChatImage {
                 field: "here".to_owned(),
-                data: Err("none".to_owned()),
+                data: Ok(ImageData::Base64("AAAA".into())),
                 pixels_max: None,
             },
         };
-        assert_eq!(needs(&[image(1, 50), image(2, 70), image(3, 60)]), (6, 70));
+        let images = [image(1, 50), image(2, 70), image(3, 60)];
+        assert_eq!(needs(&images), (1 + 2 + 3) + 3 * 4 + 70);
         let told = too_much(3 << 30, 1 << 30);
         assert!(
             told.contains("3072 MiB") && told.contains("1024 at most"),

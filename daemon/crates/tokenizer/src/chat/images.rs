@@ -138,10 +138,10 @@ impl Chat {
     /// is one.
     fn move_images_to_the_user(&mut self) {
         let mut moved = Vec::new();
-        for at in 0..self.messages.len() {
-            let has_user = self.messages[at..].iter().any(|next| next.role == "user");
-            let message = &mut self.messages[at];
-            if message.role == "system" && has_user {
+        let is_user = |message: &Message| message.role == "user";
+        let last_user = self.messages.iter().rposition(is_user);
+        for (at, message) in self.messages.iter_mut().enumerate() {
+            if message.role == "system" && last_user > Some(at) {
                 let is_image = |seen: &Seen| matches!(seen, Seen::Image(_));
                 let (images, parts): (Vec<_>, Vec<_>) = std::mem::take(&mut message.seen)
                     .into_iter()

@@ -10,10 +10,10 @@ use super::super::super::format;
 use super::super::super::picture::Said;
 use super::super::super::prompt::{TextOr, add_thought, model_name, take, text_parts};
 use super::super::super::sampling::{
-    WireSampling, refuse_unsupported, says_something, whole_number,
+    WireSampling, refuse_unsupported, says_something, small, whole_number,
 };
 use super::super::super::start::Conversation;
-use super::super::{name, small};
+use super::super::name;
 use super::tools::{self, Names};
 
 /// What `include` says for log-probabilities of what the model says.

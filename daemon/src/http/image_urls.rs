@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rocmforge_engine::LoadedModel;
-use rocmforge_hub::{FetchBounds, Fetcher, Hosts};
+use rocmforge_hub::{FetchBounds, FetchError, Fetcher, Hosts};
 use rocmforge_service::Service;
 use rocmforge_service::arrival::Arrival;
 use rocmforge_service::failure::{self, Failure};
@@ -20,9 +20,9 @@ const FETCHED_MAX: usize = 16;
 
 /// Fetches images.
 #[derive(Debug)]
-pub(super) struct Pictures(Fetcher);
+pub(super) struct ImageUrls(Fetcher);
 
-impl Pictures {
+impl ImageUrls {
     pub(super) fn new(hosts: Hosts) -> Self {
         Self(Fetcher::new(hosts))
     }
@@ -72,10 +72,45 @@ impl Pictures {
             };
             let mut file = service.images.hold_file(arrival.peer(), BYTES_MAX)?;
             let done = self.0.fetch(url, bounds, &mut file.bytes).await;
-            done.map_err(|error| failure::invalid(&image.field, &error.to_string()))?;
+            done.map_err(|error| failure::invalid(&image.field, &why(&error, fetched)))?;
             file.finish();
             image.data = Ok(ImageData::Bytes(Bytes::from_owner(file)));
         }
         Ok(())
+    }
+}
+
+/// Why the image that is the `n`th to be fetched is not there.
+fn why(error: &FetchError, n: usize) -> String {
+    match error {
+        FetchError::TooSlow { host, .. } if n > 1 => format!(
+            "the {n} images up to this one, which is at {host}, take longer than {} seconds to be fetched; give \
+             images as data: URLs",
+            TIME_MAX.as_secs()
+        ),
+        error => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_that_is_late_by_those_before_it_is_told_the_time_of_all() {
+        let slow = FetchError::TooSlow {
+            host: "a.example".to_owned(),
+            max: Duration::ZERO,
+        };
+        let told = why(&slow, 3);
+        assert!(
+            told.contains("3 images") && told.contains("than 30 seconds"),
+            "{told}"
+        );
+        let alone = FetchError::TooSlow {
+            host: "a.example".to_owned(),
+            max: TIME_MAX,
+        };
+        assert!(why(&alone, 1).contains("the host a.example takes longer than 30 seconds"));
     }
 }
