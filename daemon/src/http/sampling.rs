@@ -148,28 +148,46 @@ impl WireSampling {
             );
             Biases::default()
         });
+        let mut count = |field: &str, value: Option<i64>| {
+            let value = value?;
+            let count = i32::try_from(value).ok();
+            if count.is_none() {
+                violations.add(
+                    field,
+                    format!("{value} is out of range: from {} to {}", i32::MIN, i32::MAX),
+                );
+            }
+            count
+        };
         SamplingFields {
             temperature: self.temperature,
             // vLLM's, llama-server's and Ollama's word for all of them.
-            top_k: self.top_k.map(|n| if n == -1 { 0 } else { small(n) }),
+            top_k: count(
+                "sampling.top_k",
+                self.top_k.map(|n| if n == -1 { 0 } else { n }),
+            ),
             top_p: self.top_p.map(likeliest_alone),
             min_p: self.min_p,
             repeat_penalty: self.repeat_penalty.or(self.repetition_penalty),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             // Likewise, as far back as the context goes.
-            penalty_last_n: self
-                .repeat_last_n
-                .map(|n| if n == -1 { i32::MAX } else { small(n) }),
+            penalty_last_n: count(
+                "sampling.penalty_last_n",
+                self.repeat_last_n.map(|n| match n {
+                    -1 => i64::from(i32::MAX),
+                    n => n,
+                }),
+            ),
             samplers,
             // Any number is a place to begin at.
             seed: self.seed.map(i64::cast_unsigned),
-            max_tokens: max_tokens.map(small),
+            max_tokens: count("sampling.max_tokens", max_tokens),
             stop: stop.map(TextOr::into_list).unwrap_or_default(),
             decoding: DecodingFields {
                 reasoning_budget,
                 reasoning_end: None,
-                min_tokens: self.min_tokens.map(small),
+                min_tokens: count("sampling.min_tokens", self.min_tokens),
                 ignore_eos: self.ignore_eos.unwrap_or(false),
                 stop_token_ids: self.stop_token_ids.unwrap_or_default(),
                 logit_bias,

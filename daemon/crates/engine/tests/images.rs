@@ -416,13 +416,12 @@ async fn a_tower_comes_and_goes_with_its_model() {
     assert_eq!(snapshot.cache.resident_bytes, 0);
     let model = load_with_tower(&engine, "qwen35").await;
     let (request, images) = prompt(&golden, 0, &model, 4);
-    // Nobody waits: the engine comes to rest, and the next request has its images.
+    // Nobody waits any more: the engine comes to rest, and the next request has its images.
     let read = engine.snapshot().images_read;
-    drop(engine.generate_with_images(request, images).unwrap());
-    until(&engine, "an image and no requests", |s| {
-        s.images_read > read && s.running + s.queued == 0
-    })
-    .await;
+    let waiting = engine.generate_with_images(request, images).unwrap();
+    until(&engine, "an image", |s| s.images_read > read).await;
+    drop(waiting);
+    until(&engine, "no requests", |s| s.running + s.queued == 0).await;
     let (request, images) = prompt(&golden, 0, &model, 4);
     generate(&engine, request, images).await.unwrap();
     let (_, ids, _) = run(&engine, greedy(&model, vec![5, 6, 7], 4)).await;

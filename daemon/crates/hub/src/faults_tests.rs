@@ -268,7 +268,7 @@ async fn a_file_that_changes_midway_is_not_mixed() {
         // Some ranges are there before.
         hub.fail(Fault::CutAfter(10_000), EVER);
         pull(&hub, "o/r", dir.path()).await.unwrap_err();
-        hub.fail(change.clone(), 1);
+        hub.fail_once_listed(change.clone());
         let error = pull(&hub, "o/r", dir.path()).await.unwrap_err();
         assert!(
             ["CHANGED", "BAD_CHECKSUM", "LENGTH"].contains(&error.word()),

@@ -34,7 +34,7 @@ use tokio::sync::{OnceCell, Semaphore};
 use tokio_rustls::TlsConnector;
 
 use crate::source::without_query;
-use crate::web;
+use crate::{redirect, web};
 
 /// Times that a request is led on.
 const REDIRECTS_MAX: usize = 4;
@@ -287,7 +287,7 @@ impl Fetcher {
             host: from.host(),
             what: what.to_owned(),
         };
-        let to = web::joined(&from.0, to).ok_or_else(|| no_file("a redirect to nowhere"))?;
+        let to = redirect::joined(&from.0, to).ok_or_else(|| no_file("a redirect to nowhere"))?;
         let next = self.place(&to)?;
         if from.is_tls() && !next.is_tls() {
             return Err(no_file("a redirect to http"));

@@ -21,6 +21,7 @@ mod checksum;
 mod choose;
 mod error;
 mod fetch;
+mod redirect;
 mod source;
 mod spans;
 mod store;

@@ -41,6 +41,8 @@ struct State {
     address: SocketAddr,
     files: Mutex<BTreeMap<String, Served>>,
     fault: Mutex<Option<(Fault, u32)>>,
+    /// Of files, once a list was asked for.
+    listed_fault: Mutex<Option<Fault>>,
     list_fault: Mutex<Option<(ListFault, u32)>>,
     seen: Mutex<Vec<Seen>>,
     /// Where files lie; the hub leads there.
@@ -78,6 +80,7 @@ impl FakeHub {
             address: listener.local_addr().expect("its address"),
             files: Mutex::default(),
             fault: Mutex::default(),
+            listed_fault: Mutex::default(),
             list_fault: Mutex::default(),
             seen: Mutex::default(),
             cdn: Mutex::default(),
@@ -118,7 +121,15 @@ impl FakeHub {
         *self.0.list_fault.lock().unwrap() = Some((fault, times));
     }
 
+    /// The first request for a file behind the next request for a list fails so: requests that an
+    /// earlier download has left may still come before.
+    pub(crate) fn fail_once_listed(&self, fault: Fault) {
+        *self.0.fault.lock().unwrap() = None;
+        *self.0.listed_fault.lock().unwrap() = Some(fault);
+    }
+
     pub(crate) fn heal(&self) {
+        *self.0.listed_fault.lock().unwrap() = None;
         *self.0.fault.lock().unwrap() = None;
         *self.0.list_fault.lock().unwrap() = None;
     }
@@ -441,6 +452,9 @@ fn list(state: &State, target: &str, seen: &Seen, writer: &mut TcpStream) -> Opt
         _ => {}
     }
     let files = state.files.lock().unwrap();
+    if let Some(fault) = state.listed_fault.lock().unwrap().take() {
+        *state.fault.lock().unwrap() = Some((fault, 1));
+    }
     if let Some(rest) = target.strip_prefix("/api/models/") {
         let repo: Vec<&str> = rest.splitn(3, '/').collect();
         let [owner, name, what] = repo[..] else {
