@@ -351,6 +351,7 @@ fn attention_of(bench: &mut Bench, pool: &Pool, ty: KvType, heads: &AttentionCas
                     pos0: before,
                     pages,
                     later: 0,
+                    whole: false,
                 };
                 ops::attention(pool, bench.simd, &shape, &[span], black_box(&q), &mut out);
             },

@@ -330,8 +330,7 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     const u32 head_kv = block_x() / blocks_kv, first_head = block_x() * group;
     const u32 position = a.kv.positions[row], sequence = sequence_of(a.kv, row);
     const u32 start = a.window && position >= a.window ? position + 1 - a.window : 0;
-    u32 last = position;
-    if (a.ahead) last = least(position + a.ahead, a.places[sequence].first_position + a.places[sequence].n_rows - 1);
+    const u32 ahead = a.ahead ? least(position + a.ahead, a.places[sequence].last) : 0, last = ahead > position ? ahead : position;
     const u32 steps = last / STEP + 1 - start / STEP, steps_part = (steps + a.n_split - 1) / a.n_split;
     const u32 n_parts = (steps + steps_part - 1) / steps_part;
     if (split >= n_parts) {

@@ -64,7 +64,7 @@ struct PrefillBlock {
         sequence = sequence_of(a.kv, first_row);
         first_position = a.kv.positions[first_row];
         last_position = 0;
-        if (a.ahead) last_position = a.places[sequence].first_position + a.places[sequence].n_rows - 1;
+        if (a.ahead) last_position = a.places[sequence].last;
     }
     // Entries past the end stand for the last one; they are not stored.
     FORCE u32 row(u32 m) const { return least(m, entries - 1) / group; }
@@ -78,7 +78,10 @@ struct PrefillBlock {
     // The first position that the row at a position attends to.
     FORCE u32 start(u32 position) const { return a.window && position >= a.window ? position + 1 - a.window : 0; }
     // Behind the last one.
-    FORCE u32 behind(u32 position) const { return (a.ahead ? least(position + a.ahead, last_position) : position) + 1; }
+    FORCE u32 behind(u32 position) const {
+        const u32 last = least(position + a.ahead, last_position);
+        return (last > position ? last : position) + 1;
+    }
     // What a head's softmax begins with: largest score, and sum.
     FORCE float first_largest(u32 m) const { return a.sinks ? a.sinks[head(m)] * 1.44269504088896341f : NEG_INF; }
     FORCE float first_total() const { return a.sinks ? 1.0f : 0.0f; }

@@ -8,10 +8,13 @@
 //   add_table:       x[t] += y[positions[t]], or y[0] where there are no positions
 //   columns:         row t of out has for each group h its parts one after another,
 //                    part.x[t][part.first + h part.stride ..][.. width]
+//   product_transposed: out[t][r] = sum_k x[t][k] weight[k][r]
 //   combine:         out[t] = sum_s weights[t][s] y[t n_used + s], or out[t] += that
 //
-// Geometry: grid (ceil(cols / THREADS), rows), a thread an element. Bound by memory.
-// Entries: scale, soft_cap, add_gated, gate_heads, position_scale, add_table, columns, combine.
+// Geometry: grid (ceil(cols / THREADS), rows), a thread an element; of product_transposed a thread
+// PRODUCT_ROWS elements of a column. Bound by memory.
+// Entries: scale, soft_cap, add_gated, gate_heads, position_scale, add_table, columns, combine,
+// product_transposed.
 #include "compat.h"
 #include "act.h"
 
@@ -48,6 +51,18 @@ struct CombineArgs {
     u32 cols;
     u32 n_used;
     u32 add;  // 0 store, 1 add to out
+    u32 reserved;
+};
+
+#define PRODUCT_ROWS 8
+
+struct ProductTransposedArgs {
+    const float* x;       // [rows][n_in]
+    const float* weight;  // [n_in][cols]
+    float* out;           // [rows][cols]
+    u32 n_in;
+    u32 cols;
+    u32 rows;
     u32 reserved;
 };
 
@@ -131,4 +146,27 @@ ENTRY(THREADS, 1) combine(CombineArgs a) {
     for (u32 s = 0; s < a.n_used; ++s) sum += weights[s] * y[(u64)s * a.cols];
     float* out = a.out + (u64)block_y() * a.cols + i;
     *out = a.add ? *out + sum : sum;
+}
+// Threads that are neighbours read neighbours of the matrix, and all of a block the same inputs.
+ENTRY(THREADS, 1) product_transposed(ProductTransposedArgs a) {
+    let_next_start();
+    wait_for_inputs();
+    const u32 i = element(), first = block_y() * PRODUCT_ROWS;
+    if (i >= a.cols) return;
+    const u32 n = least(PRODUCT_ROWS, a.rows - first);
+    const float* x = a.x + (u64)first * a.n_in;
+    float sums[PRODUCT_ROWS];
+#pragma unroll
+    for (u32 r = 0; r < PRODUCT_ROWS; ++r) sums[r] = 0.0f;
+    for (u32 k = 0; k < a.n_in; ++k) {
+        const float weight = a.weight[(u64)k * a.cols + i];
+#pragma unroll
+        for (u32 r = 0; r < PRODUCT_ROWS; ++r) {
+            if (r < n) sums[r] += x[(u64)r * a.n_in + k] * weight;
+        }
+    }
+#pragma unroll
+    for (u32 r = 0; r < PRODUCT_ROWS; ++r) {
+        if (r < n) a.out[(u64)(first + r) * a.cols + i] = sums[r];
+    }
 }

@@ -10,4 +10,6 @@ struct SequencePlace {
     u32 drafts;             // rows behind these, each with its own place behind this one
     u64 state;              // address of the sequence's state
     u64 state_out;          // where the state behind the rows goes, or behind the draft
+    u32 last;               // the last position that rows attend to where they attend ahead; 0: no further than their own
+    u32 reserved;
 };

@@ -279,6 +279,7 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
     };
     all.push(elements::columns(&[part, part], 4, 3, 2).unwrap());
     all.push(elements::combine(1, 2, 8, 3, 512, 4, true).unwrap());
+    all.push(elements::product_transposed((1, 1152), 2, 30, 512, 4).unwrap());
     all.push(route(target, 1, None, &ROUTER, 3, 2, 3).unwrap());
     all.push(conv(&CONV, SEQUENCES).unwrap());
     for dim_k in [128, 256] {
@@ -582,19 +583,4 @@ fn products_that_share_an_input_share_a_launch_where_they_can() {
     );
     assert_eq!(n(&[matrix(q8, 64); 5]), 2);
     assert_eq!(n(&[matrix(WeightType::F16, 64), matrix(q8, 64)]), 2);
-}
-
-#[test]
-fn contexts_are_split_to_fill_the_device_but_not_below_a_step() {
-    let h200 = &targets()[0];
-    assert_eq!(attention::n_split(h200, 1, 8, 8192), 16);
-    let mi300 = GpuTarget::amd("gfx942", 304);
-    assert_eq!(attention::n_split(&mi300, 1, 8, 8192), 64);
-    assert_eq!(attention::n_split(&mi300, 4, 8, 8192), 19);
-    assert_eq!(attention::n_split(h200, 1, 8, 512), 8);
-    assert_eq!(attention::n_split(h200, 64, 8, 8192), 1);
-    assert_eq!(
-        attention::prefill_tiles([(0, 300), (300, 3)]),
-        [[256, 44], [128, 128], [0, 128], [300, 3]]
-    );
 }

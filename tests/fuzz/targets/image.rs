@@ -5,7 +5,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rocmforge_vision::{Bounds, Rules, decode, prepare};
+use rocmforge_vision::{Bounds, Filter, Rules, Sizes, decode, prepare};
 
 const BOUNDS: Bounds = Bounds {
     bytes: 4096,
@@ -22,8 +22,17 @@ fuzz_target!(|data: &[u8]| {
     let rules = Rules {
         patch,
         merge,
-        min_pixels: 2 * token,
-        max_pixels: 64 * token,
+        sizes: match data.len() % 4 {
+            0 => Sizes::Square(3 * patch * merge),
+            _ => Sizes::Between {
+                min_pixels: 2 * token,
+                max_pixels: 64 * token,
+            },
+        },
+        filter: match data.len() % 2 {
+            0 => Filter::Bilinear,
+            _ => Filter::Bicubic,
+        },
         mean: [0.5; 3],
         std: [0.5; 3],
     };

@@ -93,6 +93,8 @@ pub struct Case {
     pub(crate) apart: bool,
     /// Rows of each of several whole texts, all from their first position; none for one sequence.
     pub(crate) texts: &'static [u32],
+    /// Whether rows of every second text attend to all of theirs, whatever the mask says.
+    pub(crate) images: bool,
     /// Whether the one output is the mean of the last row's span, not that row.
     pub(crate) mean: bool,
     /// Where the operations are cut into two runs, as between two segments of a plan.
@@ -143,6 +145,7 @@ pub fn cases(extent: Extent) -> Vec<Case> {
         attention::drafts(),
         attention::many(),
         attention::both_ways(),
+        attention::images(),
         experts::cases(),
         recurrent::cases(),
         largest(),
@@ -240,6 +243,7 @@ fn plain(
         drafts: false,
         apart: false,
         texts: &[],
+        images: false,
         mean: false,
         cut: None,
         size: 0.02,

@@ -301,7 +301,8 @@ fn operations(
         let spans: Vec<Span<'_>> = rows
             .iter()
             .zip(&kv_pages)
-            .map(|((_, positions), kv_pages)| {
+            .enumerate()
+            .map(|(i, ((_, positions), kv_pages))| {
                 let n_rows = positions.len();
                 first_row += n_rows;
                 Span {
@@ -311,6 +312,7 @@ fn operations(
                     kv_pages,
                     state: 0,
                     state_out: 0,
+                    whole: case.images && i % 2 == 1,
                     draft: case.drafts && n_rows == 1 && first_row > 1,
                 }
             })

@@ -39,6 +39,7 @@ fn span(rows: u32, first_position: u32, state: u64, state_out: u64) -> Span<'sta
         kv_pages: &[],
         state,
         state_out,
+        whole: false,
         draft: state != state_out,
     }
 }

@@ -27,6 +27,9 @@ pub struct Span<'a> {
     /// Arena offset of where the state behind the rows goes: that of `state`, unless the span is a
     /// draft's: then `state` is the `state_out` of the span before it.
     pub state_out: u64,
+    /// Each of its rows attends to all of the span's, those behind it too, whatever the mask of the
+    /// plan says: the tokens of an image, where the model wants that.
+    pub whole: bool,
     /// The span is one row that goes on from the span before it, of the same
     /// sequence and with its pages.
     pub draft: bool,
@@ -81,6 +84,11 @@ impl Batch<'_> {
         sums.max().unwrap_or(0)
     }
 
+    /// Whether some span's rows attend to later rows whatever the mask of the plan says.
+    pub fn has_whole_spans(&self) -> bool {
+        self.spans.iter().any(|span| span.whole)
+    }
+
     /// Position of each row, in order.
     pub fn positions(&self) -> impl Iterator<Item = u32> + '_ {
         self.spans
@@ -102,6 +110,7 @@ mod tests {
             kv_pages: &[],
             state: 0,
             state_out: 0,
+            whole: false,
             draft: false,
         };
         let batch = Batch {
@@ -128,6 +137,7 @@ mod tests {
             kv_pages: &[],
             state,
             state_out,
+            whole: false,
             draft: state != state_out,
         };
         let rows = |spans: &[Span<'_>]| {

@@ -25,14 +25,13 @@ use std::sync::Arc;
 use rocmforge_gguf::Gguf;
 use rocmforge_ops::{Input, InputRows, KvType, Plan, TensorDesc};
 
-use arch::vision::READERS;
 use tower::TowerTable;
 
 pub use arch::supported_architectures;
 pub use error::Error;
 pub use hparams::{Hparams, N_PATCH_MAX, Pooling, Purpose};
 pub use info::{ModelInfo, QuantizationShare, SegmentInfo};
-pub use tower::{LearnedGrid, Tower};
+pub use tower::{Filter, ImageSizes, LearnedGrid, Tower};
 
 /// A model: all that its header tells, ready to run.
 #[derive(Debug, Clone)]
@@ -49,7 +48,7 @@ pub struct Model {
 
 /// Whether text models of this architecture can read images, with a projector.
 pub fn reads_images(architecture: &str) -> bool {
-    READERS.contains(&architecture)
+    arch::vision::readers().any(|reader| reader == architecture)
 }
 
 impl Model {
@@ -80,7 +79,8 @@ impl Model {
             .count();
         let key = format!("{}.n_deepstack_layers", h.arch);
         let said = gguf.u32(&key).ok().flatten().map(|n| n as usize);
-        let fits = READERS.contains(&h.arch)
+        let readers = arch::vision::named(tower.projector).map_or(&[][..], |kind| kind.readers);
+        let fits = readers.contains(&h.arch)
             && h.n_embd == tower.n_out
             && taken == deepstack
             && said.is_none_or(|n| n == deepstack);
@@ -92,7 +92,7 @@ impl Model {
              one is {} with rows of {}{}; give the projector that was made for it",
             tower.projector,
             tower.n_out,
-            READERS.join(", "),
+            readers.join(", "),
             h.arch,
             h.n_embd,
             said.map_or_else(String::new, |n| format!(" and takes rows for {n} layers")),
@@ -110,10 +110,11 @@ impl Model {
             arch: "clip.vision",
             remarks: &remarks,
         };
-        let (tower, hparams) = arch::vision::read(keys)?;
+        let kind = arch::vision::kind(gguf)?;
+        let (tower, hparams) = (kind.read)(keys)?;
         let mut builder = build::PlanBuilder::new(keys, hparams.n_embd, 0, hparams.norm_eps);
         builder.both_ways = true;
-        let table = arch::vision::build(&mut builder, &tower, &hparams)?;
+        let table = (kind.build)(&mut builder, &tower, &hparams)?;
         let (plan, left_alone) = builder.finish()?;
         let info = ModelInfo::new(gguf, &hparams, &plan, &left_alone);
         Ok(Self {
@@ -133,9 +134,10 @@ impl Model {
         self.tower.as_ref().map(|t| &t.tower)
     }
 
-    /// The table of a vision tower's learned positions, `[width, side * side]` in ggml's order.
+    /// The table of a vision tower's learned positions, `[width, side * side]` in ggml's order,
+    /// where it has one.
     pub fn tower_positions(&self) -> Option<&TensorDesc> {
-        self.tower.as_ref().map(|t| &t.table)
+        self.tower.as_ref()?.table.as_ref()
     }
 
     fn with_deepstack(gguf: &Gguf, deepstack: usize) -> Result<Self, Error> {

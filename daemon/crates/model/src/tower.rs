@@ -23,17 +23,49 @@ pub struct Tower {
     pub n_out: u32,
     /// Layers whose rows are added behind the first layers of the text model.
     pub deepstack: Vec<u32>,
-    /// The learned positions.
-    pub grid: LearnedGrid,
+    /// The learned positions, where it has them.
+    pub grid: Option<LearnedGrid>,
     /// What the colours' mean is before they are normed, red, green, blue, of 0 to 1.
     pub mean: [f32; 3],
     /// What they are divided by then.
     pub std: [f32; 3],
-    /// Fewest pixels of an image that is resized for it.
-    pub min_pixels: u64,
-    /// Most pixels of an image that is resized for it; at least [`min_pixels`](Self::min_pixels),
-    /// and no more than [`N_PATCH_MAX`](crate::N_PATCH_MAX) patches have.
-    pub max_pixels: u64,
+    /// The sizes of its images, which have no more than [`N_PATCH_MAX`](crate::N_PATCH_MAX)
+    /// patches.
+    pub sizes: ImageSizes,
+    /// How images come to these sizes.
+    pub filter: Filter,
+    /// Whether in the text model the tokens of an image attend to each other both ways.
+    pub both_ways: bool,
+    /// Tokens of the text behind each row of an image's but the last.
+    pub row_gap: usize,
+}
+
+/// The sizes that images are resized to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageSizes {
+    /// Any of whole blocks, with so many pixels.
+    Between {
+        /// Fewest.
+        min_pixels: u64,
+        /// Most; no fewer than the fewest.
+        max_pixels: u64,
+    },
+    /// A square of this side, pixels.
+    Square(u32),
+    /// Those that images have, or smaller ones, filled up to whole blocks.
+    Within {
+        /// The longest side, pixels.
+        longest: u32,
+    },
+}
+
+/// The filter by which images are resized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Filter {
+    /// Weights that fall linearly to the next pixels.
+    Bilinear,
+    /// Cubic ones, to the second next pixels.
+    Bicubic,
 }
 
 /// A square grid of learned positions, interpolated to each image's.
@@ -80,12 +112,14 @@ impl Tower {
             [row as u32, (block % blocks * merge + across) as u32]
         }
     }
+}
 
+impl LearnedGrid {
     /// The four learned positions next to a patch's place in a grid of `rows` by `columns`, with
     /// their weights: the corners of both grids lie on each other.
     #[must_use]
     pub fn neighbours(&self, [row, column]: [u32; 2], grid: [usize; 2]) -> [(u32, f32); 4] {
-        let side = self.grid.side;
+        let side = self.side;
         let axis = |at: u32, n: usize| {
             let last = side - 1;
             let at = (at * last) as f32 / (n as u32 - 1).max(1) as f32;
@@ -105,11 +139,12 @@ impl Tower {
     }
 }
 
-/// A tower and the table of its learned positions in the file.
+/// A tower, and what of it is read from the file with each image.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TowerTable {
     pub(crate) tower: Tower,
-    pub(crate) table: TensorDesc,
+    /// That of its learned positions.
+    pub(crate) table: Option<TensorDesc>,
 }
 
 /// An input whose rows come with a pass, f32.
@@ -141,11 +176,13 @@ mod tests {
             width: 8,
             n_out: 4,
             deepstack: vec![1],
-            grid: LearnedGrid { side },
+            grid: Some(LearnedGrid { side }),
             mean: [0.5; 3],
             std: [0.5; 3],
-            min_pixels: 8 << 10,
-            max_pixels: 4 << 20,
+            sizes: ImageSizes::Square(64),
+            filter: Filter::Bicubic,
+            both_ways: false,
+            row_gap: 0,
         }
     }
 
@@ -163,7 +200,7 @@ mod tests {
 
     #[test]
     fn positions_are_those_of_the_neighbours_by_nearness() {
-        let of = |place, grid| tower(4).neighbours(place, grid);
+        let of = |place, grid| LearnedGrid { side: 4 }.neighbours(place, grid);
         // Corners lie on corners.
         assert_eq!(of([0, 0], [7, 7])[0], (0, 1.0));
         let last = of([6, 6], [7, 7]);

@@ -192,6 +192,16 @@ pub enum Op {
         /// Output `[tokens][n_head][rows]`.
         out: Buf,
     },
+    /// A product by a matrix whose rows are the inputs, as some files have it:
+    /// `out[t][r] = sum_k x[t][k] * weight[k][r]`.
+    MatMulTransposed {
+        /// Input rows.
+        x: Buf,
+        /// f32 `[inputs][outputs]`, a vector of all elements.
+        weight: TensorIndex,
+        /// Output rows.
+        out: Buf,
+    },
     /// Gathers columns: row `t` of `out` has for each group `h` its parts one after another,
     /// `part.x[t][part.first + h * part.stride ..][.. part.width]`.
     Columns {
@@ -448,7 +458,9 @@ impl Op {
                 products.iter().for_each(|p| write(p.out));
                 return;
             }
-            Op::MatMulHeads { x, out, .. } | Op::Conv { x, out, .. } => (&[*x], &[*out]),
+            Op::MatMulHeads { x, out, .. }
+            | Op::MatMulTransposed { x, out, .. }
+            | Op::Conv { x, out, .. } => (&[*x], &[*out]),
             Op::Columns { parts, out, .. } => {
                 parts.iter().for_each(|p| read(p.x));
                 write(*out);
@@ -510,6 +522,7 @@ impl Op {
             Op::SoftCap { .. } => "soft_cap",
             Op::MatMul { .. } => "mat_mul",
             Op::MatMulHeads { .. } => "mat_mul_heads",
+            Op::MatMulTransposed { .. } => "mat_mul_transposed",
             Op::Columns { .. } => "columns",
             Op::Rope { .. } => "rope",
             Op::RopeKv { .. } => "rope_kv",

@@ -54,9 +54,12 @@ pub enum RopeAxes {
         /// the next.
         interleaved: bool,
     },
-    /// Rows for the first half of the pairs, columns for the second. Either half has the
-    /// frequencies of a head of half the size.
-    Plane,
+    /// Rows for the first half of the pairs, columns for the second.
+    Plane {
+        /// Whether the halves have the frequencies of a head in turn; else either half has those of
+        /// a head of half the size.
+        in_turn: bool,
+    },
 }
 
 impl RopeAxes {
@@ -81,7 +84,7 @@ impl RopeAxes {
                 pair if pair < sequence + rows => 1,
                 _ => 2,
             },
-            Self::Plane => 1 + u8::from(pair >= n / 2),
+            Self::Plane { .. } => 1 + u8::from(pair >= n / 2),
         };
         (0..n).map(axis).collect()
     }
@@ -132,7 +135,8 @@ mod tests {
         assert_eq!(of_pairs, [0, 1, 2, 0, 1, 2, 0, 0]);
         let of_pairs = sections([4, 2, 2], false).of_pairs(8);
         assert_eq!(of_pairs, [0, 0, 0, 0, 1, 1, 2, 2]);
-        assert_eq!(RopeAxes::Plane.of_pairs(6), [1, 1, 1, 2, 2, 2]);
+        let plane = RopeAxes::Plane { in_turn: false };
+        assert_eq!(plane.of_pairs(6), [1, 1, 1, 2, 2, 2]);
         assert_eq!(RopeAxes::Sequence.of_pairs(2), [0, 0]);
     }
 }

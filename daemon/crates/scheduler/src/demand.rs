@@ -104,7 +104,7 @@ impl Scheduler {
         let most = self.config.least_rows.min(model.rows_max).min(promised);
         let most = most.min(s.arrival.tokens).max(1);
         if last.0 == most {
-            return last.1;
+            return last.1.max(s.rows_least());
         }
         let usual = view.budget_bytes / SCRATCH_PART;
         let mut rows = most;
@@ -112,7 +112,7 @@ impl Scheduler {
             rows /= 2;
         }
         *last = (most, rows);
-        rows
+        rows.max(s.rows_least())
     }
 
     /// The most of [`Scheduler::least_rows`] of a model's running sequences; 1 if there is none.

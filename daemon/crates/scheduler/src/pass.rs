@@ -204,8 +204,8 @@ impl Scheduler {
                 break;
             }
             let s = &self.sequences[seq];
-            // A whole one that is longer than what is left waits; shorter ones behind it do not.
-            if s.arrival.whole && s.ahead() > for_prompts {
+            // What must be whole and is longer than what is left waits; others behind it do not.
+            if s.rows_whole() > for_prompts {
                 continue;
             }
             let n = s.rows_ahead().min(for_prompts);
@@ -273,12 +273,12 @@ impl Scheduler {
         };
         // The first one is in the pass, however long it is, where it can be in no other.
         let first = ready.prompts.first().map(|seq| &self.sequences[seq]);
-        let first = first.filter(|s| s.arrival.whole).map_or(0, Sequence::ahead);
+        let first = first.map_or(0, Sequence::rows_whole);
         let asked = of(&ready.prompts, Sequence::rows_ahead).min(chunk_max.max(first));
         // So much of a pass that there is something for both.
         let kept = |rows: u32| match rows {
             0 | 1 => u32::from(decoding == 0),
-            more => (more / PROMPT_PART).max(1),
+            more => (more / PROMPT_PART).max(1).max(first.min(more)),
         };
         let drafts = of(&ready.decode, |s| s.drafts);
         let wanted = decoding.saturating_add(asked).saturating_add(drafts);

@@ -1,6 +1,7 @@
 //! The sequences, and what happens to them.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::config::Config;
 use crate::error::NotTaken;
@@ -173,6 +174,27 @@ impl Scheduler {
         if let Some(s) = self.sequences.get_mut(&seq).filter(|s| s.running) {
             s.stops = positions.to_vec();
             s.stops.sort_unstable_by(|a, b| b.cmp(a));
+        }
+    }
+
+    /// Positions of a sequence's prompt whose rows attend to each other both ways, in order: those
+    /// of each range are computed in one pass, without others of the sequence. A pass of the model
+    /// must have room for them ([`ModelView::rows_max`](crate::ModelView::rows_max)).
+    ///
+    /// # Panics
+    /// A range is empty, or not behind the one before it and within the prompt.
+    pub fn keep_whole(&mut self, seq: SeqId, wholes: &[Range<u32>]) {
+        if let Some(s) = self.sequences.get_mut(&seq) {
+            let mut free = 0;
+            for whole in wholes {
+                assert!(
+                    whole.start >= free && whole.start < whole.end && whole.end <= s.known,
+                    "{whole:?} behind {free} of {} tokens",
+                    s.known
+                );
+                free = whole.end;
+            }
+            s.wholes = wholes.to_vec();
         }
     }
 

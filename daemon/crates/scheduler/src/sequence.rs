@@ -8,6 +8,8 @@
 //!                       yielded, for room or its place: its KV is given back, its tokens are kept
 //! ```
 
+use std::ops::Range;
+
 /// Names a sequence; chosen by the engine, and never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SeqId(pub u64);
@@ -105,6 +107,8 @@ pub(crate) struct Sequence {
     pub(crate) drafts: u32,
     /// Positions ahead at which a pass is to end, the farthest first.
     pub(crate) stops: Vec<u32>,
+    /// Positions of the prompt that are computed in one pass each, in order.
+    pub(crate) wholes: Vec<Range<u32>>,
     /// Its reader has room for what a pass may produce.
     pub(crate) ready: bool,
     /// Passes that had been planned when its reader had no room any more; `None` if it has.
@@ -138,6 +142,7 @@ impl Sequence {
             promised: 0,
             drafts: 0,
             stops: Vec::new(),
+            wholes: Vec::new(),
             ready: true,
             unready_since: None,
             running: false,
@@ -169,14 +174,37 @@ impl Sequence {
 
     /// Rows that its next pass may have: up to where a pass is to end.
     pub(crate) fn rows_ahead(&self) -> u32 {
+        if let Some(whole) = self.next_whole().filter(|w| w.start <= self.n_past) {
+            return whole.end - self.n_past;
+        }
         let stops = self.stops.iter().rev();
         let stop = stops.copied().find(|&stop| stop > self.n_past);
-        stop.map_or(self.ahead(), |stop| self.ahead().min(stop - self.n_past))
+        let whole = self.next_whole().map(|whole| whole.start);
+        let end = [stop, whole].into_iter().flatten().min();
+        end.map_or(self.ahead(), |end| self.ahead().min(end - self.n_past))
     }
 
-    /// Rows of the shortest pass that can have some of it.
+    /// The first positions that are to be computed in one pass, of which some are not computed.
+    fn next_whole(&self) -> Option<&Range<u32>> {
+        self.wholes.iter().find(|whole| whole.end > self.n_past)
+    }
+
+    /// Rows that its next pass must have, all or none; 0 where it may have any number.
+    pub(crate) fn rows_whole(&self) -> u32 {
+        match self.next_whole() {
+            _ if self.arrival.whole => self.ahead(),
+            Some(whole) if whole.start <= self.n_past => whole.end - self.n_past,
+            _ => 0,
+        }
+    }
+
+    /// Rows of the shortest pass that can have some of it, wherever it is.
     pub(crate) fn rows_least(&self) -> u32 {
-        if self.arrival.whole { self.goal() } else { 1 }
+        let wholes = self.wholes.iter().map(|whole| whole.end - whole.start);
+        match self.arrival.whole {
+            true => self.goal(),
+            false => wholes.max().unwrap_or(0).max(1),
+        }
     }
 
     /// Whether its next pass computes one row, and the token that follows is wanted.

@@ -146,6 +146,45 @@ fn batch_has_its_turn_after_a_bounded_wait_and_then_keeps_its_place() {
     }
 }
 
+/// Images of a prompt whose rows see each other: as long as a pass may be, next to each other, and
+/// at the prompt's end.
+#[test]
+fn positions_that_are_kept_whole_have_a_pass_of_all_of_them() {
+    let mut bench = Bench::new();
+    bench.models[0].rows_max = 20;
+    let decoding = bench.comes(1, 40);
+    bench.pass().unwrap();
+    let seq = bench.comes(60, 2);
+    bench.scheduler.keep_whole(seq, &[5..25, 25..30, 42..60]);
+    let mut spans = Vec::new();
+    while spans.iter().map(|(_, rows)| rows).sum::<u32>() < 60 {
+        let plan = bench.pass().unwrap();
+        let of_prompt = plan.spans.iter().filter(|span| span.seq == seq);
+        spans.extend(of_prompt.map(|span| (span.first_position, span.rows)));
+        let said = bench.scheduler.sequence(decoding).unwrap();
+        assert!(said.known > 2, "others go on");
+    }
+    assert_eq!(spans, [(0, 5), (5, 20), (25, 5), (30, 12), (42, 18)]);
+}
+
+/// What is there of the first positions needs no pass; the rest is still whole.
+#[test]
+fn the_rest_of_what_is_kept_whole_is_in_one_pass() {
+    let mut bench = Bench::new();
+    bench.models[0].rows_max = 14;
+    let seq = bench.comes(40, 2);
+    let image = 5..30;
+    bench
+        .scheduler
+        .keep_whole(seq, std::slice::from_ref(&image));
+    bench.admit();
+    bench.scheduler.reused(seq, 16);
+    let plan = bench.pass().unwrap();
+    assert_eq!((plan.spans[0].first_position, plan.spans[0].rows), (16, 14));
+    let plan = bench.pass().unwrap();
+    assert_eq!((plan.spans[0].first_position, plan.spans[0].rows), (30, 10));
+}
+
 #[test]
 fn what_never_fits_is_refused_at_once_with_its_numbers() {
     let mut bench = Bench::new();

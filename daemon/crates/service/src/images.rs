@@ -24,7 +24,7 @@ use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use bytes::Bytes;
 use rocmforge_engine::LoadedModel;
-use rocmforge_tokenizer::{Chat, ChatImage, ImageData, Tokenizer};
+use rocmforge_tokenizer::{Chat, ChatImage, ImageData, RenderedChat, Tokenizer};
 use rocmforge_vision::{Bounds, Rules};
 
 use crate::failure::{self, Failure, Reason};
@@ -41,8 +41,6 @@ const IMAGES_MAX: usize = 64;
 /// What is said of an image that is elsewhere.
 const BY_URL: &str = "images are fetched from hosts of image_url_hosts alone, and this is none; give the image \
                       as a data: URL (data:image/png;base64,...)";
-/// What templates of Qwen's models write for an image.
-const PLACEHOLDER: &str = "<|image_pad|>";
 /// Base64 as clients write it, some without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
@@ -86,6 +84,72 @@ pub(crate) enum Placed {
     TooMany,
 }
 
+/// How the models of a projector are shown an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Form {
+    /// What their templates write for an image, one control token.
+    mark: &'static str,
+    /// What that becomes before the text is split into tokens; it has the mark once.
+    written: Option<&'static str>,
+    /// Whether the mark stays, and the image's tokens come behind it.
+    stays: bool,
+    /// The control tokens behind each row of an image but the last, and behind that.
+    row_ends: Option<[&'static str; 2]>,
+}
+
+impl Form {
+    /// By the projector's name.
+    fn of(projector: &str) -> Option<Self> {
+        match projector {
+            "qwen3vl_merger" => Some(Self {
+                mark: "<|image_pad|>",
+                written: None,
+                stays: false,
+                row_ends: None,
+            }),
+            "pixtral" => Some(Self {
+                mark: "[IMG]",
+                written: None,
+                stays: false,
+                row_ends: Some(["[IMG_BREAK]", "[IMG_END]"]),
+            }),
+            "gemma3" => Some(Self {
+                mark: "<start_of_image>",
+                written: Some("\n\n<start_of_image><end_of_image>\n\n"),
+                stays: true,
+                row_ends: None,
+            }),
+            _ => None,
+        }
+    }
+
+    fn of_model(model: &LoadedModel) -> Result<Self, Failure> {
+        let tower = model.tower().and_then(|tower| tower.model().tower());
+        let form = tower.and_then(|tower| Self::of(tower.projector));
+        form.ok_or_else(|| failure::bug("images for a model that is shown none"))
+    }
+}
+
+/// Writes images in a rendered chat as the model's authors do, where that is more than what the
+/// template writes.
+///
+/// # Errors
+/// INTERNAL where the model has no tower.
+pub(crate) fn written(
+    rendered: &mut RenderedChat,
+    images: &[ChatImage],
+    model: &LoadedModel,
+) -> Result<(), Failure> {
+    if images.is_empty() {
+        return Ok(());
+    }
+    let form = Form::of_model(model)?;
+    if let Some(written) = form.written {
+        rendered.replace(form.mark, written);
+    }
+    Ok(())
+}
+
 /// Reads the headers of the images of a rendered chat, and gives each as many placeholders as it
 /// has tokens; at most `most` ids. CPU-bound.
 ///
@@ -102,7 +166,17 @@ pub(crate) fn placed(
     if images.is_empty() {
         return Ok(Placed::Whole(ids, Vec::new()));
     }
-    let (rules, pad) = (rules_of(model)?, placeholder(model, &ids, images.len())?);
+    let form = Form::of_model(model)?;
+    let rules = model.image_rules();
+    let rules = rules.ok_or_else(|| failure::bug("images for a model without a tower"))?;
+    let mark = Mark {
+        id: placeholder(model, &ids, form.mark, images.len())?,
+        stays: form.stays,
+        row_ends: match form.row_ends {
+            None => None,
+            Some([row, last]) => Some([control(model, row)?, control(model, last)?]),
+        },
+    };
     let mut n_ids = ids.len();
     let mut unread = Vec::with_capacity(images.len());
     for image in images {
@@ -110,30 +184,60 @@ pub(crate) fn placed(
             return Err(failure::deadline());
         }
         let image = of_header(image, &rules)?;
-        n_ids += image.tokens - 1;
+        n_ids += mark.tokens(image.grid) - 1;
         if n_ids > most {
             return Ok(Placed::TooMany);
         }
         unread.push(image);
     }
-    let ids = spread(&ids, pad, &mut unread);
+    let ids = spread(&ids, mark, &mut unread);
     Ok(Placed::Whole(ids, unread))
 }
 
-/// The ids with each placeholder as often as its image has tokens, which is told where the first of
-/// them is. There are as many placeholders as images.
-fn spread(ids: &[u32], pad: u32, images: &mut [UnreadImage]) -> Vec<u32> {
-    let more: usize = images.iter().map(|image| image.tokens).sum();
+/// The token that a template wrote for each image.
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    id: u32,
+    /// As [`Form::stays`].
+    stays: bool,
+    /// As [`Form::row_ends`].
+    row_ends: Option<[u32; 2]>,
+}
+
+impl Mark {
+    /// Tokens that an image makes of it.
+    fn tokens(&self, [rows, columns]: [usize; 2]) -> usize {
+        let ends = if self.row_ends.is_some() { rows } else { 0 };
+        rows * columns + ends + usize::from(self.stays)
+    }
+}
+
+/// The ids with the images' tokens at the marks, which are the mark's own as often as an image has
+/// tokens; each image is told where its first one is. There are as many marks as images.
+fn spread(ids: &[u32], mark: Mark, images: &mut [UnreadImage]) -> Vec<u32> {
+    let more: usize = images.iter().map(|image| mark.tokens(image.grid)).sum();
     let mut all = Vec::with_capacity(ids.len() + more);
     let mut images = images.iter_mut();
     for &id in ids {
-        let image = (id == pad).then(|| images.next()).flatten();
+        let image = (id == mark.id).then(|| images.next()).flatten();
         let Some(image) = image else {
             all.push(id);
             continue;
         };
+        if mark.stays {
+            all.push(id);
+        }
         image.first = all.len();
-        all.resize(image.first + image.tokens, pad);
+        let [rows, columns] = image.grid;
+        match mark.row_ends {
+            None => all.resize(image.first + rows * columns, id),
+            Some([row_end, end]) => {
+                for row in 1..=rows {
+                    all.extend(std::iter::repeat_n(id, columns));
+                    all.push(if row < rows { row_end } else { end });
+                }
+            }
+        }
     }
     all
 }
@@ -151,7 +255,7 @@ fn of_header(image: ChatImage, rules: &Rules) -> Result<UnreadImage, Failure> {
     })?;
     Ok(UnreadImage {
         first: 0,
-        tokens: rules.tokens(size),
+        grid: rules.grid(size),
         patches_bytes: rules.patches_bytes(size),
         // The file once more, and two images of the resized size or, halfway, of one of its sides.
         decoding_bytes: header.decoding_bytes()
@@ -183,43 +287,36 @@ fn bytes_of(image: &ChatImage) -> Result<Bytes, Failure> {
     Ok(bytes.into())
 }
 
-/// What the model's tower wants of an image.
-fn rules_of(model: &LoadedModel) -> Result<Rules, Failure> {
-    let tower = model.tower().and_then(|tower| tower.model().tower());
-    let tower = tower.ok_or_else(|| failure::bug("images for a model without a tower"))?;
-    Ok(Rules {
-        patch: tower.patch,
-        merge: tower.merge,
-        min_pixels: tower.min_pixels,
-        max_pixels: tower.max_pixels,
-        mean: tower.mean,
-        std: tower.std,
+/// Why a model cannot be shown images.
+fn unusable(model: &LoadedModel, what: &str) -> Failure {
+    let message = format!(
+        "model '{}' cannot be shown images: {what}; give the model a template that shows them (`template` of \
+         [[model]]), or send text only",
+        model.name()
+    );
+    failure::model_precondition(Reason::ChatTemplateUnusable, model.name(), &message)
+}
+
+/// The control token `name`.
+fn control(model: &LoadedModel, name: &str) -> Result<u32, Failure> {
+    let tokenizer: &Tokenizer = model.tokenizer();
+    named(tokenizer, name).ok_or_else(|| {
+        let what = format!("its vocabulary has no control token {name}");
+        unusable(model, &what)
     })
 }
 
-/// The token that stands for an image, which the template wrote `n` times.
-fn placeholder(model: &LoadedModel, ids: &[u32], n: usize) -> Result<u32, Failure> {
-    let unusable = |what: &str| {
-        let message = format!(
-            "model '{}' cannot be shown images: {what}; give the model a template that shows them (`template` of \
-             [[model]]), or send text only",
-            model.name()
-        );
-        failure::model_precondition(Reason::ChatTemplateUnusable, model.name(), &message)
-    };
-    let tokenizer: &Tokenizer = model.tokenizer();
-    let pad = named(tokenizer, PLACEHOLDER).ok_or_else(|| {
-        unusable(&format!(
-            "its vocabulary has no control token {PLACEHOLDER}"
-        ))
-    })?;
-    let found = ids.iter().filter(|&&id| id == pad).count();
+/// The token `name`, which the template wrote `n` times.
+fn placeholder(model: &LoadedModel, ids: &[u32], name: &str, n: usize) -> Result<u32, Failure> {
+    let mark = control(model, name)?;
+    let found = ids.iter().filter(|&&id| id == mark).count();
     if found == n {
-        return Ok(pad);
+        return Ok(mark);
     }
-    Err(unusable(&format!(
-        "its chat template writes {PLACEHOLDER} {found} times where the conversation has {n} images"
-    )))
+    let what = format!(
+        "its chat template writes {name} {found} times where the conversation has {n} images"
+    );
+    Err(unusable(model, &what))
 }
 
 #[cfg(test)]
@@ -227,6 +324,11 @@ mod tests {
     use super::*;
 
     const PAD: u32 = 9;
+    const MARK: Mark = Mark {
+        id: PAD,
+        stays: false,
+        row_ends: None,
+    };
 
     fn chat_image(base64: &str) -> ChatImage {
         ChatImage {
@@ -236,10 +338,10 @@ mod tests {
         }
     }
 
-    fn image(tokens: usize) -> UnreadImage {
+    fn image(grid: [usize; 2]) -> UnreadImage {
         UnreadImage {
             first: 0,
-            tokens,
+            grid,
             patches_bytes: 0,
             decoding_bytes: 0,
             rules: rules(),
@@ -249,18 +351,39 @@ mod tests {
 
     #[test]
     fn a_placeholder_becomes_as_many_as_its_image_has_tokens() {
-        let mut images = [image(2), image(1), image(6)];
-        let ids = spread(&[1, PAD, 2, PAD, PAD], PAD, &mut images);
+        let mut images = [image([1, 2]), image([1, 1]), image([2, 3])];
+        let ids = spread(&[1, PAD, 2, PAD, PAD], MARK, &mut images);
         assert_eq!(ids, [1, 9, 9, 2, 9, 9, 9, 9, 9, 9, 9]);
         assert_eq!(images.map(|image| image.first), [1, 4, 5]);
+        // Behind a mark that stays.
+        let mark = Mark {
+            stays: true,
+            ..MARK
+        };
+        let mut images = [image([1, 2])];
+        assert_eq!(spread(&[1, PAD, 2], mark, &mut images), [1, 9, 9, 9, 2]);
+        assert_eq!(images[0].first, 2);
+        // Rows with ends of their own.
+        let mark = Mark {
+            row_ends: Some([7, 8]),
+            ..MARK
+        };
+        let mut images = [image([2, 3])];
+        let ids = spread(&[1, PAD, 2], mark, &mut images);
+        assert_eq!(ids, [1, 9, 9, 9, 7, 9, 9, 9, 8, 2]);
+        assert_eq!((images[0].first, mark.tokens([2, 3])), (1, 8));
     }
 
     fn rules() -> Rules {
+        use rocmforge_vision::{Filter, Sizes};
         Rules {
             patch: 8,
             merge: 2,
-            min_pixels: 8 * 256,
-            max_pixels: 4096 * 256,
+            sizes: Sizes::Between {
+                min_pixels: 8 * 256,
+                max_pixels: 4096 * 256,
+            },
+            filter: Filter::Bicubic,
             mean: [0.5; 3],
             std: [0.5; 3],
         }

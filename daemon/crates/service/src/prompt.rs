@@ -193,7 +193,8 @@ fn encode_chat(
 ) -> Result<OfChat, Failure> {
     let tokenizer = model.tokenizer();
     let images = images::taken(&mut chat, model)?;
-    let rendered = rendered(&chat, field, model, templates)?;
+    let mut rendered = rendered(&chat, field, model, templates)?;
+    images::written(&mut rendered, &images, model)?;
     let source = model.template().and_then(|template| template.source().ok());
     let with_headers = source.is_some_and(|source| Headers::of(source).is_some());
     let mut of_chat = OfChat {
@@ -243,7 +244,8 @@ impl Prompt {
         match self {
             Self::Chat(mut chat) => {
                 let images = images::taken(&mut chat, model)?;
-                let rendered = rendered(&chat, field, model, Some(templates))?;
+                let mut rendered = rendered(&chat, field, model, Some(templates))?;
+                images::written(&mut rendered, &images, model)?;
                 let ids = tokenizer.encode_rendered(usize::MAX, &rendered);
                 let (ids, most) = (ids.map_err(invalid)?, usize::MAX);
                 let placed = images::placed(ids, images, model, most, Some(templates.1))?;

@@ -25,7 +25,7 @@ pub use decode::{Bounds, Header, Pixels, decode, header};
 pub use error::ImageError;
 pub use patches::{Charge, PreparedImage, prepare};
 pub use resize::resize;
-pub use rules::{Rules, Size};
+pub use rules::{Filter, Rules, Size, Sizes};
 
 #[cfg(test)]
 mod testing;

@@ -67,7 +67,7 @@ impl PreparedImage {
 pub fn prepare(bytes: &[u8], bounds: Bounds, rules: &Rules) -> Result<PreparedImage, ImageError> {
     let image = decode(bytes, bounds)?;
     let size = rules.size_for(image.width(), image.height())?;
-    Ok(of_pixels(&resize(image, size), rules))
+    Ok(of_pixels(&resize(image, size, rules.filter), rules))
 }
 
 /// The patches of an image whose sides are multiples of the rules' squares.
@@ -141,14 +141,15 @@ fn digest(image: &Pixels, rules: &Rules) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::{Filter, Sizes};
     use crate::testing::{pattern, png, rules};
 
     fn small() -> Rules {
         Rules {
             patch: 2,
             merge: 2,
-            min_pixels: 16,
-            max_pixels: 1 << 20,
+            sizes: Sizes::Square(4),
+            filter: Filter::Bicubic,
             mean: [0.5, 0.25, 0.0],
             std: [0.5, 1.0, 2.0],
         }

@@ -1,27 +1,47 @@
-//! Resizing by a bicubic filter, bit for bit as Pillow does it.
+//! Resizing by a bicubic or a bilinear filter, bit for bit as Pillow does it.
 //!
-//! Processors of vision models resize 8-bit images by Pillow's `BICUBIC` filter (transformers'
-//! processors by name; those on torchvision differ from it by one step of 255 in some pixels). The
-//! filter has its parameter at -0.5, is as wide as the scale where an image shrinks, and runs over
-//! columns first and rows then; the other way round in an image more than 100 times as high as
-//! wide that becomes lower. Weights are fixed-point numbers of 22 bits, and values are rounded to 8
-//! bits between the two runs, so that their order shows in the bits.
+//! Processors of vision models resize 8-bit images by Pillow's `BICUBIC` or `BILINEAR` filter
+//! (transformers' processors by name; those on torchvision differ from it by one step of 255 in
+//! some pixels). The cubic filter has its parameter at -0.5. A filter is as wide as the scale where
+//! an image shrinks, and runs over columns first and rows then; the other way round in an image
+//! more than 100 times as high as wide that becomes lower. Weights are fixed-point numbers of 22
+//! bits, and values are rounded to 8 bits between the two runs, so that their order shows in the
+//! bits.
+//!
+//! That is Pillow up to 12.3. Pillow 13.0 begins with the rows in more sizes, which changes some
+//! values by a step.
 
 use crate::decode::Pixels;
-use crate::rules::Size;
+use crate::rules::{Filter, Size};
 
 /// Fraction bits of a weight: what 32 bits leave beside 8 bits of a channel and 2 bits for sums
 /// beyond one, as negative weights make them.
 const FRACTION_BITS: u32 = 22;
-/// Reach of the filter on each side of its centre, in pixels of the smaller image.
-const REACH: f64 = 2.0;
 /// Parameter of the bicubic filter.
 const SHARPNESS: f64 = -0.5;
 
 /// Height of an image in units of its width from which on its rows are filtered first.
 const TALL: u32 = 100;
 
-/// Weight of a pixel at this distance from the centre.
+impl Filter {
+    /// How far it reaches on each side of its centre, in pixels of the smaller image.
+    fn reach(self) -> f64 {
+        match self {
+            Self::Bilinear => 1.0,
+            Self::Bicubic => 2.0,
+        }
+    }
+
+    /// Weight of a pixel at this distance from the centre.
+    fn weight(self, distance: f64) -> f64 {
+        match self {
+            Self::Bilinear => (1.0 - distance.abs()).max(0.0),
+            Self::Bicubic => bicubic(distance),
+        }
+    }
+}
+
+/// See [`Filter::weight`].
 fn bicubic(distance: f64) -> f64 {
     let x = distance.abs();
     if x < 1.0 {
@@ -40,18 +60,19 @@ struct Window {
 }
 
 /// A window for each of `to` pixels of a line that had `from`.
-fn windows(from: u32, to: u32) -> Vec<Window> {
+fn windows(from: u32, to: u32, filter: Filter) -> Vec<Window> {
     let scale = f64::from(from) / f64::from(to);
     let width = scale.max(1.0);
+    let reach = filter.reach() * width;
     // A product with it, not a quotient: the last bit of a weight counts.
     let inverse = 1.0 / width;
     let window = |at: u32| {
         let centre = (f64::from(at) + 0.5) * scale;
         // Truncated towards zero, as a conversion does.
-        let first = (centre - REACH * width + 0.5).max(0.0) as usize;
-        let end = ((centre + REACH * width + 0.5) as usize).min(from as usize);
+        let first = (centre - reach + 0.5).max(0.0) as usize;
+        let end = ((centre + reach + 0.5) as usize).min(from as usize);
         let distances = (first..end).map(|pixel| (pixel as f64 - centre + 0.5) * inverse);
-        let weights: Vec<f64> = distances.map(bicubic).collect();
+        let weights: Vec<f64> = distances.map(|at| filter.weight(at)).collect();
         let sum: f64 = weights.iter().sum();
         let one = f64::from(1_u32 << FRACTION_BITS);
         let fixed = weights.iter().map(|weight| {
@@ -74,8 +95,8 @@ fn rounded(sum: i32) -> u8 {
 const HALF: i32 = 1 << (FRACTION_BITS - 1);
 
 /// The rows at another width.
-fn columns(from: &Pixels, to: u32) -> Pixels {
-    let windows = windows(from.width, to);
+fn columns(from: &Pixels, to: u32, filter: Filter) -> Pixels {
+    let windows = windows(from.width, to, filter);
     let mut rgb = Vec::with_capacity(to as usize * from.height as usize * 3);
     for row in from.rgb.chunks_exact(from.width as usize * 3) {
         for window in &windows {
@@ -97,11 +118,11 @@ fn columns(from: &Pixels, to: u32) -> Pixels {
 }
 
 /// The columns at another height.
-fn rows(from: &Pixels, to: u32) -> Pixels {
+fn rows(from: &Pixels, to: u32, filter: Filter) -> Pixels {
     let line = from.width as usize * 3;
     let mut rgb = Vec::with_capacity(to as usize * line);
     let mut sums = vec![HALF; line];
-    for window in windows(from.height, to) {
+    for window in windows(from.height, to, filter) {
         sums.fill(HALF);
         let lines = from.rgb[window.first * line..].chunks_exact(line);
         for (channels, weight) in lines.zip(&window.weights) {
@@ -120,15 +141,15 @@ fn rows(from: &Pixels, to: u32) -> Pixels {
 
 /// The image in another size. A side that keeps its length is not filtered. CPU-bound: up to some
 /// 40 operations for each channel of the larger image.
-pub fn resize(image: Pixels, to: Size) -> Pixels {
+pub fn resize(image: Pixels, to: Size, filter: Filter) -> Pixels {
     let is_tall = image.height > image.width.saturating_mul(TALL) && to.height < image.height;
     let to_width = |image: Pixels| match image.width == to.width {
         true => image,
-        false => columns(&image, to.width),
+        false => columns(&image, to.width, filter),
     };
     let to_height = |image: Pixels| match image.height == to.height {
         true => image,
-        false => rows(&image, to.height),
+        false => rows(&image, to.height, filter),
     };
     match is_tall {
         true => to_width(to_height(image)),
@@ -199,8 +220,58 @@ mod tests {
     fn a_resized_image_has_the_bytes_that_pillow_makes() {
         for (from_width, from_height, width, height, expected) in BY_PILLOW {
             let to = Size { width, height };
-            let resized = resize(pattern(from_width, from_height), to);
+            let resized = resize(pattern(from_width, from_height), to, Filter::Bicubic);
             assert_eq!((resized.width(), resized.height()), (width, height));
+            let what = format!("{from_width} x {from_height} to {width} x {height}");
+            assert_eq!(sum(resized.rgb()), expected, "{what}");
+        }
+    }
+
+    /// SHA-256 of the bytes that Pillow 12.3 makes of the same pattern by
+    /// `Image.resize((width, height), Image.BILINEAR)`.
+    const BILINEAR_BY_PILLOW: [(u32, u32, u32, u32, &str); 5] = [
+        (
+            64,
+            48,
+            32,
+            32,
+            "09cc61ddbef57499803e7ff565acf9615b9d01d594a31d8bdc0488bd6b5c7984",
+        ),
+        (
+            50,
+            70,
+            128,
+            96,
+            "adf108965bef6da9b94859a43d45610dbb819440fcc4b0be1d3f63fc34959c2d",
+        ),
+        (
+            640,
+            480,
+            896,
+            896,
+            "9d697dc5a43a9b52b727453b339669db9efeeab6e1a7f5c1d1d6a07665b50676",
+        ),
+        (
+            3,
+            500,
+            32,
+            320,
+            "1b175e3cc8b94592cdbc3d6cb15b896b40bebd44343b733fa49cc441c41848e6",
+        ),
+        (
+            1000,
+            1300,
+            896,
+            896,
+            "f16c5223949cfca2a83273fa73566b10b5355d65cd4a79bf8e48a4d12e8d5efe",
+        ),
+    ];
+
+    #[test]
+    fn a_bilinear_image_has_the_bytes_that_pillow_makes() {
+        for (from_width, from_height, width, height, expected) in BILINEAR_BY_PILLOW {
+            let to = Size { width, height };
+            let resized = resize(pattern(from_width, from_height), to, Filter::Bilinear);
             let what = format!("{from_width} x {from_height} to {width} x {height}");
             assert_eq!(sum(resized.rgb()), expected, "{what}");
         }
@@ -208,8 +279,10 @@ mod tests {
 
     #[test]
     fn the_weights_of_each_window_sum_to_one() {
-        for (from, to) in [(1, 1), (1, 999), (999, 1), (7, 5), (5, 7), (4096, 32)] {
-            for window in windows(from, to) {
+        let lengths = [(1, 1), (1, 999), (999, 1), (7, 5), (5, 7), (4096, 32)];
+        let filters = [Filter::Bilinear, Filter::Bicubic];
+        for ((from, to), filter) in lengths.into_iter().flat_map(|l| filters.map(|f| (l, f))) {
+            for window in windows(from, to, filter) {
                 let sum: i64 = window.weights.iter().copied().map(i64::from).sum();
                 let off = (sum - (1 << FRACTION_BITS)).unsigned_abs() as usize;
                 // Each weight is rounded.

@@ -14,17 +14,46 @@ pub struct Size {
 /// Longest side of an image in units of its shortest.
 const MAX_ASPECT: u32 = 200;
 
-/// What the processor of a tower does to an image, of those towers that take any size: Qwen's.
+/// The size that an image gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sizes {
+    /// Its own, as far as whole tokens and numbers of pixels allow: Qwen's towers.
+    Between {
+        /// Fewest pixels.
+        min_pixels: u64,
+        /// Most pixels; at least those of one token.
+        max_pixels: u64,
+    },
+    /// A square of this side, whatever its shape is: SigLIP's. A multiple of the rules'
+    /// [`Rules::token_side`].
+    Square(u32),
+    /// Its own, or a smaller one, filled up to whole tokens by stretching it: Pixtral's.
+    Within {
+        /// The longest side, pixels; above 0.
+        longest: u32,
+    },
+}
+
+/// The filter by which images are resized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Filter {
+    /// Weights that fall linearly to the next pixels.
+    Bilinear,
+    /// Cubic ones, to the second next pixels.
+    Bicubic,
+}
+
+/// What the processor of a tower does to an image.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rules {
     /// Side of a patch, pixels; above 0.
     pub patch: u32,
     /// Patches on each side of a square that becomes one token; above 0.
     pub merge: u32,
-    /// Fewest pixels of the resized image.
-    pub min_pixels: u64,
-    /// Most pixels of the resized image; at least those of one token.
-    pub max_pixels: u64,
+    /// The size of the resized image.
+    pub sizes: Sizes,
+    /// How it is resized.
+    pub filter: Filter,
     /// What is taken from a channel, of values from 0 to 1: red, green, blue.
     pub mean: [f32; 3],
     /// What the rest is divided by: red, green, blue.
@@ -38,8 +67,7 @@ impl Rules {
     }
 
     /// The size to which an image of `width` x `height` is resized: both sides are multiples of
-    /// [`Rules::token_side`], the shape is kept as far as that allows, and the pixels are between
-    /// the least and the most.
+    /// [`Rules::token_side`].
     ///
     /// # Errors
     /// [`ImageError::Empty`] without a pixel, [`ImageError::TooNarrow`] where a side is more than
@@ -55,22 +83,44 @@ impl Rules {
                 max: MAX_ASPECT,
             });
         }
-        let unit = f64::from(self.token_side());
         let sides = [f64::from(width), f64::from(height)];
+        let [width, height] = match self.sizes {
+            Sizes::Between {
+                min_pixels,
+                max_pixels,
+            } => self.between(sides, [min_pixels, max_pixels]),
+            Sizes::Square(side) => [side, side],
+            Sizes::Within { longest } => self.within(sides, longest),
+        };
+        Ok(Size { width, height })
+    }
+
+    /// The shape is kept as far as whole tokens allow, and the pixels are between the least and the
+    /// most.
+    fn between(&self, sides: [f64; 2], bounds: [u64; 2]) -> [u32; 2] {
+        let unit = f64::from(self.token_side());
+        let [min_pixels, max_pixels] = bounds.map(|bound| bound as f64);
         let pixels = sides[0] * sides[1];
         // Half to even, as Python rounds.
         let nearest = sides.map(|side| (side / unit).round_ties_even() * unit);
-        let sides = if nearest[0] * nearest[1] > self.max_pixels as f64 {
-            let shrink = (pixels / self.max_pixels as f64).sqrt();
+        let sides = if nearest[0] * nearest[1] > max_pixels {
+            let shrink = (pixels / max_pixels).sqrt();
             sides.map(|side| (side / shrink / unit).floor() * unit)
-        } else if nearest[0] * nearest[1] < self.min_pixels as f64 {
-            let grow = (self.min_pixels as f64 / pixels).sqrt();
+        } else if nearest[0] * nearest[1] < min_pixels {
+            let grow = (min_pixels / pixels).sqrt();
             sides.map(|side| (side * grow / unit).ceil() * unit)
         } else {
             nearest
         };
-        let [width, height] = sides.map(|side| side.max(unit) as u32);
-        Ok(Size { width, height })
+        sides.map(|side| side.max(unit) as u32)
+    }
+
+    /// The shape is kept as far as whole pixels and tokens allow.
+    fn within(&self, sides: [f64; 2], longest: u32) -> [u32; 2] {
+        let [width, height] = sides.map(|side| side / f64::from(longest));
+        let shrink = width.max(height).max(1.0);
+        let unit = self.token_side();
+        sides.map(|side| ((side / shrink).floor().max(1.0) as u32).div_ceil(unit) * unit)
     }
 
     /// Bytes of the patches of an image of this resized size.
@@ -82,18 +132,33 @@ impl Rules {
     #[must_use]
     pub fn at_most(&self, pixels: u64) -> Self {
         let token = u64::from(self.token_side()).pow(2);
-        let max_pixels = self.max_pixels.min(pixels.max(token));
-        Self {
-            max_pixels,
-            min_pixels: self.min_pixels.min(max_pixels),
-            ..*self
-        }
+        let most = pixels.max(token);
+        let sizes = match self.sizes {
+            Sizes::Between {
+                min_pixels,
+                max_pixels,
+            } => Sizes::Between {
+                min_pixels: min_pixels.min(most),
+                max_pixels: max_pixels.min(most),
+            },
+            // Its tower knows no other size.
+            Sizes::Square(side) => Sizes::Square(side),
+            Sizes::Within { longest } => Sizes::Within {
+                longest: u32::try_from(most.isqrt()).map_or(longest, |side| longest.min(side)),
+            },
+        };
+        Self { sizes, ..*self }
+    }
+
+    /// Rows and columns of the tokens of an image of this resized size.
+    pub fn grid(&self, size: Size) -> [usize; 2] {
+        let unit = self.token_side();
+        [size.height / unit, size.width / unit].map(|side| side as usize)
     }
 
     /// Tokens of an image of this resized size.
     pub fn tokens(&self, size: Size) -> usize {
-        let unit = self.token_side();
-        (size.width / unit) as usize * (size.height / unit) as usize
+        self.grid(size).into_iter().product()
     }
 }
 
@@ -105,11 +170,11 @@ mod tests {
     use crate::testing::rules;
 
     /// A width and a height, and those after resizing.
-    type Sizes = ((u32, u32), (u32, u32));
+    type Sides = ((u32, u32), (u32, u32));
 
     /// As `smart_resize(height, width, factor=32, min_pixels=65536, max_pixels=16777216)` of
     /// transformers' processor for Qwen2-VL computes them.
-    const EXPECTED_SIZES: [Sizes; 11] = [
+    const EXPECTED_SIZES: [Sides; 11] = [
         ((1024, 1024), (1024, 1024)),
         ((640, 480), (640, 480)),
         ((1, 1), (256, 256)),
@@ -126,13 +191,56 @@ mod tests {
     #[test]
     fn sizes_are_those_of_the_authors_processor() {
         let rules = Rules {
-            min_pixels: 65_536,
-            max_pixels: 16_777_216,
+            sizes: Sizes::Between {
+                min_pixels: 65_536,
+                max_pixels: 16_777_216,
+            },
             ..rules()
         };
         for ((width, height), (to_width, to_height)) in EXPECTED_SIZES {
             let size = rules.size_for(width, height).unwrap();
             assert_eq!((size.width, size.height), (to_width, to_height));
+        }
+    }
+
+    #[test]
+    fn an_image_of_any_shape_becomes_a_square_where_the_tower_takes_no_other() {
+        let rules = Rules {
+            patch: 14,
+            merge: 4,
+            sizes: Sizes::Square(896),
+            ..rules()
+        };
+        for (width, height) in [(1, 1), (896, 896), (3000, 200)] {
+            let size = rules.size_for(width, height).unwrap();
+            assert_eq!((size.width, size.height), (896, 896));
+            assert_eq!(rules.tokens(size), 256);
+        }
+    }
+
+    /// As the processor for Pixtral in transformers computes them for 1540 pixels and tokens of 28.
+    const WITHIN: [Sides; 8] = [
+        ((1, 1), (28, 28)),
+        ((28, 29), (28, 56)),
+        ((640, 480), (644, 504)),
+        ((1540, 1540), (1540, 1540)),
+        ((1541, 1000), (1540, 1008)),
+        ((8000, 6000), (1540, 1176)),
+        ((4000, 21), (1540, 28)),
+        ((3333, 2777), (1540, 1288)),
+    ];
+
+    #[test]
+    fn an_image_is_shrunk_to_the_longest_side_as_the_authors_processor_does() {
+        let rules = Rules {
+            patch: 14,
+            merge: 2,
+            sizes: Sizes::Within { longest: 1540 },
+            ..rules()
+        };
+        for ((width, height), expected) in WITHIN {
+            let size = rules.size_for(width, height).unwrap();
+            assert_eq!((size.width, size.height), expected, "{width} x {height}");
         }
     }
 
@@ -159,10 +267,13 @@ mod tests {
             prop_assert!(size.width > 0 && size.width % unit == 0);
             prop_assert!(size.height > 0 && size.height % unit == 0);
             let pixels = u64::from(size.width) * u64::from(size.height);
-            prop_assert!(pixels >= rules.min_pixels);
+            let Sizes::Between { min_pixels, max_pixels } = rules.sizes else {
+                unreachable!("Qwen's");
+            };
+            prop_assert!(pixels >= min_pixels);
             // A side of one token cannot shrink.
             let thin = size.width == unit || size.height == unit;
-            prop_assert!(pixels <= rules.max_pixels || thin);
+            prop_assert!(pixels <= max_pixels || thin);
             prop_assert_eq!(rules.tokens(size) as u64, pixels / u64::from(unit * unit));
         }
     }

@@ -6,7 +6,7 @@ use image::{DynamicImage, ImageFormat, RgbImage};
 use sha2::{Digest, Sha256};
 
 use crate::decode::Pixels;
-use crate::rules::Rules;
+use crate::rules::{Filter, Rules, Sizes};
 
 /// An image of high and low frequencies; a reference makes it by
 /// `((x * 7 + y * 13 + c * 29) ^ (x * y)) & 255`.
@@ -25,8 +25,11 @@ pub(crate) fn rules() -> Rules {
     Rules {
         patch: 16,
         merge: 2,
-        min_pixels: 8 * 32 * 32,
-        max_pixels: 4096 * 32 * 32,
+        sizes: Sizes::Between {
+            min_pixels: 8 * 32 * 32,
+            max_pixels: 4096 * 32 * 32,
+        },
+        filter: Filter::Bicubic,
         mean: [0.5; 3],
         std: [0.5; 3],
     }

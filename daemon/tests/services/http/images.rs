@@ -10,11 +10,11 @@ use base64::engine::general_purpose::STANDARD;
 use flate2::Crc;
 use flate2::write::ZlibEncoder;
 use rocmforge_engine::api::{Budget, GenerateEvent, ImageSpan, SamplingParams};
-use rocmforge_engine::{DeviceChoice, EngineConfig, prepare_reading_images};
+use rocmforge_engine::{DeviceChoice, EngineConfig, LoadedModel, prepare_reading_images};
 use rocmforge_gguf::MappedFile;
 use rocmforge_hub::Hosts;
 use rocmforge_proto::v1;
-use rocmforge_vision::{Bounds, Rules};
+use rocmforge_vision::Bounds;
 use rocmforged::HttpListeners;
 use rocmforged::roles::Roles;
 use serde_json::{Value, json};
@@ -26,32 +26,48 @@ use crate::http::client::{HttpDaemon, Reply};
 const LEFT_OUT: &str = "[image left out: this model reads text only]";
 const QUESTION: &str = "What is it?";
 const TOKENS: usize = 12;
-const TEMPLATE: &str = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}\
-    {% for p in m.content %}{% if p.type == 'image' %}<|image_pad|>{% else %}{{ p.text }}{% endif %}\
-    {% endfor %}{% endif %}<|im_end|>{% endfor %}";
 
-/// The number of a vocabulary's token that becomes the placeholder, and its name.
+/// How the models of a fixture are shown an image: what their template writes, and the names of
+/// control tokens that the vocabulary lacks, from number [`PAD`] on.
+fn controls(name: &str) -> &'static [&'static str] {
+    match name {
+        "gemma3" => &["<start_of_image>", "<end_of_image>"],
+        "mistral3" => &["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+        _ => &["<|image_pad|>"],
+    }
+}
+
+/// The number of a vocabulary's first token that becomes a control token.
 const PAD: usize = 1195;
-const PAD_NAME: &[u8] = b"[PAD1195]";
 
-/// The model of a fixture with a template and a placeholder for images, which it lacks.
+/// The model of a fixture with a template and with control tokens for images, which it lacks.
 fn seeing(name: &str) -> Vec<u8> {
     let mut bytes = std::fs::read(fixtures().join(format!("arch/{name}.gguf"))).unwrap();
     let find = |bytes: &[u8], key: &[u8]| bytes.windows(key.len()).position(|w| w == key).unwrap();
-    // A control token: behind the key, the type of the value, that of the elements, their number.
-    let types = b"tokenizer.ggml.token_type";
-    let at = find(&bytes, types) + types.len() + 16 + 4 * PAD;
-    bytes[at..at + 4].copy_from_slice(&3_u32.to_le_bytes());
-    let placeholder = b"<|image_pad|>";
-    let at = find(&bytes, PAD_NAME);
-    bytes.splice(at..at + PAD_NAME.len(), placeholder.iter().copied());
-    bytes[at - 8..at].copy_from_slice(&(placeholder.len() as u64).to_le_bytes());
+    let mut grown = 0;
+    for (number, control) in (PAD..).zip(controls(name)) {
+        // A control token: behind the key, the type of the value, that of the elements, their
+        // number.
+        let types = b"tokenizer.ggml.token_type";
+        let at = find(&bytes, types) + types.len() + 16 + 4 * number;
+        bytes[at..at + 4].copy_from_slice(&3_u32.to_le_bytes());
+        let before = format!("[PAD{number}]");
+        let at = find(&bytes, before.as_bytes());
+        bytes.splice(at..at + before.len(), control.bytes());
+        bytes[at - 8..at].copy_from_slice(&(control.len() as u64).to_le_bytes());
+        grown += control.len() as isize - before.len() as isize;
+    }
     // One more key, in front of the others, as long as leaves the tensors where they have to be.
     let text = |text: &[u8]| [&(text.len() as u64).to_le_bytes()[..], text].concat();
-    let mut template = format!("{TEMPLATE}{{#");
+    let mark = controls(name)[0];
+    let mut template = format!(
+        "{{% for m in messages %}}{{% if m.content is string %}}{{{{ m.content }}}}{{% else %}}\
+         {{% for p in m.content %}}{{% if p.type == 'image' %}}{mark}{{% else %}}{{{{ p.text }}}}{{% endif %}}\
+         {{% endfor %}}{{% endif %}}<|im_end|>{{% endfor %}}{{#"
+    );
     let key = text(b"tokenizer.chat_template");
-    let longer = |n: usize| key.len() + 4 + 8 + n + placeholder.len() - PAD_NAME.len();
-    while !longer(template.len() + 2).is_multiple_of(32) {
+    let longer = |n: usize| (key.len() + 4 + 8 + n) as isize + grown;
+    while longer(template.len() + 2) % 32 != 0 {
         template.push(' ');
     }
     template.push_str("#}");
@@ -60,6 +76,36 @@ fn seeing(name: &str) -> Vec<u8> {
     let keys = u64::from_le_bytes(bytes[16..24].try_into().unwrap()) + 1;
     bytes[16..24].copy_from_slice(&keys.to_le_bytes());
     bytes
+}
+
+/// The ids of a prompt that begins with an image of so many rows and columns of tokens, and where
+/// the image's own begin.
+fn prompt_of(model: &LoadedModel, [rows, columns]: [usize; 2]) -> (Vec<u32>, usize) {
+    let pad = PAD as u32;
+    let encode = |text: String| model.tokenizer().encode_chat(usize::MAX, &text).unwrap();
+    let text = format!("{QUESTION}<|im_end|>");
+    match model.tower().unwrap().model().tower().unwrap().projector {
+        "gemma3" => {
+            let mut ids = encode(format!("\n\n<start_of_image><end_of_image>\n\n{text}"));
+            let first = ids.iter().position(|&id| id == pad).unwrap() + 1;
+            ids.splice(first..first, vec![pad; rows * columns]);
+            (ids, first)
+        }
+        "pixtral" => {
+            let mut ids = Vec::new();
+            for row in 1..=rows {
+                ids.extend(vec![pad; columns]);
+                ids.push(pad + if row < rows { 1 } else { 2 });
+            }
+            ids.extend(encode(text));
+            (ids, 0)
+        }
+        _ => {
+            let mut ids = vec![pad; rows * columns];
+            ids.extend(encode(text));
+            (ids, 0)
+        }
+    }
 }
 
 /// A PNG of a pattern.
@@ -98,7 +144,7 @@ pub(super) fn url(bytes: &[u8]) -> String {
 /// A daemon with `NAME`, which reads images, and `blind`, the same file without its projector.
 pub(super) struct Seeing {
     pub(super) http: HttpDaemon,
-    dir: tempfile::TempDir,
+    pub(super) dir: tempfile::TempDir,
     name: &'static str,
 }
 
@@ -161,18 +207,9 @@ async fn of_engine(file: &Path, image: &[u8]) -> (usize, String) {
     let projector = open(&file.with_file_name("mmproj-F16.gguf"));
     let prepared = prepare_reading_images("m", open(file), projector, &mut |_| {}).unwrap();
     let model = engine.load(prepared).await.unwrap();
-    let rules = Rules {
-        patch: 8,
-        merge: 2,
-        min_pixels: 8 * 16 * 16,
-        max_pixels: 4096 * 16 * 16,
-        mean: [0.5; 3],
-        std: [0.5; 3],
-    };
+    let rules = model.image_rules().unwrap();
     let image = rocmforge_vision::prepare(image, Bounds::default(), &rules).unwrap();
-    let text = format!("{QUESTION}<|im_end|>");
-    let mut ids = vec![PAD as u32; image.tokens()];
-    ids.extend(model.tokenizer().encode(&text, false, true).unwrap());
+    let (ids, first) = prompt_of(&model, image.grid.map(|side| side / image.merge));
     let tokens = ids.len();
     let request = rocmforge_engine::api::GenerateRequest {
         model: Arc::clone(&model),
@@ -190,7 +227,7 @@ async fn of_engine(file: &Path, image: &[u8]) -> (usize, String) {
         reuse: false,
     };
     let spans = vec![ImageSpan {
-        first: 0,
+        first,
         image: Arc::new(image),
     }];
     let mut events = engine.generate_with_images(request, spans).unwrap();
@@ -235,11 +272,12 @@ async fn by_grpc(it: &Seeing, image: &[u8]) -> (String, u32) {
 
 #[tokio::test]
 async fn an_image_is_read_in_each_dialect_and_once() {
-    for name in ["qwen3vl", "qwen35"] {
+    for name in ["qwen3vl", "qwen35", "gemma3", "mistral3"] {
         let it = Seeing::start(name).await;
         let image = png(64, 48);
         let (tokens, expected) = of_engine(&it.file(), &image).await;
-        // 64 x 48 pixels are 4 x 3 squares of two patches of 8 pixels.
+        // 64 x 48 pixels are 4 x 3 squares of two patches of 8 pixels, 8 x 6 of two patches of 4,
+        // or become a larger square.
         assert!(tokens > 12 && !expected.is_empty(), "{tokens} {expected:?}");
         let text = json!({"type": "text", "text": QUESTION});
         let seen =
@@ -483,81 +521,4 @@ async fn it_is_told_which_models_read_images() {
         let listed = it.http.get(&format!("/v1/models/{model}")).await.json();
         assert_eq!(has(&listed["capabilities"]), sees, "{listed}");
     }
-}
-
-/// Loads a model by gRPC, with this projector; its own words where it is refused.
-async fn load(it: &Seeing, path: &str, name: &str, mmproj: &str) -> Result<v1::Model, String> {
-    let request = v1::LoadRequest {
-        path: path.to_owned(),
-        name: name.to_owned(),
-        mmproj: mmproj.to_owned(),
-        ..Default::default()
-    };
-    let refused = |status: tonic::Status| {
-        assert_eq!(status.code(), tonic::Code::InvalidArgument, "{status}");
-        status.message().to_owned()
-    };
-    let events = it.http.daemon.models().load(request).await;
-    let mut events = events.map_err(refused)?.into_inner();
-    while let Some(event) = events.message().await.map_err(refused)? {
-        if let Some(v1::load_event::Event::Loaded(model)) = event.event {
-            return Ok(model);
-        }
-    }
-    panic!("the stream ended without a model");
-}
-
-#[tokio::test]
-async fn a_load_names_its_projector_or_has_the_one_that_fits() {
-    let it = Seeing::start("qwen3vl").await;
-    let (with, without) = ("with/qwen3vl.gguf", "without/blind.gguf");
-    let path = it.dir.path().join("with/mmproj-F16.gguf");
-    let shown = path.canonicalize().unwrap().display().to_string();
-    assert_eq!(load(&it, with, "found", "").await.unwrap().mmproj, shown);
-    assert_eq!(load(&it, without, "none", "").await.unwrap().mmproj, "");
-    let named = load(&it, without, "named", "with/mmproj-F16.gguf").await;
-    assert_eq!(named.unwrap().mmproj, shown);
-    // Loaded again as it is, and with another.
-    assert_eq!(
-        load(&it, without, "named", &shown).await.unwrap().mmproj,
-        shown
-    );
-    let other = load(&it, without, "none", &shown).await.unwrap_err();
-    assert!(other.contains("unload it first"), "{other}");
-    std::fs::copy(&path, it.dir.path().join("with/mmproj-F32.gguf")).unwrap();
-    let several = load(&it, with, "several", "").await.unwrap_err();
-    for words in [
-        "mmproj-F16.gguf, ",
-        "mmproj-F32.gguf; ",
-        "name one of them with mmproj",
-    ] {
-        assert!(several.contains(words), "{several}");
-    }
-    assert_eq!(
-        load(&it, with, "several", &shown).await.unwrap().mmproj,
-        shown
-    );
-}
-
-#[tokio::test]
-async fn a_projector_that_is_replaced_is_read_anew() {
-    let it = Seeing::start("qwen3vl").await;
-    let sees = async || {
-        let shown = it
-            .http
-            .post("/api/show", &json!({"model": "qwen3vl"}))
-            .await
-            .json();
-        shown["capabilities"]
-            .as_array()
-            .unwrap()
-            .contains(&json!("vision"))
-    };
-    assert!(sees().await);
-    // By one for another model, which does not fit.
-    let other = fixtures().join("images/qwen35-mmproj.gguf");
-    let new = it.dir.path().join("new");
-    std::fs::copy(other, &new).unwrap();
-    std::fs::rename(new, it.dir.path().join("with/mmproj-F16.gguf")).unwrap();
-    assert!(!sees().await);
 }

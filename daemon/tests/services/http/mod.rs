@@ -18,6 +18,7 @@ mod metrics;
 mod native;
 mod ollama;
 mod openai;
+mod projectors;
 mod responses;
 mod samplers;
 mod scores;

@@ -60,6 +60,19 @@ arg_struct! {
     }
 }
 
+arg_struct! {
+    /// Of `product_transposed`.
+    ProductTransposedArgs: 40 {
+        x: u64,
+        weight: u64,
+        out: u64,
+        n_in: u32,
+        cols: u32,
+        rows: u32,
+        reserved: u32,
+    }
+}
+
 /// What is done to the rows `x`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Change {
@@ -241,6 +254,34 @@ pub fn combine(
         reserved: 0,
     };
     launch("elements.combine", args.cols, rows, &args)
+}
+
+/// Rows of a block of [`product_transposed`].
+const TRANSPOSED_ROWS: u32 = 8;
+
+/// `out[t][r] = sum_k x[t][k] * weight[k][r]` for `rows` rows `t` of `cols` elements; `x` is where
+/// rows of so many elements are, `weight` f32.
+///
+/// # Errors
+/// [`Error::TooLarge`].
+pub fn product_transposed(
+    (x, n_in): (Address, u64),
+    weight: Address,
+    rows: u64,
+    cols: u64,
+    out: Address,
+) -> Result<Launch, Error> {
+    let args = ProductTransposedArgs {
+        x,
+        weight,
+        out,
+        n_in: count("the width of a row", n_in)?,
+        cols: count("the width of a row", cols)?,
+        rows: count("the number of rows", rows)?,
+        reserved: 0,
+    };
+    let blocks = u64::from(args.rows.div_ceil(TRANSPOSED_ROWS));
+    launch("elements.product_transposed", args.cols, blocks, &args)
 }
 
 fn launch<T: ArgField>(

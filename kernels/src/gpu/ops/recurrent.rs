@@ -22,14 +22,17 @@ pub const STATE_DIM_MAX: u32 = 256;
 arg_struct! {
     /// Where the rows and the state of a sequence are, as it lies in device memory. The places of
     /// its drafts, a row each, lie behind it; of those `n_rows` and `drafts` are 0, and
-    /// `state_out` alone is read.
-    SequencePlace: 32 {
+    /// `state_out` alone is read. `last` is the last position that its rows may attend to beyond
+    /// their own, 0 where there is none.
+    SequencePlace: 40 {
         first_row: u32,
         n_rows: u32,
         first_position: u32,
         drafts: u32,
         state: u64,
         state_out: u64,
+        last: u32,
+        reserved: u32,
     }
 }
 

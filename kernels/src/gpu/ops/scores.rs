@@ -18,6 +18,9 @@ pub struct Scores {
     /// [`SequencePlace`](super::recurrent::SequencePlace)`[sequences]`, which tell where sequences
     /// end; read where rows attend ahead.
     pub places: Address,
+    /// Whether some sequences' rows attend to all later ones of theirs, whatever the mask says: to
+    /// those up to `last` of their place.
+    pub whole: bool,
 }
 
 /// Rows ahead of any.
@@ -33,6 +36,7 @@ impl Scores {
             softcap: 0.0,
             sinks: None,
             places: 0,
+            whole: false,
         }
     }
 
@@ -47,6 +51,7 @@ impl Scores {
 
     pub(super) fn ahead(&self) -> u32 {
         match self.mask {
+            _ if self.whole => ALL_AHEAD,
             Mask::Causal | Mask::Window(_) => 0,
             Mask::Whole => ALL_AHEAD,
             Mask::Around(n) => n.min(ALL_AHEAD),

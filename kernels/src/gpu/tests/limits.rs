@@ -433,3 +433,18 @@ fn products_of_17_to_128_rows_are_cut_up_as_blocks_run_at_once() {
         assert!(entry.starts_with("matmat_mma_64x"), "{entry}");
     }
 }
+
+#[test]
+fn contexts_are_split_to_fill_the_device_but_not_below_a_step() {
+    let h200 = &targets()[0];
+    assert_eq!(attention::n_split(h200, 1, 8, 8192), 16);
+    let mi300 = GpuTarget::amd("gfx942", 304);
+    assert_eq!(attention::n_split(&mi300, 1, 8, 8192), 64);
+    assert_eq!(attention::n_split(&mi300, 4, 8, 8192), 19);
+    assert_eq!(attention::n_split(h200, 1, 8, 512), 8);
+    assert_eq!(attention::n_split(h200, 64, 8, 8192), 1);
+    assert_eq!(
+        attention::prefill_tiles([(0, 300), (300, 3)]),
+        [[256, 44], [128, 128], [0, 128], [300, 3]]
+    );
+}

@@ -45,6 +45,7 @@ fn structs_of_arguments_have_the_fields_of_the_source() {
         "elements.hip": ops::elements::ColumnPlace,
         "elements.hip": ops::elements::ColumnsArgs,
         "elements.hip": ops::elements::CombineArgs,
+        "elements.hip": ops::elements::ProductTransposedArgs,
         "route.hip": ops::route::RouteArgs,
         "recurrent.h": ops::recurrent::SequencePlace,
         "conv.hip": ops::recurrent::ConvArgs,

@@ -84,6 +84,28 @@ pub fn combine(
     }
 }
 
+/// `out[t][r] = sum_k x[t][k] * weight[k][r]`, in the order of `k`; `weight` has rows of `width`,
+/// one for each element of a row of `x`, and `out` is `[rows][width]`.
+///
+/// # Panics
+/// When the shapes do not fit each other, or a row has no element.
+pub fn mat_mul_transposed(simd: Simd, x: &[f32], weight: &[f32], width: usize, out: &mut [f32]) {
+    let (rows, n_in) = (rows_of(out.len(), width), rows_of(weight.len(), width));
+    assert_eq!(
+        rows * n_in,
+        x.len(),
+        "mat_mul_transposed: not {n_in} elements a row"
+    );
+    out.fill(0.0);
+    // A row of the matrix is read once for all rows.
+    for (k, weights) in weight.chunks_exact(width).enumerate() {
+        let inputs = x.iter().skip(k).step_by(n_in);
+        for (out, x) in out.chunks_exact_mut(width).zip(inputs) {
+            add_scaled_row(simd, out, weights, *x);
+        }
+    }
+}
+
 simd_fn! {
     fn add_scaled_row(x: &mut [f32], y: &[f32], scale: f32);
     simd add_scaled_lanes;

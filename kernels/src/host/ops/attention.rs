@@ -72,6 +72,16 @@ pub struct AttentionSpan<'a> {
     /// Positions behind the span's of which the pages have keys and values too: rows that attend
     /// ahead end there.
     pub later: usize,
+    /// Each row attends to all positions behind its own, as far as the pages have them, whatever
+    /// [`AttentionShape::ahead`] says.
+    pub whole: bool,
+}
+
+impl AttentionSpan<'_> {
+    /// Positions behind its own that a row attends to at most.
+    fn ahead(&self, shape: &AttentionShape<'_>) -> usize {
+        if self.whole { usize::MAX } else { shape.ahead }
+    }
 }
 
 /// Attends for all `spans`, in order: `q` is `[rows of all spans][n_head][head_dim_k]`, `out` is
@@ -126,6 +136,7 @@ pub fn attention(
                     heads,
                     pos0: span.pos0 + rows.start,
                     end: span.pos0 + span.n_rows + span.later,
+                    ahead: span.ahead(shape),
                     n_rows: rows.len(),
                     q: &q[(first_row + rows.start) * q_row..(first_row + rows.end) * q_row],
                 };
@@ -175,7 +186,7 @@ fn check(shape: &AttentionShape<'_>, spans: &[AttentionSpan<'_>], q: &[f32], out
     );
     for span in spans {
         let first = first_position(shape, span.pos0) / KV_PAGE_TOKENS;
-        let later = span.later.min(shape.ahead);
+        let later = span.later.min(span.ahead(shape));
         let end = (span.pos0 + span.n_rows + later).div_ceil(KV_PAGE_TOKENS);
         assert!(
             end <= span.pages.len(),

@@ -196,6 +196,7 @@ fn agrees_with_a_naive_softmax() {
                     pos0,
                     pages: &layers,
                     later: 0,
+                    whole: false,
                 };
                 for simd in Simd::available() {
                     let mut out = vec![f32::NAN; expected.len()];
@@ -239,6 +240,7 @@ fn rows_that_attend_ahead_see_all_of_their_text_or_of_their_window() {
                     pos0,
                     pages: &layers,
                     later: n_tokens - end,
+                    whole: false,
                 };
                 for simd in Simd::available() {
                     let what =
@@ -252,6 +254,46 @@ fn rows_that_attend_ahead_see_all_of_their_text_or_of_their_window() {
                     });
                     assert_close(&whole, &expected, 1e-5, &what);
                     assert_eq!(whole, parts, "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// A text whose rows see what was before them, and behind it an image whose rows see each other.
+#[test]
+fn rows_of_a_whole_span_see_all_of_it_and_others_do_not() {
+    let mut source = Random::new("attention of whole spans");
+    let pool = pool(2);
+    for heads in SHAPES {
+        for window in [None, Some(1 + source.below(70))] {
+            for shape in types(shape(heads, window)) {
+                let n_tokens = 2 + source.below(150);
+                let cut = 1 + source.below(n_tokens - 1);
+                let sequence = Sequence::new(&mut source, &shape.kv, n_tokens);
+                let layers = sequence.layers();
+                let width = shape.n_head * shape.kv.head_dim_k;
+                let q = source.normal(n_tokens * width);
+                let ahead = AttentionShape {
+                    ahead: usize::MAX,
+                    ..shape
+                };
+                let (text, image) = q.split_at(cut * width);
+                let mut expected = sequence.reference(&shape, 0, text);
+                expected.extend(sequence.reference(&ahead, cut, image));
+                let span = |pos0: usize, end: usize| AttentionSpan {
+                    n_rows: end - pos0,
+                    pos0,
+                    pages: &layers,
+                    later: 0,
+                    whole: pos0 > 0,
+                };
+                for simd in Simd::available() {
+                    let what = format!("{simd:?} {heads:?} {window:?} 0..{cut}..{n_tokens}");
+                    let mut out = vec![f32::NAN; expected.len()];
+                    let spans = [span(0, cut), span(cut, n_tokens)];
+                    attention(&pool, simd, &shape, &spans, &q, &mut out);
+                    assert_close(&out, &expected, 1e-5, &what);
                 }
             }
         }
@@ -289,6 +331,7 @@ fn a_row_is_the_same_bits_in_any_span_and_on_any_pool() {
                         pos0: pos,
                         pages: &layers,
                         later: 0,
+                        whole: false,
                     };
                     let out = &mut expected[pos * out_row..][..out_row];
                     attention(
@@ -308,6 +351,7 @@ fn a_row_is_the_same_bits_in_any_span_and_on_any_pool() {
                         pos0,
                         pages: &layers,
                         later: 0,
+                        whole: false,
                     });
                     let mut out = vec![f32::NAN; n_tokens * out_row];
                     attention(pool, simd, &shape, &spans, &q, &mut out);
@@ -344,6 +388,7 @@ fn spans_of_several_sequences_go_to_their_own_rows() {
             pos0: n - n_rows,
             pages,
             later: 0,
+            whole: false,
         })
         .collect();
     let q = source.normal(43 * row);
@@ -392,6 +437,7 @@ fn nan_reaches_the_rows_that_attend_to_it_and_no_others() {
             pos0: 0,
             pages: &layers,
             later: 0,
+            whole: false,
         };
         for simd in Simd::available() {
             let mut out = vec![7f32; n_tokens * out_row];
@@ -426,6 +472,7 @@ fn pages_before_the_window_may_be_gone() {
         pos0: 99,
         pages: &layers,
         later: 0,
+        whole: false,
     };
     let mut out = vec![f32::NAN; expected.len()];
     attention(&pool(1), Simd::detect(), &shape, &[span], &q, &mut out);

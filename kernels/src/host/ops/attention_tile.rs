@@ -51,6 +51,8 @@ pub(super) struct Tile<'a> {
     pub(super) n_rows: usize,
     /// Behind the last position of the sequence that the pages have.
     pub(super) end: usize,
+    /// Positions behind its own that a row attends to at most.
+    pub(super) ahead: usize,
     /// `[n_rows][n_head][head_dim_k]`
     pub(super) q: &'a [f32],
 }
@@ -176,7 +178,7 @@ impl Tile<'_> {
     /// Behind the last position that the row at `pos` attends to.
     #[inline(always)]
     fn behind(&self, pos: usize) -> usize {
-        pos.saturating_add(self.shape.ahead).min(self.end - 1) + 1
+        pos.saturating_add(self.ahead).min(self.end - 1) + 1
     }
 
     /// The slots `from..to` of `page` that row `r` attends to; empty where `from >= to`.

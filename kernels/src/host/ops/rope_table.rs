@@ -215,17 +215,21 @@ impl RopeTable {
     }
 
     /// The table for places in a plane ([`RopeAxes::Plane`](rocmforge_ops::RopeAxes)): the second
-    /// half of the pairs has the frequencies of the first.
+    /// half of the pairs has the frequencies of the first, or those between them.
     ///
     /// # Errors
     /// As [`RopeTable::new`]; the rotated elements must be a multiple of four.
-    pub fn plane(n_rot: usize, freq_base: f64) -> Result<RopeTable, RopeError> {
+    pub fn plane(n_rot: usize, freq_base: f64, in_turn: bool) -> Result<RopeTable, RopeError> {
         if n_rot == 0 || !n_rot.is_multiple_of(4) {
             return Err(RopeError::OddDimensions { n_rot });
         }
         positive("freq_base", freq_base)?;
         let pairs = n_rot / 4;
-        let freq = |pair: usize| freq_base.powf(-((pair % pairs) as f64) / pairs as f64);
+        let between = if in_turn { 0.5 } else { 0.0 };
+        let freq = |pair: usize| {
+            let half = if pair < pairs { 0.0 } else { between };
+            freq_base.powf(-((pair % pairs) as f64 + half) / pairs as f64)
+        };
         Ok(RopeTable::with((0..2 * pairs).map(freq).collect(), 1.0))
     }
 
@@ -300,7 +304,7 @@ mod tests {
     #[test]
     fn a_plane_has_the_frequencies_of_half_a_head_twice() {
         let (table, half) = (
-            RopeTable::plane(72, 10_000.0).unwrap(),
+            RopeTable::plane(72, 10_000.0, false).unwrap(),
             RopeTable::new(&plain(36, 10_000.0)).unwrap(),
         );
         let (rows, columns) = table.freqs.split_at(18);
@@ -308,7 +312,14 @@ mod tests {
         for (freq, half) in rows.iter().zip(&half.freqs) {
             assert!((freq / half - 1.0).abs() < 1e-12);
         }
-        assert!(RopeTable::plane(70, 10_000.0).is_err());
+        assert!(RopeTable::plane(70, 10_000.0, false).is_err());
+        // In turn: those of the whole head, every second one in each half.
+        let table = RopeTable::plane(72, 10_000.0, true).unwrap();
+        let whole = RopeTable::new(&plain(72, 10_000.0)).unwrap();
+        for (pair, freq) in table.freqs.iter().enumerate() {
+            let expected = whole.freqs[pair % 18 * 2 + pair / 18];
+            assert!((freq / expected - 1.0).abs() < 1e-12);
+        }
     }
 
     #[test]

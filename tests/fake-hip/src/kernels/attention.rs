@@ -52,16 +52,20 @@ impl Scores {
 }
 
 impl Scores {
-    /// Where a sequence ends of which rows up to `end` are looked at.
-    fn end(&self, memory: &mut Memory, sequence: u32, end: u32) -> Result<u32, Fault> {
+    /// How far rows of a sequence attend beyond their own positions, and where what they attend to
+    /// ends; rows up to `end` are looked at.
+    fn reach(&self, memory: &mut Memory, sequence: u32, end: u32) -> Result<(u32, u32), Fault> {
         if self.ahead == 0 {
-            return Ok(end);
+            return Ok((0, end));
         }
         let at = self.places + u64::from(sequence) * SEQUENCE_PLACE_BYTES;
-        let place = words(memory, at, 3, "the place of a sequence")?;
-        let all = place[2] + place[1];
-        covers("a sequence", u64::from(all), u64::from(end))?;
-        Ok(all)
+        match words(memory, at, 9, "the place of a sequence")?[8] {
+            0 => Ok((0, end)),
+            last => {
+                covers("a sequence", u64::from(last) + 1, u64::from(end))?;
+                Ok((self.ahead, last + 1))
+            }
+        }
     }
 }
 
@@ -86,11 +90,13 @@ fn attend(
         0 => None,
         at => Some(floats(memory, at, n_head as usize, "sinks")?),
     };
+    let n_rows = q.len() / (n_head as usize * kv.dim_k as usize);
+    let (ahead, end) = scores.reach(memory, sequence, first + n_rows as u32)?;
     let shape = AttentionShape {
         kv: layout(kv, ty)?,
         n_head: n_head as usize,
         scale: scores.scale,
-        ahead: scores.ahead as usize,
+        ahead: ahead as usize,
         window: NonZeroUsize::new(scores.window as usize),
         softcap: scores.softcap,
         sinks: sinks.as_deref(),
@@ -101,8 +107,6 @@ fn attend(
             shape.kv.n_head_kv
         )));
     }
-    let n_rows = q.len() / (shape.n_head * shape.kv.head_dim_k);
-    let end = scores.end(memory, sequence, first + n_rows as u32)?;
     let later = (end - first) as usize - n_rows;
     // What lies behind the window of the first row may have been given back.
     let read = pages(
@@ -121,6 +125,7 @@ fn attend(
         pos0: first as usize,
         pages: &read,
         later,
+        whole: false,
     }];
     let mut out = vec![0.0; n_rows * shape.n_head * shape.kv.head_dim_v];
     ops::attention(pool()?, Simd::detect(), &shape, &spans, q, &mut out);
@@ -225,8 +230,8 @@ pub(super) fn decode(
             q = turned;
             append(memory, (a.k, a.v), &a.kv, ty, &a.rope, row)?;
         }
-        let end = scores.end(memory, sequence, position + 1)?;
-        let last = position.saturating_add(a.ahead).min(end - 1);
+        let (ahead, end) = scores.reach(memory, sequence, position + 1)?;
+        let last = position.saturating_add(ahead).min(end - 1);
         split(memory, &a, ty, row, scores.start(position), last)?;
         let out = attend(memory, (&a.kv, ty), sequence, position, &q, &scores)?;
         store(memory, a.out + u64::from(row) * width_out * 4, &out)?;

@@ -2,7 +2,9 @@
 //! (`elements.hip`, `route.hip`).
 
 use rocmforge_kernels::gpu::ops::activations::ActSpec;
-use rocmforge_kernels::gpu::ops::elements::{ColumnsArgs, CombineArgs, ElementsArgs};
+use rocmforge_kernels::gpu::ops::elements::{
+    ColumnsArgs, CombineArgs, ElementsArgs, ProductTransposedArgs,
+};
 use rocmforge_kernels::gpu::ops::route::{RouteArgs, supports};
 use rocmforge_kernels::host::ops;
 use rocmforge_ops::{Router, RouterGate};
@@ -127,6 +129,29 @@ pub(super) fn combine(memory: &mut Memory, launch: &Launch) -> Result<(), Fault>
     if a.add != 0 {
         let before = floats(memory, a.out, rows * cols, "what routed rows are added to")?;
         out.iter_mut().zip(before).for_each(|(o, x)| *o += x);
+    }
+    store(memory, a.out, &out)
+}
+
+/// Rows of a block of `product_transposed`.
+const PRODUCT_ROWS: u64 = 8;
+
+pub(super) fn product_transposed(memory: &mut Memory, launch: &Launch) -> Result<(), Fault> {
+    let a = args(launch, ProductTransposedArgs::from_bytes)?;
+    let (n_in, cols, rows) = (a.n_in as usize, a.cols as usize, a.rows as usize);
+    covers("the grid", u64::from(launch.grid[0]) * THREADS, cols as u64)?;
+    covers(
+        "the grid",
+        u64::from(launch.grid[1]) * PRODUCT_ROWS,
+        rows as u64,
+    )?;
+    let x = floats(memory, a.x, rows * n_in, "rows of a product")?;
+    let weight = floats(memory, a.weight, n_in * cols, "a transposed matrix")?;
+    let mut out = vec![0.0; rows * cols];
+    for (x, out) in x.chunks(n_in).zip(out.chunks_mut(cols)) {
+        for (x, weights) in x.iter().zip(weight.chunks(cols)) {
+            out.iter_mut().zip(weights).for_each(|(o, w)| *o += x * w);
+        }
     }
     store(memory, a.out, &out)
 }

@@ -88,6 +88,7 @@ enum Operation {
     Change(elements::Change),
     Columns,
     Combine,
+    ProductTransposed,
     Route,
     Conv,
     DeltaNet {
@@ -148,6 +149,7 @@ impl Kernel {
             Operation::Change(what) => elements::change(memory, launch, what),
             Operation::Columns => elements::columns(memory, launch),
             Operation::Combine => elements::combine(memory, launch),
+            Operation::ProductTransposed => elements::product_transposed(memory, launch),
             Operation::Route => elements::route(memory, launch),
             Operation::Conv => recurrent::conv(memory, launch),
             Operation::DeltaNet { most } => recurrent::delta_net(memory, launch, most),
@@ -185,6 +187,7 @@ impl Operation {
             Operation::Change(_) => size_of::<ops::elements::ElementsArgs>(),
             Operation::Columns => size_of::<ops::elements::ColumnsArgs>(),
             Operation::Combine => size_of::<ops::elements::CombineArgs>(),
+            Operation::ProductTransposed => size_of::<ops::elements::ProductTransposedArgs>(),
             Operation::Route => size_of::<ops::route::RouteArgs>(),
             Operation::Conv => size_of::<ops::recurrent::ConvArgs>(),
             Operation::DeltaNet { .. } => size_of::<ops::recurrent::DeltaNetArgs>(),
@@ -321,6 +324,7 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
             let others = [
                 ("columns", Operation::Columns),
                 ("combine", Operation::Combine),
+                ("product_transposed", Operation::ProductTransposed),
             ]
             .map(|(name, operation)| (name.to_owned(), operation));
             changes.into_iter().chain(others).collect()

@@ -246,6 +246,7 @@ mod tests {
                         drafts: 0,
                         state,
                         state_out: state,
+                        ..SequencePlace::default()
                     }
                     .to_bytes()
                 })
@@ -306,6 +307,7 @@ mod tests {
                 drafts,
                 state,
                 state_out,
+                ..SequencePlace::default()
             }
             .to_bytes()
         };

@@ -19,7 +19,7 @@ const THREADS: u64 = 256;
 const BLOCK: usize = 32;
 
 /// Of a `SequencePlace`, which begins with the first row and the number of rows.
-pub(super) const SEQUENCE_PLACE_BYTES: u64 = 32;
+pub(super) const SEQUENCE_PLACE_BYTES: u64 = 40;
 
 /// What is computed of the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

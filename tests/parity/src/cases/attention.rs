@@ -217,11 +217,42 @@ pub(super) fn both_ways() -> Vec<Case> {
                 case.name = format!("{}, {mask:?}, {}, texts {texts:?}", case.name, kv.name());
                 (case.kv, case.texts) = (kv, texts);
                 case.tolerance = tolerance(kv);
-                if let Work::Ops(ops) = &mut case.work
-                    && let Some(Op::RopeKv { rope, .. }) = ops.first_mut()
-                {
-                    *rope = None;
-                }
+                unrotated(&mut case);
+                cases.push(case);
+            }
+        }
+    }
+    cases
+}
+
+/// Leaves the rotation out, which heads of fewer elements than it has cannot have.
+fn unrotated(case: &mut Case) {
+    if let Work::Ops(ops) = &mut case.work
+        && let Some(Op::RopeKv { rope, .. }) = ops.first_mut()
+    {
+        *rope = None;
+    }
+}
+
+/// Images between texts, whose rows see each other where those of texts do not.
+pub(super) fn images() -> Vec<Case> {
+    let shapes = [heads(8, 2, 128), heads(4, 1, 256), heads(4, 2, 40)];
+    let mut cases = Vec::new();
+    for shape in shapes {
+        const TEXTS: [&[u32]; 2] = [&[1, 70], &[33, 1, 130, 64, 5, 20]];
+        for texts in TEXTS {
+            for (mask, kv) in [
+                (Mask::Causal, KvType::F16),
+                (Mask::Window(40), KvType::F16),
+                (Mask::Causal, KvType::F32),
+            ] {
+                let scores = (mask, 0.0, None);
+                let tokens = u64::from(texts.iter().sum::<u32>());
+                let mut case = scored("attention, images", shape, (tokens, 0), scores);
+                case.name = format!("{}, {mask:?}, {}, texts {texts:?}", case.name, kv.name());
+                (case.kv, case.texts, case.images) = (kv, texts, true);
+                case.tolerance = tolerance(kv);
+                unrotated(&mut case);
                 cases.push(case);
             }
         }

@@ -17,6 +17,7 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(layer_normed(width, tokens, width));
         cases.push(combined(width.min(1024), tokens));
         cases.push(rows_merged(width, 4 * tokens));
+        cases.push(product_transposed(width, tokens));
     }
     let sizes = [(256, 1), (768, 5), (4096, 130)];
     cases.extend(sizes.map(|(width, tokens)| grouped(width, tokens)));
@@ -277,6 +278,25 @@ fn combined(width: u64, tokens: u64) -> Case {
     case.tokens = tokens;
     case.tolerance = TOLERANCE;
     case.compared = vec![out];
+    case
+}
+
+/// A matrix of which the file has the rows of the inputs.
+fn product_transposed(width: u64, tokens: u64) -> Case {
+    const INPUTS: u64 = 72;
+    let mut case = plain(
+        "mat_mul_transposed".to_owned(),
+        format!("{INPUTS}x{width} * {tokens}"),
+        vec![vector(INPUTS * width)],
+        vec![token_buf("x", INPUTS), token_buf("n", width)],
+        vec![Op::MatMulTransposed {
+            x: X,
+            weight: 0,
+            out: N,
+        }],
+    );
+    (case.tokens, case.compared) = (tokens, vec![N]);
+    case.tolerance = TOLERANCE;
     case
 }
 

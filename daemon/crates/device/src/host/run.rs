@@ -158,6 +158,14 @@ fn rows_op(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
                 ops::position_scale(simd, x, width, positions, *beta, *span);
             });
         }
+        Op::MatMulTransposed { x, weight, out } => {
+            let (n_in, n_out) = (on.width(*x), on.width(*out));
+            let (x, weight) = (on.rows(*x), on.floats(*weight));
+            on.each_row(*out, |rows, out| {
+                let x = &x[rows.start * n_in..rows.end * n_in];
+                ops::mat_mul_transposed(simd, x, weight, n_out, out);
+            });
+        }
         Op::Columns {
             n_group,
             parts,
@@ -541,6 +549,7 @@ fn attend(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
             pos0: span.first_position as usize,
             pages,
             later: 0,
+            whole: span.whole,
         })
         .collect();
     let shape = AttentionShape {

@@ -192,7 +192,10 @@ impl Engine {
         images: Vec<(PlacedImage, [u8; 32])>,
     ) -> (Vec<u32>, Vec<PlacedImage>) {
         let placed = images.into_iter().map(|(image, digest)| {
-            tokens[image.tokens()].fill(self.requests.images.token(digest));
+            let token = self.requests.images.token(digest);
+            for (run, _) in image.runs() {
+                tokens[run].fill(token);
+            }
             image
         });
         let placed = placed.collect();
@@ -435,7 +438,9 @@ impl Engine {
             deadline,
             work,
         };
+        let wholes = task.wholes();
         self.arrive(task, arrival);
+        self.requests.scheduler.keep_whole(seq, &wholes);
     }
 
     fn set_budget(&mut self, budget: Budget) -> Result<BudgetChange, Error> {

@@ -112,16 +112,13 @@ impl Engine {
         image: Arc<PreparedImage>,
         reply: oneshot::Sender<Result<Vec<f32>, Error>>,
     ) {
-        let n = model.tower().and_then(|tower| {
-            let block = tower.model().tower()?.block();
-            let patches = image.grid[0].checked_mul(image.grid[1])?;
-            Some((patches / block).clamp(1, N_PATCH_MAX as usize))
-        });
         let span = ImageSpan {
             first: 0,
             image: Arc::clone(&image),
         };
-        let prompt = vec![0; n.unwrap_or(1)];
+        let tower = model.tower().and_then(|tower| tower.model().tower());
+        let n = tower.map_or(1, |tower| span.n(tower));
+        let prompt = vec![0; n.clamp(1, 2 * N_PATCH_MAX as usize)];
         let asker = Asker::default();
         match self.tower_for((model, &prompt, None), &[span], asker) {
             Ok(tower) => self.ask_tower(tower, image, asker, self.now(), reply),
@@ -208,11 +205,18 @@ impl Engine {
             request.fail(error);
         }
         for waiting in ready {
+            let tower = waiting.request.model.tower();
+            let Some(tower) = tower.and_then(|tower| tower.model().tower()) else {
+                continue;
+            };
+            let (row_gap, whole) = (tower.row_gap, tower.both_ways);
             let spans = waiting.images.iter().zip(waiting.rows);
             let placed = spans.filter_map(|(span, rows)| {
                 let placed = PlacedImage {
                     first: span.first,
                     grid: span.image.grid.map(|side| side / span.image.merge),
+                    row_gap,
+                    whole,
                     rows: rows?,
                 };
                 Some((placed, span.image.digest))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rocmforge_model::{N_PATCH_MAX, Tower};
+use rocmforge_model::{ImageSizes, N_PATCH_MAX, Tower};
 use rocmforge_vision::PreparedImage;
 
 use crate::api::error::Error;
@@ -11,17 +11,20 @@ use crate::api::error::Error;
 #[derive(Debug, Clone)]
 pub struct ImageSpan {
     /// Index of the first of its placeholders among the prompt's tokens; it has as many as the
-    /// tower gives rows.
+    /// tower gives rows. Where the tower says so, tokens of the text stand between the rows of the
+    /// image.
     pub first: usize,
     /// The image.
     pub image: Arc<PreparedImage>,
 }
 
 impl ImageSpan {
-    /// Rows that the tower gives, which are the image's tokens in the prompt.
+    /// Tokens of the prompt from its first to its last: one for each row that the tower gives, and
+    /// those of the text between rows of the image.
     pub(crate) fn n(&self, tower: &Tower) -> usize {
-        let [rows, columns] = self.image.grid;
-        rows * columns / tower.block()
+        let [rows, columns] = self.image.grid.map(|side| side / tower.merge as usize);
+        let all = columns.saturating_add(tower.row_gap).saturating_mul(rows);
+        all.saturating_sub(tower.row_gap)
     }
 }
 
@@ -58,6 +61,15 @@ pub(crate) fn check(images: &[ImageSpan], n_prompt: usize, tower: &Tower) -> Res
         if !rows.is_multiple_of(merge) || !columns.is_multiple_of(merge) {
             let message = format!(
                 "has {rows} by {columns} patches; both numbers must be multiples of {merge}"
+            );
+            return Err(bad(i, message));
+        }
+        if let ImageSizes::Square(side) = tower.sizes
+            && [rows, columns] != [(side / tower.patch) as usize; 2]
+        {
+            let side = side / tower.patch;
+            let message = format!(
+                "has {rows} by {columns} patches, where the model's images have {side} by {side}"
             );
             return Err(bad(i, message));
         }

@@ -7,9 +7,10 @@ use std::sync::{Arc, OnceLock};
 
 use rocmforge_gguf::{Gguf, Glance, MappedFile, OtherUse};
 use rocmforge_grammar::Vocabulary;
-use rocmforge_model::Model;
+use rocmforge_model::{ImageSizes, Model};
 use rocmforge_ops::{KV_BLOCK, KvType};
 use rocmforge_tokenizer::{ChatTemplate, TemplateOrigin, Tokenizer};
+use rocmforge_vision::{Filter, Rules, Sizes};
 
 use crate::api::error::{Error, from_read};
 use crate::model::fetcher::{Fault, Fetcher, SILENT_AFTER};
@@ -137,6 +138,32 @@ impl LoadedModel {
     /// The vision tower that reads images for it, where it was prepared with a projector.
     pub fn tower(&self) -> Option<&Arc<LoadedModel>> {
         self.tower.as_ref()
+    }
+
+    /// What its vision tower wants of an image, where it has one.
+    pub fn image_rules(&self) -> Option<Rules> {
+        let tower = self.tower.as_ref()?.model().tower()?;
+        Some(Rules {
+            patch: tower.patch,
+            merge: tower.merge,
+            sizes: match tower.sizes {
+                ImageSizes::Between {
+                    min_pixels,
+                    max_pixels,
+                } => Sizes::Between {
+                    min_pixels,
+                    max_pixels,
+                },
+                ImageSizes::Square(side) => Sizes::Square(side),
+                ImageSizes::Within { longest } => Sizes::Within { longest },
+            },
+            filter: match tower.filter {
+                rocmforge_model::Filter::Bilinear => Filter::Bilinear,
+                rocmforge_model::Filter::Bicubic => Filter::Bicubic,
+            },
+            mean: tower.mean,
+            std: tower.std,
+        })
     }
 
     /// The tokenizer.

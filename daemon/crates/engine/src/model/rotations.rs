@@ -91,8 +91,8 @@ fn table(
         path: loaded.path().to_owned(),
         message: e.to_string(),
     };
-    if spec.axes == RopeAxes::Plane {
-        return RopeTable::plane(spec.n_rot as usize, spec.freq_base).map_err(bad);
+    if let RopeAxes::Plane { in_turn } = spec.axes {
+        return RopeTable::plane(spec.n_rot as usize, spec.freq_base, in_turn).map_err(bad);
     }
     let params = RopeParams {
         n_rot: spec.n_rot as usize,

@@ -77,8 +77,11 @@ fn given(members: &[Member], (buf, part): (Buf, usize)) -> Vec<GivenRows> {
     let mut all = Vec::new();
     for Member { span, task, .. } in members {
         let (from, to) = (task.n_past, task.n_past + span.rows as usize);
-        for image in &task.images {
-            let tokens = image.tokens();
+        let runs = task.images.iter().flat_map(|image| {
+            let runs = image.runs();
+            runs.map(move |(tokens, row)| (image, tokens, row))
+        });
+        for (image, tokens, row) in runs {
             let (begin, end) = (tokens.start.max(from), tokens.end.min(to));
             if begin < end {
                 all.push(GivenRows {
@@ -86,7 +89,7 @@ fn given(members: &[Member], (buf, part): (Buf, usize)) -> Vec<GivenRows> {
                     row: (first_row + begin - from) as u64,
                     image: Arc::clone(&image.rows),
                     part,
-                    first: begin - tokens.start,
+                    first: row + begin - tokens.start,
                     n: end - begin,
                 });
             }
@@ -109,9 +112,11 @@ fn patches(members: &[Member], rows: &mut Vec<u8>) {
 /// The learned positions of a tower's pass, interpolated to each image's grid.
 fn positions(loaded: &LoadedModel, members: &[Member], rows: &mut Vec<u8>) -> Result<(), Error> {
     let model = loaded.model();
-    let (Some(tower), Some(table)) = (model.tower(), model.tower_positions()) else {
+    let grid = model.tower().and_then(|tower| tower.grid.as_ref());
+    let (Some(tower), Some(learned), Some(table)) = (model.tower(), grid, model.tower_positions())
+    else {
         return Err(Error::Internal(
-            "positions of a tower that is none".to_owned(),
+            "positions of a tower without any".to_owned(),
         ));
     };
     let (table, width) = (whole(loaded, table)?, tower.width as usize);
@@ -124,11 +129,11 @@ fn positions(loaded: &LoadedModel, members: &[Member], rows: &mut Vec<u8>) -> Re
         let place = tower.places(grid);
         for patch in 0..grid[0] * grid[1] {
             row.fill(0.0);
-            for (at, weight) in tower.neighbours(place(patch), grid) {
-                let learned = &table[at as usize * width..][..width];
+            for (at, weight) in learned.neighbours(place(patch), grid) {
+                let position = &table[at as usize * width..][..width];
                 row.iter_mut()
-                    .zip(learned)
-                    .for_each(|(x, l)| *x += weight * l);
+                    .zip(position)
+                    .for_each(|(x, p)| *x += weight * p);
             }
             rows.extend(row.iter().flat_map(|x| x.to_le_bytes()));
         }

@@ -130,6 +130,7 @@ impl Prepared {
                 kv_pages: &pages[i],
                 state: state(0),
                 state_out: state(0),
+                whole: i >= decode_spans && member.task.is_whole_at(member.task.n_past),
                 draft: false,
             };
             if i < decode_spans {

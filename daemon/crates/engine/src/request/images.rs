@@ -6,6 +6,7 @@
 //! with the same images alone. Kept rows are in host memory, at most [`KEPT_BYTES_MAX`].
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -82,13 +83,31 @@ pub(crate) struct PlacedImage {
     pub(crate) first: usize,
     /// Rows and columns of its tokens.
     pub(crate) grid: [usize; 2],
+    /// Tokens of the text behind each row but the last.
+    pub(crate) row_gap: usize,
+    /// Whether its tokens attend to each other both ways.
+    pub(crate) whole: bool,
     pub(crate) rows: Arc<ImageRows>,
 }
 
 impl PlacedImage {
-    /// Its tokens.
-    pub(crate) fn tokens(&self) -> std::ops::Range<usize> {
-        self.first..self.first + self.grid[0] * self.grid[1]
+    /// Its tokens, and those of the text between its rows.
+    pub(crate) fn tokens(&self) -> Range<usize> {
+        let [rows, columns] = self.grid;
+        self.first..self.first + rows * (columns + self.row_gap) - self.row_gap
+    }
+
+    /// Its own tokens: consecutive ones, and the first of the tower's rows that they have.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {
+        let ([rows, columns], first, gap) = (self.grid, self.first, self.row_gap);
+        let (runs, tokens) = match gap {
+            0 => (1, rows * columns),
+            _ => (rows, columns),
+        };
+        (0..runs).map(move |run| {
+            let from = first + run * (tokens + gap);
+            (from..from + tokens, run * tokens)
+        })
     }
 }
 
@@ -413,6 +432,8 @@ mod tests {
         PlacedImage {
             first,
             grid,
+            row_gap: 0,
+            whole: false,
             rows: rows(grid[0] * grid[1]),
         }
     }
@@ -436,6 +457,19 @@ mod tests {
         assert_eq!(all[8..], [[5; 3], [6, 6, 6], [6, 7, 6], [8; 3], [9; 3]]);
         let part: Vec<[u32; 3]> = coordinates(&images, 4, 12).collect();
         assert_eq!(part, all[4..12]);
+    }
+
+    #[test]
+    fn an_images_rows_may_have_text_between_them() {
+        let image = PlacedImage {
+            row_gap: 1,
+            ..placed(4, [3, 2])
+        };
+        assert_eq!(image.tokens(), 4..12);
+        let runs: Vec<_> = image.runs().collect();
+        assert_eq!(runs, [(4..6, 0), (7..9, 2), (10..12, 4)]);
+        let whole: Vec<_> = placed(4, [3, 2]).runs().collect();
+        assert_eq!(whole, [(4..10, 0)]);
     }
 
     #[test]

@@ -107,12 +107,20 @@ impl Requests {
         prompts.fold((0, 0), |(n, rows), t| (n + 1, rows + t.prompt_rows()))
     }
 
-    /// Rows of a pass at most: `usual`, but for a text that must be whole and is longer.
+    /// Rows of a pass at most: `usual`, but for a text or an image that must be whole and is
+    /// longer.
     pub(crate) fn rows_max(&self, model: ModelId, usual: usize) -> u32 {
         let of_model = self.all().filter(|t| t.model == model);
-        let whole = of_model.filter(|t| t.loaded.model().plan().both_ways);
-        let longest = whole.map(|t| t.tokens.len()).max();
-        longest.unwrap_or(0).max(usual) as u32
+        let whole = of_model.map(|t| match t.loaded.model().plan().both_ways {
+            true => t.tokens.len(),
+            false => t
+                .wholes()
+                .iter()
+                .map(ExactSizeIterator::len)
+                .max()
+                .unwrap_or(0),
+        });
+        whole.max().unwrap_or(0).max(usual) as u32
     }
 
     /// Whether a request outside of the pass under way has more than a token to compute.

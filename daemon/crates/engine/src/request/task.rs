@@ -203,6 +203,20 @@ impl Task {
         }
     }
 
+    /// Its tokens that attend to each other both ways, so that one pass has all of a range.
+    pub(crate) fn wholes(&self) -> Vec<std::ops::Range<u32>> {
+        let whole = self.images.iter().filter(|image| image.whole);
+        let tokens = whole.map(PlacedImage::tokens);
+        tokens.map(|at| at.start as u32..at.end as u32).collect()
+    }
+
+    /// Whether a pass that begins with this token has those alone that attend to each other both
+    /// ways.
+    pub(crate) fn is_whole_at(&self, token: usize) -> bool {
+        let mut images = self.images.iter();
+        images.any(|image| image.whole && image.tokens().contains(&token))
+    }
+
     /// Forgets what was computed, so that it is computed again.
     pub(crate) fn start_over(&mut self, memory: &mut Memory) {
         self.memory.free(memory, self.loaded.model().plan());

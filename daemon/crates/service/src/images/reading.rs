@@ -120,8 +120,8 @@ impl ImageWork {
 pub(crate) struct UnreadImage {
     /// Index of the first of its placeholders among the ids.
     pub(super) first: usize,
-    /// How many placeholders it has.
-    pub(super) tokens: usize,
+    /// Rows and columns of its tokens.
+    pub(super) grid: [usize; 2],
     /// Bytes of what the tower reads.
     pub(super) patches_bytes: u64,
     /// Most bytes that it takes to make them, beside them.
@@ -135,7 +135,7 @@ impl fmt::Debug for UnreadImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("UnreadImage")
             .field("first", &self.first)
-            .field("tokens", &self.tokens)
+            .field("grid", &self.grid)
             .field("image", &self.image)
             .finish_non_exhaustive()
     }
@@ -152,7 +152,7 @@ impl UnreadImage {
         let prepared = rocmforge_vision::prepare(&bytes, bounds, &self.rules);
         let prepared =
             prepared.map_err(|error| failure::invalid(&self.image.field, &error.to_string()))?;
-        if prepared.tokens() != self.tokens {
+        if prepared.tokens() != self.grid[0] * self.grid[1] {
             return Err(failure::bug("an image has another size than its header"));
         }
         Ok(prepared)
@@ -250,6 +250,7 @@ fn too_much(bytes: u64, share: u64) -> String {
 #[cfg(test)]
 mod tests {
     use rocmforge_tokenizer::ImageData;
+    use rocmforge_vision::{Filter, Sizes};
 
     use super::*;
 
@@ -295,14 +296,17 @@ mod tests {
     fn memory_is_for_all_patches_and_files_and_one_image_that_is_decoded() {
         let image = |patches_bytes, decoding_bytes| UnreadImage {
             first: 0,
-            tokens: 1,
+            grid: [1, 1],
             patches_bytes,
             decoding_bytes,
             rules: Rules {
                 patch: 8,
                 merge: 2,
-                min_pixels: 256,
-                max_pixels: 4096,
+                sizes: Sizes::Between {
+                    min_pixels: 256,
+                    max_pixels: 4096,
+                },
+                filter: Filter::Bicubic,
                 mean: [0.5; 3],
                 std: [0.5; 3],
             },

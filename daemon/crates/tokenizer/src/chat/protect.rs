@@ -124,6 +124,14 @@ impl RenderedChat {
         self.text.push_str(more);
     }
 
+    /// Writes `by` in the place of what the template wrote as `name`, the name of a control token:
+    /// what stands in messages stays.
+    pub fn replace(&mut self, name: &str, by: &str) {
+        if self.text.contains(name) {
+            self.text = self.text.replace(name, by);
+        }
+    }
+
     pub(crate) fn marked(&self) -> (&str, &Marks) {
         (&self.text, &self.marks)
     }

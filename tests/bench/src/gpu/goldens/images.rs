@@ -16,9 +16,6 @@ use crate::session::{Session, greedy};
 /// Largest difference of an element of a tower's row.
 const TOLERANCE_ROWS: f32 = 2e-3;
 
-/// Side of the block of patches that is one row.
-const MERGE: usize = 2;
-
 /// An image as patches, and the tower's rows of it.
 #[derive(Debug, Deserialize)]
 struct Image {
@@ -46,7 +43,18 @@ struct Case {
 struct Golden {
     images: Vec<Image>,
     placeholder: u32,
+    /// Side of the square of patches that becomes a token.
+    #[serde(default = "usual_merge")]
+    merge: usize,
+    /// Tokens of the text between rows of an image.
+    #[serde(default)]
+    row_gap: usize,
     cases: Vec<Case>,
+}
+
+/// Qwen's.
+fn usual_merge() -> usize {
+    2
 }
 
 /// Compares a projector beside the model of its name in `arch`.
@@ -70,7 +78,7 @@ pub(super) fn compare(bench: &Bench, projector: &Path) -> Result<Compared> {
         let prepared = Arc::new(PreparedImage {
             charge: Default::default(),
             grid: image.grid,
-            merge: MERGE,
+            merge: golden.merge,
             patches: image.patches,
             digest: [u8::try_from(number)?; 32],
         });
@@ -85,7 +93,7 @@ pub(super) fn compare(bench: &Bench, projector: &Path) -> Result<Compared> {
     for case in &golden.cases {
         for end in &case.ends {
             let ids = &case.ids[..end.rows];
-            let spans = spans(&images, case, ids, golden.placeholder);
+            let spans = spans(&images, case, ids, (golden.placeholder, golden.row_gap));
             let found = best(&session, &model, ids, spans, end.best.len())?;
             // Two whose values are closer than the tolerance may change places.
             for ((_, expected), (_, found)) in end.best.iter().zip(&found) {
@@ -103,7 +111,7 @@ fn spans(
     images: &[Arc<PreparedImage>],
     case: &Case,
     ids: &[u32],
-    placeholder: u32,
+    (placeholder, row_gap): (u32, usize),
 ) -> Vec<ImageSpan> {
     let mut spans = Vec::new();
     let mut free = 0;
@@ -111,7 +119,8 @@ fn spans(
         let place = ids[free..].iter().position(|&id| id == placeholder);
         let Some(place) = place else { break };
         let (image, first) = (Arc::clone(&images[number]), free + place);
-        free = first + image.grid[0] * image.grid[1] / (MERGE * MERGE);
+        let [rows, columns] = image.grid.map(|side| side / image.merge);
+        free = first + rows * (columns + row_gap) - row_gap;
         spans.push(ImageSpan { first, image });
     }
     spans

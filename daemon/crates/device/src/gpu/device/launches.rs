@@ -554,6 +554,7 @@ impl<'a> Lowering<'a> {
             softcap: scores.softcap,
             sinks: scores.sinks.map(|s| self.vector(s, bound)),
             places: self.scratch_base + self.workspace.places,
+            whole: self.batch.has_whole_spans(),
         }
     }
 

@@ -210,6 +210,7 @@ impl PassData {
             u32::to_le_bytes,
         );
         for (i, span) in batch.spans.iter().enumerate() {
+            let last = span.first_position + (span.n_rows as u32).saturating_sub(1);
             let drafts = batch.spans[i + 1..].iter().take_while(|s| s.draft);
             let drafts = drafts.count() as u32;
             let sequence = SequencePlace {
@@ -220,6 +221,12 @@ impl PassData {
                 drafts: if span.draft { 0 } else { drafts },
                 state: arena + span.state,
                 state_out: arena + span.state_out,
+                // Where some attend ahead because they are images', the others do not.
+                last: match batch.has_whole_spans() && !span.whole {
+                    true => 0,
+                    false => last,
+                },
+                reserved: 0,
             };
             let at = place(workspace.places) + i * PLACE_BYTES as usize;
             bytes[at..at + PLACE_BYTES as usize].copy_from_slice(&sequence.to_bytes());

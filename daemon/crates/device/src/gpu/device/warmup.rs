@@ -239,6 +239,7 @@ fn pass(
         kv_pages: &[],
         state: 0,
         state_out: 0,
+        whole: false,
         draft: false,
     };
     let spans: Vec<Span<'_>> = (0..sequences).map(span).collect();

@@ -31,7 +31,7 @@ const VENDOR_BYTES: u64 = 32 << 20;
 const ROT_MAX: u64 = 256;
 
 /// Bytes of a sequence's place in the pass data.
-pub(super) const PLACE_BYTES: u64 = 32;
+pub(super) const PLACE_BYTES: u64 = 40;
 
 /// Most experts of a layer: entries of their table.
 pub(super) const EXPERTS_MAX: u64 = 512;

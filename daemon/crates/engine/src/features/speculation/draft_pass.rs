@@ -282,6 +282,7 @@ fn rows_of<'a>(
             n_rows: of.ids.len(),
             first_position: first_of(of) as u32,
             kv_pages: pages,
+            whole: false,
             draft: false,
             state: 0,
             state_out: 0,

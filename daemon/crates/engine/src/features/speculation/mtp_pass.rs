@@ -172,6 +172,7 @@ fn run(
             kv_pages: pages,
             state: 0,
             state_out: 0,
+            whole: false,
             draft: false,
         });
         first_row += of.n;

@@ -126,6 +126,14 @@ impl Lowering<'_> {
                 weight,
                 out,
             } => self.heads(*x, *n_head, *weight, *out, bound),
+            Op::MatMulTransposed { x, weight, out } => {
+                let (rows, cols) = (self.count(*out), self.width(*out));
+                let inputs = (self.at(*x), self.width(*x));
+                let (weight, out) = (self.vector(*weight, bound), self.at(*out));
+                self.push(elements::product_transposed(
+                    inputs, weight, rows, cols, out,
+                ))
+            }
             Op::Columns {
                 n_group,
                 parts,

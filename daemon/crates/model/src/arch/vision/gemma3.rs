@@ -1,0 +1,163 @@
+//! `gemma3`: Gemma 3's SigLIP tower, on the `T` patches of a square image (shapes are
+//! `[rows][width]`; `m` is the number of a block's patches):
+//!
+//! ```text
+//! X = patches * W + bias + positions                 [T][n_embd]       v.patch_embd
+//! X += attention(layer_norm(X))                      [T][n_embd]       v.blk.{i}.attn
+//! X += feed_forward(layer_norm(X))                   [T][n_embd]       v.blk.{i}.ffn
+//! P = mean of each block of layer_norm(X)            [T / m][n_embd]   v.post_ln
+//! rows = rms_norm(P) * W / sqrt(n_out)               [T / m][n_out]    mm.input_projection
+//! ```
+//!
+//! The text model multiplies all that its layers begin with by `sqrt(n_out)`, which the authors
+//! multiply embeddings of tokens by alone: so rows of images are divided by it. The projection's
+//! matrix is in the file as the authors have it, with the inputs' rows. In the text model the
+//! tokens of an image attend to each other both ways.
+//!
+//! Sources: Gemma Team 2025, "Gemma 3 Technical Report" (arXiv 2503.19786); Zhai et al. 2023,
+//! "Sigmoid Loss for Language Image Pre-Training" (arXiv 2303.15343); the authors' published code.
+
+use rocmforge_ops::{Act, Buf, ColumnPart, InputRows, Op, TensorDesc};
+
+use super::{Attention, Common, Kind, Qkv, SIDE_MAX};
+use crate::build::{NormKind, PlanBuilder, Presence};
+use crate::error::Error;
+use crate::hparams::{Hparams, N_PATCH_MAX};
+use crate::keys::Keys;
+use crate::tower::{Filter, ImageSizes, Tower};
+
+pub(super) const KIND: Kind = Kind {
+    name: "gemma3",
+    readers: &["gemma3"],
+    read,
+    build,
+};
+
+/// Side of a block in patches where the file does not say: that of all published sizes.
+const MERGE: u32 = 4;
+const PROJECTION: &str = "mm.input_projection.weight";
+
+fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
+    const SIZE: &str = "image_size";
+    let common = Common::read(keys, 1)?;
+    let merge = keys.count_or("projector.scale_factor", SIDE_MAX, MERGE)?;
+    let grid = super::learned_grid(keys.gguf, common.n_embd)?;
+    let side = keys.count(SIZE, u32::MAX)?;
+    let patches = u64::from(grid.side) * u64::from(grid.side);
+    if side != grid.side.saturating_mul(common.patch) || patches > u64::from(N_PATCH_MAX) {
+        let message = format!(
+            "must be that of {0} by {0} patches of {1} pixels, as positions are, of which there may be {N_PATCH_MAX}",
+            grid.side, common.patch
+        );
+        return Err(keys.bad(SIZE, side, message));
+    }
+    if grid.side % merge != 0 {
+        let message = format!("must divide the {} patches of a side", grid.side);
+        return Err(keys.bad("projector.scale_factor", merge, message));
+    }
+    let tower = Tower {
+        projector: KIND.name,
+        patch: common.patch,
+        merge,
+        width: common.n_embd,
+        n_out: common.n_out,
+        deepstack: Vec::new(),
+        grid: Some(grid),
+        mean: common.mean,
+        std: common.std,
+        sizes: ImageSizes::Square(side),
+        filter: Filter::Bilinear,
+        both_ways: true,
+        row_gap: 0,
+    };
+    Ok((tower, common.hparams()))
+}
+
+fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<TensorDesc>, Error> {
+    let bias = Presence::Required;
+    b.norms_are(NormKind::Layer { bias });
+    let x = b.stream("x");
+    let table = match &tower.grid {
+        Some(grid) => Some(super::positions_table(b, grid.side)?),
+        None => None,
+    };
+    let positions = b.given("positions", b.n_embd, InputRows::GridPositions);
+    super::patch_products(b, tower, &[("v.patch_embd.weight", x)], bias)?;
+    b.residual(x, positions, None, 1.0)?;
+    let attention = Attention {
+        heads: h.heads,
+        qkv: Qkv::Apart,
+        bias,
+        rope: None,
+    };
+    for i in 0..h.n_layer {
+        let name = |part: &str| format!("v.blk.{i}.{part}");
+        b.cut(name("attn"), &[]);
+        let n = b.norm(x, &name("ln1.weight"), "n")?;
+        attention.emit(b, i, (n, x))?;
+        b.cut(name("ffn"), &[]);
+        let n = b.norm(x, &name("ln2.weight"), "n")?;
+        let (up, down) = (name("ffn_up"), name("ffn_down"));
+        let n_ff = u64::from(h.n_ff);
+        // The first converters gave each the other's name.
+        let swapped = b.rows_in_file(&format!("{down}.weight")) == Some(n_ff) && n_ff != b.n_embd;
+        let names = match swapped {
+            true => [&*down, &*up],
+            false => [&*up, &*down],
+        };
+        super::feed_forward(b, names, n_ff, Act::GeluTanh, (n, x))?;
+    }
+    b.cut("mm.input_projection".to_owned(), &[]);
+    let n = b.norm(x, "v.post_ln.weight", "n")?;
+    let mean = block_means(b, tower, n);
+    b.norms_are(NormKind::Rms);
+    let n = b.norm(mean, "mm.soft_emb_norm.weight", "mn")?;
+    let y = b.buf_rows("y", u64::from(tower.n_out), super::block(tower));
+    let (inputs, outputs) = (b.n_embd, u64::from(tower.n_out));
+    b.tensor(PROJECTION, &[outputs, inputs])?;
+    let weight = b.vector(PROJECTION, inputs * outputs)?;
+    b.op(Op::MatMulTransposed {
+        x: n,
+        weight,
+        out: y,
+    });
+    let factor = 1.0 / (tower.n_out as f32).sqrt();
+    b.op(Op::Scale { x: y, factor });
+    super::end(b, tower, &[y]);
+    Ok(table)
+}
+
+/// The mean of each block's rows.
+fn block_means(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Buf {
+    let (m, n) = (super::merged(b, tower, x), tower.merge * tower.merge);
+    let width = tower.width;
+    let [mean, row] = ["mean", "row"].map(|name| {
+        let rows = super::block(tower);
+        b.buf_rows(name, u64::from(width), rows)
+    });
+    for i in 0..n {
+        let out = if i == 0 { mean } else { row };
+        b.op(Op::Columns {
+            n_group: 1,
+            parts: vec![ColumnPart {
+                x: m,
+                first: i * width,
+                stride: 0,
+                width,
+            }],
+            out,
+        });
+        if i > 0 {
+            b.op(Op::Add {
+                x: mean,
+                y: row,
+                scale: 1.0,
+            });
+        }
+    }
+    b.op(Op::Scale {
+        x: mean,
+        factor: 1.0 / n as f32,
+    });
+    mean
+}

@@ -1,0 +1,318 @@
+//! Vision towers: encoders of an image's patches, whose output rows language models take in the
+//! place of embeddings of tokens. A file a tower, and here what they have in common.
+//!
+//! A tower's plan begins with an image's patches and ends with its rows. Patches come in the order
+//! of blocks ([`Tower::places`]), so that those that become one row stand together; the towers'
+//! attention knows no order, and positions are those of the places.
+
+mod gemma3;
+mod pixtral;
+mod qwen3vl;
+
+use rocmforge_gguf::Gguf;
+use rocmforge_ops::{
+    Act, Buf, ColumnPart, HeadShape, InputRows, Mask, Op, Product, Role, RopeUse, Rows, TensorDesc,
+};
+
+use crate::build::{PlanBuilder, Presence};
+use crate::error::Error;
+use crate::hparams::Hparams;
+use crate::keys::{Keys, N_HEAD_MAX, N_LAYER_MAX, WIDTH_MAX};
+use crate::tower::{LearnedGrid, Tower};
+
+/// A kind of projector.
+pub(crate) struct Kind {
+    /// `clip.projector_type`.
+    name: &'static str,
+    /// Text models that take its rows.
+    pub(crate) readers: &'static [&'static str],
+    /// What the keys say of the tower, and its hyperparameters.
+    pub(crate) read: fn(Keys<'_>) -> Result<(Tower, Hparams), Error>,
+    /// Emits the tower's operations; the table of its learned positions, where it has one.
+    pub(crate) build:
+        fn(&mut PlanBuilder<'_>, &Tower, &Hparams) -> Result<Option<TensorDesc>, Error>,
+}
+
+/// Projectors that work.
+const KINDS: [&Kind; 3] = [&qwen3vl::KIND, &gemma3::KIND, &pixtral::KIND];
+
+/// Colours of a patch.
+const CHANNELS: u64 = 3;
+/// Most elements of a side of a patch or of a block.
+const SIDE_MAX: u32 = 256;
+/// The table of learned positions.
+const POSITIONS: &str = "v.position_embd.weight";
+
+/// The kind of projector that a file is.
+pub(crate) fn kind(gguf: &Gguf) -> Result<&'static Kind, Error> {
+    let says = |key| gguf.str(key).ok().flatten();
+    let name = says("clip.projector_type").or_else(|| says("clip.vision.projector_type"));
+    let name = name.ok_or_else(|| Error::MissingKey("clip.projector_type".to_owned()))?;
+    named(name).ok_or_else(|| {
+        Error::Unsupported(format!(
+            "projector '{}' is not supported; supported: {}",
+            name.chars().take(64).collect::<String>(),
+            KINDS.map(|kind| kind.name).join(", ")
+        ))
+    })
+}
+
+/// The kind of this name.
+pub(crate) fn named(name: &str) -> Option<&'static Kind> {
+    KINDS.into_iter().find(|kind| kind.name == name)
+}
+
+/// Text models that take the rows of some tower.
+pub(crate) fn readers() -> impl Iterator<Item = &'static str> {
+    KINDS.into_iter().flat_map(|kind| kind.readers).copied()
+}
+
+/// What the keys of all towers say.
+struct Common {
+    n_embd: u32,
+    n_layer: u32,
+    n_head: u32,
+    n_ff: u32,
+    patch: u32,
+    n_out: u32,
+    mean: [f32; 3],
+    std: [f32; 3],
+    norm_eps: f32,
+}
+
+impl Common {
+    /// Reads them; a head's elements are a multiple of `of_head`.
+    fn read(keys: Keys<'_>, of_head: u32) -> Result<Self, Error> {
+        let n_embd = keys.count("embedding_length", WIDTH_MAX)?;
+        let n_head = keys.count("attention.head_count", N_HEAD_MAX)?;
+        if n_embd % n_head != 0 || (n_embd / n_head) % of_head != 0 {
+            let message =
+                format!("must divide the width {n_embd} into heads of a multiple of {of_head}");
+            return Err(keys.bad("attention.head_count", n_head, message));
+        }
+        let numbers = |key: &str| -> Result<[f32; 3], Error> {
+            let found = keys
+                .gguf
+                .f32s(&keys.name(key))?
+                .ok_or_else(|| keys.missing(key))?;
+            match found[..] {
+                [r, g, b] if found.iter().all(|v| v.is_finite()) => Ok([r, g, b]),
+                _ => Err(keys.bad(key, format!("{found:?}"), "must be three finite numbers")),
+            }
+        };
+        let (mean, std) = (numbers("image_mean")?, numbers("image_std")?);
+        let normed = |colour: f32| (0..3).map(move |i| (colour - mean[i]) / std[i]);
+        if !normed(0.0).chain(normed(1.0)).all(f32::is_finite) {
+            let message = "must be three numbers by which colours can be divided";
+            return Err(keys.bad("image_std", format!("{std:?}"), message));
+        }
+        Ok(Self {
+            n_embd,
+            n_layer: keys.count("block_count", N_LAYER_MAX)?,
+            n_head,
+            n_ff: keys.count("feed_forward_length", WIDTH_MAX)?,
+            patch: keys.count("patch_size", SIDE_MAX)?,
+            n_out: keys.count("projection_dim", WIDTH_MAX)?,
+            mean,
+            std,
+            norm_eps: keys.norm_eps()?,
+        })
+    }
+
+    fn hparams(&self) -> Hparams {
+        Hparams::of_tower(
+            "clip",
+            self.n_embd,
+            self.n_layer,
+            self.n_head,
+            self.n_ff,
+            self.norm_eps,
+        )
+    }
+}
+
+/// The square grid of learned positions.
+fn learned_grid(gguf: &Gguf, n_embd: u32) -> Result<LearnedGrid, Error> {
+    let tensor = gguf
+        .tensor(POSITIONS)
+        .ok_or_else(|| Error::MissingTensor(POSITIONS.to_owned()))?;
+    let side = tensor.dims[1].isqrt();
+    if side == 0 || side * side != tensor.dims[1] || side > u64::from(WIDTH_MAX) {
+        return Err(Error::WrongShape {
+            name: POSITIONS.to_owned(),
+            found: tensor.shape().to_vec(),
+            expected: vec![u64::from(n_embd), side * side],
+            arch: "a square grid of positions",
+        });
+    }
+    Ok(LearnedGrid { side: side as u32 })
+}
+
+/// The table of learned positions of a grid of this side.
+fn positions_table(b: &mut PlanBuilder<'_>, side: u32) -> Result<TensorDesc, Error> {
+    let n = u64::from(side) * u64::from(side);
+    let table = b.tensor(POSITIONS, &[b.n_embd, n])?;
+    Ok(table.with_role(Role::Matrix))
+}
+
+/// The rows of each block.
+fn block(tower: &Tower) -> Rows {
+    Rows::Merged(tower.merge * tower.merge)
+}
+
+/// A product of the patches with each of these matrices; the first one has a bias where the tower
+/// has one.
+fn patch_products(
+    b: &mut PlanBuilder<'_>,
+    tower: &Tower,
+    matrices: &[(&str, Buf)],
+    bias: Presence,
+) -> Result<(), Error> {
+    let side = u64::from(tower.patch);
+    let patches = b.given("patches", CHANNELS * side * side, InputRows::Patches);
+    b.cut("v.patch_embd".to_owned(), &[]);
+    let dims = [side, side, CHANNELS, b.n_embd];
+    let bias = b.vector_if("v.patch_embd.bias", b.n_embd, bias)?;
+    let mut products = Vec::new();
+    for (i, &(name, out)) in matrices.iter().enumerate() {
+        let kernel = b.tensor(name, &dims)?.as_matrix(b.n_embd);
+        let weight = b.place(&kernel, Role::Matrix);
+        let bias = bias.filter(|_| i == 0);
+        products.push(Product { weight, bias, out });
+    }
+    b.mat_mul(patches, products);
+    Ok(())
+}
+
+/// Queries, keys and values in the file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Qkv {
+    /// Rows of one matrix.
+    Fused,
+    /// A matrix each.
+    Apart,
+}
+
+/// Attention of all patches over all.
+struct Attention {
+    heads: HeadShape,
+    qkv: Qkv,
+    bias: Presence,
+    rope: Option<u8>,
+}
+
+impl Attention {
+    /// Emits that of layer `i` on the normed rows `n`, added to `x`.
+    fn emit(&self, b: &mut PlanBuilder<'_>, i: u32, (n, x): (Buf, Buf)) -> Result<(), Error> {
+        let name = |part: &str| format!("v.blk.{i}.{part}");
+        let (width, heads) = (b.n_embd, self.heads);
+        let bufs = ["q", "k", "v"].map(|name| b.buf(name, width));
+        let products = match self.qkv {
+            Qkv::Fused => self.fused(b, &name("attn_qkv"), bufs)?,
+            Qkv::Apart => {
+                let mut products = Vec::new();
+                for (part, out) in ["attn_q", "attn_k", "attn_v"].into_iter().zip(bufs) {
+                    products.push(b.linear(&name(part), width, width, self.bias, out)?);
+                }
+                products
+            }
+        };
+        b.mat_mul(n, products);
+        let [q, k, v] = bufs;
+        let layer = b.kv_layer(&heads, None);
+        b.op(Op::RopeKv {
+            q,
+            k,
+            v,
+            heads,
+            q_norm: None,
+            k_norm: None,
+            rope: self.rope.map(|table| RopeUse { table, first: 0 }),
+            layer,
+        });
+        let a = b.buf("a", width);
+        b.op(Op::Attention {
+            q,
+            out: a,
+            heads,
+            layer,
+            scale: crate::build::scale_of(heads.head_dim),
+            mask: Mask::Whole,
+            softcap: 0.0,
+            sinks: None,
+        });
+        let p = b.buf("p", width);
+        let product = b.linear(&name("attn_out"), width, width, self.bias, p)?;
+        b.mat_mul(a, vec![product]);
+        b.residual(x, p, None, 1.0)
+    }
+
+    fn fused(
+        &self,
+        b: &mut PlanBuilder<'_>,
+        name: &str,
+        outs: [Buf; 3],
+    ) -> Result<Vec<Product>, Error> {
+        let width = b.n_embd;
+        let matrix = b.tensor(&format!("{name}.weight"), &[width, 3 * width])?;
+        let bias = match self.bias {
+            Presence::Absent => None,
+            _ => Some(b.tensor(&format!("{name}.bias"), &[3 * width])?),
+        };
+        let mut products = Vec::new();
+        for (part, out) in outs.into_iter().enumerate() {
+            let first = part as u64 * width;
+            let mut product = b.rows_of(&matrix, first, width, out)?;
+            let of_part = bias.as_ref().map(|bias| bias.columns(first, width));
+            product.bias = of_part.map(|bias| b.place(&bias, Role::Vector));
+            products.push(product);
+        }
+        Ok(products)
+    }
+}
+
+/// `x += W2 act(W1 n)`, with the names of both products in the file.
+fn feed_forward(
+    b: &mut PlanBuilder<'_>,
+    [up, down]: [&str; 2],
+    n_ff: u64,
+    act: Act,
+    (n, x): (Buf, Buf),
+) -> Result<(), Error> {
+    let (u, p, width) = (b.buf("up", n_ff), b.buf("p", b.n_embd), b.n_embd);
+    let up = b.linear(up, width, n_ff, Presence::Required, u)?;
+    b.mat_mul(n, vec![up]);
+    b.op(Op::Activate { x: u, act });
+    let down = b.linear(down, n_ff, width, Presence::Required, p)?;
+    b.mat_mul(u, vec![down]);
+    b.residual(x, p, None, 1.0)
+}
+
+/// The rows of each block as one.
+fn merged(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Buf {
+    let n = u64::from(tower.merge * tower.merge);
+    let out = b.buf_rows("m", n * b.n_embd, block(tower));
+    b.op(Op::MergeRows { x, out });
+    out
+}
+
+/// The rows of all outputs side by side, and the head that gathers them.
+fn end(b: &mut PlanBuilder<'_>, tower: &Tower, outs: &[Buf]) {
+    let parts: Vec<ColumnPart> = outs
+        .iter()
+        .map(|&x| ColumnPart {
+            x,
+            first: 0,
+            stride: 0,
+            width: tower.n_out,
+        })
+        .collect();
+    let width = u64::from(tower.row_width());
+    let rows = b.buf_rows("rows", width, block(tower));
+    b.op(Op::Columns {
+        n_group: 1,
+        parts,
+        out: rows,
+    });
+    b.gathered_end(rows);
+}
