@@ -14,7 +14,7 @@ pub(crate) mod images;
 pub(crate) mod refusal;
 mod status;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
@@ -75,6 +75,8 @@ pub enum Command {
     Close {
         /// The model's name.
         name: String,
+        /// The model, where one that has taken its name since is not meant.
+        only: Option<Weak<LoadedModel>>,
         /// How far it is.
         reply: oneshot::Sender<Result<Closing, Error>>,
     },

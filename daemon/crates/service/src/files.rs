@@ -358,7 +358,8 @@ impl Service {
     /// As [`Service::list_files`].
     pub async fn available(&self) -> Result<Vec<Available>, Failure> {
         // The next request for one of these closes it.
-        let deleted = self.deleted();
+        let name_of = |model: &Arc<LoadedModel>| model.name().to_owned();
+        let deleted: Vec<String> = self.deleted().iter().map(name_of).collect();
         if !deleted.is_empty() {
             self.forget_listing();
         }

@@ -138,8 +138,18 @@ impl Service {
     /// Closes a model if nobody uses it; whether it did. Meanwhile no snapshot has it, and loads of
     /// its name wait ([`Service::closed_or_kept`]).
     pub(crate) async fn close(&self, name: &str, why: &'static str) -> bool {
+        self.close_only(name, None, why).await
+    }
+
+    /// As [`Service::close`]. With `only`, a model that has taken the name of that one stays.
+    pub(crate) async fn close_only(
+        &self,
+        name: &str,
+        only: Option<Weak<LoadedModel>>,
+        why: &'static str,
+    ) -> bool {
         let (engine, asked) = (self.engine.clone(), name.to_owned());
-        let work = move || async move { Ok(close(&engine, &asked, why).await) };
+        let work = move || async move { Ok(close(&engine, &asked, only, why).await) };
         // Nobody waits longer for one that panicked.
         self.closing.join(name, work).await.unwrap_or(false)
     }
@@ -163,8 +173,13 @@ impl Service {
                 opened.notified().await;
                 continue;
             }
-            for name in this.deleted() {
-                this.close(&name, "its file is deleted").await;
+            for model in this.deleted() {
+                let (name, only) = (model.name().to_owned(), Arc::downgrade(&model));
+                // Whoever holds it keeps it from being closed.
+                drop(model);
+                // A request may have opened another file under its name by now.
+                this.close_only(&name, Some(only), "its file is deleted")
+                    .await;
             }
             // Those that were in use when they were to go.
             this.close_beyond_bounds("").await;
@@ -176,19 +191,24 @@ impl Service {
 
     /// Those that requests opened and whose files have no name any more. A file that is open here
     /// and lies on this machine answers at once.
-    pub(crate) fn deleted(&self) -> Vec<String> {
+    pub(crate) fn deleted(&self) -> Vec<Arc<LoadedModel>> {
         let near = self
             .opened_by_requests()
             .into_iter()
             .map(|(model, _)| model);
-        let deleted = near.filter(|model| !model.file().is_far() && model.file().is_deleted());
-        deleted.map(|model| model.name().to_owned()).collect()
+        near.filter(|model| !model.file().is_far() && model.file().is_deleted())
+            .collect()
     }
 }
 
 /// What [`Service::close`] does.
-async fn close(engine: &EngineHandle, name: &str, why: &str) -> bool {
-    let closed = match engine.close(name).await {
+async fn close(
+    engine: &EngineHandle,
+    name: &str,
+    only: Option<Weak<LoadedModel>>,
+    why: &str,
+) -> bool {
+    let closed = match engine.close_only(name, only).await {
         Ok(closed) => closed,
         Err(error) => {
             tracing::debug!(model = ?name, %error, "a model cannot be closed");

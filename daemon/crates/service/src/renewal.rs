@@ -147,8 +147,9 @@ impl Service {
             .is_some_and(|known| known.origin == Origin::FirstUse);
         match looked.unwrap_or(Standing::Same) {
             Standing::Gone if is_opened => {
+                let only = Some(Arc::downgrade(&there));
                 drop(there);
-                self.close(name, "its file is gone").await;
+                self.close_only(name, only, "its file is gone").await;
                 self.forget_listing();
                 Ok(None)
             }

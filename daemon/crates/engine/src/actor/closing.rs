@@ -13,18 +13,27 @@
 //! *Invariant:* a request that found its model is never refused because the model was closed (test
 //! `a_model_that_somebody_holds_is_not_closed`).
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rocmforge_tensor_cache::ModelId;
 
 use crate::actor::engine::Engine;
 use crate::api::Closing;
 use crate::api::error::Error;
+use crate::model::loaded::LoadedModel;
 
 impl Engine {
     /// Takes a model a step nearer to being forgotten, if nobody uses it.
-    pub(crate) fn close(&mut self, name: &str) -> Result<Closing, Error> {
-        let id = self.models.find(name)?.id;
+    pub(crate) fn close(
+        &mut self,
+        name: &str,
+        only: Option<&Weak<LoadedModel>>,
+    ) -> Result<Closing, Error> {
+        let entry = self.models.find(name)?;
+        let id = entry.id;
+        if only.is_some_and(|only| only.as_ptr() != Arc::as_ptr(&entry.loaded)) {
+            return Ok(Closing::Used);
+        }
         if self.is_used(id) {
             self.reopen(name);
             return Ok(Closing::Used);

@@ -47,8 +47,8 @@ impl Engine {
                 let result = self.unload(&name, force);
                 self.answer(reply, result);
             }
-            Command::Close { name, reply } => {
-                let result = self.close(&name);
+            Command::Close { name, only, reply } => {
+                let result = self.close(&name, only.as_ref());
                 self.answer(reply, result);
             }
             Command::Reopen { name, reply } => {

@@ -6,8 +6,8 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -137,10 +137,22 @@ impl EngineHandle {
     /// # Errors
     /// [`Error::UnknownModel`], and those of sending.
     pub async fn close(&self, name: &str) -> Result<Option<Arc<LoadedModel>>, Error> {
+        self.close_only(name, None).await
+    }
+
+    /// As [`EngineHandle::close`]. With `only`, a model that has taken the name of that one stays.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::close`].
+    pub async fn close_only(
+        &self,
+        name: &str,
+        only: Option<Weak<LoadedModel>>,
+    ) -> Result<Option<Arc<LoadedModel>>, Error> {
         for wait in CLOSE_WAITS {
             let (reply, answer) = oneshot::channel();
-            let name = name.to_owned();
-            self.send(Command::Close { name, reply })?;
+            let (name, only) = (name.to_owned(), only.clone());
+            self.send(Command::Close { name, only, reply })?;
             match self.answered(answer).await?? {
                 Closing::Closed(model) => return Ok(Some(model)),
                 Closing::Used => return Ok(None),

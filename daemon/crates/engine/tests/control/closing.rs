@@ -37,6 +37,18 @@ async fn a_model_that_somebody_holds_is_not_closed() {
     run(&engine, chat(&again, "42 - 30 = ?")).await;
 }
 
+/// Whoever closes the model of a deleted file may come when a new file has its name.
+#[tokio::test]
+async fn a_model_that_has_taken_the_name_of_another_stays() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let old = Arc::downgrade(&load(&engine, LLAMA, "m").await);
+    engine.unload("m", false).await.unwrap();
+    let new = Arc::downgrade(&load(&engine, QWEN, "m").await);
+    let closed = engine.close_only("m", Some(old)).await.unwrap();
+    assert!(closed.is_none() && engine.model("m").is_ok());
+    assert!(engine.close_only("m", Some(new)).await.unwrap().is_some());
+}
+
 #[tokio::test]
 async fn a_model_with_a_running_request_is_not_closed() {
     let engine = engine(Budget::Bytes(64 << 20));
