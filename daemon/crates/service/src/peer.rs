@@ -2,7 +2,8 @@
 //! stands for.
 
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
+
+use sha2::{Digest, Sha256};
 
 /// Longest name of a token in bytes.
 pub const TOKEN_NAME_MAX: usize = 32;
@@ -66,15 +67,16 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// The number by which the engine knows it: users by their own, the others beyond those.
+    /// The number by which the engine knows it: users by their own, the others beyond those. It
+    /// stays over restarts and versions: what is kept on disk for a client is found by it.
     pub fn client(&self) -> u64 {
         match self {
             Self::User(uid) => u64::from(*uid),
             Self::Local => 1 << 32,
             Self::Token(name) => {
-                let mut hasher = DefaultHasher::new();
-                name.hash(&mut hasher);
-                hasher.finish() | 1 << 63
+                let digest = Sha256::digest(name.as_str());
+                let first = digest.first_chunk().copied().unwrap_or_default();
+                u64::from_be_bytes(first) | 1 << 63
             }
         }
     }
@@ -104,6 +106,9 @@ mod tests {
         for (i, one) in all.iter().enumerate() {
             assert!(all[..i].iter().all(|p| p.client() != one.client()));
         }
+        let alice = Peer::Token(TokenName::new("alice").unwrap());
+        // The first bytes of `printf alice | sha256sum`, with the highest bit.
+        assert_eq!(alice.client(), 0xabd8_06c9_7f0e_00af);
         for bad in ["", "a b", "a:b", "\u{e9}", &"x".repeat(TOKEN_NAME_MAX + 1)] {
             assert!(TokenName::new(bad).is_err(), "{bad:?}");
         }
