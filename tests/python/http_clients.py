@@ -147,6 +147,17 @@ def with_ollama(url, token, model, message):
 
     generated = client.generate(model=model, prompt=message, options=options)
     expect(generated.response == answer, "ollama: generated", repr(generated.response))
+    scored = client.chat(**asked, logprobs=True, top_logprobs=2)
+    expect("".join(token.token for token in scored.logprobs) == answer, "ollama: logprobs", scored.logprobs)
+    # It is greedy: the likeliest is the one.
+    likeliest = [(token.token, token.logprob) for token in scored.logprobs]
+    tops = [[(top.token, top.logprob) for top in token.top_logprobs] for token in scored.logprobs]
+    expect([top[0] for top in tops] == likeliest and all(len(top) == 2 for top in tops), "ollama: top_logprobs", tops)
+    parts = client.chat(**asked, logprobs=True, top_logprobs=2, stream=True)
+    streamed = [token for part in parts for token in part.logprobs or []]
+    expect(streamed == list(scored.logprobs), "ollama: streamed logprobs", streamed)
+    generated = client.generate(model=model, prompt=message, options=options, logprobs=True, top_logprobs=2)
+    expect(generated.logprobs == scored.logprobs, "ollama: logprobs of a text", generated.logprobs)
     expect(model in [m.model for m in client.ps().models], "ollama: it is not among the loaded ones")
     # Open to further members, a small model would add them without end.
     schema = {

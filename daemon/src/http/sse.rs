@@ -20,7 +20,7 @@ pub(super) fn data_event(data: &impl Serialize, out: &mut String) {
 }
 
 /// Appends a value as JSON, without a copy of it in between.
-fn append_json(value: &impl Serialize, out: &mut String) {
+pub(super) fn append_json(value: &impl Serialize, out: &mut String) {
     let mut bytes = std::mem::take(out).into_bytes();
     let before = bytes.len();
     if let Err(error) = serde_json::to_writer(&mut bytes, value) {

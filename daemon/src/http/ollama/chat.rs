@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_engine::api::TokenScore;
 use rocmforge_service::check::Violations;
 use rocmforge_service::failure::Failure;
 use serde::Deserialize;
@@ -16,9 +17,11 @@ use super::super::error::Dialect;
 use super::super::format;
 use super::super::prompt::{WireMessage, messages, model_name};
 use super::super::reply::{Events, stream};
+use super::super::sampling::whole_number;
 use super::super::start::Conversation;
 use super::keep_alive::{self, Keep, KeepAlives, Using};
-use super::{NDJSON, Options, counts, fit, line, merge, name, refuse_logprobs, thinking, time};
+use super::logprobs::{self, Logprobs};
+use super::{NDJSON, Options, counts, fit, line, merge, name, thinking, time};
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::{self, ToolCall};
@@ -38,6 +41,7 @@ struct ChatRequest {
     keep_alive: Option<Value>,
     format: Option<Value>,
     logprobs: Option<bool>,
+    #[serde(default, deserialize_with = "whole_number")]
     top_logprobs: Option<i64>,
 }
 
@@ -60,6 +64,7 @@ async fn complete(
         model: asked.model.clone(),
         request_id: call.id.as_str().to_owned(),
         calls: 0,
+        logprobs: Logprobs::default(),
         using: None,
     };
     if asked.messages.is_empty() {
@@ -68,11 +73,11 @@ async fn complete(
         merge(&mut last, done);
         return answer(&last);
     }
-    refuse_logprobs(asked.logprobs, asked.top_logprobs)?;
     let options = asked.options.unwrap_or_default();
     options.refuse_unsupported()?;
     let mut violations = Violations::named(name);
     let (mut sampling, n_ctx) = options.fields(&mut violations);
+    sampling.decoding.logprobs = logprobs::wanted(asked.logprobs, asked.top_logprobs);
     sampling.decoding.format = format::of_ollama(asked.format)?;
     let conversation = Conversation {
         model: asked.model,
@@ -90,10 +95,12 @@ async fn complete(
     let generation = fit::chat(call, conversation, violations).await?;
     let model = generation.model();
     lines.using = model.map(|model| keep_alives.begin(model.name(), keep));
+    lines.logprobs = Logprobs::by(model);
     if asked.stream != Some(false) {
         return stream(generation, lines, call).await;
     }
-    let (parts, ended) = generation.collect().await?;
+    let (parts, mut ended) = generation.collect().await?;
+    lines.logprobs.take(std::mem::take(&mut ended.scores));
     let (mut content, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
     for part in parts {
         match part {
@@ -117,7 +124,7 @@ async fn complete(
     let mut whole = lines.line(&message);
     whole["done"] = true.into();
     merge(&mut whole, counts(&ended));
-    answer(&whole)
+    answer(&lines.logprobs.beside(whole))
 }
 
 /// A request without a text: it has the model loaded, or let go.
@@ -161,6 +168,7 @@ struct Lines {
     request_id: String,
     /// How many calls were told.
     calls: usize,
+    logprobs: Logprobs,
     /// The model is in use until the stream ends.
     using: Option<Using>,
 }
@@ -174,12 +182,27 @@ impl Lines {
             "done": false,
         })
     }
+
+    fn tell(&mut self, message: &Value, out: &mut String) {
+        let line = self.line(message);
+        self.logprobs.line(line, out);
+    }
+
+    /// A line without text is one that every reader takes.
+    fn tell_nothing(&mut self, out: &mut String) {
+        self.tell(&json!({"role": "assistant", "content": ""}), out);
+    }
 }
 
 impl Events for Lines {
     const CONTENT_TYPE: &'static str = NDJSON;
 
     fn begin(&mut self, _: &mut String) {}
+
+    fn scores(&mut self, scores: Vec<TokenScore>) {
+        // Those of marks, and of text that was held back, come with what is behind them.
+        self.logprobs.take(scores);
+    }
 
     fn part(&mut self, part: Part, out: &mut String) {
         let message = match part {
@@ -196,20 +219,18 @@ impl Events for Lines {
             },
             Part::Arguments(_) => return,
         };
-        line(&self.line(&message), out);
+        self.tell(&message, out);
     }
 
     fn heartbeat(&mut self, out: &mut String) {
-        // A line without text is one that every reader takes.
-        let message = json!({"role": "assistant", "content": ""});
-        line(&self.line(&message), out);
+        self.tell_nothing(out);
     }
 
     fn end(&mut self, ended: &Ended, out: &mut String) {
         let mut last = self.line(&json!({"role": "assistant", "content": ""}));
         last["done"] = true.into();
         merge(&mut last, counts(ended));
-        line(&last, out);
+        self.logprobs.line(last, out);
     }
 
     fn failed(&mut self, failure: &Failure, out: &mut String) {
@@ -227,6 +248,7 @@ mod tests {
             model: "m".to_owned(),
             request_id: String::new(),
             calls: 0,
+            logprobs: Logprobs::default(),
             using: None,
         };
         let mut out = String::new();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_engine::api::TokenScore;
 use rocmforge_service::check::Violations;
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::infill::Gap;
@@ -21,12 +22,13 @@ use super::super::llama::native;
 use super::super::picture::Said;
 use super::super::prompt::{beside_images, model_name, with_images};
 use super::super::reply::{Events, stream};
-use super::super::sampling::{refuse_unsupported, says_something};
+use super::super::sampling::{refuse_unsupported, says_something, whole_number};
 use super::super::start::{self, Continuation, Conversation};
 use super::chat::only_the_model;
 use super::keep_alive::{self, KeepAlives, Using};
-use super::{NDJSON, Options, counts, line, merge, name, refuse_logprobs, thinking, time};
-use rocmforge_service::answers::Ended;
+use super::logprobs::{self, Logprobs};
+use super::{NDJSON, Options, counts, line, merge, name, thinking, time};
+use rocmforge_service::answers::{Ended, Generation};
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::Tools;
 
@@ -46,11 +48,12 @@ struct GenerateRequest {
     images: Option<Vec<Value>>,
     /// What stands behind the text.
     suffix: Option<String>,
+    logprobs: Option<bool>,
+    #[serde(default, deserialize_with = "whole_number")]
+    top_logprobs: Option<i64>,
     // Refused where they ask for anything.
     template: Option<Value>,
     context: Option<Value>,
-    logprobs: Option<bool>,
-    top_logprobs: Option<i64>,
 }
 
 impl GenerateRequest {
@@ -60,8 +63,7 @@ impl GenerateRequest {
         refuse_unsupported(&[
             ("template", says_something(self.template.as_ref()), LATER),
             ("context", says_something(self.context.as_ref()), CONTEXT),
-        ])?;
-        refuse_logprobs(self.logprobs, self.top_logprobs)
+        ])
     }
 }
 
@@ -86,6 +88,7 @@ async fn complete(
     let mut lines = Lines {
         model: asked.model.clone(),
         request_id: call.id.as_str().to_owned(),
+        logprobs: Logprobs::default(),
         using: None,
     };
     let text = asked.prompt.as_deref().unwrap_or_default();
@@ -104,6 +107,7 @@ async fn complete(
     options.refuse_unsupported()?;
     let mut violations = Violations::named(name);
     let (mut sampling, n_ctx) = options.fields(&mut violations);
+    sampling.decoding.logprobs = logprobs::wanted(asked.logprobs, asked.top_logprobs);
     sampling.decoding.format = format::of_ollama(asked.format)?;
     let system = asked.system.filter(|text| !text.is_empty());
     // What the system says needs a template, be it a default; a prompt goes on without one.
@@ -171,16 +175,23 @@ async fn complete(
     };
     let model = generation.model();
     lines.using = model.map(|model| keep_alives.begin(model.name(), keep));
-    if asked.stream != Some(false) {
-        return stream(generation, lines, call).await;
+    lines.logprobs = Logprobs::by(model);
+    match asked.stream {
+        Some(false) => answered(generation, lines).await,
+        _ => stream(generation, lines, call).await,
     }
-    let (parts, ended) = generation.collect().await?;
-    let mut whole = whole(&lines, parts);
-    merge(&mut whole, counts(&ended));
-    answer(&whole)
 }
 
-/// The answer of a generation that has ended.
+/// The whole answer of a generation.
+async fn answered(generation: Generation, mut lines: Lines) -> Result<Response, Failure> {
+    let (parts, mut ended) = generation.collect().await?;
+    lines.logprobs.take(std::mem::take(&mut ended.scores));
+    let mut whole = whole(&lines, parts);
+    merge(&mut whole, counts(&ended));
+    answer(&lines.logprobs.beside(whole))
+}
+
+/// The members of an answer that has these parts.
 fn whole(lines: &Lines, parts: Vec<Part>) -> Value {
     let (mut response, mut thought) = (String::new(), String::new());
     for part in parts {
@@ -203,6 +214,7 @@ fn whole(lines: &Lines, parts: Vec<Part>) -> Value {
 struct Lines {
     model: String,
     request_id: String,
+    logprobs: Logprobs,
     /// The model is in use until the stream ends.
     using: Option<Using>,
 }
@@ -216,12 +228,22 @@ impl Lines {
             "done": false,
         })
     }
+
+    fn tell_nothing(&mut self, out: &mut String) {
+        let line = self.line("");
+        self.logprobs.line(line, out);
+    }
 }
 
 impl Events for Lines {
     const CONTENT_TYPE: &'static str = NDJSON;
 
     fn begin(&mut self, _: &mut String) {}
+
+    fn scores(&mut self, scores: Vec<TokenScore>) {
+        // Those of marks, and of text that was held back, come with what is behind them.
+        self.logprobs.take(scores);
+    }
 
     fn part(&mut self, part: Part, out: &mut String) {
         let value = match part {
@@ -233,18 +255,18 @@ impl Events for Lines {
             }
             Part::Call(_) | Part::Arguments(_) => return,
         };
-        line(&value, out);
+        self.logprobs.line(value, out);
     }
 
     fn heartbeat(&mut self, out: &mut String) {
-        line(&self.line(""), out);
+        self.tell_nothing(out);
     }
 
     fn end(&mut self, ended: &Ended, out: &mut String) {
         let mut last = self.line("");
         last["done"] = true.into();
         merge(&mut last, counts(ended));
-        line(&last, out);
+        self.logprobs.line(last, out);
     }
 
     fn failed(&mut self, failure: &Failure, out: &mut String) {

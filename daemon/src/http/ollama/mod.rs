@@ -5,18 +5,20 @@ pub(super) mod embed;
 mod fit;
 pub(super) mod generate;
 mod keep_alive;
+mod logprobs;
 pub(super) mod models;
 pub(super) mod pull;
 pub(super) mod time;
 
 use rocmforge_service::check::{SamplingFields, Violations};
 use rocmforge_service::failure::Failure;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 pub(super) use self::keep_alive::KeepAlives;
 use super::prompt::TextOr;
 use super::sampling::{WireSampling, refuse_unsupported, whole_number};
+use super::sse::append_json;
 use rocmforge_service::answers::Ended;
 
 /// The content type of a line of JSON after the other.
@@ -55,19 +57,11 @@ impl Options {
     }
 }
 
-/// Refuses log-probabilities.
-fn refuse_logprobs(logprobs: Option<bool>, top: Option<i64>) -> Result<(), Failure> {
-    const ELSEWHERE: &str = "not told by this route; use /v1/chat/completions, or leave it unset";
-    refuse_unsupported(&[
-        ("logprobs", logprobs == Some(true), ELSEWHERE),
-        ("top_logprobs", top.is_some_and(|n| n != 0), ELSEWHERE),
-    ])
-}
-
 /// A field as Ollama's requests have it.
 pub(super) fn name(field: &str) -> String {
     match field {
         "n_ctx" => "options.num_ctx".to_owned(),
+        "logprobs" => "top_logprobs".to_owned(),
         "sampling.max_tokens" => "options.num_predict".to_owned(),
         "sampling.penalty_last_n" => "options.repeat_last_n".to_owned(),
         _ => field.replace("sampling.", "options."),
@@ -111,8 +105,8 @@ fn merge(into: &mut Value, from: Value) {
     }
 }
 
-fn line(value: &Value, out: &mut String) {
-    out.push_str(&value.to_string());
+fn line(value: &impl Serialize, out: &mut String) {
+    append_json(value, out);
     out.push('\n');
 }
 

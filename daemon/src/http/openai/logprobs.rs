@@ -1,4 +1,4 @@
-//! Log-probabilities of generated tokens, as OpenAI's two routes spell them.
+//! Log-probabilities of generated tokens, as each dialect spells them.
 //!
 //! They are natural logarithms of the probabilities that the model gives, over its whole
 //! vocabulary, before bias, penalties, temperature and the other parameters.
@@ -31,11 +31,11 @@ impl<'a> OfChat<'a> {
     }
 }
 
-/// `logprobs` of a text of a response: a list.
+/// `logprobs` of a text of a response, and of Ollama's answers: a list.
 #[derive(Clone, Copy)]
-pub(super) struct OfText<'a> {
-    pub(super) model: &'a LoadedModel,
-    pub(super) scores: &'a [TokenScore],
+pub(in super::super) struct OfText<'a> {
+    pub(in super::super) model: &'a LoadedModel,
+    pub(in super::super) scores: &'a [TokenScore],
 }
 
 impl Serialize for OfText<'_> {

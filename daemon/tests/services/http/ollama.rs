@@ -4,7 +4,7 @@ use rocmforged::End;
 use serde_json::{Value, json};
 
 use crate::http::client::{HttpDaemon, LLAMA};
-use crate::templates::without_template;
+use crate::templates::{with_template, without_template};
 
 fn question() -> Value {
     json!({
@@ -320,8 +320,20 @@ async fn refusals_have_ollamas_shape_and_names() {
         ("options", json!({"num_ctx": -5}), 400, "options.num_ctx"),
         ("options", json!({"mirostat": 3}), 400, "options.mirostat"),
         ("format", json!("yaml"), 400, "format"),
-        ("logprobs", json!(true), 400, "logprobs"),
-        ("top_logprobs", json!(2), 400, "top_logprobs"),
+        (
+            "top_logprobs",
+            json!(21),
+            400,
+            "top_logprobs: 21 is out of range: from 0 to 20",
+        ),
+        (
+            "top_logprobs",
+            json!(-1),
+            400,
+            "top_logprobs: -1 is out of range: from 0 to 20",
+        ),
+        ("top_logprobs", json!(0.5), 400, "top_logprobs"),
+        ("logprobs", json!("yes"), 400, "logprobs"),
         ("model", json!("ghost"), 404, "ghost"),
     ];
     for (key, value, status, mentions) in rows {
@@ -336,5 +348,119 @@ async fn refusals_have_ollamas_shape_and_names() {
         json!({"model": LLAMA, "messages": [{"role": "user", "content": "x", "images": ["aa"]}]});
     let reply = http.post("/api/chat", &images).await;
     assert_eq!(reply.status, 200, "a session lives on: {reply:?}");
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+/// What Ollama tells of log-probabilities: of a whole answer, and of the lines of a stream, behind
+/// one another.
+async fn logprobs(http: &HttpDaemon, route: &str, asked: &Value) -> [(Value, Vec<Value>); 2] {
+    let ask = async |stream: bool| {
+        let mut asked = asked.clone();
+        asked["stream"] = stream.into();
+        let reply = http.post(route, &asked).await;
+        assert_eq!(reply.status, 200, "{asked}: {reply:?}");
+        let lines = reply.lines();
+        let told = lines.iter().filter_map(|line| line["logprobs"].as_array());
+        let told = told.flatten().cloned().collect();
+        (lines.into(), told)
+    };
+    [ask(false).await, ask(true).await]
+}
+
+/// The bytes of tokens, as the text that they are.
+fn spelled(tokens: &[Value]) -> String {
+    let bytes = tokens.iter().flat_map(|token| token["bytes"].as_array());
+    let bytes = bytes
+        .flatten()
+        .map(|byte| byte.as_u64().unwrap() as u8)
+        .collect();
+    String::from_utf8(bytes).unwrap()
+}
+
+#[tokio::test]
+async fn log_probabilities_are_those_of_openais_route() {
+    let http = HttpDaemon::start().await;
+    let openai = json!({
+        "model": LLAMA, "messages": question()["messages"], "temperature": 0, "max_tokens": 16,
+        "logprobs": true, "top_logprobs": 3,
+    });
+    let openai = http.post("/v1/chat/completions", &openai).await.json();
+    let expected = openai["choices"][0]["logprobs"]["content"].as_array();
+    let expected = expected.unwrap();
+    assert_eq!(spelled(expected), "42 - 30 = 12.");
+
+    let mut asked = question();
+    asked["prompt"] = "42 - 30 = ?".into();
+    asked["logprobs"] = true.into();
+    asked["top_logprobs"] = 3.0.into();
+    // What may begin a stop string holds text back, and its log-probabilities.
+    asked["options"]["stop"] = json!(["12.x"]);
+    for route in ["/api/chat", "/api/generate"] {
+        let [(_, whole), (lines, streamed)] = logprobs(&http, route, &asked).await;
+        assert_eq!((&whole, &streamed), (expected, expected), "{route}");
+        // They come with their text.
+        for line in lines.as_array().unwrap() {
+            let text = match &line["message"] {
+                Value::Null => &line["response"],
+                message => &message["content"],
+            };
+            let told = line["logprobs"].as_array();
+            let told = told.map(|told| spelled(told)).unwrap_or_default();
+            assert_eq!(text, &told, "{line}");
+        }
+    }
+
+    // Without a number of others, the tokens alone; none of a stop string.
+    asked["top_logprobs"] = Value::Null;
+    asked["options"]["stop"] = json!(["30"]);
+    for route in ["/api/chat", "/api/generate"] {
+        for (_, told) in logprobs(&http, route, &asked).await {
+            assert_eq!(spelled(&told), "42 - ", "{route}");
+            for (token, expected) in told.iter().zip(expected) {
+                assert_eq!(token["logprob"], expected["logprob"]);
+                assert_eq!(token["top_logprobs"], json!([]));
+            }
+        }
+    }
+
+    // Unless they are wanted there are none.
+    asked["logprobs"] = false.into();
+    asked["top_logprobs"] = 2.into();
+    for (answer, _) in logprobs(&http, "/api/chat", &asked).await {
+        let lines = answer.as_array().unwrap();
+        assert!(lines.iter().all(|line| line.get("logprobs").is_none()));
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn thoughts_marks_and_calls_have_log_probabilities_too() {
+    let http = HttpDaemon::start().await;
+    let template = "{{ messages[0].content }}";
+    let marks = "{# <think> </think> #}";
+    with_template(&http.daemon, "thinks", &format!("{template}{marks}"));
+    let marks = "{# <tool_call> #}";
+    with_template(&http.daemon, "calls", &format!("{template}{marks}"));
+    let call = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>";
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
+    for (model, text, tools) in [
+        ("thinks", "<think> a b</think> c d".to_owned(), json!([])),
+        ("calls", format!("x{call} y"), json!([tool])),
+    ] {
+        let asked = json!({
+            "model": model, "messages": question()["messages"], "logprobs": true,
+            "tools": tools, "format": {"const": text}, "options": {"temperature": 0, "num_predict": 200},
+        });
+        let [(_, whole), (lines, streamed)] = logprobs(&http, "/api/chat", &asked).await;
+        // A format lets white space come first.
+        assert_eq!(spelled(&whole).trim(), format!("{text:?}"), "{model}");
+        assert_eq!(whole, streamed, "{model}");
+        // A line has those of what it brings.
+        let with_call = |line: &&Value| line["message"]["tool_calls"].is_array();
+        let with_call = lines.as_array().unwrap().iter().find(with_call);
+        let of_call = with_call.map(|line| spelled(line["logprobs"].as_array().unwrap()));
+        let expected = (model == "calls").then(|| call.to_owned());
+        assert_eq!(of_call, expected, "{model}: {lines}");
+    }
     assert_eq!(http.stop().await, End::Drained);
 }
