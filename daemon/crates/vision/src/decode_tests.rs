@@ -6,6 +6,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{encoded, file, pattern, png};
 
+#[path = "decode_kinds_tests.rs"]
+mod kinds;
+
 const FORMATS: [ImageFormat; 4] = [
     ImageFormat::Png,
     ImageFormat::Jpeg,
