@@ -7,10 +7,11 @@
 //! declared once, in [`settings`].
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
@@ -197,6 +198,23 @@ impl Config {
         }
     }
 
+    /// Where what is in use is noted for the next daemon: beside the file of `remember`, else in
+    /// the first of the state directories that the service manager gives (`$STATE_DIRECTORY`).
+    pub fn warm_note(&self, state_directories: Option<OsString>) -> Option<PathBuf> {
+        if !self.values.restart_warm {
+            return None;
+        }
+        if let Some(remember) = &self.values.remember {
+            let mut beside = remember.clone().into_os_string();
+            beside.push(".warm");
+            return Some(PathBuf::from(beside));
+        }
+        let directories = state_directories?;
+        let first = directories.as_bytes().split(|&byte| byte == b':').next()?;
+        let first = Path::new(OsStr::from_bytes(first));
+        first.is_absolute().then(|| first.join("warm.json"))
+    }
+
     /// What the engine is told of the settings.
     pub fn engine(&self) -> EngineConfig {
         let values = &self.values;
@@ -311,4 +329,30 @@ fn unread_variables() -> Vec<String> {
     let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
     let unread: BTreeSet<String> = names.filter(is_unread).collect();
     unread.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_note_for_a_restart_lies_beside_what_is_remembered_or_in_the_state_directory() {
+        let note = |arguments: &[&str], state: Option<&str>| {
+            let arguments = [&["rocmforged"], arguments].concat();
+            let config = Config::new(Flags::parse_from(arguments), PathBuf::from("/run/s"));
+            let note = config.unwrap().warm_note(state.map(OsString::from));
+            note.map(|path| path.to_str().unwrap().to_owned())
+        };
+        let remember = ["--remember", "/r/models.json"];
+        let beside = Some("/r/models.json.warm".to_owned());
+        assert_eq!(note(&remember, None), beside);
+        assert_eq!(note(&remember, Some("/s")), beside);
+        assert_eq!(note(&[], Some("/s")).as_deref(), Some("/s/warm.json"));
+        assert_eq!(note(&[], Some("/s:/t")).as_deref(), Some("/s/warm.json"));
+        for nowhere in [None, Some(""), Some(":/t"), Some("relative")] {
+            assert_eq!(note(&[], nowhere), None, "{nowhere:?}");
+        }
+        let off = ["--restart-warm", "off", "--remember", "/r/models.json"];
+        assert_eq!(note(&off, Some("/s")), None);
+    }
 }

@@ -55,6 +55,9 @@ const DRAIN_MARGIN: Duration = Duration::from_secs(10);
 /// the last messages arrive.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(2);
 
+/// How long a disk that takes no note of what was resident may hold up the end.
+const NOTE_WAIT_MAX: Duration = Duration::from_secs(1);
+
 /// How long a daemon whose device is lost goes on answering, with UNAVAILABLE and NOT_SERVING, so
 /// that those who ask just then learn why.
 const LOST_WAIT: Duration = Duration::from_millis(500);
@@ -80,6 +83,8 @@ pub struct ServeOptions {
     pub declared: Vec<Declared>,
     /// Where models that clients load are kept for the next daemon.
     pub remember: Option<PathBuf>,
+    /// Where what is in use is noted for the next daemon, which brings it back.
+    pub warm: Option<PathBuf>,
     /// What reads the settings anew, if anything does.
     pub reloads: Option<Reloads>,
     /// What renders chat templates. They come with files, so that a daemon
@@ -192,9 +197,7 @@ async fn serve_until(
         rpc::serve(&of_rpc, runs, health_service, connections, closing).await
     });
     notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
-    // Logs which files are not offered, and has the headers read before somebody waits for them.
-    let listing = Arc::clone(&context);
-    tokio::spawn(async move { listing.list_files().await.map(drop) });
+    follow_up(&context, options.warm);
 
     let mut is_gpu_ready = false;
     let cause = tokio::select! {
@@ -210,6 +213,9 @@ async fn serve_until(
         // Without a listener it ends at once, which is no reason to end.
         Ok(Err(error)) = &mut http_server => Some(ServeError::Http(error)),
     };
+    // Before anything ends. What is missing where the device or a server failed is no client's
+    // doing: the last note stays then.
+    let noted = cause.is_none().then(|| context.note_at_stop()).flatten();
     context.drain();
     health.set(false).await;
     http_phase.send_replace(Phase::Draining);
@@ -240,6 +246,7 @@ async fn serve_until(
     }
     server.abort();
     http_server.abort();
+    written(noted).await;
     match end {
         End::Drained if is_gpu_ready => Ok(End::GpuReady),
         end => Ok(end),
@@ -261,6 +268,24 @@ fn http_of(context: &Arc<Service>, runtimes: &Runtimes, listeners: &HttpListener
     let (context, runs) = (Arc::clone(context), runtimes.clone());
     let (tokens, tls, allowed) = (tokens.clone(), tls.clone(), allowed.clone());
     Http::new(context, runs, tokens, tls, allowed, shown)
+}
+
+/// What a daemon that serves does in the background: lists the files, and brings back what was in
+/// use.
+fn follow_up(context: &Arc<Service>, warm: Option<PathBuf>) {
+    // Logs which files are not offered, and has the headers read before somebody waits for them.
+    let listing = Arc::clone(context);
+    tokio::spawn(async move { listing.list_files().await.map(drop) });
+    if let Some(path) = warm {
+        tokio::spawn(Service::keep_warm(Arc::downgrade(context), path));
+    }
+}
+
+/// Until what was resident is noted, if it is, unless a disk takes nothing.
+async fn written(noted: Option<JoinHandle<()>>) {
+    if let Some(noted) = noted {
+        let _ = tokio::time::timeout(NOTE_WAIT_MAX, noted).await;
+    }
 }
 
 /// Lets running requests end within `grace`, or until `stops` yields.

@@ -475,6 +475,7 @@ fn serve_on(
         http,
         declared: config.models.iter().map(|m| m.model.clone()).collect(),
         remember: config.values.remember.clone(),
+        warm: config.warm_note(std::env::var_os("STATE_DIRECTORY")),
         reloads: Some(reloads),
         templates: Renderer::with_children(None, RenderLimits::default()),
         sockets: sockets.handle().clone(),

@@ -51,6 +51,15 @@ declare_settings! {
         /// use `/var/lib/rocmforged/state/models.json`.
         remember: Option<PathBuf> = path("FILE").optional(), Unset("none"), AtRestart;
 
+        /// Whether models that were in use come back after a restart.
+        ///
+        /// Noted are the models that requests used within the last hour, and which of their weights
+        /// were resident: at a stop, and at most once a minute. The next daemon serves at once, and
+        /// brings them back in the background into free memory. The note lies beside the file of
+        /// `remember`, else in the state directory of the service ($STATE_DIRECTORY, which systemd
+        /// sets); without both nothing is noted.
+        restart_warm: bool = choice([("on", true), ("off", false)]), Is("on"), AtRestart;
+
         /// Log filter: a level, or directives such as info,rocmforge_engine=debug.
         ///
         /// Management calls are logged at every level unless audit=off is one of the directives.

@@ -53,7 +53,7 @@ fn start(dir: &Path) -> (Daemon, PathBuf) {
 }
 
 /// The status line of the answer to a completion of one token.
-fn complete(http: &Path, model: &str) -> String {
+pub(crate) fn complete(http: &Path, model: &str) -> String {
     let mut stream = UnixStream::connect(http).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let body = format!("{{\"model\": \"{model}\", \"prompt\": \"a\", \"max_tokens\": 1}}");

@@ -18,3 +18,4 @@ mod reload;
 mod signals;
 mod tls;
 mod upgrade;
+mod warm;

@@ -149,6 +149,7 @@ impl Daemon {
             http,
             declared,
             remember: None,
+            warm: None,
             reloads: None,
             templates: Renderer::with_children(
                 Some(env!("CARGO_BIN_EXE_rocmforged").into()),

@@ -125,6 +125,8 @@ pub enum Command {
         name: String,
         /// Segment indices; all if `None`.
         segments: Option<Vec<u32>>,
+        /// The room that it may take.
+        room: PreloadRoom,
         /// Progress, ended by `Done` or `Failed`.
         events: mpsc::Sender<PreloadEvent>,
     },
@@ -439,6 +441,17 @@ pub struct Scores {
     pub tokens: Vec<TokenScore>,
     /// The request's use of the cache.
     pub cache: RequestCacheUse,
+}
+
+/// The room that a preload may take. Segments without such room are left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PreloadRoom {
+    /// Free room: nothing is evicted.
+    Free,
+    /// Free room, and that of models without running requests.
+    Idle,
+    /// All room that is not in use: the preload fails if a segment has none.
+    Any,
 }
 
 /// An event of a preload.

@@ -16,8 +16,8 @@ use rocmforge_tensor_cache::{
     Acquired, BlockId, BlockKind, Cache, Cleared, Error as CacheError, ModelId, SegmentId, Slab,
 };
 
-use crate::api::RequestCacheUse;
 use crate::api::error::{Error, from_cache, from_unregister};
+use crate::api::{PreloadRoom, RequestCacheUse};
 use crate::features::cpu_compute::CpuCompute;
 use crate::features::host_kv::HostKv;
 use crate::features::kv_disk::KvDisk;
@@ -170,17 +170,22 @@ impl Memory {
     }
 
     /// Brings a segment that somebody asked for ahead of its use, and waits for it; it
-    /// is held as by [`Memory::acquire`]. `None` if it has no room beside its own
-    /// model and those that run.
+    /// is held as by [`Memory::acquire`]. `None` if there is no such room for it.
     pub(crate) fn bring(
         &mut self,
         segment: SegmentId,
+        room: PreloadRoom,
         counts: &mut RequestCacheUse,
     ) -> Result<Option<Slab>, Error> {
-        if !self.store.begin_bringing(segment)? {
-            return Ok(None);
+        let has_room = match room {
+            PreloadRoom::Free => self.store.begin_bringing_into_free(segment)?,
+            PreloadRoom::Idle => self.store.begin_bringing(segment)?,
+            PreloadRoom::Any => true,
+        };
+        match has_room {
+            true => self.acquire(segment, counts).map(Some),
+            false => Ok(None),
         }
-        self.acquire(segment, counts).map(Some)
     }
 
     /// Counts a use of all segments of a model and reports where they are, if all are resident.

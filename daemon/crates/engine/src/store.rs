@@ -167,6 +167,16 @@ impl Store {
         Ok(has_room)
     }
 
+    /// Begins to upload a segment ahead of its use, into free room alone. Whether it has room
+    /// there.
+    pub(crate) fn begin_bringing_into_free(&mut self, segment: SegmentId) -> Result<bool, Error> {
+        let has_room = self.cache.bring_into_free(segment, &mut self.actions);
+        if has_room {
+            self.execute()?;
+        }
+        Ok(has_room)
+    }
+
     /// Gives the device a block of the ledger for itself.
     pub(crate) fn set_reserve(&mut self, slab: Slab) -> Result<(), Error> {
         self.reserve_bytes = slab.bytes;

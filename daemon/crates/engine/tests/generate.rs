@@ -4,10 +4,10 @@ use crate::requests;
 use std::sync::Arc;
 
 use crate::requests::{chat, engine, load, questions, run};
-use rocmforge_engine::EngineHandle;
 use rocmforge_engine::api::{
-    Asker, Budget, FinishReason, PreloadEvent, ScoreRequest, SegmentState,
+    Asker, Budget, FinishReason, PreloadEvent, PreloadRoom, ScoreRequest, SegmentState,
 };
+use rocmforge_engine::{EngineHandle, Events};
 
 #[tokio::test]
 async fn right_answers_and_the_same_ones_in_a_small_budget() {
@@ -119,4 +119,46 @@ async fn a_preload_leaves_out_what_does_not_fit() {
     preloaded(&engine, "small", None).await;
     let n = engine.snapshot().models[1].segments.len();
     assert_eq!(resident(1).len(), n);
+}
+
+/// What comes back behind a restart leaves alone what requests have brought by then.
+#[tokio::test]
+async fn a_preload_into_free_room_evicts_nothing_of_idle_models() {
+    let engine = engine(Budget::Bytes(6 << 20));
+    load(&engine, "tiny-llama-Q4_K_M.gguf", "used").await;
+    load(&engine, "tiny-qwen3-Q8_0.gguf", "large").await;
+    preloaded(&engine, "used", None).await;
+    let weights = |model: usize| {
+        let snapshot = engine.snapshot();
+        let segments = snapshot.models[model].segments.iter();
+        let there = segments.filter(|segment| segment.state == SegmentState::Resident);
+        there.map(|segment| segment.bytes).sum::<u64>()
+    };
+    let used = weights(0);
+    assert!(used > 1 << 20, "{used}");
+    let n = engine.snapshot().models[1].segments.len() as u32;
+    let all = || Some((0..n).collect());
+    let ended = |mut events: Events<PreloadEvent>| async move {
+        loop {
+            match events.next().await.expect("an end") {
+                PreloadEvent::Progress { .. } => {}
+                end => break end,
+            }
+        }
+    };
+    let events = engine.preload_into("large", all(), PreloadRoom::Free);
+    let end = ended(events.unwrap()).await;
+    assert!(
+        matches!(end, PreloadEvent::Done { uploaded_bytes } if uploaded_bytes > 1 << 20),
+        "{end:?}"
+    );
+    let left_out = weights(1);
+    assert_eq!((weights(0), engine.snapshot().cache.evictions), (used, 0));
+    // Into the room of idle models more of it goes.
+    let events = engine.preload_into("large", all(), PreloadRoom::Idle);
+    assert!(matches!(
+        ended(events.unwrap()).await,
+        PreloadEvent::Done { .. }
+    ));
+    assert!(weights(1) > left_out && weights(0) < used);
 }

@@ -324,7 +324,7 @@ impl Service {
     }
 
     /// The files with their names. `fresh` looks even if somebody did so a moment ago.
-    async fn named_files(&self, fresh: bool) -> Result<Arc<[NamedFile]>, Failure> {
+    pub(crate) async fn named_files(&self, fresh: bool) -> Result<Arc<[NamedFile]>, Failure> {
         if let Some(files) = self.listing.kept().filter(|_| !fresh) {
             return Ok(files);
         }

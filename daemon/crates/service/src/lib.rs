@@ -56,10 +56,13 @@ pub mod rerank;
 pub mod roles;
 pub mod samplers;
 mod standing;
+mod state_file;
 pub mod sum;
 pub mod text_work;
 pub mod tool_calls;
 pub mod trace;
+mod warm;
+mod warm_note;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -89,6 +92,7 @@ use crate::renewal::Outcome;
 use crate::roles::{RoleBook, Roles};
 use crate::sum::Sum;
 use crate::text_work::TextWork;
+use crate::warm::Warmth;
 
 /// Bytes of requests that may be in reading, over all ways of asking together.
 pub const READING_MAX_BYTES: u64 = 128 << 20;
@@ -161,6 +165,8 @@ pub struct Service {
     closing: Flights<bool>,
     /// Models that come back after a restart.
     memories: Memories,
+    /// What was in use, and comes back after a restart.
+    warmth: Warmth,
     /// What models that requests opened may have together.
     bounds: Bounds,
     /// Names of declared models that could not be registered since a model directory did not
@@ -203,6 +209,7 @@ impl Service {
             loading: Flights::default(),
             closing: Flights::default(),
             memories: Memories::default(),
+            warmth: Warmth::default(),
             bounds: Bounds::of_process(),
             late: Mutex::default(),
             opening: Opening::default(),

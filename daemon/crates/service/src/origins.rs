@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use rocmforge_engine::LoadedModel;
 use tokio::sync::Notify;
@@ -38,6 +39,9 @@ pub(crate) struct Loaded {
     pub(crate) origin: Origin,
     /// The number of the request that asked for it last; they are counted from 1.
     pub(crate) used: u64,
+    /// When a request asked for it last; `None` where none has since it was loaded by a call or as
+    /// declared.
+    pub(crate) used_at: Option<Instant>,
     /// Segments that clients pinned, where they did not pin all (`load.pin`).
     pub(crate) pinned_segments: BTreeSet<u32>,
 }
@@ -105,6 +109,7 @@ impl Origins {
             load: load.clone(),
             origin,
             used: book.asked,
+            used_at: is_first_use.then(Instant::now),
             pinned_segments: BTreeSet::new(),
         };
         book.of.insert(loaded.name().to_owned(), entry);
@@ -121,6 +126,7 @@ impl Origins {
         let asked = book.asked;
         if let Some(entry) = book.entry(loaded) {
             entry.used = asked;
+            entry.used_at = Some(Instant::now());
         }
     }
 

@@ -17,9 +17,8 @@
 //! thread.
 
 use std::collections::BTreeSet;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -35,6 +34,7 @@ use crate::failure::{self, Failure};
 use crate::load::Load;
 use crate::origins::{Loaded, Origin};
 use crate::request_log::RequestLog;
+use crate::state_file;
 
 /// The form of the file that is written and read.
 const VERSION: u32 = 1;
@@ -114,23 +114,9 @@ impl Remembered {
 
 /// What a file has; nothing where there is none.
 fn read(path: &Path) -> io::Result<Vec<Remembered>> {
-    let file = match OpenOptions::new()
-        .read(true)
-        // A FIFO would be waited for.
-        .custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits())
-        .open(path)
-    {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
+    let Some(bytes) = state_file::read(path, FILE_MAX_BYTES)? else {
+        return Ok(Vec::new());
     };
-    let mut bytes = Vec::new();
-    file.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > FILE_MAX_BYTES {
-        return Err(io::Error::other(format!(
-            "more than {FILE_MAX_BYTES} bytes"
-        )));
-    }
     let content: Content = serde_json::from_slice(&bytes)?;
     if content.version != VERSION {
         let message = format!("version {} where {VERSION} is known", content.version);
@@ -150,17 +136,7 @@ fn write(path: &Path, models: &[Remembered]) -> io::Result<()> {
     };
     let mut text = serde_json::to_string_pretty(&content)?;
     text.push('\n');
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&beside)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&beside, path)
+    state_file::replace(path, &text)
 }
 
 impl Service {
@@ -169,8 +145,7 @@ impl Service {
     /// aside, and the log says so. Blocks for as long as the file takes.
     pub fn remember_in(&self, path: PathBuf) {
         let found = read(&path).unwrap_or_else(|error| {
-            let mut aside = path.as_os_str().to_owned();
-            aside.push(".unread");
+            let aside = state_file::beside(&path, ".unread");
             let moved = fs::rename(&path, &aside);
             let (path, is_moved) = (path.display(), moved.is_ok());
             tracing::error!(%error, is_moved, "{path} (remember) cannot be read; it is put aside as {}", aside.display());

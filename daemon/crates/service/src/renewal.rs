@@ -238,6 +238,21 @@ impl Service {
         path: PathBuf,
         arrival: &Arrival,
     ) -> Result<Arc<LoadedModel>, Failure> {
+        self.opened_because(name, path, "at its first use", arrival)
+            .await
+    }
+
+    /// As [`Service::opened_at_first_use`]; `why` is for the log.
+    ///
+    /// # Errors
+    /// Those of its load.
+    pub(crate) async fn opened_because(
+        self: &Arc<Self>,
+        name: &str,
+        path: PathBuf,
+        why: &'static str,
+        arrival: &Arrival,
+    ) -> Result<Arc<LoadedModel>, Failure> {
         let this = Arc::clone(self);
         let by = arrival.without_deadline();
         let load = Load {
@@ -258,7 +273,7 @@ impl Service {
                 drop(there);
                 return this.renew(&load.name, old, &by).await;
             }
-            let arguments = format!("path={:?} at its first use", load.path);
+            let arguments = format!("path={:?} {why}", load.path);
             let log = RequestLog::audit("Load", &load.name, &arguments, &by);
             // Nobody reads the steps of such a load.
             let (steps, _) = mpsc::channel(1);
@@ -314,6 +329,7 @@ fn unknown(loaded: &Arc<LoadedModel>) -> Loaded {
         },
         origin: Origin::ByHand,
         used: 0,
+        used_at: None,
         pinned_segments: BTreeSet::new(),
     }
 }

@@ -81,3 +81,42 @@ fn uploads_ahead_leave_segments_of_one_size_missing() {
         );
     }
 }
+
+#[test]
+fn what_is_brought_into_free_room_evicts_nothing() {
+    const B: ModelId = ModelId(2);
+    for policy in [Policy::PassAware, Policy::Lru] {
+        let mut cache = Cache::new(CacheConfig {
+            align: 1,
+            ..CacheConfig::new(50)
+        });
+        cache.set_policy(policy);
+        cache.register(A, &[SegmentSpec::ordered(10); 3]).unwrap();
+        cache.register(B, &[SegmentSpec::ordered(10); 8]).unwrap();
+        let mut actions = Vec::new();
+        let segment = |model, index| SegmentId { model, index };
+        // A was used, and no request of it runs.
+        let hint = PassHint {
+            expects_next_pass: false,
+        };
+        cache.pass_begin(A, hint).unwrap();
+        for index in 0..3 {
+            touch(&mut cache, segment(A, index), &mut actions);
+        }
+        cache.pass_end(A);
+        cache.request_end(A);
+        // Not even a pinned segment takes room from it.
+        cache.pin(segment(B, 7)).unwrap();
+        let mut bring = |index| cache.bring_into_free(segment(B, index), &mut actions);
+        let brought: Vec<u32> = (0..8).filter(|&index| bring(index)).collect();
+        assert_eq!(brought, [0, 1], "{policy:?}");
+        assert!(bring(0), "it is in flight");
+        for index in brought {
+            cache.uploaded(segment(B, index));
+        }
+        cache.assert_consistent();
+        assert_eq!(cache.model_stats(A).counters.evictions, 0);
+        assert_eq!(cache.model_stats(B).counters.uploads, 2);
+        assert!(!cache.bring_into_free(segment(B, 9), &mut actions));
+    }
+}

@@ -70,8 +70,9 @@ impl Engine {
             Command::Preload {
                 name,
                 segments,
+                room,
                 events,
-            } => self.preload(&name, segments, events),
+            } => self.preload(&name, segments, room, events),
             Command::Pin {
                 name,
                 segments,

@@ -12,7 +12,9 @@ use crate::actor::commands::{MODELS_MAX, draining};
 use crate::actor::engine::Engine;
 use crate::api::error::{Error, from_cache, from_device};
 use crate::api::refusal::Refusal;
-use crate::api::{Cleared, KeptReason, KeptSegment, PreloadEvent, Registered, Unloaded, When};
+use crate::api::{
+    Cleared, KeptReason, KeptSegment, PreloadEvent, PreloadRoom, Registered, Unloaded, When,
+};
 use crate::features::kv_disk::identity::Identity;
 use crate::features::preload::{PRELOADS_MAX, Preload};
 use crate::features::speculation::draft_model::draft_model;
@@ -296,9 +298,9 @@ impl Engine {
         &mut self,
         name: &str,
         segments: Option<Vec<u32>>,
+        room: PreloadRoom,
         events: mpsc::Sender<PreloadEvent>,
     ) {
-        let what_fits = segments.is_none();
         let checked = if self.draining.is_some() {
             Err(draining())
         } else if self.preloads.are_full() {
@@ -319,7 +321,7 @@ impl Engine {
                 };
                 let total_bytes = segments.iter().map(bytes).sum();
                 let of = (model, segments);
-                let preload = Preload::new(of, total_bytes, what_fits, events);
+                let preload = Preload::new(of, total_bytes, room, events);
                 self.preloads.add(preload);
             }
             Err(error) => {

@@ -8,9 +8,9 @@ use rocmforge_scheduler::SeqId;
 
 use crate::actor::engine::Engine;
 use crate::api::error::{Error, device_lost};
-use crate::api::{COMMAND_CAPACITY, Command};
+use crate::api::{COMMAND_CAPACITY, Command, PreloadRoom};
 use crate::features::background_load;
-use crate::features::preload::Turn;
+use crate::features::preload::{Preload, Turn};
 use crate::request::task::Task;
 
 /// How long the engine sleeps at most.
@@ -102,7 +102,7 @@ impl Engine {
                 self.publish(true);
                 preload.end(event);
             }
-            Turn::Failed(preload, error) => match self.shrink_for_preload(error) {
+            Turn::Failed(preload, error) => match self.room_after(&preload, error) {
                 Ok(()) => self.preloads.again(preload),
                 Err(error) => {
                     self.publish(true);
@@ -111,6 +111,18 @@ impl Engine {
             },
         }
         true
+    }
+
+    /// Makes room for a preload whose upload failed because the driver refused memory. A preload
+    /// into free room is not worth a smaller budget.
+    fn room_after(&mut self, preload: &Preload, error: Error) -> Result<(), Error> {
+        match preload.room {
+            PreloadRoom::Free => {
+                self.memory.store.take_refused_bytes();
+                Err(error)
+            }
+            PreloadRoom::Idle | PreloadRoom::Any => self.shrink_for_preload(error),
+        }
     }
 
     /// Whether any file or upload is waited for in the background.

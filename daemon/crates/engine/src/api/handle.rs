@@ -18,7 +18,7 @@ use crate::api::error::{Error, device_lost};
 use crate::api::{
     Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Closing, Command, EVENT_CAPACITY,
     EmbedRequest, Embedding, GenerateEvent, GenerateRequest, ImageSpan, Policy, PreloadEvent,
-    PreparedImage, Registered, STEP_EVENTS, ScoreRequest, Scores, Snapshot, Unloaded,
+    PreloadRoom, PreparedImage, Registered, STEP_EVENTS, ScoreRequest, Scores, Snapshot, Unloaded,
 };
 use crate::model::loaded::{LoadedModel, PreparedModel};
 
@@ -251,10 +251,29 @@ impl EngineHandle {
         name: &str,
         segments: Option<Vec<u32>>,
     ) -> Result<Events<PreloadEvent>, Error> {
+        let room = match segments {
+            None => PreloadRoom::Idle,
+            Some(_) => PreloadRoom::Any,
+        };
+        self.preload_into(name, segments, room)
+    }
+
+    /// Starts a preload of segments, or all, into this room. Dropping the events stops it after the
+    /// segment under way.
+    ///
+    /// # Errors
+    /// Those of sending; everything else arrives as [`PreloadEvent::Failed`].
+    pub fn preload_into(
+        &self,
+        name: &str,
+        segments: Option<Vec<u32>>,
+        room: PreloadRoom,
+    ) -> Result<Events<PreloadEvent>, Error> {
         let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
         self.send(Command::Preload {
             name: name.to_owned(),
             segments,
+            room,
             events,
         })?;
         Ok(Events::new(receiver, self))

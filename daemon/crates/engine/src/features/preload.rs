@@ -6,7 +6,7 @@ use rocmforge_tensor_cache::{ModelId, SegmentId};
 use tokio::sync::mpsc::Sender;
 
 use crate::api::error::Error;
-use crate::api::{PreloadEvent, RequestCacheUse};
+use crate::api::{PreloadEvent, PreloadRoom, RequestCacheUse};
 use crate::memory::Memory;
 use crate::store::fetch::FileFetch;
 
@@ -21,9 +21,8 @@ const TURNS: u32 = 8;
 pub(crate) struct Preload {
     pub(crate) model: ModelId,
     segments: VecDeque<u32>,
-    /// All of the model was asked for: what has no room is left out. Segments that were
-    /// named take it from others.
-    what_fits: bool,
+    /// Segments that have no such room are left out.
+    pub(crate) room: PreloadRoom,
     done_bytes: u64,
     total_bytes: u64,
     uploaded_bytes: u64,
@@ -33,18 +32,17 @@ pub(crate) struct Preload {
 }
 
 impl Preload {
-    /// Of some segments of a model, with so many bytes in all; `what_fits` leaves out those that
-    /// have no room.
+    /// Of some segments of a model, with so many bytes in all.
     pub(crate) fn new(
         (model, segments): (ModelId, Vec<u32>),
         total_bytes: u64,
-        what_fits: bool,
+        room: PreloadRoom,
         events: Sender<PreloadEvent>,
     ) -> Self {
         Self {
             model,
             segments: segments.into(),
-            what_fits,
+            room,
             done_bytes: 0,
             total_bytes,
             uploaded_bytes: 0,
@@ -68,7 +66,7 @@ impl Preload {
     ) -> Result<bool, Error> {
         let fetch = match self.fetch.take() {
             Some(fetch) => fetch,
-            None => match memory.store.fetch(segment, others, self.what_fits)? {
+            None => match memory.store.fetch(segment, others, self.room)? {
                 Some(fetch) => fetch,
                 None => return Ok(true),
             },
@@ -198,11 +196,7 @@ impl Preloads {
         }
         memory.collect();
         let mut counts = RequestCacheUse::default();
-        let brought = match preload.what_fits {
-            true => memory.bring(segment, &mut counts),
-            false => memory.acquire(segment, &mut counts).map(Some),
-        };
-        match brought {
+        match memory.bring(segment, preload.room, &mut counts) {
             // It has no room, and is left out; a smaller one may have some.
             Ok(None) => {}
             Ok(Some(slab)) => {
@@ -226,7 +220,7 @@ mod tests {
 
     fn preload(model: u32) -> (Preload, Receiver<PreloadEvent>) {
         let (events, received) = channel(4);
-        let preload = Preload::new((ModelId(model), vec![0, 1]), 200, true, events);
+        let preload = Preload::new((ModelId(model), vec![0, 1]), 200, PreloadRoom::Idle, events);
         (preload, received)
     }
 

@@ -3,6 +3,7 @@
 use rocmforge_ops::SegmentKind;
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
+use crate::api::PreloadRoom;
 use crate::api::error::Error;
 use crate::guards::file_watch::Waiting;
 use crate::model::fetcher::{ASLEEP_MAX, Fetch};
@@ -18,12 +19,12 @@ pub(crate) struct FileFetch {
 
 impl Store {
     /// Begins to fetch what an absent segment of a preload needs, where reading it would keep
-    /// `others` waiting. One that has no room is not read (`what_fits`).
+    /// `others` waiting. One that has no such room is not read.
     pub(crate) fn fetch(
         &self,
         segment: SegmentId,
         others: bool,
-        what_fits: bool,
+        room: PreloadRoom,
     ) -> Result<Option<FileFetch>, Error> {
         let source = &self.sources[&segment.model];
         let file = &source.file;
@@ -32,7 +33,7 @@ impl Store {
             !others || file.is_direct() || ranges.all(|range| file.seems_cached(range))
         };
         let end = self.cache.usage().total() + self.segment_bytes(segment);
-        let has_no_room = what_fits && end > self.budget();
+        let has_no_room = room != PreloadRoom::Any && end > self.budget();
         if has_no_room || self.cache.holds(segment) || !file.is_far() && is_there() {
             return Ok(None);
         }
