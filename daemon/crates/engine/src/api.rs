@@ -7,6 +7,7 @@
 //! Replies travel on channels that the asker made; the engine never blocks on one of them: a
 //! sequence whose reader is slow is left out of the schedule until it reads.
 
+mod closing;
 pub(crate) mod config;
 pub(crate) mod error;
 pub(crate) mod handle;

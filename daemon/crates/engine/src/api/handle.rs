@@ -6,8 +6,8 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -16,19 +16,11 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::api::error::{Error, device_lost};
 use crate::api::{
-    Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Closing, Command, EVENT_CAPACITY,
-    EmbedRequest, Embedding, GenerateEvent, GenerateRequest, ImageSpan, Policy, PreloadEvent,
-    PreloadRoom, PreparedImage, Registered, STEP_EVENTS, ScoreRequest, Scores, Snapshot, Unloaded,
+    Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Command, EVENT_CAPACITY, EmbedRequest,
+    Embedding, GenerateEvent, GenerateRequest, ImageSpan, Policy, PreloadEvent, PreloadRoom,
+    PreparedImage, Registered, STEP_EVENTS, ScoreRequest, Scores, Snapshot, Unloaded,
 };
 use crate::model::loaded::{LoadedModel, PreparedModel};
-
-/// How long a model is waited for that is to be closed and that somebody holds, each time.
-const CLOSE_WAITS: [Duration; 4] = [
-    Duration::from_millis(1),
-    Duration::from_millis(4),
-    Duration::from_millis(16),
-    Duration::from_millis(64),
-];
 
 /// The way to the engine. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -128,42 +120,6 @@ impl EngineHandle {
             reply,
         })?;
         self.answered(answer).await?
-    }
-
-    /// Forgets a model if nobody uses it: no request runs, waits or is about to be sent, it is
-    /// not pinned, not preloaded, and drafts for no other model. Returns the last pointer to it,
-    /// which unmaps the file when it is dropped: for a blocking thread. `None` where it stays.
-    ///
-    /// # Errors
-    /// [`Error::UnknownModel`], and those of sending.
-    pub async fn close(&self, name: &str) -> Result<Option<Arc<LoadedModel>>, Error> {
-        self.close_only(name, None).await
-    }
-
-    /// As [`EngineHandle::close`]. With `only`, a model that has taken the name of that one stays.
-    ///
-    /// # Errors
-    /// As [`EngineHandle::close`].
-    pub async fn close_only(
-        &self,
-        name: &str,
-        only: Option<Weak<LoadedModel>>,
-    ) -> Result<Option<Arc<LoadedModel>>, Error> {
-        for wait in CLOSE_WAITS {
-            let (reply, answer) = oneshot::channel();
-            let (name, only) = (name.to_owned(), only.clone());
-            self.send(Command::Close { name, only, reply })?;
-            match self.answered(answer).await?? {
-                Closing::Closed(model) => return Ok(Some(model)),
-                Closing::Used => return Ok(None),
-                Closing::Held => tokio::time::sleep(wait).await,
-            }
-        }
-        let (reply, answer) = oneshot::channel();
-        let name = name.to_owned();
-        self.send(Command::Reopen { name, reply })?;
-        self.answered(answer).await??;
-        Ok(None)
     }
 
     /// Starts a generation. Dropping the returned events cancels it: with the pass under way at the
@@ -372,7 +328,7 @@ impl EngineHandle {
     }
 
     /// The answer to a command; an engine that is blocked by a lost device gives none.
-    async fn answered<T>(&self, answer: oneshot::Receiver<T>) -> Result<T, Error> {
+    pub(super) async fn answered<T>(&self, answer: oneshot::Receiver<T>) -> Result<T, Error> {
         let mut lost = self.lost.clone();
         tokio::select! {
             biased;
@@ -381,7 +337,7 @@ impl EngineHandle {
         }
     }
 
-    fn send(&self, command: Command) -> Result<(), Error> {
+    pub(super) fn send(&self, command: Command) -> Result<(), Error> {
         self.commands
             .try_send(command)
             .map_err(|error| match error {
