@@ -359,11 +359,12 @@ impl Machine {
             assert!(model.had_us >= least, "{} of {busy} us", model.had_us);
         }
         // A short model waits for slices of each long one: for one that has begun, for up to two
-        // and a half by its weight, and as much again for what their flow had more; and for the
-        // others of its own flow.
+        // and a half by its weight, and as much again for what their flow had more. Meanwhile the
+        // others of its flow have as much time as its own pass takes, each, and long ones their
+        // share for that, too.
         let slice = longest(&long, SLICE_US);
-        let pass = longest(&short, 0);
-        let most = 5 * long.len() as u64 * (slice + pass) + 2 * short.len() as u64 * pass;
+        let flow = short.len() as u64 * longest(&short, 0);
+        let most = 5 * long.len() as u64 * (slice + flow) + 2 * flow;
         for model in &short {
             let gap = model.longest_gap_us;
             assert!(
