@@ -136,11 +136,11 @@ impl Engine {
         for (key, image, asker) in next {
             // Who waits for a tower that is unloaded is told then.
             let Some(entry) = self.models.get(key.tower) else {
-                return false;
+                continue;
             };
             let loaded = Arc::clone(&entry.loaded);
             let Ok(tower) = tower_of(&loaded) else {
-                return false;
+                continue;
             };
             let shape = (tower.n_out as usize, 1 + tower.deepstack.len());
             let reply = self.requests.images.ask(key, shape);
@@ -207,6 +207,9 @@ impl Engine {
         for waiting in ready {
             let tower = waiting.request.model.tower();
             let Some(tower) = tower.and_then(|tower| tower.model().tower()) else {
+                waiting.fail(Error::Internal(
+                    "rows of an image without a tower".to_owned(),
+                ));
                 continue;
             };
             let (row_gap, whole) = (tower.row_gap, tower.both_ways);

@@ -237,6 +237,9 @@ pub(crate) struct Images {
     pub(crate) asked: u64,
     /// Requests that shared nothing.
     alone: u64,
+    /// Whether a request or rows came since towers were last given work. The engine asks at every
+    /// turn.
+    has_news: bool,
 }
 
 impl Images {
@@ -323,7 +326,10 @@ impl Images {
     /// Images that towers are to begin with, each with the asker of a request that waits for it:
     /// the first missing one of each request for which none is at work. So a request takes one
     /// place among those that wait and run, however many images it has.
-    pub(crate) fn next(&self) -> Vec<(ImageKey, Arc<PreparedImage>, Asker)> {
+    pub(crate) fn next(&mut self) -> Vec<(ImageKey, Arc<PreparedImage>, Asker)> {
+        if !std::mem::take(&mut self.has_news) {
+            return Vec::new();
+        }
         let mut next: Vec<(ImageKey, Arc<PreparedImage>, Asker)> = Vec::new();
         for waiting in &self.waiting {
             let is_at_work = |key: &ImageKey| {
@@ -357,6 +363,7 @@ impl Images {
     /// A request waits.
     pub(crate) fn wait(&mut self, request: WaitingRequest) {
         self.waiting.push(request);
+        self.has_news = true;
     }
 
     /// Takes the rows that have come. The requests that have all of theirs, and those that end.
@@ -384,6 +391,7 @@ impl Images {
         if came.is_empty() && !self.waiting.iter().any(|w| w.is_done(now)) {
             return (Vec::new(), Vec::new());
         }
+        self.has_news = true;
         for (key, rows) in &came {
             if let Ok(rows) = rows {
                 self.keep(*key, rows);
