@@ -19,6 +19,7 @@ mod heap;
 pub mod host;
 mod loss;
 mod machine;
+mod memory_use;
 pub mod ops;
 mod progress;
 mod segment;
@@ -34,6 +35,7 @@ pub use heap::give_back_soon as give_back_heap_soon;
 pub use loss::{Loss, LossKind, Said};
 pub use machine::available_bytes as host_available_bytes;
 pub use machine::memory_bytes as host_memory_bytes;
+pub use memory_use::MemoryUse;
 pub use ops::{
     ALIGNMENT, Batch, Buf, BufSpec, ExpertFfn, HeadShape, NO_PAGE, Op, Plan, Role, Rows,
     ScratchLayout, Span, Step, TensorDesc,
@@ -81,30 +83,12 @@ pub struct DeviceInfo {
 /// Elements of a row with their indices, largest first.
 pub type Candidates = Vec<(u32, f32)>;
 
+/// Gets rows of a buffer: the place of the first of them among those that were asked for, and their
+/// elements, `[rows][width]`.
+pub type TakeRows<'a> = &'a mut dyn FnMut(usize, &mut [f32]);
+
 /// Tells, from any thread, why the device counts as hung, if it does.
 pub type Watch = Box<dyn Fn() -> Option<Loss> + Send>;
-
-/// What a device's driver gave, to be held against the ledger.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct MemoryUse {
-    /// Bytes of the allocations that this process holds.
-    pub allocated_bytes: u64,
-    /// Bytes of them that the arena makes usable: what slabs, pages and scratch may take.
-    pub capacity_bytes: u64,
-    /// What the memory behind the capacity is rounded up to a multiple of, where a change of the
-    /// capacity never holds more than the larger of the two; 0 where it holds both for a moment.
-    pub granularity_bytes: u64,
-}
-
-impl MemoryUse {
-    /// Bytes that are held and neither usable nor rounding.
-    pub fn unused_bytes(&self) -> u64 {
-        let rounded = self
-            .capacity_bytes
-            .next_multiple_of(self.granularity_bytes.max(1));
-        self.allocated_bytes.saturating_sub(rounded)
-    }
-}
 
 /// One upload under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -575,6 +559,20 @@ pub trait Device: Send {
     /// [`Error::Lost`]; [`Error::Read`] and [`Error::NotFinite`] of an upload that
     /// the operations before used.
     fn read(&mut self, scratch: Scratch<'_>, buf: Buf, out: &mut [f32]) -> Result<(), Error>;
+
+    /// Waits for the operations before and hands over `rows` of a scratch buffer, ascending, some
+    /// at a time, while the next ones come. `take` may change the elements; what the buffer holds
+    /// afterwards is not said.
+    ///
+    /// # Errors
+    /// As [`Device::read`]; rows may have been handed over before.
+    fn take_rows(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: &[u32],
+        take: TakeRows<'_>,
+    ) -> Result<(), Error>;
 
     /// [`Device::read`] of several buffers, with one wait where they are small.
     ///

@@ -8,4 +8,5 @@ mod gpu_driver;
 mod gpu_in_place;
 mod gpu_uploads;
 mod parity;
+mod rows;
 mod uploaded;

@@ -10,6 +10,7 @@ pub(crate) mod lookahead;
 pub(crate) mod member;
 pub(crate) mod pace;
 pub(crate) mod prepared;
+pub(crate) mod row_threads;
 pub(crate) mod run;
 pub(crate) mod share;
 pub(crate) mod slices;

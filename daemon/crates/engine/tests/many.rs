@@ -1,11 +1,12 @@
 //! Many requests at once: they share passes, and each gets what it would get alone.
 
 use crate::{fake, requests};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use rocmforge_engine::api::{
-    Asker, Budget, Class, Decoding, EVENT_CAPACITY, GenerateEvent, GenerateRequest, SamplingParams,
-    ScoreRequest, Snapshot, TokenScore,
+    Asker, Budget, Class, Decoding, EVENT_CAPACITY, GenerateEvent, GenerateRequest, Mirostat,
+    MirostatVersion, SamplingParams, ScoreRequest, Snapshot, TokenScore,
 };
 use rocmforge_engine::{
     EngineConfig, EngineHandle, Error, Events, LoadedModel, PrefixCache, start,
@@ -147,6 +148,75 @@ async fn requests_of_a_mixture_share_passes_too() {
         let engine = engine(Budget::Bytes(budget));
         let model = load(&engine, "tiny-qwen3moe-Q4_K_M.gguf", "m").await;
         share(&engine, &model).await;
+    }
+}
+
+/// Requests whose rows of logits together are enough for several threads.
+const CROWD: u32 = 64;
+
+/// A request that looks at all of its logits.
+fn whole(model: &Arc<LoadedModel>, i: u32) -> GenerateRequest {
+    let sampling = SamplingParams {
+        seed: Some(u64::from(i)),
+        top_k: 0,
+        ..SamplingParams::default()
+    };
+    let mut request = of_ids(model, i % 9);
+    request.max_tokens = Some(40);
+    request.sampling = match i % 4 {
+        0 => SamplingParams {
+            repeat_penalty: 1.2,
+            ..sampling
+        },
+        1 => SamplingParams {
+            mirostat: Some(Mirostat {
+                version: MirostatVersion::V2,
+                tau: 5.0,
+                eta: 0.1,
+            }),
+            ..sampling
+        },
+        2 => SamplingParams {
+            logit_bias: vec![(7, 3.5)],
+            ..sampling
+        },
+        _ => sampling,
+    };
+    request.decoding.logprobs = (i % 3 == 0).then_some(4);
+    request
+}
+
+/// Tokens with their scores.
+async fn scored(mut events: Events<GenerateEvent>) -> Vec<(Vec<u32>, Vec<TokenScore>)> {
+    let mut pieces = Vec::new();
+    loop {
+        match events.next().await.unwrap() {
+            GenerateEvent::Piece { ids, scores, .. } => pieces.push((ids, scores)),
+            GenerateEvent::Done(_) => return pieces,
+            GenerateEvent::Failed(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_crowd_whose_logits_are_shared_out_among_threads_gets_what_each_gets_alone() {
+    let config = EngineConfig {
+        budget: Budget::Bytes(256 << 20),
+        threads: NonZeroUsize::new(3),
+        max_sequences: NonZeroUsize::new(CROWD as usize).unwrap(),
+        ..EngineConfig::default()
+    };
+    let engine = start(config).unwrap().0;
+    let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;
+    let mut alone = Vec::new();
+    for i in 0..CROWD {
+        alone.push(scored(engine.generate(whole(&model, i)).unwrap()).await);
+    }
+    let asked: Vec<_> = (0..CROWD)
+        .map(|i| tokio::spawn(scored(engine.generate(whole(&model, i)).unwrap())))
+        .collect();
+    for (i, asked) in asked.into_iter().enumerate() {
+        assert_eq!(asked.await.unwrap(), alone[i], "request {i}");
     }
 }
 

@@ -33,7 +33,7 @@ use crate::ops::{Batch, Buf, PlacedBuf, RowCounts};
 use crate::segment::wrong_shape;
 use crate::{
     BoundStep, Candidates, Device, DeviceInfo, Role, Scratch, ScratchLayout, SegmentLayout,
-    TensorDesc, Upload, UploadTicket,
+    TakeRows, TensorDesc, Upload, UploadTicket,
 };
 use arena::Arena;
 use staging::Staging;
@@ -261,6 +261,26 @@ impl Device for HostDevice {
     fn read(&mut self, scratch: Scratch<'_>, buf: Buf, out: &mut [f32]) -> Result<(), Error> {
         let at = scratch.layout.bufs[buf.0 as usize].at;
         out.copy_from_slice(self.arena.floats(scratch.base + at, out.len()));
+        Ok(())
+    }
+
+    fn take_rows(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: &[u32],
+        take: TakeRows<'_>,
+    ) -> Result<(), Error> {
+        let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
+        let mut first = 0;
+        for run in rows.chunk_by(|row, next| row + 1 == *next) {
+            let from = scratch.base + at + u64::from(run[0]) * width * 4;
+            take(
+                first,
+                self.arena.floats_mut(from, run.len() * width as usize),
+            );
+            first += run.len();
+        }
         Ok(())
     }
 }

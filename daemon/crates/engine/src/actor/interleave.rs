@@ -1,6 +1,7 @@
 //! Chunks of prompts that go through the layers a few steps at a time, between passes of tokens;
 //! see [`crate::pass::interleave`].
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_device::ALIGNMENT;
@@ -186,7 +187,8 @@ impl Engine {
         let prompts_at = scratch_at + prompts_at;
         let pass = prepared.pass(prompts, &rows, prompts_at, self.space.prefetch);
         let mut counts = RequestCacheUse::default();
-        let mut client = PassRequests::new(&rows, members, None);
+        let threads = Arc::clone(&self.space.row_threads);
+        let mut client = PassRequests::new(&rows, members, None, &threads);
         let inputs = &prepared.inputs;
         let begun = Stepwise::begin(&mut self.memory, &pass, inputs, &mut counts, &mut client);
         let ran = begun.and_then(|chunk| self.run_steps(chunk, tokens, scratch_at, waiting));

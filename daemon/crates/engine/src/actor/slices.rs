@@ -177,7 +177,7 @@ impl Engine {
         };
         self.space.computing = true;
         let others = Some(&mut self.requests.tasks);
-        let mut client = PassRequests::new(&rows, members, others);
+        let mut client = PassRequests::new(&rows, members, others, &self.space.row_threads);
         let end = slices::run_slice(&mut self.memory, &pass, start, slicing, counts, &mut client)?;
         if matches!(end, SliceEnd::Complete(_)) {
             self.keep_stream(prepared, scratch_at, members)?;

@@ -35,6 +35,7 @@ use crate::memory::Memory;
 use crate::model::registry::Models;
 use crate::pass::experts::UPLOADS_MANY;
 use crate::pass::interleave::Interleaving;
+use crate::pass::row_threads::RowThreads;
 use crate::pass::space::PassSpace;
 use crate::request::requests::Requests;
 
@@ -208,7 +209,7 @@ fn launch(
         memory,
         models,
         requests: Requests::new(config.max_sequences, config.queue_capacity),
-        space: PassSpace::new(prefetch, prefill_chunk),
+        space: PassSpace::new(prefetch, prefill_chunk, RowThreads::new(config.threads)),
         speculation,
         background: BackgroundLoads::default(),
         preloads: Preloads::default(),

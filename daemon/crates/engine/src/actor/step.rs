@@ -143,7 +143,7 @@ impl Engine {
         let mut counts = RequestCacheUse::default();
         self.space.computing = true;
         let others = Some(&mut self.requests.tasks);
-        let mut client = PassRequests::new(&rows, members, others);
+        let mut client = PassRequests::new(&rows, members, others, &self.space.row_threads);
         let inputs = &prepared.inputs;
         let ran = slices::run(&mut self.memory, &pass, inputs, &mut counts, &mut client);
         let kept = ran.and_then(|()| self.keep_stream(&prepared, scratch_at, members));

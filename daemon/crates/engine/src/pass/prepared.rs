@@ -15,7 +15,8 @@ use crate::memory::Memory;
 use crate::model::loaded::LoadedModel;
 use crate::pass::given::GivenRows;
 use crate::pass::member::{Member, nobody_waits};
-use crate::pass::spec::{Interest, Pass, PassClient, RowOutput};
+use crate::pass::row_threads::RowThreads;
+use crate::pass::spec::{Interest, Pass, PassClient, RowOutput, WantedRow};
 use crate::request::encode;
 use crate::request::kv::SequenceMemory;
 use crate::request::task::{Task, Work};
@@ -55,8 +56,22 @@ pub(crate) struct PassRequests<'a> {
     /// Others, which are sent what they are due beside the device's work: to wake the clients of a
     /// pass's rows takes the time of some rows.
     others: Option<&'a mut BTreeMap<SeqId, Task>>,
-    /// Wanted rows that were taken.
-    taken: usize,
+    threads: &'a RowThreads,
+}
+
+/// Rows of a request with their logits.
+struct MemberLogits<'a> {
+    member: &'a mut Member,
+    /// Which of the request's rows of the pass each is.
+    rows: Vec<(usize, &'a mut [f32])>,
+}
+
+impl MemberLogits<'_> {
+    fn take(&mut self) {
+        for (row, logits) in &mut self.rows {
+            self.member.take(*row, RowOutput::Logits(logits));
+        }
+    }
 }
 
 impl<'a> PassRequests<'a> {
@@ -64,12 +79,13 @@ impl<'a> PassRequests<'a> {
         rows: &'a PassRows<'a>,
         members: &'a mut [Member],
         others: Option<&'a mut BTreeMap<SeqId, Task>>,
+        threads: &'a RowThreads,
     ) -> Self {
         Self {
             rows,
             members,
             others,
-            taken: 0,
+            threads,
         }
     }
 }
@@ -92,10 +108,32 @@ impl PassClient for PassRequests<'_> {
         }
     }
 
-    fn take(&mut self, row: usize, found: RowOutput<'_>) {
-        let owner = self.rows.owners[self.taken];
-        self.taken += 1;
-        self.members[owner].take(row - self.rows.first_rows[owner], found);
+    fn take(&mut self, row: WantedRow, found: RowOutput<'_>) {
+        let owner = self.rows.owners[row.wanted];
+        self.members[owner].take(row.row - self.rows.first_rows[owner], found);
+    }
+
+    fn take_logits(&mut self, rows: &[WantedRow], logits: &mut [f32]) {
+        let n_logits = logits.len();
+        let width = n_logits / rows.len().max(1);
+        let mut found = rows.iter().zip(logits.chunks_exact_mut(width.max(1)));
+        let mut found = found.by_ref().peekable();
+        let mut by_member = Vec::new();
+        for (owner, member) in self.members.iter_mut().enumerate() {
+            let first_row = self.rows.first_rows[owner];
+            let mut rows = Vec::new();
+            while let Some((row, logits)) =
+                found.next_if(|(row, _)| self.rows.owners[row.wanted] == owner)
+            {
+                rows.push((row.row - first_row, logits));
+            }
+            if !rows.is_empty() {
+                by_member.push(MemberLogits { member, rows });
+            }
+        }
+        debug_assert!(found.peek().is_none(), "rows come in the order of requests");
+        self.threads
+            .each(&mut by_member, n_logits, MemberLogits::take);
     }
 }
 

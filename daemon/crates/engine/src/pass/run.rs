@@ -15,7 +15,7 @@ use crate::api::error::{Error, from_cache};
 use crate::memory::{Acquisition, Memory};
 use crate::pass::lookahead::Lookahead;
 use crate::pass::spec::{
-    ExpertStep, Interest, Pass, PassClient, RowOutput, batch, id, row_of, scratch,
+    ExpertStep, Interest, Pass, PassClient, RowOutput, WantedRow, batch, id, scratch,
 };
 use crate::store::Resident;
 
@@ -327,7 +327,7 @@ pub(super) fn all_resident(
     if pass.outputs.is_empty() {
         return Ok(());
     }
-    emit_rows(memory, pass, pass.outputs, &mut Vec::new(), client)
+    emit_rows(memory, pass, pass.outputs, client)
 }
 
 /// Rows of a pass for each of which few tokens are of interest, at most, where they are found apart
@@ -339,16 +339,16 @@ pub(super) fn emit_rows(
     memory: &mut Memory,
     pass: &Pass<'_>,
     rows: &[u32],
-    buffer: &mut Vec<f32>,
     client: &mut dyn PassClient,
 ) -> Result<(), Error> {
     let logits = pass.plan.logits;
     let first = pass.outputs.iter().position(|of| rows.first() == Some(of));
-    let interests = pass.interests.iter().skip(first.unwrap_or_default());
-    let interests: Vec<Interest> = interests.copied().take(rows.len()).collect();
-    let wants_all = |row: usize| interests.get(row) == Some(&Interest::Logits);
+    let first = first.unwrap_or_default();
+    let wanted: Vec<WantedRow> = WantedRow::of_part(first, rows).collect();
+    let interest_of = |at: usize| pass.interests.get(first + at);
+    let wants_all = |at: usize| interest_of(at) == Some(&Interest::Logits);
     let few = (0..rows.len()).filter(|&row| !wants_all(row));
-    let few = few.map(|row| interests.get(row).copied().unwrap_or(Interest::Best));
+    let few = few.map(|row| interest_of(row).copied().unwrap_or(Interest::Best));
     let few: Vec<Interest> = few.collect();
     let some_want_all = few.len() < rows.len();
     // Those who look at few tokens get few, though others look at all. Beside the many rows of a
@@ -362,8 +362,8 @@ pub(super) fn emit_rows(
                 .device
                 .argmax(scratch(pass), logits, rows.len());
             if let Some(best) = best.map_err(|e| memory.store.device_error(Some(pass.model), e))? {
-                let found = rows.iter().zip(best);
-                found.for_each(|(&row, best)| client.take(row_of(row), RowOutput::Best(best)));
+                let found = wanted.iter().zip(best);
+                found.for_each(|(&row, best)| client.take(row, RowOutput::Best(best)));
                 return Ok(());
             }
             None
@@ -382,20 +382,25 @@ pub(super) fn emit_rows(
         }
         None => None,
     };
-    let n_vocab = pass.scratch.bufs[usize::from(logits.0)].width as usize;
-    if some_want_all || top.is_none() {
-        buffer.resize(n_vocab * rows.len(), 0.0);
-        let read = memory.store.device.read(scratch(pass), logits, buffer);
-        read.map_err(|e| memory.store.device_error(Some(pass.model), e))?;
+    if let Some(top) = &top {
+        let few = wanted.iter().zip(top).enumerate();
+        for (_, (&row, top)) in few.filter(|(at, _)| !wants_all(*at)) {
+            client.take(row, RowOutput::Top(top.as_deref()));
+        }
     }
-    for (at, &row) in rows.iter().enumerate() {
-        let found = match top.as_ref().and_then(|top| top.get(at)) {
-            Some(top) if !wants_all(at) => RowOutput::Top(top.as_deref()),
-            _ => RowOutput::Logits(&mut buffer[at * n_vocab..][..n_vocab]),
-        };
-        client.take(row_of(row), found);
-    }
-    Ok(())
+    let whole = (0..rows.len()).filter(|&at| top.is_none() || wants_all(at));
+    let (places, whole): (Vec<u32>, Vec<WantedRow>) =
+        whole.map(|at| (at as u32, wanted[at])).unzip();
+    let width = pass.scratch.bufs[usize::from(logits.0)].width as usize;
+    let taken =
+        memory
+            .store
+            .device
+            .take_rows(scratch(pass), logits, &places, &mut |first, values| {
+                let rows = &whole[first..][..values.len() / width];
+                client.take_logits(rows, values);
+            });
+    taken.map_err(|e| memory.store.device_error(Some(pass.model), e))
 }
 
 pub(super) fn run_step(

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 use rocmforge_kernels::host::ops::RopeAngles;
 use rocmforge_tensor_cache::{BlockId, ModelId};
@@ -10,6 +11,7 @@ use rocmforge_tensor_cache::{BlockId, ModelId};
 use crate::memory::Memory;
 use crate::pass::backlog::Backlog;
 use crate::pass::pace::PassPace;
+use crate::pass::row_threads::RowThreads;
 
 /// The part of the budget that scratch blocks may have which no pass needs now.
 const SPARE_PART: u64 = 16;
@@ -74,6 +76,8 @@ pub(crate) struct PassSpace {
     pub(crate) computing: bool,
     /// What the device has to do yet.
     pub(crate) backlog: Backlog,
+    /// Looks at rows of logits.
+    pub(crate) row_threads: Arc<RowThreads>,
     /// How long passes take, and what the link brings meanwhile.
     pub(crate) pace: PassPace,
     /// Uploads under way ahead of their turn, at most.
@@ -83,7 +87,7 @@ pub(crate) struct PassSpace {
 }
 
 impl PassSpace {
-    pub(crate) fn new(prefetch: u32, prefill_chunk: NonZeroUsize) -> Self {
+    pub(crate) fn new(prefetch: u32, prefill_chunk: NonZeroUsize, row_threads: RowThreads) -> Self {
         Self {
             scratch: None,
             spare: Vec::new(),
@@ -94,6 +98,7 @@ impl PassSpace {
             angles: Vec::new(),
             computing: false,
             backlog: Backlog::default(),
+            row_threads: Arc::new(row_threads),
             pace: PassPace::default(),
             prefetch,
             prefill_chunk,

@@ -16,8 +16,38 @@ pub(crate) trait PassClient {
     /// The device has the first of the work: what is to be done beside it is done now.
     fn begun(&mut self);
 
-    /// Takes what was found for a wanted row.
-    fn take(&mut self, row: usize, found: RowOutput<'_>);
+    /// Takes what was found for a wanted row. Rows of one sequence come in their order.
+    fn take(&mut self, row: WantedRow, found: RowOutput<'_>);
+
+    /// Takes the logits of several wanted rows, `[rows][n_vocab]`, which it may change.
+    fn take_logits(&mut self, rows: &[WantedRow], logits: &mut [f32]) {
+        let width = logits.len() / rows.len().max(1);
+        for (&row, logits) in rows.iter().zip(logits.chunks_exact_mut(width.max(1))) {
+            self.take(row, RowOutput::Logits(logits));
+        }
+    }
+}
+
+/// A wanted row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WantedRow {
+    /// Which of the pass's wanted rows it is: those of [`Pass::outputs`] come first, then those of
+    /// [`Pass::hidden`].
+    pub(crate) wanted: usize,
+    /// Which of the pass's rows it is, the last one where it stands for its span's mean.
+    pub(crate) row: usize,
+}
+
+impl WantedRow {
+    /// The rows of a part of the outputs, or of the hidden states, that begins at the wanted row
+    /// `first`.
+    pub(crate) fn of_part(first: usize, rows: &[u32]) -> impl ExactSizeIterator<Item = Self> {
+        let rows = rows.iter().enumerate();
+        rows.map(move |(at, &row)| Self {
+            wanted: first + at,
+            row: row_of(row),
+        })
+    }
 }
 
 /// What a pass works on.
@@ -142,7 +172,7 @@ impl ExpertStep {
 }
 
 /// The row of an output, which may stand for its span's mean.
-pub(crate) fn row_of(output: u32) -> usize {
+fn row_of(output: u32) -> usize {
     (output & !MEAN_OF_SPAN) as usize
 }
 

@@ -9,7 +9,7 @@ use crate::api::error::Error;
 use crate::memory::Memory;
 use crate::pass::lookahead::Lookahead;
 use crate::pass::run::{ExpertsLeft, Load, Run, StepEnd, begin, emit_rows, run_step, write_inputs};
-use crate::pass::spec::{Pass, PassClient, RowOutput, batch, id, row_of, scratch};
+use crate::pass::spec::{Pass, PassClient, RowOutput, WantedRow, batch, id, scratch};
 
 /// A pass between two of its steps. All that it has so far lies in its scratch block, so passes
 /// with other scratch may run before it goes on.
@@ -235,17 +235,21 @@ fn run_head(
     weights: Option<(u32, Slab)>,
 ) -> Result<(), Error> {
     let pass = run.pass;
-    let mut buffer = Vec::new();
-    for chunk in pass.outputs.chunks(pass.scratch.outputs as usize) {
+    let at_once = pass.scratch.outputs as usize;
+    for chunk in pass.outputs.chunks(at_once) {
         run_step(memory, pass, step, weights, chunk)?;
-        emit_rows(memory, pass, chunk, &mut buffer, run.client)?;
+        emit_rows(memory, pass, chunk, run.client)?;
         if let Some(error) = run.client.ended() {
             return Err(error);
         }
     }
-    for chunk in pass.hidden.chunks(pass.scratch.outputs as usize) {
+    let mut buffer = Vec::new();
+    let mut first = pass.outputs.len();
+    for chunk in pass.hidden.chunks(at_once) {
         run_to_hidden(memory, pass, step, weights, chunk)?;
-        emit_hidden(memory, pass, chunk, &mut buffer, run.client)?;
+        let wanted = WantedRow::of_part(first, chunk);
+        emit_hidden(memory, pass, wanted, &mut buffer, run.client)?;
+        first += chunk.len();
         if let Some(error) = run.client.ended() {
             return Err(error);
         }
@@ -290,7 +294,7 @@ fn run_to_hidden(
 fn emit_hidden(
     memory: &mut Memory,
     pass: &Pass<'_>,
-    rows: &[u32],
+    rows: impl ExactSizeIterator<Item = WantedRow>,
     buffer: &mut Vec<f32>,
     client: &mut dyn PassClient,
 ) -> Result<(), Error> {
@@ -299,8 +303,8 @@ fn emit_hidden(
     buffer.resize(width * rows.len(), 0.0);
     let read = memory.store.device.read(scratch(pass), hidden, buffer);
     read.map_err(|e| memory.store.device_error(Some(pass.model), e))?;
-    for (&row, state) in rows.iter().zip(buffer.chunks_exact(width)) {
-        client.take(row_of(row), RowOutput::Hidden(state));
+    for (row, state) in rows.zip(buffer.chunks_exact(width)) {
+        client.take(row, RowOutput::Hidden(state));
     }
     Ok(())
 }

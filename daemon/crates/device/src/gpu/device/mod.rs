@@ -47,6 +47,7 @@ mod readback;
 mod registration;
 mod reserve;
 mod ring;
+mod rows;
 mod sampling;
 mod sending;
 pub(in crate::gpu) mod trial;
@@ -66,7 +67,7 @@ use crate::ops::{Batch, Buf, PlacedBuf, ScratchLayout};
 use crate::segment::wrong_shape;
 use crate::{
     BoundStep, Candidates, Device, DeviceInfo, Loss, LossKind, MemoryUse, ModelPlanView, Role,
-    Said, Scratch, SegmentLayout, TensorDesc, Throughput, Upload, UploadTicket, Watch,
+    Said, Scratch, SegmentLayout, TakeRows, TensorDesc, Throughput, Upload, UploadTicket, Watch,
 };
 
 use super::kernel_log::KernelView;
@@ -82,6 +83,7 @@ use products::VendorProducts;
 use readback::Readback;
 use reserve::{DeviceReserve, SLOTS};
 use ring::Ring;
+use rows::RowGroups;
 use sending::Sender;
 use uploads::Uploads;
 use warmup::WarmUp;
@@ -103,6 +105,7 @@ pub struct GpuDevice {
     kernels: Arc<Kernels>,
     pass_ring: Ring,
     readback: Readback,
+    rows: RowGroups,
     compute: Stream,
     /// Where decode steps are recorded.
     recorder: Stream,
@@ -504,6 +507,16 @@ impl Device for GpuDevice {
 
     fn read(&mut self, scratch: Scratch<'_>, buf: Buf, out: &mut [f32]) -> Result<(), Error> {
         self.read_each(scratch, &mut [(buf, out)])
+    }
+
+    fn take_rows(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: &[u32],
+        take: TakeRows<'_>,
+    ) -> Result<(), Error> {
+        self.hand_over(scratch, buf, rows, take)
     }
 
     fn read_each(

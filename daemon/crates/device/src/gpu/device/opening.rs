@@ -24,6 +24,7 @@ use super::products::VendorProducts;
 use super::readback::Readback;
 use super::registration::{self, Finding};
 use super::ring::Ring;
+use super::rows::RowGroups;
 use super::trial::Trials;
 use super::uploads::{Uploads, UploadsConfig};
 use super::warmup::{self, WarmUp};
@@ -186,6 +187,7 @@ impl GpuDevice {
             kernels,
             pass_ring: Ring::new(&context, PASS_PIECES, PASS_PIECE_BYTES, config.watchdog)?,
             readback: Readback::new(&context, config.watchdog)?,
+            rows: RowGroups::new(config.watchdog),
             compute,
             recorder,
             aside: Aside::new(&context),

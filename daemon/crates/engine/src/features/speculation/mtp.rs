@@ -28,7 +28,7 @@ use rocmforge_tensor_cache::ModelId;
 
 use crate::api::error::Error;
 use crate::model::rotations::Rotations;
-use crate::pass::spec::{PassClient, RowOutput};
+use crate::pass::spec::{PassClient, RowOutput, WantedRow};
 
 /// The MTP head of a registered model.
 pub(crate) struct MtpHead {
@@ -83,7 +83,7 @@ impl PassClient for DraftRows {
 
     fn begun(&mut self) {}
 
-    fn take(&mut self, _: usize, found: RowOutput<'_>) {
+    fn take(&mut self, _: WantedRow, found: RowOutput<'_>) {
         self.tokens.push(best_of(&found));
     }
 }
@@ -109,10 +109,11 @@ mod tests {
     #[test]
     fn the_lowest_of_the_best_tokens_is_drafted_and_none_where_nothing_is_finite() {
         let mut rows = DraftRows::with_capacity(4);
-        rows.take(0, RowOutput::Logits(&mut [0.5, 2.0, f32::NAN, 2.0]));
-        rows.take(1, RowOutput::Logits(&mut [f32::NAN, f32::INFINITY]));
-        rows.take(2, RowOutput::Top(Some(&[(7, 1.0), (3, 0.5)])));
-        rows.take(3, RowOutput::Best(Some(9)));
+        let row = |row| WantedRow { wanted: row, row };
+        rows.take(row(0), RowOutput::Logits(&mut [0.5, 2.0, f32::NAN, 2.0]));
+        rows.take(row(1), RowOutput::Logits(&mut [f32::NAN, f32::INFINITY]));
+        rows.take(row(2), RowOutput::Top(Some(&[(7, 1.0), (3, 0.5)])));
+        rows.take(row(3), RowOutput::Best(Some(9)));
         assert_eq!(rows.tokens, [Some(1), None, Some(7), Some(9)]);
     }
 }

@@ -1,0 +1,92 @@
+//! The threads that look at rows of logits: each request's rows on one of them.
+//!
+//! A sampler that looks at all logits of a large vocabulary takes 0.05 to 1 ms a row, and the
+//! device rests meanwhile. Requests do not look at each other, so what comes of their rows does not
+//! depend on the number of threads.
+
+use std::num::NonZeroUsize;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use rocmforge_kernels::host::Pool;
+
+/// Most threads: so many rows come from a device at a time.
+const THREADS_MAX: usize = 32;
+
+/// Logits below which the thread of the engine is done before others are awake.
+const SHARED_FROM: usize = 1 << 16;
+
+/// The threads, started when they are needed first.
+#[derive(Debug)]
+pub(crate) struct RowThreads {
+    threads: NonZeroUsize,
+    /// Nothing where the system has none to give.
+    pool: OnceLock<Option<Pool>>,
+}
+
+impl RowThreads {
+    /// So many threads, or one a core that the process may use.
+    pub(crate) fn new(threads: Option<NonZeroUsize>) -> Self {
+        let cores = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let threads = threads.unwrap_or_else(cores).get().min(THREADS_MAX);
+        Self {
+            threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
+            pool: OnceLock::new(),
+        }
+    }
+
+    /// Does each of some jobs, which look at so many logits together.
+    pub(crate) fn each<T: Send>(
+        &self,
+        jobs: &mut [T],
+        logits: usize,
+        does: impl Fn(&mut T) + Sync,
+    ) {
+        let shared = jobs.len() > 1 && logits >= SHARED_FROM && self.threads.get() > 1;
+        match shared.then(|| self.pool()).flatten() {
+            Some(pool) => pool.run_rows(jobs, 1, 1, |_, jobs| jobs.iter_mut().for_each(&does)),
+            None => jobs.iter_mut().for_each(does),
+        }
+    }
+
+    fn pool(&self) -> Option<&Pool> {
+        let started = self.pool.get_or_init(|| {
+            // Passes are milliseconds apart: to look for the next one takes more than to wake.
+            let pool = Pool::with_spin(self.threads, Duration::ZERO);
+            pool.inspect_err(|error| {
+                tracing::warn!(%error, "tokens are sampled on the engine's thread alone");
+            })
+            .ok()
+        });
+        started.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::thread;
+
+    use super::*;
+
+    fn threads_of(row_threads: &RowThreads, jobs: usize, logits: usize) -> usize {
+        let mut jobs: Vec<_> = (0..jobs).map(|_| None).collect();
+        row_threads.each(&mut jobs, logits, |job| {
+            // Long enough for the others to wake.
+            thread::sleep(Duration::from_millis(5));
+            assert!(job.replace(thread::current().id()).is_none(), "done twice");
+        });
+        let threads: HashSet<_> = jobs.iter().map(|job| job.expect("done")).collect();
+        threads.len()
+    }
+
+    #[test]
+    fn many_logits_of_several_requests_are_shared_out() {
+        let four = RowThreads::new(NonZeroUsize::new(4));
+        assert!(threads_of(&four, 24, SHARED_FROM) > 1);
+        assert_eq!(threads_of(&four, 24, SHARED_FROM - 1), 1);
+        assert_eq!(threads_of(&four, 1, SHARED_FROM), 1);
+        let one = RowThreads::new(NonZeroUsize::new(1));
+        assert_eq!(threads_of(&one, 3, SHARED_FROM), 1);
+    }
+}
