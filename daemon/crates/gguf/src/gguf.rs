@@ -127,9 +127,11 @@ impl Gguf {
             match parser.advance(&header)? {
                 Step::Done => break,
                 Step::More(need) => {
-                    let have = header.len() as u64;
-                    let (start, end) = (range.start + have, range.start + need.max(have + 1));
-                    file.with_range(start..end, |bytes| header.extend_from_slice(bytes))?;
+                    // Read and not mapped: pages of a mapping count as memory of the process as
+                    // long as the file is open.
+                    let have = header.len();
+                    header.resize((need as usize).max(have + 1), 0);
+                    file.read_each([(range.start + have as u64, &mut header[have..])])?;
                 }
             }
         }

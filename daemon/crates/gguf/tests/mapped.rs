@@ -464,12 +464,8 @@ fn opening_a_model_reads_its_header_and_no_tensor() {
         );
         if mode == ReadMode::Map {
             match resident(&path) {
-                // The kernel maps some pages around each that is asked for,
-                // where the page cache has them.
-                Some(bytes) => assert!(
-                    bytes < header + (1 << 20),
-                    "{bytes} bytes are resident, the header has {header}"
-                ),
+                // Pages of headers once counted for gigabytes of memory of a thousand models.
+                Some(bytes) => assert_eq!(bytes, 0, "the header has {header} bytes"),
                 None => println!("skipped: /proc/self/smaps does not list the mapping"),
             }
         }
