@@ -365,8 +365,7 @@ impl Sampler {
         let weight = candidates.weight();
         let total = candidates.total(weight);
         let point = self.rng.random::<f64>() * total;
-        let at = candidates.reach(point, weight) - 1;
-        let (token, logit) = candidates.first(at + 1)[at];
+        let (token, logit) = candidates.at_sum(point, weight);
         self.drawn = Drawn {
             weight,
             total,

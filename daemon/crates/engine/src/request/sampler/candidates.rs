@@ -288,6 +288,32 @@ impl<'a> Candidates<'a> {
         }
     }
 
+    /// The token with which the most likely ones add up to `wanted` of the weights' sum; the last
+    /// one where rounding leaves a rest. It is the last of as many as [`Candidates::reach`] counts,
+    /// without sorting those of a flat distribution.
+    pub(crate) fn at_sum(&mut self, wanted: f64, weight: Weight) -> (u32, f32) {
+        let (mut sum, mut last) = (0.0, None);
+        for &token in self.first(FIRST_SORTED) {
+            sum += weight.of(token.1);
+            last = Some(token);
+            if sum >= wanted {
+                return token;
+            }
+        }
+        let in_bucket = match self.all.as_deref() {
+            Some(all) => at_sum_in_buckets(all, wanted, weight),
+            None => {
+                let rest = self.list.iter().skip(FIRST_SORTED);
+                rest.copied().find(|token| {
+                    sum += weight.of(token.1);
+                    last = Some(*token);
+                    sum >= wanted
+                })
+            }
+        };
+        in_bucket.or(last).expect("one token is left")
+    }
+
     /// Leaves out the `n` most likely tokens; one at least stays.
     pub(crate) fn leave_out_first(&mut self, n: usize) {
         let n = n.min(self.len() - 1);
@@ -307,6 +333,44 @@ impl<'a> Candidates<'a> {
     pub(crate) fn min_keep(&self) -> usize {
         self.min_keep
     }
+}
+
+/// Buckets of logits between the largest and the least. Of a vocabulary of 150k tokens each has
+/// some hundreds at most, unless most logits are alike.
+const BUCKETS: usize = 2048;
+
+/// See [`Candidates::at_sum`]. Only one bucket of logits is sorted, whose tokens cross the sum.
+fn at_sum_in_buckets(all: &[f32], wanted: f64, weight: Weight) -> Option<(u32, f32)> {
+    let left = || {
+        (0u32..)
+            .zip(all.iter().copied())
+            .filter(|c| c.1 != f32::NEG_INFINITY)
+    };
+    let least = left().map(|c| c.1).fold(weight.best, f32::min);
+    let buckets_of_one = BUCKETS as f64 / (f64::from(weight.best) - f64::from(least));
+    // It does not fall as the logit falls, so buckets follow each other as the tokens do. All
+    // logits being equal it is not a number, which is bucket 0.
+    let bucket = |logit: f32| {
+        let below = f64::from(weight.best) - f64::from(logit);
+        ((below * buckets_of_one) as usize).min(BUCKETS - 1)
+    };
+    let mut sums = vec![0.0; BUCKETS];
+    left().for_each(|(_, logit)| sums[bucket(logit)] += weight.of(logit));
+    let mut sum = 0.0;
+    let crossed = sums.iter().position(|of_bucket| {
+        let crosses = sum + of_bucket >= wanted;
+        sum += if crosses { 0.0 } else { *of_bucket };
+        crosses
+    });
+    // Rounding may leave a rest behind the last one.
+    let crossed = crossed.unwrap_or_else(|| bucket(least));
+    let mut tokens: Vec<_> = left().filter(|c| bucket(c.1) == crossed).collect();
+    tokens.sort_unstable_by(falling);
+    let crossing = tokens.iter().find(|token| {
+        sum += weight.of(token.1);
+        sum >= wanted
+    });
+    crossing.or(tokens.last()).copied()
 }
 
 /// Checks that a token can be chosen by these logits.
@@ -336,6 +400,9 @@ pub(crate) fn finite(x: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
     use super::*;
 
     fn left(candidates: &mut Candidates<'_>) -> Vec<u32> {
@@ -401,6 +468,54 @@ mod tests {
             let weight = candidates.weight();
             let found = candidates.reach(share * candidates.total(weight), weight);
             assert_eq!(found, expected.map_or(3000, |at| at + 1), "{share}");
+        }
+    }
+
+    /// The token at a sum is the last of those that reach it, found in one bucket or by sorting.
+    #[test]
+    fn the_token_at_a_sum_is_the_last_that_reaches_it() {
+        let mut rng = ChaCha8Rng::seed_from_u64(11);
+        let shapes: [fn(f32) -> f32; 5] = [
+            |x| x,
+            |x| 20.0 * x,
+            // All alike, but for few.
+            |x| if x < 0.999 { 1.0 } else { 5.0 },
+            |_| -3.0,
+            |x| {
+                if x < 0.5 {
+                    f32::NEG_INFINITY
+                } else {
+                    f32::MAX * (x - 0.75)
+                }
+            },
+        ];
+        for (shape, rounds) in shapes.iter().zip(1..) {
+            for n in [1, 200, 256, 257, 5000] {
+                let mut logits: Vec<f32> = (0..n).map(|_| shape(rng.random())).collect();
+                logits[0] = 0.25;
+                let mut sorted: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+                sorted.retain(|c| c.1 != f32::NEG_INFINITY);
+                sorted.sort_unstable_by(falling);
+                for _ in 0..20 {
+                    let mut room = Vec::new();
+                    let mut list = sorted.clone();
+                    let mut of_all = Candidates::of_all(&mut logits, &mut room).unwrap();
+                    let weight = of_all.weight();
+                    let wanted = rng.random::<f64>() * of_all.total(weight);
+                    let at = of_all.at_sum(wanted, weight);
+                    let mut of_list = Candidates::of_top(&mut list, n).unwrap();
+                    assert_eq!(of_list.at_sum(wanted, weight), at, "shape {rounds}, {n}");
+                    let expected = of_list.reach(wanted, weight) - 1;
+                    // Sums in another order may differ in their last digits.
+                    let near = expected.saturating_sub(1)..(expected + 2).min(sorted.len());
+                    assert!(sorted[near].contains(&at), "shape {rounds}, {n}");
+                }
+                let mut room = Vec::new();
+                let mut of_all = Candidates::of_all(&mut logits, &mut room).unwrap();
+                let weight = of_all.weight();
+                let beyond = of_all.at_sum(f64::INFINITY, weight);
+                assert_eq!(Some(&beyond), sorted.last(), "what rounding leaves");
+            }
         }
     }
 
