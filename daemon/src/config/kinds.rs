@@ -283,13 +283,13 @@ pub(super) fn percent_or_off() -> Kind<Option<f64>> {
 
 /// A device, or the choice of one.
 pub(super) fn device() -> Kind<DeviceChoice> {
-    let allowed = "`auto`, `host`, `hip`, `hip:N`, `cuda`, `cuda:N`";
+    let allowed = "`auto`, `cpu`, `host`, `hip`, `hip:N`, `cuda`, `cuda:N`";
     let read = |text: &str| match text {
         "auto" => Ok(DeviceChoice::Auto),
-        "host" => Ok(DeviceChoice::Host),
-        _ => gpu(text).ok_or_else(|| {
-            format!("'{text}' is no device: auto, host, hip, hip:N, cuda or cuda:N")
-        }),
+        // Whoever comes from elsewhere says cpu; the rest of the product says host.
+        "cpu" | "host" => Ok(DeviceChoice::Host),
+        _ => gpu(text)
+            .ok_or_else(|| format!("'{text}' is no device: auto, cpu, hip, hip:N, cuda or cuda:N")),
     };
     let show = |choice: &DeviceChoice| {
         quoted(&match choice {
@@ -300,7 +300,7 @@ pub(super) fn device() -> Kind<DeviceChoice> {
         })
     };
     Kind {
-        words: vec!["auto", "host", "hip:1", "cuda"],
+        words: vec!["auto", "cpu", "host", "hip:1", "cuda"],
         ..Kind::text("DEVICE", allowed, read, show)
     }
 }

@@ -76,8 +76,8 @@ declare_settings! {
     "Device" {
         /// Device to compute on.
         ///
-        /// auto is the best AMD GPU that works, else the best NVIDIA GPU, else the CPU. host is the
-        /// CPU. hip and cuda are the first GPU of that kind, hip:1 the second.
+        /// auto is the best AMD GPU that works, else the best NVIDIA GPU, else the CPU. cpu and
+        /// host are the CPU. hip and cuda are the first GPU of that kind, hip:1 the second.
         device: DeviceChoice = device(), Is("auto"), AtRestart;
 
         /// CPU threads for computing.

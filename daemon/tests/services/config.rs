@@ -54,7 +54,7 @@ fn nothing_given_is_the_defaults() {
 fn the_file_sets_everything_and_flags_win_over_it() {
     let text = r#"
         socket = "/run/file.sock"
-        device = "host"
+        device = "cpu"
         vram_budget = "2GiB"
         model_dir = ["/a", "/b"]
         threads = 3
@@ -188,7 +188,7 @@ fn the_packaged_configuration_is_valid() {
 fn every_refusal_of_a_flag_names_it() {
     let long = format!("/{}", "s".repeat(107));
     let rows = [
-        ("--device", "gpu", "auto, host, hip"),
+        ("--device", "gpu", "auto, cpu, hip"),
         ("--vram-budget", "0", "80%"),
         ("--vram-budget", "-1", "80%"),
         ("--vram-budget", "2 bananas", "2GiB"),
