@@ -182,7 +182,7 @@ fn whole(model: &Arc<LoadedModel>, i: u32) -> GenerateRequest {
         },
         _ => sampling,
     };
-    request.decoding.logprobs = (i % 3 == 0).then_some(4);
+    request.decoding.logprobs = i.is_multiple_of(3).then_some(4);
     request
 }
 
