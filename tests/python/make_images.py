@@ -113,10 +113,10 @@ def qwen3vl(t):
 class Writer:
     """The projector file of a tower."""
 
-    def __init__(self, path, projector, config, keys):
+    def __init__(self, path, projector, config, keys, mean=0.5, std=0.5, key="clip.projector_type"):
         w = self.w = gguf.GGUFWriter(path, "clip")
         w.add_type("mmproj")
-        w.add_string("clip.projector_type", projector)
+        w.add_string(key, projector)
         w.add_bool("clip.has_vision_encoder", True)
         v = lambda key: f"clip.vision.{key}"
         for key, value in [("image_size", config["image_size"]), ("patch_size", config["patch_size"]),
@@ -124,8 +124,8 @@ class Writer:
                            ("feed_forward_length", config["intermediate_size"]), ("projection_dim", 64),
                            ("block_count", config["layers"]), ("attention.head_count", 2), *keys]:
             w.add_uint32(v(key), value)
-        w.add_array(v("image_mean"), [0.5, 0.5, 0.5])
-        w.add_array(v("image_std"), [0.5, 0.5, 0.5])
+        w.add_array(v("image_mean"), [mean] * 3)
+        w.add_array(v("image_std"), [std] * 3)
 
     def put(self, name, value):
         value = value.detach().numpy()
@@ -281,6 +281,132 @@ class Gemma3:
         return model(input_ids=ids, pixel_values=self.pixels(images), token_type_ids=(ids == IMAGE).int()).logits[0]
 
 
+class Gemma4:
+    """gemma4v. The larger models' tower standardizes its rows, that of E2B and E4B bounds what goes through products."""
+
+    merge, grids, patch, steps = 3, [(6, 9), (12, 6), (3, 3)], 4, 64
+    PLACES = 64
+
+    def __init__(self, layer_types, shared, per_layer):
+        self.layer_types, self.shared, self.per_layer = layer_types, shared, per_layer
+
+    def model(self, t):
+        n = len(self.layer_types)
+        small = self.per_layer > 0
+        text = base_config(num_hidden_layers=n, sliding_window=16, global_head_dim=64, layer_types=self.layer_types,
+                           num_kv_shared_layers=self.shared, hidden_size_per_layer_input=self.per_layer,
+                           vocab_size_per_layer_input=V, final_logit_softcapping=30.0,
+                           use_bidirectional_attention=None if small else "vision")
+        text["tie_word_embeddings"] = True
+        vision = dict(hidden_size=144, intermediate_size=96, num_hidden_layers=3, num_attention_heads=2,
+                      num_key_value_heads=2, head_dim=72, patch_size=self.patch, pooling_kernel_size=self.merge,
+                      position_embedding_size=self.PLACES, use_clipped_linears=small, standardize=not small)
+        config = transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=None,
+                                           image_token_id=IMAGE)
+        model = transformers.Gemma4ForConditionalGeneration._from_config(config, attn_implementation="eager")
+        out = {"embed_tokens.weight": t["token_embd.weight"], "norm.weight": t["output_norm.weight"]}
+        norms = [("input_layernorm", "attn_norm"), ("post_attention_layernorm", "post_attention_norm"),
+                 ("pre_feedforward_layernorm", "ffn_norm"), ("post_feedforward_layernorm", "post_ffw_norm")]
+        if small:
+            out["embed_tokens_per_layer.weight"] = t["per_layer_token_embd.weight"]
+            out["per_layer_model_projection.weight"] = t["per_layer_model_proj.weight"]
+            out["per_layer_projection_norm.weight"] = t["per_layer_proj_norm.weight"]
+            norms += [("per_layer_input_gate", "inp_gate"), ("per_layer_projection", "proj"),
+                      ("post_per_layer_input_norm", "post_norm")]
+        for i, layer_of in enumerate(model.model.language_model.layers):
+            of_file = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output",
+                       "q_norm": "attn_q_norm", "k_norm": "attn_k_norm"}
+            layer = {f"self_attn.{k}.weight": t[f"blk.{i}.{v}.weight"] for k, v in of_file.items()
+                     if hasattr(layer_of.self_attn, k)}
+            for part in ("gate", "up", "down"):
+                layer[f"mlp.{part}_proj.weight"] = t[f"blk.{i}.ffn_{part}.weight"]
+            layer.update({f"{ours}.weight": t[f"blk.{i}.{theirs}.weight"] for ours, theirs in norms})
+            layer_of.layer_scalar.copy_(t[f"blk.{i}.layer_output_scale.weight"])
+            out.update({f"layers.{i}.{k}": v for k, v in layer.items()})
+        fill(model.model.language_model, out)
+        return model
+
+    def tower(self, model):
+        return torch.nn.ModuleList([model.model.vision_tower, model.model.embed_vision])
+
+    def linears(self, model):
+        """Those with bounds, by the names of their tensors."""
+        for i, b in enumerate(model.model.vision_tower.encoder.layers):
+            a, m = b.self_attn, b.mlp
+            for name, module in [("attn_q", a.q_proj), ("attn_k", a.k_proj), ("attn_v", a.v_proj),
+                                 ("attn_out", a.o_proj), ("ffn_gate", m.gate_proj), ("ffn_up", m.up_proj),
+                                 ("ffn_down", m.down_proj)]:
+                yield f"v.blk.{i}.{name}", module
+
+    def set_rest(self, model):
+        """What is no parameter; and norms that make scores as small as trained ones do."""
+        g = torch.Generator().manual_seed(11)
+        tower = model.model.vision_tower
+        near = lambda mean, *shape: mean * (1 + 0.2 * torch.randn(*shape, generator=g))
+        with torch.no_grad():
+            for b in tower.encoder.layers:
+                for norm in (b.self_attn.q_norm, b.self_attn.k_norm):
+                    norm.weight.mul_(0.35)
+            if self.per_layer:
+                for _, module in self.linears(model):
+                    for name, mean in [("input_min", -1.4), ("input_max", 1.7), ("output_min", -1.6),
+                                       ("output_max", 1.3)]:
+                        getattr(module, name).copy_(near(mean, 1)[0])
+            else:
+                tower.std_bias.copy_(torch.randn(144, generator=g) * 3)
+                tower.std_scale.copy_(near(0.1, 144))
+
+    def write(self, path, model):
+        self.set_rest(model)
+        tower = model.model.vision_tower
+        config = dict(hidden_size=144, intermediate_size=96, layers=3, image_size=224, patch_size=self.patch)
+        w = Writer(path, "gemma4v", config, [], mean=0.0, std=1.0, key="clip.vision.projector_type")
+        w.w.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+        patches = tower.patch_embedder.input_proj.weight.reshape(144, self.patch, self.patch, 3)
+        w.put("v.patch_embd.weight", patches.permute(0, 3, 1, 2))
+        w.put("v.position_embd.weight", tower.patch_embedder.position_embedding_table)
+        for i, b in enumerate(tower.encoder.layers):
+            for name, module in [("ln1", b.input_layernorm), ("attn_post_norm", b.post_attention_layernorm),
+                                 ("ln2", b.pre_feedforward_layernorm), ("ffn_post_norm", b.post_feedforward_layernorm),
+                                 ("attn_q_norm", b.self_attn.q_norm), ("attn_k_norm", b.self_attn.k_norm)]:
+                w.put(f"v.blk.{i}.{name}.weight", module.weight)
+        for name, module in self.linears(model):
+            w.put(f"{name}.weight", module.linear.weight)
+            if self.per_layer:
+                for end in ("input_min", "input_max", "output_min", "output_max"):
+                    w.put(f"{name}.{end}", getattr(module, end).reshape(1))
+        if not self.per_layer:
+            w.put("v.std_bias", tower.std_bias)
+            w.put("v.std_scale", tower.std_scale)
+        w.put("mm.input_projection.weight", model.model.embed_vision.embedding_projection.weight)
+        w.close()
+
+    def pixels(self, images):
+        """Patches row by row, colours last, filled up to one number; and their columns and rows."""
+        given, places = [], []
+        for grid, patches in images:
+            rows, columns = grid
+            x = picture(grid, patches, self.patch, self.merge)
+            x = (x + 1) / 2
+            x = x.reshape(3, rows, self.patch, columns, self.patch).permute(1, 3, 2, 4, 0)
+            given.append(x.reshape(rows * columns, -1))
+            places.append(torch.tensor([[c, r] for r in range(rows) for c in range(columns)]))
+        most = max(len(x) for x in given)
+        pad = lambda x, value: torch.nn.functional.pad(x, (0, 0, 0, most - len(x)), value=value)
+        return torch.stack([pad(x, 0.0) for x in given]), torch.stack([pad(x, -1) for x in places])
+
+    def rows(self, model, grid, patches):
+        """As the text model's embeddings are before it multiplies them."""
+        pixels, places = self.pixels([(grid, patches)])
+        out = model.model.get_image_features(pixels, places, return_dict=True)
+        return out.pooler_output[0] / 64**0.5
+
+    def logits(self, model, ids, images):
+        pixels, places = self.pixels(images)
+        return model(input_ids=ids, pixel_values=pixels, image_position_ids=places,
+                     mm_token_type_ids=(ids == IMAGE).int()).logits[0]
+
+
 class Pixtral:
     """pixtral, with its merger."""
 
@@ -357,7 +483,10 @@ class Pixtral:
         return ([IMAGE] * columns + [self.END_OF_ROW]) * (rows - 1) + [IMAGE] * columns
 
 
-FAMILIES = {"mistral3": Pixtral(), "qwen35": Qwen(qwen35), "qwen3vl": Qwen(qwen3vl), "gemma3": Gemma3()}
+WINDOWED, FULL = "sliding_attention", "full_attention"
+FAMILIES = {"gemma4": Gemma4([WINDOWED] * 5 + [FULL], 0, 0),
+            "gemma4e": Gemma4(([WINDOWED] * 3 + [FULL]) * 2, 4, 32),
+            "mistral3": Pixtral(), "qwen35": Qwen(qwen35), "qwen3vl": Qwen(qwen3vl), "gemma3": Gemma3()}
 
 
 def images(family):

@@ -432,6 +432,7 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
     };
     all.push(rows::gather_outputs(1, 2, 3, 1000, 4, spans).unwrap());
     all.push(rows::add_bias(1, 2, 1000, 3).unwrap());
+    all.push(elements::clamp(1, 3, 1000, [4, 5], 2).unwrap());
     let norm = LayerNorm {
         weight: 2,
         bias: None,

@@ -12,7 +12,7 @@ macro_rules! files {
 }
 
 /// Every source and header.
-const FILES: [(&str, &str); 55] = files![
+const FILES: [(&str, &str); 56] = files![
     "compat.h",
     "formats.h",
     "formats_low_bits.h",
@@ -58,6 +58,7 @@ const FILES: [(&str, &str); 55] = files![
     "add_bias.hip",
     "layer_norm.hip",
     "elements.hip",
+    "clamp.hip",
     "route.hip",
     "conv.hip",
     "delta_net.hip",

@@ -24,6 +24,7 @@ fuzz_target!(|data: &[u8]| {
         merge,
         sizes: match data.len() % 4 {
             0 => Sizes::Square(3 * patch * merge),
+            1 => Sizes::Largest { tokens: 64 },
             _ => Sizes::Between {
                 min_pixels: 2 * token,
                 max_pixels: 64 * token,

@@ -19,7 +19,9 @@ use serde_json::Value;
 use crate::fake;
 use crate::requests::{engine, fixture, greedy, load, run, until};
 
-const NAMES: [&str; 4] = ["qwen35", "qwen3vl", "gemma3", "mistral3"];
+const NAMES: [&str; 6] = [
+    "qwen35", "qwen3vl", "gemma3", "gemma4", "gemma4e", "mistral3",
+];
 
 /// Largest difference of a log-probability, and of a row of a tower.
 const TOLERANCE: f64 = 0.02;
@@ -208,7 +210,7 @@ async fn compare(engine: &EngineHandle, name: &str) {
 fn scratch(name: &str) -> u64 {
     match name {
         "gemma3" => 7 << 20,
-        "mistral3" => 1 << 20,
+        "mistral3" | "gemma4" | "gemma4e" => 1 << 20,
         _ => 0,
     }
 }
@@ -406,6 +408,13 @@ async fn what_cannot_be_read_is_refused() {
     // And none for a layer that waits for them.
     let error = refused("arch/qwen3vl.gguf", "images/qwen35-mmproj.gguf");
     assert!(error.contains("and takes rows for 1 layers"), "{error}");
+    for mmproj in ["images/gemma4-mmproj.gguf", "images/gemma4e-mmproj.gguf"] {
+        let error = refused("arch/gemma3.gguf", mmproj);
+        assert!(
+            error.contains("(gemma4v)") && error.contains("for a model of gemma4"),
+            "{error}"
+        );
+    }
     let error = refused("arch/qwen35.gguf", "arch/qwen35.gguf");
     assert!(error.contains("it is no projector (mmproj)"), "{error}");
     let as_model = prepare("m", open(mmproj), &mut |_| {})
@@ -416,6 +425,35 @@ async fn what_cannot_be_read_is_refused() {
         as_model.contains("give the file of its text model"),
         "{as_model}"
     );
+}
+
+/// A tower with positions of columns and rows has no more of either.
+#[tokio::test]
+async fn an_image_longer_than_the_places_of_its_tower_is_refused() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load_with_tower(&engine, "gemma4").await;
+    let image = |grid: [usize; 2]| PreparedImage {
+        grid,
+        merge: 3,
+        patches: vec![0.25; grid[0] * grid[1] * 3 * 16],
+        digest: [1; 32],
+        charge: Default::default(),
+    };
+    let rows = engine.read_image(&model, Arc::new(image([3, 63]))).await;
+    assert_eq!(rows.unwrap().len(), 21 * 64);
+    for grid in [[3, 66], [66, 3]] {
+        let ids = vec![5; 40];
+        let span = ImageSpan {
+            first: 1,
+            image: Arc::new(image(grid)),
+        };
+        let refused = generate(&engine, greedy(&model, ids, 1), vec![span]).await;
+        let error = refused.map(drop).unwrap_err().to_string();
+        assert!(
+            error.contains("the model knows 64 places a side"),
+            "{error}"
+        );
+    }
 }
 
 /// A tower goes with its model, and is none of the models that there are.

@@ -140,6 +140,14 @@ impl Model {
         self.tower.as_ref()?.table.as_ref()
     }
 
+    /// Whether this text model's rows of an image of a tower attend to all of the image, in the
+    /// layers that do not say otherwise. Gemma 4's sizes with inputs for each layer (E2B, E4B) read
+    /// images as they read text.
+    pub fn reads_images_whole(&self, tower: &Tower) -> bool {
+        let mut inputs = self.plan.inputs.iter();
+        tower.both_ways && !inputs.any(|input| input.rows == InputRows::TextTokens)
+    }
+
     fn with_deepstack(gguf: &Gguf, deepstack: usize) -> Result<Self, Error> {
         let arch = arch::find(gguf)?;
         let remarks = RefCell::default();

@@ -1,5 +1,7 @@
 //! What a projector file (mmproj, `general.architecture = clip`) says of its vision tower.
 
+use std::ops::Range;
+
 use rocmforge_ops::{Buf, Input, InputRows, Role, TensorDesc, WeightType};
 
 /// Most layers whose rows are kept for layers of the text model: parts of one operation.
@@ -34,7 +36,8 @@ pub struct Tower {
     pub sizes: ImageSizes,
     /// How images come to these sizes.
     pub filter: Filter,
-    /// Whether in the text model the tokens of an image attend to each other both ways.
+    /// Whether in the text model the tokens of an image attend to each other both ways, as far as
+    /// the model has them do so ([`Model::reads_images_whole`](crate::Model::reads_images_whole)).
     pub both_ways: bool,
     /// Tokens of the text behind each row of an image's but the last.
     pub row_gap: usize,
@@ -57,6 +60,11 @@ pub enum ImageSizes {
         /// The longest side, pixels.
         longest: u32,
     },
+    /// The largest of whole blocks that keep the shape.
+    Largest {
+        /// Most blocks.
+        tokens: u32,
+    },
 }
 
 /// The filter by which images are resized.
@@ -68,11 +76,19 @@ pub enum Filter {
     Bicubic,
 }
 
-/// A square grid of learned positions, interpolated to each image's.
+/// Learned positions of an image's patches.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LearnedGrid {
-    /// Its side.
-    pub side: u32,
+pub enum LearnedGrid {
+    /// A square grid, interpolated to each image's.
+    Square {
+        /// Its side.
+        side: u32,
+    },
+    /// One for each column, and behind those one for each row; a patch has the sum of two.
+    Axes {
+        /// Columns, and rows: the most patches of a side.
+        n: u32,
+    },
 }
 
 impl Tower {
@@ -115,11 +131,38 @@ impl Tower {
 }
 
 impl LearnedGrid {
-    /// The four learned positions next to a patch's place in a grid of `rows` by `columns`, with
-    /// their weights: the corners of both grids lie on each other.
+    /// Rows of its table.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        match *self {
+            Self::Square { side } => u64::from(side) * u64::from(side),
+            Self::Axes { n } => 2 * u64::from(n),
+        }
+    }
+
+    /// What of it images need that have at most `grid` rows and columns of patches: the rows of
+    /// the table, one range behind the other, and the grid that these rows are the table of.
+    #[must_use]
+    pub fn needed(&self, grid: [usize; 2]) -> (Self, Vec<Range<u64>>) {
+        match *self {
+            Self::Square { .. } => (self.clone(), std::iter::once(0..self.rows()).collect()),
+            Self::Axes { n } => {
+                let most = (grid[0].max(grid[1]) as u64).min(u64::from(n));
+                let rows = u64::from(n)..u64::from(n) + most;
+                (Self::Axes { n: most as u32 }, vec![0..most, rows])
+            }
+        }
+    }
+
+    /// The learned positions of a patch's place in a grid of `rows` by `columns`, with their
+    /// weights: of a square the four next to it, where the corners of both grids lie on each
+    /// other; of axes those of the column and of the row, and twice nothing.
     #[must_use]
     pub fn neighbours(&self, [row, column]: [u32; 2], grid: [usize; 2]) -> [(u32, f32); 4] {
-        let side = self.side;
+        let side = match *self {
+            Self::Square { side } => side,
+            Self::Axes { n } => return [(column, 1.0), (n + row, 1.0), (0, 0.0), (0, 0.0)],
+        };
         let axis = |at: u32, n: usize| {
             let last = side - 1;
             let at = (at * last) as f32 / (n as u32 - 1).max(1) as f32;
@@ -176,7 +219,7 @@ mod tests {
             width: 8,
             n_out: 4,
             deepstack: vec![1],
-            grid: Some(LearnedGrid { side }),
+            grid: Some(LearnedGrid::Square { side }),
             mean: [0.5; 3],
             std: [0.5; 3],
             sizes: ImageSizes::Square(64),
@@ -200,7 +243,7 @@ mod tests {
 
     #[test]
     fn positions_are_those_of_the_neighbours_by_nearness() {
-        let of = |place, grid| LearnedGrid { side: 4 }.neighbours(place, grid);
+        let of = |place, grid| LearnedGrid::Square { side: 4 }.neighbours(place, grid);
         // Corners lie on corners.
         assert_eq!(of([0, 0], [7, 7])[0], (0, 1.0));
         let last = of([6, 6], [7, 7]);
@@ -210,5 +253,20 @@ mod tests {
         assert_eq!(of([1, 0], [7, 7]).map(|(at, _)| at), [0, 1, 4, 5]);
         // A grid of one.
         assert_eq!(of([0, 0], [1, 1])[0], (0, 1.0));
+    }
+
+    #[test]
+    fn positions_of_axes_are_the_column_and_the_row() {
+        let axes = LearnedGrid::Axes { n: 100 };
+        assert_eq!(
+            (axes.rows(), axes.neighbours([2, 5], [4, 6])[1].0),
+            (200, 102)
+        );
+        let (few, rows) = axes.needed([4, 6]);
+        assert_eq!(rows, [0..6, 100..106]);
+        assert_eq!(few.neighbours([2, 5], [4, 6])[..2], [(5, 1.0), (8, 1.0)]);
+        let square = LearnedGrid::Square { side: 4 };
+        let (all, rows) = square.needed([2, 2]);
+        assert_eq!((all, rows.first(), rows.len()), (square, Some(&(0..16)), 1));
     }
 }

@@ -65,6 +65,9 @@ pub enum Act {
 pub enum Mask {
     /// All up to its own.
     Causal,
+    /// All up to its own, where rows of an image attend to all of the image in other layers, too
+    /// (Gemma 4).
+    CausalInImages,
     /// So many up to its own, its own included.
     Window(u32),
     /// All of its sequence. The pages have those of the pass: all rows of a sequence are in one
@@ -173,6 +176,18 @@ pub enum Op {
         x: Buf,
         /// The bound.
         cap: f32,
+    },
+    /// `out = min(max(x, low[0]), high[0])`: what goes into and comes out of a product whose bounds
+    /// the file has.
+    Clamp {
+        /// Input rows.
+        x: Buf,
+        /// A tensor of one element.
+        low: TensorIndex,
+        /// As `low`.
+        high: TensorIndex,
+        /// Output rows. May be `x`.
+        out: Buf,
     },
     /// `out[t][r] = sum_k weight[r][k] * x[t][k] + bias[r]` for each product; they share the input.
     MatMul {
@@ -444,7 +459,9 @@ impl Op {
     /// a buffer that is changed in place is given to both, first to `read`.
     pub fn buffers(&self, read: &mut dyn FnMut(Buf), write: &mut dyn FnMut(Buf)) {
         let (reads, writes): (&[Buf], &[Buf]) = match self {
-            Op::RmsNorm { x, out, .. } | Op::LayerNorm { x, out, .. } => (&[*x], &[*out]),
+            Op::RmsNorm { x, out, .. }
+            | Op::LayerNorm { x, out, .. }
+            | Op::Clamp { x, out, .. } => (&[*x], &[*out]),
             Op::Add { x, y, .. } => (&[*x, *y], &[*x]),
             Op::AddTable { x, .. }
             | Op::Scale { x, .. }
@@ -520,6 +537,7 @@ impl Op {
             Op::Scale { .. } => "scale",
             Op::ScaleBy { .. } => "scale_by",
             Op::SoftCap { .. } => "soft_cap",
+            Op::Clamp { .. } => "clamp",
             Op::MatMul { .. } => "mat_mul",
             Op::MatMulHeads { .. } => "mat_mul_heads",
             Op::MatMulTransposed { .. } => "mat_mul_transposed",

@@ -94,6 +94,8 @@ pub struct Input {
 pub enum InputRows {
     /// A table's, by the tokens' ids; an image's in the place of those of its tokens.
     Tokens,
+    /// A table's, by the tokens' ids; the first row, the padding token's, for those of an image.
+    TextTokens,
     /// What another plan left in its residual stream.
     Stream,
     /// What an image's tower kept for a layer of the text model, 0 for the first; zeros for text.

@@ -113,6 +113,12 @@ impl Form {
                 stays: false,
                 row_ends: Some(["[IMG_BREAK]", "[IMG_END]"]),
             }),
+            "gemma4v" => Some(Self {
+                mark: "<|image|>",
+                written: Some("<|image><|image|><image|>"),
+                stays: false,
+                row_ends: None,
+            }),
             "gemma3" => Some(Self {
                 mark: "<start_of_image>",
                 written: Some("\n\n<start_of_image><end_of_image>\n\n"),

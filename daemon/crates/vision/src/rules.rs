@@ -32,6 +32,11 @@ pub enum Sizes {
         /// The longest side, pixels; above 0.
         longest: u32,
     },
+    /// The largest of its shape that has no more tokens, shrunk or enlarged: Gemma 4's.
+    Largest {
+        /// Most tokens; above 0.
+        tokens: u32,
+    },
 }
 
 /// The filter by which images are resized.
@@ -91,6 +96,7 @@ impl Rules {
             } => self.between(sides, [min_pixels, max_pixels]),
             Sizes::Square(side) => [side, side],
             Sizes::Within { longest } => self.within(sides, longest),
+            Sizes::Largest { tokens } => self.largest(sides, tokens),
         };
         Ok(Size { width, height })
     }
@@ -123,6 +129,20 @@ impl Rules {
         sides.map(|side| ((side / shrink).floor().max(1.0) as u32).div_ceil(unit) * unit)
     }
 
+    /// The shape is kept as far as whole tokens allow; a side that is less than one has one.
+    fn largest(&self, sides: [f64; 2], tokens: u32) -> [u32; 2] {
+        let unit = f64::from(self.token_side());
+        let factor = (f64::from(tokens) * unit * unit / (sides[0] * sides[1])).sqrt();
+        let whole = sides.map(|side| (factor * side / unit).floor());
+        let many = |long: f64, short: f64| (long / short).floor().clamp(1.0, f64::from(tokens));
+        let whole = match whole {
+            [0.0, _] => [1.0, many(sides[1], sides[0])],
+            [_, 0.0] => [many(sides[0], sides[1]), 1.0],
+            whole => whole,
+        };
+        whole.map(|n| (n * unit) as u32)
+    }
+
     /// Bytes of the patches of an image of this resized size.
     pub fn patches_bytes(&self, size: Size) -> u64 {
         u64::from(size.width) * u64::from(size.height) * 3 * size_of::<f32>() as u64
@@ -145,6 +165,9 @@ impl Rules {
             Sizes::Square(side) => Sizes::Square(side),
             Sizes::Within { longest } => Sizes::Within {
                 longest: u32::try_from(most.isqrt()).map_or(longest, |side| longest.min(side)),
+            },
+            Sizes::Largest { tokens } => Sizes::Largest {
+                tokens: u32::try_from(most / token).map_or(tokens, |most| tokens.min(most)),
             },
         };
         Self { sizes, ..*self }
@@ -242,6 +265,35 @@ mod tests {
             let size = rules.size_for(width, height).unwrap();
             assert_eq!((size.width, size.height), expected, "{width} x {height}");
         }
+    }
+
+    /// As the processor for Gemma 4 in transformers computes them for 280 tokens of 48 pixels.
+    const LARGEST: [Sides; 8] = [
+        ((1, 1), (768, 768)),
+        ((48, 48), (768, 768)),
+        ((640, 480), (912, 672)),
+        ((1024, 1024), (768, 768)),
+        ((8000, 6000), (912, 672)),
+        ((80, 4000), (96, 5664)),
+        ((2100, 15), (9456, 48)),
+        ((333, 777), (480, 1200)),
+    ];
+
+    #[test]
+    fn an_image_gets_as_many_tokens_as_it_may_as_the_authors_processor_gives_it() {
+        let rules = Rules {
+            patch: 16,
+            merge: 3,
+            sizes: Sizes::Largest { tokens: 280 },
+            ..rules()
+        };
+        for ((width, height), expected) in LARGEST {
+            let size = rules.size_for(width, height).unwrap();
+            assert_eq!((size.width, size.height), expected, "{width} x {height}");
+            assert!(rules.tokens(size) <= 280);
+        }
+        let fewer = rules.at_most(70 * 48 * 48).size_for(640, 480).unwrap();
+        assert_eq!((fewer.width, fewer.height), (432, 336));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Rows changed element by element, gathered by columns, and routed rows summed
-//! (`hip/elements.hip`).
+//! (`hip/elements.hip`, `hip/clamp.hip`).
 
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, ArgField, arg_struct};
@@ -69,6 +69,18 @@ arg_struct! {
         n_in: u32,
         cols: u32,
         rows: u32,
+        reserved: u32,
+    }
+}
+
+arg_struct! {
+    /// Of `clamp`.
+    ClampArgs: 40 {
+        x: u64,
+        out: u64,
+        low: u64,
+        high: u64,
+        cols: u32,
         reserved: u32,
     }
 }
@@ -175,6 +187,28 @@ pub fn change(x: Address, rows: u64, cols: u64, what: Change) -> Result<Launch, 
         }
     };
     launch(kernel, args.cols, rows, &args)
+}
+
+/// `out = min(max(x, low[0]), high[0])` of `rows` rows of `cols` elements; `out` may be `x`.
+///
+/// # Errors
+/// [`Error::TooLarge`].
+pub fn clamp(
+    x: Address,
+    rows: u64,
+    cols: u64,
+    [low, high]: [Address; 2],
+    out: Address,
+) -> Result<Launch, Error> {
+    let args = ClampArgs {
+        x,
+        out,
+        low,
+        high,
+        cols: count("the width of a row", cols)?,
+        reserved: 0,
+    };
+    launch("clamp.clamp", args.cols, rows, &args)
 }
 
 /// A part of [`columns`]: `width` elements for each group, from rows of `cols` at `x`.

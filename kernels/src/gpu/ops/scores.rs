@@ -42,7 +42,7 @@ impl Scores {
 
     pub(super) fn window(&self) -> u32 {
         match self.mask {
-            Mask::Causal | Mask::Whole => 0,
+            Mask::Causal | Mask::CausalInImages | Mask::Whole => 0,
             // A row always attends to itself.
             Mask::Window(n) => n.max(1),
             Mask::Around(n) => n.saturating_add(1),
@@ -51,6 +51,7 @@ impl Scores {
 
     pub(super) fn ahead(&self) -> u32 {
         match self.mask {
+            Mask::CausalInImages => 0,
             _ if self.whole => ALL_AHEAD,
             Mask::Causal | Mask::Window(_) => 0,
             Mask::Whole => ALL_AHEAD,

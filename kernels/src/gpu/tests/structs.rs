@@ -46,6 +46,7 @@ fn structs_of_arguments_have_the_fields_of_the_source() {
         "elements.hip": ops::elements::ColumnsArgs,
         "elements.hip": ops::elements::CombineArgs,
         "elements.hip": ops::elements::ProductTransposedArgs,
+        "clamp.hip": ops::elements::ClampArgs,
         "route.hip": ops::route::RouteArgs,
         "recurrent.h": ops::recurrent::SequencePlace,
         "conv.hip": ops::recurrent::ConvArgs,

@@ -58,7 +58,7 @@ pub use rms_norm::{
 pub use rope::{RopeAngles, rope, rope_at};
 pub use rope_table::{RopeError, RopeParams, RopeTable};
 pub use route::route;
-pub use scale::{position_scale, scale, soft_cap};
+pub use scale::{clamp, position_scale, scale, soft_cap};
 pub use softmax::{log_softmax, softmax};
 pub use ssm::{SsmInputs, SsmShape, ssm};
 pub use top_k::top_k;

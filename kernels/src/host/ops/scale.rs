@@ -9,6 +9,14 @@ pub fn scale(simd: Simd, x: &mut [f32], factor: f32) {
     scale_all(simd, x, factor);
 }
 
+/// `x = min(max(x, low), high)`; NaN stays NaN.
+pub fn clamp(x: &mut [f32], low: f32, high: f32) {
+    for x in x {
+        let bounded = if *x < low { low } else { *x };
+        *x = if bounded > high { high } else { bounded };
+    }
+}
+
 /// `x = cap * tanh(x / cap)`.
 pub fn soft_cap(simd: Simd, x: &mut [f32], cap: f32) {
     soft_cap_all(simd, x, cap);

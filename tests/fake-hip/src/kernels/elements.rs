@@ -1,9 +1,9 @@
 //! Rows changed element by element, gathered by columns, routed rows summed, and experts chosen
-//! (`elements.hip`, `route.hip`).
+//! (`elements.hip`, `clamp.hip`, `route.hip`).
 
 use rocmforge_kernels::gpu::ops::activations::ActSpec;
 use rocmforge_kernels::gpu::ops::elements::{
-    ColumnsArgs, CombineArgs, ElementsArgs, ProductTransposedArgs,
+    ClampArgs, ColumnsArgs, CombineArgs, ElementsArgs, ProductTransposedArgs,
 };
 use rocmforge_kernels::gpu::ops::route::{RouteArgs, supports};
 use rocmforge_kernels::host::ops;
@@ -25,6 +25,18 @@ pub(super) enum Change {
     GateHeads,
     PositionScale,
     AddTable,
+}
+
+/// `out = min(max(x, low), high)`.
+pub(super) fn clamp(memory: &mut Memory, launch: &Launch) -> Result<(), Fault> {
+    let a = args(launch, ClampArgs::from_bytes)?;
+    let (cols, rows) = (a.cols as usize, launch.grid[1] as usize);
+    covers("the grid", u64::from(launch.grid[0]) * THREADS, cols as u64)?;
+    let mut x = floats(memory, a.x, rows * cols, "rows to clamp")?;
+    let low = floats(memory, a.low, 1, "a lower bound")?[0];
+    let high = floats(memory, a.high, 1, "an upper bound")?[0];
+    ops::clamp(&mut x, low, high);
+    store(memory, a.out, &x)
 }
 
 pub(super) fn change(memory: &mut Memory, launch: &Launch, what: Change) -> Result<(), Fault> {

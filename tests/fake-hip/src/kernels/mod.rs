@@ -89,6 +89,7 @@ enum Operation {
     Columns,
     Combine,
     ProductTransposed,
+    Clamp,
     Route,
     Conv,
     DeltaNet {
@@ -150,6 +151,7 @@ impl Kernel {
             Operation::Columns => elements::columns(memory, launch),
             Operation::Combine => elements::combine(memory, launch),
             Operation::ProductTransposed => elements::product_transposed(memory, launch),
+            Operation::Clamp => elements::clamp(memory, launch),
             Operation::Route => elements::route(memory, launch),
             Operation::Conv => recurrent::conv(memory, launch),
             Operation::DeltaNet { most } => recurrent::delta_net(memory, launch, most),
@@ -188,6 +190,7 @@ impl Operation {
             Operation::Columns => size_of::<ops::elements::ColumnsArgs>(),
             Operation::Combine => size_of::<ops::elements::CombineArgs>(),
             Operation::ProductTransposed => size_of::<ops::elements::ProductTransposedArgs>(),
+            Operation::Clamp => size_of::<ops::elements::ClampArgs>(),
             Operation::Route => size_of::<ops::route::RouteArgs>(),
             Operation::Conv => size_of::<ops::recurrent::ConvArgs>(),
             Operation::DeltaNet { .. } => size_of::<ops::recurrent::DeltaNetArgs>(),
@@ -348,6 +351,7 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
             ("gather_outputs".to_owned(), Operation::GatherOutputs),
         ],
         "add_bias" => own(Operation::AddBias),
+        "clamp" => own(Operation::Clamp),
         "layer_norm" => own(Operation::LayerNorm),
         "sample" => vec![
             ("top_k_part".to_owned(), Operation::TopKPart),

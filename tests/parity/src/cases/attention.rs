@@ -243,6 +243,7 @@ pub(super) fn images() -> Vec<Case> {
         for texts in TEXTS {
             for (mask, kv) in [
                 (Mask::Causal, KvType::F16),
+                (Mask::CausalInImages, KvType::F16),
                 (Mask::Window(40), KvType::F16),
                 (Mask::Causal, KvType::F32),
             ] {

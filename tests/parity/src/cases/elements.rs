@@ -174,6 +174,7 @@ fn changes(width: u64, tokens: u64) -> Vec<Case> {
     let mut cases = vec![scaled_by_position];
     cases.extend([false, true].map(|by_position| table_added(by_position, width, tokens)));
     cases.extend(ops.map(|op| of_rows(op.name(), (width, tokens), op, X)));
+    cases.push(clamped(width, tokens));
     cases
 }
 
@@ -191,6 +192,27 @@ fn gated(act: Act, width: u64, tokens: u64) -> Case {
     };
     let mut case = of_rows("gate", (width, tokens), op, X);
     case.name = format!("{act:?}, {}", case.name);
+    case
+}
+
+/// Between two bounds, in place and not.
+fn clamped(width: u64, tokens: u64) -> Case {
+    let out = if tokens == 1 { X } else { N };
+    let op = Op::Clamp {
+        x: X,
+        low: 0,
+        high: 1,
+        out,
+    };
+    let mut case = of_rows(op.name(), (width, tokens), op, out);
+    case.tensors = vec![
+        Tensor {
+            negative: true,
+            ..vector(1)
+        },
+        vector(1),
+    ];
+    case.tolerance = 0.0;
     case
 }
 

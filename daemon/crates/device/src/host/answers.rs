@@ -126,6 +126,7 @@ impl Answers {
                     | Op::Add { .. }
                     | Op::Scale { .. }
                     | Op::ScaleBy { .. }
+                    | Op::Clamp { .. }
                     | Op::AddGated { .. }
                     | Op::SoftCap { .. }
             )

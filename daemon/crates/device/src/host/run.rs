@@ -124,6 +124,18 @@ fn rows_op(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
             let factor = on.floats(*weight)[0];
             on.each_row(*x, |_, x| ops::scale(simd, x, factor));
         }
+        Op::Clamp { x, low, high, out } => {
+            let (low, high, width) = (on.floats(*low)[0], on.floats(*high)[0], on.width(*x));
+            if x == out {
+                on.each_row(*x, |_, x| ops::clamp(x, low, high));
+            } else {
+                let x = on.rows(*x);
+                on.each_row(*out, |rows, out| {
+                    out.copy_from_slice(&x[rows.start * width..rows.end * width]);
+                    ops::clamp(out, low, high);
+                });
+            }
+        }
         Op::SoftCap { x, cap } => on.each_row(*x, |_, x| ops::soft_cap(simd, x, *cap)),
         Op::Gate { gate, up, act } => {
             let (up, width) = (on.rows(*up), on.width(*gate));
@@ -316,7 +328,9 @@ impl<'a> OpBuffers<'a> {
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         op.buffers(&mut |b| reads.push(b), &mut |b| writes.push(b));
         let in_place = match op {
-            Op::RmsNorm { x, out, .. } | Op::LayerNorm { x, out, .. } => (x == out).then_some(*x),
+            Op::RmsNorm { x, out, .. }
+            | Op::LayerNorm { x, out, .. }
+            | Op::Clamp { x, out, .. } => (x == out).then_some(*x),
             Op::Add { x, .. }
             | Op::AddTable { x, .. }
             | Op::Scale { x, .. }
@@ -549,7 +563,7 @@ fn attend(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
             pos0: span.first_position as usize,
             pages,
             later: 0,
-            whole: span.whole,
+            whole: span.whole && *mask != Mask::CausalInImages,
         })
         .collect();
     let shape = AttentionShape {
@@ -557,12 +571,12 @@ fn attend(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
         n_head: n_head as usize,
         scale: *scale,
         ahead: match mask {
-            Mask::Causal | Mask::Window(_) => 0,
+            Mask::Causal | Mask::CausalInImages | Mask::Window(_) => 0,
             Mask::Whole => usize::MAX,
             Mask::Around(n) => *n as usize,
         },
         window: match mask {
-            Mask::Causal | Mask::Whole => None,
+            Mask::Causal | Mask::CausalInImages | Mask::Whole => None,
             Mask::Window(n) => NonZeroUsize::new(*n as usize),
             Mask::Around(n) => NonZeroUsize::new(*n as usize + 1),
         },

@@ -212,7 +212,8 @@ impl Engine {
                 ));
                 continue;
             };
-            let (row_gap, whole) = (tower.row_gap, tower.both_ways);
+            let whole = waiting.request.model.model().reads_images_whole(tower);
+            let row_gap = tower.row_gap;
             let spans = waiting.images.iter().zip(waiting.rows);
             let placed = spans.filter_map(|(span, rows)| {
                 let placed = PlacedImage {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rocmforge_model::{ImageSizes, N_PATCH_MAX, Tower};
+use rocmforge_model::{ImageSizes, LearnedGrid, N_PATCH_MAX, Tower};
 use rocmforge_vision::PreparedImage;
 
 use crate::api::error::Error;
@@ -71,6 +71,13 @@ pub(crate) fn check(images: &[ImageSpan], n_prompt: usize, tower: &Tower) -> Res
             let message = format!(
                 "has {rows} by {columns} patches, where the model's images have {side} by {side}"
             );
+            return Err(bad(i, message));
+        }
+        if let Some(LearnedGrid::Axes { n }) = tower.grid
+            && rows.max(columns) > n as usize
+        {
+            let message =
+                format!("has {rows} by {columns} patches, where the model knows {n} places a side");
             return Err(bad(i, message));
         }
         let elements = patches * tower.patch_elements();

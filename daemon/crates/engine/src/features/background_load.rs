@@ -422,7 +422,7 @@ fn rows_of<'a>(loaded: &LoadedModel, tasks: impl Iterator<Item = &'a Task>) -> V
         .plan()
         .inputs
         .iter()
-        .filter(|input| input.rows == InputRows::Tokens)
+        .filter(|input| matches!(input.rows, InputRows::Tokens | InputRows::TextTokens))
         .map(|input| &input.table);
     let rows = tables.flat_map(|table| {
         let row = table.bytes / table.rows;

@@ -156,6 +156,7 @@ impl LoadedModel {
                 },
                 ImageSizes::Square(side) => Sizes::Square(side),
                 ImageSizes::Within { longest } => Sizes::Within { longest },
+                ImageSizes::Largest { tokens } => Sizes::Largest { tokens },
             },
             filter: match tower.filter {
                 rocmforge_model::Filter::Bilinear => Filter::Bilinear,

@@ -1,6 +1,7 @@
 //! The rows that a pass begins with: embeddings of tokens, rows of images in their place, and
 //! patches of images where it is a tower's.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use rocmforge_kernels::host::reference;
@@ -24,7 +25,9 @@ pub(crate) fn of_text(
     inputs.resize_with(plan.inputs.len(), Vec::new);
     for (input, rows) in plan.inputs.iter().zip(inputs) {
         match input.rows {
-            InputRows::Tokens => embedding_rows::rows(loaded, &input.table, ids, rows)?,
+            InputRows::Tokens | InputRows::TextTokens => {
+                embedding_rows::rows(loaded, &input.table, ids, rows)?
+            }
             _ => zeros(input, ids.len(), rows),
         }
     }
@@ -119,7 +122,17 @@ fn positions(loaded: &LoadedModel, members: &[Member], rows: &mut Vec<u8>) -> Re
             "positions of a tower without any".to_owned(),
         ));
     };
-    let (table, width) = (whole(loaded, table)?, tower.width as usize);
+    let width = tower.width as usize;
+    let grids = members.iter().filter_map(|member| match &member.task.work {
+        Work::Tower(work) => Some(work.image.grid),
+        _ => None,
+    });
+    let largest = grids.fold([0, 0], |a, b| [a[0].max(b[0]), a[1].max(b[1])]);
+    let (learned, needed) = learned.needed(largest);
+    let mut positions = Vec::new();
+    for rows in needed {
+        table_rows(loaded, table, rows, &mut positions)?;
+    }
     let mut row = vec![0.0; width];
     for member in members {
         let Work::Tower(work) = &member.task.work else {
@@ -130,7 +143,7 @@ fn positions(loaded: &LoadedModel, members: &[Member], rows: &mut Vec<u8>) -> Re
         for patch in 0..grid[0] * grid[1] {
             row.fill(0.0);
             for (at, weight) in learned.neighbours(place(patch), grid) {
-                let position = &table[at as usize * width..][..width];
+                let position = &positions[at as usize * width..][..width];
                 row.iter_mut()
                     .zip(position)
                     .for_each(|(x, p)| *x += weight * p);
@@ -141,15 +154,21 @@ fn positions(loaded: &LoadedModel, members: &[Member], rows: &mut Vec<u8>) -> Re
     Ok(())
 }
 
-/// A table of the file, all of it as f32.
-fn whole(loaded: &LoadedModel, table: &TensorDesc) -> Result<Vec<f32>, Error> {
-    let range = table.offset..table.offset + table.bytes;
+/// Appends rows of a table of the file as f32.
+fn table_rows(
+    loaded: &LoadedModel,
+    table: &TensorDesc,
+    rows: Range<u64>,
+    values: &mut Vec<f32>,
+) -> Result<(), Error> {
+    let bytes = table.bytes / table.rows;
+    let range = table.offset + rows.start * bytes..table.offset + rows.end * bytes;
     loaded.bring(std::iter::once(range.clone()))?;
-    let mut values = vec![0.0; (table.rows * table.cols) as usize];
+    let first = values.len();
+    values.resize(first + ((rows.end - rows.start) * table.cols) as usize, 0.0);
     let read = loaded.file().with_range(range, |bytes| {
-        reference::dequantize(table.ty, bytes, &mut values)
+        reference::dequantize(table.ty, bytes, &mut values[first..])
     });
     read.map_err(|e| crate::api::error::from_read(loaded.name(), loaded.path(), e))?
-        .map_err(|e| Error::Internal(e.to_string()))?;
-    Ok(values)
+        .map_err(|e| Error::Internal(e.to_string()))
 }

@@ -5,7 +5,8 @@
 //! Source: the authors' published code (Gemma4ForCausalLM) and model card, 2026.
 
 use rocmforge_ops::{
-    Act, Buf, ColumnPart, HeadShape, KvLayer, Op, RopeOrder, RopeSpec, RopeUse, RouterGate,
+    Act, Buf, ColumnPart, HeadShape, InputRows, KvLayer, Op, RopeOrder, RopeSpec, RopeUse,
+    RouterGate,
 };
 
 use super::gemma2::window_pattern;
@@ -74,6 +75,8 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             qk_norms: QkNorms::Heads(Presence::Required),
             value_norm: true,
             keys_as_values: true,
+            // Only layers with a window see an image whole.
+            causal_in_images: !is_local,
             shared_kv,
             ..AttentionSpec::new(heads, Some(rope))
         };
@@ -136,7 +139,12 @@ fn layer_of(attention: AttentionSpec, n_ff: u64) -> Layer {
 /// layers, and rows of a table.
 fn layer_inputs(b: &mut PlanBuilder<'_>, h: &Hparams, x: Buf, width: u64) -> Result<Buf, Error> {
     let all = width * u64::from(h.n_layer);
-    let rows = b.input("layer rows", "per_layer_token_embd.weight", all)?;
+    let rows = b.input(
+        "layer rows",
+        "per_layer_token_embd.weight",
+        all,
+        InputRows::TextTokens,
+    )?;
     b.cut("embedding".to_owned(), &[]);
     let scale = |b: &mut PlanBuilder<'_>, x, factor| b.op(Op::Scale { x, factor });
     scale(b, x, (h.n_embd as f32).sqrt());

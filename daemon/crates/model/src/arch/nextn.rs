@@ -14,7 +14,7 @@
 //! GLM-4.5 and Qwen 3.5 follow. The norm of the model's output comes before that of the block, as
 //! in the authors' served models.
 
-use rocmforge_ops::{Buf, ColumnPart, Op};
+use rocmforge_ops::{Buf, ColumnPart, InputRows, Op};
 
 use crate::build::{PlanBuilder, Presence, blk};
 use crate::error::Error;
@@ -32,7 +32,7 @@ pub(super) fn begin(b: &mut PlanBuilder<'_>, block: u32) -> Result<Buf, Error> {
         true => own.as_str(),
         false => "token_embd.weight",
     };
-    let token = b.input("e", table, n_embd)?;
+    let token = b.input("e", table, n_embd, InputRows::Tokens)?;
     let stream = b.stream_input("h");
     b.cut(blk(block, "nextn"), &[]);
     let e = b.norm(token, &name(block, "enorm.weight"), "en")?;

@@ -48,6 +48,8 @@ pub(crate) struct AttentionSpec {
     pub(crate) keys_as_values: bool,
     pub(crate) rope: Option<RopeUse>,
     pub(crate) window: Option<u32>,
+    /// Whether rows of an image attend to none behind their own, where other layers' do.
+    pub(crate) causal_in_images: bool,
     pub(crate) scale: f32,
     pub(crate) softcap: f32,
     /// A tensor of one more score a head.
@@ -71,6 +73,7 @@ impl AttentionSpec {
             keys_as_values: false,
             rope,
             window: None,
+            causal_in_images: false,
             scale: scale_of(heads.head_dim),
             softcap: 0.0,
             sinks: false,
@@ -434,7 +437,10 @@ impl PlanBuilder<'_> {
             heads: spec.heads,
             layer: kv,
             scale: spec.scale,
-            mask: self.mask(spec.window),
+            mask: match self.mask(spec.window) {
+                Mask::Causal if spec.causal_in_images => Mask::CausalInImages,
+                mask => mask,
+            },
             softcap: spec.softcap,
             sinks,
         });

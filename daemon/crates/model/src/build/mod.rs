@@ -293,6 +293,7 @@ impl<'a> PlanBuilder<'a> {
         buf: &'static str,
         table: &str,
         width: u64,
+        rows: InputRows,
     ) -> Result<Buf, Error> {
         let found = self.tensor(table, &[width, self.n_vocab])?;
         let buf = self.buf(buf, width);
@@ -300,14 +301,14 @@ impl<'a> PlanBuilder<'a> {
         self.inputs.push(Input {
             table: found.0,
             buf,
-            rows: InputRows::Tokens,
+            rows,
         });
         Ok(buf)
     }
 
     /// The residual stream, which begins with the rows of `token_embd.weight`.
     pub(crate) fn embedding(&mut self) -> Result<Buf, Error> {
-        self.input("x", "token_embd.weight", self.n_embd)
+        self.input("x", "token_embd.weight", self.n_embd, InputRows::Tokens)
     }
 
     /// A residual stream that the plan makes itself.

@@ -17,14 +17,14 @@
 //! Sources: Gemma Team 2025, "Gemma 3 Technical Report" (arXiv 2503.19786); Zhai et al. 2023,
 //! "Sigmoid Loss for Language Image Pre-Training" (arXiv 2303.15343); the authors' published code.
 
-use rocmforge_ops::{Act, Buf, ColumnPart, InputRows, Op, TensorDesc};
+use rocmforge_ops::{Act, InputRows, Op, TensorDesc};
 
 use super::{Attention, Common, Kind, Qkv, SIDE_MAX};
 use crate::build::{NormKind, PlanBuilder, Presence};
 use crate::error::Error;
 use crate::hparams::{Hparams, N_PATCH_MAX};
 use crate::keys::Keys;
-use crate::tower::{Filter, ImageSizes, Tower};
+use crate::tower::{Filter, ImageSizes, LearnedGrid, Tower};
 
 pub(super) const KIND: Kind = Kind {
     name: "gemma3",
@@ -41,18 +41,18 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
     const SIZE: &str = "image_size";
     let common = Common::read(keys, 1)?;
     let merge = keys.count_or("projector.scale_factor", SIDE_MAX, MERGE)?;
-    let grid = super::learned_grid(keys.gguf, common.n_embd)?;
+    let grid = super::grid_side(keys.gguf, common.n_embd)?;
     let side = keys.count(SIZE, u32::MAX)?;
-    let patches = u64::from(grid.side) * u64::from(grid.side);
-    if side != grid.side.saturating_mul(common.patch) || patches > u64::from(N_PATCH_MAX) {
+    let patches = u64::from(grid) * u64::from(grid);
+    if side != grid.saturating_mul(common.patch) || patches > u64::from(N_PATCH_MAX) {
         let message = format!(
             "must be that of {0} by {0} patches of {1} pixels, as positions are, of which there may be {N_PATCH_MAX}",
-            grid.side, common.patch
+            grid, common.patch
         );
         return Err(keys.bad(SIZE, side, message));
     }
-    if grid.side % merge != 0 {
-        let message = format!("must divide the {} patches of a side", grid.side);
+    if grid % merge != 0 {
+        let message = format!("must divide the {grid} patches of a side");
         return Err(keys.bad("projector.scale_factor", merge, message));
     }
     let tower = Tower {
@@ -62,7 +62,7 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
         width: common.n_embd,
         n_out: common.n_out,
         deepstack: Vec::new(),
-        grid: Some(grid),
+        grid: Some(LearnedGrid::Square { side: grid }),
         mean: common.mean,
         std: common.std,
         sizes: ImageSizes::Square(side),
@@ -77,10 +77,7 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     let bias = Presence::Required;
     b.norms_are(NormKind::Layer { bias });
     let x = b.stream("x");
-    let table = match &tower.grid {
-        Some(grid) => Some(super::positions_table(b, grid.side)?),
-        None => None,
-    };
+    let table = super::positions_table(b, tower)?;
     let positions = b.given("positions", b.n_embd, InputRows::GridPositions);
     super::patch_products(b, tower, &[("v.patch_embd.weight", x)], bias)?;
     b.residual(x, positions, None, 1.0)?;
@@ -109,7 +106,7 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     }
     b.cut("mm.input_projection".to_owned(), &[]);
     let n = b.norm(x, "v.post_ln.weight", "n")?;
-    let mean = block_means(b, tower, n);
+    let mean = super::block_means(b, tower, n);
     b.norms_are(NormKind::Rms);
     let n = b.norm(mean, "mm.soft_emb_norm.weight", "mn")?;
     let y = b.buf_rows("y", u64::from(tower.n_out), super::block(tower));
@@ -125,39 +122,4 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     b.op(Op::Scale { x: y, factor });
     super::end(b, tower, &[y]);
     Ok(table)
-}
-
-/// The mean of each block's rows.
-fn block_means(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Buf {
-    let (m, n) = (super::merged(b, tower, x), tower.merge * tower.merge);
-    let width = tower.width;
-    let [mean, row] = ["mean", "row"].map(|name| {
-        let rows = super::block(tower);
-        b.buf_rows(name, u64::from(width), rows)
-    });
-    for i in 0..n {
-        let out = if i == 0 { mean } else { row };
-        b.op(Op::Columns {
-            n_group: 1,
-            parts: vec![ColumnPart {
-                x: m,
-                first: i * width,
-                stride: 0,
-                width,
-            }],
-            out,
-        });
-        if i > 0 {
-            b.op(Op::Add {
-                x: mean,
-                y: row,
-                scale: 1.0,
-            });
-        }
-    }
-    b.op(Op::Scale {
-        x: mean,
-        factor: 1.0 / n as f32,
-    });
-    mean
 }

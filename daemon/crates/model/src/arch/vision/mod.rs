@@ -6,6 +6,7 @@
 //! attention knows no order, and positions are those of the places.
 
 mod gemma3;
+mod gemma4v;
 mod pixtral;
 mod qwen3vl;
 
@@ -34,7 +35,12 @@ pub(crate) struct Kind {
 }
 
 /// Projectors that work.
-const KINDS: [&Kind; 3] = [&qwen3vl::KIND, &gemma3::KIND, &pixtral::KIND];
+const KINDS: [&Kind; 4] = [
+    &qwen3vl::KIND,
+    &gemma3::KIND,
+    &gemma4v::KIND,
+    &pixtral::KIND,
+];
 
 /// Colours of a patch.
 const CHANNELS: u64 = 3;
@@ -131,8 +137,8 @@ impl Common {
     }
 }
 
-/// The square grid of learned positions.
-fn learned_grid(gguf: &Gguf, n_embd: u32) -> Result<LearnedGrid, Error> {
+/// The side of the square grid of learned positions.
+fn grid_side(gguf: &Gguf, n_embd: u32) -> Result<u32, Error> {
     let tensor = gguf
         .tensor(POSITIONS)
         .ok_or_else(|| Error::MissingTensor(POSITIONS.to_owned()))?;
@@ -145,14 +151,21 @@ fn learned_grid(gguf: &Gguf, n_embd: u32) -> Result<LearnedGrid, Error> {
             arch: "a square grid of positions",
         });
     }
-    Ok(LearnedGrid { side: side as u32 })
+    Ok(side as u32)
 }
 
-/// The table of learned positions of a grid of this side.
-fn positions_table(b: &mut PlanBuilder<'_>, side: u32) -> Result<TensorDesc, Error> {
-    let n = u64::from(side) * u64::from(side);
-    let table = b.tensor(POSITIONS, &[b.n_embd, n])?;
-    Ok(table.with_role(Role::Matrix))
+/// The table of a tower's learned positions, where it has one.
+fn positions_table(b: &mut PlanBuilder<'_>, tower: &Tower) -> Result<Option<TensorDesc>, Error> {
+    let Some(grid) = &tower.grid else {
+        return Ok(None);
+    };
+    let table = match *grid {
+        LearnedGrid::Square { .. } => b.tensor(POSITIONS, &[b.n_embd, grid.rows()])?,
+        LearnedGrid::Axes { n } => b
+            .tensor(POSITIONS, &[b.n_embd, u64::from(n), 2])?
+            .as_matrix(grid.rows()),
+    };
+    Ok(Some(table.with_role(Role::Matrix)))
 }
 
 /// The rows of each block.
@@ -294,6 +307,38 @@ fn merged(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Buf {
     let out = b.buf_rows("m", n * b.n_embd, block(tower));
     b.op(Op::MergeRows { x, out });
     out
+}
+
+/// The mean of each block's rows.
+fn block_means(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Buf {
+    let (m, n) = (merged(b, tower, x), tower.merge * tower.merge);
+    let width = tower.width;
+    let [mean, row] = ["mean", "row"].map(|name| b.buf_rows(name, u64::from(width), block(tower)));
+    for i in 0..n {
+        let out = if i == 0 { mean } else { row };
+        b.op(Op::Columns {
+            n_group: 1,
+            parts: vec![ColumnPart {
+                x: m,
+                first: i * width,
+                stride: 0,
+                width,
+            }],
+            out,
+        });
+        if i > 0 {
+            b.op(Op::Add {
+                x: mean,
+                y: row,
+                scale: 1.0,
+            });
+        }
+    }
+    b.op(Op::Scale {
+        x: mean,
+        factor: 1.0 / n as f32,
+    });
+    mean
 }
 
 /// The rows of all outputs side by side, and the head that gathers them.

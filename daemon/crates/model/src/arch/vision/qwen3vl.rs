@@ -26,7 +26,7 @@ use crate::build::{NormKind, PlanBuilder, Presence};
 use crate::error::Error;
 use crate::hparams::{Hparams, N_PATCH_MAX};
 use crate::keys::Keys;
-use crate::tower::{DEEPSTACK, DEEPSTACK_MAX, Filter, ImageSizes, Tower};
+use crate::tower::{DEEPSTACK, DEEPSTACK_MAX, Filter, ImageSizes, LearnedGrid, Tower};
 
 pub(super) const KIND: Kind = Kind {
     name: "qwen3vl_merger",
@@ -62,7 +62,9 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
         width: common.n_embd,
         n_out: common.n_out,
         deepstack,
-        grid: Some(super::learned_grid(keys.gguf, common.n_embd)?),
+        grid: Some(LearnedGrid::Square {
+            side: super::grid_side(keys.gguf, common.n_embd)?,
+        }),
         mean: common.mean,
         std: common.std,
         sizes: ImageSizes::Square(0),
@@ -102,10 +104,7 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     let bias = Presence::Required;
     b.norms_are(NormKind::Layer { bias });
     let x = b.stream("x");
-    let table = match &tower.grid {
-        Some(grid) => Some(super::positions_table(b, grid.side)?),
-        None => None,
-    };
+    let table = super::positions_table(b, tower)?;
     patches(b, tower, x)?;
     let rope = b.rope_table(RopeSpec {
         order: RopeOrder::Neox,

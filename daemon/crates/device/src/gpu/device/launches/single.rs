@@ -83,6 +83,12 @@ impl Lowering<'_> {
                 let by = self.vector(*weight, bound);
                 self.change(*x, Change::ScaleBy(by))
             }
+            Op::Clamp { x, low, high, out } => {
+                let bounds = [low, high].map(|bound_of| self.vector(*bound_of, bound));
+                let (n, width) = (self.count(*x), self.width(*x));
+                let (from, to) = (self.at(*x), self.at(*out));
+                self.push(elements::clamp(from, n, width, bounds, to))
+            }
             Op::SoftCap { x, cap } => self.change(*x, Change::SoftCap(*cap)),
             Op::AddGated { x, y, gate } => {
                 let what = Change::AddGated {
