@@ -13,45 +13,17 @@ import json
 import sys
 from pathlib import Path
 
-import gguf
-import numpy as np
 import torch
 import transformers
 
+from image_models import END, IMAGE, START, V, Writer, attention, base_config, fill, halves, pairs, picture, tensors_of
 from make_encoders import spread
 
-V, IMAGE, START, END = 1198, 1190, 1191, 1192
 PATCH, SIDE = 8, 6
 GRIDS = [(4, 6), (8, 4), (2, 2)]
 VISION = dict(depth=3, hidden_size=144, num_heads=2, intermediate_size=96, patch_size=PATCH, spatial_merge_size=2,
               temporal_patch_size=2, out_hidden_size=64, num_position_embeddings=SIDE * SIDE)
 SPECIAL = dict(image_token_id=IMAGE, video_token_id=1193, vision_start_token_id=START, vision_end_token_id=END)
-
-
-def tensors_of(path):
-    reader = gguf.GGUFReader(path)
-    return {t.name: torch.from_numpy(np.array(t.data).astype(np.float32)) for t in reader.tensors}
-
-
-def base_config(**more):
-    return dict(vocab_size=V, hidden_size=64, intermediate_size=160, max_position_embeddings=4096, rms_norm_eps=1e-6,
-                tie_word_embeddings=False, num_attention_heads=4, num_key_value_heads=2, head_dim=32, **more)
-
-
-def fill(module, values):
-    """Takes over weights by the module's own names; each must be there, and each be filled."""
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(values.pop(name).reshape(parameter.shape))
-    assert not values, sorted(values)
-
-
-def attention(t, i, norm):
-    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
-    out = {f"self_attn.{k}.weight": t[f"blk.{i}.{v}.weight"] for k, v in names.items()}
-    for k in ("q", "k"):
-        out[f"self_attn.{k}_norm.weight"] = t[f"blk.{i}.attn_{k}_norm.weight"] - norm
-    return out
 
 
 def delta_net(t, i):
@@ -110,40 +82,6 @@ def qwen3vl(t):
     return model
 
 
-class Writer:
-    """The projector file of a tower."""
-
-    def __init__(self, path, projector, config, keys, mean=0.5, std=0.5, key="clip.projector_type"):
-        w = self.w = gguf.GGUFWriter(path, "clip")
-        w.add_type("mmproj")
-        w.add_string(key, projector)
-        w.add_bool("clip.has_vision_encoder", True)
-        v = lambda key: f"clip.vision.{key}"
-        for key, value in [("image_size", config["image_size"]), ("patch_size", config["patch_size"]),
-                           ("embedding_length", config["hidden_size"]),
-                           ("feed_forward_length", config["intermediate_size"]), ("projection_dim", 64),
-                           ("block_count", config["layers"]), ("attention.head_count", 2), *keys]:
-            w.add_uint32(v(key), value)
-        w.add_array(v("image_mean"), [mean] * 3)
-        w.add_array(v("image_std"), [std] * 3)
-
-    def put(self, name, value):
-        value = value.detach().numpy()
-        # Positions stay f32, as the converter keeps them.
-        half = value.ndim >= 2 and name != "v.position_embd.weight"
-        self.w.add_tensor(name, np.ascontiguousarray(value.astype(np.float16 if half else np.float32)))
-
-    def both(self, name, module):
-        self.put(name + ".weight", module.weight)
-        self.put(name + ".bias", module.bias)
-
-    def close(self):
-        self.w.write_header_to_file()
-        self.w.write_kv_data_to_file()
-        self.w.write_tensors_to_file()
-        self.w.close()
-
-
 class Qwen:
     """qwen3vl_merger."""
 
@@ -200,23 +138,6 @@ class Qwen:
             image_grid_thw=torch.tensor([[1, *grid] for grid, _ in images]),
             mm_token_type_ids=(ids == IMAGE).int(),
         ).logits[0]
-
-
-def picture(grid, patches, patch, merge):
-    """[3][height][width] of patches in the order of blocks."""
-    rows, columns = grid
-    x = patches.reshape(rows // merge, columns // merge, merge, merge, 3, patch, patch)
-    return x.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
-
-
-def pairs(weight, heads):
-    """Rows that rotate with the half behind them, as neighbours: the converter's order."""
-    return weight.reshape(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
-
-
-def halves(weight, heads):
-    """The other way round."""
-    return weight.reshape(heads, -1, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
 class Gemma3:
@@ -407,6 +328,79 @@ class Gemma4:
                      mm_token_type_ids=(ids == IMAGE).int()).logits[0]
 
 
+class Lfm2:
+    """lfm2: SigLIP 2, whose grid of positions is resized up and down."""
+
+    merge, grids, patch, steps = 2, [(4, 6), (8, 4), (2, 10)], 4, 64
+
+    def model(self, t):
+        text = dict(model_type="lfm2", vocab_size=V, hidden_size=64, intermediate_size=160, num_hidden_layers=4,
+                    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096, norm_eps=1e-5,
+                    rope_parameters=dict(rope_type="default", rope_theta=1e6), block_auto_adjust_ff_dim=False,
+                    full_attn_idxs=[2], conv_L_cache=3)
+        vision = dict(model_type="siglip2_vision_model", hidden_size=144, intermediate_size=96, num_hidden_layers=3,
+                      num_attention_heads=2, patch_size=self.patch, num_patches=16, vision_use_head=False)
+        config = transformers.Lfm2VlConfig(text_config=text, vision_config=vision, image_token_id=IMAGE,
+                                           projector_hidden_size=112)
+        model = transformers.Lfm2VlForConditionalGeneration._from_config(config, attn_implementation="eager")
+        out = {"embed_tokens.weight": t["token_embd.weight"], "embedding_norm.weight": t["token_embd_norm.weight"]}
+        parts = {"conv.conv": "shortconv.conv", "conv.in_proj": "shortconv.in_proj",
+                 "conv.out_proj": "shortconv.out_proj", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+                 "self_attn.v_proj": "attn_v", "self_attn.out_proj": "attn_output",
+                 "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
+                 "feed_forward.w1": "ffn_gate", "feed_forward.w2": "ffn_down", "feed_forward.w3": "ffn_up",
+                 "operator_norm": "attn_norm", "ffn_norm": "ffn_norm"}
+        for i in range(4):
+            of_file = {ours: f"blk.{i}.{theirs}.weight" for ours, theirs in parts.items()}
+            out.update({f"layers.{i}.{ours}.weight": t[name] for ours, name in of_file.items() if name in t})
+        fill(model.model.language_model, out)
+        return model
+
+    def tower(self, model):
+        return torch.nn.ModuleList([model.model.vision_tower, model.model.multi_modal_projector])
+
+    def write(self, path, model):
+        tower, projector = model.model.vision_tower, model.model.multi_modal_projector
+        config = dict(hidden_size=144, intermediate_size=96, layers=3, image_size=256, patch_size=self.patch)
+        w = Writer(path, "lfm2", config, [("projector.scale_factor", 2)])
+        w.w.add_bool("clip.use_gelu", True)
+        w.w.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+        patches = tower.embeddings.patch_embedding
+        w.put("v.patch_embd.weight", patches.weight.reshape(144, self.patch, self.patch, 3).permute(0, 3, 1, 2))
+        w.put("v.patch_embd.bias", patches.bias)
+        w.put("v.position_embd.weight", tower.embeddings.position_embedding.weight)
+        for i, b in enumerate(tower.encoder.layers):
+            a = b.self_attn
+            for name, module in [("ln1", b.layer_norm1), ("ln2", b.layer_norm2), ("attn_q", a.q_proj),
+                                 ("attn_k", a.k_proj), ("attn_v", a.v_proj), ("attn_out", a.out_proj),
+                                 ("ffn_up", b.mlp.fc1), ("ffn_down", b.mlp.fc2)]:
+                w.both(f"v.blk.{i}.{name}", module)
+        w.both("v.post_ln", tower.post_layernorm)
+        w.both("mm.input_norm", projector.layer_norm)
+        w.both("mm.1", projector.linear_1)
+        w.both("mm.2", projector.linear_2)
+        w.close()
+
+    def pixels(self, images):
+        """Patches row by row, colours last, filled up to one number."""
+        given = []
+        for (rows, columns), patches in images:
+            x = picture((rows, columns), patches, self.patch, self.merge)
+            x = x.reshape(3, rows, self.patch, columns, self.patch).permute(1, 3, 2, 4, 0)
+            given.append(x.reshape(rows * columns, -1))
+        most = max(len(x) for x in given)
+        pad = lambda x: torch.nn.functional.pad(x, (0, 0, 0, most - len(x)))
+        mask = torch.stack([(torch.arange(most) < len(x)).int() for x in given])
+        return dict(pixel_values=torch.stack([pad(x) for x in given]), pixel_attention_mask=mask,
+                    spatial_shapes=torch.tensor([list(grid) for grid, _ in images]))
+
+    def rows(self, model, grid, patches):
+        return model.model.get_image_features(**self.pixels([(grid, patches)]), return_dict=True).pooler_output[0]
+
+    def logits(self, model, ids, images):
+        return model(input_ids=ids, **self.pixels(images)).logits[0]
+
+
 class Pixtral:
     """pixtral, with its merger."""
 
@@ -486,7 +480,7 @@ class Pixtral:
 WINDOWED, FULL = "sliding_attention", "full_attention"
 FAMILIES = {"gemma4": Gemma4([WINDOWED] * 5 + [FULL], 0, 0),
             "gemma4e": Gemma4(([WINDOWED] * 3 + [FULL]) * 2, 4, 32),
-            "mistral3": Pixtral(), "qwen35": Qwen(qwen35), "qwen3vl": Qwen(qwen3vl), "gemma3": Gemma3()}
+            "lfm2": Lfm2(), "mistral3": Pixtral(), "qwen35": Qwen(qwen35), "qwen3vl": Qwen(qwen3vl), "gemma3": Gemma3()}
 
 
 def images(family):

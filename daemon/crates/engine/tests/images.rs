@@ -19,8 +19,8 @@ use serde_json::Value;
 use crate::fake;
 use crate::requests::{engine, fixture, greedy, load, run, until};
 
-const NAMES: [&str; 6] = [
-    "qwen35", "qwen3vl", "gemma3", "gemma4", "gemma4e", "mistral3",
+const NAMES: [&str; 7] = [
+    "qwen35", "qwen3vl", "gemma3", "gemma4", "gemma4e", "lfm2", "mistral3",
 ];
 
 /// Largest difference of a log-probability, and of a row of a tower.
@@ -210,7 +210,7 @@ async fn compare(engine: &EngineHandle, name: &str) {
 fn scratch(name: &str) -> u64 {
     match name {
         "gemma3" => 7 << 20,
-        "mistral3" | "gemma4" | "gemma4e" => 1 << 20,
+        "mistral3" | "gemma4" | "gemma4e" | "lfm2" => 1 << 20,
         _ => 0,
     }
 }
@@ -415,6 +415,11 @@ async fn what_cannot_be_read_is_refused() {
             "{error}"
         );
     }
+    let error = refused("arch/qwen35.gguf", "images/lfm2-mmproj.gguf");
+    assert!(
+        error.contains("(lfm2)") && error.contains("for a model of lfm2"),
+        "{error}"
+    );
     let error = refused("arch/qwen35.gguf", "arch/qwen35.gguf");
     assert!(error.contains("it is no projector (mmproj)"), "{error}");
     let as_model = prepare("m", open(mmproj), &mut |_| {})

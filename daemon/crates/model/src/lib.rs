@@ -31,7 +31,7 @@ pub use arch::supported_architectures;
 pub use error::Error;
 pub use hparams::{Hparams, N_PATCH_MAX, Pooling, Purpose};
 pub use info::{ModelInfo, QuantizationShare, SegmentInfo};
-pub use tower::{Filter, ImageSizes, LearnedGrid, Tower};
+pub use tower::{Filter, ImageSizes, LearnedGrid, Tiles, Tower};
 
 /// A model: all that its header tells, ready to run.
 #[derive(Debug, Clone)]

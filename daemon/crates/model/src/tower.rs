@@ -65,6 +65,26 @@ pub enum ImageSizes {
         /// Most blocks.
         tokens: u32,
     },
+    /// As `Between`; an image that is much larger is cut into tiles, too.
+    Tiled {
+        /// Fewest pixels of the whole image.
+        min_pixels: u64,
+        /// Most; no fewer than the fewest.
+        max_pixels: u64,
+        /// The tiles.
+        tiles: Tiles,
+    },
+}
+
+/// Squares that a large image is cut into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tiles {
+    /// Side of each, pixels: whole blocks.
+    pub side: u32,
+    /// Fewest of an image that is cut.
+    pub least: u32,
+    /// Most.
+    pub most: u32,
 }
 
 /// The filter by which images are resized.
@@ -81,6 +101,11 @@ pub enum Filter {
 pub enum LearnedGrid {
     /// A square grid, interpolated to each image's.
     Square {
+        /// Its side.
+        side: u32,
+    },
+    /// A square grid, resized to each image's as an image is, by a linear filter.
+    Resized {
         /// Its side.
         side: u32,
     },
@@ -135,7 +160,7 @@ impl LearnedGrid {
     #[must_use]
     pub fn rows(&self) -> u64 {
         match *self {
-            Self::Square { side } => u64::from(side) * u64::from(side),
+            Self::Square { side } | Self::Resized { side } => u64::from(side) * u64::from(side),
             Self::Axes { n } => 2 * u64::from(n),
         }
     }
@@ -145,7 +170,9 @@ impl LearnedGrid {
     #[must_use]
     pub fn needed(&self, grid: [usize; 2]) -> (Self, Vec<Range<u64>>) {
         match *self {
-            Self::Square { .. } => (self.clone(), std::iter::once(0..self.rows()).collect()),
+            Self::Square { .. } | Self::Resized { .. } => {
+                (self.clone(), std::iter::once(0..self.rows()).collect())
+            }
             Self::Axes { n } => {
                 let most = (grid[0].max(grid[1]) as u64).min(u64::from(n));
                 let rows = u64::from(n)..u64::from(n) + most;
@@ -156,12 +183,13 @@ impl LearnedGrid {
 
     /// The learned positions of a patch's place in a grid of `rows` by `columns`, with their
     /// weights: of a square the four next to it, where the corners of both grids lie on each
-    /// other; of axes those of the column and of the row, and twice nothing.
+    /// other; of axes those of the column and of the row.
     #[must_use]
-    pub fn neighbours(&self, [row, column]: [u32; 2], grid: [usize; 2]) -> [(u32, f32); 4] {
+    pub fn neighbours(&self, [row, column]: [u32; 2], grid: [usize; 2]) -> Vec<(u32, f32)> {
         let side = match *self {
             Self::Square { side } => side,
-            Self::Axes { n } => return [(column, 1.0), (n + row, 1.0), (0, 0.0), (0, 0.0)],
+            Self::Resized { side } => return resized(side, [row, column], grid),
+            Self::Axes { n } => return vec![(column, 1.0), (n + row, 1.0)],
         };
         let axis = |at: u32, n: usize| {
             let last = side - 1;
@@ -173,13 +201,37 @@ impl LearnedGrid {
         };
         let ([top, bottom], [left, right]) = (axis(row, grid[0]), axis(column, grid[1]));
         let both = |a: (u32, f32), b: (u32, f32)| (a.0 * side + b.0, a.1 * b.1);
-        [
+        vec![
             both(top, left),
             both(top, right),
             both(bottom, left),
             both(bottom, right),
         ]
     }
+}
+
+/// The places of a square grid that make one of a grid of `rows` by `columns`, by a linear filter
+/// over the pixels' centres, as wide as the scale where the grid shrinks.
+fn resized(side: u32, [row, column]: [u32; 2], grid: [usize; 2]) -> Vec<(u32, f32)> {
+    let axis = |at: u32, n: usize| -> Vec<(u32, f32)> {
+        let scale = side as f32 / n as f32;
+        let (centre, reach) = ((at as f32 + 0.5) * scale - 0.5, scale.max(1.0));
+        let weight = |source: u32| 1.0 - (source as f32 - centre).abs() / reach;
+        let all = (0..side).map(|source| (source, weight(source)));
+        let near: Vec<_> = all.filter(|&(_, weight)| weight > 0.0).collect();
+        let sum: f32 = near.iter().map(|(_, weight)| weight).sum();
+        near.into_iter()
+            .map(|(at, weight)| (at, weight / sum))
+            .collect()
+    };
+    let columns = axis(column, grid[1]);
+    let rows = axis(row, grid[0]).into_iter();
+    let of_row = |(row, of_row): (u32, f32)| {
+        let both =
+            move |&(column, of_column): &(u32, f32)| (row * side + column, of_row * of_column);
+        columns.iter().map(both)
+    };
+    rows.flat_map(of_row).collect()
 }
 
 /// A tower, and what of it is read from the file with each image.
@@ -250,9 +302,27 @@ mod tests {
         assert_eq!((last[0], last[3].1), ((15, 1.0), 0.0));
         // Half way between two.
         assert_eq!(of([0, 1], [7, 7])[..2], [(0, 0.5), (1, 0.5)]);
-        assert_eq!(of([1, 0], [7, 7]).map(|(at, _)| at), [0, 1, 4, 5]);
+        let places: Vec<u32> = of([1, 0], [7, 7]).iter().map(|(at, _)| *at).collect();
+        assert_eq!(places, [0, 1, 4, 5]);
         // A grid of one.
         assert_eq!(of([0, 0], [1, 1])[0], (0, 1.0));
+    }
+
+    /// As `interpolate` of torch does with antialias, and corners that do not lie on each other.
+    #[test]
+    fn positions_are_resized_as_an_image_is() {
+        let of = |place, grid| LearnedGrid::Resized { side: 4 }.neighbours(place, grid);
+        // A grid of the table's size is the table.
+        assert_eq!(of([1, 2], [4, 4]), [(6, 1.0)]);
+        // Twice as many: a quarter and three quarters, and edges are alone.
+        assert_eq!(of([0, 1], [8, 8]), [(0, 0.75), (1, 0.25)]);
+        // Half as many: the weights of a filter twice as wide.
+        let sevenths = of([0, 0], [2, 4])
+            .into_iter()
+            .map(|(at, w)| (at, (w * 7.0).round()));
+        assert_eq!(sevenths.collect::<Vec<_>>(), [(0, 3.0), (4, 3.0), (8, 1.0)]);
+        let sum: f32 = of([3, 5], [9, 7]).iter().map(|(_, weight)| weight).sum();
+        assert!((sum - 1.0).abs() < 1e-6);
     }
 
     #[test]

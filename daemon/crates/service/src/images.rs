@@ -30,6 +30,7 @@ use rocmforge_vision::{Bounds, Rules};
 use crate::failure::{self, Failure, Reason};
 use crate::infill::named;
 use crate::text_work::Unwanted;
+use reading::TilesAhead;
 pub(crate) use reading::UnreadImage;
 pub use reading::{HeldFile, IMAGES_AT_ONCE, ImageWork};
 
@@ -95,6 +96,17 @@ struct Form {
     stays: bool,
     /// The control tokens behind each row of an image but the last, and behind that.
     row_ends: Option<[&'static str; 2]>,
+    /// Whether a large image comes in tiles, each behind a control token of its place, and the
+    /// whole image behind [`WHOLE`].
+    tiles: bool,
+}
+
+/// The control token in front of an image whose tiles came before it.
+const WHOLE: &str = "<|img_thumbnail|>";
+
+/// That in front of a tile.
+fn tile_mark(row: usize, column: usize) -> String {
+    format!("<|img_row_{}_col_{}|>", row + 1, column + 1)
 }
 
 impl Form {
@@ -106,24 +118,35 @@ impl Form {
                 written: None,
                 stays: false,
                 row_ends: None,
+                tiles: false,
             }),
             "pixtral" => Some(Self {
                 mark: "[IMG]",
                 written: None,
                 stays: false,
                 row_ends: Some(["[IMG_BREAK]", "[IMG_END]"]),
+                tiles: false,
             }),
             "gemma4v" => Some(Self {
                 mark: "<|image|>",
                 written: Some("<|image><|image|><image|>"),
                 stays: false,
                 row_ends: None,
+                tiles: false,
+            }),
+            "lfm2" => Some(Self {
+                mark: "<image>",
+                written: Some("<|image_start|><image><|image_end|>"),
+                stays: false,
+                row_ends: None,
+                tiles: true,
             }),
             "gemma3" => Some(Self {
                 mark: "<start_of_image>",
                 written: Some("\n\n<start_of_image><end_of_image>\n\n"),
                 stays: true,
                 row_ends: None,
+                tiles: false,
             }),
             _ => None,
         }
@@ -189,8 +212,11 @@ pub(crate) fn placed(
         if unwanted.is_some_and(Unwanted::get) {
             return Err(failure::deadline());
         }
-        let image = of_header(image, &rules)?;
-        n_ids += mark.tokens(image.grid) - 1;
+        let mut image = of_header(image, &rules)?;
+        if let Some(tiles) = image.tiles.as_mut().filter(|_| form.tiles) {
+            tiles.marks = tile_marks(model, tiles.grid)?;
+        }
+        n_ids += mark.tokens(&image) - 1;
         if n_ids > most {
             return Ok(Placed::TooMany);
         }
@@ -212,16 +238,18 @@ struct Mark {
 
 impl Mark {
     /// Tokens that an image makes of it.
-    fn tokens(&self, [rows, columns]: [usize; 2]) -> usize {
+    fn tokens(&self, image: &UnreadImage) -> usize {
+        let [rows, columns] = image.grid;
         let ends = if self.row_ends.is_some() { rows } else { 0 };
-        rows * columns + ends + usize::from(self.stays)
+        let tiles = image.tiles.as_ref().map_or(0, TilesAhead::tokens);
+        tiles + rows * columns + ends + usize::from(self.stays)
     }
 }
 
 /// The ids with the images' tokens at the marks, which are the mark's own as often as an image has
 /// tokens; each image is told where its first one is. There are as many marks as images.
 fn spread(ids: &[u32], mark: Mark, images: &mut [UnreadImage]) -> Vec<u32> {
-    let more: usize = images.iter().map(|image| mark.tokens(image.grid)).sum();
+    let more: usize = images.iter().map(|image| mark.tokens(image)).sum();
     let mut all = Vec::with_capacity(ids.len() + more);
     let mut images = images.iter_mut();
     for &id in ids {
@@ -232,6 +260,9 @@ fn spread(ids: &[u32], mark: Mark, images: &mut [UnreadImage]) -> Vec<u32> {
         };
         if mark.stays {
             all.push(id);
+        }
+        if let Some(tiles) = &mut image.tiles {
+            tiles.put(&mut all, id);
         }
         image.first = all.len();
         let [rows, columns] = image.grid;
@@ -259,14 +290,19 @@ fn of_header(image: ChatImage, rules: &Rules) -> Result<UnreadImage, Failure> {
     let (header, size) = read().map_err(|error: rocmforge_vision::ImageError| {
         failure::invalid(&image.field, &error.to_string())
     })?;
+    let tiles = rules.tiles_for(header.width, header.height);
+    let tiles = tiles.map(|grid| TilesAhead::new(grid, &rules));
+    let cut = tiles.as_ref().map_or(0, |tiles| tiles.patches_bytes);
     Ok(UnreadImage {
         first: 0,
         grid: rules.grid(size),
-        patches_bytes: rules.patches_bytes(size),
+        patches_bytes: rules.patches_bytes(size) + cut,
         // The file once more, and two images of the resized size or, halfway, of one of its sides.
         decoding_bytes: header.decoding_bytes()
             + bytes.len() as u64
-            + rules.patches_bytes(size) / 2,
+            + (rules.patches_bytes(size) + cut) / 2
+            + if cut > 0 { header.decoding_bytes() } else { 0 },
+        tiles,
         rules,
         image,
     })
@@ -312,6 +348,14 @@ fn control(model: &LoadedModel, name: &str) -> Result<u32, Failure> {
     })
 }
 
+/// The control tokens in front of the tiles of an image, and in front of the whole image.
+fn tile_marks(model: &LoadedModel, [rows, columns]: [usize; 2]) -> Result<Vec<u32>, Failure> {
+    let places = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
+    let names = places.map(|(row, column)| tile_mark(row, column));
+    let names = names.chain(std::iter::once(WHOLE.to_owned()));
+    names.map(|name| control(model, &name)).collect()
+}
+
 /// The token `name`, which the template wrote `n` times.
 fn placeholder(model: &LoadedModel, ids: &[u32], name: &str, n: usize) -> Result<u32, Failure> {
     let mark = control(model, name)?;
@@ -350,6 +394,7 @@ mod tests {
             grid,
             patches_bytes: 0,
             decoding_bytes: 0,
+            tiles: None,
             rules: rules(),
             image: chat_image(""),
         }
@@ -377,7 +422,26 @@ mod tests {
         let mut images = [image([2, 3])];
         let ids = spread(&[1, PAD, 2], mark, &mut images);
         assert_eq!(ids, [1, 9, 9, 9, 7, 9, 9, 9, 8, 2]);
-        assert_eq!((images[0].first, mark.tokens([2, 3])), (1, 8));
+        assert_eq!((images[0].first, mark.tokens(&images[0])), (1, 8));
+    }
+
+    #[test]
+    fn tiles_stand_before_their_image_each_behind_its_mark() {
+        assert_eq!(tile_mark(0, 9), "<|img_row_1_col_10|>");
+        let mut cut = image([1, 2]);
+        cut.tiles = Some(TilesAhead {
+            grid: [1, 2],
+            tokens: 3,
+            patches_bytes: 0,
+            marks: vec![21, 22, 23],
+            firsts: Vec::new(),
+        });
+        assert_eq!(MARK.tokens(&cut), 2 * (1 + 3) + 1 + 2);
+        let mut images = [cut, image([1, 1])];
+        let ids = spread(&[1, PAD, 2, PAD], MARK, &mut images);
+        assert_eq!(ids, [1, 21, 9, 9, 9, 22, 9, 9, 9, 23, 9, 9, 2, 9]);
+        assert_eq!(images[0].tiles.as_ref().unwrap().firsts, [2, 6]);
+        assert_eq!(images.map(|image| image.first), [10, 13]);
     }
 
     fn rules() -> Rules {

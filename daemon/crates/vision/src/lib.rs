@@ -23,9 +23,9 @@ mod rules;
 
 pub use decode::{Bounds, Header, Pixels, decode, header};
 pub use error::ImageError;
-pub use patches::{Charge, PreparedImage, prepare};
+pub use patches::{Charge, PreparedImage, prepare, prepare_all};
 pub use resize::resize;
-pub use rules::{Filter, Rules, Size, Sizes};
+pub use rules::{Filter, Rules, Size, Sizes, Tiles};
 
 #[cfg(test)]
 mod testing;

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::decode::{Bounds, Pixels, decode};
 use crate::error::ImageError;
 use crate::resize::resize;
-use crate::rules::Rules;
+use crate::rules::{Rules, Size, Sizes};
 
 /// An image as a tower reads it.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,6 +68,58 @@ pub fn prepare(bytes: &[u8], bounds: Bounds, rules: &Rules) -> Result<PreparedIm
     let image = decode(bytes, bounds)?;
     let size = rules.size_for(image.width(), image.height())?;
     Ok(of_pixels(&resize(image, size, rules.filter), rules))
+}
+
+/// As [`prepare`], with the tiles that the rules cut a large image into: row by row, and then the
+/// whole image. CPU-bound.
+///
+/// # Errors
+/// Those of [`prepare`].
+pub fn prepare_all(
+    bytes: &[u8],
+    bounds: Bounds,
+    rules: &Rules,
+) -> Result<Vec<PreparedImage>, ImageError> {
+    let image = decode(bytes, bounds)?;
+    let size = rules.size_for(image.width(), image.height())?;
+    let mut parts = Vec::new();
+    if let Some(grid) = rules.tiles_for(image.width(), image.height()) {
+        parts = tiles(image.clone(), grid, rules);
+    }
+    parts.push(of_pixels(&resize(image, size, rules.filter), rules));
+    Ok(parts)
+}
+
+/// The tiles of an image, `rows` by `columns`.
+fn tiles(image: Pixels, [rows, columns]: [u32; 2], rules: &Rules) -> Vec<PreparedImage> {
+    let Sizes::Tiled { tiles, .. } = rules.sizes else {
+        return Vec::new();
+    };
+    let size = Size {
+        width: columns * tiles.side,
+        height: rows * tiles.side,
+    };
+    let image = resize(image, size, rules.filter);
+    let (side, line) = (tiles.side as usize * 3, image.width as usize * 3);
+    let places = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
+    let tile = |(row, column): (u32, u32)| {
+        let lines = image.rgb.chunks_exact(line);
+        let lines = lines
+            .skip((row * tiles.side) as usize)
+            .take(tiles.side as usize);
+        let first = column as usize * side;
+        let rgb = lines
+            .flat_map(|line| &line[first..first + side])
+            .copied()
+            .collect();
+        let pixels = Pixels {
+            width: tiles.side,
+            height: tiles.side,
+            rgb,
+        };
+        of_pixels(&pixels, rules)
+    };
+    places.map(tile).collect()
 }
 
 /// The patches of an image whose sides are multiples of the rules' squares.
@@ -141,7 +193,7 @@ fn digest(image: &Pixels, rules: &Rules) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::{Filter, Sizes};
+    use crate::rules::{Filter, Tiles};
     use crate::testing::{pattern, png, rules};
 
     fn small() -> Rules {
@@ -202,6 +254,40 @@ mod tests {
             ..rules
         };
         assert_ne!(digest(&image, &rules), digest(&image, &shifted));
+    }
+
+    #[test]
+    fn tiles_are_the_parts_of_the_larger_image_row_by_row() {
+        let rules = Rules {
+            sizes: Sizes::Tiled {
+                min_pixels: 16,
+                max_pixels: 64,
+                tiles: Tiles {
+                    side: 8,
+                    least: 2,
+                    most: 6,
+                },
+            },
+            filter: Filter::Bilinear,
+            ..small()
+        };
+        // Tiles of the image's own pixels: 3 columns and 2 rows.
+        let image = pattern(24, 16);
+        let parts = prepare_all(&png(&image), Bounds::default(), &rules).unwrap();
+        assert_eq!(parts.len(), 7);
+        assert!(parts[..6].iter().all(|tile| tile.grid == [4, 4]));
+        let own: Vec<u8> = (8..16)
+            .flat_map(|y| &image.rgb[(y * 24 + 8) * 3..][..24])
+            .copied()
+            .collect();
+        let fifth = of_pixels(&Pixels::new(8, 8, own).unwrap(), &rules);
+        assert_eq!(parts[4], fifth, "the second of the second row");
+        let whole = prepare(&png(&image), Bounds::default(), &rules).unwrap();
+        assert_eq!(parts[6], whole);
+        assert_eq!(whole.grid, [2, 4], "8 x 4 pixels");
+        // One that is small enough is not cut.
+        let parts = prepare_all(&png(&pattern(8, 8)), Bounds::default(), &rules).unwrap();
+        assert_eq!(parts.len(), 1);
     }
 
     #[test]

@@ -37,7 +37,30 @@ pub enum Sizes {
         /// Most tokens; above 0.
         tokens: u32,
     },
+    /// As `Between`, and tiles of an image that is much larger: LFM 2's.
+    Tiled {
+        /// Fewest pixels of the whole image.
+        min_pixels: u64,
+        /// Most pixels; at least those of one token.
+        max_pixels: u64,
+        /// The tiles.
+        tiles: Tiles,
+    },
 }
+
+/// Squares that a large image is cut into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tiles {
+    /// Side of each, pixels; a multiple of the rules' [`Rules::token_side`].
+    pub side: u32,
+    /// Fewest of an image that is cut.
+    pub least: u32,
+    /// Most; fewer than `least` for none at all.
+    pub most: u32,
+}
+
+/// An image is cut whose pixels are more than so many times the most of a whole one.
+const CUT_BEYOND: f64 = 2.0;
 
 /// The filter by which images are resized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +116,12 @@ impl Rules {
             Sizes::Between {
                 min_pixels,
                 max_pixels,
-            } => self.between(sides, [min_pixels, max_pixels]),
+            } => self.between(sides, [min_pixels, max_pixels], 0.0),
+            Sizes::Tiled {
+                min_pixels,
+                max_pixels,
+                ..
+            } => self.between(sides, [min_pixels, max_pixels], 1.0),
             Sizes::Square(side) => [side, side],
             Sizes::Within { longest } => self.within(sides, longest),
             Sizes::Largest { tokens } => self.largest(sides, tokens),
@@ -102,13 +130,13 @@ impl Rules {
     }
 
     /// The shape is kept as far as whole tokens allow, and the pixels are between the least and the
-    /// most.
-    fn between(&self, sides: [f64; 2], bounds: [u64; 2]) -> [u32; 2] {
+    /// most, where a side counts for `fewest` tokens at least.
+    fn between(&self, sides: [f64; 2], bounds: [u64; 2], fewest: f64) -> [u32; 2] {
         let unit = f64::from(self.token_side());
         let [min_pixels, max_pixels] = bounds.map(|bound| bound as f64);
         let pixels = sides[0] * sides[1];
         // Half to even, as Python rounds.
-        let nearest = sides.map(|side| (side / unit).round_ties_even() * unit);
+        let nearest = sides.map(|side| (side / unit).round_ties_even().max(fewest) * unit);
         let sides = if nearest[0] * nearest[1] > max_pixels {
             let shrink = (pixels / max_pixels).sqrt();
             sides.map(|side| (side / shrink / unit).floor() * unit)
@@ -127,6 +155,49 @@ impl Rules {
         let shrink = width.max(height).max(1.0);
         let unit = self.token_side();
         sides.map(|side| ((side / shrink).floor().max(1.0) as u32).div_ceil(unit) * unit)
+    }
+
+    /// Rows and columns of the tiles of an image of this size; none where it is not cut.
+    ///
+    /// The number is that whose shape is nearest to the image's; of those that are as near the
+    /// larger one, where the image has half its pixels.
+    #[must_use]
+    pub fn tiles_for(&self, width: u32, height: u32) -> Option<[u32; 2]> {
+        let Sizes::Tiled {
+            max_pixels, tiles, ..
+        } = self.sizes
+        else {
+            return None;
+        };
+        let (unit, patch) = (f64::from(self.token_side()), f64::from(self.patch));
+        let sides = [width, height].map(f64::from);
+        let whole = sides.map(|side| ((side / unit).round_ties_even() * unit).max(patch));
+        if whole[0] * whole[1] <= max_pixels as f64 * CUT_BEYOND || tiles.most < tiles.least {
+            return None;
+        }
+        let shape = sides[0] / sides[1];
+        let (mut best, mut nearest) = ([1, 1], f64::INFINITY);
+        for n in tiles.least..=tiles.most {
+            for columns in (1..=n).filter(|columns| n % columns == 0) {
+                let rows = n / columns;
+                let away = (shape - f64::from(columns) / f64::from(rows)).abs();
+                let half = 0.5 * f64::from(tiles.side).powi(2) * f64::from(n);
+                let larger = away == nearest && sides[0] * sides[1] > half;
+                if away < nearest || larger {
+                    (best, nearest) = ([rows, columns], away);
+                }
+            }
+        }
+        Some(best)
+    }
+
+    /// Rows and columns of the tokens of a tile.
+    #[must_use]
+    pub fn tile_grid(&self) -> [usize; 2] {
+        match self.sizes {
+            Sizes::Tiled { tiles, .. } => [(tiles.side / self.token_side()) as usize; 2],
+            _ => [0; 2],
+        }
     }
 
     /// The shape is kept as far as whole tokens allow; a side that is less than one has one.
@@ -165,6 +236,19 @@ impl Rules {
             Sizes::Square(side) => Sizes::Square(side),
             Sizes::Within { longest } => Sizes::Within {
                 longest: u32::try_from(most.isqrt()).map_or(longest, |side| longest.min(side)),
+            },
+            Sizes::Tiled {
+                min_pixels,
+                max_pixels,
+                tiles,
+            } => Sizes::Tiled {
+                min_pixels: min_pixels.min(most),
+                max_pixels: max_pixels.min(most),
+                tiles: Tiles {
+                    most: u32::try_from(most / u64::from(tiles.side).pow(2))
+                        .map_or(tiles.most, |most| tiles.most.min(most)),
+                    ..tiles
+                },
             },
             Sizes::Largest { tokens } => Sizes::Largest {
                 tokens: u32::try_from(most / token).map_or(tokens, |most| tokens.min(most)),
@@ -294,6 +378,58 @@ mod tests {
         }
         let fewer = rules.at_most(70 * 48 * 48).size_for(640, 480).unwrap();
         assert_eq!((fewer.width, fewer.height), (432, 336));
+    }
+
+    /// As the processor for LFM2-VL in transformers computes them: an image, its whole size, and
+    /// the columns and rows of its tiles, 1 and 1 where it is not cut.
+    const TILED: [(Sides, (u32, u32)); 12] = [
+        (((1, 1), (256, 256)), (1, 1)),
+        (((512, 512), (512, 512)), (1, 1)),
+        (((640, 480), (576, 416)), (1, 1)),
+        (((800, 600), (576, 416)), (1, 1)),
+        (((1024, 1024), (512, 512)), (2, 2)),
+        (((4000, 3000), (576, 416)), (3, 2)),
+        (((3000, 4000), (416, 576)), (2, 3)),
+        (((3000, 600), (1120, 224)), (5, 1)),
+        (((500, 5000), (160, 1600)), (1, 10)),
+        (((740, 740), (512, 512)), (2, 2)),
+        (((10, 1999), (32, 3648)), (1, 1)),
+        (((2048, 1024), (704, 352)), (4, 2)),
+    ];
+
+    fn tiled() -> Rules {
+        Rules {
+            patch: 16,
+            merge: 2,
+            sizes: Sizes::Tiled {
+                min_pixels: 64 * 1024,
+                max_pixels: 256 * 1024,
+                tiles: Tiles {
+                    side: 512,
+                    least: 2,
+                    most: 10,
+                },
+            },
+            filter: Filter::Bilinear,
+            ..rules()
+        }
+    }
+
+    #[test]
+    fn a_large_image_is_cut_as_the_authors_processor_does() {
+        for (((width, height), whole), (columns, rows)) in TILED {
+            let size = tiled().size_for(width, height).unwrap();
+            assert_eq!((size.width, size.height), whole, "{width} x {height}");
+            let tiles = tiled().tiles_for(width, height);
+            let expected = (columns * rows > 1).then_some([rows, columns]);
+            assert_eq!(tiles, expected, "{width} x {height}");
+        }
+        assert_eq!(tiled().tile_grid(), [16, 16]);
+        // Fewer pixels are fewer tiles, or none.
+        let most = |pixels| tiled().at_most(pixels).tiles_for(4000, 3000);
+        assert_eq!(most(1024 * 512), Some([1, 2]));
+        assert_eq!(most(512 * 512), None);
+        assert_eq!(rules().tiles_for(4000, 3000), None);
     }
 
     #[test]

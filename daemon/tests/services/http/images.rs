@@ -32,6 +32,7 @@ const TOKENS: usize = 12;
 fn controls(name: &str) -> &'static [&'static str] {
     match name {
         "gemma3" => &["<start_of_image>", "<end_of_image>"],
+        "lfm2" => &["<image>", "<|image_start|>", "<|image_end|>"],
         "gemma4" => &["<|image|>", "<|image>", "<image|>"],
         "mistral3" => &["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
         _ => &["<|image_pad|>"],
@@ -94,6 +95,12 @@ fn prompt_of(model: &LoadedModel, [rows, columns]: [usize; 2]) -> (Vec<u32>, usi
         }
         "gemma4v" => {
             let mut ids = encode(format!("<|image><|image|><image|>{text}"));
+            assert_eq!(ids[..3], [pad + 1, pad, pad + 2]);
+            ids.splice(1..2, vec![pad; rows * columns]);
+            (ids, 1)
+        }
+        "lfm2" => {
+            let mut ids = encode(format!("<|image_start|><image><|image_end|>{text}"));
             assert_eq!(ids[..3], [pad + 1, pad, pad + 2]);
             ids.splice(1..2, vec![pad; rows * columns]);
             (ids, 1)
@@ -279,7 +286,7 @@ async fn by_grpc(it: &Seeing, image: &[u8]) -> (String, u32) {
 
 #[tokio::test]
 async fn an_image_is_read_in_each_dialect_and_once() {
-    for name in ["qwen3vl", "qwen35", "gemma3", "gemma4", "mistral3"] {
+    for name in ["qwen3vl", "qwen35", "gemma3", "gemma4", "lfm2", "mistral3"] {
         let it = Seeing::start(name).await;
         let image = png(64, 48);
         let (tokens, expected) = of_engine(&it.file(), &image).await;

@@ -10,7 +10,7 @@ use rocmforge_grammar::Vocabulary;
 use rocmforge_model::{ImageSizes, Model};
 use rocmforge_ops::{KV_BLOCK, KvType};
 use rocmforge_tokenizer::{ChatTemplate, TemplateOrigin, Tokenizer};
-use rocmforge_vision::{Filter, Rules, Sizes};
+use rocmforge_vision::{Filter, Rules, Sizes, Tiles};
 
 use crate::api::error::{Error, from_read};
 use crate::model::fetcher::{Fault, Fetcher, SILENT_AFTER};
@@ -157,6 +157,19 @@ impl LoadedModel {
                 ImageSizes::Square(side) => Sizes::Square(side),
                 ImageSizes::Within { longest } => Sizes::Within { longest },
                 ImageSizes::Largest { tokens } => Sizes::Largest { tokens },
+                ImageSizes::Tiled {
+                    min_pixels,
+                    max_pixels,
+                    tiles,
+                } => Sizes::Tiled {
+                    min_pixels,
+                    max_pixels,
+                    tiles: Tiles {
+                        side: tiles.side,
+                        least: tiles.least,
+                        most: tiles.most,
+                    },
+                },
             },
             filter: match tower.filter {
                 rocmforge_model::Filter::Bilinear => Filter::Bilinear,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rocmforge_engine::api::ImageSpan;
 use rocmforge_tokenizer::ChatImage;
-use rocmforge_vision::{Bounds, Charge, Rules};
+use rocmforge_vision::{Bounds, Charge, PreparedImage, Rules};
 
 use super::bytes_of;
 use super::memory::{DEFAULT_BYTES, ImageMemory, Refused, Reserved};
@@ -126,9 +126,62 @@ pub(crate) struct UnreadImage {
     pub(super) patches_bytes: u64,
     /// Most bytes that it takes to make them, beside them.
     pub(super) decoding_bytes: u64,
+    /// Its tiles, where it is cut.
+    pub(super) tiles: Option<TilesAhead>,
     /// What is made of it.
     pub(super) rules: Rules,
     pub(super) image: ChatImage,
+}
+
+/// The tiles of an image, which stand before it in its prompt.
+#[derive(Debug)]
+pub(super) struct TilesAhead {
+    /// Rows and columns of tiles.
+    pub(super) grid: [usize; 2],
+    /// Tokens of each.
+    pub(super) tokens: usize,
+    /// Bytes of what the tower reads of all.
+    pub(super) patches_bytes: u64,
+    /// The tokens in front of each, and in front of the whole image.
+    pub(super) marks: Vec<u32>,
+    /// Index of the first placeholder of each among the ids.
+    pub(super) firsts: Vec<usize>,
+}
+
+impl TilesAhead {
+    /// Those of a grid of `rows` by `columns`.
+    pub(super) fn new(grid: [u32; 2], rules: &Rules) -> Self {
+        let tokens: usize = rules.tile_grid().into_iter().product();
+        let token = u64::from(rules.token_side()).pow(2) * 3 * size_of::<f32>() as u64;
+        Self {
+            grid: grid.map(|side| side as usize),
+            tokens,
+            patches_bytes: u64::from(grid[0]) * u64::from(grid[1]) * tokens as u64 * token,
+            marks: Vec::new(),
+            firsts: Vec::new(),
+        }
+    }
+
+    fn n(&self) -> usize {
+        self.grid[0] * self.grid[1]
+    }
+
+    /// Tokens of all, with those in front of them and of the whole image.
+    pub(super) fn tokens(&self) -> usize {
+        self.n() * (1 + self.tokens) + 1
+    }
+
+    /// Appends them, with `id` as each placeholder.
+    pub(super) fn put(&mut self, ids: &mut Vec<u32>, id: u32) {
+        self.firsts.clear();
+        for (i, mark) in self.marks.iter().enumerate() {
+            ids.push(*mark);
+            if i < self.n() {
+                self.firsts.push(ids.len());
+                ids.resize(ids.len() + self.tokens, id);
+            }
+        }
+    }
 }
 
 impl fmt::Debug for UnreadImage {
@@ -142,20 +195,28 @@ impl fmt::Debug for UnreadImage {
 }
 
 impl UnreadImage {
-    /// The image as the tower reads it.
-    fn read(&self, deadline: Instant) -> Result<rocmforge_vision::PreparedImage, Failure> {
+    /// The image as the tower reads it, behind its tiles: each with the index of its first
+    /// placeholder.
+    fn read(&self, deadline: Instant) -> Result<Vec<(usize, PreparedImage)>, Failure> {
         let bounds = Bounds {
             deadline: Some(deadline),
             ..Bounds::default()
         };
         let bytes = bytes_of(&self.image)?;
-        let prepared = rocmforge_vision::prepare(&bytes, bounds, &self.rules);
+        let prepared = rocmforge_vision::prepare_all(&bytes, bounds, &self.rules);
         let prepared =
             prepared.map_err(|error| failure::invalid(&self.image.field, &error.to_string()))?;
-        if prepared.tokens() != self.grid[0] * self.grid[1] {
+        let tiles = self.tiles.as_ref();
+        let of_tiles = tiles.map_or(&[][..], |tiles| &tiles.firsts);
+        let tokens = of_tiles
+            .iter()
+            .map(|_| tiles.map_or(0, |tiles| tiles.tokens));
+        let tokens = tokens.chain([self.grid[0] * self.grid[1]]);
+        if !prepared.iter().map(PreparedImage::tokens).eq(tokens) {
             return Err(failure::bug("an image has another size than its header"));
         }
-        Ok(prepared)
+        let firsts = of_tiles.iter().copied().chain([self.first]);
+        Ok(firsts.zip(prepared).collect())
     }
 }
 
@@ -189,12 +250,14 @@ fn read_all(
                 "the images of the request take too long to decode; send fewer or smaller ones";
             return Err(failure::invalid(&image.image.field, why));
         }
-        let mut prepared = image.read(deadline)?;
-        prepared.charge = Charge::new(reserved.split(image.patches_bytes));
-        spans.push(ImageSpan {
-            first: image.first,
-            image: Arc::new(prepared),
-        });
+        for (first, mut prepared) in image.read(deadline)? {
+            let bytes = size_of_val(&prepared.patches[..]) as u64;
+            prepared.charge = Charge::new(reserved.split(bytes));
+            spans.push(ImageSpan {
+                first,
+                image: Arc::new(prepared),
+            });
+        }
     }
     Ok(spans)
 }
@@ -299,6 +362,7 @@ mod tests {
             grid: [1, 1],
             patches_bytes,
             decoding_bytes,
+            tiles: None,
             rules: Rules {
                 patch: 8,
                 merge: 2,

@@ -7,6 +7,7 @@
 
 mod gemma3;
 mod gemma4v;
+mod lfm2;
 mod pixtral;
 mod qwen3vl;
 
@@ -35,10 +36,11 @@ pub(crate) struct Kind {
 }
 
 /// Projectors that work.
-const KINDS: [&Kind; 4] = [
+const KINDS: [&Kind; 5] = [
     &qwen3vl::KIND,
     &gemma3::KIND,
     &gemma4v::KIND,
+    &lfm2::KIND,
     &pixtral::KIND,
 ];
 
@@ -160,7 +162,9 @@ fn positions_table(b: &mut PlanBuilder<'_>, tower: &Tower) -> Result<Option<Tens
         return Ok(None);
     };
     let table = match *grid {
-        LearnedGrid::Square { .. } => b.tensor(POSITIONS, &[b.n_embd, grid.rows()])?,
+        LearnedGrid::Square { .. } | LearnedGrid::Resized { .. } => {
+            b.tensor(POSITIONS, &[b.n_embd, grid.rows()])?
+        }
         LearnedGrid::Axes { n } => b
             .tensor(POSITIONS, &[b.n_embd, u64::from(n), 2])?
             .as_matrix(grid.rows()),

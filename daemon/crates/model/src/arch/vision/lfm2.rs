@@ -1,0 +1,136 @@
+//! `lfm2`: LFM2-VL's tower, SigLIP 2 on the `T` patches of an image or of one of its tiles (shapes
+//! are `[rows][width]`; `m` is the number of a block's patches):
+//!
+//! ```text
+//! X = patches * W + bias + positions                 [T][n_embd]       v.patch_embd
+//! X += attention(layer_norm(X))                      [T][n_embd]       v.blk.{i}.attn
+//! X += feed_forward(layer_norm(X))                   [T][n_embd]       v.blk.{i}.ffn
+//! B = blocks of layer_norm(X), normed where the file has a norm
+//!                                                    [T / m][m n_embd] mm.1
+//! rows = W2 gelu(W1 B)                               [T / m][n_out]
+//! ```
+//!
+//! Positions are those of a learned grid, resized to the image's. An image that is much larger than
+//! its most tokens allow is cut into tiles, which come before it.
+//!
+//! Sources: Tschannen et al. 2025, "SigLIP 2" (arXiv 2502.14786); Liquid AI 2025, "LFM2 Technical
+//! Report" (arXiv 2511.23404), and the authors' published code.
+
+use rocmforge_ops::{Act, InputRows, Op, TensorDesc};
+
+use super::{Attention, Common, Kind, Qkv, SIDE_MAX};
+use crate::build::{NormKind, PlanBuilder, Presence};
+use crate::error::Error;
+use crate::hparams::{Hparams, N_PATCH_MAX};
+use crate::keys::{Keys, WIDTH_MAX};
+use crate::tower::{Filter, ImageSizes, LearnedGrid, Tiles, Tower};
+
+pub(super) const KIND: Kind = Kind {
+    name: "lfm2",
+    readers: &["lfm2", "lfm2moe"],
+    read,
+    build,
+};
+
+/// Side of a block in patches where the file does not say.
+const MERGE: u32 = 2;
+/// Fewest and most tokens of an image that is not cut, as the authors' processor has them.
+const TOKENS: [u64; 2] = [64, 256];
+/// The tiles of a larger one, as that has them.
+const TILES: Tiles = Tiles {
+    side: 512,
+    least: 2,
+    most: 10,
+};
+/// Added to the variance of the projection's norm.
+const PROJECTION_EPS: f32 = 1e-5;
+
+fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
+    let common = Common::read(keys, 1)?;
+    let merge = keys.count_or("projector.scale_factor", SIDE_MAX, MERGE)?;
+    let mut tower = Tower {
+        projector: KIND.name,
+        patch: common.patch,
+        merge,
+        width: common.n_embd,
+        n_out: common.n_out,
+        deepstack: Vec::new(),
+        grid: Some(LearnedGrid::Resized {
+            side: super::grid_side(keys.gguf, common.n_embd)?,
+        }),
+        mean: common.mean,
+        std: common.std,
+        sizes: ImageSizes::Square(0),
+        filter: Filter::Bilinear,
+        both_ways: false,
+        row_gap: 0,
+    };
+    let token = tower.block_pixels();
+    if !TILES.side.is_multiple_of(tower.patch * merge)
+        || TOKENS[1] * u64::from(merge * merge) > N_PATCH_MAX.into()
+    {
+        let message = format!(
+            "must be a side of patches of which {merge} divide the {} pixels of a tile",
+            TILES.side
+        );
+        return Err(keys.bad("patch_size", tower.patch, message));
+    }
+    tower.sizes = ImageSizes::Tiled {
+        min_pixels: TOKENS[0] * token,
+        max_pixels: TOKENS[1] * token,
+        tiles: TILES,
+    };
+    Ok((tower, common.hparams()))
+}
+
+fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<TensorDesc>, Error> {
+    let bias = Presence::Required;
+    b.norms_are(NormKind::Layer { bias });
+    let x = b.stream("x");
+    let table = super::positions_table(b, tower)?;
+    let positions = b.given("positions", b.n_embd, InputRows::GridPositions);
+    super::patch_products(b, tower, &[("v.patch_embd.weight", x)], bias)?;
+    b.residual(x, positions, None, 1.0)?;
+    let attention = Attention {
+        heads: h.heads,
+        qkv: Qkv::Apart,
+        bias,
+        rope: None,
+    };
+    for i in 0..h.n_layer {
+        let name = |part: &str| format!("v.blk.{i}.{part}");
+        b.cut(name("attn"), &[]);
+        let n = b.norm(x, &name("ln1.weight"), "n")?;
+        attention.emit(b, i, (n, x))?;
+        b.cut(name("ffn"), &[]);
+        let n = b.norm(x, &name("ln2.weight"), "n")?;
+        let names = [name("ffn_up"), name("ffn_down")];
+        let names = [&*names[0], &*names[1]];
+        super::feed_forward(b, names, u64::from(h.n_ff), Act::GeluTanh, (n, x))?;
+    }
+    b.cut("mm.1".to_owned(), &[]);
+    let n = b.norm(x, "v.post_ln.weight", "n")?;
+    let mut blocks = super::merged(b, tower, n);
+    const NORM: &str = "mm.input_norm.weight";
+    if b.has(NORM) {
+        blocks = b.norm_by(blocks, NORM, "mn", PROJECTION_EPS)?;
+    }
+    let (width, rows) = (b.width(blocks), super::block(tower));
+    let inner = b.rows_in_file("mm.1.weight").unwrap_or(0);
+    if !(1..=u64::from(WIDTH_MAX)).contains(&inner) {
+        return Err(Error::MissingTensor("mm.1.weight".to_owned()));
+    }
+    let hidden = b.buf_rows("mh", inner, rows);
+    let optional = Presence::Optional;
+    let product = b.linear("mm.1", width, inner, optional, hidden)?;
+    b.mat_mul(blocks, vec![product]);
+    b.op(Op::Activate {
+        x: hidden,
+        act: Act::GeluErf,
+    });
+    let y = b.buf_rows("y", u64::from(tower.n_out), rows);
+    let product = b.linear("mm.2", inner, u64::from(tower.n_out), optional, y)?;
+    b.mat_mul(hidden, vec![product]);
+    super::end(b, tower, &[y]);
+    Ok(table)
+}
