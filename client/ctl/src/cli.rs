@@ -253,6 +253,10 @@ pub(crate) struct LoadArgs {
     /// of the model that fits it]
     #[arg(long, value_name = "FILE")]
     pub(crate) mmproj: Option<PathBuf>,
+    /// LoRA adapter that requests may have, a GGUF file, and its scale where they do not say
+    /// otherwise [default: 1]; several times for several
+    #[arg(long, value_name = "FILE[=SCALE]")]
+    pub(crate) lora: Vec<String>,
 }
 
 #[derive(Debug, Args)]

@@ -8,7 +8,9 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
+use rocmforge_engine::ADAPTERS_MAX;
 use rocmforge_engine::api::Class;
+use rocmforge_service::adapters::{AdapterSpec, parse_spec};
 use rocmforge_service::declared::{ALIASES_MAX, Book, DECLARED_MAX, Declared};
 use rocmforge_service::defaults::{Defaults, Template};
 use rocmforge_tokenizer::{MAX_TEMPLATE_BYTES, builtin_template, builtin_template_names};
@@ -49,6 +51,11 @@ file_table! {
         /// model directory. Without it, the one in the directory of the model that fits it, if
         /// there is one.
         mmproj: Option<PathBuf>,
+        /// LoRA adapters that requests may have: absolute paths of GGUF files in a model directory,
+        /// each with its scale behind it where that is not 1, as in "/models/style.gguf=0.5". At
+        /// most 16. An adapter's name is that of its file without .gguf.
+        #[serde(default)]
+        lora: Vec<String>,
         /// Temperature of requests that set none.
         temperature: Option<f32>,
         /// top_k of requests that set none.
@@ -214,6 +221,7 @@ pub(super) fn checked(
             let message = format!("{} is relative; give an absolute path", mmproj.display());
             return Err(refuse("mmproj", message));
         }
+        let lora = adapters(&table.lora).map_err(|message| refuse("lora", message))?;
         if table.aliases.len() > ALIASES_MAX {
             let message = format!("{} of them; at most {ALIASES_MAX}", table.aliases.len());
             return Err(refuse("aliases", message));
@@ -254,6 +262,7 @@ pub(super) fn checked(
                 pin: table.pin,
                 draft: table.draft.clone(),
                 mmproj: table.mmproj.clone(),
+                lora,
                 defaults,
             },
             file: file.clone(),
@@ -261,6 +270,22 @@ pub(super) fn checked(
     }
     refuse_circles(&models, &numbers)?;
     Ok(models)
+}
+
+/// The adapters of a model.
+fn adapters(written: &[String]) -> Result<Vec<AdapterSpec>, String> {
+    if written.len() > ADAPTERS_MAX {
+        return Err(format!("{} of them; at most {ADAPTERS_MAX}", written.len()));
+    }
+    let specs = written.iter().map(|text| parse_spec(text));
+    let specs: Vec<AdapterSpec> = specs.collect::<Result<_, _>>()?;
+    match specs.iter().find(|spec| !spec.path.is_absolute()) {
+        Some(spec) => Err(format!(
+            "{} is relative; give an absolute path",
+            spec.path.display()
+        )),
+        None => Ok(specs),
+    }
 }
 
 /// Refuses a model that would draft for itself, if only by others: each is loaded before

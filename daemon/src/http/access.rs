@@ -45,7 +45,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// What a request needs.
 fn needed(method: &Method, path: &str) -> Role {
     let is_change = method == Method::POST || method == Method::DELETE;
-    if method == Method::POST && matches!(path, "/models/load" | "/models/unload") {
+    if method == Method::POST
+        && matches!(path, "/models/load" | "/models/unload" | "/lora-adapters")
+    {
         Role::Manage
     } else if is_change && matches!(path, "/models" | "/api/pull" | "/api/copy" | "/api/delete") {
         Role::Admin

@@ -1,6 +1,7 @@
 //! What the dialects' embeddings share, and what is told of models that make them.
 
 use rocmforge_engine::{LoadedModel, Purpose};
+use rocmforge_service::adapters::AdapterChoice;
 use rocmforge_service::check::{self, Violations};
 use rocmforge_service::embedding::{Embedded, Texts};
 use rocmforge_service::failure::{self, Failure};
@@ -97,7 +98,9 @@ pub(super) async fn embed(call: &Call, asked: Asked<'_>) -> Result<Embedded, Fai
         let service = &call.service;
         let model = call.model(asked.model).await?;
         let n_ctx = service.n_ctx_at_most(n_ctx, &model);
+        let choice = AdapterChoice::by_name(asked.model);
         let wanted = Texts {
+            adapters: service.adapters_for(&choice, &model)?,
             model,
             texts: asked.texts,
             field: asked.field,

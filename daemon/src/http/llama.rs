@@ -41,7 +41,7 @@ pub(super) async fn health(State(http): State<Arc<Http>>, request: Request) -> R
 }
 
 /// The model that a request names; without a name, the only one that is loaded, or that there is.
-async fn named(call: &Call, name: Option<&str>) -> Result<Arc<LoadedModel>, Failure> {
+pub(super) async fn named(call: &Call, name: Option<&str>) -> Result<Arc<LoadedModel>, Failure> {
     let name = name.unwrap_or_default();
     if name.is_empty() {
         call.service.admit()?;

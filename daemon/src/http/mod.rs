@@ -29,6 +29,7 @@ mod handshake;
 mod image_urls;
 mod listen;
 mod llama;
+mod lora;
 mod media;
 mod metrics;
 mod model_events;
@@ -200,7 +201,7 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         .route("/metrics", get(metrics::metrics))
         .route("/props", get(llama::props))
         .route("/slots", get(llama::native::slots))
-        .route("/lora-adapters", get(llama::native::adapters))
+        .route("/lora-adapters", get(lora::list).post(lora::set))
         .route("/tokenize", post(llama::tokenize))
         .route("/detokenize", post(llama::native::detokenize))
         .route("/completion", post(llama::native::completion))

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_service::adapters::AdapterChoice;
 use rocmforge_service::check::{self, Violations};
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::rerank::{Documents, Ranked};
@@ -75,7 +76,9 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         violations.result()?;
         let service = &call.service;
         let model = call.model(&asked.model).await?;
+        let choice = AdapterChoice::by_name(&asked.model);
         let wanted = Documents {
+            adapters: service.adapters_for(&choice, &model)?,
             n_ctx: service.n_ctx_at_most(None, &model),
             model,
             query,

@@ -8,6 +8,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::lora::{self, WireAdapter};
 use super::prompt::TextOr;
 use super::samplers::WireSamplers;
 
@@ -39,6 +40,8 @@ pub(super) struct WireSampling {
     reasoning_budget: Option<Value>,
     /// Likewise.
     thinking_budget_tokens: Option<Value>,
+    /// llama-server's.
+    lora: Option<Vec<WireAdapter>>,
     #[serde(flatten)]
     samplers: WireSamplers,
     // Refused where they ask for anything: vLLM's.
@@ -197,6 +200,7 @@ impl WireSampling {
                 format: None,
             },
             reuse_prompt: self.cache_prompt,
+            lora: lora::listed(self.lora),
         }
     }
 }

@@ -61,8 +61,21 @@ pub(super) fn model(status: &ModelStatus, declared: &Book) -> v1::Model {
             .tower()
             .map(|tower| tower.path().display().to_string())
             .unwrap_or_default(),
+        adapters: adapters(model),
         defaults: declared.model(model.name()).map(|m| defaults(&m.defaults)),
     }
+}
+
+fn adapters(model: &LoadedModel) -> Vec<v1::Adapter> {
+    let scales = model.adapters().defaults();
+    let list = model.adapters().list().iter().zip(scales);
+    list.map(|(adapter, scale)| v1::Adapter {
+        name: adapter.name.clone(),
+        path: adapter.path.display().to_string(),
+        scale,
+        rank: adapter.rank as u32,
+    })
+    .collect()
 }
 
 fn defaults(defaults: &Defaults) -> v1::ModelDefaults {

@@ -8,6 +8,7 @@ use rocmforge_engine::api as engine;
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::inference_server::Inference;
 use rocmforge_service::Service;
+use rocmforge_service::adapters::{AdapterChoice, AdapterScale};
 use rocmforge_service::answers;
 use rocmforge_service::arrival::{Arrival, Caller};
 use rocmforge_service::check::{self, SamplingFields, Violations};
@@ -234,7 +235,18 @@ fn sampling(
         },
         // The request has it itself.
         reuse_prompt: None,
+        lora: wire.lora.map(listed),
     })
+}
+
+/// The adapters that a request lists.
+fn listed(wire: v1::AdapterScales) -> Vec<AdapterScale> {
+    let list = wire.adapters.into_iter();
+    let scale = |wire: v1::AdapterScale| AdapterScale {
+        id: wire.id.into(),
+        scale: wire.scale,
+    };
+    list.map(scale).collect()
 }
 
 /// What a text is held to.
@@ -357,6 +369,8 @@ impl InferenceService {
         if let Prompt::Ids(ids) = &prompt {
             check::ids(field, ids, model.model().info().n_vocab)?;
         }
+        let choice = AdapterChoice::by_name(&request.model);
+        let adapters = self.context.adapters_for(&choice, &model)?;
         let room = Room::for_scores(n_ctx, &self.context, &model);
         let ticket = self.context.enter(&arrival, prompt.bytes()).await?;
         let encoded = self
@@ -374,6 +388,7 @@ impl InferenceService {
             top_n,
             deadline: arrival.deadline,
             asker: ticket.asker(class),
+            adapters,
         };
         let scoring = async {
             self.context

@@ -1,5 +1,6 @@
 //! `rocmforge.v1.Models`: which files are open, and what of them is kept on the device.
 
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use rocmforge_engine::{Error, Events, LoadedModel, PrepareStage};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::models_server::Models;
 use rocmforge_service::Service;
+use rocmforge_service::adapters::AdapterSpec;
 use rocmforge_service::arrival::Arrival;
 use rocmforge_service::check::{self, Violations};
 use rocmforge_service::failure::{self, Failure};
@@ -50,6 +52,15 @@ fn stage(stage: v1::LoadStage, done_bytes: u64, total_bytes: u64) -> v1::LoadEve
     };
     v1::LoadEvent {
         event: Some(v1::load_event::Event::Progress(progress)),
+    }
+}
+
+/// An adapter of a load.
+fn adapter_spec(wire: &v1::AdapterFile) -> AdapterSpec {
+    AdapterSpec {
+        path: PathBuf::from(&wire.path),
+        name: (!wire.name.is_empty()).then(|| wire.name.clone()),
+        scale: wire.scale.unwrap_or(1.0),
     }
 }
 
@@ -251,15 +262,21 @@ impl Models for ModelsService {
             preload,
             draft,
             mmproj,
+            lora,
         } = &request;
         let asked = format!(
-            "path={path:?} name={name:?} pin={pin} preload={preload} draft={draft:?} mmproj={mmproj:?}"
+            "path={path:?} name={name:?} pin={pin} preload={preload} draft={draft:?} mmproj={mmproj:?} lora={lora:?}"
         );
         let admitted = self.context.admit();
         let checked =
             admitted.and_then(|()| Load::checked(&request.path, &request.name, *pin, *preload));
-        let load = match checked {
-            Ok(load) => load.with_draft(draft).with_mmproj(mmproj),
+        let given = |load: Load| {
+            let lora = lora.iter().map(adapter_spec);
+            let load = load.with_draft(draft).with_mmproj(mmproj);
+            load.with_lora(lora.collect())
+        };
+        let load = match checked.and_then(given) {
+            Ok(load) => load,
             Err(failure) => {
                 let log = RequestLog::audit("Load", "", &asked, &arrival);
                 return log.end(Err(failure)).map_err(status);

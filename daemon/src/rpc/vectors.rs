@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rocmforge_proto::v1;
 use rocmforge_service::Service;
+use rocmforge_service::adapters::AdapterChoice;
 use rocmforge_service::arrival::Arrival;
 use rocmforge_service::check::{self, Violations};
 use rocmforge_service::embedding::{Pooling, Texts};
@@ -65,7 +66,9 @@ pub(super) async fn embed(
     let model = service
         .model_as_its_file_is(&request.model, &arrival)
         .await?;
+    let choice = AdapterChoice::by_name(&request.model);
     let wanted = Texts {
+        adapters: service.adapters_for(&choice, &model)?,
         n_ctx: service.n_ctx(n_ctx, &model)?,
         model,
         texts,
@@ -111,7 +114,9 @@ pub(super) async fn rerank(
     let model = service
         .model_as_its_file_is(&request.model, &arrival)
         .await?;
+    let choice = AdapterChoice::by_name(&request.model);
     let wanted = Documents {
+        adapters: service.adapters_for(&choice, &model)?,
         n_ctx: service.n_ctx(n_ctx, &model)?,
         model,
         query: request.query,

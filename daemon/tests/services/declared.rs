@@ -30,6 +30,7 @@ impl Declaring {
             pin: true,
             draft: None,
             mmproj: None,
+            lora: Vec::new(),
             defaults: Defaults::default(),
         };
         let models = vec![
@@ -100,6 +101,7 @@ async fn a_declared_model_thinks_or_not_as_its_setting_has_it() {
         pin: false,
         draft: None,
         mmproj: None,
+        lora: Vec::new(),
         defaults: Defaults {
             temperature: Some(0.0),
             max_tokens: Some(4),
@@ -274,6 +276,7 @@ async fn a_declared_file_that_changed_in_place_is_loaded_again() {
         pin: true,
         draft: None,
         mmproj: None,
+        lora: Vec::new(),
         defaults: Defaults::default(),
     }])
     .await;

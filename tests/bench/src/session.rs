@@ -345,6 +345,7 @@ impl Session {
             top_n: TOP_N_MAX,
             deadline: None,
             asker: Asker::default(),
+            adapters: None,
         })?;
         let last = scores.tokens.into_iter().last();
         Ok(last.context("a score without tokens")?.top)
@@ -379,6 +380,7 @@ pub(crate) fn greedy(model: &Arc<LoadedModel>, prompt: Vec<u32>, n: u32) -> Gene
         deadline: None,
         asker: Asker::default(),
         reuse: false,
+        adapters: None,
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use futures_util::StreamExt;
 use rocmforge_client::Client;
-use rocmforge_client::proto::v1::{LoadRequest, Model, load_event, preload_event};
+use rocmforge_client::proto::v1::{AdapterFile, LoadRequest, Model, load_event, preload_event};
 use serde_json::json;
 
 use crate::cli::{LoadArgs, SegmentsArgs};
@@ -25,6 +25,7 @@ pub(super) fn request(file: &Path, name: Option<String>) -> anyhow::Result<LoadR
         preload: false,
         draft: String::new(),
         mmproj: String::new(),
+        lora: Vec::new(),
     })
 }
 
@@ -39,6 +40,25 @@ fn path_of(file: &Path) -> anyhow::Result<String> {
         .to_str()
         .with_context(|| format!("{} is not UTF-8; rename the file", path.display()))?;
     Ok(path.to_owned())
+}
+
+/// An adapter that is given as `FILE` or `FILE=SCALE`.
+fn adapter(text: &str) -> anyhow::Result<AdapterFile> {
+    let (path, scale) = match text.rsplit_once('=') {
+        Some((path, scale)) if !scale.contains('/') => {
+            let number = scale.parse::<f32>().ok().filter(|scale| scale.is_finite());
+            let number = number.with_context(|| {
+                format!("--lora {text}: {scale} is no number; give FILE or FILE=SCALE")
+            })?;
+            (path, Some(number))
+        }
+        _ => (text, None),
+    };
+    Ok(AdapterFile {
+        path: path_of(Path::new(path))?,
+        name: String::new(),
+        scale,
+    })
 }
 
 /// Loads with a progress bar and gives the loaded model.
@@ -67,6 +87,11 @@ pub(super) async fn load(context: &mut Context, args: LoadArgs) -> anyhow::Resul
     if let Some(mmproj) = &args.mmproj {
         request.mmproj = path_of(mmproj)?;
     }
+    request.lora = args
+        .lora
+        .iter()
+        .map(|text| adapter(text))
+        .collect::<anyhow::Result<_>>()?;
     let client = context.connect().await?;
     let model = load_model(&client, request).await?;
     context.output.answer(
@@ -81,8 +106,12 @@ pub(super) async fn load(context: &mut Context, args: LoadArgs) -> anyhow::Resul
             } else {
                 ", reads images"
             };
+            let adapters = match model.adapters.len() {
+                0 => String::new(),
+                n => format!(", {}", plural(n as u64, "adapter")),
+            };
             format!(
-                "{}: {}, {} parameters, {} in {}, {} resident{draft}{images}",
+                "{}: {}, {} parameters, {} in {}, {} resident{draft}{images}{adapters}",
                 model.name,
                 model.architecture,
                 count(model.n_params),
@@ -145,5 +174,21 @@ mod tests {
         assert_eq!(made.path, "models/tiny.Q4_K.gguf");
         let made = request(Path::new("/m/a.gguf"), Some("b".into())).unwrap();
         assert_eq!((made.path.as_str(), made.name.as_str()), ("/m/a.gguf", "b"));
+    }
+
+    #[test]
+    fn an_adapter_is_given_by_its_file_and_scale() {
+        let made = adapter("models/a.gguf").unwrap();
+        assert_eq!((made.path.as_str(), made.scale), ("models/a.gguf", None));
+        let made = adapter("/m/k=v/a.gguf=-0.5").unwrap();
+        assert_eq!(
+            (made.path.as_str(), made.scale),
+            ("/m/k=v/a.gguf", Some(-0.5))
+        );
+        assert_eq!(adapter("/m=2/a.gguf").unwrap().path, "/m=2/a.gguf");
+        for wrong in ["/m/a.gguf=much", "/m/a.gguf=nan", "/m/a.gguf="] {
+            let error = adapter(wrong).unwrap_err().to_string();
+            assert!(error.contains("FILE=SCALE"), "{error}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rocmforge_client::proto::Word as _;
-use rocmforge_client::proto::v1::{Model, ModelSummary};
+use rocmforge_client::proto::v1::{Adapter, Model, ModelSummary};
 use serde_json::{Value, json};
 
 use crate::cli::SegmentsArgs;
@@ -66,6 +66,14 @@ pub(super) fn summaries(models: &[ModelSummary]) -> Table {
 pub(super) async fn show(context: &mut Context, name: &str) -> anyhow::Result<()> {
     let model = context.connect().await?.get(name).await?;
     context.output.answer(|| &model, || description(&model))
+}
+
+/// The line of a model's adapter.
+fn adapter_row(adapter: &Adapter) -> (&'static str, String) {
+    let Adapter {
+        name, scale, path, ..
+    } = adapter;
+    ("adapter", format!("{name} at {scale}: {path}"))
 }
 
 fn description(model: &Model) -> String {
@@ -140,6 +148,7 @@ fn description(model: &Model) -> String {
     if !model.mmproj.is_empty() {
         rows.push(("projector", model.mmproj.clone()));
     }
+    rows.extend(model.adapters.iter().map(adapter_row));
     if let Some(defaults) = &model.defaults {
         rows.push(("defaults", defaults_line(&json!(defaults))));
     }

@@ -30,6 +30,7 @@ pub use rocmforge_device::gpu::{Libraries, Report, Vendor, probe, report as prob
 
 use crate::api::error::Error;
 pub use crate::api::images::ImageSpan;
+use crate::model::adapters::AppliedAdapters;
 use crate::model::loaded::{LoadedModel, PreparedModel};
 pub use crate::request::decoding::Decoding;
 pub use crate::request::sampler::{
@@ -232,6 +233,8 @@ pub struct GenerateRequest {
     /// Whether its prompt may begin with what is kept of others', and be kept
     /// for others to begin with.
     pub reuse: bool,
+    /// The model's adapters that it has ([`LoadedModel::adapters`]); `None` for none.
+    pub adapters: Option<Arc<AppliedAdapters>>,
 }
 
 /// An event of a generation.
@@ -392,6 +395,8 @@ pub struct ScoreRequest {
     pub deadline: Option<Instant>,
     /// For whom.
     pub asker: Asker,
+    /// The model's adapters that it has ([`LoadedModel::adapters`]); `None` for none.
+    pub adapters: Option<Arc<AppliedAdapters>>,
 }
 
 /// A request for an embedding.
@@ -410,6 +415,8 @@ pub struct EmbedRequest {
     pub deadline: Option<Instant>,
     /// For whom.
     pub asker: Asker,
+    /// The model's adapters that it has ([`LoadedModel::adapters`]); `None` for none.
+    pub adapters: Option<Arc<AppliedAdapters>>,
 }
 
 /// What a text's hidden states, behind the last norm, come to.

@@ -29,10 +29,15 @@ pub use api::handle::{EngineHandle, Events};
 pub use api::refusal::Refusal;
 pub use guards::budget::BUDGET_MIN;
 pub use guards::sleep::Clocks;
-pub use model::loaded::{
-    LoadedModel, MODEL_NAME_MAX, ModelMemory, PrepareStage, PreparedModel, can_read_images,
-    is_name_char, is_projector_for, prepare, prepare_among, prepare_reading_images,
+pub use model::adapters::{
+    ADAPTER_SCALE_MAX, AdapterFile, AppliedAdapters, LoadedAdapter, LoadedAdapters, adapter_name,
+    check_scale,
 };
+pub use model::loaded::{
+    Beside, LoadedModel, ModelMemory, PrepareStage, PreparedModel, can_read_images,
+    is_projector_for, prepare, prepare_among, prepare_beside, prepare_reading_images,
+};
+pub use model::name::{MODEL_NAME_MAX, is_name_char};
 pub use rocmforge_device::{Loss, LossKind, Stalls, host_memory_bytes};
-pub use rocmforge_model::{Purpose, supported_architectures};
+pub use rocmforge_model::{ADAPTERS_MAX, Purpose, supported_architectures};
 pub use rocmforge_ops::KvType;

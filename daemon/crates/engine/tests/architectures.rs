@@ -157,6 +157,7 @@ async fn compare(
             top_n: 10,
             deadline: None,
             asker: Asker::default(),
+            adapters: None,
         };
         let scores = engine.score(request).await.map_err(|e| e.to_string())?;
         let found = scores.tokens.iter().map(|t| f64::from(t.logprob));

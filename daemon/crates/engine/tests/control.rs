@@ -171,6 +171,7 @@ async fn a_deadline_ends_a_request_that_runs_and_one_that_waits() {
         top_n: 0,
         deadline: past,
         asker: Asker::default(),
+        adapters: None,
     };
     assert!(matches!(
         engine.score(score).await,
@@ -560,6 +561,7 @@ async fn bad_requests_are_told_what_is_wrong() {
         top_n: 0,
         deadline: None,
         asker: Asker::default(),
+        adapters: None,
     };
     assert!(
         engine
@@ -575,6 +577,7 @@ async fn bad_requests_are_told_what_is_wrong() {
         top_n: 0,
         deadline: None,
         asker: Asker::default(),
+        adapters: None,
     };
     let error = engine.score(score).await.unwrap_err().to_string();
     assert!(error.contains("vocabulary"), "{error}");

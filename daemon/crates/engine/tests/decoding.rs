@@ -95,6 +95,7 @@ async fn log_probabilities_are_what_a_scoring_of_the_same_text_gives() {
                 top_n: 5,
                 deadline: None,
                 asker: Asker::default(),
+                adapters: None,
             });
             let whole = whole.await.unwrap();
             assert_eq!(scores, whole.tokens[n_prompt - 1..]);

@@ -26,6 +26,7 @@ pub(crate) async fn embed(
         classes: false,
         deadline: None,
         asker: Asker::default(),
+        adapters: None,
     };
     engine.embed(request).await.unwrap().values
 }
@@ -74,6 +75,7 @@ async fn the_output_matrix_makes_the_models_own_logits_of_it() {
             top_n: TOP_N_MAX,
             deadline: None,
             asker: Asker::default(),
+            adapters: None,
         });
         let scores = scores.await.unwrap();
         for &(id, logprob) in &scores.tokens.last().unwrap().top {

@@ -67,6 +67,7 @@ async fn classes(engine: &EngineHandle, model: &Arc<LoadedModel>, ids: Vec<u32>)
         classes: true,
         deadline: None,
         asker: Asker::default(),
+        adapters: None,
     };
     engine.embed(request).await.unwrap().values
 }
@@ -167,6 +168,7 @@ async fn an_encoder_is_not_asked_for_text() {
         top_n: 0,
         deadline: None,
         asker: Asker::default(),
+        adapters: None,
     };
     let error = engine.score(request).await.unwrap_err();
     assert!(

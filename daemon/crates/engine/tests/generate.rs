@@ -67,6 +67,7 @@ async fn scores_are_those_of_the_tokens_that_greedy_chooses() {
         top_n: 3,
         deadline: None,
         asker: Asker::default(),
+        adapters: None,
     };
     let scores = engine.score(score).await.unwrap();
     assert_eq!(scores.tokens.len(), all.len() - 1);

@@ -47,6 +47,7 @@ async fn gap(
             top_n: 0,
             deadline: None,
             asker: Asker::default(),
+            adapters: None,
         };
         *to = host
             .score(request)

@@ -102,6 +102,7 @@ async fn scores(engine: &EngineHandle, model: &Arc<LoadedModel>) -> Result<Vec<u
         top_n: 1,
         deadline: None,
         asker: Asker::default(),
+        adapters: None,
     };
     let scores = engine.score(request).await?;
     let bits = |s: &TokenScore| s.logprob.to_bits();

@@ -197,6 +197,7 @@ async fn scores_beside_a_long_prompt_are_what_they_are_alone() {
         top_n: 0,
         deadline: None,
         asker: Asker::default(),
+        adapters: None,
     };
     let scores = engine.score(request()).await.unwrap().tokens;
     for _ in 0..4 {

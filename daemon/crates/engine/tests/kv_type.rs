@@ -80,6 +80,7 @@ fn request(model: &Arc<LoadedModel>, i: u32, reuse: bool) -> GenerateRequest {
         stop: Vec::new(),
         decoding: Decoding::default(),
         deadline: None,
+        adapters: None,
     }
 }
 
@@ -264,6 +265,7 @@ async fn the_text_through_the_hip_path_is_the_hosts() {
             top_n: 0,
             deadline: None,
             asker: Asker::default(),
+            adapters: None,
         };
         let expected = host.score(score(&on_host)).await.unwrap();
         let found = device.score(score(&on_device)).await.unwrap();

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
+mod adapter_errors;
+mod adapters;
 mod architectures;
 mod aside;
 mod control;

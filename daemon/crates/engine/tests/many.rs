@@ -84,6 +84,7 @@ async fn share(engine: &EngineHandle, model: &Arc<LoadedModel>) {
         top_n: 2,
         deadline: None,
         asker: Asker::default(),
+        adapters: None,
     };
     let mut alone = Vec::new();
     for i in 0..MANY {
@@ -239,6 +240,7 @@ fn of_ids(model: &Arc<LoadedModel>, i: u32) -> GenerateRequest {
         deadline: None,
         asker: Asker::default(),
         reuse: false,
+        adapters: None,
     }
 }
 

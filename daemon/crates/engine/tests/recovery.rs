@@ -120,6 +120,7 @@ async fn everyone_is_told(call: &str, nth: u64, code: u32, joins: bool) {
         top_n: 0,
         deadline: None,
         asker: Asker::default(),
+        adapters: None,
     });
     let score = score.await;
     assert!(matches!(score, Err(Error::Unavailable { .. })), "{score:?}");
@@ -372,6 +373,7 @@ async fn a_scoring_that_is_done_again_counts_nothing_twice() {
         top_n: 2,
         deadline: None,
         asker: Asker::default(),
+        adapters: None,
     };
     let expected = engine.score(request()).await.unwrap();
     let launches = fake.calls("hipModuleLaunchKernel");

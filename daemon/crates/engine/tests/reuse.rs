@@ -48,6 +48,7 @@ fn anew(request: &GenerateRequest) -> GenerateRequest {
         deadline: None,
         asker: request.asker,
         reuse: false,
+        adapters: None,
     }
 }
 

@@ -174,6 +174,7 @@ async fn scores(engine: &EngineHandle, path: &Path, name: &str) -> Vec<f32> {
         top_n: 0,
         deadline: None,
         asker: Asker::default(),
+        adapters: None,
     };
     let scores = engine.score(request).await.unwrap();
     scores.tokens.iter().skip(1).map(|t| t.logprob).collect()

@@ -162,6 +162,7 @@ async fn a_score_that_a_budget_admits_is_computed_in_it() {
             top_n: 0,
             deadline: None,
             asker: Asker::default(),
+            adapters: None,
         };
         let logprobs = |scores: rocmforge_engine::api::Scores| {
             let tokens = scores.tokens.iter();

@@ -107,7 +107,7 @@ impl Gguf {
     /// [`Error::Io`] from reading.
     pub fn open(file: &MappedFile) -> Result<Gguf, Error> {
         if file.parts().len() == 1 {
-            let gguf = Gguf::open_part(file, 0..file.len())?;
+            let gguf = Gguf::open_part(file, file.first_part())?;
             split::refuse_part(file.path(), &gguf)?;
             return Ok(gguf);
         }

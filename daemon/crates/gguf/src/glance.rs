@@ -126,7 +126,8 @@ impl MappedFile {
         Ok(gguf.u64("split.count")?.unwrap_or(1).max(1))
     }
 
-    fn first_part(&self) -> std::ops::Range<u64> {
+    /// The offsets of the first file.
+    pub(crate) fn first_part(&self) -> std::ops::Range<u64> {
         let first = self.parts().next().map(|(_, range)| range);
         first.unwrap_or(0..self.len())
     }

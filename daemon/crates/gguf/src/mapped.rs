@@ -24,6 +24,7 @@
 
 mod direct;
 mod guard;
+mod memory;
 mod pages;
 mod part;
 mod samples;
@@ -159,6 +160,12 @@ impl MappedFile {
         &self.parts[0]
     }
 
+    /// The parts that are files, and not bytes that this process keeps in memory.
+    fn files(&self) -> &[Part] {
+        let is_file = |part: &Part| !part.is_memory;
+        &self.parts[..self.parts.partition_point(is_file)]
+    }
+
     /// One past the last offset; never 0. Of a single file, its length in bytes when it was opened.
     #[expect(
         clippy::len_without_is_empty,
@@ -168,9 +175,9 @@ impl MappedFile {
         self.parts.last().map_or(0, Part::end)
     }
 
-    /// The sum of the parts' lengths in bytes.
+    /// The sum of the files' lengths in bytes.
     pub fn size_bytes(&self) -> u64 {
-        self.parts.iter().map(|part| part.identity.size).sum()
+        self.files().iter().map(|part| part.identity.size).sum()
     }
 
     /// The path that was opened, of the first part.
@@ -178,9 +185,9 @@ impl MappedFile {
         &self.first().path
     }
 
-    /// The path and the offsets of each part.
+    /// The path and the offsets of each file.
     pub fn parts(&self) -> impl ExactSizeIterator<Item = (&Path, Range<u64>)> {
-        self.parts
+        self.files()
             .iter()
             .map(|part| (part.path.as_path(), part.base..part.end()))
     }
@@ -190,36 +197,30 @@ impl MappedFile {
         self.first().identity()
     }
 
-    /// The path of each part, and what the file was when it was opened.
+    /// The path of each file, and what it was when it was opened.
     pub fn identities(&self) -> impl ExactSizeIterator<Item = (&Path, Identity)> {
-        let parts = self.parts.iter();
+        let parts = self.files().iter();
         parts.map(|part| (part.path.as_path(), part.identity()))
     }
 
-    /// Bytes of memory that keep the files apart from changed ones; none of their content.
-    pub fn memory_bytes(&self) -> usize {
-        let bytes = |part: &Part| size_of::<Part>() + part.samples.memory_bytes();
-        self.parts.iter().map(bytes).sum()
-    }
-
-    /// Whether a part has no name any more: its bytes on the disk are free once it is closed.
-    /// Blocks on the file system of a part that is far.
+    /// Whether a file has no name any more: its bytes on the disk are free once it is closed.
+    /// Blocks on the file system of one that is far.
     pub fn is_deleted(&self) -> bool {
         let is_deleted = |part: &Part| part.file.metadata().is_ok_and(|found| found.nlink() == 0);
-        self.parts.iter().any(is_deleted)
+        self.files().iter().any(is_deleted)
     }
 
     /// When the part that was written last was, in nanoseconds since 1970.
     pub fn mtime_ns(&self) -> i128 {
-        let times = self.parts.iter().map(|part| part.identity.mtime_ns);
+        let times = self.files().iter().map(|part| part.identity.mtime_ns);
         times.max().unwrap_or_default()
     }
 
     /// Whether both are the same files, part by part, as they were opened and not changed between
-    /// the two.
+    /// the two. Bytes that are kept in memory behind them are not compared.
     pub fn is_same_as(&self, other: &MappedFile) -> bool {
-        let parts = self.parts.iter().zip(&other.parts);
-        self.parts.len() == other.parts.len()
+        let parts = self.files().iter().zip(other.files());
+        self.files().len() == other.files().len()
             && parts
                 .into_iter()
                 .all(|(a, b)| a.path == b.path && a.identity() == b.identity())

@@ -50,7 +50,7 @@ impl fmt::Display for OtherUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             OtherUse::Adapter => {
-                "an adapter (LoRA) for a model, which cannot be applied yet; give a file into which it was merged"
+                "an adapter (LoRA) for a model; load that model, and give this file with --lora (lora of [[model]])"
             }
             OtherUse::Projector => {
                 "the part of a model that reads images or sound (mmproj, architecture clip); give the file of its text \

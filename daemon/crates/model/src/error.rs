@@ -14,6 +14,9 @@ pub enum Error {
     /// Something else that is not implemented.
     #[error("{0}")]
     Unsupported(String),
+    /// An adapter that cannot be used with the model.
+    #[error("{0}")]
+    Adapter(String),
     /// A tensor of a type that no kernel computes with.
     #[error(
         "tensor '{tensor}' has type {ty}, which is not supported; supported: {}",

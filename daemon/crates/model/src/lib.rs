@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod arch;
 mod build;
 mod error;
@@ -27,6 +28,9 @@ use rocmforge_ops::{Input, InputRows, KvType, Plan, TensorDesc};
 
 use tower::TowerTable;
 
+pub use adapter::{
+    ADAPTERS_MAX, Adapter, AdapterMatrices, AdapterPair, AdapterRange, AdapterSet, RANK_SUM_MAX,
+};
 pub use arch::supported_architectures;
 pub use error::Error;
 pub use hparams::{Hparams, N_PATCH_MAX, Pooling, Purpose};
@@ -38,6 +42,8 @@ pub use tower::{Filter, ImageSizes, LearnedGrid, Tiles, Tower};
 pub struct Model {
     hparams: Hparams,
     plan: Plan,
+    /// The plan of passes with adapters, on the same segments.
+    adapted: Option<Arc<Plan>>,
     info: ModelInfo,
     left_alone: Vec<String>,
     predictor: Option<Arc<Plan>>,
@@ -58,7 +64,23 @@ impl Model {
     /// [`Error::UnknownArchitecture`], [`Error::Unsupported`] and [`Error::UnsupportedType`] name
     /// what is not implemented; the others say what is wrong with the file.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, Error> {
-        Self::with_deepstack(gguf, 0)
+        Self::with_deepstack(gguf, 0, None)
+    }
+
+    /// As [`Model::from_gguf`], a model with adapters, and with a vision tower if there is one.
+    ///
+    /// # Errors
+    /// Those of [`Model::from_gguf`] and [`Model::reading_images`], and [`Error::Adapter`] where no
+    /// product of the model takes a part of the adapters.
+    pub fn with_adapters(
+        gguf: &Gguf,
+        tower: Option<&Tower>,
+        adapters: &AdapterSet,
+    ) -> Result<Self, Error> {
+        match tower {
+            Some(tower) => Self::with_tower(gguf, tower, Some(adapters)),
+            None => Self::with_deepstack(gguf, 0, Some(adapters)),
+        }
     }
 
     /// As [`Model::from_gguf`], a text model that takes the rows of a vision tower.
@@ -67,8 +89,16 @@ impl Model {
     /// Those of [`Model::from_gguf`], and [`Error::Unsupported`] where it cannot take that tower's
     /// rows.
     pub fn reading_images(gguf: &Gguf, tower: &Tower) -> Result<Self, Error> {
+        Self::with_tower(gguf, tower, None)
+    }
+
+    fn with_tower(
+        gguf: &Gguf,
+        tower: &Tower,
+        adapters: Option<&AdapterSet>,
+    ) -> Result<Self, Error> {
         let deepstack = tower.deepstack.len();
-        let model = Self::with_deepstack(gguf, deepstack)?;
+        let model = Self::with_deepstack(gguf, deepstack, adapters)?;
         let h = &model.hparams;
         let takes = |input: &Input| matches!(input.rows, InputRows::Deepstack(_));
         let taken = model
@@ -120,6 +150,7 @@ impl Model {
         Ok(Self {
             hparams,
             plan,
+            adapted: None,
             info,
             left_alone,
             predictor: None,
@@ -148,7 +179,11 @@ impl Model {
         tower.both_ways && !inputs.any(|input| input.rows == InputRows::TextTokens)
     }
 
-    fn with_deepstack(gguf: &Gguf, deepstack: usize) -> Result<Self, Error> {
+    fn with_deepstack(
+        gguf: &Gguf,
+        deepstack: usize,
+        adapters: Option<&AdapterSet>,
+    ) -> Result<Self, Error> {
         let arch = arch::find(gguf)?;
         let remarks = RefCell::default();
         let keys = keys::Keys {
@@ -157,19 +192,24 @@ impl Model {
             remarks: &remarks,
         };
         let hparams = Hparams::read(keys)?;
-        let mut builder =
-            build::PlanBuilder::new(keys, hparams.n_embd, hparams.n_vocab, hparams.norm_eps);
-        builder.both_ways = hparams.both_ways;
-        builder.takes_deepstack(deepstack);
         let predictor = predictor(arch, keys, &hparams);
-        if let Some(Ok(_)) = &predictor {
-            builder.keep_stream();
-        }
-        let built = (arch.build)(&mut builder, &hparams);
-        // What came behind it may be no more than its consequence.
-        builder.refuse_too_many()?;
-        built?;
-        let (plan, mut left_alone) = builder.finish()?;
+        let of = TextPlan {
+            arch,
+            hparams: &hparams,
+            deepstack,
+            keeps_stream: matches!(predictor, Some(Ok(_))),
+        };
+        let (plan, mut left_alone) = of.build(keys, adapters.map(|set| (set, false)))?;
+        let adapted = adapters.map(|set| {
+            // What is wrong with values was noted above.
+            let remarks = RefCell::default();
+            let keys = keys::Keys {
+                remarks: &remarks,
+                ..keys
+            };
+            of.build(keys, Some((set, true)))
+        });
+        let adapted = adapted.transpose()?.map(|(plan, _)| Arc::new(plan));
         let (predictor, unpredicted) = match predictor {
             None => (None, None),
             Some(Ok((plan, used))) => {
@@ -182,6 +222,7 @@ impl Model {
         Ok(Self {
             hparams,
             plan,
+            adapted,
             info,
             left_alone,
             predictor,
@@ -203,8 +244,9 @@ impl Model {
     /// all have at first. `None` is the plan's own, [`Plan::kv_type_default`].
     pub fn set_kv_type(&mut self, ty: Option<KvType>) {
         let ty = ty.unwrap_or_else(|| self.plan.kv_type_default());
-        let predictor = self.predictor.as_mut().map(Arc::make_mut);
-        for plan in std::iter::once(&mut self.plan).chain(predictor) {
+        let others = [&mut self.predictor, &mut self.adapted];
+        let others = others.into_iter().flatten().map(Arc::make_mut);
+        for plan in std::iter::once(&mut self.plan).chain(others) {
             // What a pass does not keep takes little room: nothing is gained by fewer bits.
             let ty = match ty {
                 KvType::Q8_0 if plan.both_ways => KvType::F16,
@@ -226,6 +268,12 @@ impl Model {
     /// How a pass runs.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// How a pass runs in which a row has an adapter, where the model has any: as [`Model::plan`]
+    /// and on the same segments, KV groups and states, with operations and an input more.
+    pub fn adapted_plan(&self) -> Option<&Plan> {
+        self.adapted.as_deref()
     }
 
     /// How the block runs that predicts one token more than the model does (MTP), where the file
@@ -267,16 +315,53 @@ impl Model {
         let named = |s: &SegmentInfo| size_of::<SegmentInfo>() + s.name.capacity();
         let info: usize = self.info.segments.iter().map(named).sum();
         let left: usize = self.left_alone.iter().map(String::capacity).sum();
-        let predictor = self
-            .predictor
-            .as_ref()
-            .map_or(0, |plan| plan.memory_bytes());
-        self.plan.memory_bytes() + predictor + info + left
+        let others = [&self.predictor, &self.adapted];
+        let others = others.into_iter().flatten();
+        let others: usize = others.map(|plan| plan.memory_bytes()).sum();
+        self.plan.memory_bytes() + others + info + left
     }
 
     /// Names of tensors that are known and that a pass does without.
     pub fn left_alone(&self) -> &[String] {
         &self.left_alone
+    }
+}
+
+/// What the plan of a text model is built of.
+struct TextPlan<'a> {
+    arch: &'static arch::Arch,
+    hparams: &'a Hparams,
+    /// Layers that rows of an image's tower are added behind.
+    deepstack: usize,
+    /// Its residual stream is another plan's input.
+    keeps_stream: bool,
+}
+
+impl TextPlan<'_> {
+    /// The plan, with the adapters' tensors in its segments and, where it applies them, their
+    /// operations; and the names of tensors that were left alone.
+    fn build(
+        &self,
+        keys: keys::Keys<'_>,
+        adapters: Option<(&AdapterSet, bool)>,
+    ) -> Result<(Plan, Vec<String>), Error> {
+        let hparams = self.hparams;
+        let mut builder =
+            build::PlanBuilder::new(keys, hparams.n_embd, hparams.n_vocab, hparams.norm_eps);
+        builder.both_ways = hparams.both_ways;
+        builder.adapting = adapters.map(|(set, applies)| build::Adapting::new(set, applies));
+        builder.takes_deepstack(self.deepstack);
+        if self.keeps_stream {
+            builder.keep_stream();
+        }
+        let built = (self.arch.build)(&mut builder, hparams);
+        // What came behind it may be no more than its consequence.
+        builder.refuse_too_many()?;
+        built?;
+        if let Some((adapting, (set, _))) = builder.adapting.as_ref().zip(adapters) {
+            set.refuse_unused(|name| adapting.is_used(name))?;
+        }
+        builder.finish()
     }
 }
 

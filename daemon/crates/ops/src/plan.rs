@@ -104,6 +104,8 @@ pub enum InputRows {
     Patches,
     /// The learned positions of an image's patches.
     GridPositions,
+    /// Each row's scales of the model's adapters; zeros for a row without any.
+    AdapterScales,
 }
 
 /// How a pass of one model runs.

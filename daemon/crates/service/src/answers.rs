@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{FinishReason, GenerateEvent, GenerateSummary, TokenScore};
+use rocmforge_engine::{AppliedAdapters, LoadedModel};
 
 use crate::arrival::Arrival;
 use crate::check::SCORES_MAX;
@@ -241,6 +241,11 @@ impl Generation {
     /// The model that answers.
     pub fn model(&self) -> Option<&Arc<LoadedModel>> {
         self.choices.first().map(|choice| &choice.running.model)
+    }
+
+    /// The model's adapters that it has.
+    pub fn adapters(&self) -> Option<&AppliedAdapters> {
+        self.choices.first()?.running.adapters.as_deref()
     }
 
     /// Refuses it where the model thinks although `field` has switched that off.

@@ -3,6 +3,7 @@
 
 use rocmforge_engine::api::{Decoding, SamplingParams, TOP_N_MAX};
 
+use crate::adapter_choice::{AdapterChoice, AdapterScale};
 use crate::decoding::{self, DecodingFields};
 use crate::failure::{self, Failure};
 use crate::format::{Format, Trigger};
@@ -137,6 +138,8 @@ pub struct SamplingFields {
     /// Whether the prompt may begin with what earlier ones have computed; what HTTP's
     /// bodies have beside the others.
     pub reuse_prompt: Option<bool>,
+    /// The adapters that it has; without, those of the model's name or its defaults.
+    pub lora: Option<Vec<AdapterScale>>,
 }
 
 /// The checked sampling fields.
@@ -158,6 +161,8 @@ pub struct Sampling {
     pub trigger: Option<Trigger>,
     /// What comes in front of it.
     pub reasoning: Plan,
+    /// Which of the model's adapters are asked for.
+    pub adapters: AdapterChoice,
     rename: Option<fn(&str) -> String>,
 }
 
@@ -202,6 +207,7 @@ pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
         format,
         trigger: None,
         reasoning,
+        adapters: AdapterChoice::default(),
         rename: v.rename,
     }
 }

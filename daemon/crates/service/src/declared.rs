@@ -23,6 +23,7 @@ use rocmforge_engine::is_name_char;
 use tokio::sync::mpsc;
 
 use crate::Service;
+use crate::adapters::AdapterSpec;
 use crate::arrival::Arrival;
 use crate::check::MODEL_NAME_MAX;
 use crate::defaults::Defaults;
@@ -55,6 +56,8 @@ pub struct Declared {
     /// The projector by which it reads images, below a model directory; without, the one beside
     /// its file that fits.
     pub mmproj: Option<PathBuf>,
+    /// Its adapters.
+    pub lora: Vec<AdapterSpec>,
     /// What its requests have where they leave it unset.
     pub defaults: Defaults,
 }
@@ -84,6 +87,7 @@ impl Declared {
             template: template.map(|t| Arc::clone(&t.source)),
             draft: self.draft.clone(),
             mmproj: self.mmproj.clone(),
+            lora: self.lora.clone(),
         }
     }
 }
@@ -185,6 +189,7 @@ fn kept_by_loaded(then: &Declared, now: &Declared) -> Option<String> {
         ("template", template(then) != template(now)),
         ("draft", then.draft != now.draft),
         ("mmproj", then.mmproj != now.mmproj),
+        ("lora", then.lora != now.lora),
         ("pin", then.pin != now.pin),
         ("preload", now.preload && !then.preload),
     ];
@@ -232,6 +237,11 @@ impl Service {
     /// The model's own name, of a name or an alias.
     pub fn real_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
         self.shelf.get().real_name(name)
+    }
+
+    /// The model's own name, of a name or an alias with adapters behind it or without.
+    pub(crate) fn meant<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        self.real_name(self.without_adapters(name))
     }
 
     /// Declares these models and no others. Names count at once; [`Service::register_declared`]

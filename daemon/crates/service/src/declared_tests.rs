@@ -47,6 +47,7 @@ fn declared(template: Option<&str>) -> Declared {
         pin: false,
         draft: None,
         mmproj: None,
+        lora: Vec::new(),
         defaults: Defaults {
             template,
             ..Defaults::default()
@@ -91,6 +92,7 @@ fn an_alias_leads_to_its_model_and_a_name_to_itself() {
         pin: false,
         draft: None,
         mmproj: None,
+        lora: Vec::new(),
         defaults: Defaults::default(),
     }]);
     assert_eq!(book.real_name("gpt-4"), "a");

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use rocmforge_engine::api::{Class, SamplingParams};
 
 use crate::Service;
+use crate::adapters::AdapterChoice;
 use crate::check::{self, Sampling, SamplingFields, Violations};
 
 /// The defaults of a model; `None` is the daemon's own.
@@ -94,7 +95,7 @@ impl Service {
     /// What the model of this name or alias has as defaults; nothing where it is not declared.
     pub fn defaults(&self, model: &str) -> Defaults {
         let book = self.declared();
-        let declared = book.asked(model);
+        let declared = book.asked(self.without_adapters(model));
         declared
             .map(|model| model.defaults.clone())
             .unwrap_or_default()
@@ -107,7 +108,11 @@ impl Service {
         fields: SamplingFields,
         violations: &mut Violations,
     ) -> Sampling {
-        check::sampling(self.defaults(model).fill(fields), violations)
+        let listed = fields.lora.clone();
+        let fields = self.defaults(model).fill(fields);
+        let mut sampling = check::sampling(fields, violations);
+        sampling.adapters = AdapterChoice::new(model, listed);
+        sampling
     }
 
     /// How urgent a request for the model of this name is.

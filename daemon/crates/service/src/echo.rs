@@ -6,6 +6,7 @@ use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{Class, ScoreRequest, TokenScore};
 
 use crate::Service;
+use crate::adapters::AdapterChoice;
 use crate::arrival::Arrival;
 use crate::check;
 use crate::failure::{self, Failure};
@@ -35,7 +36,7 @@ impl Service {
         prompt: Prompt,
         field: &'static str,
         n_ctx: u32,
-        (top_n, class): (Option<u32>, Class),
+        (top_n, class, adapters): (Option<u32>, Class, &AdapterChoice),
         arrival: Arrival,
     ) -> Result<Echo, Failure> {
         let given = match &prompt {
@@ -73,6 +74,7 @@ impl Service {
             top_n,
             deadline: arrival.deadline,
             asker: ticket.asker(class),
+            adapters: self.adapters_for(adapters, model)?,
         };
         let scored = async {
             let scored = self.engine.score(request).await;

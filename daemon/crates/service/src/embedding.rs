@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::{StreamExt, TryStreamExt, stream};
 pub use rocmforge_engine::api::Pooling;
 use rocmforge_engine::api::{Class, EmbedRequest};
-use rocmforge_engine::{LoadedModel, Purpose};
+use rocmforge_engine::{AppliedAdapters, LoadedModel, Purpose};
 
 use crate::Service;
 use crate::arrival::Arrival;
@@ -30,6 +30,8 @@ const ENCODED_AT_A_TIME: usize = 32;
 pub struct Texts {
     /// The model.
     pub model: Arc<LoadedModel>,
+    /// The model's adapters that they have.
+    pub adapters: Option<Arc<AppliedAdapters>>,
     /// The texts.
     pub texts: Vec<Prompt>,
     /// What a refusal calls them.
@@ -71,6 +73,7 @@ impl Service {
         check_texts(&wanted)?;
         let Texts {
             model,
+            adapters,
             texts,
             field,
             n_ctx,
@@ -93,7 +96,7 @@ impl Service {
         let pooling = pooling.or(of_file).unwrap_or(usual);
         let room = Room::for_embedding(n_ctx, self, &model).cutting(truncate);
         let embed = |text: Prompt| {
-            let model = Arc::clone(&model);
+            let (model, adapters) = (Arc::clone(&model), adapters.clone());
             async move {
                 let encoded = self
                     .encode(Arc::clone(&model), text, field, room, arrival)
@@ -112,6 +115,7 @@ impl Service {
                     classes: false,
                     deadline: arrival.deadline,
                     asker: ticket.asker(class),
+                    adapters,
                 };
                 let embedded = async {
                     let embedded = self.engine.embed(request).await;

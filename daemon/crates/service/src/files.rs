@@ -15,12 +15,15 @@ use tokio::sync::Semaphore;
 
 use crate::Service;
 use crate::arrival::Arrival;
+pub use crate::available::Available;
+use crate::available::Place;
 use crate::check::{Violations, model_name};
 use crate::declared::{Book, Declared};
 use crate::failure::{self, Failure, Reason};
 use crate::hub_names;
 use crate::looks::Looks;
 use crate::model_files::{DirState, Found, ModelDirs, ModelFile, Unserved};
+pub(crate) use crate::naming::DEFAULT_TAG;
 use crate::naming::name_among;
 
 /// How long a listing serves those who ask for names.
@@ -29,8 +32,6 @@ const LISTING_KEPT: Duration = Duration::from_secs(2);
 const LISTING_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Files of which the log says why they are not offered.
 const TOLD_MAX: usize = 128;
-/// What Ollama's clients put behind a name without a tag.
-pub(crate) const DEFAULT_TAG: &str = ":latest";
 
 /// A file with its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,62 +115,6 @@ impl Listing {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, files) = last.as_ref()?;
         (at.elapsed() < LISTING_KEPT).then(|| Arc::clone(files))
-    }
-}
-
-/// Where a model is that can be asked for.
-#[derive(Debug, Clone)]
-enum Place {
-    /// It is loaded.
-    Loaded(Box<ModelStatus>),
-    /// It is a file that its first use loads.
-    OnDisk(Box<ModelFile>),
-}
-
-/// A model that can be asked for, under one of its names.
-#[derive(Debug, Clone)]
-pub struct Available {
-    name: String,
-    alias_of: Option<String>,
-    place: Place,
-}
-
-impl Available {
-    /// What it is asked for by.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The model's own name, where this one is an alias.
-    pub fn alias_of(&self) -> Option<&str> {
-        self.alias_of.as_deref()
-    }
-
-    /// The model, if it is loaded.
-    pub fn loaded(&self) -> Option<&ModelStatus> {
-        match &self.place {
-            Place::Loaded(status) => Some(status),
-            Place::OnDisk(_) => None,
-        }
-    }
-
-    /// Bytes of its file.
-    pub fn file_bytes(&self) -> u64 {
-        match &self.place {
-            Place::Loaded(status) => status.model.file().size_bytes(),
-            Place::OnDisk(file) => file.bytes,
-        }
-    }
-
-    /// When its file was last changed, in milliseconds since 1970.
-    pub fn mtime_unix_ms(&self) -> i64 {
-        match &self.place {
-            Place::Loaded(status) => {
-                let ns = status.model.file().identity().mtime_ns;
-                i64::try_from(ns / 1_000_000).unwrap_or(i64::MAX)
-            }
-            Place::OnDisk(file) => file.mtime_unix_ms,
-        }
     }
 }
 
@@ -410,8 +355,9 @@ impl Service {
                 place: model.place.clone(),
             })
         });
-        let aliases: Vec<_> = aliases.collect();
-        all.extend(aliases);
+        let with_adapters = all.iter().flat_map(Available::with_adapters);
+        let others: Vec<_> = aliases.chain(with_adapters).collect();
+        all.extend(others);
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
     }
@@ -454,6 +400,7 @@ impl Service {
         violations.result()?;
         let book = self.declared();
         let asked = name;
+        let name = self.without_adapters(name);
         let name = &*book.real_name(name);
         let short = name.strip_suffix(DEFAULT_TAG).unwrap_or(name);
         let short = &*book.real_name(short);
@@ -527,6 +474,7 @@ impl Service {
         model_name(field, name, &mut violations);
         violations.result()?;
         let book = self.declared();
+        let name = self.without_adapters(name);
         let short = name.strip_suffix(DEFAULT_TAG).unwrap_or(name);
         let names = [&*book.real_name(name), &*book.real_name(short)];
         let declared = names.iter().any(|name| book.model(name).is_some());
@@ -552,6 +500,8 @@ impl Service {
         }
         let snapshot: Arc<Snapshot> = self.engine.snapshot();
         let loaded = snapshot.models.iter().map(|status| status.model.name());
+        let with_adapters = Self::names_with_adapters(&snapshot);
+        let loaded = loaded.chain(with_adapters.iter().map(String::as_str));
         let unknown = failure::no_such_model(name, loaded, files);
         match self.dirs.refused(&self.listing.looks) {
             Some((dir, why)) => failure::beside_unreadable(unknown, dir, &why),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use rocmforge_engine::api::{Class, FinishReason, GenerateEvent, GenerateRequest};
-use rocmforge_engine::{Events, LoadedModel};
+use rocmforge_engine::{AppliedAdapters, Events, LoadedModel};
 
 use crate::Service;
 use crate::arrival::Arrival;
@@ -45,6 +45,8 @@ pub struct Running {
     ticket: Arc<Ticket>,
     /// The model.
     pub model: Arc<LoadedModel>,
+    /// The model's adapters that it has.
+    pub adapters: Option<Arc<AppliedAdapters>>,
     /// Where its draws began.
     pub seed: u64,
     /// The request's stop strings.
@@ -123,6 +125,7 @@ impl Service {
             reuse,
         } = wanted;
         decoding::check_vocabulary(&sampling, &model)?;
+        let adapters = self.adapters_for(&sampling.adapters, &model)?;
         let ticket = self.enter(&arrival, prompt.bytes()).await?;
         if !sampling.biased_texts.is_empty() {
             let texts = std::mem::take(&mut sampling.biased_texts);
@@ -181,6 +184,7 @@ impl Service {
                 deadline: arrival.deadline,
                 asker: ticket.asker(class),
                 reuse,
+                adapters: adapters.clone(),
             };
             let course = self
                 .measured
@@ -191,6 +195,7 @@ impl Service {
                 course,
                 ticket: Arc::clone(&ticket),
                 model: Arc::clone(&model),
+                adapters: adapters.clone(),
                 seed,
                 stop: sampling.stop.clone(),
                 prompt_tokens,

@@ -14,8 +14,11 @@
 #![cfg_attr(test, allow(clippy::too_many_lines, reason = "tables of cases"))]
 
 mod adapted;
+mod adapter_choice;
+pub mod adapters;
 pub mod answers;
 pub mod arrival;
+mod available;
 pub mod check;
 pub mod conversation;
 pub mod declared;
@@ -260,6 +263,7 @@ impl Service {
     /// # Errors
     /// NOT_FOUND with the names of those that are loaded.
     pub fn model(&self, name: &str) -> Result<Arc<LoadedModel>, Failure> {
+        let name = self.without_adapters(name);
         let found = self.engine.model(&self.real_name(name));
         let model = found.map_err(|error| failure::from_engine(&error))?;
         self.origins.note_use(&model);

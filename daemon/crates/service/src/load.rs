@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use rocmforge_engine::api::{ModelStatus, PreloadEvent, Registered, Snapshot};
 use rocmforge_engine::{
-    Error, Events, LoadedModel, MODELS_MAX, PrepareStage, PreparedModel, prepare_among,
-    prepare_reading_images,
+    ADAPTER_SCALE_MAX, ADAPTERS_MAX, Beside, Error, Events, LoadedModel, MODELS_MAX, PrepareStage,
+    PreparedModel, check_scale, prepare_among, prepare_beside,
 };
 use rocmforge_gguf::MappedFile;
 use tokio::sync::mpsc;
 
 use crate::Service;
+use crate::adapters::AdapterSpec;
 use crate::arrival::Arrival;
 use crate::check::Violations;
 use crate::failure::{self, Failure};
@@ -64,6 +65,8 @@ pub struct Load {
     /// The projector by which it reads images, absolute or below a model directory; without, the
     /// one beside it that fits.
     pub mmproj: Option<PathBuf>,
+    /// Its adapters.
+    pub lora: Vec<AdapterSpec>,
 }
 
 impl Load {
@@ -100,6 +103,7 @@ impl Load {
             template: None,
             draft: None,
             mmproj: None,
+            lora: Vec::new(),
         })
     }
 
@@ -115,6 +119,36 @@ impl Load {
     pub fn with_mmproj(mut self, path: &str) -> Self {
         self.mmproj = (!path.is_empty()).then(|| PathBuf::from(path));
         self
+    }
+
+    /// The same with these adapters.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for too many, an empty path and a scale that is none.
+    pub fn with_lora(mut self, lora: Vec<AdapterSpec>) -> Result<Self, Failure> {
+        let mut violations = Violations::default();
+        if lora.len() > ADAPTERS_MAX {
+            let why = format!("{} of them; at most {ADAPTERS_MAX}", lora.len());
+            violations.add("lora", why);
+        }
+        for spec in &lora {
+            if spec.path.as_os_str().is_empty() {
+                violations.add(
+                    "lora.path",
+                    "empty; give the path of an adapter's GGUF file",
+                );
+            }
+            if check_scale(spec.scale).is_err() {
+                let why = format!(
+                    "{} is no scale: from -{ADAPTER_SCALE_MAX} to {ADAPTER_SCALE_MAX}",
+                    spec.scale
+                );
+                violations.add("lora.scale", why);
+            }
+        }
+        violations.result()?;
+        self.lora = lora;
+        Ok(self)
     }
 }
 
@@ -320,7 +354,7 @@ impl Service {
             steps.downgrade(),
         );
         let (template, draft) = (load.template.clone(), load.draft.clone());
-        let mmproj = load.mmproj.clone();
+        let (mmproj, lora) = (load.mmproj.clone(), load.lora.clone());
         let engine = self.engine.clone();
         let read = move || {
             let file = match dirs.open(&path) {
@@ -337,6 +371,14 @@ impl Service {
                 }
                 Err(error) => return Err(error.into_failure()),
             };
+            let adapters = lora.iter().map(|spec| spec.open(&dirs));
+            let adapters = match adapters.collect::<Result<Vec<_>, _>>() {
+                Ok(adapters) => adapters,
+                Err(error @ ModelFileError::TooManyFiles { .. }) => {
+                    return Ok(Err(failure::from_model_file(&error)));
+                }
+                Err(error) => return Err(failure::from_model_file(&error)),
+            };
             // Not before: one that hangs would keep all models of now.
             let other = same_file(&engine.snapshot(), &file);
             drop(engine);
@@ -349,9 +391,13 @@ impl Service {
                 }
             };
             tracing::debug!(path = ?file.path(), bytes, "reading a model's header");
-            let prepared = match projector {
-                Some(projector) => prepare_reading_images(&name, file, projector, &mut progress),
-                None => prepare_among(&name, file, other.as_deref(), &mut progress),
+            let beside = Beside {
+                projector,
+                adapters,
+            };
+            let prepared = match beside.projector.is_none() && beside.adapters.is_empty() {
+                true => prepare_among(&name, file, other.as_deref(), &mut progress),
+                false => prepare_beside(&name, file, beside, &mut progress),
             };
             let prepared = prepared.and_then(|mut prepared| {
                 if let Some(source) = &template {

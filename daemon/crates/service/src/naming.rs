@@ -22,6 +22,9 @@ use rocmforge_gguf::PartName;
 use crate::check::MODEL_NAME_MAX;
 use crate::model_files::{HubPlace, ModelDirs};
 
+/// What Ollama's clients put behind a name without a tag.
+pub(crate) const DEFAULT_TAG: &str = ":latest";
+
 /// The file's name without `.gguf`, in either case, and of a split model without the part's number;
 /// what a name cannot have becomes `-`. Accents that are characters of their own, as macOS writes
 /// them, are left out.

@@ -79,7 +79,7 @@ impl Service {
     pub async fn opened(&self, name: &str, arrival: &Arrival) -> Result<(), Failure> {
         let mut opening = self.opening.0.subscribe();
         let waits = async {
-            let ended = |names: &HashMap<_, _>| !names.contains_key(&*self.real_name(name));
+            let ended = |names: &HashMap<_, _>| !names.contains_key(&*self.meant(name));
             // The sender is the service's own.
             let _ = opening.wait_for(ended).await;
             Ok(())

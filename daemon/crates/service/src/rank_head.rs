@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{Class, EmbedRequest, Pooling};
+use rocmforge_engine::{AppliedAdapters, LoadedModel};
 use rocmforge_tokenizer::Tokenizer;
 
 use crate::Service;
@@ -51,6 +51,9 @@ pub(crate) fn pooling(model: &LoadedModel) -> Pooling {
     hparams.pooling.unwrap_or(usual)
 }
 
+/// For whom documents are judged, and with which adapters.
+pub(crate) type OfWhom<'a> = (&'a Ticket, Class, &'a Option<Arc<AppliedAdapters>>);
+
 impl Service {
     /// The ids of a query and a document. A document that is too long is refused.
     pub(crate) async fn paired(
@@ -92,7 +95,7 @@ impl Service {
         &self,
         model: Arc<LoadedModel>,
         ids: Vec<u32>,
-        (ticket, class): (&Ticket, Class),
+        (ticket, class, adapters): OfWhom<'_>,
         arrival: Arrival,
     ) -> Result<f32, Failure> {
         let request = EmbedRequest {
@@ -102,6 +105,7 @@ impl Service {
             classes: true,
             deadline: arrival.deadline,
             asker: ticket.asker(class),
+            adapters: adapters.clone(),
         };
         let outputs = self.engine.embed(request).await;
         let outputs = outputs.map_err(|error| ticket.failure(&error))?;

@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::Service;
+use crate::adapters::AdapterSpec;
 use crate::arrival::Arrival;
 use crate::declared::Declared;
 use crate::failure::{self, Failure};
@@ -42,7 +43,7 @@ const VERSION: u32 = 1;
 const FILE_MAX_BYTES: u64 = 4 << 20;
 
 /// A model that comes back.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Remembered {
     name: String,
     /// As the load had it, absolute or below a model directory.
@@ -59,6 +60,8 @@ pub(crate) struct Remembered {
     draft: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mmproj: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    lora: Vec<AdapterSpec>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -104,6 +107,7 @@ impl Remembered {
             template: None,
             draft: self.draft.clone(),
             mmproj: self.mmproj.as_ref().map(PathBuf::from),
+            lora: self.lora.clone(),
         }
     }
 
@@ -220,6 +224,16 @@ impl Service {
             Ok(Some(loaded))
         };
         arrival.limit(self.loading.join(name, work)).await
+    }
+
+    /// The adapters of a model of this name that waits to be loaded.
+    pub(crate) fn remembered_adapters(&self, name: &str) -> Vec<AdapterSpec> {
+        let waiting = self.memories.0.get().map(|memory| memory.waiting());
+        let find = |models: MutexGuard<'_, Vec<Remembered>>| {
+            let model = models.iter().find(|model| model.name == name);
+            model.map(|model| model.lora.clone())
+        };
+        waiting.and_then(find).unwrap_or_default()
     }
 
     async fn load_again(
@@ -345,6 +359,7 @@ impl Service {
                     .load
                     .mmproj
                     .and_then(|path| Some(path.to_str()?.to_owned())),
+                lora: loaded.load.lora,
             })
         };
         let mut models: Vec<_> = self.origins.all().into_iter().filter_map(by_hand).collect();

@@ -78,7 +78,7 @@ impl Service {
     ) -> Result<Arc<LoadedModel>, Failure> {
         let there = match self.model(name) {
             Ok(loaded) => self.as_its_file_is(loaded, arrival).await?,
-            Err(unknown) => match self.recall(&self.real_name(name), arrival).await? {
+            Err(unknown) => match self.recall(&self.meant(name), arrival).await? {
                 Some(loaded) => return Ok(loaded),
                 None => return Err(unknown),
             },
@@ -263,6 +263,7 @@ impl Service {
             template: None,
             draft: None,
             mmproj: None,
+            lora: Vec::new(),
         };
         let work = || async move {
             this.closed_or_kept(&load.name).await;
@@ -326,6 +327,7 @@ fn unknown(loaded: &Arc<LoadedModel>) -> Loaded {
             template: None,
             draft: None,
             mmproj: None,
+            lora: Vec::new(),
         },
         origin: Origin::ByHand,
         used: 0,

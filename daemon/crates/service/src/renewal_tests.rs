@@ -128,6 +128,7 @@ fn request(model: &Arc<LoadedModel>, tokens: u32) -> GenerateRequest {
         deadline: None,
         asker: Asker::default(),
         reuse: false,
+        adapters: None,
     }
 }
 
@@ -140,6 +141,7 @@ fn declared(name: &str, path: PathBuf) -> Declared {
         pin: false,
         draft: None,
         mmproj: None,
+        lora: Vec::new(),
         defaults: Defaults::default(),
     }
 }

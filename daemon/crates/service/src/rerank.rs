@@ -13,16 +13,15 @@
 use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use rocmforge_engine::LoadedModel;
-use rocmforge_engine::Purpose;
 use rocmforge_engine::api::{Class, Decoding, GenerateEvent, GenerateRequest, SamplingParams};
+use rocmforge_engine::{AppliedAdapters, LoadedModel, Purpose};
 use rocmforge_tokenizer::Tokenizer;
 
 use crate::Service;
 use crate::arrival::Arrival;
 use crate::failure::{self, Failure};
-use crate::limits::Ticket;
 use crate::prompt::{Prompt, Room};
+use crate::rank_head::OfWhom;
 
 /// Most documents of a request.
 pub const DOCUMENTS_MAX: usize = 1024;
@@ -44,6 +43,8 @@ const INSTRUCTION: &str =
 pub struct Documents {
     /// The model.
     pub model: Arc<LoadedModel>,
+    /// The model's adapters that they have.
+    pub adapters: Option<Arc<AppliedAdapters>>,
     /// What is looked for.
     pub query: String,
     /// The documents.
@@ -97,6 +98,7 @@ impl Service {
         let judge = judge(&wanted.model)?;
         let Documents {
             model,
+            adapters,
             query,
             documents,
             mut instruction,
@@ -139,6 +141,7 @@ impl Service {
         };
         let judged = |(index, document): (u32, String)| {
             let (model, head) = (Arc::clone(&model), Arc::clone(&head));
+            let adapters = adapters.clone();
             async move {
                 let ids = match judge {
                     Judge::Answers(_) => {
@@ -149,7 +152,7 @@ impl Service {
                 };
                 let tokens = ids.len() as u32;
                 ticket.take_prompt(tokens)?;
-                let of_whom = (ticket, class);
+                let of_whom = (ticket, class, &adapters);
                 let score = match judge {
                     Judge::Answers(answers) => {
                         let score = self.probability(model, ids, n_ctx, answers, of_whom, arrival);
@@ -214,7 +217,7 @@ impl Service {
         prompt: Vec<u32>,
         n_ctx: u32,
         answers: Answers,
-        (ticket, class): (&Ticket, Class),
+        (ticket, class, adapters): OfWhom<'_>,
         arrival: Arrival,
     ) -> Result<f32, Failure> {
         let request = GenerateRequest {
@@ -236,6 +239,7 @@ impl Service {
             deadline: arrival.deadline,
             asker: ticket.asker(class),
             reuse: true,
+            adapters: adapters.clone(),
         };
         let events = self.engine.generate(request);
         let mut events = events.map_err(|error| ticket.failure(&error))?;

@@ -117,6 +117,7 @@ async fn ask(service: &Arc<Service>, name: &str) {
         deadline: None,
         asker: Asker::default(),
         reuse: false,
+        adapters: None,
     };
     let mut events = service.engine.generate(request).unwrap();
     while let Some(event) = events.next().await {
@@ -252,6 +253,7 @@ async fn declared_models_come_as_declared_and_their_weights_from_the_note() {
         pin: false,
         draft: None,
         mmproj: None,
+        lora: Vec::new(),
         defaults: Defaults::default(),
     };
     let ground = Ground::new(&["a"]);

@@ -1,5 +1,5 @@
 //! llama-server's own routes of text: `/completion` (and `/completions`), `/infill`, `/detokenize`,
-//! `/embedding` (and `/embeddings`), `/lora-adapters`, and `/slots`.
+//! `/embedding` (and `/embeddings`), and `/slots`.
 
 use std::sync::Arc;
 
@@ -328,15 +328,6 @@ pub(in super::super) async fn embedding(
     };
     let result = result.await;
     call.respond(result)
-}
-
-/// The handler of `GET /lora-adapters`: no adapter is loaded.
-pub(in super::super) async fn adapters(
-    State(http): State<Arc<Http>>,
-    request: Request,
-) -> Response {
-    let call = Call::of(&http, "GET /lora-adapters", &request);
-    call.respond(answer(&json!([])))
 }
 
 /// The handler of `GET /slots`: a slot for each request that may run at once.

@@ -232,9 +232,7 @@ async fn complete(
         created: unix_seconds(),
         model,
         request_id: call.id.as_str().to_owned(),
-        fingerprint: generation
-            .model()
-            .map(|model| fingerprint::of(&call.service, model)),
+        fingerprint: fingerprint::of_generation(&call.service, &generation),
         with_usage: with_usage.unwrap_or(false),
         scored: generation.model().filter(|_| scores.is_some()).cloned(),
         choices: vec![choice; choices as usize],

@@ -9,6 +9,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
+use rocmforge_service::adapters::AdapterChoice;
 use rocmforge_service::check::Violations;
 use rocmforge_service::decoding::LOGPROBS_MAX;
 use rocmforge_service::echo::Echo;
@@ -187,7 +188,8 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         at: 0,
     };
     if echoes {
-        let echoed = echoed(call, &asked.model, prompt, scores).await?;
+        let choice = AdapterChoice::new(&asked.model, sampling.lora.clone());
+        let echoed = echoed(call, &asked.model, &choice, prompt, scores).await?;
         chunks.fingerprint = Some(echoed.fingerprint.clone());
         chunks.choices.fill(Choice {
             place: Place::behind(&echoed.text),
@@ -212,8 +214,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     };
     let generation = begin(prompt).await?;
     chunks.scored = generation.model().filter(|_| scores.is_some()).cloned();
-    let fingerprint = |model: &Arc<LoadedModel>| fingerprint::of(&call.service, model);
-    chunks.fingerprint = generation.model().map(fingerprint);
+    chunks.fingerprint = fingerprint::of_generation(&call.service, &generation);
     if streams {
         return stream(generation, chunks, call).await;
     }
@@ -290,6 +291,7 @@ fn usage_of_all(each: impl Iterator<Item = Value>) -> Value {
 async fn echoed(
     call: &Call,
     model: &str,
+    choice: &AdapterChoice,
     prompt: Prompt,
     scores: Option<i32>,
 ) -> Result<Echoed, Failure> {
@@ -303,13 +305,14 @@ async fn echoed(
         });
         let top_n = top_n.transpose()?;
         let service = &call.service;
-        let how = (top_n, service.class(model, None));
+        let how = (top_n, service.class(model, None), choice);
         let model = call.model(model).await?;
         let n_ctx = service.n_ctx_at_most(None, &model);
+        let adapters = service.adapters_for(choice, &model)?;
         let echo = service.echo(&model, prompt, "prompt", n_ctx, how, call.arrival);
         let Echo { text, ids, scores } = echo.await?;
         Ok(Echoed {
-            fingerprint: fingerprint::of(service, &model),
+            fingerprint: fingerprint::of(service, &model, adapters.as_deref()),
             text,
             offsets: match top_n {
                 Some(_) => logprobs::offsets_of_prompt(&model, &ids, is_text),

@@ -239,6 +239,7 @@ async fn of_engine(file: &Path, image: &[u8]) -> (usize, String) {
         deadline: None,
         asker: Default::default(),
         reuse: false,
+        adapters: None,
     };
     let spans = vec![ImageSpan {
         first,

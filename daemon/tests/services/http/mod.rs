@@ -14,6 +14,7 @@ mod forced;
 mod hostile_images;
 mod images;
 mod llama;
+mod lora;
 mod metrics;
 mod native;
 mod ollama;

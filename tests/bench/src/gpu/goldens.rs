@@ -125,6 +125,7 @@ fn compare(bench: &Bench, path: &Path) -> Result<Compared> {
             top_n: 0,
             deadline: None,
             asker: Asker::default(),
+            adapters: None,
         };
         let scores = session.score(request)?;
         ensure!(

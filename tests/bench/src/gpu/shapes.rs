@@ -131,6 +131,7 @@ fn of(session: &Session, model: &Arc<LoadedModel>, ids: Vec<u32>) -> Result<Vec<
         top_n: 0,
         deadline: None,
         asker: Asker::default(),
+        adapters: None,
     })?;
     Ok(scores.tokens.iter().map(|t| t.logprob).collect())
 }

@@ -20,6 +20,7 @@ use crate::api::{
 use crate::features::prefix_cache::Realm;
 use crate::features::speculation::drafts::Drafts;
 use crate::guards::budget::WantedBudget;
+use crate::model::adapters::AppliedAdapters;
 use crate::model::loaded::LoadedModel;
 use crate::model::rotations::open_ended_context;
 use crate::request::decoding::Chooser;
@@ -144,13 +145,21 @@ impl Engine {
             None => n_ctx,
         };
         let long = plan.rotates_long(positions_max);
+        let adapters = request.adapters;
+        let key = adapters.as_ref().map(|applied| applied.key());
         let wanted = SchedulerRequest {
             kind: Kind::Generate,
             positions_max,
             open_ended: request.max_tokens.is_none(),
             realm: self
                 .sharing_of(request.reuse, request.asker)
-                .map(|asker| Realm { model, asker, long }),
+                .map(|asker| Realm {
+                    model,
+                    asker,
+                    long,
+                    adapters: key.unwrap_or_default(),
+                }),
+            adapters,
         };
         let decoder = request.model.tokenizer().stream_with(DecodeOptions {
             special: request.decoding.control_text,
@@ -229,6 +238,7 @@ impl Engine {
             open_ended: false,
             // The logits of all of its rows are wanted.
             realm: None,
+            adapters: request.adapters,
         };
         let scores = Vec::with_capacity(request.ids.len());
         let work = Work::Score(Scoring {
@@ -268,6 +278,7 @@ impl Engine {
             open_ended: false,
             // The states of its rows are wanted.
             realm: None,
+            adapters: request.adapters,
         };
         let work = Work::Embed(Pooled {
             reply,
@@ -431,6 +442,7 @@ impl Engine {
             reads: false,
             open_ended: wanted.open_ended,
             realm: wanted.realm,
+            adapters: wanted.adapters,
             images,
             predicts,
             sized: (0, 0),
@@ -552,6 +564,8 @@ pub(crate) struct SchedulerRequest {
     pub(crate) open_ended: bool,
     /// Whose beginnings it shares.
     pub(crate) realm: Option<Realm>,
+    /// The model's adapters that it has.
+    pub(crate) adapters: Option<Arc<AppliedAdapters>>,
 }
 
 /// The answer to new work while the daemon ends.

@@ -169,6 +169,7 @@ impl Engine {
             positions_max: patches + 1,
             open_ended: false,
             realm: None,
+            adapters: None,
         };
         let work = Work::Tower(TowerWork {
             image,

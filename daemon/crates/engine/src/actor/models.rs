@@ -122,9 +122,12 @@ impl Engine {
         let id = self.models.next_id();
         let source = Source::new(loaded, layouts, kinds);
         self.memory.store.register(id, source)?;
-        if let Err(error) = self.memory.store.prepare(id, plan) {
-            self.memory.unregister(id)?;
-            return Err(from_device(Some((loaded.name(), loaded.path())), error));
+        let adapted = loaded.model().adapted_plan();
+        for plan in std::iter::once(plan).chain(adapted) {
+            if let Err(error) = self.memory.store.prepare(id, plan) {
+                self.memory.unregister(id)?;
+                return Err(from_device(Some((loaded.name(), loaded.path())), error));
+            }
         }
         Ok(id)
     }
@@ -164,6 +167,15 @@ impl Engine {
                 field: "mmproj",
                 message: format!(
                     "model '{}' is loaded with another projector, or with none; unload it first",
+                    loaded.name()
+                ),
+            });
+        }
+        if !loaded.adapters().is_empty() && !there.adapters().are_same_as(loaded.adapters()) {
+            return Err(Error::InvalidArgument {
+                field: "lora",
+                message: format!(
+                    "model '{}' is loaded with other adapters, or with none; unload it first",
                     loaded.name()
                 ),
             });

@@ -34,7 +34,8 @@ impl Engine {
         let (model, loaded) = (first.task.model, Arc::clone(&first.task.loaded));
         self.speculation
             .lend_states(&mut self.memory, model, members)?;
-        let of_model = loaded.model().plan();
+        let adapted = members.iter().any(|m| m.task.adapters.is_some());
+        let of_model = loaded.plan(adapted);
         let layout = of_model.scratch(RowCounts {
             tokens: u64::from(plan.rows),
             outputs: u64::from(plan.outputs_at_a_time),
@@ -63,15 +64,17 @@ impl Engine {
         self.set_angles(model, &*members, &mut angles)?;
         let mut inputs = std::mem::take(&mut self.space.inputs);
         let waiting = self.memory.store.files.begin(loaded.name(), loaded.path());
-        let given = inputs::of_pass(&loaded, members, &mut self.space.ids, &mut inputs)?;
+        let ids = &mut self.space.ids;
+        let given = inputs::of_pass((&loaded, of_model), members, ids, &mut inputs)?;
         drop(waiting);
         let memories = members.iter_mut();
         Ok(Prepared {
             memories: memories
                 .map(|m| std::mem::take(&mut m.task.memory))
                 .collect(),
-            loaded,
+            loaded: Arc::clone(&loaded),
             model,
+            adapted,
             layout,
             inputs,
             given,

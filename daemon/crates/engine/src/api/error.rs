@@ -269,6 +269,10 @@ pub(crate) fn from_model(path: &Path, error: ModelError) -> Error {
         | ModelError::UnsupportedType { .. } => {
             Error::Unsupported(format!("{}: {error}", path.display()))
         }
+        ModelError::Adapter(message) => Error::InvalidArgument {
+            field: "lora",
+            message: format!("{}: {message}", path.display()),
+        },
         ModelError::Plan { .. } => Error::Internal(chain(&error)),
         ModelError::MissingKey(_)
         | ModelError::BadValue { .. }

@@ -123,7 +123,7 @@ pub(crate) struct CpuCompute {
     /// Decisions since something was left to the link.
     unlinked: u32,
     /// Layouts of the rows of small passes.
-    layouts: HashMap<(ModelId, RowCounts), Arc<ScratchLayout>>,
+    layouts: HashMap<(ModelId, bool, RowCounts), Arc<ScratchLayout>>,
     /// Which segments of models the host can compute.
     computable_on_cpu: HashMap<ModelId, Arc<[bool]>>,
     /// Absent experts that the host computed, the latest last.
@@ -386,14 +386,14 @@ impl CpuCompute {
     /// The layout of a small pass's rows.
     pub(crate) fn layout(
         &mut self,
-        model: ModelId,
+        (model, adapted): (ModelId, bool),
         plan: &Plan,
         counts: RowCounts,
     ) -> Arc<ScratchLayout> {
         if self.layouts.len() > 64 {
             self.layouts.clear();
         }
-        let layout = self.layouts.entry((model, counts));
+        let layout = self.layouts.entry((model, adapted, counts));
         let layout = layout.or_insert_with(|| Arc::new(plan.scratch(counts)));
         Arc::clone(layout)
     }
@@ -490,7 +490,7 @@ impl CpuCompute {
 
     /// A model is gone.
     pub(crate) fn forget(&mut self, model: ModelId) {
-        self.layouts.retain(|(of, _), _| *of != model);
+        self.layouts.retain(|(of, _, _), _| *of != model);
         self.outcomes.remove(&model);
         self.left.retain(|segment| segment.model != model);
         self.computable_on_cpu.remove(&model);

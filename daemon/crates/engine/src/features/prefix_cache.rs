@@ -6,8 +6,9 @@
 //! A node stands for [`KV_PAGE_TOKENS`] tokens after the tokens of its parent; it has a page for
 //! each group of the plan, and for models with recurrent layers the state behind it. It is found by
 //! its parent and its tokens themselves, not by a sum of them: two beginnings never pass for each
-//! other. Beginnings of different models, of different askers, or of sequences whose keys are
-//! rotated otherwise ([`crate::model::rotations`]), have nothing in common.
+//! other. Beginnings of different models, of different askers, of sequences with other adapters
+//! ([`crate::model::adapters`]), or of those whose keys are rotated otherwise
+//! ([`crate::model::rotations`]), have nothing in common.
 //!
 //! ```text
 //!   (model, asker) -- 32 tokens -- 32 tokens -- 32 tokens    a node's slots: page of group 0,
@@ -28,6 +29,7 @@ use rocmforge_ops::KV_PAGE_TOKENS;
 use rocmforge_tensor_cache::{BlockId, ModelId, Slab};
 
 use crate::features::host_kv::HostSlot;
+use crate::model::adapters::AdapterKey;
 
 /// Most nodes: 4 million tokens. The oldest go for new ones.
 const NODES_MAX: usize = 1 << 17;
@@ -36,13 +38,16 @@ const NODES_MAX: usize = 1 << 17;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(u64);
 
-/// Whose beginnings are shared: those of one model and one asker, of sequences that rotate alike.
+/// Whose beginnings are shared: those of one model and one asker, of sequences that rotate alike
+/// and have the same adapters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Realm {
     pub(crate) model: ModelId,
     pub(crate) asker: u64,
     /// Its keys are rotated by the divisors for long sequences.
     pub(crate) long: bool,
+    /// Its adapters with their scales.
+    pub(crate) adapters: AdapterKey,
 }
 
 /// What a node is found by.

@@ -8,18 +8,17 @@ use std::sync::{Arc, OnceLock};
 use rocmforge_gguf::{Gguf, Glance, MappedFile, OtherUse};
 use rocmforge_grammar::Vocabulary;
 use rocmforge_model::{ImageSizes, Model};
-use rocmforge_ops::{KV_BLOCK, KvType};
+use rocmforge_ops::{KV_BLOCK, KvType, Plan};
 use rocmforge_tokenizer::{ChatTemplate, TemplateOrigin, Tokenizer};
 use rocmforge_vision::{Filter, Rules, Sizes, Tiles};
 
 use crate::api::error::{Error, from_read};
+use crate::model::adapters::{self, AdapterFile, Joined, LoadedAdapters};
 use crate::model::fetcher::{Fault, Fetcher, SILENT_AFTER};
+use crate::model::name::check_name;
 
 /// Remarks on what is wrong with a file that one line of the log has.
 const REMARKS_MAX: usize = 8;
-
-/// Longest name of a model in bytes.
-pub const MODEL_NAME_MAX: usize = 128;
 
 /// Bytes of a header that leave so much behind in the allocator that it is to give it back.
 const LARGE_HEADER_BYTES: u64 = 1 << 20;
@@ -54,6 +53,7 @@ pub struct LoadedModel {
     template: Option<ChatTemplate>,
     /// The vision tower of its projector file.
     tower: Option<Arc<LoadedModel>>,
+    adapters: LoadedAdapters,
 }
 
 /// Bytes that cache, device and snapshots have of a segment.
@@ -135,9 +135,21 @@ impl LoadedModel {
         &self.contents.model
     }
 
+    /// How a pass runs, of rows of which one has an adapter or none has.
+    pub(crate) fn plan(&self, adapted: bool) -> &Plan {
+        let model = self.model();
+        let with = model.adapted_plan().filter(|_| adapted);
+        with.unwrap_or(model.plan())
+    }
+
     /// The vision tower that reads images for it, where it was prepared with a projector.
     pub fn tower(&self) -> Option<&Arc<LoadedModel>> {
         self.tower.as_ref()
+    }
+
+    /// Its adapters (LoRA).
+    pub fn adapters(&self) -> &LoadedAdapters {
+        &self.adapters
     }
 
     /// What its vision tower wants of an image, where it has one.
@@ -242,7 +254,9 @@ impl LoadedModel {
             of_tower.map_or((0, 0), |of| (of.own_bytes, of.descriptors));
         ModelMemory {
             own_bytes: own as u64 + tower_bytes,
-            descriptors: self.file.parts().len() as u64 + tower_parts,
+            descriptors: self.file.parts().len() as u64
+                + u64::from(!self.adapters.is_empty())
+                + tower_parts,
             vocabulary: tokenizer.lexicon_id(),
             vocabulary_bytes: (tokenizer.lexicon_bytes() + grammars) as u64,
         }
@@ -299,7 +313,11 @@ impl LoadedModel {
     pub(crate) fn share(&mut self, other: &LoadedModel) -> bool {
         // With another tower there may be other inputs.
         let inputs = |of: &Self| of.model().plan().inputs.len();
-        let same = self.file.is_same_as(&other.file) && inputs(self) == inputs(other);
+        // Those with adapters have plans of their own.
+        let same = self.file.is_same_as(&other.file)
+            && inputs(self) == inputs(other)
+            && self.adapters.is_empty()
+            && other.adapters.is_empty();
         if same {
             self.contents = Arc::clone(&other.contents);
         }
@@ -330,7 +348,9 @@ pub fn prepare_among<'a>(
     progress: &mut dyn FnMut(PrepareStage),
 ) -> Result<PreparedModel, Error> {
     let mut others = others.into_iter();
-    let is_same = |other: &&LoadedModel| other.file.is_same_as(&file) && other.tower.is_none();
+    let is_same = |other: &&LoadedModel| {
+        other.file.is_same_as(&file) && other.tower.is_none() && other.adapters.is_empty()
+    };
     let Some(other) = others.find(is_same) else {
         return prepare(name, file, progress);
     };
@@ -353,6 +373,7 @@ pub fn prepare_among<'a>(
             contents: Arc::clone(&other.contents),
             template: None,
             tower: None,
+            adapters: LoadedAdapters::default(),
         },
         draft: None,
     })
@@ -370,7 +391,20 @@ pub fn prepare_reading_images(
     projector: MappedFile,
     progress: &mut dyn FnMut(PrepareStage),
 ) -> Result<PreparedModel, Error> {
-    prepare_with(name, file, Some(projector), progress)
+    let beside = Beside {
+        projector: Some(projector),
+        adapters: Vec::new(),
+    };
+    prepare_beside(name, file, beside, progress)
+}
+
+/// What a model is loaded with beside its own file.
+#[derive(Debug, Default)]
+pub struct Beside {
+    /// The projector by which it reads images; see [`prepare_reading_images`].
+    pub projector: Option<MappedFile>,
+    /// Its adapters (LoRA), at most [`rocmforge_model::ADAPTERS_MAX`].
+    pub adapters: Vec<AdapterFile>,
 }
 
 /// Whether a projector is for a model: that the model takes the rows of its tower. Reads both
@@ -425,22 +459,24 @@ pub fn prepare(
     file: MappedFile,
     progress: &mut dyn FnMut(PrepareStage),
 ) -> Result<PreparedModel, Error> {
-    prepare_with(name, file, None, progress)
+    prepare_beside(name, file, Beside::default(), progress)
 }
 
-fn prepare_with(
+/// As [`prepare`], a model with what there is beside its file. Adapters are read whole.
+///
+/// # Errors
+/// As [`prepare`] and [`prepare_reading_images`]; [`Error::InvalidArgument`] for an adapter that
+/// does not fit the model.
+pub fn prepare_beside(
     name: &str,
     file: MappedFile,
-    projector: Option<MappedFile>,
+    beside: Beside,
     progress: &mut dyn FnMut(PrepareStage),
 ) -> Result<PreparedModel, Error> {
     check_name(name)?;
+    let projector = beside.projector;
     let projector = projector.map(|file| tower_model(name, &file).map(|model| (file, model)));
     let projector = projector.transpose()?;
-    let bad = |message: String| Error::BadModel {
-        path: file.path().to_owned(),
-        message,
-    };
     let gguf = Gguf::open(&file).map_err(|e| crate::api::error::from_gguf(name, file.path(), e))?;
     refuse_other_kinds(&gguf, file.path())?;
     progress(PrepareStage::Header);
@@ -466,17 +502,29 @@ fn prepare_with(
         );
     }
     progress(PrepareStage::Tokenizer);
-    let model = match projector.as_ref().and_then(|(_, tower)| tower.tower()) {
-        Some(tower) => Model::reading_images(&gguf, tower),
-        None => Model::from_gguf(&gguf),
+    let tower = projector.as_ref().and_then(|(_, tower)| tower.tower());
+    let (file, set, loaded_adapters) = match beside.adapters.is_empty() {
+        true => (file, None, LoadedAdapters::default()),
+        false => {
+            let Joined { file, set, loaded } = adapters::join(name, file, &gguf, beside.adapters)?;
+            (file, Some(set), loaded)
+        }
+    };
+    let model = match (tower, &set) {
+        (tower, Some(set)) => Model::with_adapters(&gguf, tower, set),
+        (Some(tower), None) => Model::reading_images(&gguf, tower),
+        (None, None) => Model::from_gguf(&gguf),
     };
     let model = model.map_err(|e| crate::api::error::from_model(file.path(), e))?;
     if tokenizer.n_vocab() != model.hparams().n_vocab as usize {
-        return Err(bad(crate::api::error::damaged(&format!(
-            "the vocabulary has {} tokens but token_embd.weight has {} rows",
-            tokenizer.n_vocab(),
-            model.hparams().n_vocab
-        ))));
+        return Err(Error::BadModel {
+            path: file.path().to_owned(),
+            message: crate::api::error::damaged(&format!(
+                "the vocabulary has {} tokens but token_embd.weight has {} rows",
+                tokenizer.n_vocab(),
+                model.hparams().n_vocab
+            )),
+        });
     }
     tell_tolerated(name, file.path(), &gguf, &tokenizer, &model);
     progress(PrepareStage::Plan);
@@ -491,6 +539,7 @@ fn prepare_with(
             fetcher: Arc::new(Fetcher::new(&file)),
             file,
             tower,
+            adapters: loaded_adapters,
             contents: Arc::new(Contents {
                 model,
                 tokenizer,
@@ -523,6 +572,7 @@ fn tower_beside(
         }),
         template: None,
         tower: None,
+        adapters: LoadedAdapters::default(),
     })
 }
 
@@ -559,23 +609,4 @@ fn tell_tolerated(name: &str, path: &Path, gguf: &Gguf, tokenizer: &Tokenizer, m
         path = ?path,
         "the model is loaded although its file is wrong in this: {told}"
     );
-}
-
-/// Whether a name of a model may have it: letters and digits of any script, and a few others. None
-/// breaks a line, is a space or changes what stands beside it.
-pub fn is_name_char(c: char) -> bool {
-    c.is_alphanumeric() || "._-:/@+".contains(c)
-}
-
-fn check_name(name: &str) -> Result<(), Error> {
-    if name.is_empty() || name.len() > MODEL_NAME_MAX || !name.chars().all(is_name_char) {
-        return Err(Error::InvalidArgument {
-            field: "name",
-            message: format!(
-                "'{}' is no model name: 1 to {MODEL_NAME_MAX} bytes of letters, digits and any of . _ - : / @ +",
-                name.chars().take(MODEL_NAME_MAX).collect::<String>()
-            ),
-        });
-    }
-    Ok(())
 }

@@ -42,6 +42,12 @@ impl<'a> Sizes<'a> {
         entry.loaded.model().plan()
     }
 
+    /// The plan of passes with adapters, where the model has any.
+    fn adapted_plan(&self, model: ModelId) -> Option<&Plan> {
+        let entry = self.models.get(model)?;
+        entry.loaded.model().adapted_plan()
+    }
+
     /// The plan of the model's MTP head, where sequences use it.
     fn mtp(&self, model: ModelId) -> Option<&Plan> {
         self.speculation.mtp(model).map(|mtp| &*mtp.plan)
@@ -58,7 +64,9 @@ impl<'a> Sizes<'a> {
                 layout.bytes + self.device.workspace_bytes(&layout)
             };
             // One runs behind the other.
-            bytes(self.plan(model)).max(self.mtp(model).map_or(0, bytes))
+            let others = [self.adapted_plan(model), self.mtp(model)];
+            let others = others.into_iter().flatten().map(bytes);
+            others.fold(bytes(self.plan(model)), u64::max)
         })
     }
 }

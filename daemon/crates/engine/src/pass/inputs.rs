@@ -1,5 +1,5 @@
-//! The rows that a pass begins with: embeddings of tokens, rows of images in their place, and
-//! patches of images where it is a tower's.
+//! The rows that a pass begins with: embeddings of tokens, rows of images in their place, patches
+//! of images where it is a tower's, and scales of adapters.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,15 +39,14 @@ fn zeros(input: &Input, n: usize, rows: &mut Vec<u8>) {
     rows.resize(n * input.table.bytes as usize, 0);
 }
 
-/// The rows of each input of a model's plan for a pass of these requests, and what of it is an
-/// image's.
+/// The rows of each input of one of a model's plans for a pass of these requests, and what of it is
+/// an image's.
 pub(crate) fn of_pass(
-    loaded: &LoadedModel,
+    (loaded, plan): (&LoadedModel, &Plan),
     members: &[Member],
     ids: &mut Vec<u32>,
     inputs: &mut Vec<Vec<u8>>,
 ) -> Result<Vec<GivenRows>, Error> {
-    let plan = loaded.model().plan();
     ids.clear();
     for Member { span, task, .. } in members {
         let known = task.row_ids(span.rows as usize);
@@ -66,12 +65,32 @@ pub(crate) fn of_pass(
         return Ok(Vec::new());
     }
     of_text(loaded, plan, ids, inputs)?;
+    for (input, rows) in plan.inputs.iter().zip(&mut *inputs) {
+        if input.rows == InputRows::AdapterScales {
+            adapter_scales(members, rows);
+        }
+    }
     let parts = plan.inputs.iter().filter_map(|input| match input.rows {
         InputRows::Tokens => Some((input.buf, 0)),
         InputRows::Deepstack(layer) => Some((input.buf, 1 + usize::from(layer))),
         _ => None,
     });
     Ok(parts.flat_map(|part| given(members, part)).collect())
+}
+
+/// The scales of adapters of each row of a pass, in the place of zeros.
+fn adapter_scales(members: &[Member], rows: &mut [u8]) {
+    let mut first_row = 0;
+    for Member { span, task, .. } in members {
+        let n_rows = span.rows as usize;
+        if let Some(applied) = &task.adapters {
+            let row = applied.row();
+            let place = &mut rows[first_row * row.len()..][..n_rows * row.len()];
+            let each = place.chunks_exact_mut(row.len());
+            each.for_each(|place| place.copy_from_slice(row));
+        }
+        first_row += n_rows;
+    }
 }
 
 /// The images' rows of one part.

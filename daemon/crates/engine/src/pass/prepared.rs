@@ -26,6 +26,8 @@ use crate::request::task::{Task, Work};
 pub(crate) struct Prepared {
     pub(crate) loaded: Arc<LoadedModel>,
     pub(crate) model: ModelId,
+    /// A row has an adapter.
+    pub(crate) adapted: bool,
     pub(crate) layout: ScratchLayout,
     /// For each input of the plan its rows, as its table has them.
     pub(crate) inputs: Vec<Vec<u8>>,
@@ -139,7 +141,7 @@ impl PassClient for PassRequests<'_> {
 
 impl Prepared {
     pub(crate) fn plan(&self) -> &Plan {
-        self.loaded.model().plan()
+        self.loaded.plan(self.adapted)
     }
 
     /// Arena offsets of each request's pages.
@@ -242,6 +244,7 @@ impl Prepared {
         Pass {
             model: self.model,
             plan: self.plan(),
+            adapted: self.adapted,
             angles: &self.angles,
             spans: &rows.spans,
             n_tokens: plan.rows as usize,

@@ -310,7 +310,9 @@ pub(super) fn all_resident(
 ) -> Result<(), Error> {
     let (device, layouts) = memory.store.device_and_layouts(pass.model);
     let batch = batch(pass, pass.outputs);
-    let ran = match device.replay(there.stamp, scratch(pass), &batch) {
+    // Passes with adapters and without are recorded apart.
+    let stamp = 2 * there.stamp + u64::from(pass.adapted);
+    let ran = match device.replay(stamp, scratch(pass), &batch) {
         Ok(false) => {
             let bound = |segment: u32| SegmentBinding {
                 layout: &layouts[segment as usize],
@@ -318,7 +320,7 @@ pub(super) fn all_resident(
             };
             let steps = pass.plan.steps_for(!pass.outputs.is_empty()).iter();
             let steps: Vec<BoundStep<'_>> = steps.map(|s| BoundStep::of(s, bound)).collect();
-            device.run_all(there.stamp, &steps, scratch(pass), &batch)
+            device.run_all(stamp, &steps, scratch(pass), &batch)
         }
         replayed => replayed.map(|_| ()),
     };
@@ -447,7 +449,8 @@ fn run_ops(
         })
     });
     let bound = bound.collect::<Result<Vec<_>, _>>()?;
-    let stamp = [u64::from(pass.model.0), index as u64];
+    let index = 2 * index as u64 + u64::from(pass.adapted);
+    let stamp = [u64::from(pass.model.0), index];
     let ran = device.run_again(stamp, &bound, scratch(pass), &batch(pass, outputs));
     ran.map_err(|e| memory.store.device_error(Some(pass.model), e))
 }

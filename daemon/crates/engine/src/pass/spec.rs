@@ -55,6 +55,8 @@ impl WantedRow {
 pub(crate) struct Pass<'a> {
     pub(crate) model: ModelId,
     pub(crate) plan: &'a Plan,
+    /// The plan is the model's with adapters.
+    pub(crate) adapted: bool,
     pub(crate) angles: &'a [RopeAngles],
     /// The sequences' rows; they cover all rows of the pass.
     pub(crate) spans: &'a [Span<'a>],

@@ -15,6 +15,7 @@ use crate::api::{
 use crate::features::prefix_cache::Realm;
 use crate::features::speculation::drafts::Drafts;
 use crate::memory::Memory;
+use crate::model::adapters::AppliedAdapters;
 use crate::model::loaded::LoadedModel;
 use crate::pass::times::PassTimes;
 use crate::request::decoding::Chooser;
@@ -55,6 +56,8 @@ pub(crate) struct Task {
     pub(crate) reads: bool,
     /// Whose beginnings it shares; `None` if it shares none.
     pub(crate) realm: Option<Realm>,
+    /// The model's adapters that it has.
+    pub(crate) adapters: Option<Arc<AppliedAdapters>>,
     /// Its images, in the order of its tokens.
     pub(crate) images: Vec<PlacedImage>,
     /// It drafts with the model's block that predicts, and so far has all that it takes.

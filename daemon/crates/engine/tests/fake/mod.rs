@@ -178,6 +178,7 @@ pub(crate) fn greedy(model: &Arc<LoadedModel>, text: &str, n: u32) -> GenerateRe
         deadline: None,
         asker: Asker::default(),
         reuse: false,
+        adapters: None,
     }
 }
 

@@ -83,6 +83,7 @@ pub(crate) fn greedy(
         deadline: None,
         asker: Asker::default(),
         reuse: false,
+        adapters: None,
     }
 }
 

@@ -116,6 +116,8 @@ pub(super) struct Part {
     direct: OnceLock<Option<Direct>>,
     /// Whether another process or machine answers for it.
     pub(super) is_far: bool,
+    /// Whether it is no file of others, but memory of this process.
+    pub(super) is_memory: bool,
 }
 
 /// The numbers of file systems whose files a server or a process answers for, as `statfs` has them:
@@ -195,12 +197,33 @@ impl Part {
             path: path.to_owned(),
             base: 0,
             direct: OnceLock::new(),
+            is_memory: false,
+        })
+    }
+
+    /// Memory of this process that has a descriptor, whose content is complete, at an offset.
+    pub(super) fn of_memory(file: File, path: PathBuf, base: u64) -> io::Result<Part> {
+        let identity = Identity::of(&file.metadata()?);
+        Ok(Part {
+            is_far: false,
+            ctime_ns: AtomicI64::new(to_i64(identity.ctime_ns)),
+            is_other: Mutex::new(false),
+            has_changed: AtomicBool::new(false),
+            samples: Arc::new(Samples::new(identity.size)),
+            is_compared: Arc::default(),
+            identity,
+            file,
+            path,
+            base,
+            direct: OnceLock::new(),
+            is_memory: true,
         })
     }
 
     /// What reads it past the page cache; `None` where nothing does.
     pub(super) fn direct(&self) -> Option<&Direct> {
-        self.direct.get_or_init(|| Direct::of(self)).as_ref()
+        let find = || Direct::of(self).filter(|_| !self.is_memory);
+        self.direct.get_or_init(find).as_ref()
     }
 
     /// One past the offset of its last byte.

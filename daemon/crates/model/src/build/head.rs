@@ -137,6 +137,9 @@ impl PlanBuilder<'_> {
         };
         let weight = self.place(&found, Role::Matrix);
         self.scaled(matrix, logits)?;
+        if self.has(matrix) {
+            self.adapt(matrix, 0, n_vocab, logits);
+        }
         let bias = self.bias_if("output.bias", logits, bias)?;
         let out = logits;
         self.mat_mul(on, vec![Product { weight, bias, out }]);

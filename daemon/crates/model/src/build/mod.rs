@@ -9,6 +9,7 @@
 //! crosses a step was declared by `cut` (`Plan::settle_lifetimes`, run on every plan).
 
 mod attention;
+mod deltas;
 mod experts;
 mod feed_forward;
 mod head;
@@ -29,6 +30,7 @@ use crate::keys::Keys;
 use crate::tower::{DEEPSTACK, given_input};
 
 pub(crate) use attention::{AttentionSpec, OutputGate, QkNorms};
+pub(crate) use deltas::Adapting;
 pub(crate) use experts::MoeSpec;
 pub(crate) use head::ClassAct;
 pub(crate) use norms::NormKind;
@@ -78,6 +80,8 @@ pub(crate) struct PlanBuilder<'a> {
     buf_of: HashMap<(&'static str, u64, Rows), Buf>,
     /// Factors on products that are yet to be emitted, by their output.
     scales: Vec<(Buf, TensorIndex)>,
+    /// What adapters add to products, where the model has any.
+    pub(crate) adapting: Option<Adapting<'a>>,
     kv: Vec<KvGroup>,
     state_elements: u64,
     ropes: Vec<RopeSpec>,
@@ -116,6 +120,7 @@ impl<'a> PlanBuilder<'a> {
             bufs: Vec::new(),
             buf_of: HashMap::new(),
             scales: Vec::new(),
+            adapting: None,
             kv: Vec::new(),
             state_elements: 0,
             ropes: Vec::new(),

@@ -22,6 +22,7 @@ impl PlanBuilder<'_> {
         let found = self.tensor(&matrix, &[cols, rows])?;
         let weight = self.place(&found, Role::Matrix);
         self.scaled(&matrix, out)?;
+        self.adapt(&matrix, 0, rows, out);
         let bias = self.bias_if(&format!("{name}.bias"), out, bias)?;
         Ok(Product { weight, bias, out })
     }
@@ -36,6 +37,7 @@ impl PlanBuilder<'_> {
     ) -> Result<Product, Error> {
         let weight = self.place(&matrix.slice(first, rows), Role::Matrix);
         self.scaled(&matrix.0.name, out)?;
+        self.adapt(&matrix.0.name, first, rows, out);
         Ok(Product {
             weight,
             bias: None,
@@ -85,7 +87,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// Emits products of one input, and the factors on them.
+    /// Emits products of one input, the factors on them, and what adapters add to them.
     pub(crate) fn mat_mul(&mut self, x: Buf, products: Vec<Product>) {
         let outs: Vec<Buf> = products.iter().map(|p| p.out).collect();
         self.op(Op::MatMul { x, products });
@@ -93,5 +95,6 @@ impl PlanBuilder<'_> {
         for (x, weight) in ours.collect::<Vec<_>>() {
             self.op(Op::ScaleBy { x, weight });
         }
+        self.add_deltas(x, &outs);
     }
 }

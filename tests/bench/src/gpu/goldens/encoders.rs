@@ -85,6 +85,7 @@ fn values(
         classes,
         deadline: None,
         asker: Asker::default(),
+        adapters: None,
     };
     let embedding = session.block_on(async |engine| engine.embed(request).await)?;
     Ok(embedding.values)

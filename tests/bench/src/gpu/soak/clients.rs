@@ -105,6 +105,7 @@ async fn close(soak: &Soak, model: &Arc<LoadedModel>, probe: &Probe, text: &[u32
         top_n: TOP_N_MAX,
         deadline: None,
         asker: Asker::default(),
+        adapters: None,
     };
     let Ok(scores) = soak.engine.score(request).await else {
         // Refused or unloaded, as any request may be meanwhile.

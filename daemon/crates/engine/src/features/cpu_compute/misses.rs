@@ -423,7 +423,9 @@ impl Memory {
         others: Others<'_>,
     ) -> Result<(Arc<rocmforge_device::ScratchLayout>, Brought), Error> {
         let batch = batch(pass, pass.outputs);
-        let layout = self.cpu.layout(pass.model, pass.plan, batch.counts());
+        let layout = self
+            .cpu
+            .layout((pass.model, pass.adapted), pass.plan, batch.counts());
         let file = Arc::clone(&self.store.sources[&pass.model].file);
         let segments = (u64::from(pass.model.0), segments);
         let waiting = self.store.wait_for_file(pass.model);

@@ -1,7 +1,7 @@
 //! Names of pages and states by what determines their bytes.
 //!
 //! ```text
-//!   root  = SHA-256(format, model, layout, device, rotation)
+//!   root  = SHA-256(format, model, layout, device, rotation, adapters)
 //!   page  = SHA-256(name of the page before or root, its 32 tokens)
 //!   scope = SHA-256(client), or of "shared"
 //! ```
@@ -14,6 +14,7 @@ use rocmforge_ops::Plan;
 use sha2::{Digest, Sha256};
 
 use crate::features::prefix_cache::Realm;
+use crate::model::adapters::AdapterKey;
 use crate::request::images::IMAGE;
 
 /// Version of what pages and states hold. It changes when kernels write them differently.
@@ -57,14 +58,18 @@ impl Chain {
             true => digest_of([b"shared".as_slice()]),
             false => digest_of([b"client".as_slice(), &client]),
         };
-        let digest = digest_of([
+        // No part for none, so that what was written before there were adapters is found.
+        let has_adapters = realm.adapters != AdapterKey::default();
+        let adapters = has_adapters.then_some(&realm.adapters.0[..]);
+        let parts = [
             b"rocmforge KV".as_slice(),
             &CONTENT_VERSION.to_le_bytes(),
             &model,
             &layout,
             device.as_bytes(),
             &[u8::from(realm.long)],
-        ]);
+        ];
+        let digest = digest_of(parts.into_iter().chain(adapters));
         let mut of_client = [0; 16];
         of_client.copy_from_slice(&scope[..16]);
         Self {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::clock::Clock;
 use crate::features::prefix_cache::Realm;
+use crate::model::adapters::AdapterKey;
 
 fn disk(directory: &std::path::Path) -> KvDisk {
     let store = Store::open(directory, Options::new(1 << 20)).unwrap();
@@ -14,6 +15,7 @@ fn realm(asker: u64, long: bool) -> Realm {
         model: ModelId(0),
         asker,
         long,
+        adapters: AdapterKey::default(),
     }
 }
 
@@ -21,6 +23,10 @@ fn realm(asker: u64, long: bool) -> Realm {
 fn names_differ_in_all_that_determines_pages() {
     let of = |realm, is_shared, model: u8, layout: u8, device: &str| {
         Chain::root(realm, is_shared, ([model; 32], [layout; 32]), device)
+    };
+    let adapted = |key: u8| Realm {
+        adapters: AdapterKey([key; 32]),
+        ..realm(1, false)
     };
     let roots = [
         of(realm(1, false), false, 1, 1, "host avx2"),
@@ -30,6 +36,8 @@ fn names_differ_in_all_that_determines_pages() {
         of(realm(1, false), false, 2, 1, "host avx2"),
         of(realm(1, false), false, 1, 2, "host avx2"),
         of(realm(1, false), false, 1, 1, "hip gfx1100"),
+        of(adapted(1), false, 1, 1, "host avx2"),
+        of(adapted(2), false, 1, 1, "host avx2"),
     ];
     for (i, root) in roots.iter().enumerate() {
         assert!(roots[..i].iter().all(|other| other != root), "{i}");

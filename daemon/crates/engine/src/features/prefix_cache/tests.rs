@@ -11,6 +11,7 @@ const REALM: Realm = Realm {
     model: ModelId(0),
     asker: 7,
     long: false,
+    adapters: AdapterKey([0; 32]),
 };
 
 impl Prefixes {
@@ -117,9 +118,19 @@ fn realms_have_nothing_in_common() {
     path(&mut prefixes, &mut blocks, &[1]);
     let chunk = [1; KV_PAGE_TOKENS];
     assert!(prefixes.child(REALM, None, &chunk).is_some());
-    for (model, asker, long) in [(1, 7, false), (0, 8, false), (0, 7, true)] {
-        let model = ModelId(model);
-        let other = Realm { model, asker, long };
+    let cases = [
+        (1, 7, false, 0),
+        (0, 8, false, 0),
+        (0, 7, true, 0),
+        (0, 7, false, 1),
+    ];
+    for (model, asker, long, adapter) in cases {
+        let other = Realm {
+            model: ModelId(model),
+            asker,
+            long,
+            adapters: AdapterKey([adapter; 32]),
+        };
         assert_eq!(prefixes.child(other, None, &chunk), None);
     }
     let mut freed = Vec::new();

@@ -195,6 +195,7 @@ fn draft_pass(
     let pass = Pass {
         model: id,
         plan,
+        adapted: false,
         angles: &cx.space.angles,
         spans: &spans,
         n_tokens,

@@ -184,6 +184,7 @@ fn run(
     let pass = Pass {
         model: mtp.id,
         plan: &mtp.plan,
+        adapted: false,
         angles: &cx.space.angles,
         spans: &spans,
         n_tokens,

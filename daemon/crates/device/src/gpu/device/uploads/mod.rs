@@ -300,8 +300,11 @@ impl Uploads {
     pub(super) fn register_ahead(&mut self, model: &ModelPlanView<'_>) {
         let tensors = model.layouts.iter().flat_map(|l| &l.tensors);
         let matrices = tensors.filter(|t| t.desc.role == Role::Matrix);
+        // Those of adapters lie behind all others, whatever their segment.
+        let mut matrices: Vec<&PlacedTensor> = matrices.collect();
+        matrices.sort_by_key(|t| t.desc.offset);
         let mut next = 0;
-        let numbers = matrices.flat_map(|PlacedTensor { desc, .. }| {
+        let numbers = matrices.into_iter().flat_map(|PlacedTensor { desc, .. }| {
             let first = (desc.offset / WINDOW_BYTES).max(next);
             let end = (desc.offset + desc.bytes).div_ceil(WINDOW_BYTES);
             next = next.max(end);

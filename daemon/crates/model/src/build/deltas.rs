@@ -1,0 +1,176 @@
+//! What adapters (LoRA) add to products.
+//!
+//! Tensors of adapters lie in the segment of the matrix that they are for, in the plan with
+//! adapters and in the one without: both run on the same segments. The operations are in the first
+//! alone, so that a pass in which no row has an adapter costs nothing more.
+//!
+//! ```text
+//!   out = W x;  t = A x;  t *= scales;  out += B t
+//! ```
+
+use std::collections::HashSet;
+
+use rocmforge_ops::{Act, Buf, InputRows, Op, Product, Role, Rows, TensorDesc, TensorIndex};
+
+use super::PlanBuilder;
+use crate::adapter::AdapterSet;
+
+/// Buffers of `A x`, for products of one input.
+const LOW: [&str; 4] = ["lora_0", "lora_1", "lora_2", "lora_3"];
+
+/// The adapters of a model, while its plan is built.
+pub(crate) struct Adapting<'a> {
+    set: &'a AdapterSet,
+    /// It is the plan of passes with adapters.
+    applies: bool,
+    /// Matrices whose products were found.
+    used: HashSet<String>,
+    /// Each row's scales.
+    scales: Option<Buf>,
+    /// What is added to products that are yet to be emitted.
+    pending: Vec<Delta>,
+}
+
+/// What is added to one product.
+#[derive(Debug, Clone, Copy)]
+struct Delta {
+    out: Buf,
+    a: TensorIndex,
+    b: TensorIndex,
+}
+
+impl<'a> Adapting<'a> {
+    pub(crate) fn new(set: &'a AdapterSet, applies: bool) -> Self {
+        Self {
+            set,
+            applies,
+            used: HashSet::new(),
+            scales: None,
+            pending: Vec::new(),
+        }
+    }
+
+    /// Whether a product takes what adapters have for this matrix.
+    pub(crate) fn is_used(&self, matrix: &str) -> bool {
+        self.used.contains(matrix)
+    }
+}
+
+impl PlanBuilder<'_> {
+    /// Notes what adapters add to the product of rows of a matrix into `out`.
+    pub(super) fn adapt(&mut self, matrix: &str, first: u64, rows: u64, out: Buf) {
+        let kind = self.bufs[usize::from(out.0)].rows;
+        let Some(adapting) = &mut self.adapting else {
+            return;
+        };
+        let Some(of) = adapting.set.matrices.get(matrix) else {
+            return;
+        };
+        if !matches!(kind, Rows::Tokens | Rows::Outputs) {
+            return;
+        }
+        adapting.used.insert(matrix.to_owned());
+        // Products of parts of one matrix have `A` in common.
+        let a = self.place_once(&of.a);
+        let b = self.place_once(&of.b.slice(first, rows));
+        if let Some(adapting) = &mut self.adapting {
+            adapting.pending.push(Delta { out, a, b });
+        }
+    }
+
+    fn place_once(&mut self, tensor: &TensorDesc) -> TensorIndex {
+        let open = self.open.as_mut().expect("a segment was begun");
+        let tensor = TensorDesc {
+            role: Role::Matrix,
+            ..tensor.clone()
+        };
+        let there = open.tensors.iter().position(|t| *t == tensor);
+        there.unwrap_or_else(|| {
+            open.tensors.push(tensor);
+            open.tensors.len() - 1
+        })
+    }
+
+    /// Emits what adapters add to the products of `x` into these buffers.
+    pub(super) fn add_deltas(&mut self, x: Buf, outs: &[Buf]) {
+        let Some(adapting) = &mut self.adapting else {
+            return;
+        };
+        let ours = adapting.pending.extract_if(.., |d| outs.contains(&d.out));
+        let deltas: Vec<Delta> = ours.collect();
+        if !adapting.applies || deltas.is_empty() {
+            return;
+        }
+        let width = adapting.set.width;
+        let kind = self.bufs[usize::from(deltas[0].out.0)].rows;
+        let scales = self.row_scales(width, kind);
+        let mut lows: Vec<TensorIndex> = deltas.iter().map(|d| d.a).collect();
+        lows.dedup();
+        for lows in lows.chunks(LOW.len()) {
+            let of = |a: TensorIndex| lows.iter().position(|low| *low == a);
+            let names = LOW.iter().take(lows.len());
+            let bufs: Vec<Buf> = names.map(|name| self.buf_rows(name, width, kind)).collect();
+            let products = lows.iter().zip(&bufs).map(|(&weight, &out)| Product {
+                weight,
+                bias: None,
+                out,
+            });
+            let products = products.collect();
+            self.op(Op::MatMul { x, products });
+            for &gate in &bufs {
+                self.op(Op::Gate {
+                    gate,
+                    up: scales,
+                    act: Act::Identity,
+                });
+            }
+            for delta in &deltas {
+                if let Some(at) = of(delta.a) {
+                    self.add_delta(bufs[at], *delta);
+                }
+            }
+        }
+    }
+
+    fn add_delta(&mut self, low: Buf, delta: Delta) {
+        let spec = self.bufs[usize::from(delta.out.0)];
+        let out = self.buf_rows("lora_out", spec.width, spec.rows);
+        let product = Product {
+            weight: delta.b,
+            bias: None,
+            out,
+        };
+        self.op(Op::MatMul {
+            x: low,
+            products: vec![product],
+        });
+        self.op(Op::Add {
+            x: delta.out,
+            y: out,
+            scale: 1.0,
+        });
+    }
+
+    /// The scales of a pass's rows, or of those whose logits are wanted.
+    fn row_scales(&mut self, width: u64, kind: Rows) -> Buf {
+        let known = self.adapting.as_ref().and_then(|adapting| adapting.scales);
+        let scales = known.unwrap_or_else(|| {
+            let buf = self.given("lora_scales", width, InputRows::AdapterScales);
+            self.stream.push(buf);
+            // It was alive behind the steps before, too.
+            self.carried.iter_mut().for_each(|step| step.push(buf));
+            buf
+        });
+        if let Some(adapting) = &mut self.adapting {
+            adapting.scales = Some(scales);
+        }
+        match kind {
+            Rows::Outputs => {
+                let out = self.buf_rows("lora_out_scales", width, Rows::Outputs);
+                self.op(Op::GatherOutputs { x: scales, out });
+                out
+            }
+            _ => scales,
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! A model that can be asked for: one that is loaded, or a file that its first use loads.
+
+use rocmforge_engine::api::ModelStatus;
+
+use crate::adapters::{names_of, with_adapter};
+use crate::model_files::ModelFile;
+
+/// Where a model is that can be asked for.
+#[derive(Debug, Clone)]
+pub(crate) enum Place {
+    /// It is loaded.
+    Loaded(Box<ModelStatus>),
+    /// It is a file that its first use loads.
+    OnDisk(Box<ModelFile>),
+}
+
+/// A model that can be asked for, under one of its names.
+#[derive(Debug, Clone)]
+pub struct Available {
+    pub(crate) name: String,
+    pub(crate) alias_of: Option<String>,
+    pub(crate) place: Place,
+}
+
+impl Available {
+    /// What it is asked for by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The model's own name, where this one is an alias.
+    pub fn alias_of(&self) -> Option<&str> {
+        self.alias_of.as_deref()
+    }
+
+    /// The model, if it is loaded.
+    pub fn loaded(&self) -> Option<&ModelStatus> {
+        match &self.place {
+            Place::Loaded(status) => Some(status),
+            Place::OnDisk(_) => None,
+        }
+    }
+
+    /// Bytes of its file.
+    pub fn file_bytes(&self) -> u64 {
+        match &self.place {
+            Place::Loaded(status) => status.model.file().size_bytes(),
+            Place::OnDisk(file) => file.bytes,
+        }
+    }
+
+    /// When its file was last changed, in milliseconds since 1970.
+    pub fn mtime_unix_ms(&self) -> i64 {
+        match &self.place {
+            Place::Loaded(status) => {
+                let ns = status.model.file().identity().mtime_ns;
+                i64::try_from(ns / 1_000_000).unwrap_or(i64::MAX)
+            }
+            Place::OnDisk(file) => file.mtime_unix_ms,
+        }
+    }
+
+    /// The model with each of its adapters, if it is loaded.
+    pub(crate) fn with_adapters(&self) -> impl Iterator<Item = Available> {
+        let adapters = self.loaded().map(|status| names_of(&status.model));
+        let adapters = adapters.into_iter().flatten();
+        adapters.map(|adapter| Available {
+            name: with_adapter(&self.name, &adapter),
+            alias_of: Some(self.name.clone()),
+            place: self.place.clone(),
+        })
+    }
+}

@@ -1,0 +1,90 @@
+//! LoRA adapters: `lora` of requests, and `/lora-adapters` as llama-server has it.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use rocmforge_engine::LoadedModel;
+use rocmforge_service::adapters::{AdapterScale, scales_of};
+use rocmforge_service::failure::{self, Failure};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Http;
+use super::call::{Call, json as answer, query};
+use super::llama::named;
+
+/// An adapter and its scale, `{"id": 0, "scale": 0.5}`.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(super) struct WireAdapter {
+    id: i64,
+    scale: f32,
+}
+
+impl From<WireAdapter> for AdapterScale {
+    fn from(wire: WireAdapter) -> Self {
+        Self {
+            id: wire.id,
+            scale: wire.scale,
+        }
+    }
+}
+
+/// The adapters that a request lists.
+pub(super) fn listed(wire: Option<Vec<WireAdapter>>) -> Option<Vec<AdapterScale>> {
+    wire.map(|list| list.into_iter().map(AdapterScale::from).collect())
+}
+
+/// The handler of `GET /lora-adapters`, of the model in `?model=`.
+pub(super) async fn list(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "GET /lora-adapters", &request);
+    let name = query(request.uri(), "model");
+    let result = async {
+        // Without a name and without a single model there is nothing to list.
+        if name.is_none() && call.service.engine.snapshot().models.len() != 1 {
+            return answer(&json!([]));
+        }
+        let model = named(&call, name.as_deref()).await?;
+        answer(&described(&model))
+    };
+    let result = result.await;
+    call.respond(result)
+}
+
+fn described(model: &LoadedModel) -> Value {
+    let adapters = model.adapters();
+    let list = adapters.list().iter().zip(adapters.defaults()).enumerate();
+    let describe = |(id, (adapter, scale)): (usize, (&rocmforge_engine::LoadedAdapter, f32))| {
+        json!({
+            "id": id,
+            "name": adapter.name,
+            "path": adapter.path.display().to_string(),
+            "scale": scale,
+            "rank": adapter.rank,
+            "task_name": adapter.task_name,
+            "prompt_prefix": adapter.prompt_prefix,
+        })
+    };
+    list.map(describe).collect()
+}
+
+/// The handler of `POST /lora-adapters`, of the model in `?model=`: sets the scales of requests
+/// that list no adapters; of adapters that are not listed they become 0.
+pub(super) async fn set(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "POST /lora-adapters", &request);
+    let name = query(request.uri(), "model");
+    let result = async {
+        let wire: Vec<WireAdapter> = call.read_small(request).await?;
+        let listed: Vec<AdapterScale> = wire.into_iter().map(AdapterScale::from).collect();
+        let model = named(&call, name.as_deref()).await?;
+        let log = call.audit(model.name(), &format!("lora={listed:?}"));
+        let scales = scales_of(&listed, &model).and_then(|scales| {
+            let set = model.adapters().set_defaults(&scales);
+            set.map_err(|error| failure::from_engine(&error))
+        });
+        log.end(scales)?;
+        answer(&json!({"success": true}))
+    };
+    let result: Result<Response, Failure> = result.await;
+    call.respond(result)
+}
