@@ -259,6 +259,12 @@ impl Client {
         )
     }
 
+    /// Where the time of requests went that have ended.
+    pub async fn why(&self, request: WhyRequest) -> Result<Vec<RequestTimes>, Error> {
+        let answer = call!(self.server.why(request), "Server.Why")?;
+        Ok(answer.requests)
+    }
+
     /// Has the daemon read its settings anew.
     pub async fn reload(&self) -> Result<ReloadResponse, Error> {
         call!(self.server.reload(ReloadRequest {}), "Server.Reload")

@@ -83,6 +83,23 @@ async fn devices_come_with_what_was_looked_for() {
 }
 
 #[tokio::test]
+async fn requests_come_with_the_parts_of_their_time() {
+    let (_daemon, client) = start().await;
+    let latest = WhyRequest {
+        latest: 9,
+        ..Default::default()
+    };
+    let requests = client.why(latest).await.unwrap();
+    assert_eq!(requests.len(), 2);
+    assert_eq!(requests[0].parts[1].behind[0].model, "big");
+    let unknown = WhyRequest {
+        request: "4".into(),
+        latest: 0,
+    };
+    assert!(client.why(unknown).await.is_err());
+}
+
+#[tokio::test]
 async fn dropping_the_stream_cancels_the_request() {
     let (daemon, client) = start().await;
     let mut events = client.generate(prompt("hang")).await.unwrap();

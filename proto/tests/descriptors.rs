@@ -50,6 +50,7 @@ fn every_service_and_rpc_is_there() {
             "Server.ListDevices",
             "Server.Reload",
             "Server.Status",
+            "Server.Why",
         ]
     );
 }

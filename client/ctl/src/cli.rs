@@ -8,6 +8,7 @@ use rocmforge_client::proto::Budget;
 use rocmforge_client::proto::v1::{CachePolicy, Pooling};
 
 use crate::commands::pull::{HubArgs, PullArgs, RmArgs};
+use crate::commands::why::WhyArgs;
 use crate::sampling::{SamplingArgs, text_or_file};
 use crate::top::args::TopArgs;
 
@@ -198,6 +199,8 @@ pub(crate) enum Command {
     Status,
     /// Watch models, memory, uploads and requests; keys pin, preload, evict, unload, set the budget
     Top(TopArgs),
+    /// Show where a request's time went: queue, uploads, passes, reader; and what would help
+    Why(WhyArgs),
     /// List the GPU drivers and devices of the daemon's machine
     Devices {
         /// Run the self-test of the GPU in use, and print one table for a bug report

@@ -12,6 +12,7 @@ mod run;
 mod status;
 mod tokens;
 mod vectors;
+pub(crate) mod why;
 
 use std::io::Read;
 
@@ -44,14 +45,8 @@ pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Resul
             special,
             sampling,
         } => {
-            generate::generate(
-                context,
-                name,
-                Input { text: prompt, ids },
-                &special,
-                &sampling,
-            )
-            .await
+            let input = Input { text: prompt, ids };
+            generate::generate(context, name, input, &special, &sampling).await
         }
         Command::Chat {
             name,
@@ -116,6 +111,7 @@ pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Resul
         Command::Status => status::status(context).await,
         Command::Devices { check } => devices::devices(context, check).await,
         Command::Top(args) => crate::top::top(context, args).await,
+        Command::Why(args) => why::why(context, args).await,
         Command::Reload => status::reload(context).await,
         Command::Files => status::files(context).await,
         Command::Health => status::health(context).await,

@@ -41,3 +41,47 @@ async fn without_a_terminal_the_board_says_what_prints_it_as_text() {
     assert_eq!(board["models"][0]["name"], "tiny");
     assert_eq!(board["upload_bytes_per_s"], 0);
 }
+
+#[tokio::test]
+async fn why_prints_the_parts_of_a_request_and_what_would_help() {
+    let daemon = FakeDaemon::start();
+    let output = ctl(&daemon, &["why"]).await;
+    let text = success(&output).to_owned();
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let request = "request 3 (req-3) of user:1000: Chat of tiny, Ok, 120.0 ms";
+    for line in [
+        request,
+        "12 prompt tokens (4 reused), 8 new tokens",
+        "90.0 ms   75 %  waiting for uploads of weights",
+        "30.0 ms   25 %  waiting in the queue",
+        "30.0 ms of big for another client",
+        "uploaded: 3.0 MiB, 1.0 MiB of it from disk, at 2.00 GB/s of the 8.00 GB/s that the link is measured to bring",
+        "2.0 MiB: evicted for big",
+        "would help: 2.0 MiB more budget",
+    ] {
+        assert!(lines.contains(&line), "{line:?} is not in\n{text}");
+    }
+    let output = ctl(&daemon, &["--json", "why", "3"]).await;
+    let one: serde_json::Value = serde_json::from_str(success(&output)).unwrap();
+    assert_eq!(
+        (&one["cause"], &one["total_ms"]),
+        (&"uploads".into(), &120.0.into())
+    );
+}
+
+#[tokio::test]
+async fn why_lists_the_last_requests_with_their_first_causes() {
+    let daemon = FakeDaemon::start();
+    let output = ctl(&daemon, &["why", "--list"]).await;
+    let text = success(&output).to_owned();
+    assert_eq!(text.lines().count(), 3, "{text}");
+    let first = text.lines().nth(1).unwrap_or_default();
+    assert!(
+        first.contains("75 % waiting for uploads of weights"),
+        "{first}"
+    );
+    let output = ctl(&daemon, &["why", "4"]).await;
+    assert_eq!(output.status.code(), Some(5), "an unknown request");
+    let output = ctl(&daemon, &["why", "3", "--list"]).await;
+    assert_eq!(output.status.code(), Some(2));
+}

@@ -209,3 +209,52 @@ pub fn script(prompt: &str, most: usize) -> Vec<Result<GenerateEvent, Status>> {
     }));
     events
 }
+
+/// Where the time of a request went.
+pub(super) fn request_times(number: u64) -> RequestTimes {
+    RequestTimes {
+        number,
+        id: format!("req-{number}"),
+        call: "Chat".into(),
+        model: "tiny".into(),
+        client: "user:1000".into(),
+        started_unix_ms: 1_700_000_000_000,
+        code: "Ok".into(),
+        total_ms: 120.0,
+        cause: "uploads".into(),
+        parts: vec![
+            TimePart {
+                name: "uploads".into(),
+                text: "waiting for uploads of weights".into(),
+                ms: 90.0,
+                behind: Vec::new(),
+            },
+            TimePart {
+                name: "queue".into(),
+                text: "waiting in the queue".into(),
+                ms: 30.0,
+                behind: vec![TimeBehind {
+                    model: "big".into(),
+                    client: "another client".into(),
+                    ms: 30.0,
+                }],
+            },
+        ],
+        prompt_tokens: 12,
+        reused_tokens: 4,
+        generated_tokens: 8,
+        weights: Some(AbsentWeights {
+            uploaded_bytes: 3 << 20,
+            disk_bytes: 1 << 20,
+            cpu_bytes: 0,
+            link_bytes_per_s: 2e9,
+            link_measured_bytes_per_s: 8e9,
+            displaced: vec![DisplacedWeights {
+                cause: "other_model".into(),
+                by_model: "big".into(),
+                bytes: 2 << 20,
+            }],
+        }),
+        advice: vec!["2.0 MiB more budget".into()],
+    }
+}

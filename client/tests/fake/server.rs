@@ -6,7 +6,7 @@ use rocmforge_client::proto::v1::*;
 use tonic::{Request, Response, Status};
 
 use super::Fake;
-use super::answers::{device, drivers, summary, usage};
+use super::answers::{device, drivers, request_times, summary, usage};
 
 #[tonic::async_trait]
 impl Cache for Fake {
@@ -110,6 +110,18 @@ impl Server for Fake {
             }),
             keep_free: None,
             host_pressure: None,
+        }))
+    }
+
+    async fn why(&self, request: Request<WhyRequest>) -> Result<Response<WhyResponse>, Status> {
+        let request = request.into_inner();
+        if !request.request.is_empty() && request.request != "3" {
+            return Err(Status::not_found("no such request"));
+        }
+        let n = request.latest.clamp(1, 2);
+        let requests = (0..n).map(|at| request_times(3 - u64::from(at)));
+        Ok(Response::new(WhyResponse {
+            requests: requests.collect(),
         }))
     }
 

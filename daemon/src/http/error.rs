@@ -165,6 +165,7 @@ fn answer(reason: Reason) -> (StatusCode, RequestBody) {
         }
         Reason::NoSuchRoute => (StatusCode::NOT_FOUND, RequestBody::Left),
         Reason::UnknownModel
+        | Reason::UnknownRequest
         | Reason::UnknownResponse
         | Reason::UnknownItem
         | Reason::NoSuchFile

@@ -54,6 +54,7 @@ mod timings;
 mod tls;
 mod token;
 mod ui;
+mod why;
 mod written;
 
 use std::net::TcpListener;
@@ -201,6 +202,7 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         .route("/metrics", get(metrics::metrics))
         .route("/props", get(llama::props))
         .route("/slots", get(llama::native::slots))
+        .route("/why", get(why::why))
         .route("/lora-adapters", get(lora::list).post(lora::set))
         .route("/tokenize", post(llama::tokenize))
         .route("/detokenize", post(llama::native::detokenize))

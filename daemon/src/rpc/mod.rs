@@ -18,6 +18,7 @@ mod server;
 mod status_code;
 mod tokens;
 mod vectors;
+mod why;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use rocmforge_service::request_log::RequestLog;
 use tonic::{Request, Response, Status};
 
 use super::status_code::status;
-use super::{arrival, convert};
+use super::{arrival, convert, why};
 use crate::devices::{Devices, FoundDriver};
 use crate::self_test::{SelfTest, Told};
 
@@ -199,6 +199,19 @@ impl Server for ServerService {
             device: Some(device(&self.context, &snapshot)),
             checks: checks.into_iter().map(check).collect(),
             took_ms: arrival.at.elapsed().as_secs_f64() * 1e3,
+        }))
+    }
+
+    async fn why(
+        &self,
+        request: Request<v1::WhyRequest>,
+    ) -> Result<Response<v1::WhyResponse>, Status> {
+        let arrival = arrival::of(&request);
+        let which = why::which(request.into_inner());
+        let viewer = self.context.viewer(&arrival).await;
+        let reports = self.context.why(&viewer, &which).map_err(status)?;
+        Ok(Response::new(v1::WhyResponse {
+            requests: reports.into_iter().map(why::request_times).collect(),
         }))
     }
 

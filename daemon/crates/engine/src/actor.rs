@@ -19,6 +19,7 @@
 //! has computed (logits, routing), a kernel at its first use, pinned memory, the mask of a grammar,
 //! and a command when there is no work.
 
+mod accounts;
 mod begin;
 mod closing;
 pub(crate) mod commands;

@@ -14,6 +14,7 @@ pub(crate) mod handle;
 pub(crate) mod images;
 pub(crate) mod refusal;
 mod status;
+pub mod times;
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -30,6 +31,7 @@ pub use rocmforge_device::gpu::{Libraries, Report, Vendor, probe, report as prob
 
 use crate::api::error::Error;
 pub use crate::api::images::ImageSpan;
+use crate::api::times::TimesSlot;
 use crate::model::adapters::AppliedAdapters;
 use crate::model::loaded::{LoadedModel, PreparedModel};
 pub use crate::request::decoding::Decoding;
@@ -97,6 +99,10 @@ pub enum Command {
         images: Vec<ImageSpan>,
         /// Where the events go; its capacity is the reader's credit.
         events: mpsc::Sender<GenerateEvent>,
+        /// When it was sent.
+        sent: Instant,
+        /// Where its times go at the end, if anybody wants them.
+        times: Option<TimesSlot>,
     },
     /// Computes the rows that a model's vision tower gives for an image.
     ReadImage {
@@ -296,9 +302,9 @@ pub struct GenerateSummary {
     pub drafted_tokens: u32,
     /// Of them, those that were right.
     pub accepted_tokens: u32,
-    /// From the engine's receipt of the request to its first pass.
+    /// From when the engine was asked to its first pass.
     pub queued: Duration,
-    /// From the engine's receipt of the request to its first token.
+    /// From when the engine was asked to its first token.
     pub ttft: Duration,
     /// Tokens a second after the first one; 0 if there was only one.
     pub decode_tokens_per_s: f64,

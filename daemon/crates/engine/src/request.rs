@@ -11,3 +11,5 @@ pub(crate) mod requests;
 pub(crate) mod sampler;
 pub(crate) mod stop;
 pub(crate) mod task;
+pub(crate) mod time_account;
+pub(crate) mod time_book;

@@ -8,6 +8,7 @@
 //! waits for the same one (`under_way` has one a segment).
 
 pub(crate) mod arena;
+pub(crate) mod displaced;
 pub(crate) mod fetch;
 mod resident;
 mod source;
@@ -22,13 +23,14 @@ use std::time::{Duration, Instant};
 use rocmforge_device::{Device, Loss, SegmentLayout, UploadTicket};
 use rocmforge_ops::SegmentKind;
 use rocmforge_tensor_cache::{
-    Acquired, Action, BlockId, BlockKind, Cache, Cleared, Error as CacheError, ModelId, SegmentId,
-    SegmentSpec, Slab,
+    Acquired, Action, BlockId, BlockKind, Cache, Cleared, Error as CacheError, EvictionCause,
+    ModelId, SegmentId, SegmentSpec, Slab,
 };
 
 use crate::api::error::{Error, from_cache, from_device};
 use crate::clock::Clock;
 use crate::guards::file_watch::FileWatch;
+use displaced::{Reason, UploadReasons};
 pub(crate) use resident::Resident;
 pub(crate) use source::Source;
 use timetable::Timetable;
@@ -67,8 +69,10 @@ pub(crate) struct Store {
     pub(crate) records: bool,
     /// What the link was given to bring, and by when it will have come.
     pub(crate) timetable: Timetable,
-    /// Time that passes waited for uploads, since start-up.
-    pub(crate) waited: Duration,
+    /// Why weights are uploaded, and how long passes wait for that.
+    pub(crate) reasons: UploadReasons,
+    /// The model that blocks are taken for now.
+    reserves_for: Option<ModelId>,
 }
 
 /// For the snapshot the driver's free bytes are counted at most this often while there is work.
@@ -97,7 +101,8 @@ impl Store {
             witnesses: arena::Witnesses::new(),
             files: FileWatch::default(),
             timetable: Timetable::default(),
-            waited: Duration::ZERO,
+            reasons: UploadReasons::default(),
+            reserves_for: None,
         }
     }
 
@@ -154,6 +159,7 @@ impl Store {
         owner: Option<ModelId>,
         bytes: u64,
     ) -> Result<BlockId, CacheError> {
+        self.reserves_for = owner;
         self.cache.reserve(kind, owner, bytes, &mut self.actions)
     }
 
@@ -193,6 +199,7 @@ impl Store {
     pub(crate) fn forget_contents(&mut self, model: ModelId) {
         self.witnesses.retain(|segment, _| segment.model != model);
         self.resident.remove(&model);
+        self.reasons.forget(model);
     }
 
     /// Forgets where a model's segments come from.
@@ -223,9 +230,7 @@ impl Store {
 
     /// Waits for an upload of a segment that is held; gives the segment back where it fails.
     pub(crate) fn wait_for_held(&mut self, segment: SegmentId) -> Result<(), Error> {
-        let begun = self.clock.now();
         let came = self.wait(segment);
-        self.waited += self.clock.now() - begun;
         if came.is_err() {
             self.cache.release(segment);
         }
@@ -236,9 +241,7 @@ impl Store {
     /// found on its way, and that is held. Whether it is there; if not, its upload has failed
     /// before, and it is held no longer.
     pub(crate) fn end_acquire(&mut self, segment: SegmentId) -> Result<bool, Error> {
-        let begun = self.clock.now();
         let came = self.wait(segment);
-        self.waited += self.clock.now() - begun;
         if came.is_err() || !self.cache.holds(segment) {
             self.cache.release(segment);
         }
@@ -370,6 +373,7 @@ impl Store {
     /// as failed, so that the cache does not wait for them.
     fn run_actions(&mut self, discard: bool) -> Result<(), Error> {
         let mut actions = std::mem::take(&mut self.actions);
+        self.note_reasons(&actions);
         let mut outcome = Ok(());
         for action in actions.drain(..) {
             match action {
@@ -403,6 +407,26 @@ impl Store {
         // Keeps the vector's memory for the next pass.
         self.actions = actions;
         outcome
+    }
+
+    /// Notes what evicts segments: the upload behind them, or the block that is taken.
+    fn note_reasons(&mut self, actions: &[Action]) {
+        for (at, action) in actions.iter().enumerate() {
+            let Action::Evict { segment, cause, .. } = action else {
+                continue;
+            };
+            let uploaded = actions[at..].iter().find_map(|action| match action {
+                Action::Upload { segment, .. } => Some(segment.model),
+                Action::Evict { .. } | Action::Move { .. } => None,
+            });
+            let by = match cause {
+                EvictionCause::OtherModel | EvictionCause::OwnPass => uploaded,
+                EvictionCause::Kv | EvictionCause::Scratch => self.reserves_for,
+                _ => None,
+            };
+            let cause = Some(*cause);
+            self.reasons.evicted(*segment, Reason { cause, by });
+        }
     }
 
     pub(crate) fn note_loss(&self, error: &rocmforge_device::Error) {

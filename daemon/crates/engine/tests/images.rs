@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use rocmforge_engine::api::times::{Part, TimesSlot};
 use rocmforge_engine::api::{
     Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, ImageSpan,
     PreparedImage, TokenScore,
@@ -575,4 +576,27 @@ async fn an_unload_ends_requests_that_wait_for_images() {
             assert!(error.contains("'qwen35'"), "{error}");
         }
     }
+}
+
+/// A request waits for its images before anything else of it is computed.
+#[tokio::test]
+async fn the_time_of_its_images_is_told_apart() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let (golden, model) = (
+        Golden::new("qwen3vl"),
+        load_with_tower(&engine, "qwen3vl").await,
+    );
+    let case = golden.cases.iter().find(|case| !case.images.is_empty());
+    let case = case.unwrap();
+    let images = golden.spans(case, &case.ids);
+    let slot = TimesSlot::default();
+    let request = greedy(&model, case.ids.clone(), 1);
+    let events = engine.generate_timed(request, images, Some(slot.clone()));
+    let mut events = events.unwrap();
+    while events.next().await.is_some() {}
+    let times = slot.get().unwrap();
+    assert_eq!(times.parts.total(), times.ended - times.begun);
+    println!("{:?}", times.parts.ranked());
+    assert!(!times.parts.of(Part::Tower).is_zero());
+    assert!(!times.parts.of(Part::Prompt).is_zero());
 }

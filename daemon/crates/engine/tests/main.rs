@@ -36,3 +36,4 @@ mod shares;
 mod speculate;
 mod structured;
 mod tight;
+mod why;

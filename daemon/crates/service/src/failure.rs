@@ -380,6 +380,14 @@ pub fn unknown_model(name: &str, models: &[ModelStatus]) -> Failure {
     })
 }
 
+/// NOT_FOUND for a request that is not among the last ones that its client may see.
+pub(crate) fn unknown_request(name: &str, kept: usize) -> Failure {
+    Failure::new(Reason::UnknownRequest).says(&format!(
+        "no request '{name}' of yours is among the last {kept} of all clients that have ended: list them (rocmforgectl \
+         why --list)"
+    ))
+}
+
 /// NOT_FOUND, naming the models that are loaded and the files that could be.
 pub(crate) fn no_such_model<'l, 'f>(
     name: &str,

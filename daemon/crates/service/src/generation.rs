@@ -115,6 +115,7 @@ impl Service {
         arrival: Arrival,
         log: &mut RequestLog,
     ) -> Result<Vec<Running>, Failure> {
+        log.keep_in(&self.recent);
         let Wanted {
             model,
             prompt,
@@ -169,7 +170,7 @@ impl Service {
         let seed = *sampling.params.seed.get_or_insert_with(rand::random);
         let snapshot = self.engine.snapshot();
         log.handed_over();
-        let choice = |i: u32| {
+        let mut choice = |i: u32| {
             let seed = seed.wrapping_add(u64::from(i));
             let mut params = sampling.params.clone();
             params.seed = Some(seed);
@@ -189,7 +190,9 @@ impl Service {
             let course = self
                 .measured
                 .begin(model.name(), prompt_tokens, arrival.at, &snapshot);
-            let events = self.engine.generate_with_images(request, images.clone());
+            let events = self
+                .engine
+                .generate_timed(request, images.clone(), Some(log.slot()));
             Ok(Running {
                 events: events.map_err(|error| failure::from_engine(&error))?,
                 course,
@@ -203,6 +206,6 @@ impl Service {
             })
         };
         // Those that run end where one is refused, since nobody takes their events.
-        (0..n).map(choice).collect()
+        (0..n).map(&mut choice).collect()
     }
 }

@@ -66,6 +66,7 @@ pub mod tool_calls;
 pub mod trace;
 mod warm;
 mod warm_note;
+pub mod why;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -96,6 +97,7 @@ use crate::roles::{RoleBook, Roles};
 use crate::sum::Sum;
 use crate::text_work::TextWork;
 use crate::warm::Warmth;
+use crate::why::RecentRequests;
 
 /// Bytes of requests that may be in reading, over all ways of asking together.
 pub const READING_MAX_BYTES: u64 = 128 << 20;
@@ -151,6 +153,8 @@ pub struct Service {
     pub images: ImageWork,
     /// What requests took.
     pub measured: Measured,
+    /// The last requests, for those who ask why they took so long.
+    pub(crate) recent: Arc<RecentRequests>,
     /// Bytes of requests that are being read.
     pub reading: Arc<Sum>,
     /// Bytes of replies that are made and not sent.
@@ -201,6 +205,7 @@ impl Service {
             text: TextWork::default(),
             images: ImageWork::default(),
             measured: Measured::default(),
+            recent: Arc::default(),
             reading: Sum::new(READING_MAX_BYTES),
             sending: Sum::new(SENDING_MAX_BYTES),
             templates,

@@ -353,6 +353,14 @@ impl Service {
         *place.unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
     }
 
+    /// What the client of this number is called, or its number where it is not known any more.
+    pub(crate) fn client_name(&self, client: u64) -> String {
+        let peers = self.limit_book.peers.lock();
+        let peers = peers.unwrap_or_else(PoisonError::into_inner);
+        let found = peers.keys().find(|peer| peer.client() == client);
+        found.map_or_else(|| format!("client {client}"), ToString::to_string)
+    }
+
     /// What each peer uses, in the order of the peers.
     pub fn peers(&self) -> Vec<PeerUse> {
         let peers = self.limit_book.peers.lock();

@@ -5,14 +5,17 @@
 //! target `audit`, which says who asked for what with which result. It is written at every
 //! log level but `audit=off`.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rocmforge_engine::api::times::TimesSlot;
 use rocmforge_engine::api::{Gap, GenerateSummary};
 
 use crate::arrival::{Arrival, Caller};
 use crate::failure::Failure;
-use crate::peer::TokenName;
+use crate::peer::{Peer, TokenName};
 use crate::trace::{self, Parent, Phase, Span, Value};
+use crate::why::{Ended, RecentRequests};
 
 /// Longest model name or list of arguments that a line shows, in characters.
 const TEXT_MAX: usize = 256;
@@ -48,6 +51,11 @@ pub struct RequestLog {
     pub longest_gap: Option<Gap>,
     /// Bytes that were uploaded for it.
     pub uploaded_bytes: Option<u64>,
+    /// Where it is kept when it has ended, with its number there.
+    kept: Option<(Arc<RecentRequests>, u64)>,
+    /// The times of its answers in the engine.
+    slots: Vec<TimesSlot>,
+    peer: Peer,
 }
 
 impl RequestLog {
@@ -71,6 +79,9 @@ impl RequestLog {
             tokens_per_s: None,
             longest_gap: None,
             uploaded_bytes: None,
+            kept: None,
+            slots: Vec::new(),
+            peer: arrival.peer(),
         }
     }
 
@@ -89,6 +100,20 @@ impl RequestLog {
     /// Notes the model, where it is known only after the line was begun.
     pub fn about(&mut self, model: &str) {
         self.model = cut(model);
+    }
+
+    /// Keeps the request among the last ones when it has ended.
+    pub(crate) fn keep_in(&mut self, recent: &Arc<RecentRequests>) {
+        if self.kept.is_none() {
+            self.kept = Some((Arc::clone(recent), recent.number()));
+        }
+    }
+
+    /// Where the engine is to put the times of an answer.
+    pub(crate) fn slot(&mut self) -> TimesSlot {
+        let slot = TimesSlot::default();
+        self.slots.push(slot.clone());
+        slot
     }
 
     /// Notes that the engine is asked now.
@@ -193,6 +218,21 @@ impl Drop for RequestLog {
             trace::end(self.span(took));
         }
         let ms = took.as_secs_f64() * 1e3;
+        let number = self.kept.as_ref().map(|(_, number)| *number);
+        if let Some((recent, number)) = self.kept.take() {
+            recent.keep(Ended {
+                number,
+                id: self.id.clone(),
+                call: self.rpc,
+                model: self.model.clone(),
+                peer: self.peer,
+                at: self.at,
+                handed_over: self.handed_over,
+                ended: self.at + took,
+                code: self.code,
+                slots: std::mem::take(&mut self.slots),
+            });
+        }
         let (uid, pid) = (self.caller.map(|c| c.uid), self.caller.map(|c| c.pid));
         let token = self.token.as_ref().map(TokenName::as_str);
         // What clients wrote is written as debug text, so that a name made of line
@@ -200,6 +240,7 @@ impl Drop for RequestLog {
         match &self.arguments {
             None => tracing::info!(
                 rpc = self.rpc,
+                number,
                 id = self.id,
                 model = ?self.model,
                 uid,

@@ -85,7 +85,7 @@ async function* events(reply) {
 
 // Pages.
 
-const PAGES = ["chat", "models", "settings"];
+const PAGES = ["chat", "models", "requests", "settings"];
 
 function show(page) {
   for (const name of PAGES) {
@@ -96,6 +96,7 @@ function show(page) {
     tab.tabIndex = isIt ? 0 : -1;
   }
   if (page === "settings") showSettings();
+  if (page === "requests") showRequests();
 }
 
 PAGES.forEach((name, at) => {
@@ -507,6 +508,51 @@ async function pull() {
 element("pull").addEventListener("click", pull);
 element("source").addEventListener("keydown", (event) => event.key === "Enter" && pull());
 element("filter").addEventListener("input", look);
+
+// Where the time of requests went.
+
+const milliseconds = (ms) => ms < 1000 ? ms.toFixed(1) + " ms" : (ms / 1000).toFixed(2) + " s";
+const share = (part, whole) => whole > 0 ? Math.round(part / whole * 100) + " %" : "-";
+
+function rowOf(first, ...cells) {
+  const row = make("tr");
+  const head = make("th");
+  head.scope = "row";
+  head.append(first);
+  row.append(head, ...cells.map((cell) => make("td", cell)));
+  return row;
+}
+
+function showParts(one) {
+  element("why-of").textContent = "Why request " + one.number + " took " + milliseconds(one.total_ms);
+  element("parts").replaceChildren(...one.parts.map((part) => {
+    const behind = (part.behind || []).map((b) => b.model + " for " + b.client + ": " + milliseconds(b.ms));
+    return rowOf(part.text, milliseconds(part.ms), share(part.ms, one.total_ms), behind.join("; "));
+  }));
+  const weights = (one.weights.displaced || []).map((d) => size(d.bytes) + " uploaded: " + d.cause +
+    (d.by_model ? " " + d.by_model : ""));
+  element("advice").replaceChildren(...weights.concat(one.advice).map((text) => make("li", text)));
+}
+
+async function showRequests() {
+  try {
+    const { requests } = await (await ask("/why?latest=50")).json();
+    element("ended").replaceChildren(...requests.map((one) => {
+      const button = make("button", String(one.number));
+      button.type = "button";
+      button.title = one.id;
+      button.addEventListener("click", () => showParts(one));
+      const first = one.parts[0];
+      const cause = first ? first.text + ", " + share(first.ms, one.total_ms) : "";
+      return rowOf(button, one.model, one.client, milliseconds(one.total_ms), cause);
+    }));
+    if (requests.length) showParts(requests[0]);
+  } catch (error) {
+    say(error.message, true);
+  }
+}
+
+element("renew-requests").addEventListener("click", showRequests);
 
 // Settings.
 

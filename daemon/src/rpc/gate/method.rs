@@ -106,7 +106,7 @@ impl Method {
                 streams_in: true,
                 ..small
             },
-            "Server/ListDevices" | "Models/ListFiles" => small,
+            "Server/ListDevices" | "Server/Why" | "Models/ListFiles" => small,
             // What is not named here needs the highest.
             _ => Self {
                 role: Some(Role::Admin),

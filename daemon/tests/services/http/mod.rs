@@ -27,3 +27,4 @@ mod shapes;
 mod store;
 mod streams;
 mod template;
+mod why;

@@ -31,6 +31,7 @@ use crate::request::kv::SequenceMemory;
 use crate::request::sampler::Sampler;
 use crate::request::stop::StopStrings;
 use crate::request::task::{Generation, Pooled, Scoring, Task, Work};
+use crate::request::time_account::TimeAccount;
 
 /// Most models that can be registered at a time.
 pub const MODELS_MAX: usize = 1024;
@@ -60,7 +61,12 @@ impl Engine {
                 request,
                 images,
                 events,
-            } => self.generate_with_images(*request, images, events),
+                sent,
+                times,
+            } => {
+                let account = self.open_account(sent, times);
+                self.generate_with_images(*request, images, events, account);
+            }
             Command::ReadImage {
                 model,
                 image,
@@ -119,7 +125,7 @@ impl Engine {
         request: GenerateRequest,
         images: Vec<(PlacedImage, [u8; 32])>,
         events: mpsc::Sender<GenerateEvent>,
-        received: Instant,
+        account: TimeAccount,
     ) {
         let checked = encode::refuse_text(&request.model)
             .and_then(|()| self.check(&request.model, &request.prompt, 0, request.n_ctx));
@@ -189,7 +195,7 @@ impl Engine {
             (tokens, images),
             n_ctx,
             wanted,
-            received,
+            account,
             (request.deadline, request.asker),
             work,
         );
@@ -252,7 +258,7 @@ impl Engine {
             (request.ids, Vec::new()),
             n_ctx,
             wanted,
-            received,
+            TimeAccount::new(received, None),
             (request.deadline, request.asker),
             work,
         );
@@ -294,7 +300,7 @@ impl Engine {
             (tokens, Vec::new()),
             n_ctx,
             wanted,
-            received,
+            TimeAccount::new(received, None),
             (request.deadline, request.asker),
             work,
         );
@@ -395,10 +401,11 @@ impl Engine {
         (tokens, images): (Vec<u32>, Vec<PlacedImage>),
         n_ctx: usize,
         wanted: SchedulerRequest,
-        received: Instant,
+        mut times: TimeAccount,
         (deadline, asker): (Option<Instant>, Asker),
         work: Work,
     ) {
+        times.uploads_before = self.memory.store.reasons.before(model);
         let seq = self.requests.next_seq();
         let arrival = Arrival {
             seq,
@@ -447,7 +454,8 @@ impl Engine {
             predicts,
             sized: (0, 0),
             counts: crate::api::RequestCacheUse::default(),
-            received,
+            received: times.begun(),
+            times,
             deadline,
             work,
         };

@@ -14,10 +14,12 @@ use crate::actor::commands::SchedulerRequest;
 use crate::actor::engine::Engine;
 use crate::api::error::Error;
 use crate::api::images::{ImageSpan, check};
+use crate::api::times::Part;
 use crate::api::{Asker, GenerateEvent, GenerateRequest};
 use crate::model::loaded::LoadedModel;
 use crate::request::images::{PlacedImage, TowerWork, WaitingRequest};
 use crate::request::task::Work;
+use crate::request::time_account::TimeAccount;
 
 impl Engine {
     /// A request for text whose prompt has images.
@@ -26,13 +28,14 @@ impl Engine {
         request: GenerateRequest,
         images: Vec<ImageSpan>,
         events: mpsc::Sender<GenerateEvent>,
+        account: TimeAccount,
     ) {
         if images.is_empty() {
-            return self.generate(request, Vec::new(), events, self.now());
+            return self.generate(request, Vec::new(), events, account);
         }
         let about = (&request.model, &request.prompt[..], request.n_ctx);
         match self.tower_for(about, &images, request.asker) {
-            Ok((tower, _)) => self.compute_images(tower, request, images, events),
+            Ok((tower, _)) => self.compute_images(tower, request, images, (events, account)),
             Err(error) => {
                 // The channel is new and has room.
                 let _ = events.try_send(GenerateEvent::Failed(error));
@@ -84,7 +87,7 @@ impl Engine {
         tower: ModelId,
         request: GenerateRequest,
         images: Vec<ImageSpan>,
-        events: mpsc::Sender<GenerateEvent>,
+        (events, times): (mpsc::Sender<GenerateEvent>, TimeAccount),
     ) {
         let asker = self.sharing_of(request.reuse, request.asker);
         let known = &mut self.requests.images;
@@ -94,7 +97,7 @@ impl Engine {
             request,
             images,
             events,
-            received: self.now(),
+            times,
             tower,
             sharing,
         };
@@ -183,7 +186,7 @@ impl Engine {
             (vec![0; patches + 1], Vec::new()),
             patches + 1,
             wanted,
-            received,
+            TimeAccount::new(received, None),
             (None, asker),
             work,
         );
@@ -228,7 +231,9 @@ impl Engine {
             });
             let placed = placed.collect();
             // Whether its model is still there is looked at once more.
-            self.generate(waiting.request, placed, waiting.events, waiting.received);
+            let mut times = waiting.times;
+            times.all_to(Part::Tower, now);
+            self.generate(waiting.request, placed, waiting.events, times);
         }
     }
 }

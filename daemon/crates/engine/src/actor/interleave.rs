@@ -9,6 +9,7 @@ use rocmforge_ops::Step;
 use rocmforge_scheduler::{PassPlan, SpanPlan};
 use rocmforge_tensor_cache::ModelId;
 
+use crate::actor::accounts::{account_behind, account_tokens, occupant};
 use crate::actor::engine::Engine;
 use crate::actor::step::Outcome;
 use crate::api::RequestCacheUse;
@@ -19,6 +20,7 @@ use crate::pass::prepared::PassRequests;
 use crate::pass::share;
 use crate::pass::stepwise::{StepProgress, Stepwise};
 use crate::request::task::{Task, Work};
+use crate::request::time_account::Occupant;
 
 /// The passes of tokens while a chunk is under way.
 struct Tokens {
@@ -29,6 +31,10 @@ struct Tokens {
     ended: Vec<(Task, Outcome)>,
     /// Whose pass failed, why, and whether it had come to computing.
     failed: Option<(Vec<Member>, Error, bool)>,
+    /// How long their passes took together.
+    took: Duration,
+    /// Whose prompts the chunk has.
+    prompts: Option<Occupant>,
 }
 
 impl Engine {
@@ -118,13 +124,17 @@ impl Engine {
             prompts_at,
         } = interleaved;
         let mut of_tokens = members;
+        self.account_between(&mut of_tokens, begun);
         let mut of_prompts = of_tokens.split_off(tokens.decode_spans);
         let waiting = of_prompts.len() + self.requests.prompts(ModelId(tokens.model.0)).0;
+        let whose = occupant(&of_tokens);
         let mut tokens = Tokens {
             all: tokens.clone(),
             next: Some((tokens, of_tokens)),
             ended: Vec::new(),
             failed: None,
+            took: Duration::ZERO,
+            prompts: occupant(&of_prompts),
         };
         let ran = self.run_chunk(&prompts, prompts_at, &mut of_prompts, &mut tokens, waiting);
         let took = self.now() - begun;
@@ -133,12 +143,14 @@ impl Engine {
             next,
             mut ended,
             mut failed,
+            took,
             ..
         } = tokens;
         // Who was to go on when the chunk ended, or failed, has computed nothing.
         for member in next.into_iter().flat_map(|(_, members)| members) {
             self.requests.put_back(member.task);
         }
+        self.account_chunk(&mut of_prompts, whose, took);
         match ran {
             Ok(()) => {
                 self.requests.passes_before_admission =
@@ -252,6 +264,9 @@ impl Engine {
     ) -> Option<f64> {
         let (plan, mut members) = tokens.next.take()?;
         let begun = self.now();
+        if let Some(whose) = tokens.prompts {
+            account_behind(&mut members, whose, begun);
+        }
         self.space.computing = false;
         if let Err(error) = self.run_pass_in(scratch_at, &plan, &mut members) {
             tokens.failed = Some((members, error, self.space.computing));
@@ -259,6 +274,8 @@ impl Engine {
         }
         self.interleaving.passes += 1;
         let now = self.now();
+        tokens.took += now - begun;
+        account_tokens(&mut members, now);
         let (model, rows) = (ModelId(plan.model.0), plan.rows as usize);
         let decoding = members.len();
         let ended = self.take_back(members);

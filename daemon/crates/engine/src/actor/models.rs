@@ -300,6 +300,7 @@ impl Engine {
             .scheduler
             .model_unloaded(rocmforge_scheduler::ModelId(id.0));
         self.requests.suspended.forget(id);
+        self.requests.times.forget(id);
         self.space.sizes.forget(|model| model == id);
         self.background.forget(id);
         self.interleaving.forget(id);

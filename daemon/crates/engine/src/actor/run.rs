@@ -206,6 +206,7 @@ impl Engine {
 
     /// Gives back what a request held, publishes, and reports its end if it failed.
     pub(crate) fn finish(&mut self, mut task: Task, error: Option<Error>) {
+        self.close_account(&mut task);
         let plan = task.loaded.model().plan();
         task.memory.free(&mut self.memory, plan);
         self.release_rest(task.model);

@@ -185,6 +185,7 @@ impl Engine {
                 && !not_ready.contains(&task.model);
             requests.scheduler.set_ready(task.seq, ready);
         }
+        self.account_standing();
         let mut actions = Vec::new();
         let nobody_new =
             self.requests.passes_before_admission > 0 && self.requests.scheduler.running() > 0;

@@ -6,6 +6,7 @@ use rocmforge_device::ALIGNMENT;
 use rocmforge_scheduler::PassPlan;
 use rocmforge_tensor_cache::{BlockKind, ModelId};
 
+use crate::actor::accounts::EndedSlice;
 use crate::actor::engine::Engine;
 use crate::actor::step::Until;
 use crate::api::error::Error;
@@ -49,6 +50,7 @@ impl Engine {
     /// Runs a slice of a pass, and what follows it.
     pub(crate) fn run_slice(&mut self, mut pass: PassUnderWay, until: Until) {
         let begun = self.now();
+        self.account_between(&mut pass.members, begun);
         let model = pass.model();
         let idle = match pass.scratch.take() {
             Some(own) => self.space.scratch.replace(own),
@@ -71,6 +73,12 @@ impl Engine {
             waited: load.was_read,
         });
         pass.took += took;
+        let slice = EndedSlice {
+            now: ended,
+            earlier: ended.saturating_duration_since(begun).saturating_sub(took),
+            was_read: load.was_read,
+        };
+        self.account_slice(&mut pass.members, pass.plan.decode_spans, &slice);
         tracing::trace!(
             model = model.0,
             rows = pass.plan.rows,
@@ -178,7 +186,9 @@ impl Engine {
         self.space.computing = true;
         let others = Some(&mut self.requests.tasks);
         let mut client = PassRequests::new(&rows, members, others, &self.space.row_threads);
-        let end = slices::run_slice(&mut self.memory, &pass, start, slicing, counts, &mut client)?;
+        let end = slices::run_slice(&mut self.memory, &pass, start, slicing, counts, &mut client);
+        self.requests.times.sampling += client.sampling;
+        let end = end?;
         if matches!(end, SliceEnd::Complete(_)) {
             self.keep_stream(prepared, scratch_at, members)?;
         }

@@ -103,8 +103,9 @@ impl Engine {
     }
 
     /// What follows the last slice of a pass, which took so long and ended then.
-    pub(crate) fn complete_pass(&mut self, pass: PassUnderWay, last: Duration, ended: Instant) {
+    pub(crate) fn complete_pass(&mut self, mut pass: PassUnderWay, last: Duration, ended: Instant) {
         let model = pass.model();
+        self.account_pass(&mut pass);
         let PassUnderWay {
             plan,
             mut members,
@@ -146,6 +147,7 @@ impl Engine {
         let mut client = PassRequests::new(&rows, members, others, &self.space.row_threads);
         let inputs = &prepared.inputs;
         let ran = slices::run(&mut self.memory, &pass, inputs, &mut counts, &mut client);
+        self.requests.times.sampling += client.sampling;
         let kept = ran.and_then(|()| self.keep_stream(&prepared, scratch_at, members));
         self.put_back(prepared, members, counts);
         kept
@@ -253,7 +255,7 @@ impl Engine {
         if told == 0 {
             return;
         }
-        let uploads = self.memory.store.waited;
+        let uploads = self.memory.store.reasons.waited.all;
         g.gaps
             .note(now, self.requests.suspended.spent(model, uploads));
         if made == 0 {
@@ -313,6 +315,7 @@ impl Engine {
     /// Ends a request that came to its end.
     fn complete(&mut self, mut task: Task, finish: Option<FinishReason>) {
         task.tell();
+        self.close_account(&mut task);
         let plan = task.loaded.model().plan();
         task.memory.free(&mut self.memory, plan);
         let (loaded, counts, received) = (

@@ -15,11 +15,13 @@ use rocmforge_device::Loss;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::api::error::{Error, device_lost};
+use crate::api::times::TimesSlot;
 use crate::api::{
     Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Command, EVENT_CAPACITY, EmbedRequest,
     Embedding, GenerateEvent, GenerateRequest, ImageSpan, Policy, PreloadEvent, PreloadRoom,
     PreparedImage, Registered, STEP_EVENTS, ScoreRequest, Scores, Snapshot, Unloaded,
 };
+use crate::clock::Clock;
 use crate::model::loaded::{LoadedModel, PreparedModel};
 
 /// The way to the engine. Cheap to clone.
@@ -142,11 +144,27 @@ impl EngineHandle {
         request: GenerateRequest,
         images: Vec<ImageSpan>,
     ) -> Result<Events<GenerateEvent>, Error> {
+        self.generate_timed(request, images, None)
+    }
+
+    /// As [`EngineHandle::generate_with_images`]; where its time went is put there when it has
+    /// ended, however that is.
+    ///
+    /// # Errors
+    /// Those of [`EngineHandle::generate`].
+    pub fn generate_timed(
+        &self,
+        request: GenerateRequest,
+        images: Vec<ImageSpan>,
+        times: Option<TimesSlot>,
+    ) -> Result<Events<GenerateEvent>, Error> {
         let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
         self.send(Command::Generate {
             request: Box::new(request),
             images,
             events,
+            sent: Clock.now(),
+            times,
         })?;
         Ok(Events::new(receiver, self))
     }

@@ -277,6 +277,16 @@ impl BackgroundLoads {
         self.loads.iter().filter(waits).map(|(id, _)| *id).collect()
     }
 
+    /// What passes of a model wait for: `true` for its file, `false` for uploads; `None` if they do
+    /// not.
+    pub(crate) fn stage_of(&self, model: ModelId) -> Option<bool> {
+        match self.loads.get(&model)?.stage {
+            Stage::Fetching(_) => Some(true),
+            Stage::Uploading(_) => Some(false),
+            Stage::Idle | Stage::Ready => None,
+        }
+    }
+
     /// A pass of a model has read its file.
     pub(crate) fn note_read(&mut self, model: ModelId, now: Instant) {
         self.loads.entry(model).or_default().read_at = Some(now);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rocmforge_device::{ScratchLayout, Span};
 use rocmforge_kernels::host::ops::RopeAngles;
@@ -11,6 +12,7 @@ use rocmforge_scheduler::{PassPlan, SeqId};
 use rocmforge_tensor_cache::ModelId;
 
 use crate::api::error::Error;
+use crate::clock::Clock;
 use crate::memory::Memory;
 use crate::model::loaded::LoadedModel;
 use crate::pass::given::GivenRows;
@@ -59,6 +61,8 @@ pub(crate) struct PassRequests<'a> {
     /// pass's rows takes the time of some rows.
     others: Option<&'a mut BTreeMap<SeqId, Task>>,
     threads: &'a RowThreads,
+    /// How long tokens were chosen.
+    pub(crate) sampling: Duration,
 }
 
 /// Rows of a request with their logits.
@@ -88,6 +92,7 @@ impl<'a> PassRequests<'a> {
             members,
             others,
             threads,
+            sampling: Duration::ZERO,
         }
     }
 }
@@ -112,10 +117,13 @@ impl PassClient for PassRequests<'_> {
 
     fn take(&mut self, row: WantedRow, found: RowOutput<'_>) {
         let owner = self.rows.owners[row.wanted];
+        let begun = Clock.now();
         self.members[owner].take(row.row - self.rows.first_rows[owner], found);
+        self.sampling += Clock.now() - begun;
     }
 
     fn take_logits(&mut self, rows: &[WantedRow], logits: &mut [f32]) {
+        let begun = Clock.now();
         let n_logits = logits.len();
         let width = n_logits / rows.len().max(1);
         let mut found = rows.iter().zip(logits.chunks_exact_mut(width.max(1)));
@@ -136,6 +144,7 @@ impl PassClient for PassRequests<'_> {
         debug_assert!(found.peek().is_none(), "rows come in the order of requests");
         self.threads
             .each(&mut by_member, n_logits, MemberLogits::take);
+        self.sampling += Clock.now() - begun;
     }
 }
 

@@ -64,7 +64,7 @@ impl PassUnderWay {
     }
 
     /// The segment that it holds and whose upload it waits for.
-    fn waits_for(&self) -> Option<SegmentId> {
+    pub(crate) fn waits_for(&self) -> Option<SegmentId> {
         self.progress.as_ref()?.waits_for(self.model())
     }
 }
@@ -85,6 +85,11 @@ pub(crate) struct SuspendedPasses {
 impl SuspendedPasses {
     pub(crate) fn is_empty(&self) -> bool {
         self.passes.is_empty()
+    }
+
+    /// The passes, whose requests may be told something.
+    pub(crate) fn passes_mut(&mut self) -> impl Iterator<Item = &mut PassUnderWay> {
+        self.passes.iter_mut()
     }
 
     /// Their models.

@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::api::error::Error;
 use crate::api::images::ImageSpan;
 use crate::api::{Asker, GenerateEvent, GenerateRequest};
+use crate::request::time_account::TimeAccount;
 
 /// Of a task's token: an image's place, whose number the other bits are.
 pub(crate) const IMAGE: u32 = 1 << 31;
@@ -177,7 +178,7 @@ pub(crate) struct WaitingRequest {
     pub(crate) request: GenerateRequest,
     pub(crate) images: Vec<ImageSpan>,
     pub(crate) events: mpsc::Sender<GenerateEvent>,
-    pub(crate) received: Instant,
+    pub(crate) times: TimeAccount,
     pub(crate) tower: ModelId,
     pub(crate) sharing: Sharing,
     /// Of each image, once they are there.

@@ -12,6 +12,7 @@ use crate::pass::suspended::SuspendedPasses;
 use crate::request::images::Images;
 use crate::request::masks::Masks;
 use crate::request::task::Task;
+use crate::request::time_book::TimeBook;
 
 /// The requests, and who decides which of them run.
 pub(crate) struct Requests {
@@ -29,6 +30,8 @@ pub(crate) struct Requests {
     pub(crate) passes_before_admission: u32,
     /// What prompts began with.
     pub(crate) prefix_counts: PrefixCounts,
+    /// What their time accounts share.
+    pub(crate) times: TimeBook,
     /// Their images.
     pub(crate) images: Images,
     /// The threads that compute masks, since the first request with a grammar.
@@ -51,6 +54,7 @@ impl Requests {
             changed: false,
             passes_before_admission: 0,
             prefix_counts: PrefixCounts::default(),
+            times: TimeBook::default(),
             images: Images::default(),
             masks: None,
             next_seq: 0,

@@ -23,6 +23,7 @@ use crate::request::gaps::Gaps;
 use crate::request::images::{PlacedImage, TowerWork};
 use crate::request::kv::SequenceMemory;
 use crate::request::stop::StopStrings;
+use crate::request::time_account::TimeAccount;
 
 /// One request.
 #[derive(Debug)]
@@ -65,7 +66,10 @@ pub(crate) struct Task {
     /// The budget, and the positions, for which it was seen to fit with that.
     pub(crate) sized: (u64, usize),
     pub(crate) counts: RequestCacheUse,
+    /// When the engine was asked.
     pub(crate) received: Instant,
+    /// Where its time goes.
+    pub(crate) times: TimeAccount,
     pub(crate) deadline: Option<Instant>,
     pub(crate) work: Work,
 }

@@ -33,6 +33,9 @@ pub(super) enum UnderWay {
 impl Store {
     /// Begins an upload. One that cannot be begun is reported to the cache.
     pub(crate) fn begin(&mut self, segment: SegmentId, slab: Slab) -> Result<(), Error> {
+        let is_cold = self.is_cold(segment);
+        self.reasons.begun(segment, slab.bytes, is_cold);
+        let asked = self.clock.now();
         let begun = match self.sources.get(&segment.model) {
             Some(source) if source.file.is_far() => {
                 source.bring(segment.index, SILENT_AFTER).map(|fetch| {
@@ -43,10 +46,31 @@ impl Store {
             Some(_) => self.upload(segment, slab),
             None => Err(Error::Internal("an upload of no model".to_owned())),
         };
+        let took = self.clock.now() - asked;
+        self.reasons.note_wait(segment, took, is_cold);
         if begun.is_err() {
+            self.reasons.ended(segment, 0);
             self.cache.upload_failed(segment);
         }
         begun
+    }
+
+    /// Whether the system has not in memory what a segment is read from, by its first and its last
+    /// byte.
+    fn is_cold(&self, segment: SegmentId) -> bool {
+        let Some(source) = self.sources.get(&segment.model) else {
+            return false;
+        };
+        let ranges = || {
+            source
+                .ranges(segment.index)
+                .filter(|range| !range.is_empty())
+        };
+        let first = ranges().next().map(|range| range.start);
+        // What is read ahead of a file has the beginning of the next segment.
+        let last = ranges().last().map(|range| range.end - 1);
+        let is_absent = |at: u64| !source.file.seems_cached(at..at + 1);
+        source.file.is_far() || [first, last].into_iter().flatten().any(is_absent)
     }
 
     /// Gives the device an upload.
@@ -76,6 +100,20 @@ impl Store {
 
     /// Waits until a segment is there, if it is under way.
     pub(crate) fn wait(&mut self, segment: SegmentId) -> Result<(), Error> {
+        if !self.under_way.contains_key(&segment) {
+            return Ok(());
+        }
+        let begun = self.clock.now();
+        let is_cold = self.reasons.is_cold(segment);
+        let came = self.wait_for(segment);
+        let bytes = came.as_ref().map_or(0, |()| self.segment_bytes(segment));
+        self.reasons.ended(segment, bytes);
+        let took = self.clock.now() - begun;
+        self.reasons.note_wait(segment, took, is_cold);
+        came
+    }
+
+    fn wait_for(&mut self, segment: SegmentId) -> Result<(), Error> {
         if let Some(UnderWay::Brought { .. }) = self.under_way.get(&segment) {
             self.wait_for_fetch(segment)?;
         }
@@ -133,6 +171,7 @@ impl Store {
         match self.under_way.get(&segment) {
             Some(UnderWay::Brought { .. }) => {
                 self.under_way.remove(&segment);
+                self.reasons.ended(segment, 0);
                 self.cache.upload_failed(segment);
             }
             // Whether it came or failed: it is no longer under way.
@@ -178,6 +217,8 @@ impl Store {
                 continue;
             };
             self.under_way.remove(&segment);
+            let bytes = result.as_ref().map_or(0, |()| self.segment_bytes(segment));
+            self.reasons.ended(segment, bytes);
             match result {
                 Ok(()) => self.cache.uploaded(segment),
                 Err(error) => {

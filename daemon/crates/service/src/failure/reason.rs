@@ -107,6 +107,8 @@ reasons! {
     TokenMissing: Unauthenticated = "TOKEN_MISSING",
     /// No response of this name is kept for the client.
     UnknownResponse: NotFound = "UNKNOWN_RESPONSE",
+    /// No request of this name is kept for the client.
+    UnknownRequest: NotFound = "UNKNOWN_REQUEST",
     /// The request continues a response that is not kept.
     UnknownPrevious: InvalidArgument = "UNKNOWN_PREVIOUS",
     /// The request refers to an item that is not kept.

@@ -1,0 +1,308 @@
+//! The time accounts of requests are told what goes on: slices of passes, and what is between them
+//! ([`crate::request::time_account`]).
+
+use std::time::{Duration, Instant};
+
+use rocmforge_tensor_cache::ModelId;
+
+use crate::actor::engine::Engine;
+use crate::api::times::{
+    Displaced, LinkUse, Part, RequestTimes, Surroundings, TimesSlot, WaitedFor,
+};
+use crate::pass::member::Member;
+use crate::pass::suspended::PassUnderWay;
+use crate::request::kv;
+use crate::request::task::{Task, Work};
+use crate::request::time_account::{Meanwhile, Occupant, SliceUse, Standing, TimeAccount};
+use crate::request::time_book::{SpentSince, Sums};
+
+/// A slice of a pass that ended.
+pub(crate) struct EndedSlice {
+    pub(crate) now: Instant,
+    /// How long it waited for what the device had been given before.
+    pub(crate) earlier: Duration,
+    /// It waited for its own work.
+    pub(crate) was_read: bool,
+}
+
+impl Engine {
+    /// The account of a request that was sent then: until now the engine did something else.
+    pub(crate) fn open_account(&mut self, sent: Instant, slot: Option<TimesSlot>) -> TimeAccount {
+        let mut account = TimeAccount::new(sent, slot);
+        let now = self.now();
+        match self.requests.times.last {
+            Some(whom) if !self.requests.is_empty() => {
+                account.all_behind(Part::Queue, whom, now);
+            }
+            _ => account.all_to(Part::Rest, now),
+        }
+        account
+    }
+
+    /// What was spent since the accounts were told last.
+    fn spent(&mut self) -> SpentSince {
+        let sums = Sums {
+            waited: self.memory.store.reasons.waited,
+            cpu: self.memory.cpu.done.took,
+        };
+        self.requests.times.look(sums)
+    }
+
+    /// Tells all requests that the time up to now was between two slices; `members` are about to be
+    /// in one.
+    pub(crate) fn account_between(&mut self, members: &mut [Member], now: Instant) {
+        let spent = self.spent();
+        let meanwhile = spent.between();
+        for Member { task, .. } in members {
+            task.times.stand(Standing::Ready);
+            task.times
+                .wait(now, task.model, meanwhile, spent.linked_bytes);
+        }
+        self.account_others(meanwhile, spent.linked_bytes, now);
+    }
+
+    /// Tells all requests of a slice: those in it, and the others.
+    pub(crate) fn account_slice(
+        &mut self,
+        members: &mut [Member],
+        decoding: usize,
+        slice: &EndedSlice,
+    ) {
+        let Some(whose) = occupant(members) else {
+            return;
+        };
+        let spent = self.spent();
+        let (earlier, was_read) = (slice.earlier, slice.was_read);
+        let earlier = self.requests.times.slice(whose, earlier, was_read);
+        let used = spent.slice(earlier);
+        for (at, Member { task, .. }) in members.iter_mut().enumerate() {
+            let part = match at < decoding {
+                true => Part::Decode,
+                false => Part::Prompt,
+            };
+            task.times
+                .compute(slice.now, part, used, spent.linked_bytes);
+        }
+        self.account_others(Meanwhile::Slice(whose), spent.linked_bytes, slice.now);
+    }
+
+    /// Tells those in no slice.
+    fn account_others(&mut self, meanwhile: Meanwhile, link: u64, now: Instant) {
+        let requests = &mut self.requests;
+        let running = requests.scheduler.running() as u32;
+        for task in requests.tasks.values_mut() {
+            if !task.begun {
+                task.times.running_most = task.times.running_most.max(running);
+            }
+            task.times.wait(now, task.model, meanwhile, link);
+        }
+        let store = &self.memory.store;
+        for pass in requests.suspended.passes_mut() {
+            let held = pass.waits_for().filter(|&s| store.is_under_way(s));
+            let standing = match held {
+                Some(segment) if store.reasons.is_cold(segment) => Standing::FromDisk,
+                Some(_) => Standing::Uploading,
+                None => Standing::Ready,
+            };
+            for Member { task, .. } in &mut pass.members {
+                task.times.stand(standing);
+                task.times.wait(now, task.model, meanwhile, link);
+            }
+        }
+    }
+
+    /// Tells all requests of a chunk of prompts that is complete; passes of `whose` tokens between
+    /// its steps took so long.
+    pub(crate) fn account_chunk(
+        &mut self,
+        members: &mut [Member],
+        whose: Option<Occupant>,
+        took: Duration,
+    ) {
+        let slice = EndedSlice {
+            now: self.now(),
+            earlier: Duration::ZERO,
+            was_read: true,
+        };
+        self.account_slice(members, 0, &slice);
+        if let Some(whose) = whose {
+            for Member { task, .. } in members {
+                task.times.give_up(Part::Prompt, whose, took);
+            }
+        }
+    }
+
+    /// A pass is complete, in so long: those who decode in it would have been done earlier without
+    /// the prompts of others.
+    pub(crate) fn account_pass(&mut self, pass: &mut PassUnderWay) {
+        let PassUnderWay {
+            plan,
+            members,
+            counts,
+            took,
+            ..
+        } = pass;
+        let model = ModelId(plan.model.0);
+        let (decode, prompts) = members.split_at_mut(plan.decode_spans);
+        let rows: u32 = decode.iter().map(|m| m.span.rows).sum();
+        if prompts.is_empty() {
+            let resident = counts.misses == 0 && counts.host_bytes == 0;
+            if plan.rows == 1 && resident {
+                self.requests.times.note_resident(model, *took);
+            }
+        }
+        let took = took.as_secs_f64();
+        let entry = self.models.get(model);
+        let without = entry.and_then(|entry| {
+            let times = &entry.times;
+            times.seconds_within(rows as usize, plan.rows as usize, took)
+        });
+        let without = without.unwrap_or(took * f64::from(rows) / f64::from(plan.rows.max(1)));
+        let share = match took > 0.0 {
+            true => 1.0 - without / took,
+            false => 0.0,
+        };
+        let whom = occupant(prompts);
+        for Member { task, .. } in decode {
+            task.times.end_pass(share, whom);
+        }
+    }
+
+    /// Notes how the requests stand that are in no pass, as the scheduler is told: until now they
+    /// stood as before.
+    pub(crate) fn account_standing(&mut self) {
+        let now = self.now();
+        self.account_between(&mut [], now);
+        let background = &self.background;
+        let requests = &mut self.requests;
+        for task in requests.tasks.values_mut() {
+            let sequence = requests.scheduler.sequence(task.seq);
+            let runs = sequence.is_some_and(|s| s.running);
+            let standing = match background.stage_of(task.model) {
+                _ if !task.reader_has_room() => Standing::ReaderFull,
+                Some(true) => Standing::FromDisk,
+                Some(false) => Standing::Uploading,
+                None if task.reads => Standing::FromDisk,
+                None if task.begun && !runs => Standing::Preempted,
+                None if !runs => Standing::Queued,
+                None if task.follows => Standing::Follows,
+                None => Standing::Ready,
+            };
+            task.times.stand(standing);
+        }
+    }
+
+    /// A request ended: its times go where they are wanted.
+    pub(crate) fn close_account(&mut self, task: &mut Task) {
+        let now = self.now();
+        task.times.all_to(Part::Rest, now);
+        let Some(slot) = task.times.slot.take() else {
+            return;
+        };
+        let times = self.times_of(task);
+        slot.put(times);
+    }
+
+    fn times_of(&mut self, task: &Task) -> RequestTimes {
+        let account = &task.times;
+        let name = |model: ModelId| {
+            let entry = self.models.get(model);
+            entry
+                .map_or("an unloaded model", |e| e.loaded.name())
+                .to_owned()
+        };
+        let waited_for = account.behind().iter().map(|behind| WaitedFor {
+            part: behind.part,
+            model: name(behind.whom.model),
+            client: behind.whom.client,
+            took: behind.took,
+        });
+        let mut waited_for: Vec<_> = waited_for.collect();
+        waited_for.sort_by_key(|waited| std::cmp::Reverse(waited.took));
+        let reasons = &self.memory.store.reasons;
+        let (uploaded_bytes, cold_bytes, reasons) =
+            reasons.since(task.model, &account.uploads_before);
+        let displaced = reasons.into_iter().map(|(reason, bytes)| Displaced {
+            cause: reason.cause,
+            by: reason.by.map(name),
+            bytes,
+        });
+        let displaced = displaced.collect();
+        let (prompt_tokens, generated_tokens) = match &task.work {
+            Work::Generate(g) => ((g.n_prompt as u32, g.reused), g.generated),
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => ((task.tokens.len() as u32, 0), 0),
+        };
+        let surroundings = self.surroundings(task);
+        let link = account.link();
+        let store = &mut self.memory.store;
+        let measured = store.device.pace(1);
+        RequestTimes {
+            begun: account.begun(),
+            ended: account.until(),
+            parts: account.parts(),
+            waited_for,
+            uploaded_bytes,
+            cold_bytes,
+            displaced,
+            link: LinkUse {
+                bytes: link.bytes,
+                took: link.took,
+                measured_bytes_per_s: measured.map(|pace| pace.upload_bytes_per_s),
+            },
+            cpu_bytes: task.counts.host_bytes,
+            prompt_tokens,
+            generated_tokens,
+            surroundings,
+        }
+    }
+
+    fn surroundings(&self, task: &Task) -> Surroundings {
+        let store = &self.memory.store;
+        let is_known = store.sources.contains_key(&task.model);
+        let model = task.loaded.model();
+        let plan = model.plan();
+        let positions = task.tokens.len();
+        Surroundings {
+            budget_bytes: store.budget(),
+            model_bytes: if is_known {
+                store.model_bytes(task.model)
+            } else {
+                0
+            },
+            model_fits: is_known && store.cache.fits(task.model),
+            block_bytes: task.counts.block_bytes,
+            kv_type: model.info().kv_type.clone(),
+            kv_bytes: kv::bytes_for(plan, positions, 1),
+            resident_token_s: self.requests.times.resident_token(task.model),
+            running: (
+                task.times.running_most,
+                self.config.max_sequences.get() as u32,
+            ),
+        }
+    }
+}
+
+/// Tells requests that a chunk of prompts of their model ran up to now.
+pub(crate) fn account_behind(members: &mut [Member], whose: Occupant, now: Instant) {
+    for Member { task, .. } in members {
+        task.times.stand(Standing::Ready);
+        task.times.wait(now, task.model, Meanwhile::Slice(whose), 0);
+    }
+}
+
+/// Tells requests that a pass of their tokens ran up to now.
+pub(crate) fn account_tokens(members: &mut [Member], now: Instant) {
+    for Member { task, .. } in members {
+        let used = SliceUse::default();
+        task.times.compute(now, Part::Decode, used, 0);
+    }
+}
+
+/// Whose a pass is: its model, and the client of most of its rows.
+pub(crate) fn occupant(members: &[Member]) -> Option<Occupant> {
+    let most = members.iter().max_by_key(|member| member.span.rows)?;
+    Some(Occupant {
+        model: most.task.model,
+        client: most.task.asker.client,
+    })
+}

@@ -1,0 +1,265 @@
+//! Where a request's time went: its parts, whom it waited for, and what was uploaded for it.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use rocmforge_tensor_cache::EvictionCause;
+
+/// What a request's time can go to. At each instant it goes to one of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// Before the engine has the request: its model is opened, its template rendered, its text
+    /// tokenized.
+    Preparing,
+    /// Other requests go first: it is not admitted, or nothing of it is computed yet.
+    Queue,
+    /// It was preempted: others needed its KV memory.
+    Preempted,
+    /// Rows of its images are computed.
+    Tower,
+    /// Weights or KV cache are read from disk.
+    Disk,
+    /// Weights are uploaded.
+    Uploads,
+    /// The CPU computes with weights that are not on the device.
+    CpuCompute,
+    /// The device computes its prompt.
+    Prompt,
+    /// The device computes its new tokens.
+    Decode,
+    /// Passes of its own model compute prompts or tokens of other requests.
+    OwnModel,
+    /// Passes of other models.
+    OtherModels,
+    /// Its next token is chosen: samplers and grammar.
+    Sampling,
+    /// Its reader does not take what was produced.
+    Reader,
+    /// What the daemon does between passes.
+    Rest,
+}
+
+impl Part {
+    /// All of them, in the order in which a request meets them.
+    pub const ALL: [Self; 14] = [
+        Self::Preparing,
+        Self::Queue,
+        Self::Preempted,
+        Self::Tower,
+        Self::Disk,
+        Self::Uploads,
+        Self::CpuCompute,
+        Self::Prompt,
+        Self::Decode,
+        Self::OwnModel,
+        Self::OtherModels,
+        Self::Sampling,
+        Self::Reader,
+        Self::Rest,
+    ];
+
+    /// Its name on the wire and in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Preparing => "preparing",
+            Self::Queue => "queue",
+            Self::Preempted => "preempted",
+            Self::Tower => "images",
+            Self::Disk => "disk",
+            Self::Uploads => "uploads",
+            Self::CpuCompute => "cpu_compute",
+            Self::Prompt => "prompt",
+            Self::Decode => "decode",
+            Self::OwnModel => "own_model",
+            Self::OtherModels => "other_models",
+            Self::Sampling => "sampling",
+            Self::Reader => "reader",
+            Self::Rest => "rest",
+        }
+    }
+}
+
+/// Times of the parts of a request, which add up to its whole time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PartTimes([Duration; Part::ALL.len()]);
+
+impl PartTimes {
+    /// The time of a part.
+    #[must_use]
+    pub fn of(&self, part: Part) -> Duration {
+        self.0[part as usize]
+    }
+
+    /// Adds time to a part.
+    pub fn add(&mut self, part: Part, took: Duration) {
+        self.0[part as usize] += took;
+    }
+
+    /// Moves as much of `took` as there is from one part to another. How much that was.
+    pub fn shift(&mut self, from: Part, to: Part, took: Duration) -> Duration {
+        let took = took.min(self.of(from));
+        self.0[from as usize] -= took;
+        self.0[to as usize] += took;
+        took
+    }
+
+    /// All of them together.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        self.0.iter().sum()
+    }
+
+    /// The parts that took time, the longest first.
+    #[must_use]
+    pub fn ranked(&self) -> Vec<(Part, Duration)> {
+        let all = Part::ALL.map(|part| (part, self.of(part)));
+        let mut some: Vec<_> = all.into_iter().filter(|(_, t)| !t.is_zero()).collect();
+        some.sort_by_key(|&(part, took)| (std::cmp::Reverse(took), part));
+        some
+    }
+
+    /// The longest part: the first cause of the request's time.
+    #[must_use]
+    pub fn first_cause(&self) -> Part {
+        self.ranked().first().map_or(Part::Rest, |&(part, _)| part)
+    }
+}
+
+/// Whose passes a request waited for, and how long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WaitedFor {
+    /// The part of its time that this belongs to.
+    pub part: Part,
+    /// The model of the passes.
+    pub model: String,
+    /// The client of most of their rows, by its number ([`crate::api::Asker::client`]).
+    pub client: u64,
+    /// How long.
+    pub took: Duration,
+}
+
+/// Weights that were uploaded for a request, by why they were not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Displaced {
+    /// Why they had been evicted; `None` where they had not been resident before.
+    pub cause: Option<EvictionCause>,
+    /// The model that took their room, where it was one.
+    pub by: Option<String>,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What the link brought while a request waited for uploads or the disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LinkUse {
+    /// Bytes that came, for whomever.
+    pub bytes: u64,
+    /// The time in which they came.
+    pub took: Duration,
+    /// Bytes a second of uploads as the device measures them; `None` if it does not.
+    pub measured_bytes_per_s: Option<f64>,
+}
+
+/// What the engine knows that bears on how fast a request could have been.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Surroundings {
+    /// The budget.
+    pub budget_bytes: u64,
+    /// Bytes of the model's segments.
+    pub model_bytes: u64,
+    /// Whether all of them have room at once in the budget beside the KV cache and working memory
+    /// in use.
+    pub model_fits: bool,
+    /// Most bytes of KV cache and working memory of its passes.
+    pub block_bytes: u64,
+    /// The type of the KV cache's elements.
+    pub kv_type: String,
+    /// Bytes of the KV cache of its positions.
+    pub kv_bytes: u64,
+    /// Seconds of a pass of one token of the model with all weights resident, if one was measured.
+    pub resident_token_s: Option<f64>,
+    /// Most requests that ran at once while it waited in the queue, and how many may run.
+    pub running: (u32, u32),
+}
+
+/// Where the time of a request went in the engine, from its being sent there to its end.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RequestTimes {
+    /// When the engine was asked.
+    pub begun: Instant,
+    /// When the request ended.
+    pub ended: Instant,
+    /// The parts of the time between.
+    pub parts: PartTimes,
+    /// Whom it waited for, at most [`WAITED_FOR_MAX`].
+    pub waited_for: Vec<WaitedFor>,
+    /// Bytes of its model that were uploaded meanwhile, and those of them whose file was not in
+    /// memory.
+    pub uploaded_bytes: u64,
+    /// Those of them that the system had not in memory: they came from disk.
+    pub cold_bytes: u64,
+    /// Why they were not resident.
+    pub displaced: Vec<Displaced>,
+    /// What the link brought meanwhile.
+    pub link: LinkUse,
+    /// Bytes of weights that the CPU computed with.
+    pub cpu_bytes: u64,
+    /// Tokens of the prompt, and those of them that were not computed.
+    pub prompt_tokens: (u32, u32),
+    /// Tokens that were generated.
+    pub generated_tokens: u32,
+    /// What else bears on it.
+    pub surroundings: Surroundings,
+}
+
+/// Most entries of [`RequestTimes::waited_for`].
+pub const WAITED_FOR_MAX: usize = 8;
+
+/// Where the engine puts the times of a request when it ends, however that is.
+#[derive(Debug, Clone, Default)]
+pub struct TimesSlot(Arc<OnceLock<RequestTimes>>);
+
+impl TimesSlot {
+    /// The times, once the request has ended.
+    #[must_use]
+    pub fn get(&self) -> Option<&RequestTimes> {
+        self.0.get()
+    }
+
+    /// Puts them there, once.
+    pub(crate) fn put(&self, times: RequestTimes) {
+        let _ = self.0.set(times);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_ranked_by_their_time_and_keep_their_sum() {
+        let ms = Duration::from_millis;
+        let mut parts = PartTimes::default();
+        assert_eq!(parts.first_cause(), Part::Rest);
+        parts.add(Part::Decode, ms(5));
+        parts.add(Part::Reader, ms(7));
+        parts.add(Part::Decode, ms(4));
+        assert_eq!(
+            parts.ranked(),
+            [(Part::Decode, ms(9)), (Part::Reader, ms(7))]
+        );
+        assert_eq!(parts.shift(Part::Decode, Part::OwnModel, ms(20)), ms(9));
+        assert_eq!((parts.total(), parts.of(Part::Decode)), (ms(16), ms(0)));
+        assert_eq!(parts.first_cause(), Part::OwnModel);
+    }
+
+    #[test]
+    fn each_part_has_a_place_and_a_name_of_its_own() {
+        for (at, part) in Part::ALL.into_iter().enumerate() {
+            assert_eq!(part as usize, at);
+            let same = Part::ALL.iter().filter(|p| p.name() == part.name());
+            assert_eq!(same.count(), 1, "{part:?}");
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! The time account of a request: at each instant it is in one state, so that the parts of its time
+//! add up to the whole of it.
+//!
+//! ```text
+//!   arrives --> waits (Standing) --its pass runs--> a slice (SliceUse)
+//!                 ^                                    |
+//!                 +---- the pass ends, or stops -------+
+//! ```
+//!
+//! The engine tells all requests what went on since it told them last: a slice of a pass, or what
+//! is between two slices. Members of the pass take that as their own time, split by what the slice
+//! waited for; the others by how they stand. Nothing is allocated behind a request's first waits.
+
+use std::time::{Duration, Instant};
+
+use rocmforge_tensor_cache::ModelId;
+
+use crate::api::times::{Part, PartTimes, TimesSlot, WAITED_FOR_MAX};
+
+/// How a request stands that is in no pass, as the scheduler was told last.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It is not admitted.
+    #[default]
+    Queued,
+    /// It could be in a pass.
+    Ready,
+    /// It was preempted and is not admitted again.
+    Preempted,
+    /// Its reader has no room.
+    ReaderFull,
+    /// Its weights, or its KV cache, come from disk.
+    FromDisk,
+    /// Its weights are uploaded.
+    Uploading,
+    /// Another request computes what both begin with.
+    Follows,
+}
+
+/// Whose pass it is: the model, and the client of most of its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Occupant {
+    pub(crate) model: ModelId,
+    pub(crate) client: u64,
+}
+
+/// What the engine did for a while, to those who are not in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Meanwhile {
+    /// A slice of a pass.
+    Slice(Occupant),
+    /// No slice, and perhaps uploads of a model that the engine waited for so long.
+    Between(Option<(ModelId, Duration)>),
+}
+
+/// What a slice of a pass waited for and did, to those who are in it. What is left of its time is
+/// the device's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct SliceUse {
+    pub(crate) disk: Duration,
+    pub(crate) uploads: Duration,
+    pub(crate) cpu: Duration,
+    pub(crate) sampling: Duration,
+    /// The device did what passes before had given it.
+    pub(crate) earlier: Option<(Occupant, Duration)>,
+}
+
+/// What the link brought in a while.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct LinkTime {
+    pub(crate) bytes: u64,
+    pub(crate) took: Duration,
+}
+
+/// Whom a request waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Behind {
+    pub(crate) part: Part,
+    pub(crate) whom: Occupant,
+    pub(crate) took: Duration,
+}
+
+/// What had been uploaded of a model when a request began.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct UploadsBefore {
+    pub(crate) bytes: u64,
+    pub(crate) cold_bytes: u64,
+    /// By the places of the model's reasons ([`crate::store::displaced`]).
+    pub(crate) reasons: Vec<u64>,
+}
+
+/// The time account of a request.
+#[derive(Debug)]
+pub(crate) struct TimeAccount {
+    begun: Instant,
+    /// Up to when the parts account for its time.
+    since: Instant,
+    parts: PartTimes,
+    standing: Standing,
+    /// Rows of it were computed.
+    computed: bool,
+    behind: Vec<Behind>,
+    link: LinkTime,
+    /// Decoding in the slices of the pass under way.
+    decoded: Duration,
+    /// Most requests that ran while it was queued.
+    pub(crate) running_most: u32,
+    pub(crate) uploads_before: UploadsBefore,
+    /// Where its times go at the end, if anybody wants them.
+    pub(crate) slot: Option<TimesSlot>,
+}
+
+impl TimeAccount {
+    /// Of a request that begins then.
+    pub(crate) fn new(begun: Instant, slot: Option<TimesSlot>) -> Self {
+        Self {
+            begun,
+            since: begun,
+            parts: PartTimes::default(),
+            standing: Standing::default(),
+            computed: false,
+            behind: Vec::new(),
+            link: LinkTime::default(),
+            decoded: Duration::ZERO,
+            running_most: 0,
+            uploads_before: UploadsBefore::default(),
+            slot,
+        }
+    }
+
+    pub(crate) fn begun(&self) -> Instant {
+        self.begun
+    }
+
+    pub(crate) fn until(&self) -> Instant {
+        self.since
+    }
+
+    pub(crate) fn parts(&self) -> PartTimes {
+        self.parts
+    }
+
+    pub(crate) fn behind(&self) -> &[Behind] {
+        &self.behind
+    }
+
+    pub(crate) fn link(&self) -> LinkTime {
+        self.link
+    }
+
+    /// From now on it stands so, while it is in no pass.
+    pub(crate) fn stand(&mut self, standing: Standing) {
+        self.standing = standing;
+    }
+
+    /// All time up to now went to a part.
+    pub(crate) fn all_to(&mut self, part: Part, now: Instant) {
+        let took = self.take_time(now);
+        self.parts.add(part, took);
+    }
+
+    /// All time up to now went to a part, which others' passes are the reason of.
+    pub(crate) fn all_behind(&mut self, part: Part, whom: Occupant, now: Instant) {
+        let took = self.take_time(now);
+        self.add_behind(part, whom, took);
+    }
+
+    /// It was in no pass up to now; `own` is its model.
+    pub(crate) fn wait(&mut self, now: Instant, own: ModelId, meanwhile: Meanwhile, link: u64) {
+        let took = self.take_time(now);
+        let waits = |part| Some(part);
+        let for_itself = match self.standing {
+            Standing::ReaderFull => waits(Part::Reader),
+            Standing::FromDisk => waits(Part::Disk),
+            Standing::Uploading => waits(Part::Uploads),
+            Standing::Queued | Standing::Preempted | Standing::Ready | Standing::Follows => None,
+        };
+        if let Some(part) = for_itself {
+            self.parts.add(part, took);
+            if matches!(part, Part::Disk | Part::Uploads) {
+                self.add_link(link, took);
+            }
+            return;
+        }
+        match meanwhile {
+            Meanwhile::Slice(whom) => {
+                let part = match self.standing {
+                    Standing::Preempted => Part::Preempted,
+                    Standing::Queued => Part::Queue,
+                    _ if whom.model != own => Part::OtherModels,
+                    _ if self.computed || self.standing == Standing::Follows => Part::OwnModel,
+                    _ => Part::Queue,
+                };
+                self.add_behind(part, whom, took);
+            }
+            Meanwhile::Between(uploads) => {
+                let part = match self.standing {
+                    Standing::Preempted => Part::Preempted,
+                    Standing::Queued => Part::Queue,
+                    _ => Part::Rest,
+                };
+                let (part_of_uploads, uploading) = match uploads {
+                    Some((model, uploading)) if model == own => (Part::Uploads, uploading),
+                    Some((_, uploading)) => (Part::OtherModels, uploading),
+                    None => (part, Duration::ZERO),
+                };
+                self.parts.add(part, took);
+                let moved = self.parts.shift(part, part_of_uploads, uploading.min(took));
+                if part_of_uploads == Part::Uploads {
+                    self.add_link(link, moved);
+                }
+            }
+        }
+    }
+
+    /// It was in a slice of a pass up to now: with rows of its prompt, or to decode.
+    pub(crate) fn compute(&mut self, now: Instant, part: Part, used: SliceUse, link: u64) {
+        let took = self.take_time(now);
+        self.computed = true;
+        self.standing = Standing::Ready;
+        let mut left = took;
+        let mut add = |parts: &mut PartTimes, part, some: Duration| {
+            let some = some.min(left);
+            left -= some;
+            parts.add(part, some);
+            some
+        };
+        add(&mut self.parts, Part::Disk, used.disk);
+        add(&mut self.parts, Part::Uploads, used.uploads);
+        add(&mut self.parts, Part::CpuCompute, used.cpu);
+        add(&mut self.parts, Part::Sampling, used.sampling);
+        let earlier = used.earlier.map(|(whom, some)| {
+            let some = some.min(left);
+            left -= some;
+            (whom, some)
+        });
+        self.parts.add(part, left);
+        if part == Part::Decode {
+            self.decoded += left;
+        }
+        if let Some((whom, some)) = earlier {
+            self.add_behind(Part::OtherModels, whom, some);
+        }
+        if !(used.disk + used.uploads).is_zero() {
+            self.add_link(link, took);
+        }
+    }
+
+    /// Its pass is complete, and a part of it was the prompts of others: `share` of its decoding is
+    /// theirs.
+    pub(crate) fn end_pass(&mut self, share: f64, whom: Option<Occupant>) {
+        let decoded = std::mem::take(&mut self.decoded);
+        if let Some(whom) = whom {
+            self.give_up(Part::Decode, whom, decoded.mul_f64(share.clamp(0.0, 1.0)));
+        }
+    }
+
+    /// A part of its last slice was passes of others between its steps.
+    pub(crate) fn give_up(&mut self, from: Part, whom: Occupant, took: Duration) {
+        let moved = self.parts.shift(from, Part::OwnModel, took);
+        self.note_behind(Part::OwnModel, whom, moved);
+    }
+
+    fn take_time(&mut self, now: Instant) -> Duration {
+        let took = now.saturating_duration_since(self.since);
+        self.since = self.since.max(now);
+        took
+    }
+
+    fn add_link(&mut self, bytes: u64, took: Duration) {
+        self.link.bytes += bytes;
+        self.link.took += took;
+    }
+
+    fn add_behind(&mut self, part: Part, whom: Occupant, took: Duration) {
+        self.parts.add(part, took);
+        self.note_behind(part, whom, took);
+    }
+
+    /// Notes whom it waited for; of more than fit, the shortest so far makes room.
+    fn note_behind(&mut self, part: Part, whom: Occupant, took: Duration) {
+        if took.is_zero() {
+            return;
+        }
+        let known = |b: &&mut Behind| b.part == part && b.whom == whom;
+        if let Some(behind) = self.behind.iter_mut().find(known) {
+            behind.took += took;
+            return;
+        }
+        let new = Behind { part, whom, took };
+        if self.behind.len() < WAITED_FOR_MAX {
+            self.behind.push(new);
+        } else if let Some(least) = self.behind.iter_mut().min_by_key(|b| b.took)
+            && least.took < took
+        {
+            *least = new;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "time_account_tests.rs"]
+mod tests;

@@ -1,0 +1,155 @@
+//! What the engine needs to keep the time accounts of all requests: what it had spent when they
+//! were told last, and how fast models are with all their weights there.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use rocmforge_tensor_cache::ModelId;
+
+use crate::request::time_account::{Meanwhile, Occupant, SliceUse};
+use crate::store::displaced::Waited;
+
+/// What a new sample of a pass's time counts for beside those before it.
+const WEIGHT: f64 = 0.125;
+
+/// Sums since start-up that slices are told apart by.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Sums {
+    pub(crate) waited: Waited,
+    /// Time of CPU compute.
+    pub(crate) cpu: Duration,
+}
+
+/// What was spent between two looks at the sums.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SpentSince {
+    /// Time of waits for uploads from memory, and from disk.
+    uploads: Duration,
+    disk: Duration,
+    cpu: Duration,
+    sampling: Duration,
+    /// Bytes that the link brought.
+    pub(crate) linked_bytes: u64,
+    model: Option<ModelId>,
+}
+
+impl SpentSince {
+    /// As a slice of a pass spent it.
+    pub(crate) fn slice(self, earlier: Option<(Occupant, Duration)>) -> SliceUse {
+        SliceUse {
+            disk: self.disk,
+            uploads: self.uploads,
+            cpu: self.cpu,
+            sampling: self.sampling,
+            earlier,
+        }
+    }
+
+    /// As it was spent between two slices.
+    pub(crate) fn between(self) -> Meanwhile {
+        let took = self.uploads + self.disk;
+        let model = self.model.filter(|_| !took.is_zero());
+        Meanwhile::Between(model.map(|model| (model, took)))
+    }
+}
+
+/// What the time accounts of all requests share.
+#[derive(Debug, Default)]
+pub(crate) struct TimeBook {
+    seen: Sums,
+    /// How long tokens were chosen since the last look.
+    pub(crate) sampling: Duration,
+    /// The last pass that gave the device work which nobody has waited for.
+    given: Option<Occupant>,
+    /// Whose slice was the last.
+    pub(crate) last: Option<Occupant>,
+    /// Seconds of a pass of one token of a model of which all was resident.
+    resident_token: HashMap<ModelId, f64>,
+}
+
+impl TimeBook {
+    /// What was spent since the last look.
+    pub(crate) fn look(&mut self, now: Sums) -> SpentSince {
+        let before = std::mem::replace(&mut self.seen, now);
+        let disk = now.waited.disk - before.waited.disk;
+        SpentSince {
+            uploads: (now.waited.all - before.waited.all).saturating_sub(disk),
+            disk,
+            cpu: now.cpu - before.cpu,
+            sampling: std::mem::take(&mut self.sampling),
+            linked_bytes: now.waited.linked_bytes - before.waited.linked_bytes,
+            model: now.waited.model,
+        }
+    }
+
+    /// A slice ended that waited so long for what the device had been given before, and itself has
+    /// waited for all of its own work, or not. Whose that was, if another model's.
+    pub(crate) fn slice(
+        &mut self,
+        whose: Occupant,
+        earlier: Duration,
+        was_read: bool,
+    ) -> Option<(Occupant, Duration)> {
+        self.last = Some(whose);
+        let before = match was_read {
+            true => self.given.take(),
+            false => self.given.replace(whose),
+        };
+        let other = before.filter(|before| before.model != whose.model);
+        other.map(|other| (other, earlier))
+    }
+
+    /// A pass of one token took so long, with all weights there.
+    pub(crate) fn note_resident(&mut self, model: ModelId, took: Duration) {
+        let took = took.as_secs_f64();
+        let seconds = self.resident_token.entry(model).or_insert(took);
+        *seconds += (took - *seconds) * WEIGHT;
+    }
+
+    /// Seconds of such a pass, if there was one.
+    pub(crate) fn resident_token(&self, model: ModelId) -> Option<f64> {
+        self.resident_token.get(&model).copied()
+    }
+
+    /// A model is no more.
+    pub(crate) fn forget(&mut self, model: ModelId) {
+        self.resident_token.remove(&model);
+        for whose in [&mut self.given, &mut self.last] {
+            *whose = whose.filter(|whose| whose.model != model);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn whose(model: u32) -> Occupant {
+        Occupant {
+            model: ModelId(model),
+            client: 0,
+        }
+    }
+
+    #[test]
+    fn what_the_device_had_before_is_anothers_only_where_nobody_waited_for_it() {
+        let (mut book, ms) = (TimeBook::default(), Duration::from_millis);
+        assert_eq!(book.slice(whose(1), ms(0), false), None);
+        assert_eq!(book.slice(whose(2), ms(9), true), Some((whose(1), ms(9))));
+        assert_eq!(book.slice(whose(2), ms(3), true), None);
+        book.slice(whose(1), ms(0), false);
+        assert_eq!(book.slice(whose(1), ms(4), true), None, "its own");
+    }
+
+    #[test]
+    fn the_time_of_a_resident_pass_follows_the_recent_ones() {
+        let mut book = TimeBook::default();
+        assert_eq!(book.resident_token(ModelId(1)), None);
+        book.note_resident(ModelId(1), Duration::from_millis(8));
+        book.note_resident(ModelId(1), Duration::from_millis(16));
+        let token = book.resident_token(ModelId(1)).unwrap_or_default();
+        assert!((token - 0.009).abs() < 1e-9, "{token}");
+        book.forget(ModelId(1));
+        assert_eq!(book.resident_token(ModelId(1)), None);
+    }
+}

@@ -1,0 +1,205 @@
+//! Why weights are uploaded: what evicted them, and for which model; and how long passes wait for
+//! that.
+//!
+//! *Invariant:* of a segment the latest eviction is kept until it is uploaded again or its model
+//! goes, and of a model at most [`REASONS_MAX`] reasons are told apart.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use rocmforge_tensor_cache::{EvictionCause, ModelId, SegmentId};
+
+use crate::request::time_account::UploadsBefore;
+
+/// Most reasons that are told apart for a model; bytes of further ones count with the last.
+pub(crate) const REASONS_MAX: usize = 16;
+
+/// Why a segment was not resident.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Reason {
+    /// Why it had been evicted; `None` where it had not been resident before.
+    pub(crate) cause: Option<EvictionCause>,
+    /// The model that took its room, where it was one.
+    pub(crate) by: Option<ModelId>,
+}
+
+/// What was uploaded of a model since it was loaded.
+#[derive(Debug, Default)]
+struct Tally {
+    bytes: u64,
+    cold_bytes: u64,
+    /// Reasons are added and stay, so that a place in this list names one.
+    reasons: Vec<(Reason, u64)>,
+}
+
+/// How long the engine waited, and what the link brought, since start-up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Waited {
+    /// Time in which it waited for uploads, those whose file was read from disk among them.
+    pub(crate) all: Duration,
+    /// Time in which it waited for those.
+    pub(crate) disk: Duration,
+    /// Bytes of uploads that ended.
+    pub(crate) linked_bytes: u64,
+    /// The model that it waited for last.
+    pub(crate) model: Option<ModelId>,
+}
+
+/// Why weights are uploaded, and how long passes wait for it.
+#[derive(Debug, Default)]
+pub(crate) struct UploadReasons {
+    evicted: HashMap<SegmentId, Reason>,
+    of_models: HashMap<ModelId, Tally>,
+    /// Segments under way that the system had not in memory.
+    cold: HashSet<SegmentId>,
+    pub(crate) waited: Waited,
+}
+
+impl UploadReasons {
+    /// A segment was evicted.
+    pub(crate) fn evicted(&mut self, segment: SegmentId, reason: Reason) {
+        self.evicted.insert(segment, reason);
+    }
+
+    /// An upload begins, of a segment that the system has in memory, or not.
+    pub(crate) fn begun(&mut self, segment: SegmentId, bytes: u64, is_cold: bool) {
+        let reason = self.evicted.remove(&segment).unwrap_or(Reason {
+            cause: None,
+            by: None,
+        });
+        let tally = self.of_models.entry(segment.model).or_default();
+        tally.bytes += bytes;
+        if is_cold {
+            tally.cold_bytes += bytes;
+            self.cold.insert(segment);
+        }
+        let has_room = tally.reasons.len() < REASONS_MAX;
+        let known = tally.reasons.iter_mut().find(|(r, _)| *r == reason);
+        match known {
+            Some((_, sum)) => *sum += bytes,
+            None if has_room => tally.reasons.push((reason, bytes)),
+            None => {
+                if let Some((_, sum)) = tally.reasons.last_mut() {
+                    *sum += bytes;
+                }
+            }
+        }
+    }
+
+    /// Whether what is under way of a segment comes from disk.
+    pub(crate) fn is_cold(&self, segment: SegmentId) -> bool {
+        self.cold.contains(&segment)
+    }
+
+    /// An upload is no longer under way; so many bytes came.
+    pub(crate) fn ended(&mut self, segment: SegmentId, bytes: u64) {
+        self.waited.linked_bytes += bytes;
+        self.cold.remove(&segment);
+    }
+
+    /// The engine waited for an upload.
+    pub(crate) fn note_wait(&mut self, segment: SegmentId, took: Duration, is_cold: bool) {
+        self.waited.all += took;
+        self.waited.model = Some(segment.model);
+        if is_cold {
+            self.waited.disk += took;
+        }
+    }
+
+    /// What was uploaded of a model so far.
+    pub(crate) fn before(&self, model: ModelId) -> UploadsBefore {
+        let Some(tally) = self.of_models.get(&model) else {
+            return UploadsBefore::default();
+        };
+        UploadsBefore {
+            bytes: tally.bytes,
+            cold_bytes: tally.cold_bytes,
+            reasons: tally.reasons.iter().map(|&(_, bytes)| bytes).collect(),
+        }
+    }
+
+    /// The bytes that were uploaded of a model since then, those of them from disk, and why they
+    /// were not resident, most bytes first.
+    pub(crate) fn since(
+        &self,
+        model: ModelId,
+        before: &UploadsBefore,
+    ) -> (u64, u64, Vec<(Reason, u64)>) {
+        let Some(tally) = self.of_models.get(&model) else {
+            return (0, 0, Vec::new());
+        };
+        let earlier = before.reasons.iter().copied().chain(std::iter::repeat(0));
+        let reasons = tally.reasons.iter().zip(earlier);
+        let reasons = reasons.map(|(&(reason, now), then)| (reason, now.saturating_sub(then)));
+        let mut reasons: Vec<_> = reasons.filter(|(_, bytes)| *bytes > 0).collect();
+        reasons.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        let bytes = tally.bytes.saturating_sub(before.bytes);
+        let cold = tally.cold_bytes.saturating_sub(before.cold_bytes);
+        (bytes, cold, reasons)
+    }
+
+    /// A model is no more.
+    pub(crate) fn forget(&mut self, model: ModelId) {
+        self.evicted.retain(|segment, _| segment.model != model);
+        self.cold.retain(|segment| segment.model != model);
+        self.of_models.remove(&model);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL: ModelId = ModelId(1);
+
+    const fn segment(index: u32) -> SegmentId {
+        SegmentId {
+            model: MODEL,
+            index,
+        }
+    }
+
+    #[test]
+    fn what_is_uploaded_again_has_the_reason_of_its_eviction() {
+        let mut reasons = UploadReasons::default();
+        reasons.begun(segment(0), 100, true);
+        assert!(reasons.is_cold(segment(0)));
+        reasons.ended(segment(0), 100);
+        assert!(!reasons.is_cold(segment(0)));
+        let before = reasons.before(MODEL);
+        let by_other = Reason {
+            cause: Some(EvictionCause::OtherModel),
+            by: Some(ModelId(2)),
+        };
+        reasons.evicted(segment(0), by_other);
+        reasons.begun(segment(0), 100, false);
+        reasons.begun(segment(1), 30, false);
+        let first = Reason {
+            cause: None,
+            by: None,
+        };
+        let since = reasons.since(MODEL, &before);
+        assert_eq!(since, (130, 0, vec![(by_other, 100), (first, 30)]));
+        reasons.begun(segment(0), 7, false);
+        let (_, _, all) = reasons.since(MODEL, &UploadsBefore::default());
+        assert_eq!(all[0], (first, 137), "an eviction counts once");
+        reasons.forget(MODEL);
+        assert_eq!(reasons.since(MODEL, &before), (0, 0, Vec::new()));
+    }
+
+    #[test]
+    fn reasons_of_a_model_are_bounded_and_their_bytes_are_kept() {
+        let mut reasons = UploadReasons::default();
+        for n in 0..100 {
+            let reason = Reason {
+                cause: Some(EvictionCause::OtherModel),
+                by: Some(ModelId(n)),
+            };
+            reasons.evicted(segment(0), reason);
+            reasons.begun(segment(0), 1, false);
+        }
+        let (bytes, _, of) = reasons.since(MODEL, &UploadsBefore::default());
+        assert_eq!((bytes, of.len()), (100, REASONS_MAX));
+        assert_eq!(of.iter().map(|(_, bytes)| bytes).sum::<u64>(), 100);
+    }
+}

@@ -1,0 +1,338 @@
+//! Slow requests, made slow on purpose: the first cause that their time account names is the one
+//! that they were made slow by, and the parts add up to the whole time.
+
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use rocmforge_engine::api::times::{Part, RequestTimes, TimesSlot};
+use rocmforge_engine::api::{
+    Asker, Budget, Decoding, Dry, EvictionCause, GenerateEvent, GenerateRequest, SamplingParams,
+    When,
+};
+use rocmforge_engine::{EngineConfig, EngineHandle, Events, LoadedModel, start};
+
+use crate::fake;
+use crate::requests::{engine, fixture, greedy, load, load_endless, until};
+
+const ROOMY: Budget = Budget::Bytes(64 << 20);
+const QWEN: &str = "tiny-qwen3-Q8_0.gguf";
+
+fn ids(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| 5 + i * 31 % 200).collect()
+}
+
+fn of(client: u64, request: GenerateRequest) -> GenerateRequest {
+    let asker = Asker {
+        client,
+        ..request.asker
+    };
+    GenerateRequest { asker, ..request }
+}
+
+fn begin(engine: &EngineHandle, request: GenerateRequest) -> (Events<GenerateEvent>, TimesSlot) {
+    let slot = TimesSlot::default();
+    let times = Some(slot.clone());
+    let events = engine.generate_timed(request, Vec::new(), times).unwrap();
+    (events, slot)
+}
+
+/// Reads a request to its end and gives its times, of which the parts add up.
+async fn end(name: &str, events: &mut Events<GenerateEvent>, slot: &TimesSlot) -> RequestTimes {
+    loop {
+        match events.next().await.expect("an end") {
+            GenerateEvent::Piece { .. } => {}
+            GenerateEvent::Done(_) => break,
+            GenerateEvent::Failed(error) => panic!("{name}: {error}"),
+        }
+    }
+    let times = slot
+        .get()
+        .expect("its times are there with its end")
+        .clone();
+    let whole = times.ended - times.begun;
+    assert_eq!(times.parts.total(), whole, "{name}");
+    println!("{name}: {whole:?} {:?}", times.parts.ranked());
+    println!("{name}: {:?} {:?}", times.waited_for, times.displaced);
+    times
+}
+
+async fn run(name: &str, engine: &EngineHandle, request: GenerateRequest) -> RequestTimes {
+    let (mut events, slot) = begin(engine, request);
+    end(name, &mut events, &slot).await
+}
+
+/// A request that goes on until it is dropped, and is read.
+fn endless(
+    engine: &EngineHandle,
+    model: &Arc<LoadedModel>,
+    client: u64,
+) -> tokio::task::JoinHandle<()> {
+    let request = of(client, greedy(model, ids(4), 100_000));
+    let (mut events, _) = begin(engine, request);
+    tokio::spawn(async move { while events.next().await.is_some() {} })
+}
+
+#[tokio::test]
+async fn the_queue_is_told_with_the_client_who_is_first() {
+    let engine = start(EngineConfig {
+        budget: ROOMY,
+        max_sequences: NonZeroUsize::MIN,
+        ..EngineConfig::default()
+    })
+    .unwrap()
+    .0;
+    let model = load_endless(&engine, "m").await;
+    let (mut events, _) = begin(&engine, of(7, greedy(&model, ids(4), 600)));
+    until(&engine, "the first", |s| s.running == 1).await;
+    let first = tokio::spawn(async move { while events.next().await.is_some() {} });
+    let times = run("queue", &engine, of(8, greedy(&model, ids(4), 1))).await;
+    first.await.unwrap();
+    assert_eq!(times.parts.first_cause(), Part::Queue);
+    let behind = &times.waited_for[0];
+    assert_eq!((&*behind.model, behind.client), ("m", 7));
+    assert_eq!(times.surroundings.running, (1, 1));
+}
+
+#[tokio::test]
+async fn a_reader_who_takes_his_time_is_the_cause_of_it() {
+    let engine = engine(ROOMY);
+    let model = load_endless(&engine, "m").await;
+    let began = Instant::now();
+    run("read at once", &engine, greedy(&model, ids(4), 200)).await;
+    let alone = began.elapsed();
+    let (mut events, slot) = begin(&engine, greedy(&model, ids(4), 200));
+    tokio::time::sleep(alone * 4 + Duration::from_secs(1)).await;
+    let times = end("reader", &mut events, &slot).await;
+    assert_eq!(times.parts.first_cause(), Part::Reader);
+    assert!(times.waited_for.is_empty());
+}
+
+/// Budget for one of the models beside what a request needs.
+fn for_one(models: &[&Arc<LoadedModel>]) -> Budget {
+    let bytes = models.iter().map(|m| m.model().info().tensor_bytes).max();
+    Budget::Bytes(bytes.unwrap_or(0) + (1 << 20))
+}
+
+#[tokio::test]
+async fn weights_that_another_model_evicted_are_told_with_its_name() {
+    let roomy = engine(ROOMY);
+    let of_one = load(&roomy, QWEN, "large").await;
+    let engine = engine(for_one(&[&of_one]));
+    let large = load(&engine, QWEN, "large").await;
+    let other = load(&engine, QWEN, "other").await;
+    let first = run("first use", &engine, greedy(&large, vec![1], 1)).await;
+    assert_eq!(first.displaced[0].cause, None, "it was never there");
+    assert_eq!(first.displaced[0].by, None);
+    run("the other", &engine, greedy(&other, vec![1], 1)).await;
+    let times = run("evicted", &engine, greedy(&large, vec![1], 1)).await;
+    assert_eq!(times.parts.first_cause(), Part::Uploads);
+    let displaced = &times.displaced[0];
+    assert_eq!(displaced.cause, Some(EvictionCause::OtherModel));
+    assert_eq!(displaced.by.as_deref(), Some("other"));
+    assert!(displaced.bytes <= times.uploaded_bytes);
+    // Nobody takes its room now.
+    let again = run("resident", &engine, greedy(&large, vec![1], 1)).await;
+    assert_eq!((again.uploaded_bytes, again.displaced.len()), (0, 0));
+    assert_eq!(again.parts.of(Part::Uploads), Duration::ZERO);
+}
+
+#[tokio::test]
+async fn a_model_that_does_not_fit_waits_for_the_link_at_each_token() {
+    let roomy = engine(ROOMY);
+    let whole = load(&roomy, QWEN, "m").await;
+    let info = whole.model().info();
+    let engine = engine(Budget::Bytes(info.tensor_bytes / 2 + (1 << 20)));
+    let model = load(&engine, QWEN, "m").await;
+    let request = GenerateRequest {
+        decoding: Decoding {
+            ignore_eos: true,
+            ..Decoding::default()
+        },
+        ..greedy(&model, vec![1], 40)
+    };
+    let times = run("does not fit", &engine, request).await;
+    assert_eq!(times.parts.first_cause(), Part::Uploads);
+    assert!(!times.surroundings.model_fits);
+    let own = times.displaced.iter();
+    let own = own.filter(|d| d.cause == Some(EvictionCause::OwnPass));
+    assert!(own.map(|d| d.bytes).sum::<u64>() > times.uploaded_bytes / 2);
+    assert!(times.link.bytes > 0 && !times.link.took.is_zero());
+}
+
+#[tokio::test]
+async fn weights_of_a_cold_file_come_from_disk() {
+    let engine = engine(ROOMY);
+    // Beside the build, which is on a disk more often than temporary files are.
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("cold.gguf");
+    std::fs::copy(fixture(QWEN), &path).unwrap();
+    let cold = load(&engine, path.to_str().unwrap(), "cold").await;
+    let file = File::open(&path).unwrap();
+    file.sync_all().unwrap();
+    posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
+    if cold.file().seems_cached(0..cold.file().len()) {
+        println!("skipped: nobody tells what of {} is cached", path.display());
+        return;
+    }
+    let times = run("cold disk", &engine, greedy(&cold, vec![1], 1)).await;
+    assert!(times.cold_bytes > 0);
+    assert_eq!(times.parts.first_cause(), Part::Disk);
+}
+
+#[tokio::test]
+async fn passes_of_other_models_are_told_with_theirs() {
+    let engine = engine(ROOMY);
+    let model = load_endless(&engine, "m").await;
+    let busy = load_endless(&engine, "busy").await;
+    let busier = load(&engine, QWEN, "busier").await;
+    let mut others = Vec::new();
+    for client in 10..18 {
+        others.push(endless(&engine, &busy, client));
+        let prompt = of(client, greedy(&busier, ids(2000), 1));
+        others.push({
+            let (mut events, _) = begin(&engine, prompt);
+            tokio::spawn(async move { while events.next().await.is_some() {} })
+        });
+    }
+    until(&engine, "the others", |s| s.running >= 4).await;
+    let times = run("other models", &engine, of(9, greedy(&model, ids(4), 30))).await;
+    others.iter().for_each(tokio::task::JoinHandle::abort);
+    assert_eq!(times.parts.first_cause(), Part::OtherModels);
+    let behind = &times.waited_for[0];
+    assert_eq!(behind.part, Part::OtherModels);
+    assert!(["busy", "busier"].contains(&&*behind.model), "{behind:?}");
+    assert_ne!(behind.client, 9);
+}
+
+#[tokio::test]
+async fn prompts_of_others_in_its_own_model_are_no_work_of_its_own() {
+    let engine = engine(ROOMY);
+    let model = load_endless(&engine, "m").await;
+    let (mut events, slot) = begin(&engine, of(9, greedy(&model, ids(4), 60)));
+    until(&engine, "the text", |s| s.running == 1).await;
+    let mut others = Vec::new();
+    for client in 10..16 {
+        let (mut events, _) = begin(&engine, of(client, greedy(&model, ids(2000), 1)));
+        others.push(tokio::spawn(async move {
+            while events.next().await.is_some() {}
+        }));
+    }
+    let times = end("own model", &mut events, &slot).await;
+    for other in others {
+        other.await.unwrap();
+    }
+    assert_eq!(times.parts.first_cause(), Part::OwnModel);
+    assert!((10..16).contains(&times.waited_for[0].client));
+}
+
+#[tokio::test]
+async fn a_long_prompt_of_its_own_is_the_cause() {
+    let engine = engine(ROOMY);
+    let model = load_endless(&engine, "m").await;
+    let times = run("prompt", &engine, greedy(&model, ids(2000), 1)).await;
+    assert_eq!(times.parts.first_cause(), Part::Prompt);
+    assert_eq!(
+        (times.prompt_tokens, times.generated_tokens),
+        ((2000, 0), 1)
+    );
+}
+
+#[tokio::test]
+async fn a_long_answer_is_the_cause() {
+    let engine = engine(ROOMY);
+    let model = load_endless(&engine, "m").await;
+    let times = run("decode", &engine, greedy(&model, ids(4), 300)).await;
+    assert_eq!(times.parts.first_cause(), Part::Decode);
+    let token = times.surroundings.resident_token_s.unwrap();
+    let decode = times.parts.of(Part::Decode).as_secs_f64();
+    assert!((0.2..5.0).contains(&(decode / 300.0 / token)), "{token}");
+}
+
+#[tokio::test]
+async fn who_is_preempted_waits_for_who_took_its_place() {
+    let engine = start(EngineConfig {
+        budget: ROOMY,
+        max_sequences: NonZeroUsize::new(2).unwrap(),
+        ..EngineConfig::default()
+    })
+    .unwrap()
+    .0;
+    let model = load_endless(&engine, "m").await;
+    let read = |client, n| {
+        let (mut events, _) = begin(&engine, of(client, greedy(&model, ids(4), n)));
+        tokio::spawn(async move { while events.next().await.is_some() {} })
+    };
+    // A client with both places gives the newer one to another client.
+    let first = read(7, 1500);
+    until(&engine, "the first", |s| s.running == 1).await;
+    let (mut events, slot) = begin(&engine, of(7, greedy(&model, ids(4), 150)));
+    until(&engine, "the second", |s| s.running == 2).await;
+    let third = read(8, 1500);
+    let times = end("preempted", &mut events, &slot).await;
+    first.await.unwrap();
+    third.await.unwrap();
+    assert_eq!(times.parts.first_cause(), Part::Preempted);
+    let behind = &times.waited_for[0];
+    assert_eq!((behind.part, &*behind.model), (Part::Preempted, "m"));
+    assert_eq!(times.surroundings.kv_type, "f16");
+    assert!(times.surroundings.kv_bytes > 0);
+}
+
+#[tokio::test]
+async fn what_the_cpu_computes_for_a_card_is_told_apart() {
+    let runtime = fake::Runtime::new();
+    let roomy = engine(ROOMY);
+    let info = load(&roomy, QWEN, "m").await;
+    let budget = info.model().info().tensor_bytes / 2 + (2 << 20);
+    let split = (When::Always, Some(ROOMY));
+    let config = fake::gpu_config(&runtime);
+    let engine = runtime.start_split(config, budget & !255, split).unwrap();
+    let model = load(&engine, QWEN, "m").await;
+    let times = run("cpu compute", &engine, greedy(&model, ids(4), 8)).await;
+    assert!(times.cpu_bytes > 0);
+    assert!(!times.parts.of(Part::CpuCompute).is_zero());
+    assert!(
+        times
+            .link
+            .measured_bytes_per_s
+            .is_none_or(|rate| rate > 0.0)
+    );
+}
+
+#[tokio::test]
+async fn choosing_tokens_is_told_from_computing_them() {
+    let engine = engine(ROOMY);
+    let model = load_endless(&engine, "m").await;
+    // DRY looks for each sequence that may repeat, in a text that is all alike.
+    let request = GenerateRequest {
+        sampling: SamplingParams {
+            temperature: 1.0,
+            top_k: 0,
+            dry: Dry {
+                multiplier: 0.8,
+                ..Dry::default()
+            },
+            ..SamplingParams::default()
+        },
+        ..greedy(&model, ids(4), 100)
+    };
+    let times = run("sampling", &engine, request).await;
+    let plain = run("greedy", &engine, greedy(&model, ids(4), 100)).await;
+    let of = |times: &RequestTimes| times.parts.of(Part::Sampling);
+    assert!(of(&times) > of(&plain), "{:?} {:?}", of(&times), of(&plain));
+}
+
+#[tokio::test]
+async fn who_goes_away_leaves_an_account_behind() {
+    let engine = engine(ROOMY);
+    let model = load_endless(&engine, "m").await;
+    let (mut events, slot) = begin(&engine, greedy(&model, ids(4), 100_000));
+    assert!(events.next().await.is_some());
+    drop(events);
+    until(&engine, "its end", |s| s.running == 0 && s.queued == 0).await;
+    let times = slot.get().expect("its times");
+    assert_eq!(times.parts.total(), times.ended - times.begun);
+}

@@ -1,0 +1,374 @@
+//! Why a request took as long as it did: the time of each of the last requests as parts that add up
+//! to the whole, whom it waited for, and what would help.
+//!
+//! ```text
+//! RequestLog (one request) --ends--> RecentRequests (a ring) --asked--> Report --> gRPC, HTTP
+//!       engine: RequestTimes --------^ (its TimesSlot)
+//! ```
+//!
+//! A report is made when it is asked for. A client sees its own requests alone; whoever has the
+//! role `admin` sees all, and by whom others were kept waiting.
+//!
+//! *Invariants:* at most [`KEPT_MAX`] requests are kept, each with at most the answers of one
+//! request; the parts of a report add up to its whole time (test
+//! `the_parts_of_a_report_add_up_to_the_whole_time`).
+
+mod advice;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use rocmforge_engine::api::times::{Part, PartTimes, RequestTimes, TimesSlot};
+use serde::Serialize;
+
+use crate::Service;
+use crate::arrival::Arrival;
+use crate::failure::{self, Failure};
+use crate::peer::Peer;
+use crate::roles::Role;
+
+/// Requests that are kept.
+pub const KEPT_MAX: usize = 256;
+
+/// What a client that the caller may not know is called.
+const ANOTHER: &str = "another client";
+
+/// A request that has ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) number: u64,
+    /// What the client calls it.
+    pub(crate) id: Option<String>,
+    pub(crate) call: &'static str,
+    pub(crate) model: String,
+    pub(crate) peer: Peer,
+    pub(crate) at: Instant,
+    /// When the engine was asked, if it was.
+    pub(crate) handed_over: Option<Instant>,
+    pub(crate) ended: Instant,
+    pub(crate) code: &'static str,
+    /// The times of its answers in the engine.
+    pub(crate) slots: Vec<TimesSlot>,
+}
+
+/// The last requests that have ended.
+#[derive(Debug, Default)]
+pub struct RecentRequests {
+    ring: Mutex<VecDeque<Arc<Ended>>>,
+    next: AtomicU64,
+}
+
+impl RecentRequests {
+    /// The number of a request that begins.
+    pub(crate) fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Keeps one that ended; the oldest makes room.
+    pub(crate) fn keep(&self, ended: Ended) {
+        let ended = Arc::new(ended);
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        if ring.len() >= KEPT_MAX {
+            ring.pop_front();
+        }
+        ring.push_back(ended);
+    }
+
+    /// Those that a caller may see, the latest first.
+    fn seen_by(&self, viewer: &Viewer) -> Vec<Arc<Ended>> {
+        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = |ended: &&Arc<Ended>| viewer.is_admin || ended.peer == viewer.peer;
+        ring.iter().rev().filter(seen).cloned().collect()
+    }
+}
+
+/// Who asks why.
+#[derive(Debug, Clone, Copy)]
+pub struct Viewer {
+    /// Whose requests are shown.
+    pub peer: Peer,
+    /// All requests are.
+    pub is_admin: bool,
+}
+
+/// Which requests are asked about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Which {
+    /// The one of this number, or that its client calls so: of several the latest.
+    Named(String),
+    /// The one that took longest.
+    Slowest,
+    /// So many of the latest.
+    Latest(usize),
+}
+
+/// Where the time of a request went.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// Its number, by which it can be asked about.
+    pub number: u64,
+    /// What its client calls it; empty if nothing.
+    pub id: String,
+    /// The RPC or the route.
+    pub call: String,
+    /// The model.
+    pub model: String,
+    /// Whose it is.
+    pub client: String,
+    /// When it came, in milliseconds since 1970.
+    pub started_unix_ms: u64,
+    /// How it ended: `Ok`, `Cancelled`, or what it failed with.
+    pub code: String,
+    /// How long it took.
+    pub total_ms: f64,
+    /// The part that took longest.
+    pub cause: String,
+    /// The parts of that time, the longest first.
+    pub parts: Vec<ReportPart>,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u32,
+    /// Those of them whose keys and values were there from an earlier request.
+    pub reused_tokens: u32,
+    /// Tokens that it produced.
+    pub generated_tokens: u32,
+    /// What was uploaded for it, and computed by the CPU.
+    pub weights: Weights,
+    /// What would help, by the same numbers.
+    pub advice: Vec<String>,
+}
+
+/// A part of a request's time.
+#[derive(Debug, Clone, Serialize)]
+pub struct ReportPart {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is.
+    pub text: &'static str,
+    /// How long it took.
+    pub ms: f64,
+    /// Whose passes it was.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub behind: Vec<Behind>,
+}
+
+/// Whose passes a request waited for.
+#[derive(Debug, Clone, Serialize)]
+pub struct Behind {
+    /// Their model.
+    pub model: String,
+    /// The client of most of their rows.
+    pub client: String,
+    /// How long.
+    pub ms: f64,
+}
+
+/// Weights that a request needed and that were not on the device.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Weights {
+    /// Bytes that were uploaded.
+    pub uploaded_bytes: u64,
+    /// Those of them that the system had to read from disk.
+    pub disk_bytes: u64,
+    /// Bytes that the CPU computed with.
+    pub cpu_bytes: u64,
+    /// Bytes a second that came while the request waited for uploads; 0 if it did not.
+    pub link_bytes_per_s: f64,
+    /// Bytes a second of uploads as the device measures them; 0 if it does not.
+    pub link_measured_bytes_per_s: f64,
+    /// Why they were not resident.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub displaced: Vec<DisplacedWeights>,
+}
+
+/// Weights that were uploaded, by why they were not resident.
+#[derive(Debug, Clone, Serialize)]
+pub struct DisplacedWeights {
+    /// Why: the cause of their eviction, or `first_use`.
+    pub cause: &'static str,
+    /// The model that took their room; empty if none did.
+    pub by_model: String,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What a part of a request's time is, for people.
+pub fn text(part: Part) -> &'static str {
+    match part {
+        Part::Preparing => "opening the model, rendering the template, tokenizing",
+        Part::Queue => "waiting in the queue",
+        Part::Preempted => "preempted: others needed its KV cache memory",
+        Part::Tower => "computing its images",
+        Part::Disk => "waiting for weights or KV cache from disk",
+        Part::Uploads => "waiting for uploads of weights",
+        Part::CpuCompute => "CPU compute of weights that are not on the device",
+        Part::Prompt => "computing the prompt",
+        Part::Decode => "computing new tokens",
+        Part::OwnModel => "passes of its own model for other requests",
+        Part::OtherModels => "passes of other models",
+        Part::Sampling => "choosing tokens: samplers and grammar",
+        Part::Reader => "waiting for the client to take tokens",
+        Part::Rest => "the rest",
+    }
+}
+
+impl Service {
+    /// Who asks, with what the caller may see.
+    pub async fn viewer(&self, arrival: &Arrival) -> Viewer {
+        let highest = match arrival.caller {
+            Some(caller) => self.roles.highest(caller.uid, caller.gid).await,
+            None => None,
+        };
+        Viewer {
+            peer: arrival.peer(),
+            is_admin: highest >= Some(Role::Admin),
+        }
+    }
+
+    /// Where the time of requests went that have ended; none where none has.
+    ///
+    /// # Errors
+    /// NOT_FOUND where the one that is named is not kept, or is not the caller's.
+    pub fn why(&self, viewer: &Viewer, which: &Which) -> Result<Vec<Report>, Failure> {
+        let seen = self.recent.seen_by(viewer);
+        let report = |ended: &Arc<Ended>| self.report(ended, viewer);
+        match which {
+            Which::Latest(n) => Ok(seen.iter().take(*n).map(report).collect()),
+            Which::Slowest => {
+                let slowest = seen.iter().max_by_key(|ended| ended.took());
+                Ok(slowest.map(report).into_iter().collect())
+            }
+            Which::Named(name) => {
+                let number = name.parse().ok();
+                let by_id = seen.iter().find(|e| e.id.as_deref() == Some(name));
+                let by_number = || seen.iter().find(|e| Some(e.number) == number);
+                match by_id.or_else(by_number) {
+                    Some(found) => Ok(vec![report(found)]),
+                    None => Err(failure::unknown_request(name, KEPT_MAX)),
+                }
+            }
+        }
+    }
+
+    fn report(&self, ended: &Ended, viewer: &Viewer) -> Report {
+        let client = |number: u64| {
+            if number == viewer.peer.client() {
+                viewer.peer.to_string()
+            } else if viewer.is_admin {
+                self.client_name(number)
+            } else {
+                ANOTHER.to_owned()
+            }
+        };
+        ended.report(&client)
+    }
+}
+
+impl Ended {
+    /// The times of the answer that took longest, once the engine has ended it.
+    fn engine(&self) -> Option<&RequestTimes> {
+        let times = self.slots.iter().filter_map(TimesSlot::get);
+        times.max_by_key(|times| times.ended)
+    }
+
+    /// Of a request whose client went away the engine may have ended later.
+    fn took(&self) -> Duration {
+        let ended = self
+            .engine()
+            .map_or(self.ended, |t| t.ended.max(self.ended));
+        ended.saturating_duration_since(self.at)
+    }
+
+    /// The parts of its time.
+    fn parts(&self) -> PartTimes {
+        let mut parts = PartTimes::default();
+        let Some(times) = self.engine() else {
+            let handed_over = self.handed_over.unwrap_or(self.ended);
+            parts.add(
+                Part::Preparing,
+                handed_over.saturating_duration_since(self.at),
+            );
+            let rest = self.ended.saturating_duration_since(handed_over);
+            parts.add(Part::Rest, rest);
+            return parts;
+        };
+        let preparing = times.begun.saturating_duration_since(self.at);
+        parts.add(Part::Preparing, preparing);
+        for part in Part::ALL {
+            parts.add(part, times.parts.of(part));
+        }
+        // The rest of the answer is on its way to the client.
+        let behind = self.ended.saturating_duration_since(times.ended);
+        parts.add(Part::Reader, behind);
+        parts
+    }
+
+    fn report(&self, client: &dyn Fn(u64) -> String) -> Report {
+        let parts = self.parts();
+        let times = self.engine();
+        let report_part = |(part, took): (Part, Duration)| {
+            let waited = times.iter().flat_map(|times| &times.waited_for);
+            let behind = waited.filter(|waited| waited.part == part);
+            let behind = behind.map(|waited| Behind {
+                model: waited.model.clone(),
+                client: client(waited.client),
+                ms: ms(waited.took),
+            });
+            ReportPart {
+                name: part.name(),
+                text: text(part),
+                ms: ms(took),
+                behind: behind.collect(),
+            }
+        };
+        let since = SystemTime::now()
+            .checked_sub(self.at.elapsed())
+            .and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+        Report {
+            number: self.number,
+            id: self.id.clone().unwrap_or_default(),
+            call: self.call.to_owned(),
+            model: self.model.clone(),
+            client: client(self.peer.client()),
+            started_unix_ms: since.map_or(0, |since| since.as_millis() as u64),
+            code: self.code.to_owned(),
+            total_ms: ms(parts.total()),
+            cause: parts.first_cause().name().to_owned(),
+            parts: parts.ranked().into_iter().map(report_part).collect(),
+            prompt_tokens: times.map_or(0, |t| t.prompt_tokens.0),
+            reused_tokens: times.map_or(0, |t| t.prompt_tokens.1),
+            generated_tokens: times.map_or(0, |t| t.generated_tokens),
+            weights: times.map(weights).unwrap_or_default(),
+            advice: times.map_or_else(Vec::new, |times| advice::of(times, &parts)),
+        }
+    }
+}
+
+fn ms(took: Duration) -> f64 {
+    took.as_secs_f64() * 1e3
+}
+
+fn weights(times: &RequestTimes) -> Weights {
+    let displaced = times.displaced.iter().map(|displaced| DisplacedWeights {
+        cause: displaced.cause.map_or("first_use", |cause| cause.name()),
+        by_model: displaced.by.clone().unwrap_or_default(),
+        bytes: displaced.bytes,
+    });
+    let seconds = times.link.took.as_secs_f64();
+    Weights {
+        uploaded_bytes: times.uploaded_bytes,
+        disk_bytes: times.cold_bytes,
+        cpu_bytes: times.cpu_bytes,
+        link_bytes_per_s: match seconds > 0.0 {
+            true => times.link.bytes as f64 / seconds,
+            false => 0.0,
+        },
+        link_measured_bytes_per_s: times.link.measured_bytes_per_s.unwrap_or_default(),
+        displaced: displaced.collect(),
+    }
+}
+
+#[cfg(test)]
+#[path = "why/tests.rs"]
+mod tests;
