@@ -233,3 +233,51 @@ async fn top_prints_once_what_the_daemon_holds() {
     assert!(text.contains("(100.0 %)  0 requests"), "{text}");
     daemon.stop();
 }
+
+/// `rocmforgectl why` of a real request: its parts are all of its time, and what it names as the
+/// slowest of the last ones is one that the list has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn why_says_where_the_time_of_a_request_went() {
+    let daemon = Daemon::start(&Options::default());
+    let client = connect(&daemon).await;
+    load(&client, TINY_LLAMA).await;
+    let why = |args: &[&str]| {
+        let output = Command::new(binaries::rocmforgectl())
+            .arg("--socket")
+            .arg(daemon.socket())
+            .args(args)
+            .output()
+            .expect("rocmforgectl starts");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        (
+            output.status.code(),
+            String::from_utf8(output.stdout).expect("UTF-8"),
+            stderr,
+        )
+    };
+    let (code, _, stderr) = why(&["why"]);
+    assert_eq!(code, Some(1), "nothing has ended yet");
+    assert!(stderr.contains("no request of yours has ended"), "{stderr}");
+    for question in &fixtures::exam()[..3] {
+        ask(&client, TINY_LLAMA, question).await;
+    }
+    let (code, text, stderr) = why(&["why", "1"]);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(text.starts_with("request 1 "), "{text}");
+    assert!(text.contains("computing new tokens"), "{text}");
+    assert!(text.contains("uploaded for the first time"), "{text}");
+    let (_, json, _) = why(&["--json", "why"]);
+    let one: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let total = one["total_ms"].as_f64().expect("a time");
+    let parts = one["parts"].as_array().expect("parts").iter();
+    let sum: f64 = parts.filter_map(|part| part["ms"].as_f64()).sum();
+    assert!((sum - total).abs() <= total * 0.01, "{json}");
+    let (_, list, _) = why(&["why", "--list"]);
+    assert_eq!(list.lines().count(), 4, "{list}");
+    let (_, unknown, stderr) = why(&["why", "4"]);
+    assert!(
+        unknown.is_empty() && stderr.contains("why --list"),
+        "{stderr}"
+    );
+    daemon.stop();
+}

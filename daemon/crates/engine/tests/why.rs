@@ -64,13 +64,13 @@ async fn run(name: &str, engine: &EngineHandle, request: GenerateRequest) -> Req
     end(name, &mut events, &slot).await
 }
 
-/// A request that goes on until it is dropped, and is read.
+/// A request that goes on for long, and is read.
 fn endless(
     engine: &EngineHandle,
     model: &Arc<LoadedModel>,
     client: u64,
 ) -> tokio::task::JoinHandle<()> {
-    let request = of(client, greedy(model, ids(4), 100_000));
+    let request = of(client, greedy(model, ids(4), 3000));
     let (mut events, _) = begin(engine, request);
     tokio::spawn(async move { while events.next().await.is_some() {} })
 }
@@ -178,33 +178,39 @@ async fn weights_of_a_cold_file_come_from_disk() {
         return;
     }
     let times = run("cold disk", &engine, greedy(&cold, vec![1], 1)).await;
+    // How much of the rest the system reads ahead, and how fast the disk is, nobody knows.
     assert!(times.cold_bytes > 0);
-    assert_eq!(times.parts.first_cause(), Part::Disk);
+    assert!(!times.parts.of(Part::Disk).is_zero());
+    assert!(matches!(
+        times.parts.first_cause(),
+        Part::Disk | Part::Uploads
+    ));
 }
 
 #[tokio::test]
 async fn passes_of_other_models_are_told_with_theirs() {
-    let engine = engine(ROOMY);
+    const OTHERS: u64 = 8;
+    let engine = start(EngineConfig {
+        budget: Budget::Bytes(512 << 20),
+        max_sequences: NonZeroUsize::new(16).unwrap(),
+        ..EngineConfig::default()
+    })
+    .unwrap()
+    .0;
     let model = load_endless(&engine, "m").await;
-    let busy = load_endless(&engine, "busy").await;
-    let busier = load(&engine, QWEN, "busier").await;
     let mut others = Vec::new();
-    for client in 10..18 {
-        others.push(endless(&engine, &busy, client));
-        let prompt = of(client, greedy(&busier, ids(2000), 1));
-        others.push({
-            let (mut events, _) = begin(&engine, prompt);
-            tokio::spawn(async move { while events.next().await.is_some() {} })
-        });
+    for client in 0..OTHERS {
+        let busy = load_endless(&engine, &format!("busy-{client}")).await;
+        others.push(endless(&engine, &busy, 10 + client));
     }
-    until(&engine, "the others", |s| s.running >= 4).await;
-    let times = run("other models", &engine, of(9, greedy(&model, ids(4), 30))).await;
+    until(&engine, "the others", |s| u64::from(s.running) == OTHERS).await;
+    let request = of(9, greedy(&model, ids(4), 40));
+    let times = run("other models", &engine, request).await;
     others.iter().for_each(tokio::task::JoinHandle::abort);
     assert_eq!(times.parts.first_cause(), Part::OtherModels);
     let behind = &times.waited_for[0];
     assert_eq!(behind.part, Part::OtherModels);
-    assert!(["busy", "busier"].contains(&&*behind.model), "{behind:?}");
-    assert_ne!(behind.client, 9);
+    assert_eq!(behind.model, format!("busy-{}", behind.client - 10));
 }
 
 #[tokio::test]
@@ -265,11 +271,13 @@ async fn who_is_preempted_waits_for_who_took_its_place() {
         let (mut events, _) = begin(&engine, of(client, greedy(&model, ids(4), n)));
         tokio::spawn(async move { while events.next().await.is_some() {} })
     };
-    // A client with both places gives the newer one to another client.
+    // A client with both places gives the newer one to another client, once that has had a turn.
     let first = read(7, 1500);
     until(&engine, "the first", |s| s.running == 1).await;
-    let (mut events, slot) = begin(&engine, of(7, greedy(&model, ids(4), 150)));
-    until(&engine, "the second", |s| s.running == 2).await;
+    let (mut events, slot) = begin(&engine, of(7, greedy(&model, ids(4), 250)));
+    for _ in 0..100 {
+        assert!(events.next().await.is_some());
+    }
     let third = read(8, 1500);
     let times = end("preempted", &mut events, &slot).await;
     first.await.unwrap();

@@ -1,4 +1,7 @@
+//! What time accounts make of what they are told.
+
 use super::*;
+use crate::clock::Clock;
 
 const OWN: ModelId = ModelId(1);
 const OTHER: ModelId = ModelId(2);
@@ -13,7 +16,7 @@ const fn of(model: ModelId, client: u64) -> Occupant {
 
 /// An account, and when it begins.
 fn account() -> (TimeAccount, Instant) {
-    let begun = Instant::now();
+    let begun = Clock.now();
     (TimeAccount::new(begun, None), begun)
 }
 

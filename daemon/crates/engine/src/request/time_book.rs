@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_had_before_is_anothers_only_where_nobody_waited_for_it() {
+    fn earlier_work_of_the_device_counts_only_where_nobody_waited_for_it() {
         let (mut book, ms) = (TimeBook::default(), Duration::from_millis);
         assert_eq!(book.slice(whose(1), ms(0), false), None);
         assert_eq!(book.slice(whose(2), ms(9), true), Some((whose(1), ms(9))));

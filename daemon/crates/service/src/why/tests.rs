@@ -1,3 +1,5 @@
+//! Which requests are kept, who sees them, and what their reports are.
+
 use super::*;
 
 fn ended(number: u64, peer: Peer, took_ms: u64) -> Ended {
