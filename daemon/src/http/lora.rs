@@ -1,4 +1,4 @@
-//! LoRA adapters: `lora` of requests, and `/lora-adapters` as llama-server has it.
+//! `/lora-adapters` as llama-server has it: the LoRA adapters of a model and their scales.
 
 use std::sync::Arc;
 
@@ -7,33 +7,12 @@ use axum::response::Response;
 use rocmforge_engine::LoadedModel;
 use rocmforge_service::adapters::{AdapterScale, scales_of};
 use rocmforge_service::failure::{self, Failure};
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Http;
+use super::adapter_scales::WireAdapter;
 use super::call::{Call, json as answer, query};
 use super::llama::named;
-
-/// An adapter and its scale, `{"id": 0, "scale": 0.5}`.
-#[derive(Debug, Clone, Copy, Deserialize)]
-pub(super) struct WireAdapter {
-    id: i64,
-    scale: f32,
-}
-
-impl From<WireAdapter> for AdapterScale {
-    fn from(wire: WireAdapter) -> Self {
-        Self {
-            id: wire.id,
-            scale: wire.scale,
-        }
-    }
-}
-
-/// The adapters that a request lists.
-pub(super) fn listed(wire: Option<Vec<WireAdapter>>) -> Option<Vec<AdapterScale>> {
-    wire.map(|list| list.into_iter().map(AdapterScale::from).collect())
-}
 
 /// The handler of `GET /lora-adapters`, of the model in `?model=`.
 pub(super) async fn list(State(http): State<Arc<Http>>, request: Request) -> Response {

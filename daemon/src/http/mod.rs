@@ -15,6 +15,7 @@
 //! decided here but how a dialect spells them.
 
 mod access;
+mod adapter_scales;
 mod allowed;
 mod anthropic;
 mod body;

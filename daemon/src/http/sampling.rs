@@ -8,7 +8,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::lora::{self, WireAdapter};
+use super::adapter_scales::{self, WireAdapter};
 use super::prompt::TextOr;
 use super::samplers::WireSamplers;
 
@@ -200,7 +200,7 @@ impl WireSampling {
                 format: None,
             },
             reuse_prompt: self.cache_prompt,
-            lora: lora::listed(self.lora),
+            lora: adapter_scales::listed(self.lora),
         }
     }
 }

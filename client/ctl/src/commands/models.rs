@@ -152,6 +152,11 @@ fn description(model: &Model) -> String {
     if let Some(defaults) = &model.defaults {
         rows.push(("defaults", defaults_line(&json!(defaults))));
     }
+    format!("{}\n{}", fields(&rows), segments(model))
+}
+
+/// The segments of a model and where they are.
+fn segments(model: &Model) -> Table {
     let mut table = Table::new([
         ("SEGMENT", Align::Right),
         ("NAME", Align::Left),
@@ -174,7 +179,7 @@ fn description(model: &Model) -> String {
             marks.to_owned(),
         ]);
     }
-    format!("{}\n{table}", fields(&rows))
+    table
 }
 
 /// What a token of context takes, and in what; an older daemon does not say the latter.

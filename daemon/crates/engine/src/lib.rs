@@ -34,10 +34,11 @@ pub use model::adapters::{
     check_scale,
 };
 pub use model::loaded::{
-    Beside, LoadedModel, ModelMemory, PrepareStage, PreparedModel, can_read_images,
-    is_projector_for, prepare, prepare_among, prepare_beside, prepare_reading_images,
+    Beside, LoadedModel, ModelMemory, PrepareStage, PreparedModel, prepare, prepare_among,
+    prepare_beside, prepare_reading_images,
 };
 pub use model::name::{MODEL_NAME_MAX, is_name_char};
+pub use model::projector::{can_read_images, is_projector_for};
 pub use rocmforge_device::{Loss, LossKind, Stalls, host_memory_bytes};
 pub use rocmforge_model::{ADAPTERS_MAX, Purpose, supported_architectures};
 pub use rocmforge_ops::KvType;

@@ -415,12 +415,13 @@ impl Store {
             let Action::Evict { segment, cause, .. } = action else {
                 continue;
             };
-            let uploaded = actions[at..].iter().find_map(|action| match action {
-                Action::Upload { segment, .. } => Some(segment.model),
-                Action::Evict { .. } | Action::Move { .. } => None,
-            });
             let by = match cause {
-                EvictionCause::OtherModel | EvictionCause::OwnPass => uploaded,
+                EvictionCause::OtherModel | EvictionCause::OwnPass => {
+                    actions[at..].iter().find_map(|action| match action {
+                        Action::Upload { segment, .. } => Some(segment.model),
+                        Action::Evict { .. } | Action::Move { .. } => None,
+                    })
+                }
                 EvictionCause::Kv | EvictionCause::Scratch => self.reserves_for,
                 _ => None,
             };

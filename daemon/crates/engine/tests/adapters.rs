@@ -518,3 +518,35 @@ async fn drafts_of_an_mtp_head_do_not_change_texts_with_adapters() {
     assert_eq!(texts[..2], texts[2..]);
     assert_ne!(texts[0], texts[1], "the adapter changes the text");
 }
+
+/// Once a client's scale that made logits overflow counted as a damaged file, and deleted what all
+/// clients' prompts had left in memory and on disk.
+#[tokio::test]
+async fn scales_that_overflow_fail_their_own_request_and_leave_prompts_of_others() {
+    let engine = requests::engine(Budget::Bytes(64 << 20));
+    let files = files("smollm3", [TensorType::F16; 2]);
+    let path = files.model.with_file_name("huge.gguf");
+    write_adapter(&path, "smollm3", 1e35, &files.pairs[0], TensorType::F16);
+    let model = load_with(&engine, &files.model, "m", &[path]).await;
+    let plain = || GenerateRequest {
+        reuse: true,
+        ..greedy(&model, ids(3, 150), 8)
+    };
+    let (_, expected, _) = run(&engine, plain()).await;
+    let overflowing = ScoreRequest {
+        model: Arc::clone(&model),
+        ids: ids(3, 40),
+        top_n: 0,
+        deadline: None,
+        asker: Asker::default(),
+        adapters: model.adapters().at(&[1.0]).unwrap(),
+    };
+    let error = engine.score(overflowing).await.unwrap_err();
+    assert!(error.to_string().contains("smaller scales"), "{error}");
+    let (_, found, summary) = run(&engine, plain()).await;
+    assert_eq!(found, expected);
+    assert!(summary.reused_tokens >= 128, "the prompt is still there");
+    // With the factor of the file it is no number any more.
+    let error = model.adapters().at(&[1000.0]).map(drop);
+    error.unwrap();
+}

@@ -18,7 +18,7 @@ use rocmforge_gguf::MappedFile;
 use serde_json::Value;
 
 use crate::fake;
-use crate::requests::{engine, fixture, greedy, load, run, until};
+use crate::requests::{engine, fixture, greedy, load, numbers, run, until};
 
 const NAMES: [&str; 7] = [
     "qwen35", "qwen3vl", "gemma3", "gemma4", "gemma4e", "lfm2", "mistral3",
@@ -27,11 +27,6 @@ const NAMES: [&str; 7] = [
 /// Largest difference of a log-probability, and of a row of a tower.
 const TOLERANCE: f64 = 0.02;
 const TOLERANCE_ROWS: f32 = 2e-3;
-
-fn numbers(value: &Value) -> Vec<f32> {
-    let values = value.as_array().unwrap().iter();
-    values.map(|v| v.as_f64().unwrap() as f32).collect()
-}
 
 /// What the authors' code computed of a model and its tower.
 struct Golden {

@@ -195,6 +195,12 @@ fn check_pair(name: &str, pair: &AdapterPair, base: &Gguf) -> Result<(), Error> 
             "the model has no tensor '{name}'; give an adapter that was trained for this model"
         )));
     };
+    if name == "token_embd.weight" {
+        return Err(refuse(format!(
+            "adapters for token embeddings ('{name}') are not supported; train without these, or merge the adapter into \
+             the model"
+        )));
+    }
     let is_matrix = |t: &TensorInfo| t.dims[2..] == [1, 1];
     if !is_matrix(matrix) || !is_matrix(&pair.a) || !is_matrix(&pair.b) {
         return Err(refuse(format!(

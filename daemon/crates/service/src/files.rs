@@ -438,7 +438,11 @@ impl Service {
             return Err(failure::leads_away(&found.file.path, why));
         }
         // It may be there under another name, under which it holds its weights already.
-        let same = |status: &&ModelStatus| status.model.path() == found.file.real;
+        // Requests for the file ask for no adapter, and another model's name may have some.
+        let same = |status: &&ModelStatus| {
+            let model = &status.model;
+            model.path() == found.file.real && model.adapters().is_empty()
+        };
         let there = {
             let snapshot = self.engine.snapshot();
             let mut models = snapshot.models.iter();

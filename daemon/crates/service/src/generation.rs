@@ -115,7 +115,6 @@ impl Service {
         arrival: Arrival,
         log: &mut RequestLog,
     ) -> Result<Vec<Running>, Failure> {
-        log.keep_in(&self.recent);
         let Wanted {
             model,
             prompt,
@@ -169,6 +168,7 @@ impl Service {
         );
         let seed = *sampling.params.seed.get_or_insert_with(rand::random);
         let snapshot = self.engine.snapshot();
+        log.keep_in(&self.recent);
         log.handed_over();
         let mut choice = |i: u32| {
             let seed = seed.wrapping_add(u64::from(i));

@@ -241,9 +241,10 @@ impl Service {
             }
             Which::Named(name) => {
                 let number = name.parse().ok();
-                let by_id = seen.iter().find(|e| e.id.as_deref() == Some(name));
-                let by_number = || seen.iter().find(|e| Some(e.number) == number);
-                match by_id.or_else(by_number) {
+                // A client chooses its ids: one of them is not to stand for another's number.
+                let by_number = seen.iter().find(|e| Some(e.number) == number);
+                let by_id = || seen.iter().find(|e| e.id.as_deref() == Some(name));
+                match by_number.or_else(by_id) {
                     Some(found) => Ok(vec![report(found)]),
                     None => Err(failure::unknown_request(name, KEPT_MAX)),
                 }

@@ -135,7 +135,7 @@ fn running(call: &Call, status: &ModelStatus, left: Option<Duration>) -> Value {
         "model": model.name(),
         "size": weights,
         "size_vram": there,
-        "digest": digest(file.len(), mtime_ms),
+        "digest": digest(file.size_bytes(), mtime_ms),
         "details": details(Some(model)),
         "expires_at": left.map_or_else(|| rfc3339(NEVER_MS), in_time),
         "context_length": n_ctx,

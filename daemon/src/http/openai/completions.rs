@@ -172,21 +172,9 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         refuse_unsupported(&[("echo", echoes, ONE), ("prompt", !prompts.is_empty(), ONE)])?;
         prompt = between(call, &asked.model, prompt, suffix).await?;
     }
-    let mut chunks = Chunks {
-        id: format!("cmpl-{}", fresh_id()),
-        created: unix_seconds(),
-        model: asked.model.clone(),
-        request_id: call.id.as_str().to_owned(),
-        fingerprint: None,
-        with_usage: asked
-            .stream_options
-            .and_then(|options| options.include_usage)
-            .unwrap_or(false),
-        scored: None,
-        echo: None,
-        choices: vec![Choice::default(); choices as usize],
-        at: 0,
-    };
+    let options = asked.stream_options;
+    let with_usage = options.and_then(|options| options.include_usage) == Some(true);
+    let mut chunks = Chunks::new(call, &asked.model, with_usage, choices);
     if echoes {
         let choice = AdapterChoice::new(&asked.model, sampling.lora.clone());
         let echoed = echoed(call, &asked.model, &choice, prompt, scores).await?;
@@ -437,6 +425,22 @@ struct Choice {
 }
 
 impl Chunks {
+    /// Of an answer of so many choices, of which none has begun.
+    fn new(call: &Call, model: &str, with_usage: bool, choices: u32) -> Self {
+        Self {
+            id: format!("cmpl-{}", fresh_id()),
+            created: unix_seconds(),
+            model: model.to_owned(),
+            request_id: call.id.as_str().to_owned(),
+            fingerprint: None,
+            with_usage,
+            scored: None,
+            echo: None,
+            choices: vec![Choice::default(); choices as usize],
+            at: 0,
+        }
+    }
+
     /// The prompt as the beginning of a choice, where it is repeated.
     fn repeated(&self, at: usize) -> Option<Told<'_>> {
         let echo = self.echo.as_ref()?;

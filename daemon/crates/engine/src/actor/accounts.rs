@@ -13,7 +13,7 @@ use crate::pass::member::Member;
 use crate::pass::suspended::PassUnderWay;
 use crate::request::kv;
 use crate::request::task::{Task, Work};
-use crate::request::time_account::{Meanwhile, Occupant, SliceUse, Standing, TimeAccount};
+use crate::request::time_account::{Meanwhile, Occupant, Standing, TimeAccount};
 use crate::request::time_book::{SpentSince, Sums};
 
 /// A slice of a pass that ended.
@@ -23,6 +23,8 @@ pub(crate) struct EndedSlice {
     pub(crate) earlier: Duration,
     /// It waited for its own work.
     pub(crate) was_read: bool,
+    /// What was spent in its earlier parts, up to the last look.
+    pub(crate) before: SpentSince,
 }
 
 impl Engine {
@@ -40,7 +42,7 @@ impl Engine {
     }
 
     /// What was spent since the accounts were told last.
-    fn spent(&mut self) -> SpentSince {
+    pub(crate) fn spent(&mut self) -> SpentSince {
         let sums = Sums {
             waited: self.memory.store.reasons.waited,
             cpu: self.memory.cpu.done.took,
@@ -71,7 +73,7 @@ impl Engine {
         let Some(whose) = occupant(members) else {
             return;
         };
-        let spent = self.spent();
+        let spent = slice.before.and(self.spent());
         let (earlier, was_read) = (slice.earlier, slice.was_read);
         let earlier = self.requests.times.slice(whose, earlier, was_read);
         let used = spent.slice(earlier);
@@ -117,12 +119,13 @@ impl Engine {
         &mut self,
         members: &mut [Member],
         whose: Option<Occupant>,
-        took: Duration,
+        (took, before): (Duration, SpentSince),
     ) {
         let slice = EndedSlice {
             now: self.now(),
             earlier: Duration::ZERO,
             was_read: true,
+            before,
         };
         self.account_slice(members, 0, &slice);
         if let Some(whose) = whose {
@@ -290,11 +293,12 @@ pub(crate) fn account_behind(members: &mut [Member], whose: Occupant, now: Insta
     }
 }
 
-/// Tells requests that a pass of their tokens ran up to now.
-pub(crate) fn account_tokens(members: &mut [Member], now: Instant) {
+/// Tells requests that a pass of their tokens ran up to now, which spent so much.
+pub(crate) fn account_tokens(members: &mut [Member], now: Instant, spent: SpentSince) {
     for Member { task, .. } in members {
-        let used = SliceUse::default();
-        task.times.compute(now, Part::Decode, used, 0);
+        task.times
+            .compute(now, Part::Decode, spent.slice(None), spent.linked_bytes);
+        task.times.end_pass(0.0, None);
     }
 }
 

@@ -21,6 +21,7 @@ use crate::pass::share;
 use crate::pass::stepwise::{StepProgress, Stepwise};
 use crate::request::task::{Task, Work};
 use crate::request::time_account::Occupant;
+use crate::request::time_book::SpentSince;
 
 /// The passes of tokens while a chunk is under way.
 struct Tokens {
@@ -33,6 +34,8 @@ struct Tokens {
     failed: Option<(Vec<Member>, Error, bool)>,
     /// How long their passes took together.
     took: Duration,
+    /// What the chunk spent before the last of them.
+    spent: SpentSince,
     /// Whose prompts the chunk has.
     prompts: Option<Occupant>,
 }
@@ -134,6 +137,7 @@ impl Engine {
             ended: Vec::new(),
             failed: None,
             took: Duration::ZERO,
+            spent: SpentSince::default(),
             prompts: occupant(&of_prompts),
         };
         let ran = self.run_chunk(&prompts, prompts_at, &mut of_prompts, &mut tokens, waiting);
@@ -144,13 +148,14 @@ impl Engine {
             mut ended,
             mut failed,
             took,
+            spent,
             ..
         } = tokens;
         // Who was to go on when the chunk ended, or failed, has computed nothing.
         for member in next.into_iter().flat_map(|(_, members)| members) {
             self.requests.put_back(member.task);
         }
-        self.account_chunk(&mut of_prompts, whose, took);
+        self.account_chunk(&mut of_prompts, whose, (took, spent));
         match ran {
             Ok(()) => {
                 self.requests.passes_before_admission =
@@ -204,6 +209,7 @@ impl Engine {
         let inputs = &prepared.inputs;
         let begun = Stepwise::begin(&mut self.memory, &pass, inputs, &mut counts, &mut client);
         let ran = begun.and_then(|chunk| self.run_steps(chunk, tokens, scratch_at, waiting));
+        self.requests.times.sampling += client.sampling;
         self.memory.store.cache.pass_end(model);
         self.put_back(prepared, members, counts);
         ran
@@ -267,6 +273,7 @@ impl Engine {
         if let Some(whose) = tokens.prompts {
             account_behind(&mut members, whose, begun);
         }
+        tokens.spent = tokens.spent.and(self.spent());
         self.space.computing = false;
         if let Err(error) = self.run_pass_in(scratch_at, &plan, &mut members) {
             tokens.failed = Some((members, error, self.space.computing));
@@ -275,7 +282,7 @@ impl Engine {
         self.interleaving.passes += 1;
         let now = self.now();
         tokens.took += now - begun;
-        account_tokens(&mut members, now);
+        account_tokens(&mut members, now, self.spent());
         let (model, rows) = (ModelId(plan.model.0), plan.rows as usize);
         let decoding = members.len();
         let ended = self.take_back(members);

@@ -17,6 +17,7 @@ use crate::pass::slices::{self, SliceStart, Slicing};
 use crate::pass::space::ScratchBlock;
 use crate::pass::stepwise::SliceEnd;
 use crate::pass::suspended::PassUnderWay;
+use crate::request::time_book::SpentSince;
 
 /// How long a slice lasts, and a step at least. Others wait as long for their turn.
 const SLICE: Duration = Duration::from_millis(3);
@@ -77,6 +78,7 @@ impl Engine {
             now: ended,
             earlier: ended.saturating_duration_since(begun).saturating_sub(took),
             was_read: load.was_read,
+            before: SpentSince::default(),
         };
         self.account_slice(&mut pass.members, pass.plan.decode_spans, &slice);
         tracing::trace!(
@@ -114,6 +116,9 @@ impl Engine {
                     ..
                 } = pass;
                 self.put_back(prepared, &mut members, counts);
+                for member in &mut members {
+                    member.task.times.end_pass(0.0, None);
+                }
                 self.pass_failed(members, error);
             }
         }

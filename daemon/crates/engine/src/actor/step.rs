@@ -219,12 +219,15 @@ impl Engine {
             }
             self.speculation
                 .take_states_back(&mut self.memory, &mut task, right);
+            let is_bad = matches!(&stepped, RowsOutcome::Failed(Error::BadModel { .. }));
+            let overflows = is_bad && task.adapters.is_some();
             let outcome = match stepped {
                 RowsOutcome::GoesOn | RowsOutcome::Appended => {
                     self.requests.put_back(task);
                     continue;
                 }
                 RowsOutcome::Done(finish) => Ok(finish),
+                RowsOutcome::Failed(_) if overflows => Err(overflow_of_adapters(&task)),
                 RowsOutcome::Failed(error) => Err(error),
             };
             let plan = task.loaded.model().plan();
@@ -232,6 +235,8 @@ impl Engine {
             // Nobody is to begin with what may be wrong, what this one had among it.
             match &outcome {
                 Ok(_) => {}
+                // Only requests with the same adapters at the same scales have such pages.
+                Err(_) if overflows => {}
                 Err(Error::BadModel { .. } | Error::DataLoss { .. }) => {
                     self.memory.distrust_prefixes(task.model);
                 }
@@ -364,6 +369,18 @@ impl Engine {
         self.free_idle_scratch();
         self.finish_shrink();
         self.publish(true);
+    }
+}
+
+/// Why a request failed whose adapters, and not the model's file, make its logits overflow: a
+/// client chooses their scales.
+fn overflow_of_adapters(task: &Task) -> Error {
+    Error::InvalidArgument {
+        field: "lora",
+        message: format!(
+            "the logits of model '{}' are not finite with these adapters; give smaller scales",
+            task.loaded.name()
+        ),
     }
 }
 

@@ -153,7 +153,14 @@ impl LoadedAdapters {
                 continue;
             }
             let AdapterRange { first, rank } = adapter.range;
-            row[first as usize..][..rank as usize].fill(scale * adapter.factor);
+            let factor = scale * adapter.factor;
+            if !factor.is_finite() {
+                return Err(invalid(format!(
+                    "the scale {scale} of adapter '{}' is too large beside that of its file; give a smaller one",
+                    adapter.name
+                )));
+            }
+            row[first as usize..][..rank as usize].fill(factor);
             // Where its products stand among others' decides how they are rounded.
             hasher.update(first.to_le_bytes());
             hasher.update(adapter.digest);
@@ -293,14 +300,14 @@ fn check_names(adapters: &[AdapterFile]) -> Result<(), Error> {
         let name = &adapter.name;
         if name.is_empty() || name.len() > crate::MODEL_NAME_MAX || !is_word(name) {
             return Err(invalid(format!(
-                "{name:?} is no adapter name: 1 to {} bytes of letters, digits and any of . _ - : / @; give it one \
-                 with name=",
+                "{name:?} is no adapter name: 1 to {} bytes of letters, digits and any of . _ - : / @; rename \
+                 the file, or name it over gRPC",
                 crate::MODEL_NAME_MAX
             )));
         }
         if adapters[..i].iter().any(|before| before.name == *name) {
             return Err(invalid(format!(
-                "two adapters are called '{name}'; give one of them another name with name="
+                "two adapters are called '{name}'; rename one of the files, or name it over gRPC"
             )));
         }
     }
@@ -418,9 +425,8 @@ impl Making<'_> {
         let digest = &mut self.digests[at];
         digest.update(tensor.name.as_bytes());
         digest.update((first as u64).to_le_bytes());
-        for value in rows.iter() {
-            digest.update(value.to_le_bytes());
-        }
+        let bytes: Vec<u8> = rows.iter().flat_map(|x| x.to_le_bytes()).collect();
+        digest.update(&bytes);
         Ok(())
     }
 }

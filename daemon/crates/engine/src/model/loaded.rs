@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use rocmforge_gguf::{Gguf, Glance, MappedFile, OtherUse};
+use rocmforge_gguf::{Gguf, Glance, MappedFile};
 use rocmforge_grammar::Vocabulary;
 use rocmforge_model::{ImageSizes, Model};
 use rocmforge_ops::{KV_BLOCK, KvType, Plan};
@@ -16,6 +16,7 @@ use crate::api::error::{Error, from_read};
 use crate::model::adapters::{self, AdapterFile, Joined, LoadedAdapters};
 use crate::model::fetcher::{Fault, Fetcher, SILENT_AFTER};
 use crate::model::name::check_name;
+use crate::model::projector::tower_model;
 
 /// Remarks on what is wrong with a file that one line of the log has.
 const REMARKS_MAX: usize = 8;
@@ -405,47 +406,6 @@ pub struct Beside {
     pub projector: Option<MappedFile>,
     /// Its adapters (LoRA), at most [`rocmforge_model::ADAPTERS_MAX`].
     pub adapters: Vec<AdapterFile>,
-}
-
-/// Whether a projector is for a model: that the model takes the rows of its tower. Reads both
-/// headers.
-///
-/// # Errors
-/// Why it is not, as [`prepare_reading_images`].
-pub fn is_projector_for(file: &MappedFile, projector: &MappedFile) -> Result<(), Error> {
-    let tower = tower_model("", projector)?;
-    let tower = tower
-        .tower()
-        .ok_or_else(|| Error::Internal("a projector without a tower".to_owned()))?;
-    let gguf = Gguf::open(file).map_err(|e| crate::api::error::from_gguf("", file.path(), e))?;
-    let model = Model::reading_images(&gguf, tower);
-    model
-        .map(drop)
-        .map_err(|e| crate::api::error::from_model(file.path(), e))
-}
-
-/// Whether some projector can fit a text model: its architecture has a way to read images.
-///
-/// # Errors
-/// What is wrong with the model's header.
-pub fn can_read_images(file: &MappedFile) -> Result<bool, Error> {
-    let gguf = Gguf::open(file).map_err(|e| crate::api::error::from_gguf("", file.path(), e))?;
-    let name = gguf.str("general.architecture");
-    let name = name.map_err(|e| crate::api::error::from_gguf("", file.path(), e))?;
-    Ok(name.is_some_and(rocmforge_model::reads_images))
-}
-
-/// Reads the header of a projector file.
-fn tower_model(name: &str, file: &MappedFile) -> Result<Model, Error> {
-    let gguf = Gguf::open(file).map_err(|e| crate::api::error::from_gguf(name, file.path(), e))?;
-    if Glance::of(&gguf, false).other_use != Some(OtherUse::Projector) {
-        return Err(Error::Unsupported(format!(
-            "{}: it is no projector (mmproj), which has general.architecture = clip; give the file that was published \
-             beside the model for images",
-            file.path().display()
-        )));
-    }
-    Model::tower_from_gguf(&gguf).map_err(|e| crate::api::error::from_model(file.path(), e))
 }
 
 /// Reads an open file's header and makes the model of it. Reads no tensor data. Takes milliseconds;

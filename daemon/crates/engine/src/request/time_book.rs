@@ -34,6 +34,18 @@ pub(crate) struct SpentSince {
 }
 
 impl SpentSince {
+    /// Both together.
+    pub(crate) fn and(self, later: Self) -> Self {
+        Self {
+            uploads: self.uploads + later.uploads,
+            disk: self.disk + later.disk,
+            cpu: self.cpu + later.cpu,
+            sampling: self.sampling + later.sampling,
+            linked_bytes: self.linked_bytes + later.linked_bytes,
+            model: later.model.or(self.model),
+        }
+    }
+
     /// As a slice of a pass spent it.
     pub(crate) fn slice(self, earlier: Option<(Occupant, Duration)>) -> SliceUse {
         SliceUse {

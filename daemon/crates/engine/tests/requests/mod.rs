@@ -247,3 +247,9 @@ fn replace(bytes: &mut [u8], from: &[u8], to: &[u8]) -> usize {
     }
     found.len()
 }
+
+/// The numbers of a list in a golden.
+pub(crate) fn numbers(value: &serde_json::Value) -> Vec<f32> {
+    let values = value.as_array().unwrap().iter();
+    values.map(|v| v.as_f64().unwrap() as f32).collect()
+}

@@ -117,7 +117,7 @@ impl MappedFile {
     /// [`with_range`](Self::with_range). False, and nothing changes, where the file system of a
     /// part has no direct reads.
     pub fn prefer_direct(&self) -> bool {
-        let able = self.parts.iter().all(|part| part.direct().is_some());
+        let able = self.files().iter().all(|part| part.direct().is_some());
         if able {
             self.direct.store(true, Ordering::Relaxed);
         }

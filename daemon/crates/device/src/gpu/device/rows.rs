@@ -3,15 +3,15 @@
 
 use std::time::Duration;
 
+use crate::TakeRows;
 use crate::error::Error;
 use crate::gpu::{Context, DevicePtr, Event, PinnedBuffer, Stream};
-use crate::ops::{Buf, PlacedBuf};
-use crate::{Scratch, TakeRows};
 
-use super::{GpuDevice, failed, stream_driver, wait};
+use super::errors::{failed, stream_driver};
+use super::wait;
 
 /// Bytes of a group: 32 rows of a vocabulary of 128,000 tokens, which keep as many threads busy.
-const GROUP_BYTES: usize = 16 << 20;
+pub(super) const GROUP_BYTES: usize = 16 << 20;
 
 /// Two groups of rows in pinned memory.
 #[derive(Debug)]
@@ -25,6 +25,8 @@ struct Halves {
 #[derive(Debug)]
 pub(super) struct RowGroups {
     halves: Option<Halves>,
+    /// There was no pinned memory for them.
+    refused: bool,
     patience: Duration,
 }
 
@@ -32,23 +34,75 @@ impl RowGroups {
     pub(super) fn new(patience: Duration) -> Self {
         Self {
             halves: None,
+            refused: false,
             patience,
         }
     }
 
-    fn halves(&mut self, context: &Context) -> Result<&mut Halves, Error> {
-        if self.halves.is_none() {
-            let memory = PinnedBuffer::new(context, 2 * GROUP_BYTES)
-                .map_err(|e| failed("allocating pinned memory", e))?;
-            let event = || Event::new(context, false).map_err(|e| failed("making an event", e));
-            let done = [event()?, event()?];
-            self.halves = Some(Halves { memory, done });
+    /// Copies rows to the host after what a stream has queued, and hands them over in groups. They
+    /// are among those that lie at `at`, each of so many bytes, at most [`GROUP_BYTES`]. `settle`
+    /// looks at what was done before, once that has ended. Without groups
+    /// ([`RowGroups::are_there`]) nothing is done.
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::Driver`], and those of `settle`.
+    pub(super) fn hand_over(
+        &mut self,
+        stream: &Stream,
+        (at, row_bytes): (u64, usize),
+        rows: &[u32],
+        settle: impl FnOnce() -> Result<(), Error>,
+        take: TakeRows<'_>,
+    ) -> Result<(), Error> {
+        let (patience, of_group) = (self.patience, GROUP_BYTES / row_bytes);
+        let Some(halves) = &mut self.halves else {
+            return Ok(());
+        };
+        let mut settle = Some(settle);
+        let mut groups = rows.chunks(of_group).enumerate().peekable();
+        if let Some((_, first)) = groups.peek() {
+            halves.queue(0, stream, (at, row_bytes), first)?;
         }
-        Ok(self.halves.as_mut().expect("made above"))
+        while let Some((number, group)) = groups.next() {
+            let half = number % 2;
+            if let Some((_, next)) = groups.peek() {
+                halves.queue(1 - half, stream, (at, row_bytes), next)?;
+            }
+            wait::until_passed(&halves.done[half], patience)?;
+            settle.take().map_or(Ok(()), |settle| settle())?;
+            // SAFETY: the copy into the half has ended, and the next one is queued behind this
+            // group.
+            let values = unsafe { halves.values(half, group.len() * row_bytes / 4) };
+            take(number * of_group, values);
+        }
+        Ok(())
+    }
+
+    /// Whether rows can be handed over in groups; else they are read one by one. Pinned memory is
+    /// the host's, and a pass is not to fail for want of it.
+    pub(super) fn are_there(&mut self, context: &Context) -> bool {
+        if self.halves.is_none() && !self.refused {
+            match Halves::new(context) {
+                Ok(halves) => self.halves = Some(halves),
+                Err(error) => {
+                    tracing::warn!(%error, "rows of logits are read one by one");
+                    self.refused = true;
+                }
+            }
+        }
+        self.halves.is_some()
     }
 }
 
 impl Halves {
+    fn new(context: &Context) -> Result<Self, Error> {
+        let memory = PinnedBuffer::new(context, 2 * GROUP_BYTES)
+            .map_err(|e| failed("allocating pinned memory", e))?;
+        let event = || Event::new(context, false).map_err(|e| failed("making an event", e));
+        let done = [event()?, event()?];
+        Ok(Self { memory, done })
+    }
+
     /// Queues the copies of a group's rows into a half. The rows of a buffer lie at `at`, each of
     /// so many bytes.
     fn queue(
@@ -86,69 +140,5 @@ impl Halves {
         // SAFETY: page-aligned memory of two halves, each a multiple of 4 bytes, which the buffer
         // has zeroed; every bit pattern is an f32. That nothing writes is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(first.cast(), len) }
-    }
-}
-
-impl GpuDevice {
-    /// See [`crate::Device::take_rows`].
-    pub(super) fn hand_over(
-        &mut self,
-        scratch: Scratch<'_>,
-        buf: Buf,
-        rows: &[u32],
-        take: TakeRows<'_>,
-    ) -> Result<(), Error> {
-        let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
-        let (Some(last), row_bytes) = (rows.last(), width as usize * 4) else {
-            return Ok(());
-        };
-        let bytes = (u64::from(*last) + 1) * row_bytes as u64;
-        let at = self.arena.at(scratch.base + at, bytes);
-        let of_group = GROUP_BYTES / row_bytes;
-        if of_group == 0 {
-            return self.hand_over_wide(at, width as usize, rows, take);
-        }
-        let patience = self.rows.patience;
-        let halves = self.rows.halves(&self.context)?;
-        let mut groups = rows.chunks(of_group).enumerate().peekable();
-        halves.queue(
-            0,
-            &self.compute,
-            (at, row_bytes),
-            groups.peek().map_or(&[], |g| g.1),
-        )?;
-        while let Some((number, group)) = groups.next() {
-            let half = number % 2;
-            if let Some((_, next)) = groups.peek() {
-                halves.queue(1 - half, &self.compute, (at, row_bytes), next)?;
-            }
-            wait::until_passed(&halves.done[half], patience)?;
-            if number == 0 {
-                self.uploads.settle_used()?;
-            }
-            // SAFETY: the copy into the half has ended, and the next one is queued behind this
-            // group.
-            let values = unsafe { halves.values(half, group.len() * width as usize) };
-            take(number * of_group, values);
-        }
-        Ok(())
-    }
-
-    /// Rows of which none has room in a group.
-    fn hand_over_wide(
-        &mut self,
-        at: u64,
-        width: usize,
-        rows: &[u32],
-        take: TakeRows<'_>,
-    ) -> Result<(), Error> {
-        let mut values = vec![0.0; width];
-        for (place, row) in rows.iter().enumerate() {
-            let from = at + u64::from(*row) * width as u64 * 4;
-            self.fetch(from, super::bytes_of_mut(&mut values))?;
-            self.uploads.settle_used()?;
-            take(place, &mut values);
-        }
-        Ok(())
     }
 }

@@ -1,13 +1,15 @@
-//! The largest elements of rows of logits, found on the device.
+//! Rows of logits: their largest elements, found on the device, and the rows themselves, handed
+//! over to the host.
 
 use rocmforge_kernels::gpu::ops::sample::{self, TopK};
 
 use crate::error::Error;
 use crate::ops::{Buf, PlacedBuf};
-use crate::{Candidates, Scratch};
+use crate::{Candidates, Scratch, TakeRows};
 
 use super::reserve::DeviceReserve;
-use super::{GpuDevice, launch_error};
+use super::rows::GROUP_BYTES;
+use super::{GpuDevice, bytes_of_mut, launch_error};
 
 impl GpuDevice {
     /// See [`crate::Device::top_k`]; nothing where the reserve has no room for the candidates.
@@ -83,6 +85,35 @@ impl GpuDevice {
             let row: Candidates = row.collect();
             row[0].1.is_finite().then_some(row)
         }));
+        Ok(())
+    }
+
+    /// See [`crate::Device::take_rows`].
+    pub(super) fn hand_over(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: &[u32],
+        take: TakeRows<'_>,
+    ) -> Result<(), Error> {
+        let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
+        let (Some(last), row_bytes) = (rows.last(), width as usize * 4) else {
+            return Ok(());
+        };
+        let bytes = (u64::from(*last) + 1) * row_bytes as u64;
+        let at = self.arena.at(scratch.base + at, bytes);
+        if row_bytes <= GROUP_BYTES && self.rows.are_there(&self.context) {
+            let settle = || self.uploads.settle_used();
+            let of = (at, row_bytes);
+            return self.rows.hand_over(&self.compute, of, rows, settle, take);
+        }
+        let mut values = vec![0.0; width as usize];
+        for (place, row) in rows.iter().enumerate() {
+            let from = at + u64::from(*row) * row_bytes as u64;
+            self.fetch(from, bytes_of_mut(&mut values))?;
+            self.uploads.settle_used()?;
+            take(place, &mut values);
+        }
         Ok(())
     }
 }

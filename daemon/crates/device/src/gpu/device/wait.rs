@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::gpu::Event;
 use crate::{Loss, LossKind};
 
-use super::failed;
+use super::errors::failed;
 
 /// How long an event is asked for without a pause: most waits end in it.
 const SPIN: Duration = Duration::from_millis(20);

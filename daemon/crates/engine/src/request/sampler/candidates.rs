@@ -300,17 +300,9 @@ impl<'a> Candidates<'a> {
                 return token;
             }
         }
-        let in_bucket = match self.all.as_deref() {
-            Some(all) => at_sum_in_buckets(all, wanted, weight),
-            None => {
-                let rest = self.list.iter().skip(FIRST_SORTED);
-                rest.copied().find(|token| {
-                    sum += weight.of(token.1);
-                    last = Some(*token);
-                    sum >= wanted
-                })
-            }
-        };
+        // A list had all of its tokens above.
+        let all = self.all.as_deref();
+        let in_bucket = all.and_then(|all| at_sum_in_buckets(all, wanted, weight));
         in_bucket.or(last).expect("one token is left")
     }
 
@@ -339,6 +331,9 @@ impl<'a> Candidates<'a> {
 /// some hundreds at most, unless most logits are alike.
 const BUCKETS: usize = 2048;
 
+/// A weight of `exp` of minus this adds nothing to a sum of a vocabulary.
+const NO_SHARE: f64 = 60.0;
+
 /// See [`Candidates::at_sum`]. Only one bucket of logits is sorted, whose tokens cross the sum.
 fn at_sum_in_buckets(all: &[f32], wanted: f64, weight: Weight) -> Option<(u32, f32)> {
     let left = || {
@@ -347,7 +342,10 @@ fn at_sum_in_buckets(all: &[f32], wanted: f64, weight: Weight) -> Option<(u32, f
             .filter(|c| c.1 != f32::NEG_INFINITY)
     };
     let least = left().map(|c| c.1).fold(weight.best, f32::min);
-    let buckets_of_one = BUCKETS as f64 / (f64::from(weight.best) - f64::from(least));
+    let spread = f64::from(weight.best) - f64::from(least);
+    // What is below has no share, and few such logits must not leave all others one bucket.
+    let spread = spread.min(NO_SHARE / weight.inverse_temperature);
+    let buckets_of_one = BUCKETS as f64 / spread;
     // It does not fall as the logit falls, so buckets follow each other as the tokens do. All
     // logits being equal it is not a number, which is bucket 0.
     let bucket = |logit: f32| {
@@ -475,12 +473,14 @@ mod tests {
     #[test]
     fn the_token_at_a_sum_is_the_last_that_reaches_it() {
         let mut rng = ChaCha8Rng::seed_from_u64(11);
-        let shapes: [fn(f32) -> f32; 5] = [
+        let shapes: [fn(f32) -> f32; 6] = [
             |x| x,
             |x| 20.0 * x,
             // All alike, but for few.
             |x| if x < 0.999 { 1.0 } else { 5.0 },
             |_| -3.0,
+            // Flat, but for what a penalty took out.
+            |x| if x < 0.01 { f32::MIN } else { x },
             |x| {
                 if x < 0.5 {
                     f32::NEG_INFINITY
