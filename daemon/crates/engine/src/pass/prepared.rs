@@ -126,8 +126,8 @@ impl PassClient for PassRequests<'_> {
         let begun = Clock.now();
         let n_logits = logits.len();
         let width = n_logits / rows.len().max(1);
-        let mut found = rows.iter().zip(logits.chunks_exact_mut(width.max(1)));
-        let mut found = found.by_ref().peekable();
+        let found = rows.iter().zip(logits.chunks_exact_mut(width.max(1)));
+        let mut found = found.peekable();
         let mut by_member = Vec::new();
         for (owner, member) in self.members.iter_mut().enumerate() {
             let first_row = self.rows.first_rows[owner];

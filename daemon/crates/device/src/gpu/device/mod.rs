@@ -83,7 +83,7 @@ use products::VendorProducts;
 use readback::Readback;
 use reserve::{DeviceReserve, SLOTS};
 use ring::Ring;
-use rows::RowGroups;
+use rows::RowsMemory;
 use sending::Sender;
 use uploads::Uploads;
 use warmup::WarmUp;
@@ -105,7 +105,7 @@ pub struct GpuDevice {
     kernels: Arc<Kernels>,
     pass_ring: Ring,
     readback: Readback,
-    rows: RowGroups,
+    rows: RowsMemory,
     compute: Stream,
     /// Where decode steps are recorded.
     recorder: Stream,

@@ -24,7 +24,7 @@ use super::products::VendorProducts;
 use super::readback::Readback;
 use super::registration::{self, Finding};
 use super::ring::Ring;
-use super::rows::RowGroups;
+use super::rows::RowsMemory;
 use super::trial::Trials;
 use super::uploads::{Uploads, UploadsConfig};
 use super::warmup::{self, WarmUp};
@@ -187,7 +187,7 @@ impl GpuDevice {
             kernels,
             pass_ring: Ring::new(&context, PASS_PIECES, PASS_PIECE_BYTES, config.watchdog)?,
             readback: Readback::new(&context, config.watchdog)?,
-            rows: RowGroups::new(config.watchdog),
+            rows: RowsMemory::default(),
             compute,
             recorder,
             aside: Aside::new(&context),

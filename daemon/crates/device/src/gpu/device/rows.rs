@@ -13,94 +13,81 @@ use super::wait;
 /// Bytes of a group: 32 rows of a vocabulary of 128,000 tokens, which keep as many threads busy.
 pub(super) const GROUP_BYTES: usize = 16 << 20;
 
+/// Pinned memory of rows that are handed over, taken when it is needed first.
+#[derive(Debug, Default)]
+pub(super) struct RowsMemory {
+    groups: Option<RowGroups>,
+    /// There was none.
+    refused: bool,
+}
+
 /// Two groups of rows in pinned memory.
 #[derive(Debug)]
-struct Halves {
+pub(super) struct RowGroups {
     memory: PinnedBuffer,
     /// The last copy into each has ended.
     done: [Event; 2],
 }
 
-/// Pinned memory of rows that are handed over, taken when it is needed first.
-#[derive(Debug)]
-pub(super) struct RowGroups {
-    halves: Option<Halves>,
-    /// There was no pinned memory for them.
-    refused: bool,
-    patience: Duration,
-}
-
-impl RowGroups {
-    pub(super) fn new(patience: Duration) -> Self {
-        Self {
-            halves: None,
-            refused: false,
-            patience,
-        }
-    }
-
-    /// Copies rows to the host after what a stream has queued, and hands them over in groups. They
-    /// are among those that lie at `at`, each of so many bytes, at most [`GROUP_BYTES`]. `settle`
-    /// looks at what was done before, once that has ended. Without groups
-    /// ([`RowGroups::are_there`]) nothing is done.
-    ///
-    /// # Errors
-    /// [`Error::Lost`], [`Error::Driver`], and those of `settle`.
-    pub(super) fn hand_over(
-        &mut self,
-        stream: &Stream,
-        (at, row_bytes): (u64, usize),
-        rows: &[u32],
-        settle: impl FnOnce() -> Result<(), Error>,
-        take: TakeRows<'_>,
-    ) -> Result<(), Error> {
-        let (patience, of_group) = (self.patience, GROUP_BYTES / row_bytes);
-        let Some(halves) = &mut self.halves else {
-            return Ok(());
-        };
-        let mut settle = Some(settle);
-        let mut groups = rows.chunks(of_group).enumerate().peekable();
-        if let Some((_, first)) = groups.peek() {
-            halves.queue(0, stream, (at, row_bytes), first)?;
-        }
-        while let Some((number, group)) = groups.next() {
-            let half = number % 2;
-            if let Some((_, next)) = groups.peek() {
-                halves.queue(1 - half, stream, (at, row_bytes), next)?;
-            }
-            wait::until_passed(&halves.done[half], patience)?;
-            settle.take().map_or(Ok(()), |settle| settle())?;
-            // SAFETY: the copy into the half has ended, and the next one is queued behind this
-            // group.
-            let values = unsafe { halves.values(half, group.len() * row_bytes / 4) };
-            take(number * of_group, values);
-        }
-        Ok(())
-    }
-
-    /// Whether rows can be handed over in groups; else they are read one by one. Pinned memory is
-    /// the host's, and a pass is not to fail for want of it.
-    pub(super) fn are_there(&mut self, context: &Context) -> bool {
-        if self.halves.is_none() && !self.refused {
-            match Halves::new(context) {
-                Ok(halves) => self.halves = Some(halves),
+impl RowsMemory {
+    /// The groups; `None` where rows are read one by one. Pinned memory is the host's, and a pass
+    /// is not to fail for want of it.
+    pub(super) fn groups(&mut self, context: &Context) -> Option<&mut RowGroups> {
+        if self.groups.is_none() && !self.refused {
+            match RowGroups::new(context) {
+                Ok(groups) => self.groups = Some(groups),
                 Err(error) => {
                     tracing::warn!(%error, "rows of logits are read one by one");
                     self.refused = true;
                 }
             }
         }
-        self.halves.is_some()
+        self.groups.as_mut()
     }
 }
 
-impl Halves {
+impl RowGroups {
     fn new(context: &Context) -> Result<Self, Error> {
         let memory = PinnedBuffer::new(context, 2 * GROUP_BYTES)
             .map_err(|e| failed("allocating pinned memory", e))?;
         let event = || Event::new(context, false).map_err(|e| failed("making an event", e));
         let done = [event()?, event()?];
         Ok(Self { memory, done })
+    }
+
+    /// Copies rows to the host after what a stream has queued, and hands them over in groups. They
+    /// are among those that lie at `at`, each of so many bytes, at most [`GROUP_BYTES`]. `settle`
+    /// looks at what was done before, once that has ended.
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::Driver`], and those of `settle`.
+    pub(super) fn hand_over(
+        &mut self,
+        (stream, patience): (&Stream, Duration),
+        (at, row_bytes): (u64, usize),
+        rows: &[u32],
+        settle: impl FnOnce() -> Result<(), Error>,
+        take: TakeRows<'_>,
+    ) -> Result<(), Error> {
+        let of_group = GROUP_BYTES / row_bytes;
+        let mut settle = Some(settle);
+        let mut groups = rows.chunks(of_group).enumerate().peekable();
+        if let Some((_, first)) = groups.peek() {
+            self.queue(0, stream, (at, row_bytes), first)?;
+        }
+        while let Some((number, group)) = groups.next() {
+            let half = number % 2;
+            if let Some((_, next)) = groups.peek() {
+                self.queue(1 - half, stream, (at, row_bytes), next)?;
+            }
+            wait::until_passed(&self.done[half], patience)?;
+            settle.take().map_or(Ok(()), |settle| settle())?;
+            // SAFETY: the copy into the half has ended, and the next one is queued behind this
+            // group.
+            let values = unsafe { self.values(half, group.len() * row_bytes / 4) };
+            take(number * of_group, values);
+        }
+        Ok(())
     }
 
     /// Queues the copies of a group's rows into a half. The rows of a buffer lie at `at`, each of

@@ -102,10 +102,12 @@ impl GpuDevice {
         };
         let bytes = (u64::from(*last) + 1) * row_bytes as u64;
         let at = self.arena.at(scratch.base + at, bytes);
-        if row_bytes <= GROUP_BYTES && self.rows.are_there(&self.context) {
+        let fits = row_bytes <= GROUP_BYTES;
+        let groups = fits.then(|| self.rows.groups(&self.context)).flatten();
+        if let Some(groups) = groups {
             let settle = || self.uploads.settle_used();
-            let of = (at, row_bytes);
-            return self.rows.hand_over(&self.compute, of, rows, settle, take);
+            let on = (&self.compute, self.config.watchdog);
+            return groups.hand_over(on, (at, row_bytes), rows, settle, take);
         }
         let mut values = vec![0.0; width as usize];
         for (place, row) in rows.iter().enumerate() {
