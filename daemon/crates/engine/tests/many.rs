@@ -152,7 +152,7 @@ async fn requests_of_a_mixture_share_passes_too() {
     }
 }
 
-/// Requests whose rows of logits together are enough for several threads.
+/// Requests that are there at once.
 const CROWD: u32 = 64;
 
 /// A request that looks at all of its logits.
@@ -204,6 +204,7 @@ async fn a_crowd_whose_logits_are_shared_out_among_threads_gets_what_each_gets_a
     let config = EngineConfig {
         budget: Budget::Bytes(256 << 20),
         threads: NonZeroUsize::new(3),
+        rows_shared_from: Some(0),
         max_sequences: NonZeroUsize::new(CROWD as usize).unwrap(),
         ..EngineConfig::default()
     };

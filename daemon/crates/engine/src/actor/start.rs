@@ -209,7 +209,11 @@ fn launch(
         memory,
         models,
         requests: Requests::new(config.max_sequences, config.queue_capacity),
-        space: PassSpace::new(prefetch, prefill_chunk, RowThreads::new(config.threads)),
+        space: PassSpace::new(
+            prefetch,
+            prefill_chunk,
+            RowThreads::new(config.threads, config.rows_shared_from),
+        ),
         speculation,
         background: BackgroundLoads::default(),
         preloads: Preloads::default(),

@@ -140,6 +140,9 @@ pub struct EngineConfig {
     /// How long a pass goes on before others have their turn, between two of its steps. `None`
     /// leaves it to the engine; zero stops behind each step, for tests.
     pub slice: Option<Duration>,
+    /// How many logits are looked at by several threads, and not by the engine's alone. `None`
+    /// leaves it to the engine; 0 is always, for tests.
+    pub rows_shared_from: Option<usize>,
     /// Bytes of a GPU's memory that are to be free for others: the budget shrinks where
     /// they are not; `None` is none.
     pub keep_free: Option<Budget>,
@@ -177,6 +180,7 @@ impl Default for EngineConfig {
             speculate: None,
             interleave: None,
             slice: None,
+            rows_shared_from: None,
             keep_free: None,
             watchdog: WATCHDOG_DEFAULT,
             uploads: UploadWay::default(),

@@ -20,17 +20,20 @@ const SHARED_FROM: usize = 1 << 16;
 #[derive(Debug)]
 pub(crate) struct RowThreads {
     threads: NonZeroUsize,
+    shared_from: usize,
     /// Nothing where the system has none to give.
     pool: OnceLock<Option<Pool>>,
 }
 
 impl RowThreads {
-    /// So many threads, or one a core that the process may use.
-    pub(crate) fn new(threads: Option<NonZeroUsize>) -> Self {
+    /// So many threads, or one a core that the process may use, for so many logits at least, or
+    /// [`SHARED_FROM`].
+    pub(crate) fn new(threads: Option<NonZeroUsize>, shared_from: Option<usize>) -> Self {
         let cores = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let threads = threads.unwrap_or_else(cores).get().min(THREADS_MAX);
         Self {
             threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
+            shared_from: shared_from.unwrap_or(SHARED_FROM),
             pool: OnceLock::new(),
         }
     }
@@ -42,7 +45,7 @@ impl RowThreads {
         logits: usize,
         does: impl Fn(&mut T) + Sync,
     ) {
-        let shared = jobs.len() > 1 && logits >= SHARED_FROM && self.threads.get() > 1;
+        let shared = jobs.len() > 1 && logits >= self.shared_from && self.threads.get() > 1;
         match shared.then(|| self.pool()).flatten() {
             Some(pool) => pool.run_rows(jobs, 1, 1, |_, jobs| jobs.iter_mut().for_each(&does)),
             None => jobs.iter_mut().for_each(does),
@@ -82,11 +85,11 @@ mod tests {
 
     #[test]
     fn many_logits_of_several_requests_are_shared_out() {
-        let four = RowThreads::new(NonZeroUsize::new(4));
+        let four = RowThreads::new(NonZeroUsize::new(4), None);
         assert!(threads_of(&four, 24, SHARED_FROM) > 1);
         assert_eq!(threads_of(&four, 24, SHARED_FROM - 1), 1);
         assert_eq!(threads_of(&four, 1, SHARED_FROM), 1);
-        let one = RowThreads::new(NonZeroUsize::new(1));
+        let one = RowThreads::new(NonZeroUsize::new(1), Some(0));
         assert_eq!(threads_of(&one, 3, SHARED_FROM), 1);
     }
 }
