@@ -17,10 +17,10 @@
 //! Sources: Gemma Team 2025, "Gemma 3 Technical Report" (arXiv 2503.19786); Zhai et al. 2023,
 //! "Sigmoid Loss for Language Image Pre-Training" (arXiv 2303.15343); the authors' published code.
 
-use rocmforge_ops::{Act, InputRows, Op, TensorDesc};
+use rocmforge_ops::{Op, TensorDesc};
 
-use super::{Attention, Common, Kind, Qkv, SIDE_MAX};
-use crate::build::{NormKind, PlanBuilder, Presence};
+use super::{Common, Kind, SIDE_MAX, siglip};
+use crate::build::{NormKind, PlanBuilder};
 use crate::error::Error;
 use crate::hparams::{Hparams, N_PATCH_MAX};
 use crate::keys::Keys;
@@ -74,38 +74,7 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
 }
 
 fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<TensorDesc>, Error> {
-    let bias = Presence::Required;
-    b.norms_are(NormKind::Layer { bias });
-    let x = b.stream("x");
-    let table = super::positions_table(b, tower)?;
-    let positions = b.given("positions", b.n_embd, InputRows::GridPositions);
-    super::patch_products(b, tower, &[("v.patch_embd.weight", x)], bias)?;
-    b.residual(x, positions, None, 1.0)?;
-    let attention = Attention {
-        heads: h.heads,
-        qkv: Qkv::Apart,
-        bias,
-        rope: None,
-    };
-    for i in 0..h.n_layer {
-        let name = |part: &str| format!("v.blk.{i}.{part}");
-        b.cut(name("attn"), &[]);
-        let n = b.norm(x, &name("ln1.weight"), "n")?;
-        attention.emit(b, i, (n, x))?;
-        b.cut(name("ffn"), &[]);
-        let n = b.norm(x, &name("ln2.weight"), "n")?;
-        let (up, down) = (name("ffn_up"), name("ffn_down"));
-        let n_ff = u64::from(h.n_ff);
-        // The first converters gave each the other's name.
-        let swapped = b.rows_in_file(&format!("{down}.weight")) == Some(n_ff) && n_ff != b.n_embd;
-        let names = match swapped {
-            true => [&*down, &*up],
-            false => [&*up, &*down],
-        };
-        super::feed_forward(b, names, n_ff, Act::GeluTanh, (n, x))?;
-    }
-    b.cut("mm.input_projection".to_owned(), &[]);
-    let n = b.norm(x, "v.post_ln.weight", "n")?;
+    let (n, table) = siglip::layers(b, tower, h, "mm.input_projection")?;
     let mean = super::block_means(b, tower, n);
     b.norms_are(NormKind::Rms);
     let n = b.norm(mean, "mm.soft_emb_norm.weight", "mn")?;

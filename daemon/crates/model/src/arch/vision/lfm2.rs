@@ -16,10 +16,10 @@
 //! Sources: Tschannen et al. 2025, "SigLIP 2" (arXiv 2502.14786); Liquid AI 2025, "LFM2 Technical
 //! Report" (arXiv 2511.23404), and the authors' published code.
 
-use rocmforge_ops::{Act, InputRows, Op, TensorDesc};
+use rocmforge_ops::{Act, Op, TensorDesc};
 
-use super::{Attention, Common, Kind, Qkv, SIDE_MAX};
-use crate::build::{NormKind, PlanBuilder, Presence};
+use super::{Common, Kind, SIDE_MAX, siglip};
+use crate::build::{PlanBuilder, Presence};
 use crate::error::Error;
 use crate::hparams::{Hparams, N_PATCH_MAX};
 use crate::keys::{Keys, WIDTH_MAX};
@@ -68,9 +68,11 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
     let token = tower.block_pixels();
     if !TILES.side.is_multiple_of(tower.patch * merge)
         || TOKENS[1] * u64::from(merge * merge) > N_PATCH_MAX.into()
+        || (TILES.side / tower.patch).pow(2) > N_PATCH_MAX
     {
         let message = format!(
-            "must be a side of patches of which {merge} divide the {} pixels of a tile",
+            "must be a side of patches of which {merge} divide the {} pixels of a tile, with at most \
+             {N_PATCH_MAX} patches",
             TILES.side
         );
         return Err(keys.bad("patch_size", tower.patch, message));
@@ -84,32 +86,7 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
 }
 
 fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<TensorDesc>, Error> {
-    let bias = Presence::Required;
-    b.norms_are(NormKind::Layer { bias });
-    let x = b.stream("x");
-    let table = super::positions_table(b, tower)?;
-    let positions = b.given("positions", b.n_embd, InputRows::GridPositions);
-    super::patch_products(b, tower, &[("v.patch_embd.weight", x)], bias)?;
-    b.residual(x, positions, None, 1.0)?;
-    let attention = Attention {
-        heads: h.heads,
-        qkv: Qkv::Apart,
-        bias,
-        rope: None,
-    };
-    for i in 0..h.n_layer {
-        let name = |part: &str| format!("v.blk.{i}.{part}");
-        b.cut(name("attn"), &[]);
-        let n = b.norm(x, &name("ln1.weight"), "n")?;
-        attention.emit(b, i, (n, x))?;
-        b.cut(name("ffn"), &[]);
-        let n = b.norm(x, &name("ln2.weight"), "n")?;
-        let names = [name("ffn_up"), name("ffn_down")];
-        let names = [&*names[0], &*names[1]];
-        super::feed_forward(b, names, u64::from(h.n_ff), Act::GeluTanh, (n, x))?;
-    }
-    b.cut("mm.1".to_owned(), &[]);
-    let n = b.norm(x, "v.post_ln.weight", "n")?;
+    let (n, table) = siglip::layers(b, tower, h, "mm.1")?;
     let mut blocks = super::merged(b, tower, n);
     const NORM: &str = "mm.input_norm.weight";
     if b.has(NORM) {

@@ -10,6 +10,7 @@ mod gemma4v;
 mod lfm2;
 mod pixtral;
 mod qwen3vl;
+mod siglip;
 
 use rocmforge_gguf::Gguf;
 use rocmforge_ops::{
