@@ -1,13 +1,9 @@
 //! A model that is asked for while the text of another is read: its file, if it is not in the page
 //! cache, and its weights come while the other goes on, and its text is what it is else.
 
-use std::fs::File;
-
-use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-
 use rocmforge_engine::api::Budget;
 
-use crate::requests::{engine, fixture, greedy, load, load_endless, run, until};
+use crate::requests::{drop_cached, engine, fixture, greedy, load, load_endless, run, until};
 
 #[tokio::test]
 async fn a_cold_file_is_read_while_others_go_on() {
@@ -25,11 +21,8 @@ async fn a_cold_file_is_read_while_others_go_on() {
     drop(cold);
 
     let cold = load(&engine, path.to_str().unwrap(), "cold").await;
-    let file = File::open(&path).unwrap();
-    file.sync_all().unwrap();
-    posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
-    if cold.file().seems_cached(0..cold.file().len()) {
-        println!("skipped: nobody tells what of {} is cached", path.display());
+    if !drop_cached(cold.file()) {
+        println!("skipped: pages of {} stay cached", path.display());
         return;
     }
     let beside = engine

@@ -64,8 +64,14 @@ impl Engine {
         self.set_angles(model, &*members, &mut angles)?;
         let mut inputs = std::mem::take(&mut self.space.inputs);
         let waiting = self.memory.store.files.begin(loaded.name(), loaded.path());
+        let are_cold = inputs::are_cold((&loaded, of_model), members);
+        let read = self.now();
         let ids = &mut self.space.ids;
         let given = inputs::of_pass((&loaded, of_model), members, ids, &mut inputs)?;
+        if are_cold {
+            let took = self.now().saturating_duration_since(read);
+            self.memory.store.reasons.note_rows_from_disk(model, took);
+        }
         drop(waiting);
         let memories = members.iter_mut();
         Ok(Prepared {

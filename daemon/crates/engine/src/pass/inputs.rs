@@ -78,6 +78,25 @@ pub(crate) fn of_pass(
     Ok(parts.flat_map(|part| given(members, part)).collect())
 }
 
+/// Whether the system has not in memory what a pass of these requests reads of their model's file,
+/// by the first and the last token. What is far counts as such.
+pub(crate) fn are_cold((loaded, plan): (&LoadedModel, &Plan), members: &[Member]) -> bool {
+    let file = loaded.file();
+    let mut inputs = plan.inputs.iter();
+    let Some(tokens) = inputs.find(|input| input.rows == InputRows::Tokens) else {
+        return false;
+    };
+    let row_bytes = tokens.table.bytes / tokens.table.rows;
+    let is_absent = |id: u32| {
+        let at = tokens.table.offset + u64::from(id) * row_bytes;
+        id & IMAGE == 0 && !file.seems_cached(at..at + 1)
+    };
+    let first = members.first().and_then(|m| m.task.row_ids(1).next());
+    let last = members.last();
+    let last = last.and_then(|m| m.task.row_ids(m.span.rows as usize).last());
+    file.is_far() || [first, last].into_iter().flatten().any(is_absent)
+}
+
 /// The scales of adapters of each row of a pass, in the place of zeros.
 fn adapter_scales(members: &[Member], rows: &mut [u8]) {
     let mut first_row = 0;

@@ -49,8 +49,18 @@ pub(crate) struct Occupant {
 pub(crate) enum Meanwhile {
     /// A slice of a pass.
     Slice(Occupant),
-    /// No slice, and perhaps uploads of a model that the engine waited for so long.
-    Between(Option<(ModelId, Duration)>),
+    /// No slice, and perhaps waits for a model's weights.
+    Between(Option<WaitsFor>),
+}
+
+/// How long the engine waited for a model's weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WaitsFor {
+    pub(crate) model: ModelId,
+    /// For uploads from memory.
+    pub(crate) uploads: Duration,
+    /// For what its file was read for from disk.
+    pub(crate) disk: Duration,
 }
 
 /// What a slice of a pass waited for and did, to those who are in it. What is left of its time is
@@ -193,21 +203,22 @@ impl TimeAccount {
                 };
                 self.add_behind(part, whom, took);
             }
-            Meanwhile::Between(uploads) => {
+            Meanwhile::Between(waits) => {
                 let part = match self.standing {
                     Standing::Preempted => Part::Preempted,
                     Standing::Queued => Part::Queue,
                     _ => Part::Rest,
                 };
-                let (part_of_uploads, uploading) = match uploads {
-                    Some((model, uploading)) if model == own => (Part::Uploads, uploading),
-                    Some((_, uploading)) => (Part::OtherModels, uploading),
-                    None => (part, Duration::ZERO),
-                };
                 self.parts.add(part, took);
-                let moved = self.parts.shift(part, part_of_uploads, uploading.min(took));
-                if part_of_uploads == Part::Uploads {
+                let Some(waits) = waits else { return };
+                let disk = waits.disk.min(took);
+                let uploads = waits.uploads.min(took - disk);
+                if waits.model == own {
+                    self.parts.shift(part, Part::Disk, disk);
+                    let moved = self.parts.shift(part, Part::Uploads, uploads);
                     self.add_link(link, moved);
+                } else {
+                    self.parts.shift(part, Part::OtherModels, disk + uploads);
                 }
             }
         }

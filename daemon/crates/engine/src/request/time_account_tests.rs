@@ -137,11 +137,17 @@ fn prompts_of_others_in_its_pass_take_their_share_of_its_decoding() {
 fn uploads_between_passes_are_ones_own_or_others() {
     let (mut account, begun) = account();
     account.stand(Standing::Ready);
-    let own = Meanwhile::Between(Some((OWN, ms(3))));
-    account.wait(begun + ms(4), OWN, own, 10);
-    let other = Meanwhile::Between(Some((OTHER, ms(9))));
-    account.wait(begun + ms(6), OWN, other, 10);
+    let waits = |model, uploads, disk| {
+        Meanwhile::Between(Some(WaitsFor {
+            model,
+            uploads: ms(uploads),
+            disk: ms(disk),
+        }))
+    };
+    account.wait(begun + ms(9), OWN, waits(OWN, 3, 5), 10);
+    account.wait(begun + ms(11), OWN, waits(OTHER, 9, 1), 10);
     let parts = account.parts();
+    assert_eq!(parts.of(Part::Disk), ms(5));
     assert_eq!(parts.of(Part::Uploads), ms(3));
     assert_eq!(parts.of(Part::OtherModels), ms(2), "no more than there was");
     assert_eq!(parts.of(Part::Rest), ms(1));
@@ -188,7 +194,14 @@ fn whatever_happens_the_parts_add_up() {
             match draw(4) {
                 0 => account.stand(standings[draw(7) as usize]),
                 1 => account.wait(at, OWN, Meanwhile::Slice(whom), 1),
-                2 => account.wait(at, OWN, Meanwhile::Between(Some((whom.model, some))), 1),
+                2 => {
+                    let waits = WaitsFor {
+                        model: whom.model,
+                        uploads: some,
+                        disk: some / 2,
+                    };
+                    account.wait(at, OWN, Meanwhile::Between(Some(waits)), 1);
+                }
                 _ => {
                     let used = SliceUse {
                         disk: some,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rocmforge_tensor_cache::ModelId;
 
-use crate::request::time_account::{Meanwhile, Occupant, SliceUse};
+use crate::request::time_account::{Meanwhile, Occupant, SliceUse, WaitsFor};
 use crate::store::displaced::Waited;
 
 /// What a new sample of a pass's time counts for beside those before it.
@@ -59,9 +59,13 @@ impl SpentSince {
 
     /// As it was spent between two slices.
     pub(crate) fn between(self) -> Meanwhile {
-        let took = self.uploads + self.disk;
-        let model = self.model.filter(|_| !took.is_zero());
-        Meanwhile::Between(model.map(|model| (model, took)))
+        let any = !(self.uploads + self.disk).is_zero();
+        let model = self.model.filter(|_| any);
+        Meanwhile::Between(model.map(|model| WaitsFor {
+            model,
+            uploads: self.uploads,
+            disk: self.disk,
+        }))
     }
 }
 

@@ -35,9 +35,10 @@ struct Tally {
 /// How long the engine waited, and what the link brought, since start-up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Waited {
-    /// Time in which it waited for uploads, those whose file was read from disk among them.
+    /// Time in which it waited for uploads, and for what was read from disk.
     pub(crate) all: Duration,
-    /// Time in which it waited for those.
+    /// Time in which it waited for what was read from disk: files of uploads, and rows of
+    /// embeddings.
     pub(crate) disk: Duration,
     /// Bytes of uploads that ended.
     pub(crate) linked_bytes: u64,
@@ -104,6 +105,13 @@ impl UploadReasons {
         if is_cold {
             self.waited.disk += took;
         }
+    }
+
+    /// The engine waited so long for rows of a model's file that came from disk.
+    pub(crate) fn note_rows_from_disk(&mut self, model: ModelId, took: Duration) {
+        self.waited.all += took;
+        self.waited.disk += took;
+        self.waited.model = Some(model);
     }
 
     /// What was uploaded of a model so far.

@@ -2,10 +2,12 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use rocmforge_engine::api::{
     Asker, Budget, Decoding, Dry, DynamicTemperature, GenerateEvent, GenerateRequest,
     GenerateSummary, Mirostat, MirostatVersion, SamplingParams, Snapshot, Xtc,
@@ -22,6 +24,16 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
             .join("../../../tests/fixtures")
             .join(name),
     }
+}
+
+/// Brings a file to the disk and out of the page cache. Whether nothing of it is left there, and
+/// the system tells so of a byte: asking for one may read some pages ahead, so only the first is.
+pub(crate) fn drop_cached(mapped: &MappedFile) -> bool {
+    let file = File::open(mapped.path()).unwrap();
+    file.sync_all().unwrap();
+    posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
+    let is_cold = mapped.is_mapped() && mapped.cached_bytes(0..mapped.len()).unwrap() == 0;
+    is_cold && !mapped.seems_cached(0..1)
 }
 
 pub(crate) fn engine(budget: Budget) -> EngineHandle {
