@@ -258,6 +258,7 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         .route("/ui/page.js", get(ui::script))
         .route("/ui/page.css", get(ui::style))
         .route("/ui/settings", get(ui::settings))
+        .route("/ui/residency", get(ui::residency))
         .route("/", get(ollama::models::root))
         .route("/api/version", get(ollama::models::version))
         .route("/api/tags", get(ollama::models::tags))

@@ -7,6 +7,8 @@
 //! *Invariants* (tests below): no script or style but these two texts runs ([`POLICY`]); what comes
 //! from models, files and the daemon is set as text, never as markup.
 
+mod residency;
+
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -15,11 +17,12 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::response::Response;
 use serde_json::json;
 
+pub(super) use self::residency::residency;
 use super::Http;
 use super::call::{Call, json as answer, with_type};
 
 const PAGE: &str = include_str!("ui/page.html");
-const SCRIPT: &str = include_str!("ui/page.js");
+const SCRIPT: &str = concat!(include_str!("ui/residency.js"), include_str!("ui/page.js"));
 const STYLE: &str = include_str!("ui/page.css");
 
 /// What a browser may do for the page: run its script, apply its style, and ask this daemon.
@@ -147,7 +150,14 @@ mod tests {
             assert!(!lower.contains(tag), "{tag}");
         }
         // No handler stands in the markup.
-        assert!(!lower.contains(" on"), "an attribute that begins with on");
+        for (at, _) in lower.match_indices(" on") {
+            let word = lower[at + 1..].trim_start_matches(|c: char| c.is_ascii_lowercase());
+            assert!(
+                !word.trim_start().starts_with('='),
+                "{}",
+                &lower[at..at + 20]
+            );
+        }
         let scripts: Vec<_> = lower.match_indices("<script").collect();
         assert_eq!(scripts.len(), 1);
         assert!(PAGE.contains("<script src=\"/ui/page.js\" defer></script>"));

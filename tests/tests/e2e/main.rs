@@ -18,6 +18,7 @@ mod monitoring;
 mod node;
 mod opening;
 mod package;
+mod page;
 mod parity;
 mod python;
 mod reference;

@@ -95,6 +95,7 @@ function show(page) {
     tab.setAttribute("aria-selected", String(isIt));
     tab.tabIndex = isIt ? 0 : -1;
   }
+  if (page === "models") look();
   if (page === "settings") showSettings();
   if (page === "requests") showRequests();
 }
@@ -125,51 +126,68 @@ function shown(who, text) {
   return { box, body };
 }
 
-// An answer as it comes: reasoning, tool calls, text.
+// An answer as it comes: reasoning, tool calls, text. Tokens come faster than a screen shows them, so
+// it is drawn once a frame.
 function answering() {
   const { box, body } = shown("assistant", "");
   const answer = { text: "", reasoning: "", calls: [] };
+  const text = grows(body);
   let thought = null;
   const callBoxes = [];
+  let frame = 0;
+
+  function draw() {
+    cancelAnimationFrame(frame);
+    frame = 0;
+    const log = element("messages");
+    const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+    if (answer.reasoning && !thought) {
+      const details = make("details");
+      details.append(make("summary", "Reasoning"));
+      const inside = make("span", "");
+      details.append(inside);
+      box.insertBefore(details, body);
+      thought = grows(inside);
+    }
+    if (thought) thought(answer.reasoning);
+    text(answer.text);
+    answer.calls.forEach((call, at) => {
+      if (!callBoxes[at]) {
+        callBoxes[at] = make("div", "", "tool");
+        box.append(callBoxes[at]);
+      }
+      callBoxes[at].textContent = "calls " + call.function.name + "(" + call.function.arguments + ")";
+    });
+    if (isAtEnd) log.scrollTop = log.scrollHeight;
+  }
+
   return {
     answer,
     take(delta) {
-      const log = element("messages");
-      const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-      if (delta.reasoning_content) {
-        if (!thought) {
-          const details = make("details");
-          details.append(make("summary", "Reasoning"));
-          thought = make("span", "");
-          details.append(thought);
-          box.insertBefore(details, body);
-        }
-        answer.reasoning += delta.reasoning_content;
-        thought.textContent = answer.reasoning;
-      }
-      if (delta.content) {
-        answer.text += delta.content;
-        body.textContent = answer.text;
-      }
+      answer.reasoning += delta.reasoning_content || "";
+      answer.text += delta.content || "";
       for (const piece of delta.tool_calls || []) {
         const at = piece.index || 0;
-        if (!answer.calls[at]) {
-          answer.calls[at] = { id: "", type: "function", function: { name: "", arguments: "" } };
-          callBoxes[at] = make("div", "", "tool");
-          box.append(callBoxes[at]);
-        }
+        if (!answer.calls[at]) answer.calls[at] = { id: "", type: "function", function: { name: "", arguments: "" } };
         const call = answer.calls[at];
         if (piece.id) call.id = piece.id;
         if (piece.function && piece.function.name) call.function.name += piece.function.name;
         if (piece.function && piece.function.arguments) call.function.arguments += piece.function.arguments;
-        callBoxes[at].textContent = "calls " + call.function.name + "(" + call.function.arguments + ")";
       }
-      if (isAtEnd) log.scrollTop = log.scrollHeight;
+      if (!frame) frame = requestAnimationFrame(draw);
     },
     end(note, isError) {
+      draw();
       if (note) box.append(make("div", note, isError ? "error" : ""));
     },
   };
+}
+
+// Shows a text that grows at its end: what is shown already is left as it is.
+function grows(box) {
+  const node = document.createTextNode("");
+  box.append(node);
+  return (text) => node.appendData(text.slice(node.length));
 }
 
 // Images.
@@ -276,6 +294,7 @@ async function send() {
     if (error.name === "AbortError") shownAnswer.end("[stopped]");
     else shownAnswer.end(error.message, true);
   }
+  shownAnswer.end();
   const { answer } = shownAnswer;
   const answered = { role: "assistant", content: answer.text };
   if (answer.calls.length) answered.tool_calls = answer.calls.filter(Boolean);
@@ -433,6 +452,7 @@ async function look() {
     const found = samples(await metrics.text());
     memory(found);
     list((await models.json()).data, found);
+    await showResidency();
     if (isAway || element("status").textContent === "connecting") say("connected");
     isAway = false;
   } catch (error) {

@@ -1,0 +1,174 @@
+// The page `/ui` in headless Chromium: a token, models, chat, maps of weights, requests, settings,
+// hostile text, a restart of the daemon, and an accessibility checker on each of its pages.
+//
+// usage: page.mjs URL TOKEN CHROMIUM SIGNALS [SHOTS]
+// The daemon has the model `agent`, `endless` which never ends by itself and says markup, and 1,000
+// others. SIGNALS is a directory: for each file `NAME.asked` in it somebody does NAME to the daemon
+// (evict, stop, start) and writes `NAME.done`. SHOTS is where pictures of the page go.
+
+import fs from "node:fs";
+import { createRequire } from "node:module";
+import path from "node:path";
+import { chromium } from "playwright-core";
+import { expect } from "./wire.mjs";
+
+const [url, token, program, signals, shots] = process.argv.slice(2);
+const axe = fs.readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+
+const browser = await chromium.launch({
+  executablePath: program,
+  args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--disable-background-networking", "--disable-sync",
+    "--disable-component-update", "--no-first-run"],
+});
+
+/** A window with the page, and everything that went wrong in it. */
+async function open(options) {
+  const context = await browser.newContext({ viewport: { width: 1100, height: 800 }, ...options });
+  const page = await context.newPage();
+  page.setDefaultTimeout(120_000);
+  const faults = [];
+  page.on("pageerror", (error) => faults.push(String(error)));
+  page.on("dialog", (dialog) => dialog.accept());
+  page.on("console", (line) => {
+    // A daemon that is away, or wants a token, is an error of the network to the browser.
+    if (line.type() === "error" && !line.text().startsWith("Failed to load resource")) faults.push(line.text());
+  });
+  await page.goto(`${url}/ui`);
+  return { page, faults };
+}
+
+const tab = (page, name) => page.getByRole("tab", { name }).click();
+const says = (page, text) => page.locator("#status", { hasText: text }).waitFor();
+
+async function useToken(page) {
+  await tab(page, "Settings");
+  await page.getByLabel(/API token/).fill(token);
+  await page.getByRole("button", { name: "Use", exact: true }).click();
+  await says(page, "connected");
+}
+
+async function signal(name) {
+  fs.writeFileSync(path.join(signals, `${name}.asked`), "");
+  while (!fs.existsSync(path.join(signals, `${name}.done`))) await new Promise((done) => setTimeout(done, 20));
+}
+
+async function picture(page, name) {
+  if (shots) await page.screenshot({ path: path.join(shots, `${name}.png`) });
+}
+
+const { page, faults } = await open({ colorScheme: "light" });
+const rowOf = (name) => page.locator("#list tr").filter({ has: page.getByRole("cell", { name, exact: true }) });
+const answers = page.locator(".message.assistant");
+
+// Without its token the page says so, and shows nothing of the daemon.
+await says(page, /token/);
+expect((await page.locator("#list tr").count()) === 0, "models are shown without a token");
+await useToken(page);
+expect((await page.locator("#values tr").count()) > 20, "no settings");
+console.log("token");
+
+// All of 1,000 models.
+await tab(page, "Models");
+await rowOf("agent").waitFor();
+expect((await page.locator("#list tr").count()) > 1000, "too few models are listed");
+await page.getByLabel("Filter").fill("agent");
+await page.locator("#list tr").nth(1).waitFor({ state: "detached" });
+await rowOf("agent").waitFor();
+await page.getByText("No weights are on the device").waitFor();
+console.log("models");
+
+// A chat by keyboard alone.
+await tab(page, "Chat");
+await page.locator("#model").selectOption("agent");
+await page.locator("#message").fill("Tell me a story about a fox.");
+await page.locator("#message").press("Enter");
+await page.locator("#speed", { hasText: "first after" }).waitFor();
+await page.locator("#send:not([disabled])").waitFor();
+const answer = await answers.last().innerText();
+expect(answer.replace("assistant", "").trim().length > 0, "an empty answer");
+await page.locator("#message").fill("Tell me a story.");
+await page.locator("#message").press("Enter");
+await page.locator("#send:not([disabled])").waitFor();
+expect((await answers.count()) === 2, "the second answer is missing");
+await picture(page, "chat");
+console.log("chat");
+
+// Stopped by a button, and by Escape. What is said is text, whoever says it.
+for (const stop of [() => page.getByRole("button", { name: "Stop" }).click(), () => page.keyboard.press("Escape")]) {
+  await page.getByRole("button", { name: "New chat" }).click();
+  await page.locator("#model").selectOption("endless");
+  await page.locator("#message").fill("<script>hit()</script> Tell me a story.");
+  await page.locator("#message").press("Enter");
+  await answers.last().filter({ hasText: "<img>" }).waitFor();
+  await stop();
+  await page.locator("#send:not([disabled])").waitFor();
+  const text = await answers.last().innerText();
+  expect(text.endsWith("[stopped]"), "it was not stopped:", text);
+}
+const said = await page.locator("#messages").innerText();
+expect(said.includes("<img>") && said.includes("<script>hit()"), "nothing hostile was said");
+expect((await page.locator("#messages script, #messages img").count()) === 0, "a message became markup");
+console.log("stopped");
+
+// What is on the device, until it is evicted and unloaded.
+await tab(page, "Models");
+const map = page.locator("#maps dt", { hasText: /^agent$/ }).locator("+ dd .map");
+await map.waitFor();
+expect((await map.getAttribute("aria-label")) === "19 of 19 segments resident", await map.getAttribute("aria-label"));
+expect((await map.locator("i.resident").count()) === 19, "cells are missing");
+await picture(page, "models");
+await signal("evict");
+await page.getByText("No weights are on the device").waitFor();
+await rowOf("agent").getByRole("button", { name: "Unload agent" }).click();
+await rowOf("agent").getByRole("button", { name: "Load agent" }).waitFor();
+await rowOf("agent").getByRole("button", { name: "Load agent" }).click();
+await rowOf("agent").getByRole("button", { name: "Unload agent" }).waitFor();
+console.log("maps");
+
+// Where the time of requests went.
+await tab(page, "Requests");
+await page.locator("#parts tr").first().waitFor();
+expect((await page.locator("#ended tr").count()) === 4, "four requests have ended");
+await picture(page, "requests");
+console.log("requests");
+
+// The daemon goes, and comes back on its address.
+await signal("stop");
+await says(page, /no answer/);
+await signal("start");
+await says(page, "connected");
+await tab(page, "Chat");
+await page.locator("#model").selectOption("agent");
+await page.locator("#message").fill("And then?");
+await page.locator("#send").click();
+await page.locator("#send:not([disabled])").waitFor();
+expect((await answers.count()) === 2, "no answer after the restart");
+console.log("restarted");
+
+// Looking again and again leaves nothing behind.
+const elements = () => page.evaluate(() => document.querySelectorAll("*").length);
+await tab(page, "Models");
+await map.waitFor();
+const before = await elements();
+for (let n = 0; n < 100; n += 1) await page.evaluate("look()");
+const grown = (await elements()) - before;
+expect(grown < 50, "the page grows:", grown, "elements in 100 looks");
+expect(!(await page.evaluate("'hit' in window")), "a script of a name ran");
+expect(faults.length === 0, faults);
+console.log("steady");
+
+for (const colorScheme of ["light", "dark"]) {
+  const { page: checked } = await open({ colorScheme, bypassCSP: true });
+  await useToken(checked);
+  for (const name of ["Chat", "Models", "Requests", "Settings"]) {
+    await tab(checked, name);
+    // One row stands for all.
+    if (name === "Models") await checked.getByLabel("Filter").fill("agent");
+    await checked.evaluate(axe);
+    const { violations } = await checked.evaluate("axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'best-practice'] })");
+    const shown = violations.map((v) => `${v.id}: ${v.help}: ${v.nodes.map((n) => n.html).join(" ")}`);
+    expect(shown.length === 0, colorScheme, name, shown);
+  }
+}
+console.log("accessible");
+await browser.close();
