@@ -28,6 +28,7 @@ mod exp;
 mod kv;
 mod lanes;
 mod layer_norm;
+mod likelihoods;
 mod recurrent;
 mod rms_norm;
 mod rope;
@@ -51,6 +52,7 @@ pub use conv::{CONV_KERNEL_MAX, ConvWeights, conv};
 pub use delta_net::{DeltaNetInputs, DeltaNetShape, delta_net};
 pub use kv::kv_append;
 pub use layer_norm::layer_norm_in_place;
+pub use likelihoods::{likelihood_sum, likelihoods};
 pub use recurrent::StateSpan;
 pub use rms_norm::{
     add_rms_norm, rms_norm, rms_norm_groups, rms_norm_groups_in_place, rms_norm_in_place,

@@ -12,6 +12,7 @@
 //! costs nothing, and its first one says how much of the logits has to be read
 //! ([`Sampler::takes_best`], [`Sampler::takes_top`]).
 
+mod buckets;
 mod candidates;
 mod dry;
 mod min_p;
@@ -364,8 +365,8 @@ impl Sampler {
         }
         let weight = candidates.weight();
         let total = candidates.total(weight);
-        let point = self.rng.random::<f64>() * total;
-        let (token, logit) = candidates.at_sum(point, weight);
+        let share = self.rng.random::<f64>();
+        let (token, logit) = candidates.at_share(share, total, weight);
         self.drawn = Drawn {
             weight,
             total,

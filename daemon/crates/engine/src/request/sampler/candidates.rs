@@ -2,6 +2,8 @@
 
 use rocmforge_kernels::host::ops::{self, Simd};
 
+use crate::request::sampler::buckets;
+
 /// Why no token could be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotFinite;
@@ -37,8 +39,8 @@ pub(crate) struct Candidates<'a> {
 /// How likely a logit is: the quotient to the most likely one at the temperature so far.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Weight {
-    best: f32,
-    inverse_temperature: f64,
+    pub(super) best: f32,
+    pub(super) inverse_temperature: f64,
 }
 
 impl Weight {
@@ -53,6 +55,31 @@ impl Weight {
     /// From 0 to 1, which is the most likely token's.
     pub(crate) fn of(self, logit: f32) -> f64 {
         (f64::from(logit - self.best) * self.inverse_temperature).exp()
+    }
+
+    /// One divided by the temperature, where quotients in f32 do.
+    fn scale(self) -> Option<f32> {
+        let scale = self.inverse_temperature as f32;
+        (1e-30..=1e30).contains(&scale).then_some(scale)
+    }
+
+    /// The sum of the weights of logits, those of minus infinity being 0; to 3e-6 of it.
+    fn sum(self, logits: &[f32]) -> f64 {
+        match self.scale() {
+            Some(scale) => ops::likelihood_sum(Simd::detect(), logits, self.best, scale),
+            None => logits.iter().map(|logit| self.of(*logit)).sum(),
+        }
+    }
+
+    /// Writes the weight of each logit to its place.
+    pub(super) fn fill(self, logits: &[f32], out: &mut [f32]) {
+        match self.scale() {
+            Some(scale) => ops::likelihoods(Simd::detect(), logits, self.best, scale, out),
+            None => {
+                let weights = logits.iter().map(|logit| self.of(*logit) as f32);
+                out.iter_mut().zip(weights).for_each(|(out, w)| *out = w);
+            }
+        }
     }
 
     /// The logit that has this weight.
@@ -143,13 +170,10 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// The sum of the weights of the tokens that are left.
+    /// The sum of the weights of the tokens that are left; of a whole vocabulary to 3e-6 of it.
     pub(crate) fn total(&self, weight: Weight) -> f64 {
         match self.all.as_deref() {
-            Some(all) => {
-                let left = all.iter().filter(|l| **l != f32::NEG_INFINITY);
-                left.map(|logit| weight.of(*logit)).sum()
-            }
+            Some(all) => weight.sum(all),
             None => self.list.iter().map(|c| weight.of(c.1)).sum(),
         }
     }
@@ -288,10 +312,11 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// The token with which the most likely ones add up to `wanted` of the weights' sum; the last
-    /// one where rounding leaves a rest. It is the last of as many as [`Candidates::reach`] counts,
-    /// without sorting those of a flat distribution.
-    pub(crate) fn at_sum(&mut self, wanted: f64, weight: Weight) -> (u32, f32) {
+    /// The token with which the most likely ones add up to a share of the weights' `total`; the
+    /// last one where rounding leaves a rest. It is the last of as many as [`Candidates::reach`]
+    /// counts, without sorting those of a flat distribution.
+    pub(crate) fn at_share(&mut self, share: f64, total: f64, weight: Weight) -> (u32, f32) {
+        let wanted = share * total;
         let (mut sum, mut last) = (0.0, None);
         for &token in self.first(FIRST_SORTED) {
             sum += weight.of(token.1);
@@ -302,7 +327,7 @@ impl<'a> Candidates<'a> {
         }
         // A list had all of its tokens above.
         let all = self.all.as_deref();
-        let in_bucket = all.and_then(|all| at_sum_in_buckets(all, wanted, weight));
+        let in_bucket = all.and_then(|all| buckets::at_share(all, share, weight));
         in_bucket.or(last).expect("one token is left")
     }
 
@@ -327,50 +352,6 @@ impl<'a> Candidates<'a> {
     }
 }
 
-/// Buckets of logits between the largest and the least. Of a vocabulary of 150k tokens each has
-/// some hundreds at most, unless most logits are alike.
-const BUCKETS: usize = 2048;
-
-/// A weight of `exp` of minus this adds nothing to a sum of a vocabulary.
-const NO_SHARE: f64 = 60.0;
-
-/// See [`Candidates::at_sum`]. Only one bucket of logits is sorted, whose tokens cross the sum.
-fn at_sum_in_buckets(all: &[f32], wanted: f64, weight: Weight) -> Option<(u32, f32)> {
-    let left = || {
-        (0u32..)
-            .zip(all.iter().copied())
-            .filter(|c| c.1 != f32::NEG_INFINITY)
-    };
-    let least = left().map(|c| c.1).fold(weight.best, f32::min);
-    let spread = f64::from(weight.best) - f64::from(least);
-    // What is below has no share, and few such logits must not leave all others one bucket.
-    let spread = spread.min(NO_SHARE / weight.inverse_temperature);
-    let buckets_of_one = BUCKETS as f64 / spread;
-    // It does not fall as the logit falls, so buckets follow each other as the tokens do. All
-    // logits being equal it is not a number, which is bucket 0.
-    let bucket = |logit: f32| {
-        let below = f64::from(weight.best) - f64::from(logit);
-        ((below * buckets_of_one) as usize).min(BUCKETS - 1)
-    };
-    let mut sums = vec![0.0; BUCKETS];
-    left().for_each(|(_, logit)| sums[bucket(logit)] += weight.of(logit));
-    let mut sum = 0.0;
-    let crossed = sums.iter().position(|of_bucket| {
-        let crosses = sum + of_bucket >= wanted;
-        sum += if crosses { 0.0 } else { *of_bucket };
-        crosses
-    });
-    // Rounding may leave a rest behind the last one.
-    let crossed = crossed.unwrap_or_else(|| bucket(least));
-    let mut tokens: Vec<_> = left().filter(|c| bucket(c.1) == crossed).collect();
-    tokens.sort_unstable_by(falling);
-    let crossing = tokens.iter().find(|token| {
-        sum += weight.of(token.1);
-        sum >= wanted
-    });
-    crossing.or(tokens.last()).copied()
-}
-
 /// Checks that a token can be chosen by these logits.
 ///
 /// # Errors
@@ -387,7 +368,7 @@ pub(super) fn check(logits: &[f32]) -> Result<(), NotFinite> {
 }
 
 /// The order of [`ops::top_k`].
-fn falling(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
+pub(super) fn falling(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
@@ -501,11 +482,14 @@ mod tests {
                     let mut list = sorted.clone();
                     let mut of_all = Candidates::of_all(&mut logits, &mut room).unwrap();
                     let weight = of_all.weight();
-                    let wanted = rng.random::<f64>() * of_all.total(weight);
-                    let at = of_all.at_sum(wanted, weight);
+                    let share = rng.random();
+                    let total = of_all.total(weight);
+                    let at = of_all.at_share(share, total, weight);
                     let mut of_list = Candidates::of_top(&mut list, n).unwrap();
-                    assert_eq!(of_list.at_sum(wanted, weight), at, "shape {rounds}, {n}");
-                    let expected = of_list.reach(wanted, weight) - 1;
+                    let total = of_list.total(weight);
+                    let expected = of_list.reach(share * total, weight) - 1;
+                    let in_list = of_list.at_share(share, total, weight);
+                    assert_eq!(in_list, sorted[expected], "shape {rounds}, {n}");
                     // Sums in another order may differ in their last digits.
                     let near = expected.saturating_sub(1)..(expected + 2).min(sorted.len());
                     assert!(sorted[near].contains(&at), "shape {rounds}, {n}");
@@ -513,7 +497,7 @@ mod tests {
                 let mut room = Vec::new();
                 let mut of_all = Candidates::of_all(&mut logits, &mut room).unwrap();
                 let weight = of_all.weight();
-                let beyond = of_all.at_sum(f64::INFINITY, weight);
+                let beyond = of_all.at_share(f64::INFINITY, 1.0, weight);
                 assert_eq!(Some(&beyond), sorted.last(), "what rounding leaves");
             }
         }
