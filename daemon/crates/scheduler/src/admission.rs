@@ -265,7 +265,8 @@ impl Scheduler {
         }
         let nobody_goes_on = !self.running_sequences().any(Sequence::goes_on);
         let may_yield = |other: &Sequence| {
-            nobody_goes_on || s.arrival.class == Class::Interactive && other.class() == Class::Batch
+            let lower = s.arrival.class == Class::Interactive && other.class() == Class::Batch;
+            nobody_goes_on || lower && !other.arrival.promised
         };
         let mut yielding: Vec<SeqId> = self.running.clone();
         yielding.retain(|seq| !self.sequences[seq].in_pass && may_yield(&self.sequences[seq]));

@@ -138,8 +138,10 @@ impl Scheduler {
             ..Demand::default()
         };
         let mut shares: Vec<Share> = Vec::new();
+        let mut n = 0;
         for (s, promised) in running.map(|s| (s, s.promised)).chain(another) {
             let id = s.arrival.model;
+            n += 1;
             let at = shares
                 .iter()
                 .position(|share| share.model == id)
@@ -166,6 +168,9 @@ impl Scheduler {
             let least = self.least_rows(s, promised, &mut share.last_least, view);
             share.least = share.least.max(least);
             share.single = share.single.max(s.rows_least());
+        }
+        if n > 1 {
+            demand.held_bytes += view.kept_bytes;
         }
         let usual = view.budget_bytes / SCRATCH_PART;
         for share in shares {

@@ -18,6 +18,9 @@ use crate::view::{ModelView, View};
 /// One part in so many of a pass that decoding sequences leave to prompts at least.
 const PROMPT_PART: u32 = 4;
 
+/// The part of the budget that the scratch of a pass may have whatever a promised pass needs.
+const LEAST_PART: u64 = 32;
+
 /// Sequences of a model that have something to compute, in the order in which they get rows.
 struct Ready {
     decode: Vec<SeqId>,
@@ -45,18 +48,29 @@ impl Scheduler {
         let waits = |c: &Candidate| self.is_suspended(c.model) && view.model(c.model).waits;
         let (waiting, mut able): (Vec<_>, Vec<_>) = candidates.into_iter().partition(waits);
         while let Some(model) = self.turns.pick(&able, None, (view, &self.config)) {
-            if self.is_suspended(model) {
-                return Some(Next::GoOn(model));
+            let first = self.before_promises(model, &able, view);
+            if self.is_suspended(first) {
+                return Some(Next::GoOn(first));
             }
-            if let Some(plan) = self.plan_beside(view.model(model), view) {
+            if let Some(plan) = self.plan_beside(view.model(first), view) {
                 return Some(Next::Pass(self.begins(plan, view)));
+            }
+            if first != model {
+                // What is under way gives the room back, promised passes before others.
+                able.retain(|c| c.model != first && self.is_suspended(c.model));
+                let promised = |c: &Candidate| view.model(c.model).promise.is_some();
+                if able.iter().any(promised) {
+                    able.retain(promised);
+                }
+                continue;
             }
             match self.turns.is_overdue(model, &self.config) {
                 // No other pass takes the room that it waits for, but short ones, which give it
-                // back.
+                // back, and promised ones, whose room is not its.
                 true => able.retain(|c| {
                     let short = self.turns.has_short_passes(c.model, &self.config);
-                    c.model != model && (short || self.is_suspended(c.model))
+                    let promised = view.model(c.model).promise.is_some();
+                    c.model != model && (short || promised || self.is_suspended(c.model))
                 }),
                 false => able.retain(|c| c.model != model),
             }
@@ -79,11 +93,23 @@ impl Scheduler {
     fn plan_beside(&self, model: &ModelView, view: &View<'_>) -> Option<PassPlan> {
         let suspended = self.suspended();
         let has_rows = |plan: &PassPlan| !plan.spans.is_empty();
+        // A promised pass finds a place and room beside this one.
+        let (promised, bytes) = match model.promise {
+            Some(_) => (0, 0),
+            None => self.promised_beside(model.model, view),
+        };
+        let beside = view.beside_bytes.saturating_sub(bytes);
         if suspended == 0 {
-            return Some(self.plan(model, view, u64::MAX)).filter(has_rows);
+            let room = match promised {
+                0 => u64::MAX,
+                _ => beside.saturating_sub(model.segment_bytes),
+            };
+            let room = room.max(view.budget_bytes / LEAST_PART);
+            return Some(self.plan(model, view, room)).filter(has_rows);
         }
-        let room = view.beside_bytes.checked_sub(model.segment_bytes)?;
-        if suspended >= self.config.passes_max {
+        let room = beside.checked_sub(model.segment_bytes)?;
+        let kept_free = promised.min(self.config.passes_max - 1);
+        if suspended + kept_free >= self.config.passes_max {
             return None;
         }
         let plan = Some(self.plan(model, view, room)).filter(has_rows)?;
@@ -181,7 +207,9 @@ impl Scheduler {
     /// A pass of a model, with at most so many bytes of scratch where that is less than usual.
     fn plan(&self, model: &ModelView, view: &View<'_>, scratch_max: u64) -> PassPlan {
         let mut ready = self.ready(model.model);
-        let awaited = self.running_sequences().any(|s| s.goes_on() && s.decodes());
+        // The reader of one that is promised its tokens may go on at any time.
+        let awaited =
+            model.promise.is_some() || self.running_sequences().any(|s| s.goes_on() && s.decodes());
         let (usual, room) = self.scratch_room(model, !awaited, view);
         let (usual, room) = (usual.min(scratch_max), room.min(scratch_max));
         let spans_max = view.spans_max.max(1) as usize;

@@ -98,6 +98,7 @@ impl Scheduler {
     fn next_to_give(&self, s: &Sequence, kept: &[SeqId], places: &Places) -> Option<&Sequence> {
         let others = kept.iter().map(|seq| &self.sequences[seq]).filter(|other| {
             !other.in_pass
+                && !other.arrival.promised
                 && other.arrival.client != s.arrival.client
                 && other.class() >= s.arrival.class
         });

@@ -91,7 +91,10 @@ impl Scheduler {
         let of_class = self.running_sequences().filter(|s| s.class() == class);
         let may = of_class.filter(|s| {
             let client = s.arrival.client;
-            !s.in_pass && room.held(client).sequences > 1 && room.has_more(client)
+            !s.in_pass
+                && !s.arrival.promised
+                && room.held(client).sequences > 1
+                && room.has_more(client)
         });
         let greediest = may.max_by_key(|s| (room.held(s.arrival.client).bytes, s.seniority()));
         greediest.map(|s| s.arrival.seq)
@@ -127,6 +130,7 @@ impl Scheduler {
                 let held = room.held(other.arrival.client).bytes;
                 other.arrival.client != s.arrival.client
                     && !other.in_pass
+                    && !other.arrival.promised
                     && other.class() == s.arrival.class
                     && before.has_its_share(other.arrival.client)
                     && held.saturating_sub(promised_bytes(other, view)) >= would_have

@@ -71,6 +71,9 @@ pub struct Arrival {
     pub whole: bool,
     /// When it must have ended.
     pub deadline: Option<Tick>,
+    /// Whether its engine promised it a gap between its tokens: it yields to nobody while others
+    /// that were promised none can.
+    pub promised: bool,
 }
 
 /// What the scheduler knows of a sequence.
@@ -240,8 +243,8 @@ impl Sequence {
     }
 
     /// Orders sequences by who may keep what it has; the greatest yields first.
-    pub(crate) fn seniority(&self) -> (Class, u64) {
-        (self.class(), self.number)
+    pub(crate) fn seniority(&self) -> (bool, Class, u64) {
+        (!self.arrival.promised, self.class(), self.number)
     }
 
     /// The least positions that it must be promised to go on: all that it can come to, or what is

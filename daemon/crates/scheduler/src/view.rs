@@ -1,5 +1,6 @@
 //! What the scheduler is shown before it decides: the budget, the models and what things cost.
 
+use crate::promise::Promise;
 use crate::sequence::ModelId;
 
 /// What sequences and passes cost in bytes of the budget.
@@ -38,6 +39,11 @@ pub struct ModelView {
     pub switch_bytes: u64,
     /// Whether its suspended pass waits for an upload, so that it cannot go on yet.
     pub waits: bool,
+    /// Microseconds of the longest part of its next pass, or of its suspended one, that cannot be
+    /// stopped, as far as that is known.
+    pub piece_us: u64,
+    /// What its running sequences are promised.
+    pub promise: Option<Promise>,
 }
 
 /// What the scheduler is shown.
@@ -48,6 +54,9 @@ pub struct View<'a> {
     /// Bytes of it that no sequence can have: pinned weights, the block that the device keeps for
     /// itself.
     pub held_bytes: u64,
+    /// Bytes of weights that are not evicted while sequences run that were promised a gap. What
+    /// runs alone need not leave room for them.
+    pub kept_bytes: u64,
     /// At least the models that have sequences.
     pub models: &'a [ModelView],
     /// What sequences and passes cost.
@@ -66,6 +75,7 @@ impl std::fmt::Debug for View<'_> {
         f.debug_struct("View")
             .field("budget_bytes", &self.budget_bytes)
             .field("held_bytes", &self.held_bytes)
+            .field("kept_bytes", &self.kept_bytes)
             .field("models", &self.models)
             .field("spans_max", &self.spans_max)
             .finish_non_exhaustive()

@@ -187,6 +187,7 @@ impl Machine {
         let view = View {
             budget_bytes: 1 << 30,
             held_bytes: 0,
+            kept_bytes: 0,
             models: &views,
             costs: &bench::Bytes,
             spans_max: 64,
@@ -217,6 +218,7 @@ impl Machine {
                 open_ended: false,
                 whole: false,
                 deadline: None,
+                promised: false,
             };
             self.scheduler.arrive(arrival).unwrap();
             self.models[at].had_at = self.now;

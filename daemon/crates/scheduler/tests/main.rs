@@ -7,6 +7,7 @@ mod beside;
 mod contention;
 mod oracle;
 mod places;
+mod promises;
 mod room;
 mod rules;
 mod simulation;

@@ -28,6 +28,8 @@ pub(crate) fn model(model: ModelId) -> ModelView {
         fits: true,
         switch_bytes: 0,
         waits: false,
+        piece_us: 0,
+        promise: None,
     }
 }
 
@@ -85,6 +87,7 @@ impl Bench {
             open_ended: false,
             whole: false,
             deadline: None,
+            promised: false,
         }
     }
 
@@ -102,6 +105,7 @@ impl Bench {
         let view = View {
             budget_bytes: self.budget,
             held_bytes: 0,
+            kept_bytes: 0,
             models: &self.models,
             costs: &Bytes,
             spans_max: self.spans_max,

@@ -178,6 +178,8 @@ impl World {
                     fits: rng.random_bool(0.5),
                     switch_bytes: rng.random_range(0..2000),
                     waits: false,
+                    piece_us: 0,
+                    promise: None,
                 }
             })
             .collect();
@@ -211,6 +213,7 @@ impl World {
         View {
             budget_bytes: self.budget,
             held_bytes: self.held,
+            kept_bytes: 0,
             models: &self.models,
             costs: &self.machine,
             spans_max: self.spans_max,
@@ -263,6 +266,7 @@ impl World {
             deadline: rng
                 .random_bool(0.1)
                 .then(|| Tick(self.now + rng.random_range(1..200))),
+            promised: kind == Kind::Generate && rng.random_bool(0.15),
         };
         let waiting = |s: &&Seq| !s.running;
         let of_client = |s: &&Seq| s.a.client == a.client;

@@ -90,8 +90,8 @@ impl World {
         }
         let (class, turn) = (by.a.class, self.config.turn_passes);
         let others = self.seqs.iter().filter(|s| s.running);
-        let others =
-            others.filter(|s| !s.in_pass && s.a.client != by.a.client && s.class() >= class);
+        let may = |s: &&Seq| !s.in_pass && !s.a.promised && s.a.client != by.a.client;
+        let others = others.filter(|s| may(s) && s.class() >= class);
         let slow = |s: &&Seq| s.unready_since.is_some_and(|at| self.passes - at >= turn);
         let over = |s: &&Seq| {
             held(&self.seqs, s.a.client, class) > before.share(class)

@@ -75,6 +75,7 @@ impl World {
         let greedy = |s: &&&Seq| {
             let client = s.a.client;
             !s.in_pass
+                && !s.a.promised
                 && of_client(client).count() > 1
                 && held(client) * clients > all
                 && s.class() == class
@@ -103,6 +104,7 @@ impl World {
             let of_client = now.kv_held(s.a.client, class);
             s.running
                 && !s.in_pass
+                && !s.a.promised
                 && s.a.client != by.a.client
                 && s.class() == class
                 && before.has_its_room(s.a.client, class)

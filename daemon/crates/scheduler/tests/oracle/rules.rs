@@ -240,7 +240,7 @@ impl World {
             outcome.yielded_room += 1;
             return self.stops_running(at);
         }
-        let seniority = |s: &Seq| (s.class(), s.a.seq);
+        let seniority = |s: &Seq| (!s.a.promised, s.class(), s.a.seq);
         let running = self.seqs.iter().filter(|s| s.running && !s.in_pass);
         let junior = running.max_by_key(|s| seniority(s)).expect("some run");
         match phase {

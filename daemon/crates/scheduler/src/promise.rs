@@ -1,0 +1,345 @@
+//! Gaps between tokens that are promised.
+//!
+//! The engine says of each model with sequences that were promised a gap when the next tokens are
+//! due and how long the pass takes that makes them ([`Promise`]). Passes follow one another, so the
+//! *slack* of all promises is the time until the first of these passes has to begin: the one whose
+//! tokens are due last ends when they are due, each other one ends before the next one begins.
+//!
+//! Whoever's turn it is runs as long as what it cannot be stopped in, a *piece*, fits into the
+//! slack. Else the pass goes first whose tokens are due first, whatever the turns say
+//! ([`Scheduler::before_promises`](crate::Scheduler)). It is charged as ever, so a model that goes
+//! first has the less time later: a promise takes what it needs, and no more.
+//!
+//! [`least_gap`] says which gap can be held, so that no more is promised.
+
+use crate::config::Config;
+use crate::scheduler::Scheduler;
+use crate::sequence::ModelId;
+use crate::turns::Candidate;
+use crate::view::View;
+
+/// What running sequences of a model are promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Promise {
+    /// Microseconds until the first of their next tokens is due; 0 if it is late, and the greatest
+    /// number while nobody waits for one.
+    pub due_us: u64,
+    /// Microseconds of the pass that makes them, or of what is left of it.
+    pub pass_us: u64,
+    /// The shortest gap among them, in microseconds.
+    pub gap_us: u64,
+}
+
+/// The promises of a model, as admission counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The shortest gap, in microseconds.
+    pub gap_us: u64,
+    /// Microseconds of a pass that makes their tokens.
+    pub pass_us: u64,
+}
+
+/// What makes a gap too short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TooShort {
+    /// The pass of its own model takes as long alone.
+    OwnPass,
+    /// With what others cannot be stopped in: the longest piece.
+    Piece,
+    /// With the passes of other promises.
+    Promises,
+}
+
+/// The least gap that can be held is longer than what is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CannotHold {
+    /// That gap, in microseconds; `None` if there is none: promises that run would be broken.
+    pub least_us: Option<u64>,
+    /// Why.
+    pub why: TooShort,
+}
+
+/// The longest gap that anybody is promised, and a bound of the search.
+const GAP_US_MAX: u64 = 3_600_000_000;
+
+/// Microseconds that a gap comes to at the longest: a piece that has just begun, one's own pass,
+/// and the passes of others that are due meanwhile; `None` if that is more than anybody is promised.
+fn longest_us(own: Share, others: &[Share], piece_us: u64) -> Option<u64> {
+    let alone = own.pass_us.saturating_add(piece_us);
+    let mut gap_us = alone.max(1);
+    loop {
+        let passes = others.iter().map(|other| {
+            let times = gap_us.div_ceil(other.gap_us.max(1));
+            times.saturating_mul(other.pass_us)
+        });
+        let comes_to = passes.fold(alone, u64::saturating_add);
+        match comes_to {
+            more if more > GAP_US_MAX => return None,
+            more if more > gap_us => gap_us = more,
+            _ => return Some(gap_us),
+        }
+    }
+}
+
+/// Whether those who were promised a gap have theirs beside one more.
+fn keep_theirs(more: Share, others: &[Share], piece_us: u64) -> bool {
+    (0..others.len()).all(|at| {
+        let mut beside = others.to_vec();
+        let own = std::mem::replace(&mut beside[at], more);
+        longest_us(own, &beside, piece_us).is_some_and(|gap_us| gap_us <= own.gap_us)
+    })
+}
+
+/// Whether a model can be promised a gap, where `others` of other models were promised theirs and
+/// no piece of anyone else is longer than `piece_us`.
+///
+/// This is the response time of tasks with deadlines that cannot be stopped, in which each pass may
+/// come as often as its gap says.
+///
+/// # Errors
+/// It cannot, and which gap can be held.
+pub fn least_gap(asked: Share, others: &[Share], piece_us: u64) -> Result<(), CannotHold> {
+    let cannot = |least_us, why| Err(CannotHold { least_us, why });
+    let with = |gap_us| keep_theirs(Share { gap_us, ..asked }, others, piece_us);
+    let Some(own) = longest_us(asked, others, piece_us).filter(|_| with(GAP_US_MAX)) else {
+        return cannot(None, TooShort::Promises);
+    };
+    // The longer its gap, the more is left to the others.
+    let (mut too_short, mut least) = (own.saturating_sub(1), GAP_US_MAX);
+    if with(own) {
+        least = own;
+    }
+    while least - too_short > 1 {
+        let between = u64::midpoint(too_short, least);
+        match with(between) {
+            true => least = between,
+            false => too_short = between,
+        }
+    }
+    if asked.gap_us >= least {
+        return Ok(());
+    }
+    let fits = |piece_us| longest_us(asked, others, piece_us).is_some_and(|us| us <= asked.gap_us);
+    let why = match asked.pass_us > asked.gap_us {
+        true => TooShort::OwnPass,
+        false if fits(0) && with(asked.gap_us.max(1)) => TooShort::Piece,
+        false => TooShort::Promises,
+    };
+    cannot(Some(least), why)
+}
+
+/// Whether a slice is to end behind the step that it just ran: it has run for `elapsed_us`, of
+/// `limit_us`, and a further step may be as long as the longest so far.
+#[must_use]
+pub fn slice_is_over(elapsed_us: u64, longest_step_us: u64, limit_us: u64) -> bool {
+    elapsed_us.saturating_add(longest_step_us) > limit_us
+}
+
+/// The time until the first of the passes has to begin; `None` without promises.
+pub(crate) fn slack_us(promises: impl Iterator<Item = Promise>) -> Option<u64> {
+    let mut promises: Vec<Promise> = promises.collect();
+    promises.sort_unstable_by_key(|p| std::cmp::Reverse(p.due_us));
+    let latest = promises.iter().fold(None, |latest: Option<u64>, p| {
+        let end = latest.map_or(p.due_us, |latest| latest.min(p.due_us));
+        Some(end.saturating_sub(p.pass_us))
+    });
+    latest.filter(|slack| *slack < u64::MAX / 2)
+}
+
+impl View<'_> {
+    /// Microseconds that may pass before a promised pass of another model than this one has to
+    /// begin; `None` if there is none that can run.
+    #[must_use]
+    pub fn slack_us(&self, except: ModelId) -> Option<u64> {
+        slack_us(self.promises(except))
+    }
+
+    /// The same right after all of them had their tokens: the longest that it ever is.
+    #[must_use]
+    pub fn slack_most_us(&self, except: ModelId) -> Option<u64> {
+        slack_us(self.promises(except).map(|p| Promise {
+            due_us: p.gap_us,
+            ..p
+        }))
+    }
+
+    fn promises(&self, except: ModelId) -> impl Iterator<Item = Promise> {
+        let others = self
+            .models
+            .iter()
+            .filter(move |m| m.model != except && !m.waits);
+        others.filter_map(|m| m.promise)
+    }
+
+    /// Whether any model has promises.
+    pub(crate) fn has_promises(&self) -> bool {
+        self.models.iter().any(|m| m.promise.is_some())
+    }
+}
+
+impl Scheduler {
+    /// Models whose sequences may be promised gaps at the same time: each of their passes finds a
+    /// place beside those of others.
+    #[must_use]
+    pub fn promising_models_max(config: &Config) -> usize {
+        config.passes_max - 1
+    }
+
+    /// Who goes first where it is a model's turn: the model itself, or one whose promised tokens
+    /// would be late behind a piece of it.
+    pub(crate) fn before_promises(
+        &self,
+        model: ModelId,
+        able: &[Candidate],
+        view: &View<'_>,
+    ) -> ModelId {
+        if !view.has_promises() {
+            return model;
+        }
+        let is_able = |model: ModelId| able.iter().any(|c| c.model == model);
+        let of_able = view.models.iter().filter(|m| is_able(m.model));
+        let promised = of_able.filter_map(|m| Some((m.promise?, m.model)));
+        let others = promised.clone().filter(|(_, other)| *other != model);
+        let Some(slack) = slack_us(others.clone().map(|(promise, _)| promise)) else {
+            return model;
+        };
+        let own = view.model(model);
+        if own.piece_us <= slack {
+            return model;
+        }
+        // A piece that never fits is not put off for ever.
+        let most = slack_us(others.map(|(promise, _)| Promise {
+            due_us: promise.gap_us,
+            ..promise
+        }));
+        let never_fits = most.is_some_and(|most| own.piece_us > most);
+        if never_fits && self.turns.is_overdue(model, &self.config) {
+            return model;
+        }
+        let first = promised.min_by_key(|(promise, model)| (promise.due_us, *model));
+        first.map_or(model, |(_, first)| first)
+    }
+
+    /// How many promised passes of other models may have to begin beside a pass of this one, and
+    /// the bytes that the largest of them needs.
+    pub(crate) fn promised_beside(&self, model: ModelId, view: &View<'_>) -> (usize, u64) {
+        let others = view
+            .models
+            .iter()
+            .filter(|m| m.promise.is_some() && m.model != model && !self.is_suspended(m.model));
+        let bytes = others.clone().map(|m| {
+            let decodes = |s: &&crate::sequence::Sequence| s.arrival.model == m.model;
+            let rows = self.running_sequences().filter(decodes).count() as u32;
+            let rows = rows.clamp(1, m.rows_max.max(1));
+            let outputs = rows.min(m.outputs_max.max(1));
+            m.segment_bytes + view.costs.scratch_bytes(m.model, rows, outputs)
+        });
+        (others.count(), bytes.max().unwrap_or(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn promise(due_us: u64, pass_us: u64) -> Promise {
+        Promise {
+            due_us,
+            pass_us,
+            gap_us: due_us,
+        }
+    }
+
+    fn share(gap_us: u64, pass_us: u64) -> Share {
+        Share { gap_us, pass_us }
+    }
+
+    #[test]
+    fn passes_that_follow_one_another_leave_less_than_each_alone() {
+        let of = |promises: &[Promise]| slack_us(promises.iter().copied());
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[promise(50, 8)]), Some(42));
+        // Both are due at the same time: one has to end before the other begins.
+        assert_eq!(of(&[promise(50, 8), promise(50, 5)]), Some(37));
+        // The later one leaves room enough.
+        assert_eq!(of(&[promise(50, 8), promise(90, 5)]), Some(42));
+        assert_eq!(of(&[promise(50, 8), promise(53, 9)]), Some(36));
+        assert_eq!(of(&[promise(5, 8)]), Some(0));
+        // Nobody waits for these tokens.
+        assert_eq!(of(&[promise(u64::MAX, 8)]), None);
+        assert_eq!(of(&[promise(u64::MAX, 8), promise(50, 5)]), Some(45));
+    }
+
+    #[test]
+    fn a_gap_is_as_long_as_what_comes_in_it() {
+        assert_eq!(least_gap(share(10, 10), &[], 0), Ok(()));
+        let too_short = |asked, others: &[Share], piece| least_gap(asked, others, piece).err();
+        let cannot = |least_us, why| Some(CannotHold { least_us, why });
+        assert_eq!(
+            too_short(share(9, 10), &[], 3),
+            cannot(Some(13), TooShort::OwnPass)
+        );
+        assert_eq!(
+            too_short(share(12, 10), &[], 3),
+            cannot(Some(13), TooShort::Piece)
+        );
+        assert_eq!(too_short(share(13, 10), &[], 3), None);
+        // A pass of the other comes in the gap of 17, two in that of 25.
+        let other = [share(20, 4)];
+        assert_eq!(
+            too_short(share(16, 10), &other, 3),
+            cannot(Some(17), TooShort::Promises)
+        );
+        assert_eq!(too_short(share(25, 10), &other, 3), None);
+        // Of what the other leaves it takes too much.
+        assert_eq!(
+            too_short(share(1000, 14), &other, 3),
+            cannot(None, TooShort::Promises)
+        );
+    }
+
+    #[test]
+    fn what_is_held_is_never_shorter_than_what_comes_in_it() {
+        use rand::{RngExt, SeedableRng};
+        let mut rng = rand::rngs::StdRng::seed_from_u64(7);
+        let mut tried = 0;
+        for _ in 0..8_000 {
+            let n = rng.random_range(0..4);
+            let others: Vec<Share> = (0..n)
+                .map(|_| share(rng.random_range(1..400), rng.random_range(0..60)))
+                .collect();
+            let asked = share(rng.random_range(1..400), rng.random_range(0..60));
+            let piece = rng.random_range(0..60);
+            // The others have what they were promised.
+            let held = |at: usize| {
+                let mut beside = others.clone();
+                let own = beside.remove(at);
+                longest_us(own, &beside, piece).is_some_and(|us| us <= own.gap_us)
+            };
+            if !(0..others.len()).all(held) {
+                continue;
+            }
+            tried += 1;
+            let held = least_gap(asked, &others, piece);
+            if held.is_ok() {
+                assert!(longest_us(asked, &others, piece).unwrap() <= asked.gap_us);
+                assert!(keep_theirs(asked, &others, piece), "{asked:?} {others:?}");
+            }
+            // Who asks for the least that it is told is not told another one.
+            if let Err(CannotHold {
+                least_us: Some(least),
+                ..
+            }) = held
+            {
+                assert!(least > asked.gap_us, "{asked:?} {others:?} {piece}");
+                let again = share(least, asked.pass_us);
+                assert_eq!(
+                    least_gap(again, &others, piece),
+                    Ok(()),
+                    "{asked:?} {others:?}"
+                );
+            }
+        }
+        assert!(tried > 500, "{tried}");
+    }
+}
