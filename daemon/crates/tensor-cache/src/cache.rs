@@ -171,6 +171,7 @@ impl Cache {
             begun: self.pass_clock,
             history: History::new(self.request_clock),
             awaited: None,
+            kept: false,
         };
         self.models.insert(model, model_state);
         Ok(())

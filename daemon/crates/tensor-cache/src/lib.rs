@@ -41,6 +41,7 @@ mod error;
 mod evict;
 mod experts;
 mod forecast;
+mod keep;
 mod pins;
 mod recycle;
 mod room;

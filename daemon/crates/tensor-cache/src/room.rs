@@ -43,10 +43,18 @@ pub(crate) struct Outlook {
     /// When the pass after that begins: a request, or segments from now.
     next_pass: NextUse,
     passes: u64,
+    /// All is needed at once.
+    kept: bool,
 }
 
 impl Outlook {
     pub(crate) fn next_use(&self, index: u32, segment: &Segment) -> NextUse {
+        if self.kept {
+            return NextUse {
+                requests: 0,
+                segments: 0,
+            };
+        }
         let index = u64::from(index);
         let soon = |segments| NextUse {
             requests: 0,
@@ -253,6 +261,7 @@ impl Cache {
             tied_done,
             next_pass,
             passes: model.passes,
+            kept: model.kept,
         }
     }
 
@@ -290,8 +299,11 @@ impl Cache {
     /// at the low end, and large segments keep an undivided range above them. `None`, and nothing
     /// done, if pins, uses, uploads or blocks leave no such range, or not enough bytes.
     fn clear_low_end(&mut self, bytes: u64, whose: For, actions: &mut Vec<Action>) -> Option<Slab> {
+        let goes = |id: SegmentId| {
+            self.segment(id).is_ok_and(Segment::is_evictable) && !self.keeps(id.model)
+        };
         let fixed = |tenant| match tenant {
-            Tenant::Segment(id) => !self.segment(id).is_ok_and(Segment::is_evictable),
+            Tenant::Segment(id) => !goes(id),
             Tenant::Block(_) => true,
         };
         let window = self.arena.lowest_without(bytes, fixed)?;
@@ -385,6 +397,10 @@ impl Cache {
                     }
                     (VictimFilter::OfIdleOther(than), Some((_, segment, _)))
                         if segment.model == than || self.models[&segment.model].in_request => {}
+                    (
+                        VictimFilter::OfIdleOther(_) | VictimFilter::AlreadyUsed,
+                        Some((_, segment, _)),
+                    ) if self.keeps(segment.model) => {}
                     (VictimFilter::AlreadyUsed, Some((_, segment, _))) => {
                         break next
                             .filter(|_| self.segment(segment).is_ok_and(|found| !found.fresh));

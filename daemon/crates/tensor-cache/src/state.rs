@@ -66,6 +66,8 @@ pub(crate) struct Model {
     pub(crate) history: History,
     /// Its place among the models that requests wait for.
     pub(crate) awaited: Option<u32>,
+    /// Its segments go only where nothing else can.
+    pub(crate) kept: bool,
 }
 
 pub(crate) struct Block {

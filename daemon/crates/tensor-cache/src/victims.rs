@@ -23,12 +23,20 @@ pub(crate) enum Victims {
     LeastRecent(Vec<SegmentId>),
 }
 
+/// Segments, those of kept models first.
+fn kept_first(cache: &Cache, segments: impl Iterator<Item = SegmentId>) -> Vec<SegmentId> {
+    let (mut kept, others): (Vec<_>, Vec<_>) = segments.partition(|s| cache.keeps(s.model));
+    kept.extend(others);
+    kept
+}
+
 impl Victims {
     /// For room of `need` bytes.
     pub(crate) fn new(cache: &Cache, need: u64) -> Victims {
         if cache.config.policy == Policy::Lru {
             return Victims::LeastRecent(
-                cache.recency.iter().map(|(segment, ())| *segment).collect(),
+                // Those of models that are kept come last, and so are the first in reverse.
+                kept_first(cache, cache.recency.iter().map(|(segment, ())| *segment)),
             );
         }
         let streaming = cache.streaming_size();

@@ -4,6 +4,7 @@
 
 mod behaviour;
 mod experts;
+mod kept;
 mod oracle;
 mod simulation;
 mod streaming;
