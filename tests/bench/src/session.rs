@@ -378,6 +378,7 @@ pub(crate) fn greedy(model: &Arc<LoadedModel>, prompt: Vec<u32>, n: u32) -> Gene
         stop: Vec::new(),
         decoding: Decoding::default(),
         deadline: None,
+        max_gap: None,
         asker: Asker::default(),
         reuse: false,
         adapters: None,

@@ -31,6 +31,8 @@ mod models;
 mod open;
 mod prepare;
 mod pressure;
+mod promises;
+mod promising;
 mod publish;
 mod publisher;
 mod read_prefix;

@@ -10,6 +10,7 @@
 mod closing;
 pub(crate) mod config;
 pub(crate) mod error;
+mod gaps;
 pub(crate) mod handle;
 pub(crate) mod images;
 pub(crate) mod refusal;
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
+pub use gaps::{BrokenGaps, Gap, GapCause};
 pub use status::{
     CacheStatus, ClientStatus, DeviceStatus, FileWait, HostPressureStatus, HostTier, Hosted,
     KeepFreeStatus, KvDiskStatus, ModelStatus, PrefixCounts, SegmentState, SegmentStatus, Snapshot,
@@ -234,6 +236,9 @@ pub struct GenerateRequest {
     pub decoding: Decoding,
     /// When to give up.
     pub deadline: Option<Instant>,
+    /// The longest gap between its tokens that is promised, zero for none; `None` is by its class
+    /// ([`config::MaxGaps`]).
+    pub max_gap: Option<Duration>,
     /// For whom.
     pub asker: Asker,
     /// Whether its prompt may begin with what is kept of others', and be kept
@@ -310,44 +315,10 @@ pub struct GenerateSummary {
     pub decode_tokens_per_s: f64,
     /// The longest time between two passes that had tokens of it; `None` if one pass had all.
     pub longest_gap: Option<Gap>,
+    /// The gap that it was promised, and how many were longer.
+    pub promised_gap: Option<(Duration, u32)>,
     /// The request's use of the cache.
     pub cache: RequestCacheUse,
-}
-
-/// A time between two tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gap {
-    /// How long it was.
-    pub took: Duration,
-    /// What most of it went to.
-    pub cause: GapCause,
-}
-
-/// What a gap between two tokens went to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GapCause {
-    /// Passes of the request's own model: its tokens, and other requests' prompts beside them.
-    OwnPasses,
-    /// Passes of other models.
-    OtherModels,
-    /// The wait for uploads of weights.
-    Uploads,
-    /// No pass: the reader had no room, the request had been preempted, or the engine did
-    /// something else.
-    Waiting,
-}
-
-impl GapCause {
-    /// Its name in logs.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            GapCause::OwnPasses => "own_passes",
-            GapCause::OtherModels => "other_models",
-            GapCause::Uploads => "uploads",
-            GapCause::Waiting => "waiting",
-        }
-    }
 }
 
 /// When something is done that costs one thing and saves another.

@@ -22,7 +22,7 @@ pub use actor::commands::MODELS_MAX;
 pub use actor::{EngineThread, start, start_on};
 pub use api::config::{
     DeviceChoice, EngineConfig, HOST_BUDGET_DEFAULT, HOST_PRESSURE_DEFAULT_PERCENT, HostPressure,
-    KvDiskConfig, PrefixCache, WATCHDOG_DEFAULT,
+    KvDiskConfig, MaxGaps, PrefixCache, WATCHDOG_DEFAULT,
 };
 pub use api::error::Error;
 pub use api::handle::{EngineHandle, Events};

@@ -7,6 +7,7 @@ pub(crate) mod gaps;
 pub(crate) mod images;
 pub(crate) mod kv;
 pub(crate) mod masks;
+pub(crate) mod promises;
 pub(crate) mod requests;
 pub(crate) mod sampler;
 pub(crate) mod stop;

@@ -80,6 +80,7 @@ fn request(model: &Arc<LoadedModel>, i: u32, reuse: bool) -> GenerateRequest {
         stop: Vec::new(),
         decoding: Decoding::default(),
         deadline: None,
+        max_gap: None,
         adapters: None,
     }
 }

@@ -28,6 +28,7 @@ mod kv_type;
 mod many;
 mod mutated;
 mod predict;
+mod promises;
 mod recovery;
 mod requests;
 mod reuse;

@@ -239,6 +239,7 @@ fn of_ids(model: &Arc<LoadedModel>, i: u32) -> GenerateRequest {
         stop: Vec::new(),
         decoding: Decoding::default(),
         deadline: None,
+        max_gap: None,
         asker: Asker::default(),
         reuse: false,
         adapters: None,

@@ -46,6 +46,7 @@ fn anew(request: &GenerateRequest) -> GenerateRequest {
         stop: Vec::new(),
         decoding: Decoding::default(),
         deadline: None,
+        max_gap: None,
         asker: request.asker,
         reuse: false,
         adapters: None,

@@ -75,7 +75,7 @@ pub use config::Config;
 pub use error::{Demand, NotTaken, Refusal};
 pub use plan::{Action, Next, PassPlan, SpanPlan, SpanResult};
 pub use pressure::shrunk_budget;
-pub use promise::{CannotHold, Promise, Share, TooShort, least_gap, slice_is_over};
+pub use promise::{CannotHold, Promise, Share, TooShort, least_gap, slack_us, slice_is_over};
 pub use scheduler::{Scheduler, are_left_to_others};
 pub use sequence::{Arrival, Class, ClientId, Kind, ModelId, SeqId, SequenceStatus, Tick};
 pub use view::{Costs, ModelView, View};

@@ -135,8 +135,9 @@ pub fn slice_is_over(elapsed_us: u64, longest_step_us: u64, limit_us: u64) -> bo
     elapsed_us.saturating_add(longest_step_us) > limit_us
 }
 
-/// The time until the first of the passes has to begin; `None` without promises.
-pub(crate) fn slack_us(promises: impl Iterator<Item = Promise>) -> Option<u64> {
+/// Microseconds until the first of the passes that were promised has to begin; `None` without
+/// promises for which anybody waits.
+pub fn slack_us(promises: impl Iterator<Item = Promise>) -> Option<u64> {
     let mut promises: Vec<Promise> = promises.collect();
     promises.sort_unstable_by_key(|p| std::cmp::Reverse(p.due_us));
     let latest = promises.iter().fold(None, |latest: Option<u64>, p| {

@@ -183,6 +183,7 @@ impl Service {
                 stop: sampling.stop.clone(),
                 decoding: sampling.decoding.clone(),
                 deadline: arrival.deadline,
+                max_gap: sampling.max_gap,
                 asker: ticket.asker(class),
                 reuse,
                 adapters: adapters.clone(),

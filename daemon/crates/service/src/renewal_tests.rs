@@ -126,6 +126,7 @@ fn request(model: &Arc<LoadedModel>, tokens: u32) -> GenerateRequest {
         stop: Vec::new(),
         decoding: Default::default(),
         deadline: None,
+        max_gap: None,
         asker: Asker::default(),
         reuse: false,
         adapters: None,

@@ -237,6 +237,7 @@ impl Service {
                 ..Decoding::default()
             },
             deadline: arrival.deadline,
+            max_gap: Some(std::time::Duration::ZERO),
             asker: ticket.asker(class),
             reuse: true,
             adapters: adapters.clone(),

@@ -115,6 +115,7 @@ async fn ask(service: &Arc<Service>, name: &str) {
         stop: Vec::new(),
         decoding: Default::default(),
         deadline: None,
+        max_gap: None,
         asker: Asker::default(),
         reuse: false,
         adapters: None,

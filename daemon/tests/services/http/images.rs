@@ -237,6 +237,7 @@ async fn of_engine(file: &Path, image: &[u8]) -> (usize, String) {
         stop: Vec::new(),
         decoding: Default::default(),
         deadline: None,
+        max_gap: None,
         asker: Default::default(),
         reuse: false,
         adapters: None,

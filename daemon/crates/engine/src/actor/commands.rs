@@ -129,7 +129,12 @@ impl Engine {
     ) {
         let checked = encode::refuse_text(&request.model)
             .and_then(|()| self.check(&request.model, &request.prompt, 0, request.n_ctx));
-        let (model, mut n_ctx) = match checked {
+        let (asked, class) = (request.max_gap, request.asker.class);
+        let checked = checked.and_then(|(model, n_ctx)| {
+            let promised = self.promise_gap(model, asked, class)?;
+            Ok((model, n_ctx, promised))
+        });
+        let (model, mut n_ctx, promised) = match checked {
             Ok(checked) => checked,
             Err(error) => {
                 // The channel is new and has room.
@@ -187,7 +192,7 @@ impl Engine {
             started: None,
             first_token: None,
             last_token: None,
-            gaps: Gaps::default(),
+            gaps: Gaps::new(promised),
         }));
         self.enqueue(
             model,
@@ -423,6 +428,7 @@ impl Engine {
             },
             // The engine ends what is late itself, and says how many tokens there were.
             deadline: None,
+            promised: matches!(&work, Work::Generate(g) if g.gaps.promised().is_some()),
         };
         let has_draft_model = self.speculation.draft_model(model).is_some();
         let has_mtp = self.speculation.mtp(model).is_some();

@@ -303,6 +303,10 @@ impl Engine {
             slice.note(longer, alone + longer, took);
         }
         let seconds = self.interleaving.slice(model).seconds(longer);
+        // A gap that is promised is held whatever pays.
+        let seconds = self
+            .own_slack(model)
+            .map_or(seconds, |slack| seconds.min(slack));
         tokens.next = self.next_tokens(&tokens.all);
         tokens.next.is_some().then_some(seconds)
     }

@@ -10,7 +10,8 @@ use crate::actor::engine::Engine;
 use crate::actor::publisher::DriverReports;
 use crate::api::config::EngineConfig;
 use crate::api::{
-    CacheStatus, DeviceStatus, ModelStatus, Policy, SegmentState, SegmentStatus, Snapshot,
+    BrokenGaps, CacheStatus, DeviceStatus, ModelStatus, Policy, SegmentState, SegmentStatus,
+    Snapshot,
 };
 use crate::features::kv_disk::KvDisk;
 use crate::features::speculation::state::Speculation;
@@ -54,6 +55,7 @@ impl Engine {
         snapshot.prefixes = requests.prefix_counts;
         snapshot.interleaved_passes = self.interleaving.passes;
         snapshot.suspensions = requests.suspended.suspensions();
+        snapshot.broken_gaps = requests.promises.broken;
         snapshot.brought_aside = self.background.fetched_files;
         snapshot.uploaded_aside_bytes = self.background.uploaded_bytes;
         snapshot.draining = self.draining.is_some();
@@ -110,6 +112,7 @@ pub(crate) fn snapshot_of(
         images_read: 0,
         interleaved_passes: 0,
         suspensions: 0,
+        broken_gaps: BrokenGaps::default(),
         brought_aside: 0,
         uploaded_aside_bytes: 0,
         hosted: memory.cpu.done,

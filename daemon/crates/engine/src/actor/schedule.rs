@@ -14,6 +14,7 @@ use rocmforge_scheduler::{
 use rocmforge_tensor_cache::ModelId;
 
 use crate::actor::engine::Engine;
+use crate::actor::promises::ModelPromises;
 use crate::api::error::Error;
 use crate::api::refusal::Refusal;
 use crate::features::context::{model_of, shared_rows_max, spans_max};
@@ -45,6 +46,7 @@ impl Engine {
         ask: impl FnOnce(&mut Scheduler, &View<'_>) -> T,
     ) -> T {
         let models = self.model_views(budget);
+        let kept_bytes = self.kept_bytes();
         let beside_bytes = self.beside_bytes();
         let Self {
             memory,
@@ -59,6 +61,7 @@ impl Engine {
         let view = View {
             budget_bytes: budget,
             held_bytes: memory.store.pinned_bytes() + memory.store.reserve_bytes,
+            kept_bytes,
             models: &models,
             costs: &sizes,
             // A row of a draft is a span of its own.
@@ -76,6 +79,7 @@ impl Engine {
         let waiting = suspended.waiting().filter(|&s| store.is_under_way(s));
         let waiting: Vec<ModelId> = waiting.map(|segment| segment.model).collect();
         let usual = self.space.prefill_chunk.get();
+        let promises = self.promises(self.now());
         let mut models: Vec<ModelView> = Vec::new();
         for task in self.requests.all() {
             let model = ScheduledModel(task.model.0);
@@ -94,12 +98,17 @@ impl Engine {
                 // Spare states are needed once, too, while this model's passes run.
                 segment_bytes: store.largest_unpinned(task.model).max(of_mtp) + states,
                 rows_max: self.requests.rows_max(task.model, usual),
-                shared_rows: self.shared_rows(task.model),
+                shared_rows: self.shared_rows(task.model, &promises),
                 outputs_max: outputs as u32,
                 fits: store.cache.fits(task.model),
                 switch_bytes: all.min(budget).saturating_sub(there),
                 waits: waiting.contains(&task.model),
+                piece_us: 0,
+                promise: None,
             });
+        }
+        if !promises.is_empty() {
+            self.bound_by_promises(&mut models, &promises);
         }
         models
     }
@@ -162,6 +171,7 @@ impl Engine {
 
     /// The same for another budget.
     pub(crate) fn admit_within(&mut self, budget: u64) {
+        self.look_at_promises();
         if self.requests.tasks.is_empty() {
             return;
         }
@@ -174,7 +184,8 @@ impl Engine {
     }
 
     fn admit_once(&mut self, budget: u64) {
-        let held_back = self.requests.held_back();
+        let mut held_back = self.requests.held_back();
+        held_back.extend(self.held_for_promises());
         let not_ready = self.background.not_ready();
         let requests = &mut self.requests;
         for task in requests.tasks.values() {
@@ -267,18 +278,24 @@ impl Engine {
     /// Prompts that are done in a few passes are not worth
     /// stretching: each token of others waits a little longer once, and the requests
     /// behind them wait for all.
-    fn shared_rows(&self, model: ModelId) -> u32 {
+    fn shared_rows(&self, model: ModelId, promises: &ModelPromises) -> u32 {
         let most = shared_rows_max(&self.space);
         let (n, rows) = self.requests.prompts(model);
         let all = self.requests.all().filter(|t| t.model == model).count();
         let share = self.models.get(model);
-        if share.is_some_and(|entry| self.streams_experts(entry)) {
-            return self.space.prefill_chunk.get() as u32;
-        }
-        match share.filter(|_| self.is_worth_stretching(rows)) {
-            Some(_) if self.interleaves(model) => CHUNK_ROWS.min(most),
-            Some(entry) => entry.share.rows((all - n) as u32, most),
-            None => most,
+        let rows = if share.is_some_and(|entry| self.streams_experts(entry)) {
+            self.space.prefill_chunk.get() as u32
+        } else {
+            match share.filter(|_| self.is_worth_stretching(rows)) {
+                // Its steps are cut to what is promised.
+                Some(_) if self.interleaves(model) => return CHUNK_ROWS.min(most),
+                Some(entry) => entry.share.rows((all - n) as u32, most),
+                None => most,
+            }
+        };
+        match share.and_then(|entry| Some((entry, self.pass_bound(model, promises)?))) {
+            Some((entry, bound)) => entry.price.rows_within((all - n) as u32, rows, bound),
+            None => rows,
         }
     }
 
@@ -302,6 +319,8 @@ impl Engine {
         let (decode, prompts) = plan.spans.split_at(plan.decode_spans);
         let (others, _) = self.requests.prompts(model_of(plan));
         let waiting = others + prompts.len();
+        let promises = self.promises(self.now());
+        let bound = self.pass_bound(model_of(plan), &promises);
         let entry = self.models.get_mut(model_of(plan));
         if let Some(entry) = entry {
             let rows_of = |spans: &[SpanPlan]| spans.iter().map(|s| s.rows).sum::<u32>();
@@ -324,7 +343,9 @@ impl Engine {
                     ),
                     decoding: decode.len(),
                     waiting,
+                    bound,
                 };
+                entry.price.note(mixed.rows, took, mixed.without);
                 tracing::trace!(
                     mixed.rows,
                     mixed.tokens,

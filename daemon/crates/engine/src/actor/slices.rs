@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use rocmforge_device::ALIGNMENT;
-use rocmforge_scheduler::PassPlan;
+use rocmforge_scheduler::{PassPlan, slice_is_over};
 use rocmforge_tensor_cache::{BlockKind, ModelId};
 
 use crate::actor::accounts::EndedSlice;
 use crate::actor::engine::Engine;
+use crate::actor::promises::{micros, pass_us};
 use crate::actor::step::Until;
 use crate::api::error::Error;
 use crate::pass::backlog::SliceWork;
+use crate::pass::pieces::StepWatch;
 use crate::pass::prepared::PassRequests;
 use crate::pass::run::Load;
 use crate::pass::slices::{self, SliceStart, Slicing};
@@ -167,6 +169,9 @@ impl Engine {
             ..
         } = pass;
         let whole = !by_time || self.is_short(model, plan);
+        let limit = self.slack(model).filter(|_| by_time);
+        let fits = limit.is_none_or(|limit| self.takes_at_most(limit, model, plan));
+        let known = limit.and_then(|_| self.piece_seconds(model, plan.rows));
         let slice = self.slice_time(model);
         let rows_per_pass = plan.rows as usize;
         let pace = self.memory.store.device.pace(rows_per_pass);
@@ -181,23 +186,50 @@ impl Engine {
             None => SliceStart::Inputs(&prepared.inputs),
         };
         let clock = self.memory.store.clock;
-        let until = clock.now() + slice;
-        let is_over = |bytes| by_time && (bytes >= bytes_max || clock.now() >= until);
+        let begun = clock.now();
+        let until = begun + slice;
+        let waited = self.memory.store.reasons.waited.all;
+        let watch = StepWatch::new(begun, pace.map(|pace| pace.computed_bytes_per_s));
+        let known = known.map_or(0, |seconds| (seconds * 1e6) as u64);
+        let is_over = |bytes| {
+            let now = clock.now();
+            let (elapsed, longest) = watch.step(now, bytes);
+            let is_late = limit.is_some_and(|limit| {
+                let longest = micros(longest).max(known);
+                slice_is_over(micros(elapsed), longest, micros(limit))
+            });
+            by_time && (bytes >= bytes_max || now >= until || is_late)
+        };
         let slicing = Slicing {
             is_over: &is_over,
             suspends: slicing_suspends,
             whole,
+            fits,
         };
         self.space.computing = true;
         let others = Some(&mut self.requests.tasks);
         let mut client = PassRequests::new(&rows, members, others, &self.space.row_threads);
         let end = slices::run_slice(&mut self.memory, &pass, start, slicing, counts, &mut client);
         self.requests.times.sampling += client.sampling;
+        // The time of a step in which an upload was waited for is not its own.
+        if self.memory.store.reasons.waited.all == waited
+            && let Some(longest) = watch.longest(clock.now())
+            && let Some(entry) = self.models.get_mut(model)
+        {
+            entry.pieces.note(plan.rows, longest.as_secs_f64());
+        }
         let end = end?;
         if matches!(end, SliceEnd::Complete(_)) {
             self.keep_stream(prepared, scratch_at, members)?;
         }
         Ok(end)
+    }
+
+    /// Whether a pass in one piece is over in time.
+    fn takes_at_most(&self, limit: Duration, model: ModelId, plan: &PassPlan) -> bool {
+        let entry = self.models.get(model);
+        let seconds = entry.and_then(|e| e.times.seconds(plan.rows as usize));
+        seconds.is_some_and(|seconds| pass_us(seconds) <= micros(limit))
     }
 
     /// Whether a pass is so short that nobody minds it in one piece.

@@ -254,6 +254,7 @@ impl Engine {
     fn note_tokens(&mut self, member: &mut Member, now: Instant) {
         let (made, right) = (member.drafts(), member.right());
         let (model, told) = (member.task.model, member.told);
+        let class = member.task.asker.class;
         let Work::Generate(g) = &mut member.task.work else {
             return;
         };
@@ -261,8 +262,11 @@ impl Engine {
             return;
         }
         let uploads = self.memory.store.reasons.waited.all;
-        g.gaps
-            .note(now, self.requests.suspended.spent(model, uploads));
+        let spent = self.requests.suspended.spent(model, uploads);
+        if let Some(gap) = g.gaps.note(now, spent) {
+            tracing::debug!(model = model.0, took = ?gap.took, cause = gap.cause.name(), "a broken promise");
+            self.requests.promises.broken.count(class, gap.cause);
+        }
         if made == 0 {
             return;
         }
@@ -448,6 +452,7 @@ fn summary(
             0.0
         },
         longest_gap: g.gaps.longest(),
+        promised_gap: g.gaps.promised().map(|gap| (gap, g.gaps.broken())),
         cache,
     }
 }

@@ -8,7 +8,7 @@ use rocmforge_device::Stalls;
 use rocmforge_device::gpu::UploadWay;
 use rocmforge_ops::KvType;
 
-use crate::api::{Budget, Policy, When};
+use crate::api::{Budget, Class, Policy, When};
 use crate::guards::sleep::Clocks;
 
 /// Which device to use.
@@ -81,6 +81,26 @@ pub struct KvDiskConfig {
     pub always: bool,
 }
 
+/// The longest gap between tokens that requests are promised which ask for none, by class.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MaxGaps {
+    /// Of interactive requests.
+    pub interactive: Option<Duration>,
+    /// Of batch requests.
+    pub batch: Option<Duration>,
+}
+
+impl MaxGaps {
+    /// That of a class.
+    #[must_use]
+    pub fn of(self, class: Class) -> Option<Duration> {
+        match class {
+            Class::Interactive => self.interactive,
+            Class::Batch => self.batch,
+        }
+    }
+}
+
 /// How the engine is set up.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
@@ -140,6 +160,8 @@ pub struct EngineConfig {
     /// How long a pass goes on before others have their turn, between two of its steps. `None`
     /// leaves it to the engine; zero stops behind each step, for tests.
     pub slice: Option<Duration>,
+    /// The gaps that requests are promised which ask for none.
+    pub max_gaps: MaxGaps,
     /// How many logits are looked at by several threads, and not by the engine's alone. `None`
     /// leaves it to the engine; 0 is always, for tests.
     pub rows_shared_from: Option<usize>,
@@ -180,6 +202,7 @@ impl Default for EngineConfig {
             speculate: None,
             interleave: None,
             slice: None,
+            max_gaps: MaxGaps::default(),
             rows_shared_from: None,
             keep_free: None,
             watchdog: WATCHDOG_DEFAULT,

@@ -9,7 +9,7 @@ use rocmforge_device::{Loss, MemoryUse};
 use rocmforge_scheduler::are_left_to_others;
 use rocmforge_tensor_cache::Evictions;
 
-use super::Policy;
+use super::{BrokenGaps, Policy};
 use crate::model::loaded::LoadedModel;
 
 /// What the engine published last.
@@ -54,6 +54,8 @@ pub struct Snapshot {
     /// Times that a pass stopped between two of its steps, so that others had a turn, since
     /// start-up.
     pub suspensions: u64,
+    /// Gaps between tokens that were longer than promised.
+    pub broken_gaps: BrokenGaps,
     /// Times that the file of a model was read while others went on.
     pub brought_aside: u64,
     /// Bytes of weights that were uploaded beside the passes of other models.
@@ -108,6 +110,7 @@ impl Snapshot {
             images_read: 0,
             interleaved_passes: 0,
             suspensions: 0,
+            broken_gaps: BrokenGaps::default(),
             brought_aside: 0,
             uploaded_aside_bytes: 0,
             hosted: Hosted::default(),

@@ -7,6 +7,8 @@ use rocmforge_tensor_cache::ModelId;
 use crate::api::error::Error;
 use crate::model::loaded::LoadedModel;
 use crate::model::rotations::Rotations;
+use crate::pass::pieces::Pieces;
+use crate::pass::price::RowPrice;
 use crate::pass::share::PromptShare;
 use crate::pass::times::PassTimes;
 
@@ -21,6 +23,10 @@ pub(crate) struct Entry {
     pub(crate) times: PassTimes,
     /// How much of a prompt its passes take beside others' tokens.
     pub(crate) share: PromptShare,
+    /// What those rows cost.
+    pub(crate) price: RowPrice,
+    /// How long the steps of its passes take.
+    pub(crate) pieces: Pieces,
     /// It is left out of snapshots, to be closed once nobody holds it.
     pub(crate) is_withdrawn: bool,
     /// The model whose images it reads: it is a vision tower, and known to nobody by name.
@@ -50,6 +56,8 @@ impl Models {
             rope: Vec::new(),
             times: PassTimes::default(),
             share: PromptShare::default(),
+            price: RowPrice::default(),
+            pieces: Pieces::default(),
             is_withdrawn: false,
             reads_for: None,
         });

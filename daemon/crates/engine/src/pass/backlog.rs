@@ -25,6 +25,12 @@ pub(crate) struct SliceWork {
 }
 
 impl Backlog {
+    /// How long the device takes from now on for what it was given.
+    pub(crate) fn left(self, now: Instant) -> Duration {
+        self.done_at
+            .map_or(Duration::ZERO, |done| done.saturating_duration_since(now))
+    }
+
     /// What a slice is charged with.
     pub(crate) fn charge(&mut self, slice: SliceWork) -> Duration {
         let SliceWork {
@@ -68,6 +74,8 @@ mod tests {
         let (mut backlog, begin) = (Backlog::default(), Instant::now());
         let prompt = backlog.charge(given(begin, [0, 3], 40, false));
         assert_eq!(prompt, ms(40), "what it gave, and not the time of that");
+        assert_eq!(backlog.left(begin + ms(3)), ms(37));
+        assert_eq!(backlog.left(begin + ms(90)), ms(0));
         let tokens = backlog.charge(given(begin, [3, 42], 1, true));
         assert_eq!(tokens, ms(2), "37 ms of it were the prompt's");
         let again = backlog.charge(given(begin, [50, 52], 1, true));

@@ -29,16 +29,16 @@ const LONGER_A_PROMPT: f64 = 4.0;
 const LONGER_LEAST: f64 = 1.0;
 
 /// Rows of a pass, those of the tokens among them: what kernels take at a time, and some between.
-const SIZES: [u32; 18] = [
+pub(super) const SIZES: [u32; 18] = [
     12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
 ];
 
 /// The first one, before anything was measured: 64 rows.
-const FIRST: usize = 5;
+pub(super) const FIRST: usize = 5;
 
 /// Fewest rows of prompts: with the tokens of 8 sequences as many as kernels
 /// for few rows take at a time.
-const ROWS_MIN: u32 = 8;
+pub(super) const ROWS_MIN: u32 = 8;
 
 /// A pass beyond this part of what it may take is too long: what the engine does between two passes
 /// is part of the time between tokens, too.
@@ -98,6 +98,8 @@ pub(crate) struct Mixed {
     pub(crate) decoding: usize,
     /// Requests that have no token yet.
     pub(crate) waiting: usize,
+    /// Seconds that it may take, where its tokens were promised a gap.
+    pub(crate) bound: Option<f64>,
 }
 
 impl Default for PromptShare {
@@ -121,13 +123,13 @@ pub(crate) fn longer(waiting: usize, decoding: usize) -> f64 {
 }
 
 /// The smallest size that leaves prompts some rows beside so many of tokens.
-fn smallest(tokens: u32) -> usize {
+pub(super) fn smallest(tokens: u32) -> usize {
     let fits = SIZES.iter().position(|size| *size >= tokens + ROWS_MIN);
     fits.unwrap_or(SIZES.len() - 1)
 }
 
 /// Rows of prompts in a pass of a size.
-fn prompt_rows(size: usize, tokens: u32) -> u32 {
+pub(super) fn prompt_rows(size: usize, tokens: u32) -> u32 {
     SIZES[size].saturating_sub(tokens).max(ROWS_MIN)
 }
 
@@ -156,6 +158,14 @@ impl PromptShare {
         }
         self.position = pass.position;
         let longer = without * longer(pass.waiting, pass.decoding);
+        let longer = match pass.bound {
+            Some(bound) => {
+                // It is held to that, however long the smallest one takes.
+                self.let_go = false;
+                longer.min((bound - without).max(0.0))
+            }
+            None => longer,
+        };
         let took = pass.took.as_secs_f64();
         let before = self.last.replace((size, took));
         if self.let_go {
@@ -177,7 +187,7 @@ impl PromptShare {
             }
             self.over = false;
             if size == least {
-                if far {
+                if far && pass.bound.is_none() {
                     (self.let_go, self.ceiling) = (true, None);
                 }
                 return;
@@ -296,6 +306,7 @@ mod tests {
                 without: Some(4e-3),
                 decoding: 8,
                 waiting,
+                bound: None,
             };
             took.push(ms(rows, position));
             share.note(pass, 512);
@@ -392,6 +403,7 @@ mod tests {
                     without: times.seconds_within(decoding, decoding + rows, took),
                     decoding,
                     waiting: REQUESTS - computed / LENGTH,
+                    bound: None,
                 };
                 share.note(pass, 512);
             }
@@ -421,6 +433,7 @@ mod tests {
             without: Some(4e-3),
             decoding: 8,
             waiting: 1,
+            bound: None,
         };
         share.note(pass(9.0), 512);
         assert_eq!(share.rows(8, 512), held);
@@ -446,6 +459,7 @@ mod tests {
             without: Some(4e-3),
             decoding: 8,
             waiting: 1,
+            bound: None,
         };
         share.note(pass(25.0, &share), 512);
         assert!(!share.let_go && share.rows(8, 512) == ROWS_MIN);
@@ -525,6 +539,7 @@ mod tests {
             without: Some(4e-3),
             decoding: 8,
             waiting: 1,
+            bound: None,
         };
         share.note(pass, 512);
         assert_eq!(share.rows(8, 512), held);

@@ -17,6 +17,8 @@ pub(crate) struct Slicing<'a> {
     pub(crate) suspends: bool,
     /// The pass is so short that the device may have it at once.
     pub(crate) whole: bool,
+    /// In one piece it is over before a pass of another model has to begin that was promised.
+    pub(crate) fits: bool,
 }
 
 /// Where a slice begins.
@@ -39,6 +41,7 @@ pub(crate) fn run(
         is_over: &|_| false,
         suspends: false,
         whole: true,
+        fits: true,
     };
     run_slice(
         memory,
@@ -91,7 +94,10 @@ fn first_slice(
         true => pass.decodes() || pass.has_few_routed_rows(),
         false => pass.decodes() && slicing.whole,
     };
-    if at_once && let Some(there) = memory.all_resident(pass.model, counts)? {
+    if at_once
+        && slicing.fits
+        && let Some(there) = memory.all_resident(pass.model, counts)?
+    {
         let load = Load {
             bytes: memory.store.model_bytes(pass.model),
             was_read: !pass.outputs.is_empty(),

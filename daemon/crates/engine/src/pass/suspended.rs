@@ -97,6 +97,11 @@ impl SuspendedPasses {
         self.passes.iter().map(PassUnderWay::model)
     }
 
+    /// The one of a model.
+    pub(crate) fn of(&self, model: ModelId) -> Option<&PassUnderWay> {
+        self.passes.iter().find(|pass| pass.model() == model)
+    }
+
     /// Their requests.
     pub(crate) fn tasks(&self) -> impl Iterator<Item = &Task> + Clone {
         let members = self.passes.iter().flat_map(|pass| &pass.members);

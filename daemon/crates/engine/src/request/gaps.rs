@@ -21,20 +21,68 @@ pub(crate) struct Gaps {
     /// When its last tokens came, and what had been spent then.
     last: Option<(Instant, Spent)>,
     longest: Option<Gap>,
+    /// The longest that it is promised.
+    promised: Option<Duration>,
+    /// Gaps that were longer.
+    broken: u32,
+    /// Its reader has no room: what it is promised waits, too.
+    is_paused: bool,
 }
 
 impl Gaps {
-    /// Tokens of it came now.
-    pub(crate) fn note(&mut self, now: Instant, spent: Spent) {
-        let Some((then, before)) = self.last.replace((now, spent)) else {
-            return;
-        };
-        let took = now.saturating_duration_since(then);
-        if self.longest.is_some_and(|longest| longest.took >= took) {
+    /// Those of a request that may be promised a longest one.
+    pub(crate) fn new(promised: Option<Duration>) -> Self {
+        Self {
+            promised,
+            ..Self::default()
+        }
+    }
+
+    /// The longest gap that it is promised.
+    pub(crate) fn promised(&self) -> Option<Duration> {
+        self.promised
+    }
+
+    /// Gaps that were longer than promised.
+    pub(crate) fn broken(&self) -> u32 {
+        self.broken
+    }
+
+    /// When its next tokens are due: once it has one, and while its reader reads.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let (last, _) = self.last.filter(|_| !self.is_paused)?;
+        last.checked_add(self.promised?)
+    }
+
+    /// Whether its reader has room now. Where a gap is promised, time in which it has none is not
+    /// counted.
+    pub(crate) fn note_reader(&mut self, has_room: bool, now: Instant, spent: Spent) {
+        if self.promised.is_none() {
             return;
         }
-        let cause = cause(took, before, spent);
-        self.longest = Some(Gap { took, cause });
+        if std::mem::replace(&mut self.is_paused, !has_room) && has_room && self.last.is_some() {
+            self.last = Some((now, spent));
+        }
+    }
+
+    /// Tokens of it came now. The gap before them, if it is longer than promised.
+    pub(crate) fn note(&mut self, now: Instant, spent: Spent) -> Option<Gap> {
+        let (then, before) = self.last.replace((now, spent))?;
+        let took = now.saturating_duration_since(then);
+        let is_broken = self.promised.is_some_and(|promised| took > promised);
+        self.broken += u32::from(is_broken);
+        let is_longest = self.longest.is_none_or(|longest| longest.took < took);
+        if !is_broken && !is_longest {
+            return None;
+        }
+        let gap = Gap {
+            took,
+            cause: cause(took, before, spent),
+        };
+        if is_longest {
+            self.longest = Some(gap);
+        }
+        is_broken.then_some(gap)
     }
 
     pub(crate) fn longest(&self) -> Option<Gap> {
@@ -89,6 +137,41 @@ mod tests {
             cause: GapCause::OtherModels,
         };
         assert_eq!(gaps.longest(), Some(longest));
+    }
+
+    #[test]
+    fn a_gap_that_is_promised_counts_while_its_reader_reads() {
+        let begin = Instant::now();
+        let at = |ms| begin + Duration::from_millis(ms);
+        let mut gaps = Gaps::new(Some(Duration::from_millis(20)));
+        assert_eq!(gaps.due(), None, "from the first token on");
+        gaps.note(at(100), Spent::default());
+        assert_eq!(gaps.due(), Some(at(120)));
+        assert_eq!(gaps.note(at(120), Spent::default()), None);
+        gaps.note_reader(false, at(125), Spent::default());
+        assert_eq!(gaps.due(), None);
+        gaps.note_reader(false, at(500), Spent::default());
+        gaps.note_reader(true, at(900), Spent::default());
+        assert_eq!(gaps.due(), Some(at(920)));
+        gaps.note_reader(true, at(910), Spent::default());
+        assert_eq!(gaps.due(), Some(at(920)), "it had room before");
+        let broken = gaps.note(at(921), spent(19, 0, 0)).unwrap();
+        assert_eq!(broken.took, Duration::from_millis(21));
+        assert_eq!(broken.cause, GapCause::OwnPasses);
+        assert_eq!((gaps.broken(), gaps.longest()), (1, Some(broken)));
+        // The longest is told as it was, and each that is too long counts.
+        assert!(gaps.note(at(960), spent(19, 39, 0)).is_some());
+        assert!(gaps.note(at(990), spent(19, 60, 0)).is_some());
+        assert_eq!(gaps.broken(), 3);
+        assert_eq!(gaps.longest().unwrap().took, Duration::from_millis(39));
+        // Without a promise nothing is broken, and a reader's time is part of a gap.
+        let mut gaps = Gaps::new(None);
+        gaps.note(at(0), Spent::default());
+        gaps.note_reader(false, at(1), Spent::default());
+        gaps.note_reader(true, at(90), Spent::default());
+        assert_eq!(gaps.note(at(100), Spent::default()), None);
+        assert_eq!(gaps.longest().unwrap().took, Duration::from_millis(100));
+        assert_eq!((gaps.due(), gaps.broken()), (None, 0));
     }
 
     #[test]

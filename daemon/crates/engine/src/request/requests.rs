@@ -11,6 +11,7 @@ use crate::pass::member::Member;
 use crate::pass::suspended::SuspendedPasses;
 use crate::request::images::Images;
 use crate::request::masks::Masks;
+use crate::request::promises::Promises;
 use crate::request::task::Task;
 use crate::request::time_book::TimeBook;
 
@@ -28,6 +29,8 @@ pub(crate) struct Requests {
     /// Passes that go before anybody is admitted: one yielded because the ledger
     /// had no room in one piece.
     pub(crate) passes_before_admission: u32,
+    /// The gaps between tokens that are promised.
+    pub(crate) promises: Promises,
     /// What prompts began with.
     pub(crate) prefix_counts: PrefixCounts,
     /// What their time accounts share.
@@ -53,6 +56,7 @@ impl Requests {
             suspended: SuspendedPasses::default(),
             changed: false,
             passes_before_admission: 0,
+            promises: Promises::default(),
             prefix_counts: PrefixCounts::default(),
             times: TimeBook::default(),
             images: Images::default(),
@@ -101,6 +105,12 @@ impl Requests {
     /// The scheduler's part of a request that is admitted.
     pub(crate) fn running(&self, seq: SeqId) -> Option<SequenceStatus> {
         self.scheduler.sequence(seq).filter(|s| s.running)
+    }
+
+    /// How many of a model's requests run, those in a pass under way among them.
+    pub(crate) fn running_of(&self, model: ModelId) -> u32 {
+        let of_model = self.all().filter(|t| t.model == model);
+        of_model.filter(|t| self.running(t.seq).is_some()).count() as u32
     }
 
     /// How many of a model's requests have no token yet, and how many rows their prompts have

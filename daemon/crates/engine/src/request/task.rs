@@ -1,7 +1,7 @@
 //! A request that runs or waits to run: its tokens, its KV pages, and what it has produced.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rocmforge_scheduler::SeqId;
 use rocmforge_tensor_cache::ModelId;
@@ -19,7 +19,7 @@ use crate::model::adapters::AppliedAdapters;
 use crate::model::loaded::LoadedModel;
 use crate::pass::times::PassTimes;
 use crate::request::decoding::Chooser;
-use crate::request::gaps::Gaps;
+use crate::request::gaps::{Gaps, Spent};
 use crate::request::images::{PlacedImage, TowerWork};
 use crate::request::kv::SequenceMemory;
 use crate::request::stop::StopStrings;
@@ -237,6 +237,30 @@ impl Task {
     /// length of its own.
     pub(crate) fn may_end_here(&self) -> bool {
         self.open_ended && self.generated() > 0
+    }
+
+    /// The longest gap between its tokens that it is promised.
+    pub(crate) fn promised_gap(&self) -> Option<Duration> {
+        match &self.work {
+            Work::Generate(g) => g.gaps.promised(),
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => None,
+        }
+    }
+
+    /// When its next tokens are due by what it is promised.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        match &self.work {
+            Work::Generate(g) => g.gaps.due(),
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => None,
+        }
+    }
+
+    /// Notes whether its reader reads, since that is no part of a gap that is promised.
+    pub(crate) fn note_reader(&mut self, now: Instant, spent: Spent) {
+        let has_room = self.reader_has_room();
+        if let Work::Generate(g) = &mut self.work {
+            g.gaps.note_reader(has_room, now, spent);
+        }
     }
 
     /// Tokens generated so far.

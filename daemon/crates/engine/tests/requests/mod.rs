@@ -93,6 +93,7 @@ pub(crate) fn greedy(
         stop: Vec::new(),
         decoding: Decoding::default(),
         deadline: None,
+        max_gap: None,
         asker: Asker::default(),
         reuse: false,
         adapters: None,

@@ -1,0 +1,351 @@
+//! Gaps between tokens that are promised: when tokens are due, what others may do until then, and
+//! whom a gap is promised.
+//!
+//! All of it goes by measured times. While nothing is measured a gap is promised, a pass has few
+//! rows, and both are learned.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use rocmforge_scheduler::{Config, ModelView, Promise, Scheduler, SeqId, Share, View, slack_us};
+use rocmforge_tensor_cache::ModelId;
+
+use crate::actor::engine::Engine;
+use crate::pass::pieces::ROWS_LEAST;
+use crate::request::task::Task;
+
+/// The part of a gap that nothing is planned into: between two passes the engine does this and
+/// that, and a token is sent a moment after it was found.
+pub(super) const MARGIN: Duration = Duration::from_millis(1);
+
+/// A pass may take so many times longer than measured.
+const LONGER: f64 = 1.25;
+
+/// The part of what a gap leaves that passes with rows of prompts take beside their tokens, alone
+/// and where others have requests.
+const PROMPT_PART: f64 = 0.9;
+const PROMPT_PART_BESIDE: f64 = 0.5;
+
+/// A step is at most so many times longer than the mean of its pass's, while none was measured.
+const STEP_TO_MEAN: f64 = 3.0;
+
+pub(super) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn micros_of(seconds: f64) -> u64 {
+    Duration::try_from_secs_f64(seconds).map_or(u64::MAX, micros)
+}
+
+/// The gap that is planned with.
+pub(super) fn planned(gap: Duration) -> Duration {
+    gap.saturating_sub(MARGIN)
+}
+
+/// A pass as it is planned with.
+pub(super) fn pass_us(seconds: f64) -> u64 {
+    micros_of(seconds * LONGER)
+}
+
+/// What the running requests of models are promised.
+pub(crate) type ModelPromises = Vec<(ModelId, Promise)>;
+
+fn of_model(promises: &ModelPromises, model: ModelId) -> Option<Promise> {
+    let found = promises.iter().find(|(id, _)| *id == model);
+    found.map(|(_, promise)| *promise)
+}
+
+fn of_others(promises: &ModelPromises, model: ModelId) -> impl Iterator<Item = Promise> {
+    let others = promises.iter().filter(move |(id, _)| *id != model);
+    others.map(|(_, promise)| *promise)
+}
+
+pub(super) fn shares(promises: &ModelPromises, except: ModelId) -> Vec<Share> {
+    let share = |promise: Promise| Share {
+        gap_us: promise.gap_us,
+        pass_us: promise.pass_us,
+    };
+    of_others(promises, except).map(share).collect()
+}
+
+impl Engine {
+    /// Looks at who was promised a gap: whether anybody was, whose readers read, and whose weights
+    /// stay.
+    pub(crate) fn look_at_promises(&mut self) {
+        if !self.requests.promises.any {
+            return;
+        }
+        let now = self.now();
+        let promised = |task: &Task| task.promised_gap().is_some();
+        let any = self.requests.all().any(promised);
+        self.requests.promises.any = any;
+        let uploads = self.memory.store.reasons.waited.all;
+        let requests = &mut self.requests;
+        for task in requests.tasks.values_mut() {
+            let spent = requests.suspended.spent(task.model, uploads);
+            task.note_reader(now, spent);
+        }
+        self.keep_promised_weights();
+    }
+
+    /// Keeps the weights of models whose running requests were promised a gap, as far as all of a
+    /// model's fit.
+    fn keep_promised_weights(&mut self) {
+        let mut kept = Vec::new();
+        for task in self.requests.all().filter(|t| t.promised_gap().is_some()) {
+            let runs = self.requests.running(task.seq).is_some();
+            if runs && self.memory.store.cache.fits(task.model) && !kept.contains(&task.model) {
+                kept.push(task.model);
+                kept.extend(self.speculation.beside(task.model));
+            }
+        }
+        kept.sort_unstable();
+        if kept != self.requests.promises.kept {
+            self.memory.store.cache.keep(&kept);
+            self.requests.promises.kept = kept;
+        }
+    }
+
+    /// Bytes of weights that stay for promises, without what is pinned.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        let kept = self.requests.promises.kept.iter();
+        kept.map(|&model| self.unpinned_bytes(model)).sum()
+    }
+
+    pub(super) fn unpinned_bytes(&self, model: ModelId) -> u64 {
+        let store = &self.memory.store;
+        match store.sources.contains_key(&model) {
+            true => store.model_bytes(model) - store.model_pinned_bytes(model),
+            false => 0,
+        }
+    }
+
+    /// What the running requests of each model are promised now.
+    pub(crate) fn promises(&self, now: Instant) -> ModelPromises {
+        if !self.requests.promises.any {
+            return Vec::new();
+        }
+        let queued = self.space.backlog.left(now);
+        let mut found: Vec<(ModelId, Option<Instant>, Duration)> = Vec::new();
+        for task in self.requests.all() {
+            let Some(gap) = task.promised_gap() else {
+                continue;
+            };
+            if self.requests.running(task.seq).is_none() {
+                continue;
+            }
+            let due = task.due();
+            match found.iter_mut().find(|(model, ..)| *model == task.model) {
+                Some((_, first, shortest)) => {
+                    *first = [*first, due].into_iter().flatten().min();
+                    *shortest = gap.min(*shortest);
+                }
+                None => found.push((task.model, due, gap)),
+            }
+        }
+        let promise = |(model, due, gap): (ModelId, Option<Instant>, Duration)| {
+            let left = |due: Instant| due.saturating_duration_since(now + queued + MARGIN);
+            let gap = planned(gap);
+            let pass = self.pass_left(model).map(pass_us);
+            let promise = Promise {
+                due_us: due.map_or(u64::MAX, |due| micros(left(due))),
+                // Nothing is known of it: a quarter, until its first pass.
+                pass_us: pass.unwrap_or(micros(gap) / 4),
+                gap_us: micros(gap),
+            };
+            (model, promise)
+        };
+        found.into_iter().map(promise).collect()
+    }
+
+    /// Seconds of a model's next pass, or of what is left of its suspended one; `None` where
+    /// nothing is known.
+    fn pass_left(&self, model: ModelId) -> Option<f64> {
+        let entry = self.models.get(model)?;
+        let tokens = |rows: u32| entry.times.seconds(rows as usize);
+        if let Some(pass) = self.requests.suspended.of(model) {
+            let decode = pass.plan.decode_spans;
+            let all = match pass.plan.spans.len() > decode {
+                true => entry.price.seconds().or(tokens(pass.plan.rows)),
+                false => tokens(pass.plan.rows),
+            }?;
+            return Some((all - pass.took.as_secs_f64()).max(all / 8.0));
+        }
+        let alone = tokens(self.requests.running_of(model).max(1))?;
+        let with_prompts = match self.requests.prompts(model).0 {
+            0 => None,
+            _ => entry.price.seconds(),
+        };
+        Some(alone.max(with_prompts.unwrap_or(0.0)))
+    }
+
+    /// Seconds of the longest step of a model's passes of so many rows, as far as that is known.
+    pub(super) fn piece_seconds(&self, model: ModelId, rows: u32) -> Option<f64> {
+        let entry = self.models.get(model)?;
+        entry.pieces.seconds(rows).or_else(|| {
+            let steps = entry.loaded.model().plan().steps.len().max(1);
+            Some(entry.times.seconds(rows as usize)? / steps as f64 * STEP_TO_MEAN)
+        })
+    }
+
+    /// The model with the longest step among those that have requests, but for one, and how long
+    /// that is in passes of few rows.
+    pub(super) fn longest_piece(&self, except: ModelId) -> Option<(ModelId, f64)> {
+        let mut models: Vec<ModelId> = self.requests.all().map(|task| task.model).collect();
+        models.sort_unstable();
+        models.dedup();
+        let others = models.into_iter().filter(|&model| model != except);
+        let pieces = others.filter_map(|model| {
+            let rows = self.requests.running_of(model).max(ROWS_LEAST);
+            Some((model, self.piece_seconds(model, rows)?))
+        });
+        pieces.max_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
+    /// Seconds that a pass of a model may take that has rows of prompts beside tokens that were
+    /// promised a gap; `None` if none were.
+    pub(crate) fn pass_bound(&self, model: ModelId, promises: &ModelPromises) -> Option<f64> {
+        let own = of_model(promises, model)?;
+        let piece = self
+            .longest_piece(model)
+            .map_or(0.0, |(_, seconds)| seconds);
+        let passes = of_others(promises, model).map(|other| {
+            let times = own.gap_us.div_ceil(other.gap_us.max(1));
+            times.saturating_mul(other.pass_us)
+        });
+        let taken = passes.fold(micros_of(piece), u64::saturating_add);
+        let left = own.gap_us.saturating_sub(taken) as f64 / 1e6;
+        let part = match self.requests.any_of_others(model) {
+            true => PROMPT_PART_BESIDE,
+            false => PROMPT_PART,
+        };
+        Some(left * part / LONGER)
+    }
+
+    /// How long a slice of a model's pass may last for the sake of what others are promised.
+    pub(crate) fn slack(&self, model: ModelId) -> Option<Duration> {
+        let promises = self.promises(self.now());
+        slack_us(of_others(&promises, model)).map(Duration::from_micros)
+    }
+
+    /// Seconds until a pass of a model has to begin that makes tokens which were promised a gap.
+    pub(crate) fn own_slack(&self, model: ModelId) -> Option<f64> {
+        let promises = self.promises(self.now());
+        let own = of_model(&promises, model)?;
+        Some(slack_us(std::iter::once(own))? as f64 / 1e6)
+    }
+
+    /// Adds what is promised to the views of models, and bounds the rows of passes whose steps
+    /// others would wait for too long.
+    pub(crate) fn bound_by_promises(&self, views: &mut [ModelView], promises: &ModelPromises) {
+        for view in views {
+            let model = ModelId(view.model.0);
+            view.promise = of_model(promises, model);
+            let fresh = of_others(promises, model).map(|promise| Promise {
+                due_us: promise.gap_us,
+                ..promise
+            });
+            let (Some(most), Some(entry)) = (slack_us(fresh), self.models.get(model)) else {
+                continue;
+            };
+            let within = |rows| entry.pieces.rows_within(most as f64 / 1e6, rows);
+            let whole = self.requests.rows_max(model, 0);
+            view.rows_max = within(view.rows_max).max(whole);
+            view.shared_rows = within(view.shared_rows).max(1);
+            let rows = match self.requests.suspended.of(model) {
+                Some(pass) => pass.plan.rows,
+                None => match self.requests.prompts(model) {
+                    (0, _) => self.requests.running_of(model),
+                    (_, rows) => view.rows_max.min(rows.max(1) as u32),
+                },
+            };
+            let piece = self.piece_seconds(model, rows).unwrap_or(0.0);
+            view.piece_us = micros_of(piece);
+        }
+    }
+
+    /// The waiting requests without a promise that may not be admitted now: what is promised would
+    /// not be held beside them.
+    pub(crate) fn held_for_promises(&mut self) -> HashSet<SeqId> {
+        if !self.requests.promises.any {
+            return HashSet::new();
+        }
+        let now = self.now();
+        let promises = self.promises(now);
+        let mut looked: Vec<(ModelId, bool)> = Vec::new();
+        let mut held = HashSet::new();
+        if !promises.is_empty() {
+            for task in self.requests.tasks.values() {
+                let waits = self.requests.running(task.seq).is_none();
+                if !waits || task.promised_gap().is_some() {
+                    continue;
+                }
+                let known = looked.iter().find(|(model, _)| *model == task.model);
+                let breaks = known.map_or_else(
+                    || self.breaks_promises(task.model, &promises),
+                    |(_, breaks)| *breaks,
+                );
+                looked.push((task.model, breaks));
+                if breaks {
+                    held.insert(task.seq);
+                }
+            }
+        }
+        self.requests.promises.note_held(held.iter().copied(), now);
+        held
+    }
+
+    /// Whether one more request of a model breaks what is promised, by what was measured.
+    fn breaks_promises(&self, model: ModelId, promises: &ModelPromises) -> bool {
+        let running = self.requests.running_of(model);
+        let piece = |except| {
+            self.longest_piece(except)
+                .map_or(0.0, |(_, seconds)| seconds)
+        };
+        if let Some(own) = of_model(promises, model) {
+            let pass = self.models.get(model).and_then(|entry| {
+                let rows = running as usize + 1;
+                entry.times.seconds(rows)
+            });
+            let asked = Share {
+                gap_us: own.gap_us,
+                pass_us: pass.map_or(own.pass_us, pass_us),
+            };
+            let others = shares(promises, model);
+            return rocmforge_scheduler::least_gap(asked, &others, micros_of(piece(model)))
+                .is_err();
+        }
+        if running > 0 {
+            // Its steps are waited for already.
+            return false;
+        }
+        let Some(more) = self.piece_seconds(model, ROWS_LEAST) else {
+            return false;
+        };
+        promises.iter().any(|&(of, promise)| {
+            let own = Share {
+                gap_us: promise.gap_us,
+                pass_us: promise.pass_us,
+            };
+            let (others, piece) = (shares(promises, of), more.max(piece(of)));
+            rocmforge_scheduler::least_gap(own, &others, micros_of(piece)).is_err()
+        })
+    }
+
+    /// Bytes that running requests need beside weights.
+    pub(super) fn needed_beside_weights(&mut self) -> u64 {
+        let budget = self.memory.budget();
+        self.scheduling(budget, |scheduler: &mut Scheduler, view: &View<'_>| {
+            let view = View {
+                kept_bytes: 0,
+                ..*view
+            };
+            scheduler.needed(&view)
+        })
+    }
+}
+
+/// Models that may have promises at the same time.
+pub(super) fn promising_models_max() -> usize {
+    Scheduler::promising_models_max(&Config::default())
+}

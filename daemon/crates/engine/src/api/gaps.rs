@@ -1,0 +1,100 @@
+//! Gaps between the tokens of a request.
+
+use std::time::Duration;
+
+use crate::api::Class;
+
+/// A time between two tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gap {
+    /// How long it was.
+    pub took: Duration,
+    /// What most of it went to.
+    pub cause: GapCause,
+}
+
+/// What a gap between two tokens went to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GapCause {
+    /// Passes of the request's own model: its tokens, and other requests' prompts beside them.
+    OwnPasses,
+    /// Passes of other models.
+    OtherModels,
+    /// The wait for uploads of weights.
+    Uploads,
+    /// No pass: the reader had no room, the request had been preempted, or the engine did
+    /// something else.
+    Waiting,
+}
+
+impl GapCause {
+    /// All causes.
+    pub const ALL: [Self; 4] = [
+        Self::OwnPasses,
+        Self::OtherModels,
+        Self::Uploads,
+        Self::Waiting,
+    ];
+
+    /// Its name in logs, metrics and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            GapCause::OwnPasses => "own_passes",
+            GapCause::OtherModels => "other_models",
+            GapCause::Uploads => "uploads",
+            GapCause::Waiting => "waiting",
+        }
+    }
+}
+
+/// Gaps that were longer than promised, since start-up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BrokenGaps {
+    interactive: [u64; GapCause::ALL.len()],
+    batch: [u64; GapCause::ALL.len()],
+}
+
+impl BrokenGaps {
+    /// Those of a class with a cause.
+    #[must_use]
+    pub fn of(&self, class: Class, cause: GapCause) -> u64 {
+        match class {
+            Class::Interactive => self.interactive[cause as usize],
+            Class::Batch => self.batch[cause as usize],
+        }
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        self.interactive.iter().chain(&self.batch).sum()
+    }
+
+    pub(crate) fn count(&mut self, class: Class, cause: GapCause) {
+        let of_class = match class {
+            Class::Interactive => &mut self.interactive,
+            Class::Batch => &mut self.batch,
+        };
+        of_class[cause as usize] += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_class_and_cause_has_a_count_of_its_own() {
+        let mut broken = BrokenGaps::default();
+        let classes = [Class::Interactive, Class::Batch];
+        for (at, cause) in GapCause::ALL.into_iter().enumerate() {
+            assert_eq!(cause as usize, at);
+            for class in classes {
+                broken.count(class, cause);
+                assert_eq!(broken.of(class, cause), 1);
+            }
+        }
+        assert_eq!(broken.sum(), 8);
+    }
+}

@@ -1,0 +1,172 @@
+//! How long the steps of a model's passes take: the time for which a pass that is cut into slices
+//! cannot be stopped. Where others were promised a gap between their tokens, a pass has so few rows
+//! that its longest step fits.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+/// Classes of rows: powers of two.
+const CLASSES: usize = 16;
+
+/// Rows of a pass of which no step was measured yet, while others were promised a gap.
+const ROWS_FIRST: u32 = 64;
+
+/// Rows below which passes do not become shorter for the sake of their steps.
+pub(crate) const ROWS_LEAST: u32 = 8;
+
+/// The part by which what is known falls towards a shorter step.
+const FALLS: f64 = 1.0 / 64.0;
+
+/// The longest steps of a model's passes, in seconds, by their rows.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces {
+    longest: [Option<f64>; CLASSES],
+}
+
+/// The class of passes of so many rows.
+fn class(rows: u32) -> usize {
+    (rows.max(1).next_power_of_two().trailing_zeros() as usize).min(CLASSES - 1)
+}
+
+impl Pieces {
+    /// The longest step of a slice took so many seconds. What is known rises at once, and falls
+    /// slowly.
+    pub(crate) fn note(&mut self, rows: u32, seconds: f64) {
+        let known = &mut self.longest[class(rows)];
+        *known = Some(match *known {
+            Some(before) if seconds < before => before - (before - seconds) * FALLS,
+            _ => seconds,
+        });
+    }
+
+    /// Seconds of the longest step of a pass of so many rows, as far as that is known: where it was
+    /// not measured, by the next smaller passes, whose steps take at most as long a row, else by
+    /// the next larger ones.
+    pub(crate) fn seconds(&self, rows: u32) -> Option<f64> {
+        let class = class(rows);
+        let below = (0..=class).rev().find_map(|at| {
+            let times = (1_u64 << (class - at)) as f64;
+            Some(self.longest[at]? * times)
+        });
+        below.or_else(|| self.longest[class..].iter().copied().flatten().next())
+    }
+
+    /// The most rows, of so many at most, of a pass whose steps take no longer than that.
+    pub(crate) fn rows_within(&self, seconds: f64, most: u32) -> u32 {
+        if self.longest.iter().all(Option::is_none) {
+            return most.min(ROWS_FIRST);
+        }
+        let fits = |rows: &u32| self.seconds(*rows).is_some_and(|took| took <= seconds);
+        let powers = (0..CLASSES as u32).rev().map(|power| 1 << power);
+        let rows = std::iter::once(most)
+            .chain(powers.filter(|rows| *rows < most))
+            .find(fits);
+        rows.unwrap_or(0).max(ROWS_LEAST.min(most))
+    }
+}
+
+/// Watches the steps of a slice.
+pub(crate) struct StepWatch {
+    begun: Instant,
+    /// Bytes of weights a second that the device computes with, where it does so later.
+    bytes_per_s: Option<f64>,
+    /// When the last step ended, and the bytes that were given until then.
+    last: Cell<(Instant, u64)>,
+    longest: Cell<Option<Duration>>,
+}
+
+impl StepWatch {
+    pub(crate) fn new(begun: Instant, bytes_per_s: Option<f64>) -> Self {
+        Self {
+            begun,
+            bytes_per_s,
+            last: Cell::new((begun, 0)),
+            longest: Cell::new(None),
+        }
+    }
+
+    /// How long the device takes for so many bytes, where it does so later.
+    fn work(&self, bytes: u64) -> Duration {
+        let seconds = self.bytes_per_s.map_or(0.0, |pace| bytes as f64 / pace);
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO)
+    }
+
+    /// A step ended now, with so many bytes since the slice began: how long the slice takes so far,
+    /// and its longest step.
+    pub(crate) fn step(&self, now: Instant, bytes: u64) -> (Duration, Duration) {
+        let (last, before) = self.last.replace((now, bytes));
+        let work = self.work(bytes.saturating_sub(before));
+        let took = now.saturating_duration_since(last).max(work);
+        let longest = self.longest.get().map_or(took, |longest| longest.max(took));
+        self.longest.set(Some(longest));
+        let elapsed = now.saturating_duration_since(self.begun);
+        (elapsed.max(self.work(bytes)), longest)
+    }
+
+    /// The longest step of the slice, which ended now; `None` of one that was given in one piece.
+    /// What is behind the last step counts where the device does its work at once: else that is a
+    /// wait for what was counted.
+    pub(crate) fn longest(&self, now: Instant) -> Option<Duration> {
+        let longest = self.longest.get()?;
+        let (last, _) = self.last.get();
+        Some(match self.bytes_per_s {
+            Some(_) => longest,
+            None => longest.max(now.saturating_duration_since(last)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_takes_its_time_or_that_of_what_it_gives_the_device() {
+        let begin = Instant::now();
+        let ms = Duration::from_millis;
+        let at = |n| begin + ms(n);
+        let host = StepWatch::new(begin, None);
+        assert_eq!(host.longest(at(90)), None, "in one piece");
+        assert_eq!(host.step(at(3), 10), (ms(3), ms(3)));
+        assert_eq!(host.step(at(4), 20), (ms(4), ms(3)));
+        assert_eq!(host.longest(at(5)), Some(ms(3)));
+        assert_eq!(host.longest(at(9)), Some(ms(5)));
+        let card = StepWatch::new(begin, Some(1000.0));
+        assert_eq!(card.step(at(1), 20), (ms(20), ms(20)));
+        assert_eq!(card.step(at(2), 25), (ms(25), ms(20)));
+        assert_eq!(card.longest(at(25)), Some(ms(20)));
+    }
+
+    #[test]
+    fn a_pass_has_as_many_rows_as_its_longest_step_allows() {
+        let mut pieces = Pieces::default();
+        assert_eq!(pieces.rows_within(0.01, 4096), ROWS_FIRST);
+        assert_eq!((pieces.rows_within(0.01, 5), pieces.seconds(5)), (5, None));
+        pieces.note(64, 0.001);
+        // Larger ones are tried as far as they fit where each row costs as much.
+        assert_eq!(pieces.rows_within(0.005, 4096), 256);
+        assert_eq!(pieces.rows_within(0.005, 200), 200);
+        // They are cheaper than that.
+        pieces.note(256, 0.002);
+        assert_eq!(pieces.rows_within(0.005, 4096), 512);
+        pieces.note(512, 0.006);
+        assert_eq!(pieces.rows_within(0.005, 4096), 256);
+        assert_eq!(pieces.rows_within(0.0001, 4096), ROWS_LEAST);
+        // Of fewer rows than were measured nothing is known but that they take no longer.
+        assert_eq!(pieces.seconds(1), Some(0.001));
+    }
+
+    #[test]
+    fn what_is_known_rises_at_once_and_falls_slowly() {
+        let mut pieces = Pieces::default();
+        pieces.note(8, 0.001);
+        pieces.note(8, 0.004);
+        assert_eq!(pieces.seconds(8), Some(0.004));
+        pieces.note(8, 0.001);
+        assert!(pieces.seconds(8).unwrap() > 0.0039);
+        for _ in 0..400 {
+            pieces.note(8, 0.001);
+        }
+        assert!(pieces.seconds(8).unwrap() < 0.0011);
+    }
+}

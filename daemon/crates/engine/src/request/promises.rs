@@ -1,0 +1,60 @@
+//! What the requests with a promised gap have in common.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use rocmforge_scheduler::SeqId;
+use rocmforge_tensor_cache::ModelId;
+
+use crate::api::BrokenGaps;
+
+/// The promises of all requests.
+#[derive(Debug, Default)]
+pub(crate) struct Promises {
+    /// Some request may have one: else nothing of this is looked at.
+    pub(crate) any: bool,
+    /// The models whose weights stay for them.
+    pub(crate) kept: Vec<ModelId>,
+    /// Gaps that were longer.
+    pub(crate) broken: BrokenGaps,
+    /// Since when requests that were promised nothing wait for them.
+    held_since: HashMap<SeqId, Instant>,
+}
+
+impl Promises {
+    /// These requests wait for promises now, and no others.
+    pub(crate) fn note_held(&mut self, held: impl Iterator<Item = SeqId>, now: Instant) {
+        let before = std::mem::take(&mut self.held_since);
+        let since = |seq: SeqId| (seq, before.get(&seq).copied().unwrap_or(now));
+        self.held_since = held.map(since).collect();
+    }
+
+    /// How long the one waits that waits longest.
+    pub(crate) fn held_longest(&self, now: Instant) -> Duration {
+        let first = self.held_since.values().min();
+        first.map_or(Duration::ZERO, |since| {
+            now.saturating_duration_since(*since)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_is_remembered_since_it_began_to() {
+        let mut promises = Promises::default();
+        let begin = Instant::now();
+        let at = |s| begin + Duration::from_secs(s);
+        assert_eq!(promises.held_longest(at(5)), Duration::ZERO);
+        promises.note_held([SeqId(1)].into_iter(), at(5));
+        promises.note_held([SeqId(1), SeqId(2)].into_iter(), at(7));
+        assert_eq!(promises.held_longest(at(9)), Duration::from_secs(4));
+        promises.note_held([SeqId(2)].into_iter(), at(10));
+        assert_eq!(promises.held_longest(at(11)), Duration::from_secs(4));
+        promises.note_held(std::iter::empty(), at(12));
+        promises.note_held([SeqId(2)].into_iter(), at(13));
+        assert_eq!(promises.held_longest(at(14)), Duration::from_secs(1));
+    }
+}
