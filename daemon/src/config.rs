@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
-use rocmforge_engine::{EngineConfig, HostPressure, KvDiskConfig};
+use rocmforge_engine::{EngineConfig, HostPressure, KvDiskConfig, MaxGaps};
 use rocmforge_service::roles::{Roles, Who};
 
 use crate::addresses::ListenAddress;
@@ -218,6 +218,7 @@ impl Config {
     /// What the engine is told of the settings.
     pub fn engine(&self) -> EngineConfig {
         let values = &self.values;
+        let ms = |ms: u32| Duration::from_millis(ms.into());
         EngineConfig {
             device: values.device,
             threads: values.threads,
@@ -243,6 +244,10 @@ impl Config {
             max_sequences: values.max_sequences,
             queue_capacity: values.queue_capacity as usize,
             n_ctx_max: values.n_ctx_max,
+            max_gaps: MaxGaps {
+                interactive: values.max_gap_ms_interactive.map(ms),
+                batch: values.max_gap_ms_batch.map(ms),
+            },
             watchdog: values.watchdog,
             ..EngineConfig::default()
         }

@@ -186,6 +186,10 @@ pub fn script(prompt: &str, most: usize) -> Vec<Result<GenerateEvent, Status>> {
     };
     let done = GenerateDone {
         stop_token_id: None,
+        longest_gap_ms: 14.0,
+        longest_gap_cause: "own_passes".to_owned(),
+        promised_gap_ms: None,
+        broken_gaps: 0,
         finish_reason: reason.into(),
         prompt_tokens: 3,
         reused_tokens: 0,

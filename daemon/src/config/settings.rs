@@ -13,6 +13,7 @@ use axum::http::Uri;
 use rocmforge_engine::api::{Budget, Policy, When};
 use rocmforge_engine::{DeviceChoice, KvType, PrefixCache};
 use rocmforge_hub::Hosts;
+use rocmforge_service::check::MAX_GAP_MS;
 use rocmforge_service::roles::Who;
 
 use super::error::ConfigError;
@@ -164,6 +165,17 @@ declare_settings! {
         ///
         /// One client gets at most seven eighths of it.
         queue_capacity: u32 = integer("N", 1, QUEUE_CAPACITY_LIMIT), Is("320"), AtRestart;
+
+        /// Longest gap between tokens that interactive requests are promised which set none.
+        ///
+        /// In milliseconds. A request asks for its own with `max_gap_ms`, or for none with 0. One
+        /// whose gap cannot be held is refused, with the least gap that can be.
+        max_gap_ms_interactive: Option<u32> = integer("MS", 1, MAX_GAP_MS).optional(), Unset("none"), AtRestart;
+
+        /// Longest gap between tokens that batch requests are promised which set none.
+        ///
+        /// In milliseconds, as `max_gap_ms_interactive`.
+        max_gap_ms_batch: Option<u32> = integer("MS", 1, MAX_GAP_MS).optional(), Unset("none"), AtRestart;
 
         /// Prefix cache: whose earlier prompts a request may reuse.
         ///

@@ -40,6 +40,9 @@ pub(super) struct WireSampling {
     reasoning_budget: Option<Value>,
     /// Likewise.
     thinking_budget_tokens: Option<Value>,
+    /// The longest gap between tokens that is promised, in milliseconds.
+    #[serde(default, deserialize_with = "whole_number")]
+    max_gap_ms: Option<i64>,
     /// llama-server's.
     lora: Option<Vec<WireAdapter>>,
     #[serde(flatten)]
@@ -199,6 +202,7 @@ impl WireSampling {
                 after_sampling: false,
                 format: None,
             },
+            max_gap_ms: count("max_gap_ms", self.max_gap_ms),
             reuse_prompt: self.cache_prompt,
             lora: adapter_scales::listed(self.lora),
         }

@@ -22,7 +22,7 @@ pub(super) fn of_ended(ended: &Ended, n: u32) -> Value {
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     let computed = ended.prompt_tokens.saturating_sub(ended.reused_tokens);
     let (prompt, predicted) = (ms(ended.times.prompt), ms(ended.times.generation));
-    json!({
+    let mut timings = json!({
         "cache_n": ended.reused_tokens,
         "prompt_n": computed,
         "prompt_ms": prompt,
@@ -32,7 +32,28 @@ pub(super) fn of_ended(ended: &Ended, n: u32) -> Value {
         "predicted_ms": predicted,
         "predicted_per_token_ms": per_token(n, predicted),
         "predicted_per_second": per_second(n, predicted),
-    })
+    });
+    add_gaps(ended, &mut timings);
+    timings
+}
+
+/// Adds the longest gap between an answer's tokens, and what was promised of them.
+fn add_gaps(ended: &Ended, to: &mut Value) {
+    if let Some(gap) = ended.summary.longest_gap {
+        to["longest_gap_ms"] = (gap.took.as_secs_f64() * 1e3).into();
+        to["longest_gap_cause"] = gap.cause.name().into();
+    }
+    if let Some((gap, broken)) = ended.summary.promised_gap {
+        to["promised_gap_ms"] = (gap.as_millis() as u64).into();
+        to["broken_gaps"] = broken.into();
+    }
+}
+
+/// The same where a gap was promised: clients of dialects without such fields are spared them.
+pub(super) fn add_promised_gaps(ended: &Ended, to: &mut Value) {
+    if ended.summary.promised_gap.is_some() {
+        add_gaps(ended, to);
+    }
 }
 
 /// The time of an answer that goes on. What it has of the prompt is known at the end.

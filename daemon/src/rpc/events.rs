@@ -237,6 +237,14 @@ fn done(choice: usize, ended: &Ended, others_go_on: bool, arrived: Instant) -> v
         choice: choice as u32,
         others_go_on,
         tool_calls: ended.calls as u32,
+        longest_gap_ms: summary
+            .longest_gap
+            .map_or(0.0, |g| g.took.as_secs_f64() * 1e3),
+        longest_gap_cause: summary
+            .longest_gap
+            .map_or_else(String::new, |gap| gap.cause.name().to_owned()),
+        promised_gap_ms: summary.promised_gap.map(|(gap, _)| gap.as_millis() as u32),
+        broken_gaps: summary.promised_gap.map_or(0, |(_, broken)| broken),
     }
 }
 

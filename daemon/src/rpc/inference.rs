@@ -49,7 +49,8 @@ impl InferenceService {
         self.context.admit()?;
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
-        let sampling = sampling(request.sampling, request.logprobs)?;
+        let mut sampling = sampling(request.sampling, request.logprobs)?;
+        sampling.max_gap_ms = request.max_gap_ms;
         let sampling = self
             .context
             .sampling(&request.model, sampling, &mut violations);
@@ -108,7 +109,8 @@ impl InferenceService {
         let last = roles.last().map(|role| (*role).to_owned());
         let conversation = chat::conversation(&mut request, &mut violations)?;
         conversation::check_continued(conversation.ending, last.as_deref(), &mut violations);
-        let sampling = sampling(request.sampling, request.logprobs)?;
+        let mut sampling = sampling(request.sampling, request.logprobs)?;
+        sampling.max_gap_ms = request.max_gap_ms;
         let sampling = self
             .context
             .sampling(&request.model, sampling, &mut violations);
@@ -233,7 +235,8 @@ fn sampling(
             reasoning_budget: None,
             reasoning_end: None,
         },
-        // The request has it itself.
+        // The request has these itself.
+        max_gap_ms: None,
         reuse_prompt: None,
         lora: wire.lora.map(listed),
     })

@@ -63,7 +63,8 @@ pub struct CannotHold {
 const GAP_US_MAX: u64 = 3_600_000_000;
 
 /// Microseconds that a gap comes to at the longest: a piece that has just begun, one's own pass,
-/// and the passes of others that are due meanwhile; `None` if that is more than anybody is promised.
+/// and the passes of others that are due meanwhile; `None` if that is more than anybody is
+/// promised.
 fn longest_us(own: Share, others: &[Share], piece_us: u64) -> Option<u64> {
     let alone = own.pass_us.saturating_add(piece_us);
     let mut gap_us = alone.max(1);
@@ -208,13 +209,13 @@ impl Scheduler {
         if own.piece_us <= slack {
             return model;
         }
-        // A piece that never fits is not put off for ever.
+        // What fits into no slack would be put off for ever, and the promise be broken all the
+        // same: the turns stand.
         let most = slack_us(others.map(|(promise, _)| Promise {
             due_us: promise.gap_us,
             ..promise
         }));
-        let never_fits = most.is_some_and(|most| own.piece_us > most);
-        if never_fits && self.turns.is_overdue(model, &self.config) {
+        if most.is_some_and(|most| own.piece_us > most) {
             return model;
         }
         let first = promised.min_by_key(|(promise, model)| (promise.due_us, *model));

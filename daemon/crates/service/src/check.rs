@@ -1,6 +1,8 @@
 //! Request fields against their ranges. What is out of range is refused with the field, the value
 //! and the range; nothing is corrected silently. All violations of a request are reported together.
 
+use std::time::Duration;
+
 use rocmforge_engine::api::{Decoding, SamplingParams, TOP_N_MAX};
 
 use crate::adapter_choice::{AdapterChoice, AdapterScale};
@@ -16,6 +18,8 @@ pub const STOP_MAX: usize = 256;
 pub const STOP_MAX_BYTES: usize = 256;
 /// Largest presence or frequency penalty, either sign.
 pub const PENALTY_MAX: f32 = 100.0;
+/// Longest gap between tokens that can be promised, in milliseconds.
+pub const MAX_GAP_MS: u32 = 60_000;
 /// Largest count that the engine takes.
 const COUNT_MAX: u32 = i32::MAX as u32;
 /// Most messages of a conversation.
@@ -138,6 +142,8 @@ pub struct SamplingFields {
     /// Whether the prompt may begin with what earlier ones have computed; what HTTP's
     /// bodies have beside the others.
     pub reuse_prompt: Option<bool>,
+    /// From 0, which is none, to [`MAX_GAP_MS`]; without, that of the request's class.
+    pub max_gap_ms: Option<i32>,
     /// The adapters that it has; without, those of the model's name or its defaults.
     pub lora: Option<Vec<AdapterScale>>,
 }
@@ -153,6 +159,8 @@ pub struct Sampling {
     pub stop: Vec<String>,
     /// Texts with what is added to the logits of their tokens; not yet a part of `params`.
     pub biased_texts: Vec<(String, f32)>,
+    /// The longest gap between tokens that is promised, zero for none; `None` is by the class.
+    pub max_gap: Option<Duration>,
     /// What is asked beside.
     pub decoding: Decoding,
     /// What the text is held to; not yet a part of `decoding`.
@@ -187,6 +195,13 @@ pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
         COUNT_MAX,
         "at least 1; leave it unset to generate until the text ends or the context is full",
     );
+    let max_gap_ms = v.integer(
+        "max_gap_ms",
+        wire.max_gap_ms,
+        0,
+        MAX_GAP_MS,
+        "milliseconds from 1 to 60000, or 0 for no promise",
+    );
     stop_strings(&wire.stop, v);
     let reasoning = Plan {
         budget: wire.decoding.reasoning_budget,
@@ -202,6 +217,7 @@ pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
         params,
         max_tokens,
         stop: wire.stop,
+        max_gap: max_gap_ms.map(|ms| Duration::from_millis(ms.into())),
         biased_texts,
         decoding,
         format,

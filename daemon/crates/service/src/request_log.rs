@@ -49,6 +49,8 @@ pub struct RequestLog {
     pub tokens_per_s: Option<f64>,
     /// The longest time between two of its tokens, and what most of it went to.
     pub longest_gap: Option<Gap>,
+    /// The gap that was promised, and how many were longer; of several answers, of all together.
+    pub promised_gap: Option<(Duration, u32)>,
     /// Bytes that were uploaded for it.
     pub uploaded_bytes: Option<u64>,
     /// Where it is kept when it has ended, with its number there.
@@ -78,6 +80,7 @@ impl RequestLog {
             generated_tokens: None,
             tokens_per_s: None,
             longest_gap: None,
+            promised_gap: None,
             uploaded_bytes: None,
             kept: None,
             slots: Vec::new(),
@@ -129,6 +132,8 @@ impl RequestLog {
             .into_iter()
             .flatten();
         self.longest_gap = gaps.max_by_key(|gap| gap.took);
+        let broken = self.promised_gap.map_or(0, |(_, broken)| broken);
+        self.promised_gap = summary.promised_gap.map(|(gap, more)| (gap, broken + more));
         self.uploaded_bytes = Some(summary.cache.uploaded_bytes);
         let (queued, ttft) = (summary.queued, summary.ttft);
         let earlier = self.began.unwrap_or((queued, ttft));
@@ -253,6 +258,8 @@ impl Drop for RequestLog {
                 tokens_per_s = self.tokens_per_s,
                 uploaded_bytes = self.uploaded_bytes,
                 longest_gap_ms = self.longest_gap.map(|gap| gap.took.as_secs_f64() * 1e3),
+                promised_gap_ms = self.promised_gap.map(|(gap, _)| gap.as_millis() as u64),
+                broken_gaps = self.promised_gap.map(|(_, broken)| broken),
                 gap_cause = self.longest_gap.map(|gap| gap.cause.name()),
                 "request"
             ),

@@ -16,7 +16,7 @@ use self::request::MessagesRequest;
 use self::stream::MessageEvents;
 use super::Http;
 use super::call::{Call, fresh_id, json as answer};
-use super::{count, reply, start};
+use super::{count, reply, start, timings};
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::ToolCall;
@@ -102,6 +102,7 @@ fn usage(ended: &Ended) -> Value {
     let computed = ended.prompt_tokens.saturating_sub(read);
     let mut usage = usage_of(computed, read, ended.generated_tokens);
     usage["output_tokens_details"] = json!({"thinking_tokens": ended.all.reasoning_tokens});
+    timings::add_promised_gaps(ended, &mut usage);
     usage
 }
 

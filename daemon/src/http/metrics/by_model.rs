@@ -1,6 +1,6 @@
-//! Rows of metrics of which each model has some.
+//! Rows of metrics with labels of their own.
 
-use rocmforge_engine::api::EvictionCause;
+use rocmforge_engine::api::{Class, EvictionCause, GapCause};
 
 use super::Source;
 use super::table::number;
@@ -19,6 +19,18 @@ pub(super) fn evictions(source: &Source<'_>, rows: &mut Lines<'_>) {
         for cause in EvictionCause::ALL {
             let labels = [("model", status.model.name()), ("cause", cause.name())];
             rows.add(&labels, number(status.cache.evictions_by.of(cause)));
+        }
+    }
+}
+
+pub(super) fn broken_gaps(source: &Source<'_>, rows: &mut Lines<'_>) {
+    for (class, name) in [(Class::Interactive, "interactive"), (Class::Batch, "batch")] {
+        for cause in GapCause::ALL {
+            let labels = [("priority", name), ("cause", cause.name())];
+            rows.add(
+                &labels,
+                number(source.snapshot.broken_gaps.of(class, cause)),
+            );
         }
     }
 }

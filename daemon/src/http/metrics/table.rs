@@ -12,7 +12,7 @@ use rocmforge_service::limits::{Limit, PeerUse};
 use rocmforge_service::measured::{Histogram, Record};
 
 use self::Value::{Maybe, OfModel, OfPeer, OfRecord, One, Rows, Times};
-use super::by_model::{evictions, expected};
+use super::by_model::{broken_gaps, evictions, expected};
 use super::text::{Lines, MODEL_NAME, PEER};
 use super::{Source, block, kv_use};
 
@@ -194,6 +194,12 @@ pub(super) static METRICS: &[Metric] = &[
         "rocmforge_suspended_passes_total",
         "Passes that were suspended between two of their steps so that other requests could run",
         One(|s| number(s.snapshot.suspensions)),
+    ),
+    counter(
+        "rocmforge_broken_gaps_total",
+        "Gaps between tokens that were longer than promised (max_gap_ms), by priority and by what \
+         most of the gap went to",
+        Rows(broken_gaps),
     ),
     counter(
         "rocmforge_recomputed_tokens_total",

@@ -19,6 +19,7 @@ pub(super) use self::keep_alive::KeepAlives;
 use super::prompt::TextOr;
 use super::sampling::{WireSampling, refuse_unsupported, whole_number};
 use super::sse::append_json;
+use super::timings;
 use rocmforge_service::answers::Ended;
 
 /// The content type of a line of JSON after the other.
@@ -87,7 +88,7 @@ fn thinking(think: Option<&Value>) -> Map<String, Value> {
 /// What the last line says beside `done`.
 fn counts(ended: &Ended) -> Value {
     let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    json!({
+    let mut counts = json!({
         "done_reason": if ended.is_cut() { "length" } else { "stop" },
         "total_duration": ns(ended.times.total),
         "load_duration": 0,
@@ -95,7 +96,9 @@ fn counts(ended: &Ended) -> Value {
         "prompt_eval_duration": ns(ended.times.prompt),
         "eval_count": ended.generated_tokens,
         "eval_duration": ns(ended.times.generation),
-    })
+    });
+    timings::add_promised_gaps(ended, &mut counts);
+    counts
 }
 
 /// Puts the members of one object into another.

@@ -405,8 +405,9 @@ impl Chunks {
 
     /// The time that an answer took, where chunks tell it.
     fn times_of(&self, ended: &Ended) -> Option<Value> {
-        let so_far = self.choices[self.at].so_far.as_ref();
-        so_far.map(|_| timings::of_ended(ended, ended.generated_tokens))
+        let are_told = self.choices[self.at].so_far.is_some();
+        (are_told || ended.summary.promised_gap.is_some())
+            .then(|| timings::of_ended(ended, ended.generated_tokens))
     }
 
     fn logprobs_of<'a>(&'a self, scores: &'a [TokenScore]) -> Option<OfChat<'a>> {

@@ -11,6 +11,7 @@ mod echo;
 mod embeddings;
 mod encoders;
 mod forced;
+mod gaps;
 mod hostile_images;
 mod images;
 mod llama;

@@ -271,7 +271,13 @@ impl Engine {
             return HashSet::new();
         }
         let now = self.now();
-        let promises = self.promises(now);
+        // Nobody waits for the sake of a client that does not read.
+        let is_read = |model: ModelId| {
+            let mut of_model = self.requests.all().filter(|t| t.model == model);
+            of_model.any(Task::has_promise_now)
+        };
+        let mut promises = self.promises(now);
+        promises.retain(|(model, _)| is_read(*model));
         let mut looked: Vec<(ModelId, bool)> = Vec::new();
         let mut held = HashSet::new();
         if !promises.is_empty() {

@@ -54,6 +54,11 @@ impl Gaps {
         last.checked_add(self.promised?)
     }
 
+    /// Whether what it is promised waits for its reader.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
     /// Whether its reader has room now. Where a gap is promised, time in which it has none is not
     /// counted.
     pub(crate) fn note_reader(&mut self, has_room: bool, now: Instant, spent: Spent) {

@@ -255,6 +255,14 @@ impl Task {
         }
     }
 
+    /// Whether it was promised a gap that is waited for, or will be.
+    pub(crate) fn has_promise_now(&self) -> bool {
+        match &self.work {
+            Work::Generate(g) => g.gaps.promised().is_some() && !g.gaps.is_paused(),
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => false,
+        }
+    }
+
     /// Notes whether its reader reads, since that is no part of a gap that is promised.
     pub(crate) fn note_reader(&mut self, now: Instant, spent: Spent) {
         let has_room = self.reader_has_room();
