@@ -247,6 +247,10 @@ pub(super) fn request_times(number: u64) -> RequestTimes {
         prompt_tokens: 12,
         reused_tokens: 4,
         generated_tokens: 8,
+        longest_gap_ms: Some(14.0),
+        longest_gap_cause: "own_passes".into(),
+        promised_gap_ms: Some(20.0),
+        broken_gaps: 0,
         weights: Some(AbsentWeights {
             uploaded_bytes: 3 << 20,
             disk_bytes: 1 << 20,

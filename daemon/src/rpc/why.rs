@@ -32,6 +32,10 @@ pub(super) fn request_times(report: Report) -> v1::RequestTimes {
         generated_tokens: report.generated_tokens,
         weights: Some(weights(report.weights)),
         advice: report.advice,
+        longest_gap_ms: report.longest_gap_ms,
+        longest_gap_cause: report.longest_gap_cause.unwrap_or_default().to_owned(),
+        promised_gap_ms: report.promised_gap_ms,
+        broken_gaps: report.broken_gaps.unwrap_or_default(),
     }
 }
 

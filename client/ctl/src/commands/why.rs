@@ -85,6 +85,7 @@ fn text(request: &RequestTimes) -> String {
         "{} prompt tokens ({} reused), {} new tokens\n\n",
         request.prompt_tokens, request.reused_tokens, request.generated_tokens
     );
+    text += &gaps(request);
     let mut table = Table::new([
         ("TIME", Align::Right),
         ("SHARE", Align::Right),
@@ -108,6 +109,23 @@ fn text(request: &RequestTimes) -> String {
         text += &format!("\nwould help: {}\n", clean(advice));
     }
     text
+}
+
+/// The longest gap between its tokens, and whether what was promised was held.
+fn gaps(request: &RequestTimes) -> String {
+    let Some(longest) = request.longest_gap_ms else {
+        return String::new();
+    };
+    let promised = request.promised_gap_ms.map(|gap| {
+        let broken = request.broken_gaps;
+        format!("; {} were promised, {broken} gaps were longer", time(gap))
+    });
+    format!(
+        "longest gap between tokens: {} ({}){}\n\n",
+        time(longest),
+        clean(&request.longest_gap_cause),
+        promised.unwrap_or_default()
+    )
 }
 
 /// Whose passes a part was.

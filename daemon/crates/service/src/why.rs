@@ -133,6 +133,18 @@ pub struct Report {
     pub reused_tokens: u32,
     /// Tokens that it produced.
     pub generated_tokens: u32,
+    /// The longest gap between these, in milliseconds, and what most of it went to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest_gap_ms: Option<f64>,
+    /// As [`GapCause::name`](rocmforge_engine::api::GapCause::name).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest_gap_cause: Option<&'static str>,
+    /// The gap that was promised, in milliseconds, and how many were longer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub promised_gap_ms: Option<f64>,
+    /// Gaps that were longer than promised.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub broken_gaps: Option<u32>,
     /// What was uploaded for it, and computed by the CPU.
     pub weights: Weights,
     /// What would help, by the same numbers.
@@ -308,6 +320,8 @@ impl Ended {
     fn report(&self, client: &dyn Fn(u64) -> String) -> Report {
         let parts = self.parts();
         let times = self.engine();
+        let gap = times.and_then(|times| times.longest_gap);
+        let promised = times.and_then(|times| times.promised_gap);
         let report_part = |(part, took): (Part, Duration)| {
             let waited = times.iter().flat_map(|times| &times.waited_for);
             let behind = waited.filter(|waited| waited.part == part);
@@ -340,6 +354,10 @@ impl Ended {
             prompt_tokens: times.map_or(0, |t| t.prompt_tokens.0),
             reused_tokens: times.map_or(0, |t| t.prompt_tokens.1),
             generated_tokens: times.map_or(0, |t| t.generated_tokens),
+            longest_gap_ms: gap.map(|gap| ms(gap.took)),
+            longest_gap_cause: gap.map(|gap| gap.cause.name()),
+            promised_gap_ms: promised.map(|(gap, _)| ms(gap)),
+            broken_gaps: promised.map(|(_, broken)| broken),
             weights: times.map(weights).unwrap_or_default(),
             advice: times.map_or_else(Vec::new, |times| advice::of(times, &parts)),
         }

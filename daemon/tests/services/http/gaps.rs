@@ -76,23 +76,38 @@ async fn each_dialect_asks_for_a_gap_and_says_whether_it_was_held() {
             let told = whole.pointer(at).unwrap();
             assert_eq!(told["promised_gap_ms"], 60_000, "{path}: {told}");
             assert_eq!(told["broken_gaps"], 0, "{path}: {told}");
-            assert!(told["longest_gap_ms"].as_f64() > Some(0.0), "{path}: {told}");
+            assert!(
+                told["longest_gap_ms"].as_f64() > Some(0.0),
+                "{path}: {told}"
+            );
             assert!(told["longest_gap_cause"].is_string(), "{path}: {told}");
         }
         for ms in [-1, 60_001] {
             let reply = http.post(path, &with_gap(&request, ms)).await;
             assert_eq!(reply.status, 400, "{path}: {}", reply.text);
             assert!(reply.text.contains("max_gap_ms"), "{path}: {}", reply.text);
-            assert!(reply.text.contains("from 1 to 60000"), "{path}: {}", reply.text);
+            assert!(
+                reply.text.contains("from 1 to 60000"),
+                "{path}: {}",
+                reply.text
+            );
         }
         // A pass was measured by now, and no time is left for one.
         let reply = http.post(path, &with_gap(&request, 1)).await;
         assert_eq!(reply.status, 400, "{path}: {}", reply.text);
-        assert!(reply.text.contains("cannot be held: a pass of"), "{path}: {}", reply.text);
+        assert!(
+            reply.text.contains("cannot be held: a pass of"),
+            "{path}: {}",
+            reply.text
+        );
         assert!(reply.text.contains("ask for "), "{path}: {}", reply.text);
         let reply = http.post(path, &with_gap(&request, 0)).await;
         assert_eq!(reply.status, 200, "{path}: {}", reply.text);
-        assert!(!reply.text.contains("promised_gap_ms"), "{path}: {}", reply.text);
+        assert!(
+            !reply.text.contains("promised_gap_ms"),
+            "{path}: {}",
+            reply.text
+        );
     }
     let metrics = http.get("/metrics").await.text;
     for cause in ["own_passes", "other_models", "uploads", "waiting"] {

@@ -11,6 +11,7 @@ use crate::api::times::{
 };
 use crate::pass::member::Member;
 use crate::pass::suspended::PassUnderWay;
+use crate::request::gaps::Gaps;
 use crate::request::kv;
 use crate::request::task::{Task, Work};
 use crate::request::time_account::{Meanwhile, Occupant, Standing, TimeAccount};
@@ -231,9 +232,11 @@ impl Engine {
             bytes,
         });
         let displaced = displaced.collect();
-        let (prompt_tokens, generated_tokens) = match &task.work {
-            Work::Generate(g) => ((g.n_prompt as u32, g.reused), g.generated),
-            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => ((task.tokens.len() as u32, 0), 0),
+        let (prompt_tokens, generated_tokens, gaps) = match &task.work {
+            Work::Generate(g) => ((g.n_prompt as u32, g.reused), g.generated, g.gaps),
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => {
+                ((task.tokens.len() as u32, 0), 0, Gaps::default())
+            }
         };
         let surroundings = self.surroundings(task);
         let link = account.link();
@@ -255,6 +258,8 @@ impl Engine {
             cpu_bytes: task.counts.host_bytes,
             prompt_tokens,
             generated_tokens,
+            longest_gap: gaps.longest(),
+            promised_gap: gaps.told(),
             surroundings,
         }
     }

@@ -452,7 +452,7 @@ fn summary(
             0.0
         },
         longest_gap: g.gaps.longest(),
-        promised_gap: g.gaps.promised().map(|gap| (gap, g.gaps.broken())),
+        promised_gap: g.gaps.told(),
         cache,
     }
 }

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use rocmforge_tensor_cache::EvictionCause;
 
+use crate::api::Gap;
+
 /// What a request's time can go to. At each instant it goes to one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
@@ -209,6 +211,10 @@ pub struct RequestTimes {
     pub prompt_tokens: (u32, u32),
     /// Tokens that were generated.
     pub generated_tokens: u32,
+    /// The longest gap between them.
+    pub longest_gap: Option<Gap>,
+    /// The gap that was promised, and how many were longer.
+    pub promised_gap: Option<(Duration, u32)>,
     /// What else bears on it.
     pub surroundings: Surroundings,
 }

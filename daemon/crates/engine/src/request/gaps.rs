@@ -43,9 +43,9 @@ impl Gaps {
         self.promised
     }
 
-    /// Gaps that were longer than promised.
-    pub(crate) fn broken(&self) -> u32 {
-        self.broken
+    /// The gap that is promised, and how many were longer.
+    pub(crate) fn told(&self) -> Option<(Duration, u32)> {
+        Some((self.promised?, self.broken))
     }
 
     /// When its next tokens are due: once it has one, and while its reader reads.
@@ -163,11 +163,11 @@ mod tests {
         let broken = gaps.note(at(921), spent(19, 0, 0)).unwrap();
         assert_eq!(broken.took, Duration::from_millis(21));
         assert_eq!(broken.cause, GapCause::OwnPasses);
-        assert_eq!((gaps.broken(), gaps.longest()), (1, Some(broken)));
+        assert_eq!((gaps.broken, gaps.longest()), (1, Some(broken)));
         // The longest is told as it was, and each that is too long counts.
         assert!(gaps.note(at(960), spent(19, 39, 0)).is_some());
         assert!(gaps.note(at(990), spent(19, 60, 0)).is_some());
-        assert_eq!(gaps.broken(), 3);
+        assert_eq!(gaps.told(), Some((Duration::from_millis(20), 3)));
         assert_eq!(gaps.longest().unwrap().took, Duration::from_millis(39));
         // Without a promise nothing is broken, and a reader's time is part of a gap.
         let mut gaps = Gaps::new(None);
@@ -176,7 +176,7 @@ mod tests {
         gaps.note_reader(true, at(90), Spent::default());
         assert_eq!(gaps.note(at(100), Spent::default()), None);
         assert_eq!(gaps.longest().unwrap().took, Duration::from_millis(100));
-        assert_eq!((gaps.due(), gaps.broken()), (None, 0));
+        assert_eq!((gaps.due(), gaps.told()), (None, None));
     }
 
     #[test]

@@ -156,6 +156,8 @@ mod tests {
             cpu_bytes: 0,
             prompt_tokens: (10, 0),
             generated_tokens: 5,
+            longest_gap: None,
+            promised_gap: None,
             surroundings: Surroundings {
                 budget_bytes: 100 * MIB,
                 model_bytes: 60 * MIB,
