@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rocmforge_engine::api::{
-    Asker, Budget, Class, GenerateEvent, GenerateRequest, GenerateSummary,
+    Asker, Budget, Class, GapCause, GenerateEvent, GenerateRequest, GenerateSummary,
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, Error, Events, LoadedModel, MaxGaps, start};
 
+use crate::fake;
 use crate::requests::{engine, greedy, load, load_endless, until};
 
 const ROOMY: Budget = Budget::Bytes(64 << 20);
@@ -283,4 +284,88 @@ async fn promised_streams_beside_long_prompts_and_a_model_that_does_not_fit_have
     }
     assert_eq!(beside.await.unwrap().0, prompt);
     assert_eq!(third.await.unwrap().0, other);
+}
+
+/// While nothing is measured a gap is promised that no pass can hold: each is counted as broken,
+/// with its class, and a model that was promised nothing comes to its end all the same.
+#[tokio::test]
+async fn broken_gaps_are_counted_and_starve_nobody() {
+    let engine = start(EngineConfig {
+        budget: ROOMY,
+        speculate: Some(false),
+        ..EngineConfig::default()
+    })
+    .unwrap()
+    .0;
+    let model = load(&engine, QWEN, "m").await;
+    let other = load(&engine, QWEN, "other").await;
+    let mut request = promised(&model, 300, Duration::from_micros(1));
+    request.asker.class = Class::Batch;
+    let mut stream = running(&engine, request).await;
+    let mut beside = greedy(&other, ids(150), 40);
+    beside.decoding.ignore_eos = true;
+    let beside = run(&engine, beside).await.unwrap();
+    assert_eq!(beside.generated_tokens, 40);
+    let summary = end(&mut stream).await.unwrap();
+    assert_eq!(summary.generated_tokens, 300);
+    let (gap, broken) = summary.promised_gap.unwrap();
+    assert_eq!(gap, Duration::from_micros(1));
+    assert!(summary.longest_gap.unwrap().took > gap);
+    // Time in which the test did not read is no part of them, nor is a token's that came then.
+    assert!((1..=299).contains(&broken), "{broken}");
+    let counted = engine.snapshot().broken_gaps;
+    let of_batch = GapCause::ALL.map(|cause| counted.of(Class::Batch, cause));
+    assert_eq!(of_batch.iter().sum::<u64>(), u64::from(broken));
+    assert_eq!(counted.sum(), u64::from(broken));
+}
+
+/// The same on a card, whose passes are recorded: what is promised changes no text, and the driver
+/// is asked for nothing wrong.
+#[tokio::test]
+async fn promised_streams_on_the_hip_path_have_their_texts() {
+    let runtime = fake::Runtime::new();
+    let config = EngineConfig {
+        budget: Budget::Bytes(128 << 20),
+        prefill_chunk: NonZeroUsize::new(64),
+        slice: Some(Duration::ZERO),
+        speculate: Some(false),
+        ..EngineConfig::default()
+    };
+    let engine = runtime
+        .start_as(fake::gpu_config(&runtime), config)
+        .unwrap();
+    let (a, b) = (
+        load(&engine, QWEN, "a").await,
+        load(&engine, QWEN, "b").await,
+    );
+    let stream = |gap| promised(&a, 40, gap);
+    let alone = texts(
+        &engine,
+        vec![stream(Duration::ZERO), greedy(&b, ids(150), 6)],
+    )
+    .await;
+    let other = greedy(&b, ids(150), 6);
+    let beside = texts(&engine, vec![stream(LONG), stream(LONG), other]).await;
+    assert_eq!((&beside[0], &beside[1]), (&alone[0], &alone[0]));
+    assert_eq!(beside[2], alone[1]);
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+}
+
+/// The tokens of requests that run beside each other.
+async fn texts(engine: &EngineHandle, requests: Vec<GenerateRequest>) -> Vec<Vec<u32>> {
+    let begun = requests.into_iter().map(|r| engine.generate(r).unwrap());
+    let begun: Vec<_> = begun.collect();
+    let mut texts = Vec::new();
+    for mut events in begun {
+        let mut text = Vec::new();
+        while let Some(event) = events.next().await {
+            match event {
+                GenerateEvent::Piece { ids, .. } => text.extend(ids),
+                GenerateEvent::Done(_) => break,
+                GenerateEvent::Failed(error) => panic!("{error}"),
+            }
+        }
+        texts.push(text);
+    }
+    texts
 }
