@@ -90,6 +90,10 @@ pub(crate) struct SamplingArgs {
     /// model was trained with, within the daemon's limit]
     #[arg(long, value_name = "N")]
     pub(crate) n_ctx: Option<i32>,
+    /// Longest gap between tokens that is promised, in milliseconds; 0 for no promise [default: that
+    /// of the daemon's settings]
+    #[arg(long, value_name = "MS")]
+    pub(crate) max_gap_ms: Option<i32>,
     /// Low priority: interactive requests go first
     #[arg(long, help_heading = None)]
     batch: bool,

@@ -39,6 +39,7 @@ pub(super) fn request(
         priority: sampling.priority().into(),
         reuse_prompt: sampling.reuse_prompt(),
         n: sampling.choices,
+        max_gap_ms: sampling.max_gap_ms,
         ..Default::default()
     }
 }

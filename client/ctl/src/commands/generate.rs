@@ -44,6 +44,7 @@ pub(super) async fn generate(
         priority: sampling.priority().into(),
         reuse_prompt: sampling.reuse_prompt(),
         n: sampling.choices,
+        max_gap_ms: sampling.max_gap_ms,
     };
     let events = context.connect().await?.generate(request).await?;
     print(&mut context.output, events, sampling.stats).await?;
