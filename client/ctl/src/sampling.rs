@@ -90,8 +90,8 @@ pub(crate) struct SamplingArgs {
     /// model was trained with, within the daemon's limit]
     #[arg(long, value_name = "N")]
     pub(crate) n_ctx: Option<i32>,
-    /// Longest gap between tokens that is promised, in milliseconds; 0 for no promise [default: that
-    /// of the daemon's settings]
+    /// Longest gap between tokens that is promised, in milliseconds; 0 for no
+    /// promise [default: the daemon's max_gap_ms_interactive or max_gap_ms_batch]
     #[arg(long, value_name = "MS")]
     pub(crate) max_gap_ms: Option<i32>,
     /// Low priority: interactive requests go first

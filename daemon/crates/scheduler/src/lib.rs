@@ -63,6 +63,7 @@ mod places;
 mod plan;
 mod pressure;
 mod promise;
+mod promised;
 mod queues;
 mod room;
 mod scheduler;

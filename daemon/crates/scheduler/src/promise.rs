@@ -12,12 +12,6 @@
 //!
 //! [`least_gap`] says which gap can be held, so that no more is promised.
 
-use crate::config::Config;
-use crate::scheduler::Scheduler;
-use crate::sequence::ModelId;
-use crate::turns::Candidate;
-use crate::view::View;
-
 /// What running sequences of a model are promised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Promise {
@@ -146,98 +140,6 @@ pub fn slack_us(promises: impl Iterator<Item = Promise>) -> Option<u64> {
         Some(end.saturating_sub(p.pass_us))
     });
     latest.filter(|slack| *slack < u64::MAX / 2)
-}
-
-impl View<'_> {
-    /// Microseconds that may pass before a promised pass of another model than this one has to
-    /// begin; `None` if there is none that can run.
-    #[must_use]
-    pub fn slack_us(&self, except: ModelId) -> Option<u64> {
-        slack_us(self.promises(except))
-    }
-
-    /// The same right after all of them had their tokens: the longest that it ever is.
-    #[must_use]
-    pub fn slack_most_us(&self, except: ModelId) -> Option<u64> {
-        slack_us(self.promises(except).map(|p| Promise {
-            due_us: p.gap_us,
-            ..p
-        }))
-    }
-
-    fn promises(&self, except: ModelId) -> impl Iterator<Item = Promise> {
-        let others = self
-            .models
-            .iter()
-            .filter(move |m| m.model != except && !m.waits);
-        others.filter_map(|m| m.promise)
-    }
-
-    /// Whether any model has promises.
-    pub(crate) fn has_promises(&self) -> bool {
-        self.models.iter().any(|m| m.promise.is_some())
-    }
-}
-
-impl Scheduler {
-    /// Models whose sequences may be promised gaps at the same time: each of their passes finds a
-    /// place beside those of others.
-    #[must_use]
-    pub fn promising_models_max(config: &Config) -> usize {
-        config.passes_max - 1
-    }
-
-    /// Who goes first where it is a model's turn: the model itself, or one whose promised tokens
-    /// would be late behind a piece of it.
-    pub(crate) fn before_promises(
-        &self,
-        model: ModelId,
-        able: &[Candidate],
-        view: &View<'_>,
-    ) -> ModelId {
-        if !view.has_promises() {
-            return model;
-        }
-        let is_able = |model: ModelId| able.iter().any(|c| c.model == model);
-        let of_able = view.models.iter().filter(|m| is_able(m.model));
-        let promised = of_able.filter_map(|m| Some((m.promise?, m.model)));
-        let others = promised.clone().filter(|(_, other)| *other != model);
-        let Some(slack) = slack_us(others.clone().map(|(promise, _)| promise)) else {
-            return model;
-        };
-        let own = view.model(model);
-        if own.piece_us <= slack {
-            return model;
-        }
-        // What fits into no slack would be put off for ever, and the promise be broken all the
-        // same: the turns stand.
-        let most = slack_us(others.map(|(promise, _)| Promise {
-            due_us: promise.gap_us,
-            ..promise
-        }));
-        if most.is_some_and(|most| own.piece_us > most) {
-            return model;
-        }
-        let first = promised.min_by_key(|(promise, model)| (promise.due_us, *model));
-        first.map_or(model, |(_, first)| first)
-    }
-
-    /// How many promised passes of other models may have to begin beside a pass of this one, and
-    /// the bytes that the largest of them needs.
-    pub(crate) fn promised_beside(&self, model: ModelId, view: &View<'_>) -> (usize, u64) {
-        let others = view
-            .models
-            .iter()
-            .filter(|m| m.promise.is_some() && m.model != model && !self.is_suspended(m.model));
-        let bytes = others.clone().map(|m| {
-            let decodes = |s: &&crate::sequence::Sequence| s.arrival.model == m.model;
-            let rows = self.running_sequences().filter(decodes).count() as u32;
-            let rows = rows.clamp(1, m.rows_max.max(1));
-            let outputs = rows.min(m.outputs_max.max(1));
-            m.segment_bytes + view.costs.scratch_bytes(m.model, rows, outputs)
-        });
-        (others.count(), bytes.max().unwrap_or(0))
-    }
 }
 
 #[cfg(test)]

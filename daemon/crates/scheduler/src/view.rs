@@ -1,6 +1,6 @@
 //! What the scheduler is shown before it decides: the budget, the models and what things cost.
 
-use crate::promise::Promise;
+use crate::promise::{Promise, slack_us};
 use crate::sequence::ModelId;
 
 /// What sequences and passes cost in bytes of the budget.
@@ -98,5 +98,36 @@ impl View<'_> {
     pub(crate) fn switch_us(&self, model: ModelId, most: u64) -> u64 {
         let bytes = self.model(model).switch_bytes.saturating_mul(1000);
         bytes.div_ceil(self.link_bytes_per_ms.max(1)).min(most)
+    }
+}
+
+impl View<'_> {
+    /// Microseconds that may pass before a promised pass of another model than this one has to
+    /// begin; `None` if there is none that can run.
+    #[must_use]
+    pub fn slack_us(&self, except: ModelId) -> Option<u64> {
+        slack_us(self.promises(except))
+    }
+
+    /// The same right after all of them had their tokens: the longest that it ever is.
+    #[must_use]
+    pub fn slack_most_us(&self, except: ModelId) -> Option<u64> {
+        slack_us(self.promises(except).map(|p| Promise {
+            due_us: p.gap_us,
+            ..p
+        }))
+    }
+
+    fn promises(&self, except: ModelId) -> impl Iterator<Item = Promise> {
+        let others = self
+            .models
+            .iter()
+            .filter(move |m| m.model != except && !m.waits);
+        others.filter_map(|m| m.promise)
+    }
+
+    /// Whether any model has promises.
+    pub(crate) fn has_promises(&self) -> bool {
+        self.models.iter().any(|m| m.promise.is_some())
     }
 }
