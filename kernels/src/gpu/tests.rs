@@ -27,6 +27,7 @@ use super::{Error, GpuTarget, Launch, units};
 use crate::host::WeightType;
 use rocmforge_ops::{Act, KvLayout, KvType, Mask, RopeOrder, Router, RouterGate};
 
+mod adapters;
 mod limits;
 mod sources;
 mod structs;
@@ -448,6 +449,7 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
         next: None,
     };
     all.extend(top_k(1, 2, 128_256, 40, to).unwrap());
+    all.extend(adapters::one_of_each());
     all
 }
 
@@ -517,6 +519,9 @@ fn blocks_have_the_threads_that_the_source_counts_on() {
                 several if several.starts_with("attention_several_") => {
                     assert_eq!([launch.block[0]], *defined(&text, "SEVERAL_THREADS"));
                     assert!(text.contains("ENTRY(256, 1) NAME(attention_several_, DIM)"));
+                }
+                up if up.starts_with("adapters_up_") => {
+                    assert_eq!([launch.block[0]], *defined(&text, "UP_THREADS"));
                 }
                 _ => assert!(threads.contains(&launch.block[0]), "{}", launch.kernel),
             }

@@ -12,7 +12,7 @@ macro_rules! files {
 }
 
 /// Every source and header.
-const FILES: [(&str, &str); 56] = files![
+const FILES: [(&str, &str); 57] = files![
     "compat.h",
     "formats.h",
     "formats_low_bits.h",
@@ -59,6 +59,7 @@ const FILES: [(&str, &str); 56] = files![
     "layer_norm.hip",
     "elements.hip",
     "clamp.hip",
+    "adapters.hip",
     "route.hip",
     "conv.hip",
     "delta_net.hip",

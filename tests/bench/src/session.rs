@@ -1,7 +1,7 @@
 //! The engine in this process, and requests of random tokens to it.
 
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,10 @@ use rocmforge_engine::api::{
     Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, Policy, PreloadEvent,
     SamplingParams, ScoreRequest, Scores, TOP_N_MAX, When,
 };
-use rocmforge_engine::{EngineConfig, EngineHandle, EngineThread, LoadedModel, prepare, start};
+use rocmforge_engine::{
+    AdapterFile, Beside, EngineConfig, EngineHandle, EngineThread, LoadedModel, adapter_name,
+    prepare, prepare_beside, start,
+};
 use rocmforge_gguf::MappedFile;
 
 use crate::device::DeviceArg;
@@ -182,6 +185,34 @@ impl Session {
         let prepared = prepare(name, MappedFile::open_model(path)?, &mut |_| {})?;
         let model = self.runtime.block_on(self.engine.load(prepared));
         model.with_context(|| format!("{} does not load", path.display()))
+    }
+
+    /// [`Session::load`] of a model with LoRA adapters.
+    ///
+    /// # Errors
+    /// What loading gives.
+    pub(crate) fn load_with_adapters(
+        &self,
+        name: &str,
+        path: &Path,
+        adapters: &[PathBuf],
+    ) -> Result<Arc<LoadedModel>> {
+        let given = |path: &PathBuf| -> Result<AdapterFile> {
+            Ok(AdapterFile {
+                name: adapter_name(path),
+                file: MappedFile::open(path)?,
+                scale: 1.0,
+            })
+        };
+        let beside = Beside {
+            projector: None,
+            adapters: adapters.iter().map(given).collect::<Result<_>>()?,
+        };
+        let prepared = prepare_beside(name, MappedFile::open_model(path)?, beside, &mut |_| {})?;
+        let model = self.runtime.block_on(self.engine.load(prepared));
+        let model = model.with_context(|| format!("{} does not load", path.display()))?;
+        model.tokenizer().encode("a", false, false)?;
+        Ok(model)
     }
 
     /// [`Session::load`] of a model for which one that is loaded drafts.

@@ -4,10 +4,13 @@ use rocmforge_device::ops::{HeadShape, Product};
 use rocmforge_device::{Buf, BufSpec, Op, Role, Rows};
 use rocmforge_ops::{Act, ExpertFfn, KvLayer, KvType, Mask, RopeOrder, RopeUse, WeightType};
 
+mod adapters;
 mod attention;
 mod elements;
 mod experts;
 mod recurrent;
+
+pub(crate) use adapters::Scales;
 
 /// How much of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +106,8 @@ pub struct Case {
     pub(crate) size: f32,
     /// Whether some elements of its rows are far larger than the others.
     pub(crate) outliers: bool,
+    /// The buffer of adapters' scales.
+    pub(crate) scales: Option<Scales>,
 }
 
 impl Case {
@@ -140,6 +145,8 @@ pub fn cases(extent: Extent) -> Vec<Case> {
         elements::gated_units(),
         elements::gathered_means(),
         layers(),
+        adapters::cases(),
+        adapters::layers(),
         elements::cases(),
         attention::variants(),
         attention::drafts(),
@@ -248,6 +255,7 @@ fn plain(
         cut: None,
         size: 0.02,
         outliers: true,
+        scales: None,
     }
 }
 

@@ -207,7 +207,7 @@ mod tests {
     }
 
     kinds! {
-        RmsNorm LayerNorm Add AddTable Scale ScaleBy SoftCap Clamp MatMul MatMulHeads MatMulTransposed Columns Rope RopeKv Attention Gate Activate AddGated GateHeads
+        RmsNorm LayerNorm Add AddTable Scale ScaleBy SoftCap Clamp MatMul AddAdapters MatMulHeads MatMulTransposed Columns Rope RopeKv Attention Gate Activate AddGated GateHeads
         PositionScale Conv DeltaNet Ssm Route Combine MergeRows GatherOutputs
     }
 
@@ -248,6 +248,29 @@ mod tests {
             let apart = difference(&a[0].1, &b[0].1);
             assert!(apart > case.tolerance, "{}: {apart}", case.name);
         }
+    }
+
+    /// What adapters add is large enough that a case without it would be wrong.
+    #[test]
+    fn adapters_are_felt() {
+        let mut device = host(1);
+        device.set_capacity(ARENA).unwrap();
+        let mut least = f64::INFINITY;
+        for mut case in cases(Extent::Full) {
+            let Some(scales) = &mut case.scales else {
+                continue;
+            };
+            scales.size *= 0.5;
+            let half = run::run(device.as_mut(), &case, 1).unwrap();
+            case.scales.iter_mut().for_each(|scales| scales.size *= 2.0);
+            let whole = run::run(device.as_mut(), &case, 1).unwrap();
+            for ((_, half), (_, whole)) in half.iter().zip(&whole) {
+                let apart = difference(half, whole);
+                assert!(apart > case.tolerance, "{}: {apart}", case.name);
+                least = least.min(apart);
+            }
+        }
+        println!("at least {least:.1e}");
     }
 
     #[test]

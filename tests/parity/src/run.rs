@@ -424,7 +424,10 @@ pub(crate) fn fill(
             tokens: n as u64,
             outputs: 0,
         };
-        if spec.rows != Rows::Outputs {
+        if let Some(scales) = case.scales.filter(|s| usize::from(s.buf.0) == i) {
+            let rows = scale_rows(&mut rng, (n, spec.width as usize), scales.size);
+            device.write(scratch, scales.buf, &rows)?;
+        } else if spec.rows != Rows::Outputs {
             let rows: Vec<f32> = (0..counts.of(spec.rows) * spec.width)
                 .map(|_| {
                     let outlier = case.outliers && rng.random_range(0..200) == 0;
@@ -435,4 +438,23 @@ pub(crate) fn fill(
         }
     }
     Ok(())
+}
+
+/// Most ranks of an adapter.
+const RANK_MAX: usize = 24;
+
+/// Rows of scales of up to three adapters each, and none for every fourth row.
+fn scale_rows(rng: &mut StdRng, (n, width): (usize, usize), size: f32) -> Vec<f32> {
+    let mut rows = vec![0.0; n * width];
+    for (i, row) in rows.chunks_exact_mut(width).enumerate() {
+        if i % 4 == 3 {
+            continue;
+        }
+        for _ in 0..rng.random_range(1..4) {
+            let first = rng.random_range(0..width);
+            let end = width.min(first + rng.random_range(1..=RANK_MAX));
+            row[first..end].fill(rng.random_range(-1.0f32..1.0) * size);
+        }
+    }
+    rows
 }

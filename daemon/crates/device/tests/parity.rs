@@ -117,6 +117,44 @@ fn products_of_f16_rows_are_the_hosts_on_a_card_with_matrix_instructions() {
     assert_eq!(fake.violations(), Vec::<String>::new());
 }
 
+/// What adapters add, to products of 8 bits, of f16 rows and of floats, by kernels and, for many
+/// rows, by the vendor's library.
+#[test]
+fn adapters_are_the_hosts_by_kernels_and_by_a_library() {
+    let concerned = |operation: &str| operation.contains("adapters");
+    let all = cases(Extent::Full);
+    let compare = |fake: &Fake, mut pair: Pair| {
+        for case in all.iter().filter(|c| concerned(c.operation())) {
+            for c in pair.compare(case, 17).unwrap() {
+                assert!(c.right, "{c:?}");
+            }
+        }
+        for kernel in [
+            "down_f16",
+            "down_f32",
+            "up_1_f16",
+            "up_32_f32",
+            "up_gated_f16",
+        ] {
+            let ran = fake.calls(&format!("adapters_{kernel}"));
+            assert!(ran > 0, "{kernel} did not run");
+        }
+        assert_eq!(fake.violations(), Vec::<String>::new());
+    };
+    let fake = Fake::new();
+    let images = fake.become_arch("gfx1100");
+    let pair = beside_the_host(&fake, images);
+    compare(&fake, pair);
+    assert!(fake.calls("adapters_down_half_f16") > 0);
+    let (fake, pair) = with_a_library();
+    compare(&fake, pair);
+    // Rows of 200 tokens by 512 ranks.
+    assert!(
+        fake.calls("rocblas_gemm_ex") > 0,
+        "no product by the library"
+    );
+}
+
 /// Once the values that SwiGLU hands from one segment to the next were cut at f16's largest
 /// where a library multiplies.
 #[test]

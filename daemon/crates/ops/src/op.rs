@@ -9,99 +9,11 @@ use crate::experts::Router;
 use crate::kv::KvLayer;
 use crate::tensor::TensorIndex;
 
-/// The shape of the attention heads.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct HeadShape {
-    /// Query heads.
-    pub n_head: u32,
-    /// Key and value heads; divides `n_head`.
-    pub n_head_kv: u32,
-    /// Elements of a query or key head.
-    pub head_dim: u32,
-    /// Elements of a value head.
-    pub head_dim_v: u32,
-}
+mod parts;
 
-/// One product of a [`Op::MatMul`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Product {
-    /// The matrix, `[cols, rows]` in ggml's order.
-    pub weight: TensorIndex,
-    /// A bias of `rows` elements.
-    pub bias: Option<TensorIndex>,
-    /// Where the result goes: `[tokens][rows]`.
-    pub out: Buf,
-}
-
-/// A function of one element.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Act {
-    /// `x`.
-    Identity,
-    /// `x / (1 + exp(-x))` (Elfwing et al. 2017; Ramachandran et al. 2017).
-    Silu,
-    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))` (Hendrycks & Gimpel 2016).
-    GeluTanh,
-    /// `x / 2 * (1 + erf(x / sqrt(2)))` (Hendrycks & Gimpel 2016).
-    GeluErf,
-    /// `max(x, 0)^2` (So et al. 2021).
-    ReluSquared,
-    /// `1 / (1 + exp(-x))`.
-    Sigmoid,
-    /// `ln(1 + exp(x))`.
-    Softplus,
-    /// gpt-oss's gate: of `g = min(gate, limit)` and `u = clamp(up, -limit, limit)` the product
-    /// `g * sigmoid(alpha * g) * (u + 1)`. Only for gates.
-    SwigluClamped {
-        /// Factor inside the sigmoid.
-        alpha: f32,
-        /// Bound of both inputs.
-        limit: f32,
-    },
-}
-
-/// Which positions a row attends to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Mask {
-    /// All up to its own.
-    Causal,
-    /// All up to its own, where rows of an image attend to all of the image in other layers, too
-    /// (Gemma 4).
-    CausalInImages,
-    /// So many up to its own, its own included.
-    Window(u32),
-    /// All of its sequence. The pages have those of the pass: all rows of a sequence are in one
-    /// pass ([`Plan::both_ways`](crate::Plan::both_ways)).
-    Whole,
-    /// So many before its own, its own, and as many after it.
-    Around(u32),
-}
-
-/// Of an entry of a pass's `outputs`: not the row itself, but the mean of all rows of the span that
-/// has it. A pass has fewer rows.
-pub const MEAN_OF_SPAN: u32 = 1 << 31;
-
-/// How heads are rotated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RopeUse {
-    /// The table, by its index in the plan.
-    pub table: u8,
-    /// The element of a head at which the rotated ones begin.
-    pub first: u32,
-}
-
-/// A source of [`Op::Columns`]: `width` elements for each group, from a row of `x`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ColumnPart {
-    /// Where they come from.
-    pub x: Buf,
-    /// The first group's first element.
-    pub first: u32,
-    /// Elements from one group's first to the next one's; 0 gives every group the same.
-    pub stride: u32,
-    /// Elements a group.
-    pub width: u32,
-}
+pub use parts::{
+    ADAPTED_INPUTS_MAX, Act, Adapted, ColumnPart, HeadShape, MEAN_OF_SPAN, Mask, Product, RopeUse,
+};
 
 /// An operation.
 #[derive(Debug, Clone, PartialEq)]
@@ -195,6 +107,24 @@ pub enum Op {
         x: Buf,
         /// The products.
         products: Vec<Product>,
+    },
+    /// What adapters (LoRA, Hu et al. 2021) add to products of one input: `out[t] += b (scales[t] *
+    /// (a x[t]))` for each product. Only the elements of `a x[t]` whose scale is not 0 are used: a
+    /// row whose scales are all 0 stays as it is, whatever `a x[t]` is.
+    AddAdapters {
+        /// Input rows.
+        x: Buf,
+        /// A scale for each row of `a`: `[tokens][width]`. A buffer of [`Rows::Tokens`] is an input
+        /// of the plan, which no operation writes.
+        ///
+        /// [`Rows::Tokens`]: crate::Rows::Tokens
+        scales: Buf,
+        /// Room for `scales[t] * (a x[t])`, in the device's own order: `[tokens][n * width]` for
+        /// `n` different `a`. Nothing of it is needed before or behind the operation.
+        low: Buf,
+        /// The products. Those with one `a` follow each other; there are at most
+        /// [`ADAPTED_INPUTS_MAX`] different ones.
+        products: Vec<Adapted>,
     },
     /// A product for each head: `out[t][h][r] = sum_k weight[h][r][k] * x[t][h][k]`.
     MatMulHeads {
@@ -475,6 +405,20 @@ impl Op {
                 products.iter().for_each(|p| write(p.out));
                 return;
             }
+            Op::AddAdapters {
+                x,
+                scales,
+                products,
+                ..
+            } => {
+                read(*x);
+                read(*scales);
+                for product in products {
+                    read(product.out);
+                    write(product.out);
+                }
+                return;
+            }
             Op::MatMulHeads { x, out, .. }
             | Op::MatMulTransposed { x, out, .. }
             | Op::Conv { x, out, .. } => (&[*x], &[*out]),
@@ -510,6 +454,15 @@ impl Op {
         writes.iter().for_each(|&b| write(b));
     }
 
+    /// A buffer that it writes and whose content is nobody else's affair.
+    #[must_use]
+    pub fn temporary(&self) -> Option<Buf> {
+        match self {
+            Op::AddAdapters { low, .. } => Some(*low),
+            _ => None,
+        }
+    }
+
     /// Whether it needs this buffer's content.
     #[must_use]
     pub fn reads(&self, buf: Buf) -> bool {
@@ -521,7 +474,7 @@ impl Op {
     /// Whether it changes this buffer.
     #[must_use]
     pub fn writes(&self, buf: Buf) -> bool {
-        let mut found = false;
+        let mut found = self.temporary() == Some(buf);
         self.buffers(&mut |_| {}, &mut |b| found |= b == buf);
         found
     }
@@ -539,6 +492,7 @@ impl Op {
             Op::SoftCap { .. } => "soft_cap",
             Op::Clamp { .. } => "clamp",
             Op::MatMul { .. } => "mat_mul",
+            Op::AddAdapters { .. } => "add_adapters",
             Op::MatMulHeads { .. } => "mat_mul_heads",
             Op::MatMulTransposed { .. } => "mat_mul_transposed",
             Op::Columns { .. } => "columns",

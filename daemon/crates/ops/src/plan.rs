@@ -206,6 +206,7 @@ fn uses(steps: &[Step]) -> Vec<Use> {
                 for op in ops {
                     let mut u = new(i, op.name());
                     op.buffers(&mut |b| u.reads.push(b), &mut |b| u.writes.push(b));
+                    u.temporaries.extend(op.temporary());
                     uses.push(u);
                 }
             }

@@ -3,6 +3,7 @@
 //! Addresses are absolute. Shapes are `[rows][width]`, width fastest.
 
 pub mod activations;
+pub mod adapters;
 pub mod attention;
 pub mod elements;
 pub mod experts;

@@ -14,11 +14,11 @@ use anyhow::{Context, Result};
 use futures_util::future::try_join_all;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rocmforge_engine::api::SamplingParams;
+use rocmforge_engine::api::{GenerateRequest, SamplingParams};
 use rocmforge_engine::{EngineConfig, LoadedModel};
 
-use super::Bench;
 use super::plan::{Choice, title};
+use super::{Bench, lora};
 use crate::check::Check;
 use crate::rates::{Rates, Text};
 use crate::report::Row;
@@ -41,7 +41,15 @@ pub(crate) fn run_all(bench: &mut Bench, check: &mut Check) -> Result<()> {
             .saturating_add(1),
         ..EngineConfig::default()
     })?;
-    let (model, _) = session.load("main", &path)?;
+    let n_adapters = bench.plan.adapters_together;
+    let adapters = tempfile::tempdir().context("no temporary folder for adapters")?;
+    let model = match n_adapters {
+        0 => session.load("main", &path)?.0,
+        n => {
+            let written = lora::write(adapters.path(), &path, n, bench.seed)?;
+            session.load_with_adapters("main", &path, &written)?
+        }
+    };
     session.generate(&model, 1, 2)?;
     let mut rng = StdRng::seed_from_u64(bench.seed);
     for (n, choice) in bench.plan.together.clone() {
@@ -49,18 +57,24 @@ pub(crate) fn run_all(bench: &mut Bench, check: &mut Check) -> Result<()> {
         // The first run uploads, compiles and records.
         for counted in std::iter::once(false).chain((0..bench.plan.rounds_together).map(|_| true)) {
             let (n_prompt, n_tokens) = bench.plan.text_together;
-            let requests: Vec<_> = (0..n)
+            let requests: Vec<GenerateRequest> = (0..n)
                 .map(|i| {
                     let mut request = greedy(&model, random_prompt(&mut rng, n_prompt), n_tokens);
+                    if n_adapters > 0 {
+                        // Each client has one, in turn.
+                        let mut scales = vec![0.0; n_adapters.into()];
+                        scales[i % usize::from(n_adapters)] = 1.0;
+                        request.adapters = model.adapters().at(&scales)?;
+                    }
                     if let Choice::Sampled = choice {
                         request.sampling = SamplingParams {
                             seed: Some(i as u64),
                             ..SamplingParams::default()
                         };
                     }
-                    request
+                    Ok(request)
                 })
-                .collect();
+                .collect::<Result<_>>()?;
             let texts = session.block_on(async |engine| {
                 let asked = requests.into_iter().map(|request| async move {
                     let asked = Instant::now();
@@ -87,7 +101,11 @@ pub(crate) fn run_all(bench: &mut Bench, check: &mut Check) -> Result<()> {
                 Choice::Greedy => "",
                 Choice::Sampled => ", sampled",
             };
-            format!("{n} clients{how}, {what}")
+            let with = match n_adapters {
+                0 => String::new(),
+                n => format!(" with {n} adapters"),
+            };
+            format!("{n} clients{with}{how}, {what}")
         };
         let name = title(asked);
         let goal = bench.plan.clients_goal(n);

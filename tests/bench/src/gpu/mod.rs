@@ -24,6 +24,7 @@ mod figures;
 pub(crate) mod first;
 mod goldens;
 mod images;
+mod lora;
 mod mixtures;
 mod models;
 mod parity;
@@ -110,6 +111,10 @@ pub(crate) struct Options {
     /// Ask a mixture of experts at once, in place of the 8B.
     #[arg(long)]
     clients_of_a_mixture: bool,
+    /// Load the clients' model with so many random LoRA adapters of rank 16 for all linear matrices
+    /// of its layers, and give each client one of them [default: 0].
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=16))]
+    client_adapters: u16,
     /// Measure a mixture whose routers prefer some experts, in place of one that routes evenly.
     #[arg(long)]
     skewed: bool,
@@ -156,6 +161,7 @@ impl Options {
         if self.clients_of_a_mixture {
             plan.asked = plan.mixtures.first().copied().unwrap_or(plan.asked);
         }
+        plan.adapters_together = self.client_adapters;
         if let Some(n) = self.client_prompt {
             plan.text_together.0 = n.into();
         }

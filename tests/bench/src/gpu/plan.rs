@@ -71,6 +71,8 @@ pub(crate) struct Plan {
     pub(crate) together: Vec<(usize, Choice)>,
     /// Tokens of their prompts and of their texts.
     pub(crate) text_together: (usize, u32),
+    /// Adapters of their model, of which each client has one; 0 for none.
+    pub(crate) adapters_together: u16,
     /// Tokens of a prompt that comes while others read their texts.
     pub(crate) prompt_beside: usize,
     /// Runs of each that count.
@@ -160,6 +162,7 @@ impl Plan {
                 .chain([(64, Choice::Sampled)])
                 .collect(),
             text_together: (128, 128),
+            adapters_together: 0,
             prompt_beside: 16_384,
             rounds_together: 3,
             clients: (8, 1500),
@@ -215,6 +218,7 @@ impl Plan {
             questions_streamed: 4,
             together: vec![(1, Choice::Greedy), (3, Choice::Sampled)],
             text_together: (12, 24),
+            adapters_together: 0,
             prompt_beside: 300,
             rounds_together: 1,
             clients: (3, 40),

@@ -121,6 +121,7 @@ impl Answers {
                 Op::RmsNorm { .. }
                     | Op::LayerNorm { .. }
                     | Op::MatMul { .. }
+                    | Op::AddAdapters { .. }
                     | Op::Gate { .. }
                     | Op::Activate { .. }
                     | Op::Add { .. }

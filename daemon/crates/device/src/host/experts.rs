@@ -16,8 +16,8 @@ use rocmforge_kernels::host::{ActivationForm, Activations, PackedMatrix, RowsOut
 use rocmforge_ops::{ExpertFfn, TensorIndex};
 
 use super::HostDevice;
+use super::context::{OpBuffers, OpContext, share};
 use super::products::{Item, form_of, run_all_beside};
-use super::run::{OpBuffers, OpContext, share};
 use crate::error::Error;
 use crate::{Batch, BoundExpert, Scratch};
 

@@ -9,8 +9,10 @@
 //! threads repack uploads. They touch disjoint ranges of the arena: the ledger hands out a
 //! slab to one use at a time.
 
+mod adapters;
 mod answers;
 mod arena;
+mod context;
 mod experts;
 mod largest;
 mod products;

@@ -17,7 +17,7 @@ use rocmforge_ops::{Buf, Product, TensorIndex};
 
 use super::HostDevice;
 use super::answers::multiply_from_file;
-use super::run::{OpBuffers, share};
+use super::context::{OpBuffers, share};
 use crate::TensorDesc;
 use crate::error::Error;
 

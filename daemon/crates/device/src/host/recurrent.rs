@@ -9,7 +9,7 @@ use rocmforge_kernels::host::ops::{
 };
 use rocmforge_ops::Op;
 
-use super::run::OpContext;
+use super::context::OpContext;
 use crate::{Batch, Span};
 
 /// Runs an operation with a state.

@@ -5,18 +5,17 @@
 //! alone, so that a pass in which no row has an adapter costs nothing more.
 //!
 //! ```text
-//!   out = W x;  t = A x;  t *= scales;  out += B t
+//!   out = W x;  out += B (scales * (A x))
 //! ```
 
 use std::collections::HashSet;
 
-use rocmforge_ops::{Act, Buf, InputRows, Op, Product, Role, Rows, TensorDesc, TensorIndex};
+use rocmforge_ops::{
+    ADAPTED_INPUTS_MAX, Adapted, Buf, InputRows, Op, Role, Rows, TensorDesc, TensorIndex,
+};
 
 use super::PlanBuilder;
 use crate::adapter::AdapterSet;
-
-/// Buffers of `A x`, for products of one input.
-const LOW: [&str; 4] = ["lora_0", "lora_1", "lora_2", "lora_3"];
 
 /// The adapters of a model, while its plan is built.
 pub(crate) struct Adapting<'a> {
@@ -28,15 +27,7 @@ pub(crate) struct Adapting<'a> {
     /// Each row's scales.
     scales: Option<Buf>,
     /// What is added to products that are yet to be emitted.
-    pending: Vec<Delta>,
-}
-
-/// What is added to one product.
-#[derive(Debug, Clone, Copy)]
-struct Delta {
-    out: Buf,
-    a: TensorIndex,
-    b: TensorIndex,
+    pending: Vec<Adapted>,
 }
 
 impl<'a> Adapting<'a> {
@@ -74,7 +65,7 @@ impl PlanBuilder<'_> {
         let a = self.place_once(&of.a);
         let b = self.place_once(&of.b.slice(first, rows));
         if let Some(adapting) = &mut self.adapting {
-            adapting.pending.push(Delta { out, a, b });
+            adapting.pending.push(Adapted { a, b, out });
         }
     }
 
@@ -97,58 +88,25 @@ impl PlanBuilder<'_> {
             return;
         };
         let ours = adapting.pending.extract_if(.., |d| outs.contains(&d.out));
-        let deltas: Vec<Delta> = ours.collect();
+        let mut deltas: Vec<Adapted> = ours.collect();
         if !adapting.applies || deltas.is_empty() {
             return;
         }
         let width = adapting.set.width;
         let kind = self.bufs[usize::from(deltas[0].out.0)].rows;
         let scales = self.row_scales(width, kind);
-        let mut lows: Vec<TensorIndex> = deltas.iter().map(|d| d.a).collect();
-        lows.dedup();
-        for lows in lows.chunks(LOW.len()) {
-            let of = |a: TensorIndex| lows.iter().position(|low| *low == a);
-            let names = LOW.iter().take(lows.len());
-            let bufs: Vec<Buf> = names.map(|name| self.buf_rows(name, width, kind)).collect();
-            let products = lows.iter().zip(&bufs).map(|(&weight, &out)| Product {
-                weight,
-                bias: None,
-                out,
+        // Products with one first matrix follow each other.
+        deltas.sort_by_key(|delta| delta.a);
+        let groups: Vec<&[Adapted]> = deltas.chunk_by(|a, b| a.a == b.a).collect();
+        for groups in groups.chunks(ADAPTED_INPUTS_MAX) {
+            let low = self.buf_rows("lora_low", groups.len() as u64 * width, kind);
+            self.op(Op::AddAdapters {
+                x,
+                scales,
+                low,
+                products: groups.concat(),
             });
-            let products = products.collect();
-            self.op(Op::MatMul { x, products });
-            for &gate in &bufs {
-                self.op(Op::Gate {
-                    gate,
-                    up: scales,
-                    act: Act::Identity,
-                });
-            }
-            for delta in &deltas {
-                if let Some(at) = of(delta.a) {
-                    self.add_delta(bufs[at], *delta);
-                }
-            }
         }
-    }
-
-    fn add_delta(&mut self, low: Buf, delta: Delta) {
-        let spec = self.bufs[usize::from(delta.out.0)];
-        let out = self.buf_rows("lora_out", spec.width, spec.rows);
-        let product = Product {
-            weight: delta.b,
-            bias: None,
-            out,
-        };
-        self.op(Op::MatMul {
-            x: low,
-            products: vec![product],
-        });
-        self.op(Op::Add {
-            x: delta.out,
-            y: out,
-            scale: 1.0,
-        });
     }
 
     /// The scales of a pass's rows, or of those whose logits are wanted.

@@ -7,13 +7,16 @@
 //!                                       input, of this step or the next
 //! RopeKv, Attention                  -> attention that rotates and appends
 //! Combine, Add                       -> routed rows summed on top of the residual stream
+//! product, AddAdapters               -> product whose rows adapters take over, then these; what is
+//!                                       added to or gated by a product, behind them
 //! ```
 //!
 //! A buffer between two fused operations is not written. That is seen by nobody: no later operation
 //! of the step reads it, and it is not among those that the plan says are read by later steps
 //! (`live_out`). A plan keeps the memory of buffers apart for
 //! [`FUSED_OPS_MAX`](rocmforge_ops::plan::FUSED_OPS_MAX) operations, so no more than these become
-//! one.
+//! one; but for a fourth that adds to, or gates, what adapters have added to. What that changes is
+//! alive before the product, or is the product's own.
 
 use crate::ops::{Act, Buf, HeadShape, KvLayer, Mask, Op, Product, RopeUse, TensorIndex};
 
@@ -78,6 +81,16 @@ pub(super) enum Fused<'a> {
         input: Input,
         products: &'a [Product],
         add: Option<Buf>,
+    },
+    /// Products of one input, and what the operation adds to them. With `add`, the one product and
+    /// what is added to it are added to that buffer. With `gate`, two products of one row become
+    /// `act(first) * second`, which goes to the first one's buffer.
+    Adapted {
+        input: Input,
+        products: &'a [Product],
+        add: Option<Buf>,
+        gate: Option<Act>,
+        adapters: &'a Op,
     },
     /// Gate and up products of one input; `act(gate) * up` goes to the gate's buffer.
     GatedUnit {
@@ -162,6 +175,19 @@ pub(super) fn fuse<'a>(
     fused
 }
 
+/// What adds to products of these rows, directly behind them.
+fn adapters_of(rows: Buf, behind: &[Op]) -> Option<&Op> {
+    let first = behind.first()?;
+    matches!(first, Op::AddAdapters { x, .. } if *x == rows).then_some(first)
+}
+
+/// Whether adapters add to nothing but these buffers.
+fn writes_only(adapters: &Op, bufs: &[Buf]) -> bool {
+    let mut only = true;
+    adapters.buffers(&mut |_| {}, &mut |b| only &= bufs.contains(&b));
+    only
+}
+
 /// What is read after some operations.
 struct Later<'a> {
     live_out: &'a [Buf],
@@ -173,9 +199,15 @@ impl Later<'_> {
         &self,
         input: Input,
         products: &'a [Product],
-        rest: &[Op],
+        rest: &'a [Op],
         gated_unit: impl Fn(&Product, &Product) -> bool,
     ) -> (Fused<'a>, usize) {
+        let is_out = products.iter().any(|p| p.out == input.target());
+        if let Some(adapters) = adapters_of(input.target(), rest)
+            && !is_out
+        {
+            return self.of_adapted(input, products, adapters, rest, gated_unit);
+        }
         match (products, rest.first()) {
             (
                 [gate, up],
@@ -221,6 +253,51 @@ impl Later<'_> {
                 };
                 (plain, 0)
             }
+        }
+    }
+
+    /// Products and what adapters add to them, with what is done to the sum.
+    fn of_adapted<'a>(
+        &self,
+        input: Input,
+        products: &'a [Product],
+        adapters: &'a Op,
+        rest: &[Op],
+        gated_unit: impl Fn(&Product, &Product) -> bool,
+    ) -> (Fused<'a>, usize) {
+        let adapted = |add, gate| Fused::Adapted {
+            input,
+            products,
+            add,
+            gate,
+            adapters,
+        };
+        match (products, rest.get(1)) {
+            (
+                [gate, up],
+                Some(Op::Gate {
+                    gate: g,
+                    up: u,
+                    act,
+                }),
+            ) if (gate.out, up.out) == (*g, *u)
+                && writes_only(adapters, &[*g, *u])
+                && !self.reads(*u, &rest[2..])
+                && gated_unit(gate, up) =>
+            {
+                (adapted(None, Some(*act)), 2)
+            }
+            ([one], Some(Op::Add { x, y, scale }))
+                if one.out == *y
+                    && *scale == 1.0
+                    && writes_only(adapters, &[*y])
+                    && !adapters.reads(*x)
+                    && !input.is_made_of(*x)
+                    && !self.reads(*y, &rest[2..]) =>
+            {
+                (adapted(Some(*x), None), 2)
+            }
+            _ => (adapted(None, None), 1),
         }
     }
 
@@ -298,7 +375,10 @@ impl Later<'_> {
     fn feeds_next(&self, buf: Buf, rest: &[Op]) -> bool {
         match rest.first() {
             Some(Op::MatMul { x, products }) => {
-                *x == buf && (products.iter().any(|p| p.out == buf) || !self.reads(buf, &rest[1..]))
+                // Adapters take the rows over as the product does.
+                let taken = 1 + usize::from(adapters_of(buf, &rest[1..]).is_some());
+                let is_out = products.iter().any(|p| p.out == buf);
+                *x == buf && (is_out || !self.reads(buf, &rest[taken..]))
             }
             _ => false,
         }
@@ -319,192 +399,4 @@ impl Later<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const X: Buf = Buf(0);
-    const N: Buf = Buf(1);
-    const P: Buf = Buf(2);
-    const G: Buf = Buf(7);
-    const U: Buf = Buf(8);
-
-    fn product(weight: usize, out: Buf) -> Product {
-        Product {
-            weight,
-            bias: None,
-            out,
-        }
-    }
-
-    fn add(y: Buf) -> Op {
-        Op::Add {
-            x: X,
-            y,
-            scale: 1.0,
-        }
-    }
-
-    fn feed_forward() -> Vec<Op> {
-        vec![
-            Op::MatMul {
-                x: Buf(6),
-                products: vec![product(0, P)],
-            },
-            Op::Add {
-                x: X,
-                y: P,
-                scale: 1.0,
-            },
-            Op::RmsNorm {
-                x: X,
-                weight: Some(1),
-                eps: 1e-5,
-                group: 64,
-                out: N,
-            },
-            Op::MatMul {
-                x: N,
-                products: vec![product(2, G), product(3, U)],
-            },
-            Op::Gate {
-                gate: G,
-                up: U,
-                act: Act::Silu,
-            },
-            Op::MatMul {
-                x: G,
-                products: vec![product(4, P)],
-            },
-            Op::Add {
-                x: X,
-                y: P,
-                scale: 1.0,
-            },
-        ]
-    }
-
-    #[test]
-    fn a_feed_forward_is_three_steps() {
-        let ops = feed_forward();
-        let fused = fuse(&ops, &[X], |_| 64, |_, _| true);
-        let norm = Input::Norm {
-            x: X,
-            weight: 1,
-            eps: 1e-5,
-            to: N,
-        };
-        assert_eq!(
-            fused,
-            [
-                Fused::Products {
-                    input: Input::Plain(Buf(6)),
-                    products: &[product(0, P)],
-                    add: Some(X),
-                },
-                Fused::GatedUnit {
-                    input: norm,
-                    gate: &product(2, G),
-                    up: &product(3, U),
-                    act: Act::Silu,
-                },
-                Fused::Products {
-                    input: Input::Plain(G),
-                    products: &[product(4, P)],
-                    add: Some(X),
-                },
-            ]
-        );
-        let fused = fuse(&ops, &[X], |_| 64, |_, _| false);
-        assert_eq!(fused.len(), 3);
-        assert!(matches!(
-            fused[2],
-            Fused::Products {
-                input: Input::Gated {
-                    gate: G,
-                    up: U,
-                    act: Act::Silu
-                },
-                add: Some(X),
-                ..
-            }
-        ));
-    }
-
-    #[test]
-    fn what_is_read_later_is_written() {
-        let mut ops = feed_forward();
-        ops.push(add(N));
-        let fused = fuse(&ops, &[X], |_| 64, |_, _| true);
-        let normed = Fused::Single(&ops[2]);
-        assert!(fused.contains(&normed), "{fused:?}");
-        ops.push(add(P));
-        let fused = fuse(&ops, &[X], |_| 64, |_, _| true);
-        let stored = |f: &Fused<'_>| matches!(f, Fused::Products { add: None, products, .. } if products[0].weight == 4);
-        assert!(fused.iter().any(stored), "{fused:?}");
-    }
-
-    #[test]
-    fn what_a_later_step_reads_is_written() {
-        let ops = feed_forward();
-        let fused = fuse(&ops[..5], &[X, G, U], |_| 64, |_, _| true);
-        let apart = |f: &Fused<'_>| matches!(f, Fused::Single(Op::Gate { .. }));
-        assert!(fused.iter().any(apart), "up is read later: {fused:?}");
-        let fused = fuse(&ops[..5], &[X, G], |_| 64, |_, _| true);
-        assert!(!fused.iter().any(apart), "{fused:?}");
-    }
-
-    #[test]
-    fn routed_rows_are_summed_on_top_of_what_they_are_added_to() {
-        let combine = Op::Combine {
-            y: G,
-            weights: U,
-            out: P,
-        };
-        let mut ops = vec![combine.clone(), add(P)];
-        let sum = Fused::Combined {
-            y: G,
-            weights: U,
-            x: X,
-        };
-        assert_eq!(fuse(&ops, &[X], |_| 64, |_, _| true), [sum]);
-        // Somebody else needs them apart, the sum is scaled, or it would be of what it changes.
-        assert_eq!(fuse(&ops, &[X, P], |_| 64, |_, _| true).len(), 2);
-        let Op::Add { scale, .. } = &mut ops[1] else {
-            unreachable!()
-        };
-        *scale = 0.5;
-        assert_eq!(fuse(&ops, &[X], |_| 64, |_, _| true).len(), 2);
-        let of_itself = [
-            Op::Combine {
-                y: X,
-                weights: U,
-                out: P,
-            },
-            add(P),
-        ];
-        assert_eq!(fuse(&of_itself, &[X], |_| 64, |_, _| true).len(), 2);
-    }
-
-    #[test]
-    fn a_sum_is_not_written_while_its_product_reads_it() {
-        let product_of = |x| Op::MatMul {
-            x,
-            products: vec![product(0, P)],
-        };
-        let add = add(P);
-        let norm = Op::RmsNorm {
-            x: X,
-            weight: Some(1),
-            eps: 1e-5,
-            group: 64,
-            out: N,
-        };
-        for ops in [
-            vec![product_of(X), add.clone()],
-            vec![norm, product_of(N), add.clone()],
-        ] {
-            let fused = fuse(&ops, &[X], |_| 64, |_, _| true);
-            assert_eq!(fused.last(), Some(&Fused::Single(&add)), "{fused:?}");
-        }
-    }
-}
+mod tests;

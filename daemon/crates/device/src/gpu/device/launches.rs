@@ -5,16 +5,14 @@
 //! |---|---|
 //! | 1 | mat-vec, norm, SwiGLU and residual sum inside |
 //! | 17 to 128 on sm_90, quantized weights | the input as f16 by columns, then mat-mat by wgmma |
-//! | up to [`SMALL_BATCH`] otherwise | the input as f16, then mat-mat by matrix instructions (where there are, quantized weights, on AMD from 9 or 17 tokens on); else as 8 bits, then mat-mat |
+//! | up to [`SMALL_BATCH`](super::workspace::SMALL_BATCH) otherwise | the input as f16, then mat-mat by matrix instructions (where there are, quantized weights, on AMD from 9 or 17 tokens on); else as 8 bits, then mat-mat |
 //! | more | `tiled.rs`: tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; mat-mat where there is none |
 //!
 //! Rows of a plan of float weights stay f32, or become two f16 for the library.
 
-use rocmforge_kernels::gpu::ops::activations::{self, Norm, Sink, Transform};
 use rocmforge_kernels::gpu::ops::attention::{self, Partials, Scores, SharedPositions};
 use rocmforge_kernels::gpu::ops::elements;
 use rocmforge_kernels::gpu::ops::kv::{self, Kv, Qkv, Rope, Rotation};
-use rocmforge_kernels::gpu::ops::matmat::{self, HalfInputs, HalfLayout, Inputs, PartsRoom};
 use rocmforge_kernels::gpu::ops::matvec::{self, Epilogue, Matrix};
 use rocmforge_kernels::gpu::{Error as KernelError, GpuTarget, Launch};
 
@@ -27,10 +25,11 @@ use super::fuse::{Fused, Input, ScoresOf, fuse};
 use super::launch_error;
 use super::pass_data::PassShape;
 use super::reserve::DeviceReserve;
-use super::workspace::{SMALL_BATCH, Workspace};
-use tiled::Halves;
+use super::workspace::Workspace;
 
+mod adapters;
 mod experts;
+mod products;
 mod single;
 mod tiled;
 
@@ -123,7 +122,17 @@ impl<'a> Lowering<'a> {
                 input,
                 products,
                 add,
-            } => self.products(*input, products, *add, bound),
+            } => {
+                let done = self.products(*input, products, *add, false, bound);
+                done.map(|_| ())
+            }
+            Fused::Adapted {
+                input,
+                products,
+                add,
+                gate,
+                adapters,
+            } => self.adapted((*input, products), (*add, *gate), adapters, bound),
             Fused::GatedUnit {
                 input,
                 gate,
@@ -265,189 +274,6 @@ impl<'a> Lowering<'a> {
         ))
     }
 
-    /// Products of one input.
-    fn products(
-        &mut self,
-        input: Input,
-        products: &[Product],
-        add: Option<Buf>,
-        bound: SegmentBinding<'_>,
-    ) -> Lowered {
-        let input = self.with_handed_on(input);
-        let x = input.reads();
-        let (tokens, cols) = (self.count(x), self.width(x));
-        let matrices = products
-            .iter()
-            .map(|p| self.matrix(p, bound, add))
-            .collect::<Lowered<Vec<Matrix>>>()?;
-        if tokens == 0 {
-            return Ok(());
-        }
-        if tokens == 1 && self.vector_fits(cols) {
-            let fuses = matrices.iter().all(|m| matvec::fuses_norm(m.ty));
-            let input = self.vector_input(input, fuses, bound)?;
-            let epilogue = if add.is_some() {
-                Epilogue::Add
-            } else {
-                Epilogue::Store
-            };
-            for some in matrices.chunks(matvec::MATRICES_MAX) {
-                let launches = matvec::matvec(self.target, input, some, epilogue);
-                self.push_all(launches)?;
-            }
-            return Ok(());
-        }
-        let quantized_only = matrices.iter().all(|m| m.ty.is_quantized());
-        let by_columns =
-            quantized_only && matmat::half_layout(self.target, cols, tokens) == HalfLayout::Columns;
-        let large = tokens > SMALL_BATCH && !by_columns;
-        if large && self.vendor && self.workspace.tile_bytes > 0 {
-            return self.tiled(input, &matrices, add.is_some(), bound);
-        }
-        let half = matmat::f16_from(self.target).is_some_and(|from| tokens >= from);
-        if half && quantized_only {
-            let half = self.half(input, bound)?;
-            let (room, add) = (self.parts_room(), add.is_some());
-            return self.push_all(matmat::matmat_f16(self.target, half, &matrices, add, room));
-        }
-        let quantized = matrices.iter().any(|m| m.ty.is_quantized());
-        let floats = matrices.iter().any(|m| !m.ty.is_quantized());
-        let bytes = self.scratch_base + self.workspace.input;
-        let scales =
-            (bytes + activations::q8_bytes(tokens, cols)).next_multiple_of(crate::ALIGNMENT);
-        let mut plain = self.at(x);
-        let mut input = input;
-        if floats {
-            // Float kernels read f32: what is computed on the way in is stored
-            // where it was meant to be.
-            plain = self.stored(input, bound)?;
-            input = Input::Plain(input.target());
-        }
-        if quantized {
-            self.prepare(input, Sink::Q8(bytes, scales), bound)?;
-        }
-        let inputs = Inputs {
-            x: plain,
-            q8: (bytes, scales),
-            cols,
-            n_tokens: tokens,
-        };
-        for matrix in &matrices {
-            self.push(matmat::matmat(self.target, inputs, matrix, add.is_some()))?;
-        }
-        Ok(())
-    }
-
-    /// Where blocks leave what others add up.
-    fn parts_room(&self) -> PartsRoom {
-        PartsRoom {
-            partials: self.scratch_base + self.workspace.partials,
-            bytes: self.workspace.partials_bytes,
-            counters: self.reserve.counters,
-            n_counters: self.reserve.counters_len,
-        }
-    }
-
-    /// The input of a step's first product, with what the step before left to it.
-    fn with_handed_on(&mut self, input: Input) -> Input {
-        match self.handed_on.take() {
-            Some(gated) if input == Input::Plain(gated.target()) => gated,
-            _ => input,
-        }
-    }
-
-    /// An input as f16, for [`matmat::matmat_f16`].
-    fn half(&mut self, input: Input, bound: SegmentBinding<'_>) -> Lowered<HalfInputs> {
-        let mut half = self.half_at(input);
-        half.layout = matmat::half_layout(self.target, half.cols, half.n_tokens);
-        let sink = match half.layout {
-            HalfLayout::Rows => Sink::F16(half.x),
-            HalfLayout::Columns => Sink::F16Columns(half.x),
-        };
-        self.prepare(input, sink, bound)?;
-        Ok(half)
-    }
-
-    /// An input as f16, and where the plan's weights are floats what that leaves of it.
-    fn halves(&mut self, input: Input, bound: SegmentBinding<'_>) -> Lowered<Halves> {
-        if !self.scratch.layout.float_weights {
-            let first = self.half_at(input);
-            self.prepare(input, Sink::F16(first.x), bound)?;
-            return Ok(Halves {
-                first,
-                second: None,
-            });
-        }
-        let first = self.half_at(input);
-        let bytes = (first.n_tokens * first.cols * 2).next_multiple_of(crate::ALIGNMENT);
-        let second = first.x + bytes;
-        self.prepare(input, Sink::F16Pair(first.x, second), bound)?;
-        Ok(Halves {
-            first,
-            second: Some(second),
-        })
-    }
-
-    /// Where an input lies as f16, row by row.
-    fn half_at(&self, input: Input) -> HalfInputs {
-        let reads = input.reads();
-        HalfInputs {
-            x: self.scratch_base + self.workspace.input,
-            layout: HalfLayout::Rows,
-            cols: self.width(reads),
-            n_tokens: self.count(reads),
-            factor: match input {
-                Input::Gated { .. } | Input::Plain(_) => 1.0 / activations::GATED_F16_SCALE,
-                Input::Norm { .. } => 1.0,
-            },
-        }
-    }
-
-    /// The input of a mat-vec; with `fuses` a norm is left to it.
-    fn vector_input(
-        &mut self,
-        input: Input,
-        fuses: bool,
-        bound: SegmentBinding<'_>,
-    ) -> Lowered<matvec::Input> {
-        let cols = self.width(input.reads());
-        let (x, norm) = match input {
-            Input::Norm { x, weight, eps, .. } if fuses => {
-                (self.at(x), Some((self.vector(weight, bound), eps)))
-            }
-            other => (self.stored(other, bound)?, None),
-        };
-        Ok(matvec::Input { x, cols, norm })
-    }
-
-    /// Computes an input to the buffer that it was meant for, as f32, and says where that is.
-    fn stored(&mut self, input: Input, bound: SegmentBinding<'_>) -> Lowered<u64> {
-        let to = self.at(input.target());
-        if !matches!(input, Input::Plain(_)) {
-            self.prepare(input, Sink::F32(to), bound)?;
-        }
-        Ok(to)
-    }
-
-    fn prepare(&mut self, input: Input, sink: Sink, bound: SegmentBinding<'_>) -> Lowered {
-        let transform = match input {
-            Input::Plain(_) => Transform::Plain,
-            Input::Norm { x, weight, eps, .. } => {
-                Transform::Norm(Norm::of_row(self.vector(weight, bound), self.width(x), eps))
-            }
-            Input::Gated { up, act, .. } => Transform::Gate {
-                other: Some(self.at(up)),
-                act,
-            },
-        };
-        self.rows_to(input.reads(), transform, sink)
-    }
-
-    fn rows_to(&mut self, x: Buf, transform: Transform, sink: Sink) -> Lowered {
-        let (at, rows, cols) = (self.at(x), self.count(x), self.width(x));
-        self.push(activations::activations(at, rows, cols, transform, sink))
-    }
-
     // ----
     // places --------------------------------------------------------------------------------------
 
@@ -579,6 +405,11 @@ fn takes_over(next: &BoundStep<'_>, gated: Input) -> bool {
     };
     let [Op::MatMul { x, .. }, rest @ ..] = *ops else {
         return false;
+    };
+    // Adapters take their rows from the product before them.
+    let rest = match rest {
+        [Op::AddAdapters { x: same, .. }, rest @ ..] if same == x => rest,
+        rest => rest,
     };
     let mut read = false;
     for op in rest {

@@ -125,7 +125,11 @@ impl Lowering<'_> {
                 };
                 self.change(*x, what)
             }
-            Op::MatMul { x, products } => self.products(Input::Plain(*x), products, None, bound),
+            Op::MatMul { x, products } => {
+                let done = self.products(Input::Plain(*x), products, None, false, bound);
+                done.map(|_| ())
+            }
+            Op::AddAdapters { .. } => self.adapters_alone(op, bound),
             Op::MatMulHeads {
                 x,
                 n_head,

@@ -12,10 +12,9 @@ use rocmforge_kernels::gpu::ops::rows;
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
 use rocmforge_ops::WeightType;
 
-use crate::SegmentBinding;
 use crate::gpu::blas::Gemm;
 
-use super::{Input, Lowered, Lowering, Queued};
+use super::{Lowered, Lowering, Queued};
 
 /// The input of products: f16, and what that leaves.
 #[derive(Clone, Copy)]
@@ -43,14 +42,7 @@ impl Halves {
 
 impl Lowering<'_> {
     /// Queues products of one input.
-    pub(super) fn tiled(
-        &mut self,
-        input: Input,
-        matrices: &[Matrix],
-        add: bool,
-        bound: SegmentBinding<'_>,
-    ) -> Lowered {
-        let halves = self.halves(input, bound)?;
+    pub(super) fn tiled(&mut self, halves: Halves, matrices: &[Matrix], add: bool) -> Lowered {
         let HalfInputs { cols, n_tokens, .. } = halves.first;
         let tile = self.scratch_base + self.workspace.tile;
         let tile_rows = (self.workspace.tile_bytes / (cols * 2)).max(1);
