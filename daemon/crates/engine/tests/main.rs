@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
 mod adapter_errors;
+mod adapter_goldens;
 mod adapters;
 mod architectures;
 mod aside;

@@ -22,7 +22,10 @@ mod weight_type;
 pub use buf::{Buf, BufSpec, Conflicts, RowCounts, Rows, ScratchLayout};
 pub use experts::{ExpertFfn, Router, RouterGate};
 pub use kv::{KV_BLOCK, KV_PAGE_TOKENS, KvGroup, KvLayer, KvLayout, KvType};
-pub use op::{ADAPTED_INPUTS_MAX, Act, Adapted, ColumnPart, HeadShape, MEAN_OF_SPAN, Mask, Op, Product, RopeUse};
+pub use op::{
+    ADAPTED_INPUTS_MAX, Act, Adapted, ColumnPart, HeadShape, MEAN_OF_SPAN, Mask, Op, Product,
+    RopeUse,
+};
 pub use plan::{Input, InputRows, Plan, Segment, SegmentKind, Step};
 pub use rope::{LongFactors, RopeAxes, RopeOrder, RopeScaling, RopeSpec};
 pub use tensor::{Role, TensorDesc, TensorIndex};
