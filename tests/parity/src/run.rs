@@ -328,8 +328,10 @@ fn operations(
         };
         let again: u64 = rng.random();
         let stamp: u64 = rng.random();
-        for _ in 0..times {
-            fill(device, case, scratch, n, again).map_err(failed)?;
+        for time in 0..times {
+            // Nothing of what a recording was made with may be left in it.
+            let seed = again.wrapping_add(time as u64);
+            fill(device, case, scratch, n, seed).map_err(failed)?;
             let (first, rest) = ops.split_at(case.cut.unwrap_or(0).min(ops.len()));
             let (none, of_first) = (live_out(case, &[]), live_out(case, rest));
             let runs = [(first, &of_first), (rest, &none)];

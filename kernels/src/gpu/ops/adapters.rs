@@ -191,6 +191,7 @@ pub fn down(
     if low.n != weights.len() as u64
         || !(1..=parts(cols, rows)).contains(&low.parts)
         || halves && !cols.is_multiple_of(8)
+        || matches!(rows, Rows::Halves(half) if half.layout != HalfLayout::Rows)
     {
         return Err(Error::NoKernel {
             what: format!(
@@ -222,10 +223,7 @@ pub fn down(
         Rows::Halves(half) => {
             args.x = half.x;
             args.factor = half.factor;
-            (args.group_stride, args.token_stride) = match half.layout {
-                HalfLayout::Rows => (1, args.cols / 8),
-                HalfLayout::Columns => (args.n_tokens.next_multiple_of(8), 1),
-            };
+            (args.group_stride, args.token_stride) = (1, args.cols / 8);
         }
     }
     args.weights[..weights.len()].copy_from_slice(weights);

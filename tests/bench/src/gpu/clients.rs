@@ -108,7 +108,8 @@ pub(crate) fn run_all(bench: &mut Bench, check: &mut Check) -> Result<()> {
             format!("{n} clients{with}{how}, {what}")
         };
         let name = title(asked);
-        let goal = bench.plan.clients_goal(n);
+        // That of others is without adapters.
+        let goal = bench.plan.clients_goal(n).filter(|_| n_adapters == 0);
         let decode = Row::new(&name, figure("decode"), "tokens/s", &rates.decode);
         bench.add(Row::new(
             &name,

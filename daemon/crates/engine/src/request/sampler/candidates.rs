@@ -178,6 +178,11 @@ impl<'a> Candidates<'a> {
         }
     }
 
+    /// The same to the last digits.
+    pub(crate) fn exact_total(&self, weight: Weight) -> f64 {
+        self.logits().map(|logit| weight.of(logit)).sum()
+    }
+
     /// Divides the logits by a temperature, which may be as near to 0 as a dynamic one comes.
     pub(crate) fn heat(&mut self, temperature: f64) {
         // Infinity times the difference of equal logits would be NaN.

@@ -3,10 +3,18 @@
 
 use super::candidates::Candidates;
 
+/// From here on the rest is within some orders of magnitude of a quick total's error.
+const NEARLY_ALL: f32 = 0.999;
+
 /// Leaves the smallest set of the most likely tokens whose probability reaches `p`.
 pub(super) fn apply(p: f32, candidates: &mut Candidates<'_>) {
     let weight = candidates.weight();
-    let wanted = f64::from(p) * candidates.total(weight);
+    // A quick total may be more than the sum that is nearly all.
+    let total = match p < NEARLY_ALL {
+        true => candidates.total(weight),
+        false => candidates.exact_total(weight),
+    };
+    let wanted = f64::from(p) * total;
     let keep = candidates.reach(wanted, weight);
     candidates.cut(keep.max(candidates.min_keep()));
 }

@@ -78,6 +78,7 @@ impl Lowering<'_> {
         let by_library = self.is_by_library(adapters);
         // The kernels read f16 eight at a time.
         if by_library || !self.width(adapters.x).is_multiple_of(8) {
+            assert!(gate.is_none(), "a gated unit is of one row");
             self.stored(input, bound)?;
             self.products(Input::Plain(input.target()), products, add, false, bound)?;
             return match by_library {
