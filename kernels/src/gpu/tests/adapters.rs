@@ -32,7 +32,10 @@ pub(super) fn one_of_each() -> Vec<Launch> {
         for n_tokens in [1, 16, 17, 200] {
             let scales = Scales { n_tokens, ..SCALES };
             let target = GpuTarget::nvidia(9, 0, 132);
-            let halves = Rows::Halves(half_inputs(&target, 4096, n_tokens));
+            let halves = Rows::Halves(HalfInputs {
+                layout: HalfLayout::Rows,
+                ..half_inputs(&target, 4096, n_tokens)
+            });
             for rows in [ROWS, halves] {
                 all.push(down(ty, rows, 4096, &[1, 2, 3], scales, low(3, 1)).unwrap());
             }
