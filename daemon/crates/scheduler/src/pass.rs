@@ -49,6 +49,7 @@ impl Scheduler {
         let (waiting, mut able): (Vec<_>, Vec<_>) = candidates.into_iter().partition(waits);
         while let Some(model) = self.turns.pick(&able, None, (view, &self.config)) {
             let first = self.before_promises(model, &able, view);
+            self.turns.pass_over(model, first != model);
             if self.is_suspended(first) {
                 return Some(Next::GoOn(first));
             }
@@ -102,6 +103,8 @@ impl Scheduler {
         if suspended == 0 {
             let room = match promised {
                 0 => u64::MAX,
+                // It has no shorter pass, and none ever if this one waits for room.
+                _ if self.has_whole_prompt(model.model) => u64::MAX,
                 _ => beside.saturating_sub(model.segment_bytes),
             };
             let room = room.max(view.budget_bytes / LEAST_PART);
@@ -119,6 +122,14 @@ impl Scheduler {
         });
         let bytes = grows.fold(plan.scratch_bytes, u64::saturating_add);
         (bytes <= room).then_some(plan)
+    }
+
+    /// Whether a model has a prompt of which the next pass must have all, or none.
+    fn has_whole_prompt(&self, model: ModelId) -> bool {
+        let mut of_model = self
+            .running_sequences()
+            .filter(|s| s.arrival.model == model && s.runnable());
+        of_model.any(|s| s.rows_whole() > 0)
     }
 
     /// The next tokens of the sequences that decode in a pass whose prompts are still under way:

@@ -38,6 +38,10 @@ impl Scheduler {
         if own.piece_us <= slack {
             return model;
         }
+        // Behind promises that cannot be held it would be passed over without end.
+        if self.turns.is_passed_over_too_long(model, &self.config) {
+            return model;
+        }
         // What fits into no slack would be put off for ever, and the promise be broken all the
         // same: the turns stand.
         let most = slack_us(others.map(|(promise, _)| Promise {

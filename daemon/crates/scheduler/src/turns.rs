@@ -40,6 +40,8 @@ struct Turn {
     seen_at: u64,
     /// The clock when it was last served, or when it became a candidate since.
     since: u64,
+    /// The clock when it was first passed over for promises since it last was not.
+    passed_over_at: Option<u64>,
     /// Microseconds of the pass under way so far.
     pass: u64,
     /// Microseconds of a pass of it, weighted towards the recent; 0 before the first one ended.
@@ -65,6 +67,9 @@ pub(crate) struct Turns {
     /// The model that was served last.
     last: Option<ModelId>,
 }
+
+/// So many times its patience a model is passed over for promises.
+const PROMISED_PATIENCE: u64 = 8;
 
 /// A pass that takes so long, or longer, weighs as much as all short ones together.
 const LONG_US: u64 = 40_000;
@@ -127,6 +132,22 @@ impl Turns {
         self.clock.saturating_sub(self.of(model).since) >= config.model_patience_us
     }
 
+    /// It is this model's turn, and another one's promised pass goes first, or not.
+    pub(crate) fn pass_over(&mut self, model: ModelId, is_passed_over: bool) {
+        let clock = self.clock;
+        let turn = self.turns.entry(model).or_default();
+        let at = turn.passed_over_at.unwrap_or(clock);
+        turn.passed_over_at = is_passed_over.then_some(at);
+    }
+
+    /// Whether a model whose turn it is was passed over for promises for much longer than any that
+    /// can be held make it wait.
+    pub(crate) fn is_passed_over_too_long(&self, model: ModelId, config: &Config) -> bool {
+        let at = self.of(model).passed_over_at;
+        let most = config.model_patience_us.saturating_mul(PROMISED_PATIENCE);
+        at.is_some_and(|at| self.clock.saturating_sub(at) >= most)
+    }
+
     /// Notes who is a candidate, so that nobody saves up turns while he has no use for them.
     pub(crate) fn note(&mut self, candidates: &[Candidate], config: &Config) {
         self.round += 1;
@@ -138,7 +159,7 @@ impl Turns {
             if turn.seen_at + 1 < round || turn.seen_at == 0 {
                 let time = if short { short_time } else { time };
                 turn.service = turn.service.max(time);
-                turn.since = clock;
+                (turn.since, turn.passed_over_at) = (clock, None);
             }
             turn.seen_at = round;
             if short {
@@ -222,7 +243,7 @@ impl Turns {
         };
         turn.pass += took_us;
         self.clock += took_us;
-        turn.since = self.clock;
+        (turn.since, turn.passed_over_at) = (self.clock, None);
         if ended {
             turn.usual = match turn.usual {
                 0 => turn.pass,
