@@ -7,7 +7,9 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use rocmforge_scheduler::{Config, ModelView, Promise, Scheduler, SeqId, Share, View, slack_us};
+use rocmforge_scheduler::{
+    Config, ModelView, Promise, Scheduler, SeqId, Share, View, least_gap, slack_us,
+};
 use rocmforge_tensor_cache::ModelId;
 
 use crate::actor::engine::Engine;
@@ -42,6 +44,11 @@ pub(super) fn planned(gap: Duration) -> Duration {
     gap.saturating_sub(MARGIN)
 }
 
+/// A pass of which nothing is known until it ran: a quarter of its gap.
+pub(super) fn unknown_pass_us(gap_us: u64) -> u64 {
+    gap_us / 4
+}
+
 /// A pass as it is planned with.
 pub(super) fn pass_us(seconds: f64) -> u64 {
     micros_of(seconds * LONGER)
@@ -60,12 +67,28 @@ fn of_others(promises: &ModelPromises, model: ModelId) -> impl Iterator<Item = P
     others.map(|(_, promise)| *promise)
 }
 
-pub(super) fn shares(promises: &ModelPromises, except: ModelId) -> Vec<Share> {
-    let share = |promise: Promise| Share {
+fn share(promise: Promise) -> Share {
+    Share {
         gap_us: promise.gap_us,
         pass_us: promise.pass_us,
-    };
+    }
+}
+
+fn shares(promises: &ModelPromises, except: ModelId) -> Vec<Share> {
     of_others(promises, except).map(share).collect()
+}
+
+/// The slack right after all of these had their tokens: the longest that it ever is.
+fn slack_most(promises: impl Iterator<Item = Promise>) -> Option<u64> {
+    slack_us(promises.map(|promise| Promise {
+        due_us: promise.gap_us,
+        ..promise
+    }))
+}
+
+/// Whether a gap can be held beside others, where the longest step of those takes so long.
+fn can_hold(own: Share, others: &[Share], piece_seconds: f64) -> bool {
+    least_gap(own, others, micros_of(piece_seconds)).is_ok()
 }
 
 impl Engine {
@@ -78,7 +101,7 @@ impl Engine {
         let now = self.now();
         let promised = |task: &Task| task.promised_gap().is_some();
         let any = self.requests.all().any(promised);
-        self.requests.promises.any = any;
+        self.requests.promises.note_any(any);
         let uploads = self.memory.store.reasons.waited.all;
         let requests = &mut self.requests;
         for task in requests.tasks.values_mut() {
@@ -100,6 +123,7 @@ impl Engine {
             }
         }
         kept.sort_unstable();
+        kept.dedup();
         if kept != self.requests.promises.kept {
             self.memory.store.cache.keep(&kept);
             self.requests.promises.kept = kept;
@@ -149,8 +173,7 @@ impl Engine {
             let pass = self.pass_left(model).map(pass_us);
             let promise = Promise {
                 due_us: due.map_or(u64::MAX, |due| micros(left(due))),
-                // Nothing is known of it: a quarter, until its first pass.
-                pass_us: pass.unwrap_or(micros(gap) / 4),
+                pass_us: pass.unwrap_or(unknown_pass_us(micros(gap))),
                 gap_us: micros(gap),
             };
             (model, promise)
@@ -171,7 +194,14 @@ impl Engine {
             }?;
             return Some((all - pass.took.as_secs_f64()).max(all / 8.0));
         }
-        let alone = tokens(self.requests.running_of(model).max(1))?;
+        self.pass_seconds(model, self.requests.running_of(model))
+    }
+
+    /// Seconds of a whole pass of a model with so many tokens, and with prompts where there are
+    /// some; `None` where nothing is known.
+    pub(super) fn pass_seconds(&self, model: ModelId, rows: u32) -> Option<f64> {
+        let entry = self.models.get(model)?;
+        let alone = entry.times.seconds(rows.max(1) as usize)?;
         let with_prompts = match self.requests.prompts(model).0 {
             0 => None,
             _ => entry.price.seconds(),
@@ -188,10 +218,15 @@ impl Engine {
         })
     }
 
-    /// The model with the longest step among those that have requests, but for one, and how long
-    /// that is in passes of few rows.
+    /// The model with the longest step among those that have running or promised requests, but for
+    /// one, and how long that is in passes of few rows. Other requests that wait are looked at when
+    /// they are admitted.
     pub(super) fn longest_piece(&self, except: ModelId) -> Option<(ModelId, f64)> {
-        let mut models: Vec<ModelId> = self.requests.all().map(|task| task.model).collect();
+        let counts = |task: &&Task| {
+            task.promised_gap().is_some() || self.requests.running(task.seq).is_some()
+        };
+        let tasks = self.requests.all().filter(counts);
+        let mut models: Vec<ModelId> = tasks.map(|task| task.model).collect();
         models.sort_unstable();
         models.dedup();
         let others = models.into_iter().filter(|&model| model != except);
@@ -222,9 +257,11 @@ impl Engine {
         Some(left * part / LONGER)
     }
 
-    /// How long a slice of a model's pass may last for the sake of what others are promised.
+    /// How long a slice of a model's pass may last for the sake of what others are promised; `None`
+    /// also where that leaves no time at all, and so cannot be held.
     pub(crate) fn slack(&self, model: ModelId) -> Option<Duration> {
         let promises = self.promises(self.now());
+        slack_most(of_others(&promises, model)).filter(|most| *most > 0)?;
         slack_us(of_others(&promises, model)).map(Duration::from_micros)
     }
 
@@ -241,11 +278,10 @@ impl Engine {
         for view in views {
             let model = ModelId(view.model.0);
             view.promise = of_model(promises, model);
-            let fresh = of_others(promises, model).map(|promise| Promise {
-                due_us: promise.gap_us,
-                ..promise
-            });
-            let (Some(most), Some(entry)) = (slack_us(fresh), self.models.get(model)) else {
+            let most = slack_most(of_others(promises, model));
+            // What leaves no time at all cannot be held: it makes nobody's passes shorter.
+            let most = most.filter(|most| *most > 0);
+            let (Some(most), Some(entry)) = (most, self.models.get(model)) else {
                 continue;
             };
             let within = |rows| entry.pieces.rows_within(most as f64 / 1e6, rows);
@@ -301,7 +337,8 @@ impl Engine {
         held
     }
 
-    /// Whether one more request of a model breaks what is promised, by what was measured.
+    /// Whether one more request of a model breaks what is promised, by what was measured. What
+    /// cannot be held without it either holds nobody back.
     fn breaks_promises(&self, model: ModelId, promises: &ModelPromises) -> bool {
         let running = self.requests.running_of(model);
         let piece = |except| {
@@ -309,17 +346,16 @@ impl Engine {
                 .map_or(0.0, |(_, seconds)| seconds)
         };
         if let Some(own) = of_model(promises, model) {
-            let pass = self.models.get(model).and_then(|entry| {
-                let rows = running as usize + 1;
-                entry.times.seconds(rows)
-            });
-            let asked = Share {
-                gap_us: own.gap_us,
-                pass_us: pass.map_or(own.pass_us, pass_us),
+            let holds = |rows: u32| {
+                let entry = self.models.get(model);
+                let pass = entry.and_then(|entry| entry.times.seconds(rows as usize));
+                let own = Share {
+                    gap_us: own.gap_us,
+                    pass_us: pass.map_or(own.pass_us, pass_us),
+                };
+                can_hold(own, &shares(promises, model), piece(model))
             };
-            let others = shares(promises, model);
-            return rocmforge_scheduler::least_gap(asked, &others, micros_of(piece(model)))
-                .is_err();
+            return holds(running) && !holds(running + 1);
         }
         if running > 0 {
             // Its steps are waited for already.
@@ -329,12 +365,8 @@ impl Engine {
             return false;
         };
         promises.iter().any(|&(of, promise)| {
-            let own = Share {
-                gap_us: promise.gap_us,
-                pass_us: promise.pass_us,
-            };
-            let (others, piece) = (shares(promises, of), more.max(piece(of)));
-            rocmforge_scheduler::least_gap(own, &others, micros_of(piece)).is_err()
+            let (own, others, piece) = (share(promise), shares(promises, of), piece(of));
+            can_hold(own, &others, piece) && !can_hold(own, &others, more.max(piece))
         })
     }
 

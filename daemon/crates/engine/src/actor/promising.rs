@@ -6,7 +6,9 @@ use rocmforge_scheduler::{CannotHold, Share, TooShort, least_gap};
 use rocmforge_tensor_cache::ModelId;
 
 use crate::actor::engine::Engine;
-use crate::actor::promises::{MARGIN, micros, pass_us, planned, promising_models_max, shares};
+use crate::actor::promises::{
+    MARGIN, micros, pass_us, planned, promising_models_max, unknown_pass_us,
+};
 use crate::api::error::Error;
 use crate::request::task::Task;
 
@@ -134,7 +136,7 @@ impl Engine {
             });
         }
         let held = self.requests.promises.held_longest(self.now());
-        (held > HELD_MAX).then(|| Obstacle {
+        (promised > 0 && held > HELD_MAX).then(|| Obstacle {
             what: format!(
                 "requests without a promised gap have waited {} s for those that have one",
                 held.as_secs()
@@ -147,10 +149,21 @@ impl Engine {
     /// A model that fits keeps its weights while a promise runs: beside what others need.
     fn weights_do_not_stay(&mut self, model: ModelId) -> Option<Obstacle> {
         let fits = self.memory.store.cache.fits(model);
-        if !fits || self.requests.promises.kept.contains(&model) || self.requests.is_empty() {
+        if !fits || self.requests.is_empty() {
             return None;
         }
-        let weights = self.kept_bytes() + self.unpinned_bytes(model);
+        // Those of promised requests that wait stay once these run.
+        let mut staying = self.requests.promises.kept.clone();
+        for task in self.promised_tasks() {
+            if self.memory.store.cache.fits(task.model) && !staying.contains(&task.model) {
+                staying.push(task.model);
+            }
+        }
+        if staying.contains(&model) {
+            return None;
+        }
+        let staying = staying.iter().map(|&model| self.unpinned_bytes(model));
+        let weights = staying.sum::<u64>() + self.unpinned_bytes(model);
         let (needed, budget) = (self.needed_beside_weights(), self.memory.budget());
         (weights.saturating_add(needed) > budget).then(|| Obstacle {
             what: format!(
@@ -164,20 +177,49 @@ impl Engine {
 
     /// A gap that is shorter than what comes in it, by what was measured.
     fn gap_is_too_short(&mut self, model: ModelId, gap: Duration) -> Option<Obstacle> {
-        let promises = self.promises(self.now());
         let mine = self.promised_tasks().filter(|task| task.model == model);
         let shortest = mine.filter_map(Task::promised_gap).min();
-        let rows = self.requests.running_of(model) + 1;
+        let rows = self.rows_promised(model) + 1;
         let pass = self.measured_pass(model, rows)?;
         let piece = self.longest_piece(model);
         let asked = Share {
             gap_us: micros(planned(shortest.map_or(gap, |other| other.min(gap)))),
             pass_us: pass_us(pass),
         };
-        let others = shares(&promises, model);
+        let others = self.promised_shares(model);
         let piece_us = piece.map_or(0, |(_, seconds)| (seconds * 1e6) as u64);
         let cannot = least_gap(asked, &others, piece_us).err()?;
         Some(self.obstacle((model, rows, pass), cannot, piece, shortest))
+    }
+
+    /// Tokens of a pass of a model once its promised requests that wait run, too.
+    fn rows_promised(&self, model: ModelId) -> u32 {
+        let of_model = self.promised_tasks().filter(|task| task.model == model);
+        let waiting = of_model.filter(|task| self.requests.running(task.seq).is_none());
+        self.requests.running_of(model) + waiting.count() as u32
+    }
+
+    /// What the requests of each other model are promised, those that wait among them.
+    fn promised_shares(&self, except: ModelId) -> Vec<Share> {
+        let mut gaps: Vec<(ModelId, Duration)> = Vec::new();
+        for task in self.promised_tasks().filter(|t| t.model != except) {
+            let Some(gap) = task.promised_gap() else {
+                continue;
+            };
+            match gaps.iter_mut().find(|(model, _)| *model == task.model) {
+                Some((_, shortest)) => *shortest = gap.min(*shortest),
+                None => gaps.push((task.model, gap)),
+            }
+        }
+        let share = |(model, gap): (ModelId, Duration)| {
+            let gap_us = micros(planned(gap));
+            let pass = self.pass_seconds(model, self.rows_promised(model));
+            Share {
+                gap_us,
+                pass_us: pass.map_or(unknown_pass_us(gap_us), pass_us),
+            }
+        };
+        gaps.into_iter().map(share).collect()
     }
 
     /// Seconds of a pass of so many rows, as it was measured of as many or fewer, or by the

@@ -319,8 +319,6 @@ impl Engine {
         let (decode, prompts) = plan.spans.split_at(plan.decode_spans);
         let (others, _) = self.requests.prompts(model_of(plan));
         let waiting = others + prompts.len();
-        let promises = self.promises(self.now());
-        let bound = self.pass_bound(model_of(plan), &promises);
         let entry = self.models.get_mut(model_of(plan));
         if let Some(entry) = entry {
             let rows_of = |spans: &[SpanPlan]| spans.iter().map(|s| s.rows).sum::<u32>();
@@ -343,7 +341,6 @@ impl Engine {
                     ),
                     decoding: decode.len(),
                     waiting,
-                    bound,
                 };
                 entry.price.note(mixed.rows, took, mixed.without);
                 tracing::trace!(

@@ -98,8 +98,6 @@ pub(crate) struct Mixed {
     pub(crate) decoding: usize,
     /// Requests that have no token yet.
     pub(crate) waiting: usize,
-    /// Seconds that it may take, where its tokens were promised a gap.
-    pub(crate) bound: Option<f64>,
 }
 
 impl Default for PromptShare {
@@ -158,14 +156,6 @@ impl PromptShare {
         }
         self.position = pass.position;
         let longer = without * longer(pass.waiting, pass.decoding);
-        let longer = match pass.bound {
-            Some(bound) => {
-                // It is held to that, however long the smallest one takes.
-                self.let_go = false;
-                longer.min((bound - without).max(0.0))
-            }
-            None => longer,
-        };
         let took = pass.took.as_secs_f64();
         let before = self.last.replace((size, took));
         if self.let_go {
@@ -187,7 +177,7 @@ impl PromptShare {
             }
             self.over = false;
             if size == least {
-                if far && pass.bound.is_none() {
+                if far {
                     (self.let_go, self.ceiling) = (true, None);
                 }
                 return;
@@ -306,7 +296,6 @@ mod tests {
                 without: Some(4e-3),
                 decoding: 8,
                 waiting,
-                bound: None,
             };
             took.push(ms(rows, position));
             share.note(pass, 512);
@@ -403,7 +392,6 @@ mod tests {
                     without: times.seconds_within(decoding, decoding + rows, took),
                     decoding,
                     waiting: REQUESTS - computed / LENGTH,
-                    bound: None,
                 };
                 share.note(pass, 512);
             }
@@ -433,7 +421,6 @@ mod tests {
             without: Some(4e-3),
             decoding: 8,
             waiting: 1,
-            bound: None,
         };
         share.note(pass(9.0), 512);
         assert_eq!(share.rows(8, 512), held);
@@ -459,7 +446,6 @@ mod tests {
             without: Some(4e-3),
             decoding: 8,
             waiting: 1,
-            bound: None,
         };
         share.note(pass(25.0, &share), 512);
         assert!(!share.let_go && share.rows(8, 512) == ROWS_MIN);
@@ -539,7 +525,6 @@ mod tests {
             without: Some(4e-3),
             decoding: 8,
             waiting: 1,
-            bound: None,
         };
         share.note(pass, 512);
         assert_eq!(share.rows(8, 512), held);

@@ -22,6 +22,14 @@ pub(crate) struct Promises {
 }
 
 impl Promises {
+    /// Whether any request has a promise. Without one nobody waits for any.
+    pub(crate) fn note_any(&mut self, any: bool) {
+        self.any = any;
+        if !any {
+            self.held_since.clear();
+        }
+    }
+
     /// These requests wait for promises now, and no others.
     pub(crate) fn note_held(&mut self, held: impl Iterator<Item = SeqId>, now: Instant) {
         let before = std::mem::take(&mut self.held_since);
@@ -56,5 +64,23 @@ mod tests {
         promises.note_held(std::iter::empty(), at(12));
         promises.note_held([SeqId(2)].into_iter(), at(13));
         assert_eq!(promises.held_longest(at(14)), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn nobody_waits_for_promises_that_have_ended() {
+        let mut promises = Promises::default();
+        let begin = Instant::now();
+        let at = |s| begin + Duration::from_secs(s);
+        promises.note_any(true);
+        promises.note_held([SeqId(1)].into_iter(), at(0));
+        promises.note_any(true);
+        assert_eq!(promises.held_longest(at(31)), Duration::from_secs(31));
+        // The promise ends, and another one is asked for later.
+        promises.note_any(false);
+        assert_eq!(promises.held_longest(at(40)), Duration::ZERO);
+        promises.note_any(true);
+        assert_eq!(promises.held_longest(at(80)), Duration::ZERO);
+        promises.note_held([SeqId(1)].into_iter(), at(81));
+        assert_eq!(promises.held_longest(at(82)), Duration::from_secs(1));
     }
 }
