@@ -15,8 +15,13 @@ import { expect } from "./wire.mjs";
 const [url, token, program, signals, shots] = process.argv.slice(2);
 const axe = fs.readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 
+// A call into the page has no time limit of its own.
+setTimeout(() => process.exit(1), 10 * 60_000).unref();
+
 const browser = await chromium.launch({
   executablePath: program,
+  // Whoever ends this program ends it at once; the browser goes with its pipe.
+  handleSIGTERM: false,
   args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--disable-background-networking", "--disable-sync",
     "--disable-component-update", "--no-first-run"],
 });
@@ -24,6 +29,7 @@ const browser = await chromium.launch({
 /** A window with the page, and everything that went wrong in it. */
 async function open(options) {
   const context = await browser.newContext({ viewport: { width: 1100, height: 800 }, ...options });
+  await context.addInitScript("window.hit = () => { window.wasHit = true; };");
   const page = await context.newPage();
   page.setDefaultTimeout(120_000);
   const faults = [];
@@ -48,12 +54,32 @@ async function useToken(page) {
 }
 
 async function signal(name) {
+  const began = Date.now();
   fs.writeFileSync(path.join(signals, `${name}.asked`), "");
-  while (!fs.existsSync(path.join(signals, `${name}.done`))) await new Promise((done) => setTimeout(done, 20));
+  while (!fs.existsSync(path.join(signals, `${name}.done`))) {
+    expect(Date.now() - began < 180_000, name, "was not done to the daemon");
+    await new Promise((done) => setTimeout(done, 20));
+  }
+}
+
+/** Sends a message, by the keyboard. */
+async function say(page, model, text) {
+  await page.locator("#model").selectOption(model);
+  await page.locator("#message").fill(text);
+  await page.locator("#message").press("Enter");
+}
+
+/** Waits for the end of an answer, the `n`th, which is one. */
+async function isAnswered(page, n) {
+  await page.locator("#send:not([disabled])").waitFor();
+  const all = page.locator(".message.assistant");
+  expect((await all.count()) === n, "answers:", await all.count(), "of", n);
+  const text = (await all.last().innerText()).replace("assistant", "").trim();
+  expect(text.length > 0 && (await all.last().locator(".error").count()) === 0, "no answer:", text);
 }
 
 async function picture(page, name) {
-  if (shots) await page.screenshot({ path: path.join(shots, `${name}.png`) });
+  if (shots) await page.screenshot({ path: path.join(shots, `page-${name}.png`) });
 }
 
 const { page, faults } = await open({ colorScheme: "light" });
@@ -64,7 +90,7 @@ const answers = page.locator(".message.assistant");
 await says(page, /token/);
 expect((await page.locator("#list tr").count()) === 0, "models are shown without a token");
 await useToken(page);
-expect((await page.locator("#values tr").count()) > 20, "no settings");
+await page.locator("#values tr").nth(20).waitFor();
 console.log("token");
 
 // All of 1,000 models.
@@ -79,26 +105,18 @@ console.log("models");
 
 // A chat by keyboard alone.
 await tab(page, "Chat");
-await page.locator("#model").selectOption("agent");
-await page.locator("#message").fill("Tell me a story about a fox.");
-await page.locator("#message").press("Enter");
+await say(page, "agent", "Tell me a story about a fox.");
 await page.locator("#speed", { hasText: "first after" }).waitFor();
-await page.locator("#send:not([disabled])").waitFor();
-const answer = await answers.last().innerText();
-expect(answer.replace("assistant", "").trim().length > 0, "an empty answer");
-await page.locator("#message").fill("Tell me a story.");
-await page.locator("#message").press("Enter");
-await page.locator("#send:not([disabled])").waitFor();
-expect((await answers.count()) === 2, "the second answer is missing");
+await isAnswered(page, 1);
+await say(page, "agent", "Tell me a story.");
+await isAnswered(page, 2);
 await picture(page, "chat");
 console.log("chat");
 
 // Stopped by a button, and by Escape. What is said is text, whoever says it.
 for (const stop of [() => page.getByRole("button", { name: "Stop" }).click(), () => page.keyboard.press("Escape")]) {
   await page.getByRole("button", { name: "New chat" }).click();
-  await page.locator("#model").selectOption("endless");
-  await page.locator("#message").fill("<script>hit()</script> Tell me a story.");
-  await page.locator("#message").press("Enter");
+  await say(page, "endless", "<script>hit()</script> Tell me a story.");
   await answers.last().filter({ hasText: "<img>" }).waitFor();
   await stop();
   await page.locator("#send:not([disabled])").waitFor();
@@ -119,10 +137,10 @@ expect((await map.locator("i.resident").count()) === 19, "cells are missing");
 await picture(page, "models");
 await signal("evict");
 await page.getByText("No weights are on the device").waitFor();
-await rowOf("agent").getByRole("button", { name: "Unload agent" }).click();
-await rowOf("agent").getByRole("button", { name: "Load agent" }).waitFor();
-await rowOf("agent").getByRole("button", { name: "Load agent" }).click();
-await rowOf("agent").getByRole("button", { name: "Unload agent" }).waitFor();
+await rowOf("agent").getByRole("button", { name: "Unload agent", exact: true }).click();
+await rowOf("agent").getByRole("button", { name: "Load agent", exact: true }).waitFor();
+await rowOf("agent").getByRole("button", { name: "Load agent", exact: true }).click();
+await rowOf("agent").getByRole("button", { name: "Unload agent", exact: true }).waitFor();
 console.log("maps");
 
 // Where the time of requests went.
@@ -138,37 +156,47 @@ await says(page, /no answer/);
 await signal("start");
 await says(page, "connected");
 await tab(page, "Chat");
-await page.locator("#model").selectOption("agent");
-await page.locator("#message").fill("And then?");
-await page.locator("#send").click();
-await page.locator("#send:not([disabled])").waitFor();
-expect((await answers.count()) === 2, "no answer after the restart");
+await page.getByRole("button", { name: "New chat" }).click();
+await say(page, "agent", "Tell me a story about a fox.");
+await isAnswered(page, 1);
 console.log("restarted");
 
-// Looking again and again leaves nothing behind.
+// Drawing all of it again and again leaves nothing behind.
 const elements = () => page.evaluate(() => document.querySelectorAll("*").length);
 await tab(page, "Models");
 await map.waitFor();
+const draw = () => page.evaluate("looking = false; listed = ''; residency.clear(); look()");
+await draw();
 const before = await elements();
-for (let n = 0; n < 100; n += 1) await page.evaluate("look()");
+for (let n = 0; n < 100; n += 1) await draw();
 const grown = (await elements()) - before;
 expect(grown < 50, "the page grows:", grown, "elements in 100 looks");
-expect(!(await page.evaluate("'hit' in window")), "a script of a name ran");
+expect(!(await page.evaluate("window.wasHit")), "a script of a message ran");
 expect(faults.length === 0, faults);
 console.log("steady");
 
 for (const colorScheme of ["light", "dark"]) {
-  const { page: checked } = await open({ colorScheme, bypassCSP: true });
+  const { page: checked, faults: others } = await open({ colorScheme, bypassCSP: true });
   await useToken(checked);
+  await checked.locator("#values tr").nth(20).waitFor();
+  await tab(checked, "Chat");
+  await say(checked, "agent", "Tell me a story about a fox.");
+  await isAnswered(checked, 1);
   for (const name of ["Chat", "Models", "Requests", "Settings"]) {
     await tab(checked, name);
-    // One row stands for all.
-    if (name === "Models") await checked.getByLabel("Filter").fill("agent");
+    if (name === "Models") {
+      // One row stands for all.
+      await checked.getByLabel("Filter").fill("agent");
+      await checked.locator("#list tr").nth(1).waitFor({ state: "detached" });
+      await checked.locator("#maps .map").first().waitFor();
+    }
+    if (name === "Requests") await checked.locator("#parts tr").first().waitFor();
     await checked.evaluate(axe);
     const { violations } = await checked.evaluate("axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'best-practice'] })");
     const shown = violations.map((v) => `${v.id}: ${v.help}: ${v.nodes.map((n) => n.html).join(" ")}`);
     expect(shown.length === 0, colorScheme, name, shown);
   }
+  expect(others.length === 0, others);
 }
 console.log("accessible");
 await browser.close();

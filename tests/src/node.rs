@@ -92,6 +92,11 @@ impl Node {
         missing.then(|| format!("no packages in {}", self.modules.display()))
     }
 
+    /// Whether a package is there: it may be newer than what was installed.
+    pub fn has(&self, package: &str) -> bool {
+        self.modules.join(package).join("package.json").is_file()
+    }
+
     /// Runs a script of tests/node and gives its standard output.
     ///
     /// # Panics

@@ -75,7 +75,7 @@ fn endless(
 
 #[tokio::test]
 async fn the_queue_is_told_with_the_client_who_is_first() {
-    on_some_try(async || {
+    on_some_tries(async || {
         let engine = start(EngineConfig {
             budget: ROOMY,
             max_sequences: NonZeroUsize::MIN,
@@ -102,7 +102,7 @@ async fn the_queue_is_told_with_the_client_who_is_first() {
 
 #[tokio::test]
 async fn a_reader_who_takes_his_time_is_the_cause_of_it() {
-    on_some_try(async || {
+    on_some_tries(async || {
         let engine = engine(ROOMY);
         let model = load_endless(&engine, "m").await;
         let began = Instant::now();
@@ -124,13 +124,16 @@ async fn a_reader_who_takes_his_time_is_the_cause_of_it() {
 /// now and then.
 const TRIES: usize = 8;
 
-async fn on_some_try(case: impl AsyncFn() -> bool) {
+/// Runs a case until it was right twice.
+async fn on_some_tries(case: impl AsyncFn() -> bool) {
+    let mut right = 0;
     for _ in 0..TRIES {
-        if case().await {
+        right += usize::from(case().await);
+        if right == 2 {
             return;
         }
     }
-    panic!("another first cause in each of {TRIES} tries; they are printed above");
+    panic!("another first cause in {TRIES} tries but {right}; they are printed above");
 }
 
 /// Budget for one of the models beside what a request needs.
@@ -141,7 +144,7 @@ fn for_one(models: &[&Arc<LoadedModel>]) -> Budget {
 
 #[tokio::test]
 async fn weights_that_another_model_evicted_are_told_with_its_name() {
-    on_some_try(async || {
+    on_some_tries(async || {
         let roomy = engine(ROOMY);
         let of_one = load(&roomy, QWEN, "large").await;
         let engine = engine(for_one(&[&of_one]));
@@ -170,7 +173,7 @@ async fn weights_that_another_model_evicted_are_told_with_its_name() {
 
 #[tokio::test]
 async fn a_model_that_does_not_fit_waits_for_the_link_at_each_token() {
-    on_some_try(async || {
+    on_some_tries(async || {
         let roomy = engine(ROOMY);
         let whole = load(&roomy, QWEN, "m").await;
         let info = whole.model().info();
@@ -222,7 +225,7 @@ async fn weights_of_a_cold_file_come_from_disk() {
 
 #[tokio::test]
 async fn passes_of_other_models_are_told_with_theirs() {
-    on_some_try(async || {
+    on_some_tries(async || {
         const OTHERS: u64 = 8;
         let engine = start(EngineConfig {
             budget: Budget::Bytes(512 << 20),
@@ -254,7 +257,7 @@ async fn passes_of_other_models_are_told_with_theirs() {
 
 #[tokio::test]
 async fn prompts_of_others_in_its_own_model_are_no_work_of_its_own() {
-    on_some_try(async || {
+    on_some_tries(async || {
         let engine = engine(ROOMY);
         let model = load_endless(&engine, "m").await;
         let (mut events, slot) = begin(&engine, of(9, greedy(&model, ids(4), 60)));
@@ -281,7 +284,7 @@ async fn prompts_of_others_in_its_own_model_are_no_work_of_its_own() {
 
 #[tokio::test]
 async fn a_long_prompt_of_its_own_is_the_cause() {
-    on_some_try(async || {
+    on_some_tries(async || {
         let engine = engine(ROOMY);
         let model = load_endless(&engine, "m").await;
         let times = run("prompt", &engine, greedy(&model, ids(2000), 1)).await;
@@ -299,7 +302,7 @@ async fn a_long_prompt_of_its_own_is_the_cause() {
 
 #[tokio::test]
 async fn a_long_answer_is_the_cause() {
-    on_some_try(async || {
+    on_some_tries(async || {
         let engine = engine(ROOMY);
         let model = load_endless(&engine, "m").await;
         let times = run("decode", &engine, greedy(&model, ids(4), 300)).await;
@@ -315,7 +318,7 @@ async fn a_long_answer_is_the_cause() {
 
 #[tokio::test]
 async fn who_is_preempted_waits_for_who_took_its_place() {
-    on_some_try(async || {
+    on_some_tries(async || {
         let engine = start(EngineConfig {
             budget: ROOMY,
             max_sequences: NonZeroUsize::new(2).unwrap(),
@@ -375,28 +378,25 @@ async fn what_the_cpu_computes_for_a_card_is_told_apart() {
 
 #[tokio::test]
 async fn choosing_tokens_is_told_from_computing_them() {
-    on_some_try(async || {
-        let engine = engine(ROOMY);
-        let model = load_endless(&engine, "m").await;
-        // DRY looks for each sequence that may repeat, in a text that is all alike.
-        let request = GenerateRequest {
-            sampling: SamplingParams {
-                temperature: 1.0,
-                top_k: 0,
-                dry: Dry {
-                    multiplier: 0.8,
-                    ..Dry::default()
-                },
-                ..SamplingParams::default()
+    let engine = engine(ROOMY);
+    let model = load_endless(&engine, "m").await;
+    // DRY looks for each sequence that may repeat, in a text that is all alike.
+    let request = GenerateRequest {
+        sampling: SamplingParams {
+            temperature: 1.0,
+            top_k: 0,
+            dry: Dry {
+                multiplier: 0.8,
+                ..Dry::default()
             },
-            ..greedy(&model, ids(4), 100)
-        };
-        let times = run("sampling", &engine, request).await;
-        let plain = run("greedy", &engine, greedy(&model, ids(4), 100)).await;
-        let of = |times: &RequestTimes| times.parts.of(Part::Sampling);
-        of(&times) > of(&plain)
-    })
-    .await;
+            ..SamplingParams::default()
+        },
+        ..greedy(&model, ids(4), 100)
+    };
+    let times = run("sampling", &engine, request).await;
+    let plain = run("greedy", &engine, greedy(&model, ids(4), 100)).await;
+    let of = |times: &RequestTimes| times.parts.of(Part::Sampling);
+    assert!(of(&times) > of(&plain), "{:?} {:?}", of(&times), of(&plain));
 }
 
 #[tokio::test]

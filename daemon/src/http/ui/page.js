@@ -258,10 +258,12 @@ async function send() {
   attached = [];
   showAttached();
   element("message").value = "";
-  messages.push({ role: "user", content: said(text, images) });
+  // A new chat has another list.
+  const chat = messages;
+  chat.push({ role: "user", content: said(text, images) });
   shown("user", images.map((image) => "[" + image.name + "] ").join("") + text);
   const system = element("system").value.trim();
-  const all = system ? [{ role: "system", content: system }].concat(messages) : messages;
+  const all = system ? [{ role: "system", content: system }].concat(chat) : chat;
   const shownAnswer = answering();
   running = new AbortController();
   element("send").disabled = true;
@@ -298,8 +300,8 @@ async function send() {
   const { answer } = shownAnswer;
   const answered = { role: "assistant", content: answer.text };
   if (answer.calls.length) answered.tool_calls = answer.calls.filter(Boolean);
-  if (answer.text || answer.calls.length) messages.push(answered);
-  else messages.pop();
+  if (answer.text || answer.calls.length) chat.push(answered);
+  else chat.pop();
   running = null;
   element("send").disabled = false;
   element("stop").disabled = true;
@@ -599,6 +601,8 @@ element("use-token").addEventListener("click", () => {
   if (token) sessionStorage.setItem("token", token);
   else sessionStorage.removeItem("token");
   listed = "";
+  residency.clear();
+  element("maps").replaceChildren();
   look();
   showSettings();
 });

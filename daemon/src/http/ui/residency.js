@@ -25,20 +25,29 @@ function mapOf(segments) {
   return map;
 }
 
-let drawn = "";
+// What is drawn: NAME -> {segments, name, map}.
+const residency = new Map();
 
-// Draws the maps, if they are seen and have changed.
+function drawResidency(model) {
+  const before = residency.get(model.model);
+  if (before && before.segments === model.segments) return before;
+  const name = before ? before.name : make("dt", model.model);
+  const map = before ? before.map : make("dd");
+  map.replaceChildren(mapOf(model.segments));
+  return { segments: model.segments, name, map };
+}
+
+// Draws the maps, if they are seen; those that have not changed stay as they are.
 async function showResidency() {
   if (element("models").hidden) return;
   const reply = await (await ask("/ui/residency")).json();
-  const state = JSON.stringify(reply);
-  if (state === drawn) return;
-  drawn = state;
-  element("maps").replaceChildren(...reply.models.flatMap((model) => {
-    const name = make("dt", model.model);
-    const map = make("dd");
-    map.append(mapOf(model.segments));
-    return [name, map];
-  }));
-  element("no-maps").hidden = reply.models.length > 0;
+  const drawn = reply.models.map((model) => [model.model, drawResidency(model)]);
+  const names = drawn.map(([name]) => name).join("\n");
+  const isSame = names === Array.from(residency.keys()).join("\n");
+  residency.clear();
+  for (const [name, parts] of drawn) residency.set(name, parts);
+  if (!isSame) element("maps").replaceChildren(...drawn.flatMap(([, parts]) => [parts.name, parts.map]));
+  element("no-maps").hidden = drawn.length > 0;
+  element("more-maps").hidden = reply.left_out === 0;
+  element("more-maps").textContent = reply.left_out + " more models have weights on the device.";
 }

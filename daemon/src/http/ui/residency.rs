@@ -17,6 +17,8 @@ const MODELS_MAX: usize = 256;
 #[derive(Debug, Serialize)]
 struct Residency {
     models: Vec<Map>,
+    /// Further such models.
+    left_out: usize,
 }
 
 /// A model's segments.
@@ -36,14 +38,15 @@ pub(in crate::http) async fn residency(
     let call = Call::of(&http, "GET /ui/residency", &request);
     let snapshot = call.service.engine.snapshot();
     let is_there = |segment: &SegmentStatus| segment.state != SegmentState::Absent;
-    let shown = snapshot.models.iter();
-    let shown = shown.filter(|model| model.segments.iter().any(is_there));
-    let models = shown.take(MODELS_MAX).map(|model| Map {
+    let all = snapshot.models.iter();
+    let mut all = all.filter(|model| model.segments.iter().any(is_there));
+    let models = all.by_ref().take(MODELS_MAX).map(|model| Map {
         model: model.model.name().to_owned(),
         segments: model.segments.iter().map(cell).collect(),
     });
     let models = models.collect();
-    call.respond(json(&Residency { models }))
+    let left_out = all.count();
+    call.respond(json(&Residency { models, left_out }))
 }
 
 /// A segment's character, as `rocmforgectl top` draws it.

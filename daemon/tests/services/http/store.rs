@@ -363,7 +363,7 @@ async fn the_page_is_told_which_segments_are_resident() {
         let path = http.path();
         async move { unix(&path, "GET", "/ui/residency", &[], "").await.json() }
     };
-    assert_eq!(shown(&http).await, json!({"models": []}));
+    assert_eq!(shown(&http).await, json!({"models": [], "left_out": 0}));
     let chat = format!(
         "{{\"model\":\"{LLAMA}\",\"max_tokens\":1,\"messages\":[{{\"role\":\"user\",\"content\":\"hi\"}}]}}"
     );
@@ -377,6 +377,6 @@ async fn the_page_is_told_which_segments_are_resident() {
     let body = format!("{{\"model\":\"{LLAMA}\"}}");
     let unloaded = unix(&http.path(), "POST", "/models/unload", &[], &body).await;
     assert_eq!(unloaded.status, 200, "{unloaded:?}");
-    assert_eq!(shown(&http).await, json!({"models": []}));
+    assert_eq!(shown(&http).await, json!({"models": [], "left_out": 0}));
     assert_eq!(http.stop().await, End::Drained);
 }
