@@ -169,7 +169,7 @@ declare_settings! {
         /// Longest gap between tokens that interactive requests are promised which set none.
         ///
         /// In milliseconds. A request asks for its own with `max_gap_ms`, or for none with 0. One
-        /// whose gap cannot be held is refused, with the least gap that can be.
+        /// whose gap cannot be held is refused, also where this setting is what asks for it.
         max_gap_ms_interactive: Option<u32> = integer("MS", 1, MAX_GAP_MS).optional(), Unset("none"), AtRestart;
 
         /// Longest gap between tokens that batch requests are promised which set none.
