@@ -8,7 +8,7 @@
 //! move, and so they must not scatter over the arena, where they would cut it into pieces
 //! that no large segment fits.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::{BlockId, SegmentId, Slab};
 
@@ -208,73 +208,54 @@ impl Arena {
 
     /// The cheapest way to make a hole of `bytes` by sliding movable extents together: the shifts,
     /// in an order in which none overwrites what is still to be moved, and the offset at which the
-    /// request then fits. O(extents).
+    /// request then fits. O(holes), and the extents of the runs that are looked at.
     ///
-    /// Extents that may not move cut the arena into zones. In a zone every run of neighbouring
-    /// holes whose sum is enough is a candidate; its cost is the bytes of the extents between them.
+    /// Every run of neighbouring holes whose sum is enough is a candidate if nothing between them
+    /// must stay; its cost is the bytes of the extents between them.
     pub(crate) fn slide(
         &self,
         bytes: u64,
         moved_max: u64,
         movable: impl Fn(SegmentId) -> bool,
     ) -> Option<(Vec<Shift>, u64)> {
-        struct Hole {
-            from: u64,
-            to: u64,
-            /// Movable bytes of the zone below this hole.
-            below: u64,
-        }
+        let stays = |extent: &Extent| match extent.tenant {
+            Tenant::Segment(segment) => !movable(segment),
+            Tenant::Block(_) => true,
+        };
         let mut best: Option<(u64, u64, u64)> = None; // (cost, from, to)
-        let mut zone: Vec<Hole> = Vec::new();
-        let (mut first, mut sum, mut below, mut at) = (0, 0, 0, 0);
-        let last = (
-            self.end,
-            Extent {
-                bytes: 0,
-                tenant: Tenant::Block(BlockId(u64::MAX)),
-            },
-        );
-        let inside = self
-            .extents
-            .range(..self.end)
-            .map(|(offset, extent)| (*offset, *extent));
-        for (offset, extent) in inside.chain([last]) {
-            if offset > at {
-                zone.push(Hole {
-                    from: at,
-                    to: offset,
-                    below,
-                });
-                sum += offset - at;
-                while let Some(hole) = zone.get(first)
-                    && sum - (hole.to - hole.from) >= bytes
-                {
-                    sum -= hole.to - hole.from;
-                    first += 1;
-                }
-                if sum >= bytes {
-                    let cost = below - zone[first].below;
-                    if cost <= moved_max && best.is_none_or(|(least, ..)| cost < least) {
-                        best = Some((cost, zone[first].from, offset));
-                    }
-                }
+        let mut run: VecDeque<(u64, u64)> = VecDeque::new();
+        let mut sum = 0;
+        // The highest extent known that must stay: no run goes across it.
+        let mut fixed = None;
+        for (&offset, &length) in &self.holes {
+            run.push_back((offset, length));
+            sum += length;
+            while let Some(&(_, first)) = run.front()
+                && sum - first >= bytes
+            {
+                sum -= first;
+                run.pop_front();
             }
-            at = offset + extent.bytes;
-            match extent.tenant {
-                Tenant::Segment(segment) if at <= self.end && movable(segment) => {
-                    below += extent.bytes
-                }
-                _ => {
-                    zone.clear();
-                    (first, sum, below) = (0, 0, 0);
-                }
+            let (from, to) = match run.front() {
+                Some(&(from, _)) if sum >= bytes => (from, offset + length),
+                _ => continue,
+            };
+            let cost = to - from - sum;
+            let is_cheaper = best.is_none_or(|(least, ..)| cost < least);
+            if cost > moved_max || !is_cheaper || fixed.is_some_and(|at| at >= from) {
+                continue;
+            }
+            let mut inside = self.extents.range(from..to).rev();
+            match inside.find(|(_, extent)| stays(extent)) {
+                Some((&at, _)) => fixed = Some(at),
+                None => best = Some((cost, from, to)),
             }
         }
         let (_, from, mut to) = best?;
         let mut shifts = Vec::new();
         for (offset, extent) in self.extents.range(from..to).rev() {
             let Tenant::Segment(segment) = extent.tenant else {
-                unreachable!("blocks end a zone")
+                unreachable!("no run goes across a block")
             };
             let slab = Slab {
                 offset: *offset,
@@ -393,5 +374,96 @@ impl Arena {
             .collect();
         by_length.sort_unstable();
         assert!(by_length.iter().eq(self.holes_by_length.iter()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+    use crate::ModelId;
+
+    /// Of this model segments may move.
+    const MOVABLE: ModelId = ModelId(0);
+
+    fn random_arena(rng: &mut StdRng) -> Arena {
+        let mut arena = Arena::new(400);
+        let (mut at, mut index) = (0, 0);
+        loop {
+            at += rng.random_range(0..4) * rng.random_range(0..4);
+            let bytes = rng.random_range(1..20);
+            if at + bytes > arena.end() {
+                return arena;
+            }
+            let model = ModelId(u32::from(rng.random_range(0..8) == 0));
+            let tenant = match rng.random_range(0..8) {
+                0 => Tenant::Block(BlockId(index)),
+                _ => Tenant::Segment(SegmentId {
+                    model,
+                    index: index as u32,
+                }),
+            };
+            arena.occupy(Slab { offset: at, bytes }, tenant);
+            (at, index) = (at + bytes, index + 1);
+        }
+    }
+
+    /// The least bytes that have to move for a hole of `bytes`, by looking at every run of holes.
+    fn least_moved(arena: &Arena, bytes: u64) -> Option<u64> {
+        let holes: Vec<(u64, u64)> = arena.holes.iter().map(|(&at, &n)| (at, n)).collect();
+        let mut least: Option<u64> = None;
+        for first in 0..holes.len() {
+            for last in first..holes.len() {
+                let (from, to) = (holes[first].0, holes[last].0 + holes[last].1);
+                let free: u64 = holes[first..=last].iter().map(|(_, n)| n).sum();
+                let moves = |extent: &Extent| matches!(extent.tenant, Tenant::Segment(s) if s.model == MOVABLE);
+                if free >= bytes && arena.extents.range(from..to).all(|(_, e)| moves(e)) {
+                    let cost = to - from - free;
+                    least = Some(least.map_or(cost, |least| least.min(cost)));
+                }
+            }
+        }
+        least
+    }
+
+    #[test]
+    fn a_slide_moves_the_fewest_bytes_that_make_a_hole() {
+        let mut rng = StdRng::seed_from_u64(11);
+        let (mut found, mut none) = (0, 0);
+        for _ in 0..4000 {
+            let mut arena = random_arena(&mut rng);
+            let bytes = rng.random_range(1..60);
+            let most = match rng.random() {
+                true => u64::MAX,
+                false => rng.random_range(0..100),
+            };
+            let least = least_moved(&arena, bytes).filter(|least| *least <= most);
+            let slide = arena.slide(bytes, most, |segment| segment.model == MOVABLE);
+            let Some((shifts, offset)) = slide else {
+                assert_eq!(least, None);
+                none += 1;
+                continue;
+            };
+            found += 1;
+            let moved: u64 = shifts.iter().map(|shift| shift.from.bytes).sum();
+            assert!(
+                least.is_some_and(|least| moved <= least),
+                "{moved}: {least:?}"
+            );
+            for shift in shifts {
+                assert_eq!(shift.segment.model, MOVABLE);
+                let tenant = arena.vacate(shift.from);
+                arena.occupy(shift.to, tenant);
+            }
+            let own = SegmentId {
+                model: MOVABLE,
+                index: u32::MAX,
+            };
+            arena.occupy(Slab { offset, bytes }, Tenant::Segment(own));
+            arena.assert_consistent();
+        }
+        assert!(found > 1000 && none > 1000, "{found} found, {none} none");
     }
 }

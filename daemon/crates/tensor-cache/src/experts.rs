@@ -17,6 +17,11 @@ use crate::{Action, Cache, EvictionCause, Policy, SegmentId, SegmentKind, Segmen
 /// How many of the segments that were used last are looked at for one that may go.
 const RECENT_MAX: usize = 1024;
 
+/// So small a part of the arena may be holes that are too short for an expert, where that is room
+/// for several.
+const SCATTERED_PART: u64 = 64;
+const SCATTERED_EXPERTS: u64 = 4;
+
 impl Cache {
     /// Makes room for an expert where one of its model goes for it, and says where; `None`,
     /// and nothing done, where it is no expert, where free room is to be used, or where
@@ -31,7 +36,16 @@ impl Cache {
         let bytes = found.bytes;
         let is_expert = found.spec.kind == SegmentKind::Expert;
         let (used, end) = (self.arena.used(), self.arena.end());
-        let full = used <= end && used + bytes > end;
+        // Scattered holes are left alone while they are a small part: to join them others would
+        // move for each upload.
+        let scattered = end / SCATTERED_PART;
+        let scattered = match scattered >= SCATTERED_EXPERTS * bytes {
+            true => scattered,
+            false => 0,
+        };
+        let full = used <= end
+            && used + bytes > end - scattered
+            && (scattered == 0 || self.arena.longest_hole() < bytes);
         if !is_expert
             || !full
             || self.config.policy != Policy::PassAware

@@ -3,7 +3,7 @@
 //! 1. A hole that fits, as it is.
 //! 2. If the free bytes suffice, the cheapest slide of idle segments that makes such a hole.
 //! 3. Otherwise the segment whose next use is farthest goes, and again from 1; behind the first
-//!    few, several go before the next look, which takes the time of all extents. At the end,
+//!    few, several go before the next look, which takes the time of all holes. At the end,
 //!    victims that proved unnecessary (a small one, before a large one went, or one outside the
 //!    range that was found) are spared, the ones needed soonest first.
 //!
@@ -94,7 +94,7 @@ const SLICE_SEGMENTS: u64 = 128;
 
 /// Victims behind each of which a place is looked for; behind these, each time that their number
 /// has grown by half; how many of the last ones are needed is found by halves then. To look takes
-/// the time of all extents, and among the small holes of a mixture a large segment may need
+/// the time of all holes, and among the small holes of a mixture a large segment may need
 /// hundreds of victims.
 const VICTIMS_ONE_BY_ONE: usize = 8;
 

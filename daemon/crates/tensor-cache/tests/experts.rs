@@ -94,6 +94,56 @@ fn an_expert_goes_for_another_one_of_its_size_and_nothing_moves() {
     assert_eq!(late.moved, 0);
 }
 
+/// Experts of two sizes in room for some hundred of them, and small blocks that come and go, whose
+/// holes no expert fits: nothing moves for each upload, and what is uploaded is what has no room.
+#[test]
+fn scattered_holes_that_are_a_small_part_move_nothing() {
+    const EXPERT: [u64; 2] = [30 << 10, 26 << 10];
+    const OF_EACH: u32 = 600;
+    let end: u64 = 16 << 20;
+    let mut cache = Cache::new(CacheConfig::new(end));
+    let of_size = |bytes: u64| vec![SegmentSpec::expert(bytes); OF_EACH as usize];
+    cache
+        .register(MODEL, &EXPERT.map(of_size).concat())
+        .unwrap();
+    let mut rng = StdRng::seed_from_u64(13);
+    let (mut blocks, mut actions) = (Vec::new(), Vec::new());
+    let (mut uploads, mut moves) = (0, 0);
+    for round in 0..12 {
+        cache.pass_begin(MODEL, GOES_ON).unwrap();
+        for index in 0..2 * OF_EACH {
+            if blocks.len() > 400 {
+                let at = rng.random_range(0..blocks.len());
+                cache.free(blocks.swap_remove(at));
+            }
+            let bytes = rng.random_range(1..5) << 8;
+            let block = cache.reserve(BlockKind::Kv, Some(MODEL), bytes, &mut actions);
+            blocks.push(block.unwrap());
+            actions.clear();
+            let segment = SegmentId {
+                model: MODEL,
+                index,
+            };
+            cache.acquire(segment, &mut actions).unwrap();
+            for action in actions.drain(..) {
+                match action {
+                    Action::Upload { segment, .. } => {
+                        cache.uploaded(segment);
+                        uploads += u32::from(round >= 4);
+                    }
+                    Action::Move { .. } => moves += u32::from(round >= 4),
+                    Action::Evict { .. } => {}
+                }
+            }
+            cache.release(segment);
+        }
+        cache.pass_end(MODEL);
+        cache.assert_consistent();
+    }
+    println!("{moves} moves, {uploads} uploads of {}", 8 * 2 * OF_EACH);
+    assert!(uploads > 0 && moves <= uploads / 50, "{moves} of {uploads}");
+}
+
 #[test]
 fn a_pass_of_all_experts_misses_little_more_than_has_no_room() {
     let (mut cache, total) = half();
