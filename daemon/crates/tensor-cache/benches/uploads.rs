@@ -1,6 +1,7 @@
 //! What a decision costs where a MoE model that does not fit streams its experts for a long prompt,
 //! beside models that stay and KV blocks that come and go. `cargo bench -p rocmforge-tensor-cache
-//! --bench uploads`. A link of 55 GB/s brings an expert of 3 MB in 54 us: the thread that decides
+//! --bench uploads`. Counted is the time of all acquisitions and prefetches, not that of reserving
+//! blocks. A link of 55 GB/s brings an expert of 3 MB in 54 us: the thread that decides
 //! should need a fraction of that.
 
 use std::collections::VecDeque;

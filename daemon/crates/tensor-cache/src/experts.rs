@@ -17,9 +17,11 @@ use crate::{Action, Cache, EvictionCause, Policy, SegmentId, SegmentKind, Segmen
 /// How many of the segments that were used last are looked at for one that may go.
 const RECENT_MAX: usize = 1024;
 
-/// So small a part of the arena may be holes that are too short for an expert, where that is room
-/// for several.
+/// The part of the arena that holes too short for an expert may be before they are joined.
 const SCATTERED_PART: u64 = 64;
+
+/// So many experts fit into that part at least, or no hole is left alone: to a small arena it is a
+/// loss.
 const SCATTERED_EXPERTS: u64 = 4;
 
 impl Cache {
@@ -36,16 +38,7 @@ impl Cache {
         let bytes = found.bytes;
         let is_expert = found.spec.kind == SegmentKind::Expert;
         let (used, end) = (self.arena.used(), self.arena.end());
-        // Scattered holes are left alone while they are a small part: to join them others would
-        // move for each upload.
-        let scattered = end / SCATTERED_PART;
-        let scattered = match scattered >= SCATTERED_EXPERTS * bytes {
-            true => scattered,
-            false => 0,
-        };
-        let full = used <= end
-            && used + bytes > end - scattered
-            && (scattered == 0 || self.arena.longest_hole() < bytes);
+        let full = used <= end && (used + bytes > end || self.is_scattered(bytes));
         if !is_expert
             || !full
             || self.config.policy != Policy::PassAware
@@ -71,6 +64,16 @@ impl Cache {
             .hole(bytes, Side::High)
             .expect("the room of another one of its size");
         Some(Slab { offset, bytes })
+    }
+
+    /// Whether what is free lies in holes too short for an expert of `bytes`, and is so little that
+    /// it is left alone: to join holes, others would move for each upload.
+    fn is_scattered(&self, bytes: u64) -> bool {
+        let most = self.arena.end() / SCATTERED_PART;
+        let free = self.arena.end().saturating_sub(self.arena.used());
+        most >= SCATTERED_EXPERTS * bytes
+            && free < most + bytes
+            && self.arena.longest_hole() < bytes
     }
 
     /// Of the evictable experts of a model that have `bytes`: the coldest, or the one that was used
