@@ -61,6 +61,19 @@ macro_rules! optional {
     };
 }
 
+/// Asks whether work is done. What is not done yet is no error, and no text is looked up for it:
+/// this is asked again and again.
+macro_rules! query {
+    ($self:ident, $function:ident($($arg:expr),* $(,)?)) => {{
+        // SAFETY: as for `call!`.
+        let code = unsafe { ($self.cuda.$function)($($arg),*) };
+        match class(code) {
+            Class::NotReady => Ok(false),
+            _ => $self.check(stringify!($function), code).map(|()| true),
+        }
+    }};
+}
+
 mod card;
 mod virtual_memory;
 
@@ -128,15 +141,6 @@ unsafe fn text(pointer: *const c_char) -> String {
 /// `13020` as `13.2`.
 fn version(number: c_int) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
-}
-
-/// Turns [`Class::NotReady`] into false.
-fn ready(result: Result<()>) -> Result<bool> {
-    match result {
-        Ok(()) => Ok(true),
-        Err(error) if error.class() == Class::NotReady => Ok(false),
-        Err(error) => Err(error),
-    }
 }
 
 impl Driver for CudaDriver {
@@ -346,7 +350,7 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
-        ready(call!(self, cuStreamQuery(stream.0 as Stream)))
+        query!(self, cuStreamQuery(stream.0 as Stream))
     }
 
     unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
@@ -372,7 +376,7 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn event_query(&self, event: EventHandle) -> Result<bool> {
-        ready(call!(self, cuEventQuery(event.0 as Event)))
+        query!(self, cuEventQuery(event.0 as Event))
     }
 
     unsafe fn event_synchronize(&self, event: EventHandle) -> Result<()> {

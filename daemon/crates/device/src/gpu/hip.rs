@@ -68,6 +68,19 @@ macro_rules! optional {
     };
 }
 
+/// Asks whether work is done. What is not done yet is no error, and no text is looked up for it:
+/// this is asked again and again.
+macro_rules! query {
+    ($self:ident, $function:ident($($arg:expr),* $(,)?)) => {{
+        // SAFETY: as for `call!`.
+        let code = unsafe { ($self.hip.$function)($($arg),*) };
+        match class(code) {
+            Class::NotReady => Ok(false),
+            _ => $self.check(stringify!($function), code).map(|()| true),
+        }
+    }};
+}
+
 mod card;
 mod loss;
 mod virtual_memory;
@@ -148,15 +161,6 @@ fn version(number: c_int) -> String {
         number / 100_000 % 100,
         number % 100_000
     )
-}
-
-/// Turns [`Class::NotReady`] into false.
-fn ready(result: Result<()>) -> Result<bool> {
-    match result {
-        Ok(()) => Ok(true),
-        Err(error) if error.class() == Class::NotReady => Ok(false),
-        Err(error) => Err(error),
-    }
 }
 
 impl Driver for HipDriver {
@@ -356,7 +360,7 @@ impl Driver for HipDriver {
     }
 
     unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
-        ready(call!(self, hipStreamQuery(stream.0 as Stream)))
+        query!(self, hipStreamQuery(stream.0 as Stream))
     }
 
     unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
@@ -386,7 +390,7 @@ impl Driver for HipDriver {
     }
 
     unsafe fn event_query(&self, event: EventHandle) -> Result<bool> {
-        ready(call!(self, hipEventQuery(event.0 as Event)))
+        query!(self, hipEventQuery(event.0 as Event))
     }
 
     unsafe fn event_synchronize(&self, event: EventHandle) -> Result<()> {

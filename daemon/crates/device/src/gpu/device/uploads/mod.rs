@@ -89,6 +89,8 @@ pub(super) struct Uploads {
     /// Bytes of a slot of the reserve.
     slot_bytes: u64,
     patience: Duration,
+    /// Bytes a second of a copy, as of the last look.
+    rate: Option<f64>,
 }
 
 impl Uploads {
@@ -120,6 +122,7 @@ impl Uploads {
             flags,
             events: Events::new(context),
             before: None,
+            rate: None,
             seen: HashSet::new(),
             threads: Vec::new(),
             under_way: HashMap::new(),
@@ -152,9 +155,13 @@ impl Uploads {
         self.staging.windows.hold()
     }
 
-    /// Bytes a second of a copy by itself, once one was measured.
-    pub(super) fn bytes_per_s(&self) -> Option<f64> {
-        lock(&self.staging.lane).pace.rate()
+    /// Bytes a second of a copy by itself, once one was measured. A thread that copies holds the
+    /// lane for long: what was known before says it meanwhile.
+    pub(super) fn bytes_per_s(&mut self) -> Option<f64> {
+        if let Ok(mut lane) = self.staging.lane.try_lock() {
+            self.rate = lane.pace.rate();
+        }
+        self.rate
     }
 
     /// What was found of reading the host's memory in place, for people.
