@@ -9,6 +9,7 @@ use lru::LruCache;
 
 use crate::arena::{Arena, Side, Tenant};
 use crate::evict::For;
+use crate::experts::Unjoined;
 use crate::forecast::{History, Score};
 use crate::room::VictimFilter;
 use crate::state::{Block, Model, Segment, tally};
@@ -75,6 +76,8 @@ pub struct Cache {
     pub(crate) awaited: u32,
     pub(crate) usage: Usage,
     pub(crate) counters: Counters,
+    /// What is free, and no room for an expert.
+    pub(crate) unjoined: Option<Unjoined>,
 }
 
 impl Cache {
@@ -99,6 +102,7 @@ impl Cache {
             awaited: 0,
             usage: Usage::default(),
             counters: Counters::default(),
+            unjoined: None,
         }
     }
 

@@ -11,7 +11,7 @@
 use crate::arena::Side;
 use crate::room::VictimFilter;
 use crate::state::Segment;
-use crate::victims::Victims;
+use crate::victims::expert_that_goes_first;
 use crate::{Action, Cache, EvictionCause, Policy, SegmentId, SegmentKind, SegmentState, Slab};
 
 /// How many of the segments that were used last are looked at for one that may go.
@@ -23,6 +23,20 @@ const SCATTERED_PART: u64 = 64;
 /// So many experts fit into that part at least, or no hole is left alone: to a small arena it is a
 /// loss.
 const SCATTERED_EXPERTS: u64 = 4;
+
+/// Times that what was found of free room holds, while there is not more of it.
+const UNJOINED_ASKS: u32 = 512;
+
+/// Free bytes of which no hole for an expert could be made at a low cost: they lie between blocks,
+/// which do not move.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unjoined {
+    /// Bytes of the expert.
+    bytes: u64,
+    /// The fewest that were free since.
+    free: u64,
+    asks_left: u32,
+}
 
 impl Cache {
     /// Makes room for an expert where one of its model goes for it, and says where; `None`,
@@ -38,7 +52,8 @@ impl Cache {
         let bytes = found.bytes;
         let is_expert = found.spec.kind == SegmentKind::Expert;
         let (used, end) = (self.arena.used(), self.arena.end());
-        let full = used <= end && (used + bytes > end || self.is_scattered(bytes));
+        let full = used <= end
+            && (used + bytes > end || self.is_scattered(bytes) || self.is_unjoined(bytes));
         if !is_expert
             || !full
             || self.config.policy != Policy::PassAware
@@ -46,13 +61,8 @@ impl Cache {
         {
             return None;
         }
-        let (farthest, first, _) = Victims::new(self, bytes).next(self)?;
-        let allowed = match filter {
-            VictimFilter::UsedAfter(least) => farthest > least,
-            _ => true,
-        };
-        let first_is = self.segment(first).ok()?.spec.kind;
-        if !allowed || first.model != segment.model || first_is != SegmentKind::Expert {
+        let next_use = expert_that_goes_first(self, segment.model)?;
+        if matches!(filter, VictimFilter::UsedAfter(least) if next_use <= least) {
             return None;
         }
         let victim = self.expert_to_go(segment, bytes)?;
@@ -71,9 +81,39 @@ impl Cache {
     fn is_scattered(&self, bytes: u64) -> bool {
         let most = self.arena.end() / SCATTERED_PART;
         let free = self.arena.end().saturating_sub(self.arena.used());
-        most >= SCATTERED_EXPERTS * bytes
-            && free < most + bytes
-            && self.arena.longest_hole() < bytes
+        self.may_leave_holes(bytes) && free < most + bytes && self.arena.longest_hole() < bytes
+    }
+
+    /// Whether the arena is so large that holes too short for an expert of `bytes` are no loss.
+    fn may_leave_holes(&self, bytes: u64) -> bool {
+        self.arena.end() / SCATTERED_PART >= SCATTERED_EXPERTS * bytes
+    }
+
+    /// Whether no hole for an expert of `bytes` can be made of what is free without much moving. It
+    /// is looked at anew only when more was freed, since it takes the time of all holes.
+    fn is_unjoined(&mut self, bytes: u64) -> bool {
+        if self.arena.longest_hole() >= bytes || !self.may_leave_holes(bytes) {
+            return false;
+        }
+        let free = self.arena.end().saturating_sub(self.arena.used());
+        if let Some(known) = &mut self.unjoined
+            && known.bytes <= bytes
+            && free < known.free + bytes
+            && known.asks_left > 0
+        {
+            known.free = known.free.min(free);
+            known.asks_left -= 1;
+            return true;
+        }
+        let joins = self
+            .place(bytes, 0, Side::High, self.slide_max(bytes))
+            .is_some();
+        self.unjoined = (!joins).then_some(Unjoined {
+            bytes,
+            free,
+            asks_left: UNJOINED_ASKS,
+        });
+        !joins
     }
 
     /// Of the evictable experts of a model that have `bytes`: the coldest, or the one that was used

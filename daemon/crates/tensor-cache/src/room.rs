@@ -351,15 +351,22 @@ impl Cache {
         filter: VictimFilter,
     ) -> Option<Placement> {
         // Where the same segments come and go, moves are few, and what they join stays together.
+        // Which experts come and go is another matter in each pass.
+        let by_pass = |id: ModelId| !self.models[&id].has_experts();
         let cheap = match self.streaming_size() {
-            Some(_) => u64::MAX,
-            None => self.config.slide_max.saturating_mul(bytes),
+            Some((id, _)) if by_pass(id) => u64::MAX,
+            Some(_) | None => self.slide_max(bytes),
         };
         let plan = self.choose_within(bytes, credit, side, filter, cheap);
         if plan.is_none() && cheap < u64::MAX {
             return self.choose_within(bytes, credit, side, filter, u64::MAX);
         }
         plan
+    }
+
+    /// The most bytes that are moved for a hole of `bytes` while there is another way.
+    pub(crate) fn slide_max(&self, bytes: u64) -> u64 {
+        self.config.slide_max.saturating_mul(bytes)
     }
 
     fn choose_within(
@@ -498,7 +505,7 @@ impl Cache {
     }
 
     /// A place for `bytes` without evicting anything, moving at most `slide_max` bytes.
-    fn place(
+    pub(crate) fn place(
         &self,
         bytes: u64,
         credit: u64,

@@ -70,6 +70,12 @@ pub(crate) struct Model {
     pub(crate) kept: bool,
 }
 
+impl Model {
+    pub(crate) fn has_experts(&self) -> bool {
+        self.ordered.len() < self.segments.len()
+    }
+}
+
 pub(crate) struct Block {
     pub(crate) kind: BlockKind,
     pub(crate) owner: Option<ModelId>,

@@ -104,6 +104,34 @@ impl Victims {
     }
 }
 
+/// The next use of a model's coldest expert, if nothing of any other model goes before it: what
+/// [`Victims::new`] would say of those in a fraction of its time, since nothing is sorted. (Trading
+/// next uses leaves the farthest of them what it is.)
+///
+/// The model's own segments that are not experts are not looked at. Each of its passes uses them,
+/// and in their room several experts of another size would lie, and leave a hole.
+pub(crate) fn expert_that_goes_first(cache: &Cache, model: ModelId) -> Option<NextUse> {
+    let own = &cache.models[&model];
+    let outlook = cache.outlook(model, own);
+    let (expert, ..) = coldest(model, own, &outlook, Bound::Unbounded)?;
+    let go_later = |id: ModelId, state: &Model| {
+        let outlook = cache.outlook(id, state);
+        let later = |index: &u32| {
+            let found = &state.segments[*index as usize];
+            outlook.next_use(*index, found) > expert && found.is_evictable()
+        };
+        let experts = coldest(id, state, &outlook, Bound::Unbounded);
+        experts.is_none_or(|(other, ..)| other <= expert) && !state.ordered.iter().any(later)
+    };
+    let mut others = cache
+        .models
+        .iter()
+        .filter(|(id, state)| **id != model && state.usage.segments_resident > 0);
+    others
+        .all(|(&id, state)| go_later(id, state))
+        .then_some(expert)
+}
+
 /// Lets the segments that a model's pass has yet to come to (between two passes: all) trade their
 /// next uses, so that those go last which are much larger than what is needed: whichever goes comes
 /// back in this pass, and all of it.

@@ -144,6 +144,61 @@ fn scattered_holes_that_are_a_small_part_move_nothing() {
     assert!(uploads > 0 && moves <= uploads / 50, "{moves} of {uploads}");
 }
 
+/// Blocks do not move, so what is free between them is no room for an expert, however much it is;
+/// where blocks are freed until there is room, it is used.
+#[test]
+fn holes_between_blocks_are_left_alone_until_one_is_long_enough() {
+    const EXPERT: u64 = 30 << 10;
+    const N: u32 = 1000;
+    const BLOCK: u64 = EXPERT / 2;
+    let mut cache = Cache::new(CacheConfig::new(16 << 20));
+    let specs = vec![SegmentSpec::expert(EXPERT); N as usize];
+    cache.register(MODEL, &specs).unwrap();
+    let reserve = |cache: &mut Cache| {
+        let block = cache.reserve(BlockKind::Kv, Some(MODEL), BLOCK, &mut Vec::new());
+        block.unwrap()
+    };
+    let mut blocks: Vec<_> = (0..400).map(|_| reserve(&mut cache)).collect();
+    // Every second one goes: 3 MB are free, in holes of half an expert.
+    let mut others = Vec::new();
+    for (at, block) in std::mem::take(&mut blocks).into_iter().enumerate() {
+        match at % 2 {
+            0 => cache.free(block),
+            _ => others.push(block),
+        }
+    }
+    let all = |cache: &mut Cache| {
+        let (mut uploaded, mut evicted) = (0, 0);
+        cache.pass_begin(MODEL, GOES_ON).unwrap();
+        for index in 0..N {
+            let segment = SegmentId {
+                model: MODEL,
+                index,
+            };
+            let (came, went) = use_once(cache, segment);
+            uploaded += came;
+            evicted += went;
+        }
+        cache.pass_end(MODEL);
+        cache.assert_consistent();
+        (uploaded, evicted)
+    };
+    all(&mut cache);
+    let moves = |cache: &Cache| cache.model_stats(MODEL).counters.moves;
+    let before = moves(&cache);
+    let (uploaded, evicted) = all(&mut cache);
+    assert!(uploaded > 0, "they do not all have room");
+    assert_eq!(evicted, uploaded, "one goes for another one");
+    assert_eq!(moves(&cache), before);
+    // Of the blocks that are left, those on both sides of some holes go.
+    others.drain(..100).for_each(|block| cache.free(block));
+    let (uploaded, evicted) = all(&mut cache);
+    assert!(
+        uploaded - evicted >= 90 * BLOCK * 2 * 9 / 10,
+        "{uploaded} - {evicted}: what was freed is used"
+    );
+}
+
 #[test]
 fn a_pass_of_all_experts_misses_little_more_than_has_no_room() {
     let (mut cache, total) = half();
