@@ -53,8 +53,9 @@ impl Run<'_, '_> {
         let (there, mut absent): (Vec<u32>, Vec<u32>) = segments
             .into_iter()
             .partition(|&s| memory.store.cache.holds(id(pass, s)));
+        let (there, coming) = self.those_that_come(memory, there);
         memory.order_absent(pass, &mut absent);
-        let all_there = absent.is_empty();
+        let all_there = absent.is_empty() && coming.is_empty();
         let share = memory.share_with_cpu(pass, &absent, (wanted.len(), self.suspends));
         self.last_layer = share.timed.map(|n| (now, n, share.computes));
         let answered = absent.split_off(absent.len() - share.computes);
@@ -101,7 +102,7 @@ impl Run<'_, '_> {
             self.some_experts(memory, step, ffn, &mut there.as_slice(), ahead)?;
         }
         Ok(ExpertsLeft {
-            pending: pending.to_vec(),
+            pending: [&coming, pending].concat(),
             window,
             kept_later: if share.wants_more {
                 absent.clone()
@@ -111,6 +112,16 @@ impl Run<'_, '_> {
             all_there,
             awaited: 0,
         })
+    }
+
+    /// Of experts that have room, those that are there, and those whose uploads are under way where
+    /// others may run meanwhile: what the device is given behind an upload that it waits for waits,
+    /// too, whoever gives it.
+    fn those_that_come(&self, memory: &Memory, segments: Vec<u32>) -> (Vec<u32>, Vec<u32>) {
+        let store = &memory.store;
+        let waits = self.suspends && store.records;
+        let is_there = |&s: &u32| !waits || !store.is_under_way(id(self.pass, s));
+        segments.into_iter().partition(is_there)
     }
 
     /// Runs what is left of a layer's experts as they come.
@@ -144,7 +155,15 @@ impl Run<'_, '_> {
                 false => pending.len(),
             };
             let mut now = &pending[..n];
-            let ran = self.as_they_come(memory, step, ffn, &mut now, left.window);
+            let ran = match suspends && memory.store.records {
+                // They have come: the fewer launches, the less time on the card.
+                true => {
+                    let later = &pending[n..];
+                    let ahead = &later[..later.len().min(UPLOADS_MANY)];
+                    self.some_experts(memory, step, ffn, &mut now, ahead)
+                }
+                false => self.as_they_come(memory, step, ffn, &mut now, left.window),
+            };
             pending = &pending[n - now.len()..];
             left.pending = pending.to_vec();
             ran?;
