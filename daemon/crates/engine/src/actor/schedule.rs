@@ -80,6 +80,9 @@ impl Engine {
         let waiting: Vec<ModelId> = waiting.map(|segment| segment.model).collect();
         let usual = self.space.prefill_chunk.get();
         let promises = self.promises(self.now());
+        // Where the weights of those that fit stay, passes of one model make no other one upload
+        // more, and time is shared slice by slice: long turns would save nothing.
+        let evict_each_other = !self.asked_have_room(budget, None);
         let mut models: Vec<ModelView> = Vec::new();
         for task in self.requests.all() {
             let model = ScheduledModel(task.model.0);
@@ -101,7 +104,10 @@ impl Engine {
                 shared_rows: self.shared_rows(task.model, &promises),
                 outputs_max: outputs as u32,
                 fits: store.cache.fits(task.model),
-                switch_bytes: all.min(budget).saturating_sub(there),
+                switch_bytes: match evict_each_other {
+                    true => all.min(budget).saturating_sub(there),
+                    false => 0,
+                },
                 waits: waiting.contains(&task.model),
                 piece_us: 0,
                 promise: None,
@@ -319,6 +325,7 @@ impl Engine {
         let (decode, prompts) = plan.spans.split_at(plan.decode_spans);
         let (others, _) = self.requests.prompts(model_of(plan));
         let waiting = others + prompts.len();
+        let beside_others = self.requests.any_of_others(model_of(plan));
         let entry = self.models.get_mut(model_of(plan));
         if let Some(entry) = entry {
             let rows_of = |spans: &[SpanPlan]| spans.iter().map(|s| s.rows).sum::<u32>();
@@ -341,6 +348,7 @@ impl Engine {
                     ),
                     decoding: decode.len(),
                     waiting,
+                    beside_others,
                 };
                 entry.price.note(mixed.rows, took, mixed.without);
                 tracing::trace!(

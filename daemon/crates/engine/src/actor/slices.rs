@@ -35,19 +35,23 @@ impl Engine {
     /// all models that are asked now, and could fit, have room together. Of one that is larger
     /// than the budget a part comes and goes beside them.
     pub(crate) fn stays_among_asked(&self, model: ModelId) -> bool {
+        self.memory.store.cache.fits(model)
+            && self.asked_have_room(self.memory.budget(), Some(model))
+    }
+
+    /// Whether all models that are asked now, and `also`, have room together in this budget, those
+    /// aside that do not fit in it alone.
+    pub(crate) fn asked_have_room(&self, budget: u64, also: Option<ModelId>) -> bool {
         let store = &self.memory.store;
         let cache = &store.cache;
-        if !cache.fits(model) {
-            return false;
-        }
         let mut asked: Vec<ModelId> = self.requests.all().map(|task| task.model).collect();
-        asked.push(model);
+        asked.extend(also);
         asked.sort_unstable();
         asked.dedup();
         let fitting = asked.into_iter().filter(|&id| cache.fits(id));
         let bytes: u64 = fitting.map(|id| store.model_bytes(id)).sum();
         let blocks = cache.usage().blocks() - self.memory.prefixes.kept_bytes();
-        bytes <= self.memory.budget().saturating_sub(blocks)
+        bytes <= budget.saturating_sub(blocks)
     }
 
     /// Runs a slice of a pass, and what follows it.

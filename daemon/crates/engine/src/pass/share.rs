@@ -28,6 +28,11 @@ const LONGER_A_PROMPT: f64 = 4.0;
 /// How much longer it may take at least.
 const LONGER_LEAST: f64 = 1.0;
 
+/// The same while other models have requests, and the seconds of it at most: a token waits for
+/// slices of theirs, too, so that a pass as short as that makes little of the time between two.
+const LONGER_BESIDE_OTHERS: f64 = 4.0;
+const SECONDS_BESIDE_OTHERS: f64 = 0.010;
+
 /// Rows of a pass, those of the tokens among them: what kernels take at a time, and some between.
 pub(super) const SIZES: [u32; 18] = [
     12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
@@ -98,6 +103,19 @@ pub(crate) struct Mixed {
     pub(crate) decoding: usize,
     /// Requests that have no token yet.
     pub(crate) waiting: usize,
+    /// Other models have requests.
+    pub(crate) beside_others: bool,
+}
+
+impl Mixed {
+    /// Seconds that the pass may take longer than `without`.
+    fn longer(&self, without: f64) -> f64 {
+        let longer = without * longer(self.waiting, self.decoding);
+        match self.beside_others {
+            true => longer.max((without * LONGER_BESIDE_OTHERS).min(SECONDS_BESIDE_OTHERS)),
+            false => longer,
+        }
+    }
 }
 
 impl Default for PromptShare {
@@ -155,7 +173,7 @@ impl PromptShare {
             (self.let_go, self.over) = (false, false);
         }
         self.position = pass.position;
-        let longer = without * longer(pass.waiting, pass.decoding);
+        let longer = pass.longer(without);
         let took = pass.took.as_secs_f64();
         let before = self.last.replace((size, took));
         if self.let_go {
@@ -296,6 +314,7 @@ mod tests {
                 without: Some(4e-3),
                 decoding: 8,
                 waiting,
+                beside_others: false,
             };
             took.push(ms(rows, position));
             share.note(pass, 512);
@@ -392,6 +411,7 @@ mod tests {
                     without: times.seconds_within(decoding, decoding + rows, took),
                     decoding,
                     waiting: REQUESTS - computed / LENGTH,
+                    beside_others: false,
                 };
                 share.note(pass, 512);
             }
@@ -421,6 +441,7 @@ mod tests {
             without: Some(4e-3),
             decoding: 8,
             waiting: 1,
+            beside_others: false,
         };
         share.note(pass(9.0), 512);
         assert_eq!(share.rows(8, 512), held);
@@ -446,6 +467,7 @@ mod tests {
             without: Some(4e-3),
             decoding: 8,
             waiting: 1,
+            beside_others: false,
         };
         share.note(pass(25.0, &share), 512);
         assert!(!share.let_go && share.rows(8, 512) == ROWS_MIN);
@@ -454,6 +476,24 @@ mod tests {
         assert!(!share.let_go);
         share.note(pass(25.0, &share), 512);
         assert!(share.let_go);
+    }
+
+    #[test]
+    fn beside_other_models_a_pass_may_take_longer_and_that_is_bounded() {
+        let pass = |beside_others| Mixed {
+            rows: 56,
+            tokens: 8,
+            position: 0,
+            took: Duration::from_millis(8),
+            without: None,
+            decoding: 8,
+            waiting: 1,
+            beside_others,
+        };
+        assert_eq!(pass(false).longer(0.002), 0.002);
+        assert_eq!(pass(true).longer(0.002), 0.008);
+        assert_eq!(pass(true).longer(0.004), 0.010);
+        assert_eq!(pass(true).longer(0.040), 0.040, "as long as alone");
     }
 
     #[test]
@@ -525,6 +565,7 @@ mod tests {
             without: Some(4e-3),
             decoding: 8,
             waiting: 1,
+            beside_others: false,
         };
         share.note(pass, 512);
         assert_eq!(share.rows(8, 512), held);
