@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from image_families import Qwen25
 from image_models import END, IMAGE, START, V, Writer, attention, base_config, fill, halves, pairs, picture, tensors_of
 from make_encoders import spread
 
@@ -480,7 +481,7 @@ class Pixtral:
 WINDOWED, FULL = "sliding_attention", "full_attention"
 FAMILIES = {"gemma4": Gemma4([WINDOWED] * 5 + [FULL], 0, 0),
             "gemma4e": Gemma4(([WINDOWED] * 3 + [FULL]) * 2, 4, 32),
-            "lfm2": Lfm2(), "mistral3": Pixtral(), "qwen35": Qwen(qwen35), "qwen3vl": Qwen(qwen3vl), "gemma3": Gemma3()}
+            "lfm2": Lfm2(), "mistral3": Pixtral(), "qwen35": Qwen(qwen35), "qwen3vl": Qwen(qwen3vl), "qwen2vl": Qwen25(), "gemma3": Gemma3()}
 
 
 def images(family):

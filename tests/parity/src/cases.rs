@@ -98,6 +98,8 @@ pub struct Case {
     pub(crate) texts: &'static [u32],
     /// Whether rows of every second text attend to all of theirs, whatever the mask says.
     pub(crate) images: bool,
+    /// The texts are the parts of one sequence, whose rows attend within theirs.
+    pub(crate) parts: bool,
     /// Whether the one output is the mean of the last row's span, not that row.
     pub(crate) mean: bool,
     /// Where the operations are cut into two runs, as between two segments of a plan.
@@ -153,6 +155,7 @@ pub fn cases(extent: Extent) -> Vec<Case> {
         attention::many(),
         attention::both_ways(),
         attention::images(),
+        attention::parts(),
         experts::cases(),
         recurrent::cases(),
         largest(),
@@ -251,6 +254,7 @@ fn plain(
         apart: false,
         texts: &[],
         images: false,
+        parts: false,
         mean: false,
         cut: None,
         size: 0.02,

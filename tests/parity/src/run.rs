@@ -101,6 +101,7 @@ pub(crate) fn run(
     };
     let mut scratch_layout =
         ScratchLayout::new(&case.bufs, &Conflicts::all(case.bufs.len()), counts);
+    scratch_layout.parts = case.parts;
     scratch_layout.float_weights = !case.tensors.iter().any(|t| t.ty.is_quantized());
     let end = SCRATCH + scratch_layout.bytes + device.workspace_bytes(&scratch_layout);
     assert!(end <= KV, "scratch and workspace end at {end}");
@@ -259,6 +260,7 @@ fn operations(
     let group = KvGroup {
         layout: kv,
         window: None,
+        parts: case.parts,
     };
     // Of each sequence: its first position, and its pages.
     let mut end = KV;
@@ -319,9 +321,19 @@ fn operations(
             .collect();
         let mean = if case.mean { MEAN_OF_SPAN } else { 0 };
         let outputs = [(n as u32 - 1) | mean];
+        let whole = Span {
+            n_rows: n,
+            kv_pages: &[],
+            ..spans[0]
+        };
+        let (spans, parts) = match case.parts {
+            true => (std::slice::from_ref(&whole), &spans[..]),
+            false => (&spans[..], &[][..]),
+        };
         let batch = Batch {
             n_tokens: n,
-            spans: &spans,
+            spans,
+            parts,
             kv: &[group],
             rope: std::slice::from_ref(&angles),
             outputs: &outputs,

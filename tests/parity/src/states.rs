@@ -81,6 +81,7 @@ pub(crate) fn run(
         let batch = Batch {
             n_tokens,
             spans: &spans,
+            parts: &[],
             kv: &[],
             rope: &[],
             outputs: &[0],

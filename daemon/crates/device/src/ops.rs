@@ -42,6 +42,10 @@ pub struct Batch<'a> {
     pub n_tokens: usize,
     /// Sequences.
     pub spans: &'a [Span<'a>],
+    /// The parts of the sequences, as sequences of their own, for groups of KV whose rows attend
+    /// within their part ([`KvGroup::parts`]): they lie one after another and cover all rows. Empty
+    /// where there is no such group.
+    pub parts: &'a [Span<'a>],
     /// The groups of KV of this model.
     pub kv: &'a [KvGroup],
     /// Cosine and sine of each row's rotations, for each table of the plan.
@@ -57,6 +61,14 @@ impl Batch<'_> {
         RowCounts {
             tokens: self.n_tokens as u64,
             outputs: self.outputs.len() as u64,
+        }
+    }
+
+    /// The sequences of a group of KV.
+    pub fn spans_of(&self, group: u8) -> &[Span<'_>] {
+        match self.kv[usize::from(group)].parts {
+            true => self.parts,
+            false => self.spans,
         }
     }
 
@@ -116,6 +128,7 @@ mod tests {
         let batch = Batch {
             n_tokens: 6,
             spans: &[span(0, 2), span(2, 1), span(3, 3)],
+            parts: &[],
             kv: &[],
             rope: &[],
             outputs: &[],
@@ -144,6 +157,7 @@ mod tests {
             let batch = Batch {
                 n_tokens: 0,
                 spans,
+                parts: &[],
                 kv: &[],
                 rope: &[],
                 outputs: &[],

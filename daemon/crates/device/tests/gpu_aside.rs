@@ -38,6 +38,7 @@ fn fill(device: &mut GpuDevice, at: u64, first: u32) {
         tables: 0,
         experts: 0,
         float_weights: false,
+        parts: false,
     };
     let rows: Vec<f32> = (0..elements as u32).map(|i| (first + i) as f32).collect();
     let scratch = Scratch {

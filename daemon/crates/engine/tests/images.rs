@@ -1,6 +1,8 @@
 //! Images in prompts against what their models' authors' code computed (tests/fixtures/images,
 //! made by tests/python/make_images.py).
 
+mod golden;
+
 use std::num::NonZeroUsize;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -15,112 +17,19 @@ use rocmforge_engine::{
     start,
 };
 use rocmforge_gguf::MappedFile;
-use serde_json::Value;
+use rocmforge_vision::Sizes;
 
 use crate::fake;
-use crate::requests::{engine, fixture, greedy, load, numbers, run, until};
+use crate::requests::{engine, fixture, greedy, load, run, until};
+use golden::Golden;
 
-const NAMES: [&str; 7] = [
-    "qwen35", "qwen3vl", "gemma3", "gemma4", "gemma4e", "lfm2", "mistral3",
+const NAMES: [&str; 8] = [
+    "qwen35", "qwen3vl", "qwen2vl", "gemma3", "gemma4", "gemma4e", "lfm2", "mistral3",
 ];
 
 /// Largest difference of a log-probability, and of a row of a tower.
 const TOLERANCE: f64 = 0.02;
 const TOLERANCE_ROWS: f32 = 2e-3;
-
-/// What the authors' code computed of a model and its tower.
-struct Golden {
-    images: Vec<(Arc<PreparedImage>, Vec<f32>)>,
-    placeholder: u32,
-    /// Side of the square of patches that becomes a token.
-    merge: usize,
-    /// Tokens of the text between rows.
-    row_gap: usize,
-    cases: Vec<Case>,
-}
-
-struct Case {
-    images: Vec<usize>,
-    ids: Vec<u32>,
-    /// Behind so many tokens the best ones, with their log-probabilities.
-    ends: Vec<(usize, Vec<(u32, f64)>)>,
-}
-
-impl Golden {
-    fn new(name: &str) -> Self {
-        let read = std::fs::read(fixture(&format!("images/{name}.json"))).unwrap();
-        let golden: Value = serde_json::from_slice(&read).unwrap();
-        let merge = golden["merge"].as_u64().unwrap_or(2) as usize;
-        let image = |(i, value): (usize, &Value)| {
-            let grid = numbers(&value["grid"]);
-            let image = PreparedImage {
-                grid: [grid[0] as usize, grid[1] as usize],
-                merge,
-                patches: numbers(&value["patches"]),
-                digest: [i as u8; 32],
-                charge: Default::default(),
-            };
-            (Arc::new(image), numbers(&value["rows"]))
-        };
-        let best = |pair: &Value| {
-            let id = pair[0].as_u64().unwrap() as u32;
-            (id, pair[1].as_f64().unwrap())
-        };
-        let case = |value: &Value| Case {
-            images: numbers(&value["images"])
-                .iter()
-                .map(|&i| i as usize)
-                .collect(),
-            ids: numbers(&value["ids"]).iter().map(|&id| id as u32).collect(),
-            ends: value["ends"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|end| {
-                    let rows = end["rows"].as_u64().unwrap() as usize;
-                    (
-                        rows,
-                        end["best"].as_array().unwrap().iter().map(best).collect(),
-                    )
-                })
-                .collect(),
-        };
-        Self {
-            images: golden["images"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .enumerate()
-                .map(image)
-                .collect(),
-            placeholder: golden["placeholder"].as_u64().unwrap() as u32,
-            merge,
-            row_gap: golden["row_gap"].as_u64().unwrap_or(0) as usize,
-            cases: golden["cases"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(case)
-                .collect(),
-        }
-    }
-
-    /// The images of a prompt's first tokens, at their places.
-    fn spans(&self, case: &Case, ids: &[u32]) -> Vec<ImageSpan> {
-        let mut spans = Vec::new();
-        let mut free = 0;
-        for &i in &case.images {
-            let image = Arc::clone(&self.images[i].0);
-            let place = ids[free..].iter().position(|&id| id == self.placeholder);
-            let Some(place) = place else { break };
-            let first = free + place;
-            let [rows, columns] = image.grid.map(|side| side / self.merge);
-            free = first + rows * (columns + self.row_gap) - self.row_gap;
-            spans.push(ImageSpan { first, image });
-        }
-        spans
-    }
-}
 
 async fn load_with_tower(engine: &EngineHandle, name: &str) -> Arc<LoadedModel> {
     let open = |file: String| MappedFile::open(&fixture(&file)).unwrap();
@@ -232,6 +141,22 @@ async fn images_give_it_through_the_hip_path() {
     let runtime = fake::Runtime::new();
     all(|budget| runtime.start(budget).unwrap()).await;
     assert_eq!(runtime.violations(), Vec::<String>::new());
+}
+
+/// What a file says nothing of is as the tower's authors have it.
+#[tokio::test]
+async fn sizes_are_those_of_the_tower_where_its_file_says_none() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    for (name, tokens) in [("qwen3vl", [8, 4096]), ("qwen2vl", [4, 4096])] {
+        let model = load_with_tower(&engine, name).await;
+        let rules = model.image_rules().unwrap();
+        let [min_pixels, max_pixels] = tokens.map(|n| n * u64::from(rules.token_side()).pow(2));
+        let expected = Sizes::Between {
+            min_pixels,
+            max_pixels,
+        };
+        assert_eq!(rules.sizes, expected, "{name}");
+    }
 }
 
 /// The whole prompt of a case, which is to be continued.

@@ -35,7 +35,7 @@ pub use arch::supported_architectures;
 pub use error::Error;
 pub use hparams::{Hparams, N_PATCH_MAX, Pooling, Purpose};
 pub use info::{ModelInfo, QuantizationShare, SegmentInfo};
-pub use tower::{Filter, ImageSizes, LearnedGrid, Tiles, Tower};
+pub use tower::{Filter, ImageSizes, LearnedGrid, Parts, Tiles, Tower};
 
 /// A model: all that its header tells, ready to run.
 #[derive(Debug, Clone)]

@@ -41,6 +41,20 @@ pub struct Tower {
     pub both_ways: bool,
     /// Tokens of the text behind each row of an image's but the last.
     pub row_gap: usize,
+    /// Which rows attend to each other.
+    pub parts: Parts,
+}
+
+/// Which rows of an image attend to each other in the tower.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parts {
+    /// All, in each layer.
+    Whole,
+    /// In some layers those of a window alone; patches come window by window.
+    Windows {
+        /// Side of a window, in blocks; those at the right and at the bottom may be smaller.
+        side: u32,
+    },
 }
 
 /// The sizes that images are resized to.
@@ -143,11 +157,53 @@ impl Tower {
         side * side
     }
 
-    /// The row and the column of each patch of an image of so many, in the order of blocks.
-    pub fn places(&self, [_, columns]: [usize; 2]) -> impl Fn(usize) -> [u32; 2] + use<> {
-        let merge = self.merge as usize;
+    /// Rows of each part of an image of so many rows and columns of patches; none where the tower
+    /// has no parts.
+    #[must_use]
+    pub fn parts(&self, grid: [usize; 2]) -> Vec<usize> {
+        match self.parts {
+            Parts::Whole => Vec::new(),
+            Parts::Windows { side } => {
+                let of_blocks = |window: Vec<usize>| window.len() * self.block();
+                self.windows(grid, side).map(of_blocks).collect()
+            }
+        }
+    }
+
+    /// The blocks of such an image, counted row by row, in the order in which the tower takes them;
+    /// `None` where that is the same.
+    #[must_use]
+    pub fn order(&self, grid: [usize; 2]) -> Option<Vec<usize>> {
+        match self.parts {
+            Parts::Whole => None,
+            Parts::Windows { side } => Some(self.windows(grid, side).flatten().collect()),
+        }
+    }
+
+    /// The blocks of each window.
+    fn windows(&self, grid: [usize; 2], side: u32) -> impl Iterator<Item = Vec<usize>> + use<> {
+        let ([rows, columns], side) = (grid.map(|n| n / self.merge as usize), side as usize);
+        let firsts = move |n: usize| (0..n).step_by(side.max(1));
+        let window = move |(top, left): (usize, usize)| {
+            let lines = top..rows.min(top + side);
+            let line = move |row: usize| {
+                let blocks = left..columns.min(left + side);
+                blocks.map(move |column| row * columns + column)
+            };
+            lines.flat_map(line).collect()
+        };
+        let corners =
+            firsts(rows).flat_map(move |top| firsts(columns).map(move |left| (top, left)));
+        corners.map(window)
+    }
+
+    /// The row and the column of each patch of an image of so many, in the order in which the tower
+    /// takes them: that of blocks.
+    pub fn places(&self, grid: [usize; 2]) -> impl Fn(usize) -> [u32; 2] + use<> {
+        let (merge, columns, order) = (self.merge as usize, grid[1], self.order(grid));
         move |patch| {
             let (block, inside) = (patch / (merge * merge), patch % (merge * merge));
+            let block = order.as_ref().map_or(block, |order| order[block]);
             let (across, blocks) = (inside % merge, columns / merge);
             let row = block / blocks * merge + inside / merge;
             [row as u32, (block % blocks * merge + across) as u32]
@@ -278,6 +334,7 @@ mod tests {
             filter: Filter::Bicubic,
             both_ways: false,
             row_gap: 0,
+            parts: Parts::Whole,
         }
     }
 
@@ -291,6 +348,27 @@ mod tests {
             [[0, 4], [0, 5], [1, 4], [1, 5], [2, 0], [2, 1]]
         );
         assert_eq!(places[23], [3, 5]);
+    }
+
+    #[test]
+    fn windows_are_squares_and_smaller_at_the_edges() {
+        let tower = Tower {
+            parts: Parts::Windows { side: 2 },
+            ..tower(4)
+        };
+        // 3 by 5 blocks.
+        let grid = [6, 10];
+        assert_eq!(tower.parts(grid), [16, 16, 8, 8, 8, 4]);
+        let order = tower.order(grid).unwrap();
+        assert_eq!(order, [0, 1, 5, 6, 2, 3, 7, 8, 4, 9, 10, 11, 12, 13, 14]);
+        let place = tower.places(grid);
+        // The first patch of the second line of blocks is that of the third block.
+        assert_eq!([place(8), place(11)], [[2, 0], [3, 1]]);
+        let whole = Tower {
+            parts: Parts::Windows { side: 9 },
+            ..tower
+        };
+        assert_eq!(whole.parts(grid), [60]);
     }
 
     #[test]

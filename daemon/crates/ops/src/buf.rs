@@ -109,6 +109,10 @@ pub struct ScratchLayout {
     /// Whether products are to be as exact as f32 makes them: see
     /// [`Plan::float_weights`](crate::Plan::float_weights).
     pub float_weights: bool,
+    /// Whether a pass tells of parts of its sequences, too: see [`KvGroup::parts`].
+    ///
+    /// [`KvGroup::parts`]: crate::KvGroup::parts
+    pub parts: bool,
     /// Place of each buffer.
     pub bufs: Vec<PlacedBuf>,
     /// Bytes of the block, without a device's workspace.
@@ -159,6 +163,7 @@ impl ScratchLayout {
             tables: 1,
             experts: 0,
             float_weights: false,
+            parts: false,
             bytes: placed.iter().map(|p| p.1).max().unwrap_or(0),
             bufs: specs
                 .iter()

@@ -167,6 +167,16 @@ pub struct KvGroup {
     /// Positions that a row attends to, its own included; `None` for all. What lies
     /// behind may be given back.
     pub window: Option<u32>,
+    /// Rows attend within their part of the sequence alone, as parts of a vision tower's image do.
+    /// Each part is a sequence of its own: its pages lie behind those of the part before it, and
+    /// begin anew.
+    pub parts: bool,
+}
+
+/// Positions that the pages of parts of these lengths have room for: every part begins a page.
+#[must_use]
+pub fn positions_of_parts(parts: impl Iterator<Item = usize>) -> usize {
+    parts.map(|n| n.next_multiple_of(KV_PAGE_TOKENS)).sum()
 }
 
 impl KvGroup {
@@ -244,6 +254,12 @@ mod tests {
     }
 
     #[test]
+    fn every_part_begins_a_page() {
+        let of = |parts: &[usize]| positions_of_parts(parts.iter().copied());
+        assert_eq!([of(&[]), of(&[64]), of(&[64, 4, 33])], [0, 64, 160]);
+    }
+
+    #[test]
     fn eight_bits_take_whole_blocks_and_lie_at_multiples_of_64_bytes() {
         for dim in 1..=576 {
             let layout = KvLayout {
@@ -273,6 +289,7 @@ mod tests {
             let group = KvGroup {
                 layout: layout(),
                 window: Some(window),
+                parts: false,
             };
             for rows in [1, 7, 32, 50] {
                 let mut first = 0;

@@ -21,7 +21,7 @@ mod weight_type;
 
 pub use buf::{Buf, BufSpec, Conflicts, RowCounts, Rows, ScratchLayout};
 pub use experts::{ExpertFfn, Router, RouterGate};
-pub use kv::{KV_BLOCK, KV_PAGE_TOKENS, KvGroup, KvLayer, KvLayout, KvType};
+pub use kv::{KV_BLOCK, KV_PAGE_TOKENS, KvGroup, KvLayer, KvLayout, KvType, positions_of_parts};
 pub use op::{
     ADAPTED_INPUTS_MAX, Act, Adapted, ColumnPart, HeadShape, MEAN_OF_SPAN, Mask, Op, Product,
     RopeUse,

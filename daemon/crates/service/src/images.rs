@@ -113,7 +113,7 @@ impl Form {
     /// By the projector's name.
     fn of(projector: &str) -> Option<Self> {
         match projector {
-            "qwen3vl_merger" => Some(Self {
+            "qwen2.5vl_merger" | "qwen3vl_merger" => Some(Self {
                 mark: "<|image_pad|>",
                 written: None,
                 stays: false,

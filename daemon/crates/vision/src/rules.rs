@@ -310,6 +310,36 @@ mod tests {
         }
     }
 
+    /// As `smart_resize(height, width, factor=28, min_pixels=3136, max_pixels=3211264)`: the
+    /// processor for Qwen2.5-VL, with the most pixels that its tower takes.
+    const SIZES_OF_28: [Sides; 9] = [
+        ((1024, 1024), (1036, 1036)),
+        ((640, 480), (644, 476)),
+        ((1, 1), (56, 56)),
+        ((80, 4000), (84, 4004)),
+        ((8000, 6000), (2044, 1540)),
+        ((28, 29), (56, 84)),
+        ((1999, 10), (812, 28)),
+        ((42, 42), (56, 56)),
+        ((1800, 1700), (1792, 1708)),
+    ];
+
+    #[test]
+    fn sizes_are_those_of_the_authors_processor_for_tokens_of_28_pixels() {
+        let rules = Rules {
+            patch: 14,
+            sizes: Sizes::Between {
+                min_pixels: 3136,
+                max_pixels: 3_211_264,
+            },
+            ..rules()
+        };
+        for ((width, height), expected) in SIZES_OF_28 {
+            let size = rules.size_for(width, height).unwrap();
+            assert_eq!((size.width, size.height), expected, "{width} x {height}");
+        }
+    }
+
     #[test]
     fn an_image_of_any_shape_becomes_a_square_where_the_tower_takes_no_other() {
         let rules = Rules {

@@ -288,7 +288,9 @@ async fn by_grpc(it: &Seeing, image: &[u8]) -> (String, u32) {
 
 #[tokio::test]
 async fn an_image_is_read_in_each_dialect_and_once() {
-    for name in ["qwen3vl", "qwen35", "gemma3", "gemma4", "lfm2", "mistral3"] {
+    for name in [
+        "qwen3vl", "qwen35", "qwen2vl", "gemma3", "gemma4", "lfm2", "mistral3",
+    ] {
         let it = Seeing::start(name).await;
         let image = png(64, 48);
         let (tokens, expected) = of_engine(&it.file(), &image).await;

@@ -225,6 +225,30 @@ pub(super) fn both_ways() -> Vec<Case> {
     cases
 }
 
+/// Rows of one sequence that attend within their part of it, whole windows of a vision tower's
+/// image and those at its edges; parts that begin within a page of the whole.
+pub(super) fn parts() -> Vec<Case> {
+    const PARTS: [&[u32]; 2] = [&[64, 64, 33, 4, 130, 16], &[5, 3]];
+    let mut cases = Vec::new();
+    for (shape, kv) in [
+        (heads(4, 4, 80), KvType::F16),
+        (heads(4, 4, 64), KvType::F32),
+        (heads(4, 2, 40), KvType::F16),
+    ] {
+        for parts in PARTS {
+            let tokens = u64::from(parts.iter().sum::<u32>());
+            let scores = (Mask::Whole, 0.0, None);
+            let mut case = scored("attention, parts", shape, (tokens, 0), scores);
+            case.name = format!("{}, {}, {parts:?}", case.name, kv.name());
+            (case.kv, case.texts, case.parts) = (kv, parts, true);
+            case.tolerance = tolerance(kv);
+            unrotated(&mut case);
+            cases.push(case);
+        }
+    }
+    cases
+}
+
 /// Leaves the rotation out, which heads of fewer elements than it has cannot have.
 fn unrotated(case: &mut Case) {
     if let Work::Ops(ops) = &mut case.work

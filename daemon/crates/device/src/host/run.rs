@@ -348,8 +348,9 @@ fn append(on: &OpContext<'_>, k: Buf, v: Buf, layer: KvLayer, batch: &Batch<'_>)
     let (k_rows, v_rows) = (on.rows(k), on.rows(v));
     let (k_width, v_width) = (on.width(k), on.width(v));
     let (arena, simd) = (&*on.device.arena, on.device.simd);
-    let mut all = Vec::with_capacity(batch.spans.len());
-    for span in batch.spans {
+    let spans = batch.spans_of(layer.group);
+    let mut all = Vec::with_capacity(spans.len());
+    for span in spans {
         let mut done = 0;
         while done < span.n_rows {
             let position = span.first_position as usize + done;
@@ -397,8 +398,8 @@ fn attend(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
     let HeadShape { n_head, .. } = *heads;
     let layout = &batch.kv[usize::from(layer.group)].layout;
     let at = layout.layer_offset_bytes(layer.index as usize) as u64;
-    let pages: Vec<Vec<_>> = batch
-        .spans
+    let of_group = batch.spans_of(layer.group);
+    let pages: Vec<Vec<_>> = of_group
         .iter()
         .map(|span| {
             let positions = span.first_position as usize + span.n_rows;
@@ -411,8 +412,7 @@ fn attend(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
                 .collect()
         })
         .collect();
-    let spans: Vec<_> = batch
-        .spans
+    let spans: Vec<_> = of_group
         .iter()
         .zip(&pages)
         .map(|(span, pages)| AttentionSpan {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_model::N_PATCH_MAX;
+use rocmforge_ops::positions_of_parts;
 use rocmforge_scheduler::Kind;
 use rocmforge_tensor_cache::ModelId;
 use rocmforge_vision::PreparedImage;
@@ -163,13 +164,16 @@ impl Engine {
         let Ok(tower) = tower_of(&loaded) else {
             return;
         };
-        let patches = image.grid[0] * image.grid[1];
-        let n = patches / tower.block();
+        let (block, parts) = (tower.block(), tower.parts(image.grid));
+        let rows = image.grid[0] * image.grid[1];
+        let n = rows / block;
+        let positions = rows.max(positions_of_parts(parts.iter().copied()));
+        let order = tower.order(image.grid);
         self.requests.images.asked += 1;
         // To the scheduler it is a scoring, which computes a row for each token but the last.
         let wanted = SchedulerRequest {
             kind: Kind::Score,
-            positions_max: patches + 1,
+            positions_max: positions + 1,
             open_ended: false,
             realm: None,
             adapters: None,
@@ -179,12 +183,15 @@ impl Engine {
             reply,
             rows: Vec::new(),
             n,
+            block,
+            parts,
+            order,
         });
         self.enqueue(
             id,
             loaded,
-            (vec![0; patches + 1], Vec::new()),
-            patches + 1,
+            (vec![0; rows + 1], Vec::new()),
+            positions + 1,
             wanted,
             TimeAccount::new(received, None),
             (None, asker),

@@ -199,7 +199,7 @@ impl Engine {
         let scratch_at = self.space.scratch_at(&self.memory);
         let now = self.now();
         let prepared = self.prepare(prompts, members, now)?;
-        let pages = prepared.pages();
+        let pages = prepared.pages(members);
         let rows = prepared.rows(members, prompts.decode_spans, &pages, &self.memory);
         let prompts_at = scratch_at + prompts_at;
         let pass = prepared.pass(prompts, &rows, prompts_at, self.space.prefetch);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge_kernels::host::ops::RopeAngles;
-use rocmforge_ops::RowCounts;
+use rocmforge_ops::{RowCounts, positions_of_parts};
 use rocmforge_scheduler::PassPlan;
 use rocmforge_tensor_cache::ModelId;
 
@@ -52,9 +52,13 @@ impl Engine {
                     .sequence(task.seq)
                     .map_or(end, |s| s.promised as usize),
             };
+            // Parts begin pages of their own.
+            let of_parts = positions_of_parts(task.parts().iter().copied());
             let (of, rows) = ((model, of_model), (task.n_past, end));
-            task.memory.prepare(&mut self.memory, of, rows, ahead)?;
-            let held = crate::request::kv::bytes_for(of_model, end, span.rows as usize);
+            task.memory
+                .prepare(&mut self.memory, of, rows, ahead.max(of_parts))?;
+            let positions = end.max(of_parts);
+            let held = crate::request::kv::bytes_for(of_model, positions, span.rows as usize);
             task.counts.block_bytes = task.counts.block_bytes.max(held + scratch_bytes);
             if let Work::Generate(g) = &mut task.work {
                 g.started.get_or_insert(now);

@@ -182,7 +182,7 @@ impl Engine {
         let bytes_max = pace.map_or(u64::MAX, |pace| {
             (slice.as_secs_f64() * pace.computed_bytes_per_s) as u64
         });
-        let pages = prepared.pages();
+        let pages = prepared.pages(members);
         let rows = prepared.rows(members, plan.decode_spans, &pages, &self.memory);
         let pass = prepared.pass(plan, &rows, scratch_at, self.space.prefetch);
         let start = match progress.take() {

@@ -138,7 +138,7 @@ impl Engine {
         tracing::trace!(n_tokens, sequences = members.len(), "a pass");
         let now = self.now();
         let prepared = self.prepare(plan, members, now)?;
-        let pages = prepared.pages();
+        let pages = prepared.pages(members);
         let rows = prepared.rows(members, plan.decode_spans, &pages, &self.memory);
         let pass = prepared.pass(plan, &rows, scratch_at, self.space.prefetch);
         let mut counts = RequestCacheUse::default();
@@ -346,7 +346,8 @@ impl Engine {
                 }));
             }
             Work::Tower(t) => {
-                let _ = t.reply.send(Ok(t.rows));
+                let (reply, rows) = t.into_rows();
+                let _ = reply.send(Ok(rows));
             }
             Work::Embed(mut e) => {
                 let values = e.pooled();

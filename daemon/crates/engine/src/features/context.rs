@@ -1,10 +1,11 @@
 //! What a feature works with between two passes.
 
+use rocmforge_ops::positions_of_parts;
 use rocmforge_scheduler::PassPlan;
 
 use crate::memory::Memory;
 use crate::model::registry::Models;
-use crate::pass::costs::{spans_within, table_entries};
+use crate::pass::costs::{TableParts, spans_within, table_entries};
 use crate::pass::space::PassSpace;
 use crate::request::requests::Requests;
 use crate::request::task::Task;
@@ -39,8 +40,19 @@ impl Context<'_> {
 
 /// Sequences of one pass at most: their pages must have room in the device's table.
 pub(crate) fn spans_max(memory: &Memory, requests: &Requests) -> u32 {
-    let pages = |task: &Task| table_entries(task.loaded.model().plan(), task.tokens.len());
-    let most = requests.all().filter(|t| t.begun).map(pages).max();
+    let begun = || requests.all().filter(|t| t.begun);
+    let longest = begun().flat_map(Task::parts).max();
+    let pages = |task: &Task| {
+        let (kv, rows) = (&task.loaded.model().plan().kv, task.parts());
+        let parts = TableParts {
+            n: rows.len(),
+            longest: longest.copied().unwrap_or(0),
+        };
+        let positions = task.tokens.len();
+        let positions = positions.max(positions_of_parts(rows.iter().copied()));
+        table_entries(kv, positions, parts)
+    };
+    let most = begun().map(pages).max();
     spans_within(&*memory.store.device, most.unwrap_or(8))
 }
 

@@ -1,7 +1,7 @@
 //! What sequences and passes cost on a device, for the scheduler.
 
 use rocmforge_device::Device;
-use rocmforge_ops::{Plan, RowCounts};
+use rocmforge_ops::{KvGroup, Plan, RowCounts};
 use rocmforge_scheduler::{Costs, ModelId as ScheduledModel};
 use rocmforge_tensor_cache::ModelId;
 
@@ -83,11 +83,25 @@ impl Costs for Sizes<'_> {
     }
 }
 
-/// Entries in the device's table of pages that a span of a sequence with so many positions has.
-pub(crate) fn table_entries(plan: &Plan, positions: usize) -> u64 {
-    let longest = plan.kv.iter().map(|g| g.layout.pages_for(positions));
-    let row = longest.max().unwrap_or(0).next_power_of_two().max(8);
-    (row * plan.kv.len()) as u64
+/// Parts of a sequence, whose pages are rows of the device's table of their own.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct TableParts {
+    pub(crate) n: usize,
+    /// Rows of the longest one of all sequences of the pass.
+    pub(crate) longest: usize,
+}
+
+/// Entries in the device's table of pages that a span of a sequence with so many positions has, and
+/// those of its parts.
+pub(crate) fn table_entries(kv: &[KvGroup], positions: usize, parts: TableParts) -> u64 {
+    let row = |positions: usize, of_parts: bool, least: usize| {
+        let groups = kv.iter().filter(|g| g.parts == of_parts);
+        let pages = groups.map(|g| g.layout.pages_for(positions));
+        let (groups, longest) = pages.fold((0, 0), |(n, most), pages| (n + 1, most.max(pages)));
+        groups * longest.next_power_of_two().max(least)
+    };
+    // As the device lays out rows of the table.
+    (row(positions, false, 8) + row(parts.longest, true, 1) * parts.n) as u64
 }
 
 /// Spans of one pass at most that each have so many entries in the device's table of pages.
@@ -95,5 +109,39 @@ pub(crate) fn spans_within(device: &dyn Device, entries_each: u64) -> u32 {
     match device.page_table_entries() {
         Some(entries) => (entries / entries_each.max(1)).max(1) as u32,
         None => u32::MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_ops::{KvLayout, KvType};
+
+    use super::*;
+
+    fn group(parts: bool) -> KvGroup {
+        KvGroup {
+            layout: KvLayout {
+                n_layer: 1,
+                n_head_kv: 2,
+                head_dim_k: 64,
+                head_dim_v: 64,
+                ty: KvType::F16,
+            },
+            window: None,
+            parts,
+        }
+    }
+
+    #[test]
+    fn a_span_has_entries_for_its_pages_and_for_those_of_each_part() {
+        let none = TableParts::default();
+        assert_eq!(table_entries(&[group(false)], 33, none), 8);
+        assert_eq!(table_entries(&[group(false); 2], 32 * 9, none), 32);
+        // 16 windows of 8 rows, each of which begins a page.
+        let narrow = TableParts { n: 16, longest: 8 };
+        let both = [group(true), group(false)];
+        assert_eq!(table_entries(&both, 16 * 32, narrow), 16 + 16);
+        let wide = TableParts { n: 16, longest: 64 };
+        assert_eq!(table_entries(&both, 16 * 64, wide), 32 + 32);
     }
 }

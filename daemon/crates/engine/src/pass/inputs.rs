@@ -140,12 +140,20 @@ fn given(members: &[Member], (buf, part): (Buf, usize)) -> Vec<GivenRows> {
     all
 }
 
-/// The patches of a tower's pass.
+/// The patches of a tower's pass, in the order in which it takes their blocks.
 fn patches(members: &[Member], rows: &mut Vec<u8>) {
     for member in members {
-        if let Work::Tower(work) = &member.task.work {
-            let patches = work.image.patches.iter();
-            rows.extend(patches.flat_map(|x| x.to_le_bytes()));
+        let Work::Tower(work) = &member.task.work else {
+            continue;
+        };
+        let patches = &work.image.patches[..];
+        match &work.order {
+            None => rows.extend(patches.iter().flat_map(|x| x.to_le_bytes())),
+            Some(order) => {
+                let block = patches.len() / order.len().max(1);
+                let blocks = order.iter().map(|at| &patches[at * block..][..block]);
+                rows.extend(blocks.flatten().flat_map(|x| x.to_le_bytes()));
+            }
         }
     }
 }

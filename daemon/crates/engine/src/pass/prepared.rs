@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rocmforge_device::{ScratchLayout, Span};
 use rocmforge_kernels::host::ops::RopeAngles;
-use rocmforge_ops::Plan;
+use rocmforge_ops::{KV_PAGE_TOKENS, Plan};
 use rocmforge_scheduler::{PassPlan, SeqId};
 use rocmforge_tensor_cache::ModelId;
 
@@ -43,6 +43,8 @@ pub(crate) struct Prepared {
 #[derive(Default)]
 pub(crate) struct PassRows<'a> {
     spans: Vec<Span<'a>>,
+    /// The parts of towers' images.
+    parts: Vec<Span<'a>>,
     /// Of each request; of an image its first row of the tower's output.
     first_rows: Vec<usize>,
     outputs: Vec<u32>,
@@ -51,6 +53,13 @@ pub(crate) struct PassRows<'a> {
     hidden: Vec<u32>,
     /// Whose each of the wanted rows is: first those of `outputs`, then those of `hidden`.
     owners: Vec<usize>,
+}
+
+/// Arena offsets of the pages of a pass's requests, for each group of KV.
+pub(crate) struct PassPages<'a> {
+    of_requests: Vec<Vec<&'a [u64]>>,
+    /// Of the parts of towers' images.
+    of_parts: Vec<Vec<&'a [u64]>>,
 }
 
 /// The requests for which a pass is computed.
@@ -154,8 +163,26 @@ impl Prepared {
     }
 
     /// Arena offsets of each request's pages.
-    pub(crate) fn pages(&self) -> Vec<Vec<&[u64]>> {
-        self.memories.iter().map(SequenceMemory::pages).collect()
+    pub(crate) fn pages(&self, members: &[Member]) -> PassPages<'_> {
+        let of_requests: Vec<_> = self.memories.iter().map(SequenceMemory::pages).collect();
+        let mut of_parts = Vec::new();
+        for (member, pages) in members.iter().zip(&of_requests) {
+            let mut first = 0;
+            for &rows in member.task.parts() {
+                let of_part = first..first + rows.div_ceil(KV_PAGE_TOKENS);
+                first = of_part.end;
+                let groups = self.plan().kv.iter().zip(pages);
+                let of_group = groups.map(|(group, pages)| match group.parts {
+                    true => &pages[of_part.clone()],
+                    false => &[],
+                });
+                of_parts.push(of_group.collect());
+            }
+        }
+        PassPages {
+            of_requests,
+            of_parts,
+        }
     }
 
     /// The rows, of which the first `decode_spans` requests have a token each and its drafts.
@@ -163,7 +190,7 @@ impl Prepared {
         &self,
         members: &[Member],
         decode_spans: usize,
-        pages: &'a [Vec<&'a [u64]>],
+        pages: &'a PassPages<'a>,
         memory: &Memory,
     ) -> PassRows<'a> {
         let mut rows = PassRows::default();
@@ -176,7 +203,7 @@ impl Prepared {
                 first_row,
                 n_rows,
                 first_position: member.task.n_past as u32,
-                kv_pages: &pages[i],
+                kv_pages: &pages.of_requests[i],
                 state: state(0),
                 state_out: state(0),
                 whole: i >= decode_spans && member.task.is_whole_at(member.task.n_past),
@@ -197,9 +224,18 @@ impl Prepared {
             }
             rows.first_rows.push(first_row);
             first_row += n_rows;
+            for &n_rows in member.task.parts() {
+                let of_parts = rows.parts.last();
+                rows.parts.push(Span {
+                    first_row: of_parts.map_or(0, |part| part.first_row + part.n_rows),
+                    n_rows,
+                    kv_pages: &pages.of_parts[rows.parts.len()],
+                    ..span
+                });
+            }
             if let Work::Tower(work) = &member.task.work {
                 // Its outputs are rows of blocks of the pass's.
-                let first = (first_row - n_rows) / (n_rows / work.n);
+                let first = (first_row - n_rows) / work.block;
                 if let Some(place) = rows.first_rows.last_mut() {
                     *place = first;
                 }
@@ -256,6 +292,7 @@ impl Prepared {
             adapted: self.adapted,
             angles: &self.angles,
             spans: &rows.spans,
+            parts: &rows.parts,
             n_tokens: plan.rows as usize,
             outputs: &rows.outputs,
             hidden: &rows.hidden,

@@ -60,6 +60,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) angles: &'a [RopeAngles],
     /// The sequences' rows; they cover all rows of the pass.
     pub(crate) spans: &'a [Span<'a>],
+    /// The parts of the sequences, where the plan has layers for which they are sequences.
+    pub(crate) parts: &'a [Span<'a>],
     pub(crate) n_tokens: usize,
     /// Rows whose logits are wanted, ascending. If there are none, and no hidden states are wanted,
     /// the output head is not touched.
@@ -196,6 +198,7 @@ pub(crate) fn batch<'a>(pass: &Pass<'a>, outputs: &'a [u32]) -> Batch<'a> {
     Batch {
         n_tokens: pass.n_tokens,
         spans: pass.spans,
+        parts: pass.parts,
         kv: &pass.plan.kv,
         rope: pass.angles,
         outputs,

@@ -154,6 +154,12 @@ pub(crate) struct TowerWork {
     /// Its rows so far, and how many there will be.
     pub(crate) rows: Vec<f32>,
     pub(crate) n: usize,
+    /// Rows of a block of the pass's rows, which becomes one.
+    pub(crate) block: usize,
+    /// Rows of each part of the pass's, where the tower has any.
+    pub(crate) parts: Vec<usize>,
+    /// Which of the image's rows each is, where they come in another order.
+    pub(crate) order: Option<Vec<usize>>,
 }
 
 impl TowerWork {
@@ -162,6 +168,19 @@ impl TowerWork {
         self.rows.truncate(row * values.len());
         self.rows.extend_from_slice(values);
         row + 1 == self.n
+    }
+
+    /// Its rows, in the image's order.
+    pub(crate) fn into_rows(self) -> (oneshot::Sender<Result<Vec<f32>, Error>>, Vec<f32>) {
+        let Some(order) = self.order else {
+            return (self.reply, self.rows);
+        };
+        let width = self.rows.len() / order.len().max(1);
+        let mut rows = vec![0.0; self.rows.len()];
+        for (row, &place) in self.rows.chunks_exact(width.max(1)).zip(&order) {
+            rows[place * width..][..width].copy_from_slice(row);
+        }
+        (self.reply, rows)
     }
 }
 

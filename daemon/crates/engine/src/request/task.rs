@@ -224,6 +224,14 @@ impl Task {
         images.any(|image| image.whole && image.tokens().contains(&token))
     }
 
+    /// Rows of each part of its rows: of a tower's image that has any.
+    pub(crate) fn parts(&self) -> &[usize] {
+        match &self.work {
+            Work::Tower(work) => &work.parts,
+            _ => &[],
+        }
+    }
+
     /// Forgets what was computed, so that it is computed again.
     pub(crate) fn start_over(&mut self, memory: &mut Memory) {
         self.memory.free(memory, self.loaded.model().plan());

@@ -45,6 +45,15 @@ impl PlanBuilder<'_> {
     /// A place for one more layer's keys and values. Where rows attend both ways nothing is read
     /// behind its layer: layers of one shape have one place, and no page goes before the pass ends.
     pub(crate) fn kv_layer(&mut self, heads: &HeadShape, window: Option<u32>) -> KvLayer {
+        self.kv_layer_of(heads, window, false)
+    }
+
+    /// As [`PlanBuilder::kv_layer`], of rows that attend within their part of the sequence alone.
+    pub(crate) fn kv_layer_of_parts(&mut self, heads: &HeadShape) -> KvLayer {
+        self.kv_layer_of(heads, None, true)
+    }
+
+    fn kv_layer_of(&mut self, heads: &HeadShape, window: Option<u32>, parts: bool) -> KvLayer {
         let window = window.filter(|_| !self.both_ways);
         let layout = KvLayout {
             n_layer: 0,
@@ -54,7 +63,7 @@ impl PlanBuilder<'_> {
             ty: KvType::F16,
         };
         let same = |g: &KvGroup| {
-            g.window == window
+            (g.window, g.parts) == (window, parts)
                 && KvLayout {
                     n_layer: 0,
                     ..g.layout
@@ -64,7 +73,11 @@ impl PlanBuilder<'_> {
             Some(group) => group,
             None if self.is_full("groups of keys and values", self.kv.len()) => 0,
             None => {
-                self.kv.push(KvGroup { layout, window });
+                self.kv.push(KvGroup {
+                    layout,
+                    window,
+                    parts,
+                });
                 self.kv.len() - 1
             }
         };

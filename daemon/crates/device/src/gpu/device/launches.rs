@@ -23,7 +23,7 @@ use crate::{BoundStep, Scratch, SegmentBinding, SegmentLayout};
 
 use super::fuse::{Fused, Input, ScoresOf, fuse};
 use super::launch_error;
-use super::pass_data::PassShape;
+use super::pass_data::{PassShape, SpansShape};
 use super::reserve::DeviceReserve;
 use super::workspace::Workspace;
 
@@ -163,7 +163,7 @@ impl<'a> Lowering<'a> {
                 let qkv = self.qkv(*q, *k, *v, heads);
                 let place = self.kv(*layer);
                 let rope = self.rope(*rope, *q_norm, *k_norm, bound);
-                let scores = self.scores(scores, bound);
+                let scores = self.scores(scores, *layer, bound);
                 let out = self.at(*out);
                 // A draft's row reads what the rows before it append, so those are
                 // appended by a launch before.
@@ -172,7 +172,7 @@ impl<'a> Lowering<'a> {
                 }
                 let rotated = self.scratch_base + self.workspace.input;
                 self.push(kv::rope_kv(self.target, qkv, rotated, &place, &rope))?;
-                self.rotated(rotated, out, &place, &scores, heads)
+                self.rotated(rotated, out, (&place, *layer), &scores, heads)
             }
             Fused::Combined { y, weights, x } => self.combine(*y, *weights, *x, true),
             Fused::Single(op) => self.single(op, bound),
@@ -228,35 +228,41 @@ impl<'a> Lowering<'a> {
         &mut self,
         q: u64,
         out: u64,
-        place: &Kv<'_>,
+        (place, layer): (&Kv<'_>, KvLayer),
         scores: &Scores,
         heads: &HeadShape,
     ) -> Lowered {
-        if self.shape.single_rows > 0 {
+        let shape = self.spans_shape(layer);
+        if shape.single_rows > 0 {
             let rows = Qkv {
                 q,
                 k: 0,
                 v: 0,
                 n_head: heads.n_head,
-                rows: self.shape.single_rows,
+                rows: shape.single_rows,
             };
             self.decode(rows, out, place, None, scores, heads)?;
         }
-        if self.shape.n_tiles == 0 {
+        if shape.n_tiles == 0 {
             return Ok(());
         }
-        self.prefill(q, out, place, scores, heads)
+        self.prefill(q, out, (place, layer), scores, heads)
     }
 
     fn prefill(
         &mut self,
         q: u64,
         out: u64,
-        place: &Kv<'_>,
+        (place, layer): (&Kv<'_>, KvLayer),
         scores: &Scores,
         heads: &HeadShape,
     ) -> Lowered {
-        let tiles = self.scratch_base + self.workspace.tiles;
+        let shape = self.spans_shape(layer);
+        let tiles = match self.in_parts(layer) {
+            true => self.workspace.of_parts.tiles,
+            false => self.workspace.tiles,
+        };
+        let tiles = self.scratch_base + tiles;
         self.push(attention::prefill(
             self.target,
             q,
@@ -266,7 +272,7 @@ impl<'a> Lowering<'a> {
             place,
             scores,
             tiles,
-            (self.shape.n_tiles, self.shape.tile_rows),
+            (shape.n_tiles, shape.tile_rows),
             SharedPositions {
                 room: self.parts_room(),
                 positions: self.shape.positions_max,
@@ -313,17 +319,32 @@ impl<'a> Lowering<'a> {
         })
     }
 
+    /// Whether the sequences of a layer are parts of the pass's.
+    fn in_parts(&self, layer: KvLayer) -> bool {
+        self.batch.kv[usize::from(layer.group)].parts
+    }
+
+    fn spans_shape(&self, layer: KvLayer) -> SpansShape {
+        match self.in_parts(layer) {
+            true => self.shape.parts,
+            false => self.shape.spans,
+        }
+    }
+
     fn kv(&self, layer: KvLayer) -> Kv<'a> {
-        let rows = u64::from(layer.group) * self.batch.spans.len() as u64;
+        let (workspace, of_parts) = (&self.workspace, &self.workspace.of_parts);
+        let (positions, sequences) = match self.in_parts(layer) {
+            true => (of_parts.positions, of_parts.sequences),
+            false => (workspace.positions, workspace.sequences),
+        };
         Kv {
             layout: &self.batch.kv[usize::from(layer.group)].layout,
             layer: layer.index as usize,
             base: self.arena,
-            table: self.reserve.table + rows * u64::from(self.shape.table_stride) * 8,
-            table_stride: self.shape.table_stride,
-            positions: self.scratch_base + self.workspace.positions,
-            sequences: (!self.shape.is_decode())
-                .then_some(self.scratch_base + self.workspace.sequences),
+            table: self.reserve.table + self.shape.table_start(self.batch, layer.group) * 8,
+            table_stride: self.spans_shape(layer).table_stride,
+            positions: self.scratch_base + positions,
+            sequences: (!self.shape.is_decode()).then_some(self.scratch_base + sequences),
         }
     }
 
@@ -373,13 +394,17 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn scores(&self, scores: &ScoresOf, bound: SegmentBinding<'_>) -> Scores {
+    fn scores(&self, scores: &ScoresOf, layer: KvLayer, bound: SegmentBinding<'_>) -> Scores {
+        let places = match self.in_parts(layer) {
+            true => self.workspace.of_parts.places,
+            false => self.workspace.places,
+        };
         Scores {
             scale: scores.scale,
             mask: scores.mask,
             softcap: scores.softcap,
             sinks: scores.sinks.map(|s| self.vector(s, bound)),
-            places: self.scratch_base + self.workspace.places,
+            places: self.scratch_base + places,
             whole: self.batch.has_whole_spans(),
         }
     }

@@ -8,7 +8,7 @@
 //! [`PassData::forget`] is called whenever that may be wrong (by `GpuDevice::addresses_changed`).
 
 use crate::error::Error;
-use crate::ops::Batch;
+use crate::ops::{Batch, KvGroup, Span};
 
 use rocmforge_kernels::gpu::ops::attention::prefill_tiles;
 use rocmforge_kernels::gpu::ops::recurrent::SequencePlace;
@@ -27,8 +27,10 @@ pub(super) struct PassData {
     sequences: Vec<u32>,
     outputs: Vec<u32>,
     tiles: Vec<[u32; 2]>,
+    /// First row, number of rows and first position of each part.
+    parts: Vec<[u32; 3]>,
     table: Vec<u64>,
-    table_stride: u32,
+    table_strides: [u32; 2],
     bytes: Vec<u8>,
 }
 
@@ -47,6 +49,16 @@ pub(super) struct Places<'a> {
 /// The shape of what was sent, which launches need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PassShape {
+    pub(super) spans: SpansShape,
+    /// Of the parts of sequences.
+    pub(super) parts: SpansShape,
+    /// No position is at or beyond this.
+    pub(super) positions_max: u32,
+}
+
+/// The shape of what was sent of sequences, or of their parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SpansShape {
     pub(super) table_stride: u32,
     /// Tiles of spans behind the leading ones of one row.
     pub(super) n_tiles: u32,
@@ -54,21 +66,54 @@ pub(super) struct PassShape {
     pub(super) tile_rows: u32,
     /// Spans of one row before all longer ones.
     pub(super) single_rows: u32,
-    /// No position is at or beyond this.
-    pub(super) positions_max: u32,
 }
 
 impl PassShape {
     /// Whether every sequence has one row.
     pub(super) fn is_decode(self) -> bool {
-        self.n_tiles == 0
+        self.spans.n_tiles == 0
+    }
+
+    /// The first entry of a group's part of the page table: of groups whose sequences are parts
+    /// behind all of the others.
+    pub(super) fn table_start(&self, batch: &Batch<'_>, group: u8) -> u64 {
+        let (before, rest) = batch.kv.split_at(usize::from(group));
+        let count = |of: &[KvGroup], parts: bool| {
+            of.iter().filter(|group| group.parts == parts).count() as u64
+        };
+        let each = |n: u64, spans: &[Span<'_>], shape: SpansShape| {
+            n * spans.len() as u64 * u64::from(shape.table_stride)
+        };
+        match rest.first().is_some_and(|group| group.parts) {
+            false => each(count(before, false), batch.spans, self.spans),
+            true => {
+                each(count(batch.kv, false), batch.spans, self.spans)
+                    + each(count(before, true), batch.parts, self.parts)
+            }
+        }
+    }
+}
+
+impl SpansShape {
+    fn of(spans: &[Span<'_>], least: usize) -> Self {
+        let pages = spans
+            .iter()
+            .flat_map(|s| s.kv_pages.iter().map(|pages| pages.len()));
+        let tiles = tiles(spans);
+        let single_rows = spans.iter().take_while(|s| s.n_rows == 1).count();
+        Self {
+            table_stride: stride_for(pages.max().unwrap_or(0), least) as u32,
+            n_tiles: tiles.len() as u32,
+            tile_rows: tiles.iter().map(|tile| tile[1]).max().unwrap_or(0),
+            single_rows: single_rows as u32,
+        }
     }
 }
 
 /// Entries of a sequence in the page table: a power of two, so that a growing
 /// sequence rarely changes it.
-fn stride_for(pages: usize) -> usize {
-    pages.next_power_of_two().max(8)
+fn stride_for(pages: usize, least: usize) -> usize {
+    pages.next_power_of_two().max(least)
 }
 
 impl PassData {
@@ -86,23 +131,15 @@ impl PassData {
 
     /// The shape of a batch, before anything is sent.
     pub(super) fn shape(batch: &Batch<'_>) -> PassShape {
-        let pages = batch
-            .spans
-            .iter()
-            .flat_map(|s| s.kv_pages.iter().map(|pages| pages.len()))
-            .max();
         let last = batch
             .spans
             .iter()
             .map(|s| s.first_position + s.n_rows as u32)
             .max();
-        let tiles = tiles(batch);
-        let single_rows = batch.spans.iter().take_while(|s| s.n_rows == 1).count();
         PassShape {
-            table_stride: stride_for(pages.unwrap_or(0)) as u32,
-            n_tiles: tiles.len() as u32,
-            tile_rows: tiles.iter().map(|tile| tile[1]).max().unwrap_or(0),
-            single_rows: single_rows as u32,
+            spans: SpansShape::of(batch.spans, 8),
+            // They are computed by one pass and do not grow.
+            parts: SpansShape::of(batch.parts, 1),
             positions_max: last.unwrap_or(1).next_power_of_two().max(256),
         }
     }
@@ -125,15 +162,10 @@ impl PassData {
         let mut sequences = std::mem::take(&mut self.sequences);
         let changed = self.stale
             || self.scratch_base != scratch_base
-            || !same_rows(batch, &positions, &sequences);
+            || !same_rows(batch, &positions, &sequences)
+            || !parts_of(batch).eq(self.parts.iter().copied());
         if changed {
-            positions.clear();
-            sequences.clear();
-            for (i, span) in (0u32..).zip(batch.spans) {
-                let first = span.first_position;
-                positions.extend(first..first + span.n_rows as u32);
-                sequences.extend(std::iter::repeat_n(i, span.n_rows));
-            }
+            (positions, sequences) = of_rows(batch.spans);
         }
         (self.positions, self.sequences) = (positions, sequences);
         if changed {
@@ -177,7 +209,8 @@ impl PassData {
                 message: format!("{elements} elements are more than there is room for"),
             });
         }
-        self.tiles = tiles(batch);
+        self.tiles = tiles(batch.spans);
+        self.parts = parts_of(batch).collect();
         // One piece of memory from positions to the rotations' end, as it lies on the device.
         let start = workspace.positions;
         let end = workspace.rope + elements as u64 * 4;
@@ -203,33 +236,32 @@ impl PassData {
             );
             self.outputs.extend_from_slice(batch.outputs);
         }
+        let tiles_of_parts = tiles(batch.parts);
         let tiles = self.tiles.as_flattened();
         put(
             &mut bytes[place(workspace.tiles)..],
             tiles,
             u32::to_le_bytes,
         );
-        for (i, span) in batch.spans.iter().enumerate() {
-            let last = span.first_position + (span.n_rows as u32).saturating_sub(1);
-            let drafts = batch.spans[i + 1..].iter().take_while(|s| s.draft);
-            let drafts = drafts.count() as u32;
-            let sequence = SequencePlace {
-                first_row: span.first_row as u32,
-                // A draft's row is computed with those that it goes on from.
-                n_rows: if span.draft { 0 } else { span.n_rows as u32 },
-                first_position: span.first_position,
-                drafts: if span.draft { 0 } else { drafts },
-                state: arena + span.state,
-                state_out: arena + span.state_out,
-                // Where some attend ahead because they are images', the others do not.
-                last: match batch.has_whole_spans() && !span.whole {
-                    true => 0,
-                    false => last,
-                },
-                reserved: 0,
-            };
-            let at = place(workspace.places) + i * PLACE_BYTES as usize;
-            bytes[at..at + PLACE_BYTES as usize].copy_from_slice(&sequence.to_bytes());
+        put_places(
+            &mut bytes[place(workspace.places)..],
+            batch.spans,
+            arena,
+            batch.has_whole_spans(),
+        );
+        if !batch.parts.is_empty() {
+            let of = workspace.of_parts;
+            let (positions, sequences) = of_rows(batch.parts);
+            let tiles = tiles_of_parts.as_flattened();
+            for (at, values) in [
+                (of.positions, &positions[..]),
+                (of.sequences, &sequences),
+                (of.tiles, tiles),
+            ] {
+                put(&mut bytes[place(at)..], values, u32::to_le_bytes);
+            }
+            let places = &mut bytes[place(of.places)..];
+            put_places(places, batch.parts, arena, batch.has_whole_spans());
         }
         let mut rotations = &mut bytes[place(workspace.rope)..];
         for values in batch.rope.iter().flat_map(|r| [r.cos(), r.sin()]) {
@@ -246,19 +278,9 @@ impl PassData {
         reserve: &DeviceReserve,
         sender: Sender<'_>,
     ) -> Result<(), Error> {
-        let stride = shape.table_stride as usize;
-        // One group after the other, each with a row a sequence.
-        let mut fresh = vec![0u64; stride * batch.spans.len() * batch.kv.len()];
-        let rows =
-            (0..batch.kv.len()).flat_map(|group| batch.spans.iter().map(move |s| (group, s)));
-        for (row, (group, span)) in fresh.chunks_exact_mut(stride.max(1)).zip(rows) {
-            // Nobody reads the pages that a sequence does not hold; what warms
-            // up kernels has none at all.
-            if let Some(pages) = span.kv_pages.get(group) {
-                row[..pages.len()].copy_from_slice(pages);
-            }
-        }
-        if self.table == fresh && self.table_stride == shape.table_stride {
+        let strides = [shape.spans, shape.parts].map(|of| of.table_stride);
+        let fresh = page_table(batch, shape);
+        if self.table == fresh && self.table_strides == strides {
             return Ok(());
         }
         if fresh.len() as u64 > reserve.table_len {
@@ -273,17 +295,20 @@ impl PassData {
         }
         // The rows that changed, from the first to the last one, which sequences
         // that grew in turn keep few.
+        let stride = shape.spans.table_stride as usize;
         let same = |(old, new): (&[u64], &[u64])| old == new;
         let rows = || self.table.chunks(stride).zip(fresh.chunks(stride));
-        let (from, to) =
-            match self.table.len() == fresh.len() && self.table_stride == shape.table_stride {
-                true => {
-                    let before = rows().take_while(|r| same(*r)).count();
-                    let after = rows().rev().take_while(|r| same(*r)).count();
-                    (before * stride, fresh.len() - after * stride)
-                }
-                false => (0, fresh.len()),
-            };
+        let (from, to) = match self.table.len() == fresh.len()
+            && self.table_strides == strides
+            && batch.parts.is_empty()
+        {
+            true => {
+                let before = rows().take_while(|r| same(*r)).count();
+                let after = rows().rev().take_while(|r| same(*r)).count();
+                (before * stride, fresh.len() - after * stride)
+            }
+            false => (0, fresh.len()),
+        };
         self.table.clear();
         send(
             sender,
@@ -293,14 +318,78 @@ impl PassData {
             &mut self.bytes,
         )?;
         self.table = fresh;
-        self.table_stride = shape.table_stride;
+        self.table_strides = strides;
         Ok(())
     }
 }
 
+/// The page table: one group after the other, each with a row a sequence, and behind them those
+/// whose sequences are parts.
+fn page_table(batch: &Batch<'_>, shape: PassShape) -> Vec<u64> {
+    let mut table = Vec::new();
+    for parts in [false, true] {
+        let (spans, shape) = match parts {
+            false => (batch.spans, shape.spans),
+            true => (batch.parts, shape.parts),
+        };
+        for group in (0..batch.kv.len()).filter(|&group| batch.kv[group].parts == parts) {
+            for span in spans {
+                let end = table.len() + shape.table_stride as usize;
+                // Nobody reads the pages that a sequence does not hold; what warms
+                // up kernels has none at all.
+                table.extend(span.kv_pages.get(group).copied().unwrap_or_default());
+                table.resize(end, 0);
+            }
+        }
+    }
+    table
+}
+
+/// The position of each row, and its sequence.
+fn of_rows(spans: &[Span<'_>]) -> (Vec<u32>, Vec<u32>) {
+    let (mut positions, mut sequences) = (Vec::new(), Vec::new());
+    for (i, span) in (0u32..).zip(spans) {
+        let first = span.first_position;
+        positions.extend(first..first + span.n_rows as u32);
+        sequences.extend(std::iter::repeat_n(i, span.n_rows));
+    }
+    (positions, sequences)
+}
+
+/// What tells the parts of one pass from those of another.
+fn parts_of<'a>(batch: &'a Batch<'_>) -> impl Iterator<Item = [u32; 3]> + 'a {
+    let parts = batch.parts.iter();
+    parts.map(|s| [s.first_row as u32, s.n_rows as u32, s.first_position])
+}
+
+/// Puts the sequences' places. Where some attend ahead because they are images' (`wholes`), the
+/// others do not.
+fn put_places(to: &mut [u8], spans: &[Span<'_>], arena: u64, wholes: bool) {
+    for (i, (span, to)) in spans
+        .iter()
+        .zip(to.chunks_exact_mut(PLACE_BYTES as usize))
+        .enumerate()
+    {
+        let last = span.first_position + (span.n_rows as u32).saturating_sub(1);
+        let drafts = spans[i + 1..].iter().take_while(|s| s.draft).count() as u32;
+        let sequence = SequencePlace {
+            first_row: span.first_row as u32,
+            // A draft's row is computed with those that it goes on from.
+            n_rows: if span.draft { 0 } else { span.n_rows as u32 },
+            first_position: span.first_position,
+            drafts: if span.draft { 0 } else { drafts },
+            state: arena + span.state,
+            state_out: arena + span.state_out,
+            last: if wholes && !span.whole { 0 } else { last },
+            reserved: 0,
+        };
+        to.copy_from_slice(&sequence.to_bytes());
+    }
+}
+
 /// Tiles of the rows behind the leading spans of one row: first row, rows.
-fn tiles(batch: &Batch<'_>) -> Vec<[u32; 2]> {
-    let longer = batch.spans.iter().skip_while(|s| s.n_rows == 1);
+fn tiles(spans: &[Span<'_>]) -> Vec<[u32; 2]> {
+    let longer = spans.iter().skip_while(|s| s.n_rows == 1);
     prefill_tiles(longer.map(|s| (s.first_row as u32, s.n_rows as u32)))
 }
 

@@ -345,7 +345,7 @@ impl GpuDevice {
             scratch.layout.outputs,
             batch.n_tokens as u64,
             batch.outputs.len() as u64,
-            u64::from(shape.table_stride),
+            u64::from(shape.spans.table_stride),
             u64::from(shape.positions_max),
             batch.rows_of_a_sequence() as u64,
         ];

@@ -246,6 +246,7 @@ fn pass(
     let batch = Batch {
         n_tokens,
         spans: &spans,
+        parts: &spans,
         kv: &model.plan.kv,
         rope: &angles,
         outputs: &[0],

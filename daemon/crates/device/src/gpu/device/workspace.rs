@@ -52,6 +52,8 @@ pub(super) struct Workspace {
     pub(super) rope: u64,
     /// `SequencePlace` `[spans]`; room for one a token.
     pub(super) places: u64,
+    /// Of the parts of sequences, where a pass has any, as of the sequences.
+    pub(super) of_parts: OfParts,
     /// One past the pass data.
     pub(super) pass_end: u64,
     /// Products' input: f16 `[rows][width]`, or 8 bits and behind them scales, or f32 rows of
@@ -73,6 +75,15 @@ pub(super) struct Workspace {
     pub(super) groups_bytes: u64,
     /// One past everything.
     pub(super) end: u64,
+}
+
+/// Offsets of what tells of the parts of sequences; nothing has room where no pass has any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct OfParts {
+    pub(super) positions: u64,
+    pub(super) sequences: u64,
+    pub(super) tiles: u64,
+    pub(super) places: u64,
 }
 
 impl Workspace {
@@ -97,6 +108,13 @@ impl Workspace {
         let outputs = take(layout.outputs * 4);
         let tiles = take(layout.tokens * 8);
         let places = take(layout.tokens * PLACE_BYTES);
+        let in_parts = if layout.parts { layout.tokens } else { 0 };
+        let of_parts = OfParts {
+            positions: take(in_parts * 4),
+            sequences: take(in_parts * 4),
+            tiles: take(in_parts * 8),
+            places: take(in_parts * PLACE_BYTES),
+        };
         let rope = take(2 * layout.tokens * ROT_MAX.min(widest) * 4 * layout.tables);
         let pass_end = take(0);
         // Routed rows, and bytes of such rows as f16, or as 8 bits with their scales.
@@ -151,6 +169,7 @@ impl Workspace {
             tiles,
             rope,
             places,
+            of_parts,
             pass_end,
             input,
             input_bytes,

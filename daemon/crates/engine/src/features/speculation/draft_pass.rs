@@ -13,7 +13,7 @@ use crate::features::speculation::draft_choice::{Ahead, FEW_ROWS, Run};
 use crate::features::speculation::mtp::DraftRows;
 use crate::features::speculation::state::Speculation;
 use crate::model::rotations::{self, Coordinates, Positions};
-use crate::pass::costs::{Sizes, spans_within, table_entries};
+use crate::pass::costs::{Sizes, TableParts, spans_within, table_entries};
 use crate::pass::inputs;
 use crate::pass::member::Member;
 use crate::pass::slices;
@@ -91,7 +91,11 @@ impl Speculation {
     ) -> Result<(), Error> {
         let plan = run.loaded.model().plan();
         let longest = members.iter().map(|m| m.task.tokens.len()).max();
-        let entries = table_entries(plan, longest.unwrap_or(0) + FEW_ROWS);
+        let entries = table_entries(
+            &plan.kv,
+            longest.unwrap_or(0) + FEW_ROWS,
+            TableParts::default(),
+        );
         let spans = spans_within(&*cx.memory.store.device, entries) as usize;
         let mut rows = 0;
         let mut sequences = 0;
@@ -198,6 +202,7 @@ fn draft_pass(
         adapted: false,
         angles: &cx.space.angles,
         spans: &spans,
+        parts: &[],
         n_tokens,
         outputs: &outputs,
         hidden: &[],

@@ -187,6 +187,7 @@ fn run(
         adapted: false,
         angles: &cx.space.angles,
         spans: &spans,
+        parts: &[],
         n_tokens,
         outputs: &outputs,
         hidden: &[],

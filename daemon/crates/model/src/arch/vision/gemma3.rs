@@ -24,7 +24,7 @@ use crate::build::{NormKind, PlanBuilder};
 use crate::error::Error;
 use crate::hparams::{Hparams, N_PATCH_MAX};
 use crate::keys::Keys;
-use crate::tower::{Filter, ImageSizes, LearnedGrid, Tower};
+use crate::tower::{Filter, ImageSizes, LearnedGrid, Parts, Tower};
 
 pub(super) const KIND: Kind = Kind {
     name: "gemma3",
@@ -69,6 +69,7 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
         filter: Filter::Bilinear,
         both_ways: true,
         row_gap: 0,
+        parts: Parts::Whole,
     };
     Ok((tower, common.hparams()))
 }

@@ -32,7 +32,7 @@ use crate::build::{NormKind, PlanBuilder, Presence};
 use crate::error::Error;
 use crate::hparams::{Hparams, N_PATCH_MAX};
 use crate::keys::Keys;
-use crate::tower::{Filter, ImageSizes, LearnedGrid, Tower};
+use crate::tower::{Filter, ImageSizes, LearnedGrid, Parts, Tower};
 
 pub(super) const KIND: Kind = Kind {
     name: "gemma4v",
@@ -76,6 +76,7 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
         filter: Filter::Bicubic,
         both_ways: true,
         row_gap: 0,
+        parts: Parts::Whole,
     };
     Ok((tower, common.hparams()))
 }

@@ -23,7 +23,7 @@ use crate::build::{PlanBuilder, Presence};
 use crate::error::Error;
 use crate::hparams::{Hparams, N_PATCH_MAX};
 use crate::keys::{Keys, WIDTH_MAX};
-use crate::tower::{Filter, ImageSizes, LearnedGrid, Tiles, Tower};
+use crate::tower::{Filter, ImageSizes, LearnedGrid, Parts, Tiles, Tower};
 
 pub(super) const KIND: Kind = Kind {
     name: "lfm2",
@@ -64,6 +64,7 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
         filter: Filter::Bilinear,
         both_ways: false,
         row_gap: 0,
+        parts: Parts::Whole,
     };
     let token = tower.block_pixels();
     if !TILES.side.is_multiple_of(tower.patch * merge)

@@ -9,6 +9,7 @@ mod gemma3;
 mod gemma4v;
 mod lfm2;
 mod pixtral;
+mod qwen2vl;
 mod qwen3vl;
 mod siglip;
 
@@ -37,7 +38,8 @@ pub(crate) struct Kind {
 }
 
 /// Projectors that work.
-const KINDS: [&Kind; 5] = [
+const KINDS: [&Kind; 6] = [
+    &qwen2vl::KIND,
     &qwen3vl::KIND,
     &gemma3::KIND,
     &gemma4v::KIND,
@@ -211,12 +213,15 @@ enum Qkv {
     Apart,
 }
 
-/// Attention of all patches over all.
+/// Attention of all patches over all, or over those of their part.
+#[derive(Clone, Copy)]
 struct Attention {
     heads: HeadShape,
     qkv: Qkv,
     bias: Presence,
     rope: Option<u8>,
+    /// Over those of their part.
+    parts: bool,
 }
 
 impl Attention {
@@ -237,7 +242,10 @@ impl Attention {
         };
         b.mat_mul(n, products);
         let [q, k, v] = bufs;
-        let layer = b.kv_layer(&heads, None);
+        let layer = match self.parts {
+            true => b.kv_layer_of_parts(&heads),
+            false => b.kv_layer(&heads, None),
+        };
         b.op(Op::RopeKv {
             q,
             k,
@@ -303,6 +311,28 @@ fn feed_forward(
     b.op(Op::Activate { x: u, act });
     let down = b.linear(down, n_ff, width, Presence::Required, p)?;
     b.mat_mul(u, vec![down]);
+    b.residual(x, p, None, 1.0)
+}
+
+/// `x += W2 (act(Wg n) * Wu n)`.
+fn gated(
+    b: &mut PlanBuilder<'_>,
+    i: u32,
+    n_ff: u64,
+    (act, bias): (Act, Presence),
+    (n, x): (Buf, Buf),
+) -> Result<(), Error> {
+    let name = |part: &str| format!("v.blk.{i}.{part}");
+    let (gate, up) = (b.buf("gate", n_ff), b.buf("up", n_ff));
+    let (p, width) = (b.buf("p", b.n_embd), b.n_embd);
+    let products = vec![
+        b.linear(&name("ffn_gate"), width, n_ff, bias, gate)?,
+        b.linear(&name("ffn_up"), width, n_ff, bias, up)?,
+    ];
+    b.mat_mul(n, products);
+    b.op(Op::Gate { gate, up, act });
+    let down = b.linear(&name("ffn_down"), n_ff, width, bias, p)?;
+    b.mat_mul(gate, vec![down]);
     b.residual(x, p, None, 1.0)
 }
 

@@ -25,7 +25,7 @@ use crate::build::{NormKind, PlanBuilder, Presence};
 use crate::error::Error;
 use crate::hparams::{Hparams, N_PATCH_MAX};
 use crate::keys::Keys;
-use crate::tower::{Filter, ImageSizes, Tower};
+use crate::tower::{Filter, ImageSizes, Parts, Tower};
 
 pub(super) const KIND: Kind = Kind {
     name: "pixtral",
@@ -77,6 +77,7 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
         filter: Filter::Bicubic,
         both_ways: false,
         row_gap: 1,
+        parts: Parts::Whole,
     };
     Ok((tower, common.hparams()))
 }
@@ -114,6 +115,7 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
         qkv: Qkv::Apart,
         bias: none,
         rope: Some(rope),
+        parts: false,
     };
     for i in 0..h.n_layer {
         let name = |part: &str| format!("v.blk.{i}.{part}");
@@ -122,7 +124,7 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
         attention.emit(b, i, (n, x))?;
         b.cut(name("ffn"), &[]);
         let n = b.norm(x, &name("ln2.weight"), "n")?;
-        gated(b, i, u64::from(h.n_ff), act, (n, x))?;
+        super::gated(b, i, u64::from(h.n_ff), (act, none), (n, x))?;
     }
     let rows = super::block(tower);
     let blocks = match b.has(MERGER) {
@@ -147,29 +149,6 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     super::end(b, tower, &[y]);
     b.leave_alone(|name| name == ROW_END);
     Ok(None)
-}
-
-/// `x += W2 (act(Wg n) * Wu n)`.
-fn gated(
-    b: &mut PlanBuilder<'_>,
-    i: u32,
-    n_ff: u64,
-    act: Act,
-    (n, x): (Buf, Buf),
-) -> Result<(), Error> {
-    let name = |part: &str| format!("v.blk.{i}.{part}");
-    let none = Presence::Absent;
-    let (gate, up) = (b.buf("gate", n_ff), b.buf("up", n_ff));
-    let (p, width) = (b.buf("p", b.n_embd), b.n_embd);
-    let products = vec![
-        b.linear(&name("ffn_gate"), width, n_ff, none, gate)?,
-        b.linear(&name("ffn_up"), width, n_ff, none, up)?,
-    ];
-    b.mat_mul(n, products);
-    b.op(Op::Gate { gate, up, act });
-    let down = b.linear(&name("ffn_down"), n_ff, width, none, p)?;
-    b.mat_mul(gate, vec![down]);
-    b.residual(x, p, None, 1.0)
 }
 
 /// A row for each block.

@@ -26,7 +26,7 @@ use crate::build::{NormKind, PlanBuilder, Presence};
 use crate::error::Error;
 use crate::hparams::{Hparams, N_PATCH_MAX};
 use crate::keys::Keys;
-use crate::tower::{DEEPSTACK, DEEPSTACK_MAX, Filter, ImageSizes, LearnedGrid, Tower};
+use crate::tower::{DEEPSTACK, DEEPSTACK_MAX, Filter, ImageSizes, LearnedGrid, Parts, Tower};
 
 pub(super) const KIND: Kind = Kind {
     name: "qwen3vl_merger",
@@ -71,26 +71,27 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
         filter: Filter::Bicubic,
         both_ways: false,
         row_gap: 0,
+        parts: Parts::Whole,
     };
-    tower.sizes = pixels(keys, tower.block_pixels(), tower.patch)?;
+    tower.sizes = pixels(keys, &tower, TOKENS)?;
     Ok((tower, common.hparams()))
 }
 
-/// Fewest and most pixels of an image: those of the keys, or of [`TOKENS`].
-fn pixels(keys: Keys<'_>, block: u64, patch: u32) -> Result<ImageSizes, Error> {
+/// Fewest and most pixels of an image: those of the keys, or of so many tokens.
+pub(super) fn pixels(keys: Keys<'_>, tower: &Tower, usual: [u64; 2]) -> Result<ImageSizes, Error> {
     const MIN: &str = "image_min_pixels";
     const MAX: &str = "image_max_pixels";
-    let patch = u64::from(patch) * u64::from(patch);
+    let (block, patch) = (tower.block_pixels(), u64::from(tower.patch).pow(2));
     let most = (u64::from(N_PATCH_MAX) * patch).max(block);
     let of_key = |key: &str, tokens: u64| -> Result<u64, Error> {
         let found = keys.optional_u32(key)?.map(u64::from);
         Ok(found.unwrap_or(tokens * block))
     };
-    let max = of_key(MAX, TOKENS[1])?.min(most);
+    let max = of_key(MAX, usual[1])?.min(most);
     if max < block {
         return Err(keys.bad(MAX, max, format!("must be at least {block}, a token's")));
     }
-    let min = of_key(MIN, TOKENS[0].min(max / block))?;
+    let min = of_key(MIN, usual[0].min(max / block))?;
     if min > max {
         return Err(keys.bad(MIN, min, format!("must be at most {max}")));
     }
@@ -121,6 +122,7 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
         qkv: Qkv::Fused,
         bias,
         rope: Some(rope),
+        parts: false,
     };
     let mut outs = Vec::new();
     for i in 0..h.n_layer {
@@ -168,7 +170,7 @@ fn patches(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Result<(), Error> 
 }
 
 /// `out = W2 gelu(W1 x)`, in one segment or in two.
-fn mlp(
+pub(super) fn mlp(
     b: &mut PlanBuilder<'_>,
     x: Buf,
     [first, second]: &[String; 2],

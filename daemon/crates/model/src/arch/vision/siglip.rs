@@ -37,6 +37,7 @@ pub(super) fn layers(
         qkv: Qkv::Apart,
         bias,
         rope: None,
+        parts: false,
     };
     for i in 0..h.n_layer {
         let name = |part: &str| format!("v.blk.{i}.{part}");

@@ -266,7 +266,7 @@ impl Lowering<'_> {
                     softcap: *softcap,
                     sinks: *sinks,
                 };
-                let scores = self.scores(&scores, bound);
+                let scores = self.scores(&scores, *layer, bound);
                 if self.shape.is_decode() {
                     let qkv = Qkv {
                         q: at,
@@ -277,7 +277,7 @@ impl Lowering<'_> {
                     };
                     return self.decode(qkv, out, &place, None, &scores, heads);
                 }
-                self.rotated(at, out, &place, &scores, heads)
+                self.rotated(at, out, (&place, *layer), &scores, heads)
             }
             Op::Conv { .. } | Op::DeltaNet { .. } | Op::Ssm { .. } => self.recurrent(op, bound),
         }
