@@ -1,4 +1,4 @@
-"""Towers of make_images.py in whose layers an image has windows.
+"""Towers of make_images.py: with windows in an image, and without any layer.
 
 needs: torch, transformers, gguf, numpy
 """
@@ -6,7 +6,7 @@ needs: torch, transformers, gguf, numpy
 import torch
 import transformers
 
-from image_models import END, IMAGE, START, Writer, base_config, fill
+from image_models import END, IMAGE, START, Writer, base_config, fill, picture
 
 
 def biased(t, i):
@@ -84,3 +84,84 @@ class Qwen25:
             image_grid_thw=torch.tensor([[1, *grid] for grid, _ in images]),
             mm_token_type_ids=(ids == IMAGE).int(),
         ).logits[0]
+
+
+def fill_gemma4(language_model, t, out, norms):
+    """Gemma 4's text models, with what `out` and `norms` of a layer tell of more."""
+    norms = [("input_layernorm", "attn_norm"), ("post_attention_layernorm", "post_attention_norm"),
+             ("pre_feedforward_layernorm", "ffn_norm"), ("post_feedforward_layernorm", "post_ffw_norm"), *norms]
+    out |= {"embed_tokens.weight": t["token_embd.weight"], "norm.weight": t["output_norm.weight"]}
+    for i, layer_of in enumerate(language_model.layers):
+        of_file = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output",
+                   "q_norm": "attn_q_norm", "k_norm": "attn_k_norm"}
+        layer = {f"self_attn.{k}.weight": t[f"blk.{i}.{v}.weight"] for k, v in of_file.items()
+                 if hasattr(layer_of.self_attn, k)}
+        for part in ("gate", "up", "down"):
+            layer[f"mlp.{part}_proj.weight"] = t[f"blk.{i}.ffn_{part}.weight"]
+        layer.update({f"{ours}.weight": t[f"blk.{i}.{theirs}.weight"] for ours, theirs in norms})
+        layer_of.layer_scalar.copy_(t[f"blk.{i}.layer_output_scale.weight"])
+        out.update({f"layers.{i}.{k}": v for k, v in layer.items()})
+    fill(language_model, out)
+
+
+class Gemma4Unified:
+    """gemma4uv: no layers, and a patch is a token."""
+
+    text, merge, grids, patch, steps = "gemma4", 1, [(2, 3), (4, 2), (1, 1)], 12, 64
+    WIDTH, PLACES = 144, 24
+
+    def __init__(self, layer_types):
+        self.layer_types = layer_types
+
+    def model(self, t):
+        text = base_config(num_hidden_layers=len(self.layer_types), sliding_window=16, global_head_dim=64,
+                           layer_types=self.layer_types, final_logit_softcapping=30.0)
+        text["tie_word_embeddings"] = True
+        vision = dict(patch_size=self.patch // 3, pooling_kernel_size=3, mm_embed_dim=self.WIDTH,
+                      mm_posemb_size=self.PLACES, output_proj_dims=self.WIDTH)
+        config = transformers.Gemma4UnifiedConfig(text_config=text, vision_config=vision, audio_config=None,
+                                                  image_token_id=IMAGE)
+        model = transformers.Gemma4UnifiedForConditionalGeneration._from_config(config, attn_implementation="eager")
+        fill_gemma4(model.model.language_model, t, {}, [])
+        return model
+
+    def tower(self, model):
+        return model.model.embed_vision
+
+    def write(self, path, model):
+        tower = model.model.embed_vision
+        config = dict(hidden_size=self.WIDTH, intermediate_size=0, layers=0, image_size=224, patch_size=self.patch // 3)
+        w = Writer(path, "gemma4uv", config, [], mean=0.0, std=1.0, key="clip.vision.projector_type")
+        w.w.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+        colours_first = lambda x: x.reshape(-1, self.patch, self.patch, 3).permute(0, 3, 1, 2).reshape(x.shape)
+        w.put("v.patch_embd.weight", colours_first(tower.patch_dense.weight))
+        w.put("v.patch_embd.bias", tower.patch_dense.bias)
+        w.put("v.patch_norm.1.weight", colours_first(tower.patch_ln1.weight))
+        w.put("v.patch_norm.1.bias", colours_first(tower.patch_ln1.bias))
+        w.both("v.patch_norm.2", tower.patch_ln2)
+        w.both("v.patch_norm.3", tower.pos_norm)
+        w.put("v.position_embd.weight", tower.pos_embedding.permute(1, 0, 2))
+        w.put("mm.input_projection.weight", tower.multimodal_embedder.embedding_projection.weight)
+        w.close()
+
+    def pixels(self, images):
+        """Patches row by row, colours last, filled up to one number; and their columns and rows."""
+        given, places = [], []
+        for (rows, columns), patches in images:
+            x = picture((rows, columns), patches, self.patch, self.merge)
+            x = x.reshape(3, rows, self.patch, columns, self.patch).permute(1, 3, 2, 4, 0)
+            given.append(x.reshape(rows * columns, -1))
+            places.append(torch.tensor([[c, r] for r in range(rows) for c in range(columns)]))
+        most = max(len(x) for x in given)
+        pad = lambda x, value: torch.nn.functional.pad(x, (0, 0, 0, most - len(x)), value=value)
+        return torch.stack([pad(x, 0.0) for x in given]), torch.stack([pad(x, -1) for x in places])
+
+    def rows(self, model, grid, patches):
+        """As the text model's embeddings are before it multiplies them."""
+        pixels, places = self.pixels([(grid, patches)])
+        return model.model.get_image_features(pixels, places, return_dict=True).pooler_output[0] / 64**0.5
+
+    def logits(self, model, ids, images):
+        pixels, places = self.pixels(images)
+        return model(input_ids=ids, pixel_values=pixels, image_position_ids=places,
+                     mm_token_type_ids=(ids == IMAGE).int()).logits[0]

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from image_families import Qwen25
+from image_families import Gemma4Unified, Qwen25, fill_gemma4
 from image_models import END, IMAGE, START, V, Writer, attention, base_config, fill, halves, pairs, picture, tensors_of
 from make_encoders import spread
 
@@ -226,26 +226,14 @@ class Gemma4:
         config = transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=None,
                                            image_token_id=IMAGE)
         model = transformers.Gemma4ForConditionalGeneration._from_config(config, attn_implementation="eager")
-        out = {"embed_tokens.weight": t["token_embd.weight"], "norm.weight": t["output_norm.weight"]}
-        norms = [("input_layernorm", "attn_norm"), ("post_attention_layernorm", "post_attention_norm"),
-                 ("pre_feedforward_layernorm", "ffn_norm"), ("post_feedforward_layernorm", "post_ffw_norm")]
+        out, norms = {}, []
         if small:
             out["embed_tokens_per_layer.weight"] = t["per_layer_token_embd.weight"]
             out["per_layer_model_projection.weight"] = t["per_layer_model_proj.weight"]
             out["per_layer_projection_norm.weight"] = t["per_layer_proj_norm.weight"]
-            norms += [("per_layer_input_gate", "inp_gate"), ("per_layer_projection", "proj"),
-                      ("post_per_layer_input_norm", "post_norm")]
-        for i, layer_of in enumerate(model.model.language_model.layers):
-            of_file = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output",
-                       "q_norm": "attn_q_norm", "k_norm": "attn_k_norm"}
-            layer = {f"self_attn.{k}.weight": t[f"blk.{i}.{v}.weight"] for k, v in of_file.items()
-                     if hasattr(layer_of.self_attn, k)}
-            for part in ("gate", "up", "down"):
-                layer[f"mlp.{part}_proj.weight"] = t[f"blk.{i}.ffn_{part}.weight"]
-            layer.update({f"{ours}.weight": t[f"blk.{i}.{theirs}.weight"] for ours, theirs in norms})
-            layer_of.layer_scalar.copy_(t[f"blk.{i}.layer_output_scale.weight"])
-            out.update({f"layers.{i}.{k}": v for k, v in layer.items()})
-        fill(model.model.language_model, out)
+            norms = [("per_layer_input_gate", "inp_gate"), ("per_layer_projection", "proj"),
+                     ("post_per_layer_input_norm", "post_norm")]
+        fill_gemma4(model.model.language_model, t, out, norms)
         return model
 
     def tower(self, model):
@@ -481,7 +469,8 @@ class Pixtral:
 WINDOWED, FULL = "sliding_attention", "full_attention"
 FAMILIES = {"gemma4": Gemma4([WINDOWED] * 5 + [FULL], 0, 0),
             "gemma4e": Gemma4(([WINDOWED] * 3 + [FULL]) * 2, 4, 32),
-            "lfm2": Lfm2(), "mistral3": Pixtral(), "qwen35": Qwen(qwen35), "qwen3vl": Qwen(qwen3vl), "qwen2vl": Qwen25(), "gemma3": Gemma3()}
+            "lfm2": Lfm2(), "mistral3": Pixtral(), "qwen35": Qwen(qwen35), "qwen3vl": Qwen(qwen3vl), "qwen2vl": Qwen25(),
+            "gemma4uv": Gemma4Unified([WINDOWED] * 5 + [FULL]), "gemma3": Gemma3()}
 
 
 def images(family):
@@ -509,12 +498,13 @@ def prompts(family):
 
 def make(fixtures, name):
     family = FAMILIES[name]
-    weights = tensors_of(fixtures / "arch" / f"{name}.gguf")
+    text = getattr(family, "text", name)
+    weights = tensors_of(fixtures / "arch" / f"{text}.gguf")
     model = family.model(weights)
     with torch.no_grad():
         model.lm_head.weight.copy_(weights.get("output.weight", weights["token_embd.weight"]))
     model.float().eval()
-    known = json.loads((fixtures / "arch" / f"{name}.json").read_text())["cases"][1]
+    known = json.loads((fixtures / "arch" / f"{text}.json").read_text())["cases"][1]
     with torch.no_grad():
         scores = torch.log_softmax(model(input_ids=torch.tensor([known["ids"]])).logits[0], -1)
     for i, expected in enumerate(known["next_logprobs"]):

@@ -127,7 +127,7 @@ impl Form {
                 row_ends: Some(["[IMG_BREAK]", "[IMG_END]"]),
                 tiles: false,
             }),
-            "gemma4v" => Some(Self {
+            "gemma4uv" | "gemma4v" => Some(Self {
                 mark: "<|image|>",
                 written: Some("<|image><|image|><image|>"),
                 stays: false,

@@ -33,9 +33,17 @@ fn controls(name: &str) -> &'static [&'static str] {
     match name {
         "gemma3" => &["<start_of_image>", "<end_of_image>"],
         "lfm2" => &["<image>", "<|image_start|>", "<|image_end|>"],
-        "gemma4" => &["<|image|>", "<|image>", "<image|>"],
+        "gemma4" | "gemma4uv" => &["<|image|>", "<|image>", "<image|>"],
         "mistral3" => &["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
         _ => &["<|image_pad|>"],
+    }
+}
+
+/// The text model that reads what a projector gives.
+fn text_model(projector: &str) -> &str {
+    match projector {
+        "gemma4uv" => "gemma4",
+        name => name,
     }
 }
 
@@ -44,7 +52,8 @@ const PAD: usize = 1195;
 
 /// The model of a fixture with a template and with control tokens for images, which it lacks.
 fn seeing(name: &str) -> Vec<u8> {
-    let mut bytes = std::fs::read(fixtures().join(format!("arch/{name}.gguf"))).unwrap();
+    let mut bytes =
+        std::fs::read(fixtures().join(format!("arch/{}.gguf", text_model(name)))).unwrap();
     let find = |bytes: &[u8], key: &[u8]| bytes.windows(key.len()).position(|w| w == key).unwrap();
     let mut grown = 0;
     for (number, control) in (PAD..).zip(controls(name)) {
@@ -93,7 +102,7 @@ fn prompt_of(model: &LoadedModel, [rows, columns]: [usize; 2]) -> (Vec<u32>, usi
             ids.splice(first..first, vec![pad; rows * columns]);
             (ids, first)
         }
-        "gemma4v" => {
+        "gemma4uv" | "gemma4v" => {
             let mut ids = encode(format!("<|image><|image|><image|>{text}"));
             assert_eq!(ids[..3], [pad + 1, pad, pad + 2]);
             ids.splice(1..2, vec![pad; rows * columns]);
@@ -289,7 +298,7 @@ async fn by_grpc(it: &Seeing, image: &[u8]) -> (String, u32) {
 #[tokio::test]
 async fn an_image_is_read_in_each_dialect_and_once() {
     for name in [
-        "qwen3vl", "qwen35", "qwen2vl", "gemma3", "gemma4", "lfm2", "mistral3",
+        "qwen3vl", "qwen35", "qwen2vl", "gemma3", "gemma4", "gemma4uv", "lfm2", "mistral3",
     ] {
         let it = Seeing::start(name).await;
         let image = png(64, 48);

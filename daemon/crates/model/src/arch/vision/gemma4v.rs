@@ -42,10 +42,10 @@ pub(super) const KIND: Kind = Kind {
 };
 
 /// Side of a block in patches where the file does not say: that of all published sizes.
-const MERGE: u32 = 3;
+pub(super) const MERGE: u32 = 3;
 /// Most tokens of an image: what the authors' processor gives it where nobody asks for another
 /// number.
-const TOKENS: u32 = 280;
+pub(super) const TOKENS: u32 = 280;
 /// Base of the rotations by rows and columns.
 const FREQ_BASE: f64 = 100.0;
 
@@ -82,7 +82,7 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
 }
 
 /// The columns, and the rows, that the file has positions for.
-fn places(keys: Keys<'_>, n_embd: u32, merge: u32) -> Result<u32, Error> {
+pub(super) fn places(keys: Keys<'_>, n_embd: u32, merge: u32) -> Result<u32, Error> {
     let tensor = keys
         .gguf
         .tensor(POSITIONS)

@@ -6,6 +6,7 @@
 //! attention knows no order, and positions are those of the places.
 
 mod gemma3;
+mod gemma4uv;
 mod gemma4v;
 mod lfm2;
 mod pixtral;
@@ -38,11 +39,12 @@ pub(crate) struct Kind {
 }
 
 /// Projectors that work.
-const KINDS: [&Kind; 6] = [
+const KINDS: [&Kind; 7] = [
     &qwen2vl::KIND,
     &qwen3vl::KIND,
     &gemma3::KIND,
     &gemma4v::KIND,
+    &gemma4uv::KIND,
     &lfm2::KIND,
     &pixtral::KIND,
 ];
@@ -101,22 +103,7 @@ impl Common {
                 format!("must divide the width {n_embd} into heads of a multiple of {of_head}");
             return Err(keys.bad("attention.head_count", n_head, message));
         }
-        let numbers = |key: &str| -> Result<[f32; 3], Error> {
-            let found = keys
-                .gguf
-                .f32s(&keys.name(key))?
-                .ok_or_else(|| keys.missing(key))?;
-            match found[..] {
-                [r, g, b] if found.iter().all(|v| v.is_finite()) => Ok([r, g, b]),
-                _ => Err(keys.bad(key, format!("{found:?}"), "must be three finite numbers")),
-            }
-        };
-        let (mean, std) = (numbers("image_mean")?, numbers("image_std")?);
-        let normed = |colour: f32| (0..3).map(move |i| (colour - mean[i]) / std[i]);
-        if !normed(0.0).chain(normed(1.0)).all(f32::is_finite) {
-            let message = "must be three numbers by which colours can be divided";
-            return Err(keys.bad("image_std", format!("{std:?}"), message));
-        }
+        let (mean, std) = colours(keys)?;
         Ok(Self {
             n_embd,
             n_layer: keys.count("block_count", N_LAYER_MAX)?,
@@ -140,6 +127,27 @@ impl Common {
             self.norm_eps,
         )
     }
+}
+
+/// What the colours' mean is before they are normed, and what they are divided by.
+fn colours(keys: Keys<'_>) -> Result<([f32; 3], [f32; 3]), Error> {
+    let numbers = |key: &str| -> Result<[f32; 3], Error> {
+        let found = keys
+            .gguf
+            .f32s(&keys.name(key))?
+            .ok_or_else(|| keys.missing(key))?;
+        match found[..] {
+            [r, g, b] if found.iter().all(|v| v.is_finite()) => Ok([r, g, b]),
+            _ => Err(keys.bad(key, format!("{found:?}"), "must be three finite numbers")),
+        }
+    };
+    let (mean, std) = (numbers("image_mean")?, numbers("image_std")?);
+    let normed = |colour: f32| (0..3).map(move |i| (colour - mean[i]) / std[i]);
+    if !normed(0.0).chain(normed(1.0)).all(f32::is_finite) {
+        let message = "must be three numbers by which colours can be divided";
+        return Err(keys.bad("image_std", format!("{std:?}"), message));
+    }
+    Ok((mean, std))
 }
 
 /// The side of the square grid of learned positions.
