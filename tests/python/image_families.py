@@ -1,8 +1,10 @@
-"""Towers of make_images.py: with windows in an image, and without any layer.
+"""Towers of make_images.py: with windows in an image, without any layer, and of GLM 4.
 
 needs: torch, transformers, gguf, numpy
 """
 
+import gguf
+import numpy as np
 import torch
 import transformers
 
@@ -165,3 +167,116 @@ class Gemma4Unified:
         pixels, places = self.pixels(images)
         return model(input_ids=ids, pixel_values=pixels, image_position_ids=places,
                      mm_token_type_ids=(ids == IMAGE).int()).logits[0]
+
+
+class Glm4:
+    """glm4v. Its text model is made here, too: that of a file with two heads less, as the authors' code has no other."""
+
+    text, merge, grids, patch, steps = "glm4v", 2, [(6, 10), (10, 4), (2, 2)], 4, 64
+    SECTIONS, SIDE, DIM, ROTATED = [2, 3, 3], 6, 32, 16
+    VISION = dict(depth=3, hidden_size=128, num_heads=2, intermediate_size=160, out_hidden_size=64, patch_size=4,
+                  image_size=24, spatial_merge_size=2, temporal_patch_size=2)
+
+    def write_text(self, path, source):
+        """Half of the heads of `source`, whose rotated elements stand as the converter has them for sections."""
+        def part(name, x):
+            heads = {"attn_q": 2, "attn_k": 1, "attn_v": 1}.get(name.split(".")[-2] if "attn_" in name else "")
+            if name.endswith("attn_output.weight"):
+                return x[:, : 2 * self.DIM]
+            if heads is None:
+                return x
+            x = x[: heads * self.DIM].reshape(heads, self.DIM, -1)
+            if not "attn_v" in name:
+                turned = x[:, : self.ROTATED].reshape(heads, -1, 2, x.shape[2]).swapaxes(1, 2)
+                x[:, : self.ROTATED] = turned.reshape(heads, self.ROTATED, -1)
+            return x.reshape(heads * self.DIM, -1).squeeze()
+
+        reader = gguf.GGUFReader(source)
+        w = gguf.GGUFWriter(path, "glm4")
+        own = {"glm4.attention.head_count": 2, "glm4.attention.head_count_kv": 1}
+        for name, field in reader.fields.items():
+            if not name.startswith("GGUF.") and name != "general.architecture":
+                sub_type = field.types[1] if len(field.types) > 1 else None
+                w.add_key_value(name, own.get(name, field.contents()), field.types[0], sub_type)
+        w.add_array("glm4.rope.dimension_sections", [*self.SECTIONS, 0])
+        for tensor in reader.tensors:
+            w.add_tensor(tensor.name, np.ascontiguousarray(part(tensor.name, np.array(tensor.data))))
+        w.write_header_to_file()
+        w.write_kv_data_to_file()
+        w.write_tensors_to_file()
+        w.close()
+
+    def model(self, t):
+        rope = dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5, mrope_section=self.SECTIONS)
+        text = dict(base_config(num_hidden_layers=3, rope_parameters=rope, pad_token_id=0), num_attention_heads=2,
+                    num_key_value_heads=1)
+        config = transformers.Glm4vConfig(text_config=text, vision_config=dict(self.VISION), image_token_id=IMAGE,
+                                          video_token_id=1193, image_start_token_id=START, image_end_token_id=END)
+        model = transformers.Glm4vForConditionalGeneration._from_config(config, attn_implementation="eager")
+        out = {"embed_tokens.weight": t["token_embd.weight"], "norm.weight": t["output_norm.weight"]}
+
+        def by_neighbours(x, heads):
+            x = x.reshape(heads, self.DIM, -1).clone()
+            turned = x[:, : self.ROTATED].reshape(heads, 2, -1, x.shape[2]).transpose(1, 2)
+            x[:, : self.ROTATED] = turned.reshape(heads, self.ROTATED, -1)
+            return x.reshape(heads * self.DIM, -1)
+
+        for i in range(3):
+            get = lambda name: t[f"blk.{i}.{name}"]
+            layer = {}
+            for end in ("weight", "bias"):
+                layer[f"self_attn.q_proj.{end}"] = by_neighbours(get(f"attn_q.{end}"), 2)
+                layer[f"self_attn.k_proj.{end}"] = by_neighbours(get(f"attn_k.{end}"), 1)
+                layer[f"self_attn.v_proj.{end}"] = get(f"attn_v.{end}")
+            for ours, theirs in [("self_attn.o_proj", "attn_output"), ("mlp.gate_up_proj", "ffn_up"),
+                                 ("mlp.down_proj", "ffn_down"), ("input_layernorm", "attn_norm"),
+                                 ("post_self_attn_layernorm", "post_attention_norm"),
+                                 ("post_attention_layernorm", "ffn_norm"), ("post_mlp_layernorm", "post_ffw_norm")]:
+                layer[f"{ours}.weight"] = get(f"{theirs}.weight")
+            out.update({f"layers.{i}.{k}": v for k, v in layer.items()})
+        fill(model.model.language_model, out)
+        return model
+
+    def tower(self, model):
+        return model.model.visual
+
+    def write(self, path, model):
+        tower = model.model.visual
+        config = dict(self.VISION, layers=3)
+        w = Writer(path, "glm4v", config, [("spatial_merge_size", 2)])
+        w.w.add_bool("clip.use_silu", True)
+        w.w.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
+        w.put("v.patch_embd.weight", tower.patch_embed.proj.weight[:, :, 0])
+        w.put("v.patch_embd.weight.1", tower.patch_embed.proj.weight[:, :, 1])
+        w.put("v.patch_embd.bias", tower.patch_embed.proj.bias)
+        w.put("v.norm_embd.weight", tower.post_conv_layernorm.weight)
+        w.put("v.position_embd.weight", tower.embeddings.position_embedding.weight)
+        for i, b in enumerate(tower.blocks):
+            for name, module in [("ln1", b.norm1), ("ln2", b.norm2), ("attn_qkv", b.attn.qkv), ("attn_out", b.attn.proj),
+                                 ("ffn_gate", b.mlp.gate_proj), ("ffn_up", b.mlp.up_proj),
+                                 ("ffn_down", b.mlp.down_proj)]:
+                w.put(f"v.blk.{i}.{name}.weight", module.weight)
+        w.put("v.post_ln.weight", tower.post_layernorm.weight)
+        merger = tower.merger
+        w.both("mm.patch_merger", tower.downsample)
+        w.put("mm.model.fc.weight", merger.proj.weight)
+        w.both("mm.post_norm", merger.post_projection_norm)
+        for name, module in [("gate", merger.gate_proj), ("up", merger.up_proj), ("down", merger.down_proj)]:
+            w.put(f"mm.{name}.weight", module.weight)
+        w.close()
+
+    def pixels(self, patches):
+        """As the processor gives them: both frames of an image are the same."""
+        x = patches.reshape(-1, 3, 1, self.patch, self.patch).expand(-1, 3, 2, self.patch, self.patch)
+        return x.reshape(len(patches), -1)
+
+    def rows(self, model, grid, patches):
+        return model.model.visual(self.pixels(patches), grid_thw=torch.tensor([[1, *grid]])).pooler_output
+
+    def logits(self, model, ids, images):
+        return model(
+            input_ids=ids,
+            pixel_values=torch.cat([self.pixels(patches) for _, patches in images]),
+            image_grid_thw=torch.tensor([[1, *grid] for grid, _ in images]),
+            mm_token_type_ids=(ids == IMAGE).int(),
+        ).logits[0]

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from image_families import Gemma4Unified, Qwen25, fill_gemma4
+from image_families import Gemma4Unified, Glm4, Qwen25, fill_gemma4
 from image_models import END, IMAGE, START, V, Writer, attention, base_config, fill, halves, pairs, picture, tensors_of
 from make_encoders import spread
 
@@ -470,7 +470,8 @@ WINDOWED, FULL = "sliding_attention", "full_attention"
 FAMILIES = {"gemma4": Gemma4([WINDOWED] * 5 + [FULL], 0, 0),
             "gemma4e": Gemma4(([WINDOWED] * 3 + [FULL]) * 2, 4, 32),
             "lfm2": Lfm2(), "mistral3": Pixtral(), "qwen35": Qwen(qwen35), "qwen3vl": Qwen(qwen3vl), "qwen2vl": Qwen25(),
-            "gemma4uv": Gemma4Unified([WINDOWED] * 5 + [FULL]), "gemma3": Gemma3()}
+            "gemma4uv": Gemma4Unified([WINDOWED] * 5 + [FULL]), "glm4v": Glm4(),
+            "gemma3": Gemma3()}
 
 
 def images(family):
@@ -496,14 +497,35 @@ def prompts(family):
     yield [0, 0, 1], words(30) + span(0) + words(2) + span(0) + span(1) + words(5)
 
 
+def write_scores(path, other, model):
+    """What the text model says of the texts of another's golden."""
+    cases = []
+    for ids in (case["ids"] for case in json.loads(other.read_text())["cases"]):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0]
+        scores = torch.log_softmax(logits, -1)
+        best = torch.topk(scores[-1], 10)
+        cases.append(dict(ids=ids, next_logprobs=[round(scores[i, id].item(), 5) for i, id in enumerate(ids[1:])],
+                          best=[[int(t), round(v.item(), 5)] for t, v in zip(best.indices, best.values)],
+                          logit_std=round(logits.std().item(), 3)))
+    golden = dict(model=type(model.config).__name__, torch=torch.__version__.split("+")[0],
+                  transformers=transformers.__version__, cases=cases)
+    path.write_text(json.dumps(golden, separators=(",", ":")))
+
+
 def make(fixtures, name):
     family = FAMILIES[name]
     text = getattr(family, "text", name)
-    weights = tensors_of(fixtures / "arch" / f"{text}.gguf")
+    text_file = fixtures / "arch" / f"{text}.gguf"
+    if hasattr(family, "write_text"):
+        family.write_text(text_file, fixtures / "arch" / "glm4.gguf")
+    weights = tensors_of(text_file)
     model = family.model(weights)
     with torch.no_grad():
         model.lm_head.weight.copy_(weights.get("output.weight", weights["token_embd.weight"]))
     model.float().eval()
+    if hasattr(family, "write_text"):
+        write_scores(fixtures / "arch" / f"{text}.json", fixtures / "arch" / "glm4.json", model)
     known = json.loads((fixtures / "arch" / f"{text}.json").read_text())["cases"][1]
     with torch.no_grad():
         scores = torch.log_softmax(model(input_ids=torch.tensor([known["ids"]])).logits[0], -1)

@@ -28,6 +28,7 @@ fuzz_target!(|data: &[u8]| {
             _ => Sizes::Between {
                 min_pixels: 2 * token,
                 max_pixels: 64 * token,
+                enlarges: false,
             },
         },
         filter: match data.len() % 2 {

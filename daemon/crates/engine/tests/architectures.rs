@@ -54,7 +54,7 @@ fn tolerance(model: &LoadedModel, name: &str) -> f64 {
 /// then. By default these models, of floats, have f32.
 const LOOSE_F16: [(&str, usize); 2] = [("gemma4", 2), ("gemma4moe", 10)];
 
-const ARCHITECTURES: [&str; 55] = [
+const ARCHITECTURES: [&str; 56] = [
     "arcee",
     "bailingmoe",
     "bailingmoe2",
@@ -77,6 +77,7 @@ const ARCHITECTURES: [&str; 55] = [
     "glm4",
     "glm47flash",
     "glm4moe",
+    "glm4v",
     "gpt-oss",
     "granite",
     "granitehybrid",

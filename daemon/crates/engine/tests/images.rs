@@ -23,8 +23,9 @@ use crate::fake;
 use crate::requests::{engine, fixture, greedy, load, run, until};
 use golden::Golden;
 
-const NAMES: [&str; 9] = [
-    "qwen35", "qwen3vl", "qwen2vl", "gemma3", "gemma4", "gemma4e", "gemma4uv", "lfm2", "mistral3",
+const NAMES: [&str; 10] = [
+    "qwen35", "qwen3vl", "qwen2vl", "gemma3", "gemma4", "gemma4e", "gemma4uv", "glm4v", "lfm2",
+    "mistral3",
 ];
 
 /// The text model that reads what a projector gives.
@@ -156,13 +157,18 @@ async fn images_give_it_through_the_hip_path() {
 #[tokio::test]
 async fn sizes_are_those_of_the_tower_where_its_file_says_none() {
     let engine = engine(Budget::Bytes(64 << 20));
-    for (name, tokens) in [("qwen3vl", [8, 4096]), ("qwen2vl", [4, 4096])] {
+    for (name, tokens, enlarges) in [
+        ("qwen3vl", [8, 4096], false),
+        ("qwen2vl", [4, 4096], false),
+        ("glm4v", [8, 4096], true),
+    ] {
         let model = load_with_tower(&engine, name).await;
         let rules = model.image_rules().unwrap();
         let [min_pixels, max_pixels] = tokens.map(|n| n * u64::from(rules.token_side()).pow(2));
         let expected = Sizes::Between {
             min_pixels,
             max_pixels,
+            enlarges,
         };
         assert_eq!(rules.sizes, expected, "{name}");
     }

@@ -234,7 +234,7 @@ impl Keys<'_> {
     fn axes(&self, n_rot: u32) -> Result<RopeAxes, Error> {
         const KEY: &str = "rope.dimension_sections";
         let interleaved = match self.arch {
-            "qwen2vl" => false,
+            "qwen2vl" | "glm4" | "glm4moe" => false,
             "qwen3vl" | "qwen3vlmoe" | "qwen35" | "qwen35moe" => true,
             _ => return Ok(RopeAxes::Sequence),
         };

@@ -66,6 +66,8 @@ pub enum ImageSizes {
         min_pixels: u64,
         /// Most; no fewer than the fewest.
         max_pixels: u64,
+        /// Whether one with a side of less than a block is enlarged to a block's before.
+        enlarges: bool,
     },
     /// A square of this side, pixels.
     Square(u32),
@@ -120,6 +122,12 @@ pub enum LearnedGrid {
     },
     /// A square grid, resized to each image's as an image is, by a linear filter.
     Resized {
+        /// Its side.
+        side: u32,
+    },
+    /// A square grid, resized to each image's by cubic weights of the four places next to it by
+    /// rows and by columns, the outermost ones in the place of what is beyond them.
+    Cubic {
         /// Its side.
         side: u32,
     },
@@ -216,7 +224,9 @@ impl LearnedGrid {
     #[must_use]
     pub fn rows(&self) -> u64 {
         match *self {
-            Self::Square { side } | Self::Resized { side } => u64::from(side) * u64::from(side),
+            Self::Square { side } | Self::Resized { side } | Self::Cubic { side } => {
+                u64::from(side) * u64::from(side)
+            }
             Self::Axes { n } => 2 * u64::from(n),
         }
     }
@@ -226,7 +236,7 @@ impl LearnedGrid {
     #[must_use]
     pub fn needed(&self, grid: [usize; 2]) -> (Self, Vec<Range<u64>>) {
         match *self {
-            Self::Square { .. } | Self::Resized { .. } => {
+            Self::Square { .. } | Self::Resized { .. } | Self::Cubic { .. } => {
                 (self.clone(), std::iter::once(0..self.rows()).collect())
             }
             Self::Axes { n } => {
@@ -245,6 +255,7 @@ impl LearnedGrid {
         let side = match *self {
             Self::Square { side } => side,
             Self::Resized { side } => return resized(side, [row, column], grid),
+            Self::Cubic { side } => return cubic(side, [row, column], grid),
             Self::Axes { n } => return vec![(column, 1.0), (n + row, 1.0)],
         };
         let axis = |at: u32, n: usize| {
@@ -288,6 +299,31 @@ fn resized(side: u32, [row, column]: [u32; 2], grid: [usize; 2]) -> Vec<(u32, f3
         columns.iter().map(both)
     };
     rows.flat_map(of_row).collect()
+}
+
+/// The places of a square grid that make one of a grid of `rows` by `columns`, by cubic weights
+/// around the patch's centre (Keys 1981, with -0.75).
+fn cubic(side: u32, [row, column]: [u32; 2], grid: [usize; 2]) -> Vec<(u32, f32)> {
+    const A: f32 = -0.75;
+    let weight = |away: f32| match away {
+        x if x <= 1.0 => ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0,
+        x if x < 2.0 => ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A,
+        _ => 0.0,
+    };
+    let axis = |at: u32, n: usize| {
+        let centre = (at as f32 + 0.5) / n as f32 * side as f32 - 0.5;
+        let low = centre.floor();
+        [-1.0, 0.0, 1.0, 2.0].map(|step| {
+            let source = low + step;
+            let place = source.clamp(0.0, side as f32 - 1.0) as u32;
+            (place, weight((source - centre).abs()))
+        })
+    };
+    let columns = axis(column, grid[1]);
+    let of_row = |(row, of_row): (u32, f32)| {
+        columns.map(|(column, of_column)| (row * side + column, of_row * of_column))
+    };
+    axis(row, grid[0]).into_iter().flat_map(of_row).collect()
 }
 
 /// A tower, and what of it is read from the file with each image.
@@ -384,6 +420,29 @@ mod tests {
         assert_eq!(places, [0, 1, 4, 5]);
         // A grid of one.
         assert_eq!(of([0, 0], [1, 1])[0], (0, 1.0));
+    }
+
+    /// As `interpolate` of torch does with `bicubic`, and corners that do not lie on each other.
+    #[test]
+    fn positions_are_resized_by_cubic_weights() {
+        // Of the columns of the table's first row, for a place of an image's.
+        let of = |place, grid| {
+            let mut columns = [0.0; 4];
+            for (at, weight) in (LearnedGrid::Cubic { side: 4 }).neighbours(place, grid) {
+                columns[at as usize % 4] += weight;
+            }
+            columns
+        };
+        assert_eq!(of([1, 2], [4, 4]), [0.0, 0.0, 1.0, 0.0]);
+        let near = |found: [f32; 4], expected: [f32; 4]| {
+            let mut pairs = found.iter().zip(expected);
+            assert!(pairs.all(|(a, b)| (a - b).abs() < 1e-5), "{found:?}");
+        };
+        near(
+            of([0, 1], [8, 8]),
+            [0.773_437_5, 0.261_718_75, -0.035_156_25, 0.0],
+        );
+        near(of([0, 0], [8, 8]), [1.105_468_8, -0.105_468_75, 0.0, 0.0]);
     }
 
     /// As `interpolate` of torch does with antialias, and corners that do not lie on each other.

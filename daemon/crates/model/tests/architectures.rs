@@ -85,7 +85,7 @@ fn gemma_4_and_mixtures_of_floats_have_keys_and_values_in_f32_by_default() {
 #[test]
 fn every_architecture_makes_a_plan() {
     let files = fixtures();
-    assert_eq!(files.len(), 56, "{files:?}");
+    assert_eq!(files.len(), 57, "{files:?}");
     for path in files {
         let model = model(&path);
         let plan = model.plan();

@@ -120,6 +120,13 @@ impl Form {
                 row_ends: None,
                 tiles: false,
             }),
+            "glm4v" => Some(Self {
+                mark: "<|image|>",
+                written: None,
+                stays: false,
+                row_ends: None,
+                tiles: false,
+            }),
             "pixtral" => Some(Self {
                 mark: "[IMG]",
                 written: None,
@@ -452,6 +459,7 @@ mod tests {
             sizes: Sizes::Between {
                 min_pixels: 8 * 256,
                 max_pixels: 4096 * 256,
+                enlarges: false,
             },
             filter: Filter::Bicubic,
             mean: [0.5; 3],

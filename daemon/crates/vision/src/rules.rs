@@ -23,6 +23,8 @@ pub enum Sizes {
         min_pixels: u64,
         /// Most pixels; at least those of one token.
         max_pixels: u64,
+        /// Whether one with a side of less than a token is enlarged to a token's before: GLM's.
+        enlarges: bool,
     },
     /// A square of this side, whatever its shape is: SigLIP's. A multiple of the rules'
     /// [`Rules::token_side`].
@@ -116,7 +118,14 @@ impl Rules {
             Sizes::Between {
                 min_pixels,
                 max_pixels,
-            } => self.between(sides, [min_pixels, max_pixels], 0.0),
+                enlarges,
+            } => {
+                let sides = match enlarges {
+                    true => self.enlarged(sides),
+                    false => sides,
+                };
+                self.between(sides, [min_pixels, max_pixels], 0.0)
+            }
             Sizes::Tiled {
                 min_pixels,
                 max_pixels,
@@ -127,6 +136,15 @@ impl Rules {
             Sizes::Largest { tokens } => self.largest(sides, tokens),
         };
         Ok(Size { width, height })
+    }
+
+    /// The sides with the shorter one at least a token's.
+    fn enlarged(&self, sides: [f64; 2]) -> [f64; 2] {
+        let scale = f64::from(self.token_side()) / sides[0].min(sides[1]);
+        match scale > 1.0 {
+            true => sides.map(|side| (side * scale).floor()),
+            false => sides,
+        }
     }
 
     /// The shape is kept as far as whole tokens allow, and the pixels are between the least and the
@@ -228,9 +246,11 @@ impl Rules {
             Sizes::Between {
                 min_pixels,
                 max_pixels,
+                enlarges,
             } => Sizes::Between {
                 min_pixels: min_pixels.min(most),
                 max_pixels: max_pixels.min(most),
+                enlarges,
             },
             // Its tower knows no other size.
             Sizes::Square(side) => Sizes::Square(side),
@@ -301,6 +321,7 @@ mod tests {
             sizes: Sizes::Between {
                 min_pixels: 65_536,
                 max_pixels: 16_777_216,
+                enlarges: false,
             },
             ..rules()
         };
@@ -331,10 +352,44 @@ mod tests {
             sizes: Sizes::Between {
                 min_pixels: 3136,
                 max_pixels: 3_211_264,
+                enlarges: false,
             },
             ..rules()
         };
         for ((width, height), expected) in SIZES_OF_28 {
+            let size = rules.size_for(width, height).unwrap();
+            assert_eq!((size.width, size.height), expected, "{width} x {height}");
+        }
+    }
+
+    /// As `smart_resize(2, height, width, factor=28, min_pixels=12544, max_pixels=6422528)` of
+    /// transformers' processor for GLM-4.1V, which counts the pixels of two frames.
+    const SIZES_OF_TWO_FRAMES: [Sides; 11] = [
+        ((1024, 1024), (1036, 1036)),
+        ((640, 480), (644, 476)),
+        ((1, 1), (84, 84)),
+        ((10, 1999), (28, 5600)),
+        ((80, 4000), (84, 4004)),
+        ((8000, 6000), (2044, 1540)),
+        ((28, 29), (84, 84)),
+        ((27, 300), (28, 308)),
+        ((60, 60), (84, 84)),
+        ((1800, 1700), (1792, 1708)),
+        ((13, 40), (56, 140)),
+    ];
+
+    #[test]
+    fn a_narrow_image_is_enlarged_where_the_authors_processor_does_so() {
+        let rules = Rules {
+            patch: 14,
+            sizes: Sizes::Between {
+                min_pixels: 6272,
+                max_pixels: 3_211_264,
+                enlarges: true,
+            },
+            ..rules()
+        };
+        for ((width, height), expected) in SIZES_OF_TWO_FRAMES {
             let size = rules.size_for(width, height).unwrap();
             assert_eq!((size.width, size.height), expected, "{width} x {height}");
         }
@@ -485,7 +540,7 @@ mod tests {
             prop_assert!(size.width > 0 && size.width % unit == 0);
             prop_assert!(size.height > 0 && size.height % unit == 0);
             let pixels = u64::from(size.width) * u64::from(size.height);
-            let Sizes::Between { min_pixels, max_pixels } = rules.sizes else {
+            let Sizes::Between { min_pixels, max_pixels, .. } = rules.sizes else {
                 unreachable!("Qwen's");
             };
             prop_assert!(pixels >= min_pixels);

@@ -28,6 +28,7 @@ pub(crate) fn rules() -> Rules {
         sizes: Sizes::Between {
             min_pixels: 8 * 32 * 32,
             max_pixels: 4096 * 32 * 32,
+            enlarges: false,
         },
         filter: Filter::Bicubic,
         mean: [0.5; 3],

@@ -34,6 +34,7 @@ fn controls(name: &str) -> &'static [&'static str] {
         "gemma3" => &["<start_of_image>", "<end_of_image>"],
         "lfm2" => &["<image>", "<|image_start|>", "<|image_end|>"],
         "gemma4" | "gemma4uv" => &["<|image|>", "<|image>", "<image|>"],
+        "glm4v" => &["<|image|>"],
         "mistral3" => &["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
         _ => &["<|image_pad|>"],
     }
@@ -298,7 +299,7 @@ async fn by_grpc(it: &Seeing, image: &[u8]) -> (String, u32) {
 #[tokio::test]
 async fn an_image_is_read_in_each_dialect_and_once() {
     for name in [
-        "qwen3vl", "qwen35", "qwen2vl", "gemma3", "gemma4", "gemma4uv", "lfm2", "mistral3",
+        "qwen3vl", "qwen35", "qwen2vl", "gemma3", "gemma4", "gemma4uv", "glm4v", "lfm2", "mistral3",
     ] {
         let it = Seeing::start(name).await;
         let image = png(64, 48);

@@ -163,9 +163,11 @@ impl LoadedModel {
                 ImageSizes::Between {
                     min_pixels,
                     max_pixels,
+                    enlarges,
                 } => Sizes::Between {
                     min_pixels,
                     max_pixels,
+                    enlarges,
                 },
                 ImageSizes::Square(side) => Sizes::Square(side),
                 ImageSizes::Within { longest } => Sizes::Within { longest },

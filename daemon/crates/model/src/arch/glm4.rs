@@ -3,7 +3,7 @@
 //! Source: Team GLM 2024, "ChatGLM: A Family of Large Language Models"; the authors'
 //! published code (Glm4ForCausalLM).
 
-use rocmforge_ops::{Act, RopeOrder, RopeUse};
+use rocmforge_ops::{Act, RopeAxes, RopeOrder, RopeUse};
 
 use super::layer::{FeedForward, Layer, Norms, layer};
 use crate::build::{AttentionSpec, PlanBuilder, Presence, blk};
@@ -12,7 +12,11 @@ use crate::hparams::Hparams;
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
-    let rope = b.keys.rope(RopeOrder::Norm, h.heads.head_dim)?;
+    let mut rope = b.keys.rope(RopeOrder::Norm, h.heads.head_dim)?;
+    // Files of models that read images (GLM-4.1V) have the pairs' halves apart.
+    if rope.axes != RopeAxes::Sequence {
+        rope.order = RopeOrder::Neox;
+    }
     let table = b.rope_table(rope);
     leave_predictors(b, h)?;
     for i in 0..h.n_layer {

@@ -369,6 +369,7 @@ mod tests {
                 sizes: Sizes::Between {
                     min_pixels: 256,
                     max_pixels: 4096,
+                    enlarges: false,
                 },
                 filter: Filter::Bicubic,
                 mean: [0.5; 3],

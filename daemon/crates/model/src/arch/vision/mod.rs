@@ -8,6 +8,7 @@
 mod gemma3;
 mod gemma4uv;
 mod gemma4v;
+mod glm4v;
 mod lfm2;
 mod pixtral;
 mod qwen2vl;
@@ -39,12 +40,13 @@ pub(crate) struct Kind {
 }
 
 /// Projectors that work.
-const KINDS: [&Kind; 7] = [
+const KINDS: [&Kind; 8] = [
     &qwen2vl::KIND,
     &qwen3vl::KIND,
     &gemma3::KIND,
     &gemma4v::KIND,
     &gemma4uv::KIND,
+    &glm4v::KIND,
     &lfm2::KIND,
     &pixtral::KIND,
 ];
@@ -173,7 +175,7 @@ fn positions_table(b: &mut PlanBuilder<'_>, tower: &Tower) -> Result<Option<Tens
         return Ok(None);
     };
     let table = match *grid {
-        LearnedGrid::Square { .. } | LearnedGrid::Resized { .. } => {
+        LearnedGrid::Square { .. } | LearnedGrid::Resized { .. } | LearnedGrid::Cubic { .. } => {
             b.tensor(POSITIONS, &[b.n_embd, grid.rows()])?
         }
         LearnedGrid::Axes { n } => b
@@ -181,6 +183,40 @@ fn positions_table(b: &mut PlanBuilder<'_>, tower: &Tower) -> Result<Option<Tens
             .as_matrix(grid.rows()),
     };
     Ok(Some(table.with_role(Role::Matrix)))
+}
+
+/// Most parts of [`Op::Columns`], and so the largest block whose rows come by elements.
+const BLOCK_MAX: u32 = 4;
+
+/// Side of a block in patches, of blocks whose rows come by elements.
+fn merge_by_element(keys: Keys<'_>, default: u32) -> Result<u32, Error> {
+    const MERGE: &str = "spatial_merge_size";
+    let merge = keys.count_or(MERGE, SIDE_MAX, default)?;
+    if merge * merge > BLOCK_MAX {
+        let message = format!("must not give blocks of more than {BLOCK_MAX} patches");
+        return Err(keys.bad(MERGE, merge, message));
+    }
+    Ok(merge)
+}
+
+/// The rows of each block as one, which has for each element those of the block's patches.
+fn by_element(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Buf {
+    let (m, width) = (merged(b, tower, x), tower.width);
+    let n = tower.merge * tower.merge;
+    let out = b.buf_rows("me", u64::from(n * width), block(tower));
+    b.op(Op::Columns {
+        n_group: width,
+        parts: (0..n)
+            .map(|patch| ColumnPart {
+                x: m,
+                first: patch * width,
+                stride: 1,
+                width: 1,
+            })
+            .collect(),
+        out,
+    });
+    out
 }
 
 /// The rows of each block.

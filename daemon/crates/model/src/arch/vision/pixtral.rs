@@ -16,11 +16,9 @@
 //!
 //! Sources: Agrawal et al. 2024, "Pixtral 12B" (arXiv 2410.07073), and the authors' published code.
 
-use rocmforge_ops::{
-    Act, Buf, ColumnPart, Op, RopeAxes, RopeOrder, RopeScaling, RopeSpec, TensorDesc,
-};
+use rocmforge_ops::{Act, Buf, Op, RopeAxes, RopeOrder, RopeScaling, RopeSpec, TensorDesc};
 
-use super::{Attention, Common, Kind, Qkv, SIDE_MAX};
+use super::{Attention, Common, Kind, Qkv};
 use crate::build::{NormKind, PlanBuilder, Presence};
 use crate::error::Error;
 use crate::hparams::{Hparams, N_PATCH_MAX};
@@ -41,18 +39,11 @@ const FREQ_BASE: f64 = 10_000.0;
 const MERGER: &str = "mm.patch_merger.weight";
 /// The embedding of the token behind a row, which the text model has, too.
 const ROW_END: &str = "v.token_embd.img_break";
-/// Most parts of [`Op::Columns`], and so the largest block.
-const BLOCK_MAX: u32 = 4;
 
 fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
     const SIZE: &str = "image_size";
-    const MERGE: &str = "spatial_merge_size";
     let common = Common::read(keys, 4)?;
-    let merge = keys.count_or(MERGE, SIDE_MAX, 1)?;
-    if merge * merge > BLOCK_MAX {
-        let message = format!("must not give blocks of more than {BLOCK_MAX} patches");
-        return Err(keys.bad(MERGE, merge, message));
-    }
+    let merge = super::merge_by_element(keys, 1)?;
     let longest = keys.count(SIZE, u32::MAX)?;
     let token = common.patch * merge;
     let side = u64::from(longest.div_ceil(token)) * u64::from(merge);
@@ -155,21 +146,8 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
 fn merged(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Result<Buf, Error> {
     b.cut("mm.patch_merger".to_owned(), &[]);
     let n = b.norm(x, "mm.input_norm.weight", "n")?;
-    let (m, width) = (super::merged(b, tower, n), tower.width);
-    let (n, rows) = (tower.merge * tower.merge, super::block(tower));
-    let by_element = b.buf_rows("me", u64::from(n * width), rows);
-    b.op(Op::Columns {
-        n_group: width,
-        parts: (0..n)
-            .map(|patch| ColumnPart {
-                x: m,
-                first: patch * width,
-                stride: 1,
-                width: 1,
-            })
-            .collect(),
-        out: by_element,
-    });
+    let by_element = super::by_element(b, tower, n);
+    let (width, n, rows) = (tower.width, tower.merge * tower.merge, super::block(tower));
     let out = b.buf_rows("b", u64::from(width), rows);
     let merger = MERGER.strip_suffix(".weight").unwrap_or(MERGER);
     let (cols, width) = (u64::from(n * width), u64::from(width));

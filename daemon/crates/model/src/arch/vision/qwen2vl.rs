@@ -71,7 +71,7 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
         let message = format!("must be at least {}, a token's", merge * common.patch);
         return Err(keys.bad("window_size", window, message));
     }
-    tower.sizes = qwen3vl::pixels(keys, &tower, TOKENS)?;
+    tower.sizes = qwen3vl::pixels(keys, &tower, TOKENS, false)?;
     Ok((tower, common.hparams()))
 }
 

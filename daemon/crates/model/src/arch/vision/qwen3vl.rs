@@ -73,12 +73,18 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
         row_gap: 0,
         parts: Parts::Whole,
     };
-    tower.sizes = pixels(keys, &tower, TOKENS)?;
+    tower.sizes = pixels(keys, &tower, TOKENS, false)?;
     Ok((tower, common.hparams()))
 }
 
-/// Fewest and most pixels of an image: those of the keys, or of so many tokens.
-pub(super) fn pixels(keys: Keys<'_>, tower: &Tower, usual: [u64; 2]) -> Result<ImageSizes, Error> {
+/// Fewest and most pixels of an image: those of the keys, or of so many tokens; and whether one
+/// that is narrower than a token is enlarged.
+pub(super) fn pixels(
+    keys: Keys<'_>,
+    tower: &Tower,
+    usual: [u64; 2],
+    enlarges: bool,
+) -> Result<ImageSizes, Error> {
     const MIN: &str = "image_min_pixels";
     const MAX: &str = "image_max_pixels";
     let (block, patch) = (tower.block_pixels(), u64::from(tower.patch).pow(2));
@@ -98,6 +104,7 @@ pub(super) fn pixels(keys: Keys<'_>, tower: &Tower, usual: [u64; 2]) -> Result<I
     Ok(ImageSizes::Between {
         min_pixels: min,
         max_pixels: max,
+        enlarges,
     })
 }
 
