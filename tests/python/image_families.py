@@ -1,4 +1,4 @@
-"""Towers of make_images.py: with windows in an image, without any layer, and of GLM 4.
+"""Towers of make_images.py: with windows in an image, without any layer, of GLM 4 and of Kimi.
 
 needs: torch, transformers, gguf, numpy
 """
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import transformers
 
-from image_models import END, IMAGE, START, Writer, base_config, fill, picture
+from image_models import END, IMAGE, START, V, Writer, base_config, fill, picture
 
 
 def biased(t, i):
@@ -280,3 +280,95 @@ class Glm4:
             image_grid_thw=torch.tensor([[1, *grid] for grid, _ in images]),
             mm_token_type_ids=(ids == IMAGE).int(),
         ).logits[0]
+
+
+class Kimi:
+    """kimik25, of which the text model is that of DeepSeek V3."""
+
+    text, merge, grids, patch, steps = "deepseek2", 2, [(6, 10), (10, 4), (2, 2)], 4, 64
+    WIDTH, HEADS, SIDE = 128, 2, 6
+
+    def model(self, t):
+        text = dict(model_type="deepseek_v3", vocab_size=V, hidden_size=64, intermediate_size=160, moe_intermediate_size=64,
+                    num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=8,
+                    n_shared_experts=1, num_experts_per_tok=2, n_group=4, topk_group=2, routed_scaling_factor=2.5,
+                    norm_topk_prob=True, first_k_dense_replace=1, q_lora_rank=48, kv_lora_rank=32, qk_nope_head_dim=32,
+                    qk_rope_head_dim=16, v_head_dim=32, rms_norm_eps=1e-6, max_position_embeddings=4096,
+                    rope_parameters=dict(rope_type="default", rope_theta=1e4), tie_word_embeddings=False)
+        vision = dict(patch_size=self.patch, pos_emb_height=self.SIDE, pos_emb_width=self.SIDE, num_attention_heads=self.HEADS,
+                      num_hidden_layers=3, hidden_size=self.WIDTH, intermediate_size=96)
+        config = transformers.Kimi_K25Config(text_config=text, vision_config=vision, image_token_id=IMAGE,
+                                             video_token_id=1193, vision_start_token_id=START, vision_end_token_id=END,
+                                             projection_hidden_size=self.WIDTH, tie_word_embeddings=False)
+        model = transformers.Kimi_K25ForConditionalGeneration._from_config(config, attn_implementation="eager")
+        out = {"embed_tokens.weight": t["token_embd.weight"], "norm.weight": t["output_norm.weight"]}
+        for i, layer_of in enumerate(model.model.language_model.layers):
+            get = lambda name: t[f"blk.{i}.{name}"]
+            layer = {f"self_attn.{ours}.weight": get(f"{theirs}.weight") for ours, theirs in [
+                ("q_a_proj", "attn_q_a"), ("q_a_layernorm", "attn_q_a_norm"), ("q_b_proj", "attn_q_b"),
+                ("kv_a_proj_with_mqa", "attn_kv_a_mqa"), ("kv_a_layernorm", "attn_kv_a_norm"), ("o_proj", "attn_output")]}
+            both = torch.cat([get("attn_k_b.weight").transpose(1, 2), get("attn_v_b.weight")], 1)
+            layer["self_attn.kv_b_proj.weight"] = both.reshape(-1, both.shape[2])
+            layer["input_layernorm.weight"] = get("attn_norm.weight")
+            layer["post_attention_layernorm.weight"] = get("ffn_norm.weight")
+            if i == 0:
+                for part in ("gate", "up", "down"):
+                    layer[f"mlp.{part}_proj.weight"] = get(f"ffn_{part}.weight")
+            else:
+                gates = [get("ffn_gate_exps.weight"), get("ffn_up_exps.weight")]
+                layer["mlp.experts.gate_up_proj"] = torch.cat(gates, 1)
+                layer["mlp.experts.down_proj"] = get("ffn_down_exps.weight")
+                layer["mlp.gate.weight"] = get("ffn_gate_inp.weight")
+                layer_of.mlp.gate.e_score_correction_bias.copy_(get("exp_probs_b.bias"))
+                for part in ("gate", "up", "down"):
+                    layer[f"mlp.shared_experts.{part}_proj.weight"] = get(f"ffn_{part}_shexp.weight")
+            out.update({f"layers.{i}.{k}": v for k, v in layer.items()})
+        fill(model.model.language_model, out)
+        return model
+
+    def tower(self, model):
+        return torch.nn.ModuleList([model.model.vision_tower, model.model.mm_projector])
+
+    def by_axes(self, x):
+        """Columns' pairs of each head, then rows', as neighbours: the converter's order."""
+        x = x.reshape(self.HEADS, 2, -1, 2, *x.shape[1:])
+        return x.movedim(3, 1).movedim(2, 3).reshape(self.WIDTH, *x.shape[4:])
+
+    def write(self, path, model):
+        tower, projector = model.model.vision_tower, model.model.mm_projector
+        config = dict(hidden_size=self.WIDTH, intermediate_size=96, layers=3, image_size=self.SIDE * self.patch,
+                      patch_size=self.patch)
+        w = Writer(path, "kimik25", config, [("projector.scale_factor", 2)])
+        w.w.add_bool("clip.use_gelu", True)
+        w.w.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
+        w.both("v.patch_embd", tower.patch_embed.proj)
+        w.put("v.position_embd.weight", tower.patch_embed.pos_emb.position_embeddings)
+        for i, b in enumerate(tower.layers):
+            a = b.attn
+            for end in ("weight", "bias"):
+                q, k, v = (getattr(module, end) for module in (a.q_proj, a.k_proj, a.v_proj))
+                w.put(f"v.blk.{i}.attn_qkv.{end}", torch.cat([self.by_axes(q), self.by_axes(k), v]))
+            for name, module in [("ln1", b.norm1), ("ln2", b.norm2), ("attn_out", a.proj), ("ffn_up", b.mlp.fc1),
+                                 ("ffn_down", b.mlp.fc2)]:
+                w.both(f"v.blk.{i}.{name}", module)
+        w.both("v.post_ln", tower.final_layernorm)
+        w.both("mm.input_norm", projector.pre_norm)
+        w.both("mm.1", projector.in_proj)
+        w.both("mm.2", projector.out_proj)
+        w.close()
+
+    def pixels(self, images):
+        """Patches row by row, as the processor gives them."""
+        given = []
+        for (rows, columns), patches in images:
+            x = picture((rows, columns), patches, self.patch, self.merge)
+            x = x.reshape(3, rows, self.patch, columns, self.patch).permute(1, 3, 0, 2, 4)
+            given.append(x.reshape(rows * columns, 3, self.patch, self.patch))
+        return torch.cat(given), torch.tensor([[1, *grid] for grid, _ in images])
+
+    def rows(self, model, grid, patches):
+        return model.model.get_image_features(*self.pixels([(grid, patches)]), return_dict=True).pooler_output[0]
+
+    def logits(self, model, ids, images):
+        pixels, grids = self.pixels(images)
+        return model(input_ids=ids, pixel_values=pixels, image_grid_thw=grids).logits[0]

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from image_families import Gemma4Unified, Glm4, Qwen25, fill_gemma4
+from image_families import Gemma4Unified, Glm4, Kimi, Qwen25, fill_gemma4
 from image_models import END, IMAGE, START, V, Writer, attention, base_config, fill, halves, pairs, picture, tensors_of
 from make_encoders import spread
 
@@ -470,7 +470,7 @@ WINDOWED, FULL = "sliding_attention", "full_attention"
 FAMILIES = {"gemma4": Gemma4([WINDOWED] * 5 + [FULL], 0, 0),
             "gemma4e": Gemma4(([WINDOWED] * 3 + [FULL]) * 2, 4, 32),
             "lfm2": Lfm2(), "mistral3": Pixtral(), "qwen35": Qwen(qwen35), "qwen3vl": Qwen(qwen3vl), "qwen2vl": Qwen25(),
-            "gemma4uv": Gemma4Unified([WINDOWED] * 5 + [FULL]), "glm4v": Glm4(),
+            "gemma4uv": Gemma4Unified([WINDOWED] * 5 + [FULL]), "glm4v": Glm4(), "kimik25": Kimi(),
             "gemma3": Gemma3()}
 
 

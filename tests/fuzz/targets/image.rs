@@ -25,6 +25,10 @@ fuzz_target!(|data: &[u8]| {
         sizes: match data.len() % 4 {
             0 => Sizes::Square(3 * patch * merge),
             1 => Sizes::Largest { tokens: 64 },
+            2 => Sizes::Padded {
+                patches: 64,
+                side: 16,
+            },
             _ => Sizes::Between {
                 min_pixels: 2 * token,
                 max_pixels: 64 * token,

@@ -23,15 +23,16 @@ use crate::fake;
 use crate::requests::{engine, fixture, greedy, load, run, until};
 use golden::Golden;
 
-const NAMES: [&str; 10] = [
-    "qwen35", "qwen3vl", "qwen2vl", "gemma3", "gemma4", "gemma4e", "gemma4uv", "glm4v", "lfm2",
-    "mistral3",
+const NAMES: [&str; 11] = [
+    "qwen35", "qwen3vl", "qwen2vl", "gemma3", "gemma4", "gemma4e", "gemma4uv", "glm4v", "kimik25",
+    "lfm2", "mistral3",
 ];
 
 /// The text model that reads what a projector gives.
 fn text_model(projector: &str) -> &str {
     match projector {
         "gemma4uv" => "gemma4",
+        "kimik25" => "deepseek2",
         name => name,
     }
 }

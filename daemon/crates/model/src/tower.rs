@@ -76,6 +76,13 @@ pub enum ImageSizes {
         /// The longest side, pixels.
         longest: u32,
     },
+    /// Those that images have, or smaller ones, filled up to whole blocks with black.
+    Padded {
+        /// Most patches, before.
+        patches: u32,
+        /// Most patches of a side, before.
+        side: u32,
+    },
     /// The largest of whole blocks that keep the shape.
     Largest {
         /// Most blocks.

@@ -54,8 +54,10 @@ pub enum RopeAxes {
         /// the next.
         interleaved: bool,
     },
-    /// Rows for the first half of the pairs, columns for the second.
+    /// Rows for one half of the pairs, columns for the other.
     Plane {
+        /// Whether the first half is that of columns.
+        columns_first: bool,
         /// Whether the halves have the frequencies of a head in turn; else either half has those of
         /// a head of half the size.
         in_turn: bool,
@@ -84,7 +86,7 @@ impl RopeAxes {
                 pair if pair < sequence + rows => 1,
                 _ => 2,
             },
-            Self::Plane { .. } => 1 + u8::from(pair >= n / 2),
+            Self::Plane { columns_first, .. } => 1 + u8::from((pair >= n / 2) != columns_first),
         };
         (0..n).map(axis).collect()
     }
@@ -135,8 +137,12 @@ mod tests {
         assert_eq!(of_pairs, [0, 1, 2, 0, 1, 2, 0, 0]);
         let of_pairs = sections([4, 2, 2], false).of_pairs(8);
         assert_eq!(of_pairs, [0, 0, 0, 0, 1, 1, 2, 2]);
-        let plane = RopeAxes::Plane { in_turn: false };
-        assert_eq!(plane.of_pairs(6), [1, 1, 1, 2, 2, 2]);
+        let plane = |columns_first| RopeAxes::Plane {
+            columns_first,
+            in_turn: false,
+        };
+        assert_eq!(plane(false).of_pairs(6), [1, 1, 1, 2, 2, 2]);
+        assert_eq!(plane(true).of_pairs(4), [2, 2, 1, 1]);
         assert_eq!(RopeAxes::Sequence.of_pairs(2), [0, 0]);
     }
 }

@@ -127,6 +127,13 @@ impl Form {
                 row_ends: None,
                 tiles: false,
             }),
+            "kimik25" => Some(Self {
+                mark: "<|media_pad|>",
+                written: None,
+                stays: false,
+                row_ends: None,
+                tiles: false,
+            }),
             "pixtral" => Some(Self {
                 mark: "[IMG]",
                 written: None,

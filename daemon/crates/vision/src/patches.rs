@@ -67,7 +67,7 @@ impl PreparedImage {
 pub fn prepare(bytes: &[u8], bounds: Bounds, rules: &Rules) -> Result<PreparedImage, ImageError> {
     let image = decode(bytes, bounds)?;
     let size = rules.size_for(image.width(), image.height())?;
-    Ok(of_pixels(&resize(image, size, rules.filter), rules))
+    Ok(of_pixels(&resized(image, size, rules), rules))
 }
 
 /// As [`prepare`], with the tiles that the rules cut a large image into: row by row, and then the
@@ -86,8 +86,29 @@ pub fn prepare_all(
     if let Some(grid) = rules.tiles_for(image.width(), image.height()) {
         parts = tiles(image.clone(), grid, rules);
     }
-    parts.push(of_pixels(&resize(image, size, rules.filter), rules));
+    parts.push(of_pixels(&resized(image, size, rules), rules));
     Ok(parts)
+}
+
+/// The image in this size, and black where it is filled up.
+fn resized(image: Pixels, size: Size, rules: &Rules) -> Pixels {
+    let Some(shown) = rules.shown_for(image.width(), image.height()) else {
+        return resize(image, size, rules.filter);
+    };
+    let image = resize(image, shown, rules.filter);
+    let [line, shown] = [size.width, shown.width].map(|width| width as usize * 3);
+    let mut rgb = vec![0; line * size.height as usize];
+    for (to, from) in rgb
+        .chunks_exact_mut(line)
+        .zip(image.rgb.chunks_exact(shown))
+    {
+        to[..shown].copy_from_slice(from);
+    }
+    Pixels {
+        width: size.width,
+        height: size.height,
+        rgb,
+    }
 }
 
 /// The tiles of an image, `rows` by `columns`.
@@ -195,6 +216,36 @@ mod tests {
     use super::*;
     use crate::rules::{Filter, Tiles};
     use crate::testing::{pattern, png, rules};
+
+    #[test]
+    fn an_image_is_filled_up_with_black_at_the_right_and_below() {
+        let rules = Rules {
+            patch: 2,
+            merge: 2,
+            sizes: Sizes::Padded {
+                patches: 64,
+                side: 8,
+            },
+            mean: [0.0; 3],
+            std: [1.0; 3],
+            ..rules()
+        };
+        let white = Pixels {
+            width: 3,
+            height: 5,
+            rgb: vec![255; 45],
+        };
+        let size = rules.size_for(3, 5).unwrap();
+        let image = of_pixels(&resized(white, size, &rules), &rules);
+        assert_eq!(image.grid, [4, 2]);
+        // Red of each patch: of the first block, and of the second one.
+        let reds: Vec<f32> = image
+            .patches
+            .chunks(12)
+            .map(|p| p[..4].iter().sum())
+            .collect();
+        assert_eq!(reds, [4.0, 2.0, 4.0, 2.0, 2.0, 1.0, 0.0, 0.0]);
+    }
 
     fn small() -> Rules {
         Rules {

@@ -35,6 +35,7 @@ fn controls(name: &str) -> &'static [&'static str] {
         "lfm2" => &["<image>", "<|image_start|>", "<|image_end|>"],
         "gemma4" | "gemma4uv" => &["<|image|>", "<|image>", "<image|>"],
         "glm4v" => &["<|image|>"],
+        "kimik25" => &["<|media_pad|>"],
         "mistral3" => &["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
         _ => &["<|image_pad|>"],
     }
@@ -44,6 +45,7 @@ fn controls(name: &str) -> &'static [&'static str] {
 fn text_model(projector: &str) -> &str {
     match projector {
         "gemma4uv" => "gemma4",
+        "kimik25" => "deepseek2",
         name => name,
     }
 }
@@ -299,7 +301,8 @@ async fn by_grpc(it: &Seeing, image: &[u8]) -> (String, u32) {
 #[tokio::test]
 async fn an_image_is_read_in_each_dialect_and_once() {
     for name in [
-        "qwen3vl", "qwen35", "qwen2vl", "gemma3", "gemma4", "gemma4uv", "glm4v", "lfm2", "mistral3",
+        "qwen3vl", "qwen35", "qwen2vl", "gemma3", "gemma4", "gemma4uv", "glm4v", "kimik25", "lfm2",
+        "mistral3",
     ] {
         let it = Seeing::start(name).await;
         let image = png(64, 48);

@@ -171,6 +171,7 @@ impl LoadedModel {
                 },
                 ImageSizes::Square(side) => Sizes::Square(side),
                 ImageSizes::Within { longest } => Sizes::Within { longest },
+                ImageSizes::Padded { patches, side } => Sizes::Padded { patches, side },
                 ImageSizes::Largest { tokens } => Sizes::Largest { tokens },
                 ImageSizes::Tiled {
                     min_pixels,

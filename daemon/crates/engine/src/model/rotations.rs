@@ -91,7 +91,7 @@ fn table(
         path: loaded.path().to_owned(),
         message: e.to_string(),
     };
-    if let RopeAxes::Plane { in_turn } = spec.axes {
+    if let RopeAxes::Plane { in_turn, .. } = spec.axes {
         return RopeTable::plane(spec.n_rot as usize, spec.freq_base, in_turn).map_err(bad);
     }
     let params = RopeParams {

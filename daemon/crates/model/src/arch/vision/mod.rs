@@ -9,6 +9,7 @@ mod gemma3;
 mod gemma4uv;
 mod gemma4v;
 mod glm4v;
+mod kimik25;
 mod lfm2;
 mod pixtral;
 mod qwen2vl;
@@ -40,13 +41,14 @@ pub(crate) struct Kind {
 }
 
 /// Projectors that work.
-const KINDS: [&Kind; 8] = [
+const KINDS: [&Kind; 9] = [
     &qwen2vl::KIND,
     &qwen3vl::KIND,
     &gemma3::KIND,
     &gemma4v::KIND,
     &gemma4uv::KIND,
     &glm4v::KIND,
+    &kimik25::KIND,
     &lfm2::KIND,
     &pixtral::KIND,
 ];
@@ -169,18 +171,29 @@ fn grid_side(gguf: &Gguf, n_embd: u32) -> Result<u32, Error> {
     Ok(side as u32)
 }
 
+/// Whether learned positions are in rows and columns.
+fn is_plane(gguf: &Gguf) -> bool {
+    gguf.tensor(POSITIONS).is_some_and(|t| t.dims[2] > 1)
+}
+
 /// The table of a tower's learned positions, where it has one.
 fn positions_table(b: &mut PlanBuilder<'_>, tower: &Tower) -> Result<Option<TensorDesc>, Error> {
     let Some(grid) = &tower.grid else {
         return Ok(None);
     };
     let table = match *grid {
-        LearnedGrid::Square { .. } | LearnedGrid::Resized { .. } | LearnedGrid::Cubic { .. } => {
-            b.tensor(POSITIONS, &[b.n_embd, grid.rows()])?
-        }
         LearnedGrid::Axes { n } => b
             .tensor(POSITIONS, &[b.n_embd, u64::from(n), 2])?
             .as_matrix(grid.rows()),
+        // Kimi's file says rows and columns.
+        LearnedGrid::Cubic { side } if is_plane(b.keys.gguf) => {
+            let side = u64::from(side);
+            b.tensor(POSITIONS, &[b.n_embd, side, side])?
+                .as_matrix(grid.rows())
+        }
+        LearnedGrid::Square { .. } | LearnedGrid::Resized { .. } | LearnedGrid::Cubic { .. } => {
+            b.tensor(POSITIONS, &[b.n_embd, grid.rows()])?
+        }
     };
     Ok(Some(table.with_role(Role::Matrix)))
 }

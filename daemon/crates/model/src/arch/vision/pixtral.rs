@@ -99,7 +99,10 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
         factors: None,
         long: None,
         magnitude: 1.0,
-        axes: RopeAxes::Plane { in_turn: true },
+        axes: RopeAxes::Plane {
+            columns_first: false,
+            in_turn: true,
+        },
     });
     let attention = Attention {
         heads: h.heads,

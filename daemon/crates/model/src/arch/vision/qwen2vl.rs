@@ -90,7 +90,10 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
         factors: None,
         long: None,
         magnitude: 1.0,
-        axes: RopeAxes::Plane { in_turn: false },
+        axes: RopeAxes::Plane {
+            columns_first: false,
+            in_turn: false,
+        },
     });
     let attention = Attention {
         heads: h.heads,

@@ -1,4 +1,5 @@
-//! SigLIP's layers, which towers of Gemma 3 and LFM 2 begin with, on the `T` patches of an image:
+//! SigLIP's layers, which towers of Gemma 3, LFM 2 and Kimi begin with, on the `T` patches of an
+//! image:
 //!
 //! ```text
 //! X = patches * W + bias + positions                 [T][n_embd]       v.patch_embd
@@ -25,6 +26,17 @@ pub(super) fn layers(
     h: &Hparams,
     projection: &str,
 ) -> Result<(Buf, Option<TensorDesc>), Error> {
+    layers_of(b, tower, h, projection, (Qkv::Apart, None))
+}
+
+/// As [`layers`], with queries, keys and values so in the file, and rotated by this table.
+pub(super) fn layers_of(
+    b: &mut PlanBuilder<'_>,
+    tower: &Tower,
+    h: &Hparams,
+    projection: &str,
+    (qkv, rope): (Qkv, Option<u8>),
+) -> Result<(Buf, Option<TensorDesc>), Error> {
     let bias = Presence::Required;
     b.norms_are(NormKind::Layer { bias });
     let x = b.stream("x");
@@ -34,9 +46,9 @@ pub(super) fn layers(
     b.residual(x, positions, None, 1.0)?;
     let attention = Attention {
         heads: h.heads,
-        qkv: Qkv::Apart,
+        qkv,
         bias,
-        rope: None,
+        rope,
         parts: false,
     };
     for i in 0..h.n_layer {
