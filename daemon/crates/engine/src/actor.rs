@@ -36,6 +36,7 @@ mod promising;
 mod publish;
 mod publisher;
 mod read_prefix;
+mod release;
 mod run;
 mod schedule;
 mod slices;

@@ -14,6 +14,7 @@ mod gaps;
 pub(crate) mod handle;
 pub(crate) mod images;
 pub(crate) mod refusal;
+mod release;
 mod status;
 pub mod times;
 
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
 pub use gaps::{BrokenGaps, Gap, GapCause};
+pub use release::{IdleRelease, Released};
 pub use status::{
     CacheStatus, ClientStatus, DeviceStatus, FileWait, HostPressureStatus, HostTier, Hosted,
     KeepFreeStatus, KvDiskStatus, ModelStatus, PrefixCounts, SegmentState, SegmentStatus, Snapshot,
@@ -167,6 +169,20 @@ pub enum Command {
         budget: Budget,
         /// What was reached.
         reply: oneshot::Sender<Result<BudgetChange, Error>>,
+    },
+    /// Gives the device's memory back until the next request.
+    Release {
+        /// The host's memory, too, whatever is configured.
+        host: bool,
+        /// What went.
+        reply: oneshot::Sender<Result<Released, Error>>,
+    },
+    /// Changes when that happens by itself.
+    SetIdleRelease {
+        /// What is configured from now on.
+        config: IdleRelease,
+        /// Sent when it is.
+        reply: oneshot::Sender<Result<(), Error>>,
     },
     /// Changes the eviction policy.
     SetPolicy {

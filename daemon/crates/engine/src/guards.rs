@@ -5,6 +5,7 @@ pub(crate) mod budget;
 pub(crate) mod file_watch;
 pub(crate) mod host_pressure;
 pub(crate) mod keep_free;
+pub(crate) mod release;
 pub(crate) mod sleep;
 pub(crate) mod watchdog;
 
@@ -14,6 +15,7 @@ use rocmforge_device::Loss;
 
 use host_pressure::PressureWatch;
 use keep_free::KeepFree;
+use release::MemoryRelease;
 use sleep::SleepClock;
 use watchdog::DeviceLoss;
 
@@ -21,6 +23,8 @@ use watchdog::DeviceLoss;
 pub(crate) struct Guards {
     /// What is kept free for others.
     pub(crate) keep_free: KeepFree,
+    /// Gives the device's memory back while nobody asks for anything.
+    pub(crate) release: MemoryRelease,
     /// What goes back of the host's memory, where it may have any.
     pub(crate) host_pressure: Option<PressureWatch>,
     /// Sees the machine sleep.

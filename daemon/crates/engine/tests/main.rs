@@ -31,6 +31,7 @@ mod mutated;
 mod predict;
 mod promises;
 mod recovery;
+mod release;
 mod requests;
 mod reuse;
 mod scaled;

@@ -39,6 +39,7 @@ pub const MODELS_MAX: usize = 1024;
 impl Engine {
     /// Carries out a command.
     pub(crate) fn handle(&mut self, command: Command) {
+        self.wake_for(&command);
         match command {
             Command::Load { prepared, reply } => {
                 let result = self.load(*prepared);
@@ -97,6 +98,14 @@ impl Engine {
             Command::SetBudget { budget, reply } => {
                 let result = self.set_budget(budget);
                 self.answer(reply, result);
+            }
+            Command::Release { host, reply } => {
+                let result = self.release_asked(host);
+                self.answer(reply, result);
+            }
+            Command::SetIdleRelease { config, reply } => {
+                self.guards.release.configure(config);
+                self.answer(reply, Ok(()));
             }
             Command::SetPolicy { policy: new, reply } => {
                 let before = self.memory.store.cache.policy();

@@ -48,6 +48,8 @@ impl Engine {
         snapshot.running = requests.scheduler.running() as u32;
         snapshot.clients = requests.clients();
         snapshot.keep_free = self.guards.keep_free.status();
+        snapshot.released_budget = self.guards.release.before();
+        snapshot.releases = self.guards.release.count();
         let held = self.memory.host_bytes();
         let watch = self.guards.host_pressure.as_ref();
         snapshot.host_pressure = watch.map(|watch| watch.status(held));
@@ -107,6 +109,8 @@ pub(crate) fn snapshot_of(
         running: 0,
         clients: Vec::new(),
         keep_free: None,
+        released_budget: None,
+        releases: 0,
         host_pressure: None,
         prefixes: crate::api::PrefixCounts::default(),
         images_read: 0,

@@ -48,6 +48,7 @@ impl Engine {
                 return None;
             }
             if self.turn(now) {
+                self.guards.release.note_work(now);
                 self.watch_while_busy();
                 self.publish(false);
                 rested = false;
@@ -58,6 +59,7 @@ impl Engine {
                 true => self.memory.collect(),
                 false => self.go_idle(),
             }
+            self.release_when_idle(now);
             match self.next_command(commands) {
                 Ok(command) => {
                     self.handle(command);
@@ -126,7 +128,7 @@ impl Engine {
     }
 
     /// Whether any file or upload is waited for in the background.
-    fn waits_for_files(&self) -> bool {
+    pub(crate) fn waits_for_files(&self) -> bool {
         !self.background.not_ready().is_empty()
             || self.preloads.wait_for_files()
             || self.memory.waits_for_disk()
@@ -158,7 +160,7 @@ impl Engine {
         let idle = match self.waits_for_files() {
             true => background_load::POLL,
             false if self.memory.is_disk_busy() => STATUS_EVERY,
-            false => SLEEP,
+            false => self.guards.release.due_in(now).unwrap_or(SLEEP).min(SLEEP),
         };
         deadline.map_or(idle, |d| d.saturating_duration_since(now).min(idle))
     }

@@ -29,6 +29,7 @@ use crate::guards::budget::{self, WantedBudget};
 use crate::guards::file_watch::FileWatch;
 use crate::guards::host_pressure::PressureWatch;
 use crate::guards::keep_free::KeepFree;
+use crate::guards::release::MemoryRelease;
 use crate::guards::sleep::SleepClock;
 use crate::guards::watchdog::{self, DeviceLoss};
 use crate::memory::Memory;
@@ -198,6 +199,7 @@ fn launch(
     let lost = loss.subscribe();
     let guards = Guards {
         keep_free: taken.keep_free,
+        release: MemoryRelease::new(config.idle_release, Clock.now()),
         host_pressure,
         sleep: SleepClock::new(config.clocks.clone()),
         budget_wanted: None,

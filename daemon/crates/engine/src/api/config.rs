@@ -8,7 +8,7 @@ use rocmforge_device::Stalls;
 use rocmforge_device::gpu::UploadWay;
 use rocmforge_ops::KvType;
 
-use crate::api::{Budget, Class, Policy, When};
+use crate::api::{Budget, Class, IdleRelease, Policy, When};
 use crate::guards::sleep::Clocks;
 
 /// Which device to use.
@@ -136,6 +136,8 @@ pub struct EngineConfig {
     pub host_kv: When,
     /// The KV cache on disk; `None` is none.
     pub kv_disk: Option<KvDiskConfig>,
+    /// When the device's memory is given back to the driver while nobody asks for anything.
+    pub idle_release: IdleRelease,
     /// When the host gives back of that memory; `None` is never.
     pub host_pressure: Option<HostPressure>,
     /// Whether what the page cache does not hold of a model is read past it: auto is of models
@@ -195,6 +197,7 @@ impl Default for EngineConfig {
             host_budget: Some(HOST_BUDGET_DEFAULT),
             host_kv: When::Auto,
             kv_disk: None,
+            idle_release: IdleRelease::default(),
             host_pressure: None,
             direct_io: When::Auto,
             prefix_cache: PrefixCache::PerClient,

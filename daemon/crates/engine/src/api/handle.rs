@@ -18,8 +18,9 @@ use crate::api::error::{Error, device_lost};
 use crate::api::times::TimesSlot;
 use crate::api::{
     Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Command, EVENT_CAPACITY, EmbedRequest,
-    Embedding, GenerateEvent, GenerateRequest, ImageSpan, Policy, PreloadEvent, PreloadRoom,
-    PreparedImage, Registered, STEP_EVENTS, ScoreRequest, Scores, Snapshot, Unloaded,
+    Embedding, GenerateEvent, GenerateRequest, IdleRelease, ImageSpan, Policy, PreloadEvent,
+    PreloadRoom, PreparedImage, Registered, Released, STEP_EVENTS, ScoreRequest, Scores, Snapshot,
+    Unloaded,
 };
 use crate::clock::Clock;
 use crate::model::loaded::{LoadedModel, PreparedModel};
@@ -308,6 +309,26 @@ impl EngineHandle {
     pub async fn set_budget(&self, budget: Budget) -> Result<BudgetChange, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::SetBudget { budget, reply })?;
+        self.answered(answer).await?
+    }
+
+    /// Gives the device's memory back until the next request; with `host`, the host's as well.
+    ///
+    /// # Errors
+    /// [`Error::Precondition`] while requests run or wait, and those of sending.
+    pub async fn release(&self, host: bool) -> Result<Released, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Release { host, reply })?;
+        self.answered(answer).await?
+    }
+
+    /// Changes when the device's memory is given back by itself.
+    ///
+    /// # Errors
+    /// Those of sending.
+    pub async fn set_idle_release(&self, config: IdleRelease) -> Result<(), Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::SetIdleRelease { config, reply })?;
         self.answered(answer).await?
     }
 

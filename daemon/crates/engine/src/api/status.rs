@@ -42,6 +42,10 @@ pub struct Snapshot {
     pub clients: Vec<ClientStatus>,
     /// What is kept free of the device's memory, if anything is.
     pub keep_free: Option<KeepFreeStatus>,
+    /// The budget that comes back with the next request, while the device's memory is released.
+    pub released_budget: Option<u64>,
+    /// Times that the device's memory was released, since start-up.
+    pub releases: u64,
     /// What goes back of the host's memory while the machine is short of it, if there is anything
     /// that can.
     pub host_pressure: Option<HostPressureStatus>,
@@ -105,6 +109,8 @@ impl Snapshot {
             running: 0,
             clients: Vec::new(),
             keep_free: None,
+            released_budget: None,
+            releases: 0,
             host_pressure: None,
             prefixes: PrefixCounts::default(),
             images_read: 0,

@@ -478,6 +478,11 @@ impl CpuCompute {
         begun
     }
 
+    /// Bytes of weights that the host may keep.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
     /// Lets the host keep so many bytes of weights from now on, if it may keep as many; memory
     /// beyond goes back.
     pub(crate) fn limit_kept(&mut self, bytes: u64) {

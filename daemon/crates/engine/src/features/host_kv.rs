@@ -108,6 +108,11 @@ impl HostKv {
         self.limit = bytes;
     }
 
+    /// Bytes that weights and pages may have together now.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
     /// Bytes of the host's memory that there are for places, used ones and free ones, without what
     /// the device has pinned ahead.
     pub(crate) fn taken(&self) -> u64 {

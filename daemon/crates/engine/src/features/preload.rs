@@ -129,6 +129,11 @@ impl Preloads {
         self.queue.push_front(preload);
     }
 
+    /// Whether no model is preloaded.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// Whether a model is preloaded.
     pub(crate) fn any_of(&self, model: ModelId) -> bool {
         self.queue.iter().any(|preload| preload.model == model)

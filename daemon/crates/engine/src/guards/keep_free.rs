@@ -193,12 +193,27 @@ impl KeepFree {
         self.refusals == 1
     }
 
+    /// As much of a budget of `wanted` bytes, which is to follow on one of `budget`, as leaves free
+    /// what is to be.
+    pub(crate) fn most(&self, free: u64, budget: u64, wanted: u64) -> u64 {
+        if !self.is_on() {
+            return wanted;
+        }
+        let most = (budget + free).saturating_sub(self.bytes);
+        wanted.min(most.max(self.floor(wanted)))
+    }
+
+    /// What stays of a budget whatever others want.
+    fn floor(&self, budget: u64) -> u64 {
+        let floor = (budget + self.given_up) / FLOOR_PART;
+        floor.max(BUDGET_MIN).next_multiple_of(self.step)
+    }
+
     /// What is to be done about so many free bytes.
     pub(crate) fn change(&mut self, free: u64, budget: u64, now: Instant) -> Change {
         if free < self.bytes {
             self.calm_since = None;
-            let floor = ((budget + self.given_up) / FLOOR_PART).max(BUDGET_MIN);
-            let floor = floor.next_multiple_of(self.step);
+            let floor = self.floor(budget);
             let left = budget.saturating_sub(self.bytes - free);
             let left = (left / self.step * self.step).max(floor);
             return match left < budget {
@@ -339,6 +354,16 @@ mod tests {
         assert_eq!(kept.change(0, 80 * MIB, now), Change::Shrink(64 * MIB));
         kept.given_up = 64 * MIB;
         assert_eq!(kept.change(0, 16 * MIB, now), Change::None);
+    }
+
+    #[test]
+    fn a_budget_that_comes_back_leaves_free_what_is_to_be() {
+        let kept = keeping(64 * MIB);
+        assert_eq!(kept.most(1000 * MIB, 2 * MIB, 512 * MIB), 512 * MIB);
+        assert_eq!(kept.most(162 * MIB, 2 * MIB, 512 * MIB), 100 * MIB);
+        assert_eq!(kept.most(0, 2 * MIB, 512 * MIB), 64 * MIB, "an eighth");
+        let off = KeepFree::new(None, 1024 * MIB, Instant::now()).unwrap();
+        assert_eq!(off.most(0, 2 * MIB, 512 * MIB), 512 * MIB);
     }
 
     #[test]

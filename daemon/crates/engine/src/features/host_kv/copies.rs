@@ -38,6 +38,18 @@ impl Memory {
         self.fit_host_kv();
     }
 
+    /// Gives all of the host's memory back to the system that nobody uses; it is taken again as it
+    /// is needed. How many bytes.
+    pub(crate) fn give_back_host(&mut self) -> u64 {
+        let before = self.host_bytes();
+        let (pages, weights) = (self.host_kv.limit(), self.cpu.limit());
+        self.limit_host(0);
+        self.host_kv.set_limit(pages);
+        self.cpu.limit_kept(weights);
+        self.fit_host_kv();
+        before.saturating_sub(self.host_bytes())
+    }
+
     /// After weights came to the host's memory, or went: pages keep what is left.
     pub(crate) fn fit_host_kv(&mut self) {
         let end = self.host_kv.beside(self.cpu.kept_bytes());

@@ -1,0 +1,191 @@
+//! The device's memory is given back while nobody asks for anything, and taken again.
+
+use std::time::{Duration, Instant};
+
+use crate::actor::engine::Engine;
+use crate::api::error::Error;
+use crate::api::refusal::Refusal;
+use crate::api::{Command, PreloadRoom, Released};
+use crate::guards::budget::BUDGET_MIN;
+
+/// The part of a budget that is given up at a time where it cannot be had again as a whole.
+const LESS_PART: u64 = 8;
+
+impl Engine {
+    /// Gives the device's memory back because somebody asks for it; preloads under way end. With
+    /// `host`, or where that is configured, host memory goes as well.
+    ///
+    /// # Errors
+    /// [`Refusal::InUse`] while requests run or wait; a loss of the device.
+    pub(crate) fn release_asked(&mut self, host: bool) -> Result<Released, Error> {
+        let requests = self.requests.all().count() + self.requests.images.waiting(|_| true);
+        if requests > 0 {
+            let message = format!(
+                "memory cannot be released while requests run or wait, of which there are {requests}: try again when they \
+                 have ended, or lower the budget (rocmforgectl cache budget)"
+            );
+            return Err(Refusal::InUse { message }.into());
+        }
+        let gone = || Error::Unavailable {
+            message: "the device's memory was released; preload the model again".to_owned(),
+            retry_after: Duration::from_secs(1),
+        };
+        self.preloads.end(|_| true, gone);
+        let host = host || self.guards.release.takes_host();
+        self.release_memory(host)
+    }
+
+    /// Gives all memory of the device back but what is pinned and the device's own block.
+    fn release_memory(&mut self, host: bool) -> Result<Released, Error> {
+        let (began, before) = (self.now(), self.memory.budget());
+        let held_before = self.held_bytes();
+        // Noted first: if a step fails, the next request still takes the memory again.
+        self.guards.release.released(before);
+        self.evict_for_release(before)?;
+        let held = self.held_bytes();
+        let host_freed_bytes = match host {
+            true => self.memory.give_back_host(),
+            false => 0,
+        };
+        let released = Released {
+            freed_bytes: held_before.saturating_sub(held),
+            kept_bytes: held,
+            budget_bytes: self.guards.release.before().unwrap_or(before),
+            host_freed_bytes,
+        };
+        tracing::info!(
+            target: "memory",
+            freed_bytes = released.freed_bytes,
+            kept_bytes = held,
+            host_freed_bytes,
+            budget_bytes = released.budget_bytes,
+            free_bytes = self.memory.store.count_free_bytes_now(),
+            took_ms = (self.now() - began).as_secs_f64() * 1e3,
+            "the device's memory is released; the next request takes it again"
+        );
+        Ok(released)
+    }
+
+    /// Weights are evicted, KV pages go to the host's memory and to disk, and the budget shrinks to
+    /// what stays.
+    fn evict_for_release(&mut self, before: u64) -> Result<(), Error> {
+        self.free_scratch();
+        self.memory.store.wait_all();
+        self.memory.write_all_notes();
+        while self.memory.give_up_draft_kv() {}
+        self.change_budget(self.least_budget().min(before))?;
+        // Not the whole of `Memory::clear`, which drops the pages in host memory, too.
+        self.memory.store.clear(None)?;
+        Ok(())
+    }
+
+    /// Bytes that the driver has given; where it does not count, those in the cache.
+    fn held_bytes(&self) -> u64 {
+        let store = &self.memory.store;
+        let usage = || store.cache.usage().resident + store.cache.usage().blocks();
+        let held = store.device.memory_use();
+        held.map_or_else(usage, |held| held.allocated_bytes)
+    }
+
+    /// The budget that holds what is pinned and the device's own block, and no more.
+    fn least_budget(&self) -> u64 {
+        let least = self.memory.store.reserve_bytes + self.memory.store.pinned_bytes();
+        let least = least.next_multiple_of(rocmforge_device::ALIGNMENT);
+        least.max(BUDGET_MIN)
+    }
+
+    /// Releases the device's memory if nobody has asked for anything for as long as is configured.
+    pub(crate) fn release_when_idle(&mut self, now: Instant) {
+        let left = self.guards.release.due_in(now);
+        if !left.is_some_and(|left| left.is_zero()) {
+            return;
+        }
+        if !self.is_idle() || self.draining.is_some() {
+            return self.guards.release.note_work(now);
+        }
+        if let Err(error) = self.release_memory(self.guards.release.takes_host()) {
+            tracing::warn!(%error, "the device's memory could not be released as a whole");
+        }
+        self.publish(true);
+    }
+
+    /// Whether nobody asks for anything. A request that waits for its reader, its images or a file
+    /// is work.
+    fn is_idle(&self) -> bool {
+        let images = self.requests.images.waiting(|_| true);
+        self.requests.is_empty()
+            && images == 0
+            && self.preloads.is_empty()
+            && !self.waits_for_files()
+    }
+
+    /// Takes the device's memory again for what a command asks for, if it was released: as much as
+    /// there is, where others have taken some of it.
+    pub(crate) fn wake_for(&mut self, command: &Command) {
+        let wakes = match command {
+            Command::Generate { .. }
+            | Command::Score { .. }
+            | Command::Embed { .. }
+            | Command::ReadImage { .. }
+            | Command::SetBudget { .. } => true,
+            // What goes into free room alone is not worth it.
+            Command::Preload { room, .. } => *room != PreloadRoom::Free,
+            Command::Pin { pinned, .. } => *pinned,
+            _ => false,
+        };
+        if wakes && self.draining.is_none() {
+            let now = self.now();
+            self.guards.release.note_work(now);
+            self.take_released();
+        }
+    }
+
+    fn take_released(&mut self) {
+        let Some(wanted) = self.guards.release.take_before() else {
+            return;
+        };
+        let began = self.now();
+        let least = self.memory.budget();
+        let mut budget = self.budget_beside_others(wanted);
+        while let Err(error) = self.change_budget(budget) {
+            let less = budget - budget / LESS_PART;
+            budget = less & !(rocmforge_device::ALIGNMENT - 1);
+            tracing::debug!(%error, "the released memory cannot be had as a whole; trying {budget} bytes");
+            // An arena that was taken anew has what there is.
+            if budget <= self.memory.budget().max(least) || self.lost().is_some() {
+                break;
+            }
+        }
+        let budget = self.memory.budget();
+        let missing = wanted.saturating_sub(budget);
+        self.guards.keep_free.budget_was_cut(missing);
+        let took_ms = (self.now() - began).as_secs_f64() * 1e3;
+        match missing > 0 {
+            true => tracing::warn!(
+                target: "memory",
+                budget_bytes = budget,
+                wanted_bytes = wanted,
+                took_ms,
+                "others hold memory that was released: the budget is smaller, and grows as they free it"
+            ),
+            false => tracing::info!(
+                target: "memory",
+                budget_bytes = budget,
+                took_ms,
+                "the released memory is taken again"
+            ),
+        }
+        self.publish(true);
+    }
+
+    /// As much of a budget as leaves free what is to be kept free, but at least the part that
+    /// stays whatever others want.
+    fn budget_beside_others(&mut self, wanted: u64) -> u64 {
+        let Some(free) = self.memory.store.count_free_bytes_now() else {
+            return wanted;
+        };
+        let least = self.memory.budget();
+        let most = self.guards.keep_free.most(free, least, wanted);
+        (most & !(rocmforge_device::ALIGNMENT - 1)).max(least.min(wanted))
+    }
+}

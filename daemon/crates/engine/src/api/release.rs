@@ -1,0 +1,26 @@
+//! Memory that is given back until the next request: when, and what it came to.
+
+use std::time::Duration;
+
+/// When the memory of a device that nobody uses is given back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct IdleRelease {
+    /// How long nobody has to ask for anything; `None` is for ever.
+    pub after: Option<Duration>,
+    /// Whether each release also gives the host's memory back: KV pages, and weights that the CPU
+    /// computes with.
+    pub host: bool,
+}
+
+/// What a release of the device's memory did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Released {
+    /// Bytes that were given back, by the driver's count where there is one.
+    pub freed_bytes: u64,
+    /// Bytes that stay by the same count: pinned weights, and what the device has for itself.
+    pub kept_bytes: u64,
+    /// The budget that comes back with the next request.
+    pub budget_bytes: u64,
+    /// Bytes of the host's memory that were given back.
+    pub host_freed_bytes: u64,
+}

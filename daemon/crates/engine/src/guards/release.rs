@@ -1,0 +1,99 @@
+//! The device's memory, given back while nobody asks for anything: after a time, or at once by a
+//! command. The next request takes it again.
+
+use std::time::{Duration, Instant};
+
+use crate::api::IdleRelease;
+
+/// Whether the device's memory is released, and when it will be.
+#[derive(Debug)]
+pub(crate) struct MemoryRelease {
+    config: IdleRelease,
+    /// When there was work last.
+    worked: Instant,
+    /// The budget that comes back, while it is released.
+    before: Option<u64>,
+    count: u64,
+}
+
+impl MemoryRelease {
+    pub(crate) fn new(config: IdleRelease, now: Instant) -> Self {
+        Self {
+            config,
+            worked: now,
+            before: None,
+            count: 0,
+        }
+    }
+
+    /// This is configured from now on.
+    pub(crate) fn configure(&mut self, config: IdleRelease) {
+        self.config = config;
+    }
+
+    /// Whether the host's memory goes, too.
+    pub(crate) fn takes_host(&self) -> bool {
+        self.config.host
+    }
+
+    /// There is work, or was until now.
+    pub(crate) fn note_work(&mut self, now: Instant) {
+        self.worked = now;
+    }
+
+    /// How long until it is to be released; `None` if it will not be, or is already.
+    pub(crate) fn due_in(&self, now: Instant) -> Option<Duration> {
+        let after = self.config.after.filter(|_| self.before.is_none())?;
+        Some((self.worked + after).saturating_duration_since(now))
+    }
+
+    /// It was released; the budget was so large. Once more it was not.
+    pub(crate) fn released(&mut self, before: u64) {
+        if self.before.is_none() {
+            self.before = Some(before);
+            self.count += 1;
+        }
+    }
+
+    /// The budget that is to come back, once.
+    pub(crate) fn take_before(&mut self) -> Option<u64> {
+        self.before.take()
+    }
+
+    /// The budget that comes back with the next request, while it is released.
+    pub(crate) fn before(&self) -> Option<u64> {
+        self.before
+    }
+
+    /// How often it was released.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+
+    #[test]
+    fn it_is_due_once_behind_the_last_work() {
+        let s = Duration::from_secs;
+        let begun = Clock.now();
+        let after = |after| IdleRelease { after, host: false };
+        let mut release = MemoryRelease::new(after(Some(s(60))), begun);
+        assert_eq!(release.due_in(begun + s(10)), Some(s(50)));
+        release.note_work(begun + s(30));
+        assert_eq!(release.due_in(begun + s(40)), Some(s(50)));
+        assert_eq!(release.due_in(begun + s(95)), Some(Duration::ZERO));
+        release.released(7);
+        release.released(3);
+        assert_eq!(release.due_in(begun + s(99)), None);
+        assert_eq!((release.before(), release.count()), (Some(7), 1));
+        assert_eq!(release.take_before(), Some(7));
+        assert_eq!((release.take_before(), release.count()), (None, 1));
+        assert_eq!(release.due_in(begun + s(99)), Some(Duration::ZERO));
+        release.configure(after(None));
+        assert_eq!(release.due_in(begun + s(1_000_000)), None);
+    }
+}
