@@ -212,6 +212,12 @@ impl Client {
         )
     }
 
+    /// Gives the device's memory back to the driver until the next request; with `host`, host
+    /// memory as well.
+    pub async fn cache_release(&self, host: bool) -> Result<ReleaseResponse, Error> {
+        call!(self.cache.release(ReleaseRequest { host }), "Cache.Release")
+    }
+
     /// Chooses how victims are picked.
     pub async fn cache_set_policy(&self, policy: CachePolicy) -> Result<SetPolicyResponse, Error> {
         let policy = policy.into();

@@ -267,6 +267,15 @@ async fn every_other_rpc_passes_its_arguments_and_answers() {
     let budget = set_budget_request::Budget::Percent(80.0);
     client.cache_set_budget(budget).await.unwrap();
     assert_eq!(daemon.seen.budget.lock().unwrap()[0].budget, Some(budget));
+    assert_eq!(
+        client.cache_release(false).await.unwrap().host_freed_bytes,
+        0
+    );
+    let released = client.cache_release(true).await.unwrap();
+    assert_eq!(
+        (released.kept_bytes, released.host_freed_bytes),
+        (1 << 30, 2 << 30)
+    );
     let policy = client.cache_set_policy(CachePolicy::Lru).await.unwrap();
     assert_eq!(policy.policy(), CachePolicy::Lru);
     assert_eq!(client.status().await.unwrap().version, "0.1.0");

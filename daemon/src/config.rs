@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
+use rocmforge_engine::api::IdleRelease;
 use rocmforge_engine::{EngineConfig, HostPressure, KvDiskConfig, MaxGaps};
 use rocmforge_service::roles::{Roles, Who};
 
@@ -66,6 +67,9 @@ pub const MAX_SEQUENCES_LIMIT: u32 = 1024;
 pub const QUEUE_CAPACITY_LIMIT: u32 = 4096;
 /// Largest `--drain-grace`.
 pub const DRAIN_GRACE_MAX: Duration = Duration::from_secs(3600);
+/// Bounds of the time until the memory of an idle device is given back.
+const IDLE_RELEASE_MIN: Duration = Duration::from_secs(1);
+const IDLE_RELEASE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Smallest `--watchdog`: a large model's pass over a long prompt takes about this long.
 pub const WATCHDOG_MIN: Duration = Duration::from_millis(500);
 /// Largest `--watchdog`.
@@ -215,6 +219,14 @@ impl Config {
         first.is_absolute().then(|| first.join("warm.json"))
     }
 
+    /// When memory is given back while nobody asks for anything, and which.
+    pub fn idle_release(&self) -> IdleRelease {
+        IdleRelease {
+            after: self.values.idle_release,
+            host: self.values.idle_release_host,
+        }
+    }
+
     /// What the engine is told of the settings.
     pub fn engine(&self) -> EngineConfig {
         let values = &self.values;
@@ -232,6 +244,7 @@ impl Config {
                 budget: values.kv_disk_budget,
                 always: false,
             }),
+            idle_release: self.idle_release(),
             host_pressure: values.host_pressure.map(|percent| HostPressure {
                 percent,
                 ..HostPressure::default()

@@ -1,15 +1,16 @@
 //! Settings that are read anew while the daemon runs.
 //!
-//! Reloaded are the log filter, the tokens, the certificate, limits, and declared models with their
-//! aliases. What else has changed is named in the log, each setting with what runs and what the
-//! files say, and takes effect at the next start. Settings that cannot be used change nothing. Who
-//! asked by a call gets the same as its answer.
+//! Reloaded are the log filter, when idle memory is given back, the tokens, the certificate,
+//! limits, and declared models with their aliases. What else has changed is named in the log, each
+//! setting with what runs and what the files say, and takes effect at the next start. Settings that
+//! cannot be used change nothing. Who asked by a call gets the same as its answer.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use rocmforge_engine::api::IdleRelease;
 use rocmforge_service::Service;
 use rocmforge_service::declared::Declared;
 use rocmforge_service::failure;
@@ -24,6 +25,8 @@ use crate::http::{Http, Tls, Tokens};
 /// What is different from now on.
 #[derive(Debug)]
 pub struct Changes {
+    /// When idle memory is given back, if that changed.
+    pub idle_release: Option<IdleRelease>,
     /// All declared models, if any of them changed.
     pub declared: Option<Vec<Declared>>,
     /// The tokens, if they changed.
@@ -104,10 +107,12 @@ impl Reloader {
                         Err(error) => report.not_taken(change, error),
                     }
                 }
+                Reload::IdleRelease => report.taken(change(running, read)),
                 // By what is in the files, below.
                 Reload::Tokens | Reload::Certificate => {}
             }
         }
+        let idle_release = self.idle_release(&new);
         let tokens = self.tokens(&new, &mut report);
         let tls = self.tls(&new, &mut report);
         let models = |config: &Config| -> Vec<Declared> {
@@ -134,12 +139,21 @@ impl Reloader {
         });
         self.in_force.limits = new.limits;
         Ok(Changes {
+            idle_release,
             declared,
             tokens,
             tls,
             limits,
             report: report.0,
         })
+    }
+
+    /// When idle memory is given back from now on, if that changed.
+    fn idle_release(&mut self, new: &Config) -> Option<IdleRelease> {
+        let changed = self.in_force.idle_release() != new.idle_release();
+        self.in_force.values.idle_release = new.values.idle_release;
+        self.in_force.values.idle_release_host = new.values.idle_release_host;
+        changed.then(|| new.idle_release())
     }
 
     fn tokens(&mut self, new: &Config, report: &mut Report) -> Option<Tokens> {
@@ -345,6 +359,14 @@ fn begin() {
 
 async fn apply(changes: Changes, service: &Arc<Service>, http: &Http) -> Reloaded {
     let mut report = changes.report;
+    if let Some(idle_release) = changes.idle_release
+        && let Err(error) = service.engine.set_idle_release(idle_release).await
+    {
+        report.not_taken.push(Change {
+            reason: error.to_string(),
+            ..named("idle_release")
+        });
+    }
     if let Some(tokens) = changes.tokens {
         http.set_tokens(tokens);
     }

@@ -207,6 +207,12 @@ pub(crate) enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Give GPU memory back until the next request, for a game or another program
+    Release {
+        /// Also give back host memory: KV cache, and weights that the CPU computes with
+        #[arg(long)]
+        host: bool,
+    },
     /// Reload the daemon's configuration, and show which changes took effect
     Reload,
     /// List the GGUF files below the daemon's model directories

@@ -112,6 +112,7 @@ pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Resul
         Command::Devices { check } => devices::devices(context, check).await,
         Command::Top(args) => crate::top::top(context, args).await,
         Command::Why(args) => why::why(context, args).await,
+        Command::Release { host } => cache::release(context, host).await,
         Command::Reload => status::reload(context).await,
         Command::Files => status::files(context).await,
         Command::Health => status::health(context).await,

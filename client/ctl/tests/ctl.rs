@@ -553,6 +553,7 @@ async fn every_command_answers_with_one_json_object() {
         (&["cache", "stats"], "budget_bytes"),
         (&["cache", "clear"], "kept"),
         (&["cache", "budget"], "budget_bytes"),
+        (&["release", "--host"], "host_freed_bytes"),
         (&["cache", "policy"], "policy"),
         (&["files"], "files"),
         (&["reload"], "not_taken"),
@@ -573,4 +574,15 @@ async fn every_command_answers_with_one_json_object() {
     assert_eq!(daemon.seen.preload.lock().unwrap()[0].segments, [0, 2]);
     let budget = daemon.seen.budget.lock().unwrap()[0].budget;
     assert_eq!(budget, Some(Budget::Percent(80.0)));
+}
+
+#[tokio::test]
+async fn a_release_shows_what_was_given_back_and_what_comes_again() {
+    let daemon = FakeDaemon::start();
+    let end = ", kept 1.00 GiB; the next request takes up to 8.00 GiB again\n";
+    let output = ctl(&daemon, &["release"]).await;
+    assert_eq!(success(&output), format!("released 7.00 GiB{end}"));
+    let output = ctl(&daemon, &["release", "--host"]).await;
+    let both = "released 7.00 GiB and 2.00 GiB of host memory";
+    assert_eq!(success(&output), format!("{both}{end}"));
 }

@@ -72,6 +72,18 @@ impl Cache for Fake {
         }))
     }
 
+    async fn release(
+        &self,
+        request: Request<ReleaseRequest>,
+    ) -> Result<Response<ReleaseResponse>, Status> {
+        Ok(Response::new(ReleaseResponse {
+            freed_bytes: 7 << 30,
+            kept_bytes: 1 << 30,
+            budget_bytes: 8 << 30,
+            host_freed_bytes: if request.get_ref().host { 2 << 30 } else { 0 },
+        }))
+    }
+
     async fn set_policy(
         &self,
         request: Request<SetPolicyRequest>,
@@ -109,6 +121,7 @@ impl Server for Fake {
                 all_wait: true,
             }),
             keep_free: None,
+            released_budget_bytes: None,
             host_pressure: None,
         }))
     }

@@ -167,6 +167,24 @@ pub(super) fn seconds(min: Duration, max: Duration) -> Kind<Duration> {
     })
 }
 
+/// A time in seconds, or `0`, which is `None`.
+pub(super) fn seconds_or_none(min: Duration, max: Duration) -> Kind<Option<Duration>> {
+    let Kind { allowed, read, .. } = seconds(min, max);
+    let allowed = format!("{allowed}; `0` for never");
+    let or_none = move |given: &Given| {
+        let text = given.texts.first().map(|text| text.to_string_lossy());
+        match text.is_some_and(|text| text.trim() == "0") {
+            true => Ok(None),
+            false => read(given).map(Some),
+        }
+    };
+    let show = |time: &Option<Duration>| time.unwrap_or_default().as_secs_f64().to_string();
+    Kind {
+        read: Box::new(or_none),
+        ..Kind::text("SECONDS", allowed, |_| Ok(None), show)
+    }
+}
+
 /// Bytes, as a number, a size or a share.
 pub(super) fn size() -> Kind<Budget> {
     let allowed = "bytes, a size such as `2GiB` or `1.5G` (binary units) or `2GB` (decimal units), or a \

@@ -101,7 +101,7 @@ fn described(page: &mut String, entry: &Entry) {
     facts += &format!("\n- Value: {allowed}\n- Default: {default}\n- Reload: ");
     facts += match entry.reload {
         Reload::AtRestart => "no",
-        Reload::LogFilter => "yes",
+        Reload::LogFilter | Reload::IdleRelease => "yes",
         Reload::Tokens => "yes; a token file cannot be added or removed",
         Reload::Certificate => "yes; TLS cannot be turned on or off",
     };

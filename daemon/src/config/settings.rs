@@ -19,13 +19,14 @@ use rocmforge_service::roles::Who;
 use super::error::ConfigError;
 use super::kinds::{
     Kind, addresses, bytes, choice, collector, count, device, directories, hosts, hub, integer,
-    log_filter, path, patterns, percent_or_off, seconds, size, size_or_none, socket, users,
+    log_filter, path, patterns, percent_or_off, seconds, seconds_or_none, size, size_or_none,
+    socket, users,
 };
 use super::table::DefaultValue::{Is, Unset};
 use super::table::{AllGiven, Entry, Reload, declare_settings};
 use super::{
-    DRAIN_GRACE_MAX, IMAGE_MEMORY_MIN, MAX_SEQUENCES_LIMIT, N_CTX_MAX_LIMIT, QUEUE_CAPACITY_LIMIT,
-    THREADS_MAX, WATCHDOG_MAX, WATCHDOG_MIN,
+    DRAIN_GRACE_MAX, IDLE_RELEASE_MAX, IDLE_RELEASE_MIN, IMAGE_MEMORY_MIN, MAX_SEQUENCES_LIMIT,
+    N_CTX_MAX_LIMIT, QUEUE_CAPACITY_LIMIT, THREADS_MAX, WATCHDOG_MAX, WATCHDOG_MIN,
 };
 use crate::addresses::ListenAddress;
 use crate::traces::Collector;
@@ -101,6 +102,21 @@ declare_settings! {
         ///
         /// While less is free, the budget shrinks; it grows again later. GPUs only.
         keep_free: Option<Budget> = size_or_none(), Is("0"), AtRestart;
+
+        /// Time without requests after which GPU memory is given back.
+        ///
+        /// Weights are evicted, but for pinned ones. KV cache moves to host memory where `host_kv`
+        /// keeps it, and is dropped otherwise. The next request takes the memory again and uploads
+        /// what it needs. `rocmforgectl release` gives it back at once. On the CPU it is the memory
+        /// of weights and KV cache.
+        idle_release: Option<Duration> =
+            seconds_or_none(IDLE_RELEASE_MIN, IDLE_RELEASE_MAX), Is("0"), IdleRelease;
+
+        /// Whether a release of GPU memory gives host memory back, too.
+        ///
+        /// That of `host_budget`: KV cache in host memory is dropped, and weights that the CPU
+        /// computes with. For `idle_release` and `rocmforgectl release`.
+        idle_release_host: bool = choice([("off", false), ("on", true)]), Is("off"), IdleRelease;
 
         /// Eviction policy of the weight cache.
         policy: Policy = choice([("pass-aware", Policy::PassAware), ("lru", Policy::Lru)]),

@@ -42,6 +42,8 @@ pub enum Reload {
     AtRestart,
     /// Puts the log filter in force.
     LogFilter,
+    /// Tells the engine.
+    IdleRelease,
     /// Reads the tokens again; also if the file has changed alone.
     Tokens,
     /// Reads the certificate and its key again; also if the files have changed alone.

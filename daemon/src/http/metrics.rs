@@ -77,12 +77,17 @@ fn page(source: &Source<'_>) -> String {
     page
 }
 
+/// The budget of the next request: one that is released comes back with it, and a router must not
+/// take the daemon for full meanwhile.
+fn budget_bytes(snapshot: &Snapshot) -> u64 {
+    let released = snapshot.released_budget;
+    released.unwrap_or(snapshot.cache.budget_bytes)
+}
+
 /// The share of the room for KV that is in use. KV shares one budget with weights, which make room
 /// for it; what is in the way of more is what cannot be evicted.
-fn kv_use(cache: &CacheStatus) -> f64 {
-    let room = cache
-        .budget_bytes
-        .saturating_sub(cache.pinned_bytes + cache.scratch_bytes);
+fn kv_use(budget_bytes: u64, cache: &CacheStatus) -> f64 {
+    let room = budget_bytes.saturating_sub(cache.pinned_bytes + cache.scratch_bytes);
     if room == 0 {
         return 1.0;
     }
@@ -95,7 +100,7 @@ fn block(snapshot: &Snapshot) -> (u64, u64) {
     let models = snapshot.models.iter();
     let per_token = models.map(|m| m.model.model().info().kv_bytes_per_token);
     let block_bytes = per_token.max().unwrap_or(0).saturating_mul(BLOCK_TOKENS);
-    let blocks = snapshot.cache.budget_bytes.checked_div(block_bytes);
+    let blocks = budget_bytes(snapshot).checked_div(block_bytes);
     (BLOCK_TOKENS, blocks.unwrap_or(0))
 }
 
@@ -201,13 +206,26 @@ mod tests {
     #[test]
     fn what_cannot_be_evicted_is_no_room_for_kv() {
         let cache = CacheStatus {
-            budget_bytes: 100,
             pinned_bytes: 40,
             scratch_bytes: 10,
             kv_bytes: 25,
             ..CacheStatus::default()
         };
-        assert!((kv_use(&cache) - 0.5).abs() < 1e-9);
-        assert!((kv_use(&CacheStatus::default()) - 1.0).abs() < 1e-9);
+        assert!((kv_use(100, &cache) - 0.5).abs() < 1e-9);
+        assert!((kv_use(0, &CacheStatus::default()) - 1.0).abs() < 1e-9);
+    }
+
+    /// A router would take it for full.
+    #[test]
+    fn a_released_budget_has_the_room_that_comes_back() {
+        let page = page_with(|snapshot| {
+            snapshot.cache.budget_bytes = 40;
+            snapshot.cache.pinned_bytes = 40;
+            snapshot.released_budget = Some(100);
+        });
+        let used = page
+            .lines()
+            .find_map(|line| line.strip_prefix("vllm:kv_cache_usage_perc"));
+        assert!(used.is_some_and(|used| used.ends_with(" 0")), "{page}");
     }
 }

@@ -151,6 +151,25 @@ impl CacheService {
         })
     }
 
+    async fn release_memory(
+        &self,
+        request: v1::ReleaseRequest,
+        arrival: Arrival,
+    ) -> Result<v1::ReleaseResponse, Failure> {
+        self.context.admit()?;
+        let work = async {
+            let released = self.context.engine.release(request.host).await;
+            released.map_err(|error| failure::from_engine(&error))
+        };
+        let released = arrival.limit(work).await?;
+        Ok(v1::ReleaseResponse {
+            freed_bytes: released.freed_bytes,
+            kept_bytes: released.kept_bytes,
+            budget_bytes: released.budget_bytes,
+            host_freed_bytes: released.host_freed_bytes,
+        })
+    }
+
     async fn change_policy(
         &self,
         request: v1::SetPolicyRequest,
@@ -224,6 +243,17 @@ impl Cache for CacheService {
         };
         let log = RequestLog::audit("SetBudget", "", &asked, &arrival);
         log.end(self.change_budget(request, arrival).await)
+            .map(Response::new)
+            .map_err(status)
+    }
+
+    async fn release(
+        &self,
+        request: Request<v1::ReleaseRequest>,
+    ) -> Result<Response<v1::ReleaseResponse>, Status> {
+        let arrival = arrival::of(&request);
+        let log = RequestLog::audit("Release", "", "", &arrival);
+        log.end(self.release_memory(request.into_inner(), arrival).await)
             .map(Response::new)
             .map_err(status)
     }

@@ -156,6 +156,7 @@ impl Server for ServerService {
                 shrinks: kept.shrinks,
                 grows: kept.grows,
             }),
+            released_budget_bytes: snapshot.released_budget,
             host_pressure: snapshot.host_pressure.map(|host| v1::HostPressure {
                 percent: host.percent,
                 not_counted: host.is_blind,

@@ -14,6 +14,7 @@ mod life;
 mod log;
 mod memory;
 mod program;
+mod release;
 mod reload;
 mod signals;
 mod tls;

@@ -20,6 +20,7 @@ mod limits;
 mod model_files;
 mod models;
 mod refusals;
+mod release;
 mod reuse;
 mod roles;
 mod settings;

@@ -146,6 +146,10 @@ async fn as_the_stranger(socket: PathBuf) {
             "manage",
             cache.clear(v1::ClearRequest::default()).await.err(),
         ),
+        (
+            "manage",
+            cache.release(v1::ReleaseRequest::default()).await.err(),
+        ),
         ("admin", cache.set_budget(budget).await.err()),
         ("admin", cache.set_policy(policy).await.err()),
         ("admin", server.reload(v1::ReloadRequest {}).await.err()),

@@ -9,6 +9,26 @@ use crate::cli::CacheCommand;
 use crate::context::Context;
 use crate::human::{Align, Table, clean, fields, percent, plural, size};
 
+pub(super) async fn release(context: &mut Context, host: bool) -> anyhow::Result<()> {
+    let client = context.connect().await?;
+    let released = client.cache_release(host).await?;
+    context.output.answer(
+        || &released,
+        || {
+            let of_host = match released.host_freed_bytes {
+                0 => String::new(),
+                bytes => format!(" and {} of host memory", size(bytes)),
+            };
+            format!(
+                "released {}{of_host}, kept {}; the next request takes up to {} again",
+                size(released.freed_bytes),
+                size(released.kept_bytes),
+                size(released.budget_bytes)
+            )
+        },
+    )
+}
+
 pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyhow::Result<()> {
     let client = context.connect().await?;
     let output = &mut context.output;

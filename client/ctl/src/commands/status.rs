@@ -155,6 +155,37 @@ fn host_memory(host: &HostPressure) -> String {
     }
 }
 
+/// The budget, and what takes away from it.
+fn memory(status: &StatusResponse, rows: &mut Vec<(&str, String)>) {
+    let (used, budget) = (status.used_bytes, status.budget_bytes);
+    let share = percent(used, budget);
+    rows.push((
+        "memory",
+        format!("{} of {} ({share})", size(used), size(budget)),
+    ));
+    if let Some(bytes) = status.released_budget_bytes {
+        let text = format!("the next request takes {} again", size(bytes));
+        rows.push(("memory released", text));
+    }
+    if let Some(kept) = &status.keep_free {
+        if kept.given_up_bytes > 0 {
+            let all = size(budget.saturating_add(kept.given_up_bytes));
+            let text = format!(
+                "{} of the {all} that are configured: other processes hold the device's memory; the budget grows as \
+                 they free it",
+                size(budget)
+            );
+            rows.push(("memory reduced", text));
+        }
+        if kept.bytes > 0 {
+            rows.push(("kept free", format!("{} for others", size(kept.bytes))));
+        }
+    }
+    if let Some(host) = &status.host_pressure {
+        rows.push(("host memory", host_memory(host)));
+    }
+}
+
 fn text(status: &StatusResponse, socket: &Path) -> String {
     let state = status.state().word().replace('_', " ");
     let mut rows = vec![
@@ -211,29 +242,7 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
         let findings = device.findings.iter();
         rows.extend(findings.map(|finding| ("self-test", finding.clone())));
     }
-    let (used, budget) = (status.used_bytes, status.budget_bytes);
-    let share = percent(used, budget);
-    rows.push((
-        "memory",
-        format!("{} of {} ({share})", size(used), size(budget)),
-    ));
-    if let Some(kept) = &status.keep_free {
-        if kept.given_up_bytes > 0 {
-            let all = size(budget.saturating_add(kept.given_up_bytes));
-            let text = format!(
-                "{} of the {all} that are configured: other processes hold the device's memory; the budget grows as \
-                 they free it",
-                size(budget)
-            );
-            rows.push(("memory reduced", text));
-        }
-        if kept.bytes > 0 {
-            rows.push(("kept free", format!("{} for others", size(kept.bytes))));
-        }
-    }
-    if let Some(host) = &status.host_pressure {
-        rows.push(("host memory", host_memory(host)));
-    }
+    memory(status, &mut rows);
     rows.push((
         "running",
         format!("{} of {}", status.running, status.running_capacity),

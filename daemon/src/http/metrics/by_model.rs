@@ -1,10 +1,12 @@
 //! Rows of metrics with labels of their own.
 
+use std::sync::atomic::Ordering;
+
 use rocmforge_engine::api::{Class, EvictionCause, GapCause};
 
 use super::Source;
 use super::table::number;
-use super::text::Lines;
+use super::text::{Lines, MODEL_NAME};
 
 pub(super) fn expected(source: &Source<'_>, rows: &mut Lines<'_>) {
     for status in &source.snapshot.models {
@@ -31,6 +33,20 @@ pub(super) fn broken_gaps(source: &Source<'_>, rows: &mut Lines<'_>) {
                 &labels,
                 number(source.snapshot.broken_gaps.of(class, cause)),
             );
+        }
+    }
+}
+
+/// Successful requests of each model by how they ended.
+pub(super) fn ends(source: &Source<'_>, rows: &mut Lines<'_>) {
+    for (model, record) in &source.records {
+        for (reason, count) in [
+            ("stop", &record.ends.stop),
+            ("length", &record.ends.length),
+            ("abort", &record.ends.abort),
+        ] {
+            let labels = [(MODEL_NAME, model.as_str()), ("finished_reason", reason)];
+            rows.add(&labels, number(count.load(Ordering::Relaxed)));
         }
     }
 }

@@ -5,16 +5,16 @@
 //!
 //! A HELP text is read alone in Prometheus and Grafana: it names what it counts, and its unit.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use rocmforge_engine::api::{CacheStatus, ModelStatus, SegmentState, SegmentStatus};
 use rocmforge_service::limits::{Limit, PeerUse};
 use rocmforge_service::measured::{Histogram, Record};
 
 use self::Value::{Maybe, OfModel, OfPeer, OfRecord, One, Rows, Times};
-use super::by_model::{broken_gaps, evictions, expected};
-use super::text::{Lines, MODEL_NAME, PEER};
-use super::{Source, block, kv_use};
+use super::by_model::{broken_gaps, ends, evictions, expected};
+use super::text::{Lines, PEER};
+use super::{Source, block, budget_bytes, kv_use};
 
 /// What Prometheus may do with a metric.
 #[derive(Debug, Clone, Copy)]
@@ -97,7 +97,7 @@ pub(super) static METRICS: &[Metric] = &[
     gauge(
         "vllm:kv_cache_usage_perc",
         "Used share of the memory available to the KV cache, from 0 to 1",
-        One(|s| kv_use(&s.snapshot.cache)),
+        One(|s| kv_use(budget_bytes(s.snapshot), &s.snapshot.cache)),
     ),
     gauge(
         "vllm:cache_config_info",
@@ -291,6 +291,16 @@ pub(super) static METRICS: &[Metric] = &[
         "rocmforge_keep_free_grows_total",
         "Times that the budget grew again after other programs had freed GPU memory",
         Maybe(|s| Some(number(s.snapshot.keep_free?.grows))),
+    ),
+    gauge(
+        "rocmforge_memory_released",
+        "Whether GPU memory is given back until the next request (idle_release): 0 or 1",
+        One(|s| number(u64::from(s.snapshot.released_budget.is_some()))),
+    ),
+    counter(
+        "rocmforge_memory_releases_total",
+        "Times that GPU memory was given back because the daemon was idle, or on request",
+        One(|s| number(s.snapshot.releases)),
     ),
     // Host memory.
     gauge(
@@ -570,19 +580,6 @@ fn resident(status: &ModelStatus) -> u64 {
         .filter(is_there)
         .map(|s| s.bytes)
         .sum()
-}
-
-fn ends(source: &Source<'_>, rows: &mut Lines<'_>) {
-    for (model, record) in &source.records {
-        for (reason, count) in [
-            ("stop", &record.ends.stop),
-            ("length", &record.ends.length),
-            ("abort", &record.ends.abort),
-        ] {
-            let labels = [(MODEL_NAME, model.as_str()), ("finished_reason", reason)];
-            rows.add(&labels, number(count.load(Ordering::Relaxed)));
-        }
-    }
 }
 
 fn refused(source: &Source<'_>, rows: &mut Lines<'_>) {

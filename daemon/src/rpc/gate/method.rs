@@ -84,7 +84,7 @@ impl Method {
                 ..small
             },
             "Models/Load" | "Models/Unload" | "Models/Preload" | "Models/Pin" | "Models/Unpin"
-            | "Cache/Clear" | "Server/CheckDevice" => Self {
+            | "Cache/Clear" | "Cache/Release" | "Server/CheckDevice" => Self {
                 role: Some(Role::Manage),
                 ..small
             },
