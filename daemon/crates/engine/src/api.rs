@@ -10,6 +10,7 @@
 mod closing;
 pub(crate) mod config;
 pub(crate) mod error;
+pub mod estimate;
 mod gaps;
 pub(crate) mod handle;
 pub(crate) mod images;
@@ -42,7 +43,8 @@ pub use crate::request::decoding::Decoding;
 pub use crate::request::sampler::{
     Dry, DynamicTemperature, Mirostat, MirostatVersion, SamplerKind, SamplingParams, Xtc,
 };
-pub use rocmforge_model::Pooling;
+pub use rocmforge_model::{Pooling, WeightShare, WeightShares};
+pub use rocmforge_ops::WeightType;
 pub use rocmforge_scheduler::Class;
 pub use rocmforge_tensor_cache::{EvictionCause, Evictions};
 pub use rocmforge_vision::PreparedImage;

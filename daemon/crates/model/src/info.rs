@@ -10,6 +10,7 @@ use rocmforge_ops::{
 
 use crate::file_type;
 use crate::hparams::Hparams;
+use crate::weight_shares::WeightShares;
 
 /// Bytes and tensors of one type in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +85,8 @@ pub struct ModelInfo {
     pub left_alone: u32,
     /// Types, largest share first.
     pub quantization: Vec<QuantizationShare>,
+    /// The weights of its passes by type.
+    pub weights: WeightShares,
     /// Segments in the order of a pass.
     pub segments: Vec<SegmentInfo>,
 }
@@ -150,6 +153,7 @@ impl ModelInfo {
                 .count() as u32,
             left_alone: left_alone.len() as u32,
             quantization,
+            weights: WeightShares::new(plan, (n_expert_used, n_expert)),
             segments: plan
                 .segments
                 .iter()

@@ -18,6 +18,7 @@ mod hparams;
 mod info;
 mod keys;
 mod tower;
+mod weight_shares;
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -36,6 +37,7 @@ pub use error::Error;
 pub use hparams::{Hparams, N_PATCH_MAX, Pooling, Purpose};
 pub use info::{ModelInfo, QuantizationShare, SegmentInfo};
 pub use tower::{Filter, ImageSizes, LearnedGrid, Parts, Tiles, Tower};
+pub use weight_shares::{WeightShare, WeightShares};
 
 /// A model: all that its header tells, ready to run.
 #[derive(Debug, Clone)]

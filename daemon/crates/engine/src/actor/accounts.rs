@@ -3,11 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use rocmforge_tensor_cache::ModelId;
+use rocmforge_device::Throughput;
+use rocmforge_tensor_cache::{ModelId, Policy as CachePolicy};
 
 use crate::actor::engine::Engine;
 use crate::api::times::{
-    Displaced, LinkUse, Part, RequestTimes, Surroundings, TimesSlot, WaitedFor,
+    DecodeTimes, Displaced, LinkUse, Part, RequestTimes, Settings, Surroundings, TimesSlot,
+    WaitedFor,
 };
 use crate::pass::member::Member;
 use crate::pass::suspended::PassUnderWay;
@@ -24,6 +26,8 @@ pub(crate) struct EndedSlice {
     pub(crate) earlier: Duration,
     /// It waited for its own work.
     pub(crate) was_read: bool,
+    /// What the device takes for its work, by its rates; zero if they are not known.
+    pub(crate) work: Duration,
     /// What was spent in its earlier parts, up to the last look.
     pub(crate) before: SpentSince,
 }
@@ -77,7 +81,7 @@ impl Engine {
         let spent = slice.before.and(self.spent());
         let (earlier, was_read) = (slice.earlier, slice.was_read);
         let earlier = self.requests.times.slice(whose, earlier, was_read);
-        let used = spent.slice(earlier);
+        let used = spent.slice(earlier, slice.work);
         for (at, Member { task, .. }) in members.iter_mut().enumerate() {
             let part = match at < decoding {
                 true => Part::Decode,
@@ -126,6 +130,7 @@ impl Engine {
             now: self.now(),
             earlier: Duration::ZERO,
             was_read: true,
+            work: Duration::ZERO,
             before,
         };
         self.account_slice(members, 0, &slice);
@@ -139,6 +144,7 @@ impl Engine {
     /// A pass is complete, in so long: those who decode in it would have been done earlier without
     /// the prompts of others.
     pub(crate) fn account_pass(&mut self, pass: &mut PassUnderWay) {
+        self.account_uploads(pass);
         let PassUnderWay {
             plan,
             members,
@@ -167,8 +173,31 @@ impl Engine {
             false => 0.0,
         };
         let whom = occupant(prompts);
+        for Member { task, .. } in prompts {
+            task.times.end_pass(0.0, None);
+        }
         for Member { task, .. } in decode {
             task.times.end_pass(share, whom);
+        }
+    }
+
+    /// Tells the requests of a pass what of the device's time went to its own waits for uploads.
+    fn account_uploads(&mut self, pass: &mut PassUnderWay) {
+        let bytes = pass.counts.uploaded_bytes;
+        let rows = pass.plan.rows as usize;
+        let pace = match bytes {
+            0 => None,
+            _ => self.memory.store.device.pace(rows),
+        };
+        let Some(rate) = pace.map(|pace| pace.upload_bytes_per_s) else {
+            return;
+        };
+        let link = Duration::try_from_secs_f64(bytes as f64 / rate).unwrap_or(Duration::ZERO);
+        let resident = self.requests.times.resident_token(pass.model());
+        let resident = resident.filter(|_| rows == 1);
+        let work = resident.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        for Member { task, .. } in &mut pass.members {
+            task.times.note_uploads(link, work);
         }
     }
 
@@ -238,10 +267,9 @@ impl Engine {
                 ((task.tokens.len() as u32, 0), 0, Gaps::default())
             }
         };
-        let surroundings = self.surroundings(task);
+        let pace = self.memory.store.device.pace(1);
+        let surroundings = self.surroundings(task, pace);
         let link = account.link();
-        let store = &mut self.memory.store;
-        let measured = store.device.pace(1);
         RequestTimes {
             begun: account.begun(),
             ended: account.until(),
@@ -253,22 +281,39 @@ impl Engine {
             link: LinkUse {
                 bytes: link.bytes,
                 took: link.took,
-                measured_bytes_per_s: measured.map(|pace| pace.upload_bytes_per_s),
+                measured_bytes_per_s: pace.map(|pace| pace.upload_bytes_per_s),
             },
             cpu_bytes: task.counts.host_bytes,
             prompt_tokens,
             generated_tokens,
+            decode: self.decode_times(task, generated_tokens),
             longest_gap: gaps.longest(),
             promised_gap: gaps.told(),
             surroundings,
         }
     }
 
-    fn surroundings(&self, task: &Task) -> Surroundings {
+    /// What its tokens behind the first one took.
+    fn decode_times(&self, task: &Task, generated: u32) -> DecodeTimes {
+        let account = &task.times;
+        let Some((first, passes)) = account.first_token() else {
+            return DecodeTimes::default();
+        };
+        let uploaded = self.memory.store.reasons.uploaded_bytes(task.model);
+        DecodeTimes {
+            tokens: generated.saturating_sub(1),
+            passes,
+            parts: account.parts().since(&first.parts),
+            uploaded_bytes: uploaded.saturating_sub(first.uploaded_bytes),
+            cpu_bytes: task.counts.host_bytes.saturating_sub(first.cpu_bytes),
+        }
+    }
+
+    fn surroundings(&self, task: &Task, pace: Option<Throughput>) -> Surroundings {
         let store = &self.memory.store;
         let is_known = store.sources.contains_key(&task.model);
         let model = task.loaded.model();
-        let plan = model.plan();
+        let (plan, info) = (model.plan(), model.info());
         let positions = task.tokens.len();
         Surroundings {
             budget_bytes: store.budget(),
@@ -279,13 +324,33 @@ impl Engine {
             },
             model_fits: is_known && store.cache.fits(task.model),
             block_bytes: task.counts.block_bytes,
-            kv_type: model.info().kv_type.clone(),
+            kv_type: info.kv_type.clone(),
             kv_bytes: kv::bytes_for(plan, positions, 1),
             resident_token_s: self.requests.times.resident_token(task.model),
             running: (
                 task.times.running_most,
                 self.config.max_sequences.get() as u32,
             ),
+            free_bytes: store.free_bytes,
+            weights: info.weights.clone(),
+            has_experts: info.n_expert > 0,
+            is_pass_aware: store.cache.policy() == CachePolicy::PassAware,
+            computed_bytes_per_s: pace.map(|pace| pace.computed_bytes_per_s),
+            settings: self.settings_of(task),
+        }
+    }
+
+    fn settings_of(&self, task: &Task) -> Settings {
+        let drafted = match &task.work {
+            Work::Generate(g) => g.drafted.0,
+            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => 0,
+        };
+        let draft = self.speculation.draft_model(task.model);
+        Settings {
+            cpu_compute: self.memory.cpu.takes_part(1),
+            draft_model: draft.map(|draft| draft.name.clone()),
+            drafted,
+            shares_prefixes: task.realm.is_some(),
         }
     }
 }
@@ -301,8 +366,12 @@ pub(crate) fn account_behind(members: &mut [Member], whose: Occupant, now: Insta
 /// Tells requests that a pass of their tokens ran up to now, which spent so much.
 pub(crate) fn account_tokens(members: &mut [Member], now: Instant, spent: SpentSince) {
     for Member { task, .. } in members {
-        task.times
-            .compute(now, Part::Decode, spent.slice(None), spent.linked_bytes);
+        task.times.compute(
+            now,
+            Part::Decode,
+            spent.slice(None, Duration::ZERO),
+            spent.linked_bytes,
+        );
         task.times.end_pass(0.0, None);
     }
 }

@@ -84,6 +84,7 @@ impl Engine {
             now: ended,
             earlier: ended.saturating_duration_since(begun).saturating_sub(took),
             was_read: load.was_read,
+            work,
             before: SpentSince::default(),
         };
         self.account_slice(&mut pass.members, pass.plan.decode_spans, &slice);

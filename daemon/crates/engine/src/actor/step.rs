@@ -261,6 +261,9 @@ impl Engine {
         if told == 0 {
             return;
         }
+        let (counts, reasons) = (&member.task.counts, &self.memory.store.reasons);
+        let uploaded = reasons.uploaded_bytes(model);
+        member.task.times.note_token(uploaded, counts.host_bytes);
         let uploads = self.memory.store.reasons.waited.all;
         let spent = self.requests.suspended.spent(model, uploads);
         if let Some(gap) = g.gaps.note(now, spent) {

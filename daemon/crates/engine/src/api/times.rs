@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use rocmforge_model::WeightShares;
 use rocmforge_tensor_cache::EvictionCause;
 
 use crate::api::Gap;
@@ -106,6 +107,16 @@ impl PartTimes {
         took
     }
 
+    /// What was added since they were `before`.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let mut since = Self::default();
+        for part in Part::ALL {
+            since.add(part, self.of(part).saturating_sub(before.of(part)));
+        }
+        since
+    }
+
     /// All of them together.
     #[must_use]
     pub fn total(&self) -> Duration {
@@ -164,7 +175,7 @@ pub struct LinkUse {
 }
 
 /// What the engine knows that bears on how fast a request could have been.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Surroundings {
     /// The budget.
     pub budget_bytes: u64,
@@ -183,6 +194,48 @@ pub struct Surroundings {
     pub resident_token_s: Option<f64>,
     /// Most requests that ran at once while it waited in the queue, and how many may run.
     pub running: (u32, u32),
+    /// Bytes of the device's memory that are free beside the budget, where its driver says so.
+    pub free_bytes: Option<u64>,
+    /// The model's weights by type.
+    pub weights: WeightShares,
+    /// Whether passes have experts that are chosen row by row.
+    pub has_experts: bool,
+    /// Whether segments that the running pass needs soon are evicted last, so that of a model that
+    /// does not fit no more is missing in a pass than has no room.
+    pub is_pass_aware: bool,
+    /// Bytes of weights a second that the device computes a pass of one token with; `None` if it
+    /// does not measure that.
+    pub computed_bytes_per_s: Option<f64>,
+    /// Settings that can speed a request up.
+    pub settings: Settings,
+}
+
+/// Settings that speed up some requests and do nothing for others.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// The CPU may compute for a GPU.
+    pub cpu_compute: bool,
+    /// The model's draft model.
+    pub draft_model: Option<String>,
+    /// Draft tokens that were computed for the request, by whatever drafted them.
+    pub drafted: u32,
+    /// Its prompt may begin with KV cache of earlier ones.
+    pub shares_prefixes: bool,
+}
+
+/// The tokens of a request behind its first one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DecodeTimes {
+    /// Tokens.
+    pub tokens: u32,
+    /// Passes that computed them.
+    pub passes: u32,
+    /// Parts of the time since the first token.
+    pub parts: PartTimes,
+    /// Bytes of the model that were uploaded since then.
+    pub uploaded_bytes: u64,
+    /// Bytes of weights that the CPU computed with since then.
+    pub cpu_bytes: u64,
 }
 
 /// Where the time of a request went in the engine, from its being sent there to its end.
@@ -211,6 +264,8 @@ pub struct RequestTimes {
     pub prompt_tokens: (u32, u32),
     /// Tokens that were generated.
     pub generated_tokens: u32,
+    /// Those behind the first one.
+    pub decode: DecodeTimes,
     /// The longest gap between them.
     pub longest_gap: Option<Gap>,
     /// The gap that was promised, and how many were longer.

@@ -73,6 +73,8 @@ pub(crate) struct SliceUse {
     pub(crate) sampling: Duration,
     /// The device did what passes before had given it.
     pub(crate) earlier: Option<(Occupant, Duration)>,
+    /// What the device takes for the slice's work alone, by its rates; zero if they are not known.
+    pub(crate) work: Duration,
 }
 
 /// What the link brought in a while.
@@ -99,6 +101,28 @@ pub(crate) struct UploadsBefore {
     pub(crate) reasons: Vec<u64>,
 }
 
+/// Where a request stood when it had its first token.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FirstToken {
+    pub(crate) parts: PartTimes,
+    /// Bytes of its model that had been uploaded since it was loaded.
+    pub(crate) uploaded_bytes: u64,
+    /// Bytes that the CPU had computed with for it.
+    pub(crate) cpu_bytes: u64,
+}
+
+/// What the slices of a pass took so far.
+#[derive(Debug, Clone, Copy, Default)]
+struct InPass {
+    /// The device's time for a prompt, and for tokens.
+    prompt: Duration,
+    decode: Duration,
+    /// Waits for uploads and disk.
+    waited: Duration,
+    /// What the device takes for the work alone, by its rates; zero if they are not known.
+    work: Duration,
+}
+
 /// The time account of a request.
 #[derive(Debug)]
 pub(crate) struct TimeAccount {
@@ -111,8 +135,11 @@ pub(crate) struct TimeAccount {
     computed: bool,
     behind: Vec<Behind>,
     link: LinkTime,
-    /// Decoding in the slices of the pass under way.
-    decoded: Duration,
+    /// The slices of the pass under way.
+    in_pass: InPass,
+    first_token: Option<FirstToken>,
+    /// Passes since the first token in which it decoded.
+    decode_passes: u32,
     /// Most requests that ran while it was queued.
     pub(crate) running_most: u32,
     pub(crate) uploads_before: UploadsBefore,
@@ -131,7 +158,9 @@ impl TimeAccount {
             computed: false,
             behind: Vec::new(),
             link: LinkTime::default(),
-            decoded: Duration::ZERO,
+            in_pass: InPass::default(),
+            first_token: None,
+            decode_passes: 0,
             running_most: 0,
             uploads_before: UploadsBefore::default(),
             slot,
@@ -156,6 +185,23 @@ impl TimeAccount {
 
     pub(crate) fn link(&self) -> LinkTime {
         self.link
+    }
+
+    /// Where it stood at its first token, and the passes since then in which it decoded.
+    pub(crate) fn first_token(&self) -> Option<(&FirstToken, u32)> {
+        let first = self.first_token.as_ref()?;
+        Some((first, self.decode_passes))
+    }
+
+    /// It has its first token: so many bytes of its model had been uploaded, and computed with by
+    /// the CPU for it. Later tokens change nothing.
+    pub(crate) fn note_token(&mut self, uploaded_bytes: u64, cpu_bytes: u64) {
+        let parts = self.parts;
+        self.first_token.get_or_insert(FirstToken {
+            parts,
+            uploaded_bytes,
+            cpu_bytes,
+        });
     }
 
     /// From now on it stands so, while it is in no pass.
@@ -246,9 +292,12 @@ impl TimeAccount {
             (whom, some)
         });
         self.parts.add(part, left);
-        if part == Part::Decode {
-            self.decoded += left;
+        match part {
+            Part::Decode => self.in_pass.decode += left,
+            _ => self.in_pass.prompt += left,
         }
+        self.in_pass.waited += used.disk + used.uploads;
+        self.in_pass.work += used.work;
         if let Some((whom, some)) = earlier {
             self.add_behind(Part::OtherModels, whom, some);
         }
@@ -257,12 +306,38 @@ impl TimeAccount {
         }
     }
 
+    /// Its pass is nearly complete, and its uploads took the link so long: a device that has its
+    /// work queued waits for them itself, which is seen only in that it takes longer than its work
+    /// alone does, `work` or what its rates say.
+    pub(crate) fn note_uploads(&mut self, link: Duration, work: Option<Duration>) {
+        let InPass {
+            prompt,
+            decode,
+            waited,
+            work: by_rates,
+        } = self.in_pass;
+        let work = work.unwrap_or(by_rates);
+        if work.is_zero() {
+            return;
+        }
+        let waits = (prompt + decode)
+            .saturating_sub(work)
+            .min(link.saturating_sub(waited));
+        let of_decode = self
+            .parts
+            .shift(Part::Decode, Part::Uploads, waits.min(decode));
+        self.in_pass.decode -= of_decode;
+        let of_prompt = waits.saturating_sub(of_decode).min(prompt);
+        self.parts.shift(Part::Prompt, Part::Uploads, of_prompt);
+    }
+
     /// Its pass is complete, and a part of it was the prompts of others: `share` of its decoding is
     /// theirs.
     pub(crate) fn end_pass(&mut self, share: f64, whom: Option<Occupant>) {
-        let decoded = std::mem::take(&mut self.decoded);
+        let InPass { decode, .. } = std::mem::take(&mut self.in_pass);
+        self.decode_passes += u32::from(self.first_token.is_some());
         if let Some(whom) = whom {
-            self.give_up(Part::Decode, whom, decoded.mul_f64(share.clamp(0.0, 1.0)));
+            self.give_up(Part::Decode, whom, decode.mul_f64(share.clamp(0.0, 1.0)));
         }
     }
 

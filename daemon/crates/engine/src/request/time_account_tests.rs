@@ -93,6 +93,7 @@ fn a_slice_is_split_by_what_it_waited_for_and_the_rest_is_the_devices() {
         cpu: ms(3),
         sampling: ms(2),
         earlier: Some((of(OTHER, 9), ms(4))),
+        work: Duration::ZERO,
     };
     account.compute(begun + ms(40), Part::Decode, used, 1000);
     let parts = account.parts();
@@ -209,8 +210,11 @@ fn whatever_happens_the_parts_add_up() {
                         cpu: Duration::from_micros(draw(1000)),
                         sampling: Duration::from_micros(draw(1000)),
                         earlier: Some((whom, some)),
+                        work: some,
                     };
                     account.compute(at, Part::Decode, used, 1);
+                    let work = Duration::from_micros(draw(2000));
+                    account.note_uploads(some, [None, Some(work)][draw(2) as usize]);
                     account.end_pass(draw(12) as f64 / 10.0, Some(whom));
                 }
             }
@@ -218,4 +222,39 @@ fn whatever_happens_the_parts_add_up() {
             assert_eq!(account.parts().total(), at - begun);
         }
     }
+}
+
+#[test]
+fn a_device_that_waits_for_uploads_itself_computes_no_longer_than_its_work_takes() {
+    let slice = |account: &mut TimeAccount, part, at, work| {
+        let used = SliceUse {
+            uploads: ms(10),
+            work,
+            ..SliceUse::default()
+        };
+        account.compute(at, part, used, 0);
+    };
+    // Waits that were seen, the link's time, what the work takes, and the uploads that come of it.
+    let cases = [
+        (80, Some(ms(5)), 75),
+        (80, None, 72),
+        (30, Some(ms(5)), 30),
+        (5, Some(ms(5)), 10),
+    ];
+    for (link, known, uploads) in cases {
+        for part in [Part::Decode, Part::Prompt] {
+            let (mut account, begun) = account();
+            slice(&mut account, part, begun + ms(80), ms(8));
+            account.note_uploads(ms(link), known);
+            account.end_pass(0.0, None);
+            let parts = account.parts();
+            assert_eq!(parts.of(Part::Uploads), ms(uploads), "{link} {known:?}");
+            assert_eq!(parts.of(part), ms(80 - uploads), "{link} {known:?}");
+        }
+    }
+    // Where no rate is known, nothing is told apart.
+    let (mut account, begun) = account();
+    slice(&mut account, Part::Decode, begun + ms(80), ms(0));
+    account.note_uploads(ms(80), None);
+    assert_eq!(account.parts().of(Part::Uploads), ms(10));
 }

@@ -46,14 +46,15 @@ impl SpentSince {
         }
     }
 
-    /// As a slice of a pass spent it.
-    pub(crate) fn slice(self, earlier: Option<(Occupant, Duration)>) -> SliceUse {
+    /// As a slice of a pass spent it, for whose work the device takes so long.
+    pub(crate) fn slice(self, earlier: Option<(Occupant, Duration)>, work: Duration) -> SliceUse {
         SliceUse {
             disk: self.disk,
             uploads: self.uploads,
             cpu: self.cpu,
             sampling: self.sampling,
             earlier,
+            work,
         }
     }
 

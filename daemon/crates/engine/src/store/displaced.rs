@@ -114,6 +114,11 @@ impl UploadReasons {
         self.waited.model = Some(model);
     }
 
+    /// Bytes that were uploaded of a model so far.
+    pub(crate) fn uploaded_bytes(&self, model: ModelId) -> u64 {
+        self.of_models.get(&model).map_or(0, |tally| tally.bytes)
+    }
+
     /// What was uploaded of a model so far.
     pub(crate) fn before(&self, model: ModelId) -> UploadsBefore {
         let Some(tally) = self.of_models.get(&model) else {
