@@ -58,6 +58,7 @@ async fn why_prints_the_parts_of_a_request_and_what_would_help() {
         "uploaded: 3.0 MiB, 1.0 MiB of it from disk, at 2.00 GB/s of the 8.00 GB/s that the link is measured to bring",
         "2.0 MiB: evicted for big",
         "would help: 2.0 MiB more budget",
+        "no effect: prefix_cache: none of the 40 prompt tokens were known",
     ] {
         assert!(lines.contains(&line), "{line:?} is not in\n{text}");
     }

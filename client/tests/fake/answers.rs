@@ -264,5 +264,12 @@ pub(super) fn request_times(number: u64) -> RequestTimes {
             }],
         }),
         advice: vec!["2.0 MiB more budget".into()],
+        predictions: vec![RatePrediction {
+            setting: "budget".into(),
+            value: (4_u64 << 30).to_string(),
+            tokens_per_s: 38.0,
+            predicted_tokens_per_s: 71.0,
+        }],
+        no_effect: vec!["prefix_cache: none of the 40 prompt tokens were known".into()],
     }
 }

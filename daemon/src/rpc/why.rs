@@ -1,7 +1,7 @@
 //! Where the time of requests went, in the protocol's words.
 
 use rocmforge_proto::v1;
-use rocmforge_service::why::{Report, ReportPart, Weights, Which};
+use rocmforge_service::why::{Prediction, Report, ReportPart, Weights, Which};
 
 /// Most requests of an answer.
 const LATEST_MAX: usize = 256;
@@ -36,6 +36,17 @@ pub(super) fn request_times(report: Report) -> v1::RequestTimes {
         longest_gap_cause: report.longest_gap_cause.unwrap_or_default().to_owned(),
         promised_gap_ms: report.promised_gap_ms,
         broken_gaps: report.broken_gaps.unwrap_or_default(),
+        predictions: report.predictions.into_iter().map(prediction).collect(),
+        no_effect: report.no_effect,
+    }
+}
+
+fn prediction(of: Prediction) -> v1::RatePrediction {
+    v1::RatePrediction {
+        setting: of.setting.to_owned(),
+        value: of.value,
+        tokens_per_s: of.tokens_per_s,
+        predicted_tokens_per_s: of.predicted_tokens_per_s,
     }
 }
 

@@ -108,6 +108,9 @@ fn text(request: &RequestTimes) -> String {
     for advice in &request.advice {
         text += &format!("\nwould help: {}\n", clean(advice));
     }
+    for setting in &request.no_effect {
+        text += &format!("\nno effect: {}\n", clean(setting));
+    }
     text
 }
 

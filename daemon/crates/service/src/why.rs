@@ -23,6 +23,8 @@ use std::time::{Duration, Instant, SystemTime};
 use rocmforge_engine::api::times::{Part, PartTimes, RequestTimes, TimesSlot};
 use serde::Serialize;
 
+pub use advice::Prediction;
+
 use crate::Service;
 use crate::arrival::Arrival;
 use crate::failure::{self, Failure};
@@ -149,6 +151,10 @@ pub struct Report {
     pub weights: Weights,
     /// What would help, by the same numbers.
     pub advice: Vec<String>,
+    /// What of it changes the rate of the tokens, in numbers.
+    pub predictions: Vec<Prediction>,
+    /// Settings that did nothing for it, and changes that would do nothing.
+    pub no_effect: Vec<String>,
 }
 
 /// A part of a request's time.
@@ -322,6 +328,8 @@ impl Ended {
         let times = self.engine();
         let gap = times.and_then(|times| times.longest_gap);
         let promised = times.and_then(|times| times.promised_gap);
+        let advice = times.map_or_else(Vec::new, |times| advice::of(times, &parts));
+        let without_effect = times.map(|times| advice::without_effect(times, &parts));
         let report_part = |(part, took): (Part, Duration)| {
             let waited = times.iter().flat_map(|times| &times.waited_for);
             let behind = waited.filter(|waited| waited.part == part);
@@ -359,7 +367,9 @@ impl Ended {
             promised_gap_ms: promised.map(|(gap, _)| ms(gap)),
             broken_gaps: promised.map(|(_, broken)| broken),
             weights: times.map(weights).unwrap_or_default(),
-            advice: times.map_or_else(Vec::new, |times| advice::of(times, &parts)),
+            predictions: advice.iter().filter_map(|a| a.prediction.clone()).collect(),
+            advice: advice.into_iter().map(|advice| advice.text).collect(),
+            no_effect: without_effect.unwrap_or_default(),
         }
     }
 }

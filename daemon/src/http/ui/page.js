@@ -553,7 +553,8 @@ function showParts(one) {
   }));
   const weights = (one.weights.displaced || []).map((d) => size(d.bytes) + " uploaded: " + d.cause +
     (d.by_model ? " " + d.by_model : ""));
-  element("advice").replaceChildren(...weights.concat(one.advice).map((text) => make("li", text)));
+  const without = (one.no_effect || []).map((text) => "no effect: " + text);
+  element("advice").replaceChildren(...weights.concat(one.advice, without).map((text) => make("li", text)));
 }
 
 async function showRequests() {

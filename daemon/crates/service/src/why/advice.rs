@@ -1,95 +1,225 @@
-//! What would help a request, by the numbers of its own time. Nothing is advised whose effect no
-//! measured number tells.
+//! What would help a request, and what has no effect on it, by the numbers of its own time. Nothing
+//! is advised whose effect no measured number tells; a change of the rate of its tokens is as
+//! [`rocmforge_engine::api::estimate`] has it.
 
 use std::time::Duration;
 
 use rocmforge_engine::KvType;
-use rocmforge_engine::api::EvictionCause;
+use rocmforge_engine::api::estimate::MoreRoom;
 use rocmforge_engine::api::times::{Part, PartTimes, RequestTimes};
+use rocmforge_engine::api::{EvictionCause, WeightType};
+use serde::Serialize;
 
 /// The share of a request's time from which on a part is worth advice.
 const WORTH: f64 = 0.1;
 
+/// The gain of tokens a second from which on a change is worth advice.
+const GAIN: f64 = 1.02;
+
 /// Elements of a block of `q8_0`, the unit that sizes are compared in.
 const ELEMENTS: usize = 32;
 
+/// Tokens of a prompt from which on it could have shared KV cache: a page, and one that is
+/// computed.
+const SHARED_MIN: u32 = 33;
+
+/// Types that weights are advised to have, the largest first.
+const TYPES: [WeightType; 5] = [
+    WeightType::Q8_0,
+    WeightType::Q6K,
+    WeightType::Q5K,
+    WeightType::Q4K,
+    WeightType::Q4_0,
+];
+
+/// What a change of a setting would do to the tokens of a request behind its first one.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Prediction {
+    /// What is changed: `budget`, `kv_type` or `weights`.
+    pub setting: &'static str,
+    /// Its value: bytes of the budget, the type of the KV cache's elements, or that of the
+    /// matrices.
+    pub value: String,
+    /// Tokens a second as the request was.
+    pub tokens_per_s: f64,
+    /// Tokens a second with the change.
+    pub predicted_tokens_per_s: f64,
+}
+
+/// What would help a request.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Advice {
+    pub(super) text: String,
+    pub(super) prediction: Option<Prediction>,
+}
+
+impl Advice {
+    fn plain(text: String) -> Self {
+        Self {
+            text,
+            prediction: None,
+        }
+    }
+
+    /// A sentence that ends with what the change would do to the rate, where that is known.
+    fn with(text: String, prediction: Option<Prediction>) -> Self {
+        let rates = prediction.as_ref().map(|of| {
+            let (now, then) = (of.tokens_per_s, of.predicted_tokens_per_s);
+            format!(": {now:.1} -> {then:.1} tokens/s")
+        });
+        Self {
+            text: text + &rates.unwrap_or_default(),
+            prediction,
+        }
+    }
+
+    fn gain(&self) -> f64 {
+        let of = self.prediction.as_ref();
+        of.map_or(0.0, |of| of.predicted_tokens_per_s / of.tokens_per_s)
+    }
+}
+
 /// What would help, the most first.
-pub(super) fn of(times: &RequestTimes, parts: &PartTimes) -> Vec<String> {
+pub(super) fn of(times: &RequestTimes, parts: &PartTimes) -> Vec<Advice> {
     let total = parts.total().as_secs_f64();
     let share = |some: &[Part]| {
         let some: Duration = some.iter().map(|&part| parts.of(part)).sum();
         some.as_secs_f64() >= WORTH * total && !some.is_zero()
     };
     let mut advice = Vec::new();
-    if share(&[Part::Uploads, Part::Disk, Part::CpuCompute]) {
+    let misses = share(&[Part::Uploads, Part::Disk, Part::CpuCompute]);
+    if misses {
         advice.extend(residency(times));
+        advice.extend(smaller_weights(times));
     }
     let by_kv = times
         .displaced
         .iter()
         .any(|d| d.cause == Some(EvictionCause::Kv));
-    if share(&[Part::Preempted]) || by_kv && share(&[Part::Uploads, Part::Disk]) {
-        advice.extend(smaller_kv(times));
+    let was_short = share(&[Part::Preempted]) || by_kv && share(&[Part::Uploads, Part::Disk]);
+    if was_short || misses {
+        advice.extend(smaller_kv(times, was_short));
     }
     if share(&[Part::Queue]) {
         advice.extend(more_at_once(times));
     }
     if share(&[Part::Reader]) {
         let without = parts.total().saturating_sub(parts.of(Part::Reader));
-        advice.push(format!(
+        advice.push(Advice::plain(format!(
             "a client that takes tokens as they come would have had all of them after {}",
             seconds(without)
-        ));
+        )));
     }
+    // Those without a rate keep their order, behind those with one.
+    advice.sort_by(|a, b| b.gain().total_cmp(&a.gain()));
     advice
 }
 
 /// What would keep the weights resident.
-fn residency(times: &RequestTimes) -> Vec<String> {
+fn residency(times: &RequestTimes) -> Vec<Advice> {
     let around = &times.surroundings;
     let mut advice = Vec::new();
     let bytes_by = |causes: &[Option<EvictionCause>]| {
         let some = times.displaced.iter().filter(|d| causes.contains(&d.cause));
         some.map(|d| d.bytes).sum::<u64>()
     };
-    let rate = around.resident_token_s.filter(|seconds| *seconds > 0.0);
-    let rate = rate.map_or_else(String::new, |token| {
+    let needed = around.model_bytes + around.block_bytes;
+    if !around.model_fits && needed > around.budget_bytes {
+        advice.extend(larger_budget(times, needed - around.budget_bytes));
+        return advice;
+    }
+    let taken = bytes_by(&[Some(EvictionCause::OtherModel)]).min(around.model_bytes);
+    if taken > 0 {
+        advice.push(Advice::plain(format!(
+            "{} more budget is the least that holds what was evicted for other models{}",
+            size(taken),
+            resident_rate(times)
+        )));
+    }
+    let first = bytes_by(&[None]);
+    if first > taken {
+        advice.push(Advice::plain(format!(
+            "{} were uploaded for the first time since the model was loaded: a preload brings them before a request \
+             waits for them",
+            size(first)
+        )));
+    }
+    advice
+}
+
+/// The budget that holds all weights of a model that does not fit, or as much as the device has.
+fn larger_budget(times: &RequestTimes, lacking: u64) -> Option<Advice> {
+    let around = &times.surroundings;
+    let more = lacking.min(around.free_bytes.unwrap_or(u64::MAX));
+    let room = match more < lacking {
+        true => MoreRoom::Bytes(more),
+        false => MoreRoom::All,
+    };
+    let value = (around.budget_bytes + more).to_string();
+    let prediction = predict(times, "budget", value, room);
+    if more < lacking {
+        let text = format!("{} more budget, all that the device has free", size(more));
+        return prediction.map(|of| Advice::with(text, Some(of)));
+    }
+    let rate = match &prediction {
+        Some(_) => String::new(),
+        None => resident_rate(times),
+    };
+    let text = format!(
+        "{} more budget, {} in all, is the least that holds all weights of the model beside the request's own \
+         memory{rate}",
+        size(more),
+        size(around.budget_bytes + more),
+    );
+    Some(Advice::with(text, prediction))
+}
+
+/// What a token takes with all weights resident, where that was measured.
+fn resident_rate(times: &RequestTimes) -> String {
+    let rate = times.surroundings.resident_token_s;
+    let rate = rate.filter(|seconds| *seconds > 0.0);
+    rate.map_or_else(String::new, |token| {
         format!(
             "; a token of it alone then takes {:.2} ms ({:.1} tokens/s), as measured in passes with all weights resident",
             token * 1e3,
             1.0 / token
         )
-    });
-    let needed = around.model_bytes + around.block_bytes;
-    if !around.model_fits && needed > around.budget_bytes {
-        advice.push(format!(
-            "{} more budget, {} in all, is the least that holds all weights of the model beside the request's own \
-             memory{rate}",
-            size(needed - around.budget_bytes),
-            size(needed),
-        ));
-        return advice;
-    }
-    let taken = bytes_by(&[Some(EvictionCause::OtherModel)]).min(around.model_bytes);
-    if taken > 0 {
-        advice.push(format!(
-            "{} more budget is the least that holds what was evicted for other models{rate}",
-            size(taken)
-        ));
-    }
-    let first = bytes_by(&[None]);
-    if first > taken {
-        advice.push(format!(
-            "{} were uploaded for the first time since the model was loaded: a preload brings them before a request \
-             waits for them",
-            size(first)
-        ));
-    }
-    advice
+    })
 }
 
-/// What a smaller type of the KV cache would free.
-fn smaller_kv(times: &RequestTimes) -> Option<String> {
+/// The largest smaller type of the matrices with which all weights fit, or else the smallest.
+fn smaller_weights(times: &RequestTimes) -> Option<Advice> {
+    let around = &times.surroundings;
+    let room = around.budget_bytes.checked_sub(around.block_bytes)?;
+    if around.model_fits || around.model_bytes <= room {
+        return None;
+    }
+    let lacking = around.model_bytes - room;
+    let now = around.weights.matrices.first()?.ty;
+    let saved = |ty: WeightType| {
+        let matrices = around.weights.matrices.iter();
+        matrices.map(|of| of.bytes - of.bytes_as(ty)).sum::<u64>()
+    };
+    let smaller = TYPES.into_iter().map(|ty| (ty, saved(ty)));
+    let smaller = smaller.filter(|(ty, saved)| *ty != now && *saved > 0);
+    let smaller: Vec<_> = smaller.collect();
+    let fits = smaller.iter().find(|(_, saved)| *saved >= lacking);
+    let &(ty, saved) = fits.or_else(|| smaller.iter().rev().max_by_key(|(_, saved)| *saved))?;
+    let (room, fit) = match saved >= lacking {
+        true => (MoreRoom::All, ", and all of them fit"),
+        false => (MoreRoom::Bytes(saved), ""),
+    };
+    let prediction = predict(times, "weights", ty.to_string(), room)?;
+    let text = format!(
+        "matrices of {ty} in place of {now}: the weights take {} less{fit}",
+        size(saved)
+    );
+    Some(Advice::with(text, Some(prediction)))
+}
+
+/// What a smaller type of the KV cache would free; where its memory was not short itself, only if
+/// the weights that have its room then make tokens faster.
+fn smaller_kv(times: &RequestTimes, was_short: bool) -> Option<Advice> {
     let around = &times.surroundings;
     let ty = KvType::from_name(&around.kv_type)?;
     let (now, then) = (
@@ -97,21 +227,78 @@ fn smaller_kv(times: &RequestTimes) -> Option<String> {
         KvType::Q8_0.bytes(ELEMENTS) as u64,
     );
     let freed = around.kv_bytes / now * now.checked_sub(then)?;
-    (freed > 0).then(|| {
-        format!(
+    let value = KvType::Q8_0.name().to_owned();
+    let prediction = predict(times, "kv_type", value, MoreRoom::Bytes(freed));
+    (freed > 0 && (was_short || prediction.is_some())).then(|| {
+        let text = format!(
             "kv_type q8_0 in place of {} frees {} of the request's KV cache of {}",
             around.kv_type,
             size(freed),
             size(around.kv_bytes)
-        )
+        );
+        Advice::with(text, prediction)
+    })
+}
+
+/// What more room for weights does to the tokens, where that is worth advice.
+fn predict(
+    times: &RequestTimes,
+    setting: &'static str,
+    value: String,
+    room: MoreRoom,
+) -> Option<Prediction> {
+    let (tokens_per_s, predicted) = (times.tokens_per_s()?, times.tokens_per_s_with(room)?);
+    (predicted >= tokens_per_s * GAIN).then_some(Prediction {
+        setting,
+        value,
+        tokens_per_s,
+        predicted_tokens_per_s: predicted,
     })
 }
 
 /// What lets more requests run at once.
-fn more_at_once(times: &RequestTimes) -> Option<String> {
+fn more_at_once(times: &RequestTimes) -> Option<Advice> {
     let (ran, most) = times.surroundings.running;
-    (ran >= most)
-        .then(|| format!("{ran} requests ran while it waited, as many as max_sequences allows"))
+    (ran >= most).then(|| {
+        Advice::plain(format!(
+            "{ran} requests ran while it waited, as many as max_sequences allows"
+        ))
+    })
+}
+
+/// Settings that did nothing for the request, and changes that would do nothing.
+pub(super) fn without_effect(times: &RequestTimes, parts: &PartTimes) -> Vec<String> {
+    let (around, mut found) = (&times.surroundings, Vec::new());
+    let settings = &around.settings;
+    let missed = times.uploaded_bytes + times.cpu_bytes;
+    let computed = [Part::Prompt, Part::Decode];
+    let was_computed = computed.iter().any(|&part| !parts.of(part).is_zero());
+    let is_resident = missed == 0 && was_computed;
+    if settings.cpu_compute && is_resident {
+        found.push("cpu_compute: all weights were resident, none were left to the CPU".to_owned());
+    }
+    if is_resident && parts.of(Part::Preempted).is_zero() {
+        found.push("a larger budget: all weights were resident, the KV cache had room".to_owned());
+    }
+    if let Some(draft) = &settings.draft_model
+        && settings.drafted == 0
+        && times.decode.passes > 0
+    {
+        found.push(format!("draft model {draft}: no tokens were drafted"));
+    }
+    let (prompt, reused) = times.prompt_tokens;
+    if settings.shares_prefixes && reused == 0 && prompt >= SHARED_MIN && was_computed {
+        found.push(format!(
+            "prefix_cache: none of the {prompt} prompt tokens had been computed for an earlier request"
+        ));
+    }
+    let (ran, most) = around.running;
+    if ran < most && parts.first_cause() == Part::Queue {
+        found.push(format!(
+            "a larger max_sequences: at most {ran} requests ran while it waited, {most} may"
+        ));
+    }
+    found
 }
 
 /// Bytes for people.
@@ -133,103 +320,5 @@ fn seconds(took: Duration) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Instant;
-
-    use rocmforge_engine::api::times::{Displaced, LinkUse, Surroundings};
-
-    use super::*;
-
-    const MIB: u64 = 1 << 20;
-
-    fn times() -> RequestTimes {
-        let now = Instant::now();
-        RequestTimes {
-            begun: now,
-            ended: now,
-            parts: PartTimes::default(),
-            waited_for: Vec::new(),
-            uploaded_bytes: 0,
-            cold_bytes: 0,
-            displaced: Vec::new(),
-            link: LinkUse::default(),
-            cpu_bytes: 0,
-            prompt_tokens: (10, 0),
-            generated_tokens: 5,
-            longest_gap: None,
-            promised_gap: None,
-            surroundings: Surroundings {
-                budget_bytes: 100 * MIB,
-                model_bytes: 60 * MIB,
-                model_fits: true,
-                block_bytes: 10 * MIB,
-                kv_type: "f16".to_owned(),
-                kv_bytes: 8 * MIB,
-                resident_token_s: Some(0.004),
-                running: (3, 64),
-            },
-        }
-    }
-
-    fn mostly(part: Part) -> PartTimes {
-        let mut parts = PartTimes::default();
-        parts.add(part, Duration::from_millis(900));
-        parts.add(Part::Decode, Duration::from_millis(100));
-        parts
-    }
-
-    #[test]
-    fn a_model_that_does_not_fit_is_told_the_budget_that_holds_it_and_its_rate_then() {
-        let mut of_large = times();
-        of_large.surroundings.model_bytes = 120 * MIB;
-        of_large.surroundings.model_fits = false;
-        let told = of(&of_large, &mostly(Part::Uploads));
-        let [told] = &told[..] else {
-            panic!("{told:?}")
-        };
-        assert!(
-            told.starts_with("30.0 MiB more budget, 130.0 MiB in all"),
-            "{told}"
-        );
-        assert!(told.contains("4.00 ms (250.0 tokens/s)"), "{told}");
-        // Without a measured pass there is no rate.
-        of_large.surroundings.resident_token_s = None;
-        assert!(!of(&of_large, &mostly(Part::Uploads))[0].contains("tokens/s"));
-    }
-
-    #[test]
-    fn weights_that_others_evicted_are_what_more_budget_holds() {
-        let mut evicted = times();
-        evicted.displaced = vec![Displaced {
-            cause: Some(EvictionCause::OtherModel),
-            by: Some("other".to_owned()),
-            // Twice in the time of the request.
-            bytes: 90 * MIB,
-        }];
-        let told = of(&evicted, &mostly(Part::Uploads));
-        assert!(told[0].starts_with("60.0 MiB more budget"), "{told:?}");
-    }
-
-    #[test]
-    fn a_smaller_type_of_the_kv_cache_is_advised_where_its_memory_was_short() {
-        let told = of(&times(), &mostly(Part::Preempted));
-        // 34 bytes in place of 64.
-        assert_eq!(told.len(), 1);
-        assert!(told[0].contains("frees 3.8 MiB"), "{told:?}");
-        let mut small = times();
-        small.surroundings.kv_type = "q8_0".to_owned();
-        assert!(of(&small, &mostly(Part::Preempted)).is_empty());
-    }
-
-    #[test]
-    fn nothing_is_advised_without_a_number_that_tells_its_effect() {
-        for part in [Part::Decode, Part::Prompt, Part::OtherModels, Part::Rest] {
-            assert!(of(&times(), &mostly(part)).is_empty(), "{part:?}");
-        }
-        assert!(of(&times(), &mostly(Part::Queue)).is_empty(), "not full");
-        let mut full = times();
-        full.surroundings.running = (64, 64);
-        assert!(of(&full, &mostly(Part::Queue))[0].starts_with("64 requests ran"));
-        assert_eq!(of(&times(), &mostly(Part::Reader)).len(), 1);
-    }
-}
+#[path = "advice_tests.rs"]
+mod tests;
