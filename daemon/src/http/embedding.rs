@@ -111,7 +111,7 @@ pub(super) async fn embed(call: &Call, asked: Asked<'_>) -> Result<Embedded, Fai
             dimensions: dimensions.transpose()?,
             class: service.class(asked.model, None),
         };
-        service.embed(wanted, call.arrival).await
+        service.embed(wanted, call.arrival, &mut log).await
     };
     let result = result.await;
     log.prompt_tokens = result.as_ref().ok().map(|embedded| embedded.tokens);

@@ -88,7 +88,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
             top_n,
             class: service.class(&asked.model, None),
         };
-        service.rerank(wanted, call.arrival).await
+        service.rerank(wanted, call.arrival, &mut log).await
     };
     let result = result.await;
     log.prompt_tokens = result.as_ref().ok().map(|ranked| ranked.tokens);

@@ -334,6 +334,7 @@ impl InferenceService {
         &self,
         request: v1::ScoreRequest,
         arrival: Arrival,
+        log: &mut RequestLog,
     ) -> Result<v1::ScoreResponse, Failure> {
         use v1::score_request::Input;
 
@@ -393,10 +394,11 @@ impl InferenceService {
             asker: ticket.asker(class),
             adapters,
         };
+        let times = Some(log.times_in(&self.context));
         let scoring = async {
             self.context
                 .engine
-                .score(request)
+                .score_timed(request, times)
                 .await
                 .map_err(|error| ticket.failure(&error))
         };
@@ -485,7 +487,7 @@ impl Inference for InferenceService {
     ) -> Result<Response<v1::EmbedResponse>, Status> {
         let (arrival, request) = (arrival::of(&request), request.into_inner());
         let mut log = RequestLog::new("Embed", &request.model, &arrival);
-        let result = vectors::embed(&self.context, request, arrival).await;
+        let result = vectors::embed(&self.context, request, arrival, &mut log).await;
         log.prompt_tokens = result.as_ref().ok().map(|answer| answer.prompt_tokens);
         log.end(result).map(Response::new).map_err(status)
     }
@@ -496,7 +498,7 @@ impl Inference for InferenceService {
     ) -> Result<Response<v1::RerankResponse>, Status> {
         let (arrival, request) = (arrival::of(&request), request.into_inner());
         let mut log = RequestLog::new("Rerank", &request.model, &arrival);
-        let result = vectors::rerank(&self.context, request, arrival).await;
+        let result = vectors::rerank(&self.context, request, arrival, &mut log).await;
         log.prompt_tokens = result.as_ref().ok().map(|answer| answer.prompt_tokens);
         log.end(result).map(Response::new).map_err(status)
     }
@@ -529,7 +531,7 @@ impl Inference for InferenceService {
     ) -> Result<Response<v1::ScoreResponse>, Status> {
         let (arrival, request) = (arrival::of(&request), request.into_inner());
         let mut log = RequestLog::new("Score", &request.model, &arrival);
-        let result = self.score_text(request, arrival).await;
+        let result = self.score_text(request, arrival, &mut log).await;
         log.prompt_tokens = result
             .as_ref()
             .ok()

@@ -10,6 +10,7 @@ use rocmforge_service::check::{self, Violations};
 use rocmforge_service::embedding::{Pooling, Texts};
 use rocmforge_service::failure::Failure;
 use rocmforge_service::prompt::Prompt;
+use rocmforge_service::request_log::RequestLog;
 use rocmforge_service::rerank::Documents;
 
 use super::inference::class;
@@ -19,6 +20,7 @@ pub(super) async fn embed(
     service: &Arc<Service>,
     request: v1::EmbedRequest,
     arrival: Arrival,
+    log: &mut RequestLog,
 ) -> Result<v1::EmbedResponse, Failure> {
     service.admit()?;
     service.opened(&request.model, &arrival).await?;
@@ -79,7 +81,7 @@ pub(super) async fn embed(
         dimensions,
         class,
     };
-    let embedded = service.embed(wanted, arrival).await?;
+    let embedded = service.embed(wanted, arrival, log).await?;
     let pooling = match embedded.pooling {
         Pooling::Mean => v1::Pooling::Mean,
         Pooling::First => v1::Pooling::First,
@@ -101,6 +103,7 @@ pub(super) async fn rerank(
     service: &Arc<Service>,
     request: v1::RerankRequest,
     arrival: Arrival,
+    log: &mut RequestLog,
 ) -> Result<v1::RerankResponse, Failure> {
     service.admit()?;
     service.opened(&request.model, &arrival).await?;
@@ -126,7 +129,7 @@ pub(super) async fn rerank(
         top_n,
         class,
     };
-    let ranked = service.rerank(wanted, arrival).await?;
+    let ranked = service.rerank(wanted, arrival, log).await?;
     let results = ranked.ranks.into_iter().map(|rank| v1::RerankResult {
         index: rank.index,
         score: rank.score,

@@ -39,6 +39,7 @@ mod read_prefix;
 mod release;
 mod run;
 mod schedule;
+mod scoring;
 mod slices;
 mod speculate;
 mod start;

@@ -125,6 +125,8 @@ pub enum Command {
         request: Box<ScoreRequest>,
         /// The scores.
         reply: oneshot::Sender<Result<Scores, Error>>,
+        /// When it was sent, and where its times go.
+        timed: Timed,
     },
     /// Computes what a text means to a model, as one vector.
     Embed {
@@ -132,6 +134,8 @@ pub enum Command {
         request: Box<EmbedRequest>,
         /// The vector.
         reply: oneshot::Sender<Result<Embedding, Error>>,
+        /// When it was sent, and where its times go.
+        timed: Timed,
     },
     /// Uploads segments ahead of use.
     Preload {
@@ -208,6 +212,15 @@ pub enum Command {
     },
     /// A reader took an event from a full channel: schedule its sequence again.
     Wake,
+}
+
+/// When a request was sent, and where its times go at the end, if anybody wants them.
+#[derive(Debug)]
+pub struct Timed {
+    /// When it was sent.
+    pub sent: Instant,
+    /// Where its times go.
+    pub times: Option<TimesSlot>,
 }
 
 /// For whom a request is, which decides what goes first where not all can.

@@ -39,7 +39,7 @@ async fn times(engine: &EngineHandle, model: &Arc<LoadedModel>) -> RequestTimes 
             panic!("{error}");
         }
     }
-    let times = slot.get().expect("its times").clone();
+    let times = slot.get().expect("its times");
     println!("{:?} {:?}", times.decode.parts.ranked(), times.link);
     times
 }

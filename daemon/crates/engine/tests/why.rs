@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use rocmforge_engine::api::times::{Part, RequestTimes, TimesSlot};
 use rocmforge_engine::api::{
-    Asker, Budget, Decoding, Dry, EvictionCause, GenerateEvent, GenerateRequest, SamplingParams,
-    When,
+    Asker, Budget, Decoding, Dry, EmbedRequest, EvictionCause, GenerateEvent, GenerateRequest,
+    Pooling, SamplingParams, ScoreRequest, When,
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, Events, LoadedModel, start};
+use rocmforge_fake_hip::Misbehaviour;
 
 use crate::fake;
 use crate::requests::{drop_cached, engine, fixture, greedy, load, load_endless, until};
@@ -46,10 +47,7 @@ async fn end(name: &str, events: &mut Events<GenerateEvent>, slot: &TimesSlot) -
             GenerateEvent::Failed(error) => panic!("{name}: {error}"),
         }
     }
-    let times = slot
-        .get()
-        .expect("its times are there with its end")
-        .clone();
+    let times = slot.get().expect("its times are there with its end");
     let whole = times.ended - times.begun;
     assert_eq!(times.parts.total(), whole, "{name}");
     println!("{name}: {whole:?} {:?}", times.parts.ranked());
@@ -374,6 +372,119 @@ async fn what_the_cpu_computes_for_a_card_is_told_apart() {
             .measured_bytes_per_s
             .is_none_or(|rate| rate > 0.0)
     );
+}
+
+/// A text on a card with room for a quarter of the weights: the CPU computes with the others.
+#[tokio::test]
+async fn what_the_cpu_computes_at_each_token_is_a_part_of_its_own() {
+    on_some_tries(async || {
+        let runtime = fake::Runtime::new();
+        let roomy = engine(ROOMY);
+        let info = load(&roomy, QWEN, "m").await;
+        let budget = info.model().info().tensor_bytes / 4 + (2 << 20);
+        let split = (When::Always, Some(ROOMY));
+        let config = fake::gpu_config(&runtime);
+        let engine = runtime.start_split(config, budget & !255, split).unwrap();
+        let model = load(&engine, QWEN, "m").await;
+        let request = || GenerateRequest {
+            decoding: Decoding {
+                ignore_eos: true,
+                ..Decoding::default()
+            },
+            ..greedy(&model, vec![1], 60)
+        };
+        run("the first", &engine, request()).await;
+        let times = run("cpu at each token", &engine, request()).await;
+        assert!(times.decode.cpu_bytes > times.decode.uploaded_bytes);
+        // The fake card's kernels are computed by the same CPU, and take their part.
+        let cpu = times.decode.parts.of(Part::CpuCompute);
+        cpu > times.decode.parts.total() / 5 && times.parts.of(Part::Uploads) < cpu
+    })
+    .await;
+}
+
+/// Two models on a card with a slow link, each of which evicts the other: also a prompt waits for
+/// what the card waits for itself.
+#[tokio::test]
+async fn a_prompt_behind_a_busy_link_waits_for_uploads() {
+    on_some_tries(async || {
+        let runtime = fake::Runtime::new();
+        runtime.misbehave(Misbehaviour::SlowPinnedCopies, 40);
+        runtime.misbehave(Misbehaviour::SlowRegisteredCopies, 40);
+        let roomy = engine(ROOMY);
+        let info = load(&roomy, QWEN, "m").await;
+        let budget = info.model().info().tensor_bytes + (2 << 20);
+        let engine = runtime.start(budget & !255).unwrap();
+        let model = load(&engine, QWEN, "m").await;
+        let other = load(&engine, QWEN, "other").await;
+        run("first use", &engine, greedy(&model, ids(4), 1)).await;
+        run("the other", &engine, greedy(&other, ids(4), 1)).await;
+        let (mut others, _) = begin(&engine, of(7, greedy(&other, ids(4), 1)));
+        let times = run("a busy link", &engine, of(8, greedy(&model, ids(8), 1))).await;
+        while others.next().await.is_some() {}
+        times
+            .displaced
+            .iter()
+            .any(|d| d.by.as_deref() == Some("other"))
+            && times.parts.first_cause() == Part::Uploads
+    })
+    .await;
+}
+
+/// An embedding behind texts of another client, and one by itself.
+#[tokio::test]
+async fn embeddings_and_scores_have_accounts_as_well() {
+    on_some_tries(async || {
+        let engine = start(EngineConfig {
+            budget: ROOMY,
+            max_sequences: NonZeroUsize::MIN,
+            ..EngineConfig::default()
+        })
+        .unwrap()
+        .0;
+        let model = load_endless(&engine, "m").await;
+        let embed = |n, slot: &TimesSlot| {
+            let request = EmbedRequest {
+                model: Arc::clone(&model),
+                ids: ids(n),
+                pooling: Pooling::Mean,
+                classes: false,
+                deadline: None,
+                asker: Asker::default(),
+                adapters: None,
+            };
+            engine.embed_timed(request, Some(slot.clone()))
+        };
+        let slot = TimesSlot::default();
+        embed(1500, &slot).await.unwrap();
+        let alone = slot.get().expect("its times");
+        assert_eq!(alone.parts.total(), alone.ended - alone.begun);
+        assert_eq!(alone.prompt_tokens, (1500, 0));
+        let (mut events, _) = begin(&engine, of(7, greedy(&model, ids(4), 600)));
+        until(&engine, "the text", |s| s.running == 1).await;
+        let text = tokio::spawn(async move { while events.next().await.is_some() {} });
+        let slot = TimesSlot::default();
+        embed(2, &slot).await.unwrap();
+        let behind = slot.get().expect("its times");
+        text.await.unwrap();
+        println!("{:?} {:?}", alone.parts.ranked(), behind.parts.ranked());
+        let score = ScoreRequest {
+            model: Arc::clone(&model),
+            ids: ids(40),
+            top_n: 0,
+            deadline: None,
+            asker: Asker::default(),
+            adapters: None,
+        };
+        let slot = TimesSlot::default();
+        let scored = engine.score_timed(score, Some(slot.clone())).await;
+        assert_eq!(scored.unwrap().tokens.len(), 39);
+        assert_eq!(slot.get().expect("its times").prompt_tokens, (40, 0));
+        alone.parts.first_cause() == Part::Prompt
+            && behind.parts.first_cause() == Part::Queue
+            && behind.waited_for[0].client == 7
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ use crate::arrival::Arrival;
 use crate::check;
 use crate::failure::{self, Failure};
 use crate::prompt::{Prompt, Room};
+use crate::request_log::RequestLog;
 
 /// Most texts of a request, as OpenAI has it.
 pub const TEXTS_MAX: usize = 2048;
@@ -69,7 +70,12 @@ impl Service {
     /// # Errors
     /// INVALID_ARGUMENT for no texts or too many, a text without tokens or too long, and dimensions
     /// that the model has not; those of the engine.
-    pub async fn embed(&self, wanted: Texts, arrival: Arrival) -> Result<Embedded, Failure> {
+    pub async fn embed(
+        &self,
+        wanted: Texts,
+        arrival: Arrival,
+        log: &mut RequestLog,
+    ) -> Result<Embedded, Failure> {
         check_texts(&wanted)?;
         let Texts {
             model,
@@ -87,6 +93,7 @@ impl Service {
         let bytes = texts.iter().map(Prompt::bytes).sum();
         let ticket = self.enter(&arrival, bytes).await?;
         let ticket = &ticket;
+        let times = &log.times_in(self);
         let of_file = model.model().hparams().pooling;
         let usual = if encodes {
             Pooling::Mean
@@ -118,7 +125,7 @@ impl Service {
                     adapters,
                 };
                 let embedded = async {
-                    let embedded = self.engine.embed(request).await;
+                    let embedded = self.engine.embed_timed(request, Some(times.clone())).await;
                     embedded.map_err(|error| ticket.failure(&error))
                 };
                 let mut vector = arrival.limit(embedded).await?.values;

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use rocmforge_engine::api::times::TimesSlot;
 use rocmforge_engine::api::{Class, EmbedRequest, Pooling};
 use rocmforge_engine::{AppliedAdapters, LoadedModel};
 use rocmforge_tokenizer::Tokenizer;
@@ -52,7 +53,14 @@ pub(crate) fn pooling(model: &LoadedModel) -> Pooling {
 }
 
 /// For whom documents are judged, and with which adapters.
-pub(crate) type OfWhom<'a> = (&'a Ticket, Class, &'a Option<Arc<AppliedAdapters>>);
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OfWhom<'a> {
+    pub(crate) ticket: &'a Ticket,
+    pub(crate) class: Class,
+    pub(crate) adapters: &'a Option<Arc<AppliedAdapters>>,
+    /// Where the times of all documents go.
+    pub(crate) times: &'a TimesSlot,
+}
 
 impl Service {
     /// The ids of a query and a document. A document that is too long is refused.
@@ -95,7 +103,7 @@ impl Service {
         &self,
         model: Arc<LoadedModel>,
         ids: Vec<u32>,
-        (ticket, class, adapters): OfWhom<'_>,
+        of_whom: OfWhom<'_>,
         arrival: Arrival,
     ) -> Result<f32, Failure> {
         let request = EmbedRequest {
@@ -104,11 +112,12 @@ impl Service {
             ids,
             classes: true,
             deadline: arrival.deadline,
-            asker: ticket.asker(class),
-            adapters: adapters.clone(),
+            asker: of_whom.ticket.asker(of_whom.class),
+            adapters: of_whom.adapters.clone(),
         };
-        let outputs = self.engine.embed(request).await;
-        let outputs = outputs.map_err(|error| ticket.failure(&error))?;
+        let times = Some(of_whom.times.clone());
+        let outputs = self.engine.embed_timed(request, times).await;
+        let outputs = outputs.map_err(|error| of_whom.ticket.failure(&error))?;
         let first = outputs.values.first().copied();
         first.ok_or_else(|| failure::bug("a classification without outputs"))
     }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rocmforge_engine::api::times::TimesSlot;
 use rocmforge_engine::api::{Gap, GenerateSummary};
 
+use crate::Service;
 use crate::arrival::{Arrival, Caller};
 use crate::failure::Failure;
 use crate::peer::{Peer, TokenName};
@@ -117,6 +118,13 @@ impl RequestLog {
         let slot = TimesSlot::default();
         self.slots.push(slot.clone());
         slot
+    }
+
+    /// Notes that the engine is asked now for one or several texts, whose times go into one slot.
+    pub fn times_in(&mut self, service: &Service) -> TimesSlot {
+        self.keep_in(&service.recent);
+        self.handed_over();
+        self.slot()
     }
 
     /// Notes that the engine is asked now.

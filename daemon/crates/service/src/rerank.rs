@@ -22,6 +22,7 @@ use crate::arrival::Arrival;
 use crate::failure::{self, Failure};
 use crate::prompt::{Prompt, Room};
 use crate::rank_head::OfWhom;
+use crate::request_log::RequestLog;
 
 /// Most documents of a request.
 pub const DOCUMENTS_MAX: usize = 1024;
@@ -94,7 +95,12 @@ impl Service {
     /// UNIMPLEMENTED for a model that is no reranker, INVALID_ARGUMENT for an empty query,
     /// too many documents and one that is too long; RESOURCE_EXHAUSTED above a limit of its
     /// peer; those of the engine.
-    pub async fn rerank(&self, wanted: Documents, arrival: Arrival) -> Result<Ranked, Failure> {
+    pub async fn rerank(
+        &self,
+        wanted: Documents,
+        arrival: Arrival,
+        log: &mut RequestLog,
+    ) -> Result<Ranked, Failure> {
         let judge = judge(&wanted.model)?;
         let Documents {
             model,
@@ -135,6 +141,7 @@ impl Service {
         let bytes = documents.iter().map(String::len).sum::<usize>() + head_bytes;
         let ticket = self.enter(&arrival, bytes).await?;
         let ticket = &*ticket;
+        let times = &log.times_in(self);
         let room = match judge {
             Judge::Answers(_) => Room::for_prompt(n_ctx, self, &model),
             Judge::Class => Room::for_embedding(n_ctx, self, &model),
@@ -152,7 +159,12 @@ impl Service {
                 };
                 let tokens = ids.len() as u32;
                 ticket.take_prompt(tokens)?;
-                let of_whom = (ticket, class, &adapters);
+                let of_whom = OfWhom {
+                    ticket,
+                    class,
+                    adapters: &adapters,
+                    times,
+                };
                 let score = match judge {
                     Judge::Answers(answers) => {
                         let score = self.probability(model, ids, n_ctx, answers, of_whom, arrival);
@@ -217,9 +229,10 @@ impl Service {
         prompt: Vec<u32>,
         n_ctx: u32,
         answers: Answers,
-        (ticket, class, adapters): OfWhom<'_>,
+        of_whom: OfWhom<'_>,
         arrival: Arrival,
     ) -> Result<f32, Failure> {
+        let ticket = of_whom.ticket;
         let request = GenerateRequest {
             model,
             prompt,
@@ -238,11 +251,12 @@ impl Service {
             },
             deadline: arrival.deadline,
             max_gap: Some(std::time::Duration::ZERO),
-            asker: ticket.asker(class),
+            asker: ticket.asker(of_whom.class),
             reuse: true,
-            adapters: adapters.clone(),
+            adapters: of_whom.adapters.clone(),
         };
-        let events = self.engine.generate(request);
+        let times = Some(of_whom.times.clone());
+        let events = self.engine.generate_timed(request, Vec::new(), times);
         let mut events = events.map_err(|error| ticket.failure(&error))?;
         match events.next().await {
             Some(GenerateEvent::Piece { scores, .. }) => {

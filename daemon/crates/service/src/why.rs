@@ -286,7 +286,7 @@ impl Service {
 
 impl Ended {
     /// The times of the answer that took longest, once the engine has ended it.
-    fn engine(&self) -> Option<&RequestTimes> {
+    fn engine(&self) -> Option<RequestTimes> {
         let times = self.slots.iter().filter_map(TimesSlot::get);
         times.max_by_key(|times| times.ended)
     }
@@ -300,9 +300,9 @@ impl Ended {
     }
 
     /// The parts of its time.
-    fn parts(&self) -> PartTimes {
+    fn parts(&self, times: Option<&RequestTimes>) -> PartTimes {
         let mut parts = PartTimes::default();
-        let Some(times) = self.engine() else {
+        let Some(times) = times else {
             let handed_over = self.handed_over.unwrap_or(self.ended);
             parts.add(
                 Part::Preparing,
@@ -324,8 +324,9 @@ impl Ended {
     }
 
     fn report(&self, client: &dyn Fn(u64) -> String) -> Report {
-        let parts = self.parts();
         let times = self.engine();
+        let times = times.as_ref();
+        let parts = self.parts(times);
         let gap = times.and_then(|times| times.longest_gap);
         let promised = times.and_then(|times| times.promised_gap);
         let advice = times.map_or_else(Vec::new, |times| advice::of(times, &parts));

@@ -5,7 +5,7 @@ use rocmforged::End;
 use serde_json::{Value, json};
 use tonic::Code;
 
-use crate::daemon::{assert_status, greedy};
+use crate::daemon::{assert_status, fixtures, greedy};
 use crate::http::client::{HttpDaemon, LLAMA, tcp};
 
 /// The parts of a request's time, of which the sum is the whole.
@@ -107,5 +107,42 @@ async fn a_client_is_told_of_its_own_requests_alone() {
         let refused = http.get(&format!("/why?latest={bad}")).await;
         assert_eq!(refused.status, 400, "{bad}");
     }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn embeddings_and_scores_have_their_times_as_well() {
+    let http = HttpDaemon::start().await;
+    let texts: Vec<String> = (0..8).map(|n| format!("text {n} of several")).collect();
+    let body = json!({"model": LLAMA, "input": texts}).to_string();
+    let id = [("x-request-id", "vectors")];
+    let answer = tcp(http.tcp, "POST", "/v1/embeddings", &id, &body).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let told = http.get("/why?request=vectors").await.json();
+    let request = &told["requests"][0];
+    let parts = parts_of(request);
+    assert!(parts.iter().any(|(name, _)| name == "prompt"), "{request}");
+    assert_eq!(
+        request["prompt_tokens"],
+        answer.json()["usage"]["prompt_tokens"]
+    );
+    let uploaded = request["weights"]["uploaded_bytes"].as_u64().unwrap();
+    let of_model = std::fs::metadata(fixtures().join(format!("{LLAMA}.gguf")));
+    let of_model = of_model.unwrap().len();
+    assert!(
+        uploaded > 0 && uploaded <= of_model,
+        "not once: {uploaded}, {of_model}"
+    );
+    let score = v1::ScoreRequest {
+        model: LLAMA.into(),
+        input: Some(v1::score_request::Input::Text("Once upon a time".into())),
+        ..v1::ScoreRequest::default()
+    };
+    http.daemon.inference().score(score).await.unwrap();
+    let told = http.get("/why?latest=1").await.json();
+    let request = &told["requests"][0];
+    assert_eq!(request["call"], "Score", "{request}");
+    let parts = parts_of(request);
+    assert!(parts.iter().any(|(name, _)| name == "prompt"), "{request}");
     assert_eq!(http.stop().await, End::Drained);
 }

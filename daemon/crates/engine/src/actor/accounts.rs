@@ -184,20 +184,23 @@ impl Engine {
     /// Tells the requests of a pass what of the device's time went to its own waits for uploads.
     fn account_uploads(&mut self, pass: &mut PassUnderWay) {
         let bytes = pass.counts.uploaded_bytes;
+        if bytes == 0 {
+            return;
+        }
         let rows = pass.plan.rows as usize;
-        let pace = match bytes {
-            0 => None,
-            _ => self.memory.store.device.pace(rows),
-        };
-        let Some(rate) = pace.map(|pace| pace.upload_bytes_per_s) else {
+        let device = &mut self.memory.store.device;
+        // Until a pass of as many rows is measured, one of a row is what it takes at least.
+        let Some(pace) = device.pace(rows).or_else(|| device.pace(1)) else {
             return;
         };
-        let link = Duration::try_from_secs_f64(bytes as f64 / rate).unwrap_or(Duration::ZERO);
+        let seconds = |s| Duration::try_from_secs_f64(s).unwrap_or(Duration::ZERO);
+        let link = seconds(bytes as f64 / pace.upload_bytes_per_s);
         let resident = self.requests.times.resident_token(pass.model());
-        let resident = resident.filter(|_| rows == 1);
-        let work = resident.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let resident = resident.filter(|_| rows == 1).map(seconds);
         for Member { task, .. } in &mut pass.members {
-            task.times.note_uploads(link, work);
+            let pass_bytes = task.loaded.model().info().weights.pass_bytes;
+            let at_least = seconds(pass_bytes as f64 / pace.computed_bytes_per_s);
+            task.times.note_uploads(link, resident, at_least);
         }
     }
 
@@ -263,9 +266,11 @@ impl Engine {
         let displaced = displaced.collect();
         let (prompt_tokens, generated_tokens, gaps) = match &task.work {
             Work::Generate(g) => ((g.n_prompt as u32, g.reused), g.generated, g.gaps),
-            Work::Score(_) | Work::Embed(_) | Work::Tower(_) => {
-                ((task.tokens.len() as u32, 0), 0, Gaps::default())
+            Work::Embed(_) => {
+                let text = task.tokens.len().saturating_sub(1);
+                ((text as u32, 0), 0, Gaps::default())
             }
+            Work::Score(_) | Work::Tower(_) => ((task.tokens.len() as u32, 0), 0, Gaps::default()),
         };
         let pace = self.memory.store.device.pace(1);
         let surroundings = self.surroundings(task, pace);

@@ -13,10 +13,7 @@ use crate::actor::publish;
 use crate::api::config::PrefixCache;
 use crate::api::error::Error;
 use crate::api::refusal::Refusal;
-use crate::api::{
-    Asker, Budget, BudgetChange, Command, EmbedRequest, Embedding, GenerateEvent, GenerateRequest,
-    ScoreRequest, Scores,
-};
+use crate::api::{Asker, Budget, BudgetChange, Command, GenerateEvent, GenerateRequest};
 use crate::features::prefix_cache::Realm;
 use crate::features::speculation::drafts::Drafts;
 use crate::guards::budget::WantedBudget;
@@ -30,7 +27,7 @@ use crate::request::images::PlacedImage;
 use crate::request::kv::SequenceMemory;
 use crate::request::sampler::Sampler;
 use crate::request::stop::StopStrings;
-use crate::request::task::{Generation, Pooled, Scoring, Task, Work};
+use crate::request::task::{Generation, Task, Work};
 use crate::request::time_account::TimeAccount;
 
 /// Most models that can be registered at a time.
@@ -73,8 +70,22 @@ impl Engine {
                 image,
                 reply,
             } => self.read_image(&model, image, reply),
-            Command::Score { request, reply } => self.score(*request, reply),
-            Command::Embed { request, reply } => self.embed(*request, reply),
+            Command::Score {
+                request,
+                reply,
+                timed,
+            } => {
+                let account = self.open_account(timed.sent, timed.times);
+                self.score(*request, reply, account);
+            }
+            Command::Embed {
+                request,
+                reply,
+                timed,
+            } => {
+                let account = self.open_account(timed.sent, timed.times);
+                self.embed(*request, reply, account);
+            }
             Command::Preload {
                 name,
                 segments,
@@ -232,94 +243,6 @@ impl Engine {
         (tokens, placed)
     }
 
-    fn score(&mut self, request: ScoreRequest, reply: oneshot::Sender<Result<Scores, Error>>) {
-        let received = self.now();
-        let checked = match request.ids.len() {
-            0 | 1 => Err(Error::InvalidArgument {
-                field: "ids",
-                message: format!(
-                    "{} tokens cannot be scored: at least 2 are needed",
-                    request.ids.len()
-                ),
-            }),
-            _ => encode::refuse_text(&request.model)
-                .and_then(|()| self.check(&request.model, &request.ids, 1, None)),
-        };
-        let (model, n_ctx) = match checked {
-            Ok(checked) => checked,
-            Err(error) => {
-                let _ = reply.send(Err(error));
-                return;
-            }
-        };
-        let wanted = SchedulerRequest {
-            kind: Kind::Score,
-            positions_max: request.ids.len(),
-            open_ended: false,
-            // The logits of all of its rows are wanted.
-            realm: None,
-            adapters: request.adapters,
-        };
-        let scores = Vec::with_capacity(request.ids.len());
-        let work = Work::Score(Scoring {
-            reply,
-            top_n: request.top_n as usize,
-            scores,
-        });
-        self.enqueue(
-            model,
-            request.model,
-            (request.ids, Vec::new()),
-            n_ctx,
-            wanted,
-            TimeAccount::new(received, None),
-            (request.deadline, request.asker),
-            work,
-        );
-    }
-
-    fn embed(&mut self, request: EmbedRequest, reply: oneshot::Sender<Result<Embedding, Error>>) {
-        let received = self.now();
-        let whole = request.model.model().plan().both_ways;
-        let checked = self.check(&request.model, &request.ids, 0, None);
-        let (model, n_ctx) = match checked {
-            Ok(checked) => checked,
-            Err(error) => {
-                let _ = reply.send(Err(error));
-                return;
-            }
-        };
-        // To the scheduler it is a scoring, which computes a row for each token but the last.
-        let mut tokens = request.ids;
-        tokens.push(0);
-        let wanted = SchedulerRequest {
-            kind: Kind::Score,
-            positions_max: tokens.len(),
-            open_ended: false,
-            // The states of its rows are wanted.
-            realm: None,
-            adapters: request.adapters,
-        };
-        let work = Work::Embed(Pooled {
-            reply,
-            pooling: request.pooling,
-            values: Vec::new(),
-            rows: 0,
-            whole,
-            classes: request.classes,
-        });
-        self.enqueue(
-            model,
-            request.model,
-            (tokens, Vec::new()),
-            n_ctx,
-            wanted,
-            TimeAccount::new(received, None),
-            (request.deadline, request.asker),
-            work,
-        );
-    }
-
     /// Whose requests share what is computed for this one; `None` for nobody's.
     pub(crate) fn sharing_of(&self, reuse: bool, asker: Asker) -> Option<u64> {
         match self.config.prefix_cache {
@@ -419,7 +342,7 @@ impl Engine {
         (deadline, asker): (Option<Instant>, Asker),
         work: Work,
     ) {
-        times.uploads_before = self.memory.store.reasons.before(model);
+        times.begin_uploads(self.memory.store.reasons.before(model));
         let seq = self.requests.next_seq();
         let arrival = Arrival {
             seq,

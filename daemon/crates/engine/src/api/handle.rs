@@ -20,7 +20,7 @@ use crate::api::{
     Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Command, EVENT_CAPACITY, EmbedRequest,
     Embedding, GenerateEvent, GenerateRequest, IdleRelease, ImageSpan, Policy, PreloadEvent,
     PreloadRoom, PreparedImage, Registered, Released, STEP_EVENTS, ScoreRequest, Scores, Snapshot,
-    Unloaded,
+    Timed, Unloaded,
 };
 use crate::clock::Clock;
 use crate::model::loaded::{LoadedModel, PreparedModel};
@@ -196,10 +196,26 @@ impl EngineHandle {
     /// # Errors
     /// Whatever a pass can meet, and those of sending.
     pub async fn score(&self, request: ScoreRequest) -> Result<Scores, Error> {
+        self.score_timed(request, None).await
+    }
+
+    /// As [`EngineHandle::score`]; where its time went is put there when it has ended.
+    ///
+    /// # Errors
+    /// Those of [`EngineHandle::score`].
+    pub async fn score_timed(
+        &self,
+        request: ScoreRequest,
+        times: Option<TimesSlot>,
+    ) -> Result<Scores, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Score {
             request: Box::new(request),
             reply,
+            timed: Timed {
+                sent: Clock.now(),
+                times,
+            },
         })?;
         self.answered(answer).await?
     }
@@ -209,10 +225,26 @@ impl EngineHandle {
     /// # Errors
     /// Whatever a pass can meet, and those of sending.
     pub async fn embed(&self, request: EmbedRequest) -> Result<Embedding, Error> {
+        self.embed_timed(request, None).await
+    }
+
+    /// As [`EngineHandle::embed`]; where its time went is put there when it has ended.
+    ///
+    /// # Errors
+    /// Those of [`EngineHandle::embed`].
+    pub async fn embed_timed(
+        &self,
+        request: EmbedRequest,
+        times: Option<TimesSlot>,
+    ) -> Result<Embedding, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Embed {
             request: Box::new(request),
             reply,
+            timed: Timed {
+                sent: Clock.now(),
+                times,
+            },
         })?;
         self.answered(answer).await?
     }

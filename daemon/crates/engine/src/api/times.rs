@@ -1,12 +1,13 @@
 //! Where a request's time went: its parts, whom it waited for, and what was uploaded for it.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rocmforge_model::WeightShares;
 use rocmforge_tensor_cache::EvictionCause;
 
 use crate::api::Gap;
+use crate::request::time_account::UploadsBefore;
 
 /// What a request's time can go to. At each instant it goes to one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -277,20 +278,118 @@ pub struct RequestTimes {
 /// Most entries of [`RequestTimes::waited_for`].
 pub const WAITED_FOR_MAX: usize = 8;
 
-/// Where the engine puts the times of a request when it ends, however that is.
+/// Where the engine puts the times of a request when it ends, however that is. Texts of one call
+/// may share a slot, side by side or one after another: they become one request from the begin of
+/// the first to the end of the last, each part the share that it had of the time of all.
 #[derive(Debug, Clone, Default)]
-pub struct TimesSlot(Arc<OnceLock<RequestTimes>>);
+pub struct TimesSlot(Arc<Mutex<Shared>>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// What had been uploaded of the model before the first.
+    before: Option<UploadsBefore>,
+    /// Their times, added up.
+    times: Option<RequestTimes>,
+}
 
 impl TimesSlot {
-    /// The times, once the request has ended.
+    /// The times of those that have ended.
     #[must_use]
-    pub fn get(&self) -> Option<&RequestTimes> {
-        self.0.get()
+    pub fn get(&self) -> Option<RequestTimes> {
+        let times = self.shared().times.clone()?;
+        let whole = times.ended.saturating_duration_since(times.begun);
+        Some(match times.parts.total() == whole {
+            true => times,
+            false => times.within(whole),
+        })
     }
 
-    /// Puts them there, once.
+    /// Puts them there.
     pub(crate) fn put(&self, times: RequestTimes) {
-        let _ = self.0.set(times);
+        let mut shared = self.shared();
+        shared.times = Some(match shared.times.take() {
+            Some(others) => others.and(times),
+            None => times,
+        });
+    }
+
+    /// What had been uploaded of the model before the first that shares it.
+    pub(crate) fn first_uploads(&self, before: UploadsBefore) -> UploadsBefore {
+        self.shared().before.get_or_insert(before).clone()
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl RequestTimes {
+    /// With one that ended later; its uploads are counted from the first one's begin.
+    fn and(mut self, later: Self) -> Self {
+        for part in Part::ALL {
+            self.parts.add(part, later.parts.of(part));
+        }
+        for waited in later.waited_for {
+            let same = |w: &&mut WaitedFor| {
+                (w.part, w.client, &w.model) == (waited.part, waited.client, &waited.model)
+            };
+            match self.waited_for.iter_mut().find(same) {
+                Some(known) => known.took += waited.took,
+                None => self.waited_for.push(waited),
+            }
+        }
+        let waited = &mut self.waited_for;
+        waited.sort_by_key(|waited| std::cmp::Reverse(waited.took));
+        waited.truncate(WAITED_FOR_MAX);
+        let ran = self.surroundings.running.0;
+        let mut surroundings = later.surroundings;
+        surroundings.running.0 = surroundings.running.0.max(ran);
+        Self {
+            begun: self.begun.min(later.begun),
+            ended: self.ended.max(later.ended),
+            parts: self.parts,
+            waited_for: self.waited_for,
+            uploaded_bytes: later.uploaded_bytes,
+            cold_bytes: later.cold_bytes,
+            displaced: later.displaced,
+            link: LinkUse {
+                bytes: self.link.bytes + later.link.bytes,
+                took: self.link.took + later.link.took,
+                ..later.link
+            },
+            cpu_bytes: self.cpu_bytes + later.cpu_bytes,
+            prompt_tokens: (
+                self.prompt_tokens.0 + later.prompt_tokens.0,
+                self.prompt_tokens.1 + later.prompt_tokens.1,
+            ),
+            generated_tokens: self.generated_tokens + later.generated_tokens,
+            decode: DecodeTimes::default(),
+            longest_gap: None,
+            promised_gap: None,
+            surroundings,
+        }
+    }
+
+    /// The same shares of another whole.
+    fn within(mut self, whole: Duration) -> Self {
+        let all = self.parts.total();
+        if all.is_zero() {
+            self.parts.add(Part::Rest, whole);
+            return self;
+        }
+        let share = whole.as_secs_f64() / all.as_secs_f64();
+        let of_all = std::mem::take(&mut self.parts);
+        for part in Part::ALL {
+            let left = whole.saturating_sub(self.parts.total());
+            self.parts
+                .add(part, of_all.of(part).mul_f64(share).min(left));
+        }
+        let rounded = whole.saturating_sub(self.parts.total());
+        self.parts.add(of_all.first_cause(), rounded);
+        for waited in &mut self.waited_for {
+            waited.took = waited.took.mul_f64(share);
+        }
+        self
     }
 }
 
@@ -322,5 +421,65 @@ mod tests {
             let same = Part::ALL.iter().filter(|p| p.name() == part.name());
             assert_eq!(same.count(), 1, "{part:?}");
         }
+    }
+
+    /// Times from `from` to `to` ms, all of which went to one part.
+    fn times(begin: Instant, from: u64, to: u64, part: Part, uploaded: u64) -> RequestTimes {
+        let ms = Duration::from_millis;
+        let mut parts = PartTimes::default();
+        parts.add(part, ms(to - from));
+        RequestTimes {
+            begun: begin + ms(from),
+            ended: begin + ms(to),
+            parts,
+            waited_for: vec![WaitedFor {
+                part,
+                model: "m".to_owned(),
+                client: 7,
+                took: ms(to - from),
+            }],
+            uploaded_bytes: uploaded,
+            cold_bytes: 0,
+            displaced: Vec::new(),
+            link: LinkUse::default(),
+            cpu_bytes: 0,
+            prompt_tokens: (4, 0),
+            generated_tokens: 0,
+            decode: DecodeTimes::default(),
+            longest_gap: None,
+            promised_gap: None,
+            surroundings: Surroundings::default(),
+        }
+    }
+
+    #[test]
+    fn texts_that_share_a_slot_are_one_request_with_their_shares_of_its_time() {
+        let (slot, begin) = (TimesSlot::default(), crate::clock::Clock.now());
+        assert_eq!(slot.get(), None);
+        let first = times(begin, 0, 40, Part::Uploads, 100);
+        slot.put(first.clone());
+        assert_eq!(slot.get(), Some(first));
+        slot.put(times(begin, 0, 40, Part::Prompt, 100));
+        slot.put(times(begin, 20, 60, Part::Prompt, 130));
+        let all = slot.get().unwrap();
+        let ms = Duration::from_millis;
+        assert_eq!((all.begun, all.ended), (begin, begin + ms(60)));
+        assert_eq!(all.parts.total(), ms(60), "they add up to the whole");
+        let uploads = all.parts.of(Part::Uploads);
+        assert!(uploads.abs_diff(ms(20)) < ms(1), "{uploads:?}");
+        assert_eq!(all.parts.first_cause(), Part::Prompt);
+        assert_eq!((all.uploaded_bytes, all.prompt_tokens), (130, (12, 0)));
+        let waited = all.waited_for.iter().map(|w| (w.part, w.took.as_millis()));
+        assert_eq!(
+            waited.collect::<Vec<_>>(),
+            [(Part::Prompt, 40), (Part::Uploads, 20)]
+        );
+        // What was uploaded is counted from the first on.
+        let before = |bytes| UploadsBefore {
+            bytes,
+            ..UploadsBefore::default()
+        };
+        assert_eq!(slot.first_uploads(before(3)).bytes, 3);
+        assert_eq!(slot.first_uploads(before(9)).bytes, 3);
     }
 }

@@ -167,6 +167,14 @@ impl TimeAccount {
         }
     }
 
+    /// So much of its model was uploaded before it; of several that share a slot, before the first.
+    pub(crate) fn begin_uploads(&mut self, before: UploadsBefore) {
+        self.uploads_before = match &self.slot {
+            Some(slot) => slot.first_uploads(before),
+            None => before,
+        };
+    }
+
     pub(crate) fn begun(&self) -> Instant {
         self.begun
     }
@@ -308,18 +316,21 @@ impl TimeAccount {
 
     /// Its pass is nearly complete, and its uploads took the link so long: a device that has its
     /// work queued waits for them itself, which is seen only in that it takes longer than its work
-    /// alone does, `work` or what its rates say.
-    pub(crate) fn note_uploads(&mut self, link: Duration, work: Option<Duration>) {
+    /// alone does: what was `measured`, or what its rates say, or else `at_least` so long.
+    pub(crate) fn note_uploads(
+        &mut self,
+        link: Duration,
+        measured: Option<Duration>,
+        at_least: Duration,
+    ) {
         let InPass {
             prompt,
             decode,
             waited,
             work: by_rates,
         } = self.in_pass;
-        let work = work.unwrap_or(by_rates);
-        if work.is_zero() {
-            return;
-        }
+        let by_rates = Some(by_rates).filter(|work| !work.is_zero());
+        let work = measured.or(by_rates).unwrap_or(at_least);
         let waits = (prompt + decode)
             .saturating_sub(work)
             .min(link.saturating_sub(waited));

@@ -214,7 +214,7 @@ fn whatever_happens_the_parts_add_up() {
                     };
                     account.compute(at, Part::Decode, used, 1);
                     let work = Duration::from_micros(draw(2000));
-                    account.note_uploads(some, [None, Some(work)][draw(2) as usize]);
+                    account.note_uploads(some, [None, Some(work)][draw(2) as usize], work);
                     account.end_pass(draw(12) as f64 / 10.0, Some(whom));
                 }
             }
@@ -245,16 +245,16 @@ fn a_device_that_waits_for_uploads_itself_computes_no_longer_than_its_work_takes
         for part in [Part::Decode, Part::Prompt] {
             let (mut account, begun) = account();
             slice(&mut account, part, begun + ms(80), ms(8));
-            account.note_uploads(ms(link), known);
+            account.note_uploads(ms(link), known, ms(80));
             account.end_pass(0.0, None);
             let parts = account.parts();
             assert_eq!(parts.of(Part::Uploads), ms(uploads), "{link} {known:?}");
             assert_eq!(parts.of(part), ms(80 - uploads), "{link} {known:?}");
         }
     }
-    // Where no rate is known, nothing is told apart.
+    // Where no rate of such passes is known, it is what they take at least.
     let (mut account, begun) = account();
     slice(&mut account, Part::Decode, begun + ms(80), ms(0));
-    account.note_uploads(ms(80), None);
-    assert_eq!(account.parts().of(Part::Uploads), ms(10));
+    account.note_uploads(ms(80), None, ms(30));
+    assert_eq!(account.parts().of(Part::Uploads), ms(50));
 }
