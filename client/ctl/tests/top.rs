@@ -20,7 +20,10 @@ async fn the_board_is_printed_once_as_text() {
              waits for /models/far.gguf (far) for 7s\n\
              \n\
              > tiny  1.0 MiB of 3.0 MiB (33.3 %)  0 requests  kv 512.0 KiB  hits 75.0 %\n    \
-             *>.\n"
+             *>.\n\
+             \n\
+             REQUEST  STATE             TOKENS  TOKENS/S   LONG GAP      AGE  MODEL, CLIENT\n      \
+             7  decode            12 + 9      38.0    41.2 ms       2s  tiny, user:1000\n"
         )
     );
 }

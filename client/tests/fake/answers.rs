@@ -214,6 +214,22 @@ pub fn script(prompt: &str, most: usize) -> Vec<Result<GenerateEvent, Status>> {
     events
 }
 
+/// A request that runs.
+pub(super) fn live_request() -> LiveRequest {
+    LiveRequest {
+        id: 7,
+        model: "tiny".into(),
+        client: "user:1000".into(),
+        state: "decode".into(),
+        age_ms: 2_500,
+        prompt_tokens: 12,
+        computed_tokens: 20,
+        generated_tokens: 9,
+        tokens_per_s: Some(38.0),
+        longest_gap_ms: Some(41.2),
+    }
+}
+
 /// Where the time of a request went.
 pub(super) fn request_times(number: u64) -> RequestTimes {
     RequestTimes {

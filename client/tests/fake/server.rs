@@ -6,7 +6,7 @@ use rocmforge_client::proto::v1::*;
 use tonic::{Request, Response, Status};
 
 use super::Fake;
-use super::answers::{device, drivers, request_times, summary, usage};
+use super::answers::{device, drivers, live_request, request_times, summary, usage};
 
 #[tonic::async_trait]
 impl Cache for Fake {
@@ -123,6 +123,7 @@ impl Server for Fake {
             keep_free: None,
             released_budget_bytes: None,
             host_pressure: None,
+            requests: vec![live_request()],
         }))
     }
 

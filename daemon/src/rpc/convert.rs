@@ -279,6 +279,22 @@ pub(super) fn kept(kept: engine::KeptSegment) -> v1::KeptSegment {
     }
 }
 
+/// A request that waits or runs, of a client that is called so.
+pub(super) fn live(request: &engine::LiveRequest, client: String) -> v1::LiveRequest {
+    v1::LiveRequest {
+        id: request.id,
+        model: request.model.name().to_owned(),
+        client,
+        state: request.state.name().to_owned(),
+        age_ms: request.since.elapsed().as_millis() as u64,
+        prompt_tokens: request.prompt_tokens,
+        computed_tokens: request.computed_tokens,
+        generated_tokens: request.generated_tokens,
+        tokens_per_s: request.tokens_per_s,
+        longest_gap_ms: request.longest_gap.map(|gap| gap.as_secs_f64() * 1e3),
+    }
+}
+
 /// Why a generation ended.
 pub(super) fn finish(reason: engine::FinishReason) -> v1::FinishReason {
     match reason {

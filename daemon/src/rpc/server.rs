@@ -106,9 +106,10 @@ fn device_kind(kind: &str) -> v1::DeviceKind {
 impl Server for ServerService {
     async fn status(
         &self,
-        _: Request<v1::StatusRequest>,
+        request: Request<v1::StatusRequest>,
     ) -> Result<Response<v1::StatusResponse>, Status> {
         let context = &self.context;
+        let viewer = context.viewer(&arrival::of(&request)).await;
         let snapshot = context.engine.snapshot();
         let state = if snapshot.device_lost.is_some() {
             v1::ServerState::DeviceLost
@@ -165,6 +166,11 @@ impl Server for ServerService {
                 shrinks: host.shrinks,
                 grows: host.grows,
             }),
+            requests: snapshot
+                .requests
+                .iter()
+                .map(|live| convert::live(live, context.client_seen_by(&viewer, live.client)))
+                .collect(),
         }))
     }
 

@@ -28,7 +28,8 @@ pub use gaps::{BrokenGaps, Gap, GapCause};
 pub use release::{IdleRelease, Released};
 pub use status::{
     CacheStatus, ClientStatus, DeviceStatus, FileWait, HostPressureStatus, HostTier, Hosted,
-    KeepFreeStatus, KvDiskStatus, ModelStatus, PrefixCounts, SegmentState, SegmentStatus, Snapshot,
+    KeepFreeStatus, KvDiskStatus, LIVE_MAX, LiveRequest, LiveState, ModelStatus, PrefixCounts,
+    SegmentState, SegmentStatus, Snapshot,
 };
 
 pub use rocmforge_device::MemoryUse;

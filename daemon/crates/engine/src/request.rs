@@ -6,6 +6,7 @@ pub(crate) mod encode;
 pub(crate) mod gaps;
 pub(crate) mod images;
 pub(crate) mod kv;
+mod live;
 pub(crate) mod masks;
 pub(crate) mod promises;
 pub(crate) mod requests;

@@ -27,6 +27,7 @@ mod images;
 mod interleave;
 mod kv_disk;
 mod kv_type;
+mod live;
 mod many;
 mod mutated;
 mod predict;

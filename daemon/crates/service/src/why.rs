@@ -271,16 +271,18 @@ impl Service {
     }
 
     fn report(&self, ended: &Ended, viewer: &Viewer) -> Report {
-        let client = |number: u64| {
-            if number == viewer.peer.client() {
-                viewer.peer.to_string()
-            } else if viewer.is_admin {
-                self.client_name(number)
-            } else {
-                ANOTHER.to_owned()
-            }
-        };
-        ended.report(&client)
+        ended.report(&|number| self.client_seen_by(viewer, number))
+    }
+
+    /// What a client is called to a viewer.
+    pub fn client_seen_by(&self, viewer: &Viewer, number: u64) -> String {
+        if number == viewer.peer.client() {
+            viewer.peer.to_string()
+        } else if viewer.is_admin {
+            self.client_name(number)
+        } else {
+            ANOTHER.to_owned()
+        }
     }
 }
 

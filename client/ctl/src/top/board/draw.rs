@@ -14,13 +14,15 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Widget};
 use rocmforge_client::proto::Word as _;
-use rocmforge_client::proto::v1::{Model, Segment, SegmentState};
+use rocmforge_client::proto::v1::{LiveRequest, Model, Segment, SegmentState};
 
 use super::{Board, Sample};
 use crate::human::{clean, percent, plural, size, span};
 
 /// Lines of a model's map.
 const MAP_LINES_MAX: usize = 4;
+/// Requests that are shown.
+const REQUESTS_MAX: usize = 20;
 /// The last line of the screen.
 pub(super) const HELP: &str =
     "up/down choose  p pin  P unpin  l preload  e evict  u unload  b budget  q quit";
@@ -45,6 +47,7 @@ impl Board {
             lines.push(Line::default());
             lines.push(Line::from("no models; `rocmforgectl load FILE` opens one"));
         }
+        lines.extend(request_lines(&sample.status.requests));
         if !self.events.is_empty() {
             lines.push(Line::default());
             let events = self.events.iter().rev().cloned();
@@ -187,6 +190,50 @@ impl Board {
         }
         text
     }
+}
+
+/// The requests that wait or run, a line each below their headings; nothing if there are none.
+fn request_lines(requests: &[LiveRequest]) -> Vec<Line<'static>> {
+    if requests.is_empty() {
+        return Vec::new();
+    }
+    let row = |[id, state, tokens, rate, gap, age]: [&str; 6], whose: &str| {
+        Line::from(format!(
+            "{id:>7}  {state:<9}  {tokens:>13}  {rate:>8}  {gap:>9}  {age:>7}  {whose}"
+        ))
+    };
+    let heads = ["REQUEST", "STATE", "TOKENS", "TOKENS/S", "LONG GAP", "AGE"];
+    let mut lines = vec![Line::default(), row(heads, "MODEL, CLIENT")];
+    let shown = requests.iter().take(REQUESTS_MAX).map(|request| {
+        let computed = request.computed_tokens.min(request.prompt_tokens);
+        let tokens = match request.generated_tokens {
+            0 => format!("{computed} of {}", request.prompt_tokens),
+            n => format!("{} + {n}", request.prompt_tokens),
+        };
+        let rate = request.tokens_per_s.map(|rate| format!("{rate:.1}"));
+        let gap = request.longest_gap_ms.map(|ms| match ms < 10_000.0 {
+            true => format!("{ms:.1} ms"),
+            false => format!("{:.1} s", ms / 1e3),
+        });
+        let cells = [
+            &*request.id.to_string(),
+            &*clean(&request.state),
+            &*tokens,
+            rate.as_deref().unwrap_or("-"),
+            gap.as_deref().unwrap_or("-"),
+            &*span(request.age_ms),
+        ];
+        let whose = format!("{}, {}", clean(&request.model), clean(&request.client));
+        row(cells, &whose)
+    });
+    lines.extend(shown);
+    if let Some(more) = requests.len().checked_sub(REQUESTS_MAX).filter(|n| *n > 0) {
+        lines.push(Line::from(format!(
+            "and {}",
+            plural(more as u64, "request")
+        )));
+    }
+    lines
 }
 
 fn model_lines(

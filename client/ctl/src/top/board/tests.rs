@@ -6,7 +6,7 @@ use ratatui::buffer::Buffer;
 use ratatui::style::Style;
 use ratatui::text::Line;
 use rocmforge_client::proto::v1::{
-    Device, HostTier, ModelCacheUsage, Segment, SegmentState, ServerState,
+    Device, HostTier, LiveRequest, ModelCacheUsage, Segment, SegmentState, ServerState,
 };
 
 use super::draw::HELP;
@@ -138,6 +138,44 @@ fn the_board_is_drawn_as_it_is_printed_and_the_keys_stand_below() {
     let mut wanted = Buffer::with_lines(expected);
     wanted.set_style(wanted.area, Style::reset());
     assert_eq!(plain, wanted);
+}
+
+#[test]
+fn requests_have_their_tokens_rates_and_gaps_by_line() {
+    let mut last = sample(0, 0, 0, vec![model("a", &[])]);
+    let request = |id| LiveRequest {
+        id,
+        model: "a".into(),
+        client: "user:1\u{1b}".into(),
+        state: "decode".into(),
+        age_ms: 65_000,
+        prompt_tokens: 40,
+        computed_tokens: 52,
+        generated_tokens: 13,
+        tokens_per_s: Some(38.04),
+        longest_gap_ms: Some(41.27),
+    };
+    let waits = LiveRequest {
+        state: "prompt".into(),
+        computed_tokens: 32,
+        generated_tokens: 0,
+        tokens_per_s: None,
+        longest_gap_ms: None,
+        ..request(8)
+    };
+    last.status.requests = vec![request(7), waits];
+    last.status.requests.extend((9..29).map(request));
+    let mut board = Board::default();
+    board.take(last);
+    let text = board.as_text(120, 100);
+    let expected = "\
+REQUEST  STATE             TOKENS  TOKENS/S   LONG GAP      AGE  MODEL, CLIENT
+      7  decode           40 + 13      38.0    41.3 ms    1m 5s  a, user:1\\u{1b}
+      8  prompt          32 of 40         -          -    1m 5s  a, user:1\\u{1b}
+      9  decode ";
+    assert!(text.contains(expected), "{text}");
+    assert!(text.ends_with("\nand 2 requests\n"), "{text}");
+    assert_eq!(board.as_json()["status"]["requests"][1]["state"], "prompt");
 }
 
 #[test]

@@ -47,6 +47,7 @@ impl Engine {
         snapshot.queued_and_read = requests.queued_and_read(&self.background.not_ready());
         snapshot.running = requests.scheduler.running() as u32;
         snapshot.clients = requests.clients();
+        snapshot.requests = requests.live(now);
         snapshot.keep_free = self.guards.keep_free.status();
         snapshot.released_budget = self.guards.release.before();
         snapshot.releases = self.guards.release.count();
@@ -108,6 +109,7 @@ pub(crate) fn snapshot_of(
         queue_capacity: config.queue_capacity as u32,
         running: 0,
         clients: Vec::new(),
+        requests: Vec::new(),
         keep_free: None,
         released_budget: None,
         releases: 0,

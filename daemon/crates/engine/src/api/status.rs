@@ -40,6 +40,8 @@ pub struct Snapshot {
     pub running: u32,
     /// Of each client that has requests, how many.
     pub clients: Vec<ClientStatus>,
+    /// The requests in the order in which they came, at most [`LIVE_MAX`].
+    pub requests: Vec<LiveRequest>,
     /// What is kept free of the device's memory, if anything is.
     pub keep_free: Option<KeepFreeStatus>,
     /// The budget that comes back with the next request, while the device's memory is released.
@@ -108,6 +110,7 @@ impl Snapshot {
             queue_capacity: 0,
             running: 0,
             clients: Vec::new(),
+            requests: Vec::new(),
             keep_free: None,
             released_budget: None,
             releases: 0,
@@ -219,6 +222,72 @@ pub struct HostPressureStatus {
     pub shrinks: u64,
     /// Times that some of it could be taken again.
     pub grows: u64,
+}
+
+/// Most requests that a snapshot shows.
+pub const LIVE_MAX: usize = 64;
+
+/// A request that waits or runs.
+#[derive(Debug, Clone)]
+pub struct LiveRequest {
+    /// The engine's number of it.
+    pub id: u64,
+    /// Its client; see [`Asker::client`](super::Asker::client).
+    pub client: u64,
+    /// Its model.
+    pub model: Arc<LoadedModel>,
+    /// What it does, or waits for.
+    pub state: LiveState,
+    /// When the engine was asked.
+    pub since: Instant,
+    /// Tokens of its prompt or text.
+    pub prompt_tokens: u32,
+    /// Positions that are computed, of its prompt and behind it.
+    pub computed_tokens: u32,
+    /// Tokens that it has generated.
+    pub generated_tokens: u32,
+    /// Tokens a second since its first one; `None` before its second.
+    pub tokens_per_s: Option<f64>,
+    /// The longest gap between its tokens.
+    pub longest_gap: Option<Duration>,
+}
+
+/// What a request does, or waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LiveState {
+    /// It is not admitted.
+    Queued,
+    /// It was preempted: others needed its KV memory.
+    Preempted,
+    /// Weights or KV cache are read from disk.
+    Disk,
+    /// Weights are uploaded.
+    Uploads,
+    /// Another request computes what both begin with.
+    Follows,
+    /// Its reader does not take what was produced.
+    Reader,
+    /// Its prompt or text is computed.
+    Prompt,
+    /// Its new tokens are computed.
+    Decode,
+}
+
+impl LiveState {
+    /// Its name on the wire and in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Preempted => "preempted",
+            Self::Disk => "disk",
+            Self::Uploads => "uploads",
+            Self::Follows => "follows",
+            Self::Reader => "reader",
+            Self::Prompt => "prompt",
+            Self::Decode => "decode",
+        }
+    }
 }
 
 /// The requests of a client; see [`Asker::client`](super::Asker::client).

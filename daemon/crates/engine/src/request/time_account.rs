@@ -212,6 +212,11 @@ impl TimeAccount {
         });
     }
 
+    /// How it stands, or stood before its pass.
+    pub(crate) fn standing(&self) -> Standing {
+        self.standing
+    }
+
     /// From now on it stands so, while it is in no pass.
     pub(crate) fn stand(&mut self, standing: Standing) {
         self.standing = standing;
