@@ -16,6 +16,7 @@ pub(crate) mod handle;
 pub(crate) mod images;
 pub(crate) mod refusal;
 mod release;
+mod scoring;
 mod status;
 pub mod times;
 

@@ -36,6 +36,7 @@
 
 mod arena;
 mod blocks;
+mod bring;
 mod cache;
 mod error;
 mod evict;

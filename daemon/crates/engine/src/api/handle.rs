@@ -17,10 +17,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::api::error::{Error, device_lost};
 use crate::api::times::TimesSlot;
 use crate::api::{
-    Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Command, EVENT_CAPACITY, EmbedRequest,
-    Embedding, GenerateEvent, GenerateRequest, IdleRelease, ImageSpan, Policy, PreloadEvent,
-    PreloadRoom, PreparedImage, Registered, Released, STEP_EVENTS, ScoreRequest, Scores, Snapshot,
-    Timed, Unloaded,
+    Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Command, EVENT_CAPACITY, GenerateEvent,
+    GenerateRequest, ImageSpan, Policy, PreloadEvent, PreloadRoom, PreparedImage, Registered,
+    STEP_EVENTS, Snapshot, Unloaded,
 };
 use crate::clock::Clock;
 use crate::model::loaded::{LoadedModel, PreparedModel};
@@ -191,64 +190,6 @@ impl EngineHandle {
         self.answered(answer).await?
     }
 
-    /// Scores tokens. Dropping the future cancels it.
-    ///
-    /// # Errors
-    /// Whatever a pass can meet, and those of sending.
-    pub async fn score(&self, request: ScoreRequest) -> Result<Scores, Error> {
-        self.score_timed(request, None).await
-    }
-
-    /// As [`EngineHandle::score`]; where its time went is put there when it has ended.
-    ///
-    /// # Errors
-    /// Those of [`EngineHandle::score`].
-    pub async fn score_timed(
-        &self,
-        request: ScoreRequest,
-        times: Option<TimesSlot>,
-    ) -> Result<Scores, Error> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Command::Score {
-            request: Box::new(request),
-            reply,
-            timed: Timed {
-                sent: Clock.now(),
-                times,
-            },
-        })?;
-        self.answered(answer).await?
-    }
-
-    /// Computes an embedding. Dropping the future cancels it.
-    ///
-    /// # Errors
-    /// Whatever a pass can meet, and those of sending.
-    pub async fn embed(&self, request: EmbedRequest) -> Result<Embedding, Error> {
-        self.embed_timed(request, None).await
-    }
-
-    /// As [`EngineHandle::embed`]; where its time went is put there when it has ended.
-    ///
-    /// # Errors
-    /// Those of [`EngineHandle::embed`].
-    pub async fn embed_timed(
-        &self,
-        request: EmbedRequest,
-        times: Option<TimesSlot>,
-    ) -> Result<Embedding, Error> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Command::Embed {
-            request: Box::new(request),
-            reply,
-            timed: Timed {
-                sent: Clock.now(),
-                times,
-            },
-        })?;
-        self.answered(answer).await?
-    }
-
     /// Starts a preload. Dropping the events stops it after the segment under way.
     ///
     /// # Errors
@@ -341,26 +282,6 @@ impl EngineHandle {
     pub async fn set_budget(&self, budget: Budget) -> Result<BudgetChange, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::SetBudget { budget, reply })?;
-        self.answered(answer).await?
-    }
-
-    /// Gives the device's memory back until the next request; with `host`, the host's as well.
-    ///
-    /// # Errors
-    /// [`Error::Precondition`] while requests run or wait, and those of sending.
-    pub async fn release(&self, host: bool) -> Result<Released, Error> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Command::Release { host, reply })?;
-        self.answered(answer).await?
-    }
-
-    /// Changes when the device's memory is given back by itself.
-    ///
-    /// # Errors
-    /// Those of sending.
-    pub async fn set_idle_release(&self, config: IdleRelease) -> Result<(), Error> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Command::SetIdleRelease { config, reply })?;
         self.answered(answer).await?
     }
 

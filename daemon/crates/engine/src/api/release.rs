@@ -2,6 +2,12 @@
 
 use std::time::Duration;
 
+use tokio::sync::oneshot;
+
+use crate::api::Command;
+use crate::api::error::Error;
+use crate::api::handle::EngineHandle;
+
 /// When the memory of a device that nobody uses is given back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IdleRelease {
@@ -23,4 +29,26 @@ pub struct Released {
     pub budget_bytes: u64,
     /// Bytes of the host's memory that were given back.
     pub host_freed_bytes: u64,
+}
+
+impl EngineHandle {
+    /// Gives the device's memory back until the next request; with `host`, the host's as well.
+    ///
+    /// # Errors
+    /// [`Error::Precondition`] while requests run or wait, and those of sending.
+    pub async fn release(&self, host: bool) -> Result<Released, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Release { host, reply })?;
+        self.answered(answer).await?
+    }
+
+    /// Changes when the device's memory is given back by itself.
+    ///
+    /// # Errors
+    /// Those of sending.
+    pub async fn set_idle_release(&self, config: IdleRelease) -> Result<(), Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::SetIdleRelease { config, reply })?;
+        self.answered(answer).await?
+    }
 }

@@ -7,7 +7,6 @@ use rocmforge_model::WeightShares;
 use rocmforge_tensor_cache::EvictionCause;
 
 use crate::api::Gap;
-use crate::request::time_account::UploadsBefore;
 
 /// What a request's time can go to. At each instant it goes to one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -283,6 +282,15 @@ pub const WAITED_FOR_MAX: usize = 8;
 /// the first to the end of the last, each part the share that it had of the time of all.
 #[derive(Debug, Clone, Default)]
 pub struct TimesSlot(Arc<Mutex<Shared>>);
+
+/// What had been uploaded of a model when a request began.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct UploadsBefore {
+    pub(crate) bytes: u64,
+    pub(crate) cold_bytes: u64,
+    /// By the places of the model's reasons ([`crate::store::displaced`]).
+    pub(crate) reasons: Vec<u64>,
+}
 
 #[derive(Debug, Default)]
 struct Shared {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rocmforge_tensor_cache::ModelId;
 
-use crate::api::times::{Part, PartTimes, TimesSlot, WAITED_FOR_MAX};
+use crate::api::times::{Part, PartTimes, TimesSlot, UploadsBefore, WAITED_FOR_MAX};
 
 /// How a request stands that is in no pass, as the scheduler was told last.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -90,15 +90,6 @@ pub(crate) struct Behind {
     pub(crate) part: Part,
     pub(crate) whom: Occupant,
     pub(crate) took: Duration,
-}
-
-/// What had been uploaded of a model when a request began.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct UploadsBefore {
-    pub(crate) bytes: u64,
-    pub(crate) cold_bytes: u64,
-    /// By the places of the model's reasons ([`crate::store::displaced`]).
-    pub(crate) reasons: Vec<u64>,
 }
 
 /// Where a request stood when it had its first token.

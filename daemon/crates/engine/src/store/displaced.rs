@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rocmforge_tensor_cache::{EvictionCause, ModelId, SegmentId};
 
-use crate::request::time_account::UploadsBefore;
+use crate::api::times::UploadsBefore;
 
 /// Most reasons that are told apart for a model; bytes of further ones count with the last.
 pub(crate) const REASONS_MAX: usize = 16;
