@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_engine::api::times::{Part, RequestTimes, TimesSlot};
+use rocmforge_engine::api::times::{Displaced, Part, RequestTimes, TimesSlot};
 use rocmforge_engine::api::{
     Asker, Budget, Decoding, Dry, EmbedRequest, EvictionCause, GenerateEvent, GenerateRequest,
     Pooling, SamplingParams, ScoreRequest, When,
@@ -406,7 +406,7 @@ async fn what_the_cpu_computes_at_each_token_is_a_part_of_its_own() {
 /// Two models on a card with a slow link, each of which evicts the other: also a prompt waits for
 /// what the card waits for itself.
 #[tokio::test]
-async fn a_prompt_behind_a_busy_link_waits_for_uploads() {
+async fn a_prompt_behind_a_busy_link_is_told_its_uploads_and_who_evicted() {
     on_some_tries(async || {
         let runtime = fake::Runtime::new();
         runtime.misbehave(Misbehaviour::SlowPinnedCopies, 40);
@@ -422,11 +422,11 @@ async fn a_prompt_behind_a_busy_link_waits_for_uploads() {
         let (mut others, _) = begin(&engine, of(7, greedy(&other, ids(4), 1)));
         let times = run("a busy link", &engine, of(8, greedy(&model, ids(8), 1))).await;
         while others.next().await.is_some() {}
-        times
-            .displaced
-            .iter()
-            .any(|d| d.by.as_deref() == Some("other"))
-            && times.parts.first_cause() == Part::Uploads
+        // The fake card's own times of kernels have copies among them, so that how much of the rest
+        // is the prompt's differs.
+        let by_other = |d: &Displaced| d.by.as_deref() == Some("other");
+        times.displaced.iter().any(by_other)
+            && times.parts.of(Part::Uploads) > times.parts.total() / 8
     })
     .await;
 }
