@@ -551,6 +551,8 @@ def make(fixtures, name):
     golden = dict(
         torch=torch.__version__.split("+")[0], transformers=transformers.__version__, placeholder=IMAGE,
         merge=family.merge, row_gap=int(hasattr(family, "END_OF_ROW")),
+        # The model in `arch` that reads the images, where it has another name.
+        **({} if text == name else {"text_model": text}),
         images=[dict(grid=list(g), patches=flat(p, 8), rows=flat(r, 6)) for (g, p), r in zip(given, rows)],
         cases=cases)
     (fixtures / "images" / f"{name}.json").write_text(json.dumps(golden, separators=(",", ":")))

@@ -28,22 +28,13 @@ const NAMES: [&str; 11] = [
     "lfm2", "mistral3",
 ];
 
-/// The text model that reads what a projector gives.
-fn text_model(projector: &str) -> &str {
-    match projector {
-        "gemma4uv" => "gemma4",
-        "kimik25" => "deepseek2",
-        name => name,
-    }
-}
-
 /// Largest difference of a log-probability, and of a row of a tower.
 const TOLERANCE: f64 = 0.02;
 const TOLERANCE_ROWS: f32 = 2e-3;
 
 async fn load_with_tower(engine: &EngineHandle, name: &str) -> Arc<LoadedModel> {
     let open = |file: String| MappedFile::open(&fixture(&file)).unwrap();
-    let file = open(format!("arch/{}.gguf", text_model(name)));
+    let file = open(format!("arch/{}.gguf", golden::text_model(name)));
     let projector = open(format!("images/{name}-mmproj.gguf"));
     let prepared = prepare_reading_images(name, file, projector, &mut |_| {});
     engine.load(prepared.unwrap()).await.unwrap()
@@ -133,7 +124,7 @@ fn scratch(name: &str) -> u64 {
 async fn all<E: Deref<Target = EngineHandle>>(start: impl Fn(u64) -> E) {
     for name in NAMES {
         let size = |file: String| std::fs::metadata(fixture(&file)).unwrap().len();
-        let bytes = size(format!("arch/{}.gguf", text_model(name)))
+        let bytes = size(format!("arch/{}.gguf", golden::text_model(name)))
             + size(format!("images/{name}-mmproj.gguf"));
         for budget in [64 << 20, bytes / 3 + (1 << 20) + scratch(name)] {
             let engine = start(budget);

@@ -18,6 +18,19 @@ pub(super) struct Golden {
     pub(super) cases: Vec<Case>,
 }
 
+/// The model in `arch` that reads what a projector gives.
+pub(super) fn text_model(projector: &str) -> String {
+    let golden: Value = serde_json::from_slice(&read(projector)).unwrap();
+    golden["text_model"]
+        .as_str()
+        .unwrap_or(projector)
+        .to_owned()
+}
+
+fn read(name: &str) -> Vec<u8> {
+    std::fs::read(fixture(&format!("images/{name}.json"))).unwrap()
+}
+
 pub(super) struct Case {
     pub(super) images: Vec<usize>,
     pub(super) ids: Vec<u32>,
@@ -27,8 +40,7 @@ pub(super) struct Case {
 
 impl Golden {
     pub(super) fn new(name: &str) -> Self {
-        let read = std::fs::read(fixture(&format!("images/{name}.json"))).unwrap();
-        let golden: Value = serde_json::from_slice(&read).unwrap();
+        let golden: Value = serde_json::from_slice(&read(name)).unwrap();
         let merge = golden["merge"].as_u64().unwrap_or(2) as usize;
         let image = |(i, value): (usize, &Value)| {
             let grid = numbers(&value["grid"]);

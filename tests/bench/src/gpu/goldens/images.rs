@@ -49,6 +49,8 @@ struct Golden {
     /// Tokens of the text between rows of an image.
     #[serde(default)]
     row_gap: usize,
+    /// The model in `arch` that reads the images, if it is not the one of the projector's name.
+    text_model: Option<String>,
     cases: Vec<Case>,
 }
 
@@ -57,7 +59,7 @@ fn usual_merge() -> usize {
     2
 }
 
-/// Compares a projector beside the model of its name in `arch`.
+/// Compares a projector beside a model in `arch`.
 pub(super) fn compare(bench: &Bench, projector: &Path) -> Result<Compared> {
     let stem = projector.file_stem().unwrap_or_default().to_string_lossy();
     let name = stem.strip_suffix("-mmproj");
@@ -66,7 +68,8 @@ pub(super) fn compare(bench: &Bench, projector: &Path) -> Result<Compared> {
     let golden: Golden = serde_json::from_slice(&golden)?;
     let fixtures = projector.parent().and_then(Path::parent);
     let text = fixtures.context("a projector outside the fixtures")?;
-    let text = text.join("arch").join(format!("{name}.gguf"));
+    let text_model = golden.text_model.as_deref().unwrap_or(name);
+    let text = text.join("arch").join(format!("{text_model}.gguf"));
     let session = Session::start_within(bench.device, ROOM)?;
     let (text, projector) = (MappedFile::open(&text)?, MappedFile::open(projector)?);
     let prepared = prepare_reading_images("golden", text, projector, &mut |_| {})?;
