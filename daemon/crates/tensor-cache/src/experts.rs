@@ -50,15 +50,16 @@ impl Cache {
     ) -> Option<Slab> {
         let found = self.segment(segment).ok()?;
         let bytes = found.bytes;
-        let is_expert = found.spec.kind == SegmentKind::Expert;
-        let (used, end) = (self.arena.used(), self.arena.end());
-        let full = used <= end
-            && (used + bytes > end || self.is_scattered(bytes) || self.is_unjoined(bytes));
-        if !is_expert
-            || !full
+        if found.spec.kind != SegmentKind::Expert
             || self.config.policy != Policy::PassAware
             || filter == VictimFilter::Nothing
         {
+            return None;
+        }
+        let (used, end) = (self.arena.used(), self.arena.end());
+        let full = used <= end
+            && (used + bytes > end || self.is_scattered(bytes) || self.is_unjoined(bytes));
+        if !full {
             return None;
         }
         let next_use = expert_that_goes_first(self, segment.model)?;

@@ -80,9 +80,9 @@ impl Engine {
         let waiting: Vec<ModelId> = waiting.map(|segment| segment.model).collect();
         let usual = self.space.prefill_chunk.get();
         let promises = self.promises(self.now());
-        // Where the weights of those that fit stay, passes of one model make no other one upload
-        // more, and time is shared slice by slice: long turns would save nothing.
-        let evict_each_other = !self.asked_have_room(budget, None);
+        // Where passes of one model make no other one upload more, time is shared slice by slice:
+        // long turns would save nothing.
+        let evict_each_other = self.evict_each_other(budget);
         let mut models: Vec<ModelView> = Vec::new();
         for task in self.requests.all() {
             let model = ScheduledModel(task.model.0);

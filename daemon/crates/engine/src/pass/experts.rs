@@ -135,6 +135,9 @@ impl Run<'_, '_> {
     ) -> Result<StepEnd, Error> {
         let pass = self.pass;
         while !left.pending.is_empty() {
+            if let Some(error) = self.client.ended() {
+                return Err(error);
+            }
             memory.collect();
             let suspends = self.suspends && self.is_worth_a_stop(memory, &left.pending);
             if suspends && may_stop && self.would_wait(memory, &mut left)? {
@@ -156,7 +159,8 @@ impl Run<'_, '_> {
             };
             let mut now = &pending[..n];
             let ran = match suspends && memory.store.records {
-                // They have come: the fewer launches, the less time on the card.
+                // They have come, but for the one at least: the fewer launches, the less time on
+                // the card.
                 true => {
                     let later = &pending[n..];
                     let ahead = &later[..later.len().min(UPLOADS_MANY)];
