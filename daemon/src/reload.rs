@@ -8,8 +8,9 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use rocmforge_engine::Error;
 use rocmforge_engine::api::IdleRelease;
 use rocmforge_service::Service;
 use rocmforge_service::declared::Declared;
@@ -357,10 +358,22 @@ fn begin() {
     }
 }
 
+/// Tells the engine, also where its queue of commands is full for a while.
+async fn set_idle_release(service: &Service, config: IdleRelease) -> Result<(), Error> {
+    const TRIES: u32 = 100;
+    for _ in 0..TRIES {
+        match service.engine.set_idle_release(config).await {
+            Err(Error::Exhausted { .. }) => tokio::time::sleep(Duration::from_millis(50)).await,
+            answer => return answer,
+        }
+    }
+    service.engine.set_idle_release(config).await
+}
+
 async fn apply(changes: Changes, service: &Arc<Service>, http: &Http) -> Reloaded {
     let mut report = changes.report;
     if let Some(idle_release) = changes.idle_release
-        && let Err(error) = service.engine.set_idle_release(idle_release).await
+        && let Err(error) = set_idle_release(service, idle_release).await
     {
         report.not_taken.push(Change {
             reason: error.to_string(),

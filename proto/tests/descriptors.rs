@@ -27,6 +27,7 @@ fn every_service_and_rpc_is_there() {
         rpcs,
         [
             "Cache.Clear",
+            "Cache.Release",
             "Cache.SetBudget",
             "Cache.SetPolicy",
             "Cache.Stats",

@@ -523,8 +523,12 @@ impl Service {
     pub async fn preload_declared(&self, models: &[Declared]) {
         for model in models.iter().filter(|model| model.preload) {
             let log = RequestLog::audit("Preload", &model.name, "as declared", &Arrival::now(None));
-            // The log has said why, where it failed.
-            let _ = log.end(self.preload_to_end(&model.name).await);
+            // The log has said why, where it failed. Where the device was released, is lost, or
+            // the engine ends, the others are not wanted either.
+            let ended = log.end(self.preload_to_end(&model.name).await);
+            if ended.is_err_and(|failure| failure.reason() == Reason::NotServing) {
+                return;
+            }
         }
     }
 

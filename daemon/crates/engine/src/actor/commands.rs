@@ -412,7 +412,9 @@ impl Engine {
             self.guards.keep_free.bytes(),
         )?;
         let staging = self.memory.store.reserve_bytes;
-        if staging > 0 && wanted.bytes < self.budget_floor().min(self.memory.budget()) {
+        let before = self.guards.release.before();
+        let before = before.unwrap_or(self.memory.budget());
+        if staging > 0 && wanted.bytes < self.budget_floor().min(before) {
             let (asked, min) = (wanted.bytes, self.budget_least());
             return Err(Refusal::BudgetTooSmall {
                 asked,
@@ -422,6 +424,9 @@ impl Engine {
             .into());
         }
         let change = self.change_budget(wanted.bytes)?;
+        // What was released does not come back beside it.
+        self.guards.release.take_before();
+        self.guards.release.note_work(self.memory.store.clock.now());
         self.guards
             .keep_free
             .budget_was_set(wanted.withheld, wanted.left);

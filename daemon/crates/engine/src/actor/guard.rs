@@ -53,9 +53,8 @@ impl Engine {
     fn watch_memory(&mut self, every: Duration) -> bool {
         let now = self.now();
         // A shrink that running work holds up goes on by itself.
-        let is_released = self.guards.release.before().is_some();
-        let is_due = self.guards.keep_free.is_due(now, every);
-        if self.guards.budget_wanted.is_some() || is_released || !is_due {
+        let rests = self.guards.budget_wanted.is_some() || self.guards.release.before().is_some();
+        if rests || !self.guards.keep_free.is_due(now, every) {
             return false;
         }
         // Where nobody counts, the attempt shows it: there only a cut at the start is taken back.

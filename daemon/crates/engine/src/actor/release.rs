@@ -6,7 +6,7 @@ use crate::actor::engine::Engine;
 use crate::api::error::Error;
 use crate::api::refusal::Refusal;
 use crate::api::{Command, PreloadRoom, Released};
-use crate::guards::budget::BUDGET_MIN;
+use crate::guards::budget::{self, BUDGET_MIN};
 
 /// The part of a budget that is given up at a time where it cannot be had again as a whole.
 const LESS_PART: u64 = 8;
@@ -41,12 +41,13 @@ impl Engine {
         let held_before = self.held_bytes();
         // Noted first: if a step fails, the next request still takes the memory again.
         self.guards.release.released(before);
-        self.evict_for_release(before)?;
+        self.memory.write_all_notes();
+        // First, so that no page is copied to where it would be dropped.
+        let closed = host.then(|| self.memory.close_host());
+        let evicted = self.evict_for_release(before);
+        let host_freed_bytes = closed.map_or(0, |closed| self.memory.open_host(closed));
+        evicted?;
         let held = self.held_bytes();
-        let host_freed_bytes = match host {
-            true => self.memory.give_back_host(),
-            false => 0,
-        };
         let released = Released {
             freed_bytes: held_before.saturating_sub(held),
             kept_bytes: held,
@@ -71,7 +72,6 @@ impl Engine {
     fn evict_for_release(&mut self, before: u64) -> Result<(), Error> {
         self.free_scratch();
         self.memory.store.wait_all();
-        self.memory.write_all_notes();
         while self.memory.give_up_draft_kv() {}
         self.change_budget(self.least_budget().min(before))?;
         // Not the whole of `Memory::clear`, which drops the pages in host memory, too.
@@ -126,8 +126,7 @@ impl Engine {
             Command::Generate { .. }
             | Command::Score { .. }
             | Command::Embed { .. }
-            | Command::ReadImage { .. }
-            | Command::SetBudget { .. } => true,
+            | Command::ReadImage { .. } => true,
             // What goes into free room alone is not worth it.
             Command::Preload { room, .. } => *room != PreloadRoom::Free,
             Command::Pin { pinned, .. } => *pinned,
@@ -151,7 +150,6 @@ impl Engine {
             let less = budget - budget / LESS_PART;
             budget = less & !(rocmforge_device::ALIGNMENT - 1);
             tracing::debug!(%error, "the released memory cannot be had as a whole; trying {budget} bytes");
-            // An arena that was taken anew has what there is.
             if budget <= self.memory.budget().max(least) || self.lost().is_some() {
                 break;
             }
@@ -185,6 +183,12 @@ impl Engine {
             return wanted;
         };
         let least = self.memory.budget();
+        let info = self.memory.store.device.info();
+        // There the system would swap instead of refusing.
+        let wanted = match info.machine_memory {
+            true => wanted.min(least + budget::beside_system(free, info.memory_bytes)),
+            false => wanted,
+        };
         let most = self.guards.keep_free.most(free, least, wanted);
         (most & !(rocmforge_device::ALIGNMENT - 1)).max(least.min(wanted))
     }

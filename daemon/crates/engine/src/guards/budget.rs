@@ -35,6 +35,12 @@ pub(crate) struct WantedBudget {
     pub(crate) note: Option<String>,
 }
 
+/// What may be taken of so many free bytes of a machine's memory beside what the system keeps.
+pub(crate) fn beside_system(free: u64, memory: u64) -> u64 {
+    let system = (memory / SYSTEM_PART).min(SYSTEM_BYTES_MAX);
+    free.min(memory).saturating_sub(system)
+}
+
 impl WantedBudget {
     /// What a budget comes to now on a device that has given `held` bytes, where `kept` are to be
     /// free for others.

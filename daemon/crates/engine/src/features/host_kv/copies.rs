@@ -14,6 +14,14 @@ use crate::features::host_kv::{HostKv, HostSlot, pays};
 use crate::features::prefix_cache::{Age, CachedPrefix, HeldSlots, NodeId, Realm, SlotLocation};
 use crate::memory::Memory;
 
+/// What the host's memory had before it was given back.
+pub(crate) struct ClosedHost {
+    bytes: u64,
+    /// Bytes that pages and weights may have together, and weights.
+    pages: u64,
+    weights: u64,
+}
+
 impl Memory {
     /// Lets pages have what the weights leave of so many bytes of the host's memory,
     /// where the device takes part.
@@ -38,16 +46,25 @@ impl Memory {
         self.fit_host_kv();
     }
 
-    /// Gives all of the host's memory back to the system that nobody uses; it is taken again as it
-    /// is needed. How many bytes.
-    pub(crate) fn give_back_host(&mut self) -> u64 {
-        let before = self.host_bytes();
-        let (pages, weights) = (self.host_kv.limit(), self.cpu.limit());
+    /// Gives all of the host's memory back to the system that nobody uses, and lets it have none
+    /// until [`Memory::open_host`] is given what this tells.
+    pub(crate) fn close_host(&mut self) -> ClosedHost {
+        let closed = ClosedHost {
+            bytes: self.host_bytes(),
+            pages: self.host_kv.limit(),
+            weights: self.cpu.limit(),
+        };
         self.limit_host(0);
-        self.host_kv.set_limit(pages);
-        self.cpu.limit_kept(weights);
+        closed
+    }
+
+    /// Lets the host have what it may have again; it is taken as it is needed. How many bytes went.
+    pub(crate) fn open_host(&mut self, closed: ClosedHost) -> u64 {
+        let freed = closed.bytes.saturating_sub(self.host_bytes());
+        self.host_kv.set_limit(closed.pages);
+        self.cpu.limit_kept(closed.weights);
         self.fit_host_kv();
-        before.saturating_sub(self.host_bytes())
+        freed
     }
 
     /// After weights came to the host's memory, or went: pages keep what is left.
