@@ -169,6 +169,7 @@ impl Server for ServerService {
             requests: snapshot
                 .requests
                 .iter()
+                .filter(|live| context.is_seen_by(&viewer, live.client))
                 .map(|live| convert::live(live, context.client_seen_by(&viewer, live.client)))
                 .collect(),
         }))

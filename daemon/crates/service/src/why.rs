@@ -284,6 +284,12 @@ impl Service {
             ANOTHER.to_owned()
         }
     }
+
+    /// Whether a caller may see a request of the client with this number: lengths and rates of
+    /// others' texts are theirs.
+    pub fn is_seen_by(&self, viewer: &Viewer, number: u64) -> bool {
+        viewer.is_admin || number == viewer.peer.client()
+    }
 }
 
 impl Ended {

@@ -271,7 +271,8 @@ impl Rules {
         u64::from(size.width) * u64::from(size.height) * 3 * size_of::<f32>() as u64
     }
 
-    /// The rules with at most so many pixels of the resized image, but those of one token at least.
+    /// The rules with at most so many pixels of the resized image, but those of one token at least,
+    /// and without what fills up to whole tokens.
     #[must_use]
     pub fn at_most(&self, pixels: u64) -> Self {
         let token = u64::from(self.token_side()).pow(2);

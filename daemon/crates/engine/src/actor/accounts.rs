@@ -134,10 +134,11 @@ impl Engine {
             before,
         };
         self.account_slice(members, 0, &slice);
-        if let Some(whose) = whose {
-            for Member { task, .. } in members {
+        for Member { task, .. } in members {
+            if let Some(whose) = whose {
                 task.times.give_up(Part::Prompt, whose, took);
             }
+            task.times.end_pass(0.0, None);
         }
     }
 

@@ -195,13 +195,17 @@ fn smaller_weights(times: &RequestTimes) -> Option<Advice> {
         return None;
     }
     let lacking = around.model_bytes - room;
-    let now = around.weights.matrices.first()?.ty;
+    let most = around.weights.matrices.first()?;
+    let now = most.ty;
     let saved = |ty: WeightType| {
         let matrices = around.weights.matrices.iter();
         matrices.map(|of| of.bytes - of.bytes_as(ty)).sum::<u64>()
     };
-    let smaller = TYPES.into_iter().map(|ty| (ty, saved(ty)));
-    let smaller = smaller.filter(|(ty, saved)| *ty != now && *saved > 0);
+    // Beside most of a smaller type a file has a few matrices of a larger one.
+    let smaller = TYPES
+        .into_iter()
+        .filter(|&ty| most.bytes_as(ty) < most.bytes_as(now));
+    let smaller = smaller.map(|ty| (ty, saved(ty)));
     let smaller: Vec<_> = smaller.collect();
     let fits = smaller.iter().find(|(_, saved)| *saved >= lacking);
     let &(ty, saved) = fits.or_else(|| smaller.iter().rev().max_by_key(|(_, saved)| *saved))?;
@@ -277,7 +281,9 @@ pub(super) fn without_effect(times: &RequestTimes, parts: &PartTimes) -> Vec<Str
     if settings.cpu_compute && is_resident {
         found.push("cpu_compute: all weights were resident, none were left to the CPU".to_owned());
     }
-    if is_resident && parts.of(Part::Preempted).is_zero() {
+    // A request may wait in the queue for room of its KV cache.
+    let had_room = parts.of(Part::Preempted).is_zero() && parts.first_cause() != Part::Queue;
+    if is_resident && had_room {
         found.push("a larger budget: all weights were resident, the KV cache had room".to_owned());
     }
     if let Some(draft) = &settings.draft_model

@@ -152,6 +152,18 @@ fn weights_that_do_not_fit_in_any_type_are_fewer_to_be_uploaded() {
     assert_eq!(predicted(&times, "weights"), None);
 }
 
+/// Q5_K would take less than the Q6_K that such files have beside, and more than the rest.
+#[test]
+fn of_a_file_with_a_few_matrices_of_a_larger_type_no_larger_type_is_advised() {
+    let mut times = that_does_not_fit();
+    let mut mixed = matrices(WeightType::Q4K, 80);
+    mixed
+        .matrices
+        .extend(matrices(WeightType::Q6K, 30).matrices);
+    times.surroundings.weights = mixed;
+    assert_eq!(predicted(&times, "weights"), None);
+}
+
 #[test]
 fn a_smaller_kv_cache_is_advised_for_the_weights_that_get_its_room() {
     let mut times = that_does_not_fit();
@@ -198,7 +210,7 @@ fn settings_that_did_nothing_are_named_where_that_is_recorded() {
     resident.prompt_tokens = (32, 0);
     assert_eq!(named(&resident, Part::Decode), all[..3]);
     let queued = named(&times(), Part::Queue);
-    assert_eq!(queued, ["a larger budget", "a larger max_sequences"]);
+    assert_eq!(queued, ["a larger max_sequences"]);
     let mut never = times();
     never.surroundings.running = (64, 64);
     never.uploaded_bytes = MIB;

@@ -19,8 +19,8 @@ use rocmforge_ops::{RopeAxes, RopeOrder, RopeScaling, RopeSpec, TensorDesc};
 use super::{Common, Kind, POSITIONS, Qkv, qwen3vl, siglip};
 use crate::build::PlanBuilder;
 use crate::error::Error;
-use crate::hparams::Hparams;
-use crate::keys::{Keys, WIDTH_MAX};
+use crate::hparams::{Hparams, N_PATCH_MAX};
+use crate::keys::Keys;
 use crate::tower::{Filter, ImageSizes, LearnedGrid, Parts, Tower};
 
 pub(super) const KIND: Kind = Kind {
@@ -81,7 +81,8 @@ fn side(keys: Keys<'_>, n_embd: u32) -> Result<u32, Error> {
     let tensor = keys.gguf.tensor(POSITIONS);
     let tensor = tensor.ok_or_else(|| Error::MissingTensor(POSITIONS.to_owned()))?;
     let side = tensor.dims[1];
-    match side == tensor.dims[2] && (1..=u64::from(WIDTH_MAX)).contains(&side) {
+    let most = u64::from(N_PATCH_MAX.isqrt());
+    match side == tensor.dims[2] && (1..=most).contains(&side) {
         true => Ok(side as u32),
         false => Err(Error::WrongShape {
             name: POSITIONS.to_owned(),

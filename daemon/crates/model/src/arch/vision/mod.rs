@@ -23,7 +23,7 @@ use rocmforge_ops::{
 
 use crate::build::{PlanBuilder, Presence};
 use crate::error::Error;
-use crate::hparams::Hparams;
+use crate::hparams::{Hparams, N_PATCH_MAX};
 use crate::keys::{Keys, N_HEAD_MAX, N_LAYER_MAX, WIDTH_MAX};
 use crate::tower::{LearnedGrid, Tower};
 
@@ -160,7 +160,7 @@ fn grid_side(gguf: &Gguf, n_embd: u32) -> Result<u32, Error> {
         .tensor(POSITIONS)
         .ok_or_else(|| Error::MissingTensor(POSITIONS.to_owned()))?;
     let side = tensor.dims[1].isqrt();
-    if side == 0 || side * side != tensor.dims[1] || side > u64::from(WIDTH_MAX) {
+    if side == 0 || side * side != tensor.dims[1] || tensor.dims[1] > u64::from(N_PATCH_MAX) {
         return Err(Error::WrongShape {
             name: POSITIONS.to_owned(),
             found: tensor.shape().to_vec(),
