@@ -17,7 +17,7 @@ use crate::actor::engine::Engine;
 use crate::actor::promises::ModelPromises;
 use crate::api::error::Error;
 use crate::api::refusal::Refusal;
-use crate::features::context::{model_of, shared_rows_max, spans_max};
+use crate::features::context::{have_room, model_of, shared_rows_max, spans_max};
 use crate::guards::budget::BUDGET_MIN;
 use crate::model::registry::Entry;
 use crate::pass::costs::Sizes;
@@ -80,9 +80,6 @@ impl Engine {
         let waiting: Vec<ModelId> = waiting.map(|segment| segment.model).collect();
         let usual = self.space.prefill_chunk.get();
         let promises = self.promises(self.now());
-        // Where passes of one model make no other one upload more, time is shared slice by slice:
-        // long turns would save nothing.
-        let evict_each_other = self.evict_each_other(budget);
         let mut models: Vec<ModelView> = Vec::new();
         for task in self.requests.all() {
             let model = ScheduledModel(task.model.0);
@@ -104,19 +101,29 @@ impl Engine {
                 shared_rows: self.shared_rows(task.model, &promises),
                 outputs_max: outputs as u32,
                 fits: store.cache.fits(task.model),
-                switch_bytes: match evict_each_other {
-                    true => all.min(budget).saturating_sub(there),
-                    false => 0,
-                },
+                switch_bytes: all.min(budget).saturating_sub(there),
                 waits: waiting.contains(&task.model),
                 piece_us: 0,
                 promise: None,
             });
         }
+        // Where passes of one model make no other one upload more, time is shared slice by slice:
+        // long turns would save nothing.
+        if !self.evict_each_other(&models, budget) {
+            models.iter_mut().for_each(|model| model.switch_bytes = 0);
+        }
         if !promises.is_empty() {
             self.bound_by_promises(&mut models, &promises);
         }
         models
+    }
+
+    /// Whether models that take turns in this budget make each other upload more: those that fit
+    /// have no room together, or several do not fit even alone.
+    fn evict_each_other(&self, models: &[ModelView], budget: u64) -> bool {
+        let (fitting, larger): (Vec<&ModelView>, Vec<_>) = models.iter().partition(|m| m.fits);
+        let fitting: Vec<ModelId> = fitting.iter().map(|m| ModelId(m.model.0)).collect();
+        larger.len() > 1 || !have_room(&self.memory, &self.speculation, &fitting, budget)
     }
 
     /// What sequences and passes cost on this device.

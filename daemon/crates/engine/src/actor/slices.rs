@@ -11,6 +11,7 @@ use crate::actor::engine::Engine;
 use crate::actor::promises::{micros, pass_us};
 use crate::actor::step::Until;
 use crate::api::error::Error;
+use crate::features::context::have_room;
 use crate::pass::backlog::SliceWork;
 use crate::pass::pieces::StepWatch;
 use crate::pass::prepared::PassRequests;
@@ -35,42 +36,14 @@ impl Engine {
     /// all models that are asked now, and could fit, have room together. Of one that is larger
     /// than the budget a part comes and goes beside them.
     pub(crate) fn stays_among_asked(&self, model: ModelId) -> bool {
-        self.memory.store.cache.fits(model)
-            && self.asked_have_room(self.memory.budget(), Some(model))
-    }
-
-    /// Whether models that are asked now make each other upload more where they take turns in
-    /// this budget.
-    pub(crate) fn evict_each_other(&self, budget: u64) -> bool {
         let cache = &self.memory.store.cache;
-        let mut larger: Vec<ModelId> = self.requests.all().map(|task| task.model).collect();
-        larger.retain(|&id| !cache.fits(id));
-        larger.sort_unstable();
-        larger.dedup();
-        // Each of several that do not fit has less room by what the others left there.
-        larger.len() > 1 || !self.asked_have_room(budget, None)
-    }
-
-    /// Whether all models that are asked now, and `also`, with what drafts for them, have room
-    /// together in this budget beside what is pinned, those aside that do not fit in it alone.
-    fn asked_have_room(&self, budget: u64, also: Option<ModelId>) -> bool {
-        let store = &self.memory.store;
         let mut asked: Vec<ModelId> = self.requests.all().map(|task| task.model).collect();
-        asked.extend(also);
-        asked.retain(|&id| store.cache.fits(id));
-        let drafts = asked.iter().flat_map(|&id| self.speculation.beside(id));
-        let drafts: Vec<ModelId> = drafts.collect();
-        asked.extend(drafts);
+        asked.push(model);
         asked.sort_unstable();
         asked.dedup();
-        let bytes: u64 = asked.iter().map(|&id| store.model_bytes(id)).sum();
-        let others = self
-            .models
-            .iter()
-            .filter(|entry| !asked.contains(&entry.id));
-        let pinned: u64 = others.map(|entry| store.model_pinned_bytes(entry.id)).sum();
-        let blocks = store.cache.usage().blocks() - self.memory.prefixes.kept_bytes();
-        bytes + pinned <= budget.saturating_sub(blocks)
+        asked.retain(|&id| cache.fits(id));
+        let budget = self.memory.budget();
+        cache.fits(model) && have_room(&self.memory, &self.speculation, &asked, budget)
     }
 
     /// Runs a slice of a pass, and what follows it.

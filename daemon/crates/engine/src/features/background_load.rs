@@ -32,7 +32,7 @@ use rocmforge_tensor_cache::{ModelId, SegmentId};
 
 use crate::api::RequestCacheUse;
 use crate::api::error::Error;
-use crate::features::context::Context;
+use crate::features::context::{Context, have_room};
 use crate::features::speculation::state::Speculation;
 use crate::guards::file_watch::Waiting;
 use crate::memory::Memory;
@@ -329,17 +329,9 @@ fn all_fit(
     requests: &Requests,
     speculation: &Speculation,
 ) -> bool {
-    let store = &memory.store;
-    let mut bytes = store.cache.usage().blocks() - memory.prefixes.kept_bytes();
-    for entry in models.iter() {
-        if !requests.any_of(entry.id) {
-            bytes += store.model_pinned_bytes(entry.id);
-            continue;
-        }
-        let with = std::iter::once(entry.id).chain(speculation.beside(entry.id));
-        bytes += with.map(|id| store.model_bytes(id)).sum::<u64>();
-    }
-    bytes <= memory.budget()
+    let asked = models.iter().map(|entry| entry.id);
+    let asked: Vec<ModelId> = asked.filter(|&id| requests.any_of(id)).collect();
+    have_room(memory, speculation, &asked, memory.budget())
 }
 
 impl Uploads {

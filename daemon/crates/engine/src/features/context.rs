@@ -2,7 +2,9 @@
 
 use rocmforge_ops::positions_of_parts;
 use rocmforge_scheduler::PassPlan;
+use rocmforge_tensor_cache::ModelId;
 
+use crate::features::speculation::state::Speculation;
 use crate::memory::Memory;
 use crate::model::registry::Models;
 use crate::pass::costs::{TableParts, spans_within, table_entries};
@@ -65,4 +67,22 @@ pub(crate) fn shared_rows_max(space: &PassSpace) -> u32 {
 /// The model of a planned pass.
 pub(crate) fn model_of(plan: &PassPlan) -> rocmforge_tensor_cache::ModelId {
     rocmforge_tensor_cache::ModelId(plan.model.0)
+}
+
+/// Whether the weights of these models, with what drafts for them, have room in this budget beside
+/// its blocks that do not give way and what is pinned of others.
+pub(crate) fn have_room(
+    memory: &Memory,
+    speculation: &Speculation,
+    models: &[ModelId],
+    budget: u64,
+) -> bool {
+    let store = &memory.store;
+    let with_drafts = |&id| std::iter::once(id).chain(speculation.beside(id));
+    let weights = models.iter().flat_map(with_drafts);
+    let bytes: u64 = weights.map(|id| store.model_bytes(id)).sum();
+    let pinned = models.iter().map(|&id| store.model_pinned_bytes(id));
+    let of_others = store.pinned_bytes().saturating_sub(pinned.sum());
+    let blocks = store.cache.usage().blocks() - memory.prefixes.kept_bytes();
+    bytes + of_others <= budget.saturating_sub(blocks)
 }

@@ -22,10 +22,7 @@
 //!
 //! Source: the authors' published code (Gemma4ForConditionalGeneration), 2026.
 
-use rocmforge_ops::{
-    Act, Buf, ColumnPart, InputRows, Mask, Op, RopeAxes, RopeOrder, RopeScaling, RopeSpec, RopeUse,
-    TensorDesc, TensorIndex,
-};
+use rocmforge_ops::{Act, Buf, ColumnPart, InputRows, Mask, Op, RopeUse, TensorDesc, TensorIndex};
 
 use super::{Common, Kind, POSITIONS, SIDE_MAX};
 use crate::build::{NormKind, PlanBuilder, Presence};
@@ -114,19 +111,7 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     let patches = [("v.patch_embd.weight", x)];
     super::patch_products(b, tower, &patches, Presence::Absent)?;
     b.residual(x, positions, None, 1.0)?;
-    let table_of_rotations = b.rope_table(RopeSpec {
-        order: RopeOrder::Neox,
-        n_rot: h.heads.head_dim,
-        freq_base: FREQ_BASE,
-        scaling: RopeScaling::None,
-        factors: None,
-        long: None,
-        magnitude: 1.0,
-        axes: RopeAxes::Plane {
-            columns_first: false,
-            in_turn: false,
-        },
-    });
+    let table_of_rotations = b.rope_table(super::plane_rope(h, FREQ_BASE));
     let rope = RopeUse {
         table: table_of_rotations,
         first: 0,

@@ -19,9 +19,7 @@
 //! Sources: GLM-V Team 2025, "GLM-4.1V-Thinking" (arXiv 2507.01006), and the authors' published
 //! code.
 
-use rocmforge_ops::{
-    Act, Buf, InputRows, Op, Product, Role, RopeAxes, RopeOrder, RopeScaling, RopeSpec, TensorDesc,
-};
+use rocmforge_ops::{Act, Buf, InputRows, Op, Product, Role, TensorDesc};
 
 use super::{Attention, Common, Kind, Qkv, qwen3vl};
 use crate::build::{NormKind, PlanBuilder, Presence};
@@ -77,19 +75,7 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     let x = b.stream("x");
     let table = super::positions_table(b, tower)?;
     patches(b, tower, x)?;
-    let rope = b.rope_table(RopeSpec {
-        order: RopeOrder::Neox,
-        n_rot: h.heads.head_dim,
-        freq_base: FREQ_BASE,
-        scaling: RopeScaling::None,
-        factors: None,
-        long: None,
-        magnitude: 1.0,
-        axes: RopeAxes::Plane {
-            columns_first: false,
-            in_turn: false,
-        },
-    });
+    let rope = b.rope_table(super::plane_rope(h, FREQ_BASE));
     let attention = Attention {
         heads: h.heads,
         qkv: Qkv::Fused,

@@ -14,7 +14,7 @@
 //!
 //! Source: the authors' published code (Kimi_K25ForConditionalGeneration), 2026.
 
-use rocmforge_ops::{RopeAxes, RopeOrder, RopeScaling, RopeSpec, TensorDesc};
+use rocmforge_ops::{RopeAxes, RopeOrder, RopeSpec, TensorDesc};
 
 use super::{Common, Kind, POSITIONS, Qkv, qwen3vl, siglip};
 use crate::build::PlanBuilder;
@@ -96,16 +96,11 @@ fn side(keys: Keys<'_>, n_embd: u32) -> Result<u32, Error> {
 fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<TensorDesc>, Error> {
     let rope = b.rope_table(RopeSpec {
         order: RopeOrder::Norm,
-        n_rot: h.heads.head_dim,
-        freq_base: FREQ_BASE,
-        scaling: RopeScaling::None,
-        factors: None,
-        long: None,
-        magnitude: 1.0,
         axes: RopeAxes::Plane {
             in_turn: false,
             columns_first: true,
         },
+        ..super::plane_rope(h, FREQ_BASE)
     });
     let (n, table) = siglip::layers_of(b, tower, h, "mm.1", (Qkv::Fused, Some(rope)))?;
     let n = b.norm(n, "mm.input_norm.weight", "mn")?;

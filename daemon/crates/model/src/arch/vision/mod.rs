@@ -18,7 +18,8 @@ mod siglip;
 
 use rocmforge_gguf::Gguf;
 use rocmforge_ops::{
-    Act, Buf, ColumnPart, HeadShape, InputRows, Mask, Op, Product, Role, RopeUse, Rows, TensorDesc,
+    Act, Buf, ColumnPart, HeadShape, InputRows, Mask, Op, Product, Role, RopeAxes, RopeOrder,
+    RopeScaling, RopeSpec, RopeUse, Rows, TensorDesc,
 };
 
 use crate::build::{PlanBuilder, Presence};
@@ -152,6 +153,23 @@ fn colours(keys: Keys<'_>) -> Result<([f32; 3], [f32; 3]), Error> {
         return Err(keys.bad("image_std", format!("{std:?}"), message));
     }
     Ok((mean, std))
+}
+
+/// Rotations by rows and columns, each by half of a head, of pairs whose halves are apart.
+fn plane_rope(h: &Hparams, freq_base: f64) -> RopeSpec {
+    RopeSpec {
+        order: RopeOrder::Neox,
+        n_rot: h.heads.head_dim,
+        freq_base,
+        scaling: RopeScaling::None,
+        factors: None,
+        long: None,
+        magnitude: 1.0,
+        axes: RopeAxes::Plane {
+            columns_first: false,
+            in_turn: false,
+        },
+    }
 }
 
 /// The side of the square grid of learned positions.

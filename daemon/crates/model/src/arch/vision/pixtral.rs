@@ -16,7 +16,7 @@
 //!
 //! Sources: Agrawal et al. 2024, "Pixtral 12B" (arXiv 2410.07073), and the authors' published code.
 
-use rocmforge_ops::{Act, Buf, Op, RopeAxes, RopeOrder, RopeScaling, RopeSpec, TensorDesc};
+use rocmforge_ops::{Act, Buf, Op, RopeAxes, RopeOrder, RopeSpec, TensorDesc};
 
 use super::{Attention, Common, Kind, Qkv};
 use crate::build::{NormKind, PlanBuilder, Presence};
@@ -93,16 +93,11 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     b.norm(p, "v.pre_ln.weight", "x")?;
     let rope = b.rope_table(RopeSpec {
         order: RopeOrder::Norm,
-        n_rot: h.heads.head_dim,
-        freq_base: FREQ_BASE,
-        scaling: RopeScaling::None,
-        factors: None,
-        long: None,
-        magnitude: 1.0,
         axes: RopeAxes::Plane {
             columns_first: false,
             in_turn: true,
         },
+        ..super::plane_rope(h, FREQ_BASE)
     });
     let attention = Attention {
         heads: h.heads,

@@ -16,7 +16,7 @@
 //! Sources: Bai et al. 2025, "Qwen2.5-VL Technical Report" (arXiv 2502.13923), and the authors'
 //! published code.
 
-use rocmforge_ops::{Act, RopeAxes, RopeOrder, RopeScaling, RopeSpec, TensorDesc};
+use rocmforge_ops::{Act, TensorDesc};
 
 use super::{Attention, Common, Kind, Qkv, SIDE_MAX, qwen3vl};
 use crate::build::{NormKind, PlanBuilder, Presence};
@@ -82,19 +82,7 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     let matrices = [("v.patch_embd.weight", x), ("v.patch_embd.weight.1", frame)];
     super::patch_products(b, tower, &matrices, Presence::Absent)?;
     b.residual(x, frame, None, 1.0)?;
-    let rope = b.rope_table(RopeSpec {
-        order: RopeOrder::Neox,
-        n_rot: h.heads.head_dim,
-        freq_base: FREQ_BASE,
-        scaling: RopeScaling::None,
-        factors: None,
-        long: None,
-        magnitude: 1.0,
-        axes: RopeAxes::Plane {
-            columns_first: false,
-            in_turn: false,
-        },
-    });
+    let rope = b.rope_table(super::plane_rope(h, FREQ_BASE));
     let attention = Attention {
         heads: h.heads,
         qkv: Qkv::Apart,

@@ -17,9 +17,7 @@
 //! Sources: Bai et al. 2025, "Qwen3-VL Technical Report" (arXiv 2511.21631), and the authors'
 //! published code.
 
-use rocmforge_ops::{
-    Act, Buf, InputRows, Op, RopeAxes, RopeOrder, RopeScaling, RopeSpec, TensorDesc,
-};
+use rocmforge_ops::{Act, Buf, InputRows, Op, TensorDesc};
 
 use super::{Attention, Common, Kind, Qkv, SIDE_MAX};
 use crate::build::{NormKind, PlanBuilder, Presence};
@@ -114,19 +112,7 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     let x = b.stream("x");
     let table = super::positions_table(b, tower)?;
     patches(b, tower, x)?;
-    let rope = b.rope_table(RopeSpec {
-        order: RopeOrder::Neox,
-        n_rot: h.heads.head_dim,
-        freq_base: FREQ_BASE,
-        scaling: RopeScaling::None,
-        factors: None,
-        long: None,
-        magnitude: 1.0,
-        axes: RopeAxes::Plane {
-            columns_first: false,
-            in_turn: false,
-        },
-    });
+    let rope = b.rope_table(super::plane_rope(h, FREQ_BASE));
     let attention = Attention {
         heads: h.heads,
         qkv: Qkv::Fused,
