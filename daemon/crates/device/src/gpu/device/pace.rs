@@ -11,8 +11,10 @@ const WEIGHT: f64 = 0.25;
 /// A sample begins once in so many turns; a pass should not be a multiple of it.
 const TURNS: u32 = 5;
 
-/// Samples of fewer units (bytes) say how long a launch takes, not how fast the device is.
-const LARGE_UNITS: f64 = (4 << 20) as f64;
+/// Samples of less than this part of the largest say how long launches take, not how fast the
+/// device is: small models run beside large ones, and theirs would be taken for a device that is a
+/// hundred times as slow.
+const LARGE_PART: f64 = 0.25;
 
 /// Measures one sample of work on a stream at a time.
 #[derive(Debug)]
@@ -23,11 +25,29 @@ pub(super) struct Stopwatch {
     turns: u32,
     /// Units of the work between the events, while they have not been read.
     under_way: Option<f64>,
-    /// Seconds a unit, of large samples. Small models run beside large ones, and theirs would be
-    /// taken for a device that is a hundred times as slow.
+    rate: Rate,
+}
+
+/// Seconds a unit, of samples of about the largest size.
+#[derive(Debug, Default)]
+struct Rate {
     seconds: Option<f64>,
-    /// The same of small samples, which count while there is no large one.
-    small_seconds: Option<f64>,
+    /// Units of the largest sample.
+    largest: f64,
+}
+
+impl Rate {
+    fn note(&mut self, seconds: f64, units: f64) {
+        if units < self.largest * LARGE_PART {
+            return;
+        }
+        let sample = seconds / units;
+        // What is known of much smaller ones says nothing beside it.
+        let same = self.largest >= units * LARGE_PART;
+        let before = self.seconds.filter(|_| same).unwrap_or(sample);
+        self.seconds = Some(before + (sample - before) * WEIGHT);
+        self.largest = self.largest.max(units);
+    }
 }
 
 impl Stopwatch {
@@ -38,8 +58,7 @@ impl Stopwatch {
             end: event()?,
             turns: 0,
             under_way: None,
-            seconds: None,
-            small_seconds: None,
+            rate: Rate::default(),
         })
     }
 
@@ -77,22 +96,15 @@ impl Stopwatch {
         let Ok(ms) = self.end.elapsed_ms_since(&self.start) else {
             return;
         };
-        let sample = f64::from(ms) / 1e3 / units;
-        if sample > 0.0 {
-            let mean = match units >= LARGE_UNITS {
-                true => &mut self.seconds,
-                false => &mut self.small_seconds,
-            };
-            let before = mean.unwrap_or(sample);
-            *mean = Some(before + (sample - before) * WEIGHT);
+        if ms > 0.0 {
+            self.rate.note(f64::from(ms) / 1e3, units);
         }
     }
 
     /// Units a second.
     pub(super) fn rate(&mut self) -> Option<f64> {
         self.read();
-        let seconds = self.seconds.or(self.small_seconds);
-        seconds.map(|seconds| 1.0 / seconds)
+        self.rate.seconds.map(|seconds| 1.0 / seconds)
     }
 }
 
@@ -118,5 +130,28 @@ impl Runs {
     pub(super) fn of(&mut self, rows: usize) -> &mut Stopwatch {
         let class = rows.max(1).next_power_of_two().trailing_zeros() as usize;
         &mut self.0[class.min(CLASSES - 1)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launches_of_a_small_model_are_not_taken_for_the_devices_rate() {
+        let mut rate = Rate::default();
+        // 4 MB in half a millisecond: launches.
+        rate.note(5e-4, 4e6);
+        assert_eq!(rate.seconds, Some(1.25e-10));
+        // A layer of a large model, at 2 TB/s, counts alone from then on.
+        rate.note(25e-6, 50e6);
+        assert_eq!(rate.seconds, Some(5e-13));
+        for _ in 0..1000 {
+            rate.note(5e-4, 4e6);
+        }
+        assert_eq!(rate.seconds, Some(5e-13));
+        // Of one a half as large it is the same device.
+        rate.note(25e-6, 25e6);
+        assert_eq!(rate.seconds, Some(6.25e-13));
     }
 }
