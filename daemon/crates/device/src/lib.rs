@@ -27,6 +27,7 @@ mod stalls;
 mod steps;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rocmforge_gguf::MappedFile;
 
@@ -83,6 +84,13 @@ pub struct DeviceInfo {
 /// Elements of a row with their indices, largest first.
 pub type Candidates = Vec<(u32, f32)>;
 
+/// What [`Device::end_top_k`] found, and how long the device took, if that was timed.
+pub type TimedCandidates = (Vec<Option<Candidates>>, Option<Duration>);
+
+/// One read under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadTicket(pub u64);
+
 /// Gets rows of a buffer: the place of the first of them among those that were asked for, and their
 /// elements, `[rows][width]`.
 pub type TakeRows<'a> = &'a mut dyn FnMut(usize, &mut [f32]);
@@ -91,7 +99,7 @@ pub type TakeRows<'a> = &'a mut dyn FnMut(usize, &mut [f32]);
 pub type Watch = Box<dyn Fn() -> Option<Loss> + Send>;
 
 /// One upload under way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UploadTicket(pub u64);
 
 /// What a device has measured of its own work.
@@ -528,6 +536,44 @@ pub trait Device: Send {
         _k: usize,
     ) -> Result<Option<Vec<Option<Candidates>>>, Error> {
         Ok(None)
+    }
+
+    /// The device is to time what is queued from here on, up to the next [`Device::begin_top_k`],
+    /// if all of it is one [`Device::replay`] or [`Device::run_all`].
+    ///
+    /// # Errors
+    /// [`Error::Lost`].
+    fn time_from_here(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Begins [`Device::top_k`] behind the operations before, and waits for nothing. Each read that
+    /// was begun is to be ended once. `Ok(None)` if the device has no place for its results:
+    /// the caller waits.
+    ///
+    /// # Errors
+    /// [`Error::Lost`].
+    fn begin_top_k(
+        &mut self,
+        _scratch: Scratch<'_>,
+        _buf: Buf,
+        _rows: usize,
+        _k: usize,
+    ) -> Result<Option<ReadTicket>, Error> {
+        Ok(None)
+    }
+
+    /// Whether [`Device::end_top_k`] would not wait.
+    fn has_come(&self, _ticket: ReadTicket) -> bool {
+        true
+    }
+
+    /// Waits for a read that was begun, and returns what [`Device::top_k`] does.
+    ///
+    /// # Errors
+    /// As [`Device::read`].
+    fn end_top_k(&mut self, ticket: ReadTicket) -> Result<TimedCandidates, Error> {
+        Err(Error::Config(format!("no read {} was begun", ticket.0)))
     }
 
     /// A file will not be read any more: what the device keeps for it can go. None of

@@ -8,5 +8,6 @@ mod gpu_driver;
 mod gpu_in_place;
 mod gpu_uploads;
 mod parity;
+mod reads;
 mod rows;
 mod uploaded;

@@ -3,6 +3,7 @@
 pub(crate) mod backlog;
 pub(crate) mod costs;
 pub(crate) mod experts;
+pub(crate) mod found;
 pub(crate) mod given;
 pub(crate) mod inputs;
 pub(crate) mod interleave;

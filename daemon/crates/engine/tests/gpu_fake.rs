@@ -186,6 +186,35 @@ async fn two_models_share_a_card_that_holds_one_and_a_half() {
     assert_eq!(runtime.live(), Live::default());
 }
 
+/// Where two models decode at once, what a pass of one has found is read while the other's runs:
+/// both say what they say alone, with room for both and without.
+#[tokio::test]
+async fn two_models_at_once_say_what_they_say_alone() {
+    let runtime = Runtime::new();
+    let engine = runtime.start(ROOMY).unwrap();
+    let (llama, qwen) = ("tiny-llama-Q4_K_M.gguf", "tiny-qwen3-Q8_0.gguf");
+    let (a, b) = (
+        load(&engine, llama, "a").await,
+        load(&engine, qwen, "b").await,
+    );
+    let bytes = |m: &Arc<LoadedModel>| m.model().info().tensor_bytes;
+    let tight = ((bytes(&a) + bytes(&b)) * 3 / 4) & !255;
+    let alone = (answers(&engine, &a, 6).await, answers(&engine, &b, 6).await);
+    for budget in [ROOMY, tight] {
+        engine.set_budget(Budget::Bytes(budget)).await.unwrap();
+        let before = engine.snapshot().suspensions;
+        let both = tokio::join!(answers(&engine, &a, 6), answers(&engine, &b, 6));
+        assert_eq!(both, alone, "{budget}");
+        let suspended = engine.snapshot().suspensions - before;
+        println!("{budget}: {suspended} suspensions");
+        assert!(suspended > 20, "{budget}: {suspended}");
+    }
+    drop((a, b));
+    engine.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+    assert_eq!(runtime.live(), Live::default());
+}
+
 #[tokio::test]
 async fn requests_in_turn_on_one_model_say_what_they_say_alone() {
     let runtime = Runtime::new();

@@ -30,6 +30,10 @@ pub(crate) struct EndedSlice {
     pub(crate) work: Duration,
     /// What was spent in its earlier parts, up to the last look.
     pub(crate) before: SpentSince,
+    /// The device computes the pass, with so much before it.
+    pub(crate) computing: Option<Duration>,
+    /// It only looked at what the device had computed.
+    pub(crate) looked: bool,
 }
 
 impl Engine {
@@ -80,7 +84,15 @@ impl Engine {
         };
         let spent = slice.before.and(self.spent());
         let (earlier, was_read) = (slice.earlier, slice.was_read);
-        let earlier = self.requests.times.slice(whose, earlier, was_read);
+        // What it goes on behind is told when it is read.
+        let given = self.requests.times.given();
+        let ahead = slice.computing.map(|ahead| (given, ahead));
+        let ahead = ahead.and_then(|(given, ahead)| Some((given?, ahead)));
+        let ahead = ahead.filter(|(given, _)| given.model != whose.model);
+        let earlier = match slice.looked {
+            true => None,
+            false => self.requests.times.slice(whose, earlier, was_read),
+        };
         let used = spent.slice(earlier, slice.work);
         for (at, Member { task, .. }) in members.iter_mut().enumerate() {
             let part = match at < decoding {
@@ -89,6 +101,9 @@ impl Engine {
             };
             task.times
                 .compute(slice.now, part, used, spent.linked_bytes);
+            if slice.computing.is_some() {
+                task.times.computes(part, slice.work, ahead);
+            }
         }
         self.account_others(Meanwhile::Slice(whose), spent.linked_bytes, slice.now);
     }
@@ -103,10 +118,12 @@ impl Engine {
             }
             task.times.wait(now, task.model, meanwhile, link);
         }
-        let store = &self.memory.store;
+        let memory = &self.memory;
+        let store = &memory.store;
         for pass in requests.suspended.passes_mut() {
             let held = pass.waits_for().filter(|&s| store.is_under_way(s));
             let standing = match held {
+                None if pass.is_read() && pass.waits(memory) => Standing::Computing,
                 Some(segment) if store.reasons.is_cold(segment) => Standing::FromDisk,
                 Some(_) => Standing::Uploading,
                 None => Standing::Ready,
@@ -132,6 +149,8 @@ impl Engine {
             was_read: true,
             work: Duration::ZERO,
             before,
+            computing: None,
+            looked: false,
         };
         self.account_slice(members, 0, &slice);
         for Member { task, .. } in members {

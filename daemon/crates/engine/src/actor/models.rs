@@ -301,7 +301,7 @@ impl Engine {
             .model_unloaded(rocmforge_scheduler::ModelId(id.0));
         self.requests.suspended.forget(id);
         self.requests.times.forget(id);
-        self.space.sizes.forget(|model| model == id);
+        self.space.forget(id);
         self.background.forget(id);
         self.interleaving.forget(id);
         Ok(freed_bytes)

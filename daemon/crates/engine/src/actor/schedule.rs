@@ -76,8 +76,7 @@ impl Engine {
     fn model_views(&self, budget: u64) -> Vec<ModelView> {
         let store = &self.memory.store;
         let suspended = &self.requests.suspended;
-        let waiting = suspended.waiting().filter(|&s| store.is_under_way(s));
-        let waiting: Vec<ModelId> = waiting.map(|segment| segment.model).collect();
+        let waiting: Vec<ModelId> = suspended.waiting(&self.memory).collect();
         let usual = self.space.prefill_chunk.get();
         let promises = self.promises(self.now());
         let mut models: Vec<ModelView> = Vec::new();

@@ -1,6 +1,6 @@
 //! Slices of passes, and the scratch that passes work in.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocmforge_device::ALIGNMENT;
 use rocmforge_scheduler::{PassPlan, slice_is_over};
@@ -12,6 +12,8 @@ use crate::actor::promises::{micros, pass_us};
 use crate::actor::step::Until;
 use crate::api::error::Error;
 use crate::features::context::have_room;
+use crate::features::speculation::mtp_pass::wants_stream;
+use crate::memory::Memory;
 use crate::pass::backlog::SliceWork;
 use crate::pass::pieces::StepWatch;
 use crate::pass::prepared::PassRequests;
@@ -27,6 +29,19 @@ const SLICE: Duration = Duration::from_millis(3);
 
 /// The same while no other model has requests: one that comes waits as long.
 const SLICE_ALONE: Duration = Duration::from_millis(10);
+
+/// How long a slice lasts at least where what a short pass found has come meanwhile.
+const YIELDS_AFTER: Duration = Duration::from_millis(1);
+
+/// What the device may have to do, by estimate, before it is given more, while a pass that it was
+/// given is waited for.
+const AHEAD_MAX: Duration = SLICE;
+
+/// How long the engine looks whether any suspended pass can go on, before it looks at all else.
+const LOOK: Duration = Duration::from_micros(100);
+
+/// How long it does so before it waits for one of them, which has an end if the device hangs.
+const ALL_WAIT_MAX: Duration = Duration::from_millis(20);
 
 /// The longest that a slice is taken to give a device to do.
 const WORK_MAX: Duration = Duration::from_secs(1);
@@ -46,11 +61,65 @@ impl Engine {
         cache.fits(model) && have_room(&self.memory, &self.speculation, &asked, budget)
     }
 
+    /// Whether all suspended passes wait, some of them for what the device computes. It looks for a
+    /// while whether any of them can go on: a command may come meanwhile, and none of them is worth
+    /// more than another.
+    pub(crate) fn all_wait(&mut self) -> bool {
+        let begun = self.now();
+        loop {
+            self.memory.collect();
+            let now = self.now();
+            match self.requests.suspended.all_wait(&self.memory, now) {
+                Some(waited) if waited < ALL_WAIT_MAX => {}
+                Some(_) | None => return false,
+            }
+            if now - begun >= LOOK {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Ends the passes of which all is computed and read: that takes the device no time. Whether
+    /// there were any.
+    pub(crate) fn end_read_passes(&mut self) -> bool {
+        let mut any = false;
+        while let Some(pass) = self.requests.suspended.take_read(&self.memory) {
+            any = true;
+            self.memory.store.take_refused_bytes();
+            self.run_slice(pass, Until::ItsTime);
+        }
+        any
+    }
+
+    /// Whether the device has enough to do, and something that it does is waited for: what else it
+    /// was given would be between that and what is wanted next. It looks for a while whether
+    /// anything has come.
+    pub(crate) fn device_is_ahead(&self) -> bool {
+        let begun = self.now();
+        loop {
+            let now = self.now();
+            let suspended = &self.requests.suspended;
+            let Some(late) = suspended.late(&self.memory, now) else {
+                return false;
+            };
+            let left = self.space.backlog.left(now).max(late);
+            if left <= AHEAD_MAX || late >= ALL_WAIT_MAX {
+                return false;
+            }
+            if now - begun >= LOOK {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
     /// Runs a slice of a pass, and what follows it.
     pub(crate) fn run_slice(&mut self, mut pass: PassUnderWay, until: Until) {
         let begun = self.now();
         self.account_between(&mut pass.members, begun);
         let model = pass.model();
+        let looked = pass.is_read();
         let idle = match pass.scratch.take() {
             Some(own) => self.space.scratch.replace(own),
             None => None,
@@ -60,24 +129,23 @@ impl Engine {
         let load = match &ran {
             Ok(SliceEnd::Suspended(_, load) | SliceEnd::Complete(load)) => *load,
             Err(_) => Load {
-                bytes: 0,
                 was_read: true,
+                ..Load::default()
             },
         };
         let work = self.device_time(pass.plan.rows as usize, load.bytes);
-        let took = self.space.backlog.charge(SliceWork {
-            begun,
-            ended,
-            work,
-            waited: load.was_read,
-        });
+        let queued = self.space.backlog.left(ended);
+        let took = self.charge_of(&mut pass, (begun, ended), work, &ran, load);
         pass.took += took;
+        let computing = pass.due.map(|_| queued);
         let slice = EndedSlice {
             now: ended,
             earlier: ended.saturating_duration_since(begun).saturating_sub(took),
             was_read: load.was_read,
             work,
             before: SpentSince::default(),
+            computing,
+            looked,
         };
         self.account_slice(&mut pass.members, pass.plan.decode_spans, &slice);
         tracing::trace!(
@@ -93,6 +161,7 @@ impl Engine {
         match ran {
             Ok(SliceEnd::Suspended(progress, _)) => {
                 pass.progress = Some(progress);
+                pass.is_short = self.is_short(model, &pass.plan);
                 pass.scratch = std::mem::replace(&mut self.space.scratch, idle);
                 self.charge(model, took, false);
                 self.requests.scheduler.suspend(pass.plan.model);
@@ -121,6 +190,39 @@ impl Engine {
                 self.pass_failed(members, error);
             }
         }
+    }
+
+    /// What a slice of a pass is charged with; the device takes `work` for what it gave it.
+    fn charge_of(
+        &mut self,
+        pass: &mut PassUnderWay,
+        (begun, ended): (Instant, Instant),
+        work: Duration,
+        ran: &Result<SliceEnd, Error>,
+        load: Load,
+    ) -> Duration {
+        let is_read =
+            matches!(ran, Ok(SliceEnd::Suspended(progress, _)) if progress.read().is_some());
+        let took = self.space.backlog.charge(SliceWork {
+            begun,
+            ended,
+            work,
+            waited: load.was_read,
+        });
+        if let Some(due) = pass.due.take() {
+            self.space.backlog.was_done(due, ended);
+        }
+        if is_read {
+            // The launches of a small model take the device longer than its bytes.
+            let entry = self.models.get(pass.model());
+            let usual = entry.and_then(|e| e.times.seconds(pass.plan.rows as usize));
+            let usual = usual.and_then(|s| Duration::try_from_secs_f64(s).ok());
+            let more = usual.unwrap_or_default().saturating_sub(pass.took + work);
+            pass.due = Some(self.space.backlog.add(ended, more));
+        }
+        // The device tells at the end.
+        let late = load.timed.map(|timed| timed.saturating_sub(pass.took));
+        took.max(late.unwrap_or_default())
     }
 
     /// Tells the scheduler what a slice took; `ended` if it was its pass's last.
@@ -156,7 +258,9 @@ impl Engine {
         let scratch_at = self.space.scratch_at(&self.memory);
         let model = pass.model();
         let by_time = until == Until::ItsTime;
-        let slicing_suspends = by_time && self.requests.any_of_others(model);
+        let suspends = by_time && self.requests.any_of_others(model);
+        // What is promised is held by measured times of passes, of which each has the device.
+        let reads_later = suspends && !self.requests.promises.any && !wants_stream(&pass.members);
         let PassUnderWay {
             plan,
             members,
@@ -188,9 +292,13 @@ impl Engine {
         let waited = self.memory.store.reasons.waited.all;
         let watch = StepWatch::new(begun, pace.map(|pace| pace.computed_bytes_per_s));
         let known = known.map_or(0, |seconds| (seconds * 1e6) as u64);
-        let is_over = |bytes| {
+        let suspended = &self.requests.suspended;
+        let is_over = |memory: &Memory, bytes| {
             let now = clock.now();
             let (elapsed, longest) = watch.step(now, bytes);
+            if by_time && elapsed >= YIELDS_AFTER && suspended.short_has_come(memory) {
+                return true;
+            }
             let is_late = limit.is_some_and(|limit| {
                 let longest = micros(longest).max(known);
                 slice_is_over(micros(elapsed), longest, micros(limit))
@@ -199,7 +307,8 @@ impl Engine {
         };
         let slicing = Slicing {
             is_over: &is_over,
-            suspends: slicing_suspends,
+            suspends,
+            reads_later,
             whole,
             fits,
         };
@@ -272,13 +381,13 @@ impl Engine {
                 && !self.memory.store.cache.fits(model)
                 && !self.requests.prompts_go_on();
             if (bytes..=plan.scratch_bytes_max).contains(&has) && !spare {
-                self.space.take_smaller(bytes, has);
+                self.space.take_spare(model, bytes, has);
                 return Ok(());
             }
             let idle = self.space.scratch.take();
             self.keep_spare(idle);
         }
-        self.space.take_smaller(bytes, plan.scratch_bytes_max);
+        self.space.take_spare(model, bytes, plan.scratch_bytes_max);
         if self.space.scratch.is_some() {
             return Ok(());
         }

@@ -36,6 +36,9 @@ pub(crate) type Outcome = Result<Option<FinishReason>, Error>;
 impl Engine {
     /// Runs the next slice of a pass. Whether there was one.
     pub(crate) fn step(&mut self) -> bool {
+        if self.end_read_passes() || self.device_is_ahead() {
+            return true;
+        }
         let plan = match self.next_slice() {
             Some(Next::Pass(mut plan)) => {
                 // Others' slices come between, and not whole turns.
@@ -44,6 +47,10 @@ impl Engine {
                 plan
             }
             Some(Next::GoOn(model)) => {
+                let waits = self.requests.suspended.of(ModelId(model.0));
+                if waits.is_some_and(|pass| pass.waits(&self.memory)) && self.all_wait() {
+                    return true;
+                }
                 self.memory.store.take_refused_bytes();
                 match self.requests.suspended.take(ModelId(model.0)) {
                     Some(pass) => self.run_slice(pass, Until::ItsTime),
@@ -98,6 +105,7 @@ impl Engine {
         let model = ModelId(plan.model.0);
         let anew = members.iter().map(|m| m.task.compactions).max();
         self.ensure_scratch(model, plan, anew.unwrap_or(0))?;
+        self.space.note_last(model);
         let now = self.now();
         self.prepare(plan, members, now)
     }

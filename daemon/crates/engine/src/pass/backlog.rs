@@ -31,6 +31,19 @@ impl Backlog {
             .map_or(Duration::ZERO, |done| done.saturating_duration_since(now))
     }
 
+    /// What was to be done at `due` is done by now: what comes behind it will be sooner, too.
+    pub(crate) fn was_done(&mut self, due: Instant, now: Instant) {
+        let early = due.saturating_duration_since(now);
+        self.done_at = self.done_at.map(|done| (done - early).max(now));
+    }
+
+    /// The device takes so much longer for what it was given. When it will have done all of it.
+    pub(crate) fn add(&mut self, now: Instant, more: Duration) -> Instant {
+        let done = self.done_at.map_or(now, |done| done.max(now)) + more;
+        self.done_at = Some(done);
+        done
+    }
+
     /// What a slice is charged with.
     pub(crate) fn charge(&mut self, slice: SliceWork) -> Duration {
         let SliceWork {
@@ -89,6 +102,21 @@ mod tests {
         assert_eq!(backlog.charge(given(begin, [1, 5], 3, true)), ms(3));
         // What was waited for is done.
         assert_eq!(backlog.charge(given(begin, [5, 9], 3, true)), ms(4));
+    }
+
+    #[test]
+    fn what_is_done_before_it_was_due_brings_all_behind_it_forward() {
+        let (mut backlog, begin) = (Backlog::default(), Instant::now());
+        backlog.charge(given(begin, [0, 1], 10, false));
+        let due = backlog.add(begin + ms(1), ms(5));
+        assert_eq!(due, begin + ms(15));
+        backlog.charge(given(begin, [1, 2], 20, false));
+        assert_eq!(backlog.left(begin + ms(2)), ms(33));
+        backlog.was_done(due, begin + ms(8));
+        assert_eq!(backlog.left(begin + ms(8)), ms(20));
+        // What is done later than it was due changes nothing: who looked may have come late.
+        backlog.was_done(begin + ms(20), begin + ms(25));
+        assert_eq!(backlog.left(begin + ms(25)), ms(3));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! any other. Between two steps that are given to the device apart the requests are looked at: a
 //! pass that nobody waits for ends there.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rocmforge_device::{BoundStep, SegmentBinding};
 use rocmforge_ops::Step;
@@ -13,10 +13,9 @@ use rocmforge_tensor_cache::{PassHint, Slab};
 use crate::api::RequestCacheUse;
 use crate::api::error::{Error, from_cache};
 use crate::memory::{Acquisition, Memory};
+use crate::pass::found::{HeadRead, emit_rows};
 use crate::pass::lookahead::Lookahead;
-use crate::pass::spec::{
-    ExpertStep, Interest, Pass, PassClient, RowOutput, WantedRow, batch, id, scratch,
-};
+use crate::pass::spec::{ExpertStep, Pass, PassClient, batch, id, scratch};
 use crate::store::Resident;
 
 /// What a slice gave the device to do.
@@ -26,6 +25,8 @@ pub(crate) struct Load {
     pub(crate) bytes: u64,
     /// Something was read behind most of it, and so waited for.
     pub(crate) was_read: bool,
+    /// How long the device took for the whole pass, where what it found was read later.
+    pub(crate) timed: Option<Duration>,
 }
 
 /// What a pass has to do among a layer's experts yet.
@@ -70,6 +71,10 @@ pub(super) struct Run<'a, 'b> {
     pub(super) experts: Option<ExpertsLeft>,
     /// Others have something to run: they are not kept waiting for an upload.
     pub(super) suspends: bool,
+    /// Nor for the device to compute what the pass finds.
+    pub(super) reads_later: bool,
+    /// What the pass finds, where it is read later.
+    pub(super) reading: Option<HeadRead>,
     /// What the device was given to do.
     pub(super) given: Load,
 }
@@ -300,19 +305,24 @@ impl Run<'_, '_> {
     }
 }
 
-/// A pass of few rows through a model of which everything is resident: the
-/// device gets all of it at once.
+/// A pass of few rows through a model of which everything is resident: the device gets all of it
+/// at once. What it finds is read behind it, or, if that `reads_later`, under way.
 pub(super) fn all_resident(
     memory: &mut Memory,
     pass: &Pass<'_>,
     there: &Resident,
     client: &mut dyn PassClient,
-) -> Result<(), Error> {
+    reads_later: bool,
+) -> Result<Option<HeadRead>, Error> {
     let (device, layouts) = memory.store.device_and_layouts(pass.model);
     let batch = batch(pass, pass.outputs);
     // Passes with adapters and without are recorded apart.
     let stamp = 2 * there.stamp + u64::from(pass.adapted);
-    let ran = match device.replay(stamp, scratch(pass), &batch) {
+    let timed = match reads_later {
+        true => device.time_from_here(),
+        false => Ok(()),
+    };
+    let ran = match timed.and_then(|()| device.replay(stamp, scratch(pass), &batch)) {
         Ok(false) => {
             let bound = |segment: u32| SegmentBinding {
                 layout: &layouts[segment as usize],
@@ -325,84 +335,15 @@ pub(super) fn all_resident(
         replayed => replayed.map(|_| ()),
     };
     ran.map_err(|e| memory.store.device_error(Some(pass.model), e))?;
+    let reading = match reads_later && !pass.wants_nothing() {
+        true => HeadRead::begin(memory, pass)?,
+        false => None,
+    };
     client.begun();
-    if pass.outputs.is_empty() {
-        return Ok(());
+    if pass.outputs.is_empty() || reading.is_some() {
+        return Ok(reading);
     }
-    emit_rows(memory, pass, pass.outputs, client)
-}
-
-/// Rows of a pass for each of which few tokens are of interest, at most, where they are found apart
-/// from those of which all are.
-const ROWS_A_FEW: usize = 4;
-
-/// Reads what the head left for `rows` and tells it.
-pub(super) fn emit_rows(
-    memory: &mut Memory,
-    pass: &Pass<'_>,
-    rows: &[u32],
-    client: &mut dyn PassClient,
-) -> Result<(), Error> {
-    let logits = pass.plan.logits;
-    let first = pass.outputs.iter().position(|of| rows.first() == Some(of));
-    let first = first.unwrap_or_default();
-    let wanted: Vec<WantedRow> = WantedRow::of_part(first, rows).collect();
-    let interest_of = |at: usize| pass.interests.get(first + at);
-    let wants_all = |at: usize| interest_of(at) == Some(&Interest::Logits);
-    let few = (0..rows.len()).filter(|&row| !wants_all(row));
-    let few = few.map(|row| interest_of(row).copied().unwrap_or(Interest::Best));
-    let few: Vec<Interest> = few.collect();
-    let some_want_all = few.len() < rows.len();
-    // Those who look at few tokens get few, though others look at all. Beside the many rows of a
-    // score it would take longer to find those of all.
-    let most = few.iter().max().copied();
-    let most = most.filter(|_| rows.len() <= ROWS_A_FEW * few.len());
-    let k = match most {
-        Some(Interest::Best) if !some_want_all => {
-            let best = memory
-                .store
-                .device
-                .argmax(scratch(pass), logits, rows.len());
-            if let Some(best) = best.map_err(|e| memory.store.device_error(Some(pass.model), e))? {
-                let found = wanted.iter().zip(best);
-                found.for_each(|(&row, best)| client.take(row, RowOutput::Best(best)));
-                return Ok(());
-            }
-            None
-        }
-        Some(Interest::Best) => Some(1),
-        Some(Interest::Top(k)) => Some(k),
-        Some(Interest::Logits) | None => None,
-    };
-    let top = match k {
-        Some(k) => {
-            let top = memory
-                .store
-                .device
-                .top_k(scratch(pass), logits, rows.len(), k);
-            top.map_err(|e| memory.store.device_error(Some(pass.model), e))?
-        }
-        None => None,
-    };
-    if let Some(top) = &top {
-        let few = wanted.iter().zip(top).enumerate();
-        for (_, (&row, top)) in few.filter(|(at, _)| !wants_all(*at)) {
-            client.take(row, RowOutput::Top(top.as_deref()));
-        }
-    }
-    let whole = (0..rows.len()).filter(|&at| top.is_none() || wants_all(at));
-    let (places, whole): (Vec<u32>, Vec<WantedRow>) =
-        whole.map(|at| (at as u32, wanted[at])).unzip();
-    let width = pass.scratch.bufs[usize::from(logits.0)].width as usize;
-    let taken =
-        memory
-            .store
-            .device
-            .take_rows(scratch(pass), logits, &places, &mut |first, values| {
-                let rows = &whole[first..][..values.len() / width];
-                client.take_logits(rows, values);
-            });
-    taken.map_err(|e| memory.store.device_error(Some(pass.model), e))
+    emit_rows(memory, pass, pass.outputs, client).map(|()| None)
 }
 
 pub(super) fn run_step(

@@ -12,9 +12,11 @@ use crate::pass::stepwise::{Progress, SliceEnd, StepProgress, Stepwise};
 pub(crate) struct Slicing<'a> {
     /// Asked behind each step, with the bytes of weights that the slice gave the device to compute
     /// with so far: whether to stop there.
-    pub(crate) is_over: &'a dyn Fn(u64) -> bool,
+    pub(crate) is_over: &'a dyn Fn(&Memory, u64) -> bool,
     /// It stops, too, where it would wait for an upload.
     pub(crate) suspends: bool,
+    /// It stops, too, where it would wait for the device to compute what the pass finds.
+    pub(crate) reads_later: bool,
     /// The pass is so short that the device may have it at once.
     pub(crate) whole: bool,
     /// In one piece it is over before a pass of another model has to begin that was promised.
@@ -38,8 +40,9 @@ pub(crate) fn run(
     client: &mut dyn PassClient,
 ) -> Result<(), Error> {
     let slicing = Slicing {
-        is_over: &|_| false,
+        is_over: &|_, _| false,
         suspends: false,
+        reads_later: false,
         whole: true,
         fits: true,
     };
@@ -69,11 +72,19 @@ pub(crate) fn run_slice(
             begin(memory, pass)?;
             first_slice(memory, pass, inputs, slicing, counts, client)
         }
-        SliceStart::Progress(progress) => {
-            let mut steps = Stepwise::resume(memory, pass, progress, counts, client);
-            steps.suspends(slicing.suspends);
-            go_on(memory, steps, slicing.is_over)
-        }
+        SliceStart::Progress(mut progress) => match progress.take_read() {
+            Some(read) => read.end(memory, pass, client).map(|timed| {
+                SliceEnd::Complete(Load {
+                    timed,
+                    ..Load::default()
+                })
+            }),
+            None => {
+                let mut steps = Stepwise::resume(memory, pass, progress, counts, client);
+                steps.suspends(slicing.suspends, slicing.reads_later);
+                go_on(memory, steps, slicing.is_over)
+            }
+        },
     };
     if !matches!(end, Ok(SliceEnd::Suspended(..))) {
         memory.store.cache.pass_end(pass.model);
@@ -98,14 +109,19 @@ fn first_slice(
         && slicing.fits
         && let Some(there) = memory.all_resident(pass.model, counts)?
     {
+        let reading = all_resident(memory, pass, &there, client, slicing.reads_later)?;
         let load = Load {
             bytes: memory.store.model_bytes(pass.model),
-            was_read: !pass.outputs.is_empty(),
+            was_read: !pass.outputs.is_empty() && reading.is_none(),
+            timed: None,
         };
-        return all_resident(memory, pass, &there, client).map(|()| SliceEnd::Complete(load));
+        return Ok(match reading {
+            Some(read) => SliceEnd::Suspended(Progress::reading(read), load),
+            None => SliceEnd::Complete(load),
+        });
     }
     let mut steps = Stepwise::new(memory, pass, counts, client);
-    steps.suspends(slicing.suspends);
+    steps.suspends(slicing.suspends, slicing.reads_later);
     go_on(memory, steps, slicing.is_over)
 }
 
@@ -113,7 +129,7 @@ fn first_slice(
 fn go_on(
     memory: &mut Memory,
     mut steps: Stepwise<'_, '_>,
-    is_over: &dyn Fn(u64) -> bool,
+    is_over: &dyn Fn(&Memory, u64) -> bool,
 ) -> Result<SliceEnd, Error> {
     let mut is_first = true;
     loop {
@@ -127,7 +143,7 @@ fn go_on(
                 if std::mem::take(&mut is_first) {
                     steps.begun();
                 }
-                if is_over(steps.given_bytes()) {
+                if is_over(memory, steps.given_bytes()) {
                     return Ok(steps.stop());
                 }
             }

@@ -62,6 +62,8 @@ pub(crate) struct PassSpace {
     pub(crate) scratch: Option<ScratchBlock>,
     /// Scratch blocks that no pass has.
     spare: Vec<ScratchBlock>,
+    /// The block that each model's last pass had: what a device records holds its address.
+    last: HashMap<ModelId, BlockId>,
     /// Sizes of scratch that were laid out.
     pub(crate) sizes: ScratchSizes,
     /// Tokens of the pass under way.
@@ -91,6 +93,7 @@ impl PassSpace {
         Self {
             scratch: None,
             spare: Vec::new(),
+            last: HashMap::new(),
             sizes: ScratchSizes::default(),
             ids: Vec::new(),
             inputs: Vec::new(),
@@ -121,16 +124,36 @@ impl PassSpace {
         !self.spare.is_empty()
     }
 
-    /// Takes the smallest spare block of at least so many bytes in place of the one that there is,
-    /// if it has at most `most`: so each model comes to the same block again.
-    pub(crate) fn take_smaller(&mut self, bytes: u64, most: u64) {
+    /// Takes a spare block of at least so many bytes, and at most `most`, in place of the one that
+    /// there is: the one that the model had last, or else the smallest. So each model comes to the
+    /// same block again.
+    pub(crate) fn take_spare(&mut self, model: ModelId, bytes: u64, most: u64) {
+        let last = self.last.get(&model).copied();
+        let fits = |(_, has): &ScratchBlock| (bytes..=most).contains(has);
+        let is_last = |block: &ScratchBlock| Some(block.0) == last && fits(block);
+        if self.scratch.as_ref().is_some_and(is_last) {
+            return;
+        }
         let spare = self.spare.iter().enumerate();
-        let fits = spare.filter(|(_, (_, has))| (bytes..=most).contains(has));
-        let Some((at, _)) = fits.min_by_key(|(_, block)| block.1) else {
+        let fit = spare.filter(|(_, block)| fits(block));
+        let Some((at, _)) = fit.min_by_key(|(_, block)| (!is_last(block), block.1)) else {
             return;
         };
         let found = self.spare.swap_remove(at);
         self.spare.extend(self.scratch.replace(found));
+    }
+
+    /// A model is no more.
+    pub(crate) fn forget(&mut self, model: ModelId) {
+        self.sizes.forget(|of| of == model);
+        self.last.remove(&model);
+    }
+
+    /// A model's pass has the block that there is.
+    pub(crate) fn note_last(&mut self, model: ModelId) {
+        if let Some((block, _)) = self.scratch {
+            self.last.insert(model, block);
+        }
     }
 
     /// Keeps a scratch block that no pass needs now, where `several` models take turns and it is
@@ -153,6 +176,7 @@ impl PassSpace {
 
     /// Gives all scratch back that no pass has.
     pub(crate) fn free(&mut self, memory: &mut Memory) {
+        self.last.clear();
         let all = self.scratch.take().into_iter().chain(self.spare.drain(..));
         for (block, _) in all {
             memory.store.free(block);

@@ -7,8 +7,9 @@ use rocmforge_tensor_cache::{ModelId, SegmentId, Slab};
 use crate::api::RequestCacheUse;
 use crate::api::error::Error;
 use crate::memory::Memory;
+use crate::pass::found::{HeadRead, emit_rows};
 use crate::pass::lookahead::Lookahead;
-use crate::pass::run::{ExpertsLeft, Load, Run, StepEnd, begin, emit_rows, run_step, write_inputs};
+use crate::pass::run::{ExpertsLeft, Load, Run, StepEnd, begin, run_step, write_inputs};
 use crate::pass::spec::{Pass, PassClient, RowOutput, WantedRow, batch, id, scratch};
 
 /// A pass between two of its steps. All that it has so far lies in its scratch block, so passes
@@ -29,9 +30,34 @@ pub(crate) struct Progress {
     spare_from: u32,
     held: Option<(u32, Slab)>,
     experts: Option<ExpertsLeft>,
+    /// All is computed, and what was found is on its way.
+    reading: Option<HeadRead>,
 }
 
 impl Progress {
+    /// All of the pass was given to the device at once.
+    pub(super) fn reading(read: HeadRead) -> Self {
+        Self {
+            at: 0,
+            ahead: Lookahead::NOTHING,
+            feeds_link: false,
+            spare_from: 0,
+            held: None,
+            experts: None,
+            reading: Some(read),
+        }
+    }
+
+    /// What it waits for where all is computed.
+    pub(crate) fn read(&self) -> Option<&HeadRead> {
+        self.reading.as_ref()
+    }
+
+    /// Takes what it waits for where all is computed.
+    pub(super) fn take_read(&mut self) -> Option<HeadRead> {
+        self.reading.take()
+    }
+
     /// The segment whose upload it waits for.
     pub(crate) fn waits_for(&self, model: ModelId) -> Option<SegmentId> {
         let held = self.held.map(|(index, _)| index);
@@ -102,6 +128,8 @@ impl<'a, 'b> Stepwise<'a, 'b> {
                 held: None,
                 experts: None,
                 suspends: false,
+                reads_later: false,
+                reading: None,
                 given: Load::default(),
             },
             at: 0,
@@ -132,15 +160,19 @@ impl<'a, 'b> Stepwise<'a, 'b> {
                 held: progress.held,
                 experts: progress.experts,
                 suspends: false,
+                reads_later: false,
+                reading: None,
                 given: Load::default(),
             },
             at: progress.at,
         }
     }
 
-    /// From now on it stops where it would wait for an upload, or waits.
-    pub(super) fn suspends(&mut self, suspends: bool) {
+    /// From now on it stops where it would wait for an upload, or, if it `reads_later`, for what
+    /// it found; or it waits.
+    pub(super) fn suspends(&mut self, suspends: bool, reads_later: bool) {
         self.run.suspends = suspends;
+        self.run.reads_later = reads_later;
     }
 
     /// It stops here.
@@ -153,6 +185,7 @@ impl<'a, 'b> Stepwise<'a, 'b> {
             spare_from: run.spare_from,
             held: run.held,
             experts: run.experts,
+            reading: run.reading,
         };
         SliceEnd::Suspended(progress, run.given)
     }
@@ -218,6 +251,7 @@ impl<'a, 'b> Stepwise<'a, 'b> {
             self.let_go(memory);
         }
         Ok(match ran? {
+            StepEnd::Done if self.run.reading.is_some() => self.stop(),
             StepEnd::Done => {
                 self.run.given.was_read = true;
                 SliceEnd::Complete(self.run.given)
@@ -236,6 +270,14 @@ fn run_head(
 ) -> Result<(), Error> {
     let pass = run.pass;
     let at_once = pass.scratch.outputs as usize;
+    if run.reads_later && pass.hidden.is_empty() && pass.outputs.len() <= at_once {
+        run_step(memory, pass, step, weights, pass.outputs)?;
+        run.reading = HeadRead::begin(memory, pass)?;
+        return match run.reading {
+            Some(_) => Ok(()),
+            None => emit_rows(memory, pass, pass.outputs, run.client),
+        };
+    }
     for chunk in pass.outputs.chunks(at_once) {
         run_step(memory, pass, step, weights, chunk)?;
         emit_rows(memory, pass, chunk, run.client)?;

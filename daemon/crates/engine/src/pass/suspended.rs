@@ -7,6 +7,9 @@
 //!                +--> complete, or failed
 //! ```
 //!
+//! A pass that is computed, or nearly so, stops, too, where others have something to run: it ends
+//! when what it found has come to the host.
+//!
 //! A suspended pass keeps its requests, their memory, its scratch block and, where it waits for an
 //! upload, that one segment. All of it is in the ledger. What else of its model is resident may be
 //! evicted for others.
@@ -17,13 +20,14 @@
 //! *Invariant:* a model has one pass under way at a time.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocmforge_scheduler::PassPlan;
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
 use crate::api::RequestCacheUse;
 use crate::api::error::Error;
+use crate::memory::Memory;
 use crate::pass::member::Member;
 use crate::pass::prepared::Prepared;
 use crate::pass::space::ScratchBlock;
@@ -43,6 +47,10 @@ pub(crate) struct PassUnderWay {
     pub(crate) progress: Option<Progress>,
     /// Its scratch block while it is suspended.
     pub(crate) scratch: Option<ScratchBlock>,
+    /// When the device will have done it, by estimate, while what it found is read.
+    pub(crate) due: Option<Instant>,
+    /// It takes no longer than a slice of others.
+    pub(crate) is_short: bool,
 }
 
 impl PassUnderWay {
@@ -56,6 +64,8 @@ impl PassUnderWay {
             took: Duration::ZERO,
             progress: None,
             scratch: None,
+            due: None,
+            is_short: false,
         }
     }
 
@@ -63,9 +73,29 @@ impl PassUnderWay {
         ModelId(self.plan.model.0)
     }
 
+    /// What it found has come, if it has nothing else to do.
+    fn has_come(&self, memory: &Memory) -> bool {
+        let read = self.progress.as_ref().and_then(Progress::read);
+        read.is_some_and(|read| read.has_come(memory))
+    }
+
     /// The segment that it holds and whose upload it waits for.
     pub(crate) fn waits_for(&self) -> Option<SegmentId> {
         self.progress.as_ref()?.waits_for(self.model())
+    }
+
+    /// All of it is computed, or being computed, and what it found is read.
+    pub(crate) fn is_read(&self) -> bool {
+        self.progress.as_ref().is_some_and(|p| p.read().is_some())
+    }
+
+    /// Whether it could not go on without waiting.
+    pub(crate) fn waits(&self, memory: &Memory) -> bool {
+        let read = self.progress.as_ref().and_then(Progress::read);
+        read.is_some_and(|read| !read.has_come(memory))
+            || self
+                .waits_for()
+                .is_some_and(|s| memory.store.is_under_way(s))
     }
 }
 
@@ -77,6 +107,8 @@ pub(crate) struct SuspendedPasses {
     suspensions: u64,
     /// A further pass found no room in one piece beside them.
     crowded: bool,
+    /// Since when all of them have waited, some for what the device computes.
+    all_wait_since: Option<Instant>,
     /// Time of all slices since start-up, and of each model's.
     of_all: Duration,
     of_model: HashMap<ModelId, Duration>,
@@ -108,9 +140,44 @@ impl SuspendedPasses {
         members.map(|member| &member.task)
     }
 
-    /// The segments that are waited for, each with its pass's model.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = SegmentId> {
-        self.passes.iter().filter_map(PassUnderWay::waits_for)
+    /// The models whose passes could not go on without waiting.
+    pub(crate) fn waiting(&self, memory: &Memory) -> impl Iterator<Item = ModelId> {
+        let waiting = self.passes.iter().filter(|pass| pass.waits(memory));
+        waiting.map(PassUnderWay::model)
+    }
+
+    /// Takes one out of which all is read.
+    pub(crate) fn take_read(&mut self, memory: &Memory) -> Option<PassUnderWay> {
+        let at = self.passes.iter().position(|pass| pass.has_come(memory))?;
+        Some(self.passes.remove(at))
+    }
+
+    /// How late the device is with what it computes, by the latest estimate; `None` while nothing
+    /// that it computes is waited for.
+    pub(crate) fn late(&self, memory: &Memory, now: Instant) -> Option<Duration> {
+        let computed = self
+            .passes
+            .iter()
+            .filter(|pass| pass.is_read() && !pass.has_come(memory));
+        computed
+            .filter_map(|pass| Some(now.saturating_duration_since(pass.due?)))
+            .max()
+    }
+
+    /// Whether what a short pass found has come.
+    pub(crate) fn short_has_come(&self, memory: &Memory) -> bool {
+        let mut short = self.passes.iter().filter(|pass| pass.is_short);
+        short.any(|pass| pass.has_come(memory))
+    }
+
+    /// All passes wait, some of them for what the device computes. For how long they have.
+    pub(crate) fn all_wait(&mut self, memory: &Memory, now: Instant) -> Option<Duration> {
+        let wait = self.passes.iter().all(|pass| pass.waits(memory));
+        if !wait || !self.passes.iter().any(PassUnderWay::is_read) {
+            self.all_wait_since = None;
+            return None;
+        }
+        Some(now - *self.all_wait_since.get_or_insert(now))
     }
 
     /// Times that a pass stopped between two steps.

@@ -28,8 +28,8 @@ fn live(task: &Task, now: Instant) -> LiveRequest {
         Standing::FromDisk => LiveState::Disk,
         Standing::Uploading => LiveState::Uploads,
         Standing::Follows => LiveState::Follows,
-        Standing::Ready if task.generated() > 0 => LiveState::Decode,
-        Standing::Ready => LiveState::Prompt,
+        Standing::Ready | Standing::Computing if task.generated() > 0 => LiveState::Decode,
+        Standing::Ready | Standing::Computing => LiveState::Prompt,
     };
     let (prompt, first, longest) = match &task.work {
         Work::Generate(g) => (g.n_prompt, g.first_token, g.gaps.longest()),

@@ -35,6 +35,18 @@ pub(crate) enum Standing {
     Uploading,
     /// Another request computes what both begin with.
     Follows,
+    /// The device computes its pass ([`TimeAccount::computing`]).
+    Computing,
+}
+
+/// A pass that the device has to compute, or has computed.
+#[derive(Debug, Clone, Copy)]
+struct Computing {
+    part: Part,
+    /// What the device had been given before, and whose that is.
+    earlier: Option<(Occupant, Duration)>,
+    /// How long it takes for the pass, by estimate.
+    work: Duration,
 }
 
 /// Whose pass it is: the model, and the client of most of its rows.
@@ -128,6 +140,8 @@ pub(crate) struct TimeAccount {
     link: LinkTime,
     /// The slices of the pass under way.
     in_pass: InPass,
+    /// All of its pass was given to the device, and what it found has not been looked at.
+    computing: Option<Computing>,
     first_token: Option<FirstToken>,
     /// Passes since the first token in which it decoded.
     decode_passes: u32,
@@ -150,6 +164,7 @@ impl TimeAccount {
             behind: Vec::new(),
             link: LinkTime::default(),
             in_pass: InPass::default(),
+            computing: None,
             first_token: None,
             decode_passes: 0,
             running_most: 0,
@@ -225,15 +240,38 @@ impl TimeAccount {
         self.add_behind(part, whom, took);
     }
 
+    /// Its pass was given to the device, which takes so long for it, with rows of its prompt or to
+    /// decode, behind what it had been given `earlier`.
+    pub(crate) fn computes(
+        &mut self,
+        part: Part,
+        work: Duration,
+        earlier: Option<(Occupant, Duration)>,
+    ) {
+        self.computing = Some(Computing {
+            part,
+            earlier,
+            work,
+        });
+    }
+
     /// It was in no pass up to now; `own` is its model.
     pub(crate) fn wait(&mut self, now: Instant, own: ModelId, meanwhile: Meanwhile, link: u64) {
-        let took = self.take_time(now);
+        let all = self.take_time(now);
+        let took = all.saturating_sub(self.of_device(all));
+        if took.is_zero() {
+            return;
+        }
         let waits = |part| Some(part);
         let for_itself = match self.standing {
             Standing::ReaderFull => waits(Part::Reader),
             Standing::FromDisk => waits(Part::Disk),
             Standing::Uploading => waits(Part::Uploads),
-            Standing::Queued | Standing::Preempted | Standing::Ready | Standing::Follows => None,
+            Standing::Queued
+            | Standing::Preempted
+            | Standing::Ready
+            | Standing::Follows
+            | Standing::Computing => None,
         };
         if let Some(part) = for_itself {
             self.parts.add(part, took);
@@ -274,11 +312,42 @@ impl TimeAccount {
         }
     }
 
+    /// What of a time between slices the device had for its pass, and for what came before that.
+    fn of_device(&mut self, all: Duration) -> Duration {
+        let Some(computing) = &mut self.computing else {
+            return Duration::ZERO;
+        };
+        let Computing { part, work, .. } = *computing;
+        let mut left = all;
+        let earlier = computing.earlier.as_mut().map(|(whom, some)| {
+            let waited = left.min(*some);
+            *some -= waited;
+            left -= waited;
+            (*whom, waited)
+        });
+        // It takes longer than was thought where it is not done yet.
+        let own = match self.standing {
+            Standing::Computing => left,
+            _ => left.min(work),
+        };
+        computing.work = work.saturating_sub(own);
+        self.parts.add(part, own);
+        match part {
+            Part::Decode => self.in_pass.decode += own,
+            _ => self.in_pass.prompt += own,
+        }
+        if let Some((whom, waited)) = earlier {
+            self.add_behind(Part::OtherModels, whom, waited);
+        }
+        all - left + own
+    }
+
     /// It was in a slice of a pass up to now: with rows of its prompt, or to decode.
     pub(crate) fn compute(&mut self, now: Instant, part: Part, used: SliceUse, link: u64) {
         let took = self.take_time(now);
         self.computed = true;
         self.standing = Standing::Ready;
+        self.computing = None;
         let mut left = took;
         let mut add = |parts: &mut PartTimes, part, some: Duration| {
             let some = some.min(left);

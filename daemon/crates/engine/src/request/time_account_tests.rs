@@ -56,6 +56,32 @@ fn one_that_is_admitted_waits_in_the_queue_of_its_model_until_it_is_computed_fir
 }
 
 #[test]
+fn a_pass_that_the_device_computes_has_its_time_while_others_run() {
+    let (mut account, begun) = account();
+    account.compute(begun + ms(1), Part::Decode, SliceUse::default(), 0);
+    account.computes(Part::Decode, ms(2), Some((of(OTHER, 7), ms(3))));
+    account.stand(Standing::Computing);
+    account.wait(begun + ms(5), OWN, Meanwhile::Slice(of(OTHER, 8)), 0);
+    assert_eq!(account.parts().of(Part::OtherModels), ms(3), "given before");
+    assert_eq!(account.parts().of(Part::Decode), ms(2));
+    // What it found has come: of what follows the device had only what it takes.
+    account.stand(Standing::Ready);
+    account.wait(begun + ms(11), OWN, Meanwhile::Slice(of(OTHER, 8)), 0);
+    assert_eq!(account.parts().of(Part::Decode), ms(3));
+    assert_eq!(account.parts().of(Part::OtherModels), ms(8));
+    account.compute(begun + ms(12), Part::Decode, SliceUse::default(), 0);
+    account.wait(begun + ms(13), OWN, Meanwhile::Between(None), 0);
+    assert_eq!(account.parts().of(Part::Decode), ms(4));
+    assert_eq!(account.parts().of(Part::Rest), ms(1), "the pass is over");
+    assert_eq!(account.parts().total(), ms(13));
+    // Of one that takes longer than was thought it is the device's.
+    account.computes(Part::Decode, ms(2), None);
+    account.stand(Standing::Computing);
+    account.wait(begun + ms(23), OWN, Meanwhile::Between(None), 0);
+    assert_eq!(account.parts().of(Part::Decode), ms(14));
+}
+
+#[test]
 fn what_it_waits_for_itself_counts_whatever_others_do() {
     let cases = [
         (Standing::ReaderFull, Part::Reader),

@@ -99,6 +99,11 @@ impl TimeBook {
         }
     }
 
+    /// Whose pass gave the device the last work that nobody has waited for.
+    pub(crate) fn given(&self) -> Option<Occupant> {
+        self.given
+    }
+
     /// A slice ended that waited so long for what the device had been given before, and itself has
     /// waited for all of its own work, or not. Whose that was, if another model's.
     pub(crate) fn slice(

@@ -50,7 +50,7 @@ impl GpuDevice {
             return written;
         }
         let to = self.arena.at(scratch.base + at, n * width * 4);
-        self.pass.begin();
+        self.pass.begin(scratch.base);
         let ids: Vec<u8> = (0..n as u32).flat_map(u32::to_le_bytes).collect();
         let parts = [(raw, rows), (ids_at, ids.as_slice())];
         self.sender().parts(&parts)?;

@@ -9,14 +9,18 @@
 //! *Invariant:* a recorded graph holds addresses; its key (`GpuDevice::key`, `steps_key`) holds
 //! everything that they and the launches' shapes were made of. [`Graphs::clear`] is called when a
 //! model goes (`forget_file`), or memory of the arena does (`addresses_changed`). *Invariant:* what
-//! is let go is not under way: each recorded pass ends with its logits being read, before the next
-//! is planned, and recordings of steps are let go all together, when the device has ended what it
-//! had to do ([`Graphs::is_full`]).
+//! is let go is not under way: a recorded pass whose place another takes is kept until something
+//! behind it was read ([`Graphs::let_go`]), and recordings of steps are let go all together, when
+//! the device has ended what it had to do ([`Graphs::is_full`]).
 
 use crate::gpu::Graph;
 
-/// Most recorded passes; the one that was used longest ago goes first.
-pub(super) const GRAPHS_MAX: usize = 16;
+/// Most recorded passes: a few models that take turns, with a few numbers of rows each. The one
+/// that was used longest ago goes first.
+pub(super) const GRAPHS_MAX: usize = 64;
+
+/// Recordings whose place another has and that may be under way, at most.
+pub(super) const LEAVING_MAX: usize = 16;
 
 /// Most recordings of steps: those of a few large models, and what does not come again.
 pub(super) const STEP_GRAPHS_MAX: usize = 512;
@@ -43,6 +47,8 @@ pub(super) enum GraphUse<'a> {
 pub(super) struct Graphs {
     // Few enough to look through; the most recently used last.
     entries: Vec<(Key, State)>,
+    /// Those whose place another has, with what the compute stream had queued then.
+    leaving: Vec<(u64, Graph)>,
     most: usize,
 }
 
@@ -58,8 +64,19 @@ impl Graphs {
     pub(super) fn new(most: usize) -> Self {
         Self {
             entries: Vec::new(),
+            leaving: Vec::new(),
             most,
         }
+    }
+
+    /// Whether so many are kept that may be under way that the device is to be waited for.
+    pub(super) fn many_leave(&self) -> bool {
+        self.leaving.len() >= LEAVING_MAX
+    }
+
+    /// What the compute stream had queued before `queued` has ended.
+    pub(super) fn let_go(&mut self, queued: u64) {
+        self.leaving.retain(|(last, _)| *last > queued);
     }
 
     /// Whether another key takes the place of the one that was used longest ago.
@@ -67,11 +84,13 @@ impl Graphs {
         self.entries.len() >= self.most
     }
 
-    /// What to do with a pass or step of this key.
-    pub(super) fn next_use(&mut self, key: &Key) -> GraphUse<'_> {
+    /// What to do with a pass or step of this key, where the compute stream has queued so much.
+    pub(super) fn next_use(&mut self, key: &Key, queued: u64) -> GraphUse<'_> {
         let Some(at) = self.entries.iter().position(|(k, _)| k == key) else {
-            if self.is_full() {
-                self.entries.remove(0);
+            if self.is_full()
+                && let (_, State::Recorded(graph, _)) = self.entries.remove(0)
+            {
+                self.leaving.push((queued, graph));
             }
             self.entries.push((key.clone(), State::Seen));
             return GraphUse::Launch;
@@ -117,5 +136,6 @@ impl Graphs {
     /// Forgets all. Nothing of them may be under way.
     pub(super) fn clear(&mut self) {
         self.entries.clear();
+        self.leaving.clear();
     }
 }

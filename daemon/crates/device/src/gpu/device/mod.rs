@@ -7,7 +7,7 @@
 //!                   reserve.rs (the device's own block; marks.rs in it), embedding.rs,
 //!                   passes.rs: pass_data.rs (positions, page tables), launches.rs (operations,
 //!                   fused by fuse.rs), products.rs (the vendor's), graphs.rs (recorded decode
-//!                   steps), sampling.rs, readback.rs
+//!                   steps), sampling.rs, readback.rs, reads.rs
 //!                                                              on the compute stream
 //! staging threads --> uploads/, windows.rs (registered mappings), ring.rs (pinned memory)
 //!                                                              on the copy and repack streams
@@ -44,6 +44,7 @@ mod pass_data;
 mod passes;
 mod products;
 mod readback;
+mod reads;
 mod registration;
 mod reserve;
 mod ring;
@@ -66,8 +67,9 @@ use crate::error::Error;
 use crate::ops::{Batch, Buf, PlacedBuf, ScratchLayout};
 use crate::segment::wrong_shape;
 use crate::{
-    BoundStep, Candidates, Device, DeviceInfo, Loss, LossKind, MemoryUse, ModelPlanView, Role,
-    Said, Scratch, SegmentLayout, TakeRows, TensorDesc, Throughput, Upload, UploadTicket, Watch,
+    BoundStep, Candidates, Device, DeviceInfo, Loss, LossKind, MemoryUse, ModelPlanView,
+    ReadTicket, Role, Said, Scratch, SegmentLayout, TakeRows, TensorDesc, Throughput,
+    TimedCandidates, Upload, UploadTicket, Watch,
 };
 
 use super::kernel_log::KernelView;
@@ -81,6 +83,7 @@ use pace::Runs;
 use pass_data::PassData;
 use products::VendorProducts;
 use readback::Readback;
+use reads::Reads;
 use reserve::{DeviceReserve, SLOTS};
 use ring::Ring;
 use rows::RowsMemory;
@@ -105,6 +108,7 @@ pub struct GpuDevice {
     kernels: Arc<Kernels>,
     pass_ring: Ring,
     readback: Readback,
+    reads: Reads,
     rows: RowsMemory,
     compute: Stream,
     /// Where decode steps are recorded.
@@ -398,7 +402,7 @@ impl Device for GpuDevice {
     }
 
     fn write(&mut self, scratch: Scratch<'_>, buf: Buf, rows: &[f32]) -> Result<(), Error> {
-        self.pass.begin();
+        self.pass.begin(scratch.base);
         self.write_parts(scratch, buf, &[(0, rows)])
     }
 
@@ -490,6 +494,31 @@ impl Device for GpuDevice {
         k: usize,
     ) -> Result<Option<Vec<Option<Candidates>>>, Error> {
         self.largest(scratch, buf, rows, k)
+    }
+
+    fn time_from_here(&mut self) -> Result<(), Error> {
+        match self.reads.places(&self.context) {
+            Some(places) => places.time_from_here(&self.compute),
+            None => Ok(()),
+        }
+    }
+
+    fn begin_top_k(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: usize,
+        k: usize,
+    ) -> Result<Option<ReadTicket>, Error> {
+        self.begin_largest(scratch, buf, rows, k)
+    }
+
+    fn has_come(&self, ticket: ReadTicket) -> bool {
+        self.reads.has_come(ticket)
+    }
+
+    fn end_top_k(&mut self, ticket: ReadTicket) -> Result<TimedCandidates, Error> {
+        self.end_largest(ticket)
     }
 
     fn peek(&mut self, offset: u64, out: &mut [u8]) -> Result<bool, Error> {

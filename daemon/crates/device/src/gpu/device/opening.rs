@@ -22,6 +22,7 @@ use super::pace::Runs;
 use super::pass_data::PassData;
 use super::products::VendorProducts;
 use super::readback::Readback;
+use super::reads::Reads;
 use super::registration::{self, Finding};
 use super::ring::Ring;
 use super::rows::RowsMemory;
@@ -187,6 +188,7 @@ impl GpuDevice {
             kernels,
             pass_ring: Ring::new(&context, PASS_PIECES, PASS_PIECE_BYTES, config.watchdog)?,
             readback: Readback::new(&context, config.watchdog)?,
+            reads: Reads::new(config.watchdog),
             rows: RowsMemory::default(),
             compute,
             recorder,

@@ -4,8 +4,12 @@
 //! The data of a pass is written to pinned memory and copied to fixed places before the pass's
 //! operations, so a recorded graph finds new values at the addresses that it knows.
 //!
+//! Rows lie in the pass's scratch block, so those of a pass that goes on behind passes of others
+//! are there still; the page table lies in the reserve, and is the last pass's.
+//!
 //! *Invariant:* what the device has is what [`PassData`] remembers having sent;
-//! [`PassData::forget`] is called whenever that may be wrong (by `GpuDevice::addresses_changed`).
+//! [`PassData::forget`] is called whenever that may be wrong (by `GpuDevice::addresses_changed`),
+//! and [`PassData::begin`] for each pass, whose scratch block may have been others' memory before.
 
 use crate::error::Error;
 use crate::ops::{Batch, KvGroup, Span};
@@ -17,21 +21,44 @@ use super::reserve::DeviceReserve;
 use super::sending::Sender;
 use super::workspace::{PLACE_BYTES, Workspace};
 
+/// Scratch blocks whose rows are remembered, at most: passes that are under way at once, and those
+/// that come again.
+const BLOCKS_MAX: usize = 16;
+
 /// What the device has now.
 #[derive(Debug, Default)]
 pub(super) struct PassData {
-    /// Set by a new pass: positions and rotations must be sent.
-    stale: bool,
-    scratch_base: u64,
-    positions: Vec<u32>,
-    sequences: Vec<u32>,
-    outputs: Vec<u32>,
-    tiles: Vec<[u32; 2]>,
-    /// First row, number of rows and first position of each part.
-    parts: Vec<[u32; 3]>,
+    /// What lies in scratch blocks, by their offsets; those that are not here must be sent to.
+    blocks: Vec<(u64, SentRows)>,
     table: Vec<u64>,
     table_strides: [u32; 2],
     bytes: Vec<u8>,
+}
+
+/// What was sent to a scratch block: beside this also rotations, which follow from it.
+#[derive(Debug, Default)]
+struct SentRows {
+    positions: Vec<u32>,
+    sequences: Vec<u32>,
+    outputs: Vec<u32>,
+    /// First row, number of rows and first position of each part.
+    parts: Vec<[u32; 3]>,
+}
+
+impl SentRows {
+    /// Whether they are those of a batch, but for the rows that are wanted.
+    fn are_of(&self, batch: &Batch<'_>) -> bool {
+        let rows: usize = batch.spans.iter().map(|s| s.n_rows).sum();
+        let is_there = |(i, s): (usize, &Span<'_>)| {
+            let mine = s.first_row..s.first_row + s.n_rows;
+            let first = self.positions.get(mine.clone()).and_then(<[u32]>::first);
+            first == Some(&(s.first_position))
+                && self.sequences[mine].iter().all(|&q| q as usize == i)
+        };
+        rows == self.positions.len()
+            && batch.spans.iter().enumerate().all(is_there)
+            && parts_of(batch).eq(self.parts.iter().copied())
+    }
 }
 
 /// Where the data goes.
@@ -42,7 +69,8 @@ pub(super) struct Places<'a> {
     pub(super) reserve: &'a DeviceReserve,
     /// Address of the arena.
     pub(super) arena: u64,
-    /// Address of the scratch block.
+    /// The scratch block: its offset in the arena, and its address.
+    pub(super) scratch: u64,
     pub(super) scratch_base: u64,
 }
 
@@ -119,14 +147,13 @@ fn stride_for(pages: usize, least: usize) -> usize {
 impl PassData {
     /// Everything must be sent again.
     pub(super) fn forget(&mut self) {
-        self.stale = true;
+        self.blocks.clear();
         self.table.clear();
-        self.outputs.clear();
     }
 
-    /// A pass begins.
-    pub(super) fn begin(&mut self) {
-        self.stale = true;
+    /// A pass begins in the scratch block at an offset.
+    pub(super) fn begin(&mut self, scratch: u64) {
+        self.blocks.retain(|(at, _)| *at != scratch);
     }
 
     /// The shape of a batch, before anything is sent.
@@ -155,33 +182,26 @@ impl PassData {
         let Places {
             workspace,
             reserve,
+            scratch,
             scratch_base,
             ..
         } = places;
-        let mut positions = std::mem::take(&mut self.positions);
-        let mut sequences = std::mem::take(&mut self.sequences);
-        let changed = self.stale
-            || self.scratch_base != scratch_base
-            || !same_rows(batch, &positions, &sequences)
-            || !parts_of(batch).eq(self.parts.iter().copied());
-        if changed {
-            (positions, sequences) = of_rows(batch.spans);
-        }
-        (self.positions, self.sequences) = (positions, sequences);
-        if changed {
-            // Until it is sent, should that fail.
-            self.stale = true;
-            self.outputs.clear();
-            self.send_rows(batch, &places, sender)?;
-            self.scratch_base = scratch_base;
-            self.stale = false;
-        }
-        if !batch.outputs.is_empty() && self.outputs != batch.outputs {
-            self.outputs.clear();
+        let known = self.blocks.iter().position(|(at, _)| *at == scratch);
+        // It is not known while it is sent, should that fail.
+        let known = known.map(|at| self.blocks.swap_remove(at).1);
+        let mut rows = match known.filter(|rows| rows.are_of(batch)) {
+            Some(rows) => rows,
+            None => self.send_rows(batch, &places, sender)?,
+        };
+        if !batch.outputs.is_empty() && rows.outputs != batch.outputs {
             let at = scratch_base + workspace.outputs;
             send(sender, at, batch.outputs, u32::to_le_bytes, &mut self.bytes)?;
-            self.outputs.extend_from_slice(batch.outputs);
+            rows.outputs = batch.outputs.to_vec();
         }
+        if self.blocks.len() >= BLOCKS_MAX {
+            self.blocks.remove(0);
+        }
+        self.blocks.push((scratch, rows));
         self.send_table(batch, shape, reserve, sender)
     }
 
@@ -190,7 +210,7 @@ impl PassData {
         batch: &Batch<'_>,
         places: &Places<'_>,
         sender: Sender<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<SentRows, Error> {
         let &Places {
             workspace,
             arena,
@@ -209,8 +229,13 @@ impl PassData {
                 message: format!("{elements} elements are more than there is room for"),
             });
         }
-        self.tiles = tiles(batch.spans);
-        self.parts = parts_of(batch).collect();
+        let (positions, sequences) = of_rows(batch.spans);
+        let mut sent = SentRows {
+            positions,
+            sequences,
+            outputs: Vec::new(),
+            parts: parts_of(batch).collect(),
+        };
         // One piece of memory from positions to the rotations' end, as it lies on the device.
         let start = workspace.positions;
         let end = workspace.rope + elements as u64 * 4;
@@ -220,12 +245,12 @@ impl PassData {
         let place = |at: u64| (at - start) as usize;
         put(
             &mut bytes[place(workspace.positions)..],
-            &self.positions,
+            &sent.positions,
             u32::to_le_bytes,
         );
         put(
             &mut bytes[place(workspace.sequences)..],
-            &self.sequences,
+            &sent.sequences,
             u32::to_le_bytes,
         );
         if batch.outputs.len() * 4 <= (workspace.tiles - workspace.outputs) as usize {
@@ -234,13 +259,12 @@ impl PassData {
                 batch.outputs,
                 u32::to_le_bytes,
             );
-            self.outputs.extend_from_slice(batch.outputs);
+            sent.outputs = batch.outputs.to_vec();
         }
         let tiles_of_parts = tiles(batch.parts);
-        let tiles = self.tiles.as_flattened();
         put(
             &mut bytes[place(workspace.tiles)..],
-            tiles,
+            tiles(batch.spans).as_flattened(),
             u32::to_le_bytes,
         );
         put_places(
@@ -268,7 +292,8 @@ impl PassData {
             put(rotations, values, f32::to_le_bytes);
             rotations = &mut rotations[values.len() * 4..];
         }
-        sender.bytes(scratch_base + start, bytes)
+        sender.bytes(scratch_base + start, bytes)?;
+        Ok(sent)
     }
 
     fn send_table(
@@ -391,18 +416,6 @@ fn put_places(to: &mut [u8], spans: &[Span<'_>], arena: u64, wholes: bool) {
 fn tiles(spans: &[Span<'_>]) -> Vec<[u32; 2]> {
     let longer = spans.iter().skip_while(|s| s.n_rows == 1);
     prefill_tiles(longer.map(|s| (s.first_row as u32, s.n_rows as u32)))
-}
-
-fn same_rows(batch: &Batch<'_>, positions: &[u32], sequences: &[u32]) -> bool {
-    let rows: usize = batch.spans.iter().map(|s| s.n_rows).sum();
-    rows == positions.len()
-        && batch.spans.iter().enumerate().all(|(i, s)| {
-            let mine = s.first_row..s.first_row + s.n_rows;
-            positions
-                .get(mine.clone())
-                .is_some_and(|p| p.first() == Some(&s.first_position))
-                && sequences[mine].iter().all(|&q| q as usize == i)
-        })
 }
 
 fn put<T: Copy, const N: usize>(to: &mut [u8], values: &[T], bytes: impl Fn(T) -> [u8; N]) {

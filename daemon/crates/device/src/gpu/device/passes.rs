@@ -26,6 +26,7 @@ impl GpuDevice {
         batch: &Batch<'_>,
     ) -> Result<(), Error> {
         let shape = PassData::shape(batch);
+        self.reads.forget_time();
         self.send(scratch, batch, shape)?;
         let key = stamp.and_then(|stamp| self.steps_key(stamp, steps, scratch, batch, shape));
         let timed = self.runs.of(batch.n_tokens).begin(&self.compute);
@@ -89,7 +90,7 @@ impl GpuDevice {
             self.step_graphs.clear();
         }
         let room = self.vendor_room(scratch);
-        let record = match self.step_graphs.next_use(key) {
+        let record = match self.step_graphs.next_use(key, self.compute.queued()) {
             GraphUse::Replay(graph) => {
                 let _held = self.uploads.hold();
                 // SAFETY: the key says that the addresses are those of the recording, and
@@ -139,7 +140,8 @@ impl GpuDevice {
             self.send_table(&table, scratch)?;
             self.table_of = Some(key.clone());
         }
-        let GraphUse::Replay(graph) = self.graphs.next_use(&key) else {
+        let queued = self.compute.queued();
+        let GraphUse::Replay(graph) = self.graphs.next_use(&key, queued) else {
             return Ok(false);
         };
         let _held = self.uploads.hold();
@@ -170,7 +172,12 @@ impl GpuDevice {
             return self.queue(&work, room);
         }
         let key = self.key(stamp, scratch, batch, shape);
-        if !matches!(self.graphs.next_use(&key), GraphUse::Record) {
+        if self.graphs.many_leave() {
+            self.finish()?;
+            self.graphs.let_go(u64::MAX);
+        }
+        let queued = self.compute.queued();
+        if !matches!(self.graphs.next_use(&key, queued), GraphUse::Record) {
             return self.queue(&work, room);
         }
         let captured = self.capture(&work, room)?;
@@ -248,6 +255,7 @@ impl GpuDevice {
                 workspace: &workspace,
                 reserve: &reserve,
                 arena: self.arena.base(),
+                scratch: scratch.base,
                 scratch_base: base,
             },
             Sender::new(&self.pass_ring, &self.compute, &self.kernels, &self.uploads),

@@ -5,11 +5,37 @@ use rocmforge_kernels::gpu::ops::sample::{self, TopK};
 
 use crate::error::Error;
 use crate::ops::{Buf, PlacedBuf};
-use crate::{Candidates, Scratch, TakeRows};
+use crate::{Candidates, ReadTicket, Scratch, TakeRows, TimedCandidates};
 
 use super::reserve::DeviceReserve;
 use super::rows::GROUP_BYTES;
 use super::{GpuDevice, bytes_of_mut, launch_error};
+
+/// Rows whose `k` largest elements the reserve has room for at once, of so many elements each.
+fn rows_at_once(reserve: &DeviceReserve, width: u64, k: usize) -> usize {
+    if k == 0 || k > sample::K_MAX as usize {
+        return 0;
+    }
+    let of_row = sample::candidates_bytes(1, width as u32, k as u32);
+    // A mark has the first word of the results.
+    let room = (reserve.candidates - reserve.results) as usize - 8;
+    ((reserve.candidates_bytes / of_row) as usize).min(room / (k * 8))
+}
+
+/// The `k` largest elements of each row, of their ids and, behind all of these, their values.
+fn candidates(bytes: &[u8], k: usize) -> Vec<Option<Candidates>> {
+    let (words, _) = bytes.as_chunks::<4>();
+    let (ids, values) = words.split_at(words.len() / 2);
+    let rows = ids.chunks_exact(k).zip(values.chunks_exact(k));
+    let of_row = |(ids, values): (&[[u8; 4]], &[[u8; 4]])| {
+        let row = ids.iter().zip(values);
+        let row: Candidates = row
+            .map(|(id, value)| (u32::from_le_bytes(*id), f32::from_le_bytes(*value)))
+            .collect();
+        row[0].1.is_finite().then_some(row)
+    };
+    rows.map(of_row).collect()
+}
 
 impl GpuDevice {
     /// See [`crate::Device::top_k`]; nothing where the reserve has no room for the candidates.
@@ -22,16 +48,9 @@ impl GpuDevice {
     ) -> Result<Option<Vec<Option<Candidates>>>, Error> {
         let reserve = self.reserve_addresses()?;
         let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
-        let n = width as u32;
         let k = k.min(width as usize);
-        if rows == 0 || k == 0 || k > sample::K_MAX as usize {
-            return Ok(None);
-        }
-        let of_row = sample::candidates_bytes(1, n, k as u32);
-        // A mark has the first word of the results.
-        let room = (reserve.candidates - reserve.results) as usize - 8;
-        let at_once = ((reserve.candidates_bytes / of_row) as usize).min(room / (k * 8));
-        if at_once == 0 {
+        let at_once = rows_at_once(&reserve, width, k);
+        if rows == 0 || at_once == 0 {
             return Ok(None);
         }
         let mut found = Vec::with_capacity(rows);
@@ -39,21 +58,57 @@ impl GpuDevice {
             let n_rows = at_once.min(rows - first);
             let at = at + first as u64 * width * 4;
             let logits = self.arena.at(scratch.base + at, n_rows as u64 * width * 4);
-            self.largest_of(logits, (n_rows, width), k, &reserve, &mut found)?;
+            let (at, bytes) = self.queue_largest(logits, (n_rows, width), k, &reserve)?;
+            let mut bytes = vec![0; bytes];
+            self.readback.fetch(&self.compute, at, &mut bytes)?;
+            self.uploads.settle_used()?;
+            found.append(&mut candidates(&bytes, k));
         }
         Ok(Some(found))
     }
 
-    /// The `k` largest of `rows` rows of `width` logits at an address, as many as
-    /// the reserve has room for.
-    fn largest_of(
+    /// See [`crate::Device::begin_top_k`].
+    pub(super) fn begin_largest(
         &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: usize,
+        k: usize,
+    ) -> Result<Option<ReadTicket>, Error> {
+        let reserve = self.reserve_addresses()?;
+        let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
+        let k = k.min(width as usize);
+        let fits = rows > 0 && rows <= rows_at_once(&reserve, width, k);
+        let places = self.reads.places(&self.context);
+        if !fits || places.is_none_or(|places| !places.has_room(rows * k * 8)) {
+            return Ok(None);
+        }
+        let logits = self.arena.at(scratch.base + at, rows as u64 * width * 4);
+        let (at, bytes) = self.queue_largest(logits, (rows, width), k, &reserve)?;
+        let uploads = self.uploads.mark();
+        match self.reads.places(&self.context) {
+            Some(places) => places.begin(&self.compute, (at, bytes), (k, uploads)),
+            None => Ok(None),
+        }
+    }
+
+    /// See [`crate::Device::end_top_k`].
+    pub(super) fn end_largest(&mut self, ticket: ReadTicket) -> Result<TimedCandidates, Error> {
+        let come = self.reads.end(ticket)?;
+        self.graphs.let_go(come.queued);
+        self.uploads.settle_before(come.uploads)?;
+        Ok((candidates(&come.bytes, come.of_row), come.took))
+    }
+
+    /// Queues what finds the `k` largest of `rows` rows of `width` logits at an address, as many as
+    /// the reserve has room for; the address and bytes of their ids, and then of their values.
+    fn queue_largest(
+        &self,
         logits: u64,
         (rows, width): (usize, u64),
         k: usize,
         reserve: &DeviceReserve,
-        found: &mut Vec<Option<Candidates>>,
-    ) -> Result<(), Error> {
+    ) -> Result<(u64, usize), Error> {
         let part = rows * k * 4;
         let (ids, values) = (reserve.results + 8, reserve.results + 8 + part as u64);
         let to = TopK {
@@ -68,24 +123,7 @@ impl GpuDevice {
             // SAFETY: the logits are the pass's, the rest is the reserve's.
             unsafe { self.kernels.launch(launch, &self.compute)? };
         }
-        let mut bytes = vec![0; part * 2];
-        self.readback.fetch(&self.compute, ids, &mut bytes)?;
-        self.uploads.settle_used()?;
-        let words = |bytes: &[u8]| -> Vec<u32> {
-            let (words, _) = bytes.as_chunks::<4>();
-            words.iter().map(|w| u32::from_le_bytes(*w)).collect()
-        };
-        let (ids, values) = (words(&bytes[..part]), words(&bytes[part..]));
-        let rows = ids.chunks_exact(k).zip(values.chunks_exact(k));
-        found.extend(rows.map(|(ids, values)| {
-            let row = ids
-                .iter()
-                .zip(values)
-                .map(|(&i, &v)| (i, f32::from_bits(v)));
-            let row: Candidates = row.collect();
-            row[0].1.is_finite().then_some(row)
-        }));
-        Ok(())
+        Ok((ids, part * 2))
     }
 
     /// See [`crate::Device::take_rows`].

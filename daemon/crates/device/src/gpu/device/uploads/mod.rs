@@ -34,7 +34,7 @@ mod lane;
 mod queue;
 mod staging;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -69,6 +69,15 @@ pub(super) struct UploadsConfig {
     pub(super) patience: Duration,
 }
 
+/// Uploads that have not ended of which a look asks the driver, at most: some more than there are
+/// copies at once.
+const AT_ONCE: usize = 6;
+
+/// A point in the work of the compute stream: uploads that it was made to wait for lie before it or
+/// behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct UploadMark(u64);
+
 /// The staging threads and the uploads that are not settled.
 #[derive(Debug)]
 pub(super) struct Uploads {
@@ -80,9 +89,11 @@ pub(super) struct Uploads {
     threads: Vec<JoinHandle<()>>,
     /// Segments that an upload was begun of, by their files' numbers and first bytes.
     seen: HashSet<(usize, u64)>,
-    under_way: HashMap<UploadTicket, Arc<Job>>,
+    under_way: BTreeMap<UploadTicket, Arc<Job>>,
     /// Waited for by operations; their end has not been looked at.
-    settling: Vec<Arc<Job>>,
+    settling: Vec<(UploadMark, Arc<Job>)>,
+    /// Marks that were given out.
+    marks: u64,
     /// Results that [`Uploads::finished`] has yet to tell.
     results: Vec<(UploadTicket, Result<(), Error>)>,
     next_ticket: u64,
@@ -125,8 +136,9 @@ impl Uploads {
             rate: None,
             seen: HashSet::new(),
             threads: Vec::new(),
-            under_way: HashMap::new(),
+            under_way: BTreeMap::new(),
             settling: Vec::new(),
+            marks: 0,
             results: Vec::new(),
             next_ticket: 0,
             slot_bytes: 0,
@@ -171,7 +183,8 @@ impl Uploads {
 
     /// Whether all uploads have ended.
     pub(super) fn is_idle(&self) -> bool {
-        let mut jobs = self.under_way.values().chain(&self.settling);
+        let settling = self.settling.iter().map(|(_, job)| job);
+        let mut jobs = self.under_way.values().chain(settling);
         jobs.all(|job| job.has_ended())
     }
 
@@ -225,11 +238,20 @@ impl Uploads {
 
     /// Uploads that have ended since the last call.
     pub(super) fn finished(&mut self) -> Vec<(UploadTicket, Result<(), Error>)> {
-        let ended = self.under_way.extract_if(|_, job| job.has_ended());
-        let ended = ended.map(|(_, job)| job);
-        let ended: Vec<_> = ended
-            .chain(self.settling.extract_if(.., |job| job.has_ended()))
-            .collect();
+        // They end about as they began, and the driver is asked of each.
+        let (mut ended, mut others) = (Vec::new(), 0);
+        for (&ticket, job) in &self.under_way {
+            match job.has_ended() {
+                true => ended.push(ticket),
+                false => others += 1,
+            }
+            if others >= AT_ONCE {
+                break;
+            }
+        }
+        let ended = ended.iter().filter_map(|at| self.under_way.remove(at));
+        let settled = self.settling.extract_if(.., |(_, job)| job.has_ended());
+        let ended: Vec<_> = ended.chain(settled.map(|(_, job)| job)).collect();
         for job in ended {
             let result = self.settle(&job);
             self.results.push((job.ticket, result));
@@ -260,15 +282,29 @@ impl Uploads {
             self.settle(&job)?;
             return Err(failed("waiting for an upload", error));
         }
-        self.settling.push(job);
+        self.settling.push((UploadMark(self.marks), job));
         Ok(())
+    }
+
+    /// A mark behind all uploads that the compute stream was made to wait for.
+    pub(super) fn mark(&mut self) -> UploadMark {
+        self.marks += 1;
+        UploadMark(self.marks)
     }
 
     /// After the compute stream was waited for: looks at the uploads that its operations used. The
     /// first error comes back; [`Uploads::finished`] tells which uploads they were.
     pub(super) fn settle_used(&mut self) -> Result<(), Error> {
+        let mark = self.mark();
+        self.settle_before(mark)
+    }
+
+    /// [`Uploads::settle_used`] of the uploads before a mark, whose operations have ended.
+    pub(super) fn settle_before(&mut self, mark: UploadMark) -> Result<(), Error> {
         let mut outcome = Ok(());
-        for job in std::mem::take(&mut self.settling) {
+        let before = self.settling.extract_if(.., |(at, _)| *at < mark);
+        let before: Vec<_> = before.map(|(_, job)| job).collect();
+        for job in before {
             let result = self.settle(&job);
             let told = match &result {
                 Ok(()) => Ok(()),
@@ -287,7 +323,7 @@ impl Uploads {
     /// Waits until every upload is on the device, so that memory can be moved about.
     pub(super) fn settle_all(&mut self) -> Result<(), Error> {
         let jobs: Vec<_> = self.under_way.values().cloned().collect();
-        for job in jobs.iter().chain(&self.settling) {
+        for job in jobs.iter().chain(self.settling.iter().map(|(_, job)| job)) {
             self.until_enqueued(job);
             if !job.has_failed() {
                 wait::until_passed(&job.done, self.patience)?;
@@ -296,7 +332,7 @@ impl Uploads {
                 return Err(failed("waiting for an upload", error));
             }
         }
-        for job in std::mem::take(&mut self.settling) {
+        for (_, job) in std::mem::take(&mut self.settling) {
             let result = self.settle(&job);
             self.results.push((job.ticket, result));
         }
@@ -330,7 +366,8 @@ impl Uploads {
 
     /// Lets `stream` wait for all uploads that are queued; the host waits for the queueing.
     pub(super) fn order_before(&mut self, stream: &Stream) -> Result<(), Error> {
-        for job in self.under_way.values().chain(&self.settling) {
+        let settling = self.settling.iter().map(|(_, job)| job);
+        for job in self.under_way.values().chain(settling) {
             self.until_enqueued(job);
             if !job.has_failed() {
                 stream
