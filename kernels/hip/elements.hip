@@ -3,6 +3,7 @@
 //   scale:           x *= factor, times by[0] where there is one
 //   soft_cap:        x = factor * tanh(x / factor)
 //   add_gated:       x[t] += sigmoid(by[t]) * y[t]
+//   add_weighted:    x[t][i] += by[i] * y[t][i]
 //   gate_heads:      x[t][i] *= act(by[t][i / span]), a factor for each head of span elements
 //   position_scale:  x[t] *= 1 + factor * ln(1 + floor(positions[t] / span))
 //   add_table:       x[t] += y[positions[t]], or y[0] where there are no positions
@@ -13,8 +14,8 @@
 //
 // Geometry: grid (ceil(cols / THREADS), rows), a thread an element; of product_transposed a thread
 // PRODUCT_ROWS elements of a column. Bound by memory.
-// Entries: scale, soft_cap, add_gated, gate_heads, position_scale, add_table, columns, combine,
-// product_transposed.
+// Entries: scale, soft_cap, add_gated, add_weighted, gate_heads, position_scale, add_table,
+// columns, combine, product_transposed.
 #include "compat.h"
 #include "act.h"
 
@@ -89,6 +90,13 @@ ENTRY(THREADS, 1) add_gated(ElementsArgs a) {
     const u32 i = element();
     const u64 at = (u64)block_y() * a.cols + i;
     if (i < a.cols) a.x[at] += sigmoid_of(a.by[block_y()]) * a.y[at];
+}
+ENTRY(THREADS, 1) add_weighted(ElementsArgs a) {
+    let_next_start();
+    wait_for_inputs();
+    const u32 i = element();
+    const u64 at = (u64)block_y() * a.cols + i;
+    if (i < a.cols) a.x[at] += a.by[i] * a.y[at];
 }
 ENTRY(THREADS, 1) gate_heads(ElementsArgs a) {
     let_next_start();

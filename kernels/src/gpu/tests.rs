@@ -254,6 +254,7 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
         Change::ScaleBy(3),
         Change::SoftCap(30.0),
         Change::AddGated { y: 2, gate: 3 },
+        Change::AddWeighted { y: 2, weight: 3 },
         Change::AddTable {
             table: 2,
             positions: Some(3),

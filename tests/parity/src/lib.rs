@@ -207,7 +207,7 @@ mod tests {
     }
 
     kinds! {
-        RmsNorm LayerNorm Add AddTable Scale ScaleBy SoftCap Clamp MatMul AddAdapters MatMulHeads MatMulTransposed Columns Rope RopeKv Attention Gate Activate AddGated GateHeads
+        RmsNorm LayerNorm Add AddWeighted AddTable Scale ScaleBy SoftCap Clamp MatMul AddAdapters MatMulHeads MatMulTransposed Columns Rope RopeKv Attention Gate Activate AddGated GateHeads
         PositionScale Conv DeltaNet Ssm Route Combine MergeRows GatherOutputs
     }
 

@@ -58,6 +58,16 @@ pub enum Op {
         /// Factor on it.
         scale: f32,
     },
+    /// `x[t] += weight * y[t]`, a factor for each element of a row: the sum with a residual stream
+    /// of layers whose outputs are scaled (Touvron et al. 2021, arXiv 2103.17239).
+    AddWeighted {
+        /// Changed.
+        x: Buf,
+        /// Added.
+        y: Buf,
+        /// `[width]` factors.
+        weight: TensorIndex,
+    },
     /// `x[t] += table[position of t]`, or `x[t] += table[0]` for all rows: learned positions, and a
     /// vector that all rows have in common.
     AddTable {
@@ -392,7 +402,7 @@ impl Op {
             Op::RmsNorm { x, out, .. }
             | Op::LayerNorm { x, out, .. }
             | Op::Clamp { x, out, .. } => (&[*x], &[*out]),
-            Op::Add { x, y, .. } => (&[*x, *y], &[*x]),
+            Op::Add { x, y, .. } | Op::AddWeighted { x, y, .. } => (&[*x, *y], &[*x]),
             Op::AddTable { x, .. }
             | Op::Scale { x, .. }
             | Op::ScaleBy { x, .. }
@@ -486,6 +496,7 @@ impl Op {
             Op::RmsNorm { .. } => "rms_norm",
             Op::LayerNorm { .. } => "layer_norm",
             Op::Add { .. } => "add",
+            Op::AddWeighted { .. } => "add_weighted",
             Op::AddTable { .. } => "add_table",
             Op::Scale { .. } => "scale",
             Op::ScaleBy { .. } => "scale_by",

@@ -13,7 +13,8 @@ const THREADS: u32 = 256;
 pub const PARTS_MAX: usize = 4;
 
 arg_struct! {
-    /// Of `scale`, `soft_cap`, `add_gated`, `gate_heads`, `position_scale` and `add_table`.
+    /// Of `scale`, `soft_cap`, `add_gated`, `add_weighted`, `gate_heads`, `position_scale` and
+    /// `add_table`.
     ElementsArgs: 48 {
         x: u64,
         y: u64,
@@ -101,6 +102,13 @@ pub enum Change {
         /// f32 `[rows]`.
         gate: Address,
     },
+    /// `x[t] += weight * y[t]`, element by element.
+    AddWeighted {
+        /// f32 rows.
+        y: Address,
+        /// f32 `[cols]`.
+        weight: Address,
+    },
     /// `x[t][h] *= act(gate[t][h])` for heads of `head_dim` elements.
     GateHeads {
         /// f32 `[rows][cols / head_dim]`.
@@ -157,6 +165,10 @@ pub fn change(x: Address, rows: u64, cols: u64, what: Change) -> Result<Launch, 
         Change::AddGated { y, gate } => {
             (args.y, args.by) = (y, gate);
             "elements.add_gated"
+        }
+        Change::AddWeighted { y, weight } => {
+            (args.y, args.by) = (y, weight);
+            "elements.add_weighted"
         }
         Change::GateHeads {
             gate,

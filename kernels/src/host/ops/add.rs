@@ -34,6 +34,20 @@ pub fn add_scaled(simd: Simd, x: &mut [f32], y: &[f32], scale: f32) {
     add_scaled_row(simd, x, y, scale);
 }
 
+/// `x[t] += weight * y[t]`, element by element of rows as wide as `weight`.
+///
+/// # Panics
+/// When the shapes do not fit each other.
+pub fn add_weighted(x: &mut [f32], y: &[f32], weight: &[f32]) {
+    assert_eq!(x.len(), y.len(), "add_weighted: lengths differ");
+    rows_of(x.len(), weight.len());
+    let width = weight.len();
+    for (x, y) in x.chunks_exact_mut(width).zip(y.chunks_exact(width)) {
+        let added = y.iter().zip(weight).map(|(y, weight)| weight * y);
+        x.iter_mut().zip(added).for_each(|(x, added)| *x += added);
+    }
+}
+
 /// `x[t] += sigmoid(gate[t]) * y[t]` for rows of `width` elements; `gate` has one element a row.
 ///
 /// # Panics
@@ -172,6 +186,13 @@ mod tests {
                     .collect()
             };
             let scaled = expected(&|_| f64::from(0.22f32));
+            let factors = source.normal(width);
+            let weighted: Vec<f64> = (0..rows * width)
+                .map(|i| f64::from(x[i]) + f64::from(factors[i % width]) * f64::from(y[i]))
+                .collect();
+            let mut out = x.clone();
+            add_weighted(&mut out, &y, &factors);
+            assert_close(&out, &weighted, 1e-6, &format!("weighted {rows}x{width}"));
             let gated = expected(&|t| 1.0 / (1.0 + (-f64::from(gate[t])).exp()));
             let combined: Vec<f64> = (0..rows * width)
                 .map(|i| {

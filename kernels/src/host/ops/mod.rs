@@ -44,7 +44,7 @@ mod top_k;
 mod x86;
 
 pub use act::{activate, gate, gate_heads, silu_mul};
-pub use add::{add, add_bias, add_gated, add_scaled, combine, mat_mul_transposed};
+pub use add::{add, add_bias, add_gated, add_scaled, add_weighted, combine, mat_mul_transposed};
 pub use argmax::argmax;
 pub use attention::{AttentionShape, AttentionSpan, attention};
 pub use columns::{ColumnSource, columns};

@@ -22,6 +22,7 @@ pub(super) enum Change {
     Scale,
     SoftCap,
     AddGated,
+    AddWeighted,
     GateHeads,
     PositionScale,
     AddTable,
@@ -61,6 +62,14 @@ pub(super) fn change(memory: &mut Memory, launch: &Launch, what: Change) -> Resu
             for ((x, y), gate) in x.chunks_mut(cols).zip(y.chunks(cols)).zip(gates) {
                 let gate = sigmoid(gate);
                 x.iter_mut().zip(y).for_each(|(x, y)| *x += gate * y);
+            }
+        }
+        Change::AddWeighted => {
+            let y = floats(memory, a.y, rows * cols, "rows to add")?;
+            let weight = floats(memory, a.by, cols, "factors of elements")?;
+            for (x, y) in x.chunks_mut(cols).zip(y.chunks(cols)) {
+                let added = y.iter().zip(&weight).map(|(y, weight)| weight * y);
+                x.iter_mut().zip(added).for_each(|(x, added)| *x += added);
             }
         }
         Change::GateHeads => {

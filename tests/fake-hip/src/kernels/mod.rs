@@ -345,6 +345,7 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
                 ("scale", elements::Change::Scale),
                 ("soft_cap", elements::Change::SoftCap),
                 ("add_gated", elements::Change::AddGated),
+                ("add_weighted", elements::Change::AddWeighted),
                 ("gate_heads", elements::Change::GateHeads),
                 ("position_scale", elements::Change::PositionScale),
                 ("add_table", elements::Change::AddTable),

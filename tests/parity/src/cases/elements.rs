@@ -162,6 +162,11 @@ fn changes(width: u64, tokens: u64) -> Vec<Case> {
             y: A,
             scale: 0.22,
         },
+        Op::AddWeighted {
+            x: X,
+            y: A,
+            weight: 0,
+        },
         Op::Scale { x: X, factor: -1.7 },
         Op::ScaleBy { x: X, weight: 1 },
         Op::SoftCap { x: X, cap: 5.0 },

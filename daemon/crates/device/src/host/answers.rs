@@ -125,6 +125,7 @@ impl Answers {
                     | Op::Gate { .. }
                     | Op::Activate { .. }
                     | Op::Add { .. }
+                    | Op::AddWeighted { .. }
                     | Op::Scale { .. }
                     | Op::ScaleBy { .. }
                     | Op::Clamp { .. }

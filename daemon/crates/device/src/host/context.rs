@@ -51,6 +51,7 @@ impl<'a> OpBuffers<'a> {
             | Op::LayerNorm { x, out, .. }
             | Op::Clamp { x, out, .. } => (x == out).then_some(*x),
             Op::Add { x, .. }
+            | Op::AddWeighted { x, .. }
             | Op::AddTable { x, .. }
             | Op::Scale { x, .. }
             | Op::ScaleBy { x, .. }

@@ -107,6 +107,12 @@ fn rows_op(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
                 ops::add_scaled(simd, x, &y[rows.start * width..rows.end * width], *scale);
             });
         }
+        Op::AddWeighted { x, y, weight } => {
+            let (y, weight, width) = (on.rows(*y), on.floats(*weight), on.width(*x));
+            on.each_row(*x, |rows, x| {
+                ops::add_weighted(x, &y[rows.start * width..rows.end * width], weight);
+            });
+        }
         Op::AddTable {
             x,
             table,

@@ -97,6 +97,13 @@ impl Lowering<'_> {
                 };
                 self.change(*x, what)
             }
+            Op::AddWeighted { x, y, weight } => {
+                let what = Change::AddWeighted {
+                    y: self.at(*y),
+                    weight: self.vector(*weight, bound),
+                };
+                self.change(*x, what)
+            }
             Op::GateHeads { x, gate, act } => {
                 let what = Change::GateHeads {
                     gate: self.at(*gate),
