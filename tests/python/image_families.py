@@ -172,7 +172,7 @@ class Gemma4Unified:
 class Glm4:
     """glm4v. Its text model is made here, too: that of a file with two heads less, as the authors' code has no other."""
 
-    text, merge, grids, patch, steps = "glm4v", 2, [(6, 10), (10, 4), (2, 2)], 4, 64
+    text, source, merge, grids, patch, steps = "glm4v", "glm4", 2, [(6, 10), (10, 4), (2, 2)], 4, 64
     SECTIONS, SIDE, DIM, ROTATED = [2, 3, 3], 6, 32, 16
     VISION = dict(depth=3, hidden_size=128, num_heads=2, intermediate_size=160, out_hidden_size=64, patch_size=4,
                   image_size=24, spatial_merge_size=2, temporal_patch_size=2)

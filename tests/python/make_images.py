@@ -17,6 +17,7 @@ import torch
 import transformers
 
 from image_families import Gemma4Unified, Glm4, Kimi, Qwen25, fill_gemma4
+from image_internvl import InternVl, InternVl6
 from image_models import END, IMAGE, START, V, Writer, attention, base_config, fill, halves, pairs, picture, tensors_of
 from make_encoders import spread
 
@@ -471,6 +472,7 @@ FAMILIES = {"gemma4": Gemma4([WINDOWED] * 5 + [FULL], 0, 0),
             "gemma4e": Gemma4(([WINDOWED] * 3 + [FULL]) * 2, 4, 32),
             "lfm2": Lfm2(), "mistral3": Pixtral(), "qwen35": Qwen(qwen35), "qwen3vl": Qwen(qwen3vl), "qwen2vl": Qwen25(),
             "gemma4uv": Gemma4Unified([WINDOWED] * 5 + [FULL]), "glm4v": Glm4(), "kimik25": Kimi(),
+            "internvl": InternVl(), "internvl6": InternVl6(),
             "gemma3": Gemma3()}
 
 
@@ -518,14 +520,14 @@ def make(fixtures, name):
     text = getattr(family, "text", name)
     text_file = fixtures / "arch" / f"{text}.gguf"
     if hasattr(family, "write_text"):
-        family.write_text(text_file, fixtures / "arch" / "glm4.gguf")
+        family.write_text(text_file, fixtures / "arch" / f"{family.source}.gguf")
     weights = tensors_of(text_file)
     model = family.model(weights)
     with torch.no_grad():
         model.lm_head.weight.copy_(weights.get("output.weight", weights["token_embd.weight"]))
     model.float().eval()
     if hasattr(family, "write_text"):
-        write_scores(fixtures / "arch" / f"{text}.json", fixtures / "arch" / "glm4.json", model)
+        write_scores(fixtures / "arch" / f"{text}.json", fixtures / "arch" / f"{family.source}.json", model)
     known = json.loads((fixtures / "arch" / f"{text}.json").read_text())["cases"][1]
     with torch.no_grad():
         scores = torch.log_softmax(model(input_ids=torch.tensor([known["ids"]])).logits[0], -1)

@@ -5,7 +5,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rocmforge_vision::{Bounds, Filter, Rules, Sizes, decode, prepare};
+use rocmforge_vision::{Bounds, Filter, Rules, Sizes, Tiles, decode, prepare, prepare_all};
 
 const BOUNDS: Bounds = Bounds {
     bytes: 4096,
@@ -22,9 +22,14 @@ fuzz_target!(|data: &[u8]| {
     let rules = Rules {
         patch,
         merge,
-        sizes: match data.len() % 4 {
+        sizes: match data.len() % 5 {
             0 => Sizes::Square(3 * patch * merge),
             1 => Sizes::Largest { tokens: 64 },
+            4 => Sizes::SquareTiles(Tiles {
+                side: 2 * patch * merge,
+                least: 1,
+                most: 6,
+            }),
             2 => Sizes::Padded {
                 patches: 64,
                 side: 16,
@@ -55,6 +60,11 @@ fuzz_target!(|data: &[u8]| {
     let pixels = u64::from(image.width()) * u64::from(image.height());
     assert!((1..=BOUNDS.pixels).contains(&pixels));
     assert_eq!(image.rgb().len() as u64, 3 * pixels);
+    if let (Ok(whole), Ok(all)) = (&prepared, prepare_all(file, BOUNDS, &rules)) {
+        let tiles = rules.tiles_for(image.width(), image.height());
+        let n = tiles.map_or(0, |[rows, columns]| rows * columns) as usize;
+        assert_eq!((all.len(), all.last()), (n + 1, Some(whole)));
+    }
     match prepared {
         Ok(prepared) => {
             let [rows, columns] = prepared.grid;

@@ -54,7 +54,7 @@ fn tolerance(model: &LoadedModel, name: &str) -> f64 {
 /// then. By default these models, of floats, have f32.
 const LOOSE_F16: [(&str, usize); 2] = [("gemma4", 2), ("gemma4moe", 10)];
 
-const ARCHITECTURES: [&str; 56] = [
+const ARCHITECTURES: [&str; 57] = [
     "arcee",
     "bailingmoe",
     "bailingmoe2",
@@ -99,6 +99,7 @@ const ARCHITECTURES: [&str; 56] = [
     "olmoe",
     "phi3",
     "phi3-longrope",
+    "qwen2",
     "qwen2moe",
     "qwen2vl",
     "qwen35",

@@ -23,9 +23,20 @@ use crate::fake;
 use crate::requests::{engine, fixture, greedy, load, run, until};
 use golden::Golden;
 
-const NAMES: [&str; 11] = [
-    "qwen35", "qwen3vl", "qwen2vl", "gemma3", "gemma4", "gemma4e", "gemma4uv", "glm4v", "kimik25",
-    "lfm2", "mistral3",
+const NAMES: [&str; 13] = [
+    "qwen35",
+    "qwen3vl",
+    "qwen2vl",
+    "gemma3",
+    "gemma4",
+    "gemma4e",
+    "gemma4uv",
+    "glm4v",
+    "internvl",
+    "internvl6",
+    "kimik25",
+    "lfm2",
+    "mistral3",
 ];
 
 /// Largest difference of a log-probability, and of a row of a tower.
@@ -386,6 +397,25 @@ async fn an_image_longer_than_the_places_of_its_tower_is_refused() {
             error.contains("the model knows 64 places a side"),
             "{error}"
         );
+    }
+}
+
+/// A tower whose positions are those of one square takes no other image.
+#[tokio::test]
+async fn an_image_of_another_size_than_a_tile_is_refused() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load_with_tower(&engine, "internvl").await;
+    for grid in [[4, 6], [8, 8]] {
+        let image = PreparedImage {
+            grid,
+            merge: 2,
+            patches: vec![0.25; grid[0] * grid[1] * 3 * 16],
+            digest: [1; 32],
+            charge: Default::default(),
+        };
+        let error = engine.read_image(&model, Arc::new(image)).await;
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("the model's images have 6 by 6"), "{error}");
     }
 }
 

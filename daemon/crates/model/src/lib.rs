@@ -36,7 +36,7 @@ pub use arch::supported_architectures;
 pub use error::Error;
 pub use hparams::{Hparams, N_PATCH_MAX, Pooling, Purpose};
 pub use info::{ModelInfo, QuantizationShare, SegmentInfo};
-pub use tower::{Filter, ImageSizes, LearnedGrid, Parts, Tiles, Tower};
+pub use tower::{ClassRow, Filter, ImageSizes, LearnedGrid, Parts, Tiles, Tower};
 pub use weight_shares::{WeightShare, WeightShares};
 
 /// A model: all that its header tells, ready to run.
@@ -147,6 +147,7 @@ impl Model {
         let mut builder = build::PlanBuilder::new(keys, hparams.n_embd, 0, hparams.norm_eps);
         builder.both_ways = true;
         let table = (kind.build)(&mut builder, &tower, &hparams)?;
+        let class = arch::vision::class_row(&mut builder, &tower)?;
         let (plan, left_alone) = builder.finish()?;
         let info = ModelInfo::new(gguf, &hparams, &plan, &left_alone);
         Ok(Self {
@@ -157,7 +158,11 @@ impl Model {
             left_alone,
             predictor: None,
             unpredicted: None,
-            tower: Some(TowerTable { tower, table }),
+            tower: Some(TowerTable {
+                tower,
+                table,
+                class,
+            }),
             tolerated: remarks.into_inner(),
         })
     }
@@ -171,6 +176,11 @@ impl Model {
     /// where it has one.
     pub fn tower_positions(&self) -> Option<&TensorDesc> {
         self.tower.as_ref()?.table.as_ref()
+    }
+
+    /// The row of the class of a vision tower, where it has one.
+    pub fn tower_class(&self) -> Option<&ClassRow> {
+        self.tower.as_ref()?.class.as_ref()
     }
 
     /// Whether this text model's rows of an image of a tower attend to all of the image, in the

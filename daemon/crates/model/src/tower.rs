@@ -55,6 +55,9 @@ pub enum Parts {
         /// Side of a window, in blocks; those at the right and at the bottom may be smaller.
         side: u32,
     },
+    /// All, and with them a row of the class behind the patches, of which nothing is given. Rows
+    /// up to a whole block follow it, which attend to themselves alone.
+    Class,
 }
 
 /// The sizes that images are resized to.
@@ -97,6 +100,9 @@ pub enum ImageSizes {
         /// The tiles.
         tiles: Tiles,
     },
+    /// A square of a tile's side, whatever the image's shape is; an image to which a rectangle of
+    /// tiles is nearer is cut into those, too.
+    SquareTiles(Tiles),
 }
 
 /// Squares that a large image is cut into.
@@ -138,6 +144,11 @@ pub enum LearnedGrid {
         /// Its side.
         side: u32,
     },
+    /// A square grid for images of its size alone, behind a position of the row of the class.
+    Class {
+        /// Its side.
+        side: u32,
+    },
     /// One for each column, and behind those one for each row; a patch has the sum of two.
     Axes {
         /// Columns, and rows: the most patches of a side.
@@ -172,12 +183,26 @@ impl Tower {
         side * side
     }
 
+    /// Rows of a pass behind an image's patches: a block's, where the tower has a row of the class.
+    #[must_use]
+    pub fn rows_behind(&self) -> usize {
+        match self.parts {
+            Parts::Class => self.block(),
+            Parts::Whole | Parts::Windows { .. } => 0,
+        }
+    }
+
     /// Rows of each part of an image of so many rows and columns of patches; none where the tower
     /// has no parts.
     #[must_use]
     pub fn parts(&self, grid: [usize; 2]) -> Vec<usize> {
         match self.parts {
             Parts::Whole => Vec::new(),
+            Parts::Class => {
+                let rest = self.rows_behind() - 1;
+                let rest = (rest > 0).then_some(rest);
+                std::iter::once(grid[0] * grid[1] + 1).chain(rest).collect()
+            }
             Parts::Windows { side } => {
                 let of_blocks = |window: Vec<usize>| window.len() * self.block();
                 self.windows(grid, side).map(of_blocks).collect()
@@ -190,7 +215,7 @@ impl Tower {
     #[must_use]
     pub fn order(&self, grid: [usize; 2]) -> Option<Vec<usize>> {
         match self.parts {
-            Parts::Whole => None,
+            Parts::Whole | Parts::Class => None,
             Parts::Windows { side } => Some(self.windows(grid, side).flatten().collect()),
         }
     }
@@ -234,6 +259,7 @@ impl LearnedGrid {
             Self::Square { side } | Self::Resized { side } | Self::Cubic { side } => {
                 u64::from(side) * u64::from(side)
             }
+            Self::Class { side } => u64::from(side) * u64::from(side) + 1,
             Self::Axes { n } => 2 * u64::from(n),
         }
     }
@@ -243,9 +269,10 @@ impl LearnedGrid {
     #[must_use]
     pub fn needed(&self, grid: [usize; 2]) -> (Self, Vec<Range<u64>>) {
         match *self {
-            Self::Square { .. } | Self::Resized { .. } | Self::Cubic { .. } => {
-                (self.clone(), std::iter::once(0..self.rows()).collect())
-            }
+            Self::Square { .. }
+            | Self::Resized { .. }
+            | Self::Cubic { .. }
+            | Self::Class { .. } => (self.clone(), std::iter::once(0..self.rows()).collect()),
             Self::Axes { n } => {
                 let most = (grid[0].max(grid[1]) as u64).min(u64::from(n));
                 let rows = u64::from(n)..u64::from(n) + most;
@@ -256,13 +283,14 @@ impl LearnedGrid {
 
     /// The learned positions of a patch's place in a grid of `rows` by `columns`, with their
     /// weights: of a square the four next to it, where the corners of both grids lie on each
-    /// other; of axes those of the column and of the row.
+    /// other; of axes those of the column and of the row; of a grid with a class its own.
     #[must_use]
     pub fn neighbours(&self, [row, column]: [u32; 2], grid: [usize; 2]) -> Vec<(u32, f32)> {
         let side = match *self {
             Self::Square { side } => side,
             Self::Resized { side } => return resized(side, [row, column], grid),
             Self::Cubic { side } => return cubic(side, [row, column], grid),
+            Self::Class { side } => return vec![(1 + row * side + column, 1.0)],
             Self::Axes { n } => return vec![(column, 1.0), (n + row, 1.0)],
         };
         let axis = |at: u32, n: usize| {
@@ -339,6 +367,18 @@ pub(crate) struct TowerTable {
     pub(crate) tower: Tower,
     /// That of its learned positions.
     pub(crate) table: Option<TensorDesc>,
+    /// The row of the class, where the tower has one.
+    pub(crate) class: Option<ClassRow>,
+}
+
+/// The row of the class of a tower ([`Parts::Class`]), which begins as `embedding` and the first of
+/// the learned positions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClassRow {
+    /// What is learned of it.
+    pub embedding: TensorDesc,
+    /// What the product of patches adds to rows of which nothing is given.
+    pub bias: TensorDesc,
 }
 
 /// An input whose rows come with a pass, f32.
@@ -412,6 +452,24 @@ mod tests {
             ..tower
         };
         assert_eq!(whole.parts(grid), [60]);
+    }
+
+    #[test]
+    fn a_class_is_a_row_behind_the_patches() {
+        let tower = Tower {
+            parts: Parts::Class,
+            ..tower(4)
+        };
+        assert_eq!((tower.rows_behind(), tower.order([4, 4])), (4, None));
+        assert_eq!(tower.parts([4, 4]), [17, 3]);
+        let alone = Tower { merge: 1, ..tower };
+        assert_eq!((alone.rows_behind(), alone.parts([4, 4])), (1, vec![17]));
+        let grid = LearnedGrid::Class { side: 4 };
+        assert_eq!(grid.rows(), 17);
+        assert_eq!(grid.neighbours([0, 0], [4, 4]), [(1, 1.0)]);
+        assert_eq!(grid.neighbours([3, 2], [4, 4]), [(15, 1.0)]);
+        let (all, rows) = grid.needed([4, 4]);
+        assert_eq!((all, rows.first(), rows.len()), (grid, Some(&(0..17)), 1));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rocmforge_gguf::write::GgufWriter;
 use rocmforge_gguf::{Gguf, TensorType};
-use rocmforge_model::{Error, Model, Purpose};
+use rocmforge_model::{Error, ImageSizes, Model, Purpose};
 use rocmforge_ops::{KvType, Mask, Op, RowCounts, SegmentKind, Step};
 
 fn fixtures() -> Vec<PathBuf> {
@@ -85,7 +85,7 @@ fn gemma_4_and_mixtures_of_floats_have_keys_and_values_in_f32_by_default() {
 #[test]
 fn every_architecture_makes_a_plan() {
     let files = fixtures();
-    assert_eq!(files.len(), 57, "{files:?}");
+    assert_eq!(files.len(), 58, "{files:?}");
     for path in files {
         let model = model(&path);
         let plan = model.plan();
@@ -401,4 +401,41 @@ fn values_that_no_model_has_are_refused_by_key() {
         refused.contains("ffn_gate_shexp") || refused.contains("ffn_up_shexp"),
         "{refused}"
     );
+}
+
+/// The bytes of a projector in which the number of a key is another one.
+fn projector_with(name: &str, key: &str, value: u32) -> Vec<u8> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/fixtures/images");
+    let mut bytes = std::fs::read(dir.join(format!("{name}-mmproj.gguf"))).unwrap();
+    let mut places = bytes.windows(key.len());
+    let at = places.position(|w| w == key.as_bytes()).unwrap() + key.len();
+    // Behind the key the type of its value.
+    bytes[at + 4..at + 8].copy_from_slice(&value.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn a_projector_of_squares_says_what_is_wrong_with_its_numbers() {
+    let tower = |key: &str, value| {
+        let bytes = projector_with("internvl", &format!("clip.vision.{key}"), value);
+        let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
+        Model::tower_from_gguf(&gguf)
+    };
+    let read = tower("preproc_max_tiles", 64).unwrap();
+    let ImageSizes::SquareTiles(tiles) = read.tower().unwrap().sizes else {
+        panic!("{:?}", read.tower());
+    };
+    assert_eq!((tiles.side, tiles.least, tiles.most), (24, 1, 64));
+    for (key, value, said) in [
+        ("image_size", 28, "6 by 6 patches of 4 pixels"),
+        ("image_size", 0, "image_size"),
+        ("projector.scale_factor", 4, "must divide the 6 patches"),
+        ("projector.scale_factor", 0, "scale_factor"),
+        ("preproc_max_tiles", 65, "preproc_max_tiles"),
+        ("preproc_min_tiles", 7, "no less than preproc_min_tiles, 7"),
+        ("attention.head_count", 3, "heads"),
+    ] {
+        let told = tower(key, value).map(drop).unwrap_err().to_string();
+        assert!(told.contains(said), "{key} = {value}: {told}");
+    }
 }

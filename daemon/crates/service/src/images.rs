@@ -96,9 +96,9 @@ struct Form {
     stays: bool,
     /// The control tokens behind each row of an image but the last, and behind that.
     row_ends: Option<[&'static str; 2]>,
-    /// Whether a large image comes in tiles, each behind a control token of its place, and the
-    /// whole image behind [`WHOLE`].
-    tiles: bool,
+    /// Whether each tile of a large image comes behind a control token of its place, and the whole
+    /// image behind [`WHOLE`]; else nothing stands between them.
+    marks_tiles: bool,
 }
 
 /// The control token in front of an image whose tiles came before it.
@@ -118,49 +118,56 @@ impl Form {
                 written: None,
                 stays: false,
                 row_ends: None,
-                tiles: false,
+                marks_tiles: false,
             }),
             "glm4v" => Some(Self {
                 mark: "<|image|>",
                 written: None,
                 stays: false,
                 row_ends: None,
-                tiles: false,
+                marks_tiles: false,
+            }),
+            "internvl" => Some(Self {
+                mark: "<IMG_CONTEXT>",
+                written: Some("<img><IMG_CONTEXT></img>"),
+                stays: false,
+                row_ends: None,
+                marks_tiles: false,
             }),
             "kimik25" => Some(Self {
                 mark: "<|media_pad|>",
                 written: None,
                 stays: false,
                 row_ends: None,
-                tiles: false,
+                marks_tiles: false,
             }),
             "pixtral" => Some(Self {
                 mark: "[IMG]",
                 written: None,
                 stays: false,
                 row_ends: Some(["[IMG_BREAK]", "[IMG_END]"]),
-                tiles: false,
+                marks_tiles: false,
             }),
             "gemma4uv" | "gemma4v" => Some(Self {
                 mark: "<|image|>",
                 written: Some("<|image><|image|><image|>"),
                 stays: false,
                 row_ends: None,
-                tiles: false,
+                marks_tiles: false,
             }),
             "lfm2" => Some(Self {
                 mark: "<image>",
                 written: Some("<|image_start|><image><|image_end|>"),
                 stays: false,
                 row_ends: None,
-                tiles: true,
+                marks_tiles: true,
             }),
             "gemma3" => Some(Self {
                 mark: "<start_of_image>",
                 written: Some("\n\n<start_of_image><end_of_image>\n\n"),
                 stays: true,
                 row_ends: None,
-                tiles: false,
+                marks_tiles: false,
             }),
             _ => None,
         }
@@ -227,7 +234,7 @@ pub(crate) fn placed(
             return Err(failure::deadline());
         }
         let mut image = of_header(image, &rules)?;
-        if let Some(tiles) = image.tiles.as_mut().filter(|_| form.tiles) {
+        if let Some(tiles) = image.tiles.as_mut().filter(|_| form.marks_tiles) {
             tiles.marks = tile_marks(model, tiles.grid)?;
         }
         n_ids += mark.tokens(&image) - 1;
@@ -456,6 +463,21 @@ mod tests {
         assert_eq!(ids, [1, 21, 9, 9, 9, 22, 9, 9, 9, 23, 9, 9, 2, 9]);
         assert_eq!(images[0].tiles.as_ref().unwrap().firsts, [2, 6]);
         assert_eq!(images.map(|image| image.first), [10, 13]);
+        // And without marks.
+        let mut cut = image([1, 3]);
+        cut.tiles = Some(TilesAhead {
+            grid: [2, 1],
+            tokens: 3,
+            patches_bytes: 0,
+            marks: Vec::new(),
+            firsts: Vec::new(),
+        });
+        assert_eq!(MARK.tokens(&cut), 9);
+        let mut images = [cut];
+        let ids = spread(&[1, PAD, 2], MARK, &mut images);
+        assert_eq!(ids, [1, 9, 9, 9, 9, 9, 9, 9, 9, 9, 2]);
+        assert_eq!(images[0].tiles.as_ref().unwrap().firsts, [1, 4]);
+        assert_eq!(images[0].first, 7);
     }
 
     fn rules() -> Rules {

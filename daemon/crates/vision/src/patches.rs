@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::decode::{Bounds, Pixels, decode};
 use crate::error::ImageError;
 use crate::resize::resize;
-use crate::rules::{Rules, Size, Sizes};
+use crate::rules::{Rules, Size};
 
 /// An image as a tower reads it.
 #[derive(Debug, Clone, PartialEq)]
@@ -113,7 +113,7 @@ fn resized(image: Pixels, size: Size, rules: &Rules) -> Pixels {
 
 /// The tiles of an image, `rows` by `columns`.
 fn tiles(image: Pixels, [rows, columns]: [u32; 2], rules: &Rules) -> Vec<PreparedImage> {
-    let Sizes::Tiled { tiles, .. } = rules.sizes else {
+    let Some(tiles) = rules.sizes.tiles() else {
         return Vec::new();
     };
     let size = Size {
@@ -214,7 +214,7 @@ fn digest(image: &Pixels, rules: &Rules) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::{Filter, Tiles};
+    use crate::rules::{Filter, Sizes, Tiles};
     use crate::testing::{pattern, png, rules};
 
     #[test]
@@ -339,6 +339,38 @@ mod tests {
         // One that is small enough is not cut.
         let parts = prepare_all(&png(&pattern(8, 8)), Bounds::default(), &rules).unwrap();
         assert_eq!(parts.len(), 1);
+    }
+
+    #[test]
+    fn tiles_of_squares_come_before_the_whole_image_as_one() {
+        let rules = Rules {
+            sizes: Sizes::SquareTiles(Tiles {
+                side: 8,
+                least: 1,
+                most: 6,
+            }),
+            ..small()
+        };
+        let image = pattern(24, 16);
+        let parts = prepare_all(&png(&image), Bounds::default(), &rules).unwrap();
+        assert_eq!(parts.len(), 7);
+        assert!(parts.iter().all(|part| part.grid == [4, 4]));
+        let own: Vec<u8> = (0..8)
+            .flat_map(|y| &image.rgb[(y * 24 + 16) * 3..][..24])
+            .copied()
+            .collect();
+        let third = of_pixels(&Pixels::new(8, 8, own).unwrap(), &rules);
+        assert_eq!(parts[2], third, "the last of the first row");
+        let size = Size {
+            width: 8,
+            height: 8,
+        };
+        let whole = of_pixels(&resize(image, size, rules.filter), &rules);
+        assert_eq!(parts[6], whole);
+        // A square is not cut, and is one.
+        let square = pattern(8, 8);
+        let parts = prepare_all(&png(&square), Bounds::default(), &rules).unwrap();
+        assert_eq!(parts, [of_pixels(&square, &rules)]);
     }
 
     #[test]

@@ -55,6 +55,19 @@ pub enum Sizes {
         /// The tiles.
         tiles: Tiles,
     },
+    /// A square of a tile's side, and tiles of an image to which a rectangle of them is nearer:
+    /// InternVL's.
+    SquareTiles(Tiles),
+}
+
+impl Sizes {
+    /// The squares that large images are cut into.
+    pub(crate) fn tiles(&self) -> Option<Tiles> {
+        match *self {
+            Self::Tiled { tiles, .. } | Self::SquareTiles(tiles) => Some(tiles),
+            _ => None,
+        }
+    }
 }
 
 /// Squares that a large image is cut into.
@@ -66,6 +79,17 @@ pub struct Tiles {
     pub least: u32,
     /// Most; fewer than `least` for none at all.
     pub most: u32,
+}
+
+impl Tiles {
+    /// Those with at most so many pixels together.
+    fn at_most(self, pixels: u64) -> Self {
+        let most = u32::try_from(pixels / u64::from(self.side).pow(2));
+        Self {
+            most: most.map_or(self.most, |most| self.most.min(most)),
+            ..self
+        }
+    }
 }
 
 /// An image is cut whose pixels are more than so many times the most of a whole one.
@@ -138,7 +162,7 @@ impl Rules {
                 max_pixels,
                 ..
             } => self.between(sides, [min_pixels, max_pixels], 1.0),
-            Sizes::Square(side) => [side, side],
+            Sizes::Square(side) | Sizes::SquareTiles(Tiles { side, .. }) => [side, side],
             Sizes::Within { longest } => self.within(sides, longest),
             Sizes::Padded { patches, side } => {
                 let unit = self.token_side();
@@ -215,17 +239,14 @@ impl Rules {
     /// larger one, where the image has half its pixels.
     #[must_use]
     pub fn tiles_for(&self, width: u32, height: u32) -> Option<[u32; 2]> {
-        let Sizes::Tiled {
-            max_pixels, tiles, ..
-        } = self.sizes
-        else {
-            return None;
-        };
-        let (unit, patch) = (f64::from(self.token_side()), f64::from(self.patch));
+        let tiles = self.sizes.tiles()?;
         let sides = [width, height].map(f64::from);
-        let whole = sides.map(|side| ((side / unit).round_ties_even() * unit).max(patch));
-        if whole[0] * whole[1] <= max_pixels as f64 * CUT_BEYOND || tiles.most < tiles.least {
-            return None;
+        if let Sizes::Tiled { max_pixels, .. } = self.sizes {
+            let (unit, patch) = (f64::from(self.token_side()), f64::from(self.patch));
+            let whole = sides.map(|side| ((side / unit).round_ties_even() * unit).max(patch));
+            if whole[0] * whole[1] <= max_pixels as f64 * CUT_BEYOND {
+                return None;
+            }
         }
         let shape = sides[0] / sides[1];
         let (mut best, mut nearest) = ([1, 1], f64::INFINITY);
@@ -240,16 +261,17 @@ impl Rules {
                 }
             }
         }
-        Some(best)
+        // A tile alone is the whole image.
+        (best != [1, 1]).then_some(best)
     }
 
     /// Rows and columns of the tokens of a tile.
     #[must_use]
     pub fn tile_grid(&self) -> [usize; 2] {
-        match self.sizes {
-            Sizes::Tiled { tiles, .. } => [(tiles.side / self.token_side()) as usize; 2],
-            _ => [0; 2],
-        }
+        let tiles = self.sizes.tiles();
+        tiles.map_or([0; 2], |tiles| {
+            [(tiles.side / self.token_side()) as usize; 2]
+        })
     }
 
     /// The shape is kept as far as whole tokens allow; a side that is less than one has one.
@@ -299,12 +321,10 @@ impl Rules {
             } => Sizes::Tiled {
                 min_pixels: min_pixels.min(most),
                 max_pixels: max_pixels.min(most),
-                tiles: Tiles {
-                    most: u32::try_from(most / u64::from(tiles.side).pow(2))
-                        .map_or(tiles.most, |most| tiles.most.min(most)),
-                    ..tiles
-                },
+                tiles: tiles.at_most(most),
             },
+            // The whole one is of the tower's size, as its tiles are.
+            Sizes::SquareTiles(tiles) => Sizes::SquareTiles(tiles.at_most(most)),
             Sizes::Padded { patches, side } => Sizes::Padded {
                 patches: u32::try_from(most / u64::from(self.patch).pow(2))
                     .map_or(patches, |most| patches.min(most)),

@@ -265,6 +265,69 @@ fn a_large_image_is_cut_as_the_authors_processor_does() {
     assert_eq!(rules().tiles_for(4000, 3000), None);
 }
 
+/// As `get_optimal_tiled_canvas((height, width), (448, 448), 1, 12)` of transformers' processor for
+/// InternVL: an image, and the columns and rows of its tiles, 1 and 1 where it is not cut.
+const SQUARE_TILED: [((u32, u32), (u32, u32)); 17] = [
+    ((1, 1), (1, 1)),
+    ((448, 448), (1, 1)),
+    ((640, 480), (4, 3)),
+    ((800, 600), (4, 3)),
+    ((1024, 1024), (3, 3)),
+    ((4000, 3000), (4, 3)),
+    ((3000, 600), (5, 1)),
+    ((500, 5000), (1, 10)),
+    ((740, 740), (2, 2)),
+    ((10, 1999), (1, 12)),
+    ((2048, 1024), (4, 2)),
+    ((1344, 896), (3, 2)),
+    ((449, 448), (1, 1)),
+    ((896, 448), (2, 1)),
+    ((634, 448), (4, 3)),
+    ((600, 1000), (2, 3)),
+    ((1000, 600), (3, 2)),
+];
+
+#[test]
+fn an_image_is_cut_by_its_shape_where_the_tower_takes_squares() {
+    let squares = |least| Rules {
+        patch: 14,
+        merge: 2,
+        sizes: Sizes::SquareTiles(Tiles {
+            side: 448,
+            least,
+            most: 12,
+        }),
+        ..rules()
+    };
+    let rules = squares(1);
+    for ((width, height), (columns, rows)) in SQUARE_TILED {
+        let size = rules.size_for(width, height).unwrap();
+        assert_eq!((size.width, size.height), (448, 448), "{width} x {height}");
+        let expected = (columns * rows > 1).then_some([rows, columns]);
+        let tiles = rules.tiles_for(width, height);
+        assert_eq!(tiles, expected, "{width} x {height}");
+    }
+    assert_eq!(
+        (rules.tile_grid(), rules.tokens(size_of_square())),
+        ([16, 16], 256)
+    );
+    // At least three.
+    assert_eq!(squares(3).tiles_for(448, 448), Some([2, 2]));
+    assert_eq!(squares(3).tiles_for(100, 50), Some([2, 4]));
+    // Fewer pixels are fewer tiles, or none.
+    let most = |pixels| rules.at_most(pixels).tiles_for(4000, 3000);
+    assert_eq!(most(448 * 448 * 6), Some([2, 3]));
+    assert_eq!(most(448 * 448), None);
+    assert_eq!(most(1), None);
+}
+
+fn size_of_square() -> Size {
+    Size {
+        width: 448,
+        height: 448,
+    }
+}
+
 #[test]
 fn a_line_and_nothing_are_refused() {
     assert_eq!(rules().size_for(0, 5), Err(ImageError::Empty));

@@ -35,6 +35,7 @@ fn controls(name: &str) -> &'static [&'static str] {
         "lfm2" => &["<image>", "<|image_start|>", "<|image_end|>"],
         "gemma4" | "gemma4uv" => &["<|image|>", "<|image>", "<image|>"],
         "glm4v" => &["<|image|>"],
+        "internvl" => &["<IMG_CONTEXT>", "<img>", "</img>"],
         "kimik25" => &["<|media_pad|>"],
         "mistral3" => &["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
         _ => &["<|image_pad|>"],
@@ -45,6 +46,7 @@ fn controls(name: &str) -> &'static [&'static str] {
 fn text_model(projector: &str) -> &str {
     match projector {
         "gemma4uv" => "gemma4",
+        "internvl" => "qwen3moe",
         "kimik25" => "deepseek2",
         name => name,
     }
@@ -92,9 +94,9 @@ fn seeing(name: &str) -> Vec<u8> {
     bytes
 }
 
-/// The ids of a prompt that begins with an image of so many rows and columns of tokens, and where
-/// the image's own begin.
-fn prompt_of(model: &LoadedModel, [rows, columns]: [usize; 2]) -> (Vec<u32>, usize) {
+/// The ids of a prompt that begins with an image of so many rows and columns of tokens, where `n`
+/// of it follow each other, and where the image's own begin.
+fn prompt_of(model: &LoadedModel, [rows, columns]: [usize; 2], n: usize) -> (Vec<u32>, usize) {
     let pad = PAD as u32;
     let encode = |text: String| model.tokenizer().encode_chat(usize::MAX, &text).unwrap();
     let text = format!("{QUESTION}<|im_end|>");
@@ -109,6 +111,12 @@ fn prompt_of(model: &LoadedModel, [rows, columns]: [usize; 2]) -> (Vec<u32>, usi
             let mut ids = encode(format!("<|image><|image|><image|>{text}"));
             assert_eq!(ids[..3], [pad + 1, pad, pad + 2]);
             ids.splice(1..2, vec![pad; rows * columns]);
+            (ids, 1)
+        }
+        "internvl" => {
+            let mut ids = encode(format!("<img><IMG_CONTEXT></img>{text}"));
+            assert_eq!(ids[..3], [pad + 1, pad, pad + 2]);
+            ids.splice(1..2, vec![pad; n * rows * columns]);
             (ids, 1)
         }
         "lfm2" => {
@@ -221,8 +229,9 @@ impl Seeing {
     }
 }
 
-/// The tokens of a prompt that begins with an image of these bytes, and the engine's greedy answer.
-async fn of_engine(file: &Path, image: &[u8]) -> (usize, String) {
+/// The tokens of a prompt that begins with an image of these bytes, in how many parts the tower
+/// reads it, and the engine's greedy answer.
+async fn of_engine(file: &Path, image: &[u8]) -> (usize, usize, String) {
     let (engine, _thread) = rocmforge_engine::start(EngineConfig {
         device: DeviceChoice::Host,
         budget: Budget::Bytes(64 << 20),
@@ -234,8 +243,10 @@ async fn of_engine(file: &Path, image: &[u8]) -> (usize, String) {
     let prepared = prepare_reading_images("m", open(file), projector, &mut |_| {}).unwrap();
     let model = engine.load(prepared).await.unwrap();
     let rules = model.image_rules().unwrap();
-    let image = rocmforge_vision::prepare(image, Bounds::default(), &rules).unwrap();
-    let (ids, first) = prompt_of(&model, image.grid.map(|side| side / image.merge));
+    let parts = rocmforge_vision::prepare_all(image, Bounds::default(), &rules).unwrap();
+    let n = parts.len();
+    let grid = parts[n - 1].grid.map(|side| side / parts[n - 1].merge);
+    let (ids, first) = prompt_of(&model, grid, n);
     let tokens = ids.len();
     let request = rocmforge_engine::api::GenerateRequest {
         model: Arc::clone(&model),
@@ -254,16 +265,18 @@ async fn of_engine(file: &Path, image: &[u8]) -> (usize, String) {
         reuse: false,
         adapters: None,
     };
-    let spans = vec![ImageSpan {
-        first,
+    let spans = parts.into_iter().enumerate().map(|(i, image)| ImageSpan {
+        first: first + i * image.tokens(),
         image: Arc::new(image),
-    }];
-    let mut events = engine.generate_with_images(request, spans).unwrap();
+    });
+    let mut events = engine
+        .generate_with_images(request, spans.collect())
+        .unwrap();
     let mut answer = String::new();
     loop {
         match events.next().await.expect("an end") {
             GenerateEvent::Piece { text, .. } => answer += &text,
-            GenerateEvent::Done(_) => return (tokens, answer),
+            GenerateEvent::Done(_) => return (tokens, n, answer),
             GenerateEvent::Failed(error) => panic!("{error}"),
         }
     }
@@ -301,14 +314,15 @@ async fn by_grpc(it: &Seeing, image: &[u8]) -> (String, u32) {
 #[tokio::test]
 async fn an_image_is_read_in_each_dialect_and_once() {
     for name in [
-        "qwen3vl", "qwen35", "qwen2vl", "gemma3", "gemma4", "gemma4uv", "glm4v", "kimik25", "lfm2",
-        "mistral3",
+        "qwen3vl", "qwen35", "qwen2vl", "gemma3", "gemma4", "gemma4uv", "glm4v", "internvl",
+        "kimik25", "lfm2", "mistral3",
     ] {
         let it = Seeing::start(name).await;
         let image = png(64, 48);
-        let (tokens, expected) = of_engine(&it.file(), &image).await;
+        let (tokens, parts, expected) = of_engine(&it.file(), &image).await;
         // 64 x 48 pixels are 4 x 3 squares of two patches of 8 pixels, 8 x 6 of two patches of 4,
-        // or become a larger square.
+        // or become a larger square, or seven smaller ones.
+        assert_eq!(parts, if name == "internvl" { 7 } else { 1 }, "{name}");
         assert!(tokens > 12 && !expected.is_empty(), "{tokens} {expected:?}");
         let text = json!({"type": "text", "text": QUESTION});
         let seen =
@@ -376,7 +390,7 @@ async fn an_image_is_read_in_each_dialect_and_once() {
             .json();
         assert_eq!(counted["input_tokens"], tokens);
         // Six answers to one image.
-        assert_eq!(it.images_read().await, 1, "{name}");
+        assert_eq!(it.images_read().await, parts as u64, "{name}");
     }
 }
 

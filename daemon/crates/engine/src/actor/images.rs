@@ -165,8 +165,8 @@ impl Engine {
             return;
         };
         let (block, parts) = (tower.block(), tower.parts(image.grid));
-        let rows = image.grid[0] * image.grid[1];
-        let n = rows / block;
+        let patches = image.grid[0] * image.grid[1];
+        let (n, rows) = (patches / block, patches + tower.rows_behind());
         let positions = rows.max(positions_of_parts(parts.iter().copied()));
         let order = tower.order(image.grid);
         self.requests.images.asked += 1;

@@ -64,7 +64,12 @@ pub(crate) fn check(images: &[ImageSpan], n_prompt: usize, tower: &Tower) -> Res
             );
             return Err(bad(i, message));
         }
-        if let ImageSizes::Square(side) = tower.sizes
+        let square = match tower.sizes {
+            ImageSizes::Square(side) => Some(side),
+            ImageSizes::SquareTiles(tiles) => Some(tiles.side),
+            _ => None,
+        };
+        if let Some(side) = square
             && [rows, columns] != [(side / tower.patch) as usize; 2]
         {
             let side = side / tower.patch;

@@ -156,6 +156,11 @@ impl LoadedModel {
     /// What its vision tower wants of an image, where it has one.
     pub fn image_rules(&self) -> Option<Rules> {
         let tower = self.tower.as_ref()?.model().tower()?;
+        let cut = |tiles: rocmforge_model::Tiles| Tiles {
+            side: tiles.side,
+            least: tiles.least,
+            most: tiles.most,
+        };
         Some(Rules {
             patch: tower.patch,
             merge: tower.merge,
@@ -173,6 +178,7 @@ impl LoadedModel {
                 ImageSizes::Within { longest } => Sizes::Within { longest },
                 ImageSizes::Padded { patches, side } => Sizes::Padded { patches, side },
                 ImageSizes::Largest { tokens } => Sizes::Largest { tokens },
+                ImageSizes::SquareTiles(tiles) => Sizes::SquareTiles(cut(tiles)),
                 ImageSizes::Tiled {
                     min_pixels,
                     max_pixels,
@@ -180,11 +186,7 @@ impl LoadedModel {
                 } => Sizes::Tiled {
                     min_pixels,
                     max_pixels,
-                    tiles: Tiles {
-                        side: tiles.side,
-                        least: tiles.least,
-                        most: tiles.most,
-                    },
+                    tiles: cut(tiles),
                 },
             },
             filter: match tower.filter {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rocmforge_kernels::host::reference;
+use rocmforge_model::Tower;
 use rocmforge_ops::{Buf, Input, InputRows, Plan, TensorDesc};
 
 use crate::api::error::Error;
@@ -57,7 +58,7 @@ pub(crate) fn of_pass(
         for (input, rows) in plan.inputs.iter().zip(inputs) {
             rows.clear();
             match input.rows {
-                InputRows::Patches => patches(members, rows),
+                InputRows::Patches => patches(loaded, members, rows),
                 InputRows::GridPositions => positions(loaded, members, rows)?,
                 _ => zeros(input, ids.len(), rows),
             }
@@ -140,8 +141,12 @@ fn given(members: &[Member], (buf, part): (Buf, usize)) -> Vec<GivenRows> {
     all
 }
 
-/// The patches of a tower's pass, in the order in which it takes their blocks.
-fn patches(members: &[Member], rows: &mut Vec<u8>) {
+/// The patches of a tower's pass, in the order in which it takes their blocks, and zeros for rows
+/// behind them.
+fn patches(loaded: &LoadedModel, members: &[Member], rows: &mut Vec<u8>) {
+    let behind = loaded.model().tower().map_or(0, |tower| {
+        tower.rows_behind() * tower.patch_elements() * size_of::<f32>()
+    });
     for member in members {
         let Work::Tower(work) = &member.task.work else {
             continue;
@@ -155,10 +160,12 @@ fn patches(members: &[Member], rows: &mut Vec<u8>) {
                 rows.extend(blocks.flatten().flat_map(|x| x.to_le_bytes()));
             }
         }
+        rows.resize(rows.len() + behind, 0);
     }
 }
 
-/// The learned positions of a tower's pass, interpolated to each image's grid.
+/// The learned positions of a tower's pass, interpolated to each image's grid, and what rows behind
+/// its patches begin as.
 fn positions(loaded: &LoadedModel, members: &[Member], rows: &mut Vec<u8>) -> Result<(), Error> {
     let model = loaded.model();
     let grid = model.tower().and_then(|tower| tower.grid.as_ref());
@@ -179,6 +186,7 @@ fn positions(loaded: &LoadedModel, members: &[Member], rows: &mut Vec<u8>) -> Re
     for rows in needed {
         table_rows(loaded, table, rows, &mut positions)?;
     }
+    let behind = behind(loaded, tower, &positions)?;
     let mut row = vec![0.0; width];
     for member in members {
         let Work::Tower(work) = &member.task.work else {
@@ -196,8 +204,25 @@ fn positions(loaded: &LoadedModel, members: &[Member], rows: &mut Vec<u8>) -> Re
             }
             rows.extend(row.iter().flat_map(|x| x.to_le_bytes()));
         }
+        rows.extend(behind.iter().flat_map(|x| x.to_le_bytes()));
     }
     Ok(())
+}
+
+/// What is added to rows behind the patches of an image: to the first one what the class begins as,
+/// less what the product of patches adds to it.
+fn behind(loaded: &LoadedModel, tower: &Tower, positions: &[f32]) -> Result<Vec<f32>, Error> {
+    let width = tower.width as usize;
+    let mut rows = vec![0.0; tower.rows_behind() * width];
+    if let Some(class) = loaded.model().tower_class() {
+        let embedding = embedding_rows::vector(loaded, &class.embedding)?;
+        let bias = embedding_rows::vector(loaded, &class.bias)?;
+        let learned = embedding.iter().zip(&positions[..width]);
+        for (row, ((class, position), bias)) in rows.iter_mut().zip(learned.zip(&bias)) {
+            *row = class + position - bias;
+        }
+    }
+    Ok(rows)
 }
 
 /// Appends rows of a table of the file as f32.

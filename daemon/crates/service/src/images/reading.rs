@@ -142,7 +142,8 @@ pub(super) struct TilesAhead {
     pub(super) tokens: usize,
     /// Bytes of what the tower reads of all.
     pub(super) patches_bytes: u64,
-    /// The tokens in front of each, and in front of the whole image.
+    /// The tokens in front of each, and in front of the whole image; none where nothing stands
+    /// between them.
     pub(super) marks: Vec<u32>,
     /// Index of the first placeholder of each among the ids.
     pub(super) firsts: Vec<usize>,
@@ -168,19 +169,19 @@ impl TilesAhead {
 
     /// Tokens of all, with those in front of them and of the whole image.
     pub(super) fn tokens(&self) -> usize {
-        self.n() * (1 + self.tokens) + 1
+        self.n() * self.tokens + self.marks.len()
     }
 
     /// Appends them, with `id` as each placeholder.
     pub(super) fn put(&mut self, ids: &mut Vec<u32>, id: u32) {
         self.firsts.clear();
-        for (i, mark) in self.marks.iter().enumerate() {
-            ids.push(*mark);
-            if i < self.n() {
-                self.firsts.push(ids.len());
-                ids.resize(ids.len() + self.tokens, id);
-            }
+        let mut marks = self.marks.iter().copied();
+        for _ in 0..self.n() {
+            ids.extend(marks.next());
+            self.firsts.push(ids.len());
+            ids.resize(ids.len() + self.tokens, id);
         }
+        ids.extend(marks);
     }
 }
 

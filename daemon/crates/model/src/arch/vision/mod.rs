@@ -9,6 +9,7 @@ mod gemma3;
 mod gemma4uv;
 mod gemma4v;
 mod glm4v;
+mod internvl;
 mod kimik25;
 mod lfm2;
 mod pixtral;
@@ -26,7 +27,7 @@ use crate::build::{PlanBuilder, Presence};
 use crate::error::Error;
 use crate::hparams::{Hparams, N_PATCH_MAX};
 use crate::keys::{Keys, N_HEAD_MAX, N_LAYER_MAX, WIDTH_MAX};
-use crate::tower::{LearnedGrid, Tower};
+use crate::tower::{ClassRow, LearnedGrid, Parts, Tower};
 
 /// A kind of projector.
 pub(crate) struct Kind {
@@ -42,13 +43,14 @@ pub(crate) struct Kind {
 }
 
 /// Projectors that work.
-const KINDS: [&Kind; 9] = [
+const KINDS: [&Kind; 10] = [
     &qwen2vl::KIND,
     &qwen3vl::KIND,
     &gemma3::KIND,
     &gemma4v::KIND,
     &gemma4uv::KIND,
     &glm4v::KIND,
+    &internvl::KIND,
     &kimik25::KIND,
     &lfm2::KIND,
     &pixtral::KIND,
@@ -58,6 +60,8 @@ const KINDS: [&Kind; 9] = [
 const CHANNELS: u64 = 3;
 /// Most elements of a side of a patch or of a block.
 const SIDE_MAX: u32 = 256;
+/// What is added to the product of each patch.
+const PATCH_BIAS: &str = "v.patch_embd.bias";
 /// The table of learned positions.
 const POSITIONS: &str = "v.position_embd.weight";
 
@@ -174,19 +178,40 @@ fn plane_rope(h: &Hparams, freq_base: f64) -> RopeSpec {
 
 /// The side of the square grid of learned positions.
 fn grid_side(gguf: &Gguf, n_embd: u32) -> Result<u32, Error> {
+    grid_side_behind(gguf, n_embd, 0)
+}
+
+/// As [`grid_side`], of one behind so many other positions.
+fn grid_side_behind(gguf: &Gguf, n_embd: u32, others: u64) -> Result<u32, Error> {
     let tensor = gguf
         .tensor(POSITIONS)
         .ok_or_else(|| Error::MissingTensor(POSITIONS.to_owned()))?;
-    let side = tensor.dims[1].isqrt();
-    if side == 0 || side * side != tensor.dims[1] || tensor.dims[1] > u64::from(N_PATCH_MAX) {
+    let n = tensor.dims[1].saturating_sub(others);
+    let side = n.isqrt();
+    if side == 0 || side * side != n || n > u64::from(N_PATCH_MAX) {
         return Err(Error::WrongShape {
             name: POSITIONS.to_owned(),
             found: tensor.shape().to_vec(),
-            expected: vec![u64::from(n_embd), side * side],
+            expected: vec![u64::from(n_embd), side * side + others],
             arch: "a square grid of positions",
         });
     }
     Ok(side as u32)
+}
+
+/// The row of the class, where the tower has one.
+pub(crate) fn class_row(b: &mut PlanBuilder<'_>, tower: &Tower) -> Result<Option<ClassRow>, Error> {
+    if tower.parts != Parts::Class {
+        return Ok(None);
+    }
+    let mut vector = |name: &str| -> Result<TensorDesc, Error> {
+        let found = b.tensor(name, &[b.n_embd])?;
+        Ok(found.with_role(Role::Vector))
+    };
+    Ok(Some(ClassRow {
+        embedding: vector("v.class_embd")?,
+        bias: vector(PATCH_BIAS)?,
+    }))
 }
 
 /// Whether learned positions are in rows and columns.
@@ -209,9 +234,10 @@ fn positions_table(b: &mut PlanBuilder<'_>, tower: &Tower) -> Result<Option<Tens
             b.tensor(POSITIONS, &[b.n_embd, side, side])?
                 .as_matrix(grid.rows())
         }
-        LearnedGrid::Square { .. } | LearnedGrid::Resized { .. } | LearnedGrid::Cubic { .. } => {
-            b.tensor(POSITIONS, &[b.n_embd, grid.rows()])?
-        }
+        LearnedGrid::Square { .. }
+        | LearnedGrid::Resized { .. }
+        | LearnedGrid::Cubic { .. }
+        | LearnedGrid::Class { .. } => b.tensor(POSITIONS, &[b.n_embd, grid.rows()])?,
     };
     Ok(Some(table.with_role(Role::Matrix)))
 }
@@ -267,7 +293,7 @@ fn patch_products(
     let patches = b.given("patches", CHANNELS * side * side, InputRows::Patches);
     b.cut("v.patch_embd".to_owned(), &[]);
     let dims = [side, side, CHANNELS, b.n_embd];
-    let bias = b.vector_if("v.patch_embd.bias", b.n_embd, bias)?;
+    let bias = b.vector_if(PATCH_BIAS, b.n_embd, bias)?;
     let mut products = Vec::new();
     for (i, &(name, out)) in matrices.iter().enumerate() {
         let kernel = b.tensor(name, &dims)?.as_matrix(b.n_embd);
@@ -302,8 +328,15 @@ struct Attention {
 impl Attention {
     /// Emits that of layer `i` on the normed rows `n`, added to `x`.
     fn emit(&self, b: &mut PlanBuilder<'_>, i: u32, (n, x): (Buf, Buf)) -> Result<(), Error> {
+        let inputs = self.inputs(b, i, n)?;
+        let p = self.attended(b, i, inputs)?;
+        b.residual(x, p, None, 1.0)
+    }
+
+    /// Queries, keys and values of layer `i` of the normed rows `n`.
+    fn inputs(&self, b: &mut PlanBuilder<'_>, i: u32, n: Buf) -> Result<[Buf; 3], Error> {
         let name = |part: &str| format!("v.blk.{i}.{part}");
-        let (width, heads) = (b.n_embd, self.heads);
+        let width = b.n_embd;
         let bufs = ["q", "k", "v"].map(|name| b.buf(name, width));
         let products = match self.qkv {
             Qkv::Fused => self.fused(b, &name("attn_qkv"), bufs)?,
@@ -316,7 +349,12 @@ impl Attention {
             }
         };
         b.mat_mul(n, products);
-        let [q, k, v] = bufs;
+        Ok(bufs)
+    }
+
+    /// What attention of layer `i` gives of these.
+    fn attended(&self, b: &mut PlanBuilder<'_>, i: u32, [q, k, v]: [Buf; 3]) -> Result<Buf, Error> {
+        let (width, heads) = (b.n_embd, self.heads);
         let layer = match self.parts {
             true => b.kv_layer_of_parts(&heads),
             false => b.kv_layer(&heads, None),
@@ -343,9 +381,10 @@ impl Attention {
             sinks: None,
         });
         let p = b.buf("p", width);
-        let product = b.linear(&name("attn_out"), width, width, self.bias, p)?;
+        let name = format!("v.blk.{i}.attn_out");
+        let product = b.linear(&name, width, width, self.bias, p)?;
         b.mat_mul(a, vec![product]);
-        b.residual(x, p, None, 1.0)
+        Ok(p)
     }
 
     fn fused(
@@ -375,18 +414,30 @@ impl Attention {
 /// `x += W2 act(W1 n)`, with the names of both products in the file.
 fn feed_forward(
     b: &mut PlanBuilder<'_>,
-    [up, down]: [&str; 2],
+    names: [&str; 2],
     n_ff: u64,
     act: Act,
     (n, x): (Buf, Buf),
 ) -> Result<(), Error> {
+    let p = fed_forward(b, names, n_ff, act, n)?;
+    b.residual(x, p, None, 1.0)
+}
+
+/// `W2 act(W1 n)`.
+fn fed_forward(
+    b: &mut PlanBuilder<'_>,
+    [up, down]: [&str; 2],
+    n_ff: u64,
+    act: Act,
+    n: Buf,
+) -> Result<Buf, Error> {
     let (u, p, width) = (b.buf("up", n_ff), b.buf("p", b.n_embd), b.n_embd);
     let up = b.linear(up, width, n_ff, Presence::Required, u)?;
     b.mat_mul(n, vec![up]);
     b.op(Op::Activate { x: u, act });
     let down = b.linear(down, n_ff, width, Presence::Required, p)?;
     b.mat_mul(u, vec![down]);
-    b.residual(x, p, None, 1.0)
+    Ok(p)
 }
 
 /// `x += W2 (act(Wg n) * Wu n)`.
