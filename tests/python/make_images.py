@@ -19,6 +19,7 @@ import transformers
 from image_families import Gemma4Unified, Glm4, Kimi, Qwen25, fill_gemma4
 from image_internvl import InternVl, InternVl6
 from image_models import END, IMAGE, START, V, Writer, attention, base_config, fill, halves, pairs, picture, tensors_of
+from image_muse import Muse
 from make_encoders import spread
 
 PATCH, SIDE = 8, 6
@@ -473,6 +474,7 @@ FAMILIES = {"gemma4": Gemma4([WINDOWED] * 5 + [FULL], 0, 0),
             "lfm2": Lfm2(), "mistral3": Pixtral(), "qwen35": Qwen(qwen35), "qwen3vl": Qwen(qwen3vl), "qwen2vl": Qwen25(),
             "gemma4uv": Gemma4Unified([WINDOWED] * 5 + [FULL]), "glm4v": Glm4(), "kimik25": Kimi(),
             "internvl": InternVl(), "internvl6": InternVl6(),
+            "muse-glimmer": Muse(),
             "gemma3": Gemma3()}
 
 

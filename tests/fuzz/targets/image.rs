@@ -22,9 +22,10 @@ fuzz_target!(|data: &[u8]| {
     let rules = Rules {
         patch,
         merge,
-        sizes: match data.len() % 5 {
+        sizes: match data.len() % 6 {
             0 => Sizes::Square(3 * patch * merge),
             1 => Sizes::Largest { tokens: 64 },
+            5 => Sizes::Nearest { tokens: 64 },
             4 => Sizes::SquareTiles(Tiles {
                 side: 2 * patch * merge,
                 least: 1,
@@ -40,8 +41,9 @@ fuzz_target!(|data: &[u8]| {
                 enlarges: false,
             },
         },
-        filter: match data.len() % 2 {
+        filter: match data.len() % 4 {
             0 => Filter::Bilinear,
+            2 => Filter::Lanczos,
             _ => Filter::Bicubic,
         },
         mean: [0.5; 3],

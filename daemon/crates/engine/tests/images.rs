@@ -23,7 +23,7 @@ use crate::fake;
 use crate::requests::{engine, fixture, greedy, load, run, until};
 use golden::Golden;
 
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "qwen35",
     "qwen3vl",
     "qwen2vl",
@@ -37,6 +37,7 @@ const NAMES: [&str; 13] = [
     "kimik25",
     "lfm2",
     "mistral3",
+    "muse-glimmer",
 ];
 
 /// Largest difference of a log-probability, and of a row of a tower.

@@ -1,8 +1,10 @@
 //! What a projector file (mmproj, `general.architecture = clip`) says of its vision tower.
 
-use std::ops::Range;
+mod positions;
 
 use rocmforge_ops::{Buf, Input, InputRows, Role, TensorDesc, WeightType};
+
+pub use positions::LearnedGrid;
 
 /// Most layers whose rows are kept for layers of the text model: parts of one operation.
 pub(crate) const DEEPSTACK_MAX: usize = 3;
@@ -91,6 +93,11 @@ pub enum ImageSizes {
         /// Most blocks.
         tokens: u32,
     },
+    /// The whole blocks next to its own whose shape is nearest to the image's.
+    Nearest {
+        /// Most blocks.
+        tokens: u32,
+    },
     /// As `Between`; an image that is much larger is cut into tiles, too.
     Tiled {
         /// Fewest pixels of the whole image.
@@ -123,37 +130,8 @@ pub enum Filter {
     Bilinear,
     /// Cubic ones, to the second next pixels.
     Bicubic,
-}
-
-/// Learned positions of an image's patches.
-#[derive(Debug, Clone, PartialEq)]
-pub enum LearnedGrid {
-    /// A square grid, interpolated to each image's.
-    Square {
-        /// Its side.
-        side: u32,
-    },
-    /// A square grid, resized to each image's as an image is, by a linear filter.
-    Resized {
-        /// Its side.
-        side: u32,
-    },
-    /// A square grid, resized to each image's by cubic weights of the four places next to it by
-    /// rows and by columns, the outermost ones in the place of what is beyond them.
-    Cubic {
-        /// Its side.
-        side: u32,
-    },
-    /// A square grid for images of its size alone, behind a position of the row of the class.
-    Class {
-        /// Its side.
-        side: u32,
-    },
-    /// One for each column, and behind those one for each row; a patch has the sum of two.
-    Axes {
-        /// Columns, and rows: the most patches of a side.
-        n: u32,
-    },
+    /// Those of a windowed sinc, to the third next pixels.
+    Lanczos,
 }
 
 impl Tower {
@@ -249,116 +227,6 @@ impl Tower {
             [row as u32, (block % blocks * merge + across) as u32]
         }
     }
-}
-
-impl LearnedGrid {
-    /// Rows of its table.
-    #[must_use]
-    pub fn rows(&self) -> u64 {
-        match *self {
-            Self::Square { side } | Self::Resized { side } | Self::Cubic { side } => {
-                u64::from(side) * u64::from(side)
-            }
-            Self::Class { side } => u64::from(side) * u64::from(side) + 1,
-            Self::Axes { n } => 2 * u64::from(n),
-        }
-    }
-
-    /// What of it images need that have at most `grid` rows and columns of patches: the rows of
-    /// the table, one range behind the other, and the grid that these rows are the table of.
-    #[must_use]
-    pub fn needed(&self, grid: [usize; 2]) -> (Self, Vec<Range<u64>>) {
-        match *self {
-            Self::Square { .. }
-            | Self::Resized { .. }
-            | Self::Cubic { .. }
-            | Self::Class { .. } => (self.clone(), std::iter::once(0..self.rows()).collect()),
-            Self::Axes { n } => {
-                let most = (grid[0].max(grid[1]) as u64).min(u64::from(n));
-                let rows = u64::from(n)..u64::from(n) + most;
-                (Self::Axes { n: most as u32 }, vec![0..most, rows])
-            }
-        }
-    }
-
-    /// The learned positions of a patch's place in a grid of `rows` by `columns`, with their
-    /// weights: of a square the four next to it, where the corners of both grids lie on each
-    /// other; of axes those of the column and of the row; of a grid with a class its own.
-    #[must_use]
-    pub fn neighbours(&self, [row, column]: [u32; 2], grid: [usize; 2]) -> Vec<(u32, f32)> {
-        let side = match *self {
-            Self::Square { side } => side,
-            Self::Resized { side } => return resized(side, [row, column], grid),
-            Self::Cubic { side } => return cubic(side, [row, column], grid),
-            Self::Class { side } => return vec![(1 + row * side + column, 1.0)],
-            Self::Axes { n } => return vec![(column, 1.0), (n + row, 1.0)],
-        };
-        let axis = |at: u32, n: usize| {
-            let last = side - 1;
-            let at = (at * last) as f32 / (n as u32 - 1).max(1) as f32;
-            let low = at.floor();
-            let share = at - low;
-            let low = low as u32;
-            [(low.min(last), 1.0 - share), ((low + 1).min(last), share)]
-        };
-        let ([top, bottom], [left, right]) = (axis(row, grid[0]), axis(column, grid[1]));
-        let both = |a: (u32, f32), b: (u32, f32)| (a.0 * side + b.0, a.1 * b.1);
-        vec![
-            both(top, left),
-            both(top, right),
-            both(bottom, left),
-            both(bottom, right),
-        ]
-    }
-}
-
-/// The places of a square grid that make one of a grid of `rows` by `columns`, by a linear filter
-/// over the pixels' centres, as wide as the scale where the grid shrinks.
-fn resized(side: u32, [row, column]: [u32; 2], grid: [usize; 2]) -> Vec<(u32, f32)> {
-    let axis = |at: u32, n: usize| -> Vec<(u32, f32)> {
-        let scale = side as f32 / n as f32;
-        let (centre, reach) = ((at as f32 + 0.5) * scale - 0.5, scale.max(1.0));
-        let weight = |source: u32| 1.0 - (source as f32 - centre).abs() / reach;
-        let all = (0..side).map(|source| (source, weight(source)));
-        let near: Vec<_> = all.filter(|&(_, weight)| weight > 0.0).collect();
-        let sum: f32 = near.iter().map(|(_, weight)| weight).sum();
-        near.into_iter()
-            .map(|(at, weight)| (at, weight / sum))
-            .collect()
-    };
-    let columns = axis(column, grid[1]);
-    let rows = axis(row, grid[0]).into_iter();
-    let of_row = |(row, of_row): (u32, f32)| {
-        let both =
-            move |&(column, of_column): &(u32, f32)| (row * side + column, of_row * of_column);
-        columns.iter().map(both)
-    };
-    rows.flat_map(of_row).collect()
-}
-
-/// The places of a square grid that make one of a grid of `rows` by `columns`, by cubic weights
-/// around the patch's centre (Keys 1981, with -0.75).
-fn cubic(side: u32, [row, column]: [u32; 2], grid: [usize; 2]) -> Vec<(u32, f32)> {
-    const A: f32 = -0.75;
-    let weight = |away: f32| match away {
-        x if x <= 1.0 => ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0,
-        x if x < 2.0 => ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A,
-        _ => 0.0,
-    };
-    let axis = |at: u32, n: usize| {
-        let centre = (at as f32 + 0.5) / n as f32 * side as f32 - 0.5;
-        let low = centre.floor();
-        [-1.0, 0.0, 1.0, 2.0].map(|step| {
-            let source = low + step;
-            let place = source.clamp(0.0, side as f32 - 1.0) as u32;
-            (place, weight((source - centre).abs()))
-        })
-    };
-    let columns = axis(column, grid[1]);
-    let of_row = |(row, of_row): (u32, f32)| {
-        columns.map(|(column, of_column)| (row * side + column, of_row * of_column))
-    };
-    axis(row, grid[0]).into_iter().flat_map(of_row).collect()
 }
 
 /// A tower, and what of it is read from the file with each image.
@@ -464,81 +332,5 @@ mod tests {
         assert_eq!(tower.parts([4, 4]), [17, 3]);
         let alone = Tower { merge: 1, ..tower };
         assert_eq!((alone.rows_behind(), alone.parts([4, 4])), (1, vec![17]));
-        let grid = LearnedGrid::Class { side: 4 };
-        assert_eq!(grid.rows(), 17);
-        assert_eq!(grid.neighbours([0, 0], [4, 4]), [(1, 1.0)]);
-        assert_eq!(grid.neighbours([3, 2], [4, 4]), [(15, 1.0)]);
-        let (all, rows) = grid.needed([4, 4]);
-        assert_eq!((all, rows.first(), rows.len()), (grid, Some(&(0..17)), 1));
-    }
-
-    #[test]
-    fn positions_are_those_of_the_neighbours_by_nearness() {
-        let of = |place, grid| LearnedGrid::Square { side: 4 }.neighbours(place, grid);
-        // Corners lie on corners.
-        assert_eq!(of([0, 0], [7, 7])[0], (0, 1.0));
-        let last = of([6, 6], [7, 7]);
-        assert_eq!((last[0], last[3].1), ((15, 1.0), 0.0));
-        // Half way between two.
-        assert_eq!(of([0, 1], [7, 7])[..2], [(0, 0.5), (1, 0.5)]);
-        let places: Vec<u32> = of([1, 0], [7, 7]).iter().map(|(at, _)| *at).collect();
-        assert_eq!(places, [0, 1, 4, 5]);
-        // A grid of one.
-        assert_eq!(of([0, 0], [1, 1])[0], (0, 1.0));
-    }
-
-    /// As `interpolate` of torch does with `bicubic`, and corners that do not lie on each other.
-    #[test]
-    fn positions_are_resized_by_cubic_weights() {
-        // Of the columns of the table's first row, for a place of an image's.
-        let of = |place, grid| {
-            let mut columns = [0.0; 4];
-            for (at, weight) in (LearnedGrid::Cubic { side: 4 }).neighbours(place, grid) {
-                columns[at as usize % 4] += weight;
-            }
-            columns
-        };
-        assert_eq!(of([1, 2], [4, 4]), [0.0, 0.0, 1.0, 0.0]);
-        let near = |found: [f32; 4], expected: [f32; 4]| {
-            let mut pairs = found.iter().zip(expected);
-            assert!(pairs.all(|(a, b)| (a - b).abs() < 1e-5), "{found:?}");
-        };
-        near(
-            of([0, 1], [8, 8]),
-            [0.773_437_5, 0.261_718_75, -0.035_156_25, 0.0],
-        );
-        near(of([0, 0], [8, 8]), [1.105_468_8, -0.105_468_75, 0.0, 0.0]);
-    }
-
-    /// As `interpolate` of torch does with antialias, and corners that do not lie on each other.
-    #[test]
-    fn positions_are_resized_as_an_image_is() {
-        let of = |place, grid| LearnedGrid::Resized { side: 4 }.neighbours(place, grid);
-        // A grid of the table's size is the table.
-        assert_eq!(of([1, 2], [4, 4]), [(6, 1.0)]);
-        // Twice as many: a quarter and three quarters, and edges are alone.
-        assert_eq!(of([0, 1], [8, 8]), [(0, 0.75), (1, 0.25)]);
-        // Half as many: the weights of a filter twice as wide.
-        let sevenths = of([0, 0], [2, 4])
-            .into_iter()
-            .map(|(at, w)| (at, (w * 7.0).round()));
-        assert_eq!(sevenths.collect::<Vec<_>>(), [(0, 3.0), (4, 3.0), (8, 1.0)]);
-        let sum: f32 = of([3, 5], [9, 7]).iter().map(|(_, weight)| weight).sum();
-        assert!((sum - 1.0).abs() < 1e-6);
-    }
-
-    #[test]
-    fn positions_of_axes_are_the_column_and_the_row() {
-        let axes = LearnedGrid::Axes { n: 100 };
-        assert_eq!(
-            (axes.rows(), axes.neighbours([2, 5], [4, 6])[1].0),
-            (200, 102)
-        );
-        let (few, rows) = axes.needed([4, 6]);
-        assert_eq!(rows, [0..6, 100..106]);
-        assert_eq!(few.neighbours([2, 5], [4, 6])[..2], [(5, 1.0), (8, 1.0)]);
-        let square = LearnedGrid::Square { side: 4 };
-        let (all, rows) = square.needed([2, 2]);
-        assert_eq!((all, rows.first(), rows.len()), (square, Some(&(0..16)), 1));
     }
 }

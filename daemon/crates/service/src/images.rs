@@ -134,6 +134,13 @@ impl Form {
                 row_ends: None,
                 marks_tiles: false,
             }),
+            "muse-glimmer" => Some(Self {
+                mark: "<|patch|>",
+                written: Some("<|image_start|><|patch|><|image_end|>"),
+                stays: false,
+                row_ends: None,
+                marks_tiles: false,
+            }),
             "kimik25" => Some(Self {
                 mark: "<|media_pad|>",
                 written: None,

@@ -1,15 +1,17 @@
-//! Resizing by a bicubic or a bilinear filter, bit for bit as Pillow does it.
+//! Resizing by a bicubic, a bilinear or a Lanczos filter, bit for bit as Pillow does it.
 //!
-//! Processors of vision models resize 8-bit images by Pillow's `BICUBIC` or `BILINEAR` filter
-//! (transformers' processors by name; those on torchvision differ from it by one step of 255 in
-//! some pixels). The cubic filter has its parameter at -0.5. A filter is as wide as the scale where
-//! an image shrinks, and runs over columns first and rows then; the other way round in an image
-//! more than 100 times as high as wide that becomes lower. Weights are fixed-point numbers of 22
-//! bits, and values are rounded to 8 bits between the two runs, so that their order shows in the
+//! Processors of vision models resize 8-bit images by Pillow's `BICUBIC`, `BILINEAR` or `LANCZOS`
+//! filter (transformers' processors by name; those on torchvision differ from it by one step of 255
+//! in some pixels). The cubic filter has its parameter at -0.5. A filter is as wide as the scale
+//! where an image shrinks, and runs over columns first and rows then; the other way round in an
+//! image more than 100 times as high as wide that becomes lower. Weights are fixed-point numbers of
+//! 22 bits, and values are rounded to 8 bits between the two runs, so that their order shows in the
 //! bits.
 //!
 //! That is Pillow up to 12.3. Pillow 13.0 begins with the rows in more sizes, which changes some
 //! values by a step.
+
+use std::f64::consts::PI;
 
 use crate::decode::Pixels;
 use crate::rules::{Filter, Size};
@@ -19,6 +21,8 @@ use crate::rules::{Filter, Size};
 const FRACTION_BITS: u32 = 22;
 /// Parameter of the bicubic filter.
 const SHARPNESS: f64 = -0.5;
+/// Lobes of the Lanczos filter on each side.
+const LOBES: f64 = 3.0;
 
 /// Height of an image in units of its width from which on its rows are filtered first.
 const TALL: u32 = 100;
@@ -29,6 +33,7 @@ impl Filter {
         match self {
             Self::Bilinear => 1.0,
             Self::Bicubic => 2.0,
+            Self::Lanczos => LOBES,
         }
     }
 
@@ -37,6 +42,7 @@ impl Filter {
         match self {
             Self::Bilinear => (1.0 - distance.abs()).max(0.0),
             Self::Bicubic => bicubic(distance),
+            Self::Lanczos => lanczos(distance),
         }
     }
 }
@@ -48,6 +54,19 @@ fn bicubic(distance: f64) -> f64 {
         ((SHARPNESS + 2.0) * x - (SHARPNESS + 3.0)) * x * x + 1.0
     } else if x < 2.0 {
         (((x - 5.0) * x + 8.0) * x - 4.0) * SHARPNESS
+    } else {
+        0.0
+    }
+}
+
+/// See [`Filter::weight`] (Duchon 1979).
+fn lanczos(distance: f64) -> f64 {
+    let sinc = |x: f64| {
+        let x = x * PI;
+        if x == 0.0 { 1.0 } else { x.sin() / x }
+    };
+    if (-LOBES..LOBES).contains(&distance) {
+        sinc(distance) * sinc(distance / LOBES)
     } else {
         0.0
     }
@@ -277,10 +296,60 @@ mod tests {
         }
     }
 
+    /// SHA-256 of the bytes that Pillow 13.0 makes of the same pattern by
+    /// `Image.resize((width, height), Image.LANCZOS)`, of one side after the other.
+    const LANCZOS_BY_PILLOW: [(u32, u32, u32, u32, &str); 5] = [
+        (
+            64,
+            48,
+            32,
+            32,
+            "75177b0de0712d9dbcf967e69c9bf088f33e421d3d7b4ea6d0098ec105dfb81e",
+        ),
+        (
+            50,
+            70,
+            128,
+            96,
+            "4e63b7687e1ddabbd3ab2d1ae357f5f91096f1f10dc3bb22150ca90d58ad2656",
+        ),
+        (
+            640,
+            480,
+            896,
+            672,
+            "6d3a4e1f3d582fdb21c79435bc8cb75f2dbc17d1218430432a55af06c876af10",
+        ),
+        (
+            3,
+            500,
+            32,
+            320,
+            "e48d94f7fe2d6382d972c08e972b5f81f95a134dc2bd94c89b35381d39dbd848",
+        ),
+        (
+            1000,
+            700,
+            364,
+            252,
+            "71c25600775d22d3a7d27c9eb4c1f4813f23f1ca9ca9db6ffeb5e41f10d19c6f",
+        ),
+    ];
+
+    #[test]
+    fn an_image_by_lanczos_has_the_bytes_that_pillow_makes() {
+        for (from_width, from_height, width, height, expected) in LANCZOS_BY_PILLOW {
+            let to = Size { width, height };
+            let resized = resize(pattern(from_width, from_height), to, Filter::Lanczos);
+            let what = format!("{from_width} x {from_height} to {width} x {height}");
+            assert_eq!(sum(resized.rgb()), expected, "{what}");
+        }
+    }
+
     #[test]
     fn the_weights_of_each_window_sum_to_one() {
         let lengths = [(1, 1), (1, 999), (999, 1), (7, 5), (5, 7), (4096, 32)];
-        let filters = [Filter::Bilinear, Filter::Bicubic];
+        let filters = [Filter::Bilinear, Filter::Bicubic, Filter::Lanczos];
         for ((from, to), filter) in lengths.into_iter().flat_map(|l| filters.map(|f| (l, f))) {
             for window in windows(from, to, filter) {
                 let sum: i64 = window.weights.iter().copied().map(i64::from).sum();

@@ -46,6 +46,11 @@ pub enum Sizes {
         /// Most tokens; above 0.
         tokens: u32,
     },
+    /// The whole tokens next to its own whose shape is nearest to the image's: Muse Glimmer's.
+    Nearest {
+        /// Most tokens; above 0.
+        tokens: u32,
+    },
     /// As `Between`, and tiles of an image that is much larger: LFM 2's.
     Tiled {
         /// Fewest pixels of the whole image.
@@ -102,6 +107,8 @@ pub enum Filter {
     Bilinear,
     /// Cubic ones, to the second next pixels.
     Bicubic,
+    /// Those of a windowed sinc, to the third next pixels.
+    Lanczos,
 }
 
 /// What the processor of a tower does to an image.
@@ -170,6 +177,7 @@ impl Rules {
                 shown.map(|side| side.div_ceil(unit) * unit)
             }
             Sizes::Largest { tokens } => self.largest(sides, tokens),
+            Sizes::Nearest { tokens } => self.nearest(sides, tokens),
         };
         Ok(Size { width, height })
     }
@@ -288,6 +296,30 @@ impl Rules {
         whole.map(|n| (n * unit) as u32)
     }
 
+    /// Of the whole tokens next to both sides those whose shape is nearest to the image's; of two
+    /// that are as near the larger ones.
+    fn nearest(&self, [width, height]: [f64; 2], tokens: u32) -> [u32; 2] {
+        let (unit, most) = (f64::from(self.token_side()), f64::from(tokens));
+        let [mut columns, mut rows] = [width, height].map(|side| side / unit);
+        let ratio = columns / rows;
+        if rows * columns > most {
+            rows = (most / ratio).sqrt();
+            columns = rows * ratio;
+        }
+        let (mut best, mut nearest) = (None, f64::INFINITY);
+        for row in [rows.ceil(), rows.floor()] {
+            for column in [columns.ceil(), columns.floor()] {
+                let away = (row / column - height / width).abs();
+                let fits = row >= 1.0 && column >= 1.0 && row * column <= most;
+                if fits && away < nearest {
+                    (best, nearest) = (Some([column, row]), away);
+                }
+            }
+        }
+        let rounded = || [columns, rows].map(|n| n.round_ties_even().max(1.0));
+        best.unwrap_or_else(rounded).map(|n| (n * unit) as u32)
+    }
+
     /// Bytes of the patches of an image of this resized size.
     pub fn patches_bytes(&self, size: Size) -> u64 {
         u64::from(size.width) * u64::from(size.height) * 3 * size_of::<f32>() as u64
@@ -331,6 +363,9 @@ impl Rules {
                 side,
             },
             Sizes::Largest { tokens } => Sizes::Largest {
+                tokens: u32::try_from(most / token).map_or(tokens, |most| tokens.min(most)),
+            },
+            Sizes::Nearest { tokens } => Sizes::Nearest {
                 tokens: u32::try_from(most / token).map_or(tokens, |most| tokens.min(most)),
             },
         };

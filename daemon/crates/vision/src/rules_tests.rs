@@ -328,6 +328,44 @@ fn size_of_square() -> Size {
     }
 }
 
+/// As `smart_resize(height, width, 28, 4096)` of transformers' processor for Muse Glimmer, but of
+/// 42 x 42 pixels, where one and four tokens are as near and Python's order of a set decides.
+const NEAREST: [Sides; 13] = [
+    ((1, 1), (28, 28)),
+    ((28, 28), (28, 28)),
+    ((640, 480), (644, 476)),
+    ((1024, 1024), (1036, 1036)),
+    ((8000, 6000), (2044, 1540)),
+    ((80, 4000), (84, 4004)),
+    ((2100, 15), (2100, 28)),
+    ((333, 777), (336, 784)),
+    ((4000, 21), (4004, 28)),
+    ((42, 42), (56, 56)),
+    ((1800, 1700), (1820, 1708)),
+    ((27, 300), (28, 308)),
+    ((14, 14), (28, 28)),
+];
+
+#[test]
+fn an_image_gets_the_tokens_of_the_nearest_shape_as_the_authors_processor_gives_it() {
+    let rules = Rules {
+        patch: 14,
+        merge: 2,
+        sizes: Sizes::Nearest { tokens: 4096 },
+        ..rules()
+    };
+    for ((width, height), expected) in NEAREST {
+        let size = rules.size_for(width, height).unwrap();
+        assert_eq!((size.width, size.height), expected, "{width} x {height}");
+        assert!(rules.tokens(size) <= 4096);
+    }
+    let few = rules.at_most(28 * 28 * 10);
+    assert!(few.tokens(few.size_for(4000, 3000).unwrap()) <= 10);
+    // A line has no fewer than its shape asks for.
+    let line = few.size_for(4000, 20).unwrap();
+    assert_eq!((line.width, line.height), (28 * 45, 28));
+}
+
 #[test]
 fn a_line_and_nothing_are_refused() {
     assert_eq!(rules().size_for(0, 5), Err(ImageError::Empty));

@@ -37,6 +37,7 @@ fn controls(name: &str) -> &'static [&'static str] {
         "glm4v" => &["<|image|>"],
         "internvl" => &["<IMG_CONTEXT>", "<img>", "</img>"],
         "kimik25" => &["<|media_pad|>"],
+        "muse-glimmer" => &["<|patch|>", "<|image_start|>", "<|image_end|>"],
         "mistral3" => &["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
         _ => &["<|image_pad|>"],
     }
@@ -121,6 +122,12 @@ fn prompt_of(model: &LoadedModel, [rows, columns]: [usize; 2], n: usize) -> (Vec
         }
         "lfm2" => {
             let mut ids = encode(format!("<|image_start|><image><|image_end|>{text}"));
+            assert_eq!(ids[..3], [pad + 1, pad, pad + 2]);
+            ids.splice(1..2, vec![pad; rows * columns]);
+            (ids, 1)
+        }
+        "muse-glimmer" => {
+            let mut ids = encode(format!("<|image_start|><|patch|><|image_end|>{text}"));
             assert_eq!(ids[..3], [pad + 1, pad, pad + 2]);
             ids.splice(1..2, vec![pad; rows * columns]);
             (ids, 1)
@@ -314,8 +321,18 @@ async fn by_grpc(it: &Seeing, image: &[u8]) -> (String, u32) {
 #[tokio::test]
 async fn an_image_is_read_in_each_dialect_and_once() {
     for name in [
-        "qwen3vl", "qwen35", "qwen2vl", "gemma3", "gemma4", "gemma4uv", "glm4v", "internvl",
-        "kimik25", "lfm2", "mistral3",
+        "qwen3vl",
+        "qwen35",
+        "qwen2vl",
+        "gemma3",
+        "gemma4",
+        "gemma4uv",
+        "glm4v",
+        "internvl",
+        "kimik25",
+        "lfm2",
+        "mistral3",
+        "muse-glimmer",
     ] {
         let it = Seeing::start(name).await;
         let image = png(64, 48);

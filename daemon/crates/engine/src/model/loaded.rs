@@ -178,6 +178,7 @@ impl LoadedModel {
                 ImageSizes::Within { longest } => Sizes::Within { longest },
                 ImageSizes::Padded { patches, side } => Sizes::Padded { patches, side },
                 ImageSizes::Largest { tokens } => Sizes::Largest { tokens },
+                ImageSizes::Nearest { tokens } => Sizes::Nearest { tokens },
                 ImageSizes::SquareTiles(tiles) => Sizes::SquareTiles(cut(tiles)),
                 ImageSizes::Tiled {
                     min_pixels,
@@ -192,6 +193,7 @@ impl LoadedModel {
             filter: match tower.filter {
                 rocmforge_model::Filter::Bilinear => Filter::Bilinear,
                 rocmforge_model::Filter::Bicubic => Filter::Bicubic,
+                rocmforge_model::Filter::Lanczos => Filter::Lanczos,
             },
             mean: tower.mean,
             std: tower.std,

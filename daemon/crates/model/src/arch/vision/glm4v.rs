@@ -25,7 +25,7 @@ use super::{Attention, Common, Kind, Qkv, qwen3vl};
 use crate::build::{NormKind, PlanBuilder, Presence};
 use crate::error::Error;
 use crate::hparams::Hparams;
-use crate::keys::{Keys, WIDTH_MAX};
+use crate::keys::Keys;
 use crate::tower::{Filter, ImageSizes, LearnedGrid, Parts, Tower};
 
 pub(super) const KIND: Kind = Kind {
@@ -84,7 +84,7 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
         parts: false,
     };
     // The file's `feed_forward_length` is that of the rows' gates.
-    let n_ff = rows_of(b, "v.blk.0.ffn_up.weight")?;
+    let n_ff = super::rows_of(b, "v.blk.0.ffn_up.weight")?;
     for i in 0..h.n_layer {
         let name = |part: &str| format!("v.blk.{i}.{part}");
         b.cut(name("attn"), &[]);
@@ -98,15 +98,6 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     let rows = rows(b, tower, blocks)?;
     super::end(b, tower, &[rows]);
     Ok(table)
-}
-
-/// Rows of a matrix of the file, as far as there may be.
-fn rows_of(b: &PlanBuilder<'_>, name: &str) -> Result<u64, Error> {
-    let found = b.rows_in_file(name).unwrap_or(0);
-    match (1..=u64::from(WIDTH_MAX)).contains(&found) {
-        true => Ok(found),
-        false => Err(Error::MissingTensor(name.to_owned())),
-    }
 }
 
 /// The patches' product with both frames' matrices, normed, and their positions.
@@ -140,7 +131,7 @@ fn blocks(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Result<Buf, Error> 
 fn rows(b: &mut PlanBuilder<'_>, tower: &Tower, blocks: Buf) -> Result<Buf, Error> {
     let none = Presence::Absent;
     let (width, kind) = (u64::from(tower.n_out), super::block(tower));
-    let inner = rows_of(b, "mm.up.weight")?;
+    let inner = super::rows_of(b, "mm.up.weight")?;
     let f = b.buf_rows("f", width, kind);
     let product = b.linear("mm.model.fc", width, width, none, f)?;
     b.mat_mul(blocks, vec![product]);

@@ -26,7 +26,7 @@ use super::{Attention, Common, Kind, Qkv, SIDE_MAX};
 use crate::build::{NormKind, PlanBuilder, Presence};
 use crate::error::Error;
 use crate::hparams::{Hparams, N_PATCH_MAX};
-use crate::keys::{Keys, WIDTH_MAX};
+use crate::keys::Keys;
 use crate::tower::{Filter, ImageSizes, LearnedGrid, Parts, Tiles, Tower};
 
 pub(super) const KIND: Kind = Kind {
@@ -180,11 +180,7 @@ fn projection(b: &mut PlanBuilder<'_>, tower: &Tower, n: Buf) -> Result<(), Erro
     const SECOND: &str = "mm.model.mlp.3";
     let (bias, rows) = (Presence::Required, super::block(tower));
     let (width, n_out) = (b.width(n), u64::from(tower.n_out));
-    let matrix = format!("{FIRST}.weight");
-    let inner = b.rows_in_file(&matrix).unwrap_or(0);
-    if !(1..=u64::from(WIDTH_MAX)).contains(&inner) {
-        return Err(Error::MissingTensor(matrix));
-    }
+    let inner = super::rows_of(b, &format!("{FIRST}.weight"))?;
     let hidden = b.buf_rows("mh", inner, rows);
     let product = b.linear(FIRST, width, inner, bias, hidden)?;
     b.mat_mul(n, vec![product]);

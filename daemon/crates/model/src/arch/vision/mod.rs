@@ -12,6 +12,7 @@ mod glm4v;
 mod internvl;
 mod kimik25;
 mod lfm2;
+mod muse_glimmer;
 mod pixtral;
 mod qwen2vl;
 mod qwen3vl;
@@ -43,7 +44,7 @@ pub(crate) struct Kind {
 }
 
 /// Projectors that work.
-const KINDS: [&Kind; 10] = [
+const KINDS: [&Kind; 11] = [
     &qwen2vl::KIND,
     &qwen3vl::KIND,
     &gemma3::KIND,
@@ -53,6 +54,7 @@ const KINDS: [&Kind; 10] = [
     &internvl::KIND,
     &kimik25::KIND,
     &lfm2::KIND,
+    &muse_glimmer::KIND,
     &pixtral::KIND,
 ];
 
@@ -237,9 +239,19 @@ fn positions_table(b: &mut PlanBuilder<'_>, tower: &Tower) -> Result<Option<Tens
         LearnedGrid::Square { .. }
         | LearnedGrid::Resized { .. }
         | LearnedGrid::Cubic { .. }
+        | LearnedGrid::Crossed { .. }
         | LearnedGrid::Class { .. } => b.tensor(POSITIONS, &[b.n_embd, grid.rows()])?,
     };
     Ok(Some(table.with_role(Role::Matrix)))
+}
+
+/// Rows of a matrix of the file, as far as there may be.
+fn rows_of(b: &PlanBuilder<'_>, name: &str) -> Result<u64, Error> {
+    let found = b.rows_in_file(name).unwrap_or(0);
+    match (1..=u64::from(WIDTH_MAX)).contains(&found) {
+        true => Ok(found),
+        false => Err(Error::MissingTensor(name.to_owned())),
+    }
 }
 
 /// Most parts of [`Op::Columns`], and so the largest block whose rows come by elements.
