@@ -6,10 +6,9 @@
 // columns, where s[t][r] is not 0. A block takes RANKS rows of one matrix, TOKENS tokens, and of
 // SLICE columns every n_parts-th. It reads its rows of A once, if one of its tokens has a scale for
 // one of them, and after that the rows of x of these tokens alone. x is f32, with the weight of a
-// norm on it (each block sums up the squares of whole rows then, so there is one part), or f16
-// (adapters_down_half_*), whose 8 elements g of token t are at (g * group_stride + t *
-// token_stride) * 8. Geometry: grid (n_matrices * width / RANKS, tokens / TOKENS rounded up,
-// parts).
+// norm on it (each block sums up the squares of whole rows then, so there is one part), or f16:
+// row by row (adapters_down_half_*) or as matmat_wgmma.h has it (adapters_down_columns_*).
+// Geometry: grid (n_matrices * width / RANKS, tokens / TOKENS rounded up, parts).
 //
 // adapters_up: out_m[t][r] += sum_w B_m[r][w] * (the sum of low's parts)[t][w] over w whose scale
 // is not 0. A thread takes a row of B and up to <tokens> tokens, and reads CHUNK columns of the row
@@ -21,8 +20,8 @@
 // are multiples of 16. What depends on weights and scales alone is read before the launch before
 // has ended, where `early` says that no launch writes scales: so of decode little is left but x,
 // low and out, from caches. Widths are multiples of 32.
-// Entries: adapters_down_<type>, adapters_down_half_<type>, adapters_up_<tokens>_<type>,
-// adapters_up_gated_<type> (WEIGHT one of F32, F16, TYPE its name).
+// Entries: adapters_down_<type>, adapters_down_half_<type>, adapters_down_columns_<type>,
+// adapters_up_<tokens>_<type>, adapters_up_gated_<type> (WEIGHT one of F32, F16, TYPE its name).
 #include "compat.h"
 #include "floats.h"
 #include "act.h"
@@ -51,7 +50,6 @@ struct AdaptersDownArgs {
     float factor;
     u32 cols, width;
     u32 n_tokens, n_matrices;
-    u32 group_stride, token_stride;
     u32 n_parts;
     u32 early;
     const u8* weights[4];
@@ -84,17 +82,20 @@ FORCE u32 lanes_or(u32 bits) {
     return bits;
 }
 
+FORCE u32 word_of(const U32x4& v, u32 i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
 // Eight weights that follow each other, as they lie in memory.
 template <class T>
 struct Eight {
     static constexpr u32 VECTORS = T::BYTES / 2;
     U32x4 v[VECTORS];
 
-    // Columns k to k + 7 of a row; those past the last are 0.
+    // Columns k to k + 7 of a row; those past the last are 0. WHOLE: columns are a multiple of 8.
+    template <bool WHOLE = false>
     FORCE void load(const u8* row, u32 k, u32 cols) {
 #pragma unroll
         for (u32 i = 0; i < VECTORS; ++i) v[i] = U32x4{0, 0, 0, 0};
-        if (cols % 8 == 0) {
+        if (WHOLE || cols % 8 == 0) {
 #pragma unroll
             for (u32 i = 0; i < VECTORS; ++i) {
                 if (k < cols) v[i] = stream16(row + (u64)k * T::BYTES + i * 16);
@@ -109,10 +110,7 @@ struct Eight {
             set(word, get(word) | bits << (T::BYTES == 4 ? 0 : i % 2 * 16));
         }
     }
-    FORCE u32 get(u32 word) const {
-        const U32x4& w = v[word / 4];
-        return word % 4 == 0 ? w.x : word % 4 == 1 ? w.y : word % 4 == 2 ? w.z : w.w;
-    }
+    FORCE u32 get(u32 word) const { return word_of(v[word / 4], word % 4); }
     FORCE void set(u32 word, u32 bits) {
         U32x4& w = v[word / 4];
         (word % 4 == 0 ? w.x : word % 4 == 1 ? w.y : word % 4 == 2 ? w.z : w.w) = bits;
@@ -127,12 +125,14 @@ struct Floats {
     static constexpr bool HALF = false;
     F32x4 v[2];
 
-    FORCE void load(const AdaptersDownArgs& a, u32 token, u32 k) {
+    template <bool WHOLE = false, class A>
+    FORCE void load(const A& a, u32 token, u32 k) {
         v[0] = v[1] = F32x4{0.0f, 0.0f, 0.0f, 0.0f};
-        if (k < a.cols) read((const float*)a.x + (u64)token * a.cols, k, a.cols);
+        if (k < a.cols) read<WHOLE>((const float*)a.x + (u64)token * a.cols, k, a.cols);
     }
+    template <bool WHOLE = false>
     FORCE void read(const float* row, u32 k, u32 cols) {
-        if (cols % 8 == 0) {
+        if (WHOLE || cols % 8 == 0) {
             v[0] = *(const F32x4*)(row + k);
             v[1] = *(const F32x4*)(row + k + 4);
             return;
@@ -153,11 +153,28 @@ struct Halves {
     static constexpr bool HALF = true;
     U32x4 v;
 
-    FORCE void load(const AdaptersDownArgs& a, u32 token, u32 k) {
+    template <bool WHOLE = false, class A>
+    FORCE void load(const A& a, u32 token, u32 k) {
         v = U32x4{0, 0, 0, 0};
-        if (k < a.cols) v = *(const U32x4*)(a.x + ((u64)(k / 8) * a.group_stride + (u64)token * a.token_stride) * 16);
+        if (k < a.cols) v = *(const U32x4*)(a.x + ((u64)token * a.cols + k) * 2);
     }
     FORCE float at(u32 i) const { return F16::of(v, i); }
+};
+
+// As matmat_wgmma.h has them: columns k and k + 2, k + 1 and k + 3, k + 4 and k + 6, k + 5 and k +
+// 7 are a word each, which lies beside those of three other blocks.
+struct Columns {
+    static constexpr bool HALF = true;
+    u32 word[4];
+
+    template <bool WHOLE = false, class A>
+    FORCE void load(const A& a, u32 token, u32 k) {
+        const u64 tokens = (a.n_tokens + 7) / 8 * 8;
+        const u32* from = (const u32*)a.x + ((k / 128 * 16 + k % 32 / 2) * tokens + token) * 4 + k / 32 % 4;
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) word[j] = k < a.cols ? from[j * tokens * 4] : 0;
+    }
+    FORCE float at(u32 i) const { return f32_of_f16(word[i / 4 * 2 + i % 2] >> i % 4 / 2 * 16); }
 };
 
 // The sums of RANKS values over a wave, one in lanes 0, 8, 16 and 24 each.
@@ -174,9 +191,9 @@ FORCE float four_sums(const float (&v)[RANKS]) {
 
 template <class T, class X>
 FORCE void down(const AdaptersDownArgs& a) {
-    constexpr u32 WAVES = THREADS / WAVE, PER = SLICE / 8 / THREADS;
+    constexpr u32 N_WAVES = THREADS / WAVE, PER = SLICE / 8 / THREADS;
     // Of each wave, and behind the sums of products that of the squares.
-    __shared__ float sums[WAVES][TOKENS][RANKS + 1];
+    __shared__ float sums[N_WAVES][TOKENS][RANKS + 1];
     let_next_start();
     const u32 blocks = a.width / RANKS, m = block_x() / blocks, rank0 = block_x() % blocks * RANKS;
     const u32 token0 = block_y() * TOKENS, n = least(TOKENS, a.n_tokens - token0), slice0 = block_z();
@@ -259,17 +276,32 @@ FORCE void down(const AdaptersDownArgs& a) {
     if (t >= n || !(tokens >> t & 1)) return;
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
-    for (u32 w = 0; w < WAVES; ++w) sum += sums[w][t][r];
+    for (u32 w = 0; w < N_WAVES; ++w) sum += sums[w][t][r];
     float factor = scales[(u64)t * a.width + r];
     // What has no scale is nobody's: it may be infinite.
     if (factor == 0.0f) sum = 0.0f;
     factor *= a.factor;
     if (!X::HALF && a.norm) {
 #pragma unroll
-        for (u32 w = 0; w < WAVES; ++w) squares += sums[w][t][RANKS];
+        for (u32 w = 0; w < N_WAVES; ++w) squares += sums[w][t][RANKS];
         factor /= sqrt_of(squares / (float)a.cols + a.eps);
     }
     a.low[((u64)(slice0 * a.n_matrices + m) * a.n_tokens + token0 + t) * a.width + rank0 + r] = sum * factor;
+}
+
+// Which of the matrices a block's rows are of, and which block of that matrix it is.
+FORCE u32 matrix_of(const AdaptersUpArgs& a, u32& block) {
+    u32 m = 0;
+    block = block_x();
+#pragma unroll
+    for (u32 i = 0; i < 3; ++i) {
+        const u32 blocks = (a.matrices[i].rows + UP_THREADS - 1) / UP_THREADS;
+        if (m == i && i + 1 < a.n_matrices && block >= blocks) {
+            block -= blocks;
+            m = i + 1;
+        }
+    }
+    return m;
 }
 
 // CHUNK columns of a row of B.
@@ -277,9 +309,10 @@ template <class T>
 struct Chunk {
     Eight<T> v[CHUNK / 8];
 
+    template <bool WHOLE = false>
     FORCE void load(const u8* row, u32 k, u32 width) {
 #pragma unroll
-        for (u32 i = 0; i < CHUNK / 8; ++i) v[i].load(row, k + i * 8, width);
+        for (u32 i = 0; i < CHUNK / 8; ++i) v[i].template load<WHOLE>(row, k + i * 8, width);
     }
     // acc + the product with as many floats of shared memory
     FORCE float dot(const float* low, float acc) const {
@@ -310,17 +343,8 @@ FORCE void up(const AdaptersUpArgs& a) {
     __shared__ u32 has_scale[COUNT][CHUNKS];
     let_next_start();
     const u32 token0 = block_y() * COUNT, n = least(COUNT, a.n_tokens - token0);
-    u32 m = 0, block = block_x();
-    if (!GATED) {
-#pragma unroll
-        for (u32 i = 0; i < 3; ++i) {
-            const u32 blocks = (a.matrices[i].rows + UP_THREADS - 1) / UP_THREADS;
-            if (m == i && i + 1 < a.n_matrices && block >= blocks) {
-                block -= blocks;
-                m = i + 1;
-            }
-        }
-    }
+    u32 block = block_x();
+    const u32 m = GATED ? 0 : matrix_of(a, block);
     const u32 row = block * UP_THREADS + thread_x();
     AdapterMatrix matrix[MATRICES];
     float* out[MATRICES];
@@ -422,10 +446,42 @@ FORCE void up(const AdaptersUpArgs& a) {
     if (GATED && is_row) *out[0] = gate_of(a.act, *out[0] + acc[0], *out[MATRICES - 1] + acc[MATRICES - 1]);
 }
 
+#include "adapters_mma.h"
+#include "adapters_few.h"
+
+// Of f16 and many rows by matrix instructions where there are.
+template <class T>
+struct Many {
+    static FORCE void down_columns(const AdaptersDownArgs& a) { down<T, Columns>(a); }
+    static FORCE void up_many(const AdaptersUpArgs& a) { up<T, TOKENS, false>(a); }
+};
+#if defined(RF_CUDA) && __CUDA_ARCH__ >= 800
+template <>
+struct Many<F16> {
+    static FORCE void down_columns(const AdaptersDownArgs& a) { down_by_mma(a); }
+    static FORCE void up_many(const AdaptersUpArgs& a) { up_by_mma(a); }
+};
+#endif
+
 #define NAME2(a, b) a##b
 #define NAME(a, b) NAME2(a, b)
 ENTRY(THREADS, 1) NAME(adapters_down_, TYPE)(AdaptersDownArgs a) { down<WEIGHT, Floats>(a); }
 ENTRY(THREADS, 1) NAME(adapters_down_half_, TYPE)(AdaptersDownArgs a) { down<WEIGHT, Halves>(a); }
+#ifdef RF_CUDA
+ENTRY(THREADS, 2) NAME(adapters_down_columns_, TYPE)(AdaptersDownArgs a) { Many<WEIGHT>::down_columns(a); }
+#if __CUDA_ARCH__ >= 900
+#define FEW(x, gated) few<WEIGHT, x, gated>(a)
+#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define FEW(x, gated)
+#define IN_CLUSTERS
+#endif
+// Blocks a multiprocessor: of f32 two need too many registers.
+#define FEW_BLOCKS (WEIGHT::BYTES == 2 ? 2 : 1)
+ENTRY(THREADS, FEW_BLOCKS) IN_CLUSTERS NAME(adapters_few_, TYPE)(AdaptersFewArgs a) { FEW(Floats, false); }
+ENTRY(THREADS, FEW_BLOCKS) IN_CLUSTERS NAME(adapters_few_half_, TYPE)(AdaptersFewArgs a) { FEW(Halves, false); }
+ENTRY(THREADS, 1) IN_CLUSTERS NAME(adapters_few_gated_, TYPE)(AdaptersFewArgs a) { FEW(Floats, true); }
+#endif
 ENTRY(UP_THREADS, 1) NAME(adapters_up_1_, TYPE)(AdaptersUpArgs a) { up<WEIGHT, 1, false>(a); }
-ENTRY(UP_THREADS, 1) NAME(adapters_up_32_, TYPE)(AdaptersUpArgs a) { up<WEIGHT, 32, false>(a); }
+ENTRY(UP_THREADS, 1) NAME(adapters_up_32_, TYPE)(AdaptersUpArgs a) { Many<WEIGHT>::up_many(a); }
 ENTRY(UP_THREADS, 1) NAME(adapters_up_gated_, TYPE)(AdaptersUpArgs a) { up<WEIGHT, 1, true>(a); }

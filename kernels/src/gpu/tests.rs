@@ -28,6 +28,7 @@ use crate::host::WeightType;
 use rocmforge_ops::{Act, KvLayout, KvType, Mask, RopeOrder, Router, RouterGate};
 
 mod adapters;
+mod emulated;
 mod limits;
 mod sources;
 mod structs;

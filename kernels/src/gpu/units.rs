@@ -12,7 +12,7 @@ macro_rules! files {
 }
 
 /// Every source and header.
-const FILES: [(&str, &str); 57] = files![
+const FILES: [(&str, &str); 59] = files![
     "compat.h",
     "formats.h",
     "formats_low_bits.h",
@@ -60,6 +60,8 @@ const FILES: [(&str, &str); 57] = files![
     "elements.hip",
     "clamp.hip",
     "adapters.hip",
+    "adapters_few.h",
+    "adapters_mma.h",
     "route.hip",
     "conv.hip",
     "delta_net.hip",
@@ -85,12 +87,17 @@ impl Unit {
     /// The whole text: definitions, headers, source.
     #[must_use]
     pub fn text(&self) -> String {
+        self.text_without(&[])
+    }
+
+    /// [`Unit::text`] without these headers and what they include.
+    pub(crate) fn text_without(&self, headers: &[&str]) -> String {
         let mut text = String::new();
         for definition in self.definitions.split_whitespace() {
             let (name, value) = definition.split_once('=').unwrap_or((definition, "1"));
             text += &format!("#define {name} {value}\n");
         }
-        let mut included = Vec::new();
+        let mut included = headers.iter().map(|&header| header.to_owned()).collect();
         expand(self.source, &mut included, &mut text);
         text
     }

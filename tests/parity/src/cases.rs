@@ -148,6 +148,7 @@ pub fn cases(extent: Extent) -> Vec<Case> {
         elements::gathered_means(),
         layers(),
         adapters::cases(),
+        adapters::behind_products(),
         adapters::layers(),
         elements::cases(),
         attention::variants(),

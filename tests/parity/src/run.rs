@@ -454,8 +454,9 @@ pub(crate) fn fill(
     Ok(())
 }
 
-/// Most ranks of an adapter.
+/// Most ranks of an adapter, and of one of many ranks.
 const RANK_MAX: usize = 24;
+const RANKS_MANY: usize = 200;
 
 /// Rows of scales of up to three adapters each, and none for every fourth row.
 fn scale_rows(rng: &mut StdRng, (n, width): (usize, usize), size: f32) -> Vec<f32> {
@@ -464,9 +465,13 @@ fn scale_rows(rng: &mut StdRng, (n, width): (usize, usize), size: f32) -> Vec<f3
         if i % 4 == 3 {
             continue;
         }
-        for _ in 0..rng.random_range(1..4) {
+        for adapter in 0..rng.random_range(1..4) {
             let first = rng.random_range(0..width);
-            let end = width.min(first + rng.random_range(1..=RANK_MAX));
+            let most = match adapter {
+                0 if width > 2 * RANKS_MANY => RANKS_MANY,
+                _ => RANK_MAX,
+            };
+            let end = width.min(first + rng.random_range(1..=most));
             row[first..end].fill(rng.random_range(-1.0f32..1.0) * size);
         }
     }

@@ -1,7 +1,8 @@
 //! What adapters (LoRA) add to products of one input (`hip/adapters.hip`), in two launches:
-//! [`down`] for the first matrices of all products, [`up`] for the second ones.
+//! [`down`] for the first matrices of all products, [`up`] for the second ones. For few rows one
+//! launch does both where blocks can write into each other's shared memory ([`few`]).
 //!
-//! Both read only the ranks that one of their rows has a scale for. So a row costs the bytes of its
+//! All read only the ranks that one of their rows has a scale for. So a row costs the bytes of its
 //! own adapters, however many adapters a model has, and rows of one adapter share its bytes.
 
 use super::activations::ActSpec;
@@ -9,7 +10,7 @@ use super::matmat::{HalfInputs, HalfLayout};
 use super::type_name;
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, arg_struct};
-use crate::gpu::{Address, Error, Launch};
+use crate::gpu::{Address, Error, GpuTarget, Launch};
 use crate::host::WeightType;
 use rocmforge_ops::Act;
 
@@ -34,6 +35,11 @@ const TOKENS: u32 = 32;
 /// Rows of a first matrix that a block of [`down`] takes.
 const RANKS: u64 = 4;
 
+/// The same by matrix instructions (`hip/adapters_mma.h`), and columns that such a block has under
+/// way at once.
+const TILE: u64 = 16;
+const TILE_SLICE: u64 = 1024;
+
 /// Columns that a block of [`down`] has under way at once.
 const SLICE: u64 = 4096;
 
@@ -41,6 +47,20 @@ const SLICE: u64 = 4096;
 /// adapters of rank 16, blocks for one token ask the second-level cache for 88 MB a layer of
 /// Llama-8B, blocks for 32 for 22 MB; of 8 tokens both ask for the same.
 const SINGLE_MAX: u64 = 16;
+
+/// Blocks of a cluster of [`few`].
+const CLUSTER: u64 = 8;
+
+/// Rows of a block of [`few`], as few as the GPU has multiprocessors for: each cluster multiplies
+/// the first matrix anew.
+const FEW_ROWS: [u64; 2] = [256, 512];
+
+/// Blocks of [`few`] that a multiprocessor has room for, but of a gated unit. If not all blocks run
+/// at once, a second launch costs less than the blocks that wait.
+const FEW_BLOCKS: u64 = 2;
+
+/// Most ranks of all adapters for [`few`].
+const FEW_WIDTH: u64 = 1024;
 
 arg_struct! {
     /// One product of `adapters_up_*`.
@@ -54,7 +74,7 @@ arg_struct! {
 
 arg_struct! {
     /// Of `adapters_down_*`.
-    AdaptersDownArgs: 104 {
+    AdaptersDownArgs: 96 {
         x: u64,
         norm: u64,
         scales: u64,
@@ -65,11 +85,39 @@ arg_struct! {
         width: u32,
         n_tokens: u32,
         n_matrices: u32,
-        group_stride: u32,
-        token_stride: u32,
         n_parts: u32,
         early: u32,
         weights: [u64; MATRICES_MAX],
+    }
+}
+
+arg_struct! {
+    /// One product of `adapters_few_*`.
+    AdapterPair: 32 {
+        first: u64,
+        second: u64,
+        out: u64,
+        rows: u32,
+        reserved: u32,
+    }
+}
+
+arg_struct! {
+    /// Of `adapters_few_*`.
+    AdaptersFewArgs: 200 {
+        x: u64,
+        norm: u64,
+        scales: u64,
+        eps: f32,
+        factor: f32,
+        cols: u32,
+        width: u32,
+        n_matrices: u32,
+        rows_per_block: u32,
+        early: u32,
+        reserved: u32,
+        act: ActSpec,
+        matrices: [AdapterPair; MATRICES_MAX],
     }
 }
 
@@ -113,7 +161,8 @@ pub enum Rows {
         /// The norm.
         norm: Option<(Address, f32)>,
     },
-    /// As products read them; columns are a multiple of 8.
+    /// As products read them; columns are a multiple of 8, or of 128 in the order of
+    /// [`HalfLayout::Columns`].
     Halves(HalfInputs),
 }
 
@@ -149,13 +198,36 @@ pub struct Second {
     pub low: u64,
 }
 
+/// One product and what is added to it by [`few`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pair {
+    /// The first matrix, `[cols, width]` in ggml's order, and the second one, `[width, rows]`;
+    /// `None` adds nothing.
+    pub weights: Option<(Address, Address)>,
+    /// f32 `[n_tokens][rows]`, changed in place.
+    pub out: Address,
+    /// Outputs.
+    pub rows: u64,
+}
+
 /// Into how many parts columns may go. A norm wants whole rows.
 #[must_use]
-pub fn parts(cols: u64, rows: Rows) -> u64 {
-    match rows {
-        Rows::Floats { norm: Some(_), .. } => 1,
-        _ => cols.div_ceil(SLICE).clamp(1, PARTS_MAX),
-    }
+pub fn parts(ty: WeightType, cols: u64, rows: Rows) -> u64 {
+    let slice = match rows {
+        Rows::Floats { norm: Some(_), .. } => return 1,
+        _ if is_by_tiles(ty, rows) => TILE_SLICE,
+        _ => SLICE,
+    };
+    cols.div_ceil(slice).clamp(1, PARTS_MAX)
+}
+
+fn is_by_columns(rows: Rows) -> bool {
+    matches!(rows, Rows::Halves(half) if half.layout == HalfLayout::Columns)
+}
+
+/// Whether [`down`] is by matrix instructions: rows in Hopper's order are where there are some.
+fn is_by_tiles(ty: WeightType, rows: Rows) -> bool {
+    ty == WeightType::F16 && is_by_columns(rows)
 }
 
 fn check(ty: WeightType, n: usize, width: u64) -> Result<(), Error> {
@@ -187,11 +259,10 @@ pub fn down(
     low: Low,
 ) -> Result<Launch, Error> {
     check(ty, weights.len(), scales.width)?;
-    let halves = matches!(rows, Rows::Halves(_));
+    let (halves, by_columns) = (matches!(rows, Rows::Halves(_)), is_by_columns(rows));
     if low.n != weights.len() as u64
-        || !(1..=parts(cols, rows)).contains(&low.parts)
-        || halves && !cols.is_multiple_of(8)
-        || matches!(rows, Rows::Halves(half) if half.layout != HalfLayout::Rows)
+        || !(1..=parts(ty, cols, rows)).contains(&low.parts)
+        || halves && !cols.is_multiple_of(if by_columns { 128 } else { 8 })
     {
         return Err(Error::NoKernel {
             what: format!(
@@ -200,7 +271,7 @@ pub fn down(
                 low.parts,
                 weights.len()
             ),
-            built: "whole rows with a norm, else 4,096 columns a part; f16 rows by eight columns",
+            built: "whole rows with a norm, else 4,096 columns a part; f16 rows by 8 columns or 128",
         });
     }
     let mut args = AdaptersDownArgs {
@@ -223,17 +294,19 @@ pub fn down(
         Rows::Halves(half) => {
             args.x = half.x;
             args.factor = half.factor;
-            (args.group_stride, args.token_stride) = (1, args.cols / 8);
         }
     }
     args.weights[..weights.len()].copy_from_slice(weights);
-    let groups = weights.len() as u64 * (scales.width / RANKS);
+    let ranks = if is_by_tiles(ty, rows) { TILE } else { RANKS };
+    let groups = weights.len() as u64 * (scales.width / ranks);
     Ok(Launch {
-        kernel: match (ty, halves) {
-            (WeightType::F32, false) => "adapters_f32.adapters_down_f32",
-            (WeightType::F32, true) => "adapters_f32.adapters_down_half_f32",
-            (_, false) => "adapters_f16.adapters_down_f16",
-            (_, true) => "adapters_f16.adapters_down_half_f16",
+        kernel: match (ty, halves, by_columns) {
+            (WeightType::F32, false, _) => "adapters_f32.adapters_down_f32",
+            (WeightType::F32, true, false) => "adapters_f32.adapters_down_half_f32",
+            (WeightType::F32, true, true) => "adapters_f32.adapters_down_columns_f32",
+            (_, false, _) => "adapters_f16.adapters_down_f16",
+            (_, true, false) => "adapters_f16.adapters_down_half_f16",
+            (_, true, true) => "adapters_f16.adapters_down_columns_f16",
         },
         grid: [
             count("the ranks of adapters", groups)?,
@@ -314,4 +387,110 @@ pub fn up(
         args: ArgBytes::of(&args),
         overlaps: true,
     })
+}
+
+/// Rows of a block of [`few`] for these products, if that is what adds fastest: blocks of one
+/// cluster and token are side by side on the GPU, and all of them at once.
+fn few_rows(target: &GpuTarget, n_tokens: u64, pairs: &[Pair], is_unit: bool) -> Option<u64> {
+    let products = if is_unit { &pairs[..1] } else { pairs };
+    let blocks = |rows: u64| {
+        let clusters = products.iter().map(|p| p.rows.div_ceil(CLUSTER * rows));
+        clusters.sum::<u64>() * CLUSTER * n_tokens
+    };
+    let units = u64::from(target.compute_units);
+    let most = [units, if is_unit { units } else { units * FEW_BLOCKS }];
+    let of_size = FEW_ROWS.iter().zip(most);
+    of_size
+        .filter(|(rows, most)| blocks(**rows) <= *most)
+        .map(|(rows, _)| *rows)
+        .next()
+}
+
+/// [`down`] and [`up`] in one launch, where that is faster: few tokens on a GPU with clusters.
+/// Nothing is left in memory between them.
+///
+/// # Errors
+/// [`Error::NoKernel`] for what [`down`] and [`up`] have no kernel for; [`Error::TooLarge`].
+pub fn few(
+    target: &GpuTarget,
+    ty: WeightType,
+    (rows, cols): (Rows, u64),
+    scales: Scales,
+    pairs: &[Pair],
+    gate: Option<Act>,
+) -> Result<Option<Launch>, Error> {
+    let n = pairs.len();
+    if !target.has_clusters()
+        || scales.n_tokens > SINGLE_MAX
+        || scales.width > FEW_WIDTH
+        || n > MATRICES_MAX
+        || !cols.is_multiple_of(8)
+        || is_by_columns(rows)
+    {
+        return Ok(None);
+    }
+    check(ty, n, scales.width)?;
+    let halves = matches!(rows, Rows::Halves(_));
+    let is_unit = matches!(pairs, [a, b] if a.rows == b.rows) && scales.n_tokens == 1 && !halves;
+    let are_there = pairs.iter().all(|p| p.weights.is_some());
+    if gate.is_some() && !is_unit || gate.is_none() && !are_there {
+        return Err(Error::NoKernel {
+            what: format!("what adapters add to {n} products of few rows"),
+            built: "products with adapters, gated units of one token's f32 and two products",
+        });
+    }
+    let Some(rows_per_block) = few_rows(target, scales.n_tokens, pairs, gate.is_some()) else {
+        return Ok(None);
+    };
+    let mut args = AdaptersFewArgs {
+        scales: scales.at,
+        factor: 1.0,
+        cols: count("the number of a matrix's columns", cols)?,
+        width: count("the width of adapters", scales.width)?,
+        n_matrices: n as u32,
+        rows_per_block: rows_per_block as u32,
+        early: u32::from(scales.early),
+        act: gate.map_or_else(ActSpec::default, ActSpec::new),
+        ..AdaptersFewArgs::default()
+    };
+    match rows {
+        Rows::Floats { x, norm } => {
+            args.x = x;
+            (args.norm, args.eps) = norm.unwrap_or((0, 0.0));
+        }
+        Rows::Halves(half) => (args.x, args.factor) = (half.x, half.factor),
+    }
+    let mut clusters = 0;
+    for (i, (to, pair)) in args.matrices.iter_mut().zip(pairs).enumerate() {
+        let (first, second) = pair.weights.unwrap_or((0, 0));
+        *to = AdapterPair {
+            first,
+            second,
+            out: pair.out,
+            rows: count("the number of a matrix's rows", pair.rows)?,
+            reserved: 0,
+        };
+        if i == 0 || gate.is_none() {
+            clusters += pair.rows.div_ceil(CLUSTER * rows_per_block);
+        }
+    }
+    Ok(Some(Launch {
+        kernel: match (ty, gate.is_some(), halves) {
+            (WeightType::F32, true, _) => "adapters_f32.adapters_few_gated_f32",
+            (WeightType::F32, false, false) => "adapters_f32.adapters_few_f32",
+            (WeightType::F32, false, true) => "adapters_f32.adapters_few_half_f32",
+            (_, true, _) => "adapters_f16.adapters_few_gated_f16",
+            (_, false, false) => "adapters_f16.adapters_few_f16",
+            (_, false, true) => "adapters_f16.adapters_few_half_f16",
+        },
+        grid: [
+            count("the blocks of adapters", clusters * CLUSTER)?,
+            scales.n_tokens as u32,
+            1,
+        ],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+        args: ArgBytes::of(&args),
+        overlaps: true,
+    }))
 }

@@ -1,5 +1,5 @@
 //! What adapters add to products (`adapters.hip`): sums of f64, of the ranks alone that have a
-//! scale. What nobody writes is not read.
+//! scale. What nobody writes is not read. Rows in Hopper's order are no AMD GPU's.
 
 use rocmforge_kernels::gpu::ops::adapters::{
     AdapterMatrix, AdaptersDownArgs, AdaptersUpArgs, MATRICES_MAX, PARTS_MAX,
@@ -71,18 +71,8 @@ fn rows(memory: &mut Memory, a: &AdaptersDownArgs, half: bool) -> Result<Vec<f32
     if a.norm != 0 || cols % 8 != 0 {
         return Err(Fault(format!("f16 rows of {cols} columns")));
     }
-    let mut x = vec![0.0; n * cols];
-    for t in 0..n {
-        for group in 0..cols / 8 {
-            let place =
-                group as u64 * u64::from(a.group_stride) + t as u64 * u64::from(a.token_stride);
-            let eight = halves(memory, a.x + place * 16, 8, "adapters' rows")?;
-            let to = &mut x[t * cols + group * 8..][..8];
-            to.iter_mut()
-                .zip(eight)
-                .for_each(|(to, v)| *to = v * a.factor);
-        }
-    }
+    let mut x = halves(memory, a.x, n * cols, "adapters' rows")?;
+    x.iter_mut().for_each(|v| *v *= a.factor);
     Ok(x)
 }
 

@@ -65,17 +65,10 @@ impl Lowering<'_> {
         }
         let half = matmat::f16_from(self.target).is_some_and(|from| tokens >= from);
         if half && quantized_only {
-            if wanted && by_columns {
-                input = self.stored_if_gated(input, bound)?;
-            }
             let half = self.half(input, bound)?;
             let (room, add) = (self.parts_room(), add.is_some());
             self.push_all(matmat::matmat_f16(self.target, half, &matrices, add, room))?;
-            return Ok(match half.layout {
-                HalfLayout::Rows => Rows::Halves(half),
-                // In an order that is the tensor cores' own.
-                HalfLayout::Columns => self.floats(input, bound),
-            });
+            return Ok(Rows::Halves(half));
         }
         let quantized = matrices.iter().any(|m| m.ty.is_quantized());
         let floats = matrices.iter().any(|m| !m.ty.is_quantized());

@@ -1,0 +1,78 @@
+//! Kernels compiled for the host and run there against sums of f64 (`tests/emulate`). A GPU's
+//! matrix instructions and clusters are followed lane by lane, so what only such GPUs run is
+//! checked without one.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::*;
+
+/// Compilers of C++ that know `_Float16`.
+const COMPILERS: [&str; 5] = ["clang++", "clang++-24", "clang++-23", "clang++-22", "g++"];
+
+/// What stands in for these is declared in `emulator.h`.
+const REPLACED: [&str; 2] = ["compat.h", "mma_f16.h"];
+
+const CASES: &str = "16";
+
+/// The first compiler that makes a program of a line with `_Float16`.
+fn compiler(dir: &Path) -> Option<&'static str> {
+    let trial = dir.join("trial.cpp");
+    std::fs::write(&trial, "int main() { return (int)(_Float16)0.0f; }\n").unwrap();
+    COMPILERS.into_iter().find(|name| {
+        let made = Command::new(name)
+            .args(["-std=c++20", "-o"])
+            .arg(dir.join("trial"))
+            .arg(&trial)
+            .output();
+        made.is_ok_and(|made| made.status.success())
+    })
+}
+
+/// Compiles a unit with its program of tests, and runs that with a seed.
+fn check(unit: &str, program: &str, flags: &[&str], seed: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(compiler) = compiler(dir.path()) else {
+        println!("skipped: no compiler of C++ with _Float16 (install clang or g++)");
+        return;
+    };
+    let kernels = dir.path().join("kernels.inc");
+    let text = units::unit(unit).unwrap().text_without(&REPLACED);
+    std::fs::write(&kernels, text).unwrap();
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulate");
+    let to = dir.path().join("program");
+    let made = Command::new(compiler)
+        .args(["-std=c++20", "-O1", "-pthread", "-w", "-DEMULATED"])
+        .args(flags)
+        .arg(format!("-DKERNELS=\"{}\"", kernels.display()))
+        .arg("-I")
+        .arg(&sources)
+        .arg(sources.join(program))
+        .arg("-o")
+        .arg(&to)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&made.stderr);
+    assert!(made.status.success(), "{compiler}: {text}");
+    let ran = Command::new(&to).args([seed, CASES]).output().unwrap();
+    let text = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{unit} {flags:?}: {text}");
+    println!("{unit} {flags:?}: {text}");
+}
+
+const HOPPER: [&str; 2] = ["-DRF_CUDA", "-D__CUDA_ARCH__=900"];
+
+#[test]
+fn adapters_of_f16_add_what_they_should_on_hopper() {
+    check("adapters_f16", "adapters.cpp", &HOPPER, "1");
+}
+
+#[test]
+fn adapters_of_f32_add_what_they_should_on_hopper() {
+    check("adapters_f32", "adapters.cpp", &HOPPER, "2");
+}
+
+#[test]
+fn adapters_add_what_they_should_in_waves_of_64() {
+    check("adapters_f16", "adapters.cpp", &["-DWAVE=64"], "3");
+}
