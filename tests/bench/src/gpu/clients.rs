@@ -53,72 +53,19 @@ pub(crate) fn run_all(bench: &mut Bench, check: &mut Check) -> Result<()> {
     session.generate(&model, 1, 2)?;
     let mut rng = StdRng::seed_from_u64(bench.seed);
     for (n, choice) in bench.plan.together.clone() {
-        let mut rates = Rates::default();
-        // The first run uploads, compiles and records.
-        for counted in std::iter::once(false).chain((0..bench.plan.rounds_together).map(|_| true)) {
-            let (n_prompt, n_tokens) = bench.plan.text_together;
-            let requests: Vec<GenerateRequest> = (0..n)
-                .map(|i| {
-                    let mut request = greedy(&model, random_prompt(&mut rng, n_prompt), n_tokens);
-                    if n_adapters > 0 {
-                        // Each client has one, in turn.
-                        let mut scales = vec![0.0; n_adapters.into()];
-                        scales[i % usize::from(n_adapters)] = 1.0;
-                        request.adapters = model.adapters().at(&scales)?;
-                    }
-                    if let Choice::Sampled = choice {
-                        request.sampling = SamplingParams {
-                            seed: Some(i as u64),
-                            ..SamplingParams::default()
-                        };
-                    }
-                    Ok(request)
-                })
-                .collect::<Result<_>>()?;
-            let texts = session.block_on(async |engine| {
-                let asked = requests.into_iter().map(|request| async move {
-                    let asked = Instant::now();
-                    let mut tokens = Vec::new();
-                    run(engine, request, |ids| {
-                        let now = Instant::now();
-                        tokens.extend(ids.iter().map(|_| now));
-                    })
-                    .await?;
-                    Ok::<Text, anyhow::Error>(Text {
-                        tokens,
-                        asked,
-                        ended: Instant::now(),
-                    })
-                });
-                try_join_all(asked).await
-            })?;
-            if counted {
-                rates.count(&texts)?;
-            }
+        // Without adapters first, in whose passes the model computes as one that has none.
+        let without = together(bench, &mut session, (&model, 0), (n, choice), &mut rng)?;
+        if n_adapters > 0 {
+            let with = (&model, n_adapters);
+            let with = together(bench, &mut session, with, (n, choice), &mut rng)?;
+            let shares = with
+                .iter()
+                .zip(&without)
+                .map(|(with, without)| with / without);
+            let what = format!("{n} clients, decode with {n_adapters} adapters over without");
+            let shares: Vec<f64> = shares.collect();
+            bench.add(Row::new(&title(asked), what, "", &shares));
         }
-        let figure = |what: &str| {
-            let how = match choice {
-                Choice::Greedy => "",
-                Choice::Sampled => ", sampled",
-            };
-            let with = match n_adapters {
-                0 => String::new(),
-                n => format!(" with {n} adapters"),
-            };
-            format!("{n} clients{with}{how}, {what}")
-        };
-        let name = title(asked);
-        // That of others is without adapters.
-        let goal = bench.plan.clients_goal(n).filter(|_| n_adapters == 0);
-        let decode = Row::new(&name, figure("decode"), "tokens/s", &rates.decode);
-        bench.add(Row::new(
-            &name,
-            figure("together"),
-            "tokens/s",
-            &rates.together,
-        ));
-        bench.add(decode.judged(goal));
-        bench.add(Row::new(&name, figure("longest gap"), "ms", &rates.gap));
     }
     beside_a_prompt(bench, &mut session, &model, &mut rng)?;
     let left = session.engine.snapshot().cache.kv_bytes;
@@ -126,6 +73,92 @@ pub(crate) fn run_all(bench: &mut Bench, check: &mut Check) -> Result<()> {
         check.fail(format!("{left} bytes of KV are held by nobody"));
     }
     session.end()
+}
+
+/// Measures clients of a model at once, each with one of `n_adapters` in turn. Returns the rates of
+/// decode.
+fn together(
+    bench: &mut Bench,
+    session: &mut Session,
+    (model, n_adapters): (&Arc<LoadedModel>, u16),
+    (n, choice): (usize, Choice),
+    rng: &mut StdRng,
+) -> Result<Vec<f64>> {
+    let mut rates = Rates::default();
+    // The first run uploads, compiles and records.
+    for counted in std::iter::once(false).chain((0..bench.plan.rounds_together).map(|_| true)) {
+        let requests = (0..n)
+            .map(|i| request(bench, (model, n_adapters), i, choice, rng))
+            .collect::<Result<Vec<GenerateRequest>>>()?;
+        let texts = session.block_on(async |engine| {
+            let asked = requests.into_iter().map(|request| async move {
+                let asked = Instant::now();
+                let mut tokens = Vec::new();
+                run(engine, request, |ids| {
+                    let now = Instant::now();
+                    tokens.extend(ids.iter().map(|_| now));
+                })
+                .await?;
+                Ok::<Text, anyhow::Error>(Text {
+                    tokens,
+                    asked,
+                    ended: Instant::now(),
+                })
+            });
+            try_join_all(asked).await
+        })?;
+        if counted {
+            rates.count(&texts)?;
+        }
+    }
+    let figure = |what: &str| {
+        let how = match choice {
+            Choice::Greedy => "",
+            Choice::Sampled => ", sampled",
+        };
+        let with = match n_adapters {
+            0 => String::new(),
+            n => format!(" with {n} adapters"),
+        };
+        format!("{n} clients{with}{how}, {what}")
+    };
+    let name = title(bench.plan.asked);
+    // That of others is without adapters.
+    let goal = bench.plan.clients_goal(n).filter(|_| n_adapters == 0);
+    let decode = Row::new(&name, figure("decode"), "tokens/s", &rates.decode);
+    bench.add(Row::new(
+        &name,
+        figure("together"),
+        "tokens/s",
+        &rates.together,
+    ));
+    bench.add(decode.judged(goal));
+    bench.add(Row::new(&name, figure("longest gap"), "ms", &rates.gap));
+    Ok(rates.decode)
+}
+
+/// Client `i`'s request for a text of a random prompt.
+fn request(
+    bench: &Bench,
+    (model, n_adapters): (&Arc<LoadedModel>, u16),
+    i: usize,
+    choice: Choice,
+    rng: &mut StdRng,
+) -> Result<GenerateRequest> {
+    let (n_prompt, n_tokens) = bench.plan.text_together;
+    let mut request = greedy(model, random_prompt(rng, n_prompt), n_tokens);
+    if n_adapters > 0 {
+        let mut scales = vec![0.0; n_adapters.into()];
+        scales[i % usize::from(n_adapters)] = 1.0;
+        request.adapters = model.adapters().at(&scales)?;
+    }
+    if let Choice::Sampled = choice {
+        request.sampling = SamplingParams {
+            seed: Some(i as u64),
+            ..SamplingParams::default()
+        };
+    }
+    Ok(request)
 }
 
 /// Clients that read their texts while a long prompt comes in.

@@ -112,7 +112,8 @@ pub(crate) struct Options {
     #[arg(long)]
     clients_of_a_mixture: bool,
     /// Load the clients' model with so many random LoRA adapters of rank 16 for all linear matrices
-    /// of its layers, and give each client one of them [default: 0].
+    /// of its layers, and measure clients with one of them each beside clients without
+    /// [default: 0].
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=16))]
     client_adapters: u16,
     /// Measure a mixture whose routers prefer some experts, in place of one that routes evenly.
