@@ -269,6 +269,11 @@ impl Fake {
         }
     }
 
+    /// Whether the process has the card open.
+    pub fn is_open(&self) -> bool {
+        self.number(Number::Contexts) > 0
+    }
+
     /// Works that are queued and not done.
     pub fn queued(&self) -> u64 {
         self.number(Number::Queued)

@@ -19,6 +19,8 @@ pub(crate) enum Number {
     Reservations,
     /// The most that was used; asking begins anew.
     PeakBytes,
+    /// Whether the process has the card open.
+    Contexts,
 }
 
 /// # Safety
@@ -150,6 +152,7 @@ pub(crate) extern "C" fn fake_hip_number(which: u32) -> u64 {
         queues.streams.values().map(|s| s.queue.len() as u64).sum(),
         state.memory.reservations(),
         peak,
+        u64::from(state.is_open),
     ]
     .get(which as usize)
     .copied()

@@ -10,11 +10,12 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
+use crate::misbehaviour::Misbehaviour;
 use crate::queue::Work;
 use crate::state::{
     ALREADY_REGISTERED, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, INVALID_DEVICE, INVALID_HANDLE,
     INVALID_VALUE, NO_BINARY, NO_DEVICE, NOT_FOUND, NOT_READY, NOT_REGISTERED, NOT_SUPPORTED,
-    OUT_OF_MEMORY, SUCCESS, State, call,
+    OUT_OF_MEMORY, SUCCESS, State, call, state,
 };
 
 /// Images begin with this; kernel names follow, a line each, up to a zero byte. `*` stands for all.
@@ -138,6 +139,28 @@ unsafe fn put_str(to: *mut c_char, len: c_int, text: &str) -> u32 {
     SUCCESS
 }
 
+// SAFETY: as in `exports`.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn hipDeviceReset() -> u32 {
+    let code = call("hipDeviceReset", |s| {
+        let alive = s.alive();
+        s.is_open = false;
+        match alive {
+            0 => SUCCESS,
+            // It would go; its owners would use what is no more.
+            n => s.misuse(
+                INVALID_VALUE,
+                format!("the device is reset while {n} things are alive"),
+            ),
+        }
+    });
+    // Others' calls go on meanwhile.
+    while state().misbehaves.of(Misbehaviour::HoldsReset).is_some() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    code
+}
+
 // SAFETY (of every body): out-pointers and arrays are what HIP's documentation asks of its caller,
 // and what the daemon's table passes.
 exports! {
@@ -164,6 +187,7 @@ exports! {
         }
         // There is one memory, that of the card in use.
         s.memory.total = s.total(device);
+        s.is_open = true;
         SUCCESS
     }
 

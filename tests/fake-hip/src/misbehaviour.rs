@@ -35,11 +35,13 @@ pub enum Misbehaviour {
     SlowHostReads,
     /// What a kernel reads of the host's memory has every so many bytes another one.
     FalseHostReads,
+    /// A reset of the device does not return before this is switched off.
+    HoldsReset,
 }
 
 impl Misbehaviour {
     /// All of them.
-    pub const ALL: [Misbehaviour; 14] = [
+    pub const ALL: [Misbehaviour; 15] = [
         Misbehaviour::SlowRegistration,
         Misbehaviour::FalseGranularity,
         Misbehaviour::KeepsMemory,
@@ -54,6 +56,7 @@ impl Misbehaviour {
         Misbehaviour::LosesKernelReads,
         Misbehaviour::SlowHostReads,
         Misbehaviour::FalseHostReads,
+        Misbehaviour::HoldsReset,
     ];
 
     /// Its name in FAKE_HIP_MISBEHAVE.
@@ -73,6 +76,7 @@ impl Misbehaviour {
             Misbehaviour::LosesKernelReads => "loses-kernel-reads",
             Misbehaviour::SlowHostReads => "slow-host-reads",
             Misbehaviour::FalseHostReads => "false-host-reads",
+            Misbehaviour::HoldsReset => "holds-reset",
         }
     }
 }

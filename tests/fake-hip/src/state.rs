@@ -78,6 +78,8 @@ pub(crate) struct State {
     pub(crate) functions: HashMap<usize, (usize, &'static Kernel)>,
     /// Handles of rocBLAS: the stream of each.
     pub(crate) blas: HashMap<usize, usize>,
+    /// Whether the process has the card open: since it was set, until it is reset.
+    pub(crate) is_open: bool,
     pub(crate) violations: Vec<String>,
     /// The code that every call gives from now on.
     pub(crate) lost: Option<u32>,
@@ -123,6 +125,7 @@ impl State {
             modules: HashMap::new(),
             functions: HashMap::new(),
             blas: HashMap::new(),
+            is_open: false,
             violations: Vec::new(),
             lost: None,
             hung: false,
@@ -212,6 +215,22 @@ impl State {
         self.fail_no_more();
         self.lost = None;
         self.hung = false;
+        self.is_open = false;
+    }
+
+    /// How many things the process has on the card or for it.
+    pub(crate) fn alive(&self) -> u64 {
+        let queues = &self.queues;
+        let handles = [
+            queues.streams.len(),
+            queues.events.len(),
+            queues.graphs.len(),
+            queues.execs.len(),
+            self.modules.len(),
+            self.blas.len(),
+        ];
+        let ranges = self.host.count(true) + self.host.count(false) + self.memory.reservations();
+        self.memory.count() + ranges + handles.iter().sum::<usize>() as u64
     }
 
     /// Drops all orders.

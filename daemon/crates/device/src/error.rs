@@ -77,6 +77,9 @@ pub enum Error {
         /// What the driver said.
         message: String,
     },
+    /// The device's context was given back, and this needs it.
+    #[error("{0}: the GPU is closed until the next request")]
+    Closed(&'static str),
     /// The device has failed for good.
     #[error("the device is lost: {0}")]
     Lost(Loss),

@@ -13,6 +13,7 @@
 
 #![deny(unsafe_code)]
 
+mod closed;
 mod error;
 pub mod gpu;
 mod heap;
@@ -31,6 +32,7 @@ use std::time::Duration;
 
 use rocmforge_gguf::MappedFile;
 
+pub use closed::ClosedDevice;
 pub use error::Error;
 pub use heap::give_back_soon as give_back_heap_soon;
 pub use loss::{Loss, LossKind, Said};
@@ -383,6 +385,15 @@ pub trait Device: Send {
     /// # Errors
     /// [`Error::Lost`], [`Error::Driver`].
     fn write_slab(&mut self, to: u64, bytes: &[u8]) -> Result<(), Error>;
+
+    /// Ends all work and takes what outlives the context, of what was set aside `aside` bytes. The
+    /// device is to be dropped then. `None` for one without a context.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the system has none for them: the device is as it was; [`Error::Lost`].
+    fn close(&mut self, _aside: u64) -> Result<Option<Box<dyn ClosedDevice>>, Error> {
+        Ok(None)
+    }
 
     /// Tells that nothing lives in this range now, so that memory may go back to the system.
     fn discard(&mut self, offset: u64, bytes: u64);

@@ -14,17 +14,17 @@ const FIXED: u64 = 2 << 20;
 const OUT_OF_MEMORY: u32 = 2;
 
 /// Pinned memory is taken in chunks of so many bytes.
-const CHUNK: u64 = 16 << 20;
+pub(crate) const CHUNK: u64 = 16 << 20;
 
 /// Bytes of a range: more than one copy's pieces.
-const RANGE: u64 = 1 << 20;
+pub(crate) const RANGE: u64 = 1 << 20;
 
 fn device(fake: &Fake) -> GpuDevice {
     fake_device::open_as(fake_device::config(fake, false), fake, CAPACITY, FIXED)
 }
 
 /// Writes a range of numbers that begin with `first`.
-fn fill(device: &mut GpuDevice, at: u64, first: u32) {
+pub(crate) fn fill(device: &mut dyn Device, at: u64, first: u32) {
     let elements = RANGE / 4;
     let layout = ScratchLayout {
         bufs: vec![PlacedBuf {
@@ -48,7 +48,7 @@ fn fill(device: &mut GpuDevice, at: u64, first: u32) {
     device.write(scratch, Buf(0), &rows).unwrap();
 }
 
-fn bytes(device: &mut GpuDevice, at: u64) -> Vec<u8> {
+pub(crate) fn bytes(device: &mut dyn Device, at: u64) -> Vec<u8> {
     let mut out = vec![0; RANGE as usize];
     assert!(device.peek(at, &mut out).unwrap());
     out

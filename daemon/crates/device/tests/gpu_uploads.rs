@@ -34,7 +34,7 @@ fn without_threads(config: GpuConfig) -> GpuConfig {
 }
 
 /// A matrix of zeros, in several pieces of a slot.
-fn matrix() -> (tempfile::NamedTempFile, TensorDesc) {
+pub(crate) fn matrix() -> (tempfile::NamedTempFile, TensorDesc) {
     let bytes = TensorType::Q8_0.row_bytes(COLS).unwrap() * ROWS;
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(&vec![0; bytes as usize]).unwrap();

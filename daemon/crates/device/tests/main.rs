@@ -4,6 +4,7 @@
 
 mod fake_device;
 mod gpu_aside;
+mod gpu_closed;
 mod gpu_driver;
 mod gpu_in_place;
 mod gpu_uploads;

@@ -74,6 +74,24 @@ fn gpu(device: &Path) -> Option<BusGpu> {
     })
 }
 
+/// The power state of the device at an address by the kernel: `D0`, which is on, to `D3cold`. How
+/// fast a card that is on runs is its driver's to say.
+pub(super) fn power_state(address: &str) -> Option<String> {
+    power_state_below(Path::new("/"), address)
+}
+
+fn power_state_below(root: &Path, address: &str) -> Option<String> {
+    let name = address.to_lowercase();
+    let is_address = name
+        .chars()
+        .all(|c| c.is_ascii_hexdigit() || ":.".contains(c));
+    let device = root.join("sys/bus/pci/devices").join(name);
+    let text = fs::read_to_string(device.join("power_state")).ok()?;
+    let state = text.trim();
+    let is_state = state.starts_with('D') && state.len() <= "D3cold".len();
+    (is_address && is_state).then(|| state.to_owned())
+}
+
 /// Whether the kernel has what a vendor's runtime opens: device nodes, and for AMD a node of a GPU
 /// in the topology that comes after `/dev/kfd`.
 #[must_use]
@@ -119,6 +137,22 @@ mod tests {
             )
             .unwrap();
         }
+    }
+
+    #[test]
+    fn the_kernel_tells_the_power_state_of_a_card() {
+        let root = tempfile::tempdir().unwrap();
+        let of = |address| power_state_below(root.path(), address);
+        device(root.path(), "0000:0a:00.0", "0x1002", "0x030000", None);
+        let file = root
+            .path()
+            .join("sys/bus/pci/devices/0000:0a:00.0/power_state");
+        assert_eq!(of("0000:0A:00.0"), None);
+        fs::write(&file, "D3hot\n").unwrap();
+        assert_eq!(of("0000:0A:00.0").as_deref(), Some("D3hot"));
+        assert_eq!(of("../devices/0000:0a:00.0"), None);
+        fs::write(&file, "unknown\n").unwrap();
+        assert_eq!(of("0000:0a:00.0"), None);
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The card that is open: a driver, its primary context, and the count of what was asked of it.
 //!
 //! Everything that lives on a card holds a [`Context`], so the context dies last whatever the order
-//! in which owners go. Every use of the driver goes through a [`Call`], which notes when it began:
-//! a driver whose card hangs may block its caller for good, and then only another thread can tell
-//! (`Context::watch_calls`).
+//! in which owners go. Every use of the driver goes through a [`Call`], which notes when it began
+//! (`calls.rs`): a driver whose card hangs may block its caller for good, and then only another
+//! thread can tell.
 //!
 //! A context is bound to a thread on the first call there and whenever the thread
 //! used another one in between.
@@ -11,10 +11,10 @@
 use std::cell::Cell;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Weak};
 
+use super::calls::{Calls, Note};
 use super::driver::{ContextHandle, DeviceAttributes, Driver, MemoryInfo, Result, Vendor};
 use super::sysfs::CardMemory;
 
@@ -38,18 +38,13 @@ struct Inner {
     /// What the kernel says of its memory.
     kernel: Option<CardMemory>,
     counts: Counts,
-    opened: Instant,
-    /// When the calls under way began, in nanoseconds after `opened`; 0 is no call.
-    calls: [AtomicU64; CALLS_MAX],
+    calls: Arc<Calls>,
 }
-
-/// Calls under way that are noted; there are fewer threads that make one.
-const CALLS_MAX: usize = 64;
 
 /// The driver in use: noted from its making to its drop.
 pub struct Call<'a> {
     driver: &'a Arc<dyn Driver>,
-    note: Option<&'a AtomicU64>,
+    _note: Note<'a>,
 }
 
 impl Deref for Call<'_> {
@@ -66,11 +61,14 @@ impl fmt::Debug for Call<'_> {
     }
 }
 
-impl Drop for Call<'_> {
-    fn drop(&mut self) {
-        if let Some(note) = self.note {
-            note.store(0, Ordering::Release);
-        }
+/// Tells whether a context is closed; does not keep it open.
+#[derive(Clone)]
+pub(crate) struct ContextEnd(Weak<Inner>);
+
+impl ContextEnd {
+    /// Whether nobody holds the context any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
     }
 }
 
@@ -102,7 +100,19 @@ impl Context {
     /// # Errors
     /// What the driver says.
     pub fn open(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Context> {
-        Self::with_files(driver, ordinal, CardMemory::of)
+        Self::open_noting(driver, ordinal, Arc::default())
+    }
+
+    /// Opens device `ordinal` once more, for those who watch the calls of an earlier context.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn open_noting(
+        driver: Arc<dyn Driver>,
+        ordinal: u32,
+        calls: Arc<Calls>,
+    ) -> Result<Context> {
+        Self::with_files(driver, ordinal, calls, CardMemory::of)
     }
 
     /// The same, with the kernel's files below another root.
@@ -112,20 +122,25 @@ impl Context {
         ordinal: u32,
         root: &std::path::Path,
     ) -> Result<Context> {
-        Self::with_files(driver, ordinal, |card| CardMemory::below(root, card))
+        Self::with_files(driver, ordinal, Arc::default(), |card| {
+            CardMemory::below(root, card)
+        })
     }
 
     fn with_files(
         driver: Arc<dyn Driver>,
         ordinal: u32,
+        calls: Arc<Calls>,
         files: impl Fn(&DeviceAttributes) -> Option<CardMemory>,
     ) -> Result<Context> {
+        let note = calls.note();
         let attributes = driver.device_attributes(ordinal)?;
         let kernel = match driver.vendor() {
             Vendor::Hip => files(&attributes),
             Vendor::Cuda => None,
         };
         let handle = driver.context_open(ordinal)?;
+        drop(note);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         BOUND.set(id);
         Ok(Context(Arc::new(Inner {
@@ -135,8 +150,7 @@ impl Context {
             attributes,
             kernel,
             counts: Counts::default(),
-            opened: Instant::now(),
-            calls: [const { AtomicU64::new(0) }; CALLS_MAX],
+            calls,
         })))
     }
 
@@ -152,17 +166,20 @@ impl Context {
     pub fn driver(&self) -> Result<Call<'_>> {
         let call = Call {
             driver: &self.0.driver,
-            note: self.0.note(),
+            _note: self.0.calls.note(),
         };
         self.0.bound()?;
         Ok(call)
     }
 
-    /// Tells how long the oldest use of the driver has been under way, by whichever thread; does
-    /// not keep the context open.
-    pub(crate) fn watch_calls(&self) -> impl Fn() -> Option<Duration> + Send + 'static {
-        let inner = Arc::downgrade(&self.0);
-        move || inner.upgrade()?.oldest_call()
+    /// The uses of the driver that are under way, by whichever thread.
+    pub(crate) fn calls(&self) -> &Arc<Calls> {
+        &self.0.calls
+    }
+
+    /// Tells later whether this context is closed.
+    pub(crate) fn end(&self) -> ContextEnd {
+        ContextEnd(Arc::downgrade(&self.0))
     }
 
     /// The driver as it was opened, for opening another card with it.
@@ -236,26 +253,6 @@ impl Context {
 }
 
 impl Inner {
-    fn oldest_call(&self) -> Option<Duration> {
-        let now = self.opened.elapsed();
-        let began = self.calls.iter().filter_map(|note| {
-            let ns = note.load(Ordering::Acquire);
-            (ns > 0).then(|| Duration::from_nanos(ns))
-        });
-        began.min().map(|began| now.saturating_sub(began))
-    }
-
-    /// Notes that a call begins; `None` where too many are under way.
-    fn note(&self) -> Option<&AtomicU64> {
-        let now = u64::try_from(self.opened.elapsed().as_nanos())
-            .unwrap_or(u64::MAX)
-            .max(1);
-        self.calls.iter().find(|note| {
-            note.compare_exchange(0, now, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-        })
-    }
-
     fn bound(&self) -> Result<&dyn Driver> {
         if BOUND.get() != self.id {
             self.driver.context_bind(self.handle)?;
@@ -267,6 +264,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        let _note = self.calls.note();
         let result = self.bound().map(|_| ()).and_then(|()| {
             BOUND.set(0);
             // SAFETY: every owner of something in this context holds a clone of

@@ -7,7 +7,7 @@
 mod abi;
 
 use std::collections::HashMap;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
@@ -209,6 +209,25 @@ impl Driver for CudaDriver {
                 message: "the context was not opened here".to_owned(),
             }),
         }
+    }
+
+    /// The primary context ends with the last who retained it, who may be one of the libraries:
+    /// they are not told by name, so it is destroyed if it is active still. They may release it
+    /// afterwards.
+    unsafe fn device_reset(&self, ordinal: u32) -> Result<()> {
+        // To release a primary context does not take it off a thread.
+        call!(self, cuCtxSetCurrent(ptr::null_mut()))?;
+        let device = self.device(ordinal)?;
+        let (mut flags, mut active): (c_uint, c_int) = (0, 0);
+        optional!(
+            self,
+            cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active)
+        )?;
+        if active == 0 {
+            return Ok(());
+        }
+        tracing::debug!("a library holds the primary context: it is destroyed");
+        optional!(self, cuDevicePrimaryCtxReset_v2(device))
     }
 
     fn synchronize(&self) -> Result<()> {

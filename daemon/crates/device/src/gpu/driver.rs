@@ -211,6 +211,16 @@ pub trait Driver: Send + Sync {
     /// What the driver says.
     unsafe fn context_close(&self, context: ContextHandle) -> Result<()>;
 
+    /// Gives back what else this process holds on a device, all contexts of which were closed: what
+    /// the vendor's libraries have opened for themselves.
+    ///
+    /// # Safety
+    /// Nothing of this process is on the device or uses it, in whichever thread.
+    ///
+    /// # Errors
+    /// [`Error::Symbols`] where the library has no such call; what the driver says.
+    unsafe fn device_reset(&self, ordinal: u32) -> Result<()>;
+
     /// Waits for all work of the current context.
     ///
     /// # Errors

@@ -1,7 +1,8 @@
 //! The HIP table: AMD's runtime, opened with dlopen, as [`Driver`]. Its declarations are in
 //! `abi.rs`, what it says of a card in `card.rs`.
 //!
-//! A context is the device's ordinal, made current with hipSetDevice; there is nothing to close.
+//! A context is the device's ordinal, made current with hipSetDevice; there is nothing to close but
+//! the device as a whole (hipDeviceReset).
 
 mod abi;
 
@@ -205,6 +206,11 @@ impl Driver for HipDriver {
 
     unsafe fn context_close(&self, _context: ContextHandle) -> Result<()> {
         Ok(())
+    }
+
+    unsafe fn device_reset(&self, ordinal: u32) -> Result<()> {
+        call!(self, hipSetDevice(ordinal as c_int))?;
+        optional!(self, hipDeviceReset())
     }
 
     fn synchronize(&self) -> Result<()> {

@@ -8,7 +8,8 @@
 //!      \  /
 //!    driver.rs           trait Driver: handles, calls, errors (error.rs) with a class
 //!       |
-//!    context.rs          Context: the card that is open, shared by all that lives on it
+//!    context.rs          Context: the card that is open, shared by all that lives on it; calls.rs:
+//!                        what is asked of it now
 //!    memory.rs  exec.rs  Buffer, PinnedBuffer, Registration / Stream, Event, Module, Kernel, Graph
 //!    sysfs.rs            what the kernel says of an AMD card's memory, kernel_log.rs of its loss
 //!    virtual_memory.rs   Reservation, Chunk: addresses apart from memory, where the driver can
@@ -23,6 +24,7 @@
 
 mod blas;
 pub mod bus;
+mod calls;
 pub mod ceilings;
 pub mod context;
 mod cuda;
@@ -43,6 +45,8 @@ mod sysfs;
 pub mod virtual_memory;
 
 pub use blas::{CHILD_ARGUMENT as PRODUCTS_CHILD_ARGUMENT, child_main as products_child_main};
+pub(crate) use calls::Calls;
+pub(crate) use context::ContextEnd;
 pub use context::{Call, Context, Usage};
 pub use device::{GpuConfig, GpuDevice, UploadWay};
 pub use driver::{

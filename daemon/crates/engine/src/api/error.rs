@@ -326,7 +326,7 @@ pub(crate) fn from_device(model: Option<(&str, &Path)>, error: DeviceError) -> E
             retry_after: Duration::from_secs(1),
         },
         DeviceError::Config(message) => Refusal::Setting { message }.into(),
-        DeviceError::Driver { .. } => Error::Internal(error.to_string()),
+        DeviceError::Driver { .. } | DeviceError::Closed(_) => Error::Internal(error.to_string()),
         DeviceError::Lost(_) => Error::Unavailable {
             message: error.to_string(),
             retry_after: Duration::from_secs(5),

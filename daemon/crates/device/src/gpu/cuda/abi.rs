@@ -139,6 +139,8 @@ table! {
                 *mut *mut c_void, *mut *mut c_void) -> u32;
         }
         optional {
+            cuDevicePrimaryCtxGetState(Device, *mut c_uint, *mut c_int) -> u32;
+            cuDevicePrimaryCtxReset_v2(Device) -> u32;
             cuLaunchKernelEx(*const LaunchDescription, Function, *mut *mut c_void, *mut *mut c_void) -> u32;
             cuMemHostGetDevicePointer_v2(*mut Address, *mut c_void, c_uint) -> u32;
             cuStreamBeginCapture_v2(Stream, u32) -> u32;

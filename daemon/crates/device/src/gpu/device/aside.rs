@@ -10,7 +10,12 @@
 //! ```text
 //!   absent --(far from all others: pinned at once)-----------------> there
 //!   absent --(ahead of one that was used)--> asked for --(pinned)--> there
+//!   there --(the card is closed and opened again)--> plain --(written to)--> there
 //! ```
+//!
+//! Pinned memory goes with the card's context. When the card is closed, what is set aside is copied
+//! to plain memory, a chunk at a time ([`KeptAside`]), and is read from there when the card is open
+//! again: to pin all of it would keep the first request waiting.
 //!
 //! *Invariant:* all copies are queued on the compute stream, so one reads what those before it
 //! wrote, and a range may go to another copy as soon as the last one is queued (test
@@ -50,14 +55,39 @@ enum Chunk {
     /// The thread pins it.
     AskedFor,
     There(PinnedBuffer),
+    /// Kept while the card was closed: copies read it, and the first that writes has it pinned.
+    Plain(Box<[u8]>),
 }
 
 impl Chunk {
-    fn buffer(&self) -> Option<&PinnedBuffer> {
+    fn is_held(&self) -> bool {
+        matches!(self, Chunk::There(_) | Chunk::Plain(_))
+    }
+
+    /// Where it is, for copies that read it.
+    fn address(&self) -> Option<*const u8> {
         match self {
-            Chunk::There(buffer) => Some(buffer),
+            Chunk::There(buffer) => Some(buffer.as_ptr().cast_const()),
+            Chunk::Plain(bytes) => Some(bytes.as_ptr()),
             Chunk::Absent | Chunk::AskedFor => None,
         }
+    }
+}
+
+/// What was set aside, in plain memory, while the card is closed.
+#[derive(Debug)]
+pub(super) struct KeptAside {
+    chunks: Vec<Option<Box<[u8]>>>,
+    bytes: u64,
+    most: u64,
+}
+
+impl KeptAside {
+    /// As [`Aside::set_bytes`].
+    pub(super) fn set_bytes(&mut self, bytes: u64) -> u64 {
+        self.bytes = bytes.min(self.most);
+        self.chunks.truncate(chunks_of(bytes));
+        self.bytes
     }
 }
 
@@ -133,6 +163,19 @@ fn parts(at: u64, bytes: u64) -> impl Iterator<Item = Part> {
     })
 }
 
+/// A copy in plain memory.
+fn plain(of: &[u8]) -> Result<Box<[u8]>, Error> {
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(of.len())
+        .map_err(|error| Error::Memory {
+            kind: "host",
+            bytes: of.len() as u64,
+            message: error.to_string(),
+        })?;
+    copy.extend_from_slice(of);
+    Ok(copy.into_boxed_slice())
+}
+
 fn chunks_of(bytes: u64) -> usize {
     bytes.div_ceil(CHUNK_BYTES) as usize
 }
@@ -150,10 +193,45 @@ impl Aside {
         }
     }
 
+    /// Takes up what was kept while the card was closed.
+    pub(super) fn take_up(&mut self, kept: KeptAside) {
+        let chunk = |kept: Option<Box<[u8]>>| kept.map_or(Chunk::Absent, Chunk::Plain);
+        self.chunks = kept.chunks.into_iter().map(chunk).collect();
+        (self.bytes, self.most) = (kept.bytes, kept.most);
+    }
+
+    /// Copies the first `used` bytes to plain memory, because the card is to be closed; the rest
+    /// goes. Nothing may be under way.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] where the system has none for a chunk: all is there still.
+    pub(super) fn keep(&mut self, used: u64) -> Result<KeptAside, Error> {
+        // It ends, and what it pins goes.
+        self.thread = None;
+        self.chunks.truncate(chunks_of(used));
+        for chunk in &mut self.chunks {
+            match chunk {
+                // SAFETY: nothing is under way, as the caller promises.
+                Chunk::There(buffer) => *chunk = Chunk::Plain(plain(unsafe { buffer.as_slice() })?),
+                Chunk::AskedFor => *chunk = Chunk::Absent,
+                Chunk::Absent | Chunk::Plain(_) => {}
+            }
+        }
+        let bytes = |chunk| match chunk {
+            Chunk::Plain(bytes) => Some(bytes),
+            Chunk::Absent | Chunk::AskedFor | Chunk::There(_) => None,
+        };
+        Ok(KeptAside {
+            chunks: self.chunks.drain(..).map(bytes).collect(),
+            bytes: self.bytes,
+            most: self.most,
+        })
+    }
+
     /// Whether memory would go back if there were no more than `bytes`.
     pub(super) fn takes_away(&self, bytes: u64) -> bool {
         let mut beyond = self.chunks.iter().skip(chunks_of(bytes));
-        beyond.any(|chunk| chunk.buffer().is_some())
+        beyond.any(Chunk::is_held)
     }
 
     /// Makes `bytes` usable, which are as many as the first time at most; the chunks beyond go
@@ -187,16 +265,15 @@ impl Aside {
     ) -> Result<bool, Error> {
         self.check(to, bytes);
         for part in parts(to, bytes) {
-            if !self.need(part.chunk, waits)? {
+            if !self.need(part.chunk, waits, stream)? {
                 return Ok(false);
             }
         }
         for part in parts(to, bytes) {
-            let chunk = self.chunks[part.chunk].buffer();
-            let host = chunk
-                .expect("it was taken above")
-                .as_ptr()
-                .wrapping_add(part.at as usize);
+            let Chunk::There(chunk) = &self.chunks[part.chunk] else {
+                panic!("chunk {} was taken above", part.chunk);
+            };
+            let host = chunk.as_ptr().wrapping_add(part.at as usize);
             let driver = stream_driver(stream)?;
             let source = DevicePtr(from + part.from);
             // SAFETY: the source lies in the arena, as the caller has checked; the part lies in the
@@ -221,12 +298,13 @@ impl Aside {
     ) -> Result<(), Error> {
         self.check(from, bytes);
         for part in parts(from, bytes) {
-            let chunk = self.chunks.get(part.chunk).and_then(Chunk::buffer);
-            let host = chunk.expect("what is brought back was saved").as_ptr();
+            let chunk = self.chunks.get(part.chunk).and_then(Chunk::address);
+            let host = chunk.expect("what is brought back was saved");
             let host = host.wrapping_add(part.at as usize);
             let driver = stream_driver(stream)?;
             let target = DevicePtr(to + part.from);
-            // SAFETY: as in `save`; the target lies in the arena.
+            // SAFETY: as in `save`; the target lies in the arena. A chunk of plain memory goes as
+            // one that is pinned does, when nothing is under way.
             unsafe { driver.copy_h2d_async(target, host, part.bytes, stream.handle()) }
                 .map_err(|e| failed("bringing a page back", e))?;
         }
@@ -242,7 +320,7 @@ impl Aside {
     }
 
     /// Has a chunk, and asks for those behind it. Whether it is there.
-    fn need(&mut self, index: usize, waits: bool) -> Result<bool, Error> {
+    fn need(&mut self, index: usize, waits: bool, stream: &Stream) -> Result<bool, Error> {
         if self.chunks.len() <= index {
             self.chunks.resize_with(index + 1, || Chunk::Absent);
         }
@@ -251,23 +329,36 @@ impl Aside {
             Chunk::There(_) => {}
             Chunk::AskedFor => return Ok(false),
             Chunk::Absent => {
-                let chunk = PinnedBuffer::new(&self.context, self.chunk_bytes(index) as usize);
-                let chunk = chunk.map_err(|error| match error.is_lost() {
-                    true => failed("allocating pinned memory", error),
-                    false => Error::Memory {
-                        kind: super::vendor_name(&self.context),
-                        bytes: self.chunk_bytes(index),
-                        message: error.to_string(),
-                    },
-                })?;
-                self.chunks[index] = Chunk::There(chunk);
+                self.chunks[index] = Chunk::There(self.pin(index)?);
                 self.refused = false;
+            }
+            Chunk::Plain(kept) => {
+                let mut chunk = self.pin(index)?;
+                // Copies that read it may be queued.
+                let passed = stream.synchronize();
+                passed.map_err(|e| failed("waiting for copies of pages", e))?;
+                // SAFETY: it is new, so no copy of it is under way.
+                unsafe { chunk.as_mut_slice() }.copy_from_slice(kept);
+                self.chunks[index] = Chunk::There(chunk);
             }
         }
         if !self.refused {
             self.ask_ahead(index);
         }
         Ok(true)
+    }
+
+    fn pin(&self, index: usize) -> Result<PinnedBuffer, Error> {
+        let bytes = self.chunk_bytes(index);
+        let chunk = PinnedBuffer::new(&self.context, bytes as usize);
+        chunk.map_err(|error| match error.is_lost() {
+            true => failed("allocating pinned memory", error),
+            false => Error::Memory {
+                kind: super::vendor_name(&self.context),
+                bytes,
+                message: error.to_string(),
+            },
+        })
     }
 
     /// Takes what the thread has pinned; waits for one chunk if it was asked for.

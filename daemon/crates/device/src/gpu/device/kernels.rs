@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Instant;
 
 use rocmforge_kernels::gpu::compile::{Compiler, Config, Language, Request};
@@ -212,7 +212,7 @@ enum Unit {
 pub(super) struct Kernels {
     context: Context,
     arch: String,
-    images: Box<dyn Images>,
+    images: Arc<dyn Images>,
     ready: Mutex<HashMap<&'static str, Kernel>>,
     units: Mutex<HashMap<&'static str, Unit>>,
     changed: Condvar,
@@ -225,7 +225,7 @@ impl fmt::Debug for Kernels {
 }
 
 impl Kernels {
-    pub(super) fn new(context: &Context, images: Box<dyn Images>) -> Self {
+    pub(super) fn new(context: &Context, images: Arc<dyn Images>) -> Self {
         Self {
             context: context.clone(),
             arch: context.attributes().arch.clone(),
@@ -234,6 +234,11 @@ impl Kernels {
             units: Mutex::default(),
             changed: Condvar::new(),
         }
+    }
+
+    /// Where its images come from.
+    pub(super) fn images(&self) -> &Arc<dyn Images> {
+        &self.images
     }
 
     /// Makes a launch's kernel ready, so that [`Kernels::launch`] finds it.
@@ -444,7 +449,7 @@ mod tests {
             cuda: None,
         };
         let context = Context::open(open(Vendor::Hip, &libraries).unwrap(), 0).unwrap();
-        let kernels = Kernels::new(&context, Box::new(Embedded));
+        let kernels = Kernels::new(&context, Arc::new(Embedded));
         kernels.module("sample").unwrap();
         assert_eq!(fake.live().modules, 1);
         assert_eq!(fake.calls("hipModuleLoadData"), 2);

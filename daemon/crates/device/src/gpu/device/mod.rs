@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! opening.rs        a card from its configuration; registration.rs: how files reach it;
-//!                   trial.rs: looks that may not end
+//!                   trial.rs: looks that may not end; closed.rs: without a context, until it is
+//!                   opened again
 //! engine thread --> arena/ (slabs), aside.rs (pages that left for the host's memory),
 //!                   reserve.rs (the device's own block; marks.rs in it), embedding.rs,
 //!                   passes.rs: pass_data.rs (positions, page tables), launches.rs (operations,
@@ -30,6 +31,7 @@
 
 mod arena;
 mod aside;
+mod closed;
 mod config;
 mod embedding;
 mod errors;
@@ -67,9 +69,9 @@ use crate::error::Error;
 use crate::ops::{Batch, Buf, PlacedBuf, ScratchLayout};
 use crate::segment::wrong_shape;
 use crate::{
-    BoundStep, Candidates, Device, DeviceInfo, Loss, LossKind, MemoryUse, ModelPlanView,
-    ReadTicket, Role, Said, Scratch, SegmentLayout, TakeRows, TensorDesc, Throughput,
-    TimedCandidates, Upload, UploadTicket, Watch,
+    BoundStep, Candidates, ClosedDevice, Device, DeviceInfo, MemoryUse, ModelPlanView, ReadTicket,
+    Role, Said, Scratch, SegmentLayout, TakeRows, TensorDesc, Throughput, TimedCandidates, Upload,
+    UploadTicket, Watch,
 };
 
 use super::kernel_log::KernelView;
@@ -84,6 +86,7 @@ use pass_data::PassData;
 use products::VendorProducts;
 use readback::Readback;
 use reads::Reads;
+use registration::Finding;
 use reserve::{DeviceReserve, SLOTS};
 use ring::Ring;
 use rows::RowsMemory;
@@ -132,6 +135,8 @@ pub struct GpuDevice {
     driver_version: String,
     /// What was found of the driver when the card was opened.
     findings: Vec<String>,
+    /// How files reach the card.
+    files_way: Finding,
     /// What the kernel knows of the card.
     system: Arc<KernelView>,
 }
@@ -210,6 +215,18 @@ impl GpuDevice {
     }
 }
 
+/// See [`Device::layout`].
+fn layout(tensors: &[TensorDesc]) -> Result<SegmentLayout, Error> {
+    SegmentLayout::place(tensors, |desc| {
+        let ty = desc.ty;
+        match desc.role {
+            Role::Matrix => gpu_kernels::device_bytes(ty, desc.rows, desc.cols)
+                .map_err(|e| wrong_shape(desc, e.to_string())),
+            Role::Vector => Ok(desc.rows * desc.cols * 4),
+        }
+    })
+}
+
 fn vendor_name(context: &Context) -> &'static str {
     context.shared_driver().vendor().name()
 }
@@ -234,17 +251,8 @@ impl Device for GpuDevice {
     }
 
     fn watch(&self) -> Option<Watch> {
-        let oldest_call = self.context.watch_calls();
-        // Waits have the watchdog's patience and are themselves calls; what takes
-        // longer than that is stuck.
-        let patience = self.config.watchdog * 2;
-        let system = Arc::clone(&self.system);
-        Some(Box::new(move || {
-            let stuck = oldest_call().filter(|age| *age > patience)?;
-            let seconds = stuck.as_secs();
-            let reason = format!("a call of the driver has not come back after {seconds} s");
-            Some(Loss::new(LossKind::Hang, reason).with(system.says()))
-        }))
+        let (calls, system) = (Arc::clone(self.context.calls()), Arc::clone(&self.system));
+        Some(closed::watch(calls, system, self.config.watchdog))
     }
 
     fn said_of_loss(&self) -> Option<Said> {
@@ -264,14 +272,7 @@ impl Device for GpuDevice {
     }
 
     fn layout(&self, tensors: &[TensorDesc]) -> Result<SegmentLayout, Error> {
-        SegmentLayout::place(tensors, |desc| {
-            let ty = desc.ty;
-            match desc.role {
-                Role::Matrix => gpu_kernels::device_bytes(ty, desc.rows, desc.cols)
-                    .map_err(|e| wrong_shape(desc, e.to_string())),
-                Role::Vector => Ok(desc.rows * desc.cols * 4),
-            }
-        })
+        layout(tensors)
     }
 
     fn workspace_bytes(&self, layout: &ScratchLayout) -> u64 {
@@ -388,6 +389,11 @@ impl Device for GpuDevice {
         self.table_of = None;
         let to = self.arena.at(to, bytes.len() as u64);
         self.sender().bytes(to, bytes)
+    }
+
+    fn close(&mut self, aside: u64) -> Result<Option<Box<dyn ClosedDevice>>, Error> {
+        let closed = self.closed(aside)?;
+        Ok(Some(Box::new(closed)))
     }
 
     fn discard(&mut self, _offset: u64, _bytes: u64) {}

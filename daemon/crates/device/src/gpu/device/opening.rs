@@ -38,6 +38,15 @@ const PASS_PIECE_BYTES: usize = 1 << 20;
 /// How long a library's first product may take at least.
 const PRODUCT_WAIT_MIN: Duration = Duration::from_secs(5);
 
+/// What is known of a card beside its configuration.
+#[derive(Clone)]
+pub(super) struct Known {
+    pub(super) images: Arc<dyn Images>,
+    pub(super) system: Arc<KernelView>,
+    /// How files reach it, where that was found before.
+    pub(super) files_way: Option<Finding>,
+}
+
 impl GpuDevice {
     /// Opens a card.
     ///
@@ -107,20 +116,29 @@ impl GpuDevice {
         steps: &Steps,
     ) -> Result<Self, Error> {
         let system = Arc::new(KernelView::of(context.attributes()));
-        let made = Self::set_up(context, config, images, steps, Arc::clone(&system));
+        let known = Known {
+            images: Arc::from(images),
+            system: Arc::clone(&system),
+            files_way: None,
+        };
+        let made = Self::set_up(context, config, known, steps);
         made.map_err(|error| match error {
             Error::Lost(loss) => Error::Lost(loss.with(system.says())),
             other => other,
         })
     }
 
-    fn set_up(
+    pub(super) fn set_up(
         context: Context,
         config: GpuConfig,
-        images: Box<dyn Images>,
+        known: Known,
         steps: &Steps,
-        system: Arc<KernelView>,
     ) -> Result<Self, Error> {
+        let Known {
+            images,
+            system,
+            files_way: known_way,
+        } = known;
         let attributes = context.attributes();
         let name = attributes.name.clone();
         if let Some(refused) = refusal(config.vendor, attributes, &*images) {
@@ -137,14 +155,17 @@ impl GpuDevice {
         findings.iter().for_each(|found| tracing::info!("{found}"));
         steps.begin("looking how files reach the card");
         let begin = Instant::now();
-        let found = files_way(&context, &config, &trials)?;
+        let found = match known_way {
+            Some(found) => found,
+            None => files_way(&context, &config, &trials)?,
+        };
         let took_ms = begin.elapsed().as_secs_f64() * 1e3;
         tracing::info!(found = found.text, took_ms, "how files reach the card");
         let registered_bytes_max = match found.registers {
             true => config.registered_bytes_max,
             false => 0,
         };
-        findings.push(found.text);
+        findings.push(found.text.clone());
         steps.begin("taking pinned memory and streams");
         let kernels = Arc::new(Kernels::new(&context, images));
         let uploads = Uploads::start(
@@ -163,8 +184,8 @@ impl GpuDevice {
             || Stream::new(&context, Priority::High).map_err(|e| failed("making a stream", e));
         let (compute, recorder) = (stream()?, stream()?);
         steps.begin("opening the vendor's library for large products");
-        let (products, found) = open_products(&context, &compute, &config, &trials);
-        findings.extend(found);
+        let (products, of_products) = open_products(&context, &compute, &config, &trials);
+        findings.extend(of_products);
         let arena = Arena::new(
             &context,
             config.granularity_min,
@@ -205,6 +226,7 @@ impl GpuDevice {
             driver_version: versions.map(|v| v.driver).unwrap_or_default(),
             table_of: None,
             findings,
+            files_way: found,
             system,
         })
     }

@@ -343,7 +343,7 @@ mod tests {
         };
         let context = Context::open(open(Vendor::Hip, &libraries).unwrap(), 0).unwrap();
         let (go, wait) = std::sync::mpsc::channel();
-        let images = Box::new(Slow(std::sync::Mutex::new(wait)));
+        let images = Arc::new(Slow(std::sync::Mutex::new(wait)));
         let mut warm_up = WarmUp::new(Arc::new(Kernels::new(&context, images)));
         warm_up.threads_max = 2;
         let one: Vec<_> = always().into_iter().take(1).collect();

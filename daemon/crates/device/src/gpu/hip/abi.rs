@@ -68,6 +68,7 @@ table! {
                 *mut *mut c_void, *mut *mut c_void) -> u32;
         }
         optional {
+            hipDeviceReset() -> u32;
             hipGetDevicePropertiesR0600(*mut PropertiesBytes, c_int) -> u32;
             hipGetDeviceProperties(*mut PropertiesBytes, c_int) -> u32;
             hipHostGetDevicePointer(*mut *mut c_void, *mut c_void, c_uint) -> u32;

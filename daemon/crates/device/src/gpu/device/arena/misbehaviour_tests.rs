@@ -113,7 +113,7 @@ fn without_the_kernel_the_arena_is_one_allocation() {
     let fake = Arc::new(Fake::new());
     let s = setup(&fake);
     let trials = Trials::of(&s.context, None);
-    let kernels = Kernels::new(&s.context, Box::new(NoImages));
+    let kernels = Kernels::new(&s.context, Arc::new(NoImages));
     let maps = fake.calls("hipMemMap");
     let arena = opened(&s, &kernels, &trials);
     let note = arena.note().unwrap();

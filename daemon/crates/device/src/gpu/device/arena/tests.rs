@@ -75,7 +75,7 @@ impl Images for FakeImages {
 }
 
 pub(super) fn kernels(context: &Context) -> Kernels {
-    Kernels::new(context, Box::new(FakeImages))
+    Kernels::new(context, Arc::new(FakeImages))
 }
 
 impl Setup {
