@@ -207,7 +207,7 @@ pub(crate) enum Command {
         #[arg(long)]
         check: bool,
     },
-    /// Give GPU memory back until the next request, for a game or another program
+    /// Give GPU memory back and close the GPU until the next request, for a game or another program
     Release {
         /// Also give back host memory: KV cache, and weights that the CPU computes with
         #[arg(long)]

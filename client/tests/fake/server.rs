@@ -122,6 +122,7 @@ impl Server for Fake {
             }),
             keep_free: None,
             released_budget_bytes: None,
+            device_closed: false,
             host_pressure: None,
             requests: vec![live_request()],
         }))

@@ -103,12 +103,12 @@ declare_settings! {
         /// While less is free, the budget shrinks; it grows again later. GPUs only.
         keep_free: Option<Budget> = size_or_none(), Is("0"), AtRestart;
 
-        /// Time without requests after which GPU memory is given back.
+        /// Time without requests after which GPU memory is given back and the GPU is closed.
         ///
-        /// Weights are evicted, but for pinned ones. KV cache moves to host memory where `host_kv`
-        /// keeps it, and is dropped otherwise. The next request takes the memory again and uploads
-        /// what it needs. `rocmforgectl release` gives it back at once. On the CPU it is the memory
-        /// of weights and KV cache.
+        /// Weights are evicted; if some are pinned, they stay, and the GPU stays open. KV cache
+        /// moves to host memory where `host_kv` keeps it, and is dropped otherwise. The next
+        /// request opens the GPU, takes the memory again and uploads what it needs. `rocmforgectl
+        /// release` does the same at once. On the CPU it is the memory of weights and KV cache.
         idle_release: Option<Duration> =
             seconds_or_none(IDLE_RELEASE_MIN, IDLE_RELEASE_MAX), Is("0"), IdleRelease;
 

@@ -158,6 +158,7 @@ impl Server for ServerService {
                 grows: kept.grows,
             }),
             released_budget_bytes: snapshot.released_budget,
+            device_closed: snapshot.device_closed,
             host_pressure: snapshot.host_pressure.map(|host| v1::HostPressure {
                 percent: host.percent,
                 not_counted: host.is_blind,

@@ -61,6 +61,8 @@ fn an_idle_daemon_gives_memory_back_once_its_settings_say_so() {
     }
     logged(&log, &["memory is released", "kept_bytes=0"]);
     assert_eq!(metric("rocmforge_memory_releases_total "), "1");
+    // The CPU has nothing to close.
+    assert_eq!(metric("rocmforge_device_closed "), "0");
     assert_eq!(complete(&http, model), "HTTP/1.1 200 OK");
     logged(&log, &["released memory is taken again"]);
 

@@ -164,7 +164,11 @@ fn memory(status: &StatusResponse, rows: &mut Vec<(&str, String)>) {
         format!("{} of {} ({share})", size(used), size(budget)),
     ));
     if let Some(bytes) = status.released_budget_bytes {
-        let text = format!("the next request takes {} again", size(bytes));
+        let opens = match status.device_closed {
+            true => "opens the GPU and ",
+            false => "",
+        };
+        let text = format!("the next request {opens}takes {} again", size(bytes));
         rows.push(("memory released", text));
     }
     if let Some(kept) = &status.keep_free {

@@ -178,6 +178,7 @@ impl Memory {
         counts: &mut RequestCacheUse,
     ) -> Result<Option<Slab>, Error> {
         let has_room = match room {
+            PreloadRoom::Free if self.store.device.is_closed() => false,
             PreloadRoom::Free => self.store.begin_bringing_into_free(segment)?,
             PreloadRoom::Idle => self.store.begin_bringing(segment)?,
             PreloadRoom::Any => true,

@@ -8,9 +8,11 @@
 //! waits for the same one (`under_way` has one a segment).
 
 pub(crate) mod arena;
+mod closing;
 pub(crate) mod displaced;
 pub(crate) mod fetch;
 mod resident;
+mod slot;
 mod source;
 pub(crate) mod timetable;
 mod uploads;
@@ -32,6 +34,7 @@ use crate::clock::Clock;
 use crate::guards::file_watch::FileWatch;
 use displaced::{Reason, UploadReasons};
 pub(crate) use resident::Resident;
+use slot::DeviceSlot;
 pub(crate) use source::Source;
 use timetable::Timetable;
 use uploads::UnderWay;
@@ -39,7 +42,9 @@ use uploads::UnderWay;
 /// The device, the cache, and what is between them.
 pub(crate) struct Store {
     pub(crate) clock: Clock,
-    pub(crate) device: Box<dyn Device>,
+    pub(crate) device: DeviceSlot,
+    /// How often the device was opened again.
+    pub(crate) openings: u64,
     pub(crate) cache: Cache,
     pub(crate) sources: HashMap<ModelId, Source>,
     /// What was resident as a whole when it was looked at last.
@@ -52,8 +57,8 @@ pub(crate) struct Store {
     /// Resident segments whose content turned out to be bad while they were in use.
     spoiled: Vec<SegmentId>,
     pub(crate) actions: Vec<Action>,
-    /// Bytes of the block that the device keeps for itself.
-    pub(crate) reserve_bytes: u64,
+    /// The block that the device has for itself.
+    reserve: Option<Slab>,
     /// Bytes that the driver counted as free last.
     pub(crate) free_bytes: Option<u64>,
     counted_at: Instant,
@@ -85,7 +90,8 @@ impl Store {
             records: device.info().records,
             counted_at: Clock.now(),
             clock: Clock,
-            device,
+            device: DeviceSlot::new(device),
+            openings: 0,
             cache,
             sources: HashMap::new(),
             resident: HashMap::new(),
@@ -95,7 +101,7 @@ impl Store {
             settling: HashMap::new(),
             spoiled: Vec::new(),
             actions: Vec::new(),
-            reserve_bytes: 0,
+            reserve: None,
             lost: OnceCell::new(),
             refused: Cell::new(None),
             witnesses: arena::Witnesses::new(),
@@ -143,7 +149,14 @@ impl Store {
             })
             .collect();
         self.cache.register(model, &specs).map_err(from_cache)?;
-        self.sources.insert(model, source);
+        let prepared_at = self.openings;
+        self.sources.insert(
+            model,
+            Source {
+                prepared_at,
+                ..source
+            },
+        );
         self.count_pinned(model)
     }
 
@@ -183,9 +196,14 @@ impl Store {
         Ok(has_room)
     }
 
+    /// Bytes of the block that the device has for itself.
+    pub(crate) fn reserve_bytes(&self) -> u64 {
+        self.reserve.map_or(0, |slab| slab.bytes)
+    }
+
     /// Gives the device a block of the ledger for itself.
     pub(crate) fn set_reserve(&mut self, slab: Slab) -> Result<(), Error> {
-        self.reserve_bytes = slab.bytes;
+        self.reserve = Some(slab);
         let set = self.device.set_reserve(slab.offset, slab.bytes);
         set.map_err(|e| self.device_error(None, e))
     }
@@ -254,7 +272,7 @@ impl Store {
         &mut self,
         model: ModelId,
     ) -> (&mut dyn Device, &[Arc<SegmentLayout>]) {
-        (self.device.as_mut(), &self.sources[&model].layouts)
+        (&mut *self.device, &self.sources[&model].layouts)
     }
 
     /// Begins an upload of an expert that the pass under way needs, unless too many are under way

@@ -166,6 +166,24 @@ async fn a_call_that_never_comes_back_ends_the_engine_though_its_thread_stays() 
     everyone_is_told("hipMemcpyAsync", 10, HANG, false).await;
 }
 
+/// Who watched the GPU before it was closed sees that it does not open.
+#[tokio::test]
+async fn a_gpu_that_hangs_while_it_is_opened_again_ends_the_engine() {
+    let setup = Setup {
+        watchdog: Duration::from_millis(600),
+        ..Setup::default()
+    };
+    let (fake, engine, _thread, model) = with_model(setup).await;
+    run(&engine, question(&model)).await;
+    engine.release(false).await.unwrap();
+    assert!(engine.snapshot().device_closed);
+    fake.fail("hipSetDevice", 1, HANG);
+    let mut events = engine.generate(question(&model)).unwrap();
+    let ended = end(&mut events).await;
+    assert!(matches!(ended, Err(Error::Unavailable { .. })), "{ended:?}");
+    assert_eq!(engine.lost().await.kind, LossKind::Hang);
+}
+
 #[tokio::test]
 async fn an_idle_engine_learns_of_a_fault_from_an_upload_ahead() {
     let fake = Fake::new();

@@ -3,15 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rocmforge_engine::api::{Budget, GenerateRequest, IdleRelease, PreloadEvent, When};
+use rocmforge_device::gpu::GpuConfig;
+use rocmforge_engine::api::{
+    Budget, GenerateEvent, GenerateRequest, IdleRelease, PreloadEvent, Snapshot, When,
+};
 use rocmforge_engine::{EngineConfig, EngineHandle, Error, LoadedModel};
-use rocmforge_fake_hip::Live;
+use rocmforge_fake_hip::{Live, Misbehaviour};
 
 use crate::fake::{Runtime, gpu_config};
 use crate::requests::{chat, engine, greedy, load, load_endless, questions, run, until};
 
 const LLAMA: &str = "tiny-llama-Q4_K_M.gguf";
 const BUDGET: u64 = 16 << 20;
+const OUT_OF_MEMORY: u32 = 2;
 
 fn gpu(idle_release: Option<Duration>) -> EngineConfig {
     EngineConfig {
@@ -48,10 +52,14 @@ async fn released_memory_goes_to_the_driver_and_comes_back_with_the_next_request
     let released = running.release(false).await.unwrap();
     assert_eq!(released.budget_bytes, BUDGET);
     assert_eq!(released.freed_bytes + released.kept_bytes, allocated);
-    let left = runtime.live().bytes;
-    assert_eq!(held - left, released.freed_bytes);
-    assert!(released.kept_bytes * 4 < allocated, "{released:?}");
+    assert_eq!((held, released.kept_bytes), (released.freed_bytes, 0));
+    assert_eq!(
+        (runtime.live(), runtime.is_open()),
+        (Live::default(), false)
+    );
     let snapshot = running.snapshot();
+    assert!(snapshot.device_closed);
+    assert_eq!(snapshot.device.memory.unwrap().allocated_bytes, 0);
     assert_eq!(
         (snapshot.released_budget, snapshot.releases),
         (Some(BUDGET), 1)
@@ -67,8 +75,183 @@ async fn released_memory_goes_to_the_driver_and_comes_back_with_the_next_request
         (snapshot.released_budget, snapshot.cache.budget_bytes),
         (None, BUDGET)
     );
+    assert!(!snapshot.device_closed);
     assert_eq!(runtime.live().bytes, held);
     drop(model);
+    running.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+    assert_eq!(runtime.live(), Live::default());
+}
+
+/// Without what grows with use: events in a pool, modules that were loaded.
+fn comparable(live: Live) -> Live {
+    Live {
+        events: 0,
+        modules: 0,
+        ..live
+    }
+}
+
+#[tokio::test]
+async fn many_releases_leave_nothing_and_change_nothing() {
+    let runtime = Runtime::new();
+    runtime.add_products();
+    // Kernels are loaded and files registered ahead of need, as in a daemon.
+    let config = GpuConfig {
+        warm_up: true,
+        vendor_products: true,
+        ..gpu_config(&runtime)
+    };
+    let running = runtime.start_as(config, gpu(None)).unwrap();
+    let model = load(&running, LLAMA, "m").await;
+    let (expected, _) = conversation(&running, &model).await;
+    let ledger = |s: &Snapshot| {
+        (
+            s.cache.resident_bytes,
+            s.cache.kv_bytes,
+            s.cache.budget_bytes,
+        )
+    };
+    let (held, used) = (comparable(runtime.live()), ledger(&running.snapshot()));
+    for round in 0..20 {
+        running.release(round % 3 == 2).await.unwrap();
+        assert_eq!(
+            (runtime.live(), runtime.is_open()),
+            (Live::default(), false)
+        );
+        // A model that is loaded meanwhile needs no GPU.
+        if round == 7 {
+            load(&running, "tiny-qwen3-Q8_0.gguf", "other").await;
+            assert!(!runtime.is_open());
+        }
+        let (ids, reused) = conversation(&running, &model).await;
+        assert_eq!(ids, expected, "round {round}");
+        assert_eq!(reused >= 192, round % 3 != 2, "round {round}: {reused}");
+        assert_eq!(ledger(&running.snapshot()), used, "round {round}");
+        let live = comparable(runtime.live());
+        assert_eq!((live.bytes, live.streams), (held.bytes, held.streams));
+    }
+    let other = running.snapshot().models[1].model.clone();
+    assert!(!answer(&running, &other).await.is_empty());
+    drop((model, other));
+    running.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+    assert_eq!(runtime.live(), Live::default());
+}
+
+#[tokio::test]
+async fn requests_that_come_while_the_gpu_is_closed_or_opened_wait_and_are_answered() {
+    let runtime = Runtime::new();
+    let running = runtime.start_as(gpu_config(&runtime), gpu(None)).unwrap();
+    let model = load(&running, LLAMA, "m").await;
+    let expected = answer(&running, &model).await;
+    runtime.misbehave(Misbehaviour::HoldsReset, 1);
+    let release = running.release(false);
+    let ask = async {
+        while runtime.calls("hipDeviceReset") == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // The engine is closing it now.
+        let both = async { tokio::join!(answer(&running, &model), answer(&running, &model)) };
+        tokio::pin!(both);
+        let waited = tokio::time::timeout(Duration::from_millis(30), &mut both);
+        waited.await.unwrap_err();
+        runtime.misbehave(Misbehaviour::HoldsReset, 0);
+        both.await
+    };
+    let (released, (one, other)) = tokio::join!(release, ask);
+    released.unwrap();
+    assert_eq!((&one, &other), (&expected, &expected));
+    let snapshot = running.snapshot();
+    assert_eq!((snapshot.releases, snapshot.device_closed), (1, false));
+    drop(model);
+    running.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_gpu_that_cannot_be_opened_again_refuses_one_request_and_not_the_next() {
+    let runtime = Runtime::new();
+    runtime.set_memory(64 << 20, 0);
+    let running = runtime.start_as(gpu_config(&runtime), gpu(None)).unwrap();
+    let model = load(&running, LLAMA, "m").await;
+    let (expected, _) = conversation(&running, &model).await;
+    running.release(false).await.unwrap();
+    let budget = Budget::Bytes(BUDGET);
+    for case in ["the context", "a stream", "the arena"] {
+        match case {
+            "the context" => runtime.fail("hipSetDevice", 1, OUT_OF_MEMORY),
+            "a stream" => runtime.fail("hipStreamCreateWithPriority", 1, OUT_OF_MEMORY),
+            // Another process has taken the card.
+            _ => runtime.set_memory(64 << 20, 64 << 20),
+        }
+        let request = greedy(&model, vec![1, 9, 17], 4);
+        let mut events = running.generate(request).unwrap();
+        let Some(GenerateEvent::Failed(refused)) = events.next().await else {
+            panic!("{case}: it is not refused");
+        };
+        assert!(
+            matches!(refused, Error::Unavailable { .. }),
+            "{case}: {refused:?}"
+        );
+        let text = refused.to_string();
+        assert!(text.contains("cannot be opened again: "), "{case}: {text}");
+        assert!(
+            text.ends_with("; the next request tries again"),
+            "{case}: {text}"
+        );
+        let snapshot = running.snapshot();
+        assert_eq!(
+            (snapshot.device_closed, snapshot.released_budget),
+            (true, Some(BUDGET))
+        );
+        assert_eq!(
+            (runtime.live(), runtime.is_open()),
+            (Live::default(), false),
+            "{case}"
+        );
+        runtime.recover();
+        if case == "the arena" {
+            running.set_budget(budget).await.unwrap_err();
+            running.pin("m", None, true).await.unwrap_err();
+            let mut events = running.preload("m", None).unwrap();
+            let ended = events.next().await;
+            assert!(matches!(ended, Some(PreloadEvent::Failed(_))), "{ended:?}");
+        }
+    }
+    runtime.set_memory(64 << 20, 0);
+    let (ids, reused) = conversation(&running, &model).await;
+    assert_eq!(ids, expected);
+    assert!(reused >= 192, "{reused} tokens came back");
+    drop(model);
+    running.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_budget_that_is_set_opens_the_gpu_unless_it_is_refused() {
+    let runtime = Runtime::new();
+    let running = runtime.start_as(gpu_config(&runtime), gpu(None)).unwrap();
+    let model = load(&running, LLAMA, "m").await;
+    let expected = answer(&running, &model).await;
+    running.release(false).await.unwrap();
+    running.set_budget(Budget::Bytes(1)).await.unwrap_err();
+    assert!(running.snapshot().device_closed && !runtime.is_open());
+    running.set_budget(Budget::Bytes(BUDGET / 2)).await.unwrap();
+    let snapshot = running.snapshot();
+    assert_eq!(
+        (snapshot.device_closed, snapshot.released_budget),
+        (false, None)
+    );
+    assert_eq!(answer(&running, &model).await, expected);
+    assert_eq!(running.snapshot().cache.budget_bytes, BUDGET / 2);
+    // What needs no GPU does not open it.
+    running.release(false).await.unwrap();
+    running.clear(None).await.unwrap();
+    running.pin("m", None, false).await.unwrap();
+    drop(model);
+    running.unload("m", false).await.unwrap();
+    assert!(running.snapshot().device_closed && !runtime.is_open());
     running.end().unwrap();
     assert_eq!(runtime.violations(), Vec::<String>::new());
     assert_eq!(runtime.live(), Live::default());
@@ -123,9 +306,20 @@ async fn an_idle_device_is_released_and_pinned_weights_stay() {
         until(&running, "the release", |s| s.released_budget.is_some()).await;
         let snapshot = running.snapshot();
         assert_eq!(snapshot.cache.pinned_bytes, pinned);
+        assert!(!snapshot.device_closed && runtime.is_open());
         let usable = snapshot.device.memory.unwrap().capacity_bytes;
         assert!(usable <= own + pinned + (1 << 10), "{usable} for {pinned}");
         assert_eq!(answer(&running, &model).await, expected);
+    }
+    // Once nothing is pinned, the GPU is closed.
+    running.pin("other", None, false).await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(answer(&running, &model).await, expected);
+        until(&running, "the end of it", |s| s.device_closed).await;
+        assert_eq!(
+            (runtime.live(), runtime.is_open()),
+            (Live::default(), false)
+        );
     }
     // The events hold the way to the engine, which ends when nobody has one.
     drop((model, other, events));
@@ -181,6 +375,9 @@ async fn kv_pages_come_back_from_host_memory_unless_that_is_given_back_too() {
     let (ids, reused) = conversation(&running, &model).await;
     assert_eq!(ids, expected);
     assert!(reused >= 192, "{reused} tokens came back");
+    // Also while the GPU is closed.
+    running.release(false).await.unwrap();
+    assert!(runtime.live() == Live::default() && running.snapshot().host_tier.bytes > 0);
     let released = running.release(true).await.unwrap();
     assert!(released.host_freed_bytes >= tier.bytes, "{released:?}");
     let given_back = running.snapshot().host_tier;

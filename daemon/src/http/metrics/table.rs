@@ -297,6 +297,11 @@ pub(super) static METRICS: &[Metric] = &[
         "Whether GPU memory is given back until the next request (idle_release): 0 or 1",
         One(|s| number(u64::from(s.snapshot.released_budget.is_some()))),
     ),
+    gauge(
+        "rocmforge_device_closed",
+        "Whether the GPU is closed until the next request, with all that its driver holds for the daemon: 0 or 1",
+        One(|s| number(u64::from(s.snapshot.device_closed))),
+    ),
     counter(
         "rocmforge_memory_releases_total",
         "Times that GPU memory was given back because the daemon was idle, or on request",

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::actor::engine::{Draining, Engine};
 use crate::actor::publish;
+use crate::actor::release::refuse;
 use crate::api::config::PrefixCache;
 use crate::api::error::Error;
 use crate::api::refusal::Refusal;
@@ -36,7 +37,10 @@ pub const MODELS_MAX: usize = 1024;
 impl Engine {
     /// Carries out a command.
     pub(crate) fn handle(&mut self, command: Command) {
-        self.wake_for(&command);
+        if let Err(error) = self.wake_for(&command) {
+            self.publish(true);
+            return refuse(command, error);
+        }
         match command {
             Command::Load { prepared, reply } => {
                 let result = self.load(*prepared);
@@ -403,6 +407,15 @@ impl Engine {
     }
 
     fn set_budget(&mut self, budget: Budget) -> Result<BudgetChange, Error> {
+        let was_closed = self.open_device()?;
+        let set = self.set_budget_of_open(budget);
+        if was_closed && set.is_err() {
+            self.close_device();
+        }
+        set
+    }
+
+    fn set_budget_of_open(&mut self, budget: Budget) -> Result<BudgetChange, Error> {
         let held = self.memory.store.device.memory_use();
         let held = held.map_or(0, |memory| memory.allocated_bytes);
         let wanted = WantedBudget::of(
@@ -411,7 +424,7 @@ impl Engine {
             held,
             self.guards.keep_free.bytes(),
         )?;
-        let staging = self.memory.store.reserve_bytes;
+        let staging = self.memory.store.reserve_bytes();
         let before = self.guards.release.before();
         let before = before.unwrap_or(self.memory.budget());
         if staging > 0 && wanted.bytes < self.budget_floor().min(before) {

@@ -36,6 +36,7 @@ impl Engine {
             .lend_states(&mut self.memory, model, members)?;
         let adapted = members.iter().any(|m| m.task.adapters.is_some());
         let of_model = loaded.plan(adapted);
+        self.memory.store.prepare_anew(model, of_model);
         let layout = of_model.scratch(RowCounts {
             tokens: u64::from(plan.rows),
             outputs: u64::from(plan.outputs_at_a_time),

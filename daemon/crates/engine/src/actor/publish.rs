@@ -112,6 +112,7 @@ pub(crate) fn snapshot_of(
         requests: Vec::new(),
         keep_free: None,
         released_budget: None,
+        device_closed: memory.store.device.is_closed(),
         releases: 0,
         host_pressure: None,
         prefixes: crate::api::PrefixCounts::default(),

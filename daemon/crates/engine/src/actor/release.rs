@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 use crate::actor::engine::Engine;
 use crate::api::error::Error;
 use crate::api::refusal::Refusal;
-use crate::api::{Command, PreloadRoom, Released};
+use crate::api::{Command, GenerateEvent, PreloadEvent, PreloadRoom, Released};
 use crate::guards::budget::{self, BUDGET_MIN};
+
+type DeviceError = rocmforge_device::Error;
 
 /// The part of a budget that is given up at a time where it cannot be had again as a whole.
 const LESS_PART: u64 = 8;
@@ -44,9 +46,13 @@ impl Engine {
         self.memory.write_all_notes();
         // First, so that no page is copied to where it would be dropped.
         let closed = host.then(|| self.memory.close_host());
-        let evicted = self.evict_for_release(before);
+        let evicted = match self.memory.store.device.is_closed() {
+            true => Ok(()),
+            false => self.evict_for_release(before),
+        };
         let host_freed_bytes = closed.map_or(0, |closed| self.memory.open_host(closed));
         evicted?;
+        let closed = self.close_device();
         let held = self.held_bytes();
         let released = Released {
             freed_bytes: held_before.saturating_sub(held),
@@ -60,6 +66,8 @@ impl Engine {
             kept_bytes = held,
             host_freed_bytes,
             budget_bytes = released.budget_bytes,
+            closed,
+            power_state = self.memory.store.device.power_state(),
             free_bytes = self.memory.store.count_free_bytes_now(),
             took_ms = (self.now() - began).as_secs_f64() * 1e3,
             "the device's memory is released; the next request takes it again"
@@ -79,6 +87,52 @@ impl Engine {
         Ok(())
     }
 
+    /// Closes the device, unless pinned weights are on it or it has no context. Whether it is
+    /// closed.
+    pub(crate) fn close_device(&mut self) -> bool {
+        self.memory.collect();
+        if !self.memory.store.is_empty() {
+            let pinned_bytes = self.memory.store.cache.usage().pinned;
+            tracing::info!(target: "memory", pinned_bytes, "the GPU stays open: weights are on it");
+            return false;
+        }
+        let aside = self.memory.host_kv.highest();
+        let closed = self.memory.store.close_device(aside);
+        closed.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the GPU could not be closed as a whole");
+            self.memory.store.device.is_closed()
+        })
+    }
+
+    /// Opens the device if it is closed. Whether it was.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]: it is closed still, and the next request tries again; a loss of the
+    /// device.
+    pub(crate) fn open_device(&mut self) -> Result<bool, Error> {
+        let began = self.now();
+        let power_state = self.memory.store.device.power_state();
+        let opened = self.memory.store.open_device();
+        let opened = opened.map_err(|error| match error {
+            DeviceError::Lost(_) => self.memory.store.device_error(None, error),
+            _ => Error::Unavailable {
+                message: format!(
+                    "the GPU was closed while nobody used it, and cannot be opened again: {error}; the next request tries again"
+                ),
+                retry_after: Duration::from_secs(1),
+            },
+        });
+        match &opened {
+            Ok(true) => {
+                let took_ms = (self.now() - began).as_secs_f64() * 1e3;
+                tracing::info!(target: "memory", took_ms, power_state, "the GPU is open again");
+            }
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%error, "the GPU is closed still"),
+        }
+        opened
+    }
+
     /// Bytes that the driver has given; where it does not count, those in the cache.
     fn held_bytes(&self) -> u64 {
         let store = &self.memory.store;
@@ -89,7 +143,7 @@ impl Engine {
 
     /// The budget that holds what is pinned and the device's own block, and no more.
     fn least_budget(&self) -> u64 {
-        let least = self.memory.store.reserve_bytes + self.memory.store.pinned_bytes();
+        let least = self.memory.store.reserve_bytes() + self.memory.store.pinned_bytes();
         let least = least.next_multiple_of(rocmforge_device::ALIGNMENT);
         least.max(BUDGET_MIN)
     }
@@ -121,7 +175,10 @@ impl Engine {
 
     /// Takes the device's memory again for what a command asks for, if it was released: as much as
     /// there is, where others have taken some of it.
-    pub(crate) fn wake_for(&mut self, command: &Command) {
+    ///
+    /// # Errors
+    /// As [`Engine::open_device`].
+    pub(crate) fn wake_for(&mut self, command: &Command) -> Result<(), Error> {
         let wakes = match command {
             Command::Generate { .. }
             | Command::Score { .. }
@@ -135,15 +192,18 @@ impl Engine {
         if wakes && self.draining.is_none() {
             let now = self.now();
             self.guards.release.note_work(now);
-            self.take_released();
+            self.take_released()?;
         }
+        Ok(())
     }
 
-    fn take_released(&mut self) {
-        let Some(wanted) = self.guards.release.take_before() else {
-            return;
+    fn take_released(&mut self) -> Result<(), Error> {
+        let Some(wanted) = self.guards.release.before() else {
+            return Ok(());
         };
         let began = self.now();
+        self.open_device()?;
+        self.guards.release.take_before();
         let least = self.memory.budget();
         let mut budget = self.budget_beside_others(wanted);
         while let Err(error) = self.change_budget(budget) {
@@ -174,6 +234,7 @@ impl Engine {
             ),
         }
         self.publish(true);
+        Ok(())
     }
 
     /// As much of a budget as leaves free what is to be kept free, but at least the part that
@@ -191,5 +252,32 @@ impl Engine {
         };
         let most = self.guards.keep_free.most(free, least, wanted);
         (most & !(rocmforge_device::ALIGNMENT - 1)).max(least.min(wanted))
+    }
+}
+
+/// Tells whoever sent a command that wakes the device why that cannot be.
+pub(crate) fn refuse(command: Command, error: Error) {
+    // Whoever asked may have given up. The channels of events are new and have room.
+    match command {
+        Command::Generate { events, .. } => {
+            let _ = events.try_send(GenerateEvent::Failed(error));
+        }
+        Command::Preload { events, .. } => {
+            let _ = events.try_send(PreloadEvent::Failed(error));
+        }
+        Command::Score { reply, .. } => {
+            let _ = reply.send(Err(error));
+        }
+        Command::Embed { reply, .. } => {
+            let _ = reply.send(Err(error));
+        }
+        Command::ReadImage { reply, .. } => {
+            let _ = reply.send(Err(error));
+        }
+        Command::Pin { reply, .. } => {
+            let _ = reply.send(Err(error));
+        }
+        // No other wakes it.
+        _ => tracing::error!(%error, "a command is not carried out"),
     }
 }

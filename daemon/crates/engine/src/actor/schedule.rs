@@ -60,7 +60,7 @@ impl Engine {
         let sizes = Sizes::new(registered, speculation, &*memory.store.device, space);
         let view = View {
             budget_bytes: budget,
-            held_bytes: memory.store.pinned_bytes() + memory.store.reserve_bytes,
+            held_bytes: memory.store.pinned_bytes() + memory.store.reserve_bytes(),
             kept_bytes,
             models: &models,
             costs: &sizes,
@@ -384,12 +384,12 @@ impl Engine {
     /// request beside what the device keeps for itself.
     pub(crate) fn budget_least(&self) -> u64 {
         let needed = self.budget_needed(SHORT_POSITIONS).max(BUDGET_MIN);
-        (self.memory.store.reserve_bytes + needed).next_multiple_of(BUDGET_MIN)
+        (self.memory.store.reserve_bytes() + needed).next_multiple_of(BUDGET_MIN)
     }
 
     /// Below so many bytes no registered model can run any request.
     pub(crate) fn budget_floor(&self) -> u64 {
-        self.memory.store.reserve_bytes + self.budget_needed(1)
+        self.memory.store.reserve_bytes() + self.budget_needed(1)
     }
 
     /// Bytes that the smallest registered model needs for a request of so many positions.

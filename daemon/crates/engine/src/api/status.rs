@@ -46,6 +46,8 @@ pub struct Snapshot {
     pub keep_free: Option<KeepFreeStatus>,
     /// The budget that comes back with the next request, while the device's memory is released.
     pub released_budget: Option<u64>,
+    /// Whether the device's context is closed meanwhile.
+    pub device_closed: bool,
     /// Times that the device's memory was released, since start-up.
     pub releases: u64,
     /// What goes back of the host's memory while the machine is short of it, if there is anything
@@ -113,6 +115,7 @@ impl Snapshot {
             requests: Vec::new(),
             keep_free: None,
             released_budget: None,
+            device_closed: false,
             releases: 0,
             host_pressure: None,
             prefixes: PrefixCounts::default(),

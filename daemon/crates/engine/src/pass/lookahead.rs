@@ -48,6 +48,21 @@ impl Store {
         })
     }
 
+    /// Lets a device that was opened again get ready for a model that a pass is about to use.
+    pub(crate) fn prepare_anew(&mut self, id: ModelId, plan: &Plan) {
+        let openings = self.openings;
+        let Some(source) = self.sources.get_mut(&id) else {
+            return;
+        };
+        if std::mem::replace(&mut source.prepared_at, openings) == openings {
+            return;
+        }
+        // It could when the model was loaded; a pass meets the error if it cannot now.
+        if let Err(error) = self.prepare(id, plan) {
+            tracing::debug!(%error, "a model is not prepared again");
+        }
+    }
+
     /// What a pass of so many rows does about segments that it will miss, with at
     /// most `most` uploads ahead.
     ///

@@ -25,6 +25,8 @@ pub(crate) struct Source {
     pub(crate) bytes: u64,
     pub(super) pinned_bytes: u64,
     pub(super) largest_unpinned: u64,
+    /// The opening of the device that prepared it.
+    pub(crate) prepared_at: u64,
 }
 
 impl Source {
@@ -43,6 +45,7 @@ impl Source {
             kinds,
             pinned_bytes: 0,
             largest_unpinned: 0,
+            prepared_at: 0,
         }
     }
 

@@ -1,0 +1,79 @@
+//! The device of the store, open or closed. When it is closed and opened is in `closing.rs`.
+
+use std::ops::{Deref, DerefMut};
+
+use rocmforge_device::{ClosedDevice, Device, Steps};
+
+type DeviceError = rocmforge_device::Error;
+
+/// The device: either state answers as a [`Device`], and a closed one refuses what needs a context.
+pub(crate) struct DeviceSlot(State);
+
+enum State {
+    Open(Box<dyn Device>),
+    Closed(Box<dyn ClosedDevice>),
+}
+
+impl Deref for DeviceSlot {
+    type Target = dyn Device;
+
+    fn deref(&self) -> &Self::Target {
+        match &self.0 {
+            State::Open(device) => &**device,
+            State::Closed(device) => &**device,
+        }
+    }
+}
+
+impl DerefMut for DeviceSlot {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        match &mut self.0 {
+            State::Open(device) => &mut **device,
+            State::Closed(device) => &mut **device,
+        }
+    }
+}
+
+impl DeviceSlot {
+    pub(super) fn new(device: Box<dyn Device>) -> Self {
+        Self(State::Open(device))
+    }
+
+    /// Whether its context is closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(self.0, State::Closed(_))
+    }
+
+    /// The power state of a closed card by the kernel.
+    pub(crate) fn power_state(&self) -> Option<String> {
+        match &self.0 {
+            State::Open(_) => None,
+            State::Closed(device) => device.power_state(),
+        }
+    }
+
+    /// Closes it, and keeps the first `aside` bytes of what was set aside. Whether it is closed:
+    /// not where it has no context.
+    pub(super) fn close(&mut self, aside: u64) -> Result<bool, DeviceError> {
+        let State::Open(device) = &mut self.0 else {
+            return Ok(true);
+        };
+        let Some(closed) = device.close(aside)? else {
+            return Ok(false);
+        };
+        // The open one goes here.
+        self.0 = State::Closed(closed);
+        if let State::Closed(closed) = &mut self.0 {
+            closed.finish()?;
+        }
+        Ok(true)
+    }
+
+    pub(super) fn open(&mut self) -> Result<(), DeviceError> {
+        if let State::Closed(closed) = &mut self.0 {
+            let device = closed.open(&Steps::default())?;
+            self.0 = State::Open(device);
+        }
+        Ok(())
+    }
+}
