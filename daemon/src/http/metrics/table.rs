@@ -449,6 +449,12 @@ pub(super) static METRICS: &[Metric] = &[
          first token waited for uploads",
         Maybe(|s| s.measured.upload_rate()),
     ),
+    gauge(
+        "rocmforge_link_bytes_per_second",
+        "Rate at which the link to the GPU brings weights, in bytes per second, by timed copies. \
+         Absent until measured",
+        Maybe(|s| s.snapshot.link_bytes_per_s.map(number)),
+    ),
     counter(
         "rocmforge_segment_hits_total",
         "Segment cache hits: weight segments that were resident when a pass needed them",

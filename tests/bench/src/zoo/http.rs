@@ -10,6 +10,8 @@ use hyper::{Method, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 
+use super::link::Link;
+
 /// Longest wait for a response's head, and for the next piece of its body.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
 
@@ -83,16 +85,10 @@ impl Server {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// Bytes of weights that went over the link since the server started, where it counts them.
-    pub(super) async fn uploaded_bytes(&self) -> Option<f64> {
+    /// What the server has counted of its link since it started, where it counts that.
+    pub(super) async fn link(&self) -> Option<Link> {
         let body = self.get("/metrics").await.ok()?;
-        let text = String::from_utf8_lossy(&body);
-        let values: Vec<f64> = text
-            .lines()
-            .filter(|line| line.starts_with("rocmforge_uploaded_bytes_total"))
-            .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
-            .collect();
-        (!values.is_empty()).then(|| values.iter().sum())
+        Link::of(&String::from_utf8_lossy(&body))
     }
 
     /// Sends a streamed request and reads it to its end, or to `pieces_max` pieces, after which the

@@ -14,6 +14,7 @@
 //! request (`http.rs`); `summary.rs` makes the table.
 
 mod http;
+mod link;
 mod load;
 mod summary;
 
@@ -98,18 +99,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let uploaded = server.uploaded_bytes().await;
+        let before = server.link().await;
         let outcomes = match options.mix {
             true => mix(options, &server).await?,
             false => open_loop(options, &server).await?,
         };
-        let uploaded = server
-            .uploaded_bytes()
-            .await
-            .zip(uploaded)
-            .map(|(after, before)| (after - before).max(0.0));
+        let link = server.link().await.zip(before);
+        let link = link.map(|(after, before)| after.since(&before));
         let lasted = Duration::from_secs(options.seconds);
-        summary::print(&outcomes, lasted, uploaded, options.json)
+        summary::print(&outcomes, lasted, link.as_ref(), options.json)
     })
 }
 

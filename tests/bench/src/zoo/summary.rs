@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::link::Link;
 use super::load::Outcome;
 
 /// Most errors that are printed.
@@ -92,7 +93,7 @@ fn cell(values: &[f64]) -> String {
 pub(super) fn print(
     outcomes: &[Outcome],
     lasted: Duration,
-    uploaded: Option<f64>,
+    link: Option<&Link>,
     is_json: bool,
 ) -> Result<()> {
     let mut models: BTreeMap<&str, Vec<&Outcome>> = BTreeMap::new();
@@ -116,8 +117,18 @@ pub(super) fn print(
             .iter()
             .map(|(name, figures)| ((*name).to_owned(), figures.json()))
             .collect();
-        let gigabytes = uploaded.map(|bytes| bytes / lasted.as_secs_f64() / 1e9);
-        let object = json!({"models": models, "uploaded_gb_per_second": gigabytes});
+        let gigabytes = link.map(|link| link.all_bytes() / lasted.as_secs_f64() / 1e9);
+        let allows = |(name, f): &(&str, Figures)| {
+            let allows = link?.allows(name, f.tokens_per_second * lasted.as_secs_f64())?;
+            Some(((*name).to_owned(), json!(allows)))
+        };
+        let allows: serde_json::Map<String, Value> = rows.iter().filter_map(allows).collect();
+        let object = json!({
+            "models": models,
+            "uploaded_gb_per_second": gigabytes,
+            "link_part": link.and_then(|link| link.part_of(lasted)),
+            "link_allows_tokens_per_second": allows,
+        });
         println!("{}", serde_json::to_string_pretty(&object)?);
         return Ok(());
     }
@@ -138,14 +149,33 @@ pub(super) fn print(
             cell(&f.whole),
         );
     }
-    if let Some(bytes) = uploaded {
-        println!(
-            "\nUploaded {:.1} GB, {:.2} GB/s.",
-            bytes / 1e9,
-            bytes / lasted.as_secs_f64() / 1e9
-        );
+    if let Some(link) = link {
+        print_link(link, &rows, lasted);
     }
     Ok(())
+}
+
+/// Prints what the link brought, beside what it could, and what that allows each model.
+fn print_link(link: &Link, rows: &[(&str, Figures)], lasted: Duration) {
+    let (bytes, seconds) = (link.all_bytes(), lasted.as_secs_f64());
+    let part = link.part_of(lasted);
+    let part = part.map_or_else(String::new, |part| {
+        format!(", {:.0} % of what the link brings", part * 100.0)
+    });
+    println!(
+        "\nUploaded {:.1} GB, {:.2} GB/s{part}.",
+        bytes / 1e9,
+        bytes / seconds / 1e9
+    );
+    for (name, f) in rows {
+        let tokens = f.tokens_per_second * seconds;
+        if let Some(allows) = link.allows(name, tokens) {
+            println!(
+                "{name}: {:.2} of the {allows:.0} tokens/s that the link alone allows, with as many bytes a token.",
+                f.tokens_per_second / allows
+            );
+        }
+    }
 }
 
 #[cfg(test)]

@@ -57,6 +57,7 @@ impl Engine {
         snapshot.images_read = requests.images.asked;
         snapshot.prefixes = requests.prefix_counts;
         snapshot.interleaved_passes = self.interleaving.passes;
+        snapshot.link_bytes_per_s = self.space.pace.link_bytes_per_s();
         snapshot.suspensions = requests.suspended.suspensions();
         snapshot.broken_gaps = requests.promises.broken;
         snapshot.brought_aside = self.background.fetched_files;
@@ -119,6 +120,7 @@ pub(crate) fn snapshot_of(
         images_read: 0,
         interleaved_passes: 0,
         suspensions: 0,
+        link_bytes_per_s: None,
         broken_gaps: BrokenGaps::default(),
         brought_aside: 0,
         uploaded_aside_bytes: 0,

@@ -62,6 +62,8 @@ pub struct Snapshot {
     /// Times that a pass stopped between two of its steps, so that others had a turn, since
     /// start-up.
     pub suspensions: u64,
+    /// What the link to the device brings in a second, in bytes, by timed copies.
+    pub link_bytes_per_s: Option<u64>,
     /// Gaps between tokens that were longer than promised.
     pub broken_gaps: BrokenGaps,
     /// Times that the file of a model was read while others went on.
@@ -122,6 +124,7 @@ impl Snapshot {
             images_read: 0,
             interleaved_passes: 0,
             suspensions: 0,
+            link_bytes_per_s: None,
             broken_gaps: BrokenGaps::default(),
             brought_aside: 0,
             uploaded_aside_bytes: 0,

@@ -23,6 +23,8 @@ pub(crate) struct PassPace {
     pub(crate) upload_bytes: u64,
     /// What the link brings in a millisecond.
     pub(crate) link_bytes_per_ms: u64,
+    /// Whether that was measured.
+    is_measured: bool,
 }
 
 impl Default for PassPace {
@@ -32,6 +34,7 @@ impl Default for PassPace {
             passes: 0,
             upload_bytes: PASS_UPLOAD_BYTES,
             link_bytes_per_ms: LINK_BYTES_PER_MS,
+            is_measured: false,
         }
     }
 }
@@ -51,7 +54,13 @@ impl PassPace {
         {
             self.upload_bytes = ((self.seconds * rates.upload_bytes_per_s) as u64).max(1);
             self.link_bytes_per_ms = ((rates.upload_bytes_per_s / 1e3) as u64).max(1);
+            self.is_measured = true;
         }
+    }
+
+    /// What the link brings in a second, in bytes; `None` before it was measured.
+    pub(crate) fn link_bytes_per_s(&self) -> Option<u64> {
+        self.is_measured.then_some(self.link_bytes_per_ms * 1000)
     }
 }
 
