@@ -90,12 +90,11 @@ struct Eight {
     static constexpr u32 VECTORS = T::BYTES / 2;
     U32x4 v[VECTORS];
 
-    // Columns k to k + 7 of a row; those past the last are 0. WHOLE: columns are a multiple of 8.
-    template <bool WHOLE = false>
+    // Columns k to k + 7 of a row; those past the last are 0.
     FORCE void load(const u8* row, u32 k, u32 cols) {
 #pragma unroll
         for (u32 i = 0; i < VECTORS; ++i) v[i] = U32x4{0, 0, 0, 0};
-        if (WHOLE || cols % 8 == 0) {
+        if (cols % 8 == 0) {
 #pragma unroll
             for (u32 i = 0; i < VECTORS; ++i) {
                 if (k < cols) v[i] = stream16(row + (u64)k * T::BYTES + i * 16);
@@ -125,14 +124,12 @@ struct Floats {
     static constexpr bool HALF = false;
     F32x4 v[2];
 
-    template <bool WHOLE = false, class A>
-    FORCE void load(const A& a, u32 token, u32 k) {
+    FORCE void load(const AdaptersDownArgs& a, u32 token, u32 k) {
         v[0] = v[1] = F32x4{0.0f, 0.0f, 0.0f, 0.0f};
-        if (k < a.cols) read<WHOLE>((const float*)a.x + (u64)token * a.cols, k, a.cols);
+        if (k < a.cols) read((const float*)a.x + (u64)token * a.cols, k, a.cols);
     }
-    template <bool WHOLE = false>
     FORCE void read(const float* row, u32 k, u32 cols) {
-        if (WHOLE || cols % 8 == 0) {
+        if (cols % 8 == 0) {
             v[0] = *(const F32x4*)(row + k);
             v[1] = *(const F32x4*)(row + k + 4);
             return;
@@ -153,8 +150,7 @@ struct Halves {
     static constexpr bool HALF = true;
     U32x4 v;
 
-    template <bool WHOLE = false, class A>
-    FORCE void load(const A& a, u32 token, u32 k) {
+    FORCE void load(const AdaptersDownArgs& a, u32 token, u32 k) {
         v = U32x4{0, 0, 0, 0};
         if (k < a.cols) v = *(const U32x4*)(a.x + ((u64)token * a.cols + k) * 2);
     }
@@ -167,8 +163,7 @@ struct Columns {
     static constexpr bool HALF = true;
     u32 word[4];
 
-    template <bool WHOLE = false, class A>
-    FORCE void load(const A& a, u32 token, u32 k) {
+    FORCE void load(const AdaptersDownArgs& a, u32 token, u32 k) {
         const u64 tokens = (a.n_tokens + 7) / 8 * 8;
         const u32* from = (const u32*)a.x + ((k / 128 * 16 + k % 32 / 2) * tokens + token) * 4 + k / 32 % 4;
 #pragma unroll
@@ -309,10 +304,9 @@ template <class T>
 struct Chunk {
     Eight<T> v[CHUNK / 8];
 
-    template <bool WHOLE = false>
     FORCE void load(const u8* row, u32 k, u32 width) {
 #pragma unroll
-        for (u32 i = 0; i < CHUNK / 8; ++i) v[i].template load<WHOLE>(row, k + i * 8, width);
+        for (u32 i = 0; i < CHUNK / 8; ++i) v[i].load(row, k + i * 8, width);
     }
     // acc + the product with as many floats of shared memory
     FORCE float dot(const float* low, float acc) const {
@@ -447,7 +441,6 @@ FORCE void up(const AdaptersUpArgs& a) {
 }
 
 #include "adapters_mma.h"
-#include "adapters_few.h"
 
 // Of f16 and many rows by matrix instructions where there are.
 template <class T>
@@ -469,18 +462,6 @@ ENTRY(THREADS, 1) NAME(adapters_down_, TYPE)(AdaptersDownArgs a) { down<WEIGHT, 
 ENTRY(THREADS, 1) NAME(adapters_down_half_, TYPE)(AdaptersDownArgs a) { down<WEIGHT, Halves>(a); }
 #ifdef RF_CUDA
 ENTRY(THREADS, 2) NAME(adapters_down_columns_, TYPE)(AdaptersDownArgs a) { Many<WEIGHT>::down_columns(a); }
-#if __CUDA_ARCH__ >= 900
-#define FEW(x, gated) few<WEIGHT, x, gated>(a)
-#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define FEW(x, gated)
-#define IN_CLUSTERS
-#endif
-// Blocks a multiprocessor: of f32 two need too many registers.
-#define FEW_BLOCKS (WEIGHT::BYTES == 2 ? 2 : 1)
-ENTRY(THREADS, FEW_BLOCKS) IN_CLUSTERS NAME(adapters_few_, TYPE)(AdaptersFewArgs a) { FEW(Floats, false); }
-ENTRY(THREADS, FEW_BLOCKS) IN_CLUSTERS NAME(adapters_few_half_, TYPE)(AdaptersFewArgs a) { FEW(Halves, false); }
-ENTRY(THREADS, 1) IN_CLUSTERS NAME(adapters_few_gated_, TYPE)(AdaptersFewArgs a) { FEW(Floats, true); }
 #endif
 ENTRY(UP_THREADS, 1) NAME(adapters_up_1_, TYPE)(AdaptersUpArgs a) { up<WEIGHT, 1, false>(a); }
 ENTRY(UP_THREADS, 1) NAME(adapters_up_32_, TYPE)(AdaptersUpArgs a) { Many<WEIGHT>::up_many(a); }

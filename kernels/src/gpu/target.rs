@@ -67,13 +67,6 @@ impl GpuTarget {
         self.vendor == Vendor::Nvidia && self.arch == "sm_90"
     }
 
-    /// Whether blocks that run at the same time can write into each other's shared memory
-    /// (clusters). Later GPUs than sm_90 have them too, but no kernel of ours was tried there.
-    #[must_use]
-    pub fn has_clusters(&self) -> bool {
-        self.has_wgmma()
-    }
-
     /// Whether products of f16 rows are made by matrix instructions, of either vendor.
     #[must_use]
     pub fn multiplies_f16(&self) -> bool {

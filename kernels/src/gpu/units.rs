@@ -12,7 +12,7 @@ macro_rules! files {
 }
 
 /// Every source and header.
-const FILES: [(&str, &str); 59] = files![
+const FILES: [(&str, &str); 58] = files![
     "compat.h",
     "formats.h",
     "formats_low_bits.h",
@@ -60,7 +60,6 @@ const FILES: [(&str, &str); 59] = files![
     "elements.hip",
     "clamp.hip",
     "adapters.hip",
-    "adapters_few.h",
     "adapters_mma.h",
     "route.hip",
     "conv.hip",

@@ -1,18 +1,14 @@
 // Kernels of hip/ as a program for the host: what compat.h, mma_f16.h and the guarded parts of
-// headers declare. A lane is a fiber, a block a thread with its fibers in turn, and the blocks of a
-// cluster run as threads beside each other. Barriers and shuffles hand over to the next fiber.
+// headers declare. A lane is a fiber, and blocks run one after the other. Barriers and shuffles
+// hand over to the next fiber.
 #pragma once
-#include <sched.h>
 #include <ucontext.h>
 
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <mutex>
-#include <thread>
 #include <vector>
 
 typedef unsigned char u8;
@@ -26,9 +22,8 @@ typedef unsigned long long u64;
 #endif
 #define WAVES (THREADS / WAVE)
 #define FORCE inline
-#define __shared__ static thread_local
+#define __shared__ static
 #define ENTRY(threads, min_blocks) inline void
-#define __cluster_dims__(...)
 
 #define CHECK(what)                                                   \
     do {                                                              \
@@ -39,7 +34,7 @@ typedef unsigned long long u64;
         }                                                             \
     } while (0)
 
-constexpr u32 THREADS_MAX = 256, STACK = 64 << 10, CLUSTER_MAX = 8;
+constexpr u32 THREADS_MAX = 256, STACK = 64 << 10;
 
 struct Barrier {
     u32 count = 0, turn = 0;
@@ -50,28 +45,17 @@ struct Fragment {
     u32 a[4], b[2];
 };
 
-// A cluster's barrier, and where its blocks' shared memory is.
-struct Cluster {
-    u32 n = 1;
-    std::atomic<u32> arrived{0}, turn{0};
-    std::atomic<const u8*> base[CLUSTER_MAX];
-};
-
 struct Block {
     u32 thread, x, y, z, n;
     ucontext_t fibers[THREADS_MAX], scheduler;
     bool done[THREADS_MAX], waited[THREADS_MAX];
-    Barrier all, waves[THREADS_MAX / 32], cluster_here;
-    u32 cluster_turn[THREADS_MAX];
+    Barrier all, waves[THREADS_MAX / 32];
     u32 slots[THREADS_MAX];
     Fragment fragments[THREADS_MAX];
-    Cluster* cluster;
     std::function<void()> body;
     std::vector<u8> stacks = std::vector<u8>(THREADS_MAX * STACK);
 };
-inline thread_local Block* block = nullptr;
-// Its address differs from that of any shared memory by the same in all threads.
-inline thread_local u8 shared_base = 0;
+inline Block* block = nullptr;
 
 inline void hand_over() { swapcontext(&block->fibers[block->thread], &block->scheduler); }
 inline void pass(Barrier& barrier, u32 n) {
@@ -95,65 +79,6 @@ inline void wave_sync() { pass(block->waves[wave()], WAVE); }
 inline void let_next_start() {}
 // What the launch before wrote may be read from here on.
 inline void wait_for_inputs() { block->waited[block->thread] = true; }
-
-// ---- clusters ----
-inline void cluster_arrive() {
-    Cluster& cluster = *block->cluster;
-    block->cluster_turn[block->thread] = cluster.turn;
-    if (++block->cluster_here.count < block->n) return;
-    block->cluster_here.count = 0;
-    if (++cluster.arrived == cluster.n) {
-        cluster.arrived = 0;
-        ++cluster.turn;
-    }
-}
-inline void wait_until(const std::function<bool()>& is) {
-    while (!is()) {
-        if (block->thread == 0) sched_yield();
-        hand_over();
-    }
-}
-inline void cluster_wait() {
-    const u32 turn = block->cluster_turn[block->thread];
-    wait_until([=] { return block->cluster->turn != turn; });
-}
-// PTX, "mbarrier": a turn ends when one has arrived and as many bytes as were expected.
-struct ClusterBarrier {
-    std::mutex lock;
-    bool is = false, arrived;
-    long bytes;
-    std::atomic<u32> turn;
-
-    void count(bool arrives, long more) {
-        const std::lock_guard<std::mutex> held(lock);
-        CHECK(is);
-        CHECK(!(arrives && arrived));
-        arrived |= arrives;
-        bytes += more;
-        if (arrived && bytes == 0) {
-            arrived = false;
-            ++turn;
-        }
-    }
-};
-inline void cluster_init(ClusterBarrier* barrier) {
-    barrier->is = true;
-    barrier->arrived = false;
-    barrier->bytes = 0;
-    barrier->turn = 0;
-}
-inline void cluster_expect(ClusterBarrier* barrier, u32 bytes) { barrier->count(true, bytes); }
-inline void cluster_wait_for(ClusterBarrier* barrier, u32 parity) {
-    wait_until([=] { return barrier->turn % 2 != parity; });
-}
-template <class T>
-inline T* place_in(T* at, u32 of) {
-    return (T*)(block->cluster->base[of] + ((const u8*)at - &shared_base));
-}
-inline void store_in(float* to, u32 of, float v, ClusterBarrier* barrier) {
-    *place_in(to, of) = v;
-    place_in(barrier, of)->count(false, -(long)sizeof v);
-}
 
 // ---- numbers ----
 template <class To, class From>
@@ -204,7 +129,6 @@ inline T aligned(const void* at) {
 }
 inline U32x4 stream16(const void* at) { return aligned<U32x4>(at); }
 inline U32x2 stream8(const void* at) { return aligned<U32x2>(at); }
-inline void prefetch_line(const u8*) {}
 inline F32x4 plus(const F32x4& a, const F32x4& b) { return F32x4{a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
 // ---- lanes ----
@@ -266,7 +190,7 @@ inline void fiber() {
 }
 inline void run_block(Block& here) {
     block = &here;
-    here.all = here.cluster_here = Barrier{};
+    here.all = Barrier{};
     for (Barrier& wave : here.waves) wave = Barrier{};
     for (u32 i = 0; i < here.n; ++i) {
         here.done[i] = here.waited[i] = false;
@@ -287,32 +211,15 @@ inline void run_block(Block& here) {
     // A launch ends behind the one before it.
     for (u32 i = 0; i < here.n; ++i) CHECK(here.waited[i]);
 }
-// `cluster` blocks that follow each other in x run at the same time.
-inline void launch(u32 x, u32 y, u32 z, u32 threads, u32 cluster, const std::function<void()>& body) {
-    CHECK(threads <= THREADS_MAX && cluster <= CLUSTER_MAX && x % cluster == 0);
-    static std::vector<Block> blocks(CLUSTER_MAX);
-    for (u32 i = 0; i < x * y * z; i += cluster) {
-        Cluster together;
-        together.n = cluster;
-        std::atomic<u32> ready{0};
-        auto run = [&](u32 of) {
-            Block& here = blocks[of];
-            here.x = (i + of) % x;
-            here.y = (i + of) / x % y;
-            here.z = (i + of) / x / y;
-            here.n = threads;
-            here.body = body;
-            here.cluster = &together;
-            together.base[of] = &shared_base;
-            for (++ready; ready < cluster;) sched_yield();
-            run_block(here);
-        };
-        if (cluster == 1) {
-            run(0);
-            continue;
-        }
-        std::vector<std::thread> all;
-        for (u32 of = 0; of < cluster; ++of) all.emplace_back(run, of);
-        for (std::thread& one : all) one.join();
+inline void launch(u32 x, u32 y, u32 z, u32 threads, const std::function<void()>& body) {
+    CHECK(threads <= THREADS_MAX);
+    static Block here;
+    for (u32 i = 0; i < x * y * z; ++i) {
+        here.x = i % x;
+        here.y = i / x % y;
+        here.z = i / x / y;
+        here.n = threads;
+        here.body = body;
+        run_block(here);
     }
 }

@@ -1,8 +1,7 @@
 //! What adapters (LoRA) add to products of one input (`hip/adapters.hip`), in two launches:
-//! [`down`] for the first matrices of all products, [`up`] for the second ones. For few rows one
-//! launch does both where blocks can write into each other's shared memory ([`few`]).
+//! [`down`] for the first matrices of all products, [`up`] for the second ones.
 //!
-//! All read only the ranks that one of their rows has a scale for. So a row costs the bytes of its
+//! Both read only the ranks that one of their rows has a scale for. So a row costs the bytes of its
 //! own adapters, however many adapters a model has, and rows of one adapter share its bytes.
 
 use super::activations::ActSpec;
@@ -10,7 +9,7 @@ use super::matmat::{HalfInputs, HalfLayout};
 use super::type_name;
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, arg_struct};
-use crate::gpu::{Address, Error, GpuTarget, Launch};
+use crate::gpu::{Address, Error, Launch};
 use crate::host::WeightType;
 use rocmforge_ops::Act;
 
@@ -48,20 +47,6 @@ const SLICE: u64 = 4096;
 /// Llama-8B, blocks for 32 for 22 MB; of 8 tokens both ask for the same.
 const SINGLE_MAX: u64 = 16;
 
-/// Blocks of a cluster of [`few`].
-const CLUSTER: u64 = 8;
-
-/// Rows of a block of [`few`], as few as the GPU has multiprocessors for: each cluster multiplies
-/// the first matrix anew.
-const FEW_ROWS: [u64; 2] = [256, 512];
-
-/// Blocks of [`few`] that a multiprocessor has room for, but of a gated unit. If not all blocks run
-/// at once, a second launch costs less than the blocks that wait.
-const FEW_BLOCKS: u64 = 2;
-
-/// Most ranks of all adapters for [`few`].
-const FEW_WIDTH: u64 = 1024;
-
 arg_struct! {
     /// One product of `adapters_up_*`.
     AdapterMatrix: 24 {
@@ -88,36 +73,6 @@ arg_struct! {
         n_parts: u32,
         early: u32,
         weights: [u64; MATRICES_MAX],
-    }
-}
-
-arg_struct! {
-    /// One product of `adapters_few_*`.
-    AdapterPair: 32 {
-        first: u64,
-        second: u64,
-        out: u64,
-        rows: u32,
-        reserved: u32,
-    }
-}
-
-arg_struct! {
-    /// Of `adapters_few_*`.
-    AdaptersFewArgs: 200 {
-        x: u64,
-        norm: u64,
-        scales: u64,
-        eps: f32,
-        factor: f32,
-        cols: u32,
-        width: u32,
-        n_matrices: u32,
-        rows_per_block: u32,
-        early: u32,
-        reserved: u32,
-        act: ActSpec,
-        matrices: [AdapterPair; MATRICES_MAX],
     }
 }
 
@@ -196,18 +151,6 @@ pub struct Second {
     pub rows: u64,
     /// Which of the first matrices is its.
     pub low: u64,
-}
-
-/// One product and what is added to it by [`few`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pair {
-    /// The first matrix, `[cols, width]` in ggml's order, and the second one, `[width, rows]`;
-    /// `None` adds nothing.
-    pub weights: Option<(Address, Address)>,
-    /// f32 `[n_tokens][rows]`, changed in place.
-    pub out: Address,
-    /// Outputs.
-    pub rows: u64,
 }
 
 /// Into how many parts columns may go. A norm wants whole rows.
@@ -387,110 +330,4 @@ pub fn up(
         args: ArgBytes::of(&args),
         overlaps: true,
     })
-}
-
-/// Rows of a block of [`few`] for these products, if that is what adds fastest: blocks of one
-/// cluster and token are side by side on the GPU, and all of them at once.
-fn few_rows(target: &GpuTarget, n_tokens: u64, pairs: &[Pair], is_unit: bool) -> Option<u64> {
-    let products = if is_unit { &pairs[..1] } else { pairs };
-    let blocks = |rows: u64| {
-        let clusters = products.iter().map(|p| p.rows.div_ceil(CLUSTER * rows));
-        clusters.sum::<u64>() * CLUSTER * n_tokens
-    };
-    let units = u64::from(target.compute_units);
-    let most = [units, if is_unit { units } else { units * FEW_BLOCKS }];
-    let of_size = FEW_ROWS.iter().zip(most);
-    of_size
-        .filter(|(rows, most)| blocks(**rows) <= *most)
-        .map(|(rows, _)| *rows)
-        .next()
-}
-
-/// [`down`] and [`up`] in one launch, where that is faster: few tokens on a GPU with clusters.
-/// Nothing is left in memory between them.
-///
-/// # Errors
-/// [`Error::NoKernel`] for what [`down`] and [`up`] have no kernel for; [`Error::TooLarge`].
-pub fn few(
-    target: &GpuTarget,
-    ty: WeightType,
-    (rows, cols): (Rows, u64),
-    scales: Scales,
-    pairs: &[Pair],
-    gate: Option<Act>,
-) -> Result<Option<Launch>, Error> {
-    let n = pairs.len();
-    if !target.has_clusters()
-        || scales.n_tokens > SINGLE_MAX
-        || scales.width > FEW_WIDTH
-        || n > MATRICES_MAX
-        || !cols.is_multiple_of(8)
-        || is_by_columns(rows)
-    {
-        return Ok(None);
-    }
-    check(ty, n, scales.width)?;
-    let halves = matches!(rows, Rows::Halves(_));
-    let is_unit = matches!(pairs, [a, b] if a.rows == b.rows) && scales.n_tokens == 1 && !halves;
-    let are_there = pairs.iter().all(|p| p.weights.is_some());
-    if gate.is_some() && !is_unit || gate.is_none() && !are_there {
-        return Err(Error::NoKernel {
-            what: format!("what adapters add to {n} products of few rows"),
-            built: "products with adapters, gated units of one token's f32 and two products",
-        });
-    }
-    let Some(rows_per_block) = few_rows(target, scales.n_tokens, pairs, gate.is_some()) else {
-        return Ok(None);
-    };
-    let mut args = AdaptersFewArgs {
-        scales: scales.at,
-        factor: 1.0,
-        cols: count("the number of a matrix's columns", cols)?,
-        width: count("the width of adapters", scales.width)?,
-        n_matrices: n as u32,
-        rows_per_block: rows_per_block as u32,
-        early: u32::from(scales.early),
-        act: gate.map_or_else(ActSpec::default, ActSpec::new),
-        ..AdaptersFewArgs::default()
-    };
-    match rows {
-        Rows::Floats { x, norm } => {
-            args.x = x;
-            (args.norm, args.eps) = norm.unwrap_or((0, 0.0));
-        }
-        Rows::Halves(half) => (args.x, args.factor) = (half.x, half.factor),
-    }
-    let mut clusters = 0;
-    for (i, (to, pair)) in args.matrices.iter_mut().zip(pairs).enumerate() {
-        let (first, second) = pair.weights.unwrap_or((0, 0));
-        *to = AdapterPair {
-            first,
-            second,
-            out: pair.out,
-            rows: count("the number of a matrix's rows", pair.rows)?,
-            reserved: 0,
-        };
-        if i == 0 || gate.is_none() {
-            clusters += pair.rows.div_ceil(CLUSTER * rows_per_block);
-        }
-    }
-    Ok(Some(Launch {
-        kernel: match (ty, gate.is_some(), halves) {
-            (WeightType::F32, true, _) => "adapters_f32.adapters_few_gated_f32",
-            (WeightType::F32, false, false) => "adapters_f32.adapters_few_f32",
-            (WeightType::F32, false, true) => "adapters_f32.adapters_few_half_f32",
-            (_, true, _) => "adapters_f16.adapters_few_gated_f16",
-            (_, false, false) => "adapters_f16.adapters_few_f16",
-            (_, false, true) => "adapters_f16.adapters_few_half_f16",
-        },
-        grid: [
-            count("the blocks of adapters", clusters * CLUSTER)?,
-            scales.n_tokens as u32,
-            1,
-        ],
-        block: [THREADS, 1, 1],
-        shared_bytes: 0,
-        args: ArgBytes::of(&args),
-        overlaps: true,
-    }))
 }

@@ -1,7 +1,7 @@
 //! Launches of adapters: entries, geometry, constants, and what is refused.
 
 use super::super::ops::adapters::{
-    AdaptersFewArgs, Low, MATRICES_MAX, PARTS_MAX, Pair, Rows, Scales, Second, down, few, parts, up,
+    Low, MATRICES_MAX, PARTS_MAX, Rows, Scales, Second, down, parts, up,
 };
 use super::*;
 
@@ -27,14 +27,6 @@ fn second(rows: u64, low: u64) -> Second {
     }
 }
 
-fn pair(rows: u64) -> Pair {
-    Pair {
-        weights: Some((3, 4)),
-        out: 2,
-        rows,
-    }
-}
-
 pub(super) fn one_of_each() -> Vec<Launch> {
     let mut all = Vec::new();
     for ty in [WeightType::F32, WeightType::F16] {
@@ -51,13 +43,6 @@ pub(super) fn one_of_each() -> Vec<Launch> {
             }
             let products = [second(100, 0), second(300, 1)];
             all.push(up(ty, scales, low(2, 3), &products, None).unwrap());
-        }
-        let hopper = GpuTarget::nvidia(9, 0, 132);
-        let by_row = Rows::Halves(half_inputs(&hopper, 4096, 2));
-        for (rows, gate) in [(ROWS, None), (by_row, None), (ROWS, Some(Act::Silu))] {
-            let pairs = [pair(100), pair(100)];
-            let launch = few(&hopper, ty, (rows, 4096), SCALES, &pairs, gate).unwrap();
-            all.push(launch.unwrap());
         }
         let unit = [second(100, 0), second(100, 1)];
         all.push(up(ty, SCALES, low(2, 1), &unit, Some(Act::Silu)).unwrap());
@@ -196,92 +181,4 @@ fn adapters_that_no_kernel_adds_are_refused() {
     assert!(refused(up(f16, two, low(1, 1), &pair, gate)));
     let other = [second(64, 0), second(65, 0)];
     assert!(refused(up(f16, SCALES, low(1, 1), &other, gate)));
-}
-
-/// Blocks cover all rows of all products, eight to a cluster; where they would not all run at once,
-/// and on GPUs without clusters, there are two launches.
-#[test]
-fn few_rows_take_one_launch_where_all_blocks_run_at_once() {
-    let hopper = GpuTarget::nvidia(9, 0, 132);
-    let source = units::file("adapters_few.h").unwrap();
-    let of = |name| u64::from(defined(source, name)[0]);
-    let of_rows = |target: &GpuTarget, n_tokens, rows: &[u64], gate| {
-        let pairs: Vec<Pair> = rows.iter().map(|&rows| pair(rows)).collect();
-        let scales = Scales { n_tokens, ..SCALES };
-        let launch = few(target, WeightType::F16, (ROWS, 4096), scales, &pairs, gate);
-        launch.unwrap()
-    };
-    // Llama-8B's: q, k and v, o and down, gate and up.
-    let (qkv, one, unit) = ([4096, 1024, 1024], [4096], [14_336, 14_336]);
-    let silu = Some(Act::Silu);
-    for (n_tokens, rows, gate, expected) in [
-        (1, &qkv[..], None, Some((4, 256))),
-        (1, &one[..], None, Some((2, 256))),
-        (1, &unit[..], silu, Some((7, 256))),
-        (1, &[1, 2049][..], None, Some((3, 256))),
-        (8, &qkv[..], None, Some((3, 512))),
-        (8, &one[..], None, Some((2, 256))),
-        (16, &one[..], None, Some((1, 512))),
-        (16, &qkv[..], None, None),
-        (8, &unit[..], None, None),
-        (17, &[64][..], None, None),
-    ] {
-        let launch = of_rows(&hopper, n_tokens, rows, gate);
-        let Some((clusters, rows_per_block)) = expected else {
-            assert_eq!(launch, None, "{rows:?} * {n_tokens}");
-            continue;
-        };
-        let launch = launch.unwrap();
-        let args = AdaptersFewArgs::from_bytes(&launch.args.to_bytes()).unwrap();
-        let cluster = of("CLUSTER");
-        assert_eq!(
-            launch.grid.map(u64::from),
-            [clusters * cluster, n_tokens, 1]
-        );
-        assert_eq!(u64::from(args.rows_per_block), rows_per_block);
-        assert!(rows_per_block <= of("FEW_ROWS"));
-    }
-    for target in [
-        GpuTarget::nvidia(8, 9, 128),
-        GpuTarget::nvidia(12, 0, 170),
-        GpuTarget::amd("gfx942", 304),
-    ] {
-        assert_eq!(of_rows(&target, 1, &one, None), None, "{}", target.arch);
-    }
-    let most = of("FEW_WIDTH");
-    for (width, is) in [(most, true), (most + 32, false)] {
-        let scales = Scales { width, ..SCALES };
-        let launch = few(
-            &hopper,
-            WeightType::F16,
-            (ROWS, 64),
-            scales,
-            &[pair(1)],
-            None,
-        );
-        assert_eq!(launch.unwrap().is_some(), is);
-    }
-}
-
-#[test]
-fn adapters_of_few_rows_that_no_kernel_adds_are_refused() {
-    let hopper = GpuTarget::nvidia(9, 0, 132);
-    let of = |ty, cols, pairs: &[Pair], gate| few(&hopper, ty, (ROWS, cols), SCALES, pairs, gate);
-    let refused = |r| matches!(r, Err(Error::NoKernel { .. }));
-    let (f16, gate) = (WeightType::F16, Some(Act::Silu));
-    let nothing = Pair {
-        weights: None,
-        ..pair(64)
-    };
-    assert!(refused(of(WeightType::Q8_0, 64, &[pair(64)], None)));
-    assert!(refused(of(f16, 64, &[], None)));
-    assert!(refused(of(f16, 64, &[pair(64), nothing], None)));
-    assert!(refused(of(f16, 64, &[pair(64), pair(65)], gate)));
-    assert!(of(f16, 64, &[pair(64), nothing], gate).unwrap().is_some());
-    // Left to the kernels that take them.
-    assert_eq!(of(f16, 100, &[pair(64)], None).unwrap(), None);
-    assert_eq!(
-        of(f16, 64, &[pair(64); MATRICES_MAX + 1], None).unwrap(),
-        None
-    );
 }

@@ -1,6 +1,6 @@
 //! Kernels compiled for the host and run there against sums of f64 (`tests/emulate`). A GPU's
-//! matrix instructions and clusters are followed lane by lane, so what only such GPUs run is
-//! checked without one.
+//! matrix instructions are followed lane by lane, so what only such GPUs run is checked without
+//! one.
 
 use std::path::Path;
 use std::process::Command;
@@ -42,7 +42,7 @@ fn check(unit: &str, program: &str, flags: &[&str], seed: &str) {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulate");
     let to = dir.path().join("program");
     let made = Command::new(compiler)
-        .args(["-std=c++20", "-O1", "-pthread", "-w", "-DEMULATED"])
+        .args(["-std=c++20", "-O1", "-w", "-DEMULATED"])
         .args(flags)
         .arg(format!("-DKERNELS=\"{}\"", kernels.display()))
         .arg("-I")

@@ -67,7 +67,6 @@ fn entry_names(line: &str) -> Vec<String> {
         })
         .map(|rest| {
             let rest = rest[rest.find(')').unwrap() + 1..].trim_start();
-            let rest = rest.strip_prefix("IN_CLUSTERS ").unwrap_or(rest);
             let end = if rest.starts_with("NAME(") {
                 rest.find(')').unwrap() + 1
             } else {

@@ -43,8 +43,6 @@ fn structs_of_arguments_have_the_fields_of_the_source() {
         "adapters.hip": ops::adapters::AdapterMatrix,
         "adapters.hip": ops::adapters::AdaptersDownArgs,
         "adapters.hip": ops::adapters::AdaptersUpArgs,
-        "adapters_few.h": ops::adapters::AdapterPair,
-        "adapters_few.h": ops::adapters::AdaptersFewArgs,
         "activations.hip": ops::activations::ActivationsArgs,
         "elements.hip": ops::elements::ElementsArgs,
         "elements.hip": ops::elements::ColumnPlace,

@@ -1,15 +1,14 @@
-//! What adapters (LoRA) add to products: two launches for all products of one input, one for few
-//! rows on some GPUs, or for many rows the vendor's library.
+//! What adapters (LoRA) add to products: two launches for all products of one input, or for many
+//! rows the vendor's library.
 //!
 //! The kernels read the rows in the form that the products before them were given: as f16 in either
 //! order, or f32 with the norm still to do. They read only the ranks that rows have scales for, and
 //! the library all of them, but by matrix instructions.
 
 use rocmforge_kernels::gpu::ops::activations::{self, Sink, Transform};
-use rocmforge_kernels::gpu::ops::adapters::{self, Low, Pair, Rows, Scales, Second};
+use rocmforge_kernels::gpu::ops::adapters::{self, Low, Rows, Scales, Second};
 use rocmforge_kernels::gpu::ops::matmat::{HalfInputs, HalfLayout};
 use rocmforge_kernels::gpu::ops::matvec::Matrix;
-use rocmforge_kernels::gpu::{Error as KernelError, Launch};
 
 use crate::SegmentBinding;
 use crate::ops::{Act, Adapted, Buf, Op, Product, Rows as BufRows, TensorIndex};
@@ -123,7 +122,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// One launch for all products of one input, or two. A gated unit is of `unit`'s two products.
+    /// Two launches for all products of one input. A gated unit is of `unit`'s two products.
     fn add_adapters(
         &mut self,
         rows: Rows,
@@ -136,10 +135,6 @@ impl Lowering<'_> {
             return Ok(());
         }
         let cols = self.width(adapters.x);
-        let few = self.few_adapted((rows, cols), adapters, unit, bound);
-        if let Some(launch) = few.transpose() {
-            return self.push(launch);
-        }
         let firsts: Vec<u64> = adapters
             .groups()
             .map(|group| self.vector(group[0].a, bound))
@@ -182,46 +177,6 @@ impl Lowering<'_> {
             self.push(adapters::up(ty, scales, low, some, None))?;
         }
         Ok(())
-    }
-
-    /// What [`Lowering::add_adapters`] does, if one launch is best at it.
-    fn few_adapted(
-        &self,
-        rows: (Rows, u64),
-        adapters: Adapters<'_>,
-        unit: Option<(Act, &[Product])>,
-        bound: SegmentBinding<'_>,
-    ) -> Result<Option<Launch>, KernelError> {
-        let weights = |product: &Adapted| {
-            let [first, second] = [product.a, product.b].map(|t| self.vector(t, bound));
-            (first, second)
-        };
-        let ty = bound.layout.tensors[adapters.products[0].a].desc.ty;
-        let pairs: Vec<Pair> = match unit {
-            Some((_, products)) => {
-                let of = |product: &Product| Pair {
-                    weights: adapters
-                        .products
-                        .iter()
-                        .find(|p| p.out == product.out)
-                        .map(weights),
-                    out: self.at(product.out),
-                    rows: self.rows_of(product.weight, bound),
-                };
-                products.iter().map(of).collect()
-            }
-            None => {
-                let of = |product: &Adapted| Pair {
-                    weights: Some(weights(product)),
-                    out: self.at(adapters.add.unwrap_or(product.out)),
-                    rows: self.rows_of(product.b, bound),
-                };
-                adapters.products.iter().map(of).collect()
-            }
-        };
-        let scales = self.scales_of(adapters);
-        let act = unit.map(|(act, _)| act);
-        adapters::few(self.target, ty, rows, scales, &pairs, act)
     }
 
     /// Where the sums of `parts` parts of the columns go, or of one if there is no room for more.
