@@ -14,6 +14,7 @@ use super::Http;
 use super::call::with_type;
 
 mod by_model;
+mod metric;
 mod table;
 mod text;
 
@@ -183,7 +184,7 @@ mod tests {
         // Requests that run and wait have vLLM's names, too.
         assert_eq!(helps.len(), table::METRICS.len() - 2);
         for metric in table::METRICS {
-            let is_counter = matches!(metric.kind, table::Kind::Counter);
+            let is_counter = matches!(metric.kind, metric::Kind::Counter);
             assert_eq!(
                 metric.name.ends_with("_total"),
                 is_counter,

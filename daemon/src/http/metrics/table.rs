@@ -5,80 +5,14 @@
 //!
 //! A HELP text is read alone in Prometheus and Grafana: it names what it counts, and its unit.
 
-use std::sync::atomic::AtomicU64;
-
 use rocmforge_engine::api::{CacheStatus, ModelStatus, SegmentState, SegmentStatus};
-use rocmforge_service::limits::{Limit, PeerUse};
-use rocmforge_service::measured::{Histogram, Record};
+use rocmforge_service::limits::Limit;
 
-use self::Value::{Maybe, OfModel, OfPeer, OfRecord, One, Rows, Times};
 use super::by_model::{broken_gaps, ends, evictions, expected};
+use super::metric::Value::{Maybe, OfModel, OfPeer, OfRecord, One, Rows, Times};
+use super::metric::{Metric, counter, gauge, histogram};
 use super::text::{Lines, PEER};
 use super::{Source, block, budget_bytes, kv_use};
-
-/// What Prometheus may do with a metric.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Kind {
-    /// Goes up and down.
-    Gauge,
-    /// Goes up, from 0 at the start.
-    Counter,
-    /// Counts of observations by upper bound.
-    Histogram,
-}
-
-/// Where a metric's values come from.
-pub(super) enum Value {
-    /// One value.
-    One(fn(&Source<'_>) -> f64),
-    /// One value, or none, and no metric then.
-    Maybe(fn(&Source<'_>) -> Option<f64>),
-    /// A value for each loaded model, under the label `model`.
-    OfModel(fn(&ModelStatus) -> f64),
-    /// A value for each client of the last minutes, under the label `peer`.
-    OfPeer(fn(&Source<'_>, &PeerUse) -> f64),
-    /// A count for each model that was used, under the label `model_name`.
-    OfRecord(fn(&Record) -> &AtomicU64),
-    /// A histogram for each model that was used, under the label `model_name`.
-    Times(fn(&Record) -> &Histogram),
-    /// Values with labels of their own.
-    Rows(fn(&Source<'_>, &mut Lines<'_>)),
-}
-
-/// A metric.
-pub(super) struct Metric {
-    pub(super) name: &'static str,
-    pub(super) kind: Kind,
-    pub(super) help: &'static str,
-    pub(super) value: Value,
-}
-
-const fn gauge(name: &'static str, help: &'static str, value: Value) -> Metric {
-    Metric {
-        name,
-        kind: Kind::Gauge,
-        help,
-        value,
-    }
-}
-
-const fn counter(name: &'static str, help: &'static str, value: Value) -> Metric {
-    Metric {
-        name,
-        kind: Kind::Counter,
-        help,
-        value,
-    }
-}
-
-const fn histogram(name: &'static str, help: &'static str, value: Value) -> Metric {
-    Metric {
-        name,
-        kind: Kind::Histogram,
-        help,
-        value,
-    }
-}
 
 /// The metrics, in the order of the page.
 pub(super) static METRICS: &[Metric] = &[

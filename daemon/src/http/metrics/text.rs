@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use rocmforge_service::measured::Histogram;
 
 use super::Source;
-use super::table::{Kind, Metric, Value};
+use super::metric::{Kind, Metric, Value};
 
 /// The label by which vLLM tells models apart.
 pub(super) const MODEL_NAME: &str = "model_name";

@@ -103,6 +103,9 @@ impl Engine {
                 reply,
             } => {
                 let result = self.pin(&name, segments, pinned);
+                if !pinned {
+                    self.release_unpinned();
+                }
                 self.answer(reply, result);
             }
             Command::Clear { name, disk, reply } => {

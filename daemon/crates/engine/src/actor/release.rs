@@ -93,7 +93,7 @@ impl Engine {
         self.memory.collect();
         if !self.memory.store.is_empty() {
             let pinned_bytes = self.memory.store.cache.usage().pinned;
-            tracing::info!(target: "memory", pinned_bytes, "the GPU stays open: weights are on it");
+            tracing::info!(target: "memory", pinned_bytes, "the device stays open: something is on it");
             return false;
         }
         let aside = self.memory.host_kv.highest();
@@ -161,6 +161,17 @@ impl Engine {
             tracing::warn!(%error, "the device's memory could not be released as a whole");
         }
         self.publish(true);
+    }
+
+    /// Weights are pinned no more: while the device's memory is released, they go, too, and the
+    /// device is closed.
+    pub(crate) fn release_unpinned(&mut self) {
+        let is_released = self.guards.release.before().is_some();
+        let is_open = !self.memory.store.device.is_closed();
+        let may_go = is_released && is_open && self.is_idle() && self.draining.is_none();
+        if may_go && let Err(error) = self.release_memory(false) {
+            tracing::warn!(%error, "the device's memory could not be released as a whole");
+        }
     }
 
     /// Whether nobody asks for anything. A request that waits for its reader, its images or a file

@@ -7,6 +7,7 @@ use rocmforge_device::Loss;
 use rocmforge_scheduler::SeqId;
 
 use crate::actor::engine::Engine;
+use crate::actor::step::Stepped;
 use crate::api::error::{Error, device_lost};
 use crate::api::{COMMAND_CAPACITY, Command, PreloadRoom};
 use crate::features::background_load;
@@ -85,7 +86,11 @@ impl Engine {
         if self.requests.changed {
             self.publish(true);
         }
-        let stepped = self.step();
+        let stepped = match self.step() {
+            Stepped::Looked => return true,
+            Stepped::Ran => true,
+            Stepped::Nothing => false,
+        };
         let now = self.now();
         let (background, mut cx, speculation) = self.background();
         let uploaded = background.after_pass(&mut cx, speculation, now);

@@ -201,6 +201,9 @@ impl Engine {
         ran: &Result<SliceEnd, Error>,
         load: Load,
     ) -> Duration {
+        if let Some(due) = pass.due.take() {
+            return self.charge_of_read(pass.took, due, (begun, ended), load);
+        }
         let is_read =
             matches!(ran, Ok(SliceEnd::Suspended(progress, _)) if progress.read().is_some());
         let took = self.space.backlog.charge(SliceWork {
@@ -209,9 +212,6 @@ impl Engine {
             work,
             waited: load.was_read,
         });
-        if let Some(due) = pass.due.take() {
-            self.space.backlog.was_done(due, ended);
-        }
         if is_read {
             // The launches of a small model take the device longer than its bytes.
             let entry = self.models.get(pass.model());
@@ -220,9 +220,29 @@ impl Engine {
             let more = usual.unwrap_or_default().saturating_sub(pass.took + work);
             pass.due = Some(self.space.backlog.add(ended, more));
         }
-        // The device tells at the end.
-        let late = load.timed.map(|timed| timed.saturating_sub(pass.took));
-        took.max(late.unwrap_or_default())
+        took
+    }
+
+    /// What the slice is charged with in which a pass was read that had been charged with `charged`
+    /// and was due then: what the device took longer, if it tells, and nothing of what it did for
+    /// others before.
+    fn charge_of_read(
+        &mut self,
+        charged: Duration,
+        due: Instant,
+        (begun, ended): (Instant, Instant),
+        load: Load,
+    ) -> Duration {
+        let early = self.space.backlog.was_done(due, ended);
+        for pass in self.requests.suspended.passes_mut() {
+            if let Some(other) = pass.due.as_mut().filter(|other| **other > due) {
+                *other = (*other - early).max(ended);
+            }
+        }
+        match load.timed {
+            Some(timed) => timed.saturating_sub(charged),
+            None => ended.saturating_duration_since(begun.max(due)),
+        }
     }
 
     /// Tells the scheduler what a slice took; `ended` if it was its pass's last.

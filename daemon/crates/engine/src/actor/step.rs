@@ -30,14 +30,29 @@ pub(crate) enum Until {
     TheEnd,
 }
 
+/// What a step came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stepped {
+    /// A slice ran, or requests were told something.
+    Ran,
+    /// Passes wait for the device: it was looked at for a while.
+    Looked,
+    /// There is nothing to run.
+    Nothing,
+}
+
 /// How a request ended.
 pub(crate) type Outcome = Result<Option<FinishReason>, Error>;
 
 impl Engine {
-    /// Runs the next slice of a pass. Whether there was one.
-    pub(crate) fn step(&mut self) -> bool {
-        if self.end_read_passes() || self.device_is_ahead() {
-            return true;
+    /// Runs the next slice of a pass, or what ends passes that were read.
+    pub(crate) fn step(&mut self) -> Stepped {
+        if self.end_read_passes() {
+            return Stepped::Ran;
+        }
+        // A promised pass begins when it has to.
+        if !self.requests.promises.any && self.device_is_ahead() {
+            return Stepped::Looked;
         }
         let plan = match self.next_slice() {
             Some(Next::Pass(mut plan)) => {
@@ -49,22 +64,27 @@ impl Engine {
             Some(Next::GoOn(model)) => {
                 let waits = self.requests.suspended.of(ModelId(model.0));
                 if waits.is_some_and(|pass| pass.waits(&self.memory)) && self.all_wait() {
-                    return true;
+                    return Stepped::Looked;
                 }
                 self.memory.store.take_refused_bytes();
                 match self.requests.suspended.take(ModelId(model.0)) {
                     Some(pass) => self.run_slice(pass, Until::ItsTime),
                     None => self.requests.scheduler.pass_ended(model),
                 }
-                return true;
+                return Stepped::Ran;
             }
             None if self.requests.send_all() => {
                 // Whether readers have room is looked at again before the engine sleeps: they
                 // wake it by what was sent.
-                return true;
+                return Stepped::Ran;
             }
             // Nobody who runs can go on: others need not wait for a pass.
-            None => return std::mem::take(&mut self.requests.passes_before_admission) > 0,
+            None => {
+                return match std::mem::take(&mut self.requests.passes_before_admission) {
+                    0 => Stepped::Nothing,
+                    _ => Stepped::Ran,
+                };
+            }
         };
         let members = self.requests.take(&plan.spans);
         // What an upload ahead of need was refused is not this pass's affair.
@@ -76,10 +96,10 @@ impl Engine {
             let model = plan.model;
             self.step_interleaved(interleaved, members, begun);
             self.requests.scheduler.pass_ended(model);
-            return true;
+            return Stepped::Ran;
         }
         self.begin_pass(plan, members);
-        true
+        Stepped::Ran
     }
 
     /// Runs the first slice of a pass.

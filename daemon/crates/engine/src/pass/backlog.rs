@@ -31,10 +31,12 @@ impl Backlog {
             .map_or(Duration::ZERO, |done| done.saturating_duration_since(now))
     }
 
-    /// What was to be done at `due` is done by now: what comes behind it will be sooner, too.
-    pub(crate) fn was_done(&mut self, due: Instant, now: Instant) {
+    /// What was to be done at `due` is done by now: what comes behind it will be sooner, too, by
+    /// the time that is returned.
+    pub(crate) fn was_done(&mut self, due: Instant, now: Instant) -> Duration {
         let early = due.saturating_duration_since(now);
         self.done_at = self.done_at.map(|done| (done - early).max(now));
+        early
     }
 
     /// The device takes so much longer for what it was given. When it will have done all of it.
@@ -112,10 +114,10 @@ mod tests {
         assert_eq!(due, begin + ms(15));
         backlog.charge(given(begin, [1, 2], 20, false));
         assert_eq!(backlog.left(begin + ms(2)), ms(33));
-        backlog.was_done(due, begin + ms(8));
+        assert_eq!(backlog.was_done(due, begin + ms(8)), ms(7));
         assert_eq!(backlog.left(begin + ms(8)), ms(20));
         // What is done later than it was due changes nothing: who looked may have come late.
-        backlog.was_done(begin + ms(20), begin + ms(25));
+        assert_eq!(backlog.was_done(begin + ms(20), begin + ms(25)), ms(0));
         assert_eq!(backlog.left(begin + ms(25)), ms(3));
     }
 

@@ -46,6 +46,13 @@ impl HeadRead {
         memory.store.device.has_come(self.ticket)
     }
 
+    /// Nobody looks at it: its pass failed.
+    pub(super) fn forget(self, memory: &mut Memory) {
+        if let Err(error) = memory.store.device.end_top_k(self.ticket) {
+            tracing::debug!(%error, "what a failed pass found is not read");
+        }
+    }
+
     /// Waits for it, and tells what it found. How long the device took for the pass, if it timed
     /// that.
     pub(super) fn end(

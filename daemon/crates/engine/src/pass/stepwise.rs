@@ -74,6 +74,9 @@ pub(crate) enum SliceEnd {
     Suspended(Progress, Load),
 }
 
+/// A head of fewer rows than this part of a pass's is not counted in what a slice gave the device.
+const HEAD_ROWS_PART: usize = 4;
+
 /// How far a pass came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StepProgress {
@@ -240,6 +243,7 @@ impl<'a, 'b> Stepwise<'a, 'b> {
         let Step::Run { segment, .. } = step else {
             return Err(Error::Internal("the head of a plan routes".to_owned()));
         };
+        let given = self.run.given.bytes;
         let ran = match *segment {
             Some(head) => self.run.with_segment(memory, head, |memory, run, slab| {
                 run_head(memory, run, step, Some((head, slab)))
@@ -249,6 +253,13 @@ impl<'a, 'b> Stepwise<'a, 'b> {
         };
         if ran.is_err() {
             self.let_go(memory);
+            if let Some(read) = self.run.reading.take() {
+                read.forget(memory);
+            }
+        }
+        // Of many rows few are wanted: a head of these takes next to nothing beside layers.
+        if pass.outputs.len() + pass.hidden.len() < pass.n_tokens / HEAD_ROWS_PART {
+            self.run.given.bytes = given;
         }
         Ok(match ran? {
             StepEnd::Done if self.run.reading.is_some() => self.stop(),

@@ -149,6 +149,7 @@ impl SuspendedPasses {
     /// Takes one out of which all is read.
     pub(crate) fn take_read(&mut self, memory: &Memory) -> Option<PassUnderWay> {
         let at = self.passes.iter().position(|pass| pass.has_come(memory))?;
+        self.all_wait_since = None;
         Some(self.passes.remove(at))
     }
 
@@ -187,6 +188,7 @@ impl SuspendedPasses {
 
     pub(crate) fn push(&mut self, pass: PassUnderWay) {
         self.suspensions += 1;
+        self.all_wait_since = None;
         self.passes.push(pass);
     }
 
@@ -208,6 +210,7 @@ impl SuspendedPasses {
     /// Takes the pass of a model out.
     pub(crate) fn take(&mut self, model: ModelId) -> Option<PassUnderWay> {
         let at = self.passes.iter().position(|pass| pass.model() == model)?;
+        self.all_wait_since = None;
         Some(self.passes.remove(at))
     }
 

@@ -10,6 +10,8 @@
 //! The ledger does not change: the block that the device has for itself stays where it is, without
 //! memory behind it.
 
+use rocmforge_device::{Loss, LossKind};
+
 use crate::store::Store;
 
 type DeviceError = rocmforge_device::Error;
@@ -55,7 +57,13 @@ impl Store {
             self.note_loss(&error);
             if self.lost().is_none() {
                 // What was opened goes, and all that was set aside stays.
-                self.close_device(u64::MAX)?;
+                if let Err(rest) = self.close_device(u64::MAX) {
+                    tracing::warn!(error = %rest, "a GPU that did not open is not closed as a whole");
+                    if !self.device.is_closed() {
+                        let reason = format!("it did not open as a whole: {error}");
+                        let _ = self.lost.set(Loss::new(LossKind::Unknown, reason));
+                    }
+                }
             }
             return Err(error);
         }

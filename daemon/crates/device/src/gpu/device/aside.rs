@@ -204,17 +204,21 @@ impl Aside {
     /// goes. Nothing may be under way.
     ///
     /// # Errors
-    /// [`Error::Memory`] where the system has none for a chunk: all is there still.
+    /// [`Error::Memory`] where the system has none for a chunk: the first `used` bytes are there
+    /// still.
     pub(super) fn keep(&mut self, used: u64) -> Result<KeptAside, Error> {
         // It ends, and what it pins goes.
         self.thread = None;
         self.chunks.truncate(chunks_of(used));
+        // Whatever fails below, nobody pins them any more.
+        let asked_for = |chunk: &&mut Chunk| matches!(chunk, Chunk::AskedFor);
+        for chunk in self.chunks.iter_mut().filter(asked_for) {
+            *chunk = Chunk::Absent;
+        }
         for chunk in &mut self.chunks {
-            match chunk {
+            if let Chunk::There(buffer) = chunk {
                 // SAFETY: nothing is under way, as the caller promises.
-                Chunk::There(buffer) => *chunk = Chunk::Plain(plain(unsafe { buffer.as_slice() })?),
-                Chunk::AskedFor => *chunk = Chunk::Absent,
-                Chunk::Absent | Chunk::Plain(_) => {}
+                *chunk = Chunk::Plain(plain(unsafe { buffer.as_slice() })?);
             }
         }
         let bytes = |chunk| match chunk {

@@ -73,6 +73,7 @@ impl GpuDevice {
                 images: Arc::clone(self.kernels.images()),
                 system: Arc::clone(&self.system),
                 files_way: Some(self.files_way.clone()),
+                by_library: Some(self.products.usable()),
             },
             address: self.context.attributes().pci_bus_id.clone(),
             target: self.target.clone(),
@@ -117,7 +118,9 @@ impl ClosedDevice for ClosedGpu {
             }
             Err(error) => {
                 // What was opened has gone with it.
-                self.finish()?;
+                if let Err(rest) = self.finish() {
+                    tracing::warn!(error = %rest, "a GPU that did not open is not given back as a whole");
+                }
                 return Err(error);
             }
         };

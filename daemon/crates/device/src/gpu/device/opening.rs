@@ -45,6 +45,9 @@ pub(super) struct Known {
     pub(super) system: Arc<KernelView>,
     /// How files reach it, where that was found before.
     pub(super) files_way: Option<Finding>,
+    /// Whether large products go to the vendor's library, where that was found before: its first
+    /// product is not tried again.
+    pub(super) by_library: Option<bool>,
 }
 
 impl GpuDevice {
@@ -120,6 +123,7 @@ impl GpuDevice {
             images: Arc::from(images),
             system: Arc::clone(&system),
             files_way: None,
+            by_library: None,
         };
         let made = Self::set_up(context, config, known, steps);
         made.map_err(|error| match error {
@@ -138,6 +142,7 @@ impl GpuDevice {
             images,
             system,
             files_way: known_way,
+            by_library,
         } = known;
         let attributes = context.attributes();
         let name = attributes.name.clone();
@@ -184,7 +189,8 @@ impl GpuDevice {
             || Stream::new(&context, Priority::High).map_err(|e| failed("making a stream", e));
         let (compute, recorder) = (stream()?, stream()?);
         steps.begin("opening the vendor's library for large products");
-        let (products, of_products) = open_products(&context, &compute, &config, &trials);
+        let (products, of_products) =
+            open_products(&context, &compute, (&config, by_library), &trials);
         findings.extend(of_products);
         let arena = Arena::new(
             &context,
@@ -236,14 +242,14 @@ impl GpuDevice {
 fn open_products(
     context: &Context,
     compute: &Stream,
-    config: &GpuConfig,
+    (config, known): (&GpuConfig, Option<bool>),
     trials: &Trials,
 ) -> (VendorProducts, Vec<String>) {
     // NVIDIA's libraries say what they cannot do, and are opened when they are needed.
     let child_exe = config
         .child_exe
         .clone()
-        .filter(|_| config.vendor == Vendor::Hip);
+        .filter(|_| config.vendor == Vendor::Hip && known.is_none());
     let first = child_exe.map(|exe| FirstProduct {
         exe,
         runtime: config.libraries.hip.clone(),
@@ -253,7 +259,7 @@ fn open_products(
         trials: trials.clone(),
         remembered: RefCell::default(),
     });
-    let (products, without) = match config.vendor_products {
+    let (products, without) = match config.vendor_products && known != Some(false) {
         true => VendorProducts::open(context, compute, first.as_ref()),
         false => (VendorProducts::none(), None),
     };

@@ -16,6 +16,10 @@ const TURNS: u32 = 5;
 /// hundred times as slow.
 const LARGE_PART: f64 = 0.25;
 
+/// What is left of the largest size behind each sample that is too small, so that such count some
+/// 100,000 samples behind the last large one.
+const FORGETS: f64 = 0.99999;
+
 /// Measures one sample of work on a stream at a time.
 #[derive(Debug)]
 pub(super) struct Stopwatch {
@@ -39,6 +43,7 @@ struct Rate {
 impl Rate {
     fn note(&mut self, seconds: f64, units: f64) {
         if units < self.largest * LARGE_PART {
+            self.largest *= FORGETS;
             return;
         }
         let sample = seconds / units;
@@ -153,5 +158,13 @@ mod tests {
         // Of one a half as large it is the same device.
         rate.note(25e-6, 25e6);
         assert_eq!(rate.seconds, Some(6.25e-13));
+        // Nobody has large ones any more.
+        for _ in 0..200_000 {
+            rate.note(5e-4, 4e6);
+        }
+        assert!(
+            rate.seconds
+                .is_some_and(|s| (s / 1.25e-10 - 1.0).abs() < 0.01)
+        );
     }
 }

@@ -29,7 +29,12 @@ impl GpuDevice {
         self.reads.forget_time();
         self.send(scratch, batch, shape)?;
         let key = stamp.and_then(|stamp| self.steps_key(stamp, steps, scratch, batch, shape));
-        let timed = self.runs.of(batch.n_tokens).begin(&self.compute);
+        // A head computes the rows that are wanted, and other steps all of them.
+        let rows = match batch.outputs.len() {
+            0 => batch.n_tokens,
+            wanted => wanted,
+        };
+        let timed = self.runs.of(rows).begin(&self.compute);
         match key {
             Some(key) => self.queue_recorded(&key, steps, scratch, batch, shape)?,
             None => {
@@ -46,7 +51,7 @@ impl GpuDevice {
                 }
             });
             let bytes = bytes.sum();
-            self.runs.of(batch.n_tokens).end(&self.compute, bytes);
+            self.runs.of(rows).end(&self.compute, bytes);
         }
         Ok(())
     }

@@ -228,7 +228,10 @@ impl Places {
         let Some(at) = self.slot_of(ticket) else {
             return Err(unknown(ticket));
         };
-        wait::until_passed(&self.slots[at].done, self.patience)?;
+        let passed = wait::until_passed(&self.slots[at].done, self.patience);
+        if let Err(Error::Lost(loss)) = passed {
+            return Err(Error::Lost(loss));
+        }
         let slot = &mut self.slots[at];
         let Some(UnderWay {
             bytes,
@@ -241,6 +244,7 @@ impl Places {
         else {
             unreachable!("it was found by its read");
         };
+        passed?;
         let took = match timed {
             true => slot.done.elapsed_ms_since(&slot.begun).ok(),
             false => None,

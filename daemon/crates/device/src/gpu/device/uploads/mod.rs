@@ -240,7 +240,8 @@ impl Uploads {
     pub(super) fn finished(&mut self) -> Vec<(UploadTicket, Result<(), Error>)> {
         // They end about as they began, and the driver is asked of each.
         let (mut ended, mut others) = (Vec::new(), 0);
-        for (&ticket, job) in &self.under_way {
+        let queued = self.under_way.iter().filter(|(_, job)| job.is_enqueued());
+        for (&ticket, job) in queued {
             match job.has_ended() {
                 true => ended.push(ticket),
                 false => others += 1,
