@@ -3,6 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// The least part of what the link brought that a model has of which something is said: one that
+/// was uploaded once has no bound by the link.
+const PART_MIN: f64 = 0.01;
+
 /// Weights that went over the link since the server started.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Link {
@@ -56,9 +60,11 @@ impl Link {
     }
 
     /// Tokens a second of a model that the link would allow that had nothing else to bring, with as
-    /// many bytes for each of its `tokens` as in this load; `None` where it brought nothing.
+    /// many bytes for each of its `tokens` as in this load; `None` where it brought next to nothing
+    /// for it.
     pub(super) fn allows(&self, model: &str, tokens: f64) -> Option<f64> {
-        let bytes = *self.bytes.get(model).filter(|bytes| **bytes > 0.0)?;
+        let least = self.all_bytes() * PART_MIN;
+        let bytes = *self.bytes.get(model).filter(|bytes| **bytes > least)?;
         Some(tokens / bytes * self.rate?)
     }
 }
@@ -86,6 +92,9 @@ mod tests {
         assert_eq!(link.allows("a", 100.0), Some(250.0));
         assert_eq!(link.allows("b", 100.0), None, "nothing came for it");
         assert_eq!(link.allows("c", 100.0), None);
+        let mut more = link.clone();
+        more.bytes.insert("b".to_owned(), 1e6);
+        assert_eq!(more.allows("b", 100.0), None, "next to nothing came for it");
         assert_eq!(Link::of("up 1\n"), None);
         let unknown = Link::of(BEFORE).unwrap_or_default();
         assert_eq!(unknown.part_of(Duration::from_secs(1)), None);
