@@ -19,15 +19,15 @@
 //!
 //! What a pass queues is ordered by events. The engine thread waits for the device only where it
 //! needs what is there ([`Device::read`], [`Device::argmax`], [`Device::top_k`],
-//! [`Device::peek`], [`Device::check`]), where memory is about to go or to change
-//! ([`Device::set_capacity`], [`Device::renew`], [`Device::set_reserve`],
-//! [`Device::forget_file`]), where all recordings of steps are in use ([`Device::run_again`]), and
+//! [`Device::end_top_k`], [`Device::peek`], [`Device::check`]), where memory is about to go or to
+//! change ([`Device::set_capacity`], [`Device::renew`], [`Device::set_reserve`],
+//! [`Device::forget_file`]), where recordings are to be let go that may run, and
 //! for a piece of a full ring.
 //!
 //! *Invariant:* driver allocations of device memory are made at start-up and when the capacity
 //! changes, none per upload, pass or request (`exam` in the engine's `tests/gpu_fake.rs` counts
-//! them); of pinned memory besides what `aside.rs` needs, a chunk at a time. A slab, page or buffer
-//! is touched by the compute stream only, except while it is uploaded.
+//! them); of pinned memory besides, chunks for `aside.rs`, and once what `rows.rs` and `reads.rs`
+//! need. A slab, page or buffer is touched by the compute stream only, except while it is uploaded.
 
 mod arena;
 mod aside;

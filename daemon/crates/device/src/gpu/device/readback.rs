@@ -1,4 +1,5 @@
-//! From the device to the host: the one place where the engine thread waits for the compute stream.
+//! From the device to the host, behind what the compute stream has queued: the engine thread waits
+//! for it. What is read without waiting is in `reads.rs`.
 
 use std::time::Duration;
 
