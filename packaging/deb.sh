@@ -66,6 +66,12 @@ mkdir -p "$root" "$symbols" "$out"
 # mktemp's own mode would be the mode of / in the package.
 chmod 0755 "$root" "$symbols"
 
+# KiB below a directory, by the sizes of its files, as dpkg-gencontrol counts them. du counts
+# blocks, of which a file has one more once a file system has written it in many pieces.
+size_of() { # DIRECTORY
+    find "$1" -printf '%y %s\n' |
+        awk '{ n += ($1 == "f" || $1 == "l") ? int(($2 + 1023) / 1024) : 1 } END { print n }'
+}
 put() { # MODE FILE TARGET
     mkdir -p "$root/$(dirname "$3")"
     install -m "$1" "$2" "$root/$3"
@@ -145,7 +151,7 @@ done
 # The newest symbols that the programs ask of the C library.
 glibc=$(cat "$root/usr/bin/rocmforged" "$root/usr/bin/rocmforgectl" \
     | grep -ao 'GLIBC_[0-9][0-9.]*' | sed 's/GLIBC_//' | sort -uV | tail -n 1)
-size=$(du -k -s "$root" | cut -f 1)
+size=$(size_of "$root")
 mkdir "$root/DEBIAN"
 sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" -e "s/@GLIBC@/${glibc:-2.28}/" \
     -e "s/@SIZE@/$size/" -e "s/@MAINTAINER@/$maintainer_text/" packaging/debian/control.in > "$root/DEBIAN/control"
@@ -166,7 +172,7 @@ if [ -d "$symbols/usr" ]; then
     overrides=usr/share/lintian/overrides
     mkdir -p "$symbols/$overrides"
     install -m 0644 packaging/debian/lintian-overrides-symbols "$symbols/$overrides/rocmforged-symbols"
-    size=$(du -k -s "$symbols/usr" | cut -f 1)
+    size=$(size_of "$symbols/usr")
     sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" -e "s/@SIZE@/$size/" \
         -e "s/@MAINTAINER@/$maintainer_text/" packaging/debian/symbols.in > "$symbols/DEBIAN/control"
     (cd "$symbols" && find usr -type f -exec md5sum {} + | sort -k 2) > "$symbols/DEBIAN/md5sums"

@@ -217,6 +217,23 @@ fn dead_links(page: &Path) -> Vec<String> {
     dead.map(str::to_owned).collect()
 }
 
+/// KiB of what a package holds, by its list: each file and directory rounded up.
+///
+/// Once they were the blocks of a file system, which has one more of a large file if it wrote it in
+/// many pieces, so that two packages of the same files differed now and then.
+fn kib_of(listed: &str) -> u64 {
+    let size = |line: &str| {
+        let size = line.split_whitespace().nth(2).and_then(|n| n.parse().ok());
+        let size: u64 = size.expect("a size stands third");
+        if line.starts_with('-') {
+            size.div_ceil(1024)
+        } else {
+            1
+        }
+    };
+    listed.lines().map(size).sum()
+}
+
 /// Kills what still runs when a test fails.
 struct Running(std::process::Child);
 
@@ -257,6 +274,8 @@ fn the_package_is_built_installed_run_upgraded_and_removed() {
         .filter(|line| !line.contains(" root/root "))
         .collect();
     assert!(owners.is_empty(), "{owners:?}");
+    let size = field("Installed-Size").trim().parse();
+    assert_eq!(size, Ok(kib_of(&listed)), "it is counted in blocks");
     let again = tempfile::tempdir().expect("a temporary directory");
     let second = build(again.path());
     let bytes = |path: &Path| fs::read(path).expect("it was built");
