@@ -57,9 +57,9 @@ type choices struct {
 }
 
 type either struct {
-	First  string `json:"first" jsonschema:"oneof_required=one"`
-	Second string `json:"second" jsonschema:"oneof_required=two"`
-	Third  string `json:"third" jsonschema:"oneof_required=one"`
+	First  string `json:"first,omitempty" jsonschema:"oneof_required=one"`
+	Second string `json:"second,omitempty" jsonschema:"oneof_required=two"`
+	Third  string `json:"third,omitempty" jsonschema:"oneof_required=one"`
 }
 
 type lists struct {
