@@ -118,6 +118,20 @@ async function agents(kind, model) {
   same(`${kind.name}: the streamed calls`, called(), CALLS);
   same(`${kind.name}: the streamed answer`, stream.finalOutput, scripts.results.text);
   same(`${kind.name}: the answer behind a thought`, (await runner.run(agent, "say:thought")).finalOutput, "Seven.");
+  // Of tools that are not strict a broken call comes as the model writes it. The library tells the
+  // model, and the model goes on.
+  const loosely = (name, properties) =>
+    agentTool({
+      name,
+      description: name,
+      strict: false,
+      parameters: { type: "object", properties, required: [], additionalProperties: true },
+      execute: answers[name],
+    });
+  const loose = agent.clone({ tools: [loosely("weather", { city: { type: "string" } }), loosely("clock", { zone: { type: "string" } })] });
+  const broken = await runner.run(loose, "say:broken");
+  same(`${kind.name}: the answer behind a broken call`, broken.finalOutput, scripts.results.text);
+  same(`${kind.name}: calls of a broken one`, called(), []);
   let refused;
   await runner.run(agent, FLOOD).catch((error) => (refused = error));
   same(`${kind.name}: the code of an overflow`, refused?.code, "context_length_exceeded");

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable
 
 import httpx
 
@@ -266,7 +267,7 @@ def llama_index(ground):
 def instructor(ground):
     import instructor
     import openai
-    from pydantic import BaseModel
+    from pydantic import BaseModel, create_model
 
     class City(BaseModel):
         city: str
@@ -284,7 +285,24 @@ def instructor(ground):
         same(f"{mode} the tokens", whole.usage.completion_tokens, ground.tokens(script))
     client = instructor.from_openai(plain)
     first = client.chat.completions.create(**asked("first"), response_model=None)
-    same("the first answer", first.choices[0].message.content, ground.text("first"))
+    said = first.choices[0].message
+    same("the first answer", said.content, ground.text("first"))
+    turns = [*asked("first")["messages"], {"role": "assistant", "content": said.content}, *asked("second")["messages"]]
+    second = client.chat.completions.create(**{**asked("second"), "messages": turns}, response_model=None)
+    same("the second answer", second.choices[0].message.content, ground.text("second"))
+    thought = client.chat.completions.create(**asked("thought"), response_model=None).choices[0].message
+    same("the thought", (thought.reasoning_content, thought.content), (THOUGHT, "Seven."))
+    # The names of the classes are those of the tools.
+    either = create_model("weather", city=(str, ...), days=(int, ...)) | create_model("clock", zone=(str, ...))
+    parallel = instructor.from_openai(plain, mode=modes.PARALLEL_TOOLS)
+    both = parallel.chat.completions.create(**asked("tools"), response_model=Iterable[either], max_retries=0)
+    same("two tools at once", [(type(call).__name__, call.model_dump()) for call in both], ARGUMENTS)
+    # A call that is no JSON is an error once all tries are used up; a forced call is JSON.
+    broken = lambda: parallel.chat.completions.create(**asked("broken"), response_model=Iterable[either], max_retries=0)
+    raised(Exception, lambda: list(broken()), "JSON")
+    left = plain.chat.completions.create(**asked("long"), stream=True)
+    next(left), next(left)
+    left.close()
     flood = {**asked("first"), "messages": [{"role": "user", "content": FLOOD}]}
     call = lambda: client.chat.completions.create(**flood, response_model=City, max_retries=0)
     raised(Exception, call, "context")
@@ -303,8 +321,10 @@ def litellm(ground):
     ]
 
     def ask(name, prefix="openai/", more=(), **options):
+        return send(prefix, [*more, {"role": "user", "content": QUESTION.format(name)}], **options)
+
+    def send(prefix, messages, **options):
         base = {"openai/": f"{ground.url}/v1", "anthropic/": ground.url, "ollama_chat/": ground.url}[prefix]
-        messages = [*more, {"role": "user", "content": QUESTION.format(name)}]
         return litellm.completion(
             model=prefix + ground.model, api_base=base, api_key=ground.token, messages=messages, temperature=0,
             num_retries=0, **{"max_tokens": 3000, **options},
@@ -321,16 +341,31 @@ def litellm(ground):
         message = ask("tools", prefix, tools=tools).choices[0].message
         calls = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls]
         same(f"{prefix} the calls", calls, ARGUMENTS)
-    thought = ask("thought").choices[0].message
-    same("the thought", (thought.reasoning_content, thought.content), (THOUGHT, "Seven."))
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "name": call.function.name, "content": text}
+            for call, text in zip(message.tool_calls, ("21 degrees", "noon"))
+        ]
+        asked = {"role": "user", "content": QUESTION.format("tools")}
+        behind = send(prefix, [asked, message.model_dump(exclude_none=True), *results], tools=tools)
+        same(f"{prefix} the answer behind them", behind.choices[0].message.content, ground.text("results"))
+        # Ollama's dialect and Anthropic's think where they are asked to.
+        thinks = {"anthropic/": {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "ollama_chat/": {"think": True}}
+        thought = ask("thought", prefix, allowed_openai_params=["thinking"], **thinks.get(prefix, {})).choices[0].message
+        found = ((thought.reasoning_content or "").strip(), thought.content.strip())
+        same(f"{prefix} the thought", found, (THOUGHT, "Seven."))
+        stream = ask("long", prefix, stream=True)
+        next(stream), next(stream)
+        getattr(stream.completion_stream, "response", stream.completion_stream).close()
+        ground.nothing_runs(f"litellm {prefix}")
+        error = raised(litellm.BadRequestError, lambda: ask("first" + FLOOD, prefix), "context")
+        same(f"{prefix} the status of an overflow", error.status_code, 400)
     broken = ask("broken", tools=tools).choices[0].message
     same("a broken call", broken.tool_calls[0].function.arguments, '{"city": Paris}')
-    error = raised(litellm.ContextWindowExceededError, lambda: ask("first" + FLOOD))
-    same("the status of an overflow", error.status_code, 400)
-    stream = ask("long", stream=True)
-    next(stream), next(stream)
-    stream.completion_stream.close()
-    ground.nothing_runs("litellm")
+    raised(litellm.ContextWindowExceededError, lambda: ask("first" + FLOOD))
+    # The other dialects have no place for a call whose arguments are no object: it stays a text.
+    for prefix in ("anthropic/", "ollama_chat/"):
+        broken = ask("broken", prefix, tools=tools).choices[0].message
+        expect(not broken.tool_calls and "Paris" in broken.content, prefix, "a broken call", broken)
 
 
 LIBRARIES = {
