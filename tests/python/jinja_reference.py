@@ -8,18 +8,25 @@ expression.
 With --templates DIRECTORY it prints what Jinja2 makes of each template of that directory with each of
 the chats: `cargo test -p rocmforge-jinja of_others` compares, with ROCMFORGE_TEMPLATES the directory
 and ROCMFORGE_RENDERINGS the file of what was printed. So templates that the repository may not hold
-are tried."""
+are tried.
+
+With --random SEED COUNT it prints random templates of jinja_random.py, a line of JSON each, and what
+Jinja2 makes of them. `cargo test -p rocmforge-jinja random` compares, with ROCMFORGE_RANDOM_TEMPLATES
+the file of what was printed; .ci/run does both."""
 
 import datetime
 import json
 import pathlib
 import re
 import sys
+import warnings
 
 import jinja2
 import jinja2.defaults
 import jinja2.ext
 import jinja2.sandbox
+
+import jinja_random
 
 HERE = pathlib.Path(__file__).resolve().parents[2] / "daemon/crates/jinja/tests/reference"
 #: In seconds; strftime_now would write another text every day.
@@ -125,7 +132,22 @@ def uncovered():
             yield f"function {name}"
 
 
+def random_templates(seed, count):
+    """What Jinja2 makes of random templates, without those that show where a value lies."""
+    # Python's compiler advises on the code that Jinja2 makes.
+    warnings.simplefilter("ignore", SyntaxWarning)
+    made = environment()
+    for source in jinja_random.templates(seed, count):
+        entry = {"template": source, **rendered(made, source, {})}
+        if not re.search(r" at 0x[0-9a-f]{6}", entry.get("text", "")):
+            yield entry
+
+
 def main():
+    if "--random" in sys.argv:
+        for entry in random_templates(*map(int, sys.argv[-2:])):
+            print(json.dumps(entry))
+        return
     if "--templates" in sys.argv:
         # Templates that are written for llama.cpp change lists, which the daemon allows too.
         made = environment(jinja2.sandbox.SandboxedEnvironment)

@@ -14,6 +14,9 @@ use crate::value::{Dict, Range, Text, Value};
 /// Numbers that a range may have, as in Jinja's sandbox.
 const RANGE_MAX: usize = 100_000;
 
+/// The largest step of a slice and of a range that is made of slices.
+const STEP_MAX: i128 = 1 << 62;
+
 /// `value.name`.
 ///
 /// # Errors
@@ -276,7 +279,7 @@ pub(crate) fn slice(value: &Value, places: &[Value; 3]) -> R<Value> {
         Value::Range(range) => Value::Range(Range {
             start: range.start + range.step * at.start,
             stop: range.start + range.step * at.stop,
-            step: range.step * at.step,
+            step: (range.step * at.step).clamp(-STEP_MAX, STEP_MAX),
         }),
         _ => return missing(),
     })
@@ -293,7 +296,8 @@ fn places_of(len: i128, begin: Option<i128>, end: Option<i128>, step: i128) -> R
     Range {
         start: begin.map_or(first, clamp),
         stop: end.map_or(last, clamp),
-        step: step.clamp(-(len + 1), len + 1),
+        // Beyond any length, and far from the bounds of a product.
+        step: step.clamp(-STEP_MAX, STEP_MAX),
     }
 }
 

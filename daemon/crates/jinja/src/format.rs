@@ -17,7 +17,7 @@ pub(crate) struct Spec {
     pub(crate) fill: char,
     pub(crate) align: Option<char>,
     /// `-`, `+` or a space.
-    pub(crate) sign: char,
+    pub(crate) sign: Option<char>,
     pub(crate) alternate: bool,
     pub(crate) zero: bool,
     pub(crate) width: usize,
@@ -31,7 +31,7 @@ impl Default for Spec {
         Spec {
             fill: ' ',
             align: None,
-            sign: '-',
+            sign: None,
             alternate: false,
             zero: false,
             width: 0,
@@ -59,7 +59,7 @@ impl Spec {
             rest = &rest[1..];
         }
         if let Some(sign) = rest.chars().next().filter(|c| "+- ".contains(*c)) {
-            spec.sign = sign;
+            spec.sign = Some(sign);
             rest = &rest[1..];
         }
         rest = rest.strip_prefix('z').unwrap_or(rest);
@@ -146,6 +146,12 @@ fn of_text(text: &str, spec: Spec) -> R<String> {
     if let Some(kind) = spec.kind.filter(|kind| *kind != 's') {
         return unknown(kind, "str");
     }
+    if spec.sign.is_some() {
+        return fail("Sign not allowed in string format specifier");
+    }
+    if spec.alternate {
+        return fail("Alternate form (#) not allowed in string format specifier");
+    }
     if spec.align == Some('=') {
         return fail("'=' alignment not allowed in string format specifier");
     }
@@ -165,7 +171,19 @@ fn unknown(kind: char, of: &str) -> R<String> {
     ))
 }
 
+/// Groups of three have commas in decimal digits alone.
+fn check_grouping(spec: Spec) -> R<()> {
+    match (spec.grouping, spec.kind) {
+        (Some(by @ ','), Some(kind @ ('b' | 'o' | 'x' | 'X' | 'c' | 'n')))
+        | (Some(by @ '_'), Some(kind @ ('c' | 'n'))) => {
+            fail(format!("Cannot specify '{by}' with '{kind}'."))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn of_int(n: i128, spec: Spec) -> R<String> {
+    check_grouping(spec)?;
     let size = n.unsigned_abs();
     let (prefix, digits, group) = match spec.kind {
         None | Some('d' | 'n') => ("", size.to_string(), 3),
@@ -174,6 +192,12 @@ fn of_int(n: i128, spec: Spec) -> R<String> {
         Some('x') => ("0x", format!("{size:x}"), 4),
         Some('X') => ("0X", format!("{size:X}"), 4),
         Some('c') => {
+            if spec.sign.is_some() {
+                return fail("Sign not allowed with integer format specifier 'c'");
+            }
+            if spec.alternate {
+                return fail("Alternate form (#) not allowed with integer format specifier 'c'");
+            }
             let c = u32::try_from(n).ok().and_then(char::from_u32);
             return match c {
                 Some(c) => Ok(spec.padded(&c.to_string(), '<')),
@@ -191,14 +215,16 @@ fn of_int(n: i128, spec: Spec) -> R<String> {
 }
 
 fn of_float(x: f64, spec: Spec) -> R<String> {
+    check_grouping(spec)?;
     let is_negative = x.is_sign_negative() && !x.is_nan();
     let size = x.abs();
     let text = match spec.kind {
         None => match spec.precision {
-            None => repr::float(size),
+            None => with_alternate(repr::float(size), spec.alternate),
             Some(precision) => {
                 let text = float_digits(size, 'g', precision.max(1), spec.alternate);
-                with_point(text, size, precision)
+                let text = text.strip_suffix('.').unwrap_or(&text).to_owned();
+                with_alternate(with_point(text, size, precision), spec.alternate)
             }
         },
         Some('n') => float_digits(size, 'g', spec.precision.unwrap_or(6), spec.alternate),
@@ -223,13 +249,23 @@ fn of_float(x: f64, spec: Spec) -> R<String> {
     Ok(signed(is_negative, "", digits, rest, spec, 3))
 }
 
+/// The alternate form has a point in any case: `1.e+22`.
+fn with_alternate(text: String, alternate: bool) -> String {
+    match text.split_once('e') {
+        Some((digits, exponent)) if alternate && !digits.contains('.') => {
+            format!("{digits}.e{exponent}")
+        }
+        _ => text,
+    }
+}
+
 /// A float without a kind has a point, or an exponent, in any case.
 fn with_point(text: String, size: f64, precision: usize) -> String {
     if !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return text;
     }
     // The exponent comes one digit earlier than in 'g'.
-    match text.len() >= precision.max(1) && size >= 1.0 {
+    match text.len() >= precision.max(1) && (size >= 1.0 || size == 0.0) {
         true => float_digits(size, 'e', precision.max(1) - 1, false)
             .split_once('e')
             .map(|(digits, exponent)| {
@@ -255,8 +291,8 @@ fn signed(
 ) -> String {
     let sign = match (is_negative, spec.sign) {
         (true, _) => "-",
-        (false, '+') => "+",
-        (false, ' ') => " ",
+        (false, Some('+')) => "+",
+        (false, Some(' ')) => " ",
         _ => "",
     };
     let beside = sign.len() + prefix.len() + rest.len();
@@ -349,7 +385,8 @@ fn general(x: f64, precision: usize, alternate: bool) -> String {
     };
     if exponent < -4 || exponent >= precision as i64 {
         let (digits, exponent) = rounded.split_once('e').unwrap_or((&rounded, "+00"));
-        return format!("{}e{exponent}", trimmed(digits));
+        let point = if alternate && precision == 1 { "." } else { "" };
+        return format!("{}{point}e{exponent}", trimmed(digits));
     }
     let decimals = (precision as i64 - 1 - exponent).max(0) as usize;
     let text = format!("{x:.decimals$}");

@@ -175,7 +175,11 @@ pub(crate) fn attributes(host: &Host<'_>, value: &Value, spaced: bool) -> R<Stri
         if value.is_none() || value.is_undefined() {
             continue;
         }
-        let key = repr::text(key)?;
+        let Value::Str(key) = key else {
+            let name = key.type_name();
+            return fail(format!("the name of an attribute is a string, not {name}"));
+        };
+        let key = &*key.text;
         if key.contains(|c: char| c.is_ascii_whitespace() || matches!(c, '/' | '>' | '=' | '\u{b}'))
         {
             return fail(format!("Invalid character in attribute name: '{key}'"));
@@ -186,7 +190,7 @@ pub(crate) fn attributes(host: &Host<'_>, value: &Value, spaced: bool) -> R<Stri
                 _ => Ok(String::new()),
             }
         };
-        let key = escaped(host, &key);
+        let key = escaped(host, key);
         out.push(format!("{key}=\"{}\"", safe(value)?));
     }
     let joined = out.join(" ");

@@ -8,7 +8,7 @@ use crate::fault::{R, fail};
 use crate::filters;
 use crate::operators;
 use crate::repr;
-use crate::value::Value;
+use crate::value::{Key, Value};
 
 /// The names of all tests.
 pub(crate) const NAMES: [&str; 39] = [
@@ -100,8 +100,14 @@ fn plain(name: &str, value: &Value) -> R<bool> {
         "even" => rest(0)?,
         "defined" => !value.is_undefined(),
         "undefined" => value.is_undefined(),
-        "filter" => value.as_str().is_some_and(filters::is_known),
-        "test" => value.as_str().is_some_and(|name| NAMES.contains(&name)),
+        "filter" | "test" => {
+            // Names are looked up in a dict, which takes no list.
+            Key::of(value)?;
+            value.as_str().is_some_and(|wanted| match name {
+                "filter" => filters::is_known(wanted),
+                _ => NAMES.contains(&wanted),
+            })
+        }
         "none" => value.is_none(),
         "boolean" => matches!(value, Value::Bool(_)),
         "false" => matches!(value, Value::Bool(false)),

@@ -162,7 +162,7 @@ fn ints(operator: Operator, a: i128, b: i128) -> R<Value> {
         Operator::Mul => Value::Int(wide(a.checked_mul(b))?),
         Operator::Div => {
             division("division by zero")?;
-            Value::Float(a as f64 / b as f64)
+            Value::Float(quotient(a, b))
         }
         Operator::FloorDiv => {
             division("integer division or modulo by zero")?;
@@ -191,6 +191,40 @@ fn ints(operator: Operator, a: i128, b: i128) -> R<Value> {
     })
 }
 
+/// `a / b`, rounded once: a number above 2^53 is not rounded before.
+fn quotient(a: i128, b: i128) -> f64 {
+    let (n, d) = (a.unsigned_abs(), b.unsigned_abs());
+    if n.max(d) < 1 << 53 {
+        return a as f64 / b as f64;
+    }
+    // At least 55 bits of the quotient, the last of which says whether more would follow.
+    let bits = |x: u128| 128 - x.leading_zeros() as i32;
+    let shift = 55 - (bits(n) - bits(d));
+    let (mut whole, mut rest) = match shift < 0 {
+        true => (n / d, n % d),
+        false => (0, 0),
+    };
+    if shift >= 0 {
+        // One bit after the other, since the shifted number may have more than 128.
+        for at in (0..bits(n) + shift).rev() {
+            let bit = if at >= shift {
+                n >> (at - shift) & 1
+            } else {
+                0
+            };
+            rest = rest << 1 | bit;
+            whole <<= 1;
+            if rest >= d {
+                rest -= d;
+                whole |= 1;
+            }
+        }
+    }
+    let whole = whole | u128::from(rest != 0);
+    let size = whole as f64 * 2_f64.powi(-shift.max(0));
+    if (a < 0) == (b < 0) { size } else { -size }
+}
+
 fn floats(operator: Operator, a: f64, b: f64) -> R<Value> {
     Ok(Value::Float(match operator {
         Operator::Add => a + b,
@@ -205,7 +239,12 @@ fn floats(operator: Operator, a: f64, b: f64) -> R<Value> {
         }
         Operator::Div => a / b,
         Operator::FloorDiv => {
-            let quotient = ((a - modulo(a, b)) / b).round();
+            // As CPython, to the same digits where the division is rounded.
+            let rest = a % b;
+            let borrows = rest != 0.0 && (rest < 0.0) != (b < 0.0);
+            let whole = (a - rest) / b - f64::from(borrows);
+            let floor = whole.floor();
+            let quotient = floor + f64::from(whole - floor > 0.5);
             match quotient == 0.0 {
                 true => 0.0_f64.copysign(a / b),
                 false => quotient,

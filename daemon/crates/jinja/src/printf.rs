@@ -88,8 +88,8 @@ fn conversion<'t>(text: &'t str, values: &mut Values<'_>, out: &mut String) -> R
     while let Some(flag) = rest.chars().next().filter(|c| "-+ #0".contains(*c)) {
         match flag {
             '-' => spec.align = Some('<'),
-            '+' => spec.sign = '+',
-            ' ' if spec.sign != '+' => spec.sign = ' ',
+            '+' => spec.sign = Some('+'),
+            ' ' if spec.sign != Some('+') => spec.sign = Some(' '),
             '#' => spec.alternate = true,
             '0' => spec.zero = true,
             _ => {}
@@ -120,7 +120,7 @@ fn conversion<'t>(text: &'t str, values: &mut Values<'_>, out: &mut String) -> R
         return fail("incomplete format");
     };
     let behind = &rest[kind.len_utf8()..];
-    if kind == '%' {
+    if kind == '%' && text.starts_with('%') {
         out.push('%');
         return Ok(behind);
     }
@@ -254,8 +254,8 @@ fn as_text(value: &Value, kind: char, spec: Spec) -> R<String> {
 fn numeric(is_negative: bool, prefix: &str, digits: &str, spec: Spec) -> String {
     let sign = match (is_negative, spec.sign) {
         (true, _) => "-",
-        (false, '+') => "+",
-        (false, ' ') => " ",
+        (false, Some('+')) => "+",
+        (false, Some(' ')) => " ",
         _ => "",
     };
     let used = sign.len() + prefix.len() + digits.chars().count();

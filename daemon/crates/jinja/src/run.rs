@@ -347,20 +347,23 @@ impl<'h> Run<'h> {
             before: RefCell::default(),
             changed: RefCell::default(),
         });
-        let mut is_empty = true;
+        // As Jinja's: `else` is for a loop none of whose turns came to its end, even if a `break`
+        // or a `continue` is why.
+        let mut has_ended_a_turn = false;
         while let Some(item) = self.advance(&state)? {
-            is_empty = false;
             self.step()?;
             let inner = Scope::new(Some(scope));
             self.assign(&node.target, item, &inner)?;
             if let Some(name) = self.loop_name {
                 inner.set(name, Value::Loop(Rc::clone(&state)));
             }
-            if self.body(&node.body, &inner, out)? == Flow::Break {
-                break;
+            match self.body(&node.body, &inner, out)? {
+                Flow::Break => break,
+                Flow::Continue => {}
+                Flow::On => has_ended_a_turn = true,
             }
         }
-        if is_empty {
+        if !has_ended_a_turn {
             self.body(&node.otherwise, &Scope::new(Some(scope)), out)?;
         }
         Ok(())

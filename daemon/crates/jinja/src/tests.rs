@@ -11,6 +11,7 @@ const HOST: Host<'static> = Host {
         "%d %b %Y" => Ok("03 Feb 2026".to_owned()),
         "%Y-%m-%d" => Ok("2026-02-03".to_owned()),
         "%B %d, %Y" => Ok("February 03, 2026".to_owned()),
+        "%d %B %Y" => Ok("03 February 2026".to_owned()),
         other => Err(format!("no date for {other}")),
     },
     meant: &|_| None,
@@ -126,6 +127,32 @@ fn chats_of_templates_of_others_agree_with_jinja() {
         println!("{} renderings", renderings.len());
         assert!(!renderings.is_empty());
         assert_none(&differences(Path::new(&directory), &renderings));
+    });
+}
+
+/// What templates drawn at random differ in: `tests/python/jinja_reference.py` writes them.
+#[test]
+fn random_templates_agree_with_jinja() {
+    let named = std::env::var_os("ROCMFORGE_RANDOM_TEMPLATES").filter(|path| !path.is_empty());
+    let Some(file) = named else {
+        println!("skipped: ROCMFORGE_RANDOM_TEMPLATES is not set");
+        return;
+    };
+    on_a_stack(move || {
+        let lines = std::fs::read_to_string(file).unwrap();
+        let mut wrong = Vec::new();
+        let mut n = 0;
+        for line in lines.lines() {
+            let expected: Value = serde_json::from_str(line).unwrap();
+            let source = expected["template"].as_str().unwrap();
+            n += 1;
+            if let Some(found) = difference(&render(source, &Value::Null), &expected) {
+                wrong.push(format!("{source:?}\n  {found}"));
+            }
+        }
+        println!("{n} templates");
+        assert!(n > 1000, "{n}");
+        assert_none(&wrong);
     });
 }
 

@@ -1,7 +1,12 @@
 //! Filters of numbers.
 
+use std::borrow::Cow;
+
+use unicode_general_category::{GeneralCategory, get_general_category};
+
 use crate::args::{self, Args};
 use crate::fault::{R, fail};
+use crate::format::float_digits;
 use crate::lexer::is_space;
 use crate::value::Value;
 
@@ -61,16 +66,47 @@ fn whole(value: &Value, base: i128) -> R<Option<i128>> {
     } else if let Some(n) = value.as_int() {
         return Ok(Some(n));
     }
-    let x = real(value)?;
-    Ok(x.filter(|x| x.is_finite() && x.abs() < 1e38)
-        .map(|x| x as i128))
+    if let Value::Float(x) = value
+        && x.is_infinite()
+    {
+        return fail("cannot convert float infinity to integer");
+    }
+    match real(value)?.filter(|x| x.is_finite()) {
+        Some(x) if x.abs() >= 1e38 => fail("a whole number takes more than 128 bits"),
+        Some(x) => Ok(Some(x as i128)),
+        None => Ok(None),
+    }
+}
+
+/// The text with the digits of all scripts as those of ASCII, which Python reads as numbers.
+fn with_digits(text: &str) -> Cow<'_, str> {
+    match text.is_ascii() {
+        true => Cow::Borrowed(text),
+        false => Cow::Owned(text.chars().map(|c| digit(c).unwrap_or(c)).collect()),
+    }
+}
+
+/// The digit of ASCII that is meant by a digit of another script: their blocks have ten each.
+fn digit(c: char) -> Option<char> {
+    let is_digit = |c: char| get_general_category(c) == GeneralCategory::DecimalNumber;
+    if !is_digit(c) {
+        return None;
+    }
+    let mathematical = 0x1d7ce..=0x1d7ff_u32;
+    let code = u32::from(c);
+    if mathematical.contains(&code) {
+        return char::from_digit((code - mathematical.start()) % 10, 10);
+    }
+    let behind = |n: u32| char::from_u32(code.wrapping_sub(n)).is_some_and(is_digit);
+    let n = (1..10).take_while(|n| behind(*n)).count() as u32;
+    char::from_digit(n, 10)
 }
 
 fn parse_int(text: &str, radix: u32) -> Option<i128> {
-    let text = text.trim_matches(is_space);
+    let text = with_digits(text.trim_matches(is_space));
     let (negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
-        None => (false, text.strip_prefix('+').unwrap_or(text)),
+        None => (false, text.strip_prefix('+').unwrap_or(&text)),
     };
     let prefix = digits.get(..2).map(str::to_ascii_lowercase);
     let of_prefix = match prefix.as_deref() {
@@ -104,9 +140,9 @@ fn real(value: &Value) -> R<Option<f64>> {
     match value {
         Value::Undefined(why) => fail(&**why),
         Value::Str(text) => {
-            let text = text.text.trim_matches(is_space);
+            let text = with_digits(text.text.trim_matches(is_space));
             let apart = text.starts_with('_') || text.ends_with('_') || text.contains("__");
-            let text = if apart { "" } else { text }.replace('_', "");
+            let text = if apart { "" } else { &text }.replace('_', "");
             Ok(text.parse().ok())
         }
         other => Ok(other.as_float()),
@@ -135,6 +171,9 @@ fn round(value: &Value, args: Args) -> R<Value> {
     if method != "common" {
         let power = 10_f64.powi(i32::try_from(precision).unwrap_or(0));
         let scaled = x * power;
+        if !scaled.is_finite() {
+            return fail(format!("cannot convert float {scaled} to integer"));
+        }
         let moved = if method == "ceil" {
             scaled.ceil()
         } else {
@@ -211,7 +250,13 @@ fn file_size(x: f64, binary: bool) -> String {
     let mut shown = String::new();
     for prefix in prefixes {
         unit *= base;
-        shown = format!("{:.1} {prefix}{infix}B", base * x / unit);
+        let size = base * x / unit;
+        let is_negative = size.is_sign_negative() && !size.is_nan();
+        let digits = float_digits(size.abs(), 'f', 1, false);
+        shown = format!(
+            "{}{digits} {prefix}{infix}B",
+            if is_negative { "-" } else { "" }
+        );
         if x < unit {
             break;
         }

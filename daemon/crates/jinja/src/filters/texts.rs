@@ -47,7 +47,10 @@ pub(super) fn apply(name: &str, value: &Value, args: Args) -> R<Value> {
             text.replacen(&*old, &new, most)
         }
         "indent" => indent(value, args)?,
-        "truncate" => truncate(value, args)?,
+        "truncate" => match truncate(value, args)? {
+            Some(text) => text,
+            None => return Ok(value.clone()),
+        },
         _ => {
             args.none(name)?;
             let words = text.split(|c| !methods::is_word(c));
@@ -131,7 +134,8 @@ fn indent(value: &Value, args: Args) -> R<String> {
     Ok(out)
 }
 
-fn truncate(value: &Value, args: Args) -> R<String> {
+/// The shortened text; nothing where the value is short enough as it is, whatever its type.
+fn truncate(value: &Value, args: Args) -> R<Option<String>> {
     let names = ["length", "killwords", "end", "leeway"];
     let [length, kill, end, leeway] = args.bind("truncate", names, 0)?;
     let length = length.as_ref().map_or(Ok(255), args::int)?;
@@ -148,22 +152,20 @@ fn truncate(value: &Value, args: Args) -> R<String> {
     if leeway < 0 {
         return fail(format!("expected leeway >= 0, got {leeway}"));
     }
-    let Some(text) = value.as_str() else {
-        return match value {
-            Value::Undefined(_) => Ok(String::new()),
-            other => fail(format!(
-                "object of type '{}' cannot be truncated",
-                other.type_name()
-            )),
-        };
+    let name = value.type_name();
+    let Some(len) = value.len() else {
+        return fail(format!("object of type '{name}' has no len()"));
     };
-    if text.chars().count() as i128 <= length.saturating_add(leeway) {
-        return Ok(text.to_owned());
+    if len as i128 <= length.saturating_add(leeway) {
+        return Ok(None);
     }
+    let Some(text) = value.as_str() else {
+        return fail(format!("object of type '{name}' cannot be truncated"));
+    };
     let kept: String = text.chars().take((length - n_end) as usize).collect();
     if args::flag(kill.as_ref()) {
-        return Ok(kept + &end);
+        return Ok(Some(kept + &end));
     }
     let whole = kept.rsplit_once(' ').map_or(&*kept, |(before, _)| before);
-    Ok(format!("{whole}{end}"))
+    Ok(Some(format!("{whole}{end}")))
 }

@@ -2,6 +2,7 @@
 
 use crate::args::{self, Args};
 use crate::fault::{R, fail};
+use crate::lexer;
 use crate::methods;
 use crate::operators::sized;
 use crate::value::Value;
@@ -99,7 +100,8 @@ fn wrapped(chunks: Vec<String>, width: usize, breaks: bool, hyphens: bool) -> Ve
     let mut lines = Vec::new();
     let mut rest: Vec<String> = chunks.into_iter().rev().collect();
     let count = |text: &str| text.chars().count();
-    let is_space = |text: &String| text.trim_matches(is_blank).is_empty();
+    // Wider than what lines are broken at: a piece may be a space that does not break.
+    let is_space = |text: &String| text.trim_matches(lexer::is_space).is_empty();
     while !rest.is_empty() {
         if !lines.is_empty() && rest.last().is_some_and(is_space) {
             rest.pop();
@@ -115,8 +117,9 @@ fn wrapped(chunks: Vec<String>, width: usize, breaks: bool, hyphens: bool) -> Ve
             line.extend(rest.pop());
         }
         if let Some(long) = rest.last().filter(|next| count(next) > width) {
-            let room = width.saturating_sub(used).max(1);
             if breaks {
+                // On a full line nothing of the word, which stands for its last piece then.
+                let room = width.saturating_sub(used);
                 let cut = cut_of(long, room, hyphens);
                 let (head, tail) = long.split_at(cut);
                 let (head, tail) = (head.to_owned(), tail.to_owned());

@@ -52,7 +52,7 @@ pub(super) fn call(run: &Run<'_>, of: &Text, name: &str, args: Args) -> R<Value>
             args.none(name)?;
             cased(text, name)
         }
-        _ => return other(text, name, args),
+        _ => return other(of, name, args),
     };
     Ok(Value::Str(Text {
         text: made.into(),
@@ -61,7 +61,14 @@ pub(super) fn call(run: &Run<'_>, of: &Text, name: &str, args: Args) -> R<Value>
 }
 
 /// Methods whose results are no texts.
-fn other(text: &str, name: &str, args: Args) -> R<Value> {
+fn other(of: &Text, name: &str, args: Args) -> R<Value> {
+    let text = &*of.text;
+    let part = |text: &str| {
+        Value::Str(Text {
+            text: text.into(),
+            safe: of.safe,
+        })
+    };
     match name {
         "count" | "find" | "index" | "rfind" | "rindex" => find(text, name, args),
         "startswith" | "endswith" => affixed(text, name, args),
@@ -81,13 +88,16 @@ fn other(text: &str, name: &str, args: Args) -> R<Value> {
                     None => ["", "", text],
                 },
             };
-            Ok(Value::tuple(parts.map(Value::text)))
+            Ok(Value::tuple(parts.map(part)))
         }
-        "split" | "rsplit" => split(text, name == "rsplit", args),
+        "split" | "rsplit" => {
+            let parts = split(text, name == "rsplit", args)?;
+            Ok(Value::list(parts.into_iter().map(part).collect()))
+        }
         "splitlines" => {
             let [keep] = args.bind(name, ["keepends"], 0)?;
             let lines = split_lines(text, args::flag(keep.as_ref()));
-            Ok(Value::list(lines.into_iter().map(Value::text).collect()))
+            Ok(Value::list(lines.into_iter().map(part).collect()))
         }
         "encode" => codes::encode(text, args),
         "maketrans" => codes::maketrans(args),
@@ -239,11 +249,13 @@ fn push_title(c: char, out: &mut String) {
 /// `capitalize`.
 pub(crate) fn capitalize(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    let mut chars = text.chars();
-    if let Some(first) = chars.next() {
+    if let Some(first) = text.chars().next() {
         push_title(first, &mut out);
+        // A sigma at the end of a word depends on what is before it.
+        let lower = text.to_lowercase();
+        let of_first: String = first.to_lowercase().collect();
+        out.push_str(lower.strip_prefix(&*of_first).unwrap_or_default());
     }
-    out.push_str(&chars.as_str().to_lowercase());
     out
 }
 
@@ -285,8 +297,10 @@ fn cased(text: &str, name: &str) -> String {
                     out.push(small);
                 } else if c.is_uppercase() {
                     out.extend(c.to_lowercase());
-                } else {
+                } else if c.is_lowercase() {
                     out.extend(c.to_uppercase());
+                } else {
+                    out.push(c);
                 }
             }
             out
@@ -360,8 +374,20 @@ fn is(text: &str, name: &str) -> bool {
         "isdecimal" => all(is_decimal),
         "isdigit" => all(is_digit),
         "isidentifier" => {
-            let begins = |c: char| c == '_' || is_alpha(c);
-            text.starts_with(begins) && text.chars().all(is_word)
+            use GeneralCategory as G;
+            let begins =
+                |c: char| c == '_' || is_alpha(c) || get_general_category(c) == G::LetterNumber;
+            let goes_on = |c: char| {
+                begins(c)
+                    || matches!(
+                        get_general_category(c),
+                        G::NonspacingMark
+                            | G::SpacingMark
+                            | G::DecimalNumber
+                            | G::ConnectorPunctuation
+                    )
+            };
+            text.starts_with(begins) && text.chars().all(goes_on)
         }
         "islower" => is_cased(text, char::is_lowercase, char::is_uppercase),
         "isnumeric" => all(is_numeric),
@@ -499,29 +525,28 @@ pub(crate) fn split_space(text: &str, most: usize, from_right: bool) -> Vec<&str
     parts
 }
 
-fn split(text: &str, from_right: bool, args: Args) -> R<Value> {
+fn split(text: &str, from_right: bool, args: Args) -> R<Vec<&str>> {
     let [by, most] = args.bind("split", ["sep", "maxsplit"], 0)?;
     let most = most.as_ref().map_or(Ok(-1), args::int)?;
     let most = usize::try_from(most).unwrap_or(usize::MAX);
-    let parts: Vec<&str> = match args::some(by) {
-        None => split_space(text, most, from_right),
+    match args::some(by) {
+        None => Ok(split_space(text, most, from_right)),
         Some(by) => {
             let by = args::text(&by)?;
             if by.is_empty() {
                 return fail("empty separator");
             }
             let most = most.saturating_add(1);
-            match from_right {
-                true => {
-                    let mut parts: Vec<_> = text.rsplitn(most, by).collect();
-                    parts.reverse();
-                    parts
-                }
+            let mut parts: Vec<_> = match from_right {
+                true => text.rsplitn(most, by).collect(),
                 false => text.splitn(most, by).collect(),
+            };
+            if from_right {
+                parts.reverse();
             }
+            Ok(parts)
         }
-    };
-    Ok(Value::list(parts.into_iter().map(Value::text).collect()))
+    }
 }
 
 /// The lines of a text, with their ends or without.
