@@ -1,6 +1,7 @@
-// Prints the JSON schemas that a generator of Go writes for types of all kinds, a line each:
-// {"library", "name", "schema"}. The generator is github.com/alecthomas/jsonschema, from which
-// github.com/invopop/jsonschema descends; Debian has it.
+// Prints the JSON schemas that generators of Go write for types of all kinds, a line each:
+// {"library", "name", "schema"}. The generators are github.com/alecthomas/jsonschema, from which
+// github.com/invopop/jsonschema descends, and github.com/getkin/kin-openapi for OpenAPI 3.0; Debian
+// has them.
 package main
 
 import (
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/alecthomas/jsonschema"
+	"github.com/getkin/kin-openapi/openapi3gen"
 )
 
 type plain struct {
@@ -128,13 +130,15 @@ func main() {
 		{"full names", jsonschema.Reflector{FullyQualifyTypeNames: true}},
 	}
 	out := json.NewEncoder(os.Stdout)
-	print := func(kind string, reflector *jsonschema.Reflector, value any) {
-		name := fmt.Sprintf("%s, %s", reflect.TypeOf(value), kind)
-		line := map[string]any{"library": "go", "name": name, "schema": reflector.Reflect(value)}
-		if err := out.Encode(line); err != nil {
+	check := func(name string, err error) {
+		if err != nil {
 			fmt.Fprintln(os.Stderr, name, err)
 			os.Exit(1)
 		}
+	}
+	print := func(kind string, reflector *jsonschema.Reflector, value any) {
+		name := fmt.Sprintf("%s, %s", reflect.TypeOf(value), kind)
+		check(name, out.Encode(map[string]any{"library": "go", "name": name, "schema": reflector.Reflect(value)}))
 	}
 	for _, one := range reflectors {
 		for _, value := range types {
@@ -146,5 +150,11 @@ func main() {
 	}
 	for _, value := range []any{plain{}, described{}, choices{}, either{}, lists{}} {
 		print("expanded", &jsonschema.Reflector{ExpandedStruct: true}, value)
+	}
+	for _, value := range types {
+		name := fmt.Sprint(reflect.TypeOf(value))
+		schema, err := openapi3gen.NewSchemaRefForValue(value, nil)
+		check(name, err)
+		check(name, out.Encode(map[string]any{"library": "go openapi-3.0", "name": name, "schema": schema}))
 	}
 }
