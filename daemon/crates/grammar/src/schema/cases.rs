@@ -318,6 +318,36 @@ pub(super) fn of_applicators() -> Vec<Case> {
             &["{\"x\":1}", "{\"d\":1}", "{\"defg\":1}"],
         ),
         (
+            "propertyNames",
+            json!({"type": "object", "properties": {"x": n, "abc": n}, "required": ["abc"], "propertyNames": {"minLength": 2}, "additionalProperties": false}),
+            &["{\"abc\":1}"],
+            &["{\"x\":1,\"abc\":1}", "{\"abc\":1,\"de\":1}"],
+        ),
+        (
+            "propertyNames",
+            json!({"type": "object", "properties": {"b": n}, "required": ["b"], "propertyNames": {"pattern": "^[a-c]$"}, "additionalProperties": false}),
+            &["{\"b\":1}"],
+            &["{\"a\":1,\"b\":1}", "{\"b\":null}"],
+        ),
+        (
+            "propertyNames",
+            json!({"type": "object", "properties": {"b": {"type": "null"}, "long": n}, "required": ["b"], "propertyNames": {"minLength": 1, "maxLength": 2}, "additionalProperties": n}),
+            &["{\"b\":null}", "{\"b\":null,\"cd\":1}"],
+            &[
+                "{\"b\":1}",
+                "{\"b\":null,\"cd\":null}",
+                "{\"b\":null,\"cde\":1}",
+                "{\"b\":null,\"\":1}",
+                "{\"b\":null,\"long\":1}",
+            ],
+        ),
+        (
+            "patternProperties",
+            json!({"type": "object", "properties": {"b": n}, "patternProperties": {"^a": false}, "additionalProperties": n}),
+            &["{\"b\":1}", "{\"b\":1,\"ba\":1}", "{\"c\":1}"],
+            &["{\"a\":1}", "{\"ab\":1}", "{\"b\":1,\"ab\":1}"],
+        ),
+        (
             "unevaluatedItems",
             json!({"type": "array", "prefixItems": [n], "unevaluatedItems": false}),
             &["[1]", "[]"],

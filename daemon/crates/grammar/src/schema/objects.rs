@@ -165,8 +165,7 @@ impl Names {
     /// The pattern that says the same, where one says it all.
     fn only_pattern(&self) -> Option<String> {
         let (least, most) = self.lengths;
-        let has_length = self.lengths != (0, None);
-        match (self.patterns.as_slice(), has_length) {
+        match (self.patterns.as_slice(), self.lengths != (0, None)) {
             ([one], false) => Some(one.clone()),
             ([], true) => {
                 let most = most.map(|most| most.to_string()).unwrap_or_default();
@@ -174,6 +173,16 @@ impl Names {
             }
             _ => None,
         }
+    }
+
+    /// Patterns of the names that are too short or too long.
+    fn other_lengths(&self) -> impl Iterator<Item = String> {
+        let (least, most) = self.lengths;
+        let below = least.checked_sub(1);
+        let short = below.map(|below| format!("^[\\s\\S]{{0,{below}}}$"));
+        let above = most.and_then(|most| most.checked_add(1));
+        let long = above.map(|above| format!("^[\\s\\S]{{{above},}}$"));
+        short.into_iter().chain(long)
     }
 }
 
@@ -225,12 +234,12 @@ fn property_names<'s>(
         .get("additionalProperties")
         .cloned()
         .unwrap_or(true.into());
-    let own = written
-        .members
-        .get("patternProperties")
-        .and_then(Value::as_object);
+    let own = written.members.get("patternProperties");
+    let own = own.and_then(Value::as_object);
     let own = own.filter(|own| !own.is_empty()).cloned();
+    let has_other_schema = !properties.is_empty() && others != Value::Bool(true);
     let mut patterns = Map::new();
+    let mut rest = Value::Bool(false);
     match (&described.listed, own) {
         (None, Some(_)) => {
             return Err(refused(
@@ -252,6 +261,14 @@ fn property_names<'s>(
                 properties.insert(name.clone(), schema.clone());
             }
         }
+        // Declared names are looked at above, and others are none: a pattern that forbids them
+        // would forbid the declared ones, too.
+        (None, None) if others == Value::Bool(false) => {}
+        // So would one that describes others by another schema than theirs.
+        (None, None) if has_other_schema && described.patterns.is_empty() => {
+            patterns.extend(described.other_lengths().map(|one| (one, false.into())));
+            rest = others;
+        }
         (None, None) => {
             let pattern = described.only_pattern().ok_or_else(|| {
                 let why = "several patterns of names cannot be enforced; give one";
@@ -263,7 +280,7 @@ fn property_names<'s>(
     let said = [
         ("properties", properties.into()),
         ("patternProperties", patterns.into()),
-        ("additionalProperties", false.into()),
+        ("additionalProperties", rest),
     ];
     let said = said.map(|(key, value): (&str, Value)| (key.to_owned(), value));
     written.members.extend(said);
