@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use rocmforge_engine::api::IdleRelease;
-use rocmforge_engine::{EngineConfig, HostPressure, KvDiskConfig, MaxGaps};
+use rocmforge_engine::{EngineConfig, HostPressure, KvDiskConfig, MaxGaps, YieldTo};
 use rocmforge_service::roles::{Roles, Who};
 
 use crate::addresses::ListenAddress;
@@ -254,6 +254,7 @@ impl Config {
             kv_type: values.kv_type,
             speculate: values.speculate,
             keep_free: values.keep_free,
+            yield_to: values.yield_to.map(YieldTo::new),
             max_sequences: values.max_sequences,
             queue_capacity: values.queue_capacity as usize,
             n_ctx_max: values.n_ctx_max,

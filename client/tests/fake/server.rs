@@ -121,6 +121,7 @@ impl Server for Fake {
                 all_wait: true,
             }),
             keep_free: None,
+            yielding: None,
             released_budget_bytes: None,
             device_closed: false,
             host_pressure: None,

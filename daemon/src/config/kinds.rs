@@ -207,6 +207,18 @@ pub(super) fn size_or_none() -> Kind<Option<Budget>> {
     Kind::text("SIZE", allowed, read, show)
 }
 
+/// A size, `0` among them, or `off`, which is `None`.
+pub(super) fn size_or_off() -> Kind<Option<Budget>> {
+    let allowed = format!("{}; `0`; `off`", size().allowed);
+    let read = |text: &str| match text {
+        "off" => Ok(None),
+        "0" => Ok(Some(Budget::Bytes(0))),
+        text => parse_budget(text).map(Some),
+    };
+    let show = |size: &Option<Budget>| size.as_ref().map_or_else(|| quoted("off"), show_budget);
+    Kind::text("SIZE|off", allowed, read, show)
+}
+
 /// Bytes, as a number or a size.
 pub(super) fn bytes(min: u64) -> Kind<u64> {
     let allowed = format!(

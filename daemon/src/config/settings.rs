@@ -20,7 +20,7 @@ use super::error::ConfigError;
 use super::kinds::{
     Kind, addresses, bytes, choice, collector, count, device, directories, hosts, hub, integer,
     log_filter, path, patterns, percent_or_off, seconds, seconds_or_none, size, size_or_none,
-    socket, users,
+    size_or_off, socket, users,
 };
 use super::table::DefaultValue::{Is, Unset};
 use super::table::{AllGiven, Entry, Reload, declare_settings};
@@ -102,6 +102,14 @@ declare_settings! {
         ///
         /// While less is free, the budget shrinks; it grows again later. GPUs only.
         keep_free: Option<Budget> = size_or_none(), Is("0"), AtRestart;
+
+        /// Budget while another process uses the GPU.
+        ///
+        /// The budget shrinks to it when another process takes more GPU memory or keeps the GPU
+        /// busy, and comes back when that process has left, or has done nothing for five minutes.
+        /// Running requests go on, and new ones get what they need. With 0 the GPU is closed while
+        /// there are none. Others are seen by NVML on NVIDIA, by DRM's fdinfo and sysfs on AMD.
+        yield_to: Option<Budget> = size_or_off(), Is("off"), AtRestart;
 
         /// Time without requests after which GPU memory is given back and the GPU is closed.
         ///

@@ -157,6 +157,12 @@ impl Server for ServerService {
                 shrinks: kept.shrinks,
                 grows: kept.grows,
             }),
+            yielding: snapshot.yielding.map(|others| v1::Yielding {
+                active: others.is_yielding,
+                to_bytes: others.to_bytes,
+                others_bytes: others.others_bytes,
+                count: others.count,
+            }),
             released_budget_bytes: snapshot.released_budget,
             device_closed: snapshot.device_closed,
             host_pressure: snapshot.host_pressure.map(|host| v1::HostPressure {

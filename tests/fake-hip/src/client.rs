@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rocmforge_kernels::gpu::units;
 
 use crate::ARCH;
-use crate::control::Number;
+use crate::control::{Number, Process};
 use crate::exports::MARKER;
 use crate::kernels;
 use crate::misbehaviour::Misbehaviour;
@@ -178,6 +178,20 @@ impl Fake {
     pub fn set_memory(&self, total: u64, others: u64) {
         let set: extern "C" fn(u64, u64) = self.control("fake_hip_set_memory");
         set(total, others);
+    }
+
+    /// Sets the bytes of the card that are in use, and the processes that the management library
+    /// lists.
+    pub fn set_processes(&self, used: u64, processes: &[Process]) {
+        let set: unsafe extern "C" fn(u64, *const Process, usize) = self.control("fake_nvml_set");
+        // SAFETY: a slice has as many as it says.
+        unsafe { set(used, processes.as_ptr(), processes.len()) };
+    }
+
+    /// How often the management library is open.
+    pub fn management_opened(&self) -> u64 {
+        let opened: extern "C" fn() -> u64 = self.control("fake_nvml_opened");
+        opened()
     }
 
     /// Fills all device memory but the first `kept` bytes of each allocation with something

@@ -23,6 +23,39 @@ pub(crate) enum Number {
     Contexts,
 }
 
+/// A process that the management library lists.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// Bytes of the card that it holds.
+    pub bytes: u64,
+    /// The share of the time that it computes.
+    pub busy_percent: u32,
+    /// Whether it draws and does not compute.
+    pub graphics: bool,
+}
+
+/// Sets the bytes of the card that are in use, and the processes that the management library lists.
+///
+/// # Safety
+/// There are `n` of them.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn fake_nvml_set(used: u64, processes: *const Process, n: usize) {
+    // SAFETY: the caller's promise.
+    let processes = unsafe { std::slice::from_raw_parts(processes, n) };
+    crate::nvml::set(used, processes.to_vec());
+}
+
+/// How often the management library is open.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_nvml_opened() -> u64 {
+    crate::nvml::opened()
+}
+
 /// # Safety
 /// `text` is a string that ends in zero.
 unsafe fn owned(text: *const c_char) -> String {

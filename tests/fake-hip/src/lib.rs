@@ -20,6 +20,9 @@
 //! `kernels/hip/units.txt`, so that whole models run: with no card, and with the host device's
 //! text.
 //!
+//! The same file stands in for NVIDIA's management library, with one card at 0000:41:00.0 and the
+//! processes of [`Fake::set_processes`].
+//!
 //! What is noted comes back from [`Fake::violations`]. A fault of queued work loses
 //! the device, as on a card.
 //!
@@ -58,12 +61,14 @@ mod exports;
 mod kernels;
 mod memory;
 mod misbehaviour;
+mod nvml;
 mod pinned;
 mod queue;
 mod rocblas;
 mod state;
 
 pub use client::{Fake, Live, library_path, marker_image, unit_image, write_images};
+pub use control::Process;
 pub use memory::GRANULARITY;
 pub use misbehaviour::Misbehaviour;
 

@@ -171,6 +171,13 @@ fn memory(status: &StatusResponse, rows: &mut Vec<(&str, String)>) {
         let text = format!("the next request {opens}takes {} again", size(bytes));
         rows.push(("memory released", text));
     }
+    if let Some(others) = status.yielding.filter(|others| others.active) {
+        let held = size(others.others_bytes);
+        let text = format!(
+            "another process uses the GPU (others hold {held}); the whole budget comes back when it has left"
+        );
+        rows.push(("memory given up", text));
+    }
     if let Some(kept) = &status.keep_free {
         if kept.given_up_bytes > 0 {
             let all = size(budget.saturating_add(kept.given_up_bytes));

@@ -36,6 +36,7 @@ use rocmforge_gguf::MappedFile;
 pub use bound::{BoundExpert, BoundStep, ModelPlanView, Scratch, SegmentBinding};
 pub use closed::ClosedDevice;
 pub use error::Error;
+use gpu::others::Card;
 pub use heap::give_back_soon as give_back_heap_soon;
 pub use loss::{Loss, LossKind, Said};
 pub use machine::available_bytes as host_available_bytes;
@@ -151,6 +152,11 @@ pub trait Device: Send {
     /// A look at the device from another thread: whether it hangs so that a call of its driver does
     /// not come back, and since when. `None` for a device that cannot.
     fn watch(&self) -> Option<Watch> {
+        None
+    }
+
+    /// Where it is on the bus; `None` for one that is not there by itself.
+    fn card(&self) -> Option<Card> {
         None
     }
 

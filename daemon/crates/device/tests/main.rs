@@ -8,6 +8,7 @@ mod gpu_closed;
 mod gpu_driver;
 mod gpu_in_place;
 mod gpu_uploads;
+mod others;
 mod parity;
 mod reads;
 mod rows;

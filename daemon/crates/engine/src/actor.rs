@@ -44,5 +44,6 @@ mod slices;
 mod speculate;
 mod start;
 mod step;
+mod yielding;
 
 pub use start::{EngineThread, start, start_on};

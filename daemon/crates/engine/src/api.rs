@@ -30,7 +30,7 @@ pub use release::{IdleRelease, Released};
 pub use status::{
     CacheStatus, ClientStatus, DeviceStatus, FileWait, HostPressureStatus, HostTier, Hosted,
     KeepFreeStatus, KvDiskStatus, LIVE_MAX, LiveRequest, LiveState, ModelStatus, PrefixCounts,
-    SegmentState, SegmentStatus, Snapshot,
+    SegmentState, SegmentStatus, Snapshot, YieldStatus,
 };
 
 pub use rocmforge_device::MemoryUse;

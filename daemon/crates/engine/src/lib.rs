@@ -22,7 +22,7 @@ pub use actor::commands::MODELS_MAX;
 pub use actor::{EngineThread, start, start_on};
 pub use api::config::{
     DeviceChoice, EngineConfig, HOST_BUDGET_DEFAULT, HOST_PRESSURE_DEFAULT_PERCENT, HostPressure,
-    KvDiskConfig, MaxGaps, PrefixCache, WATCHDOG_DEFAULT,
+    KvDiskConfig, MaxGaps, PrefixCache, WATCHDOG_DEFAULT, YieldTo,
 };
 pub use api::error::Error;
 pub use api::handle::{EngineHandle, Events};
@@ -39,6 +39,7 @@ pub use model::loaded::{
 };
 pub use model::name::{MODEL_NAME_MAX, is_name_char};
 pub use model::projector::{can_read_images, is_projector_for};
+pub use rocmforge_device::gpu::others::Places;
 pub use rocmforge_device::{Loss, LossKind, Stalls, host_memory_bytes};
 pub use rocmforge_model::{ADAPTERS_MAX, Purpose, supported_architectures};
 pub use rocmforge_ops::KvType;

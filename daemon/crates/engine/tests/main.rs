@@ -42,3 +42,4 @@ mod speculate;
 mod structured;
 mod tight;
 mod why;
+mod yielding;

@@ -227,6 +227,21 @@ pub(super) static METRICS: &[Metric] = &[
         Maybe(|s| Some(number(s.snapshot.keep_free?.grows))),
     ),
     gauge(
+        "rocmforge_others_memory_bytes",
+        "GPU memory held by other processes, where the daemon watches for them (yield_to), in bytes",
+        Maybe(|s| Some(number(s.snapshot.yielding?.others_bytes))),
+    ),
+    gauge(
+        "rocmforge_yielding",
+        "Whether the budget is reduced because another process uses the GPU (yield_to): 0 or 1",
+        Maybe(|s| Some(number(u64::from(s.snapshot.yielding?.is_yielding)))),
+    ),
+    counter(
+        "rocmforge_yields_total",
+        "Times that the budget was reduced because another process began to use the GPU (yield_to)",
+        Maybe(|s| Some(number(s.snapshot.yielding?.count))),
+    ),
+    gauge(
         "rocmforge_memory_released",
         "Whether GPU memory is given back until the next request (idle_release): 0 or 1",
         One(|s| number(u64::from(s.snapshot.released_budget.is_some()))),

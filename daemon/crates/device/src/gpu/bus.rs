@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::Vendor;
 
@@ -76,20 +76,20 @@ fn gpu(device: &Path) -> Option<BusGpu> {
 
 /// The power state of the device at an address by the kernel: `D0`, which is on, to `D3cold`. How
 /// fast a card that is on runs is its driver's to say.
-pub(super) fn power_state(address: &str) -> Option<String> {
-    power_state_below(Path::new("/"), address)
+pub(super) fn power_state(root: &Path, address: &str) -> Option<String> {
+    let text = fs::read_to_string(folder(root, address)?.join("power_state")).ok()?;
+    let state = text.trim();
+    let is_state = state.starts_with('D') && state.len() <= "D3cold".len();
+    is_state.then(|| state.to_owned())
 }
 
-fn power_state_below(root: &Path, address: &str) -> Option<String> {
+/// What the kernel has of the device at an address, `None` of what is no address.
+pub(super) fn folder(root: &Path, address: &str) -> Option<PathBuf> {
     let name = address.to_lowercase();
     let is_address = name
         .chars()
         .all(|c| c.is_ascii_hexdigit() || ":.".contains(c));
-    let device = root.join("sys/bus/pci/devices").join(name);
-    let text = fs::read_to_string(device.join("power_state")).ok()?;
-    let state = text.trim();
-    let is_state = state.starts_with('D') && state.len() <= "D3cold".len();
-    (is_address && is_state).then(|| state.to_owned())
+    is_address.then(|| root.join("sys/bus/pci/devices").join(name))
 }
 
 /// Whether the kernel has what a vendor's runtime opens: device nodes, and for AMD a node of a GPU
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn the_kernel_tells_the_power_state_of_a_card() {
         let root = tempfile::tempdir().unwrap();
-        let of = |address| power_state_below(root.path(), address);
+        let of = |address| power_state(root.path(), address);
         device(root.path(), "0000:0a:00.0", "0x1002", "0x030000", None);
         let file = root
             .path()

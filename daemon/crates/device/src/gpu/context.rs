@@ -16,6 +16,7 @@ use std::sync::{Arc, Weak};
 
 use super::calls::{Calls, Note};
 use super::driver::{ContextHandle, DeviceAttributes, Driver, MemoryInfo, Result, Vendor};
+use super::others::Card;
 use super::sysfs::CardMemory;
 
 /// Numbers of contexts, never given twice, so that a stale note of a thread matches nothing.
@@ -157,6 +158,14 @@ impl Context {
     /// What the card is.
     pub fn attributes(&self) -> &DeviceAttributes {
         &self.0.attributes
+    }
+
+    /// Where the card is.
+    pub(crate) fn card(&self) -> Card {
+        Card {
+            vendor: self.0.driver.vendor(),
+            address: self.0.attributes.pci_bus_id.clone(),
+        }
     }
 
     /// The driver, with this context bound to the calling thread: for calls that no owner covers.

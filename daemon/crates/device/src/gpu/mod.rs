@@ -11,6 +11,7 @@
 //!    context.rs          Context: the card that is open, shared by all that lives on it; calls.rs:
 //!                        what is asked of it now
 //!    memory.rs  exec.rs  Buffer, PinnedBuffer, Registration / Stream, Event, Module, Kernel, Graph
+//!    others.rs           what other processes do on a card, and what power it takes
 //!    sysfs.rs            what the kernel says of an AMD card's memory, kernel_log.rs of its loss
 //!    virtual_memory.rs   Reservation, Chunk: addresses apart from memory, where the driver can
 //!       |
@@ -39,6 +40,7 @@ mod image;
 mod kernel_log;
 mod library;
 pub mod memory;
+pub mod others;
 mod probe;
 mod search;
 mod sysfs;

@@ -440,6 +440,9 @@ impl Engine {
             .into());
         }
         let change = self.change_budget(wanted.bytes)?;
+        if let Some((_, guard)) = &mut self.guards.others {
+            guard.budget_was_set(wanted.bytes);
+        }
         // What was released does not come back beside it.
         self.guards.release.take_before();
         self.guards.release.note_work(self.memory.store.clock.now());

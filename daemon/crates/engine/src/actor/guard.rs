@@ -38,13 +38,15 @@ impl Engine {
 
     /// Looks at memory that others may want, between two passes.
     pub(crate) fn watch_while_busy(&mut self) {
+        self.watch_others();
         self.watch_memory(keep_free::WHILE_BUSY);
         self.watch_host();
     }
 
     /// Looks at such memory while there is no work. Whether there is more to do now.
     pub(crate) fn watch_while_idle(&mut self) -> bool {
-        let changed = self.watch_memory(keep_free::WHILE_IDLE / 2);
+        let yielded = self.watch_others();
+        let changed = self.watch_memory(keep_free::WHILE_IDLE / 2) || yielded;
         self.watch_host() || changed || self.lost().is_some()
     }
 
@@ -54,6 +56,7 @@ impl Engine {
         let now = self.now();
         // A shrink that running work holds up goes on by itself.
         let rests = self.guards.budget_wanted.is_some() || self.guards.release.before().is_some();
+        let rests = rests || self.guards.yields();
         if rests || !self.guards.keep_free.is_due(now, every) {
             return false;
         }

@@ -35,6 +35,7 @@ impl Engine {
         let requests = &self.requests;
         let findings = &mut snapshot.device.findings;
         findings.extend(self.guards.budget_note.clone());
+        findings.extend(self.guards.yield_note.clone());
         for model in &mut snapshot.models {
             let tower = model.model.tower();
             let mine = |t: &&Task| {
@@ -49,6 +50,8 @@ impl Engine {
         snapshot.clients = requests.clients();
         snapshot.requests = requests.live(now);
         snapshot.keep_free = self.guards.keep_free.status();
+        let yielding = self.guards.others.as_ref();
+        snapshot.yielding = yielding.map(|(_, guard)| guard.status());
         snapshot.released_budget = self.guards.release.before();
         snapshot.releases = self.guards.release.count();
         let held = self.memory.host_bytes();
@@ -112,6 +115,7 @@ pub(crate) fn snapshot_of(
         clients: Vec::new(),
         requests: Vec::new(),
         keep_free: None,
+        yielding: None,
         released_budget: None,
         device_closed: memory.store.device.is_closed(),
         releases: 0,

@@ -7,6 +7,7 @@ use crate::api::error::Error;
 use crate::api::refusal::Refusal;
 use crate::api::{Command, GenerateEvent, PreloadEvent, PreloadRoom, Released};
 use crate::guards::budget::{self, BUDGET_MIN};
+use crate::guards::power_log::BEHIND_RELEASE;
 
 type DeviceError = rocmforge_device::Error;
 
@@ -38,8 +39,11 @@ impl Engine {
     }
 
     /// Gives all memory of the device back but what is pinned and the device's own block.
-    fn release_memory(&mut self, host: bool) -> Result<Released, Error> {
-        let (began, before) = (self.now(), self.memory.budget());
+    pub(crate) fn release_memory(&mut self, host: bool) -> Result<Released, Error> {
+        let (began, before) = (self.now(), self.budget_that_comes_back());
+        if !self.memory.store.device.is_closed() {
+            self.note_power(Duration::ZERO, "the GPU as its memory is released");
+        }
         let held_before = self.held_bytes();
         // Noted first: if a step fails, the next request still takes the memory again.
         self.guards.release.released(before);
@@ -53,6 +57,9 @@ impl Engine {
         let host_freed_bytes = closed.map_or(0, |closed| self.memory.open_host(closed));
         evicted?;
         let closed = self.close_device();
+        if closed {
+            self.note_power(BEHIND_RELEASE, "the GPU some seconds after it was closed");
+        }
         let held = self.held_bytes();
         let released = Released {
             freed_bytes: held_before.saturating_sub(held),
@@ -126,11 +133,19 @@ impl Engine {
             Ok(true) => {
                 let took_ms = (self.now() - began).as_secs_f64() * 1e3;
                 tracing::info!(target: "memory", took_ms, power_state, "the GPU is open again");
+                self.note_power(Duration::ZERO, "the GPU as it is opened again");
             }
             Ok(false) => {}
             Err(error) => tracing::warn!(%error, "the GPU is closed still"),
         }
         opened
+    }
+
+    /// Has the card's power logged, `after` a time.
+    fn note_power(&self, after: Duration, words: &'static str) {
+        let card = self.memory.store.device.card();
+        let places = &self.config.places;
+        self.guards.power.note(card, places, after, words);
     }
 
     /// Bytes that the driver has given; where it does not count, those in the cache.
@@ -142,7 +157,7 @@ impl Engine {
     }
 
     /// The budget that holds what is pinned and the device's own block, and no more.
-    fn least_budget(&self) -> u64 {
+    pub(crate) fn least_budget(&self) -> u64 {
         let least = self.memory.store.reserve_bytes() + self.memory.store.pinned_bytes();
         let least = least.next_multiple_of(rocmforge_device::ALIGNMENT);
         least.max(BUDGET_MIN)
@@ -176,7 +191,7 @@ impl Engine {
 
     /// Whether nobody asks for anything. A request that waits for its reader, its images or a file
     /// is work.
-    fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let images = self.requests.images.waiting(|_| true);
         self.requests.is_empty()
             && images == 0
@@ -215,19 +230,12 @@ impl Engine {
         let began = self.now();
         self.open_device()?;
         self.guards.release.take_before();
-        let least = self.memory.budget();
-        let mut budget = self.budget_beside_others(wanted);
-        while let Err(error) = self.change_budget(budget) {
-            let less = budget - budget / LESS_PART;
-            budget = less & !(rocmforge_device::ALIGNMENT - 1);
-            tracing::debug!(%error, "the released memory cannot be had as a whole; trying {budget} bytes");
-            if budget <= self.memory.budget().max(least) || self.lost().is_some() {
-                break;
-            }
+        if self.guards.yields() {
+            // Requests get what they need of it, and not what another process is to have.
+            return Ok(());
         }
+        let missing = self.take_again(wanted);
         let budget = self.memory.budget();
-        let missing = wanted.saturating_sub(budget);
-        self.guards.keep_free.budget_was_cut(missing);
         let took_ms = (self.now() - began).as_secs_f64() * 1e3;
         match missing > 0 {
             true => tracing::warn!(
@@ -246,6 +254,24 @@ impl Engine {
         }
         self.publish(true);
         Ok(())
+    }
+
+    /// Raises the budget to `wanted` or, where others hold some of that, to what there is. Returns
+    /// what is missing, which is taken as they free it.
+    pub(crate) fn take_again(&mut self, wanted: u64) -> u64 {
+        let least = self.memory.budget();
+        let mut budget = self.budget_beside_others(wanted);
+        while let Err(error) = self.change_budget(budget) {
+            let less = budget - budget / LESS_PART;
+            budget = less & !(rocmforge_device::ALIGNMENT - 1);
+            tracing::debug!(%error, "the memory cannot be had as a whole; trying {budget} bytes");
+            if budget <= self.memory.budget().max(least) || self.lost().is_some() {
+                break;
+            }
+        }
+        let missing = wanted.saturating_sub(self.memory.budget());
+        self.guards.keep_free.budget_was_cut(missing);
+        missing
     }
 
     /// As much of a budget as leaves free what is to be kept free, but at least the part that

@@ -29,9 +29,12 @@ use crate::guards::budget::{self, WantedBudget};
 use crate::guards::file_watch::FileWatch;
 use crate::guards::host_pressure::PressureWatch;
 use crate::guards::keep_free::KeepFree;
+use crate::guards::others_watch::OthersWatch;
+use crate::guards::power_log::PowerLog;
 use crate::guards::release::MemoryRelease;
 use crate::guards::sleep::SleepClock;
 use crate::guards::watchdog::{self, DeviceLoss};
+use crate::guards::yield_to::YieldGuard;
 use crate::memory::Memory;
 use crate::model::registry::Models;
 use crate::pass::experts::UPLOADS_MANY;
@@ -166,6 +169,35 @@ fn open_memory(
     Ok((memory, of_host))
 }
 
+/// The look at others on the card, where memory is to be given up for them; inside why there is
+/// none.
+///
+/// # Errors
+/// As [`YieldGuard::new`].
+fn watch_others(
+    device: &dyn Device,
+    config: &EngineConfig,
+) -> Result<Result<Option<(OthersWatch, YieldGuard)>, String>, Error> {
+    let Some(yield_to) = &config.yield_to else {
+        return Ok(Ok(None));
+    };
+    let guard = YieldGuard::new(yield_to, device.info().memory_bytes)?;
+    let card = device.card().ok_or_else(|| {
+        "the CPU computes, whose memory is the machine's (host_pressure gives that back)".to_owned()
+    });
+    let watch = card.and_then(|card| OthersWatch::start(card, config.places.clone()));
+    Ok(match watch {
+        Ok(watch) => Ok(Some((watch, guard))),
+        Err(why) => {
+            let note = format!(
+                "yield_to: other users of the GPU cannot be seen, and no memory is given up for them: {why}"
+            );
+            tracing::warn!("{note}");
+            Err(note)
+        }
+    })
+}
+
 fn launch(
     opened: Opened,
     config: EngineConfig,
@@ -187,10 +219,15 @@ fn launch(
         passed_over: opened.passed_over.into(),
         unused_gpu: opened.unused_gpu,
     };
+    let (others, yield_note) = match watch_others(&*memory.store.device, &config)? {
+        Ok(others) => (others, None),
+        Err(note) => (None, Some(note)),
+    };
     let models = Models::default();
     let speculation = Speculation::new(config.speculate, memory.store.device.info().kind);
     let mut first = publish::snapshot_of(&memory, (&models, &speculation), &config, &found);
     first.device.findings.extend(taken.note.clone());
+    first.device.findings.extend(yield_note.clone());
     first.keep_free = taken.keep_free.status();
     first.host_pressure = host_pressure.as_ref().map(|watch| watch.status(0));
     let (snapshot, watch) = watch::channel(Arc::new(first));
@@ -200,10 +237,13 @@ fn launch(
     let guards = Guards {
         keep_free: taken.keep_free,
         release: MemoryRelease::new(config.idle_release, Clock.now()),
+        others,
+        power: PowerLog::default(),
         host_pressure,
         sleep: SleepClock::new(config.clocks.clone()),
         budget_wanted: None,
         budget_note: taken.note,
+        yield_note,
         lost: None,
         loss,
     };

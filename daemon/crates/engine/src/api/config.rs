@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rocmforge_device::Stalls;
 use rocmforge_device::gpu::UploadWay;
+use rocmforge_device::gpu::others::Places;
 use rocmforge_ops::KvType;
 
 use crate::api::{Budget, Class, IdleRelease, Policy, When};
@@ -65,6 +66,29 @@ impl Default for HostPressure {
             stalls: Stalls::default(),
             every: Duration::from_secs(2),
             calm: Duration::from_secs(10),
+        }
+    }
+}
+
+/// That memory is given up while another process uses the GPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct YieldTo {
+    /// What the budget shrinks to; with 0 bytes the GPU is closed as well while there is no work.
+    pub to: Budget,
+    /// How long the other process has to have gone before memory is taken again.
+    pub calm: Duration,
+    /// How long one that stays has to do nothing.
+    pub quiet: Duration,
+}
+
+impl YieldTo {
+    /// To a budget, with the usual times.
+    #[must_use]
+    pub fn new(to: Budget) -> Self {
+        Self {
+            to,
+            calm: Duration::from_secs(5),
+            quiet: Duration::from_secs(300),
         }
     }
 }
@@ -170,6 +194,10 @@ pub struct EngineConfig {
     /// Bytes of a GPU's memory that are to be free for others: the budget shrinks where
     /// they are not; `None` is none.
     pub keep_free: Option<Budget>,
+    /// What the budget shrinks to while another process uses the GPU; `None` is no shrink.
+    pub yield_to: Option<YieldTo>,
+    /// Where other users of a GPU and its power are looked at.
+    pub places: Places,
     /// How long work of a GPU may take before the device counts as hung.
     pub watchdog: Duration,
     /// How uploads to a GPU go, for measurements.
@@ -208,6 +236,8 @@ impl Default for EngineConfig {
             max_gaps: MaxGaps::default(),
             rows_shared_from: None,
             keep_free: None,
+            yield_to: None,
+            places: Places::default(),
             watchdog: WATCHDOG_DEFAULT,
             uploads: UploadWay::default(),
             child_exe: None,

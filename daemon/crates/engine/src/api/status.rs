@@ -44,6 +44,8 @@ pub struct Snapshot {
     pub requests: Vec<LiveRequest>,
     /// What is kept free of the device's memory, if anything is.
     pub keep_free: Option<KeepFreeStatus>,
+    /// Whether memory is given up for other users of the GPU, where they are looked at.
+    pub yielding: Option<YieldStatus>,
     /// The budget that comes back with the next request, while the device's memory is released.
     pub released_budget: Option<u64>,
     /// Whether the device's context is closed meanwhile.
@@ -116,6 +118,7 @@ impl Snapshot {
             clients: Vec::new(),
             requests: Vec::new(),
             keep_free: None,
+            yielding: None,
             released_budget: None,
             device_closed: false,
             releases: 0,
@@ -210,6 +213,19 @@ pub struct KeepFreeStatus {
     pub shrinks: u64,
     /// Times that some of it was taken again.
     pub grows: u64,
+}
+
+/// Other users of the GPU, and whether memory is given up for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct YieldStatus {
+    /// What the budget shrinks to.
+    pub to_bytes: u64,
+    /// Bytes of the GPU's memory that others hold.
+    pub others_bytes: u64,
+    /// Whether memory is given up now.
+    pub is_yielding: bool,
+    /// How often it was.
+    pub count: u64,
 }
 
 /// What the host holds of the machine's memory, and what it gave up because the machine was short

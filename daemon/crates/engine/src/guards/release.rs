@@ -41,6 +41,11 @@ impl MemoryRelease {
         self.worked = now;
     }
 
+    /// How long there has been no work.
+    pub(crate) fn idle_for(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.worked)
+    }
+
     /// How long until it is to be released; `None` if it will not be, or is already.
     pub(crate) fn due_in(&self, now: Instant) -> Option<Duration> {
         let after = self.config.after.filter(|_| self.before.is_none())?;

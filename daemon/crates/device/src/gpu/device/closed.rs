@@ -4,6 +4,7 @@
 //! and its threads have ended, which [`ClosedDevice::finish`] asserts before it gives the rest of
 //! the device back (`nothing_of_a_closed_device_is_left_and_it_opens_again`).
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use rocmforge_kernels::gpu::GpuTarget;
 use crate::error::Error;
 use crate::gpu::bus::power_state;
 use crate::gpu::kernel_log::KernelView;
+use crate::gpu::others::Card;
 use crate::gpu::{Calls, Context, ContextEnd, Driver};
 use crate::ops::{Batch, Buf, ScratchLayout};
 use crate::{
@@ -100,7 +102,7 @@ impl ClosedDevice for ClosedGpu {
     }
 
     fn power_state(&self) -> Option<String> {
-        power_state(&self.address)
+        power_state(Path::new("/"), &self.address)
     }
 
     fn open(&mut self, steps: &Steps) -> Result<Box<dyn Device>, Error> {
@@ -147,6 +149,13 @@ impl Device for ClosedGpu {
 
     fn said_of_loss(&self) -> Option<Said> {
         self.known.system.says()
+    }
+
+    fn card(&self) -> Option<Card> {
+        Some(Card {
+            vendor: self.driver.vendor(),
+            address: self.address.clone(),
+        })
     }
 
     fn memory_use(&self) -> Option<MemoryUse> {

@@ -66,6 +66,7 @@ use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::gpu::{self as gpu_kernels, GpuTarget};
 
 use crate::error::Error;
+use crate::gpu::others::Card;
 use crate::ops::{Batch, Buf, PlacedBuf, ScratchLayout};
 use crate::segment::wrong_shape;
 use crate::{
@@ -257,6 +258,10 @@ impl Device for GpuDevice {
 
     fn said_of_loss(&self) -> Option<Said> {
         self.system.says()
+    }
+
+    fn card(&self) -> Option<Card> {
+        Some(self.context.card())
     }
 
     fn memory_use(&self) -> Option<MemoryUse> {

@@ -1,0 +1,177 @@
+//! Memory is given up while another process uses the card, and taken again when it has gone.
+//!
+//! The budget shrinks in one step to what is configured, or to what running work needs to go on;
+//! what is missing of weights is streamed or computed on the CPU. A request that comes meanwhile
+//! and needs more gets as much as it needs alone, and no more. Where nothing is to be kept, the
+//! device is released while there is no work, and opened for the next request.
+
+use std::time::Duration;
+
+use rocmforge_device::gpu::others::OwnUse;
+
+use crate::actor::engine::Engine;
+use crate::guards::yield_to::{Reason, Turn};
+
+/// How long there has to be no work before the device is closed again behind a request that came
+/// while another process uses it.
+const CLOSED_AFTER: Duration = Duration::from_secs(2);
+
+/// How long a card may count work that is done into its busy share.
+const COUNTED: Duration = Duration::from_secs(2);
+
+impl Engine {
+    /// Takes what was seen of others on the card. Whether the budget was changed for it.
+    pub(crate) fn watch_others(&mut self) -> bool {
+        let device = &self.memory.store.device;
+        let held = device.memory_use().map_or(0, |held| held.allocated_bytes);
+        let rests = device.is_closed() && !self.guards.yields();
+        let (now, budget) = (self.now(), self.budget_that_comes_back());
+        let own = OwnUse {
+            bytes: held,
+            is_working: !self.requests.is_empty() || self.guards.release.idle_for(now) < COUNTED,
+        };
+        let Some((watch, guard)) = &mut self.guards.others else {
+            return false;
+        };
+        watch.tell((!rests).then_some(own));
+        let Some(seen) = watch.take(held) else {
+            return false;
+        };
+        match guard.see(seen, budget, now) {
+            Turn::Stay => {
+                if guard.is_news() {
+                    self.publish(true);
+                }
+                return self.close_while_yielding();
+            }
+            Turn::Begin(reason) => self.begin_yielding(reason),
+            Turn::End => self.end_yielding(budget),
+        }
+        self.publish(true);
+        true
+    }
+
+    /// The budget that there is once nothing is released or given up for others.
+    pub(crate) fn budget_that_comes_back(&self) -> u64 {
+        let yielding = self.guards.others.as_ref();
+        let yielding = yielding.and_then(|(_, guard)| guard.before());
+        let released = self.guards.release.before();
+        let wanted = self.guards.budget_wanted;
+        yielding
+            .or(released)
+            .or(wanted)
+            .unwrap_or(self.memory.budget())
+    }
+
+    fn begin_yielding(&mut self, reason: Reason) {
+        let began = self.now();
+        let before = self.memory.budget();
+        let outcome = self.fit_yielded(true);
+        if let Err(error) = outcome {
+            tracing::warn!(%error, "memory could not be given up for another process as a whole");
+        }
+        let (grown_bytes, busy_percent) = match reason {
+            Reason::Growth(bytes) => (Some(bytes), None),
+            Reason::Busy(percent) => (None, Some(percent)),
+        };
+        tracing::info!(
+            target: "memory",
+            grown_bytes,
+            busy_percent,
+            budget_before_bytes = before,
+            budget_bytes = self.memory.budget(),
+            closed = self.memory.store.device.is_closed(),
+            free_bytes = self.memory.store.count_free_bytes_now(),
+            took_ms = (self.now() - began).as_secs_f64() * 1e3,
+            "another process uses the GPU: memory is given up (yield_to)"
+        );
+    }
+
+    fn end_yielding(&mut self, before: u64) {
+        if self.guards.release.before().is_some() {
+            tracing::info!(target: "memory", "the other process has left the GPU; the next request takes memory again");
+            return;
+        }
+        let began = self.now();
+        let missing = self.take_again(before);
+        tracing::info!(
+            target: "memory",
+            budget_bytes = self.memory.budget(),
+            missing_bytes = missing,
+            took_ms = (self.now() - began).as_secs_f64() * 1e3,
+            "the other process has left the GPU: memory is taken again"
+        );
+    }
+
+    /// Brings the budget in line with what is to be kept while memory is given up, and with what
+    /// work needs: down at the beginning (`shrinks`) and while there is no work, else only up.
+    ///
+    /// # Errors
+    /// Those of changing the budget.
+    fn fit_yielded(&mut self, shrinks: bool) -> Result<(), crate::api::error::Error> {
+        let yielding = self.guards.others.as_ref();
+        let yielding = yielding.and_then(|(_, guard)| Some((guard.to(), guard.before()?)));
+        let Some((to, before)) = yielding else {
+            return Ok(());
+        };
+        if self.guards.release.before().is_some() {
+            return Ok(());
+        }
+        let is_idle = self.is_idle() && self.draining.is_none();
+        if is_idle && to == 0 {
+            return self.release_memory(false).map(|_| ());
+        }
+        let needed = self.needed_while_yielding(before).max(to);
+        let wanted = needed.max(self.least_budget()).min(before);
+        let wanted = wanted
+            .next_multiple_of(rocmforge_device::ALIGNMENT)
+            .min(before);
+        let budget = self.memory.budget();
+        let changes = match shrinks || is_idle {
+            true => wanted != self.guards.budget_wanted.unwrap_or(budget),
+            false => wanted > budget,
+        };
+        if changes {
+            self.change_budget(wanted)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the requests that wait the room that each needs alone, while memory is given up.
+    pub(crate) fn make_room_while_yielding(&mut self) {
+        if self.guards.yields()
+            && let Err(error) = self.fit_yielded(false)
+        {
+            // The request is refused with the numbers then.
+            tracing::warn!(%error, "a request needs more memory than is kept while another process uses the GPU");
+        }
+    }
+
+    /// The smallest budget, in bytes, in which each request that there is could run alone.
+    fn needed_while_yielding(&mut self, before: u64) -> u64 {
+        let seqs: Vec<_> = self.requests.tasks.keys().copied().collect();
+        self.scheduling(before, |scheduler, view| {
+            let needs = seqs.iter().map(|seq| scheduler.needed_alone(*seq, view));
+            needs.max().unwrap_or(0)
+        })
+    }
+
+    /// Behind a request that came while memory is given up: gives up again what it took, and closes
+    /// the device where nothing is to be kept. Whether that was done.
+    fn close_while_yielding(&mut self) -> bool {
+        let now = self.now();
+        let is_due = self.guards.yields()
+            && self.requests.is_empty()
+            && self.guards.release.idle_for(now) >= CLOSED_AFTER;
+        let (before, was_closed) = (self.memory.budget(), self.memory.store.device.is_closed());
+        if is_due && let Err(error) = self.fit_yielded(true) {
+            tracing::warn!(%error, "memory could not be given up for another process as a whole");
+        }
+        let changed =
+            before != self.memory.budget() || was_closed != self.memory.store.device.is_closed();
+        if changed {
+            self.publish(true);
+        }
+        changed
+    }
+}

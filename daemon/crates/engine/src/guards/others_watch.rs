@@ -1,0 +1,142 @@
+//! The thread that looks at what other processes do on the card, so that nobody waits for the
+//! vendor's library or for the files of `/proc`.
+//!
+//! While the device is closed it rests and lets go of the library, which would keep the card awake.
+//!
+//! *Invariant:* the thread never touches the device: it has the card's address and no handle.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rocmforge_device::gpu::others::{Card, Observer, OthersUse, OwnUse, Places};
+
+use crate::clock::Clock;
+
+/// How often the engine takes what was seen while there is no work.
+pub(crate) const EVERY: Duration = Duration::from_millis(50);
+/// How often the thread looks.
+const PERIOD: Duration = Duration::from_millis(50);
+/// Looks to the next attempt after one that failed.
+const PAUSE: u32 = 20;
+
+/// What the engine tells the thread, and what the thread has seen.
+#[derive(Debug, Default)]
+struct Shared {
+    own_bytes: AtomicU64,
+    is_working: AtomicBool,
+    rests: AtomicBool,
+    /// The last look, until it is taken, and what this process held by its own word then.
+    seen: Mutex<Option<(u64, Option<OthersUse>)>>,
+}
+
+/// What others do on the card, looked at by a thread.
+#[derive(Debug)]
+pub(crate) struct OthersWatch {
+    shared: Arc<Shared>,
+    /// Ends the thread when it goes.
+    _alive: Sender<()>,
+}
+
+impl OthersWatch {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// For people: why the card cannot be observed, and what to do.
+    pub(crate) fn start(card: Card, places: Places) -> Result<Self, String> {
+        let observer = card.observer(&places)?;
+        let shared = Arc::new(Shared::default());
+        let (alive, engine) = channel::<()>();
+        let mut looks = Looks {
+            card,
+            places,
+            observer: Some(observer),
+            pause: 0,
+            is_told: false,
+        };
+        let told = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("others-watch".to_owned());
+        let started = thread.spawn(move || {
+            while let Err(RecvTimeoutError::Timeout) = engine.recv_timeout(PERIOD) {
+                looks.look(&told);
+            }
+        });
+        started.map_err(|error| format!("no thread can be started for it: {error}"))?;
+        Ok(Self {
+            shared,
+            _alive: alive,
+        })
+    }
+
+    /// What this process does on the card, `None` while it has it closed.
+    pub(crate) fn tell(&self, own: Option<OwnUse>) {
+        let shared = &self.shared;
+        shared.rests.store(own.is_none(), Ordering::Relaxed);
+        let own = own.unwrap_or_default();
+        shared.own_bytes.store(own.bytes, Ordering::Relaxed);
+        shared.is_working.store(own.is_working, Ordering::Relaxed);
+    }
+
+    /// What was seen since this was asked last, `Some(None)` where nothing could be. A look while
+    /// this process held something else than now is none: what it had just taken, and not told
+    /// yet, would be another one's.
+    pub(crate) fn take(&self, own_bytes: u64) -> Option<Option<OthersUse>> {
+        let seen = self.shared.seen.lock();
+        let (told, seen) = seen.unwrap_or_else(PoisonError::into_inner).take()?;
+        (told == own_bytes).then_some(seen)
+    }
+}
+
+/// The thread's part.
+struct Looks {
+    card: Card,
+    places: Places,
+    observer: Option<Box<dyn Observer>>,
+    /// Looks that are left out.
+    pause: u32,
+    /// Whether the log has that nothing can be seen.
+    is_told: bool,
+}
+
+impl Looks {
+    fn look(&mut self, shared: &Shared) {
+        if shared.rests.load(Ordering::Relaxed) {
+            self.observer = None;
+            return;
+        }
+        if self.pause > 0 {
+            self.pause -= 1;
+            return;
+        }
+        let own = OwnUse {
+            bytes: shared.own_bytes.load(Ordering::Relaxed),
+            is_working: shared.is_working.load(Ordering::Relaxed),
+        };
+        let seen = match self.seen(own) {
+            Ok(seen) => {
+                self.is_told = false;
+                Some(seen)
+            }
+            Err(error) => {
+                (self.observer, self.pause) = (None, PAUSE);
+                if !std::mem::replace(&mut self.is_told, true) {
+                    tracing::warn!(%error, "other users of the GPU cannot be seen: no memory is given up for them meanwhile");
+                }
+                None
+            }
+        };
+        let place = shared.seen.lock();
+        *place.unwrap_or_else(PoisonError::into_inner) = Some((own.bytes, seen));
+    }
+
+    fn seen(&mut self, own: OwnUse) -> Result<OthersUse, String> {
+        if self.observer.is_none() {
+            self.observer = Some(self.card.observer(&self.places)?);
+        }
+        match &mut self.observer {
+            Some(observer) => observer.look(own, Clock.now()),
+            None => Err("nobody looks".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! What a card says of its power when its memory is released and taken again, for the log. A thread
+//! of its own reads it: a vendor's library may take long to open, and no request waits for that.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rocmforge_device::gpu::others::{Card, Places, Power};
+
+/// How long behind a release the card is asked: it takes seconds to slow down.
+pub(crate) const BEHIND_RELEASE: Duration = Duration::from_secs(10);
+
+/// Logs the power of the card.
+#[derive(Debug, Default)]
+pub(crate) struct PowerLog {
+    /// Releases and openings so far: what was to be logged behind an earlier one is not.
+    changes: Arc<AtomicU64>,
+}
+
+impl PowerLog {
+    /// The card is released or opened now, and is to be asked `after` that.
+    pub(crate) fn note(
+        &self,
+        card: Option<Card>,
+        places: &Places,
+        after: Duration,
+        words: &'static str,
+    ) {
+        let Some(card) = card else {
+            return;
+        };
+        let places = places.clone();
+        let changes = Arc::clone(&self.changes);
+        let now = changes.fetch_add(1, Ordering::Relaxed) + 1;
+        let thread = std::thread::Builder::new().name("power-log".to_owned());
+        let started = thread.spawn(move || {
+            std::thread::sleep(after);
+            if changes.load(Ordering::Relaxed) == now || after.is_zero() {
+                let Power { state, watts } = card.power(&places);
+                tracing::info!(target: "memory", power_state = state, watts, "{words}");
+            }
+        });
+        if let Err(error) = started {
+            tracing::debug!(%error, "the card's power is not logged: no thread for it");
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! When memory is given up because another process uses the card, and when it is taken again.
+//!
+//! ```text
+//!          another process grows, or is busy for a while
+//!   alone -----------------------------------------------> yielding
+//!     ^                                                      |
+//!     +---- it has gone, or has done nothing for long -------+
+//! ```
+//!
+//! A desktop holds memory all the time, and shows a window now and then. So growth counts from the
+//! lowest that others held within the last minutes, and a busy share once it has lasted. The level
+//! stays what it was while memory is given up: a process that is there still, and does nothing, has
+//! to do nothing for long before it counts as a part of the desktop.
+//!
+//! This is a value: what others do and the time are given to it.
+
+use std::time::{Duration, Instant};
+
+use rocmforge_device::gpu::others::OthersUse;
+
+use crate::api::config::YieldTo;
+use crate::api::error::Error;
+use crate::api::{Budget, YieldStatus};
+
+/// From this part of the card's memory on others have grown, within these bounds: a context of a
+/// process that computes takes that much, a window of a desktop does not.
+const GROWTH_PART: u64 = 512;
+const GROWTH_MIN_BYTES: u64 = 128 << 20;
+const GROWTH_MAX_BYTES: u64 = 256 << 20;
+/// How much more it is where what this process's driver holds may be among what is counted.
+const INEXACT: u64 = 4;
+/// The share of the time from which on others are busy, and for how long.
+const BUSY_PERCENT: u32 = 20;
+const BUSY_FOR: Duration = Duration::from_millis(500);
+/// What others hold is published where it has changed by so much.
+const NEWS_BYTES: u64 = 16 << 20;
+/// How long the lowest counts from which growth is measured.
+const LEVEL_LASTS: Duration = Duration::from_secs(60);
+
+/// The lowest of the last one to two times [`LEVEL_LASTS`].
+#[derive(Debug, Clone, Copy)]
+struct Level {
+    now: u64,
+    before: u64,
+    since: Instant,
+}
+
+impl Level {
+    fn new(bytes: u64, since: Instant) -> Self {
+        Self {
+            now: bytes,
+            before: bytes,
+            since,
+        }
+    }
+
+    fn lowest(&self) -> u64 {
+        self.now.min(self.before)
+    }
+
+    fn note(&mut self, bytes: u64, at: Instant) {
+        if at.saturating_duration_since(self.since) >= LEVEL_LASTS {
+            (self.before, self.now, self.since) = (self.now, bytes, at);
+        }
+        self.now = self.now.min(bytes);
+    }
+}
+
+/// What is seen of others while memory is given up.
+#[derive(Debug, Clone, Copy)]
+struct Yielding {
+    /// Since when they are as if they had gone.
+    gone_since: Option<Instant>,
+    /// Since when they do nothing, and what they held then.
+    quiet_since: Option<(Instant, u64)>,
+    /// The budget that comes back.
+    before: u64,
+    /// They were busy: where nobody says whether they are still, they are.
+    was_busy: bool,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// All stays as it is.
+    Stay,
+    /// Memory is to be given up, for this reason.
+    Begin(Reason),
+    /// It may be taken again.
+    End,
+}
+
+/// Why memory is given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// Others hold so many bytes more than before.
+    Growth(u64),
+    /// They compute for this share of the time.
+    Busy(u32),
+}
+
+/// When memory is given up for others.
+#[derive(Debug)]
+pub(crate) struct YieldGuard {
+    /// What the budget shrinks to.
+    to: u64,
+    growth: u64,
+    calm: Duration,
+    quiet: Duration,
+    level: Option<Level>,
+    busy_since: Option<Instant>,
+    yielding: Option<Yielding>,
+    seen: OthersUse,
+    /// What they held when that was published last.
+    told: u64,
+    count: u64,
+}
+
+impl YieldGuard {
+    /// Of a device with `memory` bytes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a budget that is not below the memory.
+    pub(crate) fn new(config: &YieldTo, memory: u64) -> Result<Self, Error> {
+        let to = match config.to {
+            Budget::Bytes(bytes) => bytes,
+            Budget::Percent(percent) => (memory as f64 * percent / 100.0) as u64,
+        };
+        if to >= memory {
+            return Err(Error::InvalidArgument {
+                field: "yield_to",
+                message: format!(
+                    "{to} bytes are all of the device's {memory}, and nothing is given up; say what is to be kept, or 0"
+                ),
+            });
+        }
+        Ok(Self {
+            to,
+            growth: (memory / GROWTH_PART).clamp(GROWTH_MIN_BYTES, GROWTH_MAX_BYTES),
+            calm: config.calm,
+            quiet: config.quiet,
+            level: None,
+            busy_since: None,
+            yielding: None,
+            seen: OthersUse::default(),
+            told: 0,
+            count: 0,
+        })
+    }
+
+    /// What the budget shrinks to; 0 if the device is to be closed where it can be.
+    pub(crate) fn to(&self) -> u64 {
+        self.to
+    }
+
+    /// The budget that comes back, while memory is given up.
+    pub(crate) fn before(&self) -> Option<u64> {
+        self.yielding.map(|yielding| yielding.before)
+    }
+
+    /// Somebody set the budget: that is what comes back.
+    pub(crate) fn budget_was_set(&mut self, bytes: u64) {
+        if let Some(yielding) = &mut self.yielding {
+            yielding.before = bytes;
+        }
+    }
+
+    pub(crate) fn status(&self) -> YieldStatus {
+        YieldStatus {
+            to_bytes: self.to,
+            others_bytes: self.seen.bytes,
+            is_yielding: self.yielding.is_some(),
+            count: self.count,
+        }
+    }
+
+    /// Whether what others hold differs from what was published last.
+    pub(crate) fn is_news(&mut self) -> bool {
+        let is_news = self.seen.bytes.abs_diff(self.told) >= NEWS_BYTES;
+        if is_news {
+            self.told = self.seen.bytes;
+        }
+        is_news
+    }
+
+    /// Others do this now, `None` where nobody can say. `budget` is that which is to come back if
+    /// memory is given up now.
+    pub(crate) fn see(&mut self, seen: Option<OthersUse>, budget: u64, now: Instant) -> Turn {
+        let lowest = self.level.map_or(0, |level| level.lowest());
+        // Who cannot be seen counts as gone.
+        let seen = seen.unwrap_or(OthersUse {
+            bytes: lowest,
+            is_exact: true,
+            busy_percent: Some(0),
+        });
+        self.seen = seen;
+        let growth = match seen.is_exact {
+            true => self.growth,
+            false => self.growth * INEXACT,
+        };
+        match self.yielding {
+            Some(yielding) => self.see_on(yielding, seen, growth, now),
+            None => self.see_alone(seen, growth, budget, now),
+        }
+    }
+
+    fn see_alone(&mut self, seen: OthersUse, growth: u64, budget: u64, now: Instant) -> Turn {
+        let level = self.level.get_or_insert(Level::new(seen.bytes, now));
+        let grown = seen.bytes.saturating_sub(level.lowest());
+        let busy = seen.busy_percent.filter(|busy| *busy >= BUSY_PERCENT);
+        let busy_for = match busy {
+            Some(_) => now.saturating_duration_since(*self.busy_since.get_or_insert(now)),
+            None => {
+                self.busy_since = None;
+                Duration::ZERO
+            }
+        };
+        let reason = match busy {
+            _ if grown >= growth => Reason::Growth(grown),
+            Some(percent) if busy_for >= BUSY_FOR => Reason::Busy(percent),
+            _ => {
+                level.note(seen.bytes, now);
+                return Turn::Stay;
+            }
+        };
+        self.busy_since = None;
+        self.count += 1;
+        self.yielding = Some(Yielding {
+            gone_since: None,
+            quiet_since: None,
+            before: budget,
+            was_busy: matches!(reason, Reason::Busy(_)),
+        });
+        Turn::Begin(reason)
+    }
+
+    fn see_on(&mut self, was: Yielding, seen: OthersUse, growth: u64, now: Instant) -> Turn {
+        let lowest = self.level.map_or(0, |level| level.lowest());
+        let rests = match seen.busy_percent {
+            Some(busy) => busy < BUSY_PERCENT / 2,
+            None => !was.was_busy,
+        };
+        let is_gone = rests && seen.bytes < lowest + growth / 2;
+        let gone_since = is_gone.then(|| was.gone_since.unwrap_or(now));
+        let quiet = was.quiet_since.unwrap_or((now, seen.bytes));
+        let is_quiet = rests && seen.busy_percent.is_some() && seen.bytes < quiet.1 + growth;
+        let quiet_since = is_quiet.then_some(quiet);
+        let lasted = |since: Instant| now.saturating_duration_since(since);
+        if gone_since.is_some_and(|since| lasted(since) >= self.calm) {
+            self.yielding = None;
+            return Turn::End;
+        }
+        if quiet_since.is_some_and(|(since, _)| lasted(since) >= self.quiet) {
+            // What they hold is theirs from now on, as a desktop's is.
+            self.level = Some(Level::new(seen.bytes, now));
+            self.yielding = None;
+            return Turn::End;
+        }
+        self.yielding = Some(Yielding {
+            gone_since,
+            quiet_since,
+            ..was
+        });
+        Turn::Stay
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+
+    const MIB: u64 = 1 << 20;
+    const BUDGET: u64 = 20 << 30;
+
+    /// Of a card with 24 GiB: 128 MiB are growth.
+    fn guard() -> YieldGuard {
+        let config = YieldTo::new(Budget::Percent(10.0));
+        YieldGuard::new(&config, 24 << 30).unwrap()
+    }
+
+    fn holds(mib: u64, busy: u32) -> Option<OthersUse> {
+        Some(OthersUse {
+            bytes: mib * MIB,
+            is_exact: true,
+            busy_percent: Some(busy),
+        })
+    }
+
+    fn unknown(mib: u64) -> Option<OthersUse> {
+        let seen = holds(mib, 0)?;
+        Some(OthersUse {
+            busy_percent: None,
+            ..seen
+        })
+    }
+
+    /// Milliseconds, what is seen, and what is to be done then.
+    fn goes(guard: &mut YieldGuard, start: Instant, looks: &[(u64, Option<OthersUse>, Turn)]) {
+        for &(ms, seen, turn) in looks {
+            let at = start + Duration::from_millis(ms);
+            assert_eq!(guard.see(seen, BUDGET, at), turn, "at {ms}: {seen:?}");
+        }
+    }
+
+    const GROWN: fn(u64) -> Turn = |mib| Turn::Begin(Reason::Growth(mib * MIB));
+
+    #[test]
+    fn a_process_that_comes_is_yielded_to_at_once_until_it_has_gone_for_a_while() {
+        let (mut guard, start) = (guard(), Clock.now());
+        assert_eq!(guard.to(), (24 << 30) / 10);
+        goes(
+            &mut guard,
+            start,
+            &[
+                (0, holds(400, 3), Turn::Stay),
+                (100, holds(500, 3), Turn::Stay),
+                (200, holds(528, 3), GROWN(128)),
+                (300, holds(8000, 90), Turn::Stay),
+                // Half of the growth is near enough to nothing, once it has lasted.
+                (60_000, holds(463, 9), Turn::Stay),
+                (64_900, holds(463, 9), Turn::Stay),
+                (64_950, holds(465, 9), Turn::Stay),
+                (65_000, holds(400, 0), Turn::Stay),
+                (69_950, holds(400, 0), Turn::Stay),
+                (70_000, holds(400, 0), Turn::End),
+                (70_100, holds(527, 0), Turn::Stay),
+                (70_200, holds(528, 0), GROWN(128)),
+            ],
+        );
+        assert_eq!((guard.before(), guard.status().count), (Some(BUDGET), 2));
+        guard.budget_was_set(7);
+        assert_eq!(guard.before(), Some(7));
+    }
+
+    #[test]
+    fn a_busy_process_is_yielded_to_once_that_has_lasted() {
+        let (mut guard, start) = (guard(), Clock.now());
+        goes(
+            &mut guard,
+            start,
+            &[
+                (0, holds(900, 80), Turn::Stay),
+                (400, holds(900, 80), Turn::Stay),
+                (450, holds(900, 19), Turn::Stay),
+                (500, holds(900, 20), Turn::Stay),
+                (950, holds(900, 60), Turn::Stay),
+                (1000, holds(900, 60), Turn::Begin(Reason::Busy(60))),
+                // Less busy is busy still, down to the half, and also where nobody says.
+                (2000, unknown(900), Turn::Stay),
+                (8000, unknown(900), Turn::Stay),
+                (9000, holds(900, 10), Turn::Stay),
+                (9100, holds(900, 9), Turn::Stay),
+                (14_100, holds(900, 9), Turn::End),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_desktop_that_grows_little_by_little_is_no_reason() {
+        let (mut guard, start) = (guard(), Clock.now());
+        for minute in 0..100 {
+            let seen = holds(400 + minute * 50, 5);
+            let at = start + Duration::from_secs(minute * 60);
+            assert_eq!(guard.see(seen, BUDGET, at), Turn::Stay, "minute {minute}");
+        }
+        // What it gives back lowers the level at once.
+        let at = start + Duration::from_secs(6000);
+        assert_eq!(guard.see(holds(1000, 0), BUDGET, at), Turn::Stay);
+        assert_eq!(guard.see(holds(1128, 0), BUDGET, at), GROWN(128));
+    }
+
+    #[test]
+    fn a_process_that_stays_and_does_nothing_for_long_keeps_what_it_has() {
+        let (mut guard, start) = (guard(), Clock.now());
+        goes(
+            &mut guard,
+            start,
+            &[
+                (0, holds(0, 0), Turn::Stay),
+                (100, holds(6000, 0), GROWN(6000)),
+                (1000, holds(6000, 0), Turn::Stay),
+                (300_000, holds(6100, 9), Turn::Stay),
+                // It was busy once more.
+                (300_900, holds(6100, 10), Turn::Stay),
+                (301_000, holds(6100, 0), Turn::Stay),
+                (600_999, holds(6100, 0), Turn::Stay),
+                (601_000, holds(6100, 0), Turn::End),
+                (601_100, holds(6200, 0), Turn::Stay),
+                (601_200, holds(6228, 0), GROWN(128)),
+            ],
+        );
+        // Where nobody says how busy they are, they have to go.
+        for s in [700, 100_000] {
+            let at = start + Duration::from_secs(s);
+            assert_eq!(guard.see(unknown(6300), BUDGET, at), Turn::Stay);
+        }
+    }
+
+    #[test]
+    fn what_may_be_ours_has_to_grow_more_and_what_nobody_sees_is_gone() {
+        let (mut guard, start) = (guard(), Clock.now());
+        let counted = |mib: u64| {
+            Some(OthersUse {
+                bytes: mib * MIB,
+                is_exact: false,
+                busy_percent: None,
+            })
+        };
+        goes(
+            &mut guard,
+            start,
+            &[
+                (0, None, Turn::Stay),
+                (100, counted(400), Turn::Stay),
+                (200, counted(511), Turn::Stay),
+                (300, counted(512), GROWN(512)),
+                (400, None, Turn::Stay),
+                (5400, None, Turn::End),
+            ],
+        );
+    }
+
+    #[test]
+    fn what_is_kept_is_less_than_all() {
+        let of = |to| YieldGuard::new(&YieldTo::new(to), 24 << 30);
+        assert!(of(Budget::Bytes(24 << 30)).is_err());
+        assert!(of(Budget::Percent(100.0)).is_err());
+        assert_eq!(of(Budget::Bytes(0)).unwrap().to(), 0);
+    }
+}
