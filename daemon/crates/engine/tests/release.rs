@@ -229,6 +229,62 @@ async fn a_gpu_that_cannot_be_opened_again_refuses_one_request_and_not_the_next(
 }
 
 #[tokio::test]
+async fn a_request_that_is_refused_does_not_wake_the_gpu() {
+    let runtime = Runtime::new();
+    let running = runtime.start_as(gpu_config(&runtime), gpu(None)).unwrap();
+    let model = load(&running, LLAMA, "m").await;
+    let expected = answer(&running, &model).await;
+    let unloaded = load(&running, "tiny-qwen3-Q8_0.gguf", "other").await;
+    running.unload("other", false).await.unwrap();
+    running.release(false).await.unwrap();
+    for (case, request) in [
+        ("no tokens", greedy(&model, Vec::new(), 4)),
+        ("an unknown token", greedy(&model, vec![u32::MAX], 4)),
+        ("no model", greedy(&unloaded, vec![1], 4)),
+        (
+            "a context that is too long",
+            GenerateRequest {
+                n_ctx: Some(u32::MAX),
+                ..greedy(&model, vec![1, 9, 17], 4)
+            },
+        ),
+    ] {
+        let mut events = running.generate(request).unwrap();
+        let refused = events.next().await;
+        let is_refused = matches!(refused, Some(GenerateEvent::Failed(_)));
+        assert!(is_refused, "{case}: {refused:?}");
+        let snapshot = running.snapshot();
+        assert!(snapshot.device_closed && !runtime.is_open(), "{case}");
+        assert_eq!(snapshot.released_budget, Some(BUDGET), "{case}");
+    }
+    assert_eq!(answer(&running, &model).await, expected);
+    drop((model, unloaded));
+    running.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_close_that_fails_is_tried_again() {
+    let runtime = Runtime::new();
+    let running = runtime.start_as(gpu_config(&runtime), gpu(None)).unwrap();
+    let model = load(&running, LLAMA, "m").await;
+    let expected = answer(&running, &model).await;
+    let resets = runtime.calls("hipDeviceReset");
+    runtime.fail("hipDeviceReset", 1, OUT_OF_MEMORY);
+    running.release(false).await.unwrap();
+    assert!(running.snapshot().device_closed);
+    until(&running, "one more", |_| {
+        runtime.calls("hipDeviceReset") == resets + 2 && !runtime.is_open()
+    })
+    .await;
+    assert_eq!(runtime.live(), Live::default());
+    assert_eq!(answer(&running, &model).await, expected);
+    drop(model);
+    running.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn a_budget_that_is_set_opens_the_gpu_unless_it_is_refused() {
     let runtime = Runtime::new();
     let running = runtime.start_as(gpu_config(&runtime), gpu(None)).unwrap();

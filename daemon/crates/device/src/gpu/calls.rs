@@ -16,6 +16,8 @@ pub(crate) struct Calls {
     begun: Instant,
     /// When each began, in nanoseconds after `begun`; 0 is no call.
     notes: [AtomicU64; CALLS_MAX],
+    /// Contexts that these calls are made in, and that are open.
+    contexts: AtomicU64,
 }
 
 /// That a call is under way, until it is dropped.
@@ -34,6 +36,7 @@ impl Default for Calls {
         Self {
             begun: Instant::now(),
             notes: [const { AtomicU64::new(0) }; CALLS_MAX],
+            contexts: AtomicU64::new(0),
         }
     }
 }
@@ -55,6 +58,22 @@ impl Calls {
             (ns > 0).then(|| Duration::from_nanos(ns))
         });
         began.min().map(|began| now.saturating_sub(began))
+    }
+
+    /// A context was opened.
+    pub(super) fn opened(&self) {
+        self.contexts.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A context was closed.
+    pub(super) fn closed(&self) {
+        self.contexts.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether any context is open: one of those that were opened one after another may be held
+    /// still by a thread that hangs.
+    pub(crate) fn have_context(&self) -> bool {
+        self.contexts.load(Ordering::Acquire) > 0
     }
 
     /// Notes that a call begins, unless too many are under way.

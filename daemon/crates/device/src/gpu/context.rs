@@ -11,8 +11,8 @@
 use std::cell::Cell;
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
 use super::calls::{Calls, Note};
 use super::driver::{ContextHandle, DeviceAttributes, Driver, MemoryInfo, Result, Vendor};
@@ -59,17 +59,6 @@ impl Deref for Call<'_> {
 impl fmt::Debug for Call<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Call").finish_non_exhaustive()
-    }
-}
-
-/// Tells whether a context is closed; does not keep it open.
-#[derive(Clone)]
-pub(crate) struct ContextEnd(Weak<Inner>);
-
-impl ContextEnd {
-    /// Whether nobody holds the context any more.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.0.strong_count() == 0
     }
 }
 
@@ -142,6 +131,7 @@ impl Context {
         };
         let handle = driver.context_open(ordinal)?;
         drop(note);
+        calls.opened();
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         BOUND.set(id);
         Ok(Context(Arc::new(Inner {
@@ -184,11 +174,6 @@ impl Context {
     /// The uses of the driver that are under way, by whichever thread.
     pub(crate) fn calls(&self) -> &Arc<Calls> {
         &self.0.calls
-    }
-
-    /// Tells later whether this context is closed.
-    pub(crate) fn end(&self) -> ContextEnd {
-        ContextEnd(Arc::downgrade(&self.0))
     }
 
     /// The driver as it was opened, for opening another card with it.
@@ -281,6 +266,7 @@ impl Drop for Inner {
             unsafe { self.driver.context_close(self.handle) }
         });
         report("context", result);
+        self.calls.closed();
     }
 }
 

@@ -48,7 +48,6 @@ pub mod virtual_memory;
 
 pub use blas::{CHILD_ARGUMENT as PRODUCTS_CHILD_ARGUMENT, child_main as products_child_main};
 pub(crate) use calls::Calls;
-pub(crate) use context::ContextEnd;
 pub use context::{Call, Context, Usage};
 pub use device::{GpuConfig, GpuDevice, UploadWay};
 pub use driver::{

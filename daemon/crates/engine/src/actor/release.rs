@@ -8,6 +8,7 @@ use crate::api::refusal::Refusal;
 use crate::api::{Command, GenerateEvent, PreloadEvent, PreloadRoom, Released};
 use crate::guards::budget::{self, BUDGET_MIN};
 use crate::guards::power_log::BEHIND_RELEASE;
+use crate::request::encode;
 
 type DeviceError = rocmforge_device::Error;
 
@@ -101,14 +102,24 @@ impl Engine {
         if !self.memory.store.is_empty() {
             let pinned_bytes = self.memory.store.cache.usage().pinned;
             tracing::info!(target: "memory", pinned_bytes, "the device stays open: something is on it");
+            self.guards.release.close_ended();
             return false;
         }
         let aside = self.memory.host_kv.highest();
         let closed = self.memory.store.close_device(aside);
-        closed.unwrap_or_else(|error| {
-            tracing::warn!(%error, "the GPU could not be closed as a whole");
-            self.memory.store.device.is_closed()
-        })
+        let is_closed = self.memory.store.device.is_closed();
+        if is_closed {
+            self.memory.host_kv.device_was_closed();
+        }
+        match closed {
+            Ok(_) => self.guards.release.close_ended(),
+            Err(error) => {
+                tracing::warn!(%error, is_closed, "the GPU could not be closed as a whole; that is tried again later");
+                let now = self.now();
+                self.guards.release.close_failed(now);
+            }
+        }
+        is_closed
     }
 
     /// Opens the device if it is closed. Whether it was.
@@ -169,7 +180,18 @@ impl Engine {
         if !left.is_some_and(|left| left.is_zero()) {
             return;
         }
-        if !self.is_idle() || self.draining.is_some() {
+        let is_idle = self.is_idle() && self.draining.is_none();
+        if self.guards.release.before().is_some() {
+            match is_idle {
+                true => {
+                    self.close_device();
+                    self.publish(true);
+                }
+                false => self.guards.release.close_failed(now),
+            }
+            return;
+        }
+        if !is_idle {
             return self.guards.release.note_work(now);
         }
         if let Err(error) = self.release_memory(self.guards.release.takes_host()) {
@@ -206,10 +228,10 @@ impl Engine {
     /// As [`Engine::open_device`].
     pub(crate) fn wake_for(&mut self, command: &Command) -> Result<(), Error> {
         let wakes = match command {
-            Command::Generate { .. }
-            | Command::Score { .. }
-            | Command::Embed { .. }
-            | Command::ReadImage { .. } => true,
+            Command::Generate { .. } | Command::Score { .. } | Command::Embed { .. } => {
+                self.guards.release.before().is_none() || self.is_sound(command)
+            }
+            Command::ReadImage { .. } => true,
             // What goes into free room alone is not worth it.
             Command::Preload { room, .. } => *room != PreloadRoom::Free,
             Command::Pin { pinned, .. } => *pinned,
@@ -221,6 +243,34 @@ impl Engine {
             self.take_released()?;
         }
         Ok(())
+    }
+
+    /// Whether a request is not refused by what is known of it, so that it is worth waking the
+    /// device for it.
+    fn is_sound(&self, command: &Command) -> bool {
+        let (model, ids, beyond, n_ctx) = match command {
+            Command::Generate { request, .. } => {
+                (&request.model, &request.prompt, 0, request.n_ctx)
+            }
+            Command::Score { request, .. } if request.ids.len() < 2 => return false,
+            Command::Score { request, .. } => (&request.model, &request.ids, 1, None),
+            Command::Embed { request, .. } => {
+                return self.check(&request.model, &request.ids, 0, None).is_ok();
+            }
+            _ => return true,
+        };
+        encode::refuse_text(model).is_ok() && self.check(model, ids, beyond, n_ctx).is_ok()
+    }
+
+    /// Takes the device's memory for requests that are there although it is released: one whose
+    /// file came back between two looks.
+    pub(crate) fn wake_for_requests(&mut self) {
+        if self.guards.release.before().is_some()
+            && !self.requests.is_empty()
+            && let Err(error) = self.take_released()
+        {
+            self.end_those(|_| Some(error.clone()));
+        }
     }
 
     fn take_released(&mut self) -> Result<(), Error> {

@@ -80,6 +80,7 @@ impl Engine {
             self.end_those(|task| (task.model == model).then(|| error.clone()));
         }
         self.read_prefixes(now);
+        self.wake_for_requests();
         self.make_room_while_yielding();
         self.admit();
         // Before the pass: it may take long, and its event must not come before the state

@@ -131,6 +131,11 @@ impl HostKv {
         at_the_end.map_or(self.end, |(at, _)| *at)
     }
 
+    /// The device was closed, and what is above the highest place went back to the system.
+    pub(crate) fn device_was_closed(&mut self) {
+        self.taken = self.taken.min(self.highest());
+    }
+
     /// The system had no memory for a place, beside so many bytes of weights: there is
     /// no more than what is below.
     pub(crate) fn refused(&mut self, place: HostSlot, weights: u64) {
@@ -341,6 +346,21 @@ mod tests {
         assert_eq!(host_kv.beside(0), 4096, "as much as there may be");
         host_kv.set_end(4096);
         assert_eq!(host_kv.taken(), 1536);
+    }
+
+    #[test]
+    fn a_device_that_is_closed_gives_back_what_is_above_the_highest_place() {
+        let mut host_kv = HostKv::new(4096, false);
+        let (low, high) = (host_kv.take(1024).unwrap(), host_kv.take(2048).unwrap());
+        host_kv.device_was_closed();
+        assert_eq!(host_kv.taken(), 3072);
+        host_kv.free(high);
+        assert_eq!(host_kv.taken(), 3072, "it is pinned still");
+        host_kv.device_was_closed();
+        assert_eq!(host_kv.taken(), 1024);
+        host_kv.free(low);
+        host_kv.device_was_closed();
+        assert_eq!(host_kv.taken(), 0);
     }
 
     #[test]

@@ -5,6 +5,12 @@ use std::time::{Duration, Instant};
 
 use crate::api::IdleRelease;
 
+/// How long until a device that could not be closed is closed once more, doubled each time up to a
+/// longest.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+const AGAIN_DOUBLED_MAX: u32 = 10;
+const AGAIN_AFTER_MAX: Duration = Duration::from_secs(600);
+
 /// Whether the device's memory is released, and when it will be.
 #[derive(Debug)]
 pub(crate) struct MemoryRelease {
@@ -13,6 +19,8 @@ pub(crate) struct MemoryRelease {
     worked: Instant,
     /// The budget that comes back, while it is released.
     before: Option<u64>,
+    /// When the device is to be closed once more, after so many attempts that failed.
+    again: Option<(Instant, u32)>,
     count: u64,
 }
 
@@ -22,6 +30,7 @@ impl MemoryRelease {
             config,
             worked: now,
             before: None,
+            again: None,
             count: 0,
         }
     }
@@ -47,7 +56,12 @@ impl MemoryRelease {
     }
 
     /// How long until it is to be released; `None` if it will not be, or is already.
+    ///
+    /// While it is released, how long until the device is to be closed once more.
     pub(crate) fn due_in(&self, now: Instant) -> Option<Duration> {
+        if let (Some(_), Some((at, _))) = (self.before, self.again) {
+            return Some(at.saturating_duration_since(now));
+        }
         let after = self.config.after.filter(|_| self.before.is_none())?;
         Some((self.worked + after).saturating_duration_since(now))
     }
@@ -60,8 +74,21 @@ impl MemoryRelease {
         }
     }
 
+    /// The device could not be closed as a whole: that is tried again, later each time.
+    pub(crate) fn close_failed(&mut self, now: Instant) {
+        let tries = self.again.map_or(0, |(_, tries)| tries + 1);
+        let pause = (AGAIN_AFTER * (1 << tries.min(AGAIN_DOUBLED_MAX))).min(AGAIN_AFTER_MAX);
+        self.again = Some((now + pause, tries));
+    }
+
+    /// The device is closed, or stays open for what is pinned.
+    pub(crate) fn close_ended(&mut self) {
+        self.again = None;
+    }
+
     /// The budget that is to come back, once.
     pub(crate) fn take_before(&mut self) -> Option<u64> {
+        self.again = None;
         self.before.take()
     }
 
@@ -80,6 +107,33 @@ impl MemoryRelease {
 mod tests {
     use super::*;
     use crate::clock::Clock;
+
+    #[test]
+    fn a_device_that_cannot_be_closed_is_closed_later_and_later() {
+        let s = Duration::from_secs;
+        let begun = Clock.now();
+        let never = IdleRelease {
+            after: None,
+            host: false,
+        };
+        let mut release = MemoryRelease::new(never, begun);
+        release.released(7);
+        assert_eq!(release.due_in(begun), None);
+        for (tries, pause) in [1, 2, 4, 8, 16].into_iter().enumerate() {
+            release.close_failed(begun);
+            assert_eq!(release.due_in(begun), Some(s(pause)), "{tries}");
+        }
+        (0..40).for_each(|_| release.close_failed(begun));
+        assert_eq!(release.due_in(begun), Some(AGAIN_AFTER_MAX));
+        release.close_ended();
+        assert_eq!(release.due_in(begun), None);
+        release.close_failed(begun);
+        assert_eq!(release.due_in(begun), Some(s(1)));
+        // Whoever uses it ends that.
+        release.take_before();
+        release.released(7);
+        assert_eq!(release.due_in(begun), None);
+    }
 
     #[test]
     fn it_is_due_once_behind_the_last_work() {

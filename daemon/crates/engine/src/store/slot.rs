@@ -11,7 +11,8 @@ pub(crate) struct DeviceSlot(State);
 
 enum State {
     Open(Box<dyn Device>),
-    Closed(Box<dyn ClosedDevice>),
+    /// Closed, and whether all was given back.
+    Closed(Box<dyn ClosedDevice>, bool),
 }
 
 impl Deref for DeviceSlot {
@@ -20,7 +21,7 @@ impl Deref for DeviceSlot {
     fn deref(&self) -> &Self::Target {
         match &self.0 {
             State::Open(device) => &**device,
-            State::Closed(device) => &**device,
+            State::Closed(device, _) => &**device,
         }
     }
 }
@@ -29,7 +30,7 @@ impl DerefMut for DeviceSlot {
     fn deref_mut(&mut self) -> &mut Self::Target {
         match &mut self.0 {
             State::Open(device) => &mut **device,
-            State::Closed(device) => &mut **device,
+            State::Closed(device, _) => &mut **device,
         }
     }
 }
@@ -41,36 +42,36 @@ impl DeviceSlot {
 
     /// Whether its context is closed.
     pub(crate) fn is_closed(&self) -> bool {
-        matches!(self.0, State::Closed(_))
+        matches!(self.0, State::Closed(..))
     }
 
     /// The power state of a closed card by the kernel.
     pub(crate) fn power_state(&self) -> Option<String> {
         match &self.0 {
             State::Open(_) => None,
-            State::Closed(device) => device.power_state(),
+            State::Closed(device, _) => device.power_state(),
         }
     }
 
     /// Closes it, and keeps the first `aside` bytes of what was set aside. Whether it is closed:
     /// not where it has no context.
     pub(super) fn close(&mut self, aside: u64) -> Result<bool, DeviceError> {
-        let State::Open(device) = &mut self.0 else {
-            return Ok(true);
-        };
-        let Some(closed) = device.close(aside)? else {
-            return Ok(false);
-        };
-        // The open one goes here.
-        self.0 = State::Closed(closed);
-        if let State::Closed(closed) = &mut self.0 {
+        if let State::Open(device) = &mut self.0 {
+            let Some(closed) = device.close(aside)? else {
+                return Ok(false);
+            };
+            // The open one goes here.
+            self.0 = State::Closed(closed, false);
+        }
+        if let State::Closed(closed, is_whole @ false) = &mut self.0 {
             closed.finish()?;
+            *is_whole = true;
         }
         Ok(true)
     }
 
     pub(super) fn open(&mut self) -> Result<(), DeviceError> {
-        if let State::Closed(closed) = &mut self.0 {
+        if let State::Closed(closed, _) = &mut self.0 {
             let device = closed.open(&Steps::default())?;
             self.0 = State::Open(device);
         }

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::gpu::bus::power_state;
 use crate::gpu::kernel_log::KernelView;
 use crate::gpu::others::Card;
-use crate::gpu::{Calls, Context, ContextEnd, Driver};
+use crate::gpu::{Calls, Context, Driver};
 use crate::ops::{Batch, Buf, ScratchLayout};
 use crate::{
     BoundStep, ClosedDevice, Device, DeviceInfo, Loss, LossKind, MemoryUse, ModelPlanView, Said,
@@ -32,8 +32,6 @@ use super::{GpuDevice, failed, layout, reserve, warmup};
 pub(super) struct ClosedGpu {
     driver: Arc<dyn Driver>,
     calls: Arc<Calls>,
-    /// Of the context that was given back.
-    context: ContextEnd,
     config: GpuConfig,
     known: Known,
     /// On the PCI bus.
@@ -69,7 +67,6 @@ impl GpuDevice {
         Ok(ClosedGpu {
             driver: self.context.shared_driver(),
             calls: Arc::clone(self.context.calls()),
-            context: self.context.end(),
             config: self.config.clone(),
             known: Known {
                 images: Arc::clone(self.kernels.images()),
@@ -89,7 +86,7 @@ impl GpuDevice {
 
 impl ClosedDevice for ClosedGpu {
     fn finish(&mut self) -> Result<(), Error> {
-        if !self.context.is_gone() {
+        if self.calls.have_context() {
             return Err(Error::Driver {
                 operation: "closing the GPU",
                 message: "something still uses its context".to_owned(),
@@ -109,7 +106,6 @@ impl ClosedDevice for ClosedGpu {
         let (driver, calls) = (Arc::clone(&self.driver), Arc::clone(&self.calls));
         let context = Context::open_noting(driver, self.config.ordinal, calls)
             .map_err(|e| failed("opening the GPU again", e))?;
-        self.context = context.end();
         let counted = &context.counts().allocations;
         counted.store(self.info.allocations, Ordering::Relaxed);
         let opened = GpuDevice::set_up(context, self.config.clone(), self.known.clone(), steps);

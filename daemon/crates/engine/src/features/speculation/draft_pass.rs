@@ -179,6 +179,7 @@ fn draft_pass(
 ) -> Result<Vec<Option<u32>>, Error> {
     prepare(cx, run, members, ahead)?;
     let (id, plan) = (run.id, run.loaded.model().plan());
+    cx.memory.store.prepare_anew(id, plan);
     let n_tokens = cx.space.ids.len();
     let pages: Vec<Vec<&[u64]>> = ahead.iter().map(|of| of.kv.pages.pages()).collect();
     let (spans, outputs) = rows_of(ahead, &pages, what);

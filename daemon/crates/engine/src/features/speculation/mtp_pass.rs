@@ -149,6 +149,7 @@ fn run(
         let message = "the pass's scratch is too small for the MTP head";
         return Err(Error::Internal(message.to_owned()));
     }
+    cx.memory.store.prepare_anew(mtp.id, &mtp.plan);
     prepare(cx, mtp, &loaded, members, rows)?;
     for of in rows {
         let task = &mut members[of.member].task;
