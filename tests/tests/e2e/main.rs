@@ -2,6 +2,7 @@
 
 #![allow(clippy::too_many_lines, reason = "tables of cases")]
 
+mod bad_disk;
 mod bad_files;
 mod bad_requests;
 mod clients;
