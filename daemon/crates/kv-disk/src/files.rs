@@ -1,13 +1,20 @@
 //! The files of a store: a directory that one process has for itself.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// The file whose lock the owner of a directory holds.
 const LOCK: &str = "lock";
+
+/// The file of the owner's note, and the one that takes its place.
+const NOTE: &str = "note";
+const NEW_NOTE: &str = "note.new";
+
+/// Bytes of a note at most.
+pub const NOTE_MAX: usize = 256 << 10;
 
 /// Permissions of segment files.
 const FILE_MODE: u32 = 0o600;
@@ -60,7 +67,7 @@ pub struct FileInfo {
 
 /// A directory of segment files. Tests inject faults here.
 pub trait Files: Send + Sync {
-    /// All files but the lock.
+    /// All files but the lock and the note.
     ///
     /// # Errors
     /// What the system reports.
@@ -83,6 +90,22 @@ pub trait Files: Send + Sync {
     /// # Errors
     /// What the system reports.
     fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// The owner's note, if there is one.
+    ///
+    /// # Errors
+    /// What the system reports; [`io::ErrorKind::InvalidData`] of one that is too long.
+    fn note(&self) -> io::Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    /// Puts a note in the place of the one before.
+    ///
+    /// # Errors
+    /// What the system reports; the one before is there then.
+    fn set_note(&self, _note: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// An open segment file.
@@ -175,7 +198,7 @@ impl Files for DirectoryFiles {
             let Ok(name) = entry.file_name().into_string() else {
                 continue;
             };
-            if name == LOCK {
+            if [LOCK, NOTE, NEW_NOTE].contains(&&*name) {
                 continue;
             }
             // Links are not followed.
@@ -210,6 +233,36 @@ impl Files for DirectoryFiles {
 
     fn remove(&self, name: &str) -> io::Result<()> {
         std::fs::remove_file(self.path.join(name))
+    }
+
+    fn note(&self) -> io::Result<Option<Vec<u8>>> {
+        let path = self.path.join(NOTE);
+        let file = match path.symlink_metadata() {
+            Ok(found) if found.is_file() => File::open(path)?,
+            Ok(_) => return Err(io::ErrorKind::InvalidInput.into()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut bytes = Vec::new();
+        file.take(NOTE_MAX as u64 + 1).read_to_end(&mut bytes)?;
+        match bytes.len() > NOTE_MAX {
+            true => Err(io::ErrorKind::InvalidData.into()),
+            false => Ok(Some(bytes)),
+        }
+    }
+
+    fn set_note(&self, note: &[u8]) -> io::Result<()> {
+        let new = self.path.join(NEW_NOTE);
+        // One that another process left half written, or a link that somebody made.
+        match std::fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        let file = options.mode(FILE_MODE).open(&new)?;
+        file.write_all_at(note, 0)?;
+        std::fs::rename(new, self.path.join(NOTE))
     }
 }
 

@@ -30,7 +30,7 @@ mod reader;
 mod store;
 mod writer;
 
-pub use files::{DirectoryFiles, FileInfo, Files, OpenError, SegmentFile};
+pub use files::{DirectoryFiles, FileInfo, Files, NOTE_MAX, OpenError, SegmentFile};
 pub use format::{FORMAT_VERSION, Found, Scanned, read_payload, scan};
 pub use index::{Key, Kind, ModelTag};
 pub use reader::{Fetch, Next};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::files::{DirectoryFiles, Files, OpenError};
+use crate::files::{DirectoryFiles, Files, NOTE_MAX, OpenError};
 use crate::format::{PAYLOAD_MAX, RECORD_HEADER, SEGMENT_HEADER};
 use crate::index::{Entry, Index, Key, Kind, Location, ModelTag};
 use crate::reader::{self, Fetch, Job as Read};
@@ -318,6 +318,20 @@ impl Store {
     pub fn clear(&self, model: Option<ModelTag>) {
         self.shared.state().index.forget_queued(model);
         self.send(Write::Clear { model });
+    }
+
+    /// The note that the directory's owner left, this process or one before. None where it cannot
+    /// be read.
+    pub fn note(&self) -> Option<Vec<u8>> {
+        self.shared.files.note().ok().flatten()
+    }
+
+    /// Has a note written in the background, in the place of the one before. One of more than
+    /// [`NOTE_MAX`](crate::NOTE_MAX) bytes is not.
+    pub fn set_note(&self, note: Vec<u8>) {
+        if note.len() <= NOTE_MAX {
+            self.send(Write::Note(note));
+        }
     }
 
     /// Hands a job to the writer. Whether it took it.

@@ -25,6 +25,8 @@ pub(crate) enum Job {
     Put { key: Key, bytes: u64 },
     /// Delete the entries of a model, or all.
     Clear { model: Option<ModelTag> },
+    /// Put the owner's note in the place of the one before.
+    Note(Vec<u8>),
     /// Report that all before is done.
     Flush { done: Sender<()> },
 }
@@ -79,6 +81,12 @@ impl<'a> Writer<'a> {
                     self.hold_rate(bytes);
                 }
                 Job::Clear { model } => self.clear(model),
+                // The one before is there still, and a newer one comes.
+                Job::Note(note) => {
+                    if let Err(error) = self.shared.files.set_note(&note) {
+                        tracing::debug!(%error, "the KV store's note is not written");
+                    }
+                }
                 Job::Flush { done } => {
                     let _ = done.send(());
                 }

@@ -1,9 +1,10 @@
 //! What a store keeps, deletes and refuses.
 
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use rocmforge_kv_disk::{Key, Kind, ModelTag, Next, OpenError, Options, Store};
+use rocmforge_kv_disk::{Key, Kind, ModelTag, NOTE_MAX, Next, OpenError, Options, Store};
 
 use crate::files::{Contents, MODEL, get, key, over, payload, put, ready};
 
@@ -43,6 +44,40 @@ fn entries_are_there_after_the_store_is_opened_again() {
     assert_eq!(fetch.poll(), Next::Done);
     assert_eq!(store.status().segments, 1, "segments go on");
     assert_eq!(store.status().read, 100);
+}
+
+#[test]
+fn a_note_is_there_for_the_next_owner_and_is_no_foreign_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kv");
+    let store = Store::open(&path, fast(1 << 20)).unwrap();
+    assert_eq!(store.note(), None);
+    store.set_note(b"first".to_vec());
+    store.set_note(b"second".to_vec());
+    // One that is too long leaves the one before.
+    store.set_note(vec![b'x'; NOTE_MAX + 1]);
+    store.flush();
+    assert_eq!(store.note().unwrap(), b"second");
+    drop(store);
+    // What an owner that was killed left half written is in nobody's way.
+    fs::write(path.join("note.new"), b"half").unwrap();
+    let store = Store::open(&path, fast(1 << 20)).unwrap();
+    assert_eq!(store.note().unwrap(), b"second");
+    store.set_note(b"third".to_vec());
+    store.flush();
+    assert_eq!(store.status().skipped.all(), 0);
+    assert_eq!(store.note().unwrap(), b"third");
+    drop(store);
+    let note = path.join("note");
+    let mode = fs::metadata(&note).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    // Neither a link nor one that somebody made long is read.
+    fs::write(&note, vec![b'x'; NOTE_MAX + 1]).unwrap();
+    let store = Store::open(&path, fast(1 << 20)).unwrap();
+    assert_eq!(store.note(), None);
+    fs::rename(&note, path.join("elsewhere")).unwrap();
+    std::os::unix::fs::symlink("elsewhere", &note).unwrap();
+    assert_eq!(store.note(), None);
 }
 
 #[test]

@@ -51,6 +51,7 @@ impl Engine {
             if self.turn(now) {
                 self.guards.release.note_work(now);
                 self.watch_while_busy();
+                self.memory.note_rates(false);
                 self.publish(false);
                 rested = false;
                 continue;
@@ -176,6 +177,7 @@ impl Engine {
     fn go_idle(&mut self) {
         self.memory.collect();
         self.memory.store.remember();
+        self.memory.note_rates(false);
         self.free_idle_scratch();
         self.finish_shrink();
         self.watch_host();

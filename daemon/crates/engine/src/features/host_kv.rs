@@ -208,6 +208,12 @@ impl HostKv {
         *row = Some(before + (sample - before) * WEIGHT);
     }
 
+    /// An earlier process measured so many seconds of a row, which counts until this one has.
+    pub(crate) fn recall_row(&mut self, model: ModelId, seconds: f64) {
+        let row = &mut self.models.entry(model).or_default().row_seconds;
+        row.get_or_insert(seconds);
+    }
+
     /// Seconds that a row of a prompt takes, if that was measured.
     pub(crate) fn row_seconds(&self, model: ModelId) -> Option<f64> {
         self.models.get(&model)?.row_seconds

@@ -20,6 +20,7 @@
 
 pub(crate) mod identity;
 pub(crate) mod keys;
+mod rates;
 mod read;
 pub(crate) mod reading;
 #[cfg(test)]
@@ -39,9 +40,10 @@ use crate::api::config::KvDiskConfig;
 use crate::api::error::Error;
 use crate::api::refusal::Refusal;
 use crate::api::{Budget, KvDiskStatus};
-use crate::features::host_kv::pays;
+use crate::features::host_kv::{HostKv, pays};
 use crate::features::kv_disk::identity::Identity;
 use crate::features::kv_disk::keys::{Chain, layout_digest};
+use crate::features::kv_disk::rates::Rates;
 use crate::features::kv_disk::read::Read;
 use crate::features::prefix_cache::NodeId;
 
@@ -61,6 +63,9 @@ const WEIGHT: f64 = 0.3;
 /// How long a rate is believed: where reading does not pay nothing is read, and so nothing
 /// measured.
 const RATE_LASTS: Duration = Duration::from_secs(60);
+
+/// How often it is looked whether rates are to be noted for the next process.
+const RATES_EVERY: Duration = Duration::from_secs(5);
 
 /// What is known of a model.
 #[derive(Debug)]
@@ -166,6 +171,12 @@ pub(crate) struct KvDisk {
     waiting: HashSet<SeqId>,
     /// Bytes a second of the files, and when they were read.
     read_rate: Option<(f64, Instant)>,
+    /// What is known over restarts.
+    rates: Rates,
+    /// What an earlier process measured of the files was taken over.
+    has_recalled: bool,
+    /// When it was looked whether rates are to be noted.
+    looked_at: Instant,
     /// Bytes that were read, and the time that it took, when the rate was taken last.
     measured: (u64, Duration),
     /// When an entry came last.
@@ -200,6 +211,8 @@ impl KvDisk {
 
     /// Over an open store, for the results of a device.
     fn new(store: Store, device: String, (always, is_shared): (bool, bool), now: Instant) -> Self {
+        let rates = store.note().and_then(|note| Rates::parse(&note));
+        let rates = rates.unwrap_or_default();
         Self {
             store,
             always,
@@ -211,6 +224,9 @@ impl KvDisk {
             reads: HashMap::new(),
             waiting: HashSet::new(),
             read_rate: None,
+            rates,
+            has_recalled: false,
+            looked_at: now,
             measured: (0, Duration::ZERO),
             came: now,
             given_up: 0,
@@ -309,7 +325,41 @@ impl KvDisk {
         }
         let sample = bytes as f64 / took.as_secs_f64();
         let before = self.read_rate.map_or(sample, |(rate, _)| rate);
-        self.read_rate = Some((before + (sample - before) * WEIGHT, now));
+        let rate = before + (sample - before) * WEIGHT;
+        self.read_rate = Some((rate, now));
+        self.rates.know_read(rate);
+    }
+
+    /// Before the first read: what an earlier process measured counts as if it was measured now.
+    fn recall_rate(&mut self, now: Instant) {
+        if self.store.status().read == 0 && self.read_rate.is_none() && !self.has_recalled {
+            self.read_rate = self.rates.read().map(|rate| (rate, now));
+            self.has_recalled = true;
+        }
+    }
+
+    /// Seconds of a row of a model's prompts, as an earlier process measured them.
+    fn recalled_row(&self, model: ModelId) -> Option<f64> {
+        let tag = self.models.get(&model)?.identity.get()?.tag();
+        self.rates.row(tag, &self.device)
+    }
+
+    /// Has what is known written for the next process, now (`always`) or where it is time for that.
+    fn note_rates(&mut self, host_kv: &HostKv, now: Instant, always: bool) {
+        let is_new = now.saturating_duration_since(self.looked_at) < RATES_EVERY;
+        if is_new && !always {
+            return;
+        }
+        self.looked_at = now;
+        for (model, of_model) in &self.models {
+            let row = host_kv.row_seconds(*model);
+            if let (Some(digest), Some(row)) = (of_model.identity.get(), row) {
+                self.rates.know_row(digest.tag(), &self.device, row);
+            }
+        }
+        if let Some(note) = self.rates.due(now, always) {
+            self.store.set_note(note);
+        }
     }
 
     /// Forgets a rate that was measured long ago.

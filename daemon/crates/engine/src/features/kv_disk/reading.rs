@@ -73,6 +73,7 @@ impl Memory {
             return false;
         }
         disk.forget_old_rate(now);
+        disk.recall_rate(now);
         if disk.is_to_wait(wanted.realm.model, now) {
             disk.waiting.insert(wanted.seq);
             return true;
@@ -80,6 +81,9 @@ impl Memory {
         let Some(root) = disk.root(wanted.realm) else {
             return false;
         };
+        if let Some(row) = disk.recalled_row(wanted.realm.model) {
+            self.host_kv.recall_row(wanted.realm.model, row);
+        }
         let most = wanted.pages_max();
         let Wanted {
             realm, of, tokens, ..

@@ -10,6 +10,60 @@ fn disk(directory: &std::path::Path) -> KvDisk {
     KvDisk::new(store, "host".to_owned(), (false, false), Clock.now())
 }
 
+/// Once the first request after each restart was read from a slow disk, since nothing was known.
+#[test]
+fn what_an_earlier_process_measured_decides_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kv");
+    let model = ModelId(0);
+    let known = |disk: &mut KvDisk| {
+        let added = DiskModel {
+            identity: Identity::known([7; 32]),
+            layout: [0; 32],
+            state_slot: None,
+            since: Clock.now(),
+            may_have_entries: false,
+        };
+        disk.models.insert(model, added);
+    };
+    let mut before = disk(&path);
+    known(&mut before);
+    let now = Clock.now();
+    before.recall_rate(now);
+    assert!(before.pays(1 << 20, 32, None), "it is tried");
+    // 100 MB a second; a row of a prompt takes 0.1 ms.
+    before.note_rate(100_000_000, Duration::from_secs(1), now);
+    let mut host_kv = HostKv::new(0, false);
+    host_kv.note_prompt(model, 10_000, Duration::from_secs(1));
+    before.note_rates(&host_kv, now, true);
+    drop(before);
+
+    let mut after = disk(&path);
+    known(&mut after);
+    let mut host_kv = HostKv::new(0, false);
+    let row = after.recalled_row(model).unwrap();
+    host_kv.recall_row(model, row);
+    let row = host_kv.row_seconds(model);
+    assert!(
+        after.pays(1 << 20, 32, row),
+        "the rate of the disk is not known yet"
+    );
+    after.recall_rate(now);
+    assert!(!after.pays(1 << 20, 32, row), "10 ms for what takes 3.2 ms");
+    assert!(after.pays(100 << 10, 32, row), "1 ms");
+    // As what this process measured, that is believed for a while and not taken over again.
+    after.forget_old_rate(now + RATE_LASTS);
+    after.recall_rate(now + RATE_LASTS);
+    assert!(after.pays(1 << 20, 32, row));
+    // What this process measures counts from then on.
+    host_kv.note_prompt(model, 100, Duration::from_secs(100));
+    assert!(host_kv.row_seconds(model) > row);
+    // Another device's prompts say nothing.
+    let mut other = after;
+    other.device = "hip gfx1100".to_owned();
+    assert_eq!(other.recalled_row(model), None);
+}
+
 fn realm(asker: u64, long: bool) -> Realm {
     Realm {
         model: ModelId(0),

@@ -116,6 +116,14 @@ impl Memory {
         any
     }
 
+    /// Notes what was measured for the next process, `always` or where it is time for that.
+    pub(crate) fn note_rates(&mut self, always: bool) {
+        let now = self.store.clock.now();
+        if let Some(disk) = &mut self.kv_disk {
+            disk.note_rates(&self.host_kv, now, always);
+        }
+    }
+
     /// Whether something comes from the disk, or is to go there.
     pub(crate) fn waits_for_disk(&self) -> bool {
         let disk = self.kv_disk.as_ref();
@@ -131,6 +139,7 @@ impl Memory {
     /// Hands all nodes to the store that it has room for: what they have is about to go.
     pub(crate) fn write_all_notes(&mut self) {
         while self.write_notes(false) {}
+        self.note_rates(true);
     }
 
     /// Hands a node to the store that is about to go, if it was to be written.
