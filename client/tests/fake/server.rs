@@ -122,6 +122,7 @@ impl Server for Fake {
             }),
             keep_free: None,
             yielding: None,
+            models_coming_back: 0,
             released_budget_bytes: None,
             device_closed: false,
             host_pressure: None,

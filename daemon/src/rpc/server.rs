@@ -157,6 +157,7 @@ impl Server for ServerService {
                 shrinks: kept.shrinks,
                 grows: kept.grows,
             }),
+            models_coming_back: context.models_coming_back() as u32,
             yielding: snapshot.yielding.map(|others| v1::Yielding {
                 active: others.is_yielding,
                 to_bytes: others.to_bytes,

@@ -254,6 +254,11 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
         rows.extend(findings.map(|finding| ("self-test", finding.clone())));
     }
     memory(status, &mut rows);
+    if status.models_coming_back > 0 {
+        let n = plural(u64::from(status.models_coming_back), "model");
+        let text = format!("{n} of before the restart, in the background");
+        rows.push(("coming back", text));
+    }
     rows.push((
         "running",
         format!("{} of {}", status.running, status.running_capacity),

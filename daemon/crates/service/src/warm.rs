@@ -174,6 +174,12 @@ impl Service {
         }
     }
 
+    /// Models that were in use before the restart and are not back yet.
+    pub fn models_coming_back(&self) -> usize {
+        let ledger = self.warmth.0.get();
+        ledger.map_or(0, |ledger| ledger.state().coming.len())
+    }
+
     async fn write_if_due(&self, ledger: &Arc<Ledger>) {
         let now = Instant::now();
         // What is missing behind a lost device is none of its clients' doing.

@@ -179,6 +179,7 @@ async fn what_was_used_comes_back_and_nothing_else() {
     let service = ground.warm().await;
     assert_eq!(resident(&service), ["a", "b"], "{:?}", there(&service));
     assert_eq!(service.engine.snapshot().models.len(), 2);
+    assert_eq!(service.models_coming_back(), 0);
     // So it does again, although nobody has asked for anything.
     stop(&service).await;
     assert_eq!(resident(&ground.warm().await), ["a", "b"]);
@@ -304,7 +305,9 @@ async fn a_stop_before_all_is_back_notes_what_was_coming() {
     });
     let models = ledger.take().expect("a note").into_models();
     ledger.state().coming = models;
+    assert_eq!(service.models_coming_back(), 0, "no note is kept yet");
     service.warmth.0.set(Arc::clone(&ledger)).unwrap();
+    assert_eq!(service.models_coming_back(), 2);
     // One of them is asked for meanwhile.
     ask(&service, "a").await;
     stop(&service).await;
