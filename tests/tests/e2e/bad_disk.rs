@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rocmforge_client::Client;
@@ -17,7 +17,7 @@ use rocmforge_tests::session::{connect, continuation, generate, greedy, load};
 
 const BUDGET: u64 = 64 << 20;
 const MODELS: [&str; 2] = [TINY_LLAMA, "tiny-qwen3-Q8_0.gguf"];
-const ROUNDS: u64 = 20;
+const ROUNDS: u64 = 12;
 const ROUNDS_ALL: u64 = 200;
 /// What is free on a disk that is nearly full.
 const NEARLY: u64 = 100 << 10;
@@ -64,10 +64,11 @@ struct Asked {
     expected: Vec<u32>,
 }
 
-async fn ids(client: &Client, model: &str, prompt: &str) -> Option<(Vec<u32>, u32)> {
+async fn ids(client: &Client, model: &str, prompt: &str) -> Result<(Vec<u32>, u32), String> {
     let request = continuation(model, prompt, greedy(12));
-    let answer = generate(client, request).await.ok()?;
-    Some((answer.ids, answer.done.reused_tokens))
+    let answer = generate(client, request).await;
+    let answer = answer.map_err(|error| error.to_string())?;
+    Ok((answer.ids, answer.done.reused_tokens))
 }
 
 async fn expected() -> Vec<Asked> {
@@ -99,12 +100,19 @@ struct Came {
     reused: AtomicU64,
 }
 
-/// Asks for one after another until the daemon is gone.
-async fn ask_on(client: Arc<Client>, asked: Arc<Vec<Asked>>, mut at: usize, came: Arc<Came>) {
+/// Asks for one after another until the daemon is killed: no request fails before.
+async fn ask_on(
+    (client, killed): (Arc<Client>, Arc<AtomicBool>),
+    asked: Arc<Vec<Asked>>,
+    mut at: usize,
+    came: Arc<Came>,
+) {
     loop {
         let this = &asked[at % asked.len()];
-        let Some((found, cached)) = ids(&client, this.model, &this.prompt).await else {
-            return;
+        let (found, cached) = match ids(&client, this.model, &this.prompt).await {
+            Ok(found) => found,
+            Err(_) if killed.load(Ordering::Acquire) => return,
+            Err(error) => panic!("{error}: {:?}", this.prompt),
         };
         assert_eq!(found, this.expected, "{:?}", this.prompt);
         came.texts.fetch_add(1, Ordering::Relaxed);
@@ -156,19 +164,21 @@ async fn a_daemon_that_is_killed_on_a_bad_disk_starts_again_and_serves_nothing_w
         }
         let daemon = Daemon::start(&options);
         let client = Arc::new(connect(&daemon).await);
+        let killed = Arc::new(AtomicBool::new(false));
         for model in MODELS {
             load(&client, model).await;
         }
         let askers = (0..4).map(|n| {
             let at = numbers.below(40) as usize + n;
-            let (client, asked) = (Arc::clone(&client), Arc::clone(&asked));
-            tokio::spawn(ask_on(client, asked, at, Arc::clone(&came)))
+            let daemon = (Arc::clone(&client), Arc::clone(&killed));
+            tokio::spawn(ask_on(daemon, Arc::clone(&asked), at, Arc::clone(&came)))
         });
         let askers: Vec<_> = askers.collect();
         tokio::time::sleep(Duration::from_millis(numbers.below(900))).await;
         let stats = client.cache_stats().await.expect("it serves");
         let disk = stats.kv_disk.expect("there is a KV cache on disk");
         failures += disk.write_errors;
+        killed.store(true, Ordering::Release);
         // SIGKILL.
         drop(daemon);
         for asker in askers {
