@@ -1,6 +1,7 @@
 //! Who else uses a card, by a management library and a kernel that a test makes.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -83,18 +84,31 @@ fn nvml_counts_the_processes_that_are_not_ours() {
     // One that draws and computes is in both lists, and counts once.
     let all = [ours[0], ours[1], drawing, process(88, 600, 0)];
     fake.set_processes(9000 * MIB, &all);
-    let seen = look(&mut *observer, 5000 * MIB, start);
-    assert_eq!((seen.bytes, seen.busy_percent), (700 * MIB, Some(30)));
+    let at = |ms| start + Duration::from_millis(ms);
+    // One sample may be a moment's work, and is read twice a second.
+    for (ms, busy) in [(499, 0), (500, 0), (999, 0), (1000, 30), (1499, 30)] {
+        let seen = look(&mut *observer, 5000 * MIB, at(ms));
+        assert_eq!(
+            (seen.bytes, seen.busy_percent),
+            (700 * MIB, Some(busy)),
+            "{ms}"
+        );
+    }
     // A busy share holds until a newer one must have come.
     fake.set_processes(9000 * MIB, &ours[..1]);
     fake.set_processes(9000 * MIB, &[process(own, 5000, 0)]);
-    let at = |ms| start + Duration::from_millis(ms);
-    assert_eq!(look(&mut *observer, 1, at(1400)).busy_percent, Some(30));
-    assert_eq!(look(&mut *observer, 1, at(1600)).busy_percent, Some(0));
+    assert_eq!(look(&mut *observer, 1, at(2400)).busy_percent, Some(30));
+    assert_eq!(look(&mut *observer, 1, at(2500)).busy_percent, Some(0));
+    // What is no share was never written by the library.
+    let unwritten = process(88, 700, 1 << 30);
+    fake.set_processes(9000 * MIB, &[process(own, 5000, 0), unwritten]);
+    for ms in [3000, 3500, 4000] {
+        assert_eq!(look(&mut *observer, 1, at(ms)).busy_percent, Some(0));
+    }
     // More processes than there is room for at first.
     let many: Vec<_> = (0..500).map(|n| process(10_000 + n, 1, 0)).collect();
     fake.set_processes(9000 * MIB, &[&many[..], &ours[..1]].concat());
-    assert_eq!(look(&mut *observer, 1, at(1700)).bytes, 500 * MIB);
+    assert_eq!(look(&mut *observer, 1, at(4500)).bytes, 500 * MIB);
     drop(observer);
     assert_eq!(fake.management_opened(), 0);
 }
@@ -126,7 +140,9 @@ fn where_nvml_does_not_know_us_what_is_in_use_counts_less_what_is_ours() {
         ..process(9, 0, 40)
     };
     fake.set_processes(6000 * MIB, &[own, unknown]);
-    let seen = look(&mut *observer, 5000 * MIB, Instant::now());
+    let at = Instant::now();
+    look(&mut *observer, 5000 * MIB, at);
+    let seen = look(&mut *observer, 5000 * MIB, at + Duration::from_millis(500));
     assert_eq!(
         (seen.bytes, seen.is_exact, seen.busy_percent),
         (1000 * MIB, false, Some(40))
@@ -201,6 +217,13 @@ fn the_kernels_counts_of_an_amd_card_are_read() {
     game(1_000_000);
     write(root, "proc/42/fdinfo/4", &fdinfo("0000:09:00.0", 10, 1, 0));
     write(root, "proc/42/fdinfo/5", "pos:\t0\n");
+    // Only files of cards are read.
+    fs::create_dir_all(root.join("proc/42/fd")).unwrap();
+    for (n, file) in [(3, "/dev/dri/renderD128"), (6, "/dev/null")] {
+        symlink(file, root.join(format!("proc/42/fd/{n}"))).unwrap();
+    }
+    let unread = fdinfo(address, 11, 1, 1_000_000_000);
+    write(root, "proc/42/fdinfo/6", &unread);
     let seen = look(&mut *observer, 300 * MIB, at(1100));
     let expected = OthersUse {
         bytes: 600 * MIB,
@@ -210,8 +233,18 @@ fn the_kernels_counts_of_an_amd_card_are_read() {
     assert_eq!(seen, expected);
     // 40 of 100 milliseconds.
     game(41_000_000);
+    let unread = fdinfo(address, 11, 1, 2_000_000_000);
+    write(root, "proc/42/fdinfo/6", &unread);
     let seen = look(&mut *observer, 300 * MIB, at(1200));
     assert_eq!(seen.busy_percent, Some(40));
+    // While this process holds nothing, others are counted as before.
+    for n in [5, 6] {
+        let own = fdinfo(address, 7, 0, 0);
+        write(root, &format!("proc/self/fdinfo/{n}"), &own);
+    }
+    file("mem_info_vram_used", &format!("{}\n", 600 * MIB));
+    let seen = look(&mut *observer, 0, at(1250));
+    assert_eq!((seen.bytes, seen.is_exact), (600 * MIB, true));
     file("mem_info_vram_used", "nonsense\n");
     let unread = observer.look(OwnUse::default(), at(1300)).unwrap_err();
     assert!(unread.contains("no number"), "{unread}");
@@ -248,6 +281,13 @@ fn the_power_of_a_card_is_read_where_it_is_told() {
     assert_eq!(
         (power.state.as_deref(), power.watts),
         (Some("P8"), Some(83.25))
+    );
+    let sleeping = format!("sys/bus/pci/devices/{NVIDIA}/power_state");
+    write(root, &sleeping, "D3cold\n");
+    let power = nvidia(NVIDIA).power(&places(root, Some(fake.path())));
+    assert_eq!(
+        (power.state.as_deref(), power.watts),
+        (Some("D3cold"), None)
     );
     assert_eq!(fake.management_opened(), 0);
 }

@@ -7,6 +7,7 @@
 //! work, and files' times at any time.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -75,6 +76,8 @@ pub(super) struct DrmObserver {
     /// Busy times of others at the last look.
     times: HashMap<u64, u64>,
     looked: Option<Instant>,
+    /// Whether the kernel counted all that this process held when that was something last.
+    knows_us: bool,
 }
 
 impl DrmObserver {
@@ -93,6 +96,7 @@ impl DrmObserver {
             own: Vec::new(),
             times: HashMap::new(),
             looked: None,
+            knows_us: false,
         };
         match sound {
             true => observer.number("mem_info_vram_used").map(|_| observer),
@@ -115,7 +119,14 @@ impl DrmObserver {
     fn files_of(&self, process: &Path) -> Vec<PathBuf> {
         let files = fs::read_dir(process.join("fdinfo"));
         let files = files.into_iter().flatten().flatten().take(FILES_MAX);
+        // Most open files are of no card: a link is read in a fraction of the time that the
+        // kernel takes to write what it knows of a file.
+        let is_other = |name: &OsStr| {
+            let file = fs::read_link(process.join("fd").join(name));
+            file.is_ok_and(|file| !file.components().any(|part| part.as_os_str() == "dri"))
+        };
         files
+            .filter(|file| !is_other(&file.file_name()))
             .map(|file| file.path())
             .filter(|file| self.read(file).is_some())
             .collect()
@@ -176,6 +187,9 @@ impl Observer for DrmObserver {
         self.search(now);
         let used = self.number("mem_info_vram_used")?;
         let mine = self.own_bytes();
+        if mine > 0 || own.bytes > 0 {
+            self.knows_us = mine >= own.bytes;
+        }
         let of_files = self.busy_of_files(now);
         let of_card = match own.is_working {
             true => None,
@@ -184,7 +198,7 @@ impl Observer for DrmObserver {
         let of_card = of_card.map(|percent| percent.min(100) as u32);
         Ok(OthersUse {
             bytes: used.saturating_sub(mine.max(own.bytes)),
-            is_exact: mine >= own.bytes && mine > 0,
+            is_exact: self.knows_us,
             busy_percent: of_files.max(of_card),
         })
     }

@@ -25,6 +25,8 @@ const INSUFFICIENT_SIZE: c_int = 7;
 const ENTRIES_MAX: usize = 4096;
 /// Places for them at first.
 const ENTRIES: usize = 128;
+/// How often samples are read: in a shorter time not every process that is busy has one.
+const SAMPLES_EVERY: Duration = Duration::from_millis(500);
 /// What the library counts as busy stays true so long without a newer sample: it takes one in a
 /// sixth of a second to a second.
 const SAMPLE_LASTS: Duration = Duration::from_millis(1500);
@@ -51,6 +53,19 @@ pub(in crate::gpu) struct Sample {
     memory_percent: c_uint,
     encoder_percent: c_uint,
     decoder_percent: c_uint,
+}
+
+impl Sample {
+    /// Whether all of it are shares: the library also returns entries that it never filled.
+    fn is_sound(&self) -> bool {
+        let shares = [
+            self.sm_percent,
+            self.memory_percent,
+            self.encoder_percent,
+            self.decoder_percent,
+        ];
+        shares.iter().all(|share| *share <= 100)
+    }
 }
 
 /// `nvmlMemory_t`.
@@ -216,13 +231,56 @@ impl Nvml {
     }
 }
 
+/// How busy others are, by the library's samples.
+#[derive(Debug, Default)]
+struct Busy {
+    /// When samples were read last.
+    read: Option<Instant>,
+    /// Whether the library takes any.
+    is_counted: bool,
+    /// By the last samples, and when they came.
+    last: u32,
+    at: Option<Instant>,
+    /// The lower of the last two, so that a moment's work is not taken for work that lasts.
+    lower: u32,
+}
+
+impl Busy {
+    /// Whether samples are to be read at `now`.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let is_old = |at: Instant| now.saturating_duration_since(at) >= SAMPLES_EVERY;
+        let is_due = self.read.is_none_or(is_old);
+        if is_due {
+            self.read = Some(now);
+        }
+        is_due
+    }
+
+    fn is_new(&self, now: Instant) -> bool {
+        let is_new = |at: Instant| now.saturating_duration_since(at) < SAMPLE_LASTS;
+        self.at.is_some_and(is_new)
+    }
+
+    /// What counts at `now`.
+    fn percent(&self, now: Instant) -> Option<u32> {
+        let percent = if self.is_new(now) { self.lower } else { 0 };
+        self.is_counted.then_some(percent)
+    }
+
+    fn note(&mut self, percent: u32, now: Instant) {
+        let before = if self.is_new(now) { self.last } else { 0 };
+        self.lower = percent.min(before);
+        (self.last, self.at) = (percent, Some(now));
+    }
+}
+
 /// Looks at an NVIDIA card.
 pub(super) struct NvmlObserver {
     nvml: Nvml,
     proc: PathBuf,
     /// Up to where samples were read, by the library's clock.
     sampled_us: u64,
-    busy: (u32, Option<Instant>),
+    busy: Busy,
     /// Whether the library listed this process when it held memory last. In a container it lists
     /// numbers of another namespace, or nobody.
     knows_us: bool,
@@ -234,7 +292,7 @@ impl NvmlObserver {
             nvml: Nvml::open(address, places)?,
             proc: places.root.join("proc"),
             sampled_us: 0,
-            busy: (0, None),
+            busy: Busy::default(),
             knows_us: false,
         })
     }
@@ -250,15 +308,23 @@ impl NvmlObserver {
         pid == own || status().and_then(parent) == Some(own)
     }
 
-    /// The share of the time that others compute.
-    fn busy_percent(&mut self, now: Instant) -> Result<Option<u32>, String> {
-        let Some(samples) = self.nvml.samples(self.sampled_us)? else {
-            return Ok(None);
-        };
+    /// The share of the time that those of the `listed` processes compute which are others.
+    fn busy_percent(
+        &mut self,
+        listed: &HashMap<u32, u64>,
+        now: Instant,
+    ) -> Result<Option<u32>, String> {
+        if !self.busy.is_due(now) {
+            return Ok(self.busy.percent(now));
+        }
+        let samples = self.nvml.samples(self.sampled_us)?;
+        self.busy.is_counted = samples.is_some();
+        let mut samples = samples.unwrap_or_default();
+        samples.retain(|s| s.is_sound() && listed.contains_key(&s.pid));
         let mut of_processes: HashMap<u32, (u64, u64)> = HashMap::new();
         for sample in samples.iter().filter(|s| s.time_us > self.sampled_us) {
             let (sum, n) = of_processes.entry(sample.pid).or_default();
-            *sum += u64::from(sample.sm_percent.min(100));
+            *sum += u64::from(sample.sm_percent);
             *n += 1;
         }
         self.sampled_us = samples
@@ -268,11 +334,9 @@ impl NvmlObserver {
         if !of_processes.is_empty() {
             let others = of_processes.iter().filter(|(pid, _)| !self.is_own(**pid));
             let sum: u64 = others.map(|(_, (sum, n))| sum / n).sum();
-            self.busy = (sum.min(100) as u32, Some(now));
+            self.busy.note(sum.min(100) as u32, now);
         }
-        let (percent, at) = self.busy;
-        let is_new = at.is_some_and(|at| now.saturating_duration_since(at) < SAMPLE_LASTS);
-        Ok(Some(if is_new { percent } else { 0 }))
+        Ok(self.busy.percent(now))
     }
 }
 
@@ -290,11 +354,11 @@ impl Observer for NvmlObserver {
             return Ok(OthersUse {
                 bytes: others.iter().sum(),
                 is_exact,
-                busy_percent: self.busy_percent(now)?,
+                busy_percent: self.busy_percent(&processes, now)?,
             });
         }
         let busy_percent = match knows_us {
-            true => self.busy_percent(now)?,
+            true => self.busy_percent(&processes, now)?,
             false => None,
         };
         Ok(OthersUse {

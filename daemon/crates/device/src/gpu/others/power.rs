@@ -25,28 +25,27 @@ impl Card {
     /// stays open keeps a card awake.
     #[must_use]
     pub fn power(&self, places: &Places) -> Power {
-        let of_kernel = bus::power_state(&places.root, &self.address);
+        let state = bus::power_state(&places.root, &self.address);
+        let power = Power { state, watts: None };
+        // A card that sleeps is not woken for it.
+        if power.state.as_deref().is_some_and(|state| state != "D0") {
+            return power;
+        }
         match self.vendor {
             Vendor::Cuda => {
                 let Ok(nvml) = Nvml::open(&self.address, places) else {
-                    let (state, watts) = (of_kernel, None);
-                    return Power { state, watts };
+                    return power;
                 };
                 let state = nvml.performance_state().map(|state| format!("P{state}"));
                 Power {
-                    state: state.or(of_kernel),
+                    state: state.or(power.state),
                     watts: nvml.milliwatts().map(|milli| f64::from(milli) / 1e3),
                 }
             }
-            Vendor::Hip => {
-                // A card that sleeps is not woken for it.
-                let sleeps = of_kernel.as_deref().is_some_and(|state| state != "D0");
-                let watts = || sensor_watts(&places.root, &self.address);
-                Power {
-                    watts: if sleeps { None } else { watts() },
-                    state: of_kernel,
-                }
-            }
+            Vendor::Hip => Power {
+                watts: sensor_watts(&places.root, &self.address),
+                ..power
+            },
         }
     }
 }
