@@ -58,7 +58,10 @@ impl Engine {
             }
             // What is in flight is looked at often, and nothing else has changed since.
             match std::mem::replace(&mut rested, true) && self.waits_for_files() {
-                true => self.memory.collect(),
+                true => {
+                    self.memory.collect();
+                    self.watch_others();
+                }
                 false => self.go_idle(),
             }
             self.release_when_idle(now);

@@ -16,6 +16,9 @@ use crate::guards::yield_to::{Reason, Turn};
 /// while another process uses it.
 const CLOSED_AFTER: Duration = Duration::from_secs(2);
 
+/// The part of the budget by which it grows at least for work that goes on.
+const GROWN_PART: u64 = 8;
+
 /// How long a card may count work that is done into its busy share.
 const COUNTED: Duration = Duration::from_secs(2);
 
@@ -34,7 +37,9 @@ impl Engine {
             return false;
         };
         watch.tell((!rests).then_some(own));
-        let Some(seen) = watch.take(held) else {
+        let seen = watch.take(held, now);
+        // A look that was under way when the device was closed is no look without it.
+        let Some(seen) = seen.filter(|_| !rests) else {
             return false;
         };
         match guard.see(seen, budget, now) {
@@ -127,14 +132,46 @@ impl Engine {
             .next_multiple_of(rocmforge_device::ALIGNMENT)
             .min(before);
         let budget = self.memory.budget();
-        let changes = match shrinks || is_idle {
-            true => wanted != self.guards.budget_wanted.unwrap_or(budget),
-            false => wanted > budget,
-        };
-        if changes {
-            self.change_budget(wanted)?;
+        if shrinks || is_idle {
+            if wanted != self.guards.budget_wanted.unwrap_or(budget) {
+                self.change_budget(wanted)?;
+            }
+            return Ok(());
+        }
+        if wanted > budget && self.may_take_while_yielding(wanted) {
+            self.grow_while_yielding(wanted, before)?;
         }
         Ok(())
+    }
+
+    /// Raises the budget to `wanted`, or by a part of what it is: one that follows a text that
+    /// grows would change with each of its pages, and passes under way end for that.
+    ///
+    /// # Errors
+    /// Those of changing the budget.
+    fn grow_while_yielding(
+        &mut self,
+        wanted: u64,
+        before: u64,
+    ) -> Result<(), crate::api::error::Error> {
+        let budget = self.memory.budget();
+        let ample = (budget + budget / GROWN_PART) & !(rocmforge_device::ALIGNMENT - 1);
+        let ample = ample.min(before);
+        if ample > wanted && self.change_budget(ample).is_ok() {
+            return Ok(());
+        }
+        let grown = self.change_budget(wanted).map(|_| ());
+        let now = self.now();
+        if let (Err(_), Some((_, guard))) = (&grown, &mut self.guards.others) {
+            guard.was_refused(wanted, now);
+        }
+        grown
+    }
+
+    /// Whether so much has not been refused just now.
+    fn may_take_while_yielding(&self, bytes: u64) -> bool {
+        let guard = self.guards.others.as_ref();
+        guard.is_none_or(|(_, guard)| guard.may_take(bytes, self.now()))
     }
 
     /// Gives the requests that wait the room that each needs alone, while memory is given up.

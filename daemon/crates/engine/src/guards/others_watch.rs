@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocmforge_device::gpu::others::{Card, Observer, OthersUse, OwnUse, Places};
 
@@ -20,6 +20,10 @@ pub(crate) const EVERY: Duration = Duration::from_millis(50);
 const PERIOD: Duration = Duration::from_millis(50);
 /// Looks to the next attempt after one that failed.
 const PAUSE: u32 = 20;
+
+/// How long memory that this process gave back may still be counted as in use: a driver may wipe it
+/// first. It would be another one's until then.
+const SETTLES: Duration = Duration::from_millis(500);
 
 /// What the engine tells the thread, and what the thread has seen.
 #[derive(Debug, Default)]
@@ -35,6 +39,9 @@ struct Shared {
 #[derive(Debug)]
 pub(crate) struct OthersWatch {
     shared: Arc<Shared>,
+    /// What this process held when that was asked last, and when it became less.
+    held: u64,
+    less_since: Option<Instant>,
     /// Ends the thread when it goes.
     _alive: Sender<()>,
 }
@@ -65,6 +72,8 @@ impl OthersWatch {
         started.map_err(|error| format!("no thread can be started for it: {error}"))?;
         Ok(Self {
             shared,
+            held: 0,
+            less_since: None,
             _alive: alive,
         })
     }
@@ -79,12 +88,18 @@ impl OthersWatch {
     }
 
     /// What was seen since this was asked last, `Some(None)` where nothing could be. A look while
-    /// this process held something else than now is none: what it had just taken, and not told
-    /// yet, would be another one's.
-    pub(crate) fn take(&self, own_bytes: u64) -> Option<Option<OthersUse>> {
+    /// this process held something else than now is none, nor is one just after it gave memory
+    /// back: what is its own would be another one's.
+    pub(crate) fn take(&mut self, own_bytes: u64, now: Instant) -> Option<Option<OthersUse>> {
+        if own_bytes < self.held {
+            self.less_since = Some(now);
+        }
+        self.held = own_bytes;
+        let settles = |since: Instant| now.saturating_duration_since(since) < SETTLES;
+        let settles = self.less_since.is_some_and(settles);
         let seen = self.shared.seen.lock();
         let (told, seen) = seen.unwrap_or_else(PoisonError::into_inner).take()?;
-        (told == own_bytes).then_some(seen)
+        (told == own_bytes && !settles).then_some(seen)
     }
 }
 
@@ -137,6 +152,44 @@ impl Looks {
         match &mut self.observer {
             Some(observer) => observer.look(own, Clock.now()),
             None => Err("nobody looks".to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_this_process_took_or_gave_back_just_now_is_not_another_ones() {
+        let shared = Arc::new(Shared::default());
+        let looks = Arc::clone(&shared);
+        let mut watch = OthersWatch {
+            shared,
+            held: 0,
+            less_since: None,
+            _alive: channel().0,
+        };
+        let seen = Some(OthersUse {
+            bytes: 7,
+            is_exact: true,
+            busy_percent: None,
+        });
+        let begun = Clock.now();
+        // Milliseconds, what it held at the look, what it holds, and whether the look counts.
+        for (ms, told, held, counts) in [
+            (0, 100, 100, true),
+            (50, 100, 300, false),
+            (100, 300, 300, true),
+            (150, 300, 200, false),
+            (200, 200, 200, false),
+            (649, 200, 200, false),
+            (650, 200, 200, true),
+        ] {
+            *looks.seen.lock().unwrap() = Some((told, seen));
+            let at = begun + Duration::from_millis(ms);
+            assert_eq!(watch.take(held, at), counts.then_some(seen), "at {ms}");
+            assert_eq!(watch.take(held, at), None, "once");
         }
     }
 }

@@ -34,6 +34,8 @@ const BUSY_PERCENT: u32 = 20;
 const BUSY_FOR: Duration = Duration::from_millis(500);
 /// What others hold is published where it has changed by so much.
 const NEWS_BYTES: u64 = 16 << 20;
+/// How long memory that was refused is not asked for again.
+const REFUSAL_LASTS: Duration = Duration::from_secs(1);
 /// How long the lowest counts from which growth is measured.
 const LEVEL_LASTS: Duration = Duration::from_secs(60);
 
@@ -114,6 +116,8 @@ pub(crate) struct YieldGuard {
     /// What they held when that was published last.
     told: u64,
     count: u64,
+    /// A budget that could not be had meanwhile, and when.
+    refused: Option<(u64, Instant)>,
 }
 
 impl YieldGuard {
@@ -145,6 +149,7 @@ impl YieldGuard {
             seen: OthersUse::default(),
             told: 0,
             count: 0,
+            refused: None,
         })
     }
 
@@ -163,6 +168,19 @@ impl YieldGuard {
         if let Some(yielding) = &mut self.yielding {
             yielding.before = bytes;
         }
+    }
+
+    /// A budget of so many bytes could not be had for requests while memory is given up.
+    pub(crate) fn was_refused(&mut self, bytes: u64, now: Instant) {
+        self.refused = Some((bytes, now));
+    }
+
+    /// Whether such a budget may be asked for now: not each pass anew once it was refused.
+    pub(crate) fn may_take(&self, bytes: u64, now: Instant) -> bool {
+        let is_refused = |(refused, at): (u64, Instant)| {
+            bytes >= refused && now.saturating_duration_since(at) < REFUSAL_LASTS
+        };
+        !self.refused.is_some_and(is_refused)
     }
 
     pub(crate) fn status(&self) -> YieldStatus {
@@ -419,6 +437,22 @@ mod tests {
                 (5400, None, Turn::End),
             ],
         );
+    }
+
+    #[test]
+    fn what_was_refused_is_not_asked_for_again_at_once() {
+        let (mut guard, start) = (guard(), Clock.now());
+        let at = |ms| start + Duration::from_millis(ms);
+        assert!(guard.may_take(BUDGET, at(0)));
+        guard.was_refused(1000, at(0));
+        for (ms, bytes, may) in [
+            (999, 1000, false),
+            (999, 1001, false),
+            (999, 999, true),
+            (1000, 1000, true),
+        ] {
+            assert_eq!(guard.may_take(bytes, at(ms)), may, "{bytes} at {ms}");
+        }
     }
 
     #[test]
