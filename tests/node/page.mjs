@@ -128,6 +128,58 @@ expect(said.includes("<img>") && said.includes("<script>hit()"), "nothing hostil
 expect((await page.locator("#messages script, #messages img").count()) === 0, "a message became markup");
 console.log("stopped");
 
+// An image, to a model that reads some; the daemon says nothing of that of this one.
+await page.route("**/models", async (route) => {
+  const reply = await route.fetch();
+  const models = await reply.json();
+  for (const model of models.data) if (model.id === "agent") model.capabilities = ["completion", "vision"];
+  await route.fulfill({ response: reply, json: models });
+});
+await page.getByRole("button", { name: "New chat" }).click();
+await page.locator("#model").selectOption("agent");
+const png = Buffer.from("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==", "base64");
+await page.getByLabel(/Images/).setInputFiles({ name: "dot.png", mimeType: "image/png", buffer: png });
+await page.locator("#attached", { hasText: "dot.png" }).waitFor();
+const asked = page.waitForRequest("**/v1/chat/completions");
+await say(page, "agent", "What is it?");
+const [image, question] = (await asked).postDataJSON().messages[0].content;
+expect(image.image_url.url === `data:image/png;base64,${png.toString("base64")}` && question.text === "What is it?", image, question);
+await isAnswered(page, 1);
+await page.unroute("**/models");
+console.log("images");
+
+// A model that calls two tools, and is told what they gave before it goes on.
+await page.getByRole("button", { name: "New chat" }).click();
+await page.getByText("Tools", { exact: true }).click();
+await page.getByLabel(/Tools that the model may call/).fill("{");
+await say(page, "agent", "How warm is it?");
+await says(page, /no JSON list/);
+await page.getByLabel(/Tools that the model may call/).fill('[{"type": "function", "function": {"name": "warmth"}}]');
+const called = ["Bonn", "Rome"].map((place, index) => ({
+  index, id: `call-${index}`, type: "function", function: { name: "warmth", arguments: JSON.stringify({ place }) },
+}));
+await page.route("**/v1/chat/completions", async (route) => {
+  expect(route.request().postDataJSON().tools[0].function.name === "warmth", "no tool is offered");
+  const choice = { index: 0, delta: { tool_calls: called }, finish_reason: "tool_calls" };
+  await route.fulfill({ contentType: "text/event-stream", body: `data: ${JSON.stringify({ choices: [choice] })}\n\ndata: [DONE]\n\n` });
+}, { times: 1 });
+await page.locator("#message").press("Enter");
+await answers.last().filter({ hasText: 'calls warmth({"place":"Bonn"})' }).waitFor();
+await page.getByLabel("Result of warmth").fill("7 degrees");
+await page.getByLabel("Result of warmth").press("Enter");
+expect((await answers.count()) === 1, "it goes on without the second result");
+// The template of this model has no form of calls, so that it takes results alone.
+await page.getByLabel(/Tools that the model may call/).fill("");
+const told = page.waitForRequest("**/v1/chat/completions");
+await page.getByLabel("Result of warmth").fill("19 degrees");
+await page.getByLabel("Result of warmth").press("Enter");
+const results = (await told).postDataJSON().messages.slice(2).map((m) => [m.role, m.tool_call_id, m.content].join(" "));
+expect(results.join() === "tool call-0 7 degrees,tool call-1 19 degrees", results);
+await isAnswered(page, 2);
+await page.getByLabel(/^Message \(/).waitFor();
+await page.getByRole("button", { name: "New chat" }).click();
+console.log("tools");
+
 // What is on the device, until it is evicted and unloaded.
 await tab(page, "Models");
 const map = page.locator("#maps dt", { hasText: /^agent$/ }).locator("+ dd .map");
@@ -143,10 +195,27 @@ await rowOf("agent").getByRole("button", { name: "Load agent", exact: true }).cl
 await rowOf("agent").getByRole("button", { name: "Unload agent", exact: true }).waitFor();
 console.log("maps");
 
-// Where the time of requests went.
+// Requests that have ended, and one that runs: the same number from its begin to the panel.
 await tab(page, "Requests");
 await page.locator("#parts tr").first().waitFor();
-expect((await page.locator("#ended tr").count()) === 4, "four requests have ended");
+expect((await page.locator("#ended tr").count()) === 6, "six requests have ended");
+await page.getByText("No request of yours waits or runs").waitFor();
+await tab(page, "Chat");
+await say(page, "endless", "Tell me a story.");
+await answers.last().filter({ hasText: "<img>" }).waitFor();
+await tab(page, "Requests");
+const runs = page.locator("#running tr");
+await runs.filter({ hasText: /decode.*endless.*\d+ \+ \d+.*\d\.\d.*own passes/ }).waitFor();
+await runs.getByRole("button").press("Enter");
+await page.locator("#why-of", { hasText: "Request 7 has not ended" }).waitFor();
+await page.keyboard.press("Escape");
+await page.locator("#why-of", { hasText: "Why request 7 took" }).waitFor();
+expect((await runs.count()) === 0, "it still runs");
+const last = page.locator("#ended tr").filter({ has: page.getByRole("button", { name: "Why request 7 took its time" }) });
+expect((await last.innerText()).includes("Cancelled"), await last.innerText());
+await page.locator("#advice li", { hasText: "longest gap between tokens" }).waitFor();
+await page.getByRole("button", { name: "Why request 1 took its time" }).click();
+await page.locator("#why-of", { hasText: "Why request 1 took" }).waitFor();
 await picture(page, "requests");
 console.log("requests");
 
@@ -165,12 +234,19 @@ console.log("restarted");
 const elements = () => page.evaluate(() => document.querySelectorAll("*").length);
 await tab(page, "Models");
 await map.waitFor();
-const draw = () => page.evaluate("looking = false; listed = ''; residency.clear(); look()");
+const draw = () => page.evaluate("listed = ''; residency.clear(); list(known); showResidency()");
 await draw();
 const before = await elements();
 for (let n = 0; n < 100; n += 1) await draw();
 const grown = (await elements()) - before;
 expect(grown < 50, "the page grows:", grown, "elements in 100 looks");
+await tab(page, "Requests");
+await page.locator("#ended tr").first().waitFor();
+const renew = (n) => page.evaluate(`take({ ended: ${n}, requests: [], downloads: [] }); showRequests()`);
+await renew(0);
+const shownBefore = await elements();
+for (let n = 1; n <= 100; n += 1) await renew(n);
+expect((await elements()) - shownBefore < 50, "the list of requests grows");
 expect(!(await page.evaluate("window.wasHit")), "a script of a message ran");
 expect(faults.length === 0, faults);
 console.log("steady");
@@ -182,6 +258,9 @@ for (const colorScheme of ["light", "dark"]) {
   await tab(checked, "Chat");
   await say(checked, "agent", "Tell me a story about a fox.");
   await isAnswered(checked, 1);
+  // One that runs, in the list of requests.
+  await say(checked, "endless", "Tell me a story.");
+  await checked.locator(".message.assistant").nth(1).filter({ hasText: "<img>" }).waitFor();
   for (const name of ["Chat", "Models", "Requests", "Settings"]) {
     await tab(checked, name);
     if (name === "Models") {
@@ -190,7 +269,10 @@ for (const colorScheme of ["light", "dark"]) {
       await checked.locator("#list tr").nth(1).waitFor({ state: "detached" });
       await checked.locator("#maps .map").first().waitFor();
     }
-    if (name === "Requests") await checked.locator("#parts tr").first().waitFor();
+    if (name === "Requests") {
+      await checked.locator("#parts tr").first().waitFor();
+      await checked.locator("#running tr").first().waitFor();
+    }
     await checked.evaluate(axe);
     const { violations } = await checked.evaluate("axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'best-practice'] })");
     const shown = violations.map((v) => `${v.id}: ${v.help}: ${v.nodes.map((n) => n.html).join(" ")}`);

@@ -217,7 +217,7 @@ pub fn script(prompt: &str, most: usize) -> Vec<Result<GenerateEvent, Status>> {
 /// A request that runs.
 pub(super) fn live_request() -> LiveRequest {
     LiveRequest {
-        id: 7,
+        number: 7,
         model: "tiny".into(),
         client: "user:1000".into(),
         state: "decode".into(),
@@ -227,6 +227,7 @@ pub(super) fn live_request() -> LiveRequest {
         generated_tokens: 9,
         tokens_per_s: Some(38.0),
         longest_gap_ms: Some(41.2),
+        longest_gap_cause: "uploads".into(),
     }
 }
 
@@ -263,6 +264,7 @@ pub(super) fn request_times(number: u64) -> RequestTimes {
         prompt_tokens: 12,
         reused_tokens: 4,
         generated_tokens: 8,
+        tokens_per_s: Some(20.0),
         longest_gap_ms: Some(14.0),
         longest_gap_cause: "own_passes".into(),
         promised_gap_ms: Some(20.0),

@@ -2,6 +2,7 @@
 
 pub(super) mod native;
 mod pieces;
+pub(super) mod slots;
 
 use std::sync::Arc;
 

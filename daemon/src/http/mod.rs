@@ -20,6 +20,7 @@ mod allowed;
 mod anthropic;
 mod body;
 mod call;
+mod changes;
 mod control;
 mod count;
 mod embedding;
@@ -202,7 +203,7 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         .route("/v1/health", get(llama::health))
         .route("/metrics", get(metrics::metrics))
         .route("/props", get(llama::props))
-        .route("/slots", get(llama::native::slots))
+        .route("/slots", get(llama::slots::slots))
         .route("/why", get(why::why))
         .route("/lora-adapters", get(lora::list).post(lora::set))
         .route("/tokenize", post(llama::tokenize))
@@ -221,6 +222,7 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         .route("/v1/chat/completions", post(openai::chat::chat))
         .route("/chat/completions", post(openai::chat::chat))
         .route("/v1/chat/completions/control", post(control::control))
+        .route("/chat/completions/control", post(control::control))
         .route(
             "/v1/chat/completions/input_tokens",
             post(openai::chat::count_tokens),
@@ -258,7 +260,7 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         .route("/ui/page.js", get(ui::script))
         .route("/ui/page.css", get(ui::style))
         .route("/ui/settings", get(ui::settings))
-        .route("/ui/residency", get(ui::residency))
+        .route("/ui/live", get(ui::live))
         .route("/", get(ollama::models::root))
         .route("/api/version", get(ollama::models::version))
         .route("/api/tags", get(ollama::models::tags))

@@ -9,9 +9,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream;
@@ -22,13 +20,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Http;
-use super::call::{Call, with_type};
+use super::call::Call;
+use super::changes::{self, NOTHING_CHANGED, SILENT_MAX};
 use super::pulls::Pulls;
-use super::reply::{SSE, event};
-use super::sending::Streamed;
+use super::reply::event;
 
-/// How long the stream may be silent.
-const HEARTBEAT: Duration = Duration::from_secs(15);
 /// Shortest time between two looks: while it works the engine publishes every few milliseconds.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -53,13 +49,7 @@ pub(super) async fn models(State(http): State<Arc<Http>>, request: Request) -> R
         let text = watching.next().await?;
         Some((Ok::<_, Infallible>(Bytes::from(text)), watching))
     });
-    let mut response = with_type(SSE, Body::from_stream(events));
-    response.extensions_mut().insert(Streamed);
-    let headers = response.headers_mut();
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Proxies would hold small pieces back.
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
+    changes::response(events)
 }
 
 fn names(snapshot: &Snapshot) -> BTreeSet<String> {
@@ -89,7 +79,7 @@ impl Watching {
             self.said = Some(Instant::now());
             return Some(": changes of models follow\n\n".to_owned());
         };
-        let silent = tokio::time::sleep_until(said + HEARTBEAT);
+        let silent = tokio::time::sleep_until(said + SILENT_MAX);
         let mut silent = std::pin::pin!(silent);
         loop {
             tokio::select! {
@@ -97,7 +87,7 @@ impl Watching {
                 changed = self.downloads.changed() => changed.ok()?,
                 () = &mut silent => {
                     self.said = Some(Instant::now());
-                    return Some(": nothing changed\n\n".to_owned());
+                    return Some(NOTHING_CHANGED.to_owned());
                 }
             }
             let snapshot = Arc::clone(&self.snapshots.borrow_and_update());

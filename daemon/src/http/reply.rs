@@ -34,7 +34,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::call::{Call, with_type};
 use super::sending::Streamed;
-pub(super) use super::sse::{data_event, event};
+pub(super) use super::sse::{SSE, data_event, event};
 
 /// How long a stream waits, for either side.
 #[derive(Debug, Clone, Copy)]
@@ -82,8 +82,6 @@ pub(super) trait Events: Send + 'static {
     fn failed(&mut self, failure: &Failure, out: &mut String);
 }
 
-/// The content type of server-sent events.
-pub(super) const SSE: &str = "text/event-stream; charset=utf-8";
 /// The sign of life that readers of server-sent events leave out.
 pub(super) const SSE_HEARTBEAT: &str = ": still computing\n\n";
 

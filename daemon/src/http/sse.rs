@@ -2,6 +2,9 @@
 
 use serde::Serialize;
 
+/// The type of their stream.
+pub(super) const SSE: &str = "text/event-stream; charset=utf-8";
+
 /// Appends a server-sent event.
 pub(super) fn event(name: Option<&str>, data: &impl Serialize, out: &mut String) {
     if let Some(name) = name {

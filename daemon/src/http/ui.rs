@@ -7,7 +7,7 @@
 //! *Invariants* (tests below): no script or style but these two texts runs ([`POLICY`]); what comes
 //! from models, files and the daemon is set as text, never as markup.
 
-mod residency;
+mod live;
 
 use std::sync::Arc;
 
@@ -17,12 +17,16 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::response::Response;
 use serde_json::json;
 
-pub(super) use self::residency::residency;
+pub(super) use self::live::live;
 use super::Http;
 use super::call::{Call, json as answer, with_type};
 
 const PAGE: &str = include_str!("ui/page.html");
-const SCRIPT: &str = concat!(include_str!("ui/residency.js"), include_str!("ui/page.js"));
+const SCRIPT: &str = concat!(
+    include_str!("ui/residency.js"),
+    include_str!("ui/requests.js"),
+    include_str!("ui/page.js")
+);
 const STYLE: &str = include_str!("ui/page.css");
 
 /// What a browser may do for the page: run its script, apply its style, and ask this daemon.

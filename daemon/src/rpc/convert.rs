@@ -282,7 +282,7 @@ pub(super) fn kept(kept: engine::KeptSegment) -> v1::KeptSegment {
 /// A request that waits or runs, of a client that is called so.
 pub(super) fn live(request: &engine::LiveRequest, client: String) -> v1::LiveRequest {
     v1::LiveRequest {
-        id: request.id,
+        number: request.number,
         model: request.model.name().to_owned(),
         client,
         state: request.state.name().to_owned(),
@@ -291,7 +291,10 @@ pub(super) fn live(request: &engine::LiveRequest, client: String) -> v1::LiveReq
         computed_tokens: request.computed_tokens,
         generated_tokens: request.generated_tokens,
         tokens_per_s: request.tokens_per_s,
-        longest_gap_ms: request.longest_gap.map(|gap| gap.as_secs_f64() * 1e3),
+        longest_gap_ms: request.longest_gap.map(|gap| gap.took.as_secs_f64() * 1e3),
+        longest_gap_cause: request
+            .longest_gap
+            .map_or_else(String::new, |gap| gap.cause.name().to_owned()),
     }
 }
 

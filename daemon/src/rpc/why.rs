@@ -30,6 +30,7 @@ pub(super) fn request_times(report: Report) -> v1::RequestTimes {
         prompt_tokens: report.prompt_tokens,
         reused_tokens: report.reused_tokens,
         generated_tokens: report.generated_tokens,
+        tokens_per_s: report.tokens_per_s,
         weights: Some(weights(report.weights)),
         advice: report.advice,
         longest_gap_ms: report.longest_gap_ms,

@@ -141,6 +141,8 @@ fn the_page_works_in_a_browser() {
         "models",
         "chat",
         "stopped",
+        "images",
+        "tools",
         "maps",
         "requests",
         "restarted",

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 
+use rocmforge_engine::api::times::TimesSlot;
 use rocmforge_engine::api::{Asker, Budget, EVENT_CAPACITY, GenerateRequest, LiveState, Snapshot};
 use rocmforge_engine::{EngineConfig, start};
 
@@ -18,12 +19,15 @@ async fn requests_are_shown_with_their_tokens_and_what_they_wait_for() {
     .0;
     let model = load_endless(&engine, "m").await;
     assert!(engine.snapshot().requests.is_empty());
+    // A client's request has the client's number and ten more.
     let of = |client, request: GenerateRequest| {
         let asker = Asker {
             client,
             ..request.asker
         };
-        engine.generate(GenerateRequest { asker, ..request })
+        let slot = TimesSlot::numbered(client + 10);
+        let request = GenerateRequest { asker, ..request };
+        engine.generate_timed(request, Vec::new(), Some(slot))
     };
     let mut first = of(7, greedy(&model, vec![5, 6, 7], 100_000)).unwrap();
     let waits_for_reader = |s: &Snapshot| {
@@ -43,6 +47,7 @@ async fn requests_are_shown_with_their_tokens_and_what_they_wait_for() {
     let both = until(&engine, "both", |s| s.requests.len() == 2).await;
     let shown = &both.requests;
     assert_eq!((shown[0].client, shown[1].client), (7, 8));
+    assert_eq!((shown[0].number, shown[1].number), (17, 18));
     assert_eq!(shown[0].model.name(), "m");
     assert_eq!((shown[0].prompt_tokens, shown[1].prompt_tokens), (3, 2));
     let generated = shown[0].generated_tokens;
@@ -55,7 +60,6 @@ async fn requests_are_shown_with_their_tokens_and_what_they_wait_for() {
         (shown[1].generated_tokens, shown[1].tokens_per_s),
         (0, None)
     );
-    assert!(shown[0].id < shown[1].id);
     drop(second);
     until(&engine, "one", |s| s.requests.len() <= 1).await;
     reads.abort();

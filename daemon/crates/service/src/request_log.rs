@@ -115,7 +115,8 @@ impl RequestLog {
 
     /// Where the engine is to put the times of an answer.
     pub(crate) fn slot(&mut self) -> TimesSlot {
-        let slot = TimesSlot::default();
+        let number = self.kept.as_ref().map_or(0, |(_, number)| *number);
+        let slot = TimesSlot::numbered(number);
         self.slots.push(slot.clone());
         slot
     }

@@ -135,6 +135,9 @@ pub struct Report {
     pub reused_tokens: u32,
     /// Tokens that it produced.
     pub generated_tokens: u32,
+    /// Tokens a second behind the first one, if there were any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_per_s: Option<f64>,
     /// The longest gap between these, in milliseconds, and what most of it went to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_gap_ms: Option<f64>,
@@ -242,6 +245,13 @@ impl Service {
             peer: arrival.peer(),
             is_admin: highest >= Some(Role::Admin),
         }
+    }
+
+    /// The number of the last request that has ended and that a caller may see; 0 if none has.
+    #[must_use]
+    pub fn last_ended(&self, viewer: &Viewer) -> u64 {
+        let seen = self.recent.seen_by(viewer);
+        seen.first().map_or(0, |ended| ended.number)
     }
 
     /// Where the time of requests went that have ended; none where none has.
@@ -371,6 +381,7 @@ impl Ended {
             prompt_tokens: times.map_or(0, |t| t.prompt_tokens.0),
             reused_tokens: times.map_or(0, |t| t.prompt_tokens.1),
             generated_tokens: times.map_or(0, |t| t.generated_tokens),
+            tokens_per_s: times.and_then(|times| times.decode.tokens_per_s()),
             longest_gap_ms: gap.map(|gap| ms(gap.took)),
             longest_gap_cause: gap.map(|gap| gap.cause.name()),
             promised_gap_ms: promised.map(|(gap, _)| ms(gap)),

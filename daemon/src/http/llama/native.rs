@@ -1,5 +1,5 @@
 //! llama-server's own routes of text: `/completion` (and `/completions`), `/infill`, `/detokenize`,
-//! `/embedding` (and `/embeddings`), and `/slots`.
+//! `/embedding` (and `/embeddings`).
 
 use std::sync::Arc;
 
@@ -328,21 +328,4 @@ pub(in super::super) async fn embedding(
     };
     let result = result.await;
     call.respond(result)
-}
-
-/// The handler of `GET /slots`: a slot for each request that may run at once.
-pub(in super::super) async fn slots(State(http): State<Arc<Http>>, request: Request) -> Response {
-    let call = Call::of(&http, "GET /slots", &request);
-    let snapshot = call.service.engine.snapshot();
-    let limits = call.service.limits;
-    let slot = |id: u32| {
-        json!({
-            "id": id,
-            "n_ctx": limits.n_ctx_max,
-            "speculative": false,
-            "is_processing": id < snapshot.running,
-        })
-    };
-    let slots: Vec<_> = (0..limits.max_sequences).map(slot).collect();
-    call.respond(answer(&slots))
 }

@@ -1,7 +1,8 @@
 // The page of rocmforged. What comes from models, files and the daemon is set as text alone.
 "use strict";
 
-const LOOK_EVERY_MS = 2000;
+// The list of files; all else is said as it changes.
+const LOOK_EVERY_MS = 5000;
 const RETRY_MS_MAX = 15000;
 const ROWS_MAX = 2000;
 const MESSAGES_MAX = 400;
@@ -95,7 +96,10 @@ function show(page) {
     tab.setAttribute("aria-selected", String(isIt));
     tab.tabIndex = isIt ? 0 : -1;
   }
-  if (page === "models") look();
+  if (page === "models") {
+    showResidency();
+    look();
+  }
   if (page === "settings") showSettings();
   if (page === "requests") showRequests();
 }
@@ -250,18 +254,65 @@ function said(text, images) {
   return parts.concat({ type: "text", text });
 }
 
+// The tools that are offered; throws where their text is no list.
+function offered() {
+  const text = element("tools").value.trim();
+  if (!text) return [];
+  let tools = null;
+  try {
+    tools = JSON.parse(text);
+  } catch (_) {
+    // What is no JSON is no list either.
+  }
+  if (Array.isArray(tools)) return tools;
+  throw new Error("The tools are no JSON list: [{\"type\": \"function\", \"function\": {...}}]");
+}
+
+// Calls of the last answer that have no result yet.
+function openCalls() {
+  const last = messages.findLastIndex((message) => message.role === "assistant");
+  const calls = (last >= 0 && messages[last].tool_calls) || [];
+  return calls.slice(messages.length - last - 1);
+}
+
+function showAsked() {
+  const [call] = openCalls();
+  const what = call ? "Result of " + call.function.name : "Message";
+  element("message-label").textContent = what + " (Enter sends, Shift+Enter makes a line, Escape stops)";
+}
+
+// A message that answers a call is its result; the model goes on when all have theirs.
+function isResult(text) {
+  const [call] = openCalls();
+  if (!call) return false;
+  messages.push({ role: "tool", tool_call_id: call.id, content: text });
+  shown("tool", text);
+  return true;
+}
+
 async function send() {
   const text = element("message").value;
   const model = element("model").value;
   if (running || !text.trim() || !model) return;
+  let tools = [];
+  try {
+    tools = offered();
+  } catch (error) {
+    say(error.message, true);
+    return;
+  }
   const images = seeing.has(model) ? attached.filter((image) => image.url) : [];
   attached = [];
   showAttached();
   element("message").value = "";
   // A new chat has another list.
   const chat = messages;
-  chat.push({ role: "user", content: said(text, images) });
-  shown("user", images.map((image) => "[" + image.name + "] ").join("") + text);
+  if (!isResult(text)) {
+    chat.push({ role: "user", content: said(text, images) });
+    shown("user", images.map((image) => "[" + image.name + "] ").join("") + text);
+  }
+  showAsked();
+  if (openCalls().length) return;
   const system = element("system").value.trim();
   const all = system ? [{ role: "system", content: system }].concat(chat) : chat;
   const shownAnswer = answering();
@@ -275,6 +326,7 @@ async function send() {
   let tokens = 0;
   try {
     const body = { model, messages: all, stream: true, stream_options: { include_usage: true } };
+    if (tools.length) body.tools = tools;
     const reply = await post("/v1/chat/completions", body, running.signal);
     for await (const data of events(reply)) {
       if (data === "[DONE]") break;
@@ -302,6 +354,7 @@ async function send() {
   if (answer.calls.length) answered.tool_calls = answer.calls.filter(Boolean);
   if (answer.text || answer.calls.length) chat.push(answered);
   else chat.pop();
+  showAsked();
   running = null;
   element("send").disabled = false;
   element("stop").disabled = true;
@@ -320,6 +373,7 @@ element("clear").addEventListener("click", () => {
   if (running) running.abort();
   messages = [];
   element("messages").replaceChildren();
+  showAsked();
 });
 element("message").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -333,53 +387,32 @@ document.addEventListener("keydown", (event) => {
 
 // Models and memory.
 
-// Samples of the metrics: NAME -> [{labels, value}].
-function samples(text) {
-  const found = new Map();
-  for (const line of text.split("\n")) {
-    const match = /^([a-z_]+)(?:\{(.*)\})? (\S+)$/.exec(line);
-    if (!match) continue;
-    const labels = {};
-    for (const label of (match[2] || "").matchAll(/([a-z_]+)="((?:[^"\\]|\\.)*)"/g)) {
-      labels[label[1]] = label[2].replace(/\\(.)/g, (_, c) => (c === "n" ? "\n" : c));
-    }
-    if (!found.has(match[1])) found.set(match[1], []);
-    found.get(match[1]).push({ labels, value: Number(match[3]) });
-  }
-  return found;
-}
-
-const sum = (found, name) => (found.get(name) || []).reduce((all, one) => all + one.value, 0);
-
-function memory(found) {
-  const budget = sum(found, "rocmforge_budget_bytes");
+function memory(told) {
   const parts = ["weight", "in_flight", "kv", "prefix_cache", "scratch"];
-  const values = parts.map((part) => sum(found, "rocmforge_" + part + "_bytes"));
+  const values = parts.map((part) => told[part + "_bytes"]);
   const used = values.reduce((all, one) => all + one, 0);
   const bar = element("memory");
-  bar.max = budget || 1;
+  bar.max = told.budget_bytes || 1;
   bar.value = used;
-  bar.textContent = size(used) + " of " + size(budget);
-  const now = { at: performance.now(), uploaded: sum(found, "rocmforge_uploaded_bytes_total") };
+  bar.textContent = size(used) + " of " + size(told.budget_bytes);
+  const now = { at: performance.now(), uploaded: told.uploaded_bytes };
   const seconds = before ? (now.at - before.at) / 1000 : 0;
   const rate = seconds > 0 ? size(Math.max(now.uploaded - before.uploaded, 0) / seconds) + "/s" : "-";
   before = now;
-  const hits = sum(found, "rocmforge_segment_hits_total");
-  const misses = sum(found, "rocmforge_segment_misses_total");
-  const ratio = hits + misses ? ((100 * hits) / (hits + misses)).toFixed(1) + " %" : "-";
+  const needed = told.hits + told.misses;
+  const ratio = needed ? ((100 * told.hits) / needed).toFixed(1) + " %" : "-";
   element("figures").textContent = [
-    size(used) + " of " + size(budget),
-    parts.map((part, at) => part.replace("_", " ") + " " + size(values[at])).join(", "),
+    size(used) + " of " + size(told.budget_bytes),
+    parts.map((part, at) => plain(part) + " " + size(values[at])).join(", "),
     "uploads " + rate + ", hits " + ratio,
-    sum(found, "rocmforge_requests_running") + " running, " + sum(found, "rocmforge_requests_queued") + " queued",
+    told.running + " running, " + told.queued + " queued",
   ].join(" · ");
 }
 
 let listed = "";
 
-function list(models, found) {
-  const resident = new Map();
-  for (const { labels, value } of found.get("rocmforge_model_resident_bytes") || []) resident.set(labels.model, value);
+function list(models) {
+  const resident = new Map(toldMaps.maps.map((map) => [map.model, map.resident_bytes]));
   const filter = element("filter").value.toLowerCase();
   const wanted = models.filter((model) => model.id.toLowerCase().includes(filter)).slice(0, ROWS_MAX);
   const state = JSON.stringify([wanted.map((model) => [model.id, model.status.value, model.capabilities, resident.get(model.id)]), filter]);
@@ -443,18 +476,19 @@ async function remove(name) {
   await ask("/models?model=" + encodeURIComponent(name), { method: "DELETE" });
 }
 
+let known = [];
 let looking = false;
+let lookAgain = false;
 let isAway = false;
 
 async function look() {
-  if (looking || document.hidden) return;
+  if (document.hidden) return;
+  lookAgain = looking;
+  if (looking) return;
   looking = true;
   try {
-    const [models, metrics] = await Promise.all([ask("/models"), ask("/metrics")]);
-    const found = samples(await metrics.text());
-    memory(found);
-    list((await models.json()).data, found);
-    await showResidency();
+    known = (await (await ask("/models")).json()).data;
+    list(known);
     if (isAway || element("status").textContent === "connecting") say("connected");
     isAway = false;
   } catch (error) {
@@ -462,6 +496,7 @@ async function look() {
     say(error.message === "Failed to fetch" ? "no answer; trying again" : error.message, true);
   }
   looking = false;
+  if (lookAgain) look();
 }
 
 // Downloads.
@@ -485,33 +520,71 @@ function pulling(name, text) {
   row.words.textContent = name + ": " + text + " ";
 }
 
+const toldDownloads = new Map();
+
+function downloads(all) {
+  for (const { model, event, data } of all) {
+    const now = JSON.stringify([event, data]);
+    const was = toldDownloads.get(model);
+    if (was === now) continue;
+    toldDownloads.set(model, now);
+    if (event === "download_progress") {
+      const files = Object.values(data);
+      const done = files.reduce((sum, file) => sum + file.done, 0);
+      const total = files.reduce((sum, file) => sum + file.total, 0);
+      pulling(model, total ? size(done) + " of " + size(total) : "asking the hub");
+    } else if (event === "download_finished") {
+      pulling(model, "done");
+      look();
+    } else {
+      pulling(model, String(data.message));
+    }
+  }
+  const names = new Set(all.map((one) => one.model));
+  for (const name of toldDownloads.keys()) if (!names.has(name)) toldDownloads.delete(name);
+}
+
+// The parts of what the daemon says that have changed.
+function take(told) {
+  if (told.memory) memory(told.memory);
+  if (told.models) {
+    toldMaps = told.models;
+    showResidency();
+    if (known.length) list(known);
+  }
+  if (told.requests) {
+    runningNow = told.requests;
+    showRunning();
+  }
+  if (told.ended !== undefined) showRequests();
+  if (told.loaded !== undefined) look();
+  if (told.downloads) downloads(told.downloads);
+}
+
+// Follows what the daemon says, for as long as the page is open; a new token begins anew.
+let following = null;
+let wake = () => {};
+
 async function follow() {
   let wait = 500;
   for (;;) {
+    following = new AbortController();
     try {
-      const reply = await ask("/models/sse");
+      const reply = await ask("/ui/live", { signal: following.signal });
       wait = 500;
-      for await (const data of events(reply)) {
-        const event = JSON.parse(data);
-        if (event.event === "download_progress") {
-          const files = Object.values(event.data);
-          const done = files.reduce((all, file) => all + file.done, 0);
-          const total = files.reduce((all, file) => all + file.total, 0);
-          pulling(event.model, total ? size(done) + " of " + size(total) : "asking the hub");
-        } else if (event.event === "download_finished") {
-          pulling(event.model, "done");
-          look();
-        } else if (event.event === "download_failed") {
-          pulling(event.model, String(event.data.message));
-        } else {
-          look();
-        }
-      }
+      for await (const data of events(reply)) take(JSON.parse(data));
+      isAway = true;
     } catch (_) {
-      // The list tells that the daemon is away.
+      // What is asked beside it says why.
     }
-    await new Promise((again) => setTimeout(again, wait));
-    wait = Math.min(wait * 2, RETRY_MS_MAX);
+    if (!following.signal.aborted) {
+      look();
+      await new Promise((again) => {
+        wake = again;
+        setTimeout(again, wait);
+      });
+      wait = Math.min(wait * 2, RETRY_MS_MAX);
+    }
   }
 }
 
@@ -530,52 +603,6 @@ async function pull() {
 element("pull").addEventListener("click", pull);
 element("source").addEventListener("keydown", (event) => event.key === "Enter" && pull());
 element("filter").addEventListener("input", look);
-
-// Where the time of requests went.
-
-const milliseconds = (ms) => ms < 1000 ? ms.toFixed(1) + " ms" : (ms / 1000).toFixed(2) + " s";
-const share = (part, whole) => whole > 0 ? Math.round(part / whole * 100) + " %" : "-";
-
-function rowOf(first, ...cells) {
-  const row = make("tr");
-  const head = make("th");
-  head.scope = "row";
-  head.append(first);
-  row.append(head, ...cells.map((cell) => make("td", cell)));
-  return row;
-}
-
-function showParts(one) {
-  element("why-of").textContent = "Why request " + one.number + " took " + milliseconds(one.total_ms);
-  element("parts").replaceChildren(...one.parts.map((part) => {
-    const behind = (part.behind || []).map((b) => b.model + " for " + b.client + ": " + milliseconds(b.ms));
-    return rowOf(part.text, milliseconds(part.ms), share(part.ms, one.total_ms), behind.join("; "));
-  }));
-  const weights = (one.weights.displaced || []).map((d) => size(d.bytes) + " uploaded: " + d.cause +
-    (d.by_model ? " " + d.by_model : ""));
-  const without = (one.no_effect || []).map((text) => "no effect: " + text);
-  element("advice").replaceChildren(...weights.concat(one.advice, without).map((text) => make("li", text)));
-}
-
-async function showRequests() {
-  try {
-    const { requests } = await (await ask("/why?latest=50")).json();
-    element("ended").replaceChildren(...requests.map((one) => {
-      const button = make("button", String(one.number));
-      button.type = "button";
-      button.title = one.id;
-      button.addEventListener("click", () => showParts(one));
-      const first = one.parts[0];
-      const cause = first ? first.text + ", " + share(first.ms, one.total_ms) : "";
-      return rowOf(button, one.model, one.client, milliseconds(one.total_ms), cause);
-    }));
-    if (requests.length) showParts(requests[0]);
-  } catch (error) {
-    say(error.message, true);
-  }
-}
-
-element("renew-requests").addEventListener("click", showRequests);
 
 // Settings.
 
@@ -604,9 +631,13 @@ element("use-token").addEventListener("click", () => {
   listed = "";
   residency.clear();
   element("maps").replaceChildren();
+  following.abort();
+  wake();
   look();
   showSettings();
 });
+
+document.addEventListener("visibilitychange", look);
 
 show("chat");
 look();

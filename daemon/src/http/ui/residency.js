@@ -37,17 +37,18 @@ function drawResidency(model) {
   return { segments: model.segments, name, map };
 }
 
+let toldMaps = { maps: [], left_out: 0 };
+
 // Draws the maps, if they are seen; those that have not changed stay as they are.
-async function showResidency() {
+function showResidency() {
   if (element("models").hidden) return;
-  const reply = await (await ask("/ui/residency")).json();
-  const drawn = reply.models.map((model) => [model.model, drawResidency(model)]);
+  const drawn = toldMaps.maps.map((model) => [model.model, drawResidency(model)]);
   const names = drawn.map(([name]) => name).join("\n");
   const isSame = names === Array.from(residency.keys()).join("\n");
   residency.clear();
   for (const [name, parts] of drawn) residency.set(name, parts);
   if (!isSame) element("maps").replaceChildren(...drawn.flatMap(([, parts]) => [parts.name, parts.map]));
   element("no-maps").hidden = drawn.length > 0;
-  element("more-maps").hidden = reply.left_out === 0;
-  element("more-maps").textContent = reply.left_out + " more models have weights on the device.";
+  element("more-maps").hidden = toldMaps.left_out === 0;
+  element("more-maps").textContent = toldMaps.left_out + " more models have weights on the device.";
 }

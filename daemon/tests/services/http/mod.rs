@@ -14,6 +14,7 @@ mod forced;
 mod gaps;
 mod hostile_images;
 mod images;
+mod live;
 mod llama;
 mod lora;
 mod metrics;

@@ -338,8 +338,8 @@ async fn the_page_is_given_without_a_token_and_says_nothing_without_one() {
         tcp(http.tcp, "GET", "/ui/settings", &[], "").await.status,
         401
     );
-    let residency = tcp(http.tcp, "GET", "/ui/residency", &[], "").await;
-    assert_eq!(residency.status, 401);
+    let live = tcp(http.tcp, "GET", "/ui/live", &[], "").await;
+    assert_eq!(live.status, 401);
     let bearer = format!("Bearer {TOKEN}");
     let shown = tcp(
         http.tcp,
@@ -353,30 +353,5 @@ async fn the_page_is_given_without_a_token_and_says_nothing_without_one() {
     assert_eq!(settings[0]["key"], "keep_free");
     assert_eq!(settings[0]["value"], "\"1GiB\"");
     assert_eq!(settings[0]["origin"], "/etc/rocmforged/config.toml");
-    assert_eq!(http.stop().await, End::Drained);
-}
-
-#[tokio::test]
-async fn the_page_is_told_which_segments_are_resident() {
-    let http = HttpDaemon::start().await;
-    let shown = |http: &HttpDaemon| {
-        let path = http.path();
-        async move { unix(&path, "GET", "/ui/residency", &[], "").await.json() }
-    };
-    assert_eq!(shown(&http).await, json!({"models": [], "left_out": 0}));
-    let chat = format!(
-        "{{\"model\":\"{LLAMA}\",\"max_tokens\":1,\"messages\":[{{\"role\":\"user\",\"content\":\"hi\"}}]}}"
-    );
-    let answer = unix(&http.path(), "POST", "/v1/chat/completions", &[], &chat).await;
-    assert_eq!(answer.status, 200, "{answer:?}");
-    let map = shown(&http).await["models"][0].clone();
-    assert_eq!(map["model"], LLAMA);
-    let segments = map["segments"].as_str().unwrap();
-    // Six layers of three parts, and the output head.
-    assert_eq!(segments, "#".repeat(6 * 3 + 1));
-    let body = format!("{{\"model\":\"{LLAMA}\"}}");
-    let unloaded = unix(&http.path(), "POST", "/models/unload", &[], &body).await;
-    assert_eq!(unloaded.status, 200, "{unloaded:?}");
-    assert_eq!(shown(&http).await, json!({"models": [], "left_out": 0}));
     assert_eq!(http.stop().await, End::Drained);
 }

@@ -216,7 +216,7 @@ fn request_lines(requests: &[LiveRequest]) -> Vec<Line<'static>> {
             false => format!("{:.1} s", ms / 1e3),
         });
         let cells = [
-            &*request.id.to_string(),
+            &*request.number.to_string(),
             &*clean(&request.state),
             &*tokens,
             rate.as_deref().unwrap_or("-"),

@@ -143,8 +143,8 @@ fn the_board_is_drawn_as_it_is_printed_and_the_keys_stand_below() {
 #[test]
 fn requests_have_their_tokens_rates_and_gaps_by_line() {
     let mut last = sample(0, 0, 0, vec![model("a", &[])]);
-    let request = |id| LiveRequest {
-        id,
+    let request = |number| LiveRequest {
+        number,
         model: "a".into(),
         client: "user:1\u{1b}".into(),
         state: "decode".into(),
@@ -154,6 +154,7 @@ fn requests_have_their_tokens_rates_and_gaps_by_line() {
         generated_tokens: 13,
         tokens_per_s: Some(38.04),
         longest_gap_ms: Some(41.27),
+        longest_gap_cause: "other_models".into(),
     };
     let waits = LiveRequest {
         state: "prompt".into(),
@@ -161,6 +162,7 @@ fn requests_have_their_tokens_rates_and_gaps_by_line() {
         generated_tokens: 0,
         tokens_per_s: None,
         longest_gap_ms: None,
+        longest_gap_cause: String::new(),
         ..request(8)
     };
     last.status.requests = vec![request(7), waits];

@@ -9,7 +9,7 @@ use rocmforge_device::{Loss, MemoryUse};
 use rocmforge_scheduler::are_left_to_others;
 use rocmforge_tensor_cache::Evictions;
 
-use super::{BrokenGaps, Policy};
+use super::{BrokenGaps, Gap, Policy};
 use crate::model::loaded::LoadedModel;
 
 /// What the engine published last.
@@ -252,8 +252,9 @@ pub const LIVE_MAX: usize = 64;
 /// A request that waits or runs.
 #[derive(Debug, Clone)]
 pub struct LiveRequest {
-    /// The engine's number of it.
-    pub id: u64,
+    /// Its number, of [`TimesSlot::numbered`](super::times::TimesSlot::numbered); 0 if it has none.
+    /// The answers of one request have the same.
+    pub number: u64,
     /// Its client; see [`Asker::client`](super::Asker::client).
     pub client: u64,
     /// Its model.
@@ -271,7 +272,7 @@ pub struct LiveRequest {
     /// Tokens a second since its first one; `None` before its second.
     pub tokens_per_s: Option<f64>,
     /// The longest gap between its tokens.
-    pub longest_gap: Option<Duration>,
+    pub longest_gap: Option<Gap>,
 }
 
 /// What a request does, or waits for.

@@ -238,6 +238,15 @@ pub struct DecodeTimes {
     pub cpu_bytes: u64,
 }
 
+impl DecodeTimes {
+    /// Tokens a second; `None` where there are none.
+    #[must_use]
+    pub fn tokens_per_s(&self) -> Option<f64> {
+        let seconds = self.parts.total().as_secs_f64();
+        (self.tokens > 0 && seconds > 0.0).then(|| f64::from(self.tokens) / seconds)
+    }
+}
+
 /// Where the time of a request went in the engine, from its being sent there to its end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestTimes {
@@ -281,7 +290,10 @@ pub const WAITED_FOR_MAX: usize = 8;
 /// may share a slot, side by side or one after another: they become one request from the begin of
 /// the first to the end of the last, each part the share that it had of the time of all.
 #[derive(Debug, Clone, Default)]
-pub struct TimesSlot(Arc<Mutex<Shared>>);
+pub struct TimesSlot {
+    number: u64,
+    shared: Arc<Mutex<Shared>>,
+}
 
 /// What had been uploaded of a model when a request began.
 #[derive(Debug, Clone, Default)]
@@ -301,6 +313,20 @@ struct Shared {
 }
 
 impl TimesSlot {
+    /// For the request of this number, under which snapshots show it while it waits or runs.
+    #[must_use]
+    pub fn numbered(number: u64) -> Self {
+        Self {
+            number,
+            ..Self::default()
+        }
+    }
+
+    /// The number of its request; 0 if it has none.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// The times of those that have ended.
     #[must_use]
     pub fn get(&self) -> Option<RequestTimes> {
@@ -327,7 +353,7 @@ impl TimesSlot {
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::api::times::TimesSlot;
 use crate::api::{LIVE_MAX, LiveRequest, LiveState};
 use crate::request::requests::Requests;
 use crate::request::task::{Task, Work};
@@ -40,7 +41,7 @@ fn live(task: &Task, now: Instant) -> LiveRequest {
     let seconds = first.map(|first| now.saturating_duration_since(first).as_secs_f64());
     let seconds = seconds.filter(|seconds| behind_first > 0 && *seconds > 0.0);
     LiveRequest {
-        id: task.seq.0,
+        number: task.times.slot.as_ref().map_or(0, TimesSlot::number),
         client: task.asker.client,
         model: Arc::clone(&task.loaded),
         state,
@@ -49,6 +50,6 @@ fn live(task: &Task, now: Instant) -> LiveRequest {
         computed_tokens: task.n_past as u32,
         generated_tokens: task.generated(),
         tokens_per_s: seconds.map(|seconds| f64::from(behind_first) / seconds),
-        longest_gap: longest.map(|gap| gap.took),
+        longest_gap: longest,
     }
 }

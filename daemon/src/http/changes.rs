@@ -1,0 +1,34 @@
+//! Streams of what changes, for as long as a client follows them: `GET /models/sse`, `GET
+//! /ui/live`.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::Stream;
+
+use super::call::with_type;
+use super::sending::Streamed;
+use super::sse::SSE;
+
+/// How long such a stream may be silent.
+pub(super) const SILENT_MAX: Duration = Duration::from_secs(15);
+/// What it says then.
+pub(super) const NOTHING_CHANGED: &str = ": nothing changed\n\n";
+
+/// The answer with these events.
+pub(super) fn response<S>(events: S) -> Response
+where
+    S: Stream<Item = Result<Bytes, Infallible>> + Send + 'static,
+{
+    let mut response = with_type(SSE, Body::from_stream(events));
+    response.extensions_mut().insert(Streamed);
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Proxies would hold small pieces back.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
