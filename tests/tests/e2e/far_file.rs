@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use rocmforge_client::Client;
-use rocmforge_client::proto::v1::{FileWait, SamplingParams};
+use rocmforge_client::proto::v1::{FileWait, SamplingParams, WhyRequest};
 use rocmforge_tests::daemon::{Daemon, Options};
 use rocmforge_tests::far_files::FarFiles;
 use rocmforge_tests::fixtures::{self, TINY_LLAMA, TINY_QWEN3};
@@ -86,6 +86,12 @@ async fn other_models_go_on_while_a_file_does_not_answer() {
     let answer = answer.expect("no panic").expect("the file has answered");
     assert_eq!(answer.ids.len(), 4);
     until(&client, false).await;
+    // It was the slowest of them, and its file is why.
+    let slowest = client.why(WhyRequest::default()).await.expect("reports");
+    let [one] = &slowest[..] else {
+        panic!("one is the slowest: {slowest:?}");
+    };
+    assert_eq!((&*one.model, &*one.cause), ("far", "disk"), "{one:?}");
     assert!(daemon.stop().status.success());
 }
 

@@ -38,6 +38,7 @@ mod requests;
 mod reuse;
 mod scaled;
 mod shares;
+mod slow;
 mod speculate;
 mod structured;
 mod tight;

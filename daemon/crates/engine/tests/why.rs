@@ -3,15 +3,14 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rocmforge_engine::api::times::{Displaced, Part, RequestTimes, TimesSlot};
+use rocmforge_engine::api::times::{Part, RequestTimes, TimesSlot};
 use rocmforge_engine::api::{
     Asker, Budget, Decoding, Dry, EmbedRequest, EvictionCause, GenerateEvent, GenerateRequest,
     Pooling, SamplingParams, ScoreRequest, When,
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, Events, LoadedModel, start};
-use rocmforge_fake_hip::Misbehaviour;
 
 use crate::fake;
 use crate::requests::{drop_cached, engine, fixture, greedy, load, load_endless, until};
@@ -19,11 +18,11 @@ use crate::requests::{drop_cached, engine, fixture, greedy, load, load_endless, 
 const ROOMY: Budget = Budget::Bytes(64 << 20);
 const QWEN: &str = "tiny-qwen3-Q8_0.gguf";
 
-fn ids(n: usize) -> Vec<u32> {
+pub(crate) fn ids(n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| 5 + i * 31 % 200).collect()
 }
 
-fn of(client: u64, request: GenerateRequest) -> GenerateRequest {
+pub(crate) fn of(client: u64, request: GenerateRequest) -> GenerateRequest {
     let asker = Asker {
         client,
         ..request.asker
@@ -31,7 +30,10 @@ fn of(client: u64, request: GenerateRequest) -> GenerateRequest {
     GenerateRequest { asker, ..request }
 }
 
-fn begin(engine: &EngineHandle, request: GenerateRequest) -> (Events<GenerateEvent>, TimesSlot) {
+pub(crate) fn begin(
+    engine: &EngineHandle,
+    request: GenerateRequest,
+) -> (Events<GenerateEvent>, TimesSlot) {
     let slot = TimesSlot::default();
     let times = Some(slot.clone());
     let events = engine.generate_timed(request, Vec::new(), times).unwrap();
@@ -39,7 +41,11 @@ fn begin(engine: &EngineHandle, request: GenerateRequest) -> (Events<GenerateEve
 }
 
 /// Reads a request to its end and gives its times, of which the parts add up.
-async fn end(name: &str, events: &mut Events<GenerateEvent>, slot: &TimesSlot) -> RequestTimes {
+pub(crate) async fn end(
+    name: &str,
+    events: &mut Events<GenerateEvent>,
+    slot: &TimesSlot,
+) -> RequestTimes {
     loop {
         match events.next().await.expect("an end") {
             GenerateEvent::Piece { .. } => {}
@@ -55,13 +61,17 @@ async fn end(name: &str, events: &mut Events<GenerateEvent>, slot: &TimesSlot) -
     times
 }
 
-async fn run(name: &str, engine: &EngineHandle, request: GenerateRequest) -> RequestTimes {
+pub(crate) async fn run(
+    name: &str,
+    engine: &EngineHandle,
+    request: GenerateRequest,
+) -> RequestTimes {
     let (mut events, slot) = begin(engine, request);
     end(name, &mut events, &slot).await
 }
 
 /// A request that goes on for long, and is read.
-fn endless(
+pub(crate) fn endless(
     engine: &EngineHandle,
     model: &Arc<LoadedModel>,
     client: u64,
@@ -71,59 +81,12 @@ fn endless(
     tokio::spawn(async move { while events.next().await.is_some() {} })
 }
 
-#[tokio::test]
-async fn the_queue_is_told_with_the_client_who_is_first() {
-    on_some_tries(async || {
-        let engine = start(EngineConfig {
-            budget: ROOMY,
-            max_sequences: NonZeroUsize::MIN,
-            ..EngineConfig::default()
-        })
-        .unwrap()
-        .0;
-        let model = load_endless(&engine, "m").await;
-        let (mut events, _) = begin(&engine, of(7, greedy(&model, ids(4), 600)));
-        until(&engine, "the first", |s| s.running == 1).await;
-        let first = tokio::spawn(async move { while events.next().await.is_some() {} });
-        let times = run("queue", &engine, of(8, greedy(&model, ids(4), 1))).await;
-        first.await.unwrap();
-        if times.parts.first_cause() != Part::Queue {
-            return false;
-        }
-        let behind = &times.waited_for[0];
-        assert_eq!((&*behind.model, behind.client), ("m", 7));
-        assert_eq!(times.surroundings.running, (1, 1));
-        true
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_reader_who_takes_his_time_is_the_cause_of_it() {
-    on_some_tries(async || {
-        let engine = engine(ROOMY);
-        let model = load_endless(&engine, "m").await;
-        let began = Instant::now();
-        run("read at once", &engine, greedy(&model, ids(4), 200)).await;
-        let alone = began.elapsed();
-        let (mut events, slot) = begin(&engine, greedy(&model, ids(4), 200));
-        tokio::time::sleep(alone * 4 + Duration::from_secs(1)).await;
-        let times = end("reader", &mut events, &slot).await;
-        if times.parts.first_cause() != Part::Reader {
-            return false;
-        }
-        assert!(times.waited_for.is_empty());
-        true
-    })
-    .await;
-}
-
 /// Tries of a case whose first cause is measured: on a busy machine something else may take longer
 /// now and then.
 const TRIES: usize = 8;
 
 /// Runs a case until it was right twice.
-async fn on_some_tries(case: impl AsyncFn() -> bool) {
+pub(crate) async fn on_some_tries(case: impl AsyncFn() -> bool) {
     let mut right = 0;
     for _ in 0..TRIES {
         right += usize::from(case().await);
@@ -222,138 +185,6 @@ async fn weights_of_a_cold_file_come_from_disk() {
 }
 
 #[tokio::test]
-async fn passes_of_other_models_are_told_with_theirs() {
-    on_some_tries(async || {
-        const OTHERS: u64 = 8;
-        let engine = start(EngineConfig {
-            budget: Budget::Bytes(512 << 20),
-            max_sequences: NonZeroUsize::new(16).unwrap(),
-            ..EngineConfig::default()
-        })
-        .unwrap()
-        .0;
-        let model = load_endless(&engine, "m").await;
-        let mut others = Vec::new();
-        for client in 0..OTHERS {
-            let busy = load_endless(&engine, &format!("busy-{client}")).await;
-            others.push(endless(&engine, &busy, 10 + client));
-        }
-        until(&engine, "the others", |s| u64::from(s.running) == OTHERS).await;
-        let request = of(9, greedy(&model, ids(4), 40));
-        let times = run("other models", &engine, request).await;
-        others.iter().for_each(tokio::task::JoinHandle::abort);
-        if times.parts.first_cause() != Part::OtherModels {
-            return false;
-        }
-        let behind = &times.waited_for[0];
-        assert_eq!(behind.part, Part::OtherModels);
-        assert_eq!(behind.model, format!("busy-{}", behind.client - 10));
-        true
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn prompts_of_others_in_its_own_model_are_no_work_of_its_own() {
-    on_some_tries(async || {
-        let engine = engine(ROOMY);
-        let model = load_endless(&engine, "m").await;
-        let (mut events, slot) = begin(&engine, of(9, greedy(&model, ids(4), 60)));
-        until(&engine, "the text", |s| s.running == 1).await;
-        let mut others = Vec::new();
-        for client in 10..16 {
-            let (mut events, _) = begin(&engine, of(client, greedy(&model, ids(2000), 1)));
-            others.push(tokio::spawn(async move {
-                while events.next().await.is_some() {}
-            }));
-        }
-        let times = end("own model", &mut events, &slot).await;
-        for other in others {
-            other.await.unwrap();
-        }
-        if times.parts.first_cause() != Part::OwnModel {
-            return false;
-        }
-        assert!((10..16).contains(&times.waited_for[0].client));
-        true
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_long_prompt_of_its_own_is_the_cause() {
-    on_some_tries(async || {
-        let engine = engine(ROOMY);
-        let model = load_endless(&engine, "m").await;
-        let times = run("prompt", &engine, greedy(&model, ids(2000), 1)).await;
-        if times.parts.first_cause() != Part::Prompt {
-            return false;
-        }
-        assert_eq!(
-            (times.prompt_tokens, times.generated_tokens),
-            ((2000, 0), 1)
-        );
-        true
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_long_answer_is_the_cause() {
-    on_some_tries(async || {
-        let engine = engine(ROOMY);
-        let model = load_endless(&engine, "m").await;
-        let times = run("decode", &engine, greedy(&model, ids(4), 300)).await;
-        if times.parts.first_cause() != Part::Decode {
-            return false;
-        }
-        let token = times.surroundings.resident_token_s.unwrap();
-        let decode = times.parts.of(Part::Decode).as_secs_f64();
-        (0.2..5.0).contains(&(decode / 300.0 / token))
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn who_is_preempted_waits_for_who_took_its_place() {
-    on_some_tries(async || {
-        let engine = start(EngineConfig {
-            budget: ROOMY,
-            max_sequences: NonZeroUsize::new(2).unwrap(),
-            ..EngineConfig::default()
-        })
-        .unwrap()
-        .0;
-        let model = load_endless(&engine, "m").await;
-        let read = |client, n| {
-            let (mut events, _) = begin(&engine, of(client, greedy(&model, ids(4), n)));
-            tokio::spawn(async move { while events.next().await.is_some() {} })
-        };
-        // A client with both places gives the newer one to another client, once that has had a
-        // turn.
-        let first = read(7, 1500);
-        until(&engine, "the first", |s| s.running == 1).await;
-        let (mut events, slot) = begin(&engine, of(7, greedy(&model, ids(4), 250)));
-        for _ in 0..100 {
-            assert!(events.next().await.is_some());
-        }
-        let third = read(8, 1500);
-        let times = end("preempted", &mut events, &slot).await;
-        first.await.unwrap();
-        third.await.unwrap();
-        if times.parts.first_cause() != Part::Preempted {
-            return false;
-        }
-        let behind = &times.waited_for[0];
-        assert_eq!((behind.part, &*behind.model), (Part::Preempted, "m"));
-        assert_eq!(times.surroundings.kv_type, "f16");
-        assert!(times.surroundings.kv_bytes > 0);
-        true
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn what_the_cpu_computes_for_a_card_is_told_apart() {
     let runtime = fake::Runtime::new();
     let roomy = engine(ROOMY);
@@ -399,34 +230,6 @@ async fn what_the_cpu_computes_at_each_token_is_a_part_of_its_own() {
         // The fake card's kernels are computed by the same CPU, and take their part.
         let cpu = times.decode.parts.of(Part::CpuCompute);
         cpu > times.decode.parts.total() / 5 && times.parts.of(Part::Uploads) < cpu
-    })
-    .await;
-}
-
-/// Two models on a card with a slow link, each of which evicts the other: also a prompt waits for
-/// what the card waits for itself.
-#[tokio::test]
-async fn a_prompt_behind_a_busy_link_is_told_its_uploads_and_who_evicted() {
-    on_some_tries(async || {
-        let runtime = fake::Runtime::new();
-        runtime.misbehave(Misbehaviour::SlowPinnedCopies, 40);
-        runtime.misbehave(Misbehaviour::SlowRegisteredCopies, 40);
-        let roomy = engine(ROOMY);
-        let info = load(&roomy, QWEN, "m").await;
-        let budget = info.model().info().tensor_bytes + (2 << 20);
-        let engine = runtime.start(budget & !255).unwrap();
-        let model = load(&engine, QWEN, "m").await;
-        let other = load(&engine, QWEN, "other").await;
-        run("first use", &engine, greedy(&model, ids(4), 1)).await;
-        run("the other", &engine, greedy(&other, ids(4), 1)).await;
-        let (mut others, _) = begin(&engine, of(7, greedy(&other, ids(4), 1)));
-        let times = run("a busy link", &engine, of(8, greedy(&model, ids(8), 1))).await;
-        while others.next().await.is_some() {}
-        // The fake card's own times of kernels have copies among them, so that how much of the rest
-        // is the prompt's differs.
-        let by_other = |d: &Displaced| d.by.as_deref() == Some("other");
-        times.displaced.iter().any(by_other)
-            && times.parts.of(Part::Uploads) > times.parts.total() / 8
     })
     .await;
 }

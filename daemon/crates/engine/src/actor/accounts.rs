@@ -207,7 +207,8 @@ impl Engine {
         if bytes == 0 {
             return;
         }
-        let rows = pass.plan.rows as usize;
+        let plan_rows = pass.plan.rows;
+        let rows = plan_rows as usize;
         let device = &mut self.memory.store.device;
         // Until a pass of as many rows is measured, one of a row is what it takes at least.
         let Some(pace) = device.pace(rows).or_else(|| device.pace(1)) else {
@@ -216,11 +217,16 @@ impl Engine {
         let seconds = |s| Duration::try_from_secs_f64(s).unwrap_or(Duration::ZERO);
         let link = seconds(bytes as f64 / pace.upload_bytes_per_s);
         let resident = self.requests.times.resident_token(pass.model());
-        let resident = resident.filter(|_| rows == 1).map(seconds);
+        let resident = resident.map(seconds);
+        // Rows share what each would read by itself.
+        let at_most = resident.map(|row| row.saturating_mul(plan_rows));
+        let resident = resident.filter(|_| rows == 1);
+        let by_cpu = pass.counts.host_bytes;
         for Member { task, .. } in &mut pass.members {
             let pass_bytes = task.loaded.model().info().weights.pass_bytes;
-            let at_least = seconds(pass_bytes as f64 / pace.computed_bytes_per_s);
-            task.times.note_uploads(link, resident, at_least);
+            let own = pass_bytes.saturating_sub(by_cpu);
+            let at_least = seconds(own as f64 / pace.computed_bytes_per_s);
+            task.times.note_uploads(link, resident, at_least, at_most);
         }
     }
 

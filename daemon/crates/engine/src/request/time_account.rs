@@ -381,12 +381,15 @@ impl TimeAccount {
 
     /// Its pass is nearly complete, and its uploads took the link so long: a device that has its
     /// work queued waits for them itself, which is seen only in that it takes longer than its work
-    /// alone does: what was `measured`, or what its rates say, or else `at_least` so long.
+    /// alone does: what was `measured`, or what the rates of its slices say. Where those of the
+    /// first slices were not known that is less than it takes `at_least`; rates are means of all
+    /// models, so that they count no more than `at_most`.
     pub(crate) fn note_uploads(
         &mut self,
         link: Duration,
         measured: Option<Duration>,
         at_least: Duration,
+        at_most: Option<Duration>,
     ) {
         let InPass {
             prompt,
@@ -394,8 +397,8 @@ impl TimeAccount {
             waited,
             work: by_rates,
         } = self.in_pass;
-        let by_rates = Some(by_rates).filter(|work| !work.is_zero());
-        let work = measured.or(by_rates).unwrap_or(at_least);
+        let by_rates = by_rates.max(at_least).min(at_most.unwrap_or(Duration::MAX));
+        let work = measured.unwrap_or(by_rates);
         let waits = (prompt + decode)
             .saturating_sub(work)
             .min(link.saturating_sub(waited));

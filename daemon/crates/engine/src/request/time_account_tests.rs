@@ -240,7 +240,13 @@ fn whatever_happens_the_parts_add_up() {
                     };
                     account.compute(at, Part::Decode, used, 1);
                     let work = Duration::from_micros(draw(2000));
-                    account.note_uploads(some, [None, Some(work)][draw(2) as usize], work);
+                    let known = [None, Some(work)];
+                    account.note_uploads(
+                        some,
+                        known[draw(2) as usize],
+                        work,
+                        known[draw(2) as usize],
+                    );
                     account.end_pass(draw(12) as f64 / 10.0, Some(whom));
                 }
             }
@@ -260,6 +266,7 @@ fn a_device_that_waits_for_uploads_itself_computes_no_longer_than_its_work_takes
         };
         account.compute(at, part, used, 0);
     };
+    let fresh = account;
     // Waits that were seen, the link's time, what the work takes, and the uploads that come of it.
     let cases = [
         (80, Some(ms(5)), 75),
@@ -271,7 +278,7 @@ fn a_device_that_waits_for_uploads_itself_computes_no_longer_than_its_work_takes
         for part in [Part::Decode, Part::Prompt] {
             let (mut account, begun) = account();
             slice(&mut account, part, begun + ms(80), ms(8));
-            account.note_uploads(ms(link), known, ms(80));
+            account.note_uploads(ms(link), known, ms(4), None);
             account.end_pass(0.0, None);
             let parts = account.parts();
             assert_eq!(parts.of(Part::Uploads), ms(uploads), "{link} {known:?}");
@@ -281,6 +288,17 @@ fn a_device_that_waits_for_uploads_itself_computes_no_longer_than_its_work_takes
     // Where no rate of such passes is known, it is what they take at least.
     let (mut account, begun) = account();
     slice(&mut account, Part::Decode, begun + ms(80), ms(0));
-    account.note_uploads(ms(80), None, ms(30));
+    account.note_uploads(ms(80), None, ms(30), None);
     assert_eq!(account.parts().of(Part::Uploads), ms(50));
+    // The same where the rate of its first slice alone is not known, as of a first long prompt.
+    let (mut account, begun) = fresh();
+    slice(&mut account, Part::Prompt, begun + ms(40), ms(0));
+    slice(&mut account, Part::Prompt, begun + ms(80), ms(8));
+    account.note_uploads(ms(80), None, ms(50), None);
+    assert_eq!(account.parts().of(Part::Uploads), ms(30));
+    // A rate that other models are slower by says no more than its own tokens do.
+    let (mut account, begun) = fresh();
+    slice(&mut account, Part::Prompt, begun + ms(80), ms(70));
+    account.note_uploads(ms(80), None, ms(60), Some(ms(20)));
+    assert_eq!(account.parts().of(Part::Uploads), ms(60));
 }

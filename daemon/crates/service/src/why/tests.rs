@@ -55,3 +55,14 @@ fn a_request_that_the_engine_never_had_still_adds_up() {
     assert!((report.total_ms - 10.0).abs() < 1e-9);
     assert_eq!((&*report.cause, &*report.client), ("rest", "someone"));
 }
+
+#[test]
+fn a_request_that_waits_for_its_model_to_be_opened_says_so_first() {
+    let slow = Ended {
+        handed_over: Some(Instant::now() + Duration::from_millis(9)),
+        ..ended(1, Peer::Local, 10)
+    };
+    let report = slow.report(&|_| "someone".to_owned());
+    assert_eq!(report.cause, "preparing");
+    assert_eq!(report.tokens_per_s, None);
+}
