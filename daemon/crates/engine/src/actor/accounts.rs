@@ -362,8 +362,11 @@ impl Engine {
                 task.times.running_most,
                 self.config.max_sequences.get() as u32,
             ),
-            free_bytes: store.free_bytes,
+            free_bytes: store
+                .free_bytes
+                .map(|free| free.saturating_sub(self.guards.keep_free.bytes())),
             weights: info.weights.clone(),
+            file_type: info.file_type,
             has_experts: info.n_expert > 0,
             is_pass_aware: store.cache.policy() == CachePolicy::PassAware,
             computed_bytes_per_s: pace.map(|pace| pace.computed_bytes_per_s),

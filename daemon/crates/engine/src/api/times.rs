@@ -194,10 +194,13 @@ pub struct Surroundings {
     pub resident_token_s: Option<f64>,
     /// Most requests that ran at once while it waited in the queue, and how many may run.
     pub running: (u32, u32),
-    /// Bytes of the device's memory that are free beside the budget, where its driver says so.
+    /// Bytes of the device's memory that are free beside the budget and what is kept free for
+    /// others, where its driver says so.
     pub free_bytes: Option<u64>,
     /// The model's weights by type.
     pub weights: WeightShares,
+    /// The type that its file has as a whole, such as `Q4_K_M`, if it is known.
+    pub file_type: Option<&'static str>,
     /// Whether passes have experts that are chosen row by row.
     pub has_experts: bool,
     /// Whether segments that the running pass needs soon are evicted last, so that of a model that

@@ -23,13 +23,14 @@ const ELEMENTS: usize = 32;
 /// computed.
 const SHARED_MIN: u32 = 33;
 
-/// Types that weights are advised to have, the largest first.
-const TYPES: [WeightType; 5] = [
-    WeightType::Q8_0,
-    WeightType::Q6K,
-    WeightType::Q5K,
-    WeightType::Q4K,
-    WeightType::Q4_0,
+/// Types that weights are advised to have, the largest first, with the type of files whose matrices
+/// are nearly all of it.
+const TYPES: [(WeightType, &str); 5] = [
+    (WeightType::Q8_0, "Q8_0"),
+    (WeightType::Q6K, "Q6_K"),
+    (WeightType::Q5K, "Q5_K_S"),
+    (WeightType::Q4K, "Q4_K_S"),
+    (WeightType::Q4_0, "Q4_0"),
 ];
 
 /// What a change of a setting would do to the tokens of a request behind its first one.
@@ -37,8 +38,8 @@ const TYPES: [WeightType; 5] = [
 pub struct Prediction {
     /// What is changed: `budget`, `kv_type` or `weights`.
     pub setting: &'static str,
-    /// Its value: bytes of the budget, the type of the KV cache's elements, or that of the
-    /// matrices.
+    /// Its value: bytes of the budget, the type of the KV cache's elements, or that of the model's
+    /// file.
     pub value: String,
     /// Tokens a second as the request was.
     pub tokens_per_s: f64,
@@ -187,7 +188,7 @@ fn resident_rate(times: &RequestTimes) -> String {
     })
 }
 
-/// The largest smaller type of the matrices with which all weights fit, or else the smallest.
+/// The largest smaller type of file with which all weights fit, or else the smallest.
 fn smaller_weights(times: &RequestTimes) -> Option<Advice> {
     let around = &times.surroundings;
     let room = around.budget_bytes.checked_sub(around.block_bytes)?;
@@ -204,18 +205,20 @@ fn smaller_weights(times: &RequestTimes) -> Option<Advice> {
     // Beside most of a smaller type a file has a few matrices of a larger one.
     let smaller = TYPES
         .into_iter()
-        .filter(|&ty| most.bytes_as(ty) < most.bytes_as(now));
-    let smaller = smaller.map(|ty| (ty, saved(ty)));
+        .filter(|&(ty, _)| most.bytes_as(ty) < most.bytes_as(now));
+    let smaller = smaller.map(|(ty, file)| (file, saved(ty)));
     let smaller: Vec<_> = smaller.collect();
     let fits = smaller.iter().find(|(_, saved)| *saved >= lacking);
-    let &(ty, saved) = fits.or_else(|| smaller.iter().rev().max_by_key(|(_, saved)| *saved))?;
+    let &(file, saved) = fits.or_else(|| smaller.iter().rev().max_by_key(|(_, saved)| *saved))?;
     let (room, fit) = match saved >= lacking {
         true => (MoreRoom::All, ", and all of them fit"),
         false => (MoreRoom::Bytes(saved), ""),
     };
-    let prediction = predict(times, "weights", ty.to_string(), room)?;
+    let prediction = predict(times, "weights", file.to_owned(), room)?;
+    let of_file = around.file_type.map(str::to_owned);
+    let now = of_file.unwrap_or_else(|| format!("matrices of {now}"));
     let text = format!(
-        "matrices of {ty} in place of {now}: the weights take {} less{fit}",
+        "a file of {file} in place of {now}: the weights take {} less{fit}",
         size(saved)
     );
     Some(Advice::with(text, Some(prediction)))

@@ -124,16 +124,18 @@ fn the_largest_smaller_type_of_weights_that_fits_is_advised() {
     times.surroundings.weights = matrices(WeightType::Q8_0, 110);
     // 6.5625 bits in place of 8.5 save 25 MiB; 5.5 bits save 38.8.
     let (value, _, then) = predicted(&times, "weights").unwrap();
-    assert_eq!(value, "Q5_K");
+    assert_eq!(value, "Q5_K_S");
     assert!((then - 100.0).abs() < 1e-6, "{then}");
     let told = of(&times, &times.parts);
-    let told = told
-        .iter()
-        .find(|a| a.text.starts_with("matrices"))
-        .unwrap();
-    let expected = "matrices of Q5_K in place of Q8_0: the weights take 38.8 MiB less, and all of them fit: 20.0 -> \
-                    100.0 tokens/s";
+    let told = told.iter().find(|a| a.text.starts_with("a file")).unwrap();
+    let expected = "a file of Q5_K_S in place of matrices of Q8_0: the weights take 38.8 MiB less, and all of them fit: \
+                    20.0 -> 100.0 tokens/s";
     assert_eq!(told.text, expected);
+    // A file of several types says which it is as a whole.
+    times.surroundings.file_type = Some("Q6_K");
+    let told = of(&times, &times.parts);
+    let named = |a: &Advice| a.text.starts_with("a file of Q5_K_S in place of Q6_K: ");
+    assert!(told.iter().any(named));
 }
 
 #[test]
@@ -142,7 +144,7 @@ fn weights_that_do_not_fit_in_any_type_are_fewer_to_be_uploaded() {
     times.surroundings.weights = matrices(WeightType::Q5K, 110);
     // The smallest type saves 20 of the 40 MiB that a pass misses, where 30 are lacking.
     let (value, _, then) = predicted(&times, "weights").unwrap();
-    assert_eq!(value, "Q4_K");
+    assert_eq!(value, "Q4_K_S");
     assert!((then - 1e3 / 30.0).abs() < 1e-6, "{then}");
     times.surroundings.weights = matrices(WeightType::Q4K, 110);
     assert_eq!(predicted(&times, "weights"), None, "no type is smaller");
