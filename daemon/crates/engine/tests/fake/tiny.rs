@@ -68,7 +68,30 @@ fn random(rng: &mut StdRng, ty: TensorType, cols: u64, rows: u64) -> Vec<u8> {
 
 /// Writes a llama of `n_layer` layers to `dir`; the same seed gives the same bytes.
 pub(crate) fn write(dir: &Path, n_layer: u32, seed: u64) -> PathBuf {
+    let shape = Shape {
+        n_layer,
+        n_ff: N_FF,
+        matrices: None,
+    };
+    write_of(dir, &shape, seed)
+}
+
+/// How large a model is.
+pub(crate) struct Shape {
+    pub(crate) n_layer: u32,
+    pub(crate) n_ff: u64,
+    /// The type of the matrices of its layers, if all have one.
+    pub(crate) matrices: Option<TensorType>,
+}
+
+/// Writes one of another shape.
+pub(crate) fn write_of(dir: &Path, shape: &Shape, seed: u64) -> PathBuf {
     println!("seed {seed}");
+    let &Shape {
+        n_layer,
+        n_ff,
+        matrices,
+    } = shape;
     let mut rng = StdRng::seed_from_u64(seed);
     let tokens: Vec<String> = (0..=255)
         .map(|b| byte_char(b).to_string())
@@ -83,7 +106,7 @@ pub(crate) fn write(dir: &Path, n_layer: u32, seed: u64) -> PathBuf {
         .key("llama.context_length", N_CTX)
         .key("llama.embedding_length", N_EMBD as u32)
         .key("llama.block_count", n_layer)
-        .key("llama.feed_forward_length", N_FF as u32)
+        .key("llama.feed_forward_length", n_ff as u32)
         .key("llama.attention.head_count", N_HEAD as u32)
         .key("llama.attention.head_count_kv", 1u32)
         .key("llama.attention.key_length", HEAD_DIM as u32)
@@ -124,16 +147,18 @@ pub(crate) fn write(dir: &Path, n_layer: u32, seed: u64) -> PathBuf {
             ("attn_v", TensorType::Q5_1, N_EMBD, HEAD_DIM),
             ("attn_output", TensorType::Q5_0, heads, N_EMBD),
             ("ffn_norm", TensorType::F32, N_EMBD, 1),
-            ("ffn_gate", TensorType::Q4_1, N_EMBD, N_FF),
-            ("ffn_up", TensorType::Q4_1, N_EMBD, N_FF),
-            ("ffn_down", down, N_FF, N_EMBD),
+            ("ffn_gate", TensorType::Q4_1, N_EMBD, n_ff),
+            ("ffn_up", TensorType::Q4_1, N_EMBD, n_ff),
+            ("ffn_down", down, n_ff, N_EMBD),
         ] {
+            let ty = matrices.filter(|_| rows > 1).unwrap_or(ty);
             writer = tensor(writer, &format!("blk.{i}.{name}.weight"), ty, cols, rows);
         }
     }
     writer = tensor(writer, "output_norm.weight", TensorType::F32, N_EMBD, 1);
     writer = tensor(writer, "output.weight", TensorType::Q8_0, N_EMBD, N_VOCAB);
-    let path = dir.join(format!("tiny-{n_layer}-{seed}.gguf"));
+    let of = matrices.map_or("mixed", TensorType::name);
+    let path = dir.join(format!("tiny-{n_layer}-{seed}-{of}.gguf"));
     writer.write_to(&path).unwrap();
     path
 }
