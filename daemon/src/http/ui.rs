@@ -1,8 +1,8 @@
 //! `/ui`: a page to chat, to look at models and memory, and to see the settings in force.
 //!
-//! The page is three texts inside of the program. It asks the routes that all clients have, with a
-//! token where one is needed, so that it may do what its user may. The page itself says nothing of
-//! this daemon and is given to everyone who may connect.
+//! The page is its markup, script and style inside of the program. It asks the routes that all
+//! clients have, with a token where one is needed, so that it may do what its user may. The page
+//! itself says nothing of this daemon and is given to everyone who may connect.
 //!
 //! *Invariants* (tests below): no script or style but these two texts runs ([`POLICY`]); what comes
 //! from models, files and the daemon is set as text, never as markup.
@@ -23,9 +23,11 @@ use super::call::{Call, json as answer, with_type};
 
 const PAGE: &str = include_str!("ui/page.html");
 const SCRIPT: &str = concat!(
+    "\"use strict\";\n",
     include_str!("ui/residency.js"),
     include_str!("ui/requests.js"),
-    include_str!("ui/page.js")
+    include_str!("ui/page.js"),
+    include_str!("ui/chat.js")
 );
 const STYLE: &str = include_str!("ui/page.css");
 

@@ -34,7 +34,7 @@ function requestButton(one) {
   const button = make("button", String(one.number));
   button.type = "button";
   button.title = one.id || "";
-  button.dataset.key = "request " + one.number;
+  button.dataset.key = "why " + one.number;
   button.setAttribute("aria-label", "Why request " + one.number + " took its time");
   button.addEventListener("click", () => {
     chosenRequest = one.number;
@@ -44,25 +44,62 @@ function requestButton(one) {
   return button;
 }
 
+function requestRow(one, ...cells) {
+  const row = rowOf(requestButton(one), ...cells);
+  row.dataset.key = "request " + one.number;
+  return row;
+}
+
 function runningRow(one) {
-  return rowOf(requestButton(one), plain(one.state), one.model, one.client, tokensOf(one), rateOf(one), gapOf(one),
+  return requestRow(one, plain(one.state), one.model, one.client, tokensOf(one), rateOf(one), gapOf(one),
     milliseconds(one.age_ms));
 }
 
 function endedRow(one) {
   const first = one.parts[0];
   const cause = first ? first.text + ", " + share(first.ms, one.total_ms) : "";
-  return rowOf(requestButton(one), "ended: " + one.code, one.model, one.client, tokensOf(one), rateOf(one), gapOf(one),
+  return requestRow(one, "ended: " + one.code, one.model, one.client, tokensOf(one), rateOf(one), gapOf(one),
     milliseconds(one.total_ms), cause);
 }
 
-// Rows that are new do not take the focus from the button of a request that is still shown.
+// The texts of a row that stays.
+function renewRow(stays, row) {
+  Array.from(row.cells).forEach((cell, at) => {
+    const old = stays.cells[at];
+    if (!cell.childElementCount && old.textContent !== cell.textContent) old.textContent = cell.textContent;
+  });
+}
+
+// Shows these rows. One of the same key stays the element that it was, so that a button may be
+// pressed while its row changes, and keeps the focus.
 function fillRows(body, rows) {
-  const focused = document.activeElement && body.contains(document.activeElement) && document.activeElement.dataset.key;
-  body.replaceChildren(...rows);
-  for (const button of body.querySelectorAll("button")) {
-    if (focused && button.dataset.key === focused) button.focus();
+  const focused = body.contains(document.activeElement) && document.activeElement.dataset.key;
+  const old = new Map(Array.from(body.rows, (row) => [row.dataset.key, row]));
+  // The answers of one request have one number.
+  const times = new Map();
+  for (const row of rows) {
+    const { key } = row.dataset;
+    times.set(key, (times.get(key) || 0) + 1);
+    row.dataset.key = times.get(key) + " " + key;
   }
+  const keys = new Set(rows.map((row) => row.dataset.key));
+  for (const [key, row] of old) if (!keys.has(key)) row.remove();
+  rows.forEach((row, at) => {
+    const stays = old.get(row.dataset.key) || row;
+    if (stays !== row) renewRow(stays, row);
+    if (body.rows[at] !== stays) body.insertBefore(stays, body.rows[at] || null);
+  });
+  if (!focused || body.contains(document.activeElement)) return;
+  for (const button of body.querySelectorAll("button")) if (button.dataset.key === focused) button.focus();
+}
+
+// What was shown to another token.
+function forgetRequests() {
+  runningNow = [];
+  endedReports = [];
+  chosenRequest = 0;
+  for (const id of ["running", "ended", "parts", "advice"]) element(id).replaceChildren();
+  element("why-of").textContent = "Why";
 }
 
 function showRunning() {
