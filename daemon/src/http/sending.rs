@@ -16,7 +16,7 @@ use crate::replies::{Outgoing, Replies, Rule, Taken, UNREAD_MAX};
 
 /// Marks an answer that comes as it is made. Such a one may be unread while nobody waits. Where
 /// others wait, a generation's own writer ends it long before this bound does (`reply.rs`); the
-/// events of models (`GET /models/sse`) have no such writer.
+/// streams of what changes (`changes.rs`) have no such writer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Streamed;
 

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rocmforge_engine::api::times::{Part, PartTimes, RequestTimes, TimesSlot};
 use serde::Serialize;
+use tokio::sync::watch;
 
 pub use advice::Prediction;
 
@@ -60,6 +61,8 @@ pub(crate) struct Ended {
 pub struct RecentRequests {
     ring: Mutex<VecDeque<Arc<Ended>>>,
     next: AtomicU64,
+    /// Changes behind each that is kept.
+    kept: watch::Sender<()>,
 }
 
 impl RecentRequests {
@@ -76,13 +79,22 @@ impl RecentRequests {
             ring.pop_front();
         }
         ring.push_back(ended);
+        drop(ring);
+        self.kept.send_replace(());
     }
 
     /// Those that a caller may see, the latest first.
     fn seen_by(&self, viewer: &Viewer) -> Vec<Arc<Ended>> {
         let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        let seen = |ended: &&Arc<Ended>| viewer.is_admin || ended.peer == viewer.peer;
-        ring.iter().rev().filter(seen).cloned().collect()
+        let seen = ring.iter().rev().filter(|ended| viewer.sees(ended));
+        seen.cloned().collect()
+    }
+
+    /// The number of the last one that a caller may see.
+    fn last_seen_by(&self, viewer: &Viewer) -> Option<u64> {
+        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = ring.iter().rev().find(|ended| viewer.sees(ended));
+        last.map(|ended| ended.number)
     }
 }
 
@@ -93,6 +105,12 @@ pub struct Viewer {
     pub peer: Peer,
     /// All requests are.
     pub is_admin: bool,
+}
+
+impl Viewer {
+    fn sees(&self, ended: &Ended) -> bool {
+        self.is_admin || ended.peer == self.peer
+    }
 }
 
 /// Which requests are asked about.
@@ -250,8 +268,14 @@ impl Service {
     /// The number of the last request that has ended and that a caller may see; 0 if none has.
     #[must_use]
     pub fn last_ended(&self, viewer: &Viewer) -> u64 {
-        let seen = self.recent.seen_by(viewer);
-        seen.first().map_or(0, |ended| ended.number)
+        self.recent.last_seen_by(viewer).unwrap_or(0)
+    }
+
+    /// Changes whenever a request has ended, once [`last_ended`](Self::last_ended) knows of it. The
+    /// engine ended it earlier, by as long as its client takes to read the rest.
+    #[must_use]
+    pub fn ended_requests(&self) -> watch::Receiver<()> {
+        self.recent.kept.subscribe()
     }
 
     /// Where the time of requests went that have ended; none where none has.

@@ -24,6 +24,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use rocmforge_engine::api::{LiveRequest, ModelStatus, SegmentState, SegmentStatus, Snapshot};
 use rocmforge_service::Service;
+use rocmforge_service::arrival::Arrival;
 use rocmforge_service::why::Viewer;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -53,7 +54,8 @@ pub(in crate::http) async fn live(
     let mut snapshots = call.service.engine.watch();
     snapshots.mark_changed();
     let watching = Watching {
-        viewer: call.service.viewer(&call.arrival).await,
+        arrival: call.arrival,
+        ended: call.service.ended_requests(),
         service: call.service,
         downloads: http.pulls.changes(),
         pulls: Arc::clone(&http.pulls),
@@ -72,10 +74,13 @@ pub(in crate::http) async fn live(
 
 /// One window that is open.
 struct Watching {
-    viewer: Viewer,
+    /// Who follows it.
+    arrival: Arrival,
     service: Arc<Service>,
     pulls: Arc<Pulls>,
     downloads: watch::Receiver<u64>,
+    /// Requests are kept as ended later than the engine ends them, which nothing else reports.
+    ended: watch::Receiver<()>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     /// The models that were loaded at the last look.
     names: Option<BTreeSet<String>>,
@@ -94,16 +99,20 @@ impl Watching {
             tokio::select! {
                 changed = self.snapshots.changed() => changed.ok()?,
                 changed = self.downloads.changed() => changed.ok()?,
+                changed = self.ended.changed() => changed.ok()?,
                 () = &mut silent => return Some(changes::NOTHING_CHANGED.to_owned()),
             }
             tokio::time::sleep_until(self.next_look).await;
             let snapshot = Arc::clone(&self.snapshots.borrow_and_update());
             self.downloads.mark_unchanged();
+            self.ended.mark_unchanged();
             if snapshot.draining || self.service.is_draining() {
                 return None;
             }
             self.next_look = Instant::now() + LOOK_EVERY;
-            let changed = self.changed(&snapshot);
+            // Its roles may end while it follows.
+            let viewer = self.service.viewer(&self.arrival).await;
+            let changed = self.changed(&snapshot, &viewer);
             if !changed.is_empty() {
                 let mut text = String::new();
                 sse::data_event(&changed, &mut text);
@@ -113,7 +122,7 @@ impl Watching {
     }
 
     /// The parts that are other than they were sent.
-    fn changed(&mut self, snapshot: &Snapshot) -> Map<String, Value> {
+    fn changed(&mut self, snapshot: &Snapshot, viewer: &Viewer) -> Map<String, Value> {
         let names = names(snapshot);
         if self.names.as_ref().is_some_and(|before| *before != names) {
             self.loaded += 1;
@@ -125,8 +134,8 @@ impl Watching {
         let parts = [
             ("memory", memory(snapshot)),
             ("models", value(&residency(snapshot))),
-            ("requests", value(&self.requests(snapshot))),
-            ("ended", json!(self.service.last_ended(&self.viewer))),
+            ("requests", value(&self.requests(snapshot, viewer))),
+            ("ended", json!(self.service.last_ended(viewer))),
             ("loaded", json!(self.loaded)),
             ("downloads", downloads.collect()),
         ];
@@ -140,11 +149,11 @@ impl Watching {
         changed
     }
 
-    fn requests(&self, snapshot: &Snapshot) -> Vec<Request> {
+    fn requests(&self, snapshot: &Snapshot, viewer: &Viewer) -> Vec<Request> {
         let all = snapshot.requests.iter();
-        let seen = all.filter(|live| self.service.is_seen_by(&self.viewer, live.client));
+        let seen = all.filter(|live| self.service.is_seen_by(viewer, live.client));
         let shown = seen.map(|live| {
-            let client = self.service.client_seen_by(&self.viewer, live.client);
+            let client = self.service.client_seen_by(viewer, live.client);
             Request::of(live, client)
         });
         shown.collect()

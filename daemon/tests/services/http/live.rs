@@ -24,8 +24,14 @@ impl Live {
         Live(response, String::new())
     }
 
-    /// The next event that has this part, if the part is so.
+    /// The next event that has this part, if the part is so. Signs of life do not count.
     async fn until(&mut self, part: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let next = self.next(part, is_so);
+        let next = tokio::time::timeout(Duration::from_secs(60), next).await;
+        next.unwrap_or_else(|_| panic!("{part} is not sent"))
+    }
+
+    async fn next(&mut self, part: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         loop {
             while let Some((event, rest)) = self.1.split_once("\n\n") {
                 let data = event.strip_prefix("data: ");
@@ -36,8 +42,8 @@ impl Live {
                     _ => {}
                 }
             }
-            let next = tokio::time::timeout(Duration::from_secs(30), piece(self.0.body_mut()));
-            let next = next.await.expect("an event").expect("the stream goes on");
+            let next = piece(self.0.body_mut()).await;
+            let next = next.expect("the stream goes on");
             self.1 += &String::from_utf8_lossy(&next);
         }
     }
@@ -70,6 +76,12 @@ async fn the_page_is_told_what_is_resident_and_runs_as_it_changes() {
     let whole = second.until("ended", |ended| *ended == 1).await;
     assert_eq!(whole["models"], shown["models"]);
     assert!(whole["memory"]["weight_bytes"].as_u64() > Some(0));
+    // One that ends without the engine, which publishes nothing then.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let body = json!({"model": LLAMA, "input": "a ".repeat(20_000)}).to_string();
+    let refused = unix(&http.path(), "POST", "/v1/embeddings", &[], &body).await;
+    assert_eq!(refused.status, 400, "{refused:?}");
+    live.until("ended", |ended| *ended == 2).await;
     let body = format!("{{\"model\":\"{LLAMA}\"}}");
     let unloaded = unix(&http.path(), "POST", "/models/unload", &[], &body).await;
     assert_eq!(unloaded.status, 200, "{unloaded:?}");

@@ -45,6 +45,22 @@ fn a_client_sees_its_own_requests_and_an_admin_all() {
     assert_eq!(numbers(&viewer(Peer::User(7), false)), [1]);
     assert_eq!(numbers(&viewer(Peer::Local, false)), [0_u64; 0]);
     assert_eq!(numbers(&viewer(Peer::Local, true)), [2, 1]);
+    let last = |peer, is_admin| recent.last_seen_by(&viewer(peer, is_admin));
+    assert_eq!(last(Peer::User(7), false), Some(1));
+    assert_eq!(last(Peer::Local, false), None);
+    assert_eq!(last(Peer::Local, true), Some(2));
+}
+
+#[test]
+fn who_follows_the_requests_that_end_finds_them() {
+    let recent = RecentRequests::default();
+    let mut follows = recent.kept.subscribe();
+    assert!(!follows.has_changed().unwrap());
+    recent.keep(ended(1, Peer::Local, 5));
+    assert!(follows.has_changed().unwrap());
+    follows.mark_unchanged();
+    recent.keep(ended(2, Peer::Local, 5));
+    assert!(follows.has_changed().unwrap());
 }
 
 #[test]
@@ -58,10 +74,8 @@ fn a_request_that_the_engine_never_had_still_adds_up() {
 
 #[test]
 fn a_request_that_waits_for_its_model_to_be_opened_says_so_first() {
-    let slow = Ended {
-        handed_over: Some(Instant::now() + Duration::from_millis(9)),
-        ..ended(1, Peer::Local, 10)
-    };
+    let mut slow = ended(1, Peer::Local, 10);
+    slow.handed_over = Some(slow.at + Duration::from_millis(9));
     let report = slow.report(&|_| "someone".to_owned());
     assert_eq!(report.cause, "preparing");
     assert_eq!(report.tokens_per_s, None);
