@@ -166,6 +166,7 @@ impl Cache {
             changes: 0,
             blocks: 0,
             cursor: None,
+            uses_all_experts: false,
             tied_done: false,
             expects_next_pass: false,
             in_request: false,
@@ -403,6 +404,7 @@ impl Cache {
         state.begun = self.pass_clock;
         state.passes += 1;
         state.cursor = Some(0);
+        state.uses_all_experts = false;
         state.tied_done = false;
         state.expects_next_pass = hint.expects_next_pass;
         Ok(())

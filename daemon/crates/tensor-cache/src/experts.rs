@@ -10,12 +10,15 @@
 
 use crate::arena::Side;
 use crate::room::VictimFilter;
-use crate::state::Segment;
+use crate::state::{Model, Segment};
 use crate::victims::expert_that_goes_first;
 use crate::{Action, Cache, EvictionCause, Policy, SegmentId, SegmentKind, SegmentState, Slab};
 
-/// How many of the segments that were used last are looked at for one that may go.
+/// How many of the segments that were used last are looked at for those that may go.
 const RECENT_MAX: usize = 1024;
+
+/// How many of the experts that were used last, and may go, are compared.
+const COMPARED: usize = 8;
 
 /// The part of the arena that holes too short for an expert may be before they are joined.
 const SCATTERED_PART: u64 = 64;
@@ -117,13 +120,13 @@ impl Cache {
         !joins
     }
 
-    /// Of the evictable experts of a model that have `bytes`: the coldest, or the one that was used
-    /// last, whichever is used again later.
+    /// Of the evictable experts of a model that have `bytes`: the coldest, or one of those that were
+    /// used last, whichever is used again latest.
     fn expert_to_go(&self, of: SegmentId, bytes: u64) -> Option<SegmentId> {
         let model = &self.models[&of.model];
         let may_go = |index: u32| {
             let found = &model.segments[index as usize];
-            let is = found.spec.kind == SegmentKind::Expert;
+            let is = found.spec.kind == SegmentKind::Expert && !model.comes_fresh(found);
             let inside = found
                 .state
                 .slab()
@@ -133,12 +136,15 @@ impl Cache {
         let coldest = model.experts.iter().map(|(_, index)| *index);
         let coldest = coldest.into_iter().find(|&index| may_go(index))?;
         let recent = self.recency.iter().take(RECENT_MAX).map(|(id, ())| *id);
-        let mut recent = recent.filter(|id| id.model == of.model).map(|id| id.index);
-        let latest = recent.find(|&index| may_go(index)).unwrap_or(coldest);
-        let index = match self.passes_until(of, latest) > self.passes_until(of, coldest) {
-            true => latest,
-            false => coldest,
-        };
+        let recent = recent.filter(|id| id.model == of.model).map(|id| id.index);
+        let recent = recent.filter(|&index| may_go(index)).take(COMPARED);
+        let until = |index: u32| self.passes_until(of, index);
+        let index = recent.fold(coldest, |latest, index| {
+            match until(index) > until(latest) {
+                true => index,
+                false => latest,
+            }
+        });
         Some(SegmentId { index, ..of })
     }
 
@@ -150,11 +156,11 @@ impl Cache {
         let rare = found.score.passes_ahead(model.passes) - 1.0;
         let (n, cursor) = (model.ordered.len() as f64, model.cursor.unwrap_or(0));
         let (place, cursor) = (f64::from(found.place), f64::from(cursor));
-        let ahead = match place > cursor {
-            true => place - cursor,
-            false => n - cursor + place,
-        };
-        rare + ahead / n
+        match place > cursor {
+            true if model.uses_all_experts => (place - cursor) / n,
+            true => rare + (place - cursor) / n,
+            false => rare + (n - cursor + place) / n,
+        }
     }
 
     /// How much an expert was used, the last uses counting most; 0 for one that
@@ -182,11 +188,13 @@ impl Cache {
     /// Begins an upload of an expert that the pass under way will need for certain, unless it is
     /// there or on its way, or too many are. Whether it began one.
     pub fn prefetch_needed(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
-        let now = crate::forecast::NextUse {
-            requests: 0,
-            segments: 0,
-        };
-        self.prefetch_within(segment, VictimFilter::UsedAfter(now), actions)
+        if let Some(model) = self.models.get_mut(&segment.model)
+            && let Some(found) = model.segments.get(segment.index as usize)
+            && model.cursor.is_some_and(|cursor| found.place > cursor)
+        {
+            model.uses_all_experts = true;
+        }
+        self.prefetch_over_used(segment, actions)
     }
 
     /// Begins an upload of an expert that nobody waits for, unless too many are under way, or there
@@ -203,7 +211,16 @@ impl Cache {
                 return false;
             }
         }
-        self.prefetch_needed(segment, actions)
+        self.prefetch_over_used(segment, actions)
+    }
+
+    /// Begins an upload in the place of what is used later than now.
+    fn prefetch_over_used(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
+        let now = crate::forecast::NextUse {
+            requests: 0,
+            segments: 0,
+        };
+        self.prefetch_within(segment, VictimFilter::UsedAfter(now), actions)
     }
 
     /// Begins an upload of the first absent expert of a model from an index on, into room that
@@ -224,5 +241,14 @@ impl Cache {
         let segment = SegmentId { model, index };
         self.prefetch_within(segment, VictimFilter::Nothing, actions)
             .then_some(index)
+    }
+}
+
+impl Model {
+    /// Whether an expert was uploaded ahead of its layer in a pass that uses nearly all: in the
+    /// place of another one it would be uploaded twice.
+    fn comes_fresh(&self, expert: &Segment) -> bool {
+        let is_ahead = self.cursor.is_some_and(|cursor| expert.place >= cursor);
+        self.uses_all_experts && expert.fresh && is_ahead
     }
 }

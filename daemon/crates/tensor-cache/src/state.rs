@@ -51,6 +51,9 @@ pub(crate) struct Model {
     pub(crate) blocks: u32,
     /// The next index that the pass under way will use.
     pub(crate) cursor: Option<u32>,
+    /// Experts of layers that the pass under way has yet to come to were said to be needed: it uses
+    /// nearly all of them.
+    pub(crate) uses_all_experts: bool,
     /// The pass under way has used its tied segments for the second time.
     pub(crate) tied_done: bool,
     /// Another pass is expected soon.

@@ -94,6 +94,68 @@ fn an_expert_goes_for_another_one_of_its_size_and_nothing_moves() {
     assert_eq!(late.moved, 0);
 }
 
+/// Layers of which experts are uploaded ahead.
+const LAYERS_AHEAD: u32 = 2;
+
+const PROMPTS: u64 = 20;
+
+/// Long prompts, for which the experts of next layers are uploaded ahead, between passes of few rows.
+/// Uploads of a prompt's pass, and how many experts were absent when it began.
+fn prompts_ahead() -> (u64, u64) {
+    let (mut cache, _) = half();
+    let mut rng = StdRng::seed_from_u64(21);
+    let mut some = |_: u32| (0..8).map(|_| rng.random_range(0..EXPERTS)).collect();
+    let of_layer = |layer: u32| {
+        let first = LAYERS + layer * EXPERTS;
+        (first..first + EXPERTS).map(|index| SegmentId {
+            model: MODEL,
+            index,
+        })
+    };
+    let (mut uploads, mut absent, mut actions) = (0, 0, Vec::new());
+    let mut arrive = |cache: &mut Cache, actions: &mut Vec<Action>| {
+        for action in actions.drain(..) {
+            if let Action::Upload { segment, .. } = action {
+                uploads += u64::from(segment.index >= LAYERS);
+                cache.uploaded(segment);
+            }
+        }
+    };
+    for _ in 0..PROMPTS {
+        (0..4).for_each(|_| pass(&mut cache, &mut Did::default(), &mut some));
+        let all = (0..LAYERS).flat_map(of_layer);
+        absent += all.filter(|&expert| !cache.holds(expert)).count() as u64;
+        cache.pass_begin(MODEL, GOES_ON).unwrap();
+        for layer in 0..LAYERS {
+            let attention = SegmentId {
+                model: MODEL,
+                index: layer,
+            };
+            for segment in std::iter::once(attention).chain(of_layer(layer)) {
+                cache.acquire(segment, &mut actions).unwrap();
+                arrive(&mut cache, &mut actions);
+                cache.release(segment);
+            }
+            for expert in (layer + 1..LAYERS.min(layer + 1 + LAYERS_AHEAD)).flat_map(of_layer) {
+                cache.prefetch_needed(expert, &mut actions);
+                arrive(&mut cache, &mut actions);
+            }
+        }
+        cache.pass_end(MODEL);
+        cache.assert_consistent();
+    }
+    (uploads, absent)
+}
+
+#[test]
+fn what_was_uploaded_ahead_does_not_go_before_its_use() {
+    let (uploads, absent) = prompts_ahead();
+    println!("{uploads} uploads where {absent} experts were absent");
+    // Those that come ahead have the room of others meanwhile.
+    let ahead = PROMPTS * u64::from(LAYERS_AHEAD * EXPERTS);
+    assert!(absent > 1000 && uploads <= absent + ahead);
+}
+
 /// Experts of two sizes in room for some hundred of them, and small blocks that come and go, whose
 /// holes no expert fits: nothing moves for each upload, and what is uploaded is what has no room.
 #[test]

@@ -102,6 +102,8 @@ pub(super) struct Uploads {
     patience: Duration,
     /// Bytes a second of a copy, as of the last look.
     rate: Option<f64>,
+    /// [`Uploads::notes`] as of the last look.
+    notes: Mutex<Vec<String>>,
 }
 
 impl Uploads {
@@ -134,6 +136,7 @@ impl Uploads {
             events: Events::new(context),
             before: None,
             rate: None,
+            notes: Mutex::default(),
             seen: HashSet::new(),
             threads: Vec::new(),
             under_way: BTreeMap::new(),
@@ -176,9 +179,14 @@ impl Uploads {
         self.rate
     }
 
-    /// What was found of reading the host's memory in place, for people.
+    /// What was found of reading the host's memory in place, for people; while a thread copies, as
+    /// of the last look.
     pub(super) fn notes(&self) -> Vec<String> {
-        lock(&self.staging.lane).ways.notes()
+        let mut notes = lock(&self.notes);
+        if let Ok(lane) = self.staging.lane.try_lock() {
+            *notes = lane.ways.notes();
+        }
+        notes.clone()
     }
 
     /// Whether all uploads have ended.
