@@ -83,7 +83,7 @@ pub(crate) fn endless(
 
 /// Tries of a case whose first cause is measured: on a busy machine something else may take longer
 /// now and then.
-const TRIES: usize = 8;
+const TRIES: usize = 24;
 
 /// Runs a case until it was right twice.
 pub(crate) async fn on_some_tries(case: impl AsyncFn() -> bool) {

@@ -120,8 +120,8 @@ impl Cache {
         !joins
     }
 
-    /// Of the evictable experts of a model that have `bytes`: the coldest, or one of those that were
-    /// used last, whichever is used again latest.
+    /// Of the evictable experts of a model that have `bytes`: the coldest, or one of those that
+    /// were used last, whichever is used again latest.
     fn expert_to_go(&self, of: SegmentId, bytes: u64) -> Option<SegmentId> {
         let model = &self.models[&of.model];
         let may_go = |index: u32| {

@@ -99,8 +99,8 @@ const LAYERS_AHEAD: u32 = 2;
 
 const PROMPTS: u64 = 20;
 
-/// Long prompts, for which the experts of next layers are uploaded ahead, between passes of few rows.
-/// Uploads of a prompt's pass, and how many experts were absent when it began.
+/// Long prompts, for which the experts of next layers are uploaded ahead, between passes of few
+/// rows. Uploads of a prompt's pass, and how many experts were absent when it began.
 fn prompts_ahead() -> (u64, u64) {
     let (mut cache, _) = half();
     let mut rng = StdRng::seed_from_u64(21);
