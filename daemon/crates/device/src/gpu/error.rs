@@ -33,7 +33,7 @@ pub struct Attempt {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A call came back with a code.
-    #[error("{call}: {name} ({code}): {text}")]
+    #[error("{call}: {name} ({code}){}", beside(name, text))]
     Call {
         /// The vendor's function.
         call: &'static str,
@@ -95,6 +95,15 @@ pub enum Error {
     },
 }
 
+/// The text of a code behind its name; nothing where a library has the name as its text, as HIP 5
+/// has.
+fn beside(name: &str, text: &str) -> String {
+    match text.is_empty() || text == name {
+        true => String::new(),
+        false => format!(": {text}"),
+    }
+}
+
 /// `a (why), b (why)`.
 fn attempts(tried: &[Attempt]) -> String {
     let mut text = String::new();
@@ -136,5 +145,26 @@ impl Error {
     /// Whether the context is damaged for good.
     pub fn is_lost(&self) -> bool {
         self.loss().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_is_the_name_is_not_said_twice() {
+        let error = |text: &str| Error::Call {
+            call: "hipInit",
+            code: 101,
+            name: "hipErrorInvalidDevice".to_owned(),
+            text: text.to_owned(),
+            class: Class::Other,
+        };
+        let once = "hipInit: hipErrorInvalidDevice (101)";
+        assert_eq!(error("hipErrorInvalidDevice").to_string(), once);
+        assert_eq!(error("").to_string(), once);
+        let text = "invalid device ordinal";
+        assert_eq!(error(text).to_string(), format!("{once}: {text}"));
     }
 }
