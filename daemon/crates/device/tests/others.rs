@@ -105,8 +105,8 @@ fn nvml_counts_the_processes_that_are_not_ours() {
     for ms in [3000, 3500, 4000] {
         assert_eq!(look(&mut *observer, 1, at(ms)).busy_percent, Some(0));
     }
-    // More processes than there is room for at first.
-    let many: Vec<_> = (0..500).map(|n| process(10_000 + n, 1, 0)).collect();
+    // More processes than there is room for at first, with numbers that Linux gives to none.
+    let many: Vec<_> = (0..500).map(|n| process(5_000_000 + n, 1, 0)).collect();
     fake.set_processes(9000 * MIB, &[&many[..], &ours[..1]].concat());
     assert_eq!(look(&mut *observer, 1, at(4500)).bytes, 500 * MIB);
     drop(observer);
