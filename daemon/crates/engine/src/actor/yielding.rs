@@ -25,6 +25,10 @@ const COUNTED: Duration = Duration::from_secs(2);
 impl Engine {
     /// Takes what was seen of others on the card. Whether the budget was changed for it.
     pub(crate) fn watch_others(&mut self) -> bool {
+        // Asked between any two passes, and off unless set.
+        if self.guards.others.is_none() {
+            return false;
+        }
         let device = &self.memory.store.device;
         let held = device.memory_use().map_or(0, |held| held.allocated_bytes);
         let rests = device.is_closed() && !self.guards.yields();
