@@ -12,19 +12,22 @@
 
 pub(crate) mod args;
 mod board;
+mod line;
+mod screen;
 
 use std::io::IsTerminal as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use ratatui::crossterm::event::{self, KeyEventKind};
 use rocmforge_client::Client;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 
 use self::args::TopArgs;
 pub(crate) use self::board::{Action, Board, Sample};
+use self::screen::{Key, Screen};
 use crate::context::Context;
 
 /// Models whose segments are requested for a sample.
@@ -34,10 +37,10 @@ const EVENTS_WAITING: usize = 64;
 /// Calls for keys that may be under way at once.
 const CALLS_MAX: usize = 8;
 /// How often the thread that reads keys checks whether it is still needed.
-const KEYS_POLL: Duration = Duration::from_millis(200);
+const KEYS_POLL_MS: u16 = 200;
 /// Lines and columns of `--once`.
-const ONCE_LINES: u16 = 400;
-const ONCE_COLUMNS: u16 = 100;
+const ONCE_LINES: usize = 400;
+const ONCE_COLUMNS: usize = 100;
 /// Time between the two samples of `--once`, for rates.
 const ONCE_PAUSE: Duration = Duration::from_millis(500);
 
@@ -45,7 +48,7 @@ const ONCE_PAUSE: Duration = Duration::from_millis(500);
 enum Event {
     Sample(Box<Sample>),
     Message(String),
-    Terminal(event::Event),
+    Key(Key),
     /// The terminal is gone.
     Closed,
 }
@@ -62,21 +65,6 @@ async fn sample(client: &Client) -> Result<Sample, rocmforge_client::Error> {
         }
     }
     Ok(Sample::new(status, cache, models))
-}
-
-/// The terminal in raw mode, with the alternate screen.
-struct Screen(ratatui::DefaultTerminal);
-
-impl Screen {
-    fn open() -> std::io::Result<Screen> {
-        Ok(Screen(ratatui::try_init()?))
-    }
-}
-
-impl Drop for Screen {
-    fn drop(&mut self) {
-        ratatui::restore();
-    }
 }
 
 pub(crate) async fn top(context: &mut Context, args: TopArgs) -> anyhow::Result<()> {
@@ -99,6 +87,7 @@ pub(crate) async fn top(context: &mut Context, args: TopArgs) -> anyhow::Result<
 
 /// Shows the board until a key or the end of the terminal ends it.
 async fn watch(client: &Client, board: &mut Board, every: Duration) -> anyhow::Result<()> {
+    let mut resized = signal(SignalKind::window_change())?;
     let mut screen = Screen::open()?;
     let (sender, mut events) = mpsc::channel(EVENTS_WAITING);
     let keys = sender.clone();
@@ -115,8 +104,13 @@ async fn watch(client: &Client, board: &mut Board, every: Duration) -> anyhow::R
     ));
     let mut calls = JoinSet::new();
     loop {
-        screen.0.draw(|frame| board.draw(frame))?;
-        let Some(event) = events.recv().await else {
+        screen.draw(|columns, rows| board.rows(columns, rows))?;
+        let event = tokio::select! {
+            event = events.recv() => event,
+            // It is drawn at once.
+            Some(()) = resized.recv() => continue,
+        };
+        let Some(event) = event else {
             return Ok(());
         };
         let action = match event {
@@ -129,11 +123,7 @@ async fn watch(client: &Client, board: &mut Board, every: Duration) -> anyhow::R
                 board.show(&message);
                 None
             }
-            Event::Terminal(event::Event::Key(key)) if key.kind != KeyEventKind::Release => {
-                board.key(key)
-            }
-            // A new size is drawn at once.
-            Event::Terminal(_) => None,
+            Event::Key(key) => board.key(key),
         };
         while calls.try_join_next().is_some() {}
         match action {
@@ -178,14 +168,15 @@ async fn send_samples(
 
 fn read_keys(sender: &mpsc::Sender<Event>) {
     while !sender.is_closed() {
-        let event = match event::poll(KEYS_POLL) {
-            Ok(false) => continue,
-            Ok(true) => event::read().map_or(Event::Closed, Event::Terminal),
-            Err(_) => Event::Closed,
+        let events = match screen::read_keys(KEYS_POLL_MS) {
+            Ok(keys) => keys.into_iter().map(Event::Key).collect(),
+            Err(_) => vec![Event::Closed],
         };
-        let is_last = matches!(event, Event::Closed);
-        if sender.blocking_send(event).is_err() || is_last {
-            return;
+        for event in events {
+            let is_last = matches!(event, Event::Closed);
+            if sender.blocking_send(event).is_err() || is_last {
+                return;
+            }
         }
     }
 }

@@ -6,11 +6,11 @@ mod tests;
 
 use std::time::Instant;
 
-use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use rocmforge_client::proto::Budget;
 use rocmforge_client::proto::v1::{CacheUsage, Model, StatsResponse, StatusResponse};
 use serde_json::{Value, json};
 
+use super::screen::Key;
 use crate::human::{clean, percent, size};
 
 /// Events that are shown.
@@ -120,48 +120,48 @@ impl Board {
     }
 
     /// Takes a key, and returns the call that it leads to.
-    pub(crate) fn key(&mut self, key: KeyEvent) -> Option<Action> {
-        if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
+    pub(crate) fn key(&mut self, key: Key) -> Option<Action> {
+        if key == Key::Interrupt {
             return Some(Action::Quit);
         }
         if self.typed.is_some() {
-            return self.type_budget(key.code);
+            return self.type_budget(key);
         }
         let sample = self.now.as_ref()?;
         let name = sample
             .models
             .get(self.chosen)
             .map(|model| model.name.clone());
-        match key.code {
-            KeyCode::Char('q') | KeyCode::Esc => Some(Action::Quit),
-            KeyCode::Down | KeyCode::Char('j') => {
+        match key {
+            Key::Char('q') | Key::Esc => Some(Action::Quit),
+            Key::Down | Key::Char('j') => {
                 self.chosen = (self.chosen + 1).min(sample.models.len().saturating_sub(1));
                 None
             }
-            KeyCode::Up | KeyCode::Char('k') => {
+            Key::Up | Key::Char('k') => {
                 self.chosen = self.chosen.saturating_sub(1);
                 None
             }
-            KeyCode::Char('b') => {
+            Key::Char('b') => {
                 self.typed = Some(String::new());
                 None
             }
-            KeyCode::Char('p') => name.map(Action::Pin),
-            KeyCode::Char('P') => name.map(Action::Unpin),
-            KeyCode::Char('l') => name.map(Action::Preload),
-            KeyCode::Char('e') => name.map(Action::Evict),
-            KeyCode::Char('u') => name.map(Action::Unload),
+            Key::Char('p') => name.map(Action::Pin),
+            Key::Char('P') => name.map(Action::Unpin),
+            Key::Char('l') => name.map(Action::Preload),
+            Key::Char('e') => name.map(Action::Evict),
+            Key::Char('u') => name.map(Action::Unload),
             _ => None,
         }
     }
 
-    fn type_budget(&mut self, code: KeyCode) -> Option<Action> {
+    fn type_budget(&mut self, key: Key) -> Option<Action> {
         let typed = self.typed.as_mut()?;
-        match code {
-            KeyCode::Char(c) if typed.len() < TYPED_MAX && c.is_ascii_graphic() => typed.push(c),
-            KeyCode::Backspace => drop(typed.pop()),
-            KeyCode::Esc => self.typed = None,
-            KeyCode::Enter => {
+        match key {
+            Key::Char(c) if typed.len() < TYPED_MAX && c.is_ascii_graphic() => typed.push(c),
+            Key::Backspace => drop(typed.pop()),
+            Key::Esc => self.typed = None,
+            Key::Enter => {
                 let budget = self.typed.take().unwrap_or_default().parse::<Budget>();
                 match budget {
                     Ok(budget) => return Some(Action::Budget(budget)),

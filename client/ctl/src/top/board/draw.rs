@@ -7,17 +7,13 @@
 //! # resident   * resident and pinned   > in flight   @ in use   . absent   1-9 tenths resident
 //! ```
 
-use ratatui::Frame;
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
-use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span};
-use ratatui::widgets::{Paragraph, Widget};
+use console::Style;
 use rocmforge_client::proto::Word as _;
 use rocmforge_client::proto::v1::{LiveRequest, Model, Segment, SegmentState};
 
 use super::{Board, Sample};
 use crate::human::{clean, percent, plural, size, span};
+use crate::top::line::{Line, Span};
 
 /// Lines of a model's map.
 const MAP_LINES_MAX: usize = 4;
@@ -29,7 +25,7 @@ pub(super) const HELP: &str =
 
 impl Board {
     /// Lines of the board, `columns` wide, and the index of the chosen model's line.
-    fn lines(&self, columns: usize) -> (Vec<Line<'static>>, Option<usize>) {
+    fn lines(&self, columns: usize) -> (Vec<Line>, Option<usize>) {
         let Some(sample) = &self.now else {
             return (vec![Line::from("no answer yet")], None);
         };
@@ -56,7 +52,7 @@ impl Board {
         (lines, chosen)
     }
 
-    fn head(&self, sample: &Sample, columns: usize) -> Vec<Line<'static>> {
+    fn head(&self, sample: &Sample, columns: usize) -> Vec<Line> {
         let (status, total) = (&sample.status, sample.total());
         let device = status.device.as_ref().map_or("", |device| &device.name);
         let state = status.state().word().replace('_', " ");
@@ -67,21 +63,21 @@ impl Board {
             clean(device)
         );
         let used = [
-            ("weights", total.resident_bytes, Color::Green),
-            ("in flight", total.in_flight_bytes, Color::Yellow),
-            ("kv", total.kv_bytes, Color::Blue),
-            ("prefix", total.prefix_bytes, Color::Cyan),
-            ("scratch", total.scratch_bytes, Color::Magenta),
+            ("weights", total.resident_bytes, Style::new().green()),
+            ("in flight", total.in_flight_bytes, Style::new().yellow()),
+            ("kv", total.kv_bytes, Style::new().blue()),
+            ("prefix", total.prefix_bytes, Style::new().cyan()),
+            ("scratch", total.scratch_bytes, Style::new().magenta()),
         ];
         let held: u64 = used.iter().map(|(_, bytes, _)| bytes).sum();
         let budget = sample.cache.budget_bytes;
         let width = columns.saturating_sub(2).min(60);
         let mut bar = vec![Span::from("[")];
         let mut filled = 0;
-        for (_, bytes, colour) in used {
-            let cells = cells_of(bytes, budget, width).min(width - filled);
+        for (_, bytes, colour) in &used {
+            let cells = cells_of(*bytes, budget, width).min(width - filled);
             filled += cells;
-            bar.push(Span::styled("=".repeat(cells), Style::new().fg(colour)));
+            bar.push(Span::styled("=".repeat(cells), colour.clone()));
         }
         bar.push(Span::from(" ".repeat(width - filled)));
         bar.push(Span::from("]"));
@@ -93,7 +89,7 @@ impl Board {
             .upload_rate()
             .map_or("-".to_owned(), |rate| format!("{}/s", size(rate)));
         let mut lines = vec![
-            Line::styled(title, Style::new().add_modifier(Modifier::BOLD)),
+            Line::styled(title, Style::new().bold()),
             Line::from(format!(
                 "memory {} of {} ({}), pinned {}",
                 size(held),
@@ -129,63 +125,40 @@ impl Board {
                     clean(&wait.model),
                     span(wait.waited_ms)
                 ),
-                Style::new().fg(Color::Red),
+                Style::new().red(),
             ));
         }
         lines
     }
 
     /// The last lines of the screen.
-    fn foot(&self) -> [Line<'static>; 2] {
+    fn foot(&self) -> [Line; 2] {
         let typed = self.typed.as_ref();
         let message = typed.map_or_else(
             || self.message.clone(),
             |typed| format!("budget, such as 8GiB or 80%, Enter sets it: {typed}_"),
         );
-        [
-            Line::from(message),
-            Line::styled(HELP, Style::new().add_modifier(Modifier::DIM)),
-        ]
+        [Line::from(message), Line::styled(HELP, Style::new().dim())]
     }
 
-    /// Draws the board over the whole screen, scrolled so that the chosen model is visible.
-    pub(crate) fn draw(&self, frame: &mut Frame<'_>) {
-        self.render(frame.area(), frame.buffer_mut());
-    }
-
-    fn render(&self, area: Rect, buffer: &mut Buffer) {
-        let (lines, chosen) = self.lines(area.width.into());
-        let foot_height = area.height.min(2);
-        let body = Rect {
-            height: area.height - foot_height,
-            ..area
-        };
-        let scroll = chosen.map_or(0, |at| {
-            (at + 1 + MAP_LINES_MAX).saturating_sub(body.height.into())
-        });
-        let scroll = u16::try_from(scroll).unwrap_or(u16::MAX);
-        Paragraph::new(lines)
-            .scroll((scroll, 0))
-            .render(body, buffer);
-        let foot = Rect {
-            y: area.y + body.height,
-            height: foot_height,
-            ..area
-        };
-        Paragraph::new(self.foot().to_vec()).render(foot, buffer);
+    /// The whole screen, `rows` lines of it, scrolled so that the chosen model is visible.
+    pub(crate) fn rows(&self, columns: usize, rows: usize) -> Vec<Line> {
+        let (mut lines, chosen) = self.lines(columns);
+        let foot = rows.min(2);
+        let body = rows - foot;
+        let scroll = chosen.map_or(0, |at| (at + 1 + MAP_LINES_MAX).saturating_sub(body));
+        lines.drain(..scroll.min(lines.len()));
+        lines.resize_with(body, Line::default);
+        lines.extend(self.foot().into_iter().take(foot));
+        lines
     }
 
     /// The board as text, without the help for keys.
-    pub(crate) fn as_text(&self, columns: u16, lines_max: u16) -> String {
-        let (lines, _) = self.lines(columns.into());
+    pub(crate) fn as_text(&self, columns: usize, lines_max: usize) -> String {
+        let (lines, _) = self.lines(columns);
         let mut text = String::new();
-        for line in lines.iter().take(lines_max.into()) {
-            let line: String = line
-                .spans
-                .iter()
-                .map(|span| span.content.as_ref())
-                .collect();
-            text += line.trim_end();
+        for line in lines.iter().take(lines_max) {
+            text += line.text().trim_end();
             text.push('\n');
         }
         text
@@ -193,7 +166,7 @@ impl Board {
 }
 
 /// The requests that wait or run, a line each below their headings; nothing if there are none.
-fn request_lines(requests: &[LiveRequest]) -> Vec<Line<'static>> {
+fn request_lines(requests: &[LiveRequest]) -> Vec<Line> {
     if requests.is_empty() {
         return Vec::new();
     }
@@ -236,12 +209,7 @@ fn request_lines(requests: &[LiveRequest]) -> Vec<Line<'static>> {
     lines
 }
 
-fn model_lines(
-    sample: &Sample,
-    model: &Model,
-    is_chosen: bool,
-    columns: usize,
-) -> Vec<Line<'static>> {
+fn model_lines(sample: &Sample, model: &Model, is_chosen: bool, columns: usize) -> Vec<Line> {
     let usage = sample
         .cache
         .models
@@ -260,13 +228,13 @@ fn model_lines(
         percent(usage.hits, usage.hits + usage.misses),
     );
     let style = match is_chosen {
-        true => Style::new().add_modifier(Modifier::BOLD),
+        true => Style::new().bold(),
         false => Style::new(),
     };
     let mut lines = vec![Line::styled(text, style)];
     let width = columns.saturating_sub(4).max(8);
     let group = model.segments.len().div_ceil(width * MAP_LINES_MAX).max(1);
-    let cells: Vec<Span<'static>> = model.segments.chunks(group).map(cell).collect();
+    let cells: Vec<Span> = model.segments.chunks(group).map(cell).collect();
     lines.extend(cells.chunks(width).map(|cells| {
         let mut spans = vec![Span::from("    ")];
         spans.extend_from_slice(cells);
@@ -286,7 +254,7 @@ fn cells_of(part: u64, whole: u64, width: usize) -> usize {
 
 /// The cell of one segment or of a group. In a group, the state that needs attention wins: in
 /// flight, in use, pinned; else a digit gives the tenths of it that are resident.
-fn cell(segments: &[Segment]) -> Span<'static> {
+fn cell(segments: &[Segment]) -> Span {
     let resident = |segment: &&Segment| segment.state() == SegmentState::Resident;
     let is_in_flight = segments
         .iter()
@@ -301,18 +269,18 @@ fn cell(segments: &[Segment]) -> Span<'static> {
         .any(|segment| segment.pinned);
     let count = segments.iter().filter(resident).count();
     let (text, colour) = if is_in_flight {
-        (">".to_owned(), Color::Yellow)
+        (">".to_owned(), Style::new().yellow())
     } else if is_in_use {
-        ("@".to_owned(), Color::White)
+        ("@".to_owned(), Style::new().white())
     } else if is_pinned {
-        ("*".to_owned(), Color::Cyan)
+        ("*".to_owned(), Style::new().cyan())
     } else if count == segments.len() {
-        ("#".to_owned(), Color::Green)
+        ("#".to_owned(), Style::new().green())
     } else if count == 0 {
-        (".".to_owned(), Color::DarkGray)
+        (".".to_owned(), Style::new().black().bright())
     } else {
         let tenths = (count * 10 / segments.len()).max(1);
-        (tenths.to_string(), Color::Green)
+        (tenths.to_string(), Style::new().green())
     };
-    Span::styled(text, Style::new().fg(colour))
+    Span::styled(text, colour)
 }

@@ -1,10 +1,5 @@
-//! The board drawn on a backend without a terminal, and its keys.
+//! The board without a terminal, and its keys.
 
-use ratatui::Terminal;
-use ratatui::backend::TestBackend;
-use ratatui::buffer::Buffer;
-use ratatui::style::Style;
-use ratatui::text::Line;
 use rocmforge_client::proto::v1::{
     Device, HostTier, LiveRequest, ModelCacheUsage, Segment, SegmentState, ServerState,
 };
@@ -125,19 +120,19 @@ b\\u{1b}[2J loaded
 fn the_board_is_drawn_as_it_is_printed_and_the_keys_stand_below() {
     let board = board();
     assert_eq!(board.as_text(80, 100), TEXT);
-    let mut terminal = Terminal::new(TestBackend::new(80, 20)).unwrap();
-    terminal.draw(|frame| board.draw(frame)).unwrap();
     let mut expected: Vec<String> = TEXT.lines().map(str::to_owned).collect();
     expected.resize(19, String::new());
     expected.push(HELP.to_owned());
-    let expected = expected
-        .iter()
-        .map(|line| Line::from(format!("{line:<80}")));
-    let mut plain = terminal.backend().buffer().clone();
-    plain.set_style(plain.area, Style::reset());
-    let mut wanted = Buffer::with_lines(expected);
-    wanted.set_style(wanted.area, Style::reset());
-    assert_eq!(plain, wanted);
+    assert_eq!(shown(&board, 80, 20), expected);
+}
+
+/// The words on a screen of this size.
+fn shown(board: &Board, columns: usize, rows: usize) -> Vec<String> {
+    let lines = board.rows(columns, rows);
+    let lines = lines.iter().map(|line| line.painted(columns));
+    lines
+        .map(|line| console::strip_ansi_codes(&line).trim_end().to_owned())
+        .collect()
 }
 
 #[test]
@@ -183,47 +178,49 @@ REQUEST  STATE             TOKENS  TOKENS/S   LONG GAP      AGE  MODEL, CLIENT
 #[test]
 fn the_chosen_model_is_in_sight_on_a_small_screen_and_on_none() {
     let mut board = board();
-    assert_eq!(board.key(KeyCode::Down.into()), None);
-    let mut terminal = Terminal::new(TestBackend::new(40, 8)).unwrap();
-    terminal.draw(|frame| board.draw(frame)).unwrap();
-    let shown = terminal.backend().to_string();
-    assert!(shown.contains("> b"), "{shown}");
-    for (columns, lines) in [(1, 1), (3, 2), (200, 60)] {
-        terminal.backend_mut().resize(columns, lines);
-        terminal.draw(|frame| board.draw(frame)).unwrap();
+    assert_eq!(board.key(Key::Down), None);
+    let small = shown(&board, 40, 8);
+    assert!(
+        small.iter().any(|line| line.starts_with("> b")),
+        "{small:?}"
+    );
+    for (columns, rows) in [(0, 0), (1, 1), (3, 2), (200, 60)] {
+        let lines = shown(&board, columns, rows);
+        assert_eq!(lines.len(), rows);
+        assert!(lines.iter().all(|line| line.chars().count() <= columns));
     }
 }
 
 #[test]
 fn keys_act_on_the_chosen_model() {
     let mut board = board();
-    let mut press = |code: KeyCode| board.key(code.into());
-    assert_eq!(press(KeyCode::Char('p')), Some(Action::Pin("a".into())));
-    assert_eq!(press(KeyCode::Up), None);
-    assert_eq!(press(KeyCode::Down), None);
-    assert_eq!(press(KeyCode::Down), None, "there is no further one");
+    let mut press = |key: Key| board.key(key);
+    assert_eq!(press(Key::Char('p')), Some(Action::Pin("a".into())));
+    assert_eq!(press(Key::Up), None);
+    assert_eq!(press(Key::Down), None);
+    assert_eq!(press(Key::Down), None, "there is no further one");
     for (key, action) in [
         ('P', Action::Unpin as fn(String) -> Action),
         ('l', Action::Preload),
         ('e', Action::Evict),
         ('u', Action::Unload),
     ] {
-        assert_eq!(press(KeyCode::Char(key)), Some(action("b\u{1b}[2J".into())));
+        assert_eq!(press(Key::Char(key)), Some(action("b\u{1b}[2J".into())));
     }
-    assert_eq!(press(KeyCode::Char('b')), None);
+    assert_eq!(press(Key::Char('b')), None);
     for c in "12q".chars() {
-        assert_eq!(press(KeyCode::Char(c)), None, "it is typed");
+        assert_eq!(press(Key::Char(c)), None, "it is typed");
     }
-    assert_eq!(press(KeyCode::Enter), None, "it is no budget");
-    assert_eq!(press(KeyCode::Char('b')), None);
+    assert_eq!(press(Key::Enter), None, "it is no budget");
+    assert_eq!(press(Key::Char('b')), None);
     for c in "50%".chars() {
-        assert_eq!(press(KeyCode::Char(c)), None);
+        assert_eq!(press(Key::Char(c)), None);
     }
     assert_eq!(
-        press(KeyCode::Enter),
+        press(Key::Enter),
         Some(Action::Budget("50%".parse().unwrap()))
     );
-    assert_eq!(press(KeyCode::Char('q')), Some(Action::Quit));
+    assert_eq!(press(Key::Char('q')), Some(Action::Quit));
 }
 
 #[test]
@@ -255,9 +252,7 @@ fn a_map_of_thousands_of_segments_has_four_lines_of_groups() {
 fn a_message_of_the_daemon_shows_escapes_instead_of_obeying_them() {
     let mut board = board();
     board.show("no model \"\u{1b}]0;title\u{7}\u{202e}\"\nnext");
-    let mut terminal = Terminal::new(TestBackend::new(100, 30)).unwrap();
-    terminal.draw(|frame| board.draw(frame)).unwrap();
-    let shown = terminal.backend().to_string();
+    let shown = shown(&board, 100, 30).join("\n");
     assert!(
         !shown.contains(['\u{1b}', '\u{7}', '\u{202e}']),
         "{shown:?}"
