@@ -18,6 +18,7 @@ pub mod late;
 mod lifecycle;
 pub mod listeners;
 pub mod log;
+pub mod log_filter;
 pub mod parent;
 pub mod passed;
 pub mod reload;

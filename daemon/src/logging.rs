@@ -5,9 +5,12 @@ use std::io::{self, IsTerminal as _};
 
 use anyhow::Context as _;
 use rocmforged::log::Log;
+use rocmforged::log_filter;
 use rocmforged::reload::SetFilter;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::reload::Handle;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
+use tracing_subscriber::reload::{self, Handle};
 
 use crate::LOG_WAIT_MAX;
 
@@ -15,23 +18,21 @@ use crate::LOG_WAIT_MAX;
 /// for a stuck standard error.
 pub(crate) fn start_log(filter: &str) -> anyhow::Result<(Log, SetFilter)> {
     let log = Log::stderr().context("cannot start the log")?;
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(log_filter(filter)?)
+    let (filter, in_force) = reload::Layer::new(with_audit(filter)?);
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(log.clone())
         .log_internal_errors(false)
         .with_ansi(io::stderr().is_terminal());
     // The journal has its own clock.
-    let (set_filter, started) = match std::env::var_os("JOURNAL_STREAM") {
-        Some(_) => {
-            let lines = lines.without_time().with_filter_reloading();
-            (setter(lines.reload_handle()), lines.try_init())
-        }
-        None => {
-            let lines = lines.with_filter_reloading();
-            (setter(lines.reload_handle()), lines.try_init())
-        }
+    let lines = match std::env::var_os("JOURNAL_STREAM") {
+        Some(_) => lines.without_time().boxed(),
+        None => lines.boxed(),
     };
-    started.map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))?;
+    let started = tracing_subscriber::registry()
+        .with(filter)
+        .with(lines)
+        .try_init();
+    started.context("cannot start the log")?;
     let words = log.clone();
     std::panic::set_hook(Box::new(move |panic| {
         let thread = std::thread::current();
@@ -44,23 +45,23 @@ pub(crate) fn start_log(filter: &str) -> anyhow::Result<(Log, SetFilter)> {
         // A second panic would abort the process with these words unwritten.
         words.flush(LOG_WAIT_MAX);
     }));
-    Ok((log, set_filter))
+    Ok((log, setter(in_force)))
 }
 
 /// What puts another filter in force.
-fn setter<S: 'static>(in_force: Handle<EnvFilter, S>) -> SetFilter {
+fn setter<S: 'static>(in_force: Handle<Targets, S>) -> SetFilter {
     Box::new(move |filter| {
-        let filter = log_filter(filter).map_err(|error| error.to_string())?;
+        let filter = with_audit(filter).map_err(|error| error.to_string())?;
         in_force.reload(filter).map_err(|error| error.to_string())
     })
 }
 
 /// The filter, under which calls of management are written at every level unless
 /// it speaks of them itself.
-fn log_filter(filter: &str) -> anyhow::Result<EnvFilter> {
-    let parsed = EnvFilter::try_new(filter)?;
-    if filter.contains("audit") {
-        return Ok(parsed);
-    }
-    Ok(parsed.add_directive("audit=info".parse()?))
+fn with_audit(text: &str) -> anyhow::Result<Targets> {
+    let filter = log_filter::parse(text).map_err(anyhow::Error::msg)?;
+    Ok(match text.contains("audit") {
+        true => filter,
+        false => filter.with_target("audit", LevelFilter::INFO),
+    })
 }

@@ -11,13 +11,13 @@ use rocmforge_engine::DeviceChoice;
 use rocmforge_engine::api::Budget;
 use rocmforge_hub::Hosts;
 use rocmforge_service::roles::Who;
-use tracing_subscriber::EnvFilter;
 
 use super::models::{quoted, quoted_path};
 use super::table::Given;
 use super::{HTTP_LISTEN_MAX, IMAGE_HOSTS_MAX, MODEL_DIRS_MAX, Origin, SOCKET_PATH_MAX};
 use crate::addresses::ListenAddress;
 use crate::http::Allowed;
+use crate::log_filter;
 use crate::traces::Collector;
 
 /// How a value is written, in files and as a flag.
@@ -348,30 +348,12 @@ fn gpu(text: &str) -> Option<DeviceChoice> {
     }
 }
 
-/// Whether part of a filter is a word alone that is neither a level nor a target of this daemon. It
-/// would count as a target of which everything is logged, and nothing else would be.
-fn is_misspelt_level(part: &str) -> bool {
-    let is_level = part.parse::<tracing::level_filters::LevelFilter>().is_ok();
-    let is_ours = part.starts_with("rocmforge") || part == "audit";
-    !part.is_empty() && !part.contains(['=', '[']) && !is_level && !is_ours
-}
-
 /// A filter of log lines.
 pub(super) fn log_filter() -> Kind<String> {
     let allowed = "a level (`error`, `warn`, `info`, `debug`, `trace`) or directives such as \
                    `info,rocmforge_engine=debug`";
-    let read = |text: &str| match EnvFilter::try_new(text) {
-        Ok(_) => match text
-            .split(',')
-            .map(str::trim)
-            .find(|one| is_misspelt_level(one))
-        {
-            Some(word) => Err(format!(
-                "'{word}' is no level: error, warn, info, debug or trace; the target of another library has a level \
-                 behind it (h2=debug)"
-            )),
-            None => Ok(text.to_owned()),
-        },
+    let read = |text: &str| match log_filter::parse(text) {
+        Ok(_) => Ok(text.to_owned()),
         Err(error) => Err(format!(
             "'{text}' is no log filter ({error}): a level (error, warn, info, debug, trace) or directives such as \
              info,rocmforge_engine=debug"
