@@ -27,6 +27,8 @@ impl Runtimes {
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Handled<T> {
+        // Of one type for all that give the same: the code of a task is generated for each.
+        let work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
         Handled(self.handlers.spawn(work))
     }
 }

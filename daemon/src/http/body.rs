@@ -10,6 +10,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, header};
 use http_body::Body as _;
 use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::sum::Held;
 use rocmforge_service::{BODY_WAIT_MAX, REQUEST_MAX_BYTES};
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
@@ -41,9 +42,40 @@ const INLINE_MAX_BYTES: usize = 64 << 10;
 /// The body of `request`, of at most `max` bytes, as `T`.
 pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
     call: &Call,
-    mut request: Request,
+    request: Request,
     max: usize,
 ) -> Result<T, Failure> {
+    let Whole {
+        coding,
+        bytes,
+        mut held,
+    } = whole(call, request, max).await?;
+    let is_plain = coding == Coding::Plain;
+    if is_plain && bytes.len() <= INLINE_MAX_BYTES {
+        return decode(&bytes);
+    }
+    // What is packed is counted as it may become.
+    let size = if is_plain { bytes.len() } else { max };
+    let text = &call.service.text;
+    let work = text.run(call.arrival.peer(), size, move |_| {
+        if is_plain {
+            return decode(&bytes);
+        }
+        decode(&coding.unpack(&bytes, max, &mut held)?)
+    });
+    work.await
+}
+
+/// A body that was read.
+struct Whole {
+    coding: Coding,
+    /// As they came.
+    bytes: Vec<u8>,
+    held: Held,
+}
+
+/// All of the body of `request`.
+async fn whole(call: &Call, mut request: Request, max: usize) -> Result<Whole, Failure> {
     let encoding = encoding_of(request.headers());
     let Some(coding) = Coding::of(&encoding) else {
         let encoding = String::from_utf8_lossy(&encoding);
@@ -88,20 +120,11 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
         }
         bytes.extend_from_slice(&data);
     }
-    let is_plain = coding == Coding::Plain;
-    if is_plain && bytes.len() <= INLINE_MAX_BYTES {
-        return decode(&bytes);
-    }
-    // What is packed is counted as it may become.
-    let size = if is_plain { bytes.len() } else { max };
-    let text = &call.service.text;
-    let work = text.run(call.arrival.peer(), size, move |_| {
-        if is_plain {
-            return decode(&bytes);
-        }
-        decode(&coding.unpack(&bytes, max, &mut held)?)
-    });
-    work.await
+    Ok(Whole {
+        coding,
+        bytes,
+        held,
+    })
 }
 
 /// The values of `Content-Encoding`, in order.

@@ -15,7 +15,7 @@
 //! What fails before the first event and within [`FIRST_WAIT`] is answered with a
 //! status, not inside of a stream.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -102,15 +102,22 @@ pub(super) async fn stream<E: Events>(
     let (chunks, taken) = channel(CHUNKS_WAITING);
     let engine = call.service.engine.clone();
     let others_wait = move || engine.snapshot().others_wait();
-    call.sockets.spawn(write(
+    call.sockets.spawn(any(write(
         generation,
         events,
         first.ok(),
         chunks,
         others_wait,
         PATIENCE,
-    ));
+    )));
     Ok(streamed::<E>(Body::from_stream(taken)))
+}
+
+/// A task without its type: the code around one is generated for each type that is spawned.
+pub(super) fn any(
+    work: impl Future<Output = ()> + Send + 'static,
+) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    Box::pin(work)
 }
 
 /// Why a body has no end: what wrote it stopped in the middle.

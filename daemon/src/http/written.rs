@@ -11,7 +11,7 @@ use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::sum::Held;
 
 use super::call::{Call, with_type};
-use super::reply::{Chunks, channel};
+use super::reply::{Chunks, any, channel};
 
 /// Bytes of a chunk, beside those of an item: less than a millisecond of work, so it is made where
 /// handlers run.
@@ -56,7 +56,7 @@ where
         call.service.room_for_reply(call.uid())?;
         writing.held.add(writing.list.source_bytes as u64);
         let (chunks, taken) = channel(CHUNKS_WAITING);
-        tokio::spawn(writing.write(first, chunks));
+        tokio::spawn(any(writing.write(first, chunks)));
         Ok(with_type(JSON, Body::from_stream(taken)))
     }
 }

@@ -6,6 +6,7 @@
 //! each, and one leaves a place to others ([`crate::lane`]): where one client's templates take
 //! seconds, they hold up its own texts alone.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -137,23 +138,41 @@ impl TextWork {
         (peer, words): (Peer, LaneWords),
         work: impl FnOnce(&Unwanted) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        let Ok(place) = lane.enter(peer).await else {
-            return Err(failure::exhausted(words.full, words.retry));
-        };
-        let unwanted = Unwanted::default();
-        let guard = DropGuard(unwanted.clone());
-        let job = tokio::task::spawn_blocking(move || {
-            let result = work(&unwanted);
-            drop(place);
-            result
-        });
-        let ended = job.await;
-        drop(guard);
-        match ended {
-            Ok(result) => result,
-            Err(error) if error.is_panic() => Err(failure::bug(words.panicked)),
-            Err(_) => Err(failure::draining()),
+        let work = move |unwanted: &Unwanted| Box::new(work(unwanted)) as Given;
+        let given = run_boxed(lane, (peer, words), Box::new(work)).await?;
+        match given.downcast() {
+            Ok(result) => *result,
+            Err(_) => Err(failure::bug("work gave something of another type")),
         }
+    }
+}
+
+/// What work gives, whatever its type.
+type Given = Box<dyn Any + Send>;
+
+/// As [`TextWork::run_in`], for work of any type: there are dozens of them, and each would have the
+/// code of a task of its own.
+async fn run_boxed(
+    lane: &Arc<Lane>,
+    (peer, words): (Peer, LaneWords),
+    work: Box<dyn FnOnce(&Unwanted) -> Given + Send>,
+) -> Result<Given, Failure> {
+    let Ok(place) = lane.enter(peer).await else {
+        return Err(failure::exhausted(words.full, words.retry));
+    };
+    let unwanted = Unwanted::default();
+    let guard = DropGuard(unwanted.clone());
+    let job = tokio::task::spawn_blocking(move || {
+        let given = work(&unwanted);
+        drop(place);
+        given
+    });
+    let ended = job.await;
+    drop(guard);
+    match ended {
+        Ok(given) => Ok(given),
+        Err(error) if error.is_panic() => Err(failure::bug(words.panicked)),
+        Err(_) => Err(failure::draining()),
     }
 }
 
