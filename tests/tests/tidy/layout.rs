@@ -47,3 +47,80 @@ fn every_test_file_is_a_module_or_a_program_of_the_manifest() {
          own, a [[test]] of the package's manifest",
     );
 }
+
+/// The languages of the blocks of code in the documentation of `content`, each with its line.
+fn languages(content: &str) -> Vec<(usize, &str)> {
+    let (mut languages, mut is_inside) = (Vec::new(), false);
+    for (line, text) in content.lines().enumerate() {
+        let text = text.trim_start();
+        let text = text.strip_prefix("///").or(text.strip_prefix("//!"));
+        let Some(language) = text.and_then(|text| text.trim_start().strip_prefix("```")) else {
+            continue;
+        };
+        is_inside = !is_inside;
+        if is_inside {
+            languages.push((line + 1, language.trim()));
+        }
+    }
+    languages
+}
+
+/// The folders of sources of the packages whose manifests have this line.
+fn sources_with(line: &str) -> Vec<String> {
+    let manifests = texts(&["toml"]);
+    let having = manifests
+        .iter()
+        .filter(|text| text.path.ends_with("/Cargo.toml") && text.content.contains(line));
+    having
+        .map(|text| text.path.replace("Cargo.toml", "src/"))
+        .collect()
+}
+
+#[test]
+fn an_example_in_the_documentation_is_compiled() {
+    let found =
+        languages("/// ```text\n/// a\n/// ```\n\n    //! ```\n    //! b();\n    //! ```\n");
+    assert_eq!(found, [(1, "text"), (5, "")]);
+    let folders = sources_with("\ndoctest = false\n");
+    assert!(folders.len() > 10, "{folders:?}");
+    let mut broken = Broken::default();
+    for file in texts(&["rs"]) {
+        if !folders.iter().any(|folder| file.path.starts_with(folder)) {
+            continue;
+        }
+        for (line, language) in languages(&file.content) {
+            if matches!(
+                language,
+                "" | "rust" | "no_run" | "should_panic" | "compile_fail"
+            ) {
+                broken.at(&file, line, "nothing compiles this example");
+            }
+        }
+    }
+    broken.check(
+        "a package whose documentation has examples in Rust does not set `doctest = false`, which \
+         saves the others a build of their documentation; what is no Rust has a language, such as \
+         `text`",
+    );
+}
+
+#[test]
+fn a_library_without_a_test_program_has_no_tests() {
+    // Packages whose library is tested from outside alone.
+    let folders = sources_with("[lib]\ntest = false\n");
+    let others = sources_with("[lib]\ndoctest = false\ntest = false\n");
+    let folders = [folders, others].concat();
+    assert!(folders.len() > 2, "{folders:?}");
+    let mut broken = Broken::default();
+    for file in texts(&["rs"]) {
+        if !folders.iter().any(|folder| file.path.starts_with(folder)) {
+            continue;
+        }
+        for (line, text) in file.lines() {
+            if text.contains("cfg(test)") {
+                broken.at(&file, line, "nothing runs these tests");
+            }
+        }
+    }
+    broken.check("a package whose library has tests does not set `test = false` for it");
+}
