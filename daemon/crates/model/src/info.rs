@@ -91,22 +91,23 @@ pub struct ModelInfo {
     pub segments: Vec<SegmentInfo>,
 }
 
+/// The types of a file's tensors, the one with most bytes first.
+fn quantization(gguf: &Gguf) -> Vec<QuantizationShare> {
+    let mut types: BTreeMap<&'static str, (u32, u64)> = BTreeMap::new();
+    for tensor in gguf.tensors() {
+        let share = types.entry(tensor.ty.name()).or_default();
+        share.0 += 1;
+        share.1 += tensor.bytes;
+    }
+    let share = |(ty, (tensors, bytes))| QuantizationShare { ty, tensors, bytes };
+    let mut shares: Vec<_> = types.into_iter().map(share).collect();
+    shares.sort_by_key(|share| std::cmp::Reverse(share.bytes));
+    shares
+}
+
 impl ModelInfo {
     pub(crate) fn new(gguf: &Gguf, hparams: &Hparams, plan: &Plan, left_alone: &[String]) -> Self {
-        let mut types: BTreeMap<&'static str, (u32, u64)> = BTreeMap::new();
-        let (mut n_params, mut tensor_bytes) = (0, 0);
-        for tensor in gguf.tensors() {
-            let share = types.entry(tensor.ty.name()).or_default();
-            share.0 += 1;
-            share.1 += tensor.bytes;
-            n_params += tensor.dims.iter().product::<u64>();
-            tensor_bytes += tensor.bytes;
-        }
-        let mut quantization: Vec<_> = types
-            .into_iter()
-            .map(|(ty, (tensors, bytes))| QuantizationShare { ty, tensors, bytes })
-            .collect();
-        quantization.sort_by_key(|q| std::cmp::Reverse(q.bytes));
+        let tensors = gguf.tensors().iter();
         let heads = hparams.heads;
         let experts = plan.steps.iter().filter_map(|step| match step {
             Step::Experts { n_expert, ffn, .. } => Some((*n_expert, ffn.n_used)),
@@ -130,8 +131,11 @@ impl ModelInfo {
                 .ok()
                 .flatten()
                 .and_then(file_type::name),
-            n_params,
-            tensor_bytes,
+            n_params: tensors
+                .clone()
+                .map(|t| t.dims.iter().product::<u64>())
+                .sum(),
+            tensor_bytes: tensors.map(|t| t.bytes).sum(),
             n_ctx_train: hparams.n_ctx_train,
             n_embd: hparams.n_embd,
             n_layer: hparams.n_layer,
@@ -152,7 +156,7 @@ impl ModelInfo {
                 .filter(|s| s.kind != SegmentKind::Ordered)
                 .count() as u32,
             left_alone: left_alone.len() as u32,
-            quantization,
+            quantization: quantization(gguf),
             weights: WeightShares::new(plan, (n_expert_used, n_expert)),
             segments: plan
                 .segments

@@ -4,7 +4,7 @@
 //! Sources: Ling Team 2025, "Every FLOP Counts" (arXiv 2503.05139) and "Every Activation
 //! Boosted" (arXiv 2510.22115).
 
-use rocmforge_ops::{Act, RopeOrder, RopeUse, RouterGate};
+use rocmforge_ops::{RopeOrder, RopeUse, RouterGate};
 
 use super::glm4::leave_predictors;
 use super::layer::{FeedForward, Layer, layer};
@@ -59,11 +59,7 @@ fn layers(
             ..AttentionSpec::new(h.heads_of(i), Some(rope))
         };
         let feed_forward = if i < dense {
-            FeedForward::Gated {
-                n_ff: h.n_ff(keys, i)?,
-                act: Act::Silu,
-                bias: Presence::Absent,
-            }
+            FeedForward::swiglu(h.n_ff(keys, i)?)
         } else {
             FeedForward::Moe(Moe {
                 spec,

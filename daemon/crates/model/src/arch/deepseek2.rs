@@ -6,7 +6,7 @@
 //! Report" (arXiv 2412.19437).
 
 use rocmforge_ops::{
-    Act, Buf, ColumnPart, HeadShape, Op, Role, RopeOrder, RopeScaling, RopeUse, RouterGate,
+    Buf, ColumnPart, HeadShape, Op, Role, RopeOrder, RopeScaling, RopeUse, RouterGate,
 };
 
 use super::glm4::leave_predictors;
@@ -37,52 +37,8 @@ struct Mla {
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
+    let mla = Mla::read(b, h)?;
     let keys = b.keys;
-    let head_dim = keys.count_or("attention.key_length_mla", HEAD_DIM_MAX, h.heads.head_dim)?;
-    let mut rope = keys.rope(RopeOrder::Norm, head_dim)?;
-    let rot = rope.n_rot;
-    let mut scale = scale_of(head_dim);
-    if let RopeScaling::Yarn {
-        factor,
-        attn_factor,
-        ..
-    } = rope.scaling
-    {
-        // The magnitude is in the scores' factor, squared, and not in the rotations.
-        let log_mul = f64::from(keys.f32_or("rope.scaling.yarn_log_multiplier", 0.0)?) / 0.1;
-        let magnitude = attn_factor * (1.0 + 0.1 * log_mul * factor.ln());
-        scale *= (magnitude * magnitude) as f32;
-        rope.magnitude = 1.0 / (1.0 + 0.1 * factor.ln());
-    }
-    let orig_ctx = match rope.scaling {
-        RopeScaling::Yarn { orig_ctx, .. } => orig_ctx,
-        _ => h.n_ctx_train,
-    };
-    let beta = keys.not_negative_or("attention.temperature_scale", 0.0)?;
-    let span = keys.count_or("attention.temperature_length", N_CTX_MAX, orig_ctx)?;
-    let table = b.rope_table(rope);
-    let mla = Mla {
-        n_head: h.heads.n_head,
-        q_lora: u64::from(keys.maybe("attention.q_lora_rank", WIDTH_MAX)?),
-        kv_lora: keys.count("attention.kv_lora_rank", HEAD_DIM_MAX)?,
-        nope: head_dim - rot,
-        rot,
-        v_dim: keys.count_or(
-            "attention.value_length_mla",
-            HEAD_DIM_MAX,
-            h.heads.head_dim_v,
-        )?,
-        rope: RopeUse { table, first: 0 },
-        scale,
-        temperature: (beta != 0.0).then_some((beta, span)),
-    };
-    if mla.nope == 0 {
-        return Err(keys.bad(
-            "rope.dimension_count",
-            rot,
-            format!("must be less than the head's {head_dim}"),
-        ));
-    }
     let dense = keys.maybe("leading_dense_block_count", N_LAYER_MAX)?;
     let n_expert = keys.maybe("expert_count", N_EXPERT_MAX)?;
     let n_shared = keys.maybe("expert_shared_count", N_EXPERT_MAX)?;
@@ -93,11 +49,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
         let p = mla.emit(b, i, n)?;
         b.residual(x, p, None, 1.0)?;
         let ffn = if n_expert == 0 || i < dense {
-            FeedForward::Gated {
-                n_ff: h.n_ff(keys, i)?,
-                act: Act::Silu,
-                bias: Presence::Absent,
-            }
+            FeedForward::swiglu(h.n_ff(keys, i)?)
         } else {
             let spec = MoeSpec {
                 selection_bias: Presence::Optional,
@@ -118,6 +70,57 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
 }
 
 impl Mla {
+    /// The shape that the file tells, and its table of rotations.
+    fn read(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<Self, Error> {
+        let keys = b.keys;
+        let head_dim = keys.count_or("attention.key_length_mla", HEAD_DIM_MAX, h.heads.head_dim)?;
+        let mut rope = keys.rope(RopeOrder::Norm, head_dim)?;
+        let rot = rope.n_rot;
+        let mut scale = scale_of(head_dim);
+        if let RopeScaling::Yarn {
+            factor,
+            attn_factor,
+            ..
+        } = rope.scaling
+        {
+            // The magnitude is in the scores' factor, squared, and not in the rotations.
+            let log_mul = f64::from(keys.f32_or("rope.scaling.yarn_log_multiplier", 0.0)?) / 0.1;
+            let magnitude = attn_factor * (1.0 + 0.1 * log_mul * factor.ln());
+            scale *= (magnitude * magnitude) as f32;
+            rope.magnitude = 1.0 / (1.0 + 0.1 * factor.ln());
+        }
+        let orig_ctx = match rope.scaling {
+            RopeScaling::Yarn { orig_ctx, .. } => orig_ctx,
+            _ => h.n_ctx_train,
+        };
+        let beta = keys.not_negative_or("attention.temperature_scale", 0.0)?;
+        let span = keys.count_or("attention.temperature_length", N_CTX_MAX, orig_ctx)?;
+        let table = b.rope_table(rope);
+        let mla = Self {
+            n_head: h.heads.n_head,
+            q_lora: u64::from(keys.maybe("attention.q_lora_rank", WIDTH_MAX)?),
+            kv_lora: keys.count("attention.kv_lora_rank", HEAD_DIM_MAX)?,
+            nope: head_dim - rot,
+            rot,
+            v_dim: keys.count_or(
+                "attention.value_length_mla",
+                HEAD_DIM_MAX,
+                h.heads.head_dim_v,
+            )?,
+            rope: RopeUse { table, first: 0 },
+            scale,
+            temperature: (beta != 0.0).then_some((beta, span)),
+        };
+        if mla.nope == 0 {
+            return Err(keys.bad(
+                "rope.dimension_count",
+                rot,
+                format!("must be less than the head's {head_dim}"),
+            ));
+        }
+        Ok(mla)
+    }
+
     /// With queries `q = [nope | rot]` a head, the latent vector `c` and the
     /// rotated key `k_r` of a position:
     ///
@@ -135,21 +138,17 @@ impl Mla {
         // Keys: the normed latent vector and the key to be rotated; values: the normed latent
         // vector.
         let c = b.buf("mla c", kv_lora);
-        b.op(Op::Columns {
-            n_group: 1,
-            parts: vec![part(kv, 0, 0, self.kv_lora)],
-            out: c,
-        });
+        b.columns(1, vec![ColumnPart::new(kv, 0, 0, self.kv_lora)], c);
         let v = b.norm(c, &name("attn_kv_a_norm.weight"), "v")?;
         let k = b.buf("k", kv_lora + rot);
-        b.op(Op::Columns {
-            n_group: 1,
-            parts: vec![
-                part(v, 0, 0, self.kv_lora),
-                part(kv, self.kv_lora, 0, self.rot),
+        b.columns(
+            1,
+            vec![
+                ColumnPart::new(v, 0, 0, self.kv_lora),
+                ColumnPart::new(kv, self.kv_lora, 0, self.rot),
             ],
-            out: k,
-        });
+            k,
+        );
         let query = self.absorb_query(b, i, q)?;
         let heads = HeadShape {
             n_head: self.n_head,
@@ -192,15 +191,7 @@ impl Mla {
             out: a,
         });
         let p = b.buf("p", n_embd);
-        let product = b.linear(
-            &name("attn_output"),
-            n_head * u64::from(self.v_dim),
-            n_embd,
-            Presence::Absent,
-            p,
-        )?;
-        b.mat_mul(a, vec![product]);
-        Ok(p)
+        b.product(&name("attn_output"), a, Presence::Absent, p)
     }
 
     /// The queries, and the latent vector with the key to be rotated behind it.
@@ -218,8 +209,7 @@ impl Mla {
             let down = b.linear(&name("attn_q_a"), n_embd, self.q_lora, none, low)?;
             b.mat_mul(n, vec![down, latent]);
             let normed = b.norm(low, &name("attn_q_a_norm.weight"), "mla q normed")?;
-            let up = b.linear(&name("attn_q_b"), self.q_lora, queries, none, q)?;
-            b.mat_mul(normed, vec![up]);
+            b.product(&name("attn_q_b"), normed, none, q)?;
         } else {
             let product = b.linear(&name("attn_q"), n_embd, queries, none, q)?;
             b.mat_mul(n, vec![product, latent]);
@@ -232,11 +222,11 @@ impl Mla {
         let (n_head, dim) = (u64::from(self.n_head), self.nope + self.rot);
         let kv_lora = u64::from(self.kv_lora);
         let nope = b.buf("mla q nope", n_head * u64::from(self.nope));
-        b.op(Op::Columns {
-            n_group: self.n_head,
-            parts: vec![part(q, 0, dim, self.nope)],
-            out: nope,
-        });
+        b.columns(
+            self.n_head,
+            vec![ColumnPart::new(q, 0, dim, self.nope)],
+            nope,
+        );
         let absorbed = b.buf("mla q absorbed", n_head * kv_lora);
         let matrix = b.tensor(
             &blk(i, "attn_k_b.weight"),
@@ -250,23 +240,14 @@ impl Mla {
             out: absorbed,
         });
         let query = b.buf("q", n_head * (kv_lora + u64::from(self.rot)));
-        b.op(Op::Columns {
-            n_group: self.n_head,
-            parts: vec![
-                part(absorbed, 0, self.kv_lora, self.kv_lora),
-                part(q, self.nope, dim, self.rot),
+        b.columns(
+            self.n_head,
+            vec![
+                ColumnPart::new(absorbed, 0, self.kv_lora, self.kv_lora),
+                ColumnPart::new(q, self.nope, dim, self.rot),
             ],
-            out: query,
-        });
+            query,
+        );
         Ok(query)
-    }
-}
-
-fn part(x: Buf, first: u32, stride: u32, width: u32) -> ColumnPart {
-    ColumnPart {
-        x,
-        first,
-        stride,
-        width,
     }
 }

@@ -4,7 +4,7 @@
 //! Source: Baidu ERNIE Team 2025, "ERNIE 4.5 Technical Report"; the published code
 //! (Ernie4_5_MoeForCausalLM).
 
-use rocmforge_ops::{Act, RopeOrder, RopeUse, RouterGate};
+use rocmforge_ops::{RopeOrder, RopeUse, RouterGate};
 
 use super::layer::{FeedForward, Layer, layer};
 use super::moe::{self, Moe, Shared};
@@ -47,11 +47,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
                     shared: shared.map(|n_ff| Shared { n_ff, gated: false }),
                 })
             }
-            _ => FeedForward::Gated {
-                n_ff,
-                act: Act::Silu,
-                bias: Presence::Absent,
-            },
+            _ => FeedForward::swiglu(n_ff),
         };
         layer(b, i, x, &Layer::new(attention, feed_forward))?;
     }

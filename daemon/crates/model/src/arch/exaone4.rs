@@ -4,7 +4,7 @@
 //! Source: LG AI Research 2025, "EXAONE 4.0" (arXiv 2507.11407); the published
 //! code (Exaone4ForCausalLM).
 
-use rocmforge_ops::{Act, RopeOrder, RopeUse};
+use rocmforge_ops::{RopeOrder, RopeUse};
 
 use super::gemma2::window_pattern;
 use super::glm4::leave_predictors;
@@ -29,11 +29,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             window: window.filter(|_| local),
             ..AttentionSpec::new(h.heads_of(i), rope)
         };
-        let feed_forward = FeedForward::Gated {
-            n_ff: h.n_ff(b.keys, i)?,
-            act: Act::Silu,
-            bias: Presence::Absent,
-        };
+        let feed_forward = FeedForward::swiglu(h.n_ff(b.keys, i)?);
         let norms = Norms::POST;
         let spec = Layer {
             norms,

@@ -20,11 +20,7 @@ use crate::keys::{HEAD_DIM_MAX, N_CTX_MAX, N_EXPERT_MAX, N_LAYER_MAX, WIDTH_MAX}
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
     let keys = b.keys;
-    let window = keys.count("attention.sliding_window", N_CTX_MAX)?;
-    let windowed = window_pattern(keys, h.n_layer, 6)?;
-    let local_dim = keys.count_or("attention.key_length_swa", HEAD_DIM_MAX, h.heads.head_dim)?;
-    let local_dim_v = keys.count_or("attention.value_length_swa", HEAD_DIM_MAX, local_dim)?;
-    let tables = rope_tables(b, h, local_dim)?;
+    let kinds = Kinds::read(b, h)?;
     let shared = keys.maybe("attention.shared_kv_layers", N_LAYER_MAX)?;
     let own = h.n_layer.checked_sub(shared).filter(|&n| n > 0);
     let own = own.ok_or_else(|| {
@@ -46,21 +42,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     // The last layer of each kind that has keys and values of its own.
     let mut last: [Option<KvLayer>; 2] = [None; 2];
     for i in 0..h.n_layer {
-        let is_local = windowed[i as usize];
-        let kind = usize::from(is_local);
-        let (head_dim, head_dim_v) = match is_local {
-            true => (local_dim, local_dim_v),
-            false => (h.heads.head_dim, h.heads.head_dim_v),
-        };
-        let heads = HeadShape {
-            head_dim,
-            head_dim_v,
-            ..h.heads_of(i)
-        };
-        let rope = RopeUse {
-            table: tables[kind],
-            first: 0,
-        };
+        let kind = usize::from(kinds.windowed[i as usize]);
         let shared_kv = if i < own {
             None
         } else {
@@ -70,15 +52,8 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             })?)
         };
         let attention_spec = AttentionSpec {
-            window: is_local.then_some(window),
-            scale: 1.0,
-            qk_norms: QkNorms::Heads(Presence::Required),
-            value_norm: true,
-            keys_as_values: true,
-            // Only layers with a window see an image whole.
-            causal_in_images: !is_local,
             shared_kv,
-            ..AttentionSpec::new(heads, Some(rope))
+            ..kinds.attention(h, i)
         };
         let spec = layer_of(attention_spec, h.n_ff(keys, i)?);
         if shared_kv.is_some() {
@@ -107,6 +82,60 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
         }
     }
     b.head(x, Presence::Absent, None, Some(final_softcap))
+}
+
+/// The layers that attend to all, and those with a window.
+struct Kinds {
+    window: u32,
+    /// Which layers have the window.
+    windowed: Vec<bool>,
+    /// Elements of a head's keys and of its values, in layers with a window.
+    local_dims: (u32, u32),
+    tables: [u8; 2],
+}
+
+impl Kinds {
+    fn read(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<Self, Error> {
+        let keys = b.keys;
+        let window = keys.count("attention.sliding_window", N_CTX_MAX)?;
+        let windowed = window_pattern(keys, h.n_layer, 6)?;
+        let dim = keys.count_or("attention.key_length_swa", HEAD_DIM_MAX, h.heads.head_dim)?;
+        let dim_v = keys.count_or("attention.value_length_swa", HEAD_DIM_MAX, dim)?;
+        Ok(Self {
+            window,
+            windowed,
+            local_dims: (dim, dim_v),
+            tables: rope_tables(b, h, dim)?,
+        })
+    }
+
+    /// How layer `i` attends, with keys and values of its own.
+    fn attention(&self, h: &Hparams, i: u32) -> AttentionSpec {
+        let is_local = self.windowed[i as usize];
+        let (head_dim, head_dim_v) = match is_local {
+            true => self.local_dims,
+            false => (h.heads.head_dim, h.heads.head_dim_v),
+        };
+        let heads = HeadShape {
+            head_dim,
+            head_dim_v,
+            ..h.heads_of(i)
+        };
+        let rope = RopeUse {
+            table: self.tables[usize::from(is_local)],
+            first: 0,
+        };
+        AttentionSpec {
+            window: is_local.then_some(self.window),
+            scale: 1.0,
+            qk_norms: QkNorms::Heads(Presence::Required),
+            value_norm: true,
+            keys_as_values: true,
+            // Only layers with a window see an image whole.
+            causal_in_images: !is_local,
+            ..AttentionSpec::new(heads, Some(rope))
+        }
+    }
 }
 
 /// The angles of layers that attend to all, and of those with a window.
@@ -150,28 +179,11 @@ fn layer_inputs(b: &mut PlanBuilder<'_>, h: &Hparams, x: Buf, width: u64) -> Res
     scale(b, x, (h.n_embd as f32).sqrt());
     scale(b, rows, (width as f32).sqrt());
     let projected = b.buf("layer projections", all);
-    let product = b.linear(
-        "per_layer_model_proj",
-        b.n_embd,
-        all,
-        Presence::Absent,
-        projected,
-    )?;
-    b.mat_mul(x, vec![product]);
+    b.product("per_layer_model_proj", x, Presence::Absent, projected)?;
     scale(b, projected, 1.0 / (h.n_embd as f32).sqrt());
     let weight = Some(b.vector("per_layer_proj_norm.weight", width)?);
-    b.op(Op::RmsNorm {
-        x: projected,
-        weight,
-        eps: b.eps,
-        group: width as u32,
-        out: projected,
-    });
-    b.op(Op::Add {
-        x: rows,
-        y: projected,
-        scale: 1.0,
-    });
+    b.rms_norm(projected, weight, width as u32, projected);
+    b.add(rows, projected);
     scale(b, rows, std::f32::consts::FRAC_1_SQRT_2);
     Ok(rows)
 }
@@ -185,29 +197,18 @@ fn layer_input(
     width: u64,
 ) -> Result<(), Error> {
     b.cut(blk(i, "layer_input"), &[]);
-    let n_embd = b.n_embd;
     let gate = b.buf("layer gate", width);
-    let product = b.linear(&blk(i, "inp_gate"), n_embd, width, Presence::Absent, gate)?;
-    b.mat_mul(x, vec![product]);
+    b.product(&blk(i, "inp_gate"), x, Presence::Absent, gate)?;
     let up = b.buf("layer input", width);
-    b.op(Op::Columns {
-        n_group: 1,
-        parts: vec![ColumnPart {
-            x: inputs,
-            first: i * width as u32,
-            stride: 0,
-            width: width as u32,
-        }],
-        out: up,
-    });
+    let part = ColumnPart::new(inputs, i * width as u32, 0, width as u32);
+    b.columns(1, vec![part], up);
     b.op(Op::Gate {
         gate,
         up,
         act: Act::GeluTanh,
     });
-    let p = b.buf("p", n_embd);
-    let product = b.linear(&blk(i, "proj"), width, n_embd, Presence::Absent, p)?;
-    b.mat_mul(gate, vec![product]);
+    let p = b.buf("p", b.n_embd);
+    b.product(&blk(i, "proj"), gate, Presence::Absent, p)?;
     b.residual(x, p, Some(&blk(i, "post_norm.weight")), 1.0)
 }
 
@@ -231,23 +232,13 @@ fn dense_and_experts(
     // The router sees the rows normed without a weight, scaled, times a vector of its own.
     let r = b.buf("router input", b.n_embd);
     let weight = Some(b.vector(&blk(i, "ffn_gate_inp.scale"), b.n_embd)?);
-    b.op(Op::RmsNorm {
-        x,
-        weight,
-        eps: b.eps,
-        group: h.n_embd,
-        out: r,
-    });
+    b.rms_norm(x, weight, h.n_embd, r);
     let factor = 1.0 / (h.n_embd as f32).sqrt();
     b.op(Op::Scale { x: r, factor });
     let logits = b.router_logits(i, r, &spec)?;
     let n = b.norm(x, &blk(i, "pre_ffw_norm_2.weight"), "n")?;
     let m = b.experts(i, n, logits, &spec, &[dense])?;
     let routed = b.norm(m, &blk(i, "post_ffw_norm_2.weight"), "routed")?;
-    b.op(Op::Add {
-        x: dense,
-        y: routed,
-        scale: 1.0,
-    });
+    b.add(dense, routed);
     b.residual(x, dense, Some(&blk(i, "post_ffw_norm.weight")), 1.0)
 }

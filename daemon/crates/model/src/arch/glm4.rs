@@ -3,7 +3,7 @@
 //! Source: Team GLM 2024, "ChatGLM: A Family of Large Language Models"; the authors'
 //! published code (Glm4ForCausalLM).
 
-use rocmforge_ops::{Act, RopeAxes, RopeOrder, RopeUse};
+use rocmforge_ops::{RopeAxes, RopeOrder, RopeUse};
 
 use super::layer::{FeedForward, Layer, Norms, layer};
 use crate::build::{AttentionSpec, PlanBuilder, Presence, blk};
@@ -24,11 +24,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             qkv_bias: Presence::Optional,
             ..AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }))
         };
-        let feed_forward = FeedForward::Gated {
-            n_ff: h.n_ff(b.keys, i)?,
-            act: Act::Silu,
-            bias: Presence::Absent,
-        };
+        let feed_forward = FeedForward::swiglu(h.n_ff(b.keys, i)?);
         let norms = Norms::SANDWICH;
         layer(
             b,

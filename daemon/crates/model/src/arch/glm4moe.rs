@@ -3,7 +3,7 @@
 //!
 //! Source: GLM-4.5 Team 2025, "GLM-4.5: Agentic, Reasoning, and Coding (ARC) Foundation Models".
 
-use rocmforge_ops::{Act, RopeOrder, RopeUse, RouterGate};
+use rocmforge_ops::{RopeOrder, RopeUse, RouterGate};
 
 use super::glm4::leave_predictors;
 use super::layer::{FeedForward, Layer, Norms, layer};
@@ -84,11 +84,7 @@ impl Layers {
             ..AttentionSpec::new(heads, Some(rope))
         };
         let feed_forward = if i < self.dense.min(h.n_layer) {
-            FeedForward::Gated {
-                n_ff: h.n_ff(b.keys, i)?,
-                act: Act::Silu,
-                bias: Presence::Absent,
-            }
+            FeedForward::swiglu(h.n_ff(b.keys, i)?)
         } else {
             FeedForward::Moe(self.moe)
         };

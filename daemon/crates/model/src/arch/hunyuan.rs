@@ -4,7 +4,7 @@
 //! Source: Tencent Hunyuan Team 2025, the published code (HunYuanDenseV1ForCausalLM,
 //! HunYuanMoEV1ForCausalLM).
 
-use rocmforge_ops::{Act, RopeOrder, RopeUse, RouterGate};
+use rocmforge_ops::{RopeOrder, RopeUse, RouterGate};
 
 use super::layer::{FeedForward, Layer, layer};
 use super::moe::{self, Moe, Shared};
@@ -43,11 +43,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
                 }),
             })
         } else {
-            FeedForward::Gated {
-                n_ff,
-                act: Act::Silu,
-                bias: Presence::Absent,
-            }
+            FeedForward::swiglu(n_ff)
         };
         layer(b, i, x, &Layer::new(attention, feed_forward))?;
     }

@@ -49,11 +49,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             ..AttentionSpec::new(h.heads_of(i), Some(rope))
         };
         let feed_forward = if i < dense {
-            FeedForward::Gated {
-                n_ff: h.n_ff(keys, i)?,
-                act: Act::Silu,
-                bias: Presence::Absent,
-            }
+            FeedForward::swiglu(h.n_ff(keys, i)?)
         } else {
             let gated = false;
             FeedForward::Moe(Moe {

@@ -43,6 +43,17 @@ pub(super) enum FeedForward {
     Moe(Moe),
 }
 
+impl FeedForward {
+    /// `Wdown (silu(Wgate n) * Wup n)`, without biases.
+    pub(super) fn swiglu(n_ff: u64) -> Self {
+        Self::Gated {
+            n_ff,
+            act: Act::Silu,
+            bias: Presence::Absent,
+        }
+    }
+}
+
 /// Names of a layer's norms. Before or after, or both.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Norms {

@@ -3,7 +3,7 @@
 //!
 //! Source: Liquid AI 2025, "LFM2 Technical Report" (arXiv 2511.23404).
 
-use rocmforge_ops::{Act, Buf, Op, Role, RopeOrder, RopeUse, RouterGate};
+use rocmforge_ops::{Act, Buf, Op, RopeOrder, RopeUse, RouterGate};
 
 use super::layer::{FeedForward, Layer, attention, feed_forward};
 use super::mamba2::CONV_KERNEL_MAX;
@@ -33,11 +33,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             };
             FeedForward::Moe(Moe { spec, shared: None })
         } else {
-            FeedForward::Gated {
-                n_ff: h.n_ff(keys, i)?,
-                act: Act::Silu,
-                bias: Presence::Absent,
-            }
+            FeedForward::swiglu(h.n_ff(keys, i)?)
         };
         let spec = Layer::new(
             AttentionSpec {
@@ -77,35 +73,14 @@ fn short_conv(b: &mut PlanBuilder<'_>, i: u32, x: Buf, kernel: u32) -> Result<()
     b.mat_mul(n, products);
     let act = Act::Identity;
     b.op(Op::Gate { gate, up: u, act });
-    let mixed = b.buf("conv mixed", n_embd);
-    let found = b.tensor(
-        &blk(i, "shortconv.conv.weight"),
-        &[u64::from(kernel), n_embd],
-    )?;
-    let weight = b.place(&found, Role::Vector);
-    let state = b.state(u64::from(kernel - 1) * n_embd);
-    b.op(Op::Conv {
-        x: gate,
-        weight,
-        bias: None,
-        kernel,
-        act,
-        state,
-        out: mixed,
-    });
+    let conv = (kernel, Presence::Absent, act);
+    let mixed = b.conv(&blk(i, "shortconv.conv"), gate, conv, "conv mixed")?;
     b.op(Op::Gate {
         gate: out_gate,
         up: mixed,
         act,
     });
     let p = b.buf("p", n_embd);
-    let product = b.linear(
-        &blk(i, "shortconv.out_proj"),
-        n_embd,
-        n_embd,
-        Presence::Absent,
-        p,
-    )?;
-    b.mat_mul(out_gate, vec![product]);
+    b.product(&blk(i, "shortconv.out_proj"), out_gate, Presence::Absent, p)?;
     b.residual(x, p, None, 1.0)
 }

@@ -2,7 +2,7 @@
 //! steps, a short convolution over x, B and C, the state space recurrence, a gated norm over
 //! groups, and the output product.
 
-use rocmforge_ops::{Act, Buf, Op, Role};
+use rocmforge_ops::{Act, Buf, Op};
 
 use crate::build::{PlanBuilder, Presence, blk};
 use crate::error::Error;
@@ -71,23 +71,8 @@ impl Mamba2 {
             b.rows_of(&all, d_inner + channels, n_head, dt)?,
         ];
         b.mat_mul(n, products);
-        let mixed = b.buf("xbc mixed", channels);
-        let found = b.tensor(
-            &name("ssm_conv1d.weight"),
-            &[u64::from(self.kernel), channels],
-        )?;
-        let weight = b.place(&found, Role::Vector);
-        let bias = b.vector_if(&name("ssm_conv1d.bias"), channels, Presence::Optional)?;
-        let state = b.state(u64::from(self.kernel - 1) * channels);
-        b.op(Op::Conv {
-            x: xbc,
-            weight,
-            bias,
-            kernel: self.kernel,
-            act: Act::Silu,
-            state,
-            out: mixed,
-        });
+        let conv = (self.kernel, Presence::Optional, Act::Silu);
+        let mixed = b.conv(&name("ssm_conv1d"), xbc, conv, "xbc mixed")?;
         let y = b.buf("ssm out", d_inner);
         let a = b.vector(&name("ssm_a"), n_head)?;
         let skip = b.vector(&name("ssm_d"), n_head)?;
@@ -112,17 +97,9 @@ impl Mamba2 {
             act: Act::Silu,
         });
         if let Some(weight) = b.vector_if(&name("ssm_norm.weight"), d_inner, norm)? {
-            b.op(Op::RmsNorm {
-                x: z,
-                weight: Some(weight),
-                eps: b.eps,
-                group: self.d_inner / self.n_group,
-                out: z,
-            });
+            b.rms_norm(z, Some(weight), self.d_inner / self.n_group, z);
         }
         let p = b.buf("p", b.n_embd);
-        let product = b.linear(&name("ssm_out"), d_inner, b.n_embd, Presence::Absent, p)?;
-        b.mat_mul(z, vec![product]);
-        Ok(p)
+        b.product(&name("ssm_out"), z, Presence::Absent, p)
     }
 }

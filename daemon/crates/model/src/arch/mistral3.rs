@@ -3,7 +3,7 @@
 //!
 //! Source: the authors' published code (Ministral3ForCausalLM), 2025.
 
-use rocmforge_ops::{Act, RopeOrder, RopeScaling, RopeUse};
+use rocmforge_ops::{RopeOrder, RopeScaling, RopeUse};
 
 use super::layer::{FeedForward, Layer, layer};
 use crate::build::{AttentionSpec, PlanBuilder, Presence};
@@ -34,11 +34,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             temperature,
             ..AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }))
         };
-        let feed_forward = FeedForward::Gated {
-            n_ff: h.n_ff(keys, i)?,
-            act: Act::Silu,
-            bias: Presence::Absent,
-        };
+        let feed_forward = FeedForward::swiglu(h.n_ff(keys, i)?);
         layer(b, i, x, &Layer::new(attention, feed_forward))?;
     }
     b.head(x, Presence::Absent, None, None)

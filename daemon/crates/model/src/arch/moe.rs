@@ -97,8 +97,7 @@ impl Moe {
             if spec.gated {
                 let g = b.buf("shared gate", 1);
                 let name = blk(i, "ffn_gate_inp_shexp");
-                let product = b.linear(&name, b.width(n), 1, Presence::Absent, g)?;
-                b.mat_mul(n, vec![product]);
+                b.product(&name, n, Presence::Absent, g)?;
                 carried.push(g);
                 gate = Some(g);
             }
@@ -108,11 +107,7 @@ impl Moe {
         let out = b.experts(i, n, logits, &self.spec, &carried)?;
         match shared {
             None => {}
-            Some((y, None)) => b.op(Op::Add {
-                x: out,
-                y,
-                scale: 1.0,
-            }),
+            Some((y, None)) => b.add(out, y),
             Some((y, Some(gate))) => b.op(Op::AddGated { x: out, y, gate }),
         }
         Ok(out)

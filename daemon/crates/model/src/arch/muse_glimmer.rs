@@ -4,7 +4,7 @@
 //!
 //! Source: Meta 2026, the published code (MuseGlimmerForCausalLM).
 
-use rocmforge_ops::{Act, Op, RopeOrder, RopeUse};
+use rocmforge_ops::{Act, RopeOrder, RopeUse};
 
 use super::gemma2::window_pattern;
 use super::layer::{FeedForward, Layer, Norms, layer};
@@ -26,13 +26,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let scale = keys.positive_or("logit_scale", 1.0)?;
     let softcap = keys.not_negative_or("final_logit_softcapping", 0.0)?;
     b.cut("embedding".to_owned(), &[]);
-    b.op(Op::RmsNorm {
-        x,
-        weight: None,
-        eps: b.eps,
-        group: h.n_embd,
-        out: x,
-    });
+    b.rms_norm(x, None, h.n_embd, x);
     for i in 0..h.n_layer {
         let local = windowed[i as usize];
         let rope = RopeUse { table, first: 0 };
@@ -42,11 +36,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             window: local.then_some(window),
             ..AttentionSpec::new(h.heads_of(i), local.then_some(rope))
         };
-        let feed_forward = FeedForward::Gated {
-            n_ff: h.n_ff(keys, i)?,
-            act: Act::Silu,
-            bias: Presence::Absent,
-        };
+        let feed_forward = FeedForward::swiglu(h.n_ff(keys, i)?);
         let spec = Layer {
             norms: Norms::SANDWICH,
             post_eps: Some(POST_EPS),

@@ -4,7 +4,7 @@
 //! Source: NVIDIA 2025, "Nemotron-H" (arXiv 2504.03624) and "Nemotron 3"; the published
 //! code (NemotronHForCausalLM).
 
-use rocmforge_ops::{Act, Op, RouterGate};
+use rocmforge_ops::{Act, RouterGate};
 
 use super::glm4::leave_predictors;
 use super::mamba2::Mamba2;
@@ -80,35 +80,17 @@ fn experts(
     let mut x = n;
     if latent > 0 {
         x = b.buf("latent", latent);
-        let product = b.linear(
-            &blk(i, "ffn_latent_down"),
-            b.n_embd,
-            latent,
-            Presence::Absent,
-            x,
-        )?;
-        b.mat_mul(n, vec![product]);
+        b.product(&blk(i, "ffn_latent_down"), n, Presence::Absent, x)?;
         spec.width = latent;
     }
     let mut out = b.experts(i, x, logits, &spec, &carried)?;
     if latent > 0 {
         let p = b.buf("p", b.n_embd);
-        let product = b.linear(
-            &blk(i, "ffn_latent_up"),
-            latent,
-            b.n_embd,
-            Presence::Absent,
-            p,
-        )?;
-        b.mat_mul(out, vec![product]);
+        b.product(&blk(i, "ffn_latent_up"), out, Presence::Absent, p)?;
         out = p;
     }
     if let Some(&y) = carried.first() {
-        b.op(Op::Add {
-            x: out,
-            y,
-            scale: 1.0,
-        });
+        b.add(out, y);
     }
     Ok(out)
 }

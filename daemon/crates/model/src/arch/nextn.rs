@@ -14,7 +14,7 @@
 //! GLM-4.5 and Qwen 3.5 follow. The norm of the model's output comes before that of the block, as
 //! in the authors' served models.
 
-use rocmforge_ops::{Buf, ColumnPart, InputRows, Op};
+use rocmforge_ops::{Buf, ColumnPart, InputRows};
 
 use crate::build::{PlanBuilder, Presence, blk};
 use crate::error::Error;
@@ -39,27 +39,10 @@ pub(super) fn begin(b: &mut PlanBuilder<'_>, block: u32) -> Result<Buf, Error> {
     let h = b.norm(stream, "output_norm.weight", "hs")?;
     let h = b.norm(h, &name(block, "hnorm.weight"), "hn")?;
     let both = b.buf("eh", 2 * n_embd);
-    let part = |x| ColumnPart {
-        x,
-        first: 0,
-        stride: 0,
-        width: n_embd as u32,
-    };
-    b.op(Op::Columns {
-        n_group: 1,
-        parts: vec![part(e), part(h)],
-        out: both,
-    });
+    let part = |x| ColumnPart::new(x, 0, 0, n_embd as u32);
+    b.columns(1, vec![part(e), part(h)], both);
     let x = b.stream("x");
-    let product = b.linear(
-        &name(block, "eh_proj"),
-        2 * n_embd,
-        n_embd,
-        Presence::Absent,
-        x,
-    )?;
-    b.mat_mul(both, vec![product]);
-    Ok(x)
+    b.product(&name(block, "eh_proj"), both, Presence::Absent, x)
 }
 
 /// Emits the block's head.

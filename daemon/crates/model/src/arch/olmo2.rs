@@ -3,7 +3,7 @@
 //!
 //! Source: OLMo Team 2025, "2 OLMo 2 Furious"; the authors' published code (Olmo3ForCausalLM).
 
-use rocmforge_ops::{Act, RopeOrder, RopeScaling, RopeSpec, RopeUse};
+use rocmforge_ops::{RopeOrder, RopeScaling, RopeSpec, RopeUse};
 
 use super::gemma2::window_pattern;
 use super::layer::{FeedForward, Layer, Norms, layer};
@@ -32,11 +32,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             window: window.filter(|_| local),
             ..AttentionSpec::new(h.heads_of(i), Some(rope))
         };
-        let feed_forward = FeedForward::Gated {
-            n_ff: h.n_ff(b.keys, i)?,
-            act: Act::Silu,
-            bias: Presence::Absent,
-        };
+        let feed_forward = FeedForward::swiglu(h.n_ff(b.keys, i)?);
         let norms = Norms::POST;
         layer(
             b,

@@ -3,7 +3,7 @@
 //!
 //! Source: Abdin et al. 2024, "Phi-3 Technical Report"; Ding et al. 2024, "LongRoPE".
 
-use rocmforge_ops::{Act, RopeOrder, RopeUse};
+use rocmforge_ops::{RopeOrder, RopeUse};
 
 use super::layer::{FeedForward, Layer, layer};
 use crate::build::{AttentionSpec, PlanBuilder, Presence};
@@ -18,11 +18,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let table = b.rope_table(rope);
     for i in 0..h.n_layer {
         let attention = AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }));
-        let feed_forward = FeedForward::Gated {
-            n_ff: h.n_ff(keys, i)?,
-            act: Act::Silu,
-            bias: Presence::Absent,
-        };
+        let feed_forward = FeedForward::swiglu(h.n_ff(keys, i)?);
         layer(b, i, x, &Layer::new(attention, feed_forward))?;
     }
     b.head(x, Presence::Optional, None, None)

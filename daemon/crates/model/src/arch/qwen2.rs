@@ -2,7 +2,7 @@
 //!
 //! Source: Yang et al. 2024, "Qwen2 Technical Report".
 
-use rocmforge_ops::{Act, RopeOrder, RopeUse};
+use rocmforge_ops::{RopeOrder, RopeUse};
 
 use super::layer::{FeedForward, Layer, layer};
 use crate::build::{AttentionSpec, PlanBuilder, Presence, QkNorms};
@@ -21,11 +21,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             qk_norms: QkNorms::Heads(Presence::Absent),
             ..AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }))
         };
-        let feed_forward = FeedForward::Gated {
-            n_ff: h.n_ff(b.keys, i)?,
-            act: Act::Silu,
-            bias: Presence::Absent,
-        };
+        let feed_forward = FeedForward::swiglu(h.n_ff(b.keys, i)?);
         layer(b, i, x, &Layer::new(attention, feed_forward))?;
     }
     b.head(x, Presence::Optional, None, None)

@@ -6,7 +6,7 @@
 //! which they share key heads in turn. For text the three position components of the interleaved
 //! M-RoPE are equal, and so it is the usual rotation of half-split pairs.
 
-use rocmforge_ops::{Act, RopeOrder, RopeUse, RouterGate};
+use rocmforge_ops::{RopeOrder, RopeUse, RouterGate};
 
 use super::glm4::leave_predictors;
 use super::layer::{FeedForward, Layer, Norms, attention, feed_forward, layer};
@@ -76,11 +76,7 @@ fn attending(b: &PlanBuilder<'_>, h: &Hparams, i: u32, table: u8) -> Result<Laye
             }),
         })
     } else {
-        FeedForward::Gated {
-            n_ff: h.n_ff(keys, i)?,
-            act: Act::Silu,
-            bias: Presence::Absent,
-        }
+        FeedForward::swiglu(h.n_ff(keys, i)?)
     };
     let rope = RopeUse { table, first: 0 };
     Ok(Layer {

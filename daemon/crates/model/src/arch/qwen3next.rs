@@ -4,7 +4,7 @@
 //! Sources: the authors' published code (Qwen3NextForCausalLM), 2025; Yang et al. 2024, "Gated
 //! Delta Networks" (arXiv 2412.06464).
 
-use rocmforge_ops::{Act, Buf, ColumnPart, Op, Role};
+use rocmforge_ops::{Act, Buf, ColumnPart, Op};
 
 use super::mamba2::CONV_KERNEL_MAX;
 use crate::build::{PlanBuilder, Presence, blk};
@@ -69,57 +69,12 @@ impl DeltaNet {
 
     /// Emits the layer on normed rows `n`; the output product's buffer.
     pub(super) fn emit(&self, b: &mut PlanBuilder<'_>, i: u32, n: Buf) -> Result<Buf, Error> {
-        let n_embd = b.n_embd;
         let heads = u64::from(self.n_head_v);
         let values = heads * u64::from(self.dim_v);
-        let channels = 2 * u64::from(self.n_head_k) * u64::from(self.dim_k) + values;
         let name = |part: &str| blk(i, part);
-        let (qkv, z) = (b.buf("delta qkv", channels), b.buf("z", values));
-        let (alpha, beta) = (b.buf("alpha", heads), b.buf("beta", heads));
-        let none = Presence::Absent;
-        let mut products = vec![
-            b.linear(&name("attn_qkv"), n_embd, channels, none, qkv)?,
-            b.linear(&name("attn_gate"), n_embd, values, none, z)?,
-        ];
-        if b.has(&name("ssm_ba.weight")) {
-            let both = b.buf("beta alpha", 2 * heads);
-            products.push(b.linear(&name("ssm_ba"), n_embd, 2 * heads, none, both)?);
-            b.mat_mul(n, products);
-            // For each key head the betas of its value heads, then their alphas.
-            let r = self.n_head_v / self.n_head_k;
-            for (first, out) in [(0, beta), (r, alpha)] {
-                b.op(Op::Columns {
-                    n_group: self.n_head_k,
-                    parts: vec![ColumnPart {
-                        x: both,
-                        first,
-                        stride: 2 * r,
-                        width: r,
-                    }],
-                    out,
-                });
-            }
-        } else {
-            products.push(b.linear(&name("ssm_alpha"), n_embd, heads, none, alpha)?);
-            products.push(b.linear(&name("ssm_beta"), n_embd, heads, none, beta)?);
-            b.mat_mul(n, products);
-        }
-        let mixed = b.buf("delta mixed", channels);
-        let found = b.tensor(
-            &name("ssm_conv1d.weight"),
-            &[u64::from(self.kernel), channels],
-        )?;
-        let weight = b.place(&found, Role::Vector);
-        let state = b.state(u64::from(self.kernel - 1) * channels);
-        b.op(Op::Conv {
-            x: qkv,
-            weight,
-            bias: None,
-            kernel: self.kernel,
-            act: Act::Silu,
-            state,
-            out: mixed,
-        });
+        let [qkv, z, alpha, beta] = self.project(b, i, n)?;
+        let conv = (self.kernel, Presence::Absent, Act::Silu);
+        let mixed = b.conv(&name("ssm_conv1d"), qkv, conv, "delta mixed")?;
         let o = b.buf("delta out", values);
         let a = b.vector(&name("ssm_a"), heads)?;
         let dt_bias = b.vector(&name("ssm_dt.bias"), heads)?;
@@ -140,21 +95,45 @@ impl DeltaNet {
             out: o,
         });
         let weight = Some(b.vector(&name("ssm_norm.weight"), u64::from(self.dim_v))?);
-        b.op(Op::RmsNorm {
-            x: o,
-            weight,
-            eps: b.eps,
-            group: self.dim_v,
-            out: o,
-        });
+        b.rms_norm(o, weight, self.dim_v, o);
         b.op(Op::Gate {
             gate: z,
             up: o,
             act: Act::Silu,
         });
-        let p = b.buf("p", n_embd);
-        let product = b.linear(&name("ssm_out"), values, n_embd, none, p)?;
-        b.mat_mul(z, vec![product]);
-        Ok(p)
+        let p = b.buf("p", b.n_embd);
+        b.product(&name("ssm_out"), z, Presence::Absent, p)
+    }
+
+    /// Queries, keys and values in one; the gate of the output; decay and strength of each head.
+    fn project(&self, b: &mut PlanBuilder<'_>, i: u32, n: Buf) -> Result<[Buf; 4], Error> {
+        let n_embd = b.n_embd;
+        let heads = u64::from(self.n_head_v);
+        let values = heads * u64::from(self.dim_v);
+        let channels = 2 * u64::from(self.n_head_k) * u64::from(self.dim_k) + values;
+        let name = |part: &str| blk(i, part);
+        let (qkv, z) = (b.buf("delta qkv", channels), b.buf("z", values));
+        let (alpha, beta) = (b.buf("alpha", heads), b.buf("beta", heads));
+        let none = Presence::Absent;
+        let mut products = vec![
+            b.linear(&name("attn_qkv"), n_embd, channels, none, qkv)?,
+            b.linear(&name("attn_gate"), n_embd, values, none, z)?,
+        ];
+        if b.has(&name("ssm_ba.weight")) {
+            let both = b.buf("beta alpha", 2 * heads);
+            products.push(b.linear(&name("ssm_ba"), n_embd, 2 * heads, none, both)?);
+            b.mat_mul(n, products);
+            // For each key head the betas of its value heads, then their alphas.
+            let r = self.n_head_v / self.n_head_k;
+            for (first, out) in [(0, beta), (r, alpha)] {
+                let part = ColumnPart::new(both, first, 2 * r, r);
+                b.columns(self.n_head_k, vec![part], out);
+            }
+        } else {
+            products.push(b.linear(&name("ssm_alpha"), n_embd, heads, none, alpha)?);
+            products.push(b.linear(&name("ssm_beta"), n_embd, heads, none, beta)?);
+            b.mat_mul(n, products);
+        }
+        Ok([qkv, z, alpha, beta])
     }
 }

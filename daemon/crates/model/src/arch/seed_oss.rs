@@ -2,7 +2,7 @@
 //!
 //! Source: ByteDance Seed Team 2025, the published code (SeedOssForCausalLM).
 
-use rocmforge_ops::{Act, RopeOrder, RopeUse};
+use rocmforge_ops::{RopeOrder, RopeUse};
 
 use super::layer::{FeedForward, Layer, Norms, layer};
 use crate::build::{AttentionSpec, PlanBuilder, Presence};
@@ -19,11 +19,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             output_bias: Presence::Optional,
             ..AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }))
         };
-        let feed_forward = FeedForward::Gated {
-            n_ff: h.n_ff(b.keys, i)?,
-            act: Act::Silu,
-            bias: Presence::Absent,
-        };
+        let feed_forward = FeedForward::swiglu(h.n_ff(b.keys, i)?);
         let norms = Norms::POST_ATTENTION;
         let spec = Layer {
             norms,

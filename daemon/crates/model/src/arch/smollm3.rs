@@ -2,7 +2,7 @@
 //!
 //! Source: Bakouch et al. 2025, "SmolLM3"; Yang et al. 2025, "Rope to Nope and Back Again".
 
-use rocmforge_ops::{Act, RopeOrder, RopeUse};
+use rocmforge_ops::{RopeOrder, RopeUse};
 
 use super::layer::{FeedForward, Layer, layer};
 use crate::build::{AttentionSpec, PlanBuilder, Presence};
@@ -16,11 +16,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     for i in 0..h.n_layer {
         let rope = ((i + 1) % 4 != 0).then_some(RopeUse { table, first: 0 });
         let attention = AttentionSpec::new(h.heads_of(i), rope);
-        let feed_forward = FeedForward::Gated {
-            n_ff: h.n_ff(b.keys, i)?,
-            act: Act::Silu,
-            bias: Presence::Absent,
-        };
+        let feed_forward = FeedForward::swiglu(h.n_ff(b.keys, i)?);
         layer(b, i, x, &Layer::new(attention, feed_forward))?;
     }
     b.head(x, Presence::Absent, None, None)

@@ -107,14 +107,7 @@ impl PlanBuilder<'_> {
                     self.keys.name("attention.causal"),
                 )));
             }
-            let product = self.linear(
-                &blk(layer, "attn_q"),
-                self.width(n),
-                q_width,
-                spec.qkv_bias,
-                q,
-            )?;
-            self.mat_mul(n, vec![product]);
+            self.product(&blk(layer, "attn_q"), n, spec.qkv_bias, q)?;
             self.queries_alone(layer, q, spec)?;
             kv
         } else {
@@ -139,14 +132,7 @@ impl PlanBuilder<'_> {
         };
         let p = self.buf("p", self.n_embd);
         let name = blk(layer, "attn_output");
-        let product = self.linear(
-            &name,
-            self.width(attended),
-            self.n_embd,
-            spec.output_bias,
-            p,
-        )?;
-        self.mat_mul(attended, vec![product]);
+        self.product(&name, attended, spec.output_bias, p)?;
         Ok((p, kv))
     }
 
@@ -195,17 +181,8 @@ impl PlanBuilder<'_> {
         let gate = self.gate_product(layer, n, spec, &mut products)?;
         self.mat_mul(n, products);
         if no_values {
-            let part = |x, width: u64| ColumnPart {
-                x,
-                first: 0,
-                stride: 0,
-                width: width as u32,
-            };
-            self.op(Op::Columns {
-                n_group: 1,
-                parts: vec![part(k, k_width)],
-                out: v,
-            });
+            let part = |x, width: u64| ColumnPart::new(x, 0, 0, width as u32);
+            self.columns(1, vec![part(k, k_width)], v);
         }
         let Some(joint) = joint else {
             return Ok(gate);
@@ -213,16 +190,11 @@ impl PlanBuilder<'_> {
         let gate = self.buf("qgate", q_width);
         let d = spec.heads.head_dim;
         for (first, out) in [(0, q), (d, gate)] {
-            self.op(Op::Columns {
-                n_group: spec.heads.n_head,
-                parts: vec![ColumnPart {
-                    x: joint,
-                    first,
-                    stride: 2 * d,
-                    width: d,
-                }],
+            self.columns(
+                spec.heads.n_head,
+                vec![ColumnPart::new(joint, first, 2 * d, d)],
                 out,
-            });
+            );
         }
         Ok(Some((gate, Act::Sigmoid)))
     }
@@ -315,23 +287,11 @@ impl PlanBuilder<'_> {
                     }
                     rope = None;
                     let weight = Some(self.vector(&name, u64::from(dim))?);
-                    self.op(Op::RmsNorm {
-                        x,
-                        weight,
-                        eps,
-                        group: dim,
-                        out: x,
-                    });
+                    self.rms_norm(x, weight, dim, x);
                 }
                 QkNorms::Rows => {
                     let weight = Some(self.vector(&name, width)?);
-                    self.op(Op::RmsNorm {
-                        x,
-                        weight,
-                        eps,
-                        group: width as u32,
-                        out: x,
-                    });
+                    self.rms_norm(x, weight, width as u32, x);
                 }
                 QkNorms::LayerNorms(presence) => {
                     if let Some(weight) = self.vector_if(&name, width, presence)? {
@@ -349,13 +309,7 @@ impl PlanBuilder<'_> {
         }
         if spec.value_norm {
             let group = spec.heads.head_dim_v;
-            self.op(Op::RmsNorm {
-                x: v,
-                weight: None,
-                eps,
-                group,
-                out: v,
-            });
+            self.rms_norm(v, None, group, v);
         }
         let q_norm = self.head_norm(layer, "attn_q_norm.weight", spec)?;
         let k_norm = self.head_norm(layer, "attn_k_norm.weight", spec)?;
@@ -398,15 +352,8 @@ impl PlanBuilder<'_> {
                 rope,
             }),
             None => {
-                if let Some((weight, eps)) = norm {
-                    let (weight, group) = (Some(weight), spec.heads.head_dim);
-                    self.op(Op::RmsNorm {
-                        x: q,
-                        weight,
-                        eps,
-                        group,
-                        out: q,
-                    });
+                if let Some((weight, _)) = norm {
+                    self.rms_norm(q, Some(weight), spec.heads.head_dim, q);
                 }
             }
         }

@@ -2,7 +2,7 @@
 //! segment, then the weighted sum.
 
 use rocmforge_ops::{
-    Act, Buf, ExpertFfn, Op, Product, Role, Router, Rows, Segment, SegmentKind, Step, TensorDesc,
+    Act, Buf, ExpertFfn, Op, Role, Router, Rows, Segment, SegmentKind, Step, TensorDesc,
     TensorIndex,
 };
 
@@ -12,6 +12,9 @@ use crate::error::Error;
 /// Bytes below which several experts become one segment, so that an upload is worth its overhead:
 /// the link reaches its rate with pieces of about a MiB.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+
+/// Gate and up of all experts in one.
+const FUSED: &str = "ffn_gate_up_exps.weight";
 
 /// A layer's experts.
 #[derive(Debug, Clone, Copy)]
@@ -81,9 +84,7 @@ impl PlanBuilder<'_> {
         let n_expert = u64::from(spec.router.n_expert);
         let logits = self.buf("router", n_expert);
         let name = blk(layer, "ffn_gate_inp");
-        let product: Product = self.linear(&name, self.width(n), n_expert, spec.bias, logits)?;
-        self.mat_mul(n, vec![product]);
-        Ok(logits)
+        self.product(&name, n, spec.bias, logits)
     }
 
     /// Routes by `logits`, runs the experts on rows `x` and leaves the weighted sum in the
@@ -129,28 +130,8 @@ impl PlanBuilder<'_> {
             ffn.up_out
         };
         ffn.out = self.buf_rows("expert out", spec.width, routed);
-        let bytes: u64 = parts.of(0).map(|t| t.bytes).sum();
-        let per_segment = SEGMENT_BYTES_MIN
-            .div_ceil(bytes.max(1))
-            .clamp(1, 8)
-            .min(n_expert);
         let first_segment = self.experts.len() as u32;
-        for first in (0..n_expert).step_by(per_segment as usize) {
-            let end = (first + per_segment).min(n_expert);
-            let name = if end == first + 1 {
-                blk(layer, &format!("exps.{first}"))
-            } else {
-                blk(layer, &format!("exps.{first}-{}", end - 1))
-            };
-            self.experts.push(Segment {
-                name,
-                kind: SegmentKind::Expert {
-                    layer: self.n_expert_layers,
-                },
-                tensors: (first..end).flat_map(|e| parts.of(e)).collect(),
-            });
-        }
-        self.n_expert_layers += 1;
+        let per_segment = self.expert_segments(layer, &parts, n_expert);
         let mut alive = vec![ffn.out, weights];
         alive.extend(carried);
         self.push_step(
@@ -172,6 +153,63 @@ impl PlanBuilder<'_> {
         Ok(out)
     }
 
+    /// Segments of a layer's experts; how many experts each has.
+    fn expert_segments(&mut self, layer: u32, parts: &Parts, n_expert: u64) -> u64 {
+        let bytes: u64 = parts.of(0).map(|t| t.bytes).sum();
+        let per_segment = SEGMENT_BYTES_MIN
+            .div_ceil(bytes.max(1))
+            .clamp(1, 8)
+            .min(n_expert);
+        for first in (0..n_expert).step_by(per_segment as usize) {
+            let end = (first + per_segment).min(n_expert);
+            let name = if end == first + 1 {
+                blk(layer, &format!("exps.{first}"))
+            } else {
+                blk(layer, &format!("exps.{first}-{}", end - 1))
+            };
+            self.experts.push(Segment {
+                name,
+                kind: SegmentKind::Expert {
+                    layer: self.n_expert_layers,
+                },
+                tensors: (first..end).flat_map(|e| parts.of(e)).collect(),
+            });
+        }
+        self.n_expert_layers += 1;
+        per_segment
+    }
+
+    /// The experts' gate, if they have one, and up: two matrices, or one with gate's rows first in
+    /// each expert.
+    fn gate_and_up(
+        &mut self,
+        layer: u32,
+        spec: &MoeSpec,
+        is_fused: bool,
+        parts: &mut Parts,
+    ) -> Result<(Option<TensorIndex>, TensorIndex), Error> {
+        let (n_ff, width, n_expert) = (spec.n_ff, spec.width, u64::from(spec.router.n_expert));
+        if is_fused {
+            let both = self.tensor(&blk(layer, FUSED), &[width, 2 * n_ff, n_expert])?;
+            let half = |first| Part::Rows {
+                stride: 2 * n_ff,
+                first,
+                rows: n_ff,
+            };
+            let gate = parts.add(both.clone(), half(0), Role::Matrix);
+            return Ok((Some(gate), parts.add(both, half(n_ff), Role::Matrix)));
+        }
+        let mut matrix = |name| {
+            let found = self.tensor(&blk(layer, name), &[width, n_ff, n_expert])?;
+            Ok::<_, Error>(parts.matrix(found, n_ff))
+        };
+        let gate = match spec.gated {
+            true => Some(matrix("ffn_gate_exps.weight")?),
+            false => None,
+        };
+        Ok((gate, matrix("ffn_up_exps.weight")?))
+    }
+
     /// The experts' tensors: separate or with gate and up fused (gate's rows first in each expert).
     fn expert_parts(
         &mut self,
@@ -181,27 +219,10 @@ impl PlanBuilder<'_> {
     ) -> Result<(Parts, ExpertFfn), Error> {
         let (n_ff, width) = (spec.n_ff, spec.width);
         let mut parts = Parts::default();
-        let mut gate = None;
-        let name = |part: &str| blk(layer, part);
-        let fused = name("ffn_gate_up_exps.weight");
-        let up = if spec.gated && self.has(&fused) {
-            let both = self.tensor(&fused, &[width, 2 * n_ff, n_expert])?;
-            let half = |first| Part::Rows {
-                stride: 2 * n_ff,
-                first,
-                rows: n_ff,
-            };
-            gate = Some(parts.add(both.clone(), half(0), Role::Matrix));
-            parts.add(both, half(n_ff), Role::Matrix)
-        } else {
-            if spec.gated {
-                let found = self.tensor(&name("ffn_gate_exps.weight"), &[width, n_ff, n_expert])?;
-                gate = Some(parts.matrix(found, n_ff));
-            }
-            let found = self.tensor(&name("ffn_up_exps.weight"), &[width, n_ff, n_expert])?;
-            parts.matrix(found, n_ff)
-        };
-        let found = self.tensor(&name("ffn_down_exps.weight"), &[n_ff, width, n_expert])?;
+        let is_fused = spec.gated && self.has(&blk(layer, FUSED));
+        let (gate, up) = self.gate_and_up(layer, spec, is_fused, &mut parts)?;
+        let down = blk(layer, "ffn_down_exps.weight");
+        let found = self.tensor(&down, &[n_ff, width, n_expert])?;
         let down = parts.matrix(found, width);
         let mut vector =
             |b: &mut Self, name: &str, len: u64| -> Result<Option<TensorIndex>, Error> {
@@ -219,8 +240,7 @@ impl PlanBuilder<'_> {
             up_bias = vector(self, "ffn_up_exps.bias", n_ff)?;
             down_bias = vector(self, "ffn_down_exps.bias", width)?;
         }
-        let fused = self.has(&fused);
-        let [gate_name, up_name] = match fused && spec.gated {
+        let [gate_name, up_name] = match is_fused {
             true => ["ffn_gate_up_exps"; 2],
             false => ["ffn_gate_exps", "ffn_up_exps"],
         };

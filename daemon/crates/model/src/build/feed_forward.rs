@@ -23,9 +23,7 @@ impl PlanBuilder<'_> {
         alive.extend(carried);
         self.cut(blk(layer, "ffn_down"), &alive);
         let p = self.buf("p", self.n_embd);
-        let product = self.linear(&blk(layer, "ffn_down"), n_ff, self.n_embd, bias, p)?;
-        self.mat_mul(h, vec![product]);
-        Ok(p)
+        self.product(&blk(layer, "ffn_down"), h, bias, p)
     }
 
     /// `act(Wgate n) * Wup n`.
@@ -76,13 +74,10 @@ impl PlanBuilder<'_> {
     ) -> Result<Buf, Error> {
         let u = self.buf("up", n_ff);
         let name = |part: &str| blk(layer, &format!("{part}{suffix}"));
-        let up = self.linear(&name("ffn_up"), self.width(n), n_ff, bias, u)?;
-        self.mat_mul(n, vec![up]);
+        self.product(&name("ffn_up"), n, bias, u)?;
         self.op(Op::Activate { x: u, act });
         let p = self.buf(out, self.n_embd);
-        let down = self.linear(&name("ffn_down"), n_ff, self.n_embd, bias, p)?;
-        self.mat_mul(u, vec![down]);
-        Ok(p)
+        self.product(&name("ffn_down"), u, bias, p)
     }
 
     /// A shared expert's gated feed-forward, in the segment under construction; to a buffer of its
@@ -97,8 +92,6 @@ impl PlanBuilder<'_> {
         let h = self.gated_up(layer, n, n_ff, act, Presence::Absent, "_shexp")?;
         let s = self.buf("shared", self.n_embd);
         let name = blk(layer, "ffn_down_shexp");
-        let down = self.linear(&name, n_ff, self.n_embd, Presence::Absent, s)?;
-        self.mat_mul(h, vec![down]);
-        Ok(s)
+        self.product(&name, h, Presence::Absent, s)
     }
 }

@@ -111,9 +111,7 @@ impl PlanBuilder<'_> {
         out: &'static str,
     ) -> Result<Buf, Error> {
         let out = self.buf_rows(out, rows, Rows::Outputs);
-        let product = self.linear(name, self.width(x), rows, Presence::Optional, out)?;
-        self.mat_mul(x, vec![product]);
-        Ok(out)
+        self.product(name, x, Presence::Optional, out)
     }
 
     /// Norm and product of an output head, in a segment that was begun for it.

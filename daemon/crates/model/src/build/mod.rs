@@ -21,8 +21,8 @@ use std::collections::{HashMap, HashSet};
 
 use rocmforge_gguf::{Gguf, TensorInfo};
 use rocmforge_ops::{
-    Buf, BufSpec, Conflicts, Input, InputRows, KvGroup, Op, Plan, Role, RopeSpec, Rows, Segment,
-    SegmentKind, Step, TensorDesc, TensorIndex,
+    Act, Buf, BufSpec, ColumnPart, Conflicts, Input, InputRows, KvGroup, Op, Plan, Role, RopeSpec,
+    Rows, Segment, SegmentKind, Step, TensorDesc, TensorIndex,
 };
 
 use crate::error::Error;
@@ -154,6 +154,8 @@ impl<'a> PlanBuilder<'a> {
         // Converters keep some vectors as matrices of one row or one column.
         let same = tensor.dims == expected || dims.len() == 1 && tensor.elements() == dims[0];
         if !same {
+            // A buffer that there is no number for has another's width.
+            self.refuse_too_many()?;
             return Err(Error::WrongShape {
                 name: name.to_owned(),
                 found: tensor.shape().to_vec(),
@@ -240,6 +242,47 @@ impl<'a> PlanBuilder<'a> {
     }
 
     // ---- steps
+
+    /// Emits a short convolution of `x` into a buffer, with a state of the rows before. Its weight
+    /// is `{name}.weight`.
+    pub(crate) fn conv(
+        &mut self,
+        name: &str,
+        x: Buf,
+        (kernel, bias, act): (u32, Presence, Act),
+        out: &'static str,
+    ) -> Result<Buf, Error> {
+        let width = self.width(x);
+        let out = self.buf(out, width);
+        let found = self.tensor(&format!("{name}.weight"), &[u64::from(kernel), width])?;
+        let weight = self.place(&found, Role::Vector);
+        let bias = self.vector_if(&format!("{name}.bias"), width, bias)?;
+        let state = self.state(u64::from(kernel - 1) * width);
+        self.op(Op::Conv {
+            x,
+            weight,
+            bias,
+            kernel,
+            act,
+            state,
+            out,
+        });
+        Ok(out)
+    }
+
+    /// Emits columns of rows, side by side in each of so many groups.
+    pub(crate) fn columns(&mut self, n_group: u32, parts: Vec<ColumnPart>, out: Buf) {
+        self.op(Op::Columns {
+            n_group,
+            parts,
+            out,
+        });
+    }
+
+    /// `x += y`.
+    pub(crate) fn add(&mut self, x: Buf, y: Buf) {
+        self.op(Op::Add { x, y, scale: 1.0 });
+    }
 
     /// Ends the segment under construction and begins one. `carried` is what later steps read of
     /// what was computed so far, beside the residual stream.
@@ -366,7 +409,7 @@ impl<'a> PlanBuilder<'a> {
             return;
         }
         let y = self.buf(DEEPSTACK[layer as usize], self.n_embd);
-        self.op(Op::Add { x, y, scale: 1.0 });
+        self.add(x, y);
     }
 
     /// Has the residual stream stay readable to the end of a pass.

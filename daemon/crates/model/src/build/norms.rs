@@ -1,6 +1,6 @@
 //! Norms of rows, and sums with the residual stream.
 
-use rocmforge_ops::{Buf, Op};
+use rocmforge_ops::{Buf, Op, TensorIndex};
 
 use super::{PlanBuilder, Presence};
 use crate::error::Error;
@@ -63,6 +63,18 @@ impl PlanBuilder<'_> {
             }
         }
         Ok(out)
+    }
+
+    /// `out = rms_norm(x) * weight`, each group of so many elements by itself.
+    pub(crate) fn rms_norm(&mut self, x: Buf, weight: Option<TensorIndex>, group: u32, out: Buf) {
+        let eps = self.eps;
+        self.op(Op::RmsNorm {
+            x,
+            weight,
+            eps,
+            group,
+            out,
+        });
     }
 
     /// `x += p`, `p` normed by `{norm}` before where a name is given.

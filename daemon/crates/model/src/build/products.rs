@@ -87,6 +87,19 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
+    /// Emits the product of `x` with one matrix alone; `out`.
+    pub(crate) fn product(
+        &mut self,
+        name: &str,
+        x: Buf,
+        bias: Presence,
+        out: Buf,
+    ) -> Result<Buf, Error> {
+        let product = self.linear(name, self.width(x), self.width(out), bias, out)?;
+        self.mat_mul(x, vec![product]);
+        Ok(out)
+    }
+
     /// Emits products of one input, the factors on them, and what adapters add to them.
     pub(crate) fn mat_mul(&mut self, x: Buf, products: Vec<Product>) {
         let outs: Vec<Buf> = products.iter().map(|p| p.out).collect();

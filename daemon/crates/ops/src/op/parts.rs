@@ -101,6 +101,18 @@ pub struct ColumnPart {
     pub width: u32,
 }
 
+impl ColumnPart {
+    /// `width` elements of `x` for each group, from `first`, `stride` apart.
+    pub fn new(x: Buf, first: u32, stride: u32, width: u32) -> Self {
+        Self {
+            x,
+            first,
+            stride,
+            width,
+        }
+    }
+}
+
 /// What adapters add to one product of an [`Op::AddAdapters`](super::Op::AddAdapters).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Adapted {

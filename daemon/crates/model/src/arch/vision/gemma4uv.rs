@@ -88,23 +88,15 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, _: &Hparams) -> Result<Option<T
     let patches = b.given("patches", values, InputRows::Patches);
     b.cut("v.patch_embd".to_owned(), &[]);
     let n = b.norm_by(patches, "v.patch_norm.1.weight", "normed", PATCH_EPS)?;
-    let product = b.linear("v.patch_embd", values, width, bias, p)?;
-    b.mat_mul(n, vec![product]);
+    b.product("v.patch_embd", n, bias, p)?;
     b.norm_by(p, "v.patch_norm.2.weight", "x", PATCH_EPS)?;
     b.residual(x, positions, None, 1.0)?;
     let n = b.norm_by(x, "v.patch_norm.3.weight", "n", PATCH_EPS)?;
-    b.op(Op::RmsNorm {
-        x: n,
-        weight: None,
-        eps: b.eps,
-        group: tower.width,
-        out: n,
-    });
+    b.rms_norm(n, None, tower.width, n);
     b.cut("mm.input_projection".to_owned(), &[n]);
     let n_out = u64::from(tower.n_out);
     let y = b.buf_rows("y", n_out, super::block(tower));
-    let product = b.linear("mm.input_projection", width, n_out, Presence::Absent, y)?;
-    b.mat_mul(n, vec![product]);
+    b.product("mm.input_projection", n, Presence::Absent, y)?;
     let factor = 1.0 / (tower.n_out as f32).sqrt();
     b.op(Op::Scale { x: y, factor });
     super::end(b, tower, &[y]);

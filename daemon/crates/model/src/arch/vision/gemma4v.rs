@@ -132,17 +132,9 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     let factor = (tower.width as f32).sqrt();
     b.op(Op::Scale { x: mean, factor });
     standardized(b, tower, mean)?;
-    b.op(Op::RmsNorm {
-        x: mean,
-        weight: None,
-        eps: b.eps,
-        group: tower.width,
-        out: mean,
-    });
-    let (width, n_out) = (b.n_embd, u64::from(tower.n_out));
-    let y = b.buf_rows("y", n_out, super::block(tower));
-    let product = b.linear("mm.input_projection", width, n_out, Presence::Absent, y)?;
-    b.mat_mul(mean, vec![product]);
+    b.rms_norm(mean, None, tower.width, mean);
+    let y = b.buf_rows("y", u64::from(tower.n_out), super::block(tower));
+    b.product("mm.input_projection", mean, Presence::Absent, y)?;
     let factor = 1.0 / (tower.n_out as f32).sqrt();
     b.op(Op::Scale { x: y, factor });
     super::end(b, tower, &[y]);
@@ -160,7 +152,7 @@ fn attention(
     rope: RopeUse,
 ) -> Result<Buf, Error> {
     let name = |part: &str| format!("v.blk.{i}.{part}");
-    let (width, heads, eps) = (b.n_embd, h.heads, b.eps);
+    let (width, heads) = (b.n_embd, h.heads);
     let group = heads.head_dim;
     let [q, k, v] = ["q", "k", "v"].map(|name| b.buf(name, width));
     let products = [("attn_q", q), ("attn_k", k), ("attn_v", v)];
@@ -173,13 +165,7 @@ fn attention(
         let weight = part
             .map(|part| b.vector(&name(part), u64::from(group)))
             .transpose()?;
-        b.op(Op::RmsNorm {
-            x,
-            weight,
-            eps,
-            group,
-            out: x,
-        });
+        b.rms_norm(x, weight, group, x);
     }
     let ordered = [(q, "q by axes"), (k, "k by axes")].map(|(x, name)| by_axes(b, x, name, h));
     let [q, k] = ordered;
@@ -213,17 +199,8 @@ fn attention(
 /// The quarters of each head in the order third, first, fourth, second.
 fn by_axes(b: &mut PlanBuilder<'_>, x: Buf, name: &'static str, h: &Hparams) -> Buf {
     let (out, dim) = (b.buf(name, b.n_embd), h.heads.head_dim);
-    let quarter = |first| ColumnPart {
-        x,
-        first: first * (dim / 4),
-        stride: dim,
-        width: dim / 4,
-    };
-    b.op(Op::Columns {
-        n_group: h.heads.n_head,
-        parts: [2, 0, 3, 1].map(quarter).to_vec(),
-        out,
-    });
+    let quarter = |first| ColumnPart::new(x, first * (dim / 4), dim, dim / 4);
+    b.columns(h.heads.n_head, [2, 0, 3, 1].map(quarter).to_vec(), out);
     out
 }
 
@@ -304,16 +281,7 @@ fn standardized(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Result<(), Er
     b.op(Op::Scale { x, factor: -1.0 });
     // No operation takes a vector's elements as factors: rows of them are one.
     let factors = b.buf_rows("factors", width, super::block(tower));
-    b.op(Op::Columns {
-        n_group: 1,
-        parts: vec![ColumnPart {
-            x,
-            first: 0,
-            stride: 0,
-            width: tower.width,
-        }],
-        out: factors,
-    });
+    b.columns(1, vec![ColumnPart::new(x, 0, 0, tower.width)], factors);
     b.op(Op::Scale {
         x: factors,
         factor: 0.0,

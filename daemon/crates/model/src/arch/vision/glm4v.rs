@@ -133,8 +133,7 @@ fn rows(b: &mut PlanBuilder<'_>, tower: &Tower, blocks: Buf) -> Result<Buf, Erro
     let (width, kind) = (u64::from(tower.n_out), super::block(tower));
     let inner = super::rows_of(b, "mm.up.weight")?;
     let f = b.buf_rows("f", width, kind);
-    let product = b.linear("mm.model.fc", width, width, none, f)?;
-    b.mat_mul(blocks, vec![product]);
+    b.product("mm.model.fc", blocks, none, f)?;
     b.norms_are(NormKind::Layer {
         bias: Presence::Required,
     });
@@ -145,11 +144,9 @@ fn rows(b: &mut PlanBuilder<'_>, tower: &Tower, blocks: Buf) -> Result<Buf, Erro
     });
     b.cut("mm.gate".to_owned(), &[x]);
     let [gate, up] = ["mgate", "mup"].map(|name| b.buf_rows(name, inner, kind));
-    let product = b.linear("mm.gate", width, inner, none, gate)?;
-    b.mat_mul(x, vec![product]);
+    b.product("mm.gate", x, none, gate)?;
     b.cut("mm.up".to_owned(), &[x, gate]);
-    let product = b.linear("mm.up", width, inner, none, up)?;
-    b.mat_mul(x, vec![product]);
+    b.product("mm.up", x, none, up)?;
     b.op(Op::Gate {
         gate,
         up,
@@ -157,7 +154,5 @@ fn rows(b: &mut PlanBuilder<'_>, tower: &Tower, blocks: Buf) -> Result<Buf, Erro
     });
     b.cut("mm.down".to_owned(), &[gate]);
     let y = b.buf_rows("y", width, kind);
-    let product = b.linear("mm.down", inner, width, none, y)?;
-    b.mat_mul(gate, vec![product]);
-    Ok(y)
+    b.product("mm.down", gate, none, y)
 }

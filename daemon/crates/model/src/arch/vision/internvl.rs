@@ -157,14 +157,7 @@ fn layer(b: &mut PlanBuilder<'_>, h: &Hparams, i: u32, x: Buf) -> Result<(), Err
 fn normed(b: &mut PlanBuilder<'_>, x: Buf, name: &str, out: &'static str) -> Result<Buf, Error> {
     let (width, weight) = (b.width(x), b.vector(name, b.n_embd)?);
     let out = b.buf(out, width);
-    let eps = b.eps;
-    b.op(Op::RmsNorm {
-        x,
-        weight: Some(weight),
-        eps,
-        group: width as u32,
-        out,
-    });
+    b.rms_norm(x, Some(weight), width as u32, out);
     Ok(out)
 }
 
@@ -179,18 +172,16 @@ fn projection(b: &mut PlanBuilder<'_>, tower: &Tower, n: Buf) -> Result<(), Erro
     const FIRST: &str = "mm.model.mlp.1";
     const SECOND: &str = "mm.model.mlp.3";
     let (bias, rows) = (Presence::Required, super::block(tower));
-    let (width, n_out) = (b.width(n), u64::from(tower.n_out));
+    let n_out = u64::from(tower.n_out);
     let inner = super::rows_of(b, &format!("{FIRST}.weight"))?;
     let hidden = b.buf_rows("mh", inner, rows);
-    let product = b.linear(FIRST, width, inner, bias, hidden)?;
-    b.mat_mul(n, vec![product]);
+    b.product(FIRST, n, bias, hidden)?;
     b.op(Op::Activate {
         x: hidden,
         act: Act::GeluErf,
     });
     let y = b.buf_rows("y", n_out, rows);
-    let product = b.linear(SECOND, inner, n_out, bias, y)?;
-    b.mat_mul(hidden, vec![product]);
+    b.product(SECOND, hidden, bias, y)?;
     super::end(b, tower, &[y]);
     Ok(())
 }

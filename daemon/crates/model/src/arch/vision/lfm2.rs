@@ -93,22 +93,20 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     if b.has(NORM) {
         blocks = b.norm_by(blocks, NORM, "mn", PROJECTION_EPS)?;
     }
-    let (width, rows) = (b.width(blocks), super::block(tower));
+    let rows = super::block(tower);
     let inner = b.rows_in_file("mm.1.weight").unwrap_or(0);
     if !(1..=u64::from(WIDTH_MAX)).contains(&inner) {
         return Err(Error::MissingTensor("mm.1.weight".to_owned()));
     }
     let hidden = b.buf_rows("mh", inner, rows);
     let optional = Presence::Optional;
-    let product = b.linear("mm.1", width, inner, optional, hidden)?;
-    b.mat_mul(blocks, vec![product]);
+    b.product("mm.1", blocks, optional, hidden)?;
     b.op(Op::Activate {
         x: hidden,
         act: Act::GeluErf,
     });
     let y = b.buf_rows("y", u64::from(tower.n_out), rows);
-    let product = b.linear("mm.2", inner, u64::from(tower.n_out), optional, y)?;
-    b.mat_mul(hidden, vec![product]);
+    b.product("mm.2", hidden, optional, y)?;
     super::end(b, tower, &[y]);
     Ok(table)
 }

@@ -273,18 +273,13 @@ fn by_element(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Buf {
     let (m, width) = (merged(b, tower, x), tower.width);
     let n = tower.merge * tower.merge;
     let out = b.buf_rows("me", u64::from(n * width), block(tower));
-    b.op(Op::Columns {
-        n_group: width,
-        parts: (0..n)
-            .map(|patch| ColumnPart {
-                x: m,
-                first: patch * width,
-                stride: 1,
-                width: 1,
-            })
+    b.columns(
+        width,
+        (0..n)
+            .map(|patch| ColumnPart::new(m, patch * width, 1, 1))
             .collect(),
         out,
-    });
+    );
     out
 }
 
@@ -394,9 +389,7 @@ impl Attention {
         });
         let p = b.buf("p", width);
         let name = format!("v.blk.{i}.attn_out");
-        let product = b.linear(&name, width, width, self.bias, p)?;
-        b.mat_mul(a, vec![product]);
-        Ok(p)
+        b.product(&name, a, self.bias, p)
     }
 
     fn fused(
@@ -443,13 +436,10 @@ fn fed_forward(
     act: Act,
     n: Buf,
 ) -> Result<Buf, Error> {
-    let (u, p, width) = (b.buf("up", n_ff), b.buf("p", b.n_embd), b.n_embd);
-    let up = b.linear(up, width, n_ff, Presence::Required, u)?;
-    b.mat_mul(n, vec![up]);
+    let (u, p) = (b.buf("up", n_ff), b.buf("p", b.n_embd));
+    b.product(up, n, Presence::Required, u)?;
     b.op(Op::Activate { x: u, act });
-    let down = b.linear(down, n_ff, width, Presence::Required, p)?;
-    b.mat_mul(u, vec![down]);
-    Ok(p)
+    b.product(down, u, Presence::Required, p)
 }
 
 /// `x += W2 (act(Wg n) * Wu n)`.
@@ -469,8 +459,7 @@ fn gated(
     ];
     b.mat_mul(n, products);
     b.op(Op::Gate { gate, up, act });
-    let down = b.linear(&name("ffn_down"), n_ff, width, bias, p)?;
-    b.mat_mul(gate, vec![down]);
+    b.product(&name("ffn_down"), gate, bias, p)?;
     b.residual(x, p, None, 1.0)
 }
 
@@ -489,22 +478,9 @@ fn block_means(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Buf {
     let [mean, row] = ["mean", "row"].map(|name| b.buf_rows(name, u64::from(width), block(tower)));
     for i in 0..n {
         let out = if i == 0 { mean } else { row };
-        b.op(Op::Columns {
-            n_group: 1,
-            parts: vec![ColumnPart {
-                x: m,
-                first: i * width,
-                stride: 0,
-                width,
-            }],
-            out,
-        });
+        b.columns(1, vec![ColumnPart::new(m, i * width, 0, width)], out);
         if i > 0 {
-            b.op(Op::Add {
-                x: mean,
-                y: row,
-                scale: 1.0,
-            });
+            b.add(mean, row);
         }
     }
     b.op(Op::Scale {
@@ -518,19 +494,10 @@ fn block_means(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Buf {
 fn end(b: &mut PlanBuilder<'_>, tower: &Tower, outs: &[Buf]) {
     let parts: Vec<ColumnPart> = outs
         .iter()
-        .map(|&x| ColumnPart {
-            x,
-            first: 0,
-            stride: 0,
-            width: tower.n_out,
-        })
+        .map(|&x| ColumnPart::new(x, 0, 0, tower.n_out))
         .collect();
     let width = u64::from(tower.row_width());
     let rows = b.buf_rows("rows", width, block(tower));
-    b.op(Op::Columns {
-        n_group: 1,
-        parts,
-        out: rows,
-    });
+    b.columns(1, parts, rows);
     b.gathered_end(rows);
 }

@@ -142,10 +142,9 @@ fn projection(b: &mut PlanBuilder<'_>, tower: &Tower, blocks: Buf) -> Result<Buf
     let rows = super::block(tower);
     let mut x = blocks;
     for (name, out) in [("mm.0", "m0"), ("mm.1", "m1")] {
-        let (cols, width) = (b.width(x), super::rows_of(b, &format!("{name}.weight"))?);
+        let width = super::rows_of(b, &format!("{name}.weight"))?;
         let out = b.buf_rows(out, width, rows);
-        let product = b.linear(name, cols, width, Presence::Absent, out)?;
-        b.mat_mul(x, vec![product]);
+        b.product(name, x, Presence::Absent, out)?;
         b.op(Op::Activate {
             x: out,
             act: Act::GeluErf,
@@ -155,13 +154,5 @@ fn projection(b: &mut PlanBuilder<'_>, tower: &Tower, blocks: Buf) -> Result<Buf
         x = out;
     }
     let y = b.buf_rows("y", u64::from(tower.n_out), rows);
-    let product = b.linear(
-        "mm.2",
-        b.width(x),
-        u64::from(tower.n_out),
-        Presence::Absent,
-        y,
-    )?;
-    b.mat_mul(x, vec![product]);
-    Ok(y)
+    b.product("mm.2", x, Presence::Absent, y)
 }

@@ -123,18 +123,16 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
             x
         }
     };
-    let (width, n_out) = (b.n_embd, u64::from(tower.n_out));
+    let n_out = u64::from(tower.n_out);
     let hidden = b.buf_rows("mh", n_out, rows);
     let y = b.buf_rows("y", n_out, rows);
     let optional = Presence::Optional;
-    let product = b.linear("mm.1", width, n_out, optional, hidden)?;
-    b.mat_mul(blocks, vec![product]);
+    b.product("mm.1", blocks, optional, hidden)?;
     b.op(Op::Activate {
         x: hidden,
         act: Act::GeluErf,
     });
-    let product = b.linear("mm.2", n_out, n_out, optional, y)?;
-    b.mat_mul(hidden, vec![product]);
+    b.product("mm.2", hidden, optional, y)?;
     super::end(b, tower, &[y]);
     b.leave_alone(|name| name == ROW_END);
     Ok(None)
@@ -145,12 +143,10 @@ fn merged(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Result<Buf, Error> 
     b.cut("mm.patch_merger".to_owned(), &[]);
     let n = b.norm(x, "mm.input_norm.weight", "n")?;
     let by_element = super::by_element(b, tower, n);
-    let (width, n, rows) = (tower.width, tower.merge * tower.merge, super::block(tower));
-    let out = b.buf_rows("b", u64::from(width), rows);
+    let rows = super::block(tower);
+    let out = b.buf_rows("b", u64::from(tower.width), rows);
     let merger = MERGER.strip_suffix(".weight").unwrap_or(MERGER);
-    let (cols, width) = (u64::from(n * width), u64::from(width));
-    let product = b.linear(merger, cols, width, Presence::Absent, out)?;
-    b.mat_mul(by_element, vec![product]);
+    b.product(merger, by_element, Presence::Absent, out)?;
     b.cut("mm.1".to_owned(), &[out]);
     Ok(out)
 }

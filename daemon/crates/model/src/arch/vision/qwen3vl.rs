@@ -175,8 +175,7 @@ pub(super) fn mlp(
 ) -> Result<(), Error> {
     let (width, rows) = (b.width(x), b.rows_kind(x));
     let h = b.buf_rows("mh", width, rows);
-    let product = b.linear(first, width, width, Presence::Required, h)?;
-    b.mat_mul(x, vec![product]);
+    b.product(first, x, Presence::Required, h)?;
     b.op(Op::Activate {
         x: h,
         act: Act::GeluErf,
@@ -184,7 +183,6 @@ pub(super) fn mlp(
     if in_two {
         b.cut(second.clone(), &[h]);
     }
-    let product = b.linear(second, width, b.width(out), Presence::Required, out)?;
-    b.mat_mul(h, vec![product]);
+    b.product(second, h, Presence::Required, out)?;
     Ok(())
 }
