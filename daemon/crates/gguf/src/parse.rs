@@ -307,7 +307,19 @@ impl Parser {
             array: None,
             strings: 0..0,
         };
-        let mut next = Stage::Keys;
+        let next = self.value(&mut entry, bytes)?;
+        self.pos = entry.bytes.end;
+        if is_name {
+            self.by_key.insert(entry.key.clone(), index as u32);
+        }
+        self.entries.push(entry);
+        self.stage = next;
+        Ok(())
+    }
+
+    /// Notes where the value of an entry ends, of an array the head only; what comes behind it.
+    fn value(&mut self, entry: &mut Entry, bytes: &[u8]) -> Result<Stage, Stop> {
+        let (key, ty, at) = (&*entry.key, entry.ty, entry.bytes.start);
         match ty {
             ValueType::String => {
                 let len = string_len(key, bytes, at)?;
@@ -331,7 +343,7 @@ impl Parser {
                         .reserve(frame.left.min(self.file_len / 8) as usize);
                 }
                 self.frames.push(frame);
-                next = Stage::Elements;
+                return Ok(Stage::Elements);
             }
             _ => {
                 let size = ty.reserve_bytes().unwrap_or(0);
@@ -345,13 +357,7 @@ impl Parser {
                 entry.bytes.end = at + size;
             }
         }
-        self.pos = entry.bytes.end;
-        if is_name {
-            self.by_key.insert(entry.key.clone(), index as u32);
-        }
-        self.entries.push(entry);
-        self.stage = next;
-        Ok(())
+        Ok(Stage::Keys)
     }
 
     /// The elements of the arrays in `frames`.
@@ -424,8 +430,8 @@ impl Parser {
         }
     }
 
-    /// A tensor's record: name, dimensions, type, offset.
-    fn tensor(&mut self, bytes: &[u8]) -> Result<(), Stop> {
+    /// A tensor's name, which no other has, and where it ends.
+    fn tensor_name<'b>(&self, bytes: &'b [u8]) -> Result<(&'b str, usize), Stop> {
         let index = self.records.len() as u64;
         let offset = self.pos as u64;
         let len = u64_at(bytes, self.pos)?;
@@ -433,25 +439,15 @@ impl Parser {
             format!("the length of the name of tensor {index}")
         })?;
         let (name, at) = text(bytes, self.pos + 8, len, 4 + 4 + 8)?;
-        let tensor = match std::str::from_utf8(name) {
-            Ok("") => {
-                return Err(Error::BadTensorName {
-                    index,
-                    offset,
-                    reason: "empty",
-                }
-                .into());
-            }
-            Ok(name) => name,
-            Err(_) => {
-                return Err(Error::BadTensorName {
-                    index,
-                    offset,
-                    reason: "not UTF-8",
-                }
-                .into());
-            }
+        let bad = |reason| Error::BadTensorName {
+            index,
+            offset,
+            reason,
         };
+        let tensor = std::str::from_utf8(name).map_err(|_| bad("not UTF-8"))?;
+        if tensor.is_empty() {
+            return Err(bad("empty").into());
+        }
         if self.by_name.contains_key(tensor) {
             return Err(Error::DuplicateTensor {
                 tensor: tensor.to_owned(),
@@ -459,6 +455,12 @@ impl Parser {
             }
             .into());
         }
+        Ok((tensor, at))
+    }
+
+    /// A tensor's record: name, dimensions, type, offset.
+    fn tensor(&mut self, bytes: &[u8]) -> Result<(), Stop> {
+        let (tensor, at) = self.tensor_name(bytes)?;
         let n_dims = u32_at(bytes, at)?;
         if n_dims > MAX_DIMS {
             return Err(Error::TooManyDims {
@@ -484,21 +486,7 @@ impl Parser {
             }
             .into());
         }
-        let id = u32_at(bytes, end - 12)?;
-        let Some(ty) = TensorType::from_u32(id) else {
-            return Err(match TensorType::removed_name(id) {
-                Some(name) => Error::RemovedTensorType {
-                    tensor: tensor.to_owned(),
-                    found: id,
-                    name,
-                },
-                None => Error::UnknownTensorType {
-                    tensor: tensor.to_owned(),
-                    found: id,
-                },
-            }
-            .into());
-        };
+        let ty = tensor_type(tensor, u32_at(bytes, end - 12)?)?;
         let record = Record {
             name: tensor.into(),
             dims,
@@ -506,7 +494,8 @@ impl Parser {
             ty,
             offset: u64_at(bytes, end - 8)?,
         };
-        self.by_name.insert(record.name.clone(), index as u32);
+        let index = self.records.len() as u32;
+        self.by_name.insert(record.name.clone(), index);
         self.records.push(record);
         self.pos = end;
         Ok(())
@@ -548,4 +537,20 @@ impl Parser {
         refuse_overlap(&gguf.tensors)?;
         Ok(gguf)
     }
+}
+
+/// The type of this number.
+fn tensor_type(tensor: &str, id: u32) -> Result<TensorType, Error> {
+    let tensor = || tensor.to_owned();
+    TensorType::from_u32(id).ok_or_else(|| match TensorType::removed_name(id) {
+        Some(name) => Error::RemovedTensorType {
+            tensor: tensor(),
+            found: id,
+            name,
+        },
+        None => Error::UnknownTensorType {
+            tensor: tensor(),
+            found: id,
+        },
+    })
 }
