@@ -12,6 +12,7 @@ mod arrays;
 mod conditions;
 mod document;
 pub mod keywords;
+mod names;
 mod negate;
 mod objects;
 mod pattern;

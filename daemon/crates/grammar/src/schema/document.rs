@@ -247,6 +247,14 @@ fn percent_decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
+/// The names of types in a `type` that was checked.
+pub(super) fn types_of(value: &Value) -> Vec<&str> {
+    match value {
+        Value::Array(list) => list.iter().filter_map(Value::as_str).collect(),
+        one => one.as_str().into_iter().collect(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

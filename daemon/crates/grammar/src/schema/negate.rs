@@ -39,7 +39,7 @@ fn of_keyword(key: &str, value: &Value) -> Result<Vec<Value>, String> {
     let whole = || value.as_u64().ok_or_else(|| key.to_owned());
     Ok(match key {
         "type" => {
-            let names = super::rewrite::types_of(value);
+            let names = super::document::types_of(value);
             let is_named = |name: &str| {
                 names.contains(&name) || name == "number" && names.contains(&"integer")
             };

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::conditions::with_property;
 use super::document::Place;
+use super::names::names_of;
 use super::negate::any_of;
 use super::pattern;
 use super::rewrite::{Outcome, Rewriter, Written, list, refused, text, whole_number};
@@ -136,56 +137,7 @@ pub(super) fn finish<'s>(
     Ok(())
 }
 
-/// What `propertyNames` says of names.
-#[derive(Debug, Default)]
-struct Names {
-    listed: Option<Vec<String>>,
-    patterns: Vec<String>,
-    lengths: (u64, Option<u64>),
-}
-
-impl Names {
-    /// Whether it describes this name; nothing if that takes too long to find.
-    fn describe(&self, name: &str) -> Option<bool> {
-        let length = name.chars().count() as u64;
-        let (least, most) = self.lengths;
-        let fits = length >= least && most.is_none_or(|most| length <= most);
-        let is_listed = self
-            .listed
-            .as_ref()
-            .is_none_or(|listed| listed.iter().any(|one| one == name));
-        let matches: Option<Vec<bool>> = self
-            .patterns
-            .iter()
-            .map(|one| pattern::matches(one, name))
-            .collect();
-        Some(fits && is_listed && matches?.into_iter().all(|is| is))
-    }
-
-    /// The pattern that says the same, where one says it all.
-    fn only_pattern(&self) -> Option<String> {
-        let (least, most) = self.lengths;
-        match (self.patterns.as_slice(), self.lengths != (0, None)) {
-            ([one], false) => Some(one.clone()),
-            ([], true) => {
-                let most = most.map(|most| most.to_string()).unwrap_or_default();
-                Some(format!("^[\\s\\S]{{{least},{most}}}$"))
-            }
-            _ => None,
-        }
-    }
-
-    /// Patterns of the names that are too short or too long.
-    fn other_lengths(&self) -> impl Iterator<Item = String> {
-        let (least, most) = self.lengths;
-        let below = least.checked_sub(1);
-        let short = below.map(|below| format!("^[\\s\\S]{{0,{below}}}$"));
-        let above = most.and_then(|most| most.checked_add(1));
-        let long = above.map(|above| format!("^[\\s\\S]{{{above},}}$"));
-        short.into_iter().chain(long)
-    }
-}
-
+/// Writes `propertyNames`: which names are none, and what the schemas of others are.
 fn property_names<'s>(
     rewriter: &mut Rewriter<'s>,
     place: &Place<'s>,
@@ -196,29 +148,20 @@ fn property_names<'s>(
     let said = rewriter.followed(said)?;
     let schema = rewriter.schema(&said)?;
     let described = names_of(&schema).map_err(|of| {
-        refused(
-            place,
-            KEY,
-            &format!("{of} cannot be enforced for names; give enum, pattern or lengths"),
-        )
+        let why = format!("{of} cannot be enforced for names; give enum, pattern or lengths");
+        refused(place, KEY, &why)
     })?;
     let Some(described) = described else {
         // No name is one: an object without members.
         written.put("maxProperties", 0.into());
         return Ok(());
     };
-    let is_open = described.listed.is_none()
-        && described.patterns.is_empty()
-        && described.lengths == (0, None);
-    if is_open {
+    if described.is_open() {
         return Ok(());
     }
     let slow = || {
-        refused(
-            place,
-            KEY,
-            "whether it describes the names in properties takes too long to find",
-        )
+        let why = "whether it describes the names in properties takes too long to find";
+        refused(place, KEY, why)
     };
     let mut properties = match written.members.get("properties") {
         Some(Value::Object(members)) => members.clone(),
@@ -237,16 +180,17 @@ fn property_names<'s>(
     let own = written.members.get("patternProperties");
     let own = own.and_then(Value::as_object);
     let own = own.filter(|own| !own.is_empty()).cloned();
-    let has_other_schema = !properties.is_empty() && others != Value::Bool(true);
-    let mut patterns = Map::new();
-    let mut rest = Value::Bool(false);
-    match (&described.listed, own) {
+    let (patterns, rest) = match (&described.listed, own) {
         (None, Some(_)) => {
-            return Err(refused(
-                place,
-                KEY,
-                "it cannot be enforced beside patternProperties; leave one of them out",
-            ));
+            let why = "it cannot be enforced beside patternProperties; leave one of them out";
+            return Err(refused(place, KEY, why));
+        }
+        (None, None) => {
+            let of_others = described.of_others(others, !properties.is_empty());
+            of_others.ok_or_else(|| {
+                let why = "several patterns of names cannot be enforced; give one";
+                refused(place, KEY, why)
+            })?
         }
         (Some(listed), own) => {
             for name in listed {
@@ -260,23 +204,9 @@ fn property_names<'s>(
                 let schema = by_pattern.map_or(&others, |(_, schema)| schema);
                 properties.insert(name.clone(), schema.clone());
             }
+            (Map::new(), false.into())
         }
-        // Declared names are looked at above, and others are none: a pattern that forbids them
-        // would forbid the declared ones, too.
-        (None, None) if others == Value::Bool(false) => {}
-        // So would one that describes others by another schema than theirs.
-        (None, None) if has_other_schema && described.patterns.is_empty() => {
-            patterns.extend(described.other_lengths().map(|one| (one, false.into())));
-            rest = others;
-        }
-        (None, None) => {
-            let pattern = described.only_pattern().ok_or_else(|| {
-                let why = "several patterns of names cannot be enforced; give one";
-                refused(place, KEY, why)
-            })?;
-            patterns.insert(pattern, others);
-        }
-    }
+    };
     let said = [
         ("properties", properties.into()),
         ("patternProperties", patterns.into()),
@@ -285,53 +215,6 @@ fn property_names<'s>(
     let said = said.map(|(key, value): (&str, Value)| (key.to_owned(), value));
     written.members.extend(said);
     Ok(())
-}
-
-/// What a rewritten schema says of names: nothing where it describes no text, or the keyword that
-/// cannot be enforced.
-fn names_of(schema: &Value) -> Result<Option<Names>, String> {
-    let mut names = Names::default();
-    let members = match schema {
-        Value::Bool(false) => return Ok(None),
-        Value::Object(members) => members,
-        _ => return Ok(Some(names)),
-    };
-    for (key, value) in members {
-        match key.as_str() {
-            "type" if super::rewrite::types_of(value).contains(&"string") => {}
-            "type" => return Ok(None),
-            "enum" | "const" => {
-                let one = std::slice::from_ref(value);
-                let list = if key == "enum" {
-                    value.as_array().map_or(one, Vec::as_slice)
-                } else {
-                    one
-                };
-                let texts = list.iter().filter_map(Value::as_str).map(str::to_owned);
-                names.listed = Some(texts.collect());
-            }
-            "pattern" => names.patterns.extend(value.as_str().map(str::to_owned)),
-            "minLength" => names.lengths.0 = value.as_u64().unwrap_or(0),
-            "maxLength" => names.lengths.1 = value.as_u64(),
-            // Keywords of other types say nothing about names, and formats are annotations there.
-            "format"
-            | "minimum"
-            | "maximum"
-            | "exclusiveMinimum"
-            | "exclusiveMaximum"
-            | "multipleOf"
-            | "items"
-            | "prefixItems"
-            | "minItems"
-            | "maxItems"
-            | "properties"
-            | "required"
-            | "patternProperties"
-            | "additionalProperties" => {}
-            other => return Err(other.to_owned()),
-        }
-    }
-    Ok(Some(names))
 }
 
 /// Bounds of how many properties there are, beside the required ones: choices of optional ones.
@@ -383,33 +266,7 @@ fn numbers(place: &Place<'_>, least: u64, most: Option<u64>, written: &mut Writt
         return Err(refused(place, key, &why));
     };
     let choice = |(present, is_exact): (u64, bool)| {
-        let is_there = |at: usize| present & (1 << at) != 0;
-        let mut members = Map::new();
-        let there = optional
-            .iter()
-            .enumerate()
-            .filter(|(at, _)| is_there(*at))
-            .map(|(_, name)| name);
-        members.insert(
-            "required".to_owned(),
-            json!(
-                required
-                    .iter()
-                    .map(|name| (*name).to_owned())
-                    .chain(there.cloned())
-                    .collect::<Vec<_>>()
-            ),
-        );
-        if is_exact {
-            let absent = optional.iter().enumerate().filter(|(at, _)| !is_there(*at));
-            let absent: Map<_, _> = absent
-                .map(|(_, name)| (name.clone(), false.into()))
-                .collect();
-            members.insert("properties".to_owned(), absent.into());
-            members.extend(bounds.clone());
-        }
-        members.insert("type".to_owned(), "object".into());
-        members.into()
+        chosen(&required, &optional, present, is_exact.then_some(&bounds))
     };
     let mut any: Vec<Value> = choices.into_iter().map(choice).collect();
     let others: Vec<_> = super::negate::TYPES
@@ -419,6 +276,35 @@ fn numbers(place: &Place<'_>, least: u64, most: Option<u64>, written: &mut Writt
     any.push(json!({"type": others}));
     written.all.push(any_of(any));
     Ok(())
+}
+
+/// An object with the required properties and the optional ones that are present, a bit each; with
+/// `bounds` it has none of the others.
+fn chosen(
+    required: &[&str],
+    optional: &[String],
+    present: u64,
+    bounds: Option<&Map<String, Value>>,
+) -> Value {
+    let is_there = |at: usize| present & (1 << at) != 0;
+    let (there, absent): (Vec<_>, Vec<_>) = optional
+        .iter()
+        .enumerate()
+        .partition(|(at, _)| is_there(*at));
+    let there = there.iter().map(|(_, name)| name.as_str());
+    let all: Vec<&str> = required.iter().copied().chain(there).collect();
+    let mut members = Map::new();
+    members.insert("required".to_owned(), json!(all));
+    if let Some(bounds) = bounds {
+        let absent: Map<_, _> = absent
+            .into_iter()
+            .map(|(_, name)| (name.clone(), false.into()))
+            .collect();
+        members.insert("properties".to_owned(), absent.into());
+        members.extend(bounds.clone());
+    }
+    members.insert("type".to_owned(), "object".into());
+    members.into()
 }
 
 /// Which of `n` optional properties are there, a bit each, and whether no others are. Nothing where

@@ -80,14 +80,6 @@ pub(super) fn refused(place: &Place<'_>, key: &str, why: &str) -> Error {
     crate::compile::refused(format!("{at}: {why}"))
 }
 
-/// The names of types in a `type` that was checked.
-pub(super) fn types_of(value: &Value) -> Vec<&str> {
-    match value {
-        Value::Array(list) => list.iter().filter_map(Value::as_str).collect(),
-        one => one.as_str().into_iter().collect(),
-    }
-}
-
 /// A document as one schema, whose references are to its `$defs`.
 pub(crate) fn rewritten(schema: &Value) -> Outcome<Value> {
     let mut rewriter = Rewriter {
