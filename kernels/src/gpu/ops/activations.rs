@@ -186,6 +186,24 @@ pub const fn q8_scale_bytes(rows: u64, cols: u64) -> u64 {
     rows * (cols / 32) * 8
 }
 
+/// Whether rows of so many columns, in so many groups, have a kernel of this form.
+fn is_built(transform: Transform, sink: Sink, cols: u64, groups: u64) -> bool {
+    let unpaired = matches!(
+        transform,
+        Transform::Gate {
+            other: None,
+            act: Act::SwigluClamped { .. }
+        }
+    );
+    // These forms are laid out by whole rows.
+    let fits = match sink {
+        Sink::Q8(..) => groups == 1 && cols.is_multiple_of(32),
+        Sink::F16Columns(_) => groups == 1 && cols.is_multiple_of(128),
+        _ => true,
+    };
+    fits && !unpaired
+}
+
 /// One launch over `rows` rows of `cols` elements at `x`.
 ///
 /// # Errors
@@ -212,21 +230,7 @@ pub fn activations(
         });
     }
     let groups = cols / group;
-    // These forms are laid out by whole rows.
-    let splits = groups > 1 && matches!(sink, Sink::Q8(..) | Sink::F16Columns(_));
-    let unpaired = matches!(
-        transform,
-        Transform::Gate {
-            other: None,
-            act: Act::SwigluClamped { .. }
-        }
-    );
-    let ragged = match sink {
-        Sink::Q8(..) => !cols.is_multiple_of(32),
-        Sink::F16Columns(_) => !cols.is_multiple_of(128),
-        _ => false,
-    };
-    if kernel.is_empty() || ragged || splits || unpaired {
+    if kernel.is_empty() || !is_built(transform, sink, cols, groups) {
         return Err(Error::NoKernel {
             what: format!("{transform:?} of rows of {cols} to {sink:?}"),
             built: "8 bits of rows of a multiple of 32, and f16 by columns of a multiple of 128, that are normed as a \

@@ -15,6 +15,8 @@
 //! not even as zero times its value: it may hold NaN (test
 //! `nan_reaches_the_rows_that_attend_to_it_and_no_others`).
 
+use std::ops::Range;
+
 use super::Simd;
 use super::attention::{AttentionShape, first_position};
 use super::attention_page::{
@@ -261,35 +263,9 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut TileBuffers) {
             soft_cap_lanes(s, scores, tile.shape.softcap);
         }
 
-        for r in first..end {
-            let (from, to) = tile.slots(r, page);
-            for i in r * heads..(r + 1) * heads {
-                let most = largest_score(s, &scratch.scores.all()[i * SLOTS..][..SLOTS], from, to);
-                let max = scratch.max.all()[i];
-                scratch.new_max.all_mut()[i] = if most > max { most } else { max };
-            }
-        }
-        let range = first_query..end_query;
-        rescale(
-            s,
-            &mut scratch.max.all_mut()[range.clone()],
-            &scratch.new_max.all()[range.clone()],
-            &mut scratch.keep.all_mut()[range.clone()],
-        );
-        for r in first..end {
-            let (from, to) = tile.slots(r, page);
-            for i in r * heads..(r + 1) * heads {
-                weigh(
-                    s,
-                    &mut scratch.scores.all_mut()[i * SLOTS..][..SLOTS],
-                    (from, to),
-                    scratch.max.all()[i],
-                    scratch.keep.all()[i],
-                    &mut scratch.sums.all_mut()[i * PAD..][..PAD],
-                );
-            }
-        }
+        weigh_rows(s, tile, page, first..end, scratch);
 
+        let range = first_query..end_query;
         let direct = matches!(values, Stored::F32(_)) || n <= DIRECT_QUERIES;
         let direct = direct && readable(tile.shape.kv.head_dim_v);
         match direct {
@@ -314,6 +290,47 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut TileBuffers) {
         let sum = s.sum(s.load(&scratch.sums.all()[i * PAD..]));
         for out in scratch.out.all_mut()[i * dv..][..dv].chunks_exact_mut(S::N) {
             s.store(out, s.div(s.load(out), s.splat(sum)));
+        }
+    }
+}
+
+/// Makes weights of the scores that rows have in a page: behind their new maximum, with what was
+/// summed before brought to it.
+#[inline(always)]
+fn weigh_rows<S: Lanes>(
+    s: S,
+    tile: &Tile<'_>,
+    page: usize,
+    rows: Range<usize>,
+    scratch: &mut TileBuffers,
+) {
+    let heads = tile.heads;
+    for r in rows.clone() {
+        let (from, to) = tile.slots(r, page);
+        for i in r * heads..(r + 1) * heads {
+            let most = largest_score(s, &scratch.scores.all()[i * SLOTS..][..SLOTS], from, to);
+            let max = scratch.max.all()[i];
+            scratch.new_max.all_mut()[i] = if most > max { most } else { max };
+        }
+    }
+    let range = rows.start * heads..rows.end * heads;
+    rescale(
+        s,
+        &mut scratch.max.all_mut()[range.clone()],
+        &scratch.new_max.all()[range.clone()],
+        &mut scratch.keep.all_mut()[range.clone()],
+    );
+    for r in rows {
+        let (from, to) = tile.slots(r, page);
+        for i in r * heads..(r + 1) * heads {
+            weigh(
+                s,
+                &mut scratch.scores.all_mut()[i * SLOTS..][..SLOTS],
+                (from, to),
+                scratch.max.all()[i],
+                scratch.keep.all()[i],
+                &mut scratch.sums.all_mut()[i * PAD..][..PAD],
+            );
         }
     }
 }

@@ -121,6 +121,27 @@ impl RopeSpans {
     }
 }
 
+/// Refuses dimensions, a base and divisors of frequencies that make no sense.
+fn check_frequencies(params: &RopeParams) -> Result<(), RopeError> {
+    let n_rot = params.n_rot;
+    if n_rot == 0 || !n_rot.is_multiple_of(2) {
+        return Err(RopeError::OddDimensions { n_rot });
+    }
+    positive("freq_base", params.freq_base)?;
+    if let Some(factors) = &params.freq_factors {
+        if factors.len() != n_rot / 2 {
+            return Err(RopeError::FactorCount {
+                found: factors.len(),
+                expected: n_rot / 2,
+            });
+        }
+        factors
+            .iter()
+            .try_for_each(|&f| positive("frequency factor", f64::from(f)))?;
+    }
+    Ok(())
+}
+
 impl RopeTable {
     fn with(freqs: Vec<f64>, magnitude: f64) -> RopeTable {
         let low = (0..SPAN).flat_map(|p| freqs.iter().map(move |f| cos_sin(p, *f)));
@@ -136,22 +157,8 @@ impl RopeTable {
     /// # Errors
     /// A parameter that makes no sense; see [`RopeError`].
     pub fn new(params: &RopeParams) -> Result<RopeTable, RopeError> {
+        check_frequencies(params)?;
         let n_rot = params.n_rot;
-        if n_rot == 0 || !n_rot.is_multiple_of(2) {
-            return Err(RopeError::OddDimensions { n_rot });
-        }
-        positive("freq_base", params.freq_base)?;
-        if let Some(factors) = &params.freq_factors {
-            if factors.len() != n_rot / 2 {
-                return Err(RopeError::FactorCount {
-                    found: factors.len(),
-                    expected: n_rot / 2,
-                });
-            }
-            factors
-                .iter()
-                .try_for_each(|&f| positive("frequency factor", f64::from(f)))?;
-        }
         let plain = |pair: usize| {
             let divisor = params
                 .freq_factors

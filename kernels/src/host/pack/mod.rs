@@ -217,59 +217,7 @@ impl PackedMatrix {
                 let share = share.clone().map(|(_, src)| &src[words.clone()]);
                 self.put_all_words(share, dst, *to);
             }
-            let bad = match (ty, plane) {
-                (WeightType::Q4_0 | WeightType::IQ4NL, _) => {
-                    first_bad(share, |src, r| blocks32::q4_0(src, n, r, dst))
-                }
-                (WeightType::Q4_1, _) => first_bad(share, |src, r| blocks32::q4_1(src, n, r, dst)),
-                (WeightType::Q5_0, _) => first_bad(share, |src, r| blocks32::q5_0(src, n, r, dst)),
-                (WeightType::Q5_1, _) => first_bad(share, |src, r| blocks32::q5_1(src, n, r, dst)),
-                (WeightType::Q8_0, _) => first_bad(share, |src, r| blocks32::q8_0(src, n, r, dst)),
-                (WeightType::MXFP4, _) => {
-                    first_bad(share, |src, r| blocks32::mxfp4(src, n, r, dst))
-                }
-                (WeightType::IQ4XS, _) => first_bad(share, |src, r| iq4::iq4_xs(src, r, dst)),
-                (WeightType::IQ3S, Some(plane)) => {
-                    first_bad(share, |src, r| codebooks::iq3_s(src, r, dst, plane))
-                }
-                (WeightType::IQ3XXS, Some(plane)) => {
-                    first_bad(share, |src, r| codebooks::iq3_xxs(src, r, dst, plane))
-                }
-                (WeightType::IQ2S, Some(plane)) => {
-                    first_bad(share, |src, r| codebooks::iq2_s(src, r, dst, plane))
-                }
-                (WeightType::IQ2XS, Some(plane)) => {
-                    first_bad(share, |src, r| codebooks::iq2_xs(src, r, dst, plane))
-                }
-                (WeightType::IQ2XXS, Some(plane)) => {
-                    first_bad(share, |src, r| codebooks::iq2_xxs(src, r, dst, plane))
-                }
-                (WeightType::IQ1S, Some(plane)) => {
-                    first_bad(share, |src, r| codebooks::iq1_s(src, r, dst, plane))
-                }
-                (WeightType::IQ1M, _) => first_bad(share, |src, r| codebooks::iq1_m(src, r, dst)),
-                (WeightType::TQ1_0, Some(plane)) => {
-                    first_bad(share, |src, r| few_bits::tq1_0(src, r, dst, plane))
-                }
-                (WeightType::TQ2_0, Some(plane)) => {
-                    first_bad(share, |src, r| few_bits::tq2_0(src, r, dst, plane))
-                }
-                (WeightType::NVFP4, _) => {
-                    first_bad(share, |src, r| few_bits::nvfp4(src, n, r, dst))
-                }
-                (WeightType::Q1_0, _) => first_bad(share, |src, r| few_bits::q1_0(src, n, r, dst)),
-                (WeightType::Q2_0, _) => first_bad(share, |src, r| few_bits::q2_0(src, n, r, dst)),
-                (WeightType::Q2K, _) => first_bad(share, |src, r| k_quants::q2(src, r, dst)),
-                (WeightType::Q4K, _) => first_bad(share, |src, r| k_quants::q4(src, r, dst)),
-                (WeightType::Q5K, _) => first_bad(share, |src, r| k_quants::q5(src, r, dst)),
-                (WeightType::Q3K, Some(plane)) => {
-                    first_bad(share, |src, r| k_quants::q3(src, r, dst, plane))
-                }
-                (WeightType::Q6K, Some(plane)) => {
-                    first_bad(share, |src, r| k_quants::q6(src, r, dst, plane))
-                }
-                _ => unreachable!("{ty} is not packed in tiles, or lost its plane"),
-            };
+            let bad = pack_tile(ty, share, n, dst, plane);
             damaged = [damaged, bad].into_iter().flatten().min();
         }
         damaged
@@ -397,6 +345,67 @@ fn unpack_block<F: Format, S: Simd>(
                 (code - (1 << F::Kind::OFFSET_LOG2) as f32) * scale
             };
         }
+    }
+}
+
+/// Packs the rows' shares of one tile of `n` blocks; yields the first with a scale that is not
+/// finite.
+#[inline(always)]
+fn pack_tile<'a>(
+    ty: WeightType,
+    share: impl Iterator<Item = (usize, &'a [u8])>,
+    n: usize,
+    dst: &mut [u8],
+    plane: Option<&mut [u8; PLANE_ENTRY]>,
+) -> Option<usize> {
+    match (ty, plane) {
+        (WeightType::Q4_0 | WeightType::IQ4NL, _) => {
+            first_bad(share, |src, r| blocks32::q4_0(src, n, r, dst))
+        }
+        (WeightType::Q4_1, _) => first_bad(share, |src, r| blocks32::q4_1(src, n, r, dst)),
+        (WeightType::Q5_0, _) => first_bad(share, |src, r| blocks32::q5_0(src, n, r, dst)),
+        (WeightType::Q5_1, _) => first_bad(share, |src, r| blocks32::q5_1(src, n, r, dst)),
+        (WeightType::Q8_0, _) => first_bad(share, |src, r| blocks32::q8_0(src, n, r, dst)),
+        (WeightType::MXFP4, _) => first_bad(share, |src, r| blocks32::mxfp4(src, n, r, dst)),
+        (WeightType::IQ4XS, _) => first_bad(share, |src, r| iq4::iq4_xs(src, r, dst)),
+        (WeightType::IQ3S, Some(plane)) => {
+            first_bad(share, |src, r| codebooks::iq3_s(src, r, dst, plane))
+        }
+        (WeightType::IQ3XXS, Some(plane)) => {
+            first_bad(share, |src, r| codebooks::iq3_xxs(src, r, dst, plane))
+        }
+        (WeightType::IQ2S, Some(plane)) => {
+            first_bad(share, |src, r| codebooks::iq2_s(src, r, dst, plane))
+        }
+        (WeightType::IQ2XS, Some(plane)) => {
+            first_bad(share, |src, r| codebooks::iq2_xs(src, r, dst, plane))
+        }
+        (WeightType::IQ2XXS, Some(plane)) => {
+            first_bad(share, |src, r| codebooks::iq2_xxs(src, r, dst, plane))
+        }
+        (WeightType::IQ1S, Some(plane)) => {
+            first_bad(share, |src, r| codebooks::iq1_s(src, r, dst, plane))
+        }
+        (WeightType::IQ1M, _) => first_bad(share, |src, r| codebooks::iq1_m(src, r, dst)),
+        (WeightType::TQ1_0, Some(plane)) => {
+            first_bad(share, |src, r| few_bits::tq1_0(src, r, dst, plane))
+        }
+        (WeightType::TQ2_0, Some(plane)) => {
+            first_bad(share, |src, r| few_bits::tq2_0(src, r, dst, plane))
+        }
+        (WeightType::NVFP4, _) => first_bad(share, |src, r| few_bits::nvfp4(src, n, r, dst)),
+        (WeightType::Q1_0, _) => first_bad(share, |src, r| few_bits::q1_0(src, n, r, dst)),
+        (WeightType::Q2_0, _) => first_bad(share, |src, r| few_bits::q2_0(src, n, r, dst)),
+        (WeightType::Q2K, _) => first_bad(share, |src, r| k_quants::q2(src, r, dst)),
+        (WeightType::Q4K, _) => first_bad(share, |src, r| k_quants::q4(src, r, dst)),
+        (WeightType::Q5K, _) => first_bad(share, |src, r| k_quants::q5(src, r, dst)),
+        (WeightType::Q3K, Some(plane)) => {
+            first_bad(share, |src, r| k_quants::q3(src, r, dst, plane))
+        }
+        (WeightType::Q6K, Some(plane)) => {
+            first_bad(share, |src, r| k_quants::q6(src, r, dst, plane))
+        }
+        _ => unreachable!("{ty} is not packed in tiles, or lost its plane"),
     }
 }
 
