@@ -8,10 +8,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::files::{FileInfo, SegmentFile};
 use crate::format::{
-    RECORD_HEADER, SEGMENT_HEADER, Scanned, read_payload, record_header, scan, segment_header,
+    Found, RECORD_HEADER, SEGMENT_HEADER, Scanned, read_payload, record_header, scan,
+    segment_header,
 };
-use crate::index::{ENTRIES_MAX, Entry, Key, Location, ModelTag, SEGMENTS_MAX};
-use crate::store::Shared;
+use crate::index::{ENTRIES_MAX, Entry, Index, Key, Location, ModelTag, SEGMENTS_MAX};
+use crate::store::{Shared, Status};
 
 /// Longest pause after failures.
 const PAUSE_MAX: Duration = Duration::from_secs(600);
@@ -372,54 +373,13 @@ impl<'a> Writer<'a> {
             found.len() < ENTRIES_MAX
         });
         let mut state = self.shared.state();
-        for record in found {
-            let entry = Entry {
-                location: Location::Written {
-                    segment: number,
-                    offset: record.offset,
-                    bytes: record.bytes,
-                },
-                model: record.model,
-                kind: record.kind,
-            };
-            state.index.note_model(number, record.model);
-            // A newer segment's entry stays.
-            if state.index.get(&record.key).is_none() && state.index.len() < ENTRIES_MAX {
-                state.index.written(number, record.key, entry);
-            }
-        }
+        found
+            .into_iter()
+            .for_each(|record| note_found(&mut state.index, number, record));
         if !matches!(scanned, Scanned::Whole | Scanned::Torn(_)) {
             state.index.note_unread(number);
         }
-        let skipped = &mut state.status.skipped;
-        let end = match scanned {
-            Scanned::Whole => info.bytes,
-            Scanned::Torn(end) => {
-                skipped.torn += 1;
-                end
-            }
-            Scanned::Damaged(_) => {
-                skipped.damaged += 1;
-                return None;
-            }
-            Scanned::OtherVersion(version) => {
-                skipped.other_version += 1;
-                tracing::warn!(
-                    file = info.name,
-                    version,
-                    "a segment of another format is skipped"
-                );
-                return None;
-            }
-            Scanned::Foreign => {
-                skipped.foreign += 1;
-                return None;
-            }
-            Scanned::Unreadable => {
-                state.status.read_errors += 1;
-                return None;
-            }
-        };
+        let end = end_of(&scanned, info, &mut state.status)?;
         let is_newest = state.index.next_number() == number + 1;
         drop(state);
         let goes_on = is_newest
@@ -431,4 +391,46 @@ impl<'a> Writer<'a> {
         }
         goes_on.then_some(Active { number, file, end })
     }
+}
+
+/// Notes a record of a segment. A newer segment's entry stays.
+fn note_found(index: &mut Index, number: u64, record: Found) {
+    let entry = Entry {
+        location: Location::Written {
+            segment: number,
+            offset: record.offset,
+            bytes: record.bytes,
+        },
+        model: record.model,
+        kind: record.kind,
+    };
+    index.note_model(number, record.model);
+    if index.get(&record.key).is_none() && index.len() < ENTRIES_MAX {
+        index.written(number, record.key, entry);
+    }
+}
+
+/// Where the records of a segment end, if more may be written behind them; counts what is wrong
+/// with it.
+fn end_of(scanned: &Scanned, info: &FileInfo, status: &mut Status) -> Option<u64> {
+    let skipped = &mut status.skipped;
+    match *scanned {
+        Scanned::Whole => return Some(info.bytes),
+        Scanned::Torn(end) => {
+            skipped.torn += 1;
+            return Some(end);
+        }
+        Scanned::Damaged(_) => skipped.damaged += 1,
+        Scanned::OtherVersion(version) => {
+            skipped.other_version += 1;
+            tracing::warn!(
+                file = info.name,
+                version,
+                "a segment of another format is skipped"
+            );
+        }
+        Scanned::Foreign => skipped.foreign += 1,
+        Scanned::Unreadable => status.read_errors += 1,
+    }
+    None
 }
