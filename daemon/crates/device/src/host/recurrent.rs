@@ -14,101 +14,124 @@ use crate::{Batch, Span};
 
 /// Runs an operation with a state.
 pub(super) fn run(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
-    let (pool, simd) = (&on.device.pool, on.device.simd);
     match op {
-        Op::Conv {
-            x,
-            weight,
-            bias,
-            kernel,
-            act,
-            state,
-            out,
-        } => {
-            let kernel = *kernel as usize;
-            let weights = ConvWeights {
-                weight: on.floats(*weight),
-                bias: bias.map(|b| on.floats(b)),
-                kernel,
-                act: *act,
-            };
-            let place = (*state, (kernel - 1) * on.width(*x));
-            each_call(on, batch, place, |call, spans| {
-                let out = on.rows_mut(*out);
-                let (x, out) = (call.of(on.rows(*x)), call.of_mut(out));
-                ops::conv(pool, simd, &weights, x, spans, out);
-            });
-        }
-        Op::DeltaNet {
-            qkv,
-            alpha,
-            beta,
-            a,
-            dt_bias,
-            n_head_k,
-            n_head_v,
-            dim_k,
-            dim_v,
-            interleaved,
-            eps,
-            state,
-            out,
-        } => {
-            let shape = DeltaNetShape {
-                n_head_k: *n_head_k as usize,
-                n_head_v: *n_head_v as usize,
-                dim_k: *dim_k as usize,
-                dim_v: *dim_v as usize,
-                interleaved: *interleaved,
-                eps: *eps,
-            };
-            let place = (*state, shape.n_head_v * shape.dim_k * shape.dim_v);
-            each_call(on, batch, place, |call, spans| {
-                let inputs = DeltaNetInputs {
-                    qkv: call.of(on.rows(*qkv)),
-                    alpha: call.of(on.rows(*alpha)),
-                    beta: call.of(on.rows(*beta)),
-                    a: on.floats(*a),
-                    dt_bias: on.floats(*dt_bias),
-                };
-                let out = call.of_mut(on.rows_mut(*out));
-                ops::delta_net(pool, simd, &shape, &inputs, spans, out);
-            });
-        }
-        Op::Ssm {
-            xbc,
-            dt,
-            a,
-            skip,
-            dt_bias,
-            n_head,
-            dim,
-            n_group,
-            n_state,
-            state,
-            out,
-        } => {
-            let shape = SsmShape {
-                n_head: *n_head as usize,
-                dim: *dim as usize,
-                n_group: *n_group as usize,
-                n_state: *n_state as usize,
-            };
-            let place = (*state, shape.n_head * shape.dim * shape.n_state);
-            each_call(on, batch, place, |call, spans| {
-                let inputs = SsmInputs {
-                    xbc: call.of(on.rows(*xbc)),
-                    dt: call.of(on.rows(*dt)),
-                    a: on.floats(*a),
-                    skip: on.floats(*skip),
-                    dt_bias: on.floats(*dt_bias),
-                };
-                let out = call.of_mut(on.rows_mut(*out));
-                ops::ssm(pool, simd, &shape, &inputs, spans, out);
-            });
-        }
+        Op::Conv { .. } => conv(on, op, batch),
+        Op::DeltaNet { .. } => delta_net(on, op, batch),
+        Op::Ssm { .. } => ssm(on, op, batch),
         other => unreachable!("{} has no state", other.name()),
     }
+}
+
+/// A short convolution.
+fn conv(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
+    let Op::Conv {
+        x,
+        weight,
+        bias,
+        kernel,
+        act,
+        state,
+        out,
+    } = op
+    else {
+        unreachable!("called with its operation");
+    };
+    let (pool, simd) = (&on.device.pool, on.device.simd);
+    let kernel = *kernel as usize;
+    let weights = ConvWeights {
+        weight: on.floats(*weight),
+        bias: bias.map(|b| on.floats(b)),
+        kernel,
+        act: *act,
+    };
+    let place = (*state, (kernel - 1) * on.width(*x));
+    each_call(on, batch, place, |call, spans| {
+        let out = on.rows_mut(*out);
+        let (x, out) = (call.of(on.rows(*x)), call.of_mut(out));
+        ops::conv(pool, simd, &weights, x, spans, out);
+    });
+}
+
+/// A gated delta net.
+fn delta_net(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
+    let Op::DeltaNet {
+        qkv,
+        alpha,
+        beta,
+        a,
+        dt_bias,
+        n_head_k,
+        n_head_v,
+        dim_k,
+        dim_v,
+        interleaved,
+        eps,
+        state,
+        out,
+    } = op
+    else {
+        unreachable!("called with its operation");
+    };
+    let (pool, simd) = (&on.device.pool, on.device.simd);
+    let shape = DeltaNetShape {
+        n_head_k: *n_head_k as usize,
+        n_head_v: *n_head_v as usize,
+        dim_k: *dim_k as usize,
+        dim_v: *dim_v as usize,
+        interleaved: *interleaved,
+        eps: *eps,
+    };
+    let place = (*state, shape.n_head_v * shape.dim_k * shape.dim_v);
+    each_call(on, batch, place, |call, spans| {
+        let inputs = DeltaNetInputs {
+            qkv: call.of(on.rows(*qkv)),
+            alpha: call.of(on.rows(*alpha)),
+            beta: call.of(on.rows(*beta)),
+            a: on.floats(*a),
+            dt_bias: on.floats(*dt_bias),
+        };
+        let out = call.of_mut(on.rows_mut(*out));
+        ops::delta_net(pool, simd, &shape, &inputs, spans, out);
+    });
+}
+
+/// A state space recurrence.
+fn ssm(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
+    let Op::Ssm {
+        xbc,
+        dt,
+        a,
+        skip,
+        dt_bias,
+        n_head,
+        dim,
+        n_group,
+        n_state,
+        state,
+        out,
+    } = op
+    else {
+        unreachable!("called with its operation");
+    };
+    let (pool, simd) = (&on.device.pool, on.device.simd);
+    let shape = SsmShape {
+        n_head: *n_head as usize,
+        dim: *dim as usize,
+        n_group: *n_group as usize,
+        n_state: *n_state as usize,
+    };
+    let place = (*state, shape.n_head * shape.dim * shape.n_state);
+    each_call(on, batch, place, |call, spans| {
+        let inputs = SsmInputs {
+            xbc: call.of(on.rows(*xbc)),
+            dt: call.of(on.rows(*dt)),
+            a: on.floats(*a),
+            skip: on.floats(*skip),
+            dt_bias: on.floats(*dt_bias),
+        };
+        let out = call.of_mut(on.rows_mut(*out));
+        ops::ssm(pool, simd, &shape, &inputs, spans, out);
+    });
 }
 
 /// The rows of one call, of all rows of a batch.

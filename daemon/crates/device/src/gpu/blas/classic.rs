@@ -238,17 +238,7 @@ impl Classic {
         );
         // Noted until the library has come back.
         let _call = self.context.driver().map_err(|e| failed(e.to_string()))?;
-        if let Some(set_workspace) = self.set_workspace {
-            // SAFETY: the room is the pass's own until the stream has passed the product.
-            let code =
-                unsafe { set_workspace(self.handle, room.0 as *mut c_void, room.1 as usize) };
-            if code != 0 {
-                return Err(failed(format!(
-                    "{} refuses its workspace: {code}",
-                    self.library.name()
-                )));
-            }
-        }
+        self.lend(room)?;
         let code = match self.call {
             // SAFETY: the handle is alive; the matrices have the shapes and types that are told, in
             // memory that is the pass's own; the factors are read before the call returns (host
@@ -306,23 +296,44 @@ impl Classic {
                 )
             },
         };
+        self.queued(code, gemm)
+    }
+
+    /// Lets the library use memory meanwhile, where it takes any.
+    fn lend(&self, room: LibraryMemory) -> Result<(), Error> {
+        let Some(set_workspace) = self.set_workspace else {
+            return Ok(());
+        };
+        // SAFETY: the room is the pass's own until the stream has passed the product.
+        let code = unsafe { set_workspace(self.handle, room.0 as *mut c_void, room.1 as usize) };
+        match code {
+            0 => Ok(()),
+            _ => Err(failed(format!(
+                "{} refuses its workspace: {code}",
+                self.library.name()
+            ))),
+        }
+    }
+
+    /// What a call for a product returned.
+    fn queued(&self, code: c_int, gemm: &Gemm) -> Result<(), Error> {
         let alloc_failed = match self.call {
             Call::Cublas(_) => cublas::ALLOC_FAILED,
             Call::Rocblas(_) => rocblas::MEMORY_ERROR,
         };
+        if code == 0 {
+            return Ok(());
+        }
         if code == alloc_failed {
             return Err(no_memory(self.library.name()));
         }
-        if code != 0 {
-            return Err(failed(format!(
-                "{}: code {code} for {} x {} x {}",
-                self.library.name(),
-                gemm.rows,
-                gemm.tokens,
-                gemm.cols
-            )));
-        }
-        Ok(())
+        Err(failed(format!(
+            "{}: code {code} for {} x {} x {}",
+            self.library.name(),
+            gemm.rows,
+            gemm.tokens,
+            gemm.cols
+        )))
     }
 }
 

@@ -330,6 +330,26 @@ impl Lt {
         Ok(())
     }
 
+    /// What a way to multiply a shape may use.
+    fn preference(&self, shape: &Shape) -> Result<Object, (&'static str, c_int)> {
+        let f = &self.functions;
+        let mut preference: Handle = std::ptr::null_mut();
+        // SAFETY: the out-pointer is to a live local.
+        let code = unsafe { (f.preference_create)(&raw mut preference) };
+        let preference =
+            made(code, preference, f.preference_destroy).map_err(|c| ("a preference", c))?;
+        set(
+            f.preference_set,
+            &preference,
+            PREFERS_WORKSPACE_MAX,
+            &shape.room_bytes,
+        )?;
+        for attribute in self.dialect.prefers_alignment.into_iter().flatten() {
+            set(f.preference_set, &preference, attribute, &shape.alignment)?;
+        }
+        Ok(preference)
+    }
+
     /// Asks for a way to multiply a shape. The error is what failed, and the library's code.
     fn prepare(&self, shape: &Shape) -> Result<Prepared, (&'static str, c_int)> {
         let f = &self.functions;
@@ -362,20 +382,7 @@ impl Lt {
             shape.batch,
             shape.out_step / 4,
         )?;
-        let mut preference: Handle = std::ptr::null_mut();
-        // SAFETY: the out-pointer is to a live local.
-        let code = unsafe { (f.preference_create)(&raw mut preference) };
-        let preference =
-            made(code, preference, f.preference_destroy).map_err(|c| ("a preference", c))?;
-        set(
-            f.preference_set,
-            &preference,
-            PREFERS_WORKSPACE_MAX,
-            &shape.room_bytes,
-        )?;
-        for attribute in self.dialect.prefers_alignment.into_iter().flatten() {
-            set(f.preference_set, &preference, attribute, &shape.alignment)?;
-        }
+        let preference = self.preference(shape)?;
         let mut result = HeuristicResult([0; RESULT_BYTES]);
         let mut found: c_int = 0;
         // SAFETY: all descriptors are alive; the result has room for one of either library's,
