@@ -28,6 +28,72 @@ impl ImageSpan {
     }
 }
 
+/// Compares an image's patches with what the tower reads; what is wrong.
+fn check_image(image: &PreparedImage, tower: &Tower) -> Result<(), String> {
+    let merge = tower.merge as usize;
+    let [rows, columns] = image.grid;
+    let patches = rows
+        .checked_mul(columns)
+        .filter(|&n| n > 0 && n <= N_PATCH_MAX as usize);
+    let Some(patches) = patches else {
+        let message = format!(
+            "has {rows} by {columns} patches, where 1 to {N_PATCH_MAX} can be; make it smaller"
+        );
+        return Err(message);
+    };
+    if image.merge != merge {
+        let message = format!(
+            "was prepared for squares of {} patches a side, where the model's are of {merge}",
+            image.merge
+        );
+        return Err(message);
+    }
+    if !rows.is_multiple_of(merge) || !columns.is_multiple_of(merge) {
+        let message =
+            format!("has {rows} by {columns} patches; both numbers must be multiples of {merge}");
+        return Err(message);
+    }
+    let square = match tower.sizes {
+        ImageSizes::Square(side) => Some(side),
+        ImageSizes::SquareTiles(tiles) => Some(tiles.side),
+        _ => None,
+    };
+    if let Some(side) = square
+        && [rows, columns] != [(side / tower.patch) as usize; 2]
+    {
+        let side = side / tower.patch;
+        let message = format!(
+            "has {rows} by {columns} patches, where the model's images have {side} by {side}"
+        );
+        return Err(message);
+    }
+    if let Some(LearnedGrid::Axes { n }) = tower.grid
+        && rows.max(columns) > n as usize
+    {
+        let message =
+            format!("has {rows} by {columns} patches, where the model knows {n} places a side");
+        return Err(message);
+    }
+    let elements = patches * tower.patch_elements();
+    if image.patches.len() != elements {
+        let found = image.patches.len();
+        let message = format!(
+            "has {found} values where {patches} patches of {} pixels a side have {elements}",
+            tower.patch
+        );
+        return Err(message);
+    }
+    // Without an early end several are looked at a time.
+    if !image
+        .patches
+        .iter()
+        .fold(true, |all, v| all & v.is_finite())
+    {
+        return Err("has values that are no finite numbers".to_owned());
+    }
+    Ok(())
+}
+
 /// Checks images of a prompt of so many tokens.
 ///
 /// # Errors
@@ -37,71 +103,9 @@ pub(crate) fn check(images: &[ImageSpan], n_prompt: usize, tower: &Tower) -> Res
         field: "images",
         message: format!("image {i} {message}"),
     };
-    let merge = tower.merge as usize;
     let mut free = 0;
     for (i, span) in images.iter().enumerate() {
-        let image = &span.image;
-        let [rows, columns] = image.grid;
-        let patches = rows
-            .checked_mul(columns)
-            .filter(|&n| n > 0 && n <= N_PATCH_MAX as usize);
-        let Some(patches) = patches else {
-            let message = format!(
-                "has {rows} by {columns} patches, where 1 to {N_PATCH_MAX} can be; make it smaller"
-            );
-            return Err(bad(i, message));
-        };
-        if image.merge != merge {
-            let message = format!(
-                "was prepared for squares of {} patches a side, where the model's are of {merge}",
-                image.merge
-            );
-            return Err(bad(i, message));
-        }
-        if !rows.is_multiple_of(merge) || !columns.is_multiple_of(merge) {
-            let message = format!(
-                "has {rows} by {columns} patches; both numbers must be multiples of {merge}"
-            );
-            return Err(bad(i, message));
-        }
-        let square = match tower.sizes {
-            ImageSizes::Square(side) => Some(side),
-            ImageSizes::SquareTiles(tiles) => Some(tiles.side),
-            _ => None,
-        };
-        if let Some(side) = square
-            && [rows, columns] != [(side / tower.patch) as usize; 2]
-        {
-            let side = side / tower.patch;
-            let message = format!(
-                "has {rows} by {columns} patches, where the model's images have {side} by {side}"
-            );
-            return Err(bad(i, message));
-        }
-        if let Some(LearnedGrid::Axes { n }) = tower.grid
-            && rows.max(columns) > n as usize
-        {
-            let message =
-                format!("has {rows} by {columns} patches, where the model knows {n} places a side");
-            return Err(bad(i, message));
-        }
-        let elements = patches * tower.patch_elements();
-        if image.patches.len() != elements {
-            let found = image.patches.len();
-            let message = format!(
-                "has {found} values where {patches} patches of {} pixels a side have {elements}",
-                tower.patch
-            );
-            return Err(bad(i, message));
-        }
-        // Without an early end several are looked at a time.
-        if !image
-            .patches
-            .iter()
-            .fold(true, |all, v| all & v.is_finite())
-        {
-            return Err(bad(i, "has values that are no finite numbers".to_owned()));
-        }
+        check_image(&span.image, tower).map_err(|message| bad(i, message))?;
         let end = span.first.checked_add(span.n(tower));
         let Some(end) = end.filter(|&end| span.first >= free && end <= n_prompt) else {
             let message = format!(

@@ -450,24 +450,10 @@ pub fn prepare_beside(
     let tokenizer = Tokenizer::from_gguf(&gguf)
         .map_err(|e| crate::api::error::from_tokenizer(file.path(), &e))?;
     let tokenizer = Arc::new(tokenizer);
-    let says = |key| gguf.str(key).ok().flatten();
-    if says("tokenizer.ggml.model") == Some("gpt2") && says("tokenizer.ggml.pre").is_none() {
-        tracing::warn!(
-            model = name,
-            "the file does not say how its texts are split (tokenizer.ggml.pre); GPT-2's way is taken, and may be \
-             wrong: convert the model again with a current converter"
-        );
-    }
     // A template that does not parse is no reason to refuse the file: chats say what is wrong with
     // it.
     let template = ChatTemplate::from_gguf(&gguf, &tokenizer);
-    if template.as_ref().map(ChatTemplate::origin) == Some(TemplateOrigin::Default) {
-        tracing::warn!(
-            model = name,
-            "the file carries no chat template; chats are rendered as ChatML, which may not be the model's format: \
-             set `template` of [[model]] to a file, or to a name such as chatml"
-        );
-    }
+    warn_of_defaults(name, &gguf, template.as_ref());
     progress(PrepareStage::Tokenizer);
     let tower = projector.as_ref().and_then(|(_, tower)| tower.tower());
     let (file, set, loaded_adapters) = match beside.adapters.is_empty() {
@@ -517,6 +503,25 @@ pub fn prepare_beside(
         },
         draft: None,
     })
+}
+
+/// Logs what the file does not say of texts and chats, for which something is assumed.
+fn warn_of_defaults(name: &str, gguf: &Gguf, template: Option<&ChatTemplate>) {
+    let says = |key| gguf.str(key).ok().flatten();
+    if says("tokenizer.ggml.model") == Some("gpt2") && says("tokenizer.ggml.pre").is_none() {
+        tracing::warn!(
+            model = name,
+            "the file does not say how its texts are split (tokenizer.ggml.pre); GPT-2's way is taken, and may be \
+             wrong: convert the model again with a current converter"
+        );
+    }
+    if template.map(ChatTemplate::origin) == Some(TemplateOrigin::Default) {
+        tracing::warn!(
+            model = name,
+            "the file carries no chat template; chats are rendered as ChatML, which may not be the model's format: \
+             set `template` of [[model]] to a file, or to a name such as chatml"
+        );
+    }
 }
 
 /// The vision tower of a model. No client can name it: a model's name has no spaces.

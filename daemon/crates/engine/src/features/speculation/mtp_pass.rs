@@ -161,27 +161,12 @@ fn run(
         .iter()
         .map(|of| members[of.member].task.memory.predicting_pages());
     let pages: Vec<Vec<&[u64]>> = pages.collect();
-    let mut spans: Vec<Span<'_>> = Vec::with_capacity(rows.len());
+    let spans = spans_of(rows, members, &pages);
     // The rows whose logits are wanted, and whose each of them is.
-    let (mut outputs, mut owners) = (Vec::new(), Vec::new());
-    let mut first_row = 0;
-    for (of, pages) in rows.iter().zip(&pages) {
-        spans.push(Span {
-            first_row,
-            n_rows: of.n,
-            first_position: members[of.member].task.n_past as u32,
-            kv_pages: pages,
-            state: 0,
-            state_out: 0,
-            whole: false,
-            draft: false,
-        });
-        first_row += of.n;
-        if of.drafts {
-            outputs.push(first_row as u32 - 1);
-            owners.push(of.member);
-        }
-    }
+    let wanted = rows.iter().zip(&spans).filter(|(of, _)| of.drafts);
+    let last_row = |span: &Span<'_>| (span.first_row + span.n_rows) as u32 - 1;
+    let (outputs, owners): (Vec<u32>, Vec<usize>) =
+        wanted.map(|(of, span)| (last_row(span), of.member)).unzip();
     let pass = Pass {
         model: mtp.id,
         plan: &mtp.plan,
@@ -215,6 +200,30 @@ fn run(
         }
     }
     Ok(())
+}
+
+/// The spans of a run, one after the other.
+fn spans_of<'a>(
+    rows: &[MtpRows],
+    members: &[Member],
+    pages: &'a [Vec<&'a [u64]>],
+) -> Vec<Span<'a>> {
+    let mut first_row = 0;
+    let span = |(of, pages): (&MtpRows, &'a Vec<&'a [u64]>)| {
+        let span = Span {
+            first_row,
+            n_rows: of.n,
+            first_position: members[of.member].task.n_past as u32,
+            kv_pages: pages,
+            state: 0,
+            state_out: 0,
+            whole: false,
+            draft: false,
+        };
+        first_row += of.n;
+        span
+    };
+    rows.iter().zip(pages).map(span).collect()
 }
 
 /// Sets the rotations and the inputs of a run: the token behind each row, and the row's stream.
