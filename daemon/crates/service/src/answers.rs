@@ -335,44 +335,49 @@ impl Generation {
                     unsaid,
                 }
             }
-            Some(GenerateEvent::Done(summary)) => {
-                let thinks = choice.splitter.is_thinking();
-                let calls = choice.splitter.is_calling();
-                let stops = matches!(summary.finish, FinishReason::EndOfText);
-                choice.splitter.finish(!stops, &mut parts);
-                choice.ended = true;
-                let is_open = match parts.last() {
-                    // A call comes this late where the mark behind it is missing.
-                    Some(Part::Text(_) | Part::Call(_) | Part::Arguments(_)) => true,
-                    Some(Part::Reasoning(_)) => thinks,
-                    None => thinks || calls || choice.says,
-                };
-                let reasoning_tokens = choice.reasoning_tokens.min(summary.generated_tokens);
-                self.all.tokens += summary.generated_tokens;
-                self.all.reasoning_tokens += reasoning_tokens;
-                self.log.generated_tokens = Some(self.all.tokens);
-                self.log.generated(&summary);
-                let last = self.choices.iter().all(|choice| choice.ended);
-                if last {
-                    self.log.note(&Ok(()));
-                }
-                let mut scores = std::mem::take(&mut self.choices[at].waiting);
-                let mut ended = self.ended(at, &summary);
-                if ended.stop_string.is_some() {
-                    scores.clear();
-                }
-                ended.cuts_part = is_open && ended.is_cut();
-                ended.cuts_call = calls && !stops;
-                Step::End {
-                    choice: at,
-                    parts,
-                    scores,
-                    ended: Box::new(ended),
-                    last,
-                }
-            }
+            Some(GenerateEvent::Done(summary)) => self.done(at, &summary),
             Some(GenerateEvent::Failed(error)) => self.failed(failure::from_engine(&error)),
             None => self.failed(failure::engine_gone()),
+        }
+    }
+
+    /// The end of a choice.
+    fn done(&mut self, at: usize, summary: &GenerateSummary) -> Step {
+        let mut parts = Vec::new();
+        let choice = &mut self.choices[at];
+        let thinks = choice.splitter.is_thinking();
+        let calls = choice.splitter.is_calling();
+        let stops = matches!(summary.finish, FinishReason::EndOfText);
+        choice.splitter.finish(!stops, &mut parts);
+        choice.ended = true;
+        let is_open = match parts.last() {
+            // A call comes this late where the mark behind it is missing.
+            Some(Part::Text(_) | Part::Call(_) | Part::Arguments(_)) => true,
+            Some(Part::Reasoning(_)) => thinks,
+            None => thinks || calls || choice.says,
+        };
+        let reasoning_tokens = choice.reasoning_tokens.min(summary.generated_tokens);
+        self.all.tokens += summary.generated_tokens;
+        self.all.reasoning_tokens += reasoning_tokens;
+        self.log.generated_tokens = Some(self.all.tokens);
+        self.log.generated(summary);
+        let last = self.choices.iter().all(|choice| choice.ended);
+        if last {
+            self.log.note(&Ok(()));
+        }
+        let mut scores = std::mem::take(&mut self.choices[at].waiting);
+        let mut ended = self.ended(at, summary);
+        if ended.stop_string.is_some() {
+            scores.clear();
+        }
+        ended.cuts_part = is_open && ended.is_cut();
+        ended.cuts_call = calls && !stops;
+        Step::End {
+            choice: at,
+            parts,
+            scores,
+            ended: Box::new(ended),
+            last,
         }
     }
 

@@ -94,13 +94,7 @@ impl Service {
         let ticket = self.enter(&arrival, bytes).await?;
         let ticket = &ticket;
         let times = &log.times_in(self);
-        let of_file = model.model().hparams().pooling;
-        let usual = if encodes {
-            Pooling::Mean
-        } else {
-            Pooling::Last
-        };
-        let pooling = pooling.or(of_file).unwrap_or(usual);
+        let pooling = pooling.unwrap_or_else(|| pooling_of(&model));
         let room = Room::for_embedding(n_ctx, self, &model).cutting(truncate);
         let embed = |text: Prompt| {
             let (model, adapters) = (Arc::clone(&model), adapters.clone());
@@ -151,6 +145,16 @@ impl Service {
             tokens,
         })
     }
+}
+
+/// Which hidden states make a vector where the request does not say.
+fn pooling_of(model: &LoadedModel) -> Pooling {
+    let model = model.model();
+    let usual = match model.purpose() {
+        Purpose::Embedding => Pooling::Mean,
+        _ => Pooling::Last,
+    };
+    model.hparams().pooling.unwrap_or(usual)
 }
 
 /// Refuses texts that are none or too many, and what the model has not.

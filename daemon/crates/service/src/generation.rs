@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use rocmforge_engine::api::{Class, FinishReason, GenerateEvent, GenerateRequest};
+use rocmforge_engine::api::{Class, FinishReason, GenerateEvent, GenerateRequest, SamplingParams};
 use rocmforge_engine::{AppliedAdapters, Events, LoadedModel};
+
+use rocmforge_grammar::Matcher;
 
 use crate::Service;
 use crate::arrival::Arrival;
@@ -85,6 +87,19 @@ impl Running {
     }
 }
 
+/// Holds an output to a grammar from where the prompt ends, with room for so many tokens.
+fn hold_to(
+    sampling: &mut Sampling,
+    matcher: Option<Matcher>,
+    model: &LoadedModel,
+    (tail, room): (&Tail, u32),
+) {
+    let room = sampling.max_tokens.map_or(room, |most| most.min(room));
+    let trigger = sampling.trigger.take();
+    sampling.decoding.grammar =
+        format::begun(matcher, trigger, &sampling.reasoning, model, (tail, room));
+}
+
 impl Service {
     /// Tokenizes, and hands over to the engine.
     ///
@@ -115,65 +130,40 @@ impl Service {
         arrival: Arrival,
         log: &mut RequestLog,
     ) -> Result<Vec<Running>, Failure> {
-        let Wanted {
-            model,
-            prompt,
-            field,
-            mut sampling,
-            n_ctx,
-            class,
-            reuse,
-        } = wanted;
+        let (model, mut sampling) = (wanted.model, wanted.sampling);
+        let (field, n_ctx) = (wanted.field, wanted.n_ctx);
         decoding::check_vocabulary(&sampling, &model)?;
         let adapters = self.adapters_for(&sampling.adapters, &model)?;
-        let ticket = self.enter(&arrival, prompt.bytes()).await?;
-        if !sampling.biased_texts.is_empty() {
-            let texts = std::mem::take(&mut sampling.biased_texts);
-            let mut bias = std::mem::take(&mut sampling.params.logit_bias);
-            let of = Arc::clone(&model);
-            let bytes = texts.iter().map(|(text, _)| text.len()).sum();
-            let work = self.text.run(arrival.peer(), bytes, move |_| {
-                decoding::add_biased_texts(&mut bias, &texts, &of)?;
-                Ok(bias)
-            });
-            sampling.params.logit_bias = arrival.limit(work).await?;
-        }
+        let ticket = self.enter(&arrival, wanted.prompt.bytes()).await?;
+        self.add_biased_texts(&mut sampling, &model, arrival)
+            .await?;
         let matcher = match sampling.format.take() {
             Some(format) => Some(self.matcher(&model, format, arrival).await?),
             None => None,
         };
         let room = Room::for_prompt(n_ctx, self, &model);
-        let encoded = self
-            .encode(Arc::clone(&model), prompt, field, room, arrival)
-            .await?;
+        let encoded = self.encode(Arc::clone(&model), wanted.prompt, field, room, arrival);
+        let encoded = encoded.await?;
         let prompt_tokens = encoded.ids.len() as u32;
         log.prompt_tokens = Some(prompt_tokens);
-        if encoded.ids.is_empty() {
-            return Err(failure::invalid(
-                field,
-                "it has no tokens; give at least one",
-            ));
+        if prompt_tokens == 0 {
+            let why = "it has no tokens; give at least one";
+            return Err(failure::invalid(field, why));
         }
         ticket.take_prompt(prompt_tokens)?;
         let images = self.read_images(encoded.images, arrival).await?;
         let room = n_ctx.saturating_sub(prompt_tokens);
-        let room = sampling.max_tokens.map_or(room, |most| most.min(room));
-        let at = (&encoded.tail, room);
-        sampling.decoding.grammar = format::begun(
-            matcher,
-            sampling.trigger.take(),
-            &sampling.reasoning,
-            &model,
-            at,
-        );
+        hold_to(&mut sampling, matcher, &model, (&encoded.tail, room));
         let seed = *sampling.params.seed.get_or_insert_with(rand::random);
         let snapshot = self.engine.snapshot();
         log.keep_in(&self.recent);
         log.handed_over();
         let mut choice = |i: u32| {
             let seed = seed.wrapping_add(u64::from(i));
-            let mut params = sampling.params.clone();
-            params.seed = Some(seed);
+            let params = SamplingParams {
+                seed: Some(seed),
+                ..sampling.params.clone()
+            };
             let request = GenerateRequest {
                 model: Arc::clone(&model),
                 prompt: encoded.ids.clone(),
@@ -184,8 +174,8 @@ impl Service {
                 decoding: sampling.decoding.clone(),
                 deadline: arrival.deadline,
                 max_gap: sampling.max_gap,
-                asker: ticket.asker(class),
-                reuse,
+                asker: ticket.asker(wanted.class),
+                reuse: wanted.reuse,
                 adapters: adapters.clone(),
             };
             let course = self
@@ -208,5 +198,26 @@ impl Service {
         };
         // Those that run end where one is refused, since nobody takes their events.
         (0..n).map(&mut choice).collect()
+    }
+    /// Has the biases of texts be those of their tokens.
+    async fn add_biased_texts(
+        &self,
+        sampling: &mut Sampling,
+        model: &Arc<LoadedModel>,
+        arrival: Arrival,
+    ) -> Result<(), Failure> {
+        if sampling.biased_texts.is_empty() {
+            return Ok(());
+        }
+        let texts = std::mem::take(&mut sampling.biased_texts);
+        let mut bias = std::mem::take(&mut sampling.params.logit_bias);
+        let of = Arc::clone(model);
+        let bytes = texts.iter().map(|(text, _)| text.len()).sum();
+        let work = self.text.run(arrival.peer(), bytes, move |_| {
+            decoding::add_biased_texts(&mut bias, &texts, &of)?;
+            Ok(bias)
+        });
+        sampling.params.logit_bias = arrival.limit(work).await?;
+        Ok(())
     }
 }

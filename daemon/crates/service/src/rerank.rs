@@ -88,6 +88,46 @@ struct Answers {
     no: u32,
 }
 
+/// Refuses an empty query, and documents that are none or too many.
+fn check(wanted: &Documents) -> Result<(), Failure> {
+    if wanted.query.is_empty() {
+        return Err(failure::invalid("query", "empty; say what is looked for"));
+    }
+    let n = wanted.documents.len();
+    if n == 0 || n > DOCUMENTS_MAX {
+        let why = format!("{n} of them; give from 1 to {DOCUMENTS_MAX}");
+        return Err(failure::invalid("documents", &why));
+    }
+    match wanted.top_n {
+        Some(0) => Err(failure::invalid("top_n", "0 is out of range: at least 1")),
+        _ => Ok(()),
+    }
+}
+
+/// What stands in front of each document: the query, with the instruction where a model reads one.
+fn head(judge: Judge, query: String, instruction: &str) -> Result<Arc<str>, Failure> {
+    let bytes = query.len() + instruction.len();
+    if bytes > HEAD_MAX_BYTES {
+        let why = format!("{bytes} bytes with the instruction; at most {HEAD_MAX_BYTES}");
+        return Err(failure::invalid("query", &why));
+    }
+    Ok(match judge {
+        Judge::Answers(_) => format!("<Instruct>: {instruction}\n<Query>: {query}\n").into(),
+        Judge::Class => query.into(),
+    })
+}
+
+/// The best documents, each with the tokens of its prompt.
+fn ranked(all: Vec<(Rank, u32)>, top_n: Option<u32>) -> Ranked {
+    let tokens = all.iter().map(|(_, tokens)| tokens).sum();
+    let mut ranks: Vec<Rank> = all.into_iter().map(|(rank, _)| rank).collect();
+    ranks.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index)));
+    if let Some(n) = top_n {
+        ranks.truncate(n as usize);
+    }
+    Ranked { ranks, tokens }
+}
+
 impl Service {
     /// Judges documents. Dropping the future cancels what is not done.
     ///
@@ -102,6 +142,7 @@ impl Service {
         log: &mut RequestLog,
     ) -> Result<Ranked, Failure> {
         let judge = judge(&wanted.model)?;
+        check(&wanted)?;
         let Documents {
             model,
             adapters,
@@ -113,31 +154,11 @@ impl Service {
             n_ctx,
             class,
         } = wanted;
-        if query.is_empty() {
-            return Err(failure::invalid("query", "empty; say what is looked for"));
-        }
-        if documents.is_empty() || documents.len() > DOCUMENTS_MAX {
-            let why = format!(
-                "{} of them; give from 1 to {DOCUMENTS_MAX}",
-                documents.len()
-            );
-            return Err(failure::invalid("documents", &why));
-        }
-        if top_n == Some(0) {
-            return Err(failure::invalid("top_n", "0 is out of range: at least 1"));
-        }
         if instruction.is_empty() {
             INSTRUCTION.clone_into(&mut instruction);
         }
         let head_bytes = query.len() + instruction.len();
-        if head_bytes > HEAD_MAX_BYTES {
-            let why = format!("{head_bytes} bytes with the instruction; at most {HEAD_MAX_BYTES}");
-            return Err(failure::invalid("query", &why));
-        }
-        let head: Arc<str> = match judge {
-            Judge::Answers(_) => format!("<Instruct>: {instruction}\n<Query>: {query}\n").into(),
-            Judge::Class => query.into(),
-        };
+        let head = head(judge, query, &instruction)?;
         let bytes = documents.iter().map(String::len).sum::<usize>() + head_bytes;
         let ticket = self.enter(&arrival, bytes).await?;
         let ticket = &*ticket;
@@ -184,13 +205,7 @@ impl Service {
         };
         let each = stream::iter((0..).zip(documents)).map(judged);
         let all: Vec<(Rank, u32)> = each.buffered(AT_A_TIME).try_collect().await?;
-        let tokens = all.iter().map(|(_, tokens)| tokens).sum();
-        let mut ranks: Vec<Rank> = all.into_iter().map(|(rank, _)| rank).collect();
-        ranks.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index)));
-        if let Some(n) = top_n {
-            ranks.truncate(n as usize);
-        }
-        Ok(Ranked { ranks, tokens })
+        Ok(ranked(all, top_n))
     }
 
     /// The ids of a prompt.

@@ -223,19 +223,11 @@ pub fn format(
         None if is_auto => "tools",
         None => "tool_choice",
     };
-    let or = match (&tools.forced, format.map(|format| format.grammar)) {
-        (_, None) => None,
-        (None, Some(Grammar::JsonObject)) => Some(json!({"type": "object"})),
-        (None, Some(Grammar::JsonSchema(schema))) => Some(schema),
-        (None, Some(_)) => {
-            let message = "not together with tools; leave one of them out";
-            return Err(failure::unsupported_field(field, message));
-        }
-        (Some(_), Some(_)) => {
-            let message = "not together with a tool_choice that forces a call; leave one out";
-            return Err(failure::invalid(field, message));
-        }
-    };
+    let or = instead_of_calls(
+        tools.forced.as_ref(),
+        format.map(|format| format.grammar),
+        field,
+    )?;
     let wanted = tools.described.iter().filter(|tool| match &tools.forced {
         Some(Forced::Named(name)) => tool["function"]["name"] == **name,
         _ => true,
@@ -288,6 +280,27 @@ pub fn format(
         None => calls,
     };
     Ok((Some(Format::new(Grammar::Written(held), field)), None))
+}
+
+/// The schema of what an output may be instead of calls.
+fn instead_of_calls(
+    forced: Option<&Forced>,
+    grammar: Option<Grammar>,
+    field: &str,
+) -> Result<Option<Value>, Failure> {
+    match (forced, grammar) {
+        (_, None) => Ok(None),
+        (None, Some(Grammar::JsonObject)) => Ok(Some(json!({"type": "object"}))),
+        (None, Some(Grammar::JsonSchema(schema))) => Ok(Some(schema)),
+        (None, Some(_)) => {
+            let message = "not together with tools; leave one of them out";
+            Err(failure::unsupported_field(field, message))
+        }
+        (Some(_), Some(_)) => {
+            let message = "not together with a tool_choice that forces a call; leave one out";
+            Err(failure::invalid(field, message))
+        }
+    }
 }
 
 /// A tool in OpenAI's shape, from its parts.

@@ -122,42 +122,9 @@ impl Objects {
                     };
                 }
                 At::Broken => {
-                    let ends = [close, self.heads.end()];
-                    let found = ends.map(|end| held.find(end).filter(|_| !end.is_empty()));
-                    let found_at = found.into_iter().flatten().min();
-                    let ready = found_at.unwrap_or_else(|| {
-                        let begun = ends.map(|end| partial(held, end)).into_iter().max();
-                        held.len() - begun.unwrap_or(0)
-                    });
-                    // Space in front of the mark is none of theirs.
-                    let ready = held[..ready].trim_end().len();
-                    let (n, state) = match self.json.loose {
-                        true => self.json.take(&held[..ready]),
-                        false => (ready, JsonState::More),
-                    };
-                    let rest = held.split_off(n);
-                    self.say(&std::mem::replace(held, rest), into);
-                    match state {
-                        JsonState::Ended => {
-                            self.at = At::Between;
-                            continue;
-                        }
-                        JsonState::Broken => {
-                            self.json.loose = false;
-                            continue;
-                        }
-                        JsonState::More | JsonState::Loose => {}
+                    if let Some(block) = self.take_broken(held, close, into) {
+                        return block;
                     }
-                    let Some(at) = found_at.map(|at| at - n) else {
-                        return Block::More;
-                    };
-                    let rest = held.split_off(at);
-                    *held = rest;
-                    if found[0] == found_at {
-                        held.drain(..close.len());
-                        return Block::Ended(String::new());
-                    }
-                    self.at = At::Between;
                 }
                 At::Between => match self.between(held, close) {
                     Next::More => {
@@ -176,6 +143,52 @@ impl Objects {
                 }
             }
         }
+    }
+
+    /// Arguments that are no JSON, up to what ends them; nothing where more of the block follows.
+    fn take_broken(
+        &mut self,
+        held: &mut String,
+        close: &str,
+        into: &mut Vec<Part>,
+    ) -> Option<Block> {
+        let ends = [close, self.heads.end()];
+        let found = ends.map(|end| held.find(end).filter(|_| !end.is_empty()));
+        let found_at = found.into_iter().flatten().min();
+        let ready = found_at.unwrap_or_else(|| {
+            let begun = ends.map(|end| partial(held, end)).into_iter().max();
+            held.len() - begun.unwrap_or(0)
+        });
+        // Space in front of the mark is none of theirs.
+        let ready = held[..ready].trim_end().len();
+        let (n, state) = match self.json.loose {
+            true => self.json.take(&held[..ready]),
+            false => (ready, JsonState::More),
+        };
+        let rest = held.split_off(n);
+        self.say(&std::mem::replace(held, rest), into);
+        match state {
+            JsonState::Ended => {
+                self.at = At::Between;
+                return None;
+            }
+            JsonState::Broken => {
+                self.json.loose = false;
+                return None;
+            }
+            JsonState::More | JsonState::Loose => {}
+        }
+        let Some(at) = found_at.map(|at| at - n) else {
+            return Some(Block::More);
+        };
+        let rest = held.split_off(at);
+        *held = rest;
+        if found[0] == found_at {
+            held.drain(..close.len());
+            return Some(Block::Ended(String::new()));
+        }
+        self.at = At::Between;
+        None
     }
 
     /// The end of all text, `held` behind what was taken.

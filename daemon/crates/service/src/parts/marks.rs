@@ -270,102 +270,112 @@ impl Marked {
     /// One transition; whether there may be another.
     fn step(&mut self, into: &mut Vec<Part>) -> bool {
         match self.state {
-            State::Begin => {
-                let open = self.thinking.map_or("", |thinking| thinking.open);
-                let seen = self.held.trim_start();
-                if let Some(rest) = seen.strip_prefix(open).filter(|_| !open.is_empty()) {
-                    self.held = rest.to_owned();
-                    self.enter(State::Thinking, true);
-                    return true;
-                }
-                if !open.is_empty() && open.starts_with(seen) {
-                    return false;
-                }
-                self.enter(State::Saying, self.begins_frame);
-                true
-            }
-            State::Thinking => {
-                let close = self.thinking.map_or("", |thinking| thinking.close);
-                if let Some((thought, rest)) = self.held.split_once(close) {
-                    let (thought, rest) = (thought.trim_end().to_owned(), rest.to_owned());
-                    self.reasoning(&thought, into);
-                    self.held = rest;
-                    self.enter(State::Saying, true);
-                    return true;
-                }
-                let thought = self.without(partial(&self.held, close));
-                self.reasoning(&thought, into);
-                false
-            }
-            State::Saying => {
-                if self.form.is_some_and(|form| form.open.is_empty()) {
-                    return self.may_be_all(into);
-                }
-                let marks = self.marks();
-                let found = marks
-                    .iter()
-                    .filter_map(|&(mark, written)| Some((self.held.find(written)?, mark, written)))
-                    // What follows a text opens no frame.
-                    .filter(|&(at, mark, _)| {
-                        mark != Mark::FrameOpen || self.held[..at].trim().is_empty()
-                    })
-                    .min_by_key(|&(at, ..)| at);
-                let Some((at, mark, written)) = found else {
-                    let text = match marks
-                        .iter()
-                        .map(|(_, mark)| partial(&self.held, mark))
-                        .max()
-                    {
-                        Some(held) => self.without(held),
-                        None => std::mem::take(&mut self.held),
-                    };
-                    self.text(&text, into);
-                    return false;
-                };
-                let rest = self.held.split_off(at + written.len());
-                let text = std::mem::replace(&mut self.held, rest);
-                let said = text[..at].trim_end();
-                self.gap = text[said.len()..at].to_owned();
-                self.text(said, into);
-                match mark {
-                    Mark::Call => self.enter(State::Calling, false),
-                    Mark::FrameOpen | Mark::FrameClose => {
-                        self.in_frame = mark == Mark::FrameOpen;
-                        self.at_start = true;
-                    }
-                }
-                true
-            }
-            State::Calling => {
-                let close = self.form.map_or("", |form| form.close);
-                if let Some(again) = self.pieces(close, into) {
-                    return again;
-                }
-                let from = match self.held.is_char_boundary(self.searched) {
-                    true => self.searched,
-                    false => 0,
-                };
-                let closed = self.held[from..].find(close).filter(|_| !close.is_empty());
-                self.searched = self.held.len() - partial(&self.held, close);
-                if let Some(n) = closed {
-                    let rest = self.held.split_off(from + n + close.len());
-                    let mut block = std::mem::replace(&mut self.held, rest);
-                    block.truncate(from + n);
-                    let is_call = self.call(&block, into);
-                    self.enter(State::Saying, is_call);
-                    if !is_call {
-                        self.no_call(&format!("{block}{close}"), into);
-                    }
-                    return true;
-                }
-                if self.held.len() > CALL_MAX_BYTES {
-                    let block = std::mem::take(&mut self.held);
-                    self.enter(State::Saying, false);
-                    self.no_call(&block, into);
-                }
-                false
+            State::Begin => self.open_thinking(),
+            State::Thinking => self.take_thought(into),
+            State::Saying => self.take_said(into),
+            State::Calling => self.take_block(into),
+        }
+    }
+
+    /// The thinking's opening mark, or what is said without it.
+    fn open_thinking(&mut self) -> bool {
+        let open = self.thinking.map_or("", |thinking| thinking.open);
+        let seen = self.held.trim_start();
+        if let Some(rest) = seen.strip_prefix(open).filter(|_| !open.is_empty()) {
+            self.held = rest.to_owned();
+            self.enter(State::Thinking, true);
+            return true;
+        }
+        if !open.is_empty() && open.starts_with(seen) {
+            return false;
+        }
+        self.enter(State::Saying, self.begins_frame);
+        true
+    }
+
+    /// Thoughts, up to the mark that closes them.
+    fn take_thought(&mut self, into: &mut Vec<Part>) -> bool {
+        let close = self.thinking.map_or("", |thinking| thinking.close);
+        if let Some((thought, rest)) = self.held.split_once(close) {
+            let (thought, rest) = (thought.trim_end().to_owned(), rest.to_owned());
+            self.reasoning(&thought, into);
+            self.held = rest;
+            self.enter(State::Saying, true);
+            return true;
+        }
+        let thought = self.without(partial(&self.held, close));
+        self.reasoning(&thought, into);
+        false
+    }
+
+    /// What is said, up to a mark.
+    fn take_said(&mut self, into: &mut Vec<Part>) -> bool {
+        if self.form.is_some_and(|form| form.open.is_empty()) {
+            return self.may_be_all(into);
+        }
+        let marks = self.marks();
+        let found = marks
+            .iter()
+            .filter_map(|&(mark, written)| Some((self.held.find(written)?, mark, written)))
+            // What follows a text opens no frame.
+            .filter(|&(at, mark, _)| mark != Mark::FrameOpen || self.held[..at].trim().is_empty())
+            .min_by_key(|&(at, ..)| at);
+        let Some((at, mark, written)) = found else {
+            let text = match marks
+                .iter()
+                .map(|(_, mark)| partial(&self.held, mark))
+                .max()
+            {
+                Some(held) => self.without(held),
+                None => std::mem::take(&mut self.held),
+            };
+            self.text(&text, into);
+            return false;
+        };
+        let rest = self.held.split_off(at + written.len());
+        let text = std::mem::replace(&mut self.held, rest);
+        let said = text[..at].trim_end();
+        self.gap = text[said.len()..at].to_owned();
+        self.text(said, into);
+        match mark {
+            Mark::Call => self.enter(State::Calling, false),
+            Mark::FrameOpen | Mark::FrameClose => {
+                self.in_frame = mark == Mark::FrameOpen;
+                self.at_start = true;
             }
         }
+        true
+    }
+
+    /// A block of calls, up to the mark that closes it.
+    fn take_block(&mut self, into: &mut Vec<Part>) -> bool {
+        let close = self.form.map_or("", |form| form.close);
+        if let Some(again) = self.pieces(close, into) {
+            return again;
+        }
+        let from = match self.held.is_char_boundary(self.searched) {
+            true => self.searched,
+            false => 0,
+        };
+        let closed = self.held[from..].find(close).filter(|_| !close.is_empty());
+        self.searched = self.held.len() - partial(&self.held, close);
+        if let Some(n) = closed {
+            let rest = self.held.split_off(from + n + close.len());
+            let mut block = std::mem::replace(&mut self.held, rest);
+            block.truncate(from + n);
+            let is_call = self.call(&block, into);
+            self.enter(State::Saying, is_call);
+            if !is_call {
+                self.no_call(&format!("{block}{close}"), into);
+            }
+            return true;
+        }
+        if self.held.len() > CALL_MAX_BYTES {
+            let block = std::mem::take(&mut self.held);
+            self.enter(State::Saying, false);
+            self.no_call(&block, into);
+        }
+        false
     }
 
     /// Tells calls in pieces. Whether there may be another transition; nothing where the block is

@@ -1,5 +1,7 @@
 //! Gemma 4's calls: `call:f{a:<|"|>text<|"|>,b:[1,2],c:{d:true}}`.
 
+use std::ops::Range;
+
 use serde_json::{Map, Value};
 
 use super::ToolCall;
@@ -177,48 +179,16 @@ impl Coming {
                     return None;
                 }
                 let key = std::mem::take(key);
-                self.at = place;
-                if !rest.starts_with(QUOTE) {
-                    self.state = State::Other(key, Brackets::at(place));
-                    return Some(true);
-                }
-                self.at += QUOTE.len();
-                let counts = !self.arguments.has(&key);
-                if counts {
-                    self.arguments.key(&key, tell);
-                    tell.push(Known::More("\"".to_owned()));
-                }
-                self.state = State::Text(counts);
+                self.begin_value(key, rest, place, tell);
             }
             State::Text(counts) => {
-                let text = &block[self.at..];
-                let end = text.find(QUOTE);
-                let ready = end.unwrap_or_else(|| text.len() - partial(text, QUOTE));
-                let close = if end.is_some() { "\"" } else { "" };
-                let more = format!("{}{close}", escaped(&text[..ready]));
-                if *counts && !more.is_empty() {
-                    tell.push(Known::More(more));
-                }
-                self.at += ready;
-                end?;
-                self.at += QUOTE.len();
-                self.state = State::Behind;
+                let counts = *counts;
+                return self.take_text(counts, block, tell);
             }
             State::Other(key, brackets) => {
                 let end = brackets.end(block)?;
                 let key = std::mem::take(key);
-                let mut left = &block[place..end];
-                let value = gemma_value(&mut left, 1).filter(|_| left.trim().is_empty());
-                // No member ends at a bracket of a list.
-                let value = value.filter(|_| !block[end..].starts_with(']'));
-                let Some(value) = value else {
-                    return self.leave();
-                };
-                if !self.arguments.has(&key) {
-                    self.arguments.key(&key, tell);
-                    tell.push(Known::More(value.to_string()));
-                }
-                (self.state, self.at) = (State::Behind, end);
+                return self.take_value(&key, block, place..end, tell);
             }
             State::Behind => match rest.chars().next()? {
                 ',' => self.state = State::Member,
@@ -226,6 +196,63 @@ impl Coming {
                 _ => return self.leave(),
             },
         }
+        Some(true)
+    }
+
+    /// The beginning of a value, which stands at `place`.
+    fn begin_value(&mut self, key: String, rest: &str, place: usize, tell: &mut Vec<Known>) {
+        self.at = place;
+        if !rest.starts_with(QUOTE) {
+            self.state = State::Other(key, Brackets::at(place));
+            return;
+        }
+        self.at += QUOTE.len();
+        let counts = !self.arguments.has(&key);
+        if counts {
+            self.arguments.key(&key, tell);
+            tell.push(Known::More("\"".to_owned()));
+        }
+        self.state = State::Text(counts);
+    }
+
+    /// More of a text, which counts or not.
+    fn take_text(&mut self, counts: bool, block: &str, tell: &mut Vec<Known>) -> Option<bool> {
+        let text = &block[self.at..];
+        let end = text.find(QUOTE);
+        let ready = end.unwrap_or_else(|| text.len() - partial(text, QUOTE));
+        let close = if end.is_some() { "\"" } else { "" };
+        let more = format!("{}{close}", escaped(&text[..ready]));
+        if counts && !more.is_empty() {
+            tell.push(Known::More(more));
+        }
+        self.at += ready;
+        end?;
+        self.at += QUOTE.len();
+        self.state = State::Behind;
+        Some(true)
+    }
+
+    /// A whole value that is no text.
+    fn take_value(
+        &mut self,
+        key: &str,
+        block: &str,
+        at: Range<usize>,
+        tell: &mut Vec<Known>,
+    ) -> Option<bool> {
+        let end = at.end;
+        let mut left = &block[at];
+        let value = gemma_value(&mut left, 1).filter(|_| left.trim().is_empty());
+        // No member ends at a bracket of a list.
+        let value = value.filter(|_| !block[end..].starts_with(']'));
+        let Some(value) = value else {
+            return self.leave();
+        };
+        if !self.arguments.has(key) {
+            self.arguments.key(key, tell);
+            tell.push(Known::More(value.to_string()));
+        }
+        (self.state, self.at) = (State::Behind, end);
         Some(true)
     }
 

@@ -168,21 +168,9 @@ fn block(form: Form, source: &str, functions: &[Function<'_>], more: bool) -> Pi
             close(),
         ]),
         "<|tool_call_start|>" => {
-            let one = any(functions, |function| {
-                let arguments = Piece::Arguments(function.schema.clone());
-                all(vec![
-                    text(format!("{}(", function.name)),
-                    arguments,
-                    text(")"),
-                ])
-            });
             let comma = all(vec![text(","), Piece::Space]);
-            all(vec![
-                text("["),
-                several(one, comma, more),
-                text("]"),
-                close(),
-            ])
+            let calls = several(any(functions, python), comma, more);
+            all(vec![text("["), calls, text("]"), close()])
         }
         "<TOOLCALL>" | "<tool_calls>" => all(vec![Piece::Space, objects(), Piece::Space, close()]),
         "<|tool_call|>" => all(vec![Piece::Space, objects()]),
@@ -226,6 +214,13 @@ fn block(form: Form, source: &str, functions: &[Function<'_>], more: bool) -> Pi
 fn gemma(function: &Function<'_>) -> Piece {
     let value = Piece::Value(function.schema.clone(), Notation::Gemma);
     all(vec![text(format!("call:{}", function.name)), value])
+}
+
+/// `f(a=1)`
+fn python(function: &Function<'_>) -> Piece {
+    let arguments = Piece::Arguments(function.schema.clone());
+    let open = text(format!("{}(", function.name));
+    all(vec![open, arguments, text(")")])
 }
 
 /// `functions.f:0` and JSON, between marks each.

@@ -118,18 +118,30 @@ impl Coming {
                     return None;
                 }
                 let key = std::mem::take(key);
-                let mut reader = Reader { rest };
-                let Some(value) = reader.value(0) else {
-                    return self.leave();
-                };
-                if !self.arguments.has(&key) {
-                    self.arguments.key(&key, tell);
-                    tell.push(Known::More(value.to_string()));
-                }
-                self.at = block.len() - reader.rest.len();
-                self.state = State::Arguments(true);
+                return self.take_value(&key, rest, block, tell);
             }
         }
+        Some(())
+    }
+
+    /// A whole value that is no text, at `rest`.
+    fn take_value(
+        &mut self,
+        key: &str,
+        rest: &str,
+        block: &str,
+        tell: &mut Vec<Known>,
+    ) -> Option<()> {
+        let mut reader = Reader { rest };
+        let Some(value) = reader.value(0) else {
+            return self.leave();
+        };
+        if !self.arguments.has(key) {
+            self.arguments.key(key, tell);
+            tell.push(Known::More(value.to_string()));
+        }
+        self.at = block.len() - reader.rest.len();
+        self.state = State::Arguments(true);
         Some(())
     }
 
