@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::Stream;
 use futures_util::future::BoxFuture;
 use rocmforge_engine::{EngineHandle, Loss};
 use rocmforge_service::declared::Declared;
@@ -38,11 +39,12 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
+use crate::connection::{self, Connection};
 use crate::http::{self, Http, HttpListeners, Phase};
 use crate::reload::{self, Reloads};
-use crate::rpc::{self, Health};
+use crate::rpc::{self, Health, HealthService};
 use crate::runtimes::Runtimes;
-use crate::{connection, gpu_wait, heartbeat};
+use crate::{gpu_wait, heartbeat};
 
 /// How often model directories that do not answer are asked again for the sake of declared models.
 const LATE_DIRS_EVERY: Duration = Duration::from_secs(2);
@@ -166,18 +168,11 @@ async fn serve_until(
     ));
     context.set_limits(options.peer_limits);
     context.images.set_memory(options.image_memory);
-    let remembers = options.remember.is_some();
-    if let Some(path) = options.remember {
-        remember_in(&context, path).await;
-    }
-    tokio::select! {
-        () = register(&context, options.declared, remembers) => {}
+    if !registered(&context, options.declared, options.remember, &mut stops).await {
         // Nobody was served yet.
-        _ = stops.recv() => {
-            context.drain();
-            engine.drain(Duration::ZERO).await;
-            return Ok(End::Drained);
-        }
+        context.drain();
+        engine.drain(Duration::ZERO).await;
+        return Ok(End::Drained);
     }
     let (health, health_service) = Health::new();
     health.set(true).await;
@@ -185,17 +180,12 @@ async fn serve_until(
     let (http_phase, phase) = watch::channel(Phase::Serving);
     let http = http_of(&context, &runtimes, &options.http);
     let reloading = reload::follow(options.reloads, Arc::clone(&context), Arc::clone(&http));
-    let serving_http = http::serve(http, options.http, phase);
-    let mut http_server = runtimes.sockets.spawn(serving_http);
-    let (close, closing) = oneshot::channel::<()>();
+    let mut http_server = runtimes
+        .sockets
+        .spawn(http::serve(http, options.http, phase));
     let left = left_to_successor(options.is_kept, http_phase.subscribe());
-    let (of_rpc, runs) = (Arc::clone(&context), runtimes.clone());
     let connections = connection::accept(listener, left);
-    let mut server = runtimes.sockets.spawn(async move {
-        // A dropped sender closes, too.
-        let closing = async { closing.await.unwrap_or_default() };
-        rpc::serve(&of_rpc, runs, health_service, connections, closing).await
-    });
+    let (close, mut server) = serve_rpc(&context, &runtimes, health_service, connections);
     notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
     follow_up(&context, options.warm);
 
@@ -216,17 +206,8 @@ async fn serve_until(
     // Before anything ends. What is missing where the device or a server failed is no client's
     // doing: the last note stays then.
     let noted = cause.is_none().then(|| context.note_at_stop()).flatten();
-    context.drain();
-    health.set(false).await;
-    http_phase.send_replace(Phase::Draining);
-    let mut close = Some(close);
-    if options.is_kept && cause.is_none() {
-        close = None;
-    }
-    notify(&[
-        NotifyState::Stopping,
-        NotifyState::Status("draining: running requests may end, new ones are refused"),
-    ]);
+    begin_drain(&context, &health, &http_phase).await;
+    let close = Some(close).filter(|_| !options.is_kept || cause.is_some());
     if let Some(error) = cause {
         if matches!(error, ServeError::DeviceLost(_)) {
             close_after_loss(&error, &mut server, close, &http_phase).await;
@@ -239,10 +220,7 @@ async fn serve_until(
     drop(close);
     http_phase.send_replace(Phase::Closing);
     if end == End::Drained {
-        tokio::select! {
-            _ = tokio::time::timeout(CLOSE_WAIT_MAX, closed(&mut server, &mut http_server)) => {}
-            Some(()) = stops.recv() => {}
-        }
+        closed(&mut server, &mut http_server, &mut stops).await;
     }
     server.abort();
     http_server.abort();
@@ -251,6 +229,54 @@ async fn serve_until(
         End::Drained if is_gpu_ready => Ok(End::GpuReady),
         end => Ok(end),
     }
+}
+
+/// Registers what is declared and what is remembered; false where a stop comes first.
+async fn registered(
+    context: &Arc<Service>,
+    declared: Vec<Declared>,
+    remember: Option<PathBuf>,
+    stops: &mut mpsc::Receiver<()>,
+) -> bool {
+    let remembers = remember.is_some();
+    if let Some(path) = remember {
+        remember_in(context, path).await;
+    }
+    tokio::select! {
+        () = register(context, declared, remembers) => true,
+        _ = stops.recv() => false,
+    }
+}
+
+/// Serves gRPC until what is returned beside it is dropped, or sends.
+fn serve_rpc(
+    context: &Arc<Service>,
+    runtimes: &Runtimes,
+    health: HealthService,
+    connections: impl Stream<Item = io::Result<Connection>> + Send + 'static,
+) -> (
+    oneshot::Sender<()>,
+    JoinHandle<Result<(), tonic::transport::Error>>,
+) {
+    let (close, closing) = oneshot::channel::<()>();
+    let (context, runs) = (Arc::clone(context), runtimes.clone());
+    let served = runtimes.sockets.spawn(async move {
+        // A dropped sender closes, too.
+        let closing = async { closing.await.unwrap_or_default() };
+        rpc::serve(&context, runs, health, connections, closing).await
+    });
+    (close, served)
+}
+
+/// Has new work be refused, and says so to everyone.
+async fn begin_drain(context: &Service, health: &Health, http_phase: &watch::Sender<Phase>) {
+    context.drain();
+    health.set(false).await;
+    http_phase.send_replace(Phase::Draining);
+    notify(&[
+        NotifyState::Stopping,
+        NotifyState::Status("draining: running requests may end, new ones are refused"),
+    ]);
 }
 
 /// What answers over HTTP.
@@ -319,10 +345,20 @@ fn listening(
 }
 
 /// Until both servers have closed their connections.
-async fn closed<T, U>(server: &mut JoinHandle<T>, http_server: &mut JoinHandle<U>) {
-    let _ = server.await;
-    if !http_server.is_finished() {
-        let _ = http_server.await;
+async fn closed<T, U>(
+    server: &mut JoinHandle<T>,
+    http_server: &mut JoinHandle<U>,
+    stops: &mut mpsc::Receiver<()>,
+) {
+    let both = async {
+        let _ = server.await;
+        if !http_server.is_finished() {
+            let _ = http_server.await;
+        }
+    };
+    tokio::select! {
+        _ = tokio::time::timeout(CLOSE_WAIT_MAX, both) => {}
+        Some(()) = stops.recv() => {}
     }
 }
 

@@ -21,10 +21,11 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rocmforge_device::gpu::{PRODUCTS_CHILD_ARGUMENT, end_process, products_child_main};
-use rocmforge_engine::{EngineConfig, Error, Refusal};
-use rocmforge_tokenizer::{RenderLimits, Renderer};
+use rocmforge_engine::{EngineConfig, EngineHandle, Error, Refusal};
+use rocmforge_kernels::gpu::compile;
+use rocmforge_tokenizer::{RENDER_CHILD_ARGUMENT, RenderLimits, Renderer, render_child_main};
 use rocmforged::config::{Config, ConfigError, DeclaredModel, Flags};
-use rocmforged::devices::{Devices, FoundDriver, OWN_PROGRAM, embedded_kernels};
+use rocmforged::devices::{self, Devices, FoundDriver, OWN_PROGRAM, embedded_kernels};
 use rocmforged::generated;
 use rocmforged::gpu_wait;
 use rocmforged::late;
@@ -86,40 +87,8 @@ const UNREAD: &str = "in the environment is not read: no setting of one value ha
 const NO_THREADS: &str = "cannot start the threads that serve; raise the limit of processes (ulimit -u, TasksMax= in the unit)";
 
 fn main() -> ExitCode {
-    // Run-time compilers may abort: they run in a process of their own, which is this binary again.
-    if std::env::args().nth(1).as_deref() == Some(rocmforge_kernels::gpu::compile::CHILD_ARGUMENT) {
-        return ExitCode::from(
-            u8::try_from(rocmforge_kernels::gpu::compile::rtc_child_main()).unwrap_or(1),
-        );
-    }
-    // Chat templates come with files and may crash or take all memory: likewise.
-    if std::env::args().nth(1).as_deref() == Some(rocmforge_tokenizer::RENDER_CHILD_ARGUMENT) {
-        let arguments = std::env::args().skip(2);
-        return ExitCode::from(rocmforge_tokenizer::render_child_main(arguments));
-    }
-    // Vendors' libraries may crash or hang while they look for cards: likewise.
-    if let Some(rocmforged::devices::CHILD_ARGUMENT) = std::env::args().nth(1).as_deref() {
-        let vendor = std::env::args().nth(2).unwrap_or_default();
-        return ExitCode::from(rocmforged::devices::child_main(&vendor));
-    }
-    // Libraries for products may abort: likewise.
-    if let Some(PRODUCTS_CHILD_ARGUMENT) = std::env::args().nth(1).as_deref() {
-        return match products_child_main(std::env::args().skip(2)) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(message) => fail(&anyhow::Error::msg(message), 1),
-        };
-    }
-    // So is a card tested, which may do as it likes.
-    if let Some(rocmforged::self_test::CHILD_ARGUMENT) = std::env::args().nth(1).as_deref() {
-        let device = std::env::args().nth(2).unwrap_or_default();
-        return ExitCode::from(rocmforged::self_test::child_main(&device));
-    }
-    if let Some(generated::ARGUMENT) = std::env::args().nth(1).as_deref() {
-        let arguments: Vec<String> = std::env::args().skip(2).collect();
-        return match generated::main(&arguments) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(message) => fail(&anyhow::Error::msg(message), 1),
-        };
+    if let Some(code) = other_use() {
+        return code;
     }
     let mut arguments: Vec<_> = std::env::args_os().collect();
     let ends_with_parent = parent::take_argument(&mut arguments);
@@ -182,6 +151,38 @@ fn main() -> ExitCode {
         refuse_waiting(&waiting);
     }
     ExitCode::from(code)
+}
+
+/// What this binary is run for where that is no daemon: as a child of one, or for what it
+/// generates.
+fn other_use() -> Option<ExitCode> {
+    let mut arguments = std::env::args().skip(1);
+    let ended = |result: Result<(), String>| match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => fail(&anyhow::Error::msg(message), 1),
+    };
+    Some(match arguments.next()?.as_str() {
+        // Run-time compilers may abort: they run in a process of their own.
+        compile::CHILD_ARGUMENT => {
+            ExitCode::from(u8::try_from(compile::rtc_child_main()).unwrap_or(1))
+        }
+        // Chat templates come with files and may crash or take all memory: likewise.
+        RENDER_CHILD_ARGUMENT => ExitCode::from(render_child_main(arguments)),
+        // Vendors' libraries may crash or hang while they look for cards: likewise.
+        devices::CHILD_ARGUMENT => {
+            let vendor = arguments.next().unwrap_or_default();
+            ExitCode::from(devices::child_main(&vendor))
+        }
+        // Libraries for products may abort: likewise.
+        PRODUCTS_CHILD_ARGUMENT => ended(products_child_main(arguments)),
+        // So is a card tested, which may do as it likes.
+        self_test::CHILD_ARGUMENT => {
+            let device = arguments.next().unwrap_or_default();
+            ExitCode::from(self_test::child_main(&device))
+        }
+        generated::ARGUMENT => ended(generated::main(&arguments.collect::<Vec<_>>())),
+        _ => return None,
+    })
 }
 
 /// Refuses those who wait in the sockets that the service manager passed, where it starts no other
@@ -442,21 +443,7 @@ fn serve_on(
     };
     let (engine, thread) = started.map_err(|error| no_engine(config, error))?;
 
-    let snapshot = engine.snapshot();
-    tracing::info!(
-        version = env!("CARGO_PKG_VERSION"),
-        socket = socket.describe(),
-        http_socket = config
-            .values
-            .http_socket
-            .as_ref()
-            .map(|path| path.display().to_string()),
-        http_listen = shown_addresses(&http),
-        http_tls = http.tls.is_some(),
-        device = snapshot.device.name,
-        budget_bytes = snapshot.cache.budget_bytes,
-        "serving"
-    );
+    log_serving(config, &engine, socket, &http);
     let threads = match config.values.threads {
         Some(threads) => threads,
         None => std::thread::available_parallelism()?,
@@ -501,6 +488,25 @@ fn serve_on(
     }
     tracing::info!("ended");
     end
+}
+
+/// Logs what is served, where and on what.
+fn log_serving(config: &Config, engine: &EngineHandle, socket: &Socket, http: &HttpListeners) {
+    let snapshot = engine.snapshot();
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        socket = socket.describe(),
+        http_socket = config
+            .values
+            .http_socket
+            .as_ref()
+            .map(|path| path.display().to_string()),
+        http_listen = shown_addresses(http),
+        http_tls = http.tls.is_some(),
+        device = snapshot.device.name,
+        budget_bytes = snapshot.cache.budget_bytes,
+        "serving"
+    );
 }
 
 /// The addresses that HTTP is served on, for the log; `None` where there are none.

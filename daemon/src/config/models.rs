@@ -95,6 +95,38 @@ enum Priority {
 }
 
 impl ModelTable {
+    /// Its defaults and its adapters, once all that it says by itself is right; else the key that
+    /// is wrong, and what is.
+    fn read(&self) -> Result<(Defaults, Vec<AdapterSpec>), (String, String)> {
+        fn at<T>(key: &str, result: Result<T, String>) -> Result<T, (String, String)> {
+            result.map_err(|message| (key.to_owned(), message))
+        }
+        let absolute = |path: &Path| match path.is_absolute() {
+            true => Ok(()),
+            false => Err(format!(
+                "{} is relative; give an absolute path",
+                path.display()
+            )),
+        };
+        let defaults = self.defaults()?;
+        at("name", Declared::check_name(&self.name))?;
+        at("path", absolute(&self.path))?;
+        at("mmproj", self.mmproj.as_deref().map_or(Ok(()), absolute))?;
+        let lora = at("lora", adapters(&self.lora))?;
+        let n = self.aliases.len();
+        if n > ALIASES_MAX {
+            let message = format!("{n} of them; at most {ALIASES_MAX}");
+            return Err(("aliases".to_owned(), message));
+        }
+        for alias in &self.aliases {
+            at("aliases", Declared::check_name(alias))?;
+        }
+        if let Some(draft) = &self.draft {
+            at("draft", Declared::check_name(draft))?;
+        }
+        Ok((defaults, lora))
+    }
+
     fn defaults(&self) -> Result<Defaults, (String, String)> {
         let template = self.template.as_deref().map(template).transpose();
         let defaults = Defaults {
@@ -207,31 +239,8 @@ pub(super) fn checked(
             key: key.to_owned(),
             message,
         };
-        let defaults = table.defaults();
-        let defaults = defaults.map_err(|(key, message)| refuse(&key, message))?;
-        Declared::check_name(&table.name).map_err(|message| refuse("name", message))?;
-        if !table.path.is_absolute() {
-            let message = format!(
-                "{} is relative; give an absolute path",
-                table.path.display()
-            );
-            return Err(refuse("path", message));
-        }
-        if let Some(mmproj) = table.mmproj.as_ref().filter(|path| !path.is_absolute()) {
-            let message = format!("{} is relative; give an absolute path", mmproj.display());
-            return Err(refuse("mmproj", message));
-        }
-        let lora = adapters(&table.lora).map_err(|message| refuse("lora", message))?;
-        if table.aliases.len() > ALIASES_MAX {
-            let message = format!("{} of them; at most {ALIASES_MAX}", table.aliases.len());
-            return Err(refuse("aliases", message));
-        }
-        for alias in &table.aliases {
-            Declared::check_name(alias).map_err(|message| refuse("aliases", message))?;
-        }
-        if let Some(draft) = &table.draft {
-            Declared::check_name(draft).map_err(|message| refuse("draft", message))?;
-        }
+        let read = table.read();
+        let (defaults, lora) = read.map_err(|(key, message)| refuse(&key, message))?;
         if !in_files.insert((file.clone(), table.name.clone())) {
             let message = "this file declares it twice; remove one, or give them two names";
             return Err(refuse("name", message.to_owned()));

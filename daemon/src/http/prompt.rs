@@ -223,6 +223,21 @@ pub(super) fn take(value: &mut Value, key: &str) -> Value {
     value.get_mut(key).map(Value::take).unwrap_or_default()
 }
 
+/// A text of an object, which it has no more.
+pub(super) fn take_text(
+    value: &mut Value,
+    key: &str,
+    field: impl Fn() -> String,
+) -> Result<String, Failure> {
+    match take(value, key) {
+        Value::String(text) => Ok(text),
+        _ => {
+            let message = format!("it has no {key}; give one");
+            Err(failure::invalid(&field(), &message))
+        }
+    }
+}
+
 /// Parts of a message as text, with their further members, which reach the template: documents are
 /// what is in them, and what models here cannot read leaves a text that says so. Beside it images,
 /// for models that read them.

@@ -93,6 +93,16 @@ fn driver(found: &FoundDriver, in_use: &DeviceStatus) -> v1::GpuDriver {
     }
 }
 
+fn state(context: &Service, snapshot: &Snapshot) -> v1::ServerState {
+    if snapshot.device_lost.is_some() {
+        v1::ServerState::DeviceLost
+    } else if snapshot.draining || context.is_draining() {
+        v1::ServerState::Draining
+    } else {
+        v1::ServerState::Serving
+    }
+}
+
 fn device_kind(kind: &str) -> v1::DeviceKind {
     match kind {
         "host" => v1::DeviceKind::Host,
@@ -111,13 +121,7 @@ impl Server for ServerService {
         let context = &self.context;
         let viewer = context.viewer(&arrival::of(&request)).await;
         let snapshot = context.engine.snapshot();
-        let state = if snapshot.device_lost.is_some() {
-            v1::ServerState::DeviceLost
-        } else if snapshot.draining || context.is_draining() {
-            v1::ServerState::Draining
-        } else {
-            v1::ServerState::Serving
-        };
+        let state = state(context, &snapshot);
         Ok(Response::new(v1::StatusResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             device: Some(device(context, &snapshot)),

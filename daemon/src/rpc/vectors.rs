@@ -29,16 +29,7 @@ pub(super) async fn embed(
     let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
     let class = class(request.priority, &mut violations);
     let class = service.class(&request.model, class);
-    let pooling = match v1::Pooling::try_from(request.pooling) {
-        Ok(v1::Pooling::Unspecified) => None,
-        Ok(v1::Pooling::Mean) => Some(Pooling::Mean),
-        Ok(v1::Pooling::First) => Some(Pooling::First),
-        Ok(v1::Pooling::Last) => Some(Pooling::Last),
-        Err(_) => {
-            violations.add("pooling", "give 1 for mean, 2 for first, or 3 for last");
-            None
-        }
-    };
+    let pooling = pooling(request.pooling, &mut violations);
     let dimensions = request.dimensions.map(|n| {
         u32::try_from(n).unwrap_or_else(|_| {
             violations.add("dimensions", format!("{n} is out of range: at least 1"));
@@ -96,6 +87,20 @@ pub(super) async fn embed(
         prompt_tokens: embedded.tokens,
         total_ms: arrival.at.elapsed().as_secs_f64() * 1e3,
     })
+}
+
+/// Which hidden states make a vector, where the request says.
+fn pooling(said: i32, violations: &mut Violations) -> Option<Pooling> {
+    match v1::Pooling::try_from(said) {
+        Ok(v1::Pooling::Unspecified) => None,
+        Ok(v1::Pooling::Mean) => Some(Pooling::Mean),
+        Ok(v1::Pooling::First) => Some(Pooling::First),
+        Ok(v1::Pooling::Last) => Some(Pooling::Last),
+        Err(_) => {
+            violations.add("pooling", "give 1 for mean, 2 for first, or 3 for last");
+            None
+        }
+    }
 }
 
 /// Judges the documents that a request brings.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::super::picture::{self, Said};
-use super::super::prompt::{TextOr, add_thought, kind_of, model_name, take, text_parts};
+use super::super::prompt::{TextOr, add_thought, kind_of, model_name, take, take_text, text_parts};
 use super::super::sampling::{WireSampling, whole_number};
 use super::super::start::Conversation;
 use super::super::{format, media};
@@ -235,15 +235,33 @@ fn thinking(
     Ok((kwargs, false))
 }
 
-/// A text of a block.
-fn text_of(block: &mut Value, key: &str, field: &dyn Fn() -> String) -> Result<String, Failure> {
-    match take(block, key) {
-        Value::String(text) => Ok(text),
-        _ => {
-            let message = format!("it has no {key}; give one");
-            Err(failure::invalid(&field(), &message))
+/// What a tool returned, as a message of its own.
+fn tool_result(block: &mut Value, field: impl Fn() -> String) -> Result<Message, Failure> {
+    let id = take_text(block, "tool_use_id", &field)?;
+    let said = match take(block, "content") {
+        Value::Array(parts) => {
+            let field = |part: usize| format!("{}.content[{part}]", field());
+            let said = text_parts(parts, field)?;
+            Said {
+                content: joined(said.content),
+                seen: picture::with_joined_texts(said.seen),
+            }
         }
-    }
+        Value::String(text) => Content::Text(text).into(),
+        Value::Null => Content::Text(String::new()).into(),
+        _ => {
+            let field = format!("{}.content", field());
+            let message = "neither a text nor a list of blocks; give one of them";
+            return Err(failure::invalid(&field, message));
+        }
+    };
+    Ok(Message {
+        role: "tool".to_owned(),
+        content: said.content,
+        seen: said.seen,
+        tool_call_id: Some(id),
+        ..Message::default()
+    })
 }
 
 /// One message, which may be several for a template: each result of a tool is one of its own.
@@ -265,11 +283,11 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
         let kind = kind_of(&block, field)?.to_owned();
         match kind.as_str() {
             "text" => {
-                let text = text_of(&mut block, "text", &field)?;
+                let text = take_text(&mut block, "text", field)?;
                 texts.push(json!({"type": "text", "text": text}));
             }
             "thinking" => {
-                add_thought(&mut message, text_of(&mut block, "thinking", &field)?);
+                add_thought(&mut message, take_text(&mut block, "thinking", field)?);
             }
             // Nobody here can read it.
             "redacted_thinking" => {}
@@ -286,8 +304,8 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
                 }
             },
             "tool_use" => {
-                let id = text_of(&mut block, "id", &field)?;
-                let name = text_of(&mut block, "name", &field)?;
+                let id = take_text(&mut block, "id", field)?;
+                let name = take_text(&mut block, "name", field)?;
                 message.tool_calls.push(ToolCall {
                     id: Some(id),
                     name,
@@ -295,31 +313,7 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
                 });
             }
             "tool_result" => {
-                let id = text_of(&mut block, "tool_use_id", &field)?;
-                let said = match take(&mut block, "content") {
-                    Value::Array(parts) => {
-                        let field = |part: usize| format!("{}.content[{part}]", field());
-                        let said = text_parts(parts, field)?;
-                        Said {
-                            content: joined(said.content),
-                            seen: picture::with_joined_texts(said.seen),
-                        }
-                    }
-                    Value::String(text) => Content::Text(text).into(),
-                    Value::Null => Content::Text(String::new()).into(),
-                    _ => {
-                        let field = format!("{}.content", field());
-                        let message = "neither a text nor a list of blocks; give one of them";
-                        return Err(failure::invalid(&field, message));
-                    }
-                };
-                messages.push(Message {
-                    role: "tool".to_owned(),
-                    content: said.content,
-                    seen: said.seen,
-                    tool_call_id: Some(id),
-                    ..Message::default()
-                });
+                messages.push(tool_result(&mut block, field)?);
             }
             kind if kind.ends_with("_tool_result") => {}
             kind => {

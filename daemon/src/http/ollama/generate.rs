@@ -111,39 +111,16 @@ async fn complete(
     sampling.decoding.format = format::of_ollama(asked.format)?;
     let system = asked.system.filter(|text| !text.is_empty());
     // What the system says needs a template, be it a default; a prompt goes on without one.
-    let has_own = |template: &ChatTemplate| template.origin() != TemplateOrigin::Default;
     let is_raw = asked.raw == Some(true)
-        || system.is_none()
-            && !call
-                .model(&asked.model)
-                .await?
-                .template()
-                .is_some_and(has_own);
+        || system.is_none() && !has_own_template(call, &asked.model).await?;
     let suffix = asked.suffix.filter(|text| !text.is_empty());
     let generation = if is_raw || suffix.is_some() {
-        if !images.is_empty() && call.model(&asked.model).await?.tower().is_some() {
-            let message = "a prompt that goes through no chat template has no place for images; \
-                           leave raw and suffix unset, or use /api/chat";
-            return Err(failure::invalid("images", message));
+        if !images.is_empty() {
+            refuse_images(call, &asked.model).await?;
         }
-        let prompt = match suffix {
-            Some(suffix) => {
-                let gap = Gap {
-                    prefix: text,
-                    suffix,
-                    others: Vec::new(),
-                };
-                native::around(call, &asked.model, gap, "suffix").await?
-            }
-            None => Prompt::Text {
-                text,
-                add_special: true,
-                parse_special: true,
-            },
-        };
         let continuation = Continuation {
+            prompt: before(call, &asked.model, text, suffix).await?,
             model: asked.model,
-            prompt,
             sampling,
             n_ctx,
             choices: 1,
@@ -151,16 +128,9 @@ async fn complete(
         };
         start::text(call, continuation, violations).await?
     } else {
-        let system = system.map(|text| Message::new("system", text));
-        let user = Message {
-            role: "user".to_owned(),
-            content: said.content,
-            seen: said.seen,
-            ..Message::default()
-        };
         let conversation = Conversation {
             model: asked.model,
-            messages: system.into_iter().chain([user]).collect(),
+            messages: messages(system, said),
             tools: Tools::default(),
             kwargs: thinking(asked.think.as_ref()),
             documents: Vec::new(),
@@ -180,6 +150,56 @@ async fn complete(
         Some(false) => answered(generation, lines).await,
         _ => stream(generation, lines, call).await,
     }
+}
+
+/// Whether a model's file carries a chat template.
+async fn has_own_template(call: &Call, model: &str) -> Result<bool, Failure> {
+    let has_own = |template: &ChatTemplate| template.origin() != TemplateOrigin::Default;
+    Ok(call.model(model).await?.template().is_some_and(has_own))
+}
+
+/// Refuses images of a prompt without a template, of a model that would read them.
+async fn refuse_images(call: &Call, model: &str) -> Result<(), Failure> {
+    if call.model(model).await?.tower().is_none() {
+        return Ok(());
+    }
+    let message = "a prompt that goes through no chat template has no place for images; \
+                   leave raw and suffix unset, or use /api/chat";
+    Err(failure::invalid("images", message))
+}
+
+/// The prompt of a text that goes through no template, with what stands behind it.
+async fn before(
+    call: &Call,
+    model: &str,
+    text: String,
+    suffix: Option<String>,
+) -> Result<Prompt, Failure> {
+    let Some(suffix) = suffix else {
+        return Ok(Prompt::Text {
+            text,
+            add_special: true,
+            parse_special: true,
+        });
+    };
+    let gap = Gap {
+        prefix: text,
+        suffix,
+        others: Vec::new(),
+    };
+    native::around(call, model, gap, "suffix").await
+}
+
+/// What the system and the user say.
+fn messages(system: Option<String>, said: Said) -> Vec<Message> {
+    let system = system.map(|text| Message::new("system", text));
+    let user = Message {
+        role: "user".to_owned(),
+        content: said.content,
+        seen: said.seen,
+        ..Message::default()
+    };
+    system.into_iter().chain([user]).collect()
 }
 
 /// The whole answer of a generation.

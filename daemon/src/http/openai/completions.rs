@@ -213,6 +213,11 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     }
     let all = futures_util::stream::iter(waiting).buffered(AT_A_TIME);
     let all: Vec<_> = all.try_collect().await?;
+    whole(&chunks, &all)
+}
+
+/// The answers of all prompts, as one.
+fn whole(chunks: &Chunks, all: &[Vec<(Vec<Part>, Ended)>]) -> Result<Response, Failure> {
     let ends = all.iter().filter_map(|answers| answers.last());
     let usage = usage_of_all(ends.map(|(_, ended)| usage(ended)));
     let answers = all.iter().flatten().enumerate();

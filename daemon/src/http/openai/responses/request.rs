@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::super::format;
 use super::super::super::picture::Said;
-use super::super::super::prompt::{TextOr, add_thought, model_name, take, text_parts};
+use super::super::super::prompt::{TextOr, add_thought, model_name, take, take_text, text_parts};
 use super::super::super::sampling::{
     WireSampling, refuse_unsupported, says_something, small, whole_number,
 };
@@ -247,13 +247,6 @@ fn field_name(field: &str) -> String {
 /// as templates want it.
 fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), Failure> {
     let field = || format!("input[{at}]");
-    let text = |value: Value, key: &str| match value {
-        Value::String(text) => Ok(text),
-        _ => Err(failure::invalid(
-            &field(),
-            &format!("it has no {key}; give one"),
-        )),
-    };
     if !item.is_object() {
         let message = "no object; give an item, or all of the input as one text";
         return Err(failure::invalid(&field(), message));
@@ -262,7 +255,7 @@ fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), F
     let call_id = item["call_id"].as_str().map(str::to_owned);
     match kind.as_str() {
         "message" => {
-            let role = text(take(&mut item, "role"), "role")?;
+            let role = take_text(&mut item, "role", field)?;
             said(role, content(&mut item, "content", &field())?, messages);
         }
         "reasoning" => {
@@ -275,52 +268,15 @@ fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), F
                 add_thought(open_turn(messages), thought);
             }
         }
-        "function_call" => {
-            let name = text(take(&mut item, "name"), "name")?;
-            let namespace = item["namespace"].as_str().filter(|space| !space.is_empty());
-            called(
-                messages,
-                call_id,
-                ToolCall {
-                    id: None,
-                    name: namespace.map_or(name.clone(), |space| tools::flat(space, &name)),
-                    arguments: take(&mut item, "arguments"),
-                },
-            );
-        }
-        // Calls of tools that are none here, in conversations that another server began.
-        "custom_tool_call" => {
-            let name = text(take(&mut item, "name"), "name")?;
-            let arguments = json!({"input": take(&mut item, "input")});
-            called(
-                messages,
-                call_id,
-                ToolCall {
-                    id: None,
-                    name,
-                    arguments,
-                },
-            );
-        }
-        "local_shell_call" => {
-            let arguments = json!({"command": item["action"]["command"]});
-            called(
-                messages,
-                call_id,
-                ToolCall {
-                    id: None,
-                    name: "local_shell".to_owned(),
-                    arguments,
-                },
-            );
+        "function_call" | "custom_tool_call" | "local_shell_call" => {
+            called(messages, call_id, tool_call(&kind, &mut item, field)?);
         }
         "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" => {
             // The shell's output has the name of its call as its own.
-            let id = match take(&mut item, "call_id") {
-                Value::Null if kind == "local_shell_call_output" => take(&mut item, "id"),
-                id => id,
-            };
-            let id = text(id, "call_id")?;
+            if kind == "local_shell_call_output" && item["call_id"].is_null() {
+                item["call_id"] = take(&mut item, "id");
+            }
+            let id = take_text(&mut item, "call_id", field)?;
             let Said { content, seen } = content(&mut item, "output", &field())?;
             messages.push(Message {
                 role: "tool".to_owned(),
@@ -341,6 +297,36 @@ fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), F
         }
     }
     Ok(())
+}
+
+/// The call of an item.
+fn tool_call(
+    kind: &str,
+    item: &mut Value,
+    field: impl Fn() -> String,
+) -> Result<ToolCall, Failure> {
+    let (name, arguments) = match kind {
+        // Calls of tools that are none here, in conversations that another server began.
+        "custom_tool_call" => {
+            let name = take_text(item, "name", field)?;
+            (name, json!({"input": take(item, "input")}))
+        }
+        "local_shell_call" => {
+            let command = &item["action"]["command"];
+            ("local_shell".to_owned(), json!({"command": command}))
+        }
+        _ => {
+            let name = take_text(item, "name", field)?;
+            let namespace = item["namespace"].as_str().filter(|space| !space.is_empty());
+            let name = namespace.map_or(name.clone(), |space| tools::flat(space, &name));
+            (name, take(item, "arguments"))
+        }
+    };
+    Ok(ToolCall {
+        id: None,
+        name,
+        arguments,
+    })
 }
 
 /// Notes what somebody says; the assistant, in the turn that is open.
