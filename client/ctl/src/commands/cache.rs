@@ -1,7 +1,7 @@
 //! cache stats, clear, budget and policy.
 
 use rocmforge_client::proto::Word as _;
-use rocmforge_client::proto::v1::{CacheUsage, HostTier, KvDisk, StatsResponse};
+use rocmforge_client::proto::v1::{CacheUsage, ClearResponse, HostTier, KvDisk, StatsResponse};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -29,6 +29,18 @@ pub(super) async fn release(context: &mut Context, host: bool) -> anyhow::Result
     )
 }
 
+fn cleared_text(answer: &ClearResponse) -> String {
+    let segments = plural(answer.freed_segments.into(), "segment");
+    let mut text = format!("{segments} evicted, {} freed\n", size(answer.freed_bytes));
+    for kept in &answer.kept {
+        let (model, name) = (clean(&kept.model), clean(&kept.name));
+        let bytes = size(kept.bytes);
+        let reason = kept.reason().word().replace('_', " ");
+        text.push_str(&format!("kept {model} {name} ({bytes}): {reason}\n"));
+    }
+    text
+}
+
 pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyhow::Result<()> {
     let client = context.connect().await?;
     let output = &mut context.output;
@@ -43,21 +55,7 @@ pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyho
                 true => client.cache_clear_disk(name).await?,
                 false => client.cache_clear(name).await?,
             };
-            output.answer(
-                || &answer,
-                || {
-                    let segments = plural(answer.freed_segments.into(), "segment");
-                    let mut text =
-                        format!("{segments} evicted, {} freed\n", size(answer.freed_bytes));
-                    for kept in &answer.kept {
-                        let (model, name) = (clean(&kept.model), clean(&kept.name));
-                        let bytes = size(kept.bytes);
-                        let reason = kept.reason().word().replace('_', " ");
-                        text.push_str(&format!("kept {model} {name} ({bytes}): {reason}\n"));
-                    }
-                    text
-                },
-            )
+            output.answer(|| &answer, || cleared_text(&answer))
         }
         CacheCommand::Budget { budget: None } => {
             let bytes = client.cache_stats().await?.budget_bytes;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rocmforge_client::proto::Word as _;
-use rocmforge_client::proto::v1::{Adapter, Model, ModelSummary};
+use rocmforge_client::proto::v1::{Adapter, Model, ModelSummary, TensorTypeShare};
 use serde_json::{Value, json};
 
 use crate::cli::SegmentsArgs;
@@ -76,16 +76,17 @@ fn adapter_row(adapter: &Adapter) -> (&'static str, String) {
     ("adapter", format!("{name} at {scale}: {path}"))
 }
 
+fn quantization(model: &Model) -> String {
+    let share = |share: &TensorTypeShare| {
+        let tensors = plural(share.tensors.into(), "tensor");
+        format!("{} ({tensors}, {})", share.r#type, size(share.bytes))
+    };
+    let shares: Vec<String> = model.quantization.iter().map(share).collect();
+    shares.join(", ")
+}
+
 fn description(model: &Model) -> String {
     let id = |id: Option<u32>| id.map_or("-".to_owned(), |id| id.to_string());
-    let mix: Vec<String> = model
-        .quantization
-        .iter()
-        .map(|share| {
-            let tensors = plural(share.tensors.into(), "tensor");
-            format!("{} ({tensors}, {})", share.r#type, size(share.bytes))
-        })
-        .collect();
     let mut rows = vec![("name", model.name.clone())];
     if !model.title.is_empty() {
         rows.push(("title", model.title.clone()));
@@ -95,7 +96,7 @@ fn description(model: &Model) -> String {
         "parameters",
         format!("{} ({})", model.n_params, count(model.n_params)),
     ));
-    rows.push(("quantization", mix.join(", ")));
+    rows.push(("quantization", quantization(model)));
     if let Some(file) = &model.file {
         rows.push(("file", file.path.clone()));
         let bytes = size(file.size_bytes);

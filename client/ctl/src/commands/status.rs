@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::bail;
 use rocmforge_client::proto::Word as _;
 use rocmforge_client::proto::v1::{
-    HostPressure, ListFilesResponse, ReloadResponse, SettingChange, StatusResponse,
+    Device, HostPressure, ListFilesResponse, ReloadResponse, SettingChange, StatusResponse,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -197,6 +197,42 @@ fn memory(status: &StatusResponse, rows: &mut Vec<(&str, String)>) {
     }
 }
 
+fn device_rows(device: &Device) -> Vec<(&'static str, String)> {
+    let kind = device.kind().word();
+    let mut text = format!("{kind}: {}, {}", device.name, size(device.memory_bytes));
+    if device.compute_units > 0 {
+        text.push_str(&format!(", {} units", device.compute_units));
+    }
+    // A processor's name may say these already.
+    if !device.isa.is_empty() && !device.name.contains(&device.isa) {
+        text.push_str(&format!(", {}", device.isa));
+    }
+    if device.threads > 0 && !device.name.contains(" threads") {
+        text.push_str(&format!(", {} threads", device.threads));
+    }
+    let mut rows = vec![("device", text)];
+    if !device.unused_gpu.is_empty() {
+        rows.push(("device unused", device.unused_gpu.clone()));
+    }
+    if !device.driver_version.is_empty() {
+        rows.push(("driver", device.driver_version.clone()));
+    }
+    if let Some(memory) = &device.memory {
+        rows.push((
+            "on device",
+            format!(
+                "{} allocated, {} free, {}",
+                size(memory.allocated_bytes),
+                size(memory.free_bytes),
+                plural(device.allocations, "allocation")
+            ),
+        ));
+    }
+    let findings = device.findings.iter();
+    rows.extend(findings.map(|finding| ("self-test", finding.clone())));
+    rows
+}
+
 fn text(status: &StatusResponse, socket: &Path) -> String {
     let state = status.state().word().replace('_', " ");
     let mut rows = vec![
@@ -220,38 +256,7 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
         rows.push(("waits", text));
     }
     if let Some(device) = &status.device {
-        let kind = device.kind().word();
-        let mut text = format!("{kind}: {}, {}", device.name, size(device.memory_bytes));
-        if device.compute_units > 0 {
-            text.push_str(&format!(", {} units", device.compute_units));
-        }
-        // A processor's name may say these already.
-        if !device.isa.is_empty() && !device.name.contains(&device.isa) {
-            text.push_str(&format!(", {}", device.isa));
-        }
-        if device.threads > 0 && !device.name.contains(" threads") {
-            text.push_str(&format!(", {} threads", device.threads));
-        }
-        rows.push(("device", text));
-        if !device.unused_gpu.is_empty() {
-            rows.push(("device unused", device.unused_gpu.clone()));
-        }
-        if !device.driver_version.is_empty() {
-            rows.push(("driver", device.driver_version.clone()));
-        }
-        if let Some(memory) = &device.memory {
-            rows.push((
-                "on device",
-                format!(
-                    "{} allocated, {} free, {}",
-                    size(memory.allocated_bytes),
-                    size(memory.free_bytes),
-                    plural(device.allocations, "allocation")
-                ),
-            ));
-        }
-        let findings = device.findings.iter();
-        rows.extend(findings.map(|finding| ("self-test", finding.clone())));
+        rows.extend(device_rows(device));
     }
     memory(status, &mut rows);
     if status.models_coming_back > 0 {
