@@ -44,6 +44,31 @@ fn span(rows: u32, first_position: u32, state: u64, state_out: u64) -> Span<'sta
     }
 }
 
+/// Where the states of each sequence are, one behind the other.
+fn placed(sequences: &[Sequence], elements: u64) -> Vec<States> {
+    let stride = (elements * 4).next_multiple_of(256);
+    let mut end = KV;
+    let mut place = |sequence: &Sequence| {
+        let first = end;
+        end += stride * u64::from(1 + sequence.drafts);
+        States { first, stride }
+    };
+    let states = sequences.iter().map(&mut place).collect();
+    assert!(end <= ARENA, "states end at {end}");
+    states
+}
+
+/// Spans one behind the other, and how many rows they are.
+fn side_by_side<'a>(spans: &[Span<'a>]) -> (Vec<Span<'a>>, usize) {
+    let mut n_tokens = 0;
+    let mut spans = spans.to_vec();
+    for span in &mut spans {
+        span.first_row = n_tokens;
+        n_tokens += span.n_rows;
+    }
+    (spans, n_tokens)
+}
+
 /// Runs a case; its results in the pass, and behind each state that the pass left.
 pub(crate) fn run(
     device: &mut dyn Device,
@@ -54,15 +79,7 @@ pub(crate) fn run(
     failed: Failed<'_>,
 ) -> Result<Vec<(&'static str, Vec<f32>)>, Error> {
     let weights = Weights::upload(device, case, rng, failed)?;
-    let stride = (elements * 4).next_multiple_of(256);
-    let mut end = KV;
-    let mut place = |sequence: &Sequence| {
-        let first = end;
-        end += stride * u64::from(1 + sequence.drafts);
-        States { first, stride }
-    };
-    let states: Vec<States> = sequences.iter().map(&mut place).collect();
-    assert!(end <= ARENA, "states end at {end}");
+    let states = placed(sequences, elements);
     let of_all = || sequences.iter().zip(&states);
     let live_out: Vec<Buf> = case.compared.clone();
     let ops = std::slice::from_ref(op);
@@ -71,12 +88,7 @@ pub(crate) fn run(
                 rng: &mut StdRng,
                 times: u32|
      -> Result<Vec<(&'static str, Vec<f32>)>, Error> {
-        let mut n_tokens = 0;
-        let mut spans = spans.to_vec();
-        for span in &mut spans {
-            span.first_row = n_tokens;
-            n_tokens += span.n_rows;
-        }
+        let (spans, n_tokens) = side_by_side(spans);
         assert!(n_tokens as u64 <= case.tokens, "{n_tokens} rows");
         let batch = Batch {
             n_tokens,

@@ -44,63 +44,73 @@ pub(super) fn cases() -> Vec<Case> {
                 continue;
             }
             for (order, norms) in [(RopeOrder::Norm, false), (RopeOrder::Neox, true)] {
-                let (q, kv) = (
-                    u64::from(shape.n_head * shape.head_dim),
-                    u64::from(shape.n_head_kv * shape.head_dim),
-                );
-                let norm = |t| norms.then_some((t, 1e-6));
-                let mut case = plain(
-                    match ty {
-                        KvType::F16 => "attention".to_owned(),
-                        KvType::F32 | KvType::Q8_0 => format!("attention, {}", ty.name()),
-                    },
-                    format!("{shape:?} {order:?} * {tokens} at {first}").replace("HeadShape ", ""),
-                    vec![
-                        vector(u64::from(shape.head_dim)),
-                        vector(u64::from(shape.head_dim)),
-                    ],
-                    vec![
-                        token_buf("q", q),
-                        token_buf("k", kv),
-                        token_buf("v", kv),
-                        token_buf("out", q),
-                    ],
-                    vec![
-                        Op::RopeKv {
-                            q: X,
-                            k: N,
-                            v: A,
-                            heads: shape,
-                            q_norm: norm(0),
-                            k_norm: norm(1),
-                            rope: ROPE,
-                            layer: kv_layer(1),
-                        },
-                        Op::Attention {
-                            q: X,
-                            out: B,
-                            heads: shape,
-                            layer: kv_layer(1),
-                            scale: 1.0 / (shape.head_dim as f32).sqrt(),
-                            mask: Mask::Causal,
-                            softcap: 0.0,
-                            sinks: None,
-                        },
-                    ],
-                );
-                case.tokens = tokens;
-                case.first_position = first;
-                case.compared = vec![B];
-                case.heads = shape;
-                case.n_rot = shape.head_dim;
-                case.order = order;
-                case.kv = ty;
-                case.tolerance = tolerance(ty);
-                cases.push(case);
+                cases.push(appended((shape, ty), (tokens, first), order, norms));
             }
         }
     }
     cases
+}
+
+/// Rows from a position on, with heads normed before they are rotated or not.
+fn appended(
+    (shape, ty): (HeadShape, KvType),
+    (tokens, first): (u64, u32),
+    order: RopeOrder,
+    norms: bool,
+) -> Case {
+    let (q, kv) = (
+        u64::from(shape.n_head * shape.head_dim),
+        u64::from(shape.n_head_kv * shape.head_dim),
+    );
+    let norm = |t| norms.then_some((t, 1e-6));
+    let mut case = plain(
+        match ty {
+            KvType::F16 => "attention".to_owned(),
+            KvType::F32 | KvType::Q8_0 => format!("attention, {}", ty.name()),
+        },
+        format!("{shape:?} {order:?} * {tokens} at {first}").replace("HeadShape ", ""),
+        vec![
+            vector(u64::from(shape.head_dim)),
+            vector(u64::from(shape.head_dim)),
+        ],
+        vec![
+            token_buf("q", q),
+            token_buf("k", kv),
+            token_buf("v", kv),
+            token_buf("out", q),
+        ],
+        vec![
+            Op::RopeKv {
+                q: X,
+                k: N,
+                v: A,
+                heads: shape,
+                q_norm: norm(0),
+                k_norm: norm(1),
+                rope: ROPE,
+                layer: kv_layer(1),
+            },
+            Op::Attention {
+                q: X,
+                out: B,
+                heads: shape,
+                layer: kv_layer(1),
+                scale: 1.0 / (shape.head_dim as f32).sqrt(),
+                mask: Mask::Causal,
+                softcap: 0.0,
+                sinks: None,
+            },
+        ],
+    );
+    case.tokens = tokens;
+    case.first_position = first;
+    case.compared = vec![B];
+    case.heads = shape;
+    case.n_rot = shape.head_dim;
+    case.order = order;
+    case.kv = ty;
+    case.tolerance = tolerance(ty);
+    case
 }
 
 /// What a result may differ by: tiles of many rows multiply in f16, but for pages of f32, where

@@ -109,6 +109,9 @@ pub(super) fn routed(router: Router, tokens: u64) -> Case {
     case
 }
 
+/// Experts of a row.
+const N_USED: u32 = 2;
+
 /// What an expert has.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Form {
@@ -120,18 +123,13 @@ enum Form {
     Biased,
 }
 
-fn experts(
-    (ty, down): (WeightType, WeightType),
+/// The products of an expert, and its tensors.
+fn ffn(
     form: Form,
-    tokens: u64,
+    (ty, down): (WeightType, WeightType),
     (embd, ff): (u64, u64),
-) -> Case {
-    let (n_expert, n_used) = (8, 2);
-    let routed = |name, width| BufSpec {
-        rows: Rows::Routed(n_used),
-        ..token_buf(name, width)
-    };
-    let [x, logits, ids, weights, gate, up, out] = [0, 1, 2, 3, 4, 5, 6].map(Buf);
+    [x, ids, gate, up, out]: [Buf; 5],
+) -> (ExpertFfn, Vec<Tensor>) {
     let mut each = vec![matrix(ty, ff, embd), matrix(down, embd, ff)];
     let mut add = |tensor| {
         each.push(tensor);
@@ -142,7 +140,7 @@ fn experts(
     let mut ffn = ExpertFfn {
         x,
         ids,
-        n_used,
+        n_used: N_USED,
         gate_out: if is_gated { gate } else { up },
         up_out: up,
         out,
@@ -176,6 +174,22 @@ fn experts(
         ffn.scale = add(vector(1));
     }
     ffn.n_tensors = each.len() as u32;
+    (ffn, each)
+}
+
+fn experts(
+    (ty, down): (WeightType, WeightType),
+    form: Form,
+    tokens: u64,
+    (embd, ff): (u64, u64),
+) -> Case {
+    let (n_expert, n_used) = (8, N_USED);
+    let routed = |name, width| BufSpec {
+        rows: Rows::Routed(n_used),
+        ..token_buf(name, width)
+    };
+    let [x, logits, ids, weights, gate, up, out] = [0, 1, 2, 3, 4, 5, 6].map(Buf);
+    let (ffn, each) = ffn(form, (ty, down), (embd, ff), [x, ids, gate, up, out]);
     let mut tensors = vec![vector(u64::from(n_expert))];
     tensors.extend((0..n_expert).flat_map(|_| each.clone()));
     let mut case = plain(
