@@ -5,6 +5,7 @@
 
 mod dependencies;
 mod docs;
+mod functions;
 mod imports;
 mod layout;
 mod texts;
