@@ -322,6 +322,7 @@ fn attention_of(bench: &mut Bench, pool: &Pool, ty: KvType, heads: &AttentionCas
         ahead: 0,
         softcap: 0.0,
         sinks: None,
+        alibi: 0.0,
     };
     for &(before, n_rows, copies) in heads.cases {
         if bench.simd == Simd::Scalar && n_rows == 512 {

@@ -34,11 +34,12 @@
 // what it will be to those after it. With KV_F32, names end in _f32 and pages are f32, of which a
 // thread takes half as many at a time (LANES_K): they fill as many registers, and static shared
 // memory is 48,948 bytes of NVIDIA's 49,152 in attention_decode_any_f32.
-// Several and many rows on NVIDIA have a form of their own, attention_many.h.
+// Several and many rows on NVIDIA have a form of their own, attention_many.h; ALiBi: alibi.h.
 #include "compat.h"
 #include "act.h"
 #include "kv.h"
 #include "recurrent.h"
+#include "alibi.h"
 #define THREADS 256
 #ifndef LANES_K
 #define LANES_K 4u
@@ -72,7 +73,7 @@ struct AttentionDecodeArgs {
     const float* sinks;  // [n_head], or null
     const SequencePlace* places;  // [sequences]; read with `ahead`
     float scale;
-    float softcap;  // 0 for none
+    float softcap;  // 0 for none; the bias in units with ALIBI
     u32 window;     // 0 for none
     u32 n_head;
     u32 heads;  // of a block
@@ -321,7 +322,7 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     OWN(own_k, DIM_K);
     OWN(own_v, DIM_V);
     __shared__ float scores[GROUP][STEP];
-    __shared__ float largest[GROUP], total[GROUP], rescale[GROUP];
+    __shared__ float largest[GROUP], total[GROUP], rescale[GROUP], slopes[FALLS ? GROUP : 1];
     __shared__ alignas(16) float sums[GROUP * ROOM];
     let_next_start();
     const u32 t = thread_x(), split = block_y(), row = block_z();
@@ -353,7 +354,7 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
 
     const u32 entry = a.rope.by_position ? position : row;
     const float* q_row = a.q + ((u64)row * a.n_head + first_head) * dim_k(a);
-    const float q_factor = a.scale * 1.44269504088896341f, cap = a.softcap * 1.44269504088896341f;
+    const float q_factor = a.scale * 1.44269504088896341f, cap = cap_of(a.softcap);
     for (u32 g = wave(); g < GROUP; g += WAVES) {
         if (g >= group) {
             for (u32 i = lane(); i < dim_k(a); i += WAVE) q[g][i] = 0.0f;
@@ -369,6 +370,7 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
             const bool sink = a.sinks && split == 0 && g < group;
             largest[g] = sink ? a.sinks[first_head + g] * 1.44269504088896341f : NEG_INF;
             total[g] = sink ? 1.0f : 0.0f;
+            if (FALLS) slopes[g] = alibi_slope(a.softcap, a.n_head, first_head + g);
         }
     }
     if (a.append && position < end) {
@@ -406,7 +408,6 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
         }
     }
     block_sync_shared();
-
     float acc[GROUP][8];
 #pragma unroll
     for (u32 g = 0; g < GROUP; ++g) {
@@ -471,7 +472,8 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
 #pragma unroll
         for (u32 g = 0; g < GROUP; ++g) {
             float s = lanes_sum(dot[g], LANES_K);
-            if (cap > 0.0f) s = cap * tanh_of(s / cap);
+            if (FALLS) s -= slopes[g] * apart(p, position);
+            else if (cap > 0.0f) s = cap * tanh_of(s / cap);
             if (part == 0) scores[g][slot_k] = seen ? s : NEG_INF;
         }
 #ifndef BOTH_STEPS
@@ -548,7 +550,6 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
         if (READS_ALWAYS || more) now.load_values(a, next_step);
 #endif
     }
-
     // Add up the teams, WAVES of them at a time, in rounds.
     for (u32 first = 0; first < teams; first += WAVES) {
         if (team < teams && team >= first && team < first + WAVES) {

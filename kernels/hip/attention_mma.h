@@ -243,7 +243,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     copy_rows(block, first_step, v_at, start, n_visible, v_place);
     copy_rows(block, first_step + 1, k_at, start, n_visible, next_place);
 #endif
-    const float factor = a.scale * 1.44269504088896341f, cap = a.softcap * 1.44269504088896341f;
+    const float factor = a.scale * 1.44269504088896341f, cap = cap_of(a.softcap);
     for (u32 i = thread_x(); i < M_BLOCK * (WIDE / 8); i += THREADS) {
         const u32 e = i / (WIDE / 8), k = i % (WIDE / 8);
         if (WIDE != DIM && k >= DIM / 8) {
@@ -263,6 +263,15 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         position[b][0] = block.position(m + 16 * b + l / 4);
         position[b][1] = block.position(m + 16 * b + l / 4 + 8);
     }
+#ifdef ALIBI
+    // What the scores of this lane's rows fall by a position.
+    float slope[ROW_BLOCKS][2];
+#pragma unroll
+    for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+        slope[b][0] = block.slope(m + 16 * b + l / 4);
+        slope[b][1] = block.slope(m + 16 * b + l / 4 + 8);
+    }
+#endif
     const u32 first_behind = block.behind(block.position(m));
     float out[ROW_BLOCKS][WIDE / 8][4], largest[ROW_BLOCKS][2], total[ROW_BLOCKS][2];
 #pragma unroll
@@ -341,6 +350,18 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                 }
             }
         }
+#ifdef ALIBI
+#pragma unroll
+        for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+            if (b > 0 && !all_rows) continue;
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 8; ++n) {
+                const u32 p = step * KEYS + n * 8 + l % 4 * 2;
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) s[b][n][i] -= slope[b][i / 2] * apart(p + i % 2, position[b][i / 2]);
+            }
+        }
+#endif
         if (a.window || step * KEYS + KEYS > first_behind) {
 #pragma unroll
             for (u32 b = 0; b < ROW_BLOCKS; ++b) {

@@ -35,7 +35,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     const PrefillBlock block(a, M_BLOCK);
     if (block.m0 >= block.entries) return;
     const u32 t = thread_x();
-    const float factor = a.scale * 1.44269504088896341f, cap = a.softcap * 1.44269504088896341f;
+    const float factor = a.scale * 1.44269504088896341f, cap = cap_of(a.softcap);
     for (u32 i = t; i < M_BLOCK * DIM; i += THREADS) {
         u32 e = i / DIM, d = i % DIM;
         q[d][e] = f16_of_f32(a.q[block.element(block.m0 + e) + d] * factor);
@@ -78,11 +78,17 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
 #pragma unroll
         for (u32 r = 0; r < 4; ++r) {
             const u32 position = block.position(block.m0 + entries4 + r), start = block.start(position), behind = block.behind(position);
+#ifdef ALIBI
+            const float slope = block.slope(block.m0 + entries4 + r);
+#endif
             float m = largest[r];
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
                 const u32 p = page * PAGE + column + 8 * j;
                 if (cap > 0.0f) s[r][j] = capped(s[r][j], cap);
+#ifdef ALIBI
+                s[r][j] -= slope * apart(p, position);
+#endif
                 if (p >= behind || p < start) s[r][j] = NEG_INF;
                 m = max_of(m, s[r][j]);
             }

@@ -20,10 +20,12 @@
 // match (gpu/ops/attention.rs).
 // Entry: attention_prefill_<dim> (DIM); with KV_Q8, pages of 8 bits and scales,
 // attention_prefill_<dim>_q8. There what goes to shared memory is f16 too: codes times their scale.
+// With ALIBI, attention_prefill_<dim>_alibi: scores fall with distance (alibi.h).
 #include "compat.h"
 #include "act.h"
 #include "kv.h"
 #include "recurrent.h"
+#include "alibi.h"
 
 #define THREADS 128
 #define LAG 8.0f
@@ -38,7 +40,7 @@ struct AttentionPrefillArgs {
     const float* sinks;  // [n_head], or null
     const SequencePlace* places;  // [sequences]; read where rows attend ahead
     float scale;
-    float softcap;  // 0 for none
+    float softcap;  // 0 for none; the bias in units with ALIBI
     u32 window;     // 0 for none
     u32 n_head;
     F32x4* partials;  // of more than one part
@@ -82,6 +84,8 @@ struct PrefillBlock {
         const u32 last = least(position + a.ahead, last_position);
         return (last > position ? last : position) + 1;
     }
+    // What an entry's scores fall by for each position between its own and a key's.
+    FORCE float slope(u32 m) const { return alibi_slope(a.softcap, a.n_head, head(m)); }
     // What a head's softmax begins with: largest score, and sum.
     FORCE float first_largest(u32 m) const { return a.sinks ? a.sinks[head(m)] * 1.44269504088896341f : NEG_INF; }
     FORCE float first_total() const { return a.sinks ? 1.0f : 0.0f; }

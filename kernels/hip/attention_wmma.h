@@ -212,7 +212,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     const u32 query = lane() % 16, group = lane() / 16, m = block.m0 + wave() * 16 * BLOCKS;
     const u32 n_visible = block.behind(block.position(block.m0 + M_BLOCK - 1));
     const u32 n_pages = (n_visible + PAGE - 1) / PAGE;
-    const float factor = a.scale * 1.44269504088896341f, cap = a.softcap * 1.44269504088896341f;
+    const float factor = a.scale * 1.44269504088896341f, cap = cap_of(a.softcap);
     Travelling next;
     const u32 first_page = block.start(block.position(block.m0)) / PAGE;
     if (AHEAD) next.load(block, first_page);
@@ -220,6 +220,10 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     Result out[BLOCKS][WIDE / 16];
     float largest[BLOCKS], total[BLOCKS];
     u32 behind[BLOCKS], start[BLOCKS];
+#ifdef ALIBI
+    float slope[BLOCKS];
+    u32 own[BLOCKS];
+#endif
 #pragma unroll
     for (u32 b = 0; b < BLOCKS; ++b) {
         const float* from = a.q + block.element(m + 16 * b + query) + share_at();
@@ -228,6 +232,10 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         largest[b] = block.first_largest(m + 16 * b + query);
         total[b] = group == 0 ? block.first_total() : 0.0f;
         start[b] = block.start(position);
+#ifdef ALIBI
+        slope[b] = block.slope(m + 16 * b + query);
+        own[b] = position;
+#endif
 #pragma unroll
         for (u32 d = 0; d < WIDE / 16; ++d) {
             Share share;
@@ -293,6 +301,9 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                 for (u32 i = 0; i < RESULTS; ++i) {
                     const u32 p = page * PAGE + n * 16 + group * RESULTS + i;
                     if (cap > 0.0f) s[b][n][i] = capped(s[b][n][i], cap);
+#ifdef ALIBI
+                    s[b][n][i] -= slope[b] * apart(p, own[b]);
+#endif
                     s[b][n][i] = p >= behind[b] || p < start[b] ? NEG_INF : s[b][n][i];
                     x = max_of(x, s[b][n][i]);
                 }

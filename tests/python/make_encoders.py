@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import transformers
 
+from encoder_jina import JinaBert
 from encoder_vocabularies import Vocabulary
 
 SEED = 38
@@ -33,6 +34,23 @@ PAIRS = [
     ("how do i return a broken kettle", "a broken kettle can be paid back"),
     ("river", "the river rose after three days of rain and the bridge was closed"),
 ]
+
+# A corpus to search: what is near to the query as models of random weights see it.
+QUERY = "how do i return a broken kettle"
+CORPUS = [
+    "the river rose after three days of rain and the bridge was closed to heavy lorries",
+    "how do i return a broken kettle and when will the money be paid back to my account",
+    "a database keeps rows in pages and an index finds them",
+    "embedding models map a text to a vector so that texts of one meaning lie near each other",
+    "a sleeping cat watches from the garden wall",
+    "return the kettle",
+    "rerankers read a query together with a document and give one number",
+    "the bridge was closed until monday",
+    "el veloz zorro marrón salta sobre el perro perezoso",
+]
+
+# Those that are told how well each document fits, by 0.05 apart at least.
+RANKED = ("llama-embed", "modern-bert-rank")
 
 # Texts that tokenizers disagree on, where they disagree at all.
 CASES = TEXTS + [
@@ -122,6 +140,14 @@ def numbers(x):
     return [round(float(v), 6) for v in x]
 
 
+def corpus_fit(text, vocabulary, run, classes):
+    """How well a document fits the query: the output of the class, or the cosine of their means."""
+    if classes:
+        return classes(vocabulary.pair(QUERY, text))[0]
+    query, document = (run(vocabulary.ids(x)).mean(0) for x in (QUERY, text))
+    return torch.nn.functional.cosine_similarity(query, document, dim=0)
+
+
 def goldens(name, model, base, vocabulary, classes=None, run=None):
     """Of each text its ids, embeddings of length 1, and of a pair the outputs of `classes`."""
     model.eval()
@@ -136,8 +162,9 @@ def goldens(name, model, base, vocabulary, classes=None, run=None):
         for query, document in PAIRS if classes else []:
             ids = vocabulary.pair(query, document)
             pairs.append({"query": query, "document": document, "ids": ids, "logits": numbers(classes(ids))})
+        fits = [corpus_fit(text, vocabulary, run, classes) for text in CORPUS]
     return {"model": name, "seed": SEED, "torch": torch.__version__.split("+")[0],
-            "transformers": transformers.__version__, "cases": cases, "pairs": pairs}
+            "transformers": transformers.__version__, "cases": cases, "pairs": pairs, "fits": numbers(fits)}
 
 
 def bert(path, kind="uncased", rank=False, width=64):
@@ -297,6 +324,27 @@ def nomic_bert_moe(path):
         f.tensor("blk.1.ffn_down_exps.weight", mixture.down)
 
     return rotary(path, "nomic-bert-moe", model, model, config, 1, write, vocabulary=vocabulary)
+
+
+def jina_v2(path, code=False):
+    """Three heads, so that slopes are not those of a power of two alone."""
+    vocabulary = Vocabulary("uncased")
+    config = transformers.BertConfig(
+        vocab_size=vocabulary.n, hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=64,
+        max_position_embeddings=128, type_vocab_size=2, hidden_act="gelu")
+    model = JinaBert(config, code)
+
+    def write(f):
+        f.w.add_token_type_count(2)
+        f.both("token_embd", model.embeddings.words)
+        f.both("token_embd_norm", model.embeddings.norm)
+        f.tensor("token_types.weight", model.embeddings.types.weight)
+        for i, layer in enumerate(model.layers):
+            for name, module in layer.parts():
+                f.both(f"blk.{i}.{name}", module)
+
+    return rotary(path, "jina-bert-v2", model, model, config, 1, write, run=lambda ids: model(torch.tensor(ids)),
+                  vocabulary=vocabulary)
 
 
 def jina_v3(path):
@@ -491,6 +539,8 @@ MODELS = {
     "xlm-roberta-rank": lambda path: xlm_roberta(path, rank=True),
     "nomic-bert": nomic_bert,
     "nomic-bert-moe": nomic_bert_moe,
+    "jina-bert-v2": jina_v2,
+    "jina-bert-v2-code": lambda path: jina_v2(path, code=True),
     "jina-bert-v3": jina_v3,
     "modern-bert": modern_bert,
     "modern-bert-rank": lambda path: modern_bert(path, rank=True),
@@ -504,12 +554,17 @@ def main():
     directory, names = Path(sys.argv[1]), sys.argv[2:] or list(MODELS)
     directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
+    ranking = {"query": QUERY, "documents": CORPUS, "fits": {}}
     for name in names:
         golden = MODELS[name](directory / f"{name}.gguf")
+        fits = golden.pop("fits")
+        if name in RANKED:
+            ranking["fits"][name] = fits
         (directory / f"{name}.json").write_text(json.dumps(golden, ensure_ascii=False) + "\n")
     kinds = {"uncased": "bert", "cased": "bert-cased", "unigram": "xlm-roberta"}
     cases = {file: [[text, Vocabulary(kind).plain(text)] for text in CASES if text not in LEFT_OUT.get(kind, [])]
              for kind, file in kinds.items()}
+    (directory / "ranking.json").write_text(json.dumps(ranking, ensure_ascii=False) + "\n")
     (directory / "tokens.json").write_text(json.dumps(cases, ensure_ascii=False) + "\n")
 
 

@@ -12,7 +12,7 @@ macro_rules! files {
 }
 
 /// Every source and header.
-const FILES: [(&str, &str); 58] = files![
+const FILES: [(&str, &str); 59] = files![
     "compat.h",
     "formats.h",
     "formats_low_bits.h",
@@ -33,6 +33,7 @@ const FILES: [(&str, &str); 58] = files![
     "activations.h",
     "f16_pair.h",
     "kv.h",
+    "alibi.h",
     "attention_many.h",
     "attention_mma.h",
     "mma_f16.h",

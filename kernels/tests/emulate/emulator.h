@@ -15,6 +15,7 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef int i32;
+typedef signed char i8;
 typedef unsigned long long u64;
 
 #ifndef WAVE
@@ -23,6 +24,8 @@ typedef unsigned long long u64;
 #define WAVES (THREADS / WAVE)
 #define FORCE inline
 #define __shared__ static
+// g++ has the standard's own at the beginning of a declaration alone.
+#define alignas(n) __attribute__((aligned(n)))
 #define ENTRY(threads, min_blocks) inline void
 
 #define CHECK(what)                                                   \
@@ -76,6 +79,8 @@ inline u32 lane() { return block->thread % WAVE; }
 inline u32 wave() { return block->thread / WAVE; }
 inline void block_sync() { pass(block->all, block->n); }
 inline void wave_sync() { pass(block->waves[wave()], WAVE); }
+inline void block_sync_shared() { block_sync(); }
+inline void device_fence() {}
 inline void let_next_start() {}
 // What the launch before wrote may be read from here on.
 inline void wait_for_inputs() { block->waited[block->thread] = true; }
@@ -91,13 +96,18 @@ inline To same_bits(From from) {
 inline float f32_of_bits(u32 bits) { return same_bits<float>(bits); }
 inline u32 bits_of_f32(float v) { return same_bits<u32>(v); }
 inline float f32_of_f16(u32 bits) { return (float)same_bits<_Float16>((u16)bits); }
+inline u16 f16_of_f32(float v) { return same_bits<u16>((_Float16)v); }
 inline float f32_of_bf16(u32 bits) { return f32_of_bits(bits << 16); }
 inline u32 least(u32 a, u32 b) { return a < b ? a : b; }
 inline float max_of(float a, float b) { return a > b ? a : b; }
 inline float sqrt_of(float x) { return std::sqrt(x); }
 inline float exp_of(float x) { return std::exp(x); }
+inline float exp2_of(float x) { return std::exp2(x); }
 inline float log_of(float x) { return std::log(x); }
 inline float silu(float x) { return x / (1.0f + std::exp(-x)); }
+inline u32 made_anew(u32 n) { return n; }
+inline void leave_vcc_hi() {}
+#define NEG_INF f32_of_bits(0xff800000u)
 inline u32 __popc(u32 v) { return (u32)__builtin_popcount(v); }
 inline u32 __ffs(i32 v) { return (u32)__builtin_ffs(v); }
 inline u32 __byte_perm(u32 a, u32 b, u32 which) {
@@ -113,6 +123,9 @@ inline u32 counter_add(u32* at, u32 by) {
 }
 
 // ---- memory ----
+struct alignas(8) F32x2 {
+    float x, y;
+};
 struct alignas(8) U32x2 {
     u32 x, y;
 };
@@ -144,6 +157,11 @@ inline float lanes_sum(float v, u32 width) {
     for (u32 m = width / 2; m > 0; m /= 2) v += shuffle_xor(v, m);
     return v;
 }
+inline float lanes_max(float v, u32 width) {
+    for (u32 m = width / 2; m > 0; m /= 2) v = max_of(v, shuffle_xor(v, m));
+    return v;
+}
+inline float wave_max(float v) { return lanes_max(v, WAVE); }
 inline float wave_sum(float v) { return lanes_sum(v, WAVE); }
 
 // c += a [16][DEPTH] b [DEPTH][8], `of` gives an element of a lane's registers (PTX, "Matrix

@@ -157,6 +157,7 @@ pub fn cases(extent: Extent) -> Vec<Case> {
         attention::both_ways(),
         attention::images(),
         attention::parts(),
+        attention::alibi(),
         experts::cases(),
         recurrent::cases(),
         largest(),
@@ -518,6 +519,7 @@ fn layer((ty, other): (WeightType, WeightType), (tokens, first): (u64, u32)) -> 
                 mask: Mask::Causal,
                 softcap: 0.0,
                 sinks: None,
+                alibi: 0.0,
             },
             Op::MatMul {
                 x: attended,

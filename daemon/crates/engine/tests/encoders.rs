@@ -13,12 +13,14 @@ use crate::embeddings::embed;
 use crate::fake;
 use crate::requests::{engine, fixture, greedy, load};
 
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 15] = [
     "bert",
     "bert-cased",
     "bert-rank",
     "eurobert",
     "gemma-embedding",
+    "jina-bert-v2",
+    "jina-bert-v2-code",
     "jina-bert-v3",
     "llama-embed",
     "modern-bert",

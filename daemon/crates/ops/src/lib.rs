@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod alibi;
 pub mod buf;
 mod experts;
 pub mod kv;
@@ -19,6 +20,7 @@ pub mod tensor;
 mod tensor_type;
 mod weight_type;
 
+pub use alibi::alibi_slope;
 pub use buf::{Buf, BufSpec, Conflicts, RowCounts, Rows, ScratchLayout};
 pub use experts::{ExpertFfn, Router, RouterGate};
 pub use kv::{KV_BLOCK, KV_PAGE_TOKENS, KvGroup, KvLayer, KvLayout, KvType, positions_of_parts};

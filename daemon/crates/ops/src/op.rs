@@ -220,6 +220,9 @@ pub enum Op {
         /// One more score a head that takes part in the softmax and has no value
         /// (gpt-oss's sinks), `[n_head]`.
         sinks: Option<TensorIndex>,
+        /// A score falls by a head's [`alibi_slope`](crate::alibi_slope) for each position between
+        /// query and key; 0 for none. Never with a soft cap.
+        alibi: f32,
     },
     /// `gate = act(gate) * up`.
     Gate {

@@ -506,6 +506,7 @@ mod tests {
             mask: crate::Mask::Causal,
             softcap: 0.0,
             sinks: None,
+            alibi: 0.0,
         };
         for (scales, float_weights, expected) in [
             ([0.125, 0.125], true, KvType::F16),

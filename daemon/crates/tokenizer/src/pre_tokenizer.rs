@@ -248,6 +248,8 @@ const TABLE: &[Row] = &[
             "jina-de",
             "jina-v2-es",
             "jina-v2-de",
+            "jina-v1-en",
+            "jina-v2-code",
             "modern-bert",
         ],
         GPT2,

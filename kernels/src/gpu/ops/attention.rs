@@ -1,5 +1,9 @@
 //! Attention (`hip/attention_decode.hip`, `hip/attention_prefill.hip`).
 
+mod alibi;
+
+pub use alibi::decode_shape_of;
+
 use super::kv::{HEAD_DIM_MAX, Kv, KvPlace, Qkv, Rope, RopePlace, check_type};
 use super::matmat::PartsRoom;
 pub use super::scores::Scores;
@@ -386,7 +390,7 @@ pub fn decode(
         sinks: scores.sinks.unwrap_or(0),
         places: scores.places,
         scale: scores.scale,
-        softcap: scores.softcap,
+        softcap: scores.softcap_or_alibi(),
         window: scores.window(),
         n_head: qkv.n_head,
         heads,
@@ -500,6 +504,10 @@ pub fn prefill(
         // memory for the widest heads.
         .filter(|(d, _)| *d <= 128 || target.vendor == Vendor::Amd || target.has_mma())
         .and_then(|(_, kernels)| kernels.of_type(kv.layout.ty));
+    let tiled = match scores.alibi > 0.0 {
+        true => alibi::prefill_kernel(kv.layout),
+        false => tiled,
+    };
     let Some(kernel) = tiled else {
         let qkv = Qkv {
             q,
@@ -514,7 +522,7 @@ pub fn prefill(
         };
         let shape = DecodeShape {
             n_split: 1,
-            ..decode_shape(target, rows, n_head, kv.layout, u32::MAX)?
+            ..decode_shape_of(scores, target, rows, n_head, kv.layout, u32::MAX)?
         };
         return decode(qkv, out, kv, None, scores, shape, whole);
     };
@@ -541,7 +549,7 @@ pub fn prefill(
         sinks: scores.sinks.unwrap_or(0),
         places: scores.places,
         scale: scores.scale,
-        softcap: scores.softcap,
+        softcap: scores.softcap_or_alibi(),
         window: scores.window(),
         n_head,
         partials: shared.room.partials,

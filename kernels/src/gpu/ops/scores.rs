@@ -15,6 +15,9 @@ pub struct Scores {
     pub softcap: f32,
     /// f32 `[n_head]`: one more score a head, without a value.
     pub sinks: Option<Address>,
+    /// Scores fall by [`alibi_slope`](rocmforge_ops::alibi_slope) of this for each position between
+    /// query and key; 0 for none. Never with a soft cap.
+    pub alibi: f32,
     /// [`SequencePlace`](super::recurrent::SequencePlace)`[sequences]`, which tell where sequences
     /// end; read where rows attend ahead.
     pub places: Address,
@@ -35,6 +38,7 @@ impl Scores {
             mask: Mask::Causal,
             softcap: 0.0,
             sinks: None,
+            alibi: 0.0,
             places: 0,
             whole: false,
         }
@@ -46,6 +50,14 @@ impl Scores {
             // A row always attends to itself.
             Mask::Window(n) => n.max(1),
             Mask::Around(n) => n.saturating_add(1),
+        }
+    }
+
+    /// What the kernels read as a soft cap; those of ALiBi read their bias there.
+    pub(super) fn softcap_or_alibi(&self) -> f32 {
+        match self.alibi > 0.0 {
+            true => self.alibi,
+            false => self.softcap,
         }
     }
 

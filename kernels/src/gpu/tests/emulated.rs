@@ -76,3 +76,23 @@ fn adapters_of_f32_add_what_they_should_on_hopper() {
 fn adapters_add_what_they_should_in_waves_of_64() {
     check("adapters_f16", "adapters.cpp", &["-DWAVE=64"], "3");
 }
+
+/// Rows that attend both ways, with scores that fall with distance and without.
+#[test]
+fn attention_of_many_rows_is_right_without_matrix_instructions() {
+    for unit in ["attention_prefill_64", "attention_prefill_64_alibi"] {
+        check(unit, "attention.cpp", &["-DWAVE=32"], "4");
+        check(unit, "attention.cpp", &["-DWAVE=64"], "5");
+    }
+}
+
+#[test]
+fn attention_of_single_rows_is_right_for_heads_of_any_size() {
+    for unit in [
+        "attention_decode_any_alibi",
+        "attention_decode_any_f32_alibi",
+    ] {
+        let flags = ["-DRF_CUDA", "-D__CUDA_ARCH__=700"];
+        check(unit, "attention.cpp", &flags, "6");
+    }
+}

@@ -144,6 +144,66 @@ fn prompts_over_pages_of_f32_go_row_by_row() {
     }
 }
 
+/// Kernels that let scores fall with distance: one of many rows for heads of 64, and one of single
+/// rows for all others; none reads its bias for a soft cap.
+#[test]
+fn scores_that_fall_with_distance_have_kernels_of_their_own() {
+    let scores = Scores {
+        mask: Mask::Whole,
+        alibi: 8.0,
+        ..Scores::causal(1.0)
+    };
+    let shared = SharedPositions {
+        room: ROOM,
+        positions: 300,
+    };
+    for (dim, ty, many) in [
+        (64, KvType::F16, "attention_prefill_64_alibi"),
+        (128, KvType::F16, "attention_decode_any_alibi"),
+        (64, KvType::F32, "attention_decode_any_f32_alibi"),
+        (40, KvType::F32, "attention_decode_any_f32_alibi"),
+    ] {
+        let layout = KvLayout {
+            n_layer: 1,
+            n_head_kv: 12,
+            head_dim_k: dim,
+            head_dim_v: dim,
+            ty,
+        };
+        let kv = pages_of(&layout);
+        for target in targets() {
+            let launch =
+                attention::prefill(&target, 1, 12, 300, 2, &kv, &scores, 3, (3, 128), shared);
+            assert_eq!(launch.unwrap().entry(), many, "{target:?}");
+            let shape = attention::decode_shape_of(&scores, &target, 5, 12, &layout, 300).unwrap();
+            let qkv = Qkv {
+                q: 1,
+                k: 2,
+                v: 3,
+                n_head: 12,
+                rows: 5,
+            };
+            let partials = Partials {
+                partials: 1,
+                counters: 2,
+            };
+            let launch = attention::decode(qkv, 4, &kv, None, &scores, shape, partials).unwrap();
+            assert!(launch.entry().starts_with("attention_decode_any"));
+            assert!(launch.entry().ends_with("_alibi"), "{}", launch.entry());
+            assert_eq!(launch.grid[0] * shape.blocks, 144, "a block a head");
+        }
+        let layout = KvLayout {
+            head_dim_k: 64,
+            head_dim_v: 64,
+            ty: KvType::Q8_0,
+            ..layout
+        };
+        let shape = attention::decode_shape_of(&scores, &targets()[0], 5, 12, &layout, 300);
+        let told = shape.unwrap_err().to_string();
+        assert!(told.contains("keys of 8 bits"), "{told}");
+    }
+}
+
 #[test]
 fn rotations_stay_within_their_heads() {
     let heads = |dim| Heads {

@@ -2,7 +2,8 @@
 //! `out[r][h] = sum_p softmax_p(scale * q[r][h] . k[p][h / group]) * v[p][h / group]` over the
 //! positions `p` up to that of row `r`, and with a sliding window only the last `window` of them;
 //! where rows attend ahead (encoders), some or all positions behind it too.
-//! Scores may be bounded, and a head may have a sink: one more score, whose value is nothing.
+//! Scores may be bounded or fall with the distance of the key, and a head may have a sink: one more
+//! score, whose value is nothing.
 //!
 //! A work item is one key/value head times a tile of query rows: the query heads of the group (some
 //! of them, where they are many) and all rows of the tile use a page's K and V while they are in
@@ -18,7 +19,7 @@
 use std::cell::RefCell;
 use std::num::NonZeroUsize;
 
-use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout};
+use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout, alibi_slope};
 
 use super::Simd;
 use super::attention_tile::{Tile, TileBuffers};
@@ -56,6 +57,20 @@ pub struct AttentionShape<'a> {
     pub softcap: f32,
     /// One more score a query head that takes part in the softmax and has no value, `[n_head]`.
     pub sinks: Option<&'a [f32]>,
+    /// Scores fall by [`alibi_slope`] of this for each position between query and key; 0 for none.
+    pub alibi: f32,
+}
+
+impl AttentionShape<'_> {
+    /// By how much each head's scores fall, `[n_head]`; nothing where they do not.
+    fn slopes(&self) -> Vec<f32> {
+        let n_head = match self.alibi > 0.0 {
+            true => self.n_head as u32,
+            false => 0,
+        };
+        let slope = |head| alibi_slope(self.alibi, n_head, head);
+        (0..n_head).map(slope).collect()
+    }
 }
 
 /// Consecutive rows of one sequence.
@@ -118,6 +133,7 @@ pub fn attention(
         n_items += span.n_rows.div_ceil(tile_rows) * n_runs;
     }
 
+    let slopes = shape.slopes();
     let out = SyncPtr(out.as_mut_ptr());
     pool.run(n_items, 1, |items| {
         SCRATCH.with_borrow_mut(|scratch| {
@@ -134,6 +150,7 @@ pub fn attention(
                     head_kv: first_head / group,
                     first_head,
                     heads,
+                    slopes: slopes.get(first_head..first_head + heads).unwrap_or(&[]),
                     pos0: span.pos0 + rows.start,
                     end: span.pos0 + span.n_rows + span.later,
                     ahead: span.ahead(shape),

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use super::kv::Stored;
 use super::testing::{Random, assert_close, pool};
 use super::{AttentionShape, AttentionSpan, Simd, attention, kv_append};
-use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout, KvType};
+use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout, KvType, alibi_slope};
 
 /// One sequence: its pages, unused slots poisoned with NaN, and the same keys and values in f64.
 struct Sequence {
@@ -92,8 +92,12 @@ impl Sequence {
                         let key = &self.keys[at(p, dk)..][..dk];
                         let product = q.iter().zip(key).map(|(&q, &k)| f64::from(q) * k);
                         let score = f64::from(shape.scale) * product.sum::<f64>();
+                        let falls = match shape.alibi {
+                            0.0 => 0.0,
+                            bias => alibi_slope(bias, shape.n_head as u32, head as u32),
+                        };
                         match f64::from(shape.softcap) {
-                            0.0 => score,
+                            0.0 => score - f64::from(falls) * p.abs_diff(pos) as f64,
                             cap => cap * (score / cap).tanh(),
                         }
                     })
@@ -152,6 +156,7 @@ fn shape(
         window: window.and_then(NonZeroUsize::new),
         softcap: 0.0,
         sinks: None,
+        alibi: 0.0,
     }
 }
 
@@ -223,9 +228,15 @@ fn rows_that_attend_ahead_see_all_of_their_text_or_of_their_window() {
     let pool = pool(2);
     for heads in SHAPES {
         let near = 1 + source.below(70);
-        for (window, ahead) in [(None, usize::MAX), (Some(near + 1), near), (None, 3)] {
+        for (window, ahead, alibi) in [
+            (None, usize::MAX, 0.0),
+            (Some(near + 1), near, 0.0),
+            (None, 3, 0.0),
+            (None, usize::MAX, 8.0),
+        ] {
             let shape = AttentionShape {
                 ahead,
+                alibi,
                 ..shape(heads, window)
             };
             for shape in types(shape) {
@@ -243,8 +254,9 @@ fn rows_that_attend_ahead_see_all_of_their_text_or_of_their_window() {
                     whole: false,
                 };
                 for simd in Simd::available() {
-                    let what =
-                        format!("{simd:?} {heads:?} {window:?} {ahead} 0..{cut}..{n_tokens}");
+                    let what = format!(
+                        "{simd:?} {heads:?} {window:?} {ahead} {alibi} 0..{cut}..{n_tokens}"
+                    );
                     let whole = [span(0, n_tokens)];
                     let parts = [span(0, cut), span(cut, n_tokens)];
                     let [whole, parts] = [&whole[..], &parts].map(|spans| {

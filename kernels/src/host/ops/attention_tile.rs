@@ -48,6 +48,8 @@ pub(super) struct Tile<'a> {
     pub(super) first_head: usize,
     /// Query heads.
     pub(super) heads: usize,
+    /// By how much each one's scores fall a position; none where they do not.
+    pub(super) slopes: &'a [f32],
     /// The position of the tile's first row.
     pub(super) pos0: usize,
     pub(super) n_rows: usize,
@@ -193,6 +195,29 @@ impl Tile<'_> {
         (from, self.behind(pos).saturating_sub(start).min(SLOTS))
     }
 
+    /// Has the scores of rows, `[rows][heads][SLOTS]`, fall with the distance of `page`'s keys.
+    #[inline(always)]
+    fn let_fall(&self, rows: Range<usize>, page: usize, scores: &mut [f32]) {
+        if self.slopes.is_empty() {
+            return;
+        }
+        for (r, scores) in rows.zip(scores.chunks_exact_mut(self.heads * SLOTS)) {
+            for (slope, scores) in self.slopes.iter().zip(scores.chunks_exact_mut(SLOTS)) {
+                self.let_fall_by(*slope, r, page, scores);
+            }
+        }
+    }
+
+    /// The same of one row and head.
+    #[inline(always)]
+    fn let_fall_by(&self, slope: f32, r: usize, page: usize, scores: &mut [f32]) {
+        // Positions are whole numbers below 2^24.
+        let apart = (page * SLOTS) as f32 - (self.pos0 + r) as f32;
+        for (slot, score) in scores.iter_mut().enumerate() {
+            *score -= slope * (apart + slot as f32).abs();
+        }
+    }
+
     /// Bytes of the keys and of the values of the head in `page`.
     #[inline(always)]
     fn head_bytes(&self, page: usize) -> (&[u8], &[u8]) {
@@ -262,6 +287,7 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut TileBuffers) {
         if tile.shape.softcap > 0.0 {
             soft_cap_lanes(s, scores, tile.shape.softcap);
         }
+        tile.let_fall(first..end, page, scores);
 
         weigh_rows(s, tile, page, first..end, scratch);
 
@@ -363,6 +389,9 @@ fn attend_scalar(tile: &Tile<'_>, scratch: &mut TileBuffers) {
             }
             if tile.shape.softcap > 0.0 {
                 soft_cap_scalar(&mut scores[from..to], tile.shape.softcap);
+            }
+            if let Some(slope) = tile.slopes.get(i % heads) {
+                tile.let_fall_by(*slope, i / heads, page, &mut scores);
             }
             let new_max = scores[from..to].iter().copied().fold(max, f32::max);
             let keep = (max - new_max).exp();

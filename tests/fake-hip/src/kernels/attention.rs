@@ -15,13 +15,33 @@ use super::rows::SEQUENCE_PLACE_BYTES;
 use super::{Launch, agrees, args, covers, floats, store, words};
 use crate::memory::{Fault, Memory};
 
-/// Positions of a step of decode; a context is split at multiples of it. Wide heads take half
-/// as many, and f32 a quarter.
-fn step(kv: &KvPlace, ty: KvType) -> u32 {
+/// Which of the forms of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Form {
+    /// Of the pages.
+    pub(super) ty: KvType,
+    /// Whether scores fall with distance: what they fall by is where others have the soft cap.
+    pub(super) alibi: bool,
+}
+
+impl Form {
+    /// The soft cap and the bias of ALiBi, of what the arguments have for either.
+    fn cap_and_bias(self, either: f32) -> (f32, f32) {
+        match self.alibi {
+            true => (0.0, either),
+            false => (either, 0.0),
+        }
+    }
+}
+
+/// Positions of a step of decode; a context is split at multiples of it. Wide heads, and any where
+/// the kernel takes any, take half as many, and f32 a quarter.
+fn step(kv: &KvPlace, Form { ty, alibi }: Form) -> u32 {
     let narrow = matches!(
         (kv.dim_k, kv.dim_v),
         (64, 64) | (80, 80) | (96, 96) | (128, 128)
     );
+    let narrow = narrow && !alibi;
     match ty {
         KvType::F32 => 16,
         KvType::F16 | KvType::Q8_0 if narrow => 64,
@@ -34,7 +54,9 @@ fn step(kv: &KvPlace, ty: KvType) -> u32 {
 struct Scores {
     n_head: u32,
     scale: f32,
+    /// Soft cap, and bias of ALiBi.
     softcap: f32,
+    alibi: f32,
     window: u32,
     sinks: u64,
     ahead: u32,
@@ -100,6 +122,7 @@ fn attend(
         window: NonZeroUsize::new(scores.window as usize),
         softcap: scores.softcap,
         sinks: sinks.as_deref(),
+        alibi: scores.alibi,
     };
     if shape.kv.n_head_kv == 0 || !shape.n_head.is_multiple_of(shape.kv.n_head_kv) {
         return Err(Fault(format!(
@@ -165,8 +188,9 @@ pub(super) fn decode(
     launch: &Launch,
     dims: Option<(u32, u32)>,
     most: u32,
-    ty: KvType,
+    form: Form,
 ) -> Result<(), Fault> {
+    let ty = form.ty;
     let a = args(launch, AttentionDecodeArgs::from_bytes)?;
     match dims {
         Some((dim_k, dim_v)) => {
@@ -196,10 +220,12 @@ pub(super) fn decode(
     let dim = a.kv.dim_k;
     let width = u64::from(a.n_head) * u64::from(dim);
     let width_out = u64::from(a.n_head) * u64::from(a.kv.dim_v);
+    let (softcap, alibi) = form.cap_and_bias(a.softcap);
     let scores = Scores {
         n_head: a.n_head,
         scale: a.scale,
-        softcap: a.softcap,
+        softcap,
+        alibi,
         window: a.window,
         sinks: a.sinks,
         ahead: a.ahead,
@@ -232,7 +258,7 @@ pub(super) fn decode(
         }
         let (ahead, end) = scores.reach(memory, sequence, position + 1)?;
         let last = position.saturating_add(ahead).min(end - 1);
-        split(memory, &a, ty, row, scores.start(position), last)?;
+        split(memory, &a, form, row, scores.start(position), last)?;
         let out = attend(memory, (&a.kv, ty), sequence, position, &q, &scores)?;
         store(memory, a.out + u64::from(row) * width_out * 4, &out)?;
     }
@@ -244,12 +270,12 @@ pub(super) fn decode(
 fn split(
     memory: &mut Memory,
     a: &AttentionDecodeArgs,
-    ty: KvType,
+    form: Form,
     row: u32,
     start: u32,
     position: u32,
 ) -> Result<(), Fault> {
-    let step = step(&a.kv, ty);
+    let step = step(&a.kv, form);
     let steps = position / step + 1 - start / step;
     let steps_part = steps.div_ceil(a.n_split.max(1));
     if steps.div_ceil(steps_part) == 1 {
@@ -270,16 +296,19 @@ pub(super) fn prefill(
     memory: &mut Memory,
     launch: &Launch,
     dim: u32,
-    ty: KvType,
+    form: Form,
 ) -> Result<(), Fault> {
+    let ty = form.ty;
     let a = args(launch, AttentionPrefillArgs::from_bytes)?;
     agrees("the size of a key and of the kernel", a.kv.dim_k, dim)?;
     agrees("the size of a value and of the kernel", a.kv.dim_v, dim)?;
     let width = u64::from(a.n_head) * u64::from(dim);
+    let (softcap, alibi) = form.cap_and_bias(a.softcap);
     let scores = Scores {
         n_head: a.n_head,
         scale: a.scale,
-        softcap: a.softcap,
+        softcap,
+        alibi,
         window: a.window,
         sinks: a.sinks,
         ahead: a.ahead,

@@ -74,13 +74,11 @@ enum Operation {
         dims: Option<(u32, u32)>,
         /// Most heads of a block.
         most: u32,
-        /// Of the pages.
-        ty: KvType,
+        form: attention::Form,
     },
     AttentionPrefill {
         dim: u32,
-        /// Of the pages.
-        ty: KvType,
+        form: attention::Form,
     },
     Gather,
     GatherOutputs,
@@ -146,10 +144,12 @@ impl Kernel {
             }
             Operation::RopeKv { dim, ty } => heads::rope_kv(memory, launch, dim, ty),
             Operation::RopeHeads => heads::rope_heads(memory, launch),
-            Operation::AttentionDecode { dims, most, ty } => {
-                attention::decode(memory, launch, dims, most, ty)
+            Operation::AttentionDecode { dims, most, form } => {
+                attention::decode(memory, launch, dims, most, form)
             }
-            Operation::AttentionPrefill { dim, ty } => attention::prefill(memory, launch, dim, ty),
+            Operation::AttentionPrefill { dim, form } => {
+                attention::prefill(memory, launch, dim, form)
+            }
             Operation::Gather => rows::gather(memory, launch),
             Operation::GatherOutputs => rows::gather_outputs(memory, launch),
             Operation::AddBias => rows::add_bias(memory, launch),
@@ -306,16 +306,19 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
     if let Some(most) = unit.strip_prefix("ssm_").and_then(number) {
         return own(Operation::Ssm { most });
     }
-    // What pages are made of, and the name without it.
+    // Whether scores fall with distance, what pages are made of, and the name without both.
+    let alibi = unit.ends_with("_alibi");
+    let unit = unit.trim_end_matches("_alibi");
     let (of_f16, ty) = [("_q8", KvType::Q8_0), ("_f32", KvType::F32)]
         .into_iter()
         .find_map(|(suffix, ty)| Some((unit.strip_suffix(suffix)?, ty)))
         .unwrap_or((unit, KvType::F16));
+    let form = attention::Form { ty, alibi };
     if let Some(dim) = of_f16.strip_prefix("rope_kv_").and_then(number) {
         return own(Operation::RopeKv { dim: Some(dim), ty });
     }
     if let Some(dim) = of_f16.strip_prefix("attention_prefill_").and_then(number) {
-        return own(Operation::AttentionPrefill { dim, ty });
+        return own(Operation::AttentionPrefill { dim, form });
     }
     if let Some((dim, group)) = of_f16
         .strip_prefix("attention_decode_")
@@ -327,7 +330,7 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
             (dim, most) => ((dim, dim), most),
         };
         let dims = Some(dims);
-        return own(Operation::AttentionDecode { dims, most, ty });
+        return own(Operation::AttentionDecode { dims, most, form });
     }
     match unit {
         "repack" => WeightType::ALL
@@ -363,7 +366,7 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
             own(Operation::AttentionDecode {
                 dims: None,
                 most: 4,
-                ty,
+                form,
             })
         }
         "rope_kv_any" | "rope_kv_any_q8" | "rope_kv_any_f32" => {

@@ -99,6 +99,7 @@ fn appended(
                 mask: Mask::Causal,
                 softcap: 0.0,
                 sinks: None,
+                alibi: 0.0,
             },
         ],
     );
@@ -259,6 +260,42 @@ pub(super) fn parts() -> Vec<Case> {
     cases
 }
 
+/// Scores that fall with distance, of encoders' texts and of causal rows far into one; heads of a
+/// power of two and of another number.
+pub(super) fn alibi() -> Vec<Case> {
+    const TEXTS: [&[u32]; 2] = [&[1, 2, 1], &[33, 1, 130, 5, 64, 7]];
+    let mut cases = Vec::new();
+    for shape in [heads(12, 12, 64), heads(8, 2, 64), heads(3, 3, 16)] {
+        for kv in [KvType::F16, KvType::F32] {
+            let mut of = |name: &str, span, mask, texts: &'static [u32]| {
+                let mut case = scored(name, shape, span, (mask, 0.0, None));
+                case.name = format!("{}, {}, texts {texts:?}", case.name, kv.name());
+                (case.kv, case.texts, case.tolerance) = (kv, texts, tolerance(kv));
+                unrotated(&mut case);
+                fall(&mut case);
+                cases.push(case);
+            };
+            for texts in TEXTS {
+                let tokens = u64::from(texts.iter().sum::<u32>());
+                of("attention, ALiBi", (tokens, 0), Mask::Whole, texts);
+            }
+            for span in [(1, 300), (70, 150)] {
+                of("attention, ALiBi", span, Mask::Causal, &[]);
+            }
+        }
+    }
+    cases
+}
+
+/// Lets scores fall as those of encoders with ALiBi do.
+fn fall(case: &mut Case) {
+    if let Work::Ops(ops) = &mut case.work
+        && let Some(Op::Attention { alibi, .. }) = ops.last_mut()
+    {
+        *alibi = 8.0;
+    }
+}
+
 /// Leaves the rotation out, which heads of fewer elements than it has cannot have.
 fn unrotated(case: &mut Case) {
     if let Work::Ops(ops) = &mut case.work
@@ -390,6 +427,7 @@ fn scored(
                 mask,
                 softcap,
                 sinks,
+                alibi: 0.0,
             },
         ],
     );

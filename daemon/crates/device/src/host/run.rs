@@ -397,6 +397,7 @@ fn attend(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
         mask,
         softcap,
         sinks,
+        alibi,
     } = op
     else {
         unreachable!("only attention comes here");
@@ -445,6 +446,7 @@ fn attend(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
         },
         softcap: *softcap,
         sinks: sinks.map(|s| on.floats(s)),
+        alibi: *alibi,
     };
     ops::attention(
         &on.device.pool,

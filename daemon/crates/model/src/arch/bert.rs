@@ -12,26 +12,38 @@
 //! | `bert` (XLM-RoBERTa too) | learned | one matrix up, GELU |
 //! | `nomic-bert` | rotary | gated, SiLU |
 //! | `nomic-bert-moe` | rotary | one matrix up, GELU; every second layer a mixture |
+//! | `jina-bert-v2` | none: scores fall with distance (ALiBi) | gated, GELU |
 //! | `jina-bert-v3` | rotary | one matrix up, GELU |
 //!
+//! Layers of `jina-bert-v2` for program texts have layer norms over queries and over keys, a second
+//! norm behind attention, and the gate behind what is gated where one matrix has both.
+//!
 //! Sources: Devlin et al. 2019 (arXiv 1810.04805); Conneau et al. 2020 (arXiv 1911.02116); Nussbaum
-//! et al. 2024 (arXiv 2402.01613) and 2025 (arXiv 2502.07972); Sturua et al. 2024 (arXiv
-//! 2409.10173).
+//! et al. 2024 (arXiv 2402.01613) and 2025 (arXiv 2502.07972); Günther et al. 2023 (arXiv
+//! 2310.19923); Sturua et al. 2024 (arXiv 2409.10173).
 
 use rocmforge_ops::{Act, Buf, Op, Role, RopeOrder, RopeUse, RouterGate};
 
 use super::moe::{self, Moe};
-use crate::build::{AttentionSpec, ClassAct, MoeSpec, NormKind, PlanBuilder, Presence, blk};
+use crate::build::{
+    AttentionSpec, ClassAct, MoeSpec, NormKind, PlanBuilder, Presence, QkNorms, blk,
+};
 use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::keys::N_LAYER_MAX;
+
+/// The bias that the slopes of `jina-bert-v2` come from; files do not have it.
+const ALIBI: f32 = 8.0;
+
+/// What layers for program texts have.
+const SECOND_NORM: &str = "attn_norm_2.weight";
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let bias = Presence::Required;
     b.norms_are(NormKind::Layer { bias });
     let x = embedding(b, h)?;
     let rope = match h.arch {
-        "bert" => None,
+        "bert" | "jina-bert-v2" => None,
         _ => {
             let rope = b.keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
             let table = b.rope_table(rope);
@@ -40,19 +52,17 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     };
     let mixtures = mixtures(b, h)?;
     for i in 0..h.n_layer {
-        let attention = AttentionSpec {
-            qkv_bias: Presence::Optional,
-            output_bias: Presence::Optional,
-            ..AttentionSpec::new(h.heads_of(i), rope)
-        };
-        b.cut(blk(i, "attn"), &[]);
-        let (p, _) = b.attention(i, x, &attention)?;
-        add_and_norm(b, x, p, &blk(i, "attn_output_norm.weight"))?;
+        attend(b, h, i, x, rope)?;
         let n_ff = h.n_ff(b.keys, i)?;
         let p = match h.arch {
             "nomic-bert" => {
                 b.cut(blk(i, "ffn_up"), &[]);
                 b.gated_ffn(i, x, n_ff, Act::Silu, Presence::Optional, &[])?
+            }
+            "jina-bert-v2" => {
+                b.cut(blk(i, "ffn_up"), &[]);
+                b.up_lies_first = b.has(&blk(i, SECOND_NORM));
+                b.gated_ffn(i, x, n_ff, Act::GeluErf, Presence::Optional, &[])?
             }
             _ if mixtures.is_some_and(|(every, _)| i % every == 1) => {
                 b.cut(blk(i, "router"), &[]);
@@ -68,6 +78,38 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
         add_and_norm(b, x, p, &blk(i, "layer_output_norm.weight"))?;
     }
     b.encoder_head(x, ClassAct::Tanh)
+}
+
+/// `x = layer_norm(x + attention(x) * Wo)`, and where the file has a second norm,
+/// `x = layer_norm(x before + x)`.
+fn attend(
+    b: &mut PlanBuilder<'_>,
+    h: &Hparams,
+    i: u32,
+    x: Buf,
+    rope: Option<RopeUse>,
+) -> Result<(), Error> {
+    let is_jina_v2 = h.arch == "jina-bert-v2";
+    let mut attention = AttentionSpec {
+        qkv_bias: Presence::Optional,
+        output_bias: Presence::Optional,
+        ..AttentionSpec::new(h.heads_of(i), rope)
+    };
+    if is_jina_v2 {
+        attention.alibi = ALIBI;
+        attention.qk_norms = QkNorms::LayerNormRows;
+    }
+    b.cut(blk(i, "attn"), &[]);
+    let (p, _) = b.attention(i, x, &attention)?;
+    let norm = blk(i, "attn_output_norm.weight");
+    let second = blk(i, SECOND_NORM);
+    if !(is_jina_v2 && b.has(&second)) {
+        return add_and_norm(b, x, p, &norm);
+    }
+    // The sum with what came in is normed, and once more added to that.
+    b.residual(p, x, None, 1.0)?;
+    let p = b.norm(p, &norm, "p")?;
+    add_and_norm(b, x, p, &second)
 }
 
 /// Of how many layers the second is a mixture, and how it routes.

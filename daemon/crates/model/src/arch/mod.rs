@@ -324,6 +324,11 @@ const ENCODERS: &[Arch] = &[
         predict: None,
     },
     Arch {
+        name: "jina-bert-v2",
+        build: bert::build,
+        predict: None,
+    },
+    Arch {
         name: "jina-bert-v3",
         build: bert::build,
         predict: None,

@@ -31,6 +31,9 @@ pub(crate) enum QkNorms {
     Rows,
     /// A layer norm over each head, with a weight for each column.
     LayerNorms(Presence),
+    /// A layer norm over all of a row's queries and one over all of its keys, each with a bias,
+    /// where the file has them.
+    LayerNormRows,
 }
 
 /// How a layer attends.
@@ -54,6 +57,8 @@ pub(crate) struct AttentionSpec {
     pub(crate) softcap: f32,
     /// A tensor of one more score a head.
     pub(crate) sinks: bool,
+    /// The bias of ALiBi; 0 for none.
+    pub(crate) alibi: f32,
     pub(crate) output_gate: OutputGate,
     /// Strength and span of the temperature by position.
     pub(crate) temperature: Option<(f32, u32)>,
@@ -77,6 +82,7 @@ impl AttentionSpec {
             scale: scale_of(heads.head_dim),
             softcap: 0.0,
             sinks: false,
+            alibi: 0.0,
             output_gate: OutputGate::Absent,
             temperature: None,
             shared_kv: None,
@@ -305,6 +311,10 @@ impl PlanBuilder<'_> {
                         });
                     }
                 }
+                QkNorms::LayerNormRows => {
+                    let name = name.trim_end_matches(".weight");
+                    self.layer_norm_row(x, name)?;
+                }
             }
         }
         if spec.value_norm {
@@ -322,6 +332,25 @@ impl PlanBuilder<'_> {
             k_norm,
             rope,
             layer: kv,
+        });
+        Ok(())
+    }
+
+    /// A layer norm over all of a row, where the file has its weight.
+    fn layer_norm_row(&mut self, x: Buf, name: &str) -> Result<(), Error> {
+        let width = self.width(x);
+        let Some(weight) = self.vector_if(&format!("{name}.weight"), width, Presence::Optional)?
+        else {
+            return Ok(());
+        };
+        let bias = self.vector_if(&format!("{name}.bias"), width, Presence::Optional)?;
+        self.op(Op::LayerNorm {
+            x,
+            weight,
+            bias,
+            eps: self.eps,
+            group: width as u32,
+            out: x,
         });
         Ok(())
     }
@@ -390,6 +419,7 @@ impl PlanBuilder<'_> {
             },
             softcap: spec.softcap,
             sinks,
+            alibi: spec.alibi,
         });
         Ok(())
     }

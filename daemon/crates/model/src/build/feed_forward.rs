@@ -47,9 +47,13 @@ impl PlanBuilder<'_> {
             ]
         } else {
             let matrix = self.tensor(&blk(layer, &format!("{up}.weight")), &[cols, 2 * n_ff])?;
+            let (gate_at, up_at) = match self.up_lies_first {
+                true => (n_ff, 0),
+                false => (0, n_ff),
+            };
             vec![
-                self.rows_of(&matrix, 0, n_ff, g)?,
-                self.rows_of(&matrix, n_ff, n_ff, u)?,
+                self.rows_of(&matrix, gate_at, n_ff, g)?,
+                self.rows_of(&matrix, up_at, n_ff, u)?,
             ]
         };
         self.mat_mul(n, products);

@@ -95,6 +95,8 @@ pub(crate) struct PlanBuilder<'a> {
     pub(crate) eps: f32,
     output_norm: &'static str,
     norm_kind: NormKind,
+    /// Where one matrix has a feed-forward's gate and what is gated, the gate is behind.
+    pub(crate) up_lies_first: bool,
     /// Rows attend to later ones too.
     pub(crate) both_ways: bool,
     /// Where an encoder's head leaves the pooled rows, and what a classification makes of them.
@@ -132,6 +134,7 @@ impl<'a> PlanBuilder<'a> {
             eps,
             output_norm: "output_norm.weight",
             norm_kind: NormKind::Rms,
+            up_lies_first: false,
             both_ways: false,
             ends: None,
             too_many: None,

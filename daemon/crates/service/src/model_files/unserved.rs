@@ -159,7 +159,6 @@ fn made_for(architecture: &str) -> Option<&'static str> {
         | "wan" | "lumina2" | "qwen_image" | "z_image" => "a model that makes images or videos",
         "whisper" => "a model that writes down speech",
         "t5" | "t5encoder" => "a T5 text encoder",
-        "jina-bert-v2" => "a text encoder for embeddings",
         "llada" | "llada-moe" | "dream" | "diffusion-gemma" | "rnd1" => {
             "a diffusion language model"
         }

@@ -27,6 +27,7 @@ pub(super) struct ScoresOf {
     pub(super) mask: Mask,
     pub(super) softcap: f32,
     pub(super) sinks: Option<TensorIndex>,
+    pub(super) alibi: f32,
 }
 
 /// What a product reads.
@@ -326,6 +327,7 @@ impl Later<'_> {
             mask,
             softcap,
             sinks,
+            alibi,
         }) = rest.first()
         else {
             return None;
@@ -349,6 +351,7 @@ impl Later<'_> {
                 mask: *mask,
                 softcap: *softcap,
                 sinks: *sinks,
+                alibi: *alibi,
             },
         })
     }

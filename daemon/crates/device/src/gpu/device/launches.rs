@@ -198,9 +198,15 @@ impl<'a> Lowering<'a> {
     ) -> Lowered {
         let rows = u64::from(qkv.rows);
         let positions = self.shape.positions_max;
-        let mut shape =
-            attention::decode_shape(self.target, qkv.rows, qkv.n_head, place.layout, positions)
-                .map_err(|e| launch_error(&e))?;
+        let mut shape = attention::decode_shape_of(
+            scores,
+            self.target,
+            qkv.rows,
+            qkv.n_head,
+            place.layout,
+            positions,
+        )
+        .map_err(|e| launch_error(&e))?;
         let one = attention::partials_bytes(
             rows,
             u64::from(heads.n_head),
@@ -404,6 +410,7 @@ impl<'a> Lowering<'a> {
             mask: scores.mask,
             softcap: scores.softcap,
             sinks: scores.sinks.map(|s| self.vector(s, bound)),
+            alibi: scores.alibi,
             places: self.scratch_base + places,
             whole: self.batch.has_whole_spans(),
         }

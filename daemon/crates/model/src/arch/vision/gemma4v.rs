@@ -190,6 +190,7 @@ fn attention(
         mask: Mask::Whole,
         softcap: 0.0,
         sinks: None,
+        alibi: 0.0,
     });
     let p = b.buf("p", width);
     products_of(b, a, &[(name("attn_out"), p)])?;

@@ -386,6 +386,7 @@ impl Attention {
             mask: Mask::Whole,
             softcap: 0.0,
             sinks: None,
+            alibi: 0.0,
         });
         let p = b.buf("p", width);
         let name = format!("v.blk.{i}.attn_out");

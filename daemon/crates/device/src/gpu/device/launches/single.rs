@@ -264,6 +264,7 @@ impl Lowering<'_> {
                 mask,
                 softcap,
                 sinks,
+                alibi,
             } => {
                 let (at, out) = (self.at(*q), self.at(*out));
                 let place = self.kv(*layer);
@@ -272,6 +273,7 @@ impl Lowering<'_> {
                     mask: *mask,
                     softcap: *softcap,
                     sinks: *sinks,
+                    alibi: *alibi,
                 };
                 let scores = self.scores(&scores, *layer, bound);
                 if self.shape.is_decode() {
