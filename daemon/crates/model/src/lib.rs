@@ -36,7 +36,7 @@ pub use arch::supported_architectures;
 pub use error::Error;
 pub use hparams::{Hparams, N_PATCH_MAX, Pooling, Purpose};
 pub use info::{ModelInfo, QuantizationShare, SegmentInfo};
-pub use tower::{ClassRow, Filter, ImageSizes, LearnedGrid, Parts, Tiles, Tower};
+pub use tower::{Blend, ClassRow, Filter, ImageSizes, LearnedGrid, Parts, Tiles, Tower};
 pub use weight_shares::{WeightShare, WeightShares};
 
 /// A model: all that its header tells, ready to run.

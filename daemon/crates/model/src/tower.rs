@@ -1,9 +1,11 @@
 //! What a projector file (mmproj, `general.architecture = clip`) says of its vision tower.
 
+mod blend;
 mod positions;
 
 use rocmforge_ops::{Buf, Input, InputRows, Role, TensorDesc, WeightType};
 
+pub use blend::Blend;
 pub use positions::LearnedGrid;
 
 /// Most layers whose rows are kept for layers of the text model: parts of one operation.

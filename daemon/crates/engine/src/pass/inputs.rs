@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rocmforge_kernels::host::reference;
-use rocmforge_model::Tower;
+use rocmforge_model::{Blend, Tower};
 use rocmforge_ops::{Buf, Input, InputRows, Plan, TensorDesc};
 
 use crate::api::error::Error;
@@ -194,14 +194,9 @@ fn positions(loaded: &LoadedModel, members: &[Member], rows: &mut Vec<u8>) -> Re
         };
         let grid = work.image.grid;
         let place = tower.places(grid);
+        let mut blend = Blend::new(&learned, &positions, width, grid);
         for patch in 0..grid[0] * grid[1] {
-            row.fill(0.0);
-            for (at, weight) in learned.neighbours(place(patch), grid) {
-                let position = &positions[at as usize * width..][..width];
-                row.iter_mut()
-                    .zip(position)
-                    .for_each(|(x, p)| *x += weight * p);
-            }
+            blend.write(place(patch), &mut row);
             rows.extend(row.iter().flat_map(|x| x.to_le_bytes()));
         }
         rows.extend(behind.iter().flat_map(|x| x.to_le_bytes()));

@@ -78,80 +78,85 @@ impl LearnedGrid {
     /// other; of axes those of the column and of the row; of a grid with a class its own.
     #[must_use]
     pub fn neighbours(&self, [row, column]: [u32; 2], grid: [usize; 2]) -> Vec<(u32, f32)> {
-        let side = match *self {
-            Self::Square { side } => side,
-            Self::Resized { side } => return resized(side, [row, column], grid),
-            Self::Cubic { side } => return cubic(side, [row, column], grid),
+        let (side, along) = match *self {
             Self::Crossed { side } => return crossed(side, [row, column], grid),
             Self::Class { side } => return vec![(1 + row * side + column, 1.0)],
             Self::Axes { n } => return vec![(column, 1.0), (n + row, 1.0)],
+            Self::Square { side } => (side, between as Along),
+            Self::Resized { side } => (side, resized as Along),
+            Self::Cubic { side } => (side, cubic as Along),
         };
-        let axis = |at: u32, n: usize| {
-            let last = side - 1;
-            let at = (at * last) as f32 / (n as u32 - 1).max(1) as f32;
-            let low = at.floor();
-            let share = at - low;
-            let low = low as u32;
-            [(low.min(last), 1.0 - share), ((low + 1).min(last), share)]
+        let columns = along(side, column, grid[1]);
+        let of_row = |(row, of_row): (u32, f32)| {
+            let both =
+                move |&(column, of_column): &(u32, f32)| (row * side + column, of_row * of_column);
+            columns.iter().map(both)
         };
-        let ([top, bottom], [left, right]) = (axis(row, grid[0]), axis(column, grid[1]));
-        let both = |a: (u32, f32), b: (u32, f32)| (a.0 * side + b.0, a.1 * b.1);
-        vec![
-            both(top, left),
-            both(top, right),
-            both(bottom, left),
-            both(bottom, right),
-        ]
+        along(side, row, grid[0])
+            .into_iter()
+            .flat_map(of_row)
+            .collect()
+    }
+
+    /// The side of a square whose places are weighed by rows and by columns apart, and the weights
+    /// of each row and of each column of an image's grid.
+    pub(crate) fn by_axes(&self, grid: [usize; 2]) -> Option<(usize, [Vec<Weights>; 2])> {
+        let (side, along) = match *self {
+            Self::Square { side } => (side, between as Along),
+            Self::Resized { side } => (side, resized as Along),
+            Self::Cubic { side } => (side, cubic as Along),
+            Self::Crossed { .. } | Self::Class { .. } | Self::Axes { .. } => return None,
+        };
+        let all = |n: usize| (0..n as u32).map(|at| along(side, at, n)).collect();
+        Some((side as usize, grid.map(all)))
     }
 }
 
-/// The places of a square grid that make one of a grid of `rows` by `columns`, by a linear filter
-/// over the pixels' centres, as wide as the scale where the grid shrinks.
-fn resized(side: u32, [row, column]: [u32; 2], grid: [usize; 2]) -> Vec<(u32, f32)> {
-    let axis = |at: u32, n: usize| -> Vec<(u32, f32)> {
-        let scale = side as f32 / n as f32;
-        let (centre, reach) = ((at as f32 + 0.5) * scale - 0.5, scale.max(1.0));
-        let weight = |source: u32| 1.0 - (source as f32 - centre).abs() / reach;
-        let all = (0..side).map(|source| (source, weight(source)));
-        let near: Vec<_> = all.filter(|&(_, weight)| weight > 0.0).collect();
-        let sum: f32 = near.iter().map(|(_, weight)| weight).sum();
-        near.into_iter()
-            .map(|(at, weight)| (at, weight / sum))
-            .collect()
-    };
-    let columns = axis(column, grid[1]);
-    let rows = axis(row, grid[0]).into_iter();
-    let of_row = |(row, of_row): (u32, f32)| {
-        let both =
-            move |&(column, of_column): &(u32, f32)| (row * side + column, of_row * of_column);
-        columns.iter().map(both)
-    };
-    rows.flat_map(of_row).collect()
+/// Places along one axis of a square, and their weights.
+pub(crate) type Weights = Vec<(u32, f32)>;
+
+/// Those of a place in a row of so many, of a square with so long a side.
+type Along = fn(u32, u32, usize) -> Weights;
+
+/// The two places next to it, where the corners of both grids lie on each other.
+fn between(side: u32, at: u32, n: usize) -> Weights {
+    let last = side - 1;
+    let at = (at * last) as f32 / (n as u32 - 1).max(1) as f32;
+    let low = at.floor();
+    let share = at - low;
+    let low = low as u32;
+    vec![(low.min(last), 1.0 - share), ((low + 1).min(last), share)]
 }
 
-/// The places of a square grid that make one of a grid of `rows` by `columns`, by cubic weights
-/// around the patch's centre (Keys 1981, with -0.75).
-fn cubic(side: u32, [row, column]: [u32; 2], grid: [usize; 2]) -> Vec<(u32, f32)> {
+/// Those by a linear filter over the pixels' centres, as wide as the scale where the grid shrinks.
+fn resized(side: u32, at: u32, n: usize) -> Weights {
+    let scale = side as f32 / n as f32;
+    let (centre, reach) = ((at as f32 + 0.5) * scale - 0.5, scale.max(1.0));
+    let weight = |source: u32| 1.0 - (source as f32 - centre).abs() / reach;
+    let all = (0..side).map(|source| (source, weight(source)));
+    let near: Weights = all.filter(|&(_, weight)| weight > 0.0).collect();
+    let sum: f32 = near.iter().map(|(_, weight)| weight).sum();
+    near.into_iter()
+        .map(|(at, weight)| (at, weight / sum))
+        .collect()
+}
+
+/// Those by cubic weights around the patch's centre (Keys 1981, with -0.75).
+fn cubic(side: u32, at: u32, n: usize) -> Weights {
     const A: f32 = -0.75;
     let weight = |away: f32| match away {
         x if x <= 1.0 => ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0,
         x if x < 2.0 => ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A,
         _ => 0.0,
     };
-    let axis = |at: u32, n: usize| {
-        let centre = (at as f32 + 0.5) / n as f32 * side as f32 - 0.5;
-        let low = centre.floor();
-        [-1.0, 0.0, 1.0, 2.0].map(|step| {
-            let source = low + step;
-            let place = source.clamp(0.0, side as f32 - 1.0) as u32;
-            (place, weight((source - centre).abs()))
-        })
-    };
-    let columns = axis(column, grid[1]);
-    let of_row = |(row, of_row): (u32, f32)| {
-        columns.map(|(column, of_column)| (row * side + column, of_row * of_column))
-    };
-    axis(row, grid[0]).into_iter().flat_map(of_row).collect()
+    let centre = (at as f32 + 0.5) / n as f32 * side as f32 - 0.5;
+    let low = centre.floor();
+    let near = [-1.0, 0.0, 1.0, 2.0].map(|step| {
+        let source = low + step;
+        let place = source.clamp(0.0, side as f32 - 1.0) as u32;
+        (place, weight((source - centre).abs()))
+    });
+    near.to_vec()
 }
 
 /// See [`LearnedGrid::Crossed`].
