@@ -166,6 +166,37 @@ fn more_agents_libraries_are_served() {
     }
 }
 
+/// LangChain embeds a corpus, searches it and reranks it; the order is that of the authors' code.
+#[test]
+fn langchain_searches_and_reranks_a_corpus() {
+    let test = "langchain_searches_and_reranks_a_corpus";
+    let modules = ["langchain_openai", "langchain_cohere", "numpy"];
+    let Some(python) = Python::find(test, &modules) else {
+        return;
+    };
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let encoders = fixtures::dir().join("encoders");
+    let corpus = encoders.join("ranking.json").display().to_string();
+    let options = Options::default().only_model_dir(&encoders);
+    let daemon = Daemon::start(&options.http_with_token(dir.path()));
+    let arguments = [
+        "--url",
+        &daemon.url(),
+        "--token",
+        HTTP_TOKEN,
+        "--corpus",
+        &corpus,
+        "--encoder",
+        "llama-embed",
+        "--reranker",
+        "modern-bert-rank",
+    ];
+    let found = python.run("rankings.py", &arguments);
+    let found: Vec<_> = found.lines().collect();
+    assert_eq!(found, ["1 5 3 8 6 0 7 4 2", "4 1 5 6 2 7 0 3 8"]);
+    daemon.stop();
+}
+
 /// What is rejected of the schemas that generators write, by the keyword.
 const REJECTED: [(&str, &str); 1] = [("pydantic: set_int", "#/uniqueItems")];
 
