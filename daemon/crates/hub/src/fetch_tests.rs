@@ -107,7 +107,16 @@ async fn addresses_that_are_not_public_are_refused_however_they_are_written() {
         }
     }
     // Names for such addresses, which nobody is told.
-    for name in ["2130706433", "0x7f.1", "localhost", "no-such-name.invalid"] {
+    for name in [
+        "2130706433",
+        "0x7f.1",
+        "127.1",
+        "0177.0.0.1",
+        "017700000001",
+        "localhost",
+        "localhost.",
+        "no-such-name.invalid",
+    ] {
         let url = format!("http://{name}/a.png");
         let error = fetch(&all, &url, BOUNDS).await.unwrap_err();
         let host = name.to_owned();

@@ -6,6 +6,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{encoded, file, pattern, png};
 
+#[path = "decode_hostile_tests.rs"]
+mod hostile;
 #[path = "decode_kinds_tests.rs"]
 mod kinds;
 
