@@ -4,6 +4,7 @@
 pub(crate) mod adapters;
 pub(crate) mod embedding_rows;
 pub(crate) mod fetcher;
+pub(crate) mod header;
 pub(crate) mod loaded;
 pub(crate) mod name;
 pub(crate) mod projector;

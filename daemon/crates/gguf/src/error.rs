@@ -332,6 +332,14 @@ pub enum Error {
         /// How much of it is valid.
         valid_up_to: usize,
     },
+    /// The array was recognised as one that was read before, and its bytes are not kept.
+    #[error(
+        "the value of metadata key \"{key}\" was recognised and not kept: open the file with all of its header"
+    )]
+    NotKept {
+        /// The key.
+        key: String,
+    },
 }
 
 impl Error {

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::error::Described;
+use crate::known::{self, Content};
 use crate::parse::{Parser, Step};
 use crate::value::{Array, Strings, Value, ValueType, decode};
 use crate::{Error, MappedFile, TensorType, split};
@@ -57,8 +58,18 @@ pub(crate) struct Entry {
     pub(crate) bytes: Range<usize>,
     /// For arrays: element type and count.
     pub(crate) array: Option<(ValueType, usize)>,
-    /// For arrays of strings: the elements' part of `Gguf::string_offsets`.
-    pub(crate) strings: Range<usize>,
+    /// The digest of these bytes, where one was made.
+    pub(crate) content: Option<Content>,
+    /// Whether the bytes are there: those of an array that was read before may not be.
+    pub(crate) is_kept: bool,
+}
+
+/// What of a header stays in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keep {
+    All,
+    /// Not the large arrays that were read before.
+    Unknown,
 }
 
 /// The checked header of a GGUF file.
@@ -70,7 +81,8 @@ pub struct Gguf {
     pub(crate) header: Vec<u8>,
     pub(crate) entries: Vec<Entry>,
     pub(crate) by_key: HashMap<Box<str>, u32>,
-    pub(crate) string_offsets: Vec<u32>,
+    /// Bytes of the header in the file that are not in `header`.
+    pub(crate) passed: u64,
     pub(crate) tensors: Vec<TensorInfo>,
     pub(crate) by_name: HashMap<Box<str>, u32>,
     pub(crate) tolerated: Vec<String>,
@@ -106,13 +118,33 @@ impl Gguf {
     /// are not all there, [`Error::Part`] for the header of one; [`Error::Changed`] and
     /// [`Error::Io`] from reading.
     pub fn open(file: &MappedFile) -> Result<Gguf, Error> {
+        Gguf::open_as(file, Keep::All)
+    }
+
+    /// As [`open`](Self::open), but large arrays with the content of one that was opened so before
+    /// are not kept: getters fail with [`Error::NotKept`], and
+    /// [`digest_of_value`](Self::digest_of_value) says what they have. Bytes behind a header may be
+    /// read where it begins as another one.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_recognising(file: &MappedFile) -> Result<Gguf, Error> {
+        match Gguf::open_as(file, Keep::Unknown) {
+            Err(error @ (Error::Io { .. } | Error::Changed { .. })) => Err(error),
+            // It would name bytes by where they are without what was passed over.
+            Err(_) => Gguf::open(file),
+            opened => opened,
+        }
+    }
+
+    fn open_as(file: &MappedFile, keep: Keep) -> Result<Gguf, Error> {
         if file.parts().len() == 1 {
-            let gguf = Gguf::open_part(file, file.first_part())?;
+            let gguf = Gguf::open_part(file, file.first_part(), keep)?;
             split::refuse_part(file.path(), &gguf)?;
             return Ok(gguf);
         }
         let parts = file.parts().map(|(path, range)| {
-            let gguf = Gguf::open_part(file, range);
+            let gguf = Gguf::open_part(file, range, keep);
             Ok((path, gguf.map_err(|e| split::in_part(path, e))?))
         });
         split::merge(parts.collect::<Result<_, Error>>()?)
@@ -120,25 +152,41 @@ impl Gguf {
 
     /// The header of the file that lies at `range`; offsets of its tensors count from the first
     /// part's start.
-    pub(crate) fn open_part(file: &MappedFile, range: Range<u64>) -> Result<Gguf, Error> {
-        let mut parser = Parser::new(range.end - range.start);
+    pub(crate) fn open_part(
+        file: &MappedFile,
+        range: Range<u64>,
+        keep: Keep,
+    ) -> Result<Gguf, Error> {
+        let file_len = range.end - range.start;
+        let mut parser = match keep {
+            Keep::All => Parser::new(file_len),
+            Keep::Unknown => Parser::recognising(file_len),
+        };
         let mut header = Vec::new();
         loop {
-            match parser.advance(&header)? {
-                Step::Done => break,
-                Step::More(need) => {
-                    // Read and not mapped: pages of a mapping count as memory of the process as
-                    // long as the file is open.
+            match parser.advance_to_large(&header)? {
+                Some(Step::Done) => break,
+                Some(Step::More(need)) => {
                     let have = header.len();
                     header.resize((need as usize).max(have + 1), 0);
-                    file.read_each([(range.start + have as u64, &mut header[have..])])?;
+                    let at = range.start + parser.passed() + have as u64;
+                    file.read_unmapped(at, &mut header[have..])?;
+                }
+                None => {
+                    let at = range.start + parser.passed() + parser.header_len() as u64;
+                    let Some(array) = parser.large() else {
+                        continue;
+                    };
+                    if let Some(found) = known::recognise(file, at..range.end, array)? {
+                        header.truncate(parser.header_len());
+                        parser.pass_over(found.len, found.content);
+                    }
                 }
             }
         }
         header.truncate(parser.header_len());
-        let end = range.start + header.len() as u64;
         let mut gguf = parser.finish(header)?;
-        file.remember(range.start..end)?;
+        file.remember(range.start..range.start + gguf.header_bytes())?;
         for tensor in &mut gguf.tensors {
             tensor.offset += range.start;
         }
@@ -172,7 +220,17 @@ impl Gguf {
 
     /// Bytes from the start of the file to the end of the tensor table.
     pub fn header_bytes(&self) -> u64 {
-        self.header.len() as u64
+        self.header.len() as u64 + self.passed
+    }
+
+    /// Bytes of the header that are kept in memory.
+    pub fn kept_bytes(&self) -> usize {
+        self.header.len()
+    }
+
+    /// Whether all of the header is kept.
+    pub fn is_whole(&self) -> bool {
+        self.passed == 0
     }
 
     /// Where the tensor data begins: the end of the header rounded up to the alignment.
@@ -201,19 +259,38 @@ impl Gguf {
         self.by_key.get(key).map(|&i| &self.entries[i as usize])
     }
 
-    /// The value of `key`, of whatever type it is.
+    /// The value of `key`, of whatever type it is; `None` also for an array that was not kept.
     pub fn value(&self, key: &str) -> Option<Value<'_>> {
-        self.entry(key).map(|entry| self.value_of(entry))
+        let entry = self.entry(key).filter(|entry| entry.is_kept);
+        entry.map(|entry| self.value_of(entry))
     }
 
-    /// The value of `key` as its bytes in the header, and what they are: the number of its type,
-    /// and
-    /// for arrays that of the elements' type and whether it is one. Equal values have equal ones.
-    pub fn raw_value(&self, key: &str) -> Option<([u8; 3], &[u8])> {
+    /// What tells the value of `key` from others in this process, whether or not it is kept: the
+    /// number of its type and, of an array, of its elements; their count; and a digest of its
+    /// bytes.
+    pub fn digest_of_value(&self, key: &str) -> Option<[u8; 18]> {
         let entry = self.entry(key)?;
-        let element = entry.array.map_or(0, |(ty, _)| ty as u8);
-        let kind = [entry.ty as u8, element, u8::from(entry.array.is_some())];
-        Some((kind, &self.header[entry.bytes.clone()]))
+        let (element, count) = match entry.array {
+            Some((ty, count)) => (ty as u8, count as u64),
+            // No array of one element is taken for the element.
+            None => (u8::MAX, 1),
+        };
+        let made = || Content::of(&self.header[entry.bytes.clone()]);
+        let mut digest = [0; 18];
+        digest[..2].copy_from_slice(&[entry.ty as u8, element]);
+        digest[2..10].copy_from_slice(&count.to_le_bytes());
+        digest[10..].copy_from_slice(&entry.content.unwrap_or_else(made).to_bytes());
+        Some(digest)
+    }
+
+    /// The place of a value that is kept.
+    fn kept(&self, key: &str) -> Result<Option<&Entry>, Error> {
+        match self.entry(key) {
+            Some(entry) if !entry.is_kept => Err(Error::NotKept {
+                key: key.to_owned(),
+            }),
+            entry => Ok(entry),
+        }
     }
 
     fn value_of(&self, entry: &Entry) -> Value<'_> {
@@ -245,7 +322,7 @@ impl Gguf {
     /// # Errors
     /// [`Error::WrongType`] where it is no string, [`Error::NotUtf8`] where it is no text.
     pub fn str(&self, key: &str) -> Result<Option<&str>, Error> {
-        let Some(entry) = self.entry(key) else {
+        let Some(entry) = self.kept(key)? else {
             return Ok(None);
         };
         match self.value_of(entry) {
@@ -274,7 +351,7 @@ impl Gguf {
         key: &str,
         expected: &'static str,
     ) -> Result<Option<T>, Error> {
-        let Some(entry) = self.entry(key) else {
+        let Some(entry) = self.kept(key)? else {
             return Ok(None);
         };
         let Some(value) = self.value_of(entry).as_integer() else {
@@ -320,7 +397,7 @@ impl Gguf {
     /// # Errors
     /// [`Error::WrongType`] where it is neither.
     pub fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
-        let Some(entry) = self.entry(key) else {
+        let Some(entry) = self.kept(key)? else {
             return Ok(None);
         };
         match self.value_of(entry) {
@@ -335,7 +412,7 @@ impl Gguf {
     /// # Errors
     /// [`Error::WrongType`] where it is no bool.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
-        let Some(entry) = self.entry(key) else {
+        let Some(entry) = self.kept(key)? else {
             return Ok(None);
         };
         match self.value_of(entry) {
@@ -349,13 +426,13 @@ impl Gguf {
     /// # Errors
     /// [`Error::WrongType`] where it is no array of strings.
     pub fn strings(&self, key: &str) -> Result<Option<Strings<'_>>, Error> {
-        let Some(entry) = self.entry(key) else {
+        let Some(entry) = self.kept(key)? else {
             return Ok(None);
         };
         match entry.array {
-            Some((ValueType::String, _)) => Ok(Some(Strings {
-                header: &self.header,
-                offsets: &self.string_offsets[entry.strings.clone()],
+            Some((ValueType::String, len)) => Ok(Some(Strings {
+                len,
+                bytes: &self.header[entry.bytes.clone()],
             })),
             _ => Err(self.wrong_type(entry, "an array of strings")),
         }
@@ -366,7 +443,7 @@ impl Gguf {
         key: &str,
         expected: &'static str,
     ) -> Result<Option<Vec<T>>, Error> {
-        let Some(entry) = self.entry(key) else {
+        let Some(entry) = self.kept(key)? else {
             return Ok(None);
         };
         let Value::Array(array) = self.value_of(entry) else {
@@ -412,7 +489,7 @@ impl Gguf {
     /// # Errors
     /// [`Error::WrongType`] where it is no array of 8-bit integers.
     pub fn bytes(&self, key: &str) -> Result<Option<Vec<u8>>, Error> {
-        let Some(entry) = self.entry(key) else {
+        let Some(entry) = self.kept(key)? else {
             return Ok(None);
         };
         let kinds = [ValueType::U8, ValueType::I8];
@@ -436,7 +513,7 @@ impl Gguf {
     /// # Errors
     /// [`Error::WrongType`] where it is no array of floating-point numbers.
     pub fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>, Error> {
-        let Some(entry) = self.entry(key) else {
+        let Some(entry) = self.kept(key)? else {
             return Ok(None);
         };
         let Value::Array(array) = self.value_of(entry) else {

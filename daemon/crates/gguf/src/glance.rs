@@ -8,7 +8,7 @@
 
 use std::io::{self, Read};
 
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, Keep};
 use crate::limits::MAX_HEADER_BYTES;
 use crate::other_use::OtherUse;
 use crate::parse::{Parser, Step};
@@ -122,7 +122,7 @@ impl MappedFile {
     /// # Errors
     /// Every [`Error`] of the header group, and those of reading.
     pub fn split_count(&self) -> Result<u64, Error> {
-        let gguf = Gguf::open_part(self, self.first_part())?;
+        let gguf = Gguf::open_part(self, self.first_part(), Keep::All)?;
         Ok(gguf.u64("split.count")?.unwrap_or(1).max(1))
     }
 

@@ -45,6 +45,7 @@
 //!
 //! - [`Gguf`], [`TensorInfo`]: the result; typed getters by key, tensors by name.
 //! - `parse`: the walk over the bytes, which asks for no byte that is not the header's.
+//! - `known`: large arrays that were read before, which are not kept in memory once more.
 //! - [`MappedFile`]: the one place that maps files; populate, SIGBUS guard, identity, `pread`,
 //!   direct reads, several files as one.
 //! - [`Glance`]: what a file is for, by the beginning of its header.
@@ -60,6 +61,7 @@
 mod error;
 mod gguf;
 mod glance;
+mod known;
 pub mod limits;
 mod mapped;
 mod other_use;

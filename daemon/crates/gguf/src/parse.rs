@@ -15,6 +15,7 @@
 //! `arbitrary_bytes_never_panic`).
 
 mod extent;
+mod large;
 mod read;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ mod tests;
 use std::collections::HashMap;
 
 use crate::gguf::{Entry, Gguf};
+use crate::known;
 use crate::limits::{
     DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_ARRAY_DEPTH, MAX_DIMS, MAX_HEADER_BYTES, MAX_KEY_BYTES,
     MAX_KEYS, MAX_TENSOR_NAME_BYTES, MAX_TENSORS, MAX_TOLERATED, MIN_ALIGNMENT,
@@ -74,12 +76,17 @@ pub(crate) struct Parser {
     n_keys: u64,
     entries: Vec<Entry>,
     by_key: HashMap<Box<str>, u32>,
-    string_offsets: Vec<u32>,
     /// Arrays open around `pos`, outermost first; they belong to the last entry.
     frames: Vec<Frame>,
     records: Vec<Record>,
     by_name: HashMap<Box<str>, u32>,
     tolerated: Vec<String>,
+    /// Whether the walk stops before large arrays, to have known ones passed over.
+    recognises: bool,
+    /// Whether it is to stop before the elements that it has come to.
+    is_before_large: bool,
+    /// Bytes of the file in front of `pos` that are none of those given.
+    passed: u64,
 }
 
 impl Parser {
@@ -93,15 +100,17 @@ impl Parser {
             n_keys: 0,
             entries: Vec::new(),
             by_key: HashMap::new(),
-            string_offsets: Vec::new(),
             frames: Vec::new(),
             records: Vec::new(),
             by_name: HashMap::new(),
             tolerated: Vec::new(),
+            recognises: false,
+            is_before_large: false,
+            passed: 0,
         }
     }
 
-    /// Bytes walked; the header's length once the walk is done.
+    /// Bytes walked of those given; all of them are the header's once the walk is done.
     pub(crate) fn header_len(&self) -> usize {
         self.pos
     }
@@ -128,7 +137,7 @@ impl Parser {
             header: bytes[..self.pos].to_vec(),
             entries,
             by_key,
-            string_offsets: self.string_offsets.clone(),
+            passed: self.passed,
             tensors: Vec::new(),
             by_name: HashMap::new(),
             tolerated: Vec::new(),
@@ -137,25 +146,36 @@ impl Parser {
 
     /// Walks on. `bytes` is the start of the file and no shorter than in the call before.
     pub(crate) fn advance(&mut self, bytes: &[u8]) -> Result<Step, Error> {
+        loop {
+            if let Some(step) = self.advance_to_large(bytes)? {
+                return Ok(step);
+            }
+        }
+    }
+
+    /// The same; `None` before the elements of a large array, once, where the walk stops at these.
+    pub(crate) fn advance_to_large(&mut self, bytes: &[u8]) -> Result<Option<Step>, Error> {
         // No position beyond the limit is ever reached, so every one fits 32 bits.
         let bytes = &bytes[..bytes.len().min(MAX_HEADER_BYTES as usize)];
         match self.walk(bytes) {
-            Ok(()) => Ok(Step::Done),
+            Ok(()) => Ok(Some(Step::Done)),
+            Err(Stop::Large) => Ok(None),
             Err(Stop::Bad(error)) => Err(error),
             Err(Stop::Need(need)) => {
                 let need = need.saturating_add(self.least_rest());
-                if need > self.file_len {
-                    return Err(self.truncated(need, self.file_len));
+                let end = need.saturating_add(self.passed);
+                if end > self.file_len {
+                    return Err(self.truncated(end, self.file_len));
                 }
-                if need > MAX_HEADER_BYTES {
+                if end > MAX_HEADER_BYTES {
                     return Err(Error::Limit {
                         what: "the length of the header".into(),
                         offset: self.pos as u64,
-                        found: need,
+                        found: end,
                         max: MAX_HEADER_BYTES,
                     });
                 }
-                Ok(Step::More(need))
+                Ok(Some(Step::More(need)))
             }
         }
     }
@@ -216,6 +236,9 @@ impl Parser {
                 Stage::Start => self.start(bytes)?,
                 Stage::Keys if (self.entries.len() as u64) < self.n_keys => self.key(bytes)?,
                 Stage::Keys => self.stage = Stage::Tensors,
+                Stage::Elements if std::mem::take(&mut self.is_before_large) => {
+                    return Err(Stop::Large);
+                }
                 Stage::Elements => self.elements(bytes)?,
                 Stage::Tensors if (self.records.len() as u64) < self.n_tensors => {
                     self.tensor(bytes)?
@@ -305,7 +328,8 @@ impl Parser {
             ty,
             bytes: at..at,
             array: None,
-            strings: 0..0,
+            content: None,
+            is_kept: true,
         };
         let next = self.value(&mut entry, bytes)?;
         self.pos = entry.bytes.end;
@@ -336,12 +360,7 @@ impl Parser {
                 let start = at + ARRAY_HEAD_BYTES as usize;
                 entry.bytes = start..start;
                 entry.array = Some((frame.ty, frame.left as usize));
-                entry.strings = self.string_offsets.len()..self.string_offsets.len();
-                if frame.ty == ValueType::String {
-                    // No more than the file can hold, at 8 bytes of length each.
-                    self.string_offsets
-                        .reserve(frame.left.min(self.file_len / 8) as usize);
-                }
+                self.is_before_large = self.recognises && known::is_large(frame.ty, frame.left);
                 self.frames.push(frame);
                 return Ok(Stage::Elements);
             }
@@ -374,8 +393,7 @@ impl Parser {
             }
             match frame.ty {
                 ValueType::String => {
-                    let offsets = (depth == 0).then_some(&mut self.string_offsets);
-                    strings(&entry.key, bytes, &mut self.pos, &mut frame.left, offsets)?;
+                    strings(&entry.key, bytes, &mut self.pos, &mut frame.left)?;
                 }
                 ValueType::Array => {
                     let head = array_head(&entry.key, bytes, self.pos)?;
@@ -406,7 +424,12 @@ impl Parser {
             }
         }
         entry.bytes.end = self.pos;
-        entry.strings.end = self.string_offsets.len();
+        if let Some((ty, count)) = entry.array
+            && self.recognises
+            && known::is_large(ty, count as u64)
+        {
+            entry.content = Some(known::note(ty, count as u64, &bytes[entry.bytes.clone()]));
+        }
         let key = entry.key.clone();
         self.stage = Stage::Keys;
         self.tolerate_bool(&key, 0, odd);
@@ -515,7 +538,7 @@ impl Parser {
             header,
             entries: self.entries,
             by_key: self.by_key,
-            string_offsets: self.string_offsets,
+            passed: self.passed,
             tensors: Vec::new(),
             by_name: self.by_name,
             tolerated: self.tolerated,
@@ -527,7 +550,7 @@ impl Parser {
             }
             gguf.alignment = alignment;
         }
-        gguf.data_start = (gguf.header.len() as u64).next_multiple_of(gguf.alignment);
+        gguf.data_start = gguf.header_bytes().next_multiple_of(gguf.alignment);
         let (alignment, data_start) = (gguf.alignment, gguf.data_start);
         gguf.tensors = self
             .records

@@ -262,44 +262,33 @@ fn elements_bytes(ty: ValueType, len: usize, bytes: &[u8]) -> Option<usize> {
     Some(bytes.len() - rest.len())
 }
 
-/// An array of strings, each found in constant time.
+/// An array of strings.
 #[derive(Clone, Copy, Debug)]
 pub struct Strings<'a> {
-    pub(crate) header: &'a [u8],
-    /// Where in `header` each string's length stands.
-    pub(crate) offsets: &'a [u32],
+    pub(crate) len: usize,
+    /// Each string's length, and its bytes.
+    pub(crate) bytes: &'a [u8],
 }
 
 impl<'a> Strings<'a> {
     /// Number of strings.
     pub fn len(&self) -> usize {
-        self.offsets.len()
+        self.len
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.offsets.is_empty()
+        self.len == 0
     }
 
-    /// String `i`, as the file has it (not necessarily UTF-8).
-    ///
-    /// # Panics
-    /// If `i` is not below [`len`](Self::len).
-    pub fn get(&self, i: usize) -> &'a [u8] {
-        string_at(self.header, self.offsets[i])
-    }
-
-    /// All strings in order.
+    /// All strings in order, as the file has them (not necessarily UTF-8).
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + use<'a> {
-        let header = self.header;
-        self.offsets.iter().map(move |&at| string_at(header, at))
+        let mut rest = self.bytes;
+        (0..self.len).map(move |_| {
+            let (len, behind) = u64_at(rest).expect("the parser has walked these strings");
+            let (string, behind) = behind.split_at(len as usize);
+            rest = behind;
+            string
+        })
     }
-}
-
-/// The string whose length stands at `at`; the parser has walked it, so it is there.
-fn string_at(header: &[u8], at: u32) -> &[u8] {
-    let rest = &header[at as usize..];
-    let (len, rest) =
-        u64_at(rest).expect("the parser has checked that the length is inside of the header");
-    &rest[..len as usize]
 }

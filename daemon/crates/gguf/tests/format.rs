@@ -95,13 +95,10 @@ fn every_value_type_comes_back() {
 
         let tokens = gguf.strings("v.tokens").unwrap().unwrap();
         assert_eq!(tokens.len(), 4);
-        assert_eq!(tokens.get(2), "你".as_bytes());
-        assert_eq!(tokens.get(3), b"\xff\x00");
         assert_eq!(
             tokens.iter().collect::<Vec<_>>(),
             [b"<s>".as_slice(), b"", b"\xe4\xbd\xa0", b"\xff\x00"]
         );
-        assert!(std::panic::catch_unwind(|| tokens.get(4).len()).is_err());
     }
 }
 

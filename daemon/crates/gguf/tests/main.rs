@@ -5,6 +5,7 @@
 
 mod direct;
 mod format;
+mod known;
 mod mapped;
 mod properties;
 mod real_files;

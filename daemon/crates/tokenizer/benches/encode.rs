@@ -16,13 +16,13 @@ fn workspace() -> &'static Path {
         .expect("the crate lies three folders below the workspace")
 }
 
-fn vocabulary(name: &str) -> Option<Gguf> {
+fn vocabulary(name: &str) -> Option<(PathBuf, Gguf)> {
     let base = std::env::var_os("ROCMFORGE_TEST_DATA")
         .map_or_else(|| workspace().join("../shared"), PathBuf::from);
     let path = base.join(format!("vocab/ggml-vocab-{name}.gguf"));
     let opened = MappedFile::open(&path).and_then(|file| Gguf::open(&file));
     match opened {
-        Ok(file) => Some(file),
+        Ok(file) => Some((path, file)),
         Err(error) => {
             eprintln!("skipped: {}: {error}", path.display());
             None
@@ -51,7 +51,7 @@ fn benches(c: &mut Criterion) {
     let text = mixed_text();
     let unbroken = "abcdefghij".repeat((1 << 20) / 10);
     for name in ["llama-bpe", "qwen2", "gpt-2", "llama-spm"] {
-        let Some(file) = vocabulary(name) else {
+        let Some((path, file)) = vocabulary(name) else {
             continue;
         };
         let mut group = c.benchmark_group(name);
@@ -64,6 +64,14 @@ fn benches(c: &mut Criterion) {
             );
         });
         let tokenizer = Tokenizer::from_gguf(&file).expect("a real vocabulary");
+        // The header's bytes are read and compared.
+        group.bench_function("load_beside_another", |b| {
+            b.iter(|| {
+                let file = MappedFile::open(black_box(&path)).expect("the file opens");
+                let header = Gguf::open_recognising(&file).expect("a real vocabulary");
+                Tokenizer::shared(&header).expect("a real vocabulary")
+            });
+        });
         for (kind, text) in [("mixed", &text), ("one_word", &unbroken)] {
             group.throughput(Throughput::Bytes(text.len() as u64));
             group.bench_function(format!("encode_1MiB_{kind}"), |b| {

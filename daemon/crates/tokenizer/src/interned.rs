@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 /// What content is known by, keyed at random for this process, so that no file can be written to be
 /// taken for another.
@@ -58,7 +58,7 @@ impl<T> Interned<T> {
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<Arc<T>, E> {
         let place = self.place(content);
-        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = lock(&place);
         if let Some(there) = place.upgrade() {
             return Ok(there);
         }
@@ -67,8 +67,14 @@ impl<T> Interned<T> {
         Ok(made)
     }
 
+    /// The value of this content, if somebody has it. Blocks while another thread makes it.
+    pub fn find(&self, content: Digest) -> Option<Arc<T>> {
+        let place = lock(&self.0).get(&content).cloned()?;
+        lock(&place).upgrade()
+    }
+
     fn place(&self, content: Digest) -> Place<T> {
-        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = lock(&self.0);
         // Those that nobody has and nobody makes.
         places.retain(|_, place| {
             let is_used = Arc::strong_count(place) > 1;
@@ -76,6 +82,10 @@ impl<T> Interned<T> {
         });
         Arc::clone(places.entry(content).or_default())
     }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -103,7 +113,15 @@ mod tests {
         // A failure is no value, and leaves room for one.
         let other = Digest::of([&b"b"[..]]);
         assert_eq!(interned.get(other, || Err(5)), Err(5));
-        assert_eq!(*interned.get(content, || Ok::<_, ()>(8)).unwrap(), 8);
+        assert_eq!(interned.find(other), None);
+        assert_eq!(interned.find(content), None, "nobody has it any more");
+        let held = interned.get(content, || Ok::<_, ()>(8)).unwrap();
+        assert!(
+            interned
+                .find(content)
+                .is_some_and(|found| Arc::ptr_eq(&found, &held))
+        );
+        drop(held);
         interned.get(other, || Ok::<_, ()>(9)).unwrap();
         assert_eq!(interned.0.lock().unwrap().len(), 1);
     }

@@ -71,16 +71,12 @@ pub(crate) fn usage(file: &Gguf) -> Result<Usage, Error> {
 pub(crate) fn digest_of_words(file: &Gguf) -> Digest {
     let strips = strips_behind_specials(file.str(NAME).ok().flatten());
     let keys = [MODEL, PRE, TOKENS, SCORES, TYPES, MERGES, CHARSMAP];
-    let values = keys.map(|key| file.raw_value(key));
-    let types: Vec<u8> = values
+    // Of an absent one nothing.
+    let values = keys.map(|key| file.digest_of_value(key));
+    let values = values
         .iter()
-        .flat_map(|value| value.as_ref().map_or([0; 3], |(kind, _)| *kind))
-        .chain([u8::from(strips)])
-        .collect();
-    let bytes = values
-        .iter()
-        .map(|value| value.as_ref().map_or(&[][..], |(_, bytes)| bytes));
-    Digest::of(std::iter::once(&types[..]).chain(bytes))
+        .map(|value| value.as_ref().map_or(&[][..], |value| value));
+    Digest::of(std::iter::once(&[u8::from(strips)][..]).chain(values))
 }
 
 fn texts(key: &'static str, strings: &Strings<'_>) -> Result<Texts, Error> {

@@ -63,6 +63,19 @@ impl Tokenizer {
         Tokenizer::of(lexicon, &metadata::usage(file)?)
     }
 
+    /// The tokenizer of a file whose tokens another tokenizer has, in the time that it takes to
+    /// compare a digest; the header need not be whole
+    /// ([`Gguf::open_recognising`]). `None` where no tokenizer has them.
+    ///
+    /// # Errors
+    ///
+    /// If what the file says about its tokens' use is of a wrong type.
+    pub fn shared(file: &Gguf) -> Result<Option<Tokenizer>, Error> {
+        let lexicon = LEXICONS.find(metadata::digest_of_words(file));
+        let of = |lexicon| Tokenizer::of(lexicon, &metadata::usage(file)?);
+        lexicon.map(of).transpose()
+    }
+
     #[cfg(test)]
     pub(crate) fn new(data: VocabData) -> Result<Tokenizer, Error> {
         let usage = data.usage.clone();

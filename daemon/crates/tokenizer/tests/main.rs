@@ -6,4 +6,5 @@ mod chat_templates;
 mod files;
 mod forged;
 mod metadata;
+mod shared;
 mod vocabularies;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use rocmforge_gguf::{Gguf, Glance, MappedFile};
+use rocmforge_gguf::{Gguf, MappedFile};
 use rocmforge_grammar::Vocabulary;
 use rocmforge_model::{ImageSizes, Model};
 use rocmforge_ops::{KV_BLOCK, KvType, Plan};
@@ -15,14 +15,12 @@ use rocmforge_vision::{Filter, Rules, Sizes, Tiles};
 use crate::api::error::{Error, from_read};
 use crate::model::adapters::{self, AdapterFile, Joined, LoadedAdapters};
 use crate::model::fetcher::{Fault, Fetcher, SILENT_AFTER};
+use crate::model::header;
 use crate::model::name::check_name;
 use crate::model::projector::tower_model;
 
-/// Remarks on what is wrong with a file that one line of the log has.
-const REMARKS_MAX: usize = 8;
-
 /// Bytes of a header that leave so much behind in the allocator that it is to give it back.
-const LARGE_HEADER_BYTES: u64 = 1 << 20;
+const LARGE_HEADER_BYTES: usize = 1 << 20;
 
 /// A step of preparing a model, for progress reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -444,12 +442,10 @@ pub fn prepare_beside(
     let projector = beside.projector;
     let projector = projector.map(|file| tower_model(name, &file).map(|model| (file, model)));
     let projector = projector.transpose()?;
-    let gguf = Gguf::open(&file).map_err(|e| crate::api::error::from_gguf(name, file.path(), e))?;
-    refuse_other_kinds(&gguf, file.path())?;
+    let mut gguf = header::open(name, &file)?;
+    header::refuse_other_kinds(&gguf, file.path())?;
     progress(PrepareStage::Header);
-    let tokenizer = Tokenizer::from_gguf(&gguf)
-        .map_err(|e| crate::api::error::from_tokenizer(file.path(), &e))?;
-    let tokenizer = Arc::new(tokenizer);
+    let tokenizer = Arc::new(header::tokenizer(name, &file, &mut gguf)?);
     // A template that does not parse is no reason to refuse the file: chats say what is wrong with
     // it.
     let template = ChatTemplate::from_gguf(&gguf, &tokenizer);
@@ -479,9 +475,9 @@ pub fn prepare_beside(
             )),
         });
     }
-    tell_tolerated(name, file.path(), &gguf, &tokenizer, &model);
+    header::tell_tolerated(name, file.path(), &gguf, &tokenizer, &model);
     progress(PrepareStage::Plan);
-    if gguf.header_bytes() >= LARGE_HEADER_BYTES {
+    if gguf.kept_bytes() >= LARGE_HEADER_BYTES {
         rocmforge_device::give_back_heap_soon();
     }
     let file = Arc::new(file);
@@ -546,39 +542,4 @@ fn tower_beside(
         tower: None,
         adapters: LoadedAdapters::default(),
     })
-}
-
-/// Files of the same format that are parts of a model's use and no model, and architectures that do
-/// not work: before the tokenizer, which most of these lack.
-fn refuse_other_kinds(gguf: &Gguf, path: &Path) -> Result<(), Error> {
-    let glance = Glance::of(gguf, false);
-    match glance.other_use {
-        Some(other) => Err(Error::Unsupported(format!(
-            "{}: it is {other}",
-            path.display()
-        ))),
-        None => Model::check_architecture(gguf)
-            .map_err(|error| crate::api::error::from_model(path, error)),
-    }
-}
-
-/// Tells what is wrong with a file and tolerated, once a load.
-fn tell_tolerated(name: &str, path: &Path, gguf: &Gguf, tokenizer: &Tokenizer, model: &Model) {
-    let remarks = [gguf.tolerated(), tokenizer.tolerated(), model.tolerated()].concat();
-    let Some((first, others)) = remarks.split_first() else {
-        return;
-    };
-    let mut told = first.clone();
-    for remark in others.iter().take(REMARKS_MAX - 1) {
-        told += "; ";
-        told += remark;
-    }
-    if remarks.len() > REMARKS_MAX {
-        told += &format!("; and {} more", remarks.len() - REMARKS_MAX);
-    }
-    tracing::warn!(
-        model = name,
-        path = ?path,
-        "the model is loaded although its file is wrong in this: {told}"
-    );
 }

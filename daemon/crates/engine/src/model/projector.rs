@@ -15,7 +15,7 @@ pub fn is_projector_for(file: &MappedFile, projector: &MappedFile) -> Result<(),
     let tower = tower
         .tower()
         .ok_or_else(|| Error::Internal("a projector without a tower".to_owned()))?;
-    let gguf = Gguf::open(file).map_err(|e| from_gguf("", file.path(), e))?;
+    let gguf = Gguf::open_recognising(file).map_err(|e| from_gguf("", file.path(), e))?;
     let model = Model::reading_images(&gguf, tower);
     model.map(drop).map_err(|e| from_model(file.path(), e))
 }
@@ -25,7 +25,7 @@ pub fn is_projector_for(file: &MappedFile, projector: &MappedFile) -> Result<(),
 /// # Errors
 /// What is wrong with the model's header.
 pub fn can_read_images(file: &MappedFile) -> Result<bool, Error> {
-    let gguf = Gguf::open(file).map_err(|e| from_gguf("", file.path(), e))?;
+    let gguf = Gguf::open_recognising(file).map_err(|e| from_gguf("", file.path(), e))?;
     let name = gguf.str("general.architecture");
     let name = name.map_err(|e| from_gguf("", file.path(), e))?;
     Ok(name.is_some_and(rocmforge_model::reads_images))
@@ -33,7 +33,7 @@ pub fn can_read_images(file: &MappedFile) -> Result<bool, Error> {
 
 /// Reads the header of a projector file.
 pub(super) fn tower_model(name: &str, file: &MappedFile) -> Result<Model, Error> {
-    let gguf = Gguf::open(file).map_err(|e| from_gguf(name, file.path(), e))?;
+    let gguf = Gguf::open_recognising(file).map_err(|e| from_gguf(name, file.path(), e))?;
     if Glance::of(&gguf, false).other_use != Some(OtherUse::Projector) {
         return Err(Error::Unsupported(format!(
             "{}: it is no projector (mmproj), which has general.architecture = clip; give the file that was published \

@@ -1,9 +1,12 @@
 //! Closing models that nobody uses, and what models have in common.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rocmforge_engine::api::{Budget, GenerateEvent};
 use rocmforge_engine::{Error, LoadedModel};
+use rocmforge_gguf::write::{GgufWriter, MetaValue};
+use rocmforge_gguf::{Gguf, MappedFile, TensorType};
 
 use super::{LLAMA, QWEN, long};
 use crate::requests::{chat, engine, fixture, load, load_endless, run, until};
@@ -94,4 +97,102 @@ async fn a_vocabulary_is_there_once_for_all_models_that_have_it() {
     assert_eq!(other.memory().vocabulary, memory[0].vocabulary);
     let grammars = |model: &Arc<LoadedModel>| Arc::as_ptr(model.grammars().unwrap());
     assert_eq!(grammars(&llama), grammars(&other));
+}
+
+/// Tokens of a vocabulary that is worth knowing by its bytes.
+const TOKENS: u32 = 20_000;
+
+/// Writes a model with a large vocabulary, which none of another salt has.
+fn write_large(dir: &Path, name: &str, salt: &str) -> PathBuf {
+    let token = |id: u32| match id {
+        0 => "<unk>".to_owned(),
+        1 => "<s>".to_owned(),
+        2 => "</s>".to_owned(),
+        id => format!("{salt}{id}"),
+    };
+    let types: Vec<i32> = (0..TOKENS).map(|id| if id < 3 { 3 } else { 1 }).collect();
+    let scores: Vec<f32> = (0..TOKENS).map(|id| -(id as f32)).collect();
+    let mut writer = GgufWriter::new()
+        .key("general.architecture", "llama")
+        .key("general.name", name)
+        .key("llama.context_length", 512u32)
+        .key("llama.embedding_length", 64u32)
+        .key("llama.block_count", 1u32)
+        .key("llama.feed_forward_length", 96u32)
+        .key("llama.attention.head_count", 2u32)
+        .key("llama.attention.head_count_kv", 1u32)
+        .key("llama.attention.layer_norm_rms_epsilon", 1e-5f32)
+        .key("llama.rope.dimension_count", 32u32)
+        .key("tokenizer.ggml.model", "llama")
+        .key(
+            "tokenizer.ggml.tokens",
+            (0..TOKENS).map(token).collect::<MetaValue>(),
+        )
+        .key("tokenizer.ggml.scores", scores.as_slice())
+        .key("tokenizer.ggml.token_type", types.as_slice())
+        .zeros(
+            "token_embd.weight",
+            &[64, u64::from(TOKENS)],
+            TensorType::Q8_0,
+        )
+        .zeros("output_norm.weight", &[64], TensorType::F32);
+    for (name, cols, rows) in [
+        ("attn_q", 64, 64),
+        ("attn_k", 64, 32),
+        ("attn_v", 64, 32),
+        ("attn_output", 64, 64),
+        ("ffn_gate", 64, 96),
+        ("ffn_up", 64, 96),
+        ("ffn_down", 96, 64),
+    ] {
+        let name = format!("blk.0.{name}.weight");
+        writer = writer.zeros(&name, &[cols, rows], TensorType::Q8_0);
+    }
+    for name in ["attn_norm", "ffn_norm"] {
+        let name = format!("blk.0.{name}.weight");
+        writer = writer.zeros(&name, &[64], TensorType::F32);
+    }
+    let path = dir.join(name);
+    writer.write_to(&path).unwrap();
+    path
+}
+
+/// A header that begins as another is read once as long as a model has its vocabulary, and makes
+/// it anew where none has.
+#[tokio::test]
+async fn the_second_model_of_a_large_vocabulary_reads_its_header_once() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let dir = tempfile::tempdir().unwrap();
+    let load = async |name: &str| {
+        let path = write_large(dir.path(), name, "known");
+        let file = MappedFile::open(&path).unwrap();
+        let header = Gguf::open(&file).unwrap().header_bytes();
+        let file = MappedFile::open(&path).unwrap();
+        let prepared = rocmforge_engine::prepare(name, file, &mut |_| {}).unwrap();
+        let model = engine.load(prepared).await.unwrap();
+        let read = model.file().bytes_read();
+        (model, read as f64 / header as f64)
+    };
+    let tokens = |model: &LoadedModel| {
+        let tokenizer = model.tokenizer();
+        let bytes = |id| tokenizer.token_bytes(id).unwrap().to_vec();
+        (0..TOKENS).map(bytes).collect::<Vec<_>>()
+    };
+    let (first, reads) = load("first").await;
+    assert!((1.0..1.1).contains(&reads), "{reads}");
+    let expected = tokens(&first);
+    assert_eq!(expected.last().unwrap(), b"known19999");
+    let (second, reads) = load("second").await;
+    // The first piece of each of three arrays is read twice.
+    assert!((1.0..1.6).contains(&reads), "{reads}");
+    assert_eq!(second.memory().vocabulary, first.memory().vocabulary);
+    assert!(tokens(&second) == expected);
+    drop((first, second));
+    for name in ["first", "second"] {
+        engine.unload(name, false).await.unwrap();
+    }
+    until(&engine, "their end", |s| s.models.is_empty()).await;
+    let (third, reads) = load("third").await;
+    assert!((1.9..2.6).contains(&reads), "{reads}");
+    assert!(tokens(&third) == expected);
 }

@@ -10,6 +10,8 @@ pub(super) enum Stop {
     Bad(Error),
     /// Bytes from the start of the file that the current record needs.
     Need(u64),
+    /// Before the elements of an array that may be known.
+    Large,
 }
 
 impl From<Error> for Stop {
@@ -110,7 +112,6 @@ pub(super) fn strings(
     bytes: &[u8],
     pos: &mut usize,
     left: &mut u64,
-    mut offsets: Option<&mut Vec<u32>>,
 ) -> Result<(), Stop> {
     while *left > 0 {
         let len = match bytes.get(*pos..).and_then(|rest| rest.first_chunk()) {
@@ -121,9 +122,6 @@ pub(super) fn strings(
         if len > (bytes.len() - *pos - 8) as u64 || len > MAX_STRING_BYTES {
             string_len(key, bytes, *pos)?;
             return Err(Stop::Need(*pos as u64 + 8 + len));
-        }
-        if let Some(offsets) = offsets.as_deref_mut() {
-            offsets.push(*pos as u32);
         }
         *pos += 8 + len as usize;
         *left -= 1;

@@ -92,7 +92,7 @@ impl Identity {
 
 /// Reads the digest of a file.
 fn digest(file: &MappedFile) -> Result<FileDigest, rocmforge_gguf::Error> {
-    let gguf = Gguf::open(file)?;
+    let gguf = Gguf::open_recognising(file)?;
     let mut hasher = Sha256::new();
     // What this process keeps in memory behind the files is none of the model's.
     let end = file.parts().last().map_or(0, |(_, range)| range.end);
