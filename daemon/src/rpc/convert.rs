@@ -200,7 +200,7 @@ impl ResidencySums {
     /// Of the segments named, or all.
     pub(super) fn of_segments(status: &ModelStatus, asked: Option<&[u32]>) -> Self {
         let mut sum = Self::default();
-        for (index, segment) in (0u32..).zip(&status.segments) {
+        for (index, segment) in (0u32..).zip(status.segments.iter()) {
             if asked.is_some_and(|asked| !asked.contains(&index)) {
                 continue;
             }

@@ -299,7 +299,7 @@ async fn pins_outlast_a_pin_that_is_refused_and_an_unload_without_force() {
     let pinned = |e: &EngineHandle| {
         let segments = e.snapshot().models[0].segments.clone();
         (0..)
-            .zip(segments)
+            .zip(segments.iter())
             .filter(|(_, s)| s.pinned)
             .map(|(i, _)| i)
             .collect::<Vec<u32>>()

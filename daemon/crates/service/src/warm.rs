@@ -252,7 +252,7 @@ impl Service {
             false => None,
         };
         let resident = || {
-            let segments = (0..).zip(&status.segments);
+            let segments = (0..).zip(status.segments.iter());
             segments.filter(|(_, segment)| segment.state == SegmentState::Resident)
         };
         let (file_bytes, mtime_unix_ms) = identity(status.model.file());

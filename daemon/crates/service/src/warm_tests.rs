@@ -237,7 +237,7 @@ async fn what_was_resident_comes_back_and_no_more_of_it() {
     let snapshot = service.engine.snapshot();
     let of = |name: &str| {
         let status = snapshot.models.iter().find(|s| s.model.name() == name);
-        let segments = (0..).zip(&status.unwrap().segments);
+        let segments = (0..).zip(status.unwrap().segments.iter());
         let there = segments.filter(|(_, s)| s.state == SegmentState::Resident);
         runs(there.map(|(index, _)| index))
     };

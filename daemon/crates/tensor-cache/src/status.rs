@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use crate::arena::Tenant;
 use crate::state::{Model, Segment, tally};
 use crate::{
-    Cache, Error, ModelId, ModelStats, Policy, SegmentId, SegmentKind, SegmentState, SegmentStatus,
-    Stats, Usage,
+    Cache, Counters, Error, ModelId, ModelStats, Policy, SegmentId, SegmentKind, SegmentState,
+    SegmentStatus, Stats, Usage,
 };
 
 /// A segment that a pass will come to.
@@ -87,6 +87,20 @@ impl Cache {
             pinned: found.pinned,
         };
         Ok(state.segments.iter().map(status).collect())
+    }
+
+    /// Whether nothing of a model is resident, in flight or pinned.
+    pub fn is_absent(&self, model: ModelId) -> bool {
+        let is_absent = |state: &Model| {
+            let usage = &state.usage;
+            usage.segments_resident + usage.segments_in_flight + usage.segments_pinned == 0
+        };
+        self.models.get(&model).is_none_or(is_absent)
+    }
+
+    /// The counters and the ledger of all models together, and of blocks without an owner.
+    pub fn total(&self) -> (Counters, Usage) {
+        (self.counters, self.usage)
     }
 
     /// Whether all of a model has room beside blocks and what is pinned of others;

@@ -1,9 +1,10 @@
 //! The published snapshot: what status calls read instead of asking the engine.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use rocmforge_tensor_cache::{
-    ModelId, ModelStats, Policy as CachePolicy, SegmentState as CacheState,
+    Counters, ModelId, Policy as CachePolicy, SegmentState as CacheState, Usage,
 };
 
 use crate::actor::engine::Engine;
@@ -16,8 +17,9 @@ use crate::api::{
 use crate::features::kv_disk::KvDisk;
 use crate::features::speculation::state::Speculation;
 use crate::memory::Memory;
+use crate::model::loaded::LoadedModel;
 use crate::model::registry::{Entry, Models};
-use crate::request::task::Task;
+use crate::store::Store;
 
 impl Engine {
     /// Publishes the state, now if `always` or if the requests changed, else if
@@ -36,13 +38,19 @@ impl Engine {
         let findings = &mut snapshot.device.findings;
         findings.extend(self.guards.budget_note.clone());
         findings.extend(self.guards.yield_note.clone());
-        for model in &mut snapshot.models {
-            let tower = model.model.tower();
-            let mine = |t: &&Task| {
-                Arc::ptr_eq(&t.loaded, &model.model)
-                    || tower.is_some_and(|tower| Arc::ptr_eq(&t.loaded, tower))
-            };
-            model.requests = requests.all().filter(mine).count() as u32;
+        let mut asked: HashMap<*const LoadedModel, u32> = HashMap::new();
+        for task in requests.all() {
+            *asked.entry(Arc::as_ptr(&task.loaded)).or_default() += 1;
+        }
+        if !asked.is_empty() {
+            let of = |model: &Arc<LoadedModel>| asked.get(&Arc::as_ptr(model)).copied();
+            for ModelStatus {
+                model, requests, ..
+            } in &mut snapshot.models
+            {
+                let of_tower = model.tower().and_then(of);
+                *requests = of(model).unwrap_or(0) + of_tower.unwrap_or(0);
+            }
         }
         snapshot.queued = requests.scheduler.waiting() as u32;
         snapshot.queued_and_read = requests.queued_and_read(&self.background.not_ready());
@@ -78,8 +86,17 @@ pub(crate) fn snapshot_of(
     found: &DriverReports,
 ) -> Snapshot {
     let info = memory.store.device.info();
-    let stats = memory.store.cache.stats();
-    let cache = cache_status(stats.budget, &stats.total, memory.prefixes.kept_bytes());
+    let of_cache = &memory.store.cache;
+    let cache = cache_status(
+        of_cache.budget(),
+        of_cache.total(),
+        memory.prefixes.kept_bytes(),
+    );
+    // Of many models hardly one has a tower: each is looked up in what there is.
+    let towers: HashMap<ModelId, ModelId> = models
+        .iter()
+        .filter_map(|entry| Some((entry.reads_for?, entry.id)))
+        .collect();
     Snapshot {
         device: DeviceStatus {
             kind: info.kind.to_owned(),
@@ -101,13 +118,13 @@ pub(crate) fn snapshot_of(
             .named_ones()
             .filter(|entry| !entry.is_withdrawn)
             .map(|entry| {
-                let tower = models.tower_of(entry.id).map(|tower| tower.id);
+                let tower = towers.get(&entry.id).copied();
                 model_status(memory, speculation, entry, tower)
             })
             .collect(),
         peak_bytes: cache.resident_bytes + cache.in_flight_bytes,
         cache,
-        policy: from_cache(stats.policy),
+        policy: from_cache(of_cache.policy()),
         queued: 0,
         queued_and_read: 0,
         queue_capacity: config.queue_capacity as u32,
@@ -144,7 +161,6 @@ fn model_status(
     tower: Option<ModelId>,
 ) -> ModelStatus {
     let cache = &memory.store.cache;
-    let segments = cache.residency(entry.id).unwrap_or_default();
     let mut stats = cache.model_stats(entry.id);
     let mtp = speculation.mtp_of(entry.id).map(|mtp| mtp.id);
     for part in [mtp, tower].into_iter().flatten() {
@@ -152,25 +168,12 @@ fn model_status(
         stats.usage.resident += of_part.resident;
         stats.usage.in_flight += of_part.in_flight;
     }
-    let state = |place| match place {
-        CacheState::Absent => SegmentState::Absent,
-        CacheState::InFlight(_) => SegmentState::InFlight,
-        CacheState::Resident(_) => SegmentState::Resident,
-    };
     ModelStatus {
         model: Arc::clone(&entry.loaded),
-        segments: segments
-            .iter()
-            .map(|s| SegmentStatus {
-                bytes: s.bytes,
-                state: state(s.residency),
-                pinned: s.pinned,
-                in_use: s.refs > 0,
-            })
-            .collect(),
+        segments: segments_of(&memory.store, entry.id),
         cache: cache_status(
             cache.budget(),
-            &stats,
+            (stats.counters, stats.usage),
             memory.prefixes.kept_bytes_of(entry.id),
         ),
         requests: 0,
@@ -178,21 +181,48 @@ fn model_status(
     }
 }
 
-fn cache_status(budget_bytes: u64, of: &ModelStats, prefix_bytes: u64) -> CacheStatus {
+/// The state of a model's segments. Of the many models of which nothing is there it is made once.
+fn segments_of(store: &Store, model: ModelId) -> Arc<[SegmentStatus]> {
+    let absent = || Some(Arc::clone(&store.sources.get(&model)?.absent));
+    if store.cache.is_absent(model)
+        && let Some(absent) = absent()
+    {
+        return absent;
+    }
+    let state = |place| match place {
+        CacheState::Absent => SegmentState::Absent,
+        CacheState::InFlight(_) => SegmentState::InFlight,
+        CacheState::Resident(_) => SegmentState::Resident,
+    };
+    let segments = store.cache.residency(model).unwrap_or_default();
+    let status = segments.iter().map(|s| SegmentStatus {
+        bytes: s.bytes,
+        state: state(s.residency),
+        pinned: s.pinned,
+        in_use: s.refs > 0,
+    });
+    status.collect()
+}
+
+fn cache_status(
+    budget_bytes: u64,
+    (counters, usage): (Counters, Usage),
+    prefix_bytes: u64,
+) -> CacheStatus {
     CacheStatus {
         budget_bytes,
-        resident_bytes: of.usage.resident + of.usage.blocks(),
-        in_flight_bytes: of.usage.in_flight,
-        pinned_bytes: of.usage.pinned,
-        kv_bytes: of.usage.kv - prefix_bytes,
+        resident_bytes: usage.resident + usage.blocks(),
+        in_flight_bytes: usage.in_flight,
+        pinned_bytes: usage.pinned,
+        kv_bytes: usage.kv - prefix_bytes,
         prefix_bytes,
-        scratch_bytes: of.usage.scratch,
-        hits: of.counters.hits,
-        misses: of.counters.misses,
-        evictions: of.counters.evictions,
-        evictions_by: of.counters.evictions_by,
-        uploads: of.counters.uploads,
-        uploaded_bytes: of.counters.uploaded_bytes,
+        scratch_bytes: usage.scratch,
+        hits: counters.hits,
+        misses: counters.misses,
+        evictions: counters.evictions,
+        evictions_by: counters.evictions_by,
+        uploads: counters.uploads,
+        uploaded_bytes: counters.uploaded_bytes,
     }
 }
 

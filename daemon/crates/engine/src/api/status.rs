@@ -369,8 +369,8 @@ pub struct DeviceStatus {
 pub struct ModelStatus {
     /// The model.
     pub model: Arc<LoadedModel>,
-    /// State of each segment, by index.
-    pub segments: Vec<SegmentStatus>,
+    /// State of each segment, by index. Snapshots of a model of which nothing is there share it.
+    pub segments: Arc<[SegmentStatus]>,
     /// The cache's counts for this model.
     pub cache: CacheStatus,
     /// Requests of it that run or wait.

@@ -77,7 +77,10 @@ impl Store {
 
     /// The resident segments with their slabs.
     fn resident(&self) -> Vec<(SegmentId, Slab)> {
-        let resident = self.sources.keys().flat_map(|&model| {
+        // Of many models hardly one has any.
+        let models = self.sources.keys();
+        let some = models.filter(|&&model| !self.cache.is_absent(model));
+        let resident = some.flat_map(|&model| {
             let segments = self.cache.residency(model).unwrap_or_default();
             (0..).zip(segments).filter_map(move |(index, status)| {
                 let SegmentState::Resident(slab) = status.residency else {

@@ -8,6 +8,7 @@ use rocmforge_gguf::MappedFile;
 use rocmforge_ops::SegmentKind;
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
+use crate::api::{SegmentState, SegmentStatus};
 use crate::model::fetcher::Fetcher;
 use crate::model::loaded::LoadedModel;
 use crate::store::Store;
@@ -25,6 +26,8 @@ pub(crate) struct Source {
     pub(crate) bytes: u64,
     pub(super) pinned_bytes: u64,
     pub(super) largest_unpinned: u64,
+    /// The state of its segments while none of them is there: snapshots share it.
+    pub(crate) absent: Arc<[SegmentStatus]>,
     /// The opening of the device that prepared it.
     pub(crate) prepared_at: u64,
 }
@@ -35,12 +38,19 @@ impl Source {
         layouts: Vec<Arc<SegmentLayout>>,
         kinds: Vec<SegmentKind>,
     ) -> Self {
+        let absent = |l: &Arc<SegmentLayout>| SegmentStatus {
+            bytes: l.bytes,
+            state: SegmentState::Absent,
+            pinned: false,
+            in_use: false,
+        };
         let aligned = |l: &Arc<SegmentLayout>| l.bytes.next_multiple_of(ALIGNMENT);
         Self {
             name: loaded.name().to_owned(),
             file: Arc::clone(loaded.file()),
             fetcher: Arc::clone(loaded.fetcher()),
             bytes: layouts.iter().map(aligned).sum(),
+            absent: layouts.iter().map(absent).collect(),
             layouts,
             kinds,
             pinned_bytes: 0,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rocmforge_engine::api::{Budget, GenerateEvent};
+use rocmforge_engine::api::{Budget, GenerateEvent, SegmentState, SegmentStatus};
 use rocmforge_engine::{Error, LoadedModel};
 use rocmforge_gguf::write::{GgufWriter, MetaValue};
 use rocmforge_gguf::{Gguf, MappedFile, TensorType};
@@ -195,4 +195,31 @@ async fn the_second_model_of_a_large_vocabulary_reads_its_header_once() {
     let (third, reads) = load("third").await;
     assert!((1.9..2.6).contains(&reads), "{reads}");
     assert!(tokens(&third) == expected);
+}
+
+/// What thousands of registered models cost each snapshot is a pointer.
+#[tokio::test]
+async fn snapshots_share_the_segments_of_models_of_which_nothing_is_there() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let used = load(&engine, LLAMA, "used").await;
+    load(&engine, QWEN, "idle").await;
+    let of = |name: &str| {
+        let snapshot = engine.snapshot();
+        let mut models = snapshot.models.iter();
+        let found = models.find(|status| status.model.name() == name).unwrap();
+        Arc::clone(&found.segments)
+    };
+    let (absent, idle) = (of("used"), of("idle"));
+    let all = |segments: &[SegmentStatus], state| segments.iter().all(|s| s.state == state);
+    assert!(all(&absent, SegmentState::Absent) && !absent.is_empty());
+    run(&engine, chat(&used, "42 - 30 = ?")).await;
+    assert!(all(&of("used"), SegmentState::Resident));
+    assert!(Arc::ptr_eq(&of("idle"), &idle));
+    // An absent one that is pinned is none of those.
+    engine.clear(Some("used")).await.unwrap();
+    assert!(Arc::ptr_eq(&of("used"), &absent));
+    engine.pin("used", Some(vec![1]), true).await.unwrap();
+    let pinned = of("used");
+    assert!(pinned[1].pinned && !pinned[0].pinned);
+    assert_eq!(pinned[1].bytes, absent[1].bytes);
 }
