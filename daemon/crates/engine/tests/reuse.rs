@@ -348,6 +348,82 @@ async fn those_that_come_together_compute_their_beginning_once() {
     }
 }
 
+/// Several that come together and part in the middle, as agents with the same instructions do: what
+/// they have in common is computed once, whatever the layers need to go on from there.
+#[tokio::test]
+async fn those_that_come_together_and_part_compute_what_they_share_once() {
+    const MANY: u32 = 6;
+    // A pass that is under way does not end earlier for those who come meanwhile.
+    let config = || EngineConfig {
+        budget: Budget::Bytes(64 << 20),
+        prefill_chunk: std::num::NonZeroUsize::new(8),
+        ..EngineConfig::default()
+    };
+    for name in KINDS {
+        let engine = start(config()).unwrap().0;
+        let model = load(&engine, &format!("arch/{name}.gguf"), name).await;
+        let common = ids(7, 4 * PAGE + 5);
+        // Half of them have two pages more in common.
+        let more = ids(8, 2 * PAGE);
+        let prompt = |i: u32| match i % 2 {
+            0 => [common.clone(), ids(20 + i, 3 * PAGE + 7)].concat(),
+            _ => [common.clone(), more.clone(), ids(20 + i, PAGE + 7)].concat(),
+        };
+        let mut expected = Vec::new();
+        for i in 0..MANY {
+            expected.push(run(&engine, anew(&request(&model, prompt(i), 5))).await.1);
+        }
+        let together: Vec<_> = (0..MANY)
+            .map(|i| {
+                let (engine, request) = (engine.clone(), request(&model, prompt(i), 5));
+                tokio::spawn(async move { run(&engine, request).await })
+            })
+            .collect();
+        let mut reused = Vec::new();
+        for (one, expected) in together.into_iter().zip(&expected) {
+            let (_, found, summary) = one.await.unwrap();
+            assert_eq!(&found, expected, "{name}");
+            reused.push(summary.reused_tokens as usize / PAGE);
+        }
+        println!("{name}: {reused:?}");
+        reused.sort_unstable();
+        assert_eq!(reused, [0, 4, 4, 4, 6, 6], "{name}");
+    }
+}
+
+/// A prompt with the instructions of one before it, and another question, computes the question.
+#[tokio::test]
+async fn instructions_are_computed_once() {
+    const INSTRUCTIONS: usize = 10 * PAGE;
+    for name in KINDS {
+        let engine = engine(Budget::Bytes(64 << 20));
+        let model = load(&engine, &format!("arch/{name}.gguf"), name).await;
+        let tokenizer = model.tokenizer();
+        let mark = (0..200).find(|&id| tokenizer.is_special(id));
+        let mark = mark.expect("a control token");
+        let text = |seed, n| {
+            let ids = ids(seed, n).into_iter();
+            ids.map(|id| if tokenizer.is_special(id) { 100 } else { id })
+        };
+        let prompt = |question: u32| -> Vec<u32> {
+            let parts = [text(7, INSTRUCTIONS), text(question, 3 * PAGE + 3)];
+            let parts = parts
+                .into_iter()
+                .flat_map(|part| [mark].into_iter().chain(part));
+            parts.chain([mark]).collect()
+        };
+        let mut reused = Vec::new();
+        for question in 30..33 {
+            let request = request(&model, prompt(question), 5);
+            let (_, expected, _) = run(&engine, anew(&request)).await;
+            let (_, found, summary) = run(&engine, request).await;
+            assert_eq!(found, expected, "{name}");
+            reused.push(summary.reused_tokens as usize);
+        }
+        assert_eq!(reused, [0, INSTRUCTIONS, INSTRUCTIONS], "{name}");
+    }
+}
+
 /// One that comes while another computes what both begin with waits for all of it, not for the part
 /// that is there when it comes.
 #[tokio::test]

@@ -7,10 +7,14 @@
 //! common, and begins with its pages. It waits for nobody less urgent, and not for one that yielded
 //! or whose reader is slow: where the first one does not go on, the next computes for itself.
 
+use std::sync::Arc;
+
 use rocmforge_ops::KV_PAGE_TOKENS;
 use rocmforge_scheduler::{SeqId, SequenceStatus};
 
 use crate::actor::engine::Engine;
+use crate::features::prefix_cache::partings;
+use crate::request::kv::{SequenceMemory, goes_on_anywhere};
 use crate::request::task::{Task, Work};
 
 /// Pages that two prompts must have in common for one to wait for the other.
@@ -50,12 +54,19 @@ impl Engine {
         let Some(realm) = task.realm else {
             return;
         };
+        let likely = match goes_on_anywhere(task.loaded.model().plan()) {
+            true => Vec::new(),
+            false => {
+                let tokenizer = task.loaded.tokenizer();
+                partings::likely(&task.tokens, |id| tokenizer.is_special(id))
+            }
+        };
         let begun = task.memory.begin(
             &mut self.memory,
             realm,
             task.loaded.model(),
             &task.tokens,
-            task.predicts,
+            (&likely, task.predicts),
         );
         task.n_past = begun.positions;
         if begun.positions > 0 {
@@ -93,7 +104,11 @@ impl Engine {
             .map(|t| t.seq)
             .collect();
         for seq in new {
-            let follows = self.has_leader(seq);
+            // One that follows has asked.
+            let follows = self.has_leader(seq) || {
+                self.ask_leaders(seq);
+                self.has_leader(seq)
+            };
             let Some(task) = self.requests.tasks.get_mut(&seq) else {
                 continue;
             };
@@ -109,6 +124,37 @@ impl Engine {
         }
     }
 
+    /// Has those that came before this request and compute what it begins with keep what it goes on
+    /// from, where they would not: layers with windows or states go on only from there.
+    pub(crate) fn ask_leaders(&mut self, seq: SeqId) {
+        let Some(task) = self.requests.tasks.get(&seq) else {
+            return;
+        };
+        let loaded = Arc::clone(&task.loaded);
+        let plan = loaded.model().plan();
+        if goes_on_anywhere(plan) {
+            return;
+        }
+        let leaders = self
+            .requests
+            .all()
+            .filter(|leader| leader.seq < seq && leader.realm == task.realm && !leader.follows);
+        let asked: Vec<(SeqId, usize)> = leaders
+            .map(|leader| (leader.seq, common_pages(leader, task)))
+            .filter(|&(_, common)| common >= COMMON_PAGES_MIN)
+            .map(|(leader, common)| (leader, common * KV_PAGE_TOKENS))
+            .collect();
+        for (leader, position) in asked {
+            if let Some((memory, first)) = self.requests.memory_of_mut(leader)
+                && position >= first
+                && let Some(stops) = memory.mark(plan, position)
+            {
+                let stops: Vec<u32> = stops.into_iter().map(|p| p as u32).collect();
+                self.requests.scheduler.stop_at(leader, &stops);
+            }
+        }
+    }
+
     /// Whether a request that came before this one computes what both begin with.
     pub(crate) fn has_leader(&self, seq: SeqId) -> bool {
         let (Some(task), Some(status)) =
@@ -118,7 +164,8 @@ impl Engine {
         };
         let before = self.requests.all().filter(|leader| leader.seq < seq);
         before.filter(|l| l.realm == task.realm).any(|leader| {
-            let Some(computed) = leads(leader, task) else {
+            let memory = self.requests.memory_of(leader.seq);
+            let Some(computed) = memory.and_then(|memory| leads((leader, memory), task)) else {
                 return false;
             };
             let urgent = |of: &SequenceStatus| of.arrival.class <= status.arrival.class;
@@ -150,19 +197,34 @@ impl Engine {
     }
 }
 
-/// Whether `leader` has computed what `task` could begin with; `None` if that
-/// is too little to wait for.
-fn leads(leader: &Task, task: &Task) -> Option<bool> {
-    let most = |task: &Task| task.tokens.len().saturating_sub(1) / KV_PAGE_TOKENS;
+/// Pages that two prompts have in common, without the last token of `task`, which it computes.
+fn common_pages(leader: &Task, task: &Task) -> usize {
     let (theirs, ours) = (
         leader.tokens.chunks_exact(KV_PAGE_TOKENS),
-        task.tokens.chunks_exact(KV_PAGE_TOKENS).take(most(task)),
+        task.tokens
+            .chunks_exact(KV_PAGE_TOKENS)
+            .take(pages_at_most(task)),
     );
-    let common = theirs.zip(ours).take_while(|(a, b)| a == b).count();
-    let plan = task.loaded.model().plan();
-    // With a state or a window others go on only from where the leader's prompt ends.
-    let anywhere = plan.state_elements == 0 && plan.kv.iter().all(|g| g.window.is_none());
-    let usable = anywhere || (common == most(task) && common == most(leader));
-    let worth = usable && common >= COMMON_PAGES_MIN;
-    worth.then(|| leader.n_past >= common * KV_PAGE_TOKENS)
+    theirs.zip(ours).take_while(|(a, b)| a == b).count()
+}
+
+/// Pages that a request begins with at most.
+fn pages_at_most(task: &Task) -> usize {
+    task.tokens.len().saturating_sub(1) / KV_PAGE_TOKENS
+}
+
+/// Whether `leader` has computed what `task` could begin with; `None` if that
+/// is too little to wait for.
+fn leads((leader, memory): (&Task, &SequenceMemory), task: &Task) -> Option<bool> {
+    let common = common_pages(leader, task);
+    let end = common * KV_PAGE_TOKENS;
+    // With a state or a window others go on only from where that is kept. One that has not begun
+    // will keep it at its prompt's end.
+    let is_whole = common == pages_at_most(task) && common == pages_at_most(leader);
+    let end = match goes_on_anywhere(task.loaded.model().plan()) || is_whole {
+        true => end,
+        false => memory.marked_up_to(end)?,
+    };
+    let worth = end >= COMMON_PAGES_MIN * KV_PAGE_TOKENS;
+    worth.then(|| leader.n_past >= end)
 }

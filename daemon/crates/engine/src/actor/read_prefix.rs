@@ -12,6 +12,7 @@ impl Engine {
     /// computes or reads more of its prefix just now, or more of it is to be read first.
     pub(crate) fn begin_or_read(&mut self, seq: SeqId) {
         let now = self.now();
+        self.ask_leaders(seq);
         let follows = self.has_leader(seq);
         let Some(task) = self.requests.tasks.get_mut(&seq) else {
             return;

@@ -468,6 +468,7 @@ impl Prefixes {
     }
 }
 
+pub(crate) mod partings;
 mod room;
 mod stored;
 #[cfg(test)]

@@ -42,6 +42,11 @@ impl Member {
         }
     }
 
+    /// The position behind its rows.
+    pub(crate) fn end(&self) -> usize {
+        (self.span.first_position + self.span.rows) as usize
+    }
+
     /// Takes what was found for its row `row`.
     pub(crate) fn take(&mut self, row: usize, found: RowOutput<'_>) {
         if self.wrong || matches!(self.stepped, RowsOutcome::Failed(_) | RowsOutcome::Done(_)) {

@@ -22,7 +22,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use rocmforge_scheduler::PassPlan;
+use rocmforge_scheduler::{PassPlan, SeqId};
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
 use crate::api::RequestCacheUse;
@@ -33,6 +33,7 @@ use crate::pass::prepared::Prepared;
 use crate::pass::space::ScratchBlock;
 use crate::pass::stepwise::Progress;
 use crate::request::gaps::Spent;
+use crate::request::kv::SequenceMemory;
 use crate::request::task::Task;
 
 /// A pass between two of its slices.
@@ -71,6 +72,20 @@ impl PassUnderWay {
 
     pub(crate) fn model(&self) -> ModelId {
         ModelId(self.plan.model.0)
+    }
+
+    /// What a request of it holds on the device, which is the pass's until it ends, and the
+    /// position at which the request is then.
+    pub(crate) fn memory_of(&self, seq: SeqId) -> Option<(&SequenceMemory, usize)> {
+        let at = self.members.iter().position(|m| m.task.seq == seq)?;
+        Some((self.prepared.memories.get(at)?, self.members[at].end()))
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn memory_of_mut(&mut self, seq: SeqId) -> Option<(&mut SequenceMemory, usize)> {
+        let at = self.members.iter().position(|m| m.task.seq == seq)?;
+        let end = self.members[at].end();
+        Some((self.prepared.memories.get_mut(at)?, end))
     }
 
     /// What it found has come, if it has nothing else to do.
@@ -122,6 +137,11 @@ impl SuspendedPasses {
     /// The passes, whose requests may be told something.
     pub(crate) fn passes_mut(&mut self) -> impl Iterator<Item = &mut PassUnderWay> {
         self.passes.iter_mut()
+    }
+
+    /// The passes.
+    pub(crate) fn passes(&self) -> impl Iterator<Item = &PassUnderWay> {
+        self.passes.iter()
     }
 
     /// Their models.

@@ -21,6 +21,10 @@ use crate::memory::Memory;
 /// state of recurrent layers can be kept only where a pass ends.
 const STATE_PAGES_MIN: usize = 2;
 
+/// Positions of a sequence at which what others go on from is kept, at most: a state is some tens
+/// of MiB.
+const MARKS_MAX: usize = 8;
+
 /// A page or a state that a sequence holds.
 #[derive(Debug, Clone, Copy)]
 enum PageOwner {
@@ -77,6 +81,11 @@ pub(crate) struct SequenceMemory {
 /// What the draft model had was given up to others.
 #[derive(Debug)]
 pub(crate) struct GivenUp;
+
+/// Whether a sequence goes on from any page: its layers have neither windows nor states.
+pub(crate) fn goes_on_anywhere(plan: &Plan) -> bool {
+    plan.state_elements == 0 && plan.kv.iter().all(|g| g.window.is_none())
+}
 
 /// What a sequence holds for the model's block that predicts a further token.
 #[derive(Debug, Default)]
@@ -219,14 +228,15 @@ impl SequenceMemory {
     }
 
     /// Begins with what is there of the known tokens, and takes part in beginnings from now on. The
-    /// last of the tokens is computed in any case, for its logits.
+    /// last of the tokens is computed in any case, for its logits. `likely` are pages up to where
+    /// other prompts are likely to part from this one.
     pub(crate) fn begin(
         &mut self,
         memory: &mut Memory,
         realm: Realm,
         of: &Model,
         tokens: &[u32],
-        predicts: bool,
+        (likely, predicts): (&[usize], bool),
     ) -> PrefixStart {
         let plan = of.plan();
         let most = tokens.len().saturating_sub(1) / KV_PAGE_TOKENS;
@@ -254,14 +264,16 @@ impl SequenceMemory {
         }
         memory.let_go(held);
         let chain = memory.note_prefix(realm, nodes, tokens);
-        let windows = plan.kv.iter().any(|g| g.window.is_some());
         let mut marks = Vec::new();
-        if plan.state_elements > 0 || windows {
+        if !goes_on_anywhere(plan) {
             // Where prompts part, unless that is near to where this one goes on.
-            let parting = Some(found.common).filter(|&p| p >= pages + STATE_PAGES_MIN && p < most);
-            let end = Some(most).filter(|&p| p >= pages + STATE_PAGES_MIN);
-            let pages = parting.into_iter().chain(end);
-            marks.extend(pages.map(|p| p * KV_PAGE_TOKENS));
+            let partings = [found.common, most]
+                .into_iter()
+                .chain(likely.iter().copied());
+            let far = partings.filter(|&p| p >= pages + STATE_PAGES_MIN && p <= most);
+            marks.extend(far.map(|p| p * KV_PAGE_TOKENS));
+            marks.sort_unstable();
+            marks.dedup();
         }
         let stops = match plan.state_elements {
             0 => Vec::new(),
@@ -277,6 +289,29 @@ impl SequenceMemory {
             moving: None,
         });
         PrefixStart { positions, stops }
+    }
+
+    /// Keeps what others need to go on from this position, which is not computed yet and at a
+    /// page's end. The positions at which its passes are to end from now on; `None` where nothing
+    /// changes.
+    pub(crate) fn mark(&mut self, plan: &Plan, position: usize) -> Option<Vec<usize>> {
+        let sharing = self.sharing.as_mut()?;
+        let is_new = !sharing.marks.contains(&position);
+        if !is_new || sharing.marks.len() >= MARKS_MAX {
+            return None;
+        }
+        sharing.marks.push(position);
+        match plan.state_elements {
+            0 => Some(Vec::new()),
+            _ => Some(sharing.marks.clone()),
+        }
+    }
+
+    /// The last position up to this one at which what others need to go on is kept, once it is
+    /// computed.
+    pub(crate) fn marked_up_to(&self, position: usize) -> Option<usize> {
+        let marks = self.sharing.iter().flat_map(|sharing| &sharing.marks);
+        marks.copied().filter(|&mark| mark <= position).max()
     }
 
     /// Begins with what is there of the block's keys and values, where that is all. With how many
@@ -298,8 +333,7 @@ impl SequenceMemory {
         // The last page of an answer may lack its last row, whose next token was not known. A page
         // is less to compute than to go on without drafts; but with a window or a state it goes on
         // only from where it was found to.
-        let anywhere = plan.state_elements == 0 && plan.kv.iter().all(|g| g.window.is_none());
-        if there < nodes.len() && !(anywhere && there + 1 == nodes.len()) {
+        if there < nodes.len() && !(goes_on_anywhere(plan) && there + 1 == nodes.len()) {
             return nodes.len();
         }
         let mut groups: Vec<Pages> = Vec::new();

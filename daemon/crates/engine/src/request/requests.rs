@@ -10,6 +10,7 @@ use crate::api::PrefixCounts;
 use crate::pass::member::Member;
 use crate::pass::suspended::SuspendedPasses;
 use crate::request::images::Images;
+use crate::request::kv::SequenceMemory;
 use crate::request::masks::Masks;
 use crate::request::promises::Promises;
 use crate::request::task::Task;
@@ -80,6 +81,22 @@ impl Requests {
     /// All requests: those that wait or run, and those in suspended passes.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Task> + Clone {
         self.tasks.values().chain(self.suspended.tasks())
+    }
+
+    /// What a request holds on the device, also while a suspended pass has it.
+    pub(crate) fn memory_of(&self, seq: SeqId) -> Option<&SequenceMemory> {
+        let task = self.tasks.get(&seq).map(|task| &task.memory);
+        let mut passes = self.suspended.passes();
+        task.or_else(|| Some(passes.find_map(|pass| pass.memory_of(seq))?.0))
+    }
+
+    /// The same, to be changed, and the first position at which a pass can be made to end.
+    pub(crate) fn memory_of_mut(&mut self, seq: SeqId) -> Option<(&mut SequenceMemory, usize)> {
+        if let Some(task) = self.tasks.get_mut(&seq) {
+            return Some((&mut task.memory, task.n_past + 1));
+        }
+        let mut passes = self.suspended.passes_mut();
+        passes.find_map(|pass| pass.memory_of_mut(seq))
     }
 
     /// Whether there is none.
