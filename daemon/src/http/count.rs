@@ -1,5 +1,6 @@
 //! How many tokens a conversation has, without an answer.
 
+use axum::http::Uri;
 use axum::response::Response;
 use rocmforge_service::check::{self, Violations};
 use rocmforge_service::conversation;
@@ -9,11 +10,39 @@ use rocmforge_service::tool_calls;
 use rocmforge_tokenizer::Chat;
 use serde_json::{Value, json};
 
-use super::call::{Call, json as answer};
+use super::call::{Call, json as answer, query};
 use super::start::{self, Conversation};
+use super::written::List;
+
+/// What a count answers with.
+#[derive(Debug)]
+pub(super) struct Counted {
+    /// What the dialect says beside the count.
+    fields: Value,
+    /// The ids, too.
+    with_ids: bool,
+}
+
+impl Counted {
+    /// OpenAI's, of a request by its URI: with `?tokens=true` it has the ids.
+    pub(super) fn openai(uri: &Uri) -> Self {
+        Self {
+            fields: json!({"object": "response.input_tokens"}),
+            ..Self::anthropic(uri)
+        }
+    }
+
+    /// Anthropic's, likewise.
+    pub(super) fn anthropic(uri: &Uri) -> Self {
+        Self {
+            fields: json!({}),
+            with_ids: query(uri, "tokens").as_deref() == Some("true"),
+        }
+    }
+}
 
 /// Counts the tokens of a conversation as a request for its answer would be, and answers with
-/// `fields` and `input_tokens`. `violations` are those that were found before.
+/// `input_tokens` and what `counted` says. `violations` are those that were found before.
 ///
 /// # Errors
 /// Those of a conversation that cannot be answered.
@@ -21,7 +50,7 @@ pub(super) async fn input_tokens(
     call: &Call,
     asked: Conversation,
     mut violations: Violations,
-    mut fields: Value,
+    counted: Counted,
 ) -> Result<Response, Failure> {
     let mut log = call.log(&asked.model);
     let result = async {
@@ -48,17 +77,25 @@ pub(super) async fn input_tokens(
         chat.documents = asked.documents;
         chat.ending = asked.ending;
         let prompt = Prompt::chat(chat, &model);
-        let count = service.count(model, prompt, asked.field, call.arrival);
-        count.await
+        let ids = service.ids(model, prompt, asked.field, call.arrival);
+        ids.await
     };
     let result = result.await;
-    log.prompt_tokens = result.as_ref().ok().copied();
-    let n = log.end(result)?;
-    fields["input_tokens"] = n.into();
-    answer(&fields)
-}
-
-/// What OpenAI's dialect says beside the count.
-pub(super) fn openai_fields() -> Value {
-    json!({"object": "response.input_tokens"})
+    log.prompt_tokens = result.as_ref().ok().map(|ids| ids.len() as u32);
+    let ids = log.end(result)?;
+    let mut fields = counted.fields;
+    fields["input_tokens"] = ids.len().into();
+    if !counted.with_ids {
+        return answer(&fields);
+    }
+    let mut begin = fields.to_string();
+    begin.truncate(begin.len() - 1);
+    let list = List {
+        begin: format!("{begin},\"tokens\":["),
+        n: ids.len(),
+        source_bytes: size_of_val(&ids[..]),
+        item: move |at, out: &mut Vec<u8>| serde_json::to_writer(out, &ids[at]),
+        end: "]}".to_owned(),
+    };
+    list.answer(call)
 }

@@ -460,22 +460,23 @@ impl Service {
         }
     }
 
-    /// How many ids a prompt has, whatever the room for it.
+    /// The ids of a prompt, whatever the room for it.
     ///
     /// # Errors
     /// As [`Service::encode`].
-    pub async fn count(
+    pub async fn ids(
         &self,
         model: Arc<LoadedModel>,
         prompt: Prompt,
         field: &'static str,
         arrival: Arrival,
-    ) -> Result<u32, Failure> {
+    ) -> Result<Box<[u32]>, Failure> {
         let bytes = prompt.bytes();
         let templates = self.templates.clone();
         let work = move |unwanted: &Unwanted| {
             let encoded = prompt.encode(field, &model, None, Some((&templates, unwanted)))?;
-            Ok(encoded.ids.len() as u32)
+            // Their spare room would be held until the answer is read.
+            Ok(encoded.ids.into_boxed_slice())
         };
         let work = self.text.run(arrival.peer(), bytes, work);
         arrival.limit(work).await

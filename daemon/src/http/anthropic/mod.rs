@@ -16,6 +16,7 @@ use self::request::MessagesRequest;
 use self::stream::MessageEvents;
 use super::Http;
 use super::call::{Call, fresh_id, json as answer};
+use super::count::Counted;
 use super::{count, reply, start, timings};
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
@@ -123,10 +124,11 @@ pub(super) async fn count_tokens(State(http): State<Arc<Http>>, request: Request
 }
 
 async fn count(call: &Call, request: Request) -> Result<Response, Failure> {
+    let counted = Counted::anthropic(request.uri());
     let mut asked: MessagesRequest = call.read(request).await?;
     asked.model = call.meant(asked.model).await?;
     let (conversation, violations) = asked.for_counting()?;
-    count::input_tokens(call, conversation, violations, json!({})).await
+    count::input_tokens(call, conversation, violations, counted).await
 }
 
 /// A field as Anthropic's requests have it.

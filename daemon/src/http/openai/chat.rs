@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
 use super::super::control::{Control, Controls};
-use super::super::count;
+use super::super::count::{self, Counted};
 use super::super::error::Dialect;
 use super::super::format::WireFormat;
 use super::super::prompt::{TextOr, WireMessage, messages, model_name};
@@ -183,11 +183,12 @@ pub(in super::super) async fn count_tokens(
 ) -> Response {
     let call = Call::of(&http, "POST /v1/chat/completions/input_tokens", &request);
     let result = async {
+        let counted = Counted::openai(request.uri());
         let mut asked: ChatRequest = call.read(request).await?;
         asked.model = call.meant(asked.model).await?;
         asked.refuse_unsupported()?;
         let (conversation, violations) = asked.conversation()?;
-        count::input_tokens(&call, conversation, violations, count::openai_fields()).await
+        count::input_tokens(&call, conversation, violations, counted).await
     };
     let result = result.await;
     call.respond(result)

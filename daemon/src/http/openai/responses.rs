@@ -37,7 +37,7 @@ use self::memory::{Input, Kept};
 use self::request::ResponsesRequest;
 use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
-use super::super::count;
+use super::super::count::{self, Counted};
 use super::super::reply;
 use super::super::start;
 use super::logprobs::OfText;
@@ -60,12 +60,13 @@ pub(in super::super) async fn count_tokens(
 ) -> Response {
     let call = Call::of(&http, "POST /v1/responses/input_tokens", &request);
     let result = async {
+        let counted = Counted::openai(request.uri());
         let mut asked: ResponsesRequest = call.read(request).await?;
         asked.model = call.meant(asked.model).await?;
         asked.refuse_unsupported()?;
         let input = recalled(&call, &http.memory, &mut asked).await?;
         let (conversation, violations) = asked.conversation(input.items)?;
-        count::input_tokens(&call, conversation, violations, count::openai_fields()).await
+        count::input_tokens(&call, conversation, violations, counted).await
     };
     let result = result.await;
     call.respond(result)
