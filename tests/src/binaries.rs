@@ -28,11 +28,19 @@ pub fn rocmforgectl() -> PathBuf {
     program("rocmforgectl")
 }
 
+/// The executable of the benchmarks.
+///
+/// # Panics
+/// When it is not there and cannot be built.
+pub fn rocmforge_bench() -> PathBuf {
+    program("rocmforge-bench")
+}
+
 fn program(name: &str) -> PathBuf {
     static BUILT: OnceLock<()> = OnceLock::new();
     let dir = profile_dir();
     BUILT.get_or_init(|| {
-        if ["rocmforged", "rocmforgectl"]
+        if ["rocmforged", "rocmforgectl", "rocmforge-bench"]
             .iter()
             .any(|name| is_stale(&dir.join(name)))
         {

@@ -22,7 +22,7 @@ use crate::tensors::{Fill, TensorSpec, tensors};
 use crate::{vocab, weights};
 
 /// Raised when a preset's file changes, so that files made before are made again.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Under this key a file says which [`VERSION`] made it.
 const VERSION_KEY: &str = "rocmforge.bench.version";
@@ -36,10 +36,21 @@ const ALIGNMENT: u64 = 32;
 /// Bytes that a thread writes at a time.
 const PIECE_BYTES: u64 = 8 << 20;
 
-/// A chat template in Llama 3's form.
-const CHAT_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message.role }}\
-<|end_header_id|>\n\n{{ message.content | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}\
-<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}";
+/// A chat template in Llama 3's form, with tools and calls as ChatML's models write them.
+const CHAT_TEMPLATE: &str = "{{ bos_token }}\
+{%- if tools %}{{ '<|start_header_id|>system<|end_header_id|>\n\nTools:' }}\
+{%- for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}\
+{{- '\n\nA call is:\n<tool_call>\n{\"name\": NAME, \"arguments\": OBJECT}\n</tool_call><|eot_id|>' }}\
+{%- endif %}\
+{%- for message in messages %}\
+{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + ((message.content or '') | trim) }}\
+{%- for call in message.tool_calls or [] %}\
+{{- '\n<tool_call>\n{\"name\": \"' + call.function.name + '\", \"arguments\": ' }}\
+{{- call.function.arguments if call.function.arguments is string else (call.function.arguments | tojson) }}\
+{{- '}\n</tool_call>' }}\
+{%- endfor %}{{ '<|eot_id|>' }}\
+{%- endfor %}\
+{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}";
 
 /// What was written.
 #[derive(Debug, Clone, Copy)]

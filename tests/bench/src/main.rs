@@ -19,6 +19,7 @@ mod memory;
 mod presets;
 mod projector;
 mod rates;
+mod replay;
 mod report;
 mod session;
 mod socket;
@@ -81,6 +82,9 @@ enum Command {
     Socket(socket::Options),
     /// Many models on one server, asked over HTTP: any server with OpenAI's routes.
     Zoo(zoo::Options),
+    /// Agents' requests, sent again to a running daemon: how much of them was computed, and when
+    /// each got its first token.
+    Replay(replay::Options),
     /// All that a GPU is judged by: figures beside its ceilings, parity, text, a mixed load,
     /// rounds. Exit code 1 if one of the checks fails.
     Gpu(gpu::Options),
@@ -192,6 +196,7 @@ fn main() -> ExitCode {
         Command::Disk(options) => disk::run(&options),
         Command::Socket(options) => socket::run(&options),
         Command::Zoo(options) => zoo::run(&options),
+        Command::Replay(options) => replay::run(&options),
         Command::Gpu(options) => gpu::run(&options),
         Command::FirstToken(options) => gpu::first::child(&options),
     };

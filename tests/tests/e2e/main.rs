@@ -23,6 +23,7 @@ mod page;
 mod parity;
 mod python;
 mod reference;
+mod replay;
 mod residency;
 mod routers;
 mod shutdown;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::http::Server;
 
 /// Words that prompts are made of; what they say does not matter, only that prompts differ.
-const WORDS: [&str; 24] = [
+pub(crate) const WORDS: [&str; 24] = [
     "river", "stone", "window", "garden", "letter", "morning", "copper", "bridge", "winter",
     "paper", "silver", "market", "forest", "harbor", "candle", "mirror", "village", "shadow",
     "thunder", "ladder", "basket", "engine", "meadow", "lantern",
@@ -146,7 +146,9 @@ async fn send(server: &Server, due: Instant, request: Request) -> Outcome {
         first: pieces.first().map(|at| at.duration_since(due)),
         gaps: pieces.windows(2).map(|pair| pair[1] - pair[0]).collect(),
         whole,
-        tokens: stream.tokens.unwrap_or(pieces.len() as u64),
+        tokens: stream
+            .usage
+            .map_or(pieces.len() as u64, |usage| usage.output),
         is_cancelled: request.pieces_max.is_some(),
         error,
     }

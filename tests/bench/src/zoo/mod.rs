@@ -13,10 +13,10 @@
 //! server that falls behind shows it. The clients share this process (`load.rs`), one connection a
 //! request (`http.rs`); `summary.rs` makes the table.
 
-mod http;
+pub(crate) mod http;
 mod link;
-mod load;
-mod summary;
+pub(crate) mod load;
+pub(crate) mod summary;
 
 use std::time::Duration;
 

@@ -74,12 +74,12 @@ impl Figures {
 }
 
 /// The value that this share of the sorted values does not exceed (nearest rank).
-fn percentile(sorted: &[f64], share: f64) -> Option<f64> {
+pub(crate) fn percentile(sorted: &[f64], share: f64) -> Option<f64> {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied()
 }
 
-fn cell(values: &[f64]) -> String {
+pub(crate) fn cell(values: &[f64]) -> String {
     let show = |value: Option<f64>| value.map_or("-".to_owned(), |v| format!("{v:.1}"));
     format!(
         "{} / {} / {}",
