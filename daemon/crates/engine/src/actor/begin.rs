@@ -226,5 +226,5 @@ fn leads((leader, memory): (&Task, &SequenceMemory), task: &Task) -> Option<bool
         false => memory.marked_up_to(end)?,
     };
     let worth = end >= COMMON_PAGES_MIN * KV_PAGE_TOKENS;
-    worth.then(|| leader.n_past >= end)
+    worth.then_some(leader.n_past >= end)
 }
