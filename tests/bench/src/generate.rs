@@ -28,7 +28,7 @@ const VERSION: u32 = 2;
 const VERSION_KEY: &str = "rocmforge.bench.version";
 
 /// Context length that the files claim, in tokens.
-const N_CTX: u32 = 32_768;
+const N_CTX: u32 = 131_072;
 
 /// Alignment of tensor data in bytes, the format's default.
 const ALIGNMENT: u64 = 32;

@@ -61,6 +61,8 @@ pub(super) struct Request {
     body: Value,
     /// Pieces after which the client cancels.
     pieces_max: Option<usize>,
+    /// The longest gap that is to be promised.
+    max_gap: Option<Duration>,
 }
 
 impl Request {
@@ -82,6 +84,7 @@ impl Request {
             path: "/v1/completions",
             body,
             pieces_max: None,
+            max_gap: None,
         }
     }
 
@@ -106,7 +109,23 @@ impl Request {
             path: "/v1/chat/completions",
             body,
             pieces_max: None,
+            max_gap: None,
         }
+    }
+
+    /// The same request with a longest gap that is asked for, if any; its figures are a row of
+    /// their own.
+    pub(super) fn promised(mut self, max_gap_ms: u32) -> Self {
+        self.model += match max_gap_ms {
+            0 => " (streams)".to_owned(),
+            gap => {
+                self.body["max_gap_ms"] = gap.into();
+                format!(" (gap {gap} ms)")
+            }
+        }
+        .as_str();
+        self.max_gap = (max_gap_ms > 0).then(|| Duration::from_millis(max_gap_ms.into()));
+        self
     }
 
     /// The same request, cancelled after a few pieces with this probability.
@@ -129,6 +148,8 @@ pub(super) struct Outcome {
     pub(super) whole: Duration,
     pub(super) tokens: u64,
     pub(super) is_cancelled: bool,
+    /// The longest gap that was asked for.
+    pub(super) max_gap: Option<Duration>,
     pub(super) error: Option<String>,
 }
 
@@ -150,6 +171,7 @@ async fn send(server: &Server, due: Instant, request: Request) -> Outcome {
             .usage
             .map_or(pieces.len() as u64, |usage| usage.output),
         is_cancelled: request.pieces_max.is_some(),
+        max_gap: request.max_gap,
         error,
     }
 }

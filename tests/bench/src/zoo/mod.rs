@@ -5,8 +5,9 @@
 //!
 //! ```text
 //! open loop    requests arrive at a rate, whatever the server does; models by a Zipf law
-//! --mix        two groups of clients, each with a request after the other: chats with small
-//!              models, prompts of many lengths to large ones, some of which are cancelled
+//! --mix        groups of clients, each with a request after the other: chats with small models,
+//!              prompts of many lengths to large ones, some of which are cancelled, and streams
+//!              that are promised a longest gap
 //! ```
 //!
 //! In an open loop a time to first token counts from the moment that the request was due, so a
@@ -58,7 +59,7 @@ pub(crate) struct Options {
     /// Share of requests that are cancelled after a few tokens.
     #[arg(long, default_value_t = 0.0)]
     cancel: f64,
-    /// Two groups of clients in a closed loop instead of the open loop.
+    /// Groups of clients in a closed loop instead of the open loop.
     #[arg(long, requires_all = ["small", "large"])]
     mix: bool,
     /// Small models of the mix, which are chatted with.
@@ -73,6 +74,18 @@ pub(crate) struct Options {
     /// Clients of the large models.
     #[arg(long, default_value_t = 16)]
     large_clients: u16,
+    /// Words of a prompt to a large model of the mix, LEAST:MOST.
+    #[arg(long, default_value = "8:2900")]
+    large_prompt: Sizes,
+    /// Model of a third group of clients of the mix, which stream long outputs.
+    #[arg(long, requires = "mix")]
+    streams: Option<String>,
+    /// Clients that stream.
+    #[arg(long, default_value_t = 8)]
+    stream_clients: u16,
+    /// Longest gap in milliseconds that the streams ask to be promised (max_gap_ms); 0 for none.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=60_000))]
+    max_gap_ms: u32,
     /// The same seed makes the same requests.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -167,21 +180,44 @@ async fn mix(options: &Options, server: &Server) -> Result<Vec<Outcome>> {
         options.seed ^ 0x9e37_79b9,
         |rng| {
             let model = &large[rng.random_range(0..large.len())];
-            let prompt = Sizes {
-                least: 8,
-                most: 2900,
-            };
-            let output = Sizes {
-                least: 8,
-                most: 128,
-            };
-            Request::completion(model, prompt, output, rng).cancelled_by(0.1, rng)
+            Request::completion(model, options.large_prompt, LARGE_OUTPUT, rng)
+                .cancelled_by(0.1, rng)
         },
     );
-    let (small, large) = tokio::join!(small, large);
+    let streams = streams(options, server, lasts);
+    let (small, large, streams) = tokio::join!(small, large, streams);
     let mut outcomes = small.context("clients of the small models")?;
     outcomes.extend(large.context("clients of the large models")?);
+    outcomes.extend(streams.context("clients that stream")?);
     Ok(outcomes)
+}
+
+/// Tokens of an output of a large model in the mix.
+const LARGE_OUTPUT: Sizes = Sizes {
+    least: 8,
+    most: 128,
+};
+
+/// Clients that stream long outputs of one model, with a longest gap that they ask for.
+async fn streams(options: &Options, server: &Server, lasts: Duration) -> Result<Vec<Outcome>> {
+    let Some(model) = &options.streams else {
+        return Ok(Vec::new());
+    };
+    let (prompt, output) = (
+        Sizes {
+            least: 8,
+            most: 256,
+        },
+        Sizes {
+            least: 256,
+            most: 1024,
+        },
+    );
+    let seed = options.seed ^ 0x51_7cc1;
+    load::closed(server, options.stream_clients, lasts, seed, |rng| {
+        Request::completion(model, prompt, output, rng).promised(options.max_gap_ms)
+    })
+    .await
 }
 
 /// Ranks drawn in proportion to 1 / r^s.

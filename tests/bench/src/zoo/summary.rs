@@ -22,6 +22,8 @@ struct Figures {
     first: Vec<f64>,
     gaps: Vec<f64>,
     whole: Vec<f64>,
+    /// Gaps that were longer than what was asked for, where anything was.
+    longer_gaps: Option<usize>,
 }
 
 impl Figures {
@@ -35,6 +37,11 @@ impl Figures {
         let seconds = lasted.as_secs_f64();
         let done = well().filter(|o| !o.is_cancelled).count();
         let tokens: u64 = well().map(|o| o.tokens).sum();
+        let longer = |o: &Outcome| {
+            let most = o.max_gap?;
+            Some(o.gaps.iter().filter(|gap| **gap > most).count())
+        };
+        let promised = well().filter_map(|o| longer(o)).reduce(|a, b| a + b);
         Self {
             done,
             cancelled: well().filter(|o| o.is_cancelled).count(),
@@ -43,6 +50,7 @@ impl Figures {
             tokens_per_second: tokens as f64 / seconds,
             first: sorted(well().filter_map(|o| o.first).map(ms).collect()),
             gaps: sorted(well().flat_map(|o| &o.gaps).copied().map(ms).collect()),
+            longer_gaps: promised,
             whole: sorted(
                 well()
                     .filter(|o| !o.is_cancelled)
@@ -57,6 +65,7 @@ impl Figures {
             json!({
                 "p50": percentile(values, 0.5),
                 "p99": percentile(values, 0.99),
+                "p9999": percentile(values, 0.9999),
                 "max": values.last(),
             })
         };
@@ -69,6 +78,7 @@ impl Figures {
             "ttft_ms": spread(&self.first),
             "gap_ms": spread(&self.gaps),
             "whole_ms": spread(&self.whole),
+            "gaps_longer_than_asked": self.longer_gaps,
         })
     }
 }
@@ -147,6 +157,16 @@ pub(super) fn print(
             cell(&f.first),
             cell(&f.gaps),
             cell(&f.whole),
+        );
+    }
+    for (name, f) in &rows {
+        let (Some(longer), true) = (f.longer_gaps, *name != "(all)") else {
+            continue;
+        };
+        let p9999 = percentile(&f.gaps, 0.9999).unwrap_or(f64::NAN);
+        println!(
+            "\n{name}: {} gaps, p99.99 {p9999:.1} ms, {longer} longer than asked.",
+            f.gaps.len()
         );
     }
     if let Some(link) = link {
