@@ -61,7 +61,7 @@ fn agents_compute_what_is_new() {
     for model in MODELS {
         // Other words for each, so that none finds what another one left.
         for (shape, seed) in [("messages", "1"), ("responses", "2"), ("chat", "3")] {
-            let small = ["--scale", "0.08", "--turns", "4", "--together", "4"];
+            let small = ["--scale", "0.04", "--turns", "3", "--together", "4"];
             let small = [&small[..], &["--seed", seed]].concat();
             let found = replay(&daemon, model, shape, &small);
             let all = &found["all"];

@@ -271,6 +271,7 @@ pub(super) fn alibi() -> Vec<Case> {
                 let mut case = scored(name, shape, span, (mask, 0.0, None));
                 case.name = format!("{}, {}, texts {texts:?}", case.name, kv.name());
                 (case.kv, case.texts, case.tolerance) = (kv, texts, tolerance(kv));
+                case.n_rot = shape.head_dim;
                 unrotated(&mut case);
                 fall(&mut case);
                 cases.push(case);
