@@ -96,6 +96,20 @@ pub type TimedCandidates = (Vec<Option<Candidates>>, Option<Duration>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadTicket(pub u64);
 
+/// A part of the work that is timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimedTicket(pub u64);
+
+/// How far a device is with a part of the work that is timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TimedWork {
+    /// It has not done all of it.
+    UnderWay,
+    /// It has, and took so long, where that is known: waits for uploads and for what was queued in
+    /// between are in it, what was queued before is not.
+    Done(Option<Duration>),
+}
+
 /// Gets rows of a buffer: the place of the first of them among those that were asked for, and their
 /// elements, `[rows][width]`.
 pub type TakeRows<'a> = &'a mut dyn FnMut(usize, &mut [f32]);
@@ -499,6 +513,21 @@ pub trait Device: Send {
     /// As [`Device::read`].
     fn end_top_k(&mut self, ticket: ReadTicket) -> Result<TimedCandidates, Error> {
         Err(Error::Config(format!("no read {} was begun", ticket.0)))
+    }
+
+    /// Begins to time what is queued from here on, up to [`Device::end_timed`]; `None` where the
+    /// device does its work at once, or times as many parts as it can.
+    fn begin_timed(&mut self) -> Option<TimedTicket> {
+        None
+    }
+
+    /// The part of the work that is timed ends behind what was queued so far.
+    fn end_timed(&mut self, _ticket: TimedTicket) {}
+
+    /// Whether the device has done a part of the work that was ended. Nothing is waited for, and a
+    /// part that is done is forgotten.
+    fn look_at_timed(&mut self, _ticket: TimedTicket) -> TimedWork {
+        TimedWork::Done(None)
     }
 
     /// A file will not be read any more: what the device keeps for it can go. None of

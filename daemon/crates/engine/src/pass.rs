@@ -22,3 +22,4 @@ pub(crate) mod spec;
 pub(crate) mod stepwise;
 pub(crate) mod suspended;
 pub(crate) mod times;
+pub(crate) mod work;

@@ -14,6 +14,7 @@ use rocmforge_tensor_cache::ModelId;
 
 use crate::actor::engine::Engine;
 use crate::pass::pieces::ROWS_LEAST;
+use crate::pass::times::PassTimes;
 use crate::request::task::Task;
 
 /// The part of a gap that nothing is planned into: between two passes the engine does this and
@@ -181,11 +182,21 @@ impl Engine {
         found.into_iter().map(promise).collect()
     }
 
+    /// Times of a model's passes as they are while it has a promise: its weights stay, if they fit.
+    pub(super) fn promised_times(&self, model: ModelId) -> Option<&PassTimes> {
+        let entry = self.models.get(model)?;
+        Some(match self.memory.store.cache.fits(model) {
+            true => &entry.resident_times,
+            false => &entry.times,
+        })
+    }
+
     /// Seconds of a model's next pass, or of what is left of its suspended one; `None` where
     /// nothing is known.
     fn pass_left(&self, model: ModelId) -> Option<f64> {
         let entry = self.models.get(model)?;
-        let tokens = |rows: u32| entry.times.seconds(rows as usize);
+        let times = self.promised_times(model)?;
+        let tokens = |rows: u32| times.seconds(rows as usize);
         if let Some(pass) = self.requests.suspended.of(model) {
             let decode = pass.plan.decode_spans;
             let all = match pass.plan.spans.len() > decode {
@@ -201,7 +212,8 @@ impl Engine {
     /// some; `None` where nothing is known.
     pub(super) fn pass_seconds(&self, model: ModelId, rows: u32) -> Option<f64> {
         let entry = self.models.get(model)?;
-        let alone = entry.times.seconds(rows.max(1) as usize)?;
+        let times = self.promised_times(model)?;
+        let alone = times.seconds(rows.max(1) as usize)?;
         let with_prompts = match self.requests.prompts(model).0 {
             0 => None,
             _ => entry.price.seconds(),
@@ -347,8 +359,8 @@ impl Engine {
         };
         if let Some(own) = of_model(promises, model) {
             let holds = |rows: u32| {
-                let entry = self.models.get(model);
-                let pass = entry.and_then(|entry| entry.times.seconds(rows as usize));
+                let times = self.promised_times(model);
+                let pass = times.and_then(|times| times.seconds(rows as usize));
                 let own = Share {
                     gap_us: own.gap_us,
                     pass_us: pass.map_or(own.pass_us, pass_us),

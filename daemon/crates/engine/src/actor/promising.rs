@@ -225,10 +225,10 @@ impl Engine {
     /// Seconds of a pass of so many rows, as it was measured of as many or fewer, or by the
     /// device's rates; `None` where nothing is known.
     fn measured_pass(&mut self, model: ModelId, rows: u32) -> Option<f64> {
-        let entry = self.models.get(model)?;
-        if let Some(seconds) = entry.times.seconds(rows as usize) {
+        if let Some(seconds) = self.promised_times(model)?.seconds(rows as usize) {
             return Some(seconds);
         }
+        let entry = self.models.get(model)?;
         let mut steps = entry.loaded.model().plan().steps.iter();
         let routes = steps.any(|step| matches!(step, rocmforge_ops::Step::Experts { .. }));
         let store = &mut self.memory.store;

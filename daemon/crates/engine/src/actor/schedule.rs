@@ -371,6 +371,14 @@ impl Engine {
         self.space.pace.note(took, || device.pace(rows));
     }
 
+    /// A pass with all its weights there took so long.
+    pub(crate) fn note_resident_pass(&mut self, plan: &PassPlan, took: Duration) {
+        let entry = self.models.get_mut(model_of(plan));
+        if let Some(entry) = entry.filter(|_| plan.decode_spans == plan.spans.len()) {
+            entry.resident_times.note(plan.rows as usize, took);
+        }
+    }
+
     /// The smallest budget of at least `wanted` bytes in which the running requests can go on, and
     /// those that have yielded, one after another.
     pub(crate) fn room_for_running(&mut self, wanted: u64) -> u64 {

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use rocmforge_device::ALIGNMENT;
+use rocmforge_device::{ALIGNMENT, TimedTicket};
+use rocmforge_ops::Step;
 use rocmforge_scheduler::{PassPlan, slice_is_over};
 use rocmforge_tensor_cache::{BlockKind, ModelId};
 
@@ -14,7 +15,7 @@ use crate::api::error::Error;
 use crate::features::context::have_room;
 use crate::features::speculation::mtp_pass::wants_stream;
 use crate::memory::Memory;
-use crate::pass::backlog::SliceWork;
+use crate::pass::backlog::{SliceWork, TimedSlice};
 use crate::pass::pieces::StepWatch;
 use crate::pass::prepared::PassRequests;
 use crate::pass::run::Load;
@@ -22,6 +23,7 @@ use crate::pass::slices::{self, SliceStart, Slicing};
 use crate::pass::space::ScratchBlock;
 use crate::pass::stepwise::SliceEnd;
 use crate::pass::suspended::PassUnderWay;
+use crate::pass::work::{Amount, WorkRates};
 use crate::request::time_book::SpentSince;
 
 /// How long a slice lasts, and a step at least. Others wait as long for their turn.
@@ -44,7 +46,15 @@ const LOOK: Duration = Duration::from_micros(100);
 const ALL_WAIT_MAX: Duration = Duration::from_millis(20);
 
 /// The longest that a slice is taken to give a device to do.
-const WORK_MAX: Duration = Duration::from_secs(1);
+const WORK_MAX: Duration = Duration::from_millis(200);
+
+/// Timed slices that a device has not done, before it is given another while gaps are promised: one
+/// that it does, and one behind it, so that it never rests.
+const TIMED_MAX: usize = 2;
+
+/// How long a device may be at a slice before it is given more all the same: if it hangs, whoever
+/// waits for it finds out.
+const TIMED_WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// Whether a model's weights are to stay where passes of others run before its next: those of
@@ -114,6 +124,46 @@ impl Engine {
         }
     }
 
+    /// Learns from the timed slices that the device has done.
+    pub(crate) fn look_at_timed(&mut self) {
+        let now = self.now();
+        loop {
+            let device = &mut self.memory.store.device;
+            let look = |ticket| device.look_at_timed(ticket);
+            let Some((slice, took)) = self.space.backlog.take_done(now, look) else {
+                return;
+            };
+            self.are_due_sooner(slice.due, now);
+            let Some(took) = took.filter(|_| slice.is_undisturbed) else {
+                continue;
+            };
+            let pace = self.memory.store.device.pace(slice.rows as usize);
+            if let (Some(pace), Some(entry)) = (pace, self.models.get_mut(slice.model)) {
+                let per_s = pace.computed_bytes_per_s;
+                entry.attention.note(slice.rows, slice.amount, took, per_s);
+            }
+        }
+    }
+
+    /// Whether the device has so much to do that a pass of a promised gap would wait too long
+    /// behind more. It looks for a while.
+    pub(crate) fn device_is_full(&mut self) -> bool {
+        let begun = self.now();
+        loop {
+            self.look_at_timed();
+            let now = self.now();
+            let (slices, since) = self.space.backlog.under_way();
+            let late = since.is_some_and(|since| now - since >= TIMED_WAIT_MAX);
+            if slices < TIMED_MAX || late {
+                return false;
+            }
+            if now - begun >= LOOK {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
     /// Runs a slice of a pass, and what follows it.
     pub(crate) fn run_slice(&mut self, mut pass: PassUnderWay, until: Until) {
         let begun = self.now();
@@ -124,7 +174,12 @@ impl Engine {
             Some(own) => self.space.scratch.replace(own),
             None => None,
         };
+        let missed = pass.counts.misses;
+        let timed = self.begin_timed(&pass);
         let ran = self.run_slice_in(&mut pass, until);
+        if let Some(ticket) = timed {
+            self.memory.store.device.end_timed(ticket);
+        }
         let ended = self.now();
         let load = match &ran {
             Ok(SliceEnd::Suspended(_, load) | SliceEnd::Complete(load)) => *load,
@@ -133,9 +188,21 @@ impl Engine {
                 ..Load::default()
             },
         };
-        let work = self.device_time(pass.plan.rows as usize, load.bytes);
+        let work = self.device_time(model, pass.plan.rows, load.amount);
         let queued = self.space.backlog.left(ended);
         let took = self.charge_of(&mut pass, (begun, ended), work, &ran, load);
+        if let Some(ticket) = timed {
+            let slice = TimedSlice {
+                ticket,
+                model,
+                rows: pass.plan.rows,
+                amount: load.amount,
+                work,
+                due: ended,
+                is_undisturbed: ran.is_ok() && pass.counts.misses == missed && !self.routes(model),
+            };
+            self.space.backlog.push(slice, ended);
+        }
         pass.took += took;
         let computing = pass.due.map(|_| queued);
         let slice = EndedSlice {
@@ -153,11 +220,26 @@ impl Engine {
             rows = pass.plan.rows,
             us = ended.saturating_duration_since(begun).as_micros() as u64,
             charged_us = took.as_micros() as u64,
-            weight_bytes = load.bytes,
+            weight_bytes = load.amount.bytes,
+            attended = load.amount.attended,
+            work_us = work.as_micros() as u64,
             uploads = self.memory.store.under_way(),
             complete = matches!(ran, Ok(SliceEnd::Complete(_))),
             "a slice of a pass"
         );
+        self.after_slice(pass, ran, idle, (took, ended));
+    }
+
+    /// What follows a slice that took so long and ended then: its pass is suspended, complete, or
+    /// failed. `idle` is the scratch that there was before it.
+    fn after_slice(
+        &mut self,
+        mut pass: PassUnderWay,
+        ran: Result<SliceEnd, Error>,
+        idle: Option<ScratchBlock>,
+        (took, ended): (Duration, Instant),
+    ) {
+        let model = pass.model();
         match ran {
             Ok(SliceEnd::Suspended(progress, _)) => {
                 pass.progress = Some(progress);
@@ -233,16 +315,32 @@ impl Engine {
         (begun, ended): (Instant, Instant),
         load: Load,
     ) -> Duration {
-        let early = self.space.backlog.was_done(due, ended);
-        for pass in self.requests.suspended.passes_mut() {
-            if let Some(other) = pass.due.as_mut().filter(|other| **other > due) {
-                *other = (*other - early).max(ended);
-            }
-        }
+        self.space.backlog.was_done(due, ended);
+        self.are_due_sooner(due, ended);
         match load.timed {
             Some(timed) => timed.saturating_sub(charged),
             None => ended.saturating_duration_since(begun.max(due)),
         }
+    }
+
+    /// The device has done by now what was due then: what is read behind it comes sooner, too.
+    fn are_due_sooner(&mut self, due: Instant, now: Instant) {
+        let early = due.saturating_duration_since(now);
+        for pass in self.requests.suspended.passes_mut() {
+            if let Some(other) = pass.due.as_mut().filter(|other| **other > due) {
+                *other = (*other - early).max(now);
+            }
+        }
+    }
+
+    /// Whether a model's layers route rows to experts: the host waits for that, and the device for
+    /// the host.
+    fn routes(&self, model: ModelId) -> bool {
+        let entry = self.models.get(model);
+        entry.is_some_and(|entry| {
+            let mut steps = entry.loaded.model().plan().steps.iter();
+            steps.any(|step| matches!(step, Step::Experts { .. }))
+        })
     }
 
     /// Tells the scheduler what a slice took; `ended` if it was its pass's last.
@@ -253,16 +351,32 @@ impl Engine {
         self.requests.scheduler.took(model, took_us, ended);
     }
 
-    /// How long the device takes to compute with so many bytes of weights in a pass of so many
-    /// rows; zero where that is not known, or it does so at once.
-    fn device_time(&mut self, rows: usize, bytes: u64) -> Duration {
-        let Some(pace) = self.memory.store.device.pace(rows) else {
-            return Duration::ZERO;
-        };
-        let seconds = bytes as f64 / pace.computed_bytes_per_s;
-        Duration::try_from_secs_f64(seconds)
-            .unwrap_or(Duration::ZERO)
-            .min(WORK_MAX)
+    /// Has the device time a slice of a pass that begins, but for one that is given in one piece
+    /// and read behind it, or only read.
+    fn begin_timed(&mut self, pass: &PassUnderWay) -> Option<TimedTicket> {
+        if pass.is_read() || self.is_short(pass.model(), &pass.plan) {
+            return None;
+        }
+        self.memory.store.device.begin_timed()
+    }
+
+    /// How fast the device computes in passes of so many rows of a model; `None` where that is not
+    /// known, or it does so at once.
+    fn work_rates(&mut self, model: ModelId, rows: u32) -> Option<WorkRates> {
+        let pace = self.memory.store.device.pace(rows as usize)?;
+        let entry = self.models.get(model);
+        Some(WorkRates {
+            bytes_per_s: pace.computed_bytes_per_s,
+            attention: entry.map_or(0.0, |entry| entry.attention.seconds(rows)),
+        })
+    }
+
+    /// How long the device takes for that in a pass of so many rows; zero where that is not known,
+    /// or it does so at once.
+    fn device_time(&mut self, model: ModelId, rows: u32, amount: Amount) -> Duration {
+        let rates = self.work_rates(model, rows);
+        let time = rates.map_or(Duration::ZERO, |rates| rates.time(amount));
+        time.min(WORK_MAX)
     }
 
     /// How long slices of a model's passes last.
@@ -294,11 +408,8 @@ impl Engine {
         let fits = limit.is_none_or(|limit| self.takes_at_most(limit, model, plan));
         let known = limit.and_then(|_| self.piece_seconds(model, plan.rows));
         let slice = self.slice_time(model);
-        let rows_per_pass = plan.rows as usize;
-        let pace = self.memory.store.device.pace(rows_per_pass);
-        let bytes_max = pace.map_or(u64::MAX, |pace| {
-            (slice.as_secs_f64() * pace.computed_bytes_per_s) as u64
-        });
+        let rates = self.work_rates(model, plan.rows);
+        let is_behind = self.space.backlog.under_way().0 > 0;
         let pages = prepared.pages(members);
         let rows = prepared.rows(members, plan.decode_spans, &pages, &self.memory);
         let pass = prepared.pass(plan, &rows, scratch_at, self.space.prefetch);
@@ -310,12 +421,12 @@ impl Engine {
         let begun = clock.now();
         let until = begun + slice;
         let waited = self.memory.store.reasons.waited.all;
-        let watch = StepWatch::new(begun, pace.map(|pace| pace.computed_bytes_per_s));
+        let watch = StepWatch::new(begun, rates, is_behind);
         let known = known.map_or(0, |seconds| (seconds * 1e6) as u64);
         let suspended = &self.requests.suspended;
-        let is_over = |memory: &Memory, bytes| {
+        let is_over = |memory: &Memory, given| {
             let now = clock.now();
-            let (elapsed, longest) = watch.step(now, bytes);
+            let (elapsed, longest) = watch.step(now, given);
             if by_time && elapsed >= YIELDS_AFTER && suspended.short_has_come(memory) {
                 return true;
             }
@@ -323,7 +434,7 @@ impl Engine {
                 let longest = micros(longest).max(known);
                 slice_is_over(micros(elapsed), longest, micros(limit))
             });
-            by_time && (bytes >= bytes_max || now >= until || is_late)
+            by_time && (watch.work(given) >= slice || now >= until || is_late)
         };
         let slicing = Slicing {
             is_over: &is_over,
@@ -337,8 +448,11 @@ impl Engine {
         let mut client = PassRequests::new(&rows, members, others, &self.space.row_threads);
         let end = slices::run_slice(&mut self.memory, &pass, start, slicing, counts, &mut client);
         self.requests.times.sampling += client.sampling;
-        // The time of a step in which an upload was waited for is not its own.
-        if self.memory.store.reasons.waited.all == waited
+        // The time of a step in which an upload was waited for is not its own, unless the model has
+        // to wait in each pass.
+        let is_own =
+            self.memory.store.reasons.waited.all == waited || !self.memory.store.cache.fits(model);
+        if is_own
             && let Some(longest) = watch.longest(clock.now())
             && let Some(entry) = self.models.get_mut(model)
         {

@@ -47,11 +47,16 @@ pub(crate) type Outcome = Result<Option<FinishReason>, Error>;
 impl Engine {
     /// Runs the next slice of a pass, or what ends passes that were read.
     pub(crate) fn step(&mut self) -> Stepped {
+        self.look_at_timed();
         if self.end_read_passes() {
             return Stepped::Ran;
         }
-        // A promised pass begins when it has to.
-        if !self.requests.promises.any && self.device_is_ahead() {
+        let is_full = match self.requests.promises.any {
+            // A promised pass begins when it has to, behind as little as possible.
+            true => self.device_is_full(),
+            false => self.device_is_ahead(),
+        };
+        if is_full {
             return Stepped::Looked;
         }
         let plan = match self.next_slice() {
@@ -142,10 +147,14 @@ impl Engine {
             took,
             ..
         } = pass;
+        let missed = counts.misses > 0;
         self.put_back(prepared, &mut members, counts);
         self.requests.passes_before_admission =
             self.requests.passes_before_admission.saturating_sub(1);
         self.note_pass(&plan, took);
+        if !missed {
+            self.note_resident_pass(&plan, took);
+        }
         self.background.note_read(model, ended);
         self.draft_behind(&plan, &mut members);
         let behind = self.now() - ended;

@@ -11,6 +11,7 @@ use crate::pass::pieces::Pieces;
 use crate::pass::price::RowPrice;
 use crate::pass::share::PromptShare;
 use crate::pass::times::PassTimes;
+use crate::pass::work::AttentionCosts;
 
 /// A registered model.
 pub(crate) struct Entry {
@@ -21,12 +22,17 @@ pub(crate) struct Entry {
     pub(crate) rope: Vec<Rotations>,
     /// How long its passes take that only decode.
     pub(crate) times: PassTimes,
+    /// How long those take of which all weights were there. What is promised goes by these where
+    /// the model fits, since its weights stay then: a first pass that uploads them says nothing.
+    pub(crate) resident_times: PassTimes,
     /// How much of a prompt its passes take beside others' tokens.
     pub(crate) share: PromptShare,
     /// What those rows cost.
     pub(crate) price: RowPrice,
     /// How long the steps of its passes take.
     pub(crate) pieces: Pieces,
+    /// What attention takes in its passes.
+    pub(crate) attention: AttentionCosts,
     /// It is left out of snapshots, to be closed once nobody holds it.
     pub(crate) is_withdrawn: bool,
     /// The model whose images it reads: it is a vision tower, and known to nobody by name.
@@ -55,9 +61,11 @@ impl Models {
             loaded,
             rope: Vec::new(),
             times: PassTimes::default(),
+            resident_times: PassTimes::default(),
             share: PromptShare::default(),
             price: RowPrice::default(),
             pieces: Pieces::default(),
+            attention: AttentionCosts::default(),
             is_withdrawn: false,
             reads_for: None,
         });

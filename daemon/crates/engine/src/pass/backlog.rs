@@ -1,17 +1,47 @@
-//! What a device was given to do and has not done yet, by estimate.
+//! What a device was given to do and has not done yet: by estimate, and by the parts of it that the
+//! device times.
 //!
 //! A card takes work faster than it does it. So the time in which a slice of a pass gave its work
 //! says little of what it costs, and whoever waits for the card next waits for that work, too. The
 //! backlog charges each slice with what it gave, and takes from one that waits what others gave
 //! before. On a device that does its work at once nothing is ever left.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use rocmforge_device::{TimedTicket, TimedWork};
+use rocmforge_tensor_cache::ModelId;
+
+use crate::pass::work::Amount;
+
 /// When the device has done all that it was given.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Backlog {
     done_at: Option<Instant>,
+    /// Slices that the device times and has not done, as far as is known, the first one first.
+    timed: VecDeque<TimedSlice>,
+    /// Since when the first of them has been the first.
+    since: Option<Instant>,
 }
+
+/// A slice that the device times.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TimedSlice {
+    pub(crate) ticket: TimedTicket,
+    pub(crate) model: ModelId,
+    pub(crate) rows: u32,
+    pub(crate) amount: Amount,
+    /// How long the device takes for it, by estimate.
+    pub(crate) work: Duration,
+    /// When the device will have done it, by estimate; [`Backlog::push`] knows that.
+    pub(crate) due: Instant,
+    /// It waited for nothing but the device.
+    pub(crate) is_undisturbed: bool,
+}
+
+/// The part of the first timed slice's estimate that is left of it at least, while the device has
+/// not done it.
+const LEFT_LEAST: u32 = 4;
 
 /// A slice of a pass.
 #[derive(Debug, Clone, Copy)]
@@ -26,9 +56,54 @@ pub(crate) struct SliceWork {
 
 impl Backlog {
     /// How long the device takes from now on for what it was given.
-    pub(crate) fn left(self, now: Instant) -> Duration {
-        self.done_at
-            .map_or(Duration::ZERO, |done| done.saturating_duration_since(now))
+    pub(crate) fn left(&self, now: Instant) -> Duration {
+        let left = |done: Instant| done.saturating_duration_since(now);
+        self.done_at.map_or(Duration::ZERO, left).max(self.least())
+    }
+
+    /// How long the device takes at least for the timed slices that it has not done.
+    fn least(&self) -> Duration {
+        let mut slices = self.timed.iter();
+        let Some(first) = slices.next() else {
+            return Duration::ZERO;
+        };
+        first.work / LEFT_LEAST + slices.map(|slice| slice.work).sum::<Duration>()
+    }
+
+    /// A slice was given to the device, which times it, and has been charged.
+    pub(crate) fn push(&mut self, mut slice: TimedSlice, now: Instant) {
+        self.since.get_or_insert(now);
+        slice.due = self.done_at.unwrap_or(now);
+        self.timed.push_back(slice);
+    }
+
+    /// Timed slices that the device has not done, and since when the first of them has been the
+    /// first.
+    pub(crate) fn under_way(&self) -> (usize, Option<Instant>) {
+        (self.timed.len(), self.since)
+    }
+
+    /// Takes the first of the timed slices, if the device has done it, with how long it took. What
+    /// is behind it is done as much sooner as it is ([`Backlog::was_done`]), and not before the
+    /// other timed slices can be.
+    pub(crate) fn take_done(
+        &mut self,
+        now: Instant,
+        look: impl FnOnce(TimedTicket) -> TimedWork,
+    ) -> Option<(TimedSlice, Option<Duration>)> {
+        let TimedWork::Done(took) = look(self.timed.front()?.ticket) else {
+            return None;
+        };
+        let slice = self.timed.pop_front()?;
+        self.since = (!self.timed.is_empty()).then_some(now);
+        let early = self.was_done(slice.due, now);
+        let mut free_at = now;
+        for behind in &mut self.timed {
+            free_at += behind.work;
+            behind.due = (behind.due - early).max(free_at);
+        }
+        self.done_at = self.done_at.map(|done| done.max(free_at));
+        Some((slice, took))
     }
 
     /// What was to be done at `due` is done by now: what comes behind it will be sooner, too, by
@@ -73,6 +148,47 @@ mod tests {
 
     const fn ms(n: u64) -> Duration {
         Duration::from_millis(n)
+    }
+
+    fn timed(begin: Instant, ticket: u64, work: u64) -> TimedSlice {
+        TimedSlice {
+            ticket: TimedTicket(ticket),
+            model: ModelId(0),
+            rows: 512,
+            amount: Amount::default(),
+            work: ms(work),
+            due: begin,
+            is_undisturbed: true,
+        }
+    }
+
+    #[test]
+    fn what_the_device_has_not_done_is_left_whatever_was_estimated() {
+        let (mut backlog, begin) = (Backlog::default(), Instant::now());
+        for (at, work) in [(0, 4), (1, 8)] {
+            backlog.charge(given(begin, [at, at + 1], work, false));
+            backlog.push(timed(begin, at, work), begin + ms(at + 1));
+        }
+        assert_eq!(backlog.left(begin + ms(2)), ms(10));
+        // The first takes far longer than estimated: a quarter of it and the second are left.
+        let under_way = |_| TimedWork::UnderWay;
+        assert!(backlog.take_done(begin + ms(50), under_way).is_none());
+        assert_eq!(backlog.left(begin + ms(50)), ms(9));
+        assert_eq!(backlog.under_way(), (2, Some(begin + ms(1))));
+        let (slice, took) = backlog
+            .take_done(begin + ms(60), |_| TimedWork::Done(Some(ms(59))))
+            .expect("it is done");
+        assert_eq!((slice.ticket, took), (TimedTicket(0), Some(ms(59))));
+        assert_eq!(backlog.left(begin + ms(61)), ms(7));
+        // A pass that the device does not time is behind them.
+        let due = backlog.add(begin + ms(61), ms(3));
+        assert_eq!(due, begin + ms(71));
+        assert_eq!(backlog.under_way(), (1, Some(begin + ms(60))));
+        // Done sooner than estimated: only what is behind it is left.
+        let second = backlog.take_done(begin + ms(62), |_| TimedWork::Done(None));
+        assert!(second.is_some_and(|(slice, took)| slice.ticket.0 == 1 && took.is_none()));
+        assert_eq!(backlog.left(begin + ms(62)), ms(3));
+        assert_eq!(backlog.under_way(), (0, None));
     }
 
     fn given(begin: Instant, from_to: [u64; 2], work: u64, waited: bool) -> SliceWork {

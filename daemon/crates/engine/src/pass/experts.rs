@@ -273,7 +273,7 @@ impl Run<'_, '_> {
     ) -> Result<(), Error> {
         let pass = self.pass;
         let (held, outcome) = self.hold(memory, now);
-        self.given.bytes += held.iter().map(|(_, slab)| slab.bytes).sum::<u64>();
+        self.given.amount.bytes += held.iter().map(|(_, slab)| slab.bytes).sum::<u64>();
         let ran = outcome
             .and_then(|()| begin(memory, pass, ahead))
             .and_then(|()| run_held(memory, pass, step, ffn, &held));

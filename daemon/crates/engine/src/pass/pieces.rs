@@ -5,8 +5,10 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use crate::pass::work::{Amount, WorkRates};
+
 /// Classes of rows: powers of two.
-const CLASSES: usize = 16;
+pub(super) const CLASSES: usize = 16;
 
 /// Rows of a pass of which no step was measured yet, while others were promised a gap.
 const ROWS_FIRST: u32 = 64;
@@ -24,7 +26,7 @@ pub(crate) struct Pieces {
 }
 
 /// The class of passes of so many rows.
-fn class(rows: u32) -> usize {
+pub(super) fn class(rows: u32) -> usize {
     (rows.max(1).next_power_of_two().trailing_zeros() as usize).min(CLASSES - 1)
 }
 
@@ -68,39 +70,46 @@ impl Pieces {
 /// Watches the steps of a slice.
 pub(crate) struct StepWatch {
     begun: Instant,
-    /// Bytes of weights a second that the device computes with, where it does so later.
-    bytes_per_s: Option<f64>,
-    /// When the last step ended, and the bytes that were given until then.
-    last: Cell<(Instant, u64)>,
+    /// How fast the device computes, where it does so later.
+    rates: Option<WorkRates>,
+    /// When the last step ended, and what was given until then.
+    last: Cell<(Instant, Amount)>,
+    /// The next step may wait for what the device was given before the slice.
+    is_behind: Cell<bool>,
     longest: Cell<Option<Duration>>,
 }
 
 impl StepWatch {
-    pub(crate) fn new(begun: Instant, bytes_per_s: Option<f64>) -> Self {
+    /// Watches a slice that begins; `is_behind` where the device has other work to do before.
+    pub(crate) fn new(begun: Instant, rates: Option<WorkRates>, is_behind: bool) -> Self {
         Self {
             begun,
-            bytes_per_s,
-            last: Cell::new((begun, 0)),
+            rates,
+            last: Cell::new((begun, Amount::default())),
+            is_behind: Cell::new(is_behind),
             longest: Cell::new(None),
         }
     }
 
-    /// How long the device takes for so many bytes, where it does so later.
-    fn work(&self, bytes: u64) -> Duration {
-        let seconds = self.bytes_per_s.map_or(0.0, |pace| bytes as f64 / pace);
-        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO)
+    /// How long the device takes for that, where it does so later.
+    pub(crate) fn work(&self, amount: Amount) -> Duration {
+        self.rates
+            .map_or(Duration::ZERO, |rates| rates.time(amount))
     }
 
-    /// A step ended now, with so many bytes since the slice began: how long the slice takes so far,
-    /// and its longest step.
-    pub(crate) fn step(&self, now: Instant, bytes: u64) -> (Duration, Duration) {
-        let (last, before) = self.last.replace((now, bytes));
-        let work = self.work(bytes.saturating_sub(before));
-        let took = now.saturating_duration_since(last).max(work);
+    /// A step ended now, with so much given since the slice began: how long the slice takes so far,
+    /// and its longest step. What the first one waits for others' work is not its own time.
+    pub(crate) fn step(&self, now: Instant, given: Amount) -> (Duration, Duration) {
+        let (last, before) = self.last.replace((now, given));
+        let work = self.work(given - before);
+        let took = match self.is_behind.take() {
+            true => work,
+            false => now.saturating_duration_since(last).max(work),
+        };
         let longest = self.longest.get().map_or(took, |longest| longest.max(took));
         self.longest.set(Some(longest));
         let elapsed = now.saturating_duration_since(self.begun);
-        (elapsed.max(self.work(bytes)), longest)
+        (elapsed.max(self.work(given)), longest)
     }
 
     /// The longest step of the slice, which ended now; `None` of one that was given in one piece.
@@ -109,7 +118,7 @@ impl StepWatch {
     pub(crate) fn longest(&self, now: Instant) -> Option<Duration> {
         let longest = self.longest.get()?;
         let (last, _) = self.last.get();
-        Some(match self.bytes_per_s {
+        Some(match self.rates {
             Some(_) => longest,
             None => longest.max(now.saturating_duration_since(last)),
         })
@@ -125,16 +134,30 @@ mod tests {
         let begin = Instant::now();
         let ms = Duration::from_millis;
         let at = |n| begin + ms(n);
-        let host = StepWatch::new(begin, None);
+        let bytes = |bytes| Amount { bytes, attended: 0 };
+        let host = StepWatch::new(begin, None, false);
         assert_eq!(host.longest(at(90)), None, "in one piece");
-        assert_eq!(host.step(at(3), 10), (ms(3), ms(3)));
-        assert_eq!(host.step(at(4), 20), (ms(4), ms(3)));
+        assert_eq!(host.step(at(3), bytes(10)), (ms(3), ms(3)));
+        assert_eq!(host.step(at(4), bytes(20)), (ms(4), ms(3)));
         assert_eq!(host.longest(at(5)), Some(ms(3)));
         assert_eq!(host.longest(at(9)), Some(ms(5)));
-        let card = StepWatch::new(begin, Some(1000.0));
-        assert_eq!(card.step(at(1), 20), (ms(20), ms(20)));
-        assert_eq!(card.step(at(2), 25), (ms(25), ms(20)));
-        assert_eq!(card.longest(at(25)), Some(ms(20)));
+        let rates = WorkRates {
+            bytes_per_s: 1000.0,
+            attention: 1e-3,
+        };
+        let card = StepWatch::new(begin, Some(rates), false);
+        assert_eq!(card.step(at(1), bytes(20)), (ms(20), ms(20)));
+        assert_eq!(card.step(at(2), bytes(25)), (ms(25), ms(20)));
+        let attended = Amount {
+            attended: 30,
+            ..bytes(26)
+        };
+        assert_eq!(card.step(at(3), attended), (ms(56), ms(31)));
+        assert_eq!(card.longest(at(25)), Some(ms(31)));
+        // The first step waits for what others gave the device.
+        let behind = StepWatch::new(begin, Some(rates), true);
+        assert_eq!(behind.step(at(90), bytes(2)), (ms(90), ms(2)));
+        assert_eq!(behind.step(at(93), bytes(4)), (ms(93), ms(3)));
     }
 
     #[test]

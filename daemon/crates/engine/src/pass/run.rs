@@ -16,13 +16,14 @@ use crate::memory::{Acquisition, Memory};
 use crate::pass::found::{HeadRead, emit_rows};
 use crate::pass::lookahead::Lookahead;
 use crate::pass::spec::{ExpertStep, Pass, PassClient, batch, id, scratch};
+use crate::pass::work::Amount;
 use crate::store::Resident;
 
 /// What a slice gave the device to do.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Load {
-    /// Bytes of weights to compute with.
-    pub(crate) bytes: u64,
+    /// What to compute.
+    pub(crate) amount: Amount,
     /// Something was read behind most of it, and so waited for.
     pub(crate) was_read: bool,
     /// How long the device took for the whole pass, where what it found was read later.
@@ -132,6 +133,7 @@ impl Run<'_, '_> {
         let pass = self.pass;
         match step {
             Step::Run { segment: None, .. } => {
+                self.given.amount.attended += pass.attended(step);
                 run_step(memory, pass, step, None, outputs).map(|()| StepEnd::Done)
             }
             Step::Run {
@@ -147,7 +149,8 @@ impl Run<'_, '_> {
                     let ran = memory.run_on_cpu(pass, *segment, ops, live_out, counts);
                     return ran.map(|()| StepEnd::Done);
                 }
-                self.with_segment(memory, *segment, |memory, _, slab| {
+                self.with_segment(memory, *segment, |memory, run, slab| {
+                    run.given.amount.attended += pass.attended(step);
                     run_step(memory, pass, step, Some((*segment, slab)), outputs)
                 })
             }
@@ -192,7 +195,10 @@ impl Run<'_, '_> {
             run_ops(memory, pass, steps, &weights, &[])
         });
         let bytes = |&index: &u32| memory.store.segment_bytes(id(pass, index));
-        self.given.bytes += held.iter().map(bytes).sum::<u64>();
+        self.given.amount += Amount {
+            bytes: held.iter().map(bytes).sum(),
+            attended: steps.iter().map(|step| pass.attended(step)).sum(),
+        };
         for &index in &held {
             memory.store.release(id(pass, index));
         }
@@ -277,7 +283,7 @@ impl Run<'_, '_> {
             true => memory.feed_link_with(pass, &[index]),
             false => self.prefetch(memory, index + 1, ahead.uploads),
         };
-        self.given.bytes += slab.bytes;
+        self.given.amount.bytes += slab.bytes;
         let result = begun.and_then(|()| step(memory, self, slab));
         memory.store.release(segment);
         let result = match (self.feeds_link, ahead.recycles_slab && missed) {

@@ -6,13 +6,14 @@ use crate::memory::Memory;
 use crate::pass::run::{Load, all_resident, begin, write_inputs};
 use crate::pass::spec::{Pass, PassClient};
 use crate::pass::stepwise::{Progress, SliceEnd, StepProgress, Stepwise};
+use crate::pass::work::Amount;
 
 /// How a slice of a pass runs.
 #[derive(Clone, Copy)]
 pub(crate) struct Slicing<'a> {
-    /// Asked behind each step, with the bytes of weights that the slice gave the device to compute
-    /// with so far: whether to stop there.
-    pub(crate) is_over: &'a dyn Fn(&Memory, u64) -> bool,
+    /// Asked behind each step, with what the slice gave the device to compute so far: whether to
+    /// stop there.
+    pub(crate) is_over: &'a dyn Fn(&Memory, Amount) -> bool,
     /// It stops, too, where it would wait for an upload.
     pub(crate) suspends: bool,
     /// It stops, too, where it would wait for the device to compute what the pass finds.
@@ -111,7 +112,10 @@ fn first_slice(
     {
         let reading = all_resident(memory, pass, &there, client, slicing.reads_later)?;
         let load = Load {
-            bytes: memory.store.model_bytes(pass.model),
+            amount: Amount {
+                bytes: memory.store.model_bytes(pass.model),
+                attended: pass.plan.steps.iter().map(|s| pass.attended(s)).sum(),
+            },
             was_read: !pass.outputs.is_empty() && reading.is_none(),
             timed: None,
         };
@@ -129,7 +133,7 @@ fn first_slice(
 fn go_on(
     memory: &mut Memory,
     mut steps: Stepwise<'_, '_>,
-    is_over: &dyn Fn(&Memory, u64) -> bool,
+    is_over: &dyn Fn(&Memory, Amount) -> bool,
 ) -> Result<SliceEnd, Error> {
     let mut is_first = true;
     loop {
@@ -143,7 +147,7 @@ fn go_on(
                 if std::mem::take(&mut is_first) {
                     steps.begun();
                 }
-                if is_over(memory, steps.given_bytes()) {
+                if is_over(memory, steps.given()) {
                     return Ok(steps.stop());
                 }
             }

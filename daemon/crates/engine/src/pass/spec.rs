@@ -2,7 +2,7 @@
 
 use rocmforge_device::{Batch, Plan, Scratch, ScratchLayout, Span};
 use rocmforge_kernels::host::ops::RopeAngles;
-use rocmforge_ops::{MEAN_OF_SPAN, Step};
+use rocmforge_ops::{MEAN_OF_SPAN, Op, Step};
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
 use crate::api::error::Error;
@@ -103,6 +103,22 @@ impl Pass<'_> {
             && self.hidden.is_empty()
             && self.outputs.len() as u64 <= self.scratch.outputs
             && self.routes()
+    }
+
+    /// Positions that the rows attend to in a step, summed over them. Windows are not looked at.
+    pub(super) fn attended(&self, step: &Step) -> u64 {
+        let Step::Run { ops, .. } = step else {
+            return 0;
+        };
+        let layers = ops.iter().filter(|op| matches!(op, Op::Attention { .. }));
+        let of_span = |span: &Span<'_>| {
+            let mean = u64::from(span.first_position) + span.n_rows as u64 / 2;
+            span.n_rows as u64 * mean
+        };
+        match layers.count() as u64 {
+            0 => 0,
+            layers => layers * self.spans.iter().map(of_span).sum::<u64>(),
+        }
     }
 
     /// Whether it goes through a mixture.

@@ -11,6 +11,7 @@ use crate::pass::found::{HeadRead, emit_rows};
 use crate::pass::lookahead::Lookahead;
 use crate::pass::run::{ExpertsLeft, Load, Run, StepEnd, begin, run_step, write_inputs};
 use crate::pass::spec::{Pass, PassClient, RowOutput, WantedRow, batch, id, scratch};
+use crate::pass::work::Amount;
 
 /// A pass between two of its steps. All that it has so far lies in its scratch block, so passes
 /// with other scratch may run before it goes on.
@@ -198,9 +199,9 @@ impl<'a, 'b> Stepwise<'a, 'b> {
         self.run.client.begun();
     }
 
-    /// Bytes of weights that this slice gave the device to compute with.
-    pub(super) fn given_bytes(&self) -> u64 {
-        self.run.given.bytes
+    /// What this slice gave the device to compute.
+    pub(super) fn given(&self) -> Amount {
+        self.run.given.amount
     }
 
     /// It ends here: what is held is given back.
@@ -243,7 +244,7 @@ impl<'a, 'b> Stepwise<'a, 'b> {
         let Step::Run { segment, .. } = step else {
             return Err(Error::Internal("the head of a plan routes".to_owned()));
         };
-        let given = self.run.given.bytes;
+        let given = self.run.given.amount;
         let ran = match *segment {
             Some(head) => self.run.with_segment(memory, head, |memory, run, slab| {
                 run_head(memory, run, step, Some((head, slab)))
@@ -259,7 +260,7 @@ impl<'a, 'b> Stepwise<'a, 'b> {
         }
         // Of many rows few are wanted: a head of these takes next to nothing beside layers.
         if pass.outputs.len() + pass.hidden.len() < pass.n_tokens / HEAD_ROWS_PART {
-            self.run.given.bytes = given;
+            self.run.given.amount = given;
         }
         Ok(match ran? {
             StepEnd::Done if self.run.reading.is_some() => self.stop(),

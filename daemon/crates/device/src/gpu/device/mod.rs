@@ -8,7 +8,7 @@
 //!                   reserve.rs (the device's own block; marks.rs in it), embedding.rs,
 //!                   passes.rs: pass_data.rs (positions, page tables), launches.rs (operations,
 //!                   fused by fuse.rs), products.rs (the vendor's), graphs.rs (recorded decode
-//!                   steps), sampling.rs, readback.rs, reads.rs
+//!                   steps), sampling.rs, readback.rs, reads.rs, timed.rs
 //!                                                              on the compute stream
 //! staging threads --> uploads/, windows.rs (registered mappings), ring.rs (pinned memory)
 //!                                                              on the copy and repack streams
@@ -35,6 +35,7 @@ mod closed;
 mod config;
 mod embedding;
 mod errors;
+mod floats;
 mod fuse;
 mod graphs;
 mod kernels;
@@ -52,7 +53,9 @@ mod reserve;
 mod ring;
 mod rows;
 mod sampling;
+mod segments;
 mod sending;
+mod timed;
 pub(in crate::gpu) mod trial;
 mod uploads;
 mod wait;
@@ -63,16 +66,15 @@ mod workspace;
 use std::sync::Arc;
 
 use rocmforge_gguf::MappedFile;
-use rocmforge_kernels::gpu::{self as gpu_kernels, GpuTarget};
+use rocmforge_kernels::gpu::GpuTarget;
 
 use crate::error::Error;
 use crate::gpu::others::Card;
 use crate::ops::{Batch, Buf, PlacedBuf, ScratchLayout};
-use crate::segment::wrong_shape;
 use crate::{
     BoundStep, Candidates, ClosedDevice, Device, DeviceInfo, MemoryUse, ModelPlanView, ReadTicket,
-    Role, Said, Scratch, SegmentLayout, TakeRows, TensorDesc, Throughput, TimedCandidates, Upload,
-    UploadTicket, Watch,
+    Said, Scratch, SegmentLayout, TakeRows, TensorDesc, Throughput, TimedCandidates, TimedTicket,
+    TimedWork, Upload, UploadTicket, Watch,
 };
 
 use super::kernel_log::KernelView;
@@ -80,6 +82,7 @@ use super::{Context, Stream};
 use arena::Arena;
 use aside::Aside;
 use errors::{failed, launch_error, stream_driver};
+use floats::{bytes_of, bytes_of_mut};
 use graphs::Graphs;
 use kernels::Kernels;
 use pace::Runs;
@@ -91,7 +94,9 @@ use registration::Finding;
 use reserve::{DeviceReserve, SLOTS};
 use ring::Ring;
 use rows::RowsMemory;
+use segments::layout;
 use sending::Sender;
+use timed::TimedParts;
 use uploads::Uploads;
 use warmup::WarmUp;
 use workspace::Workspace;
@@ -126,6 +131,7 @@ pub struct GpuDevice {
     reserve: Option<DeviceReserve>,
     pass: PassData,
     runs: Runs,
+    timed: TimedParts,
     /// The recording whose table of experts lies on the device, if nothing can
     /// have been written over it.
     table_of: Option<graphs::Key>,
@@ -214,18 +220,6 @@ impl GpuDevice {
         let base = self.arena.at(scratch.base, workspace.end);
         (workspace, base)
     }
-}
-
-/// See [`Device::layout`].
-fn layout(tensors: &[TensorDesc]) -> Result<SegmentLayout, Error> {
-    SegmentLayout::place(tensors, |desc| {
-        let ty = desc.ty;
-        match desc.role {
-            Role::Matrix => gpu_kernels::device_bytes(ty, desc.rows, desc.cols)
-                .map_err(|e| wrong_shape(desc, e.to_string())),
-            Role::Vector => Ok(desc.rows * desc.cols * 4),
-        }
-    })
 }
 
 fn vendor_name(context: &Context) -> &'static str {
@@ -468,7 +462,7 @@ impl Device for GpuDevice {
     fn pace(&mut self, rows: usize) -> Option<Throughput> {
         let reserve = self.reserve?;
         Some(Throughput {
-            computed_bytes_per_s: self.runs.of(rows).rate()?,
+            computed_bytes_per_s: self.runs.rate(rows)?,
             upload_bytes_per_s: self.uploads.bytes_per_s()?,
             ahead_bytes: SLOTS as u64 * reserve.slot_bytes,
         })
@@ -532,6 +526,18 @@ impl Device for GpuDevice {
         self.end_largest(ticket)
     }
 
+    fn begin_timed(&mut self) -> Option<TimedTicket> {
+        self.timed.begin(&self.context, &self.compute)
+    }
+
+    fn end_timed(&mut self, ticket: TimedTicket) {
+        self.timed.end(ticket, &self.compute);
+    }
+
+    fn look_at_timed(&mut self, ticket: TimedTicket) -> TimedWork {
+        self.timed.look(ticket)
+    }
+
     fn peek(&mut self, offset: u64, out: &mut [u8]) -> Result<bool, Error> {
         self.fetch(self.arena.at(offset, out.len() as u64), out)?;
         Ok(true)
@@ -577,17 +583,6 @@ impl Device for GpuDevice {
         self.readback.fetch_each(&self.compute, &mut parts)?;
         self.uploads.settle_used()
     }
-}
-
-fn bytes_of(values: &[f32]) -> &[u8] {
-    // SAFETY: f32 has no padding, and any byte is a u8.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }
-}
-
-fn bytes_of_mut(values: &mut [f32]) -> &mut [u8] {
-    // SAFETY: f32 has no padding, every bit pattern is one, and the values are
-    // borrowed as long as the bytes.
-    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), size_of_val(values)) }
 }
 
 impl Drop for GpuDevice {

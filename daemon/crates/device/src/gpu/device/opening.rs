@@ -26,6 +26,7 @@ use super::reads::Reads;
 use super::registration::{self, Finding};
 use super::ring::Ring;
 use super::rows::RowsMemory;
+use super::timed::TimedParts;
 use super::trial::Trials;
 use super::uploads::{Uploads, UploadsConfig};
 use super::warmup::{self, WarmUp};
@@ -222,6 +223,7 @@ impl GpuDevice {
             aside: Aside::new(&context),
             arena,
             runs: Runs::new(&context)?,
+            timed: TimedParts::default(),
             context,
             config,
             target,

@@ -16,6 +16,9 @@ const TURNS: u32 = 5;
 /// hundred times as slow.
 const LARGE_PART: f64 = 0.25;
 
+/// A sample that is so many times larger than all before it does not wait for its turn.
+const LARGER: f64 = 4.0;
+
 /// What is left of the largest size behind each sample that is too small, so that such count some
 /// 100,000 samples behind the last large one.
 const FORGETS: f64 = 0.99999;
@@ -77,10 +80,17 @@ impl Stopwatch {
     /// Begins a sample if it is time for one. Whether it did: [`Stopwatch::end`] belongs behind the
     /// work then.
     pub(super) fn begin(&mut self, stream: &Stream) -> bool {
+        self.begin_of(stream, 0)
+    }
+
+    /// As [`Stopwatch::begin`], of so many units: a sample that is far larger than all before it is
+    /// due at once.
+    pub(super) fn begin_of(&mut self, stream: &Stream, units: u64) -> bool {
         let due = self.is_due();
+        let larger = units as f64 > self.rate.largest * LARGER && self.under_way.is_none();
         self.turns = (self.turns + 1) % TURNS;
         // What cannot be measured is work like any other; its errors show elsewhere.
-        due && self.start.record(stream).is_ok()
+        (due || larger) && self.start.record(stream).is_ok()
     }
 
     /// Ends a sample of so many units.
@@ -133,14 +143,58 @@ impl Runs {
 
     /// The one for passes of so many rows.
     pub(super) fn of(&mut self, rows: usize) -> &mut Stopwatch {
-        let class = rows.max(1).next_power_of_two().trailing_zeros() as usize;
-        &mut self.0[class.min(CLASSES - 1)]
+        &mut self.0[class(rows)]
     }
+
+    /// Bytes of weights a second in passes of so many rows. Where only small models had such
+    /// passes, and others larger ones, those say more: launches of the small ones take a hundred
+    /// times as long a byte.
+    pub(super) fn rate(&mut self, rows: usize) -> Option<f64> {
+        let class = class(rows);
+        let known = self.0.iter_mut().map(|watch| {
+            let rate = watch.rate();
+            (watch.rate.largest, rate)
+        });
+        let known: Vec<(f64, Option<f64>)> = known.collect();
+        nearest(class, &known)
+    }
+}
+
+/// The class of passes of so many rows.
+fn class(rows: usize) -> usize {
+    let class = rows.max(1).next_power_of_two().trailing_zeros() as usize;
+    class.min(CLASSES - 1)
+}
+
+/// The rate of a class, of each class's largest sample and rate: its own, or that of the nearest
+/// one, if its own samples are small beside those.
+fn nearest(class: usize, known: &[(f64, Option<f64>)]) -> Option<f64> {
+    let own = known.get(class)?;
+    own.1?;
+    let largest = known.iter().map(|(largest, _)| *largest);
+    let largest = largest.fold(0.0, f64::max);
+    let trusted = known.iter().enumerate();
+    let trusted = trusted.filter(|(_, (units, _))| *units >= largest * LARGE_PART);
+    let rates = trusted.filter_map(|(at, (_, rate))| Some((at.abs_diff(class), (*rate)?)));
+    rates.min_by_key(|(far, _)| *far).map(|(_, rate)| rate)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_that_only_small_models_had_are_as_fast_as_others() {
+        let (large, small) = ((50e6, Some(2e12)), (2e5, Some(7e8)));
+        let nothing = (0.0, None);
+        let known = [small, large, nothing, (60e6, Some(1e12))];
+        assert_eq!(nearest(0, &known), Some(2e12));
+        assert_eq!(nearest(1, &known), Some(2e12));
+        assert_eq!(nearest(2, &known), None, "no pass had so many");
+        assert_eq!(nearest(3, &known), Some(1e12));
+        // With small models alone theirs is all that is known.
+        assert_eq!(nearest(0, &[small, nothing]), Some(7e8));
+    }
 
     #[test]
     fn launches_of_a_small_model_are_not_taken_for_the_devices_rate() {

@@ -34,7 +34,14 @@ impl GpuDevice {
             0 => batch.n_tokens,
             wanted => wanted,
         };
-        let timed = self.runs.of(rows).begin(&self.compute);
+        let bytes = steps.iter().map(|step| match step {
+            BoundStep::Run { weights, .. } => weights.map_or(0, |w| w.layout.bytes),
+            BoundStep::Experts { experts, .. } => {
+                experts.iter().map(|e| e.weights.layout.bytes).sum()
+            }
+        });
+        let bytes: u64 = bytes.sum();
+        let timed = self.runs.of(rows).begin_of(&self.compute, bytes);
         match key {
             Some(key) => self.queue_recorded(&key, steps, scratch, batch, shape)?,
             None => {
@@ -44,13 +51,6 @@ impl GpuDevice {
             }
         }
         if timed {
-            let bytes = steps.iter().map(|step| match step {
-                BoundStep::Run { weights, .. } => weights.map_or(0, |w| w.layout.bytes),
-                BoundStep::Experts { experts, .. } => {
-                    experts.iter().map(|e| e.weights.layout.bytes).sum()
-                }
-            });
-            let bytes = bytes.sum();
             self.runs.of(rows).end(&self.compute, bytes);
         }
         Ok(())

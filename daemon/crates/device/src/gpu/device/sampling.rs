@@ -7,9 +7,10 @@ use crate::error::Error;
 use crate::ops::{Buf, PlacedBuf};
 use crate::{Candidates, ReadTicket, Scratch, TakeRows, TimedCandidates};
 
+use super::floats::bytes_of_mut;
 use super::reserve::DeviceReserve;
 use super::rows::GROUP_BYTES;
-use super::{GpuDevice, bytes_of_mut, launch_error};
+use super::{GpuDevice, launch_error};
 
 /// Rows whose `k` largest elements the reserve has room for at once, of so many elements each.
 fn rows_at_once(reserve: &DeviceReserve, width: u64, k: usize) -> usize {
