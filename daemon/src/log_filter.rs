@@ -18,12 +18,14 @@ pub fn parse(text: &str) -> Result<Targets, String> {
         let level = part.parse::<LevelFilter>();
         match (part.split_once('='), level) {
             (Some((target, level)), _) => add(filter, target.trim(), level.trim())
-                .ok_or_else(|| format!("'{part}' is not TARGET=LEVEL")),
+                .ok_or_else(|| {
+                format!("'{part}' is not TARGET=LEVEL: for example info,rocmforge_engine=debug")
+            }),
             (None, Ok(level)) => Ok(filter.with_default(level)),
             (None, Err(_)) if is_ours(part) => Ok(filter.with_target(part, LevelFilter::TRACE)),
             // It would count as a target of which everything is logged, and nothing else would be.
             (None, Err(_)) => Err(format!(
-                "'{part}' is no level: error, warn, info, debug or trace; the target of another library has a level \
+                "'{part}' is no level: off, error, warn, info, debug or trace; the target of another library has a level \
                  behind it (h2=debug)"
             )),
         }

@@ -8,7 +8,7 @@
 // included: such a file is not ours to publish.
 //
 //   claude:   ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN=none claude -p "Begin." --model m \
-//             --allowedTools Bash,Task
+//             --allowedTools Bash,Agent
 //   codex:    a config.toml with base_url = "{url}/v1" and wire_api = "responses"; codex exec "Begin."
 //   opencode: a provider @ai-sdk/openai-compatible with baseURL "{url}/v1"; opencode run "Begin."
 

@@ -350,14 +350,11 @@ fn gpu(text: &str) -> Option<DeviceChoice> {
 
 /// A filter of log lines.
 pub(super) fn log_filter() -> Kind<String> {
-    let allowed = "a level (`error`, `warn`, `info`, `debug`, `trace`) or directives such as \
+    let allowed = "a level (`off`, `error`, `warn`, `info`, `debug`, `trace`) or directives such as \
                    `info,rocmforge_engine=debug`";
     let read = |text: &str| match log_filter::parse(text) {
         Ok(_) => Ok(text.to_owned()),
-        Err(error) => Err(format!(
-            "'{text}' is no log filter ({error}): a level (error, warn, info, debug, trace) or directives such as \
-             info,rocmforge_engine=debug"
-        )),
+        Err(error) => Err(error),
     };
     Kind {
         words: vec!["debug,rocmforge_engine=trace"],

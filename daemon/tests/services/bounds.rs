@@ -273,7 +273,8 @@ const UNREAD_OVER_HTTP_FOR: Duration = Duration::from_secs(65);
 
 #[tokio::test]
 async fn http_streams_that_are_not_read_do_not_end_each_other() {
-    // A minute of waiting for what `streams_that_are_not_read_do_not_end_each_other` shows of gRPC.
+    // A minute of waiting. `streams_that_are_not_read_do_not_end_each_other` shows the same of
+    // gRPC, and the unit tests of http/reply.rs what ends an HTTP stream that is not read.
     if !is_whole_sweep("HTTP streams that are not read for a minute") {
         return;
     }

@@ -17,7 +17,9 @@ use std::process::{Command, Stdio};
 pub fn is_whole_sweep(left_out: &str) -> bool {
     let is_whole = std::env::var_os("ROCMFORGE_TEST_ALL").is_some();
     if !is_whole {
-        println!("left out without ROCMFORGE_TEST_ALL: {left_out}");
+        // Past the test runner, which keeps what a passing test prints.
+        let note = format!("left out without ROCMFORGE_TEST_ALL: {left_out}\n");
+        std::io::stderr().write_all(note.as_bytes()).ok();
     }
     is_whole
 }

@@ -13,10 +13,11 @@ use nix::unistd::read;
 
 use super::line::Line;
 
-/// Begins the alternate screen, without a cursor.
-const BEGIN: &str = "\u{1b}[?1049h\u{1b}[?25l\u{1b}[2J";
+/// Begins the alternate screen, without a cursor. Letters that are wider than known end at its
+/// edge: lines that did not change are not drawn again.
+const BEGIN: &str = "\u{1b}[?1049h\u{1b}[?25l\u{1b}[?7l\u{1b}[2J";
 /// Puts back what was on the terminal before.
-const END: &str = "\u{1b}[?25h\u{1b}[?1049l";
+const END: &str = "\u{1b}[?7h\u{1b}[?25h\u{1b}[?1049l";
 /// How long the rest of an escape sequence may take, before its beginning is the key Esc.
 const REST_MS: u8 = 25;
 /// Bytes of keys that are read at once.
@@ -164,6 +165,8 @@ fn keys(bytes: &[u8]) -> (Vec<Key>, bool) {
                 match rest.get(..length.unwrap_or(rest.len())) {
                     Some([b'[' | b'O', .., b'A']) => keys.push(Key::Up),
                     Some([b'[' | b'O', .., b'B']) => keys.push(Key::Down),
+                    // With Alt, a letter has an escape before it, and means nothing here.
+                    Some([]) if matches!(rest.first(), Some(0x20..0x7f)) => rest = &rest[1..],
                     Some([]) | None => keys.push(Key::Esc),
                     Some(_) => {}
                 }
@@ -217,7 +220,7 @@ mod tests {
             (b"\x1b[H\x1b[15~\x1b[200~q", &[Char('q')]),
             (b"\x03", &[Interrupt]),
             (b"\x1b\x1b[B", &[Esc, Down]),
-            (b"\x1bq", &[Esc, Char('q')]),
+            (b"\x1bqj", &[Char('j')]),
             (b"\0\x01\xc3\xbc\xff", &[]),
             (b"", &[]),
         ] {

@@ -106,6 +106,12 @@ pub(crate) struct Recognised {
     pub(crate) content: Content,
 }
 
+/// Whether a key's array may be left out where its content is known: nobody but the tokenizer,
+/// which knows of that, reads those.
+pub(super) fn is_of_vocabulary(key: &str) -> bool {
+    key.starts_with("tokenizer.")
+}
+
 /// Whether an array of so many elements is worth knowing.
 pub(crate) fn is_large(ty: ValueType, count: u64) -> bool {
     // No remark is made on the elements of these, which a file that is not walked would lack.

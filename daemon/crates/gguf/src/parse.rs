@@ -360,7 +360,9 @@ impl Parser {
                 let start = at + ARRAY_HEAD_BYTES as usize;
                 entry.bytes = start..start;
                 entry.array = Some((frame.ty, frame.left as usize));
-                self.is_before_large = self.recognises && known::is_large(frame.ty, frame.left);
+                self.is_before_large = self.recognises
+                    && known::is_of_vocabulary(&entry.key)
+                    && known::is_large(frame.ty, frame.left);
                 self.frames.push(frame);
                 return Ok(Stage::Elements);
             }
@@ -426,6 +428,7 @@ impl Parser {
         entry.bytes.end = self.pos;
         if let Some((ty, count)) = entry.array
             && self.recognises
+            && known::is_of_vocabulary(&entry.key)
             && known::is_large(ty, count as u64)
         {
             entry.content = Some(known::note(ty, count as u64, &bytes[entry.bytes.clone()]));

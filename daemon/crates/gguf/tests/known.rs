@@ -7,7 +7,12 @@ use rocmforge_gguf::write::{GgufWriter, MetaValue};
 use rocmforge_gguf::{Error, Gguf, MappedFile, TensorType};
 
 const TOKENS: usize = 20_000;
-const KEYS: [&str; 4] = ["v.tokens", "v.scores", "v.types", "v.merges"];
+const KEYS: [&str; 4] = [
+    "tokenizer.tokens",
+    "tokenizer.scores",
+    "tokenizer.types",
+    "tokenizer.merges",
+];
 
 /// Strings that no other vocabulary of this process has.
 #[derive(Clone)]
@@ -35,10 +40,16 @@ impl Vocabulary {
     fn header(&self, name: &str) -> GgufWriter {
         let writer = GgufWriter::new()
             .key("general.name", name)
-            .key("v.tokens", self.tokens.iter().collect::<MetaValue>())
-            .key("v.scores", self.scores.as_slice())
-            .key("v.types", self.types.as_slice())
-            .key("v.merges", self.merges.iter().collect::<MetaValue>())
+            .key(
+                "tokenizer.tokens",
+                self.tokens.iter().collect::<MetaValue>(),
+            )
+            .key("tokenizer.scores", self.scores.as_slice())
+            .key("tokenizer.types", self.types.as_slice())
+            .key(
+                "tokenizer.merges",
+                self.merges.iter().collect::<MetaValue>(),
+            )
             .key("v.last", 7u32);
         let rows = name.len() as u64;
         writer.zeros("t", &[32, rows], TensorType::Q8_0)
@@ -84,7 +95,7 @@ fn a_header_that_was_read_before_is_not_kept_again() {
     let (first, _) = recognised(&paths[0]).unwrap();
     assert!(first.is_whole(), "nobody has read it before");
     assert_eq!(first.kept_bytes() as u64, first.header_bytes());
-    assert_eq!(strings(&first, "v.merges"), words.merges);
+    assert_eq!(strings(&first, "tokenizer.merges"), words.merges);
     for path in &paths[1..] {
         let (found, file) = recognised(path).unwrap();
         let whole = Gguf::open(&MappedFile::open(path).unwrap()).unwrap();
@@ -95,7 +106,7 @@ fn a_header_that_was_read_before_is_not_kept_again() {
         assert!(file.bytes_read() <= most, "{} bytes", file.bytes_read());
         assert_same(&found, &whole);
         assert_eq!(found.u32("v.last").unwrap(), Some(7));
-        assert_eq!(strings(&whole, "v.tokens"), words.tokens);
+        assert_eq!(strings(&whole, "tokenizer.tokens"), words.tokens);
         for key in KEYS {
             assert_eq!(found.value(key), None, "{key}");
             let not_kept = [
@@ -130,25 +141,34 @@ fn what_differs_anywhere_is_read() {
     };
     let last = 2 * TOKENS - 1;
     let cases: [(&str, Vec<u8>); 8] = [
-        ("v.tokens", changed(&|w| w.tokens[0][0] ^= 1)),
-        ("v.tokens", changed(&|w| w.tokens[TOKENS - 1][0] ^= 1)),
-        ("v.tokens", changed(&|w| w.tokens[TOKENS / 2].push(b'a'))),
+        ("tokenizer.tokens", changed(&|w| w.tokens[0][0] ^= 1)),
         (
-            "v.tokens",
+            "tokenizer.tokens",
+            changed(&|w| w.tokens[TOKENS - 1][0] ^= 1),
+        ),
+        (
+            "tokenizer.tokens",
+            changed(&|w| w.tokens[TOKENS / 2].push(b'a')),
+        ),
+        (
+            "tokenizer.tokens",
             // Of the same length as a whole.
             changed(&|w| {
                 let moved = w.tokens[10_001].pop().unwrap();
                 w.tokens[10_000].push(moved);
             }),
         ),
-        ("v.scores", changed(&|w| w.scores[TOKENS - 1] += 0.5)),
-        ("v.types", changed(&|w| w.types[11_111] ^= 1)),
         (
-            "v.merges",
+            "tokenizer.scores",
+            changed(&|w| w.scores[TOKENS - 1] += 0.5),
+        ),
+        ("tokenizer.types", changed(&|w| w.types[11_111] ^= 1)),
+        (
+            "tokenizer.merges",
             changed(&|w| *w.merges[last].last_mut().unwrap() ^= 1),
         ),
         (
-            "v.merges",
+            "tokenizer.merges",
             changed(&|w| {
                 w.merges.pop();
             }),
@@ -181,11 +201,16 @@ fn damaged_headers_fail_as_if_nothing_was_known() {
         let mut windows = whole.windows(text.len());
         windows.position(|window| window == text).unwrap()
     };
-    let in_merges = find(b"v.merges") + 100_000;
+    let in_merges = find(b"tokenizer.merges") + 100_000;
     // Cut in an array, behind all of them, and before the end of the data.
-    let mut cases: Vec<Vec<u8>> = [find(b"v.scores") - 9, in_merges, header - 5, header + 3]
-        .map(|len| whole[..len].to_vec())
-        .into();
+    let mut cases: Vec<Vec<u8>> = [
+        find(b"tokenizer.scores") - 9,
+        in_merges,
+        header - 5,
+        header + 3,
+    ]
+    .map(|len| whole[..len].to_vec())
+    .into();
     // A type that there is none of, behind what is passed over.
     let mut odd = whole.clone();
     odd[find(b"v.last") + 6] = 99;
@@ -222,5 +247,18 @@ fn a_rewrite_of_what_was_passed_over_is_noticed() {
         );
         writer.write_all_at(&[bytes[at]], at as u64).unwrap();
         drop(writer);
+    }
+}
+
+#[test]
+fn an_array_that_is_no_vocabulary_is_always_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers: Vec<i32> = (0..TOKENS as i32).collect();
+    let header = GgufWriter::new().key("llama.attention.head_count_kv", layers.as_slice());
+    let path = write(dir.path(), "layers", &header.to_bytes());
+    for _ in 0..2 {
+        let (found, _) = recognised(&path).unwrap();
+        assert!(found.is_whole());
+        assert!(found.value("llama.attention.head_count_kv").is_some());
     }
 }

@@ -132,13 +132,20 @@ impl Engine {
         };
         let loaded = Arc::clone(&task.loaded);
         let plan = loaded.model().plan();
-        if goes_on_anywhere(plan) {
+        let (false, Some(status)) = (goes_on_anywhere(plan), self.requests.running(seq)) else {
+            return;
+        };
+        if task.realm.is_none() {
             return;
         }
-        let leaders = self
-            .requests
-            .all()
-            .filter(|leader| leader.seq < seq && leader.realm == task.realm && !leader.follows);
+        // Those that it would follow.
+        let leaders = self.requests.all().filter(|leader| {
+            let leads = self.requests.running(leader.seq);
+            leader.seq < seq
+                && leader.realm == task.realm
+                && !leader.follows
+                && leads.is_some_and(|of| of.arrival.class <= status.arrival.class)
+        });
         let asked: Vec<(SeqId, usize)> = leaders
             .map(|leader| (leader.seq, common_pages(leader, task)))
             .filter(|&(_, common)| common >= COMMON_PAGES_MIN)

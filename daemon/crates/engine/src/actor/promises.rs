@@ -14,7 +14,6 @@ use rocmforge_tensor_cache::ModelId;
 
 use crate::actor::engine::Engine;
 use crate::pass::pieces::ROWS_LEAST;
-use crate::pass::times::PassTimes;
 use crate::request::task::Task;
 
 /// The part of a gap that nothing is planned into: between two passes the engine does this and
@@ -182,21 +181,24 @@ impl Engine {
         found.into_iter().map(promise).collect()
     }
 
-    /// Times of a model's passes as they are while it has a promise: its weights stay, if they fit.
-    pub(super) fn promised_times(&self, model: ModelId) -> Option<&PassTimes> {
+    /// Seconds of a model's passes of so many tokens as they are while it has a promise: its
+    /// weights stay, if they fit. The experts of an MoE model come as they are needed, so until
+    /// all are there its other passes count.
+    pub(super) fn promised_seconds(&self, model: ModelId, rows: u32) -> Option<f64> {
         let entry = self.models.get(model)?;
-        Some(match self.memory.store.cache.fits(model) {
-            true => &entry.resident_times,
-            false => &entry.times,
-        })
+        let rows = rows.max(1) as usize;
+        if !self.memory.store.cache.fits(model) {
+            return entry.times.seconds(rows);
+        }
+        let resident = entry.resident_times.seconds(rows);
+        resident.or_else(|| entry.times.seconds(rows).filter(|_| self.routes(model)))
     }
 
     /// Seconds of a model's next pass, or of what is left of its suspended one; `None` where
     /// nothing is known.
     fn pass_left(&self, model: ModelId) -> Option<f64> {
         let entry = self.models.get(model)?;
-        let times = self.promised_times(model)?;
-        let tokens = |rows: u32| times.seconds(rows as usize);
+        let tokens = |rows: u32| self.promised_seconds(model, rows);
         if let Some(pass) = self.requests.suspended.of(model) {
             let decode = pass.plan.decode_spans;
             let all = match pass.plan.spans.len() > decode {
@@ -212,13 +214,13 @@ impl Engine {
     /// some; `None` where nothing is known.
     pub(super) fn pass_seconds(&self, model: ModelId, rows: u32) -> Option<f64> {
         let entry = self.models.get(model)?;
-        let times = self.promised_times(model)?;
-        let alone = times.seconds(rows.max(1) as usize)?;
+        let alone = self.promised_seconds(model, rows);
         let with_prompts = match self.requests.prompts(model).0 {
             0 => None,
             _ => entry.price.seconds(),
         };
-        Some(alone.max(with_prompts.unwrap_or(0.0)))
+        let known = alone.into_iter().chain(with_prompts);
+        known.reduce(f64::max)
     }
 
     /// Seconds of the longest step of a model's passes of so many rows, as far as that is known.
@@ -359,8 +361,7 @@ impl Engine {
         };
         if let Some(own) = of_model(promises, model) {
             let holds = |rows: u32| {
-                let times = self.promised_times(model);
-                let pass = times.and_then(|times| times.seconds(rows as usize));
+                let pass = self.promised_seconds(model, rows);
                 let own = Share {
                     gap_us: own.gap_us,
                     pass_us: pass.map_or(own.pass_us, pass_us),

@@ -225,7 +225,7 @@ impl Engine {
     /// Seconds of a pass of so many rows, as it was measured of as many or fewer, or by the
     /// device's rates; `None` where nothing is known.
     fn measured_pass(&mut self, model: ModelId, rows: u32) -> Option<f64> {
-        if let Some(seconds) = self.promised_times(model)?.seconds(rows as usize) {
+        if let Some(seconds) = self.promised_seconds(model, rows) {
             return Some(seconds);
         }
         let entry = self.models.get(model)?;

@@ -8,6 +8,7 @@ use crate::api::refusal::Refusal;
 use crate::api::{Command, GenerateEvent, PreloadEvent, PreloadRoom, Released};
 use crate::guards::budget::{self, BUDGET_MIN};
 use crate::guards::power_log::BEHIND_RELEASE;
+use crate::pass::backlog::Backlog;
 use crate::request::encode;
 
 type DeviceError = rocmforge_device::Error;
@@ -109,6 +110,8 @@ impl Engine {
         let closed = self.memory.store.close_device(aside);
         let is_closed = self.memory.store.device.is_closed();
         if is_closed {
+            // What it timed is known to nobody any more.
+            self.space.backlog = Backlog::default();
             self.memory.host_kv.device_was_closed();
         }
         match closed {

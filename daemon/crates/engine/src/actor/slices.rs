@@ -175,6 +175,7 @@ impl Engine {
             None => None,
         };
         let missed = pass.counts.misses;
+        let waited = self.memory.store.reasons.waited.all;
         let timed = self.begin_timed(&pass);
         let ran = self.run_slice_in(&mut pass, until);
         if let Some(ticket) = timed {
@@ -199,7 +200,11 @@ impl Engine {
                 amount: load.amount,
                 work,
                 due: ended,
-                is_undisturbed: ran.is_ok() && pass.counts.misses == missed && !self.routes(model),
+                is_undisturbed: ran.is_ok()
+                    && !load.was_read
+                    && pass.counts.misses == missed
+                    && self.memory.store.reasons.waited.all == waited
+                    && !self.routes(model),
             };
             self.space.backlog.push(slice, ended);
         }
@@ -327,7 +332,7 @@ impl Engine {
     fn are_due_sooner(&mut self, due: Instant, now: Instant) {
         let early = due.saturating_duration_since(now);
         for pass in self.requests.suspended.passes_mut() {
-            if let Some(other) = pass.due.as_mut().filter(|other| **other > due) {
+            if let Some(other) = pass.due.as_mut().filter(|other| **other >= due) {
                 *other = (*other - early).max(now);
             }
         }
@@ -335,7 +340,7 @@ impl Engine {
 
     /// Whether a model's layers route rows to experts: the host waits for that, and the device for
     /// the host.
-    fn routes(&self, model: ModelId) -> bool {
+    pub(super) fn routes(&self, model: ModelId) -> bool {
         let entry = self.models.get(model);
         entry.is_some_and(|entry| {
             let mut steps = entry.loaded.model().plan().steps.iter();
@@ -351,10 +356,11 @@ impl Engine {
         self.requests.scheduler.took(model, took_us, ended);
     }
 
-    /// Has the device time a slice of a pass that begins, but for one that is given in one piece
-    /// and read behind it, or only read.
+    /// Has the device time a slice of a pass that begins, but for one of a short pass of tokens,
+    /// which is given in one piece and read behind it, and one that only reads.
     fn begin_timed(&mut self, pass: &PassUnderWay) -> Option<TimedTicket> {
-        if pass.is_read() || self.is_short(pass.model(), &pass.plan) {
+        let decodes = pass.plan.decode_spans == pass.plan.spans.len();
+        if pass.is_read() || (decodes && self.is_short(pass.model(), &pass.plan)) {
             return None;
         }
         self.memory.store.device.begin_timed()
@@ -420,7 +426,7 @@ impl Engine {
         let clock = self.memory.store.clock;
         let begun = clock.now();
         let until = begun + slice;
-        let waited = self.memory.store.reasons.waited.all;
+        let waited = self.memory.store.reasons.waited;
         let watch = StepWatch::new(begun, rates, is_behind);
         let known = known.map_or(0, |seconds| (seconds * 1e6) as u64);
         let suspended = &self.requests.suspended;
@@ -449,9 +455,10 @@ impl Engine {
         let end = slices::run_slice(&mut self.memory, &pass, start, slicing, counts, &mut client);
         self.requests.times.sampling += client.sampling;
         // The time of a step in which an upload was waited for is not its own, unless the model has
-        // to wait in each pass.
-        let is_own =
-            self.memory.store.reasons.waited.all == waited || !self.memory.store.cache.fits(model);
+        // to wait for the link in each pass.
+        let waits = self.memory.store.reasons.waited;
+        let is_own = waits.all == waited.all
+            || (waits.disk == waited.disk && !self.memory.store.cache.fits(model));
         if is_own
             && let Some(longest) = watch.longest(clock.now())
             && let Some(entry) = self.models.get_mut(model)

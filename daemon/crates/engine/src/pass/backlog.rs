@@ -96,11 +96,11 @@ impl Backlog {
         };
         let slice = self.timed.pop_front()?;
         self.since = (!self.timed.is_empty()).then_some(now);
-        let early = self.was_done(slice.due, now);
+        self.was_done(slice.due, now);
         let mut free_at = now;
         for behind in &mut self.timed {
             free_at += behind.work;
-            behind.due = (behind.due - early).max(free_at);
+            behind.due = behind.due.max(free_at);
         }
         self.done_at = self.done_at.map(|done| done.max(free_at));
         Some((slice, took))
@@ -111,6 +111,9 @@ impl Backlog {
     pub(crate) fn was_done(&mut self, due: Instant, now: Instant) -> Duration {
         let early = due.saturating_duration_since(now);
         self.done_at = self.done_at.map(|done| (done - early).max(now));
+        for slice in self.timed.iter_mut().filter(|slice| slice.due >= due) {
+            slice.due = (slice.due - early).max(now);
+        }
         early
     }
 

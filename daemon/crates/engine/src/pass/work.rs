@@ -67,6 +67,9 @@ impl WorkRates {
 /// Fewer positions say nothing beside what launches take.
 const ATTENDED_MIN: u64 = 1 << 20;
 
+/// A sample counts as so many times what is known, at most.
+const SAMPLE_MAX: f64 = 4.0;
+
 /// What a new sample counts for beside those before it.
 const WEIGHT: f64 = 0.25;
 
@@ -93,7 +96,12 @@ impl AttentionCosts {
         let beside = took.as_secs_f64() - amount.bytes as f64 / bytes_per_s;
         let sample = beside.max(0.0) / amount.attended as f64;
         let known = &mut self.seconds[class(rows)];
-        *known = Some(known.map_or(sample, |before| before + (sample - before) * WEIGHT));
+        // Now and then something else goes on, too.
+        let next = |before: f64| match before > 0.0 {
+            true => before + (sample.min(before * SAMPLE_MAX) - before) * WEIGHT,
+            false => sample,
+        };
+        *known = Some(known.map_or(sample, next));
     }
 }
 
