@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_device::ALIGNMENT;
-use rocmforge_ops::Step;
 use rocmforge_scheduler::{PassPlan, SpanPlan};
 use rocmforge_tensor_cache::ModelId;
 
@@ -53,13 +52,12 @@ impl Engine {
             return false;
         };
         let drafts = self.speculation.beside(model).next().is_some();
-        let mut steps = entry.loaded.model().plan().steps.iter();
         let stats = self.memory.store.cache.model_stats(model);
         let mut others = self.requests.all().filter(|t| t.begun && t.model != model);
         let mut mine = self.requests.tasks.values().filter(|t| t.model == model);
         !self.interleaving.is_declined(model)
             && !drafts
-            && steps.any(|step| matches!(step, Step::Experts { .. }))
+            && entry.routes()
             && stats.usage.segments_resident == stats.segments
             && others.next().is_none()
             && mine.all(|t| matches!(t.work, Work::Generate(_)))

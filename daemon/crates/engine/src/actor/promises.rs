@@ -191,7 +191,7 @@ impl Engine {
             return entry.times.seconds(rows);
         }
         let resident = entry.resident_times.seconds(rows);
-        resident.or_else(|| entry.times.seconds(rows).filter(|_| self.routes(model)))
+        resident.or_else(|| entry.times.seconds(rows).filter(|_| entry.routes()))
     }
 
     /// Seconds of a model's next pass, or of what is left of its suspended one; `None` where

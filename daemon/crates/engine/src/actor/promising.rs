@@ -228,9 +228,7 @@ impl Engine {
         if let Some(seconds) = self.promised_seconds(model, rows) {
             return Some(seconds);
         }
-        let entry = self.models.get(model)?;
-        let mut steps = entry.loaded.model().plan().steps.iter();
-        let routes = steps.any(|step| matches!(step, rocmforge_ops::Step::Experts { .. }));
+        let routes = self.models.get(model)?.routes();
         let store = &mut self.memory.store;
         // Of experts a pass needs some.
         let pace = store.device.pace(rows as usize).filter(|_| !routes)?;

@@ -6,7 +6,6 @@
 
 use std::time::Duration;
 
-use rocmforge_ops::Step;
 use rocmforge_scheduler::{
     Action, Arrival, Costs, ModelId as ScheduledModel, ModelView, Next, NotTaken, PassPlan,
     Refusal as Refused, Scheduler, SeqId, SpanPlan, Tick, View,
@@ -314,9 +313,7 @@ impl Engine {
     /// Whether a pass of a model uploads experts: a few rows of prompts are routed to nearly as
     /// many of those as a full chunk, so that each chunk costs about as much, however short it is.
     fn streams_experts(&self, entry: &Entry) -> bool {
-        let mut steps = entry.loaded.model().plan().steps.iter();
-        steps.any(|step| matches!(step, Step::Experts { .. }))
-            && !self.memory.store.cache.fits(entry.id)
+        entry.routes() && !self.memory.store.cache.fits(entry.id)
     }
 
     /// Whether prompts of so many rows together come in beside others' tokens little by little.

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use rocmforge_device::{ALIGNMENT, TimedTicket};
-use rocmforge_ops::Step;
 use rocmforge_scheduler::{PassPlan, slice_is_over};
 use rocmforge_tensor_cache::{BlockKind, ModelId};
 
@@ -15,6 +14,7 @@ use crate::api::error::Error;
 use crate::features::context::have_room;
 use crate::features::speculation::mtp_pass::wants_stream;
 use crate::memory::Memory;
+use crate::model::registry::Entry;
 use crate::pass::backlog::{SliceWork, TimedSlice};
 use crate::pass::pieces::StepWatch;
 use crate::pass::prepared::PassRequests;
@@ -200,11 +200,12 @@ impl Engine {
                 amount: load.amount,
                 work,
                 due: ended,
+                // An MoE model waits for its routing to be read, and the device for the host.
                 is_undisturbed: ran.is_ok()
                     && !load.was_read
                     && pass.counts.misses == missed
                     && self.memory.store.reasons.waited.all == waited
-                    && !self.routes(model),
+                    && !self.models.get(model).is_some_and(Entry::routes),
             };
             self.space.backlog.push(slice, ended);
         }
@@ -336,16 +337,6 @@ impl Engine {
                 *other = (*other - early).max(now);
             }
         }
-    }
-
-    /// Whether a model's layers route rows to experts: the host waits for that, and the device for
-    /// the host.
-    pub(super) fn routes(&self, model: ModelId) -> bool {
-        let entry = self.models.get(model);
-        entry.is_some_and(|entry| {
-            let mut steps = entry.loaded.model().plan().steps.iter();
-            steps.any(|step| matches!(step, Step::Experts { .. }))
-        })
     }
 
     /// Tells the scheduler what a slice took; `ended` if it was its pass's last.

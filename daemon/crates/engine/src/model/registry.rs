@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rocmforge_ops::Step;
 use rocmforge_tensor_cache::ModelId;
 
 use crate::api::error::Error;
@@ -37,6 +38,14 @@ pub(crate) struct Entry {
     pub(crate) is_withdrawn: bool,
     /// The model whose images it reads: it is a vision tower, and known to nobody by name.
     pub(crate) reads_for: Option<ModelId>,
+}
+
+impl Entry {
+    /// Whether its layers route rows to experts.
+    pub(crate) fn routes(&self) -> bool {
+        let mut steps = self.loaded.model().plan().steps.iter();
+        steps.any(|step| matches!(step, Step::Experts { .. }))
+    }
 }
 
 /// All of them, in the order in which they were loaded.
