@@ -1,5 +1,6 @@
 //! Everything that can go wrong between a caller and the daemon.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -55,10 +56,7 @@ impl Error {
     /// Wraps the status of a call, telling the daemon's answers from failures of
     /// the connection.
     pub(crate) fn from_status(rpc: &'static str, status: tonic::Status) -> Error {
-        // A status that came over the wire has no source; one that the transport
-        // made up carries the failure that it stands for.
-        let from_transport = std::error::Error::source(&status).is_some();
-        if from_transport && matches!(status.code(), Code::Unavailable | Code::Unknown) {
+        if is_of_lost_connection(&status) {
             let source = Box::new(status);
             return Error::ConnectionLost { rpc, source };
         }
@@ -87,6 +85,31 @@ impl Error {
     pub fn retry_after(&self) -> Option<Duration> {
         self.as_rpc().and_then(RpcError::retry_after)
     }
+}
+
+/// Whether the connection ended, rather than the call.
+///
+/// A status that came over the wire has no source; one that the transport made up carries the
+/// failure that it stands for. Its code is of no use: a connection that a daemon closes as it
+/// ends (GOAWAY with NO_ERROR) gives INTERNAL.
+fn is_of_lost_connection(status: &tonic::Status) -> bool {
+    let mut next = StdError::source(status);
+    if next.is_some() && matches!(status.code(), Code::Unavailable | Code::Unknown) {
+        return true;
+    }
+    while let Some(error) = next {
+        if let Some(http2) = error.downcast_ref::<h2::Error>() {
+            return http2.is_go_away() || http2.is_io();
+        }
+        if error
+            .downcast_ref::<hyper::Error>()
+            .is_some_and(hyper::Error::is_canceled)
+        {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// An error that the daemon answered with.

@@ -10,6 +10,7 @@ use fake::{FakeDaemon, STORY};
 use futures_util::StreamExt;
 use rocmforge_client::proto::v1::*;
 use rocmforge_client::{Client, Code, Error};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 async fn start() -> (FakeDaemon, Client) {
     let daemon = FakeDaemon::start();
@@ -189,6 +190,45 @@ async fn the_connection_is_made_anew_after_the_daemon_restarted() {
         last = client.status().await;
     }
     last.unwrap();
+}
+
+/// A daemon that ends says so to calls that reach it then, with the code of an internal error.
+#[tokio::test]
+async fn a_call_that_meets_the_end_of_the_daemon_has_lost_its_connection() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("d.sock");
+    let listener = tokio::net::UnixListener::bind(&path).unwrap();
+    let ending = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(&SETTINGS).await.unwrap();
+        while read_frame(&mut stream).await.unwrap() != HEADERS {}
+        stream.write_all(&GO_AWAY_WITHOUT_ERROR).await.unwrap();
+    });
+    let client = Client::connect(Some(&path)).await.unwrap();
+    let error = client.status().await.unwrap_err();
+    assert!(matches!(error, Error::ConnectionLost { .. }), "{error:?}");
+    ending.await.unwrap();
+}
+
+const HEADERS: u8 = 1;
+/// An empty frame of settings: length of 3 bytes, type, flags, stream of 4 bytes.
+const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+/// Stream 0 is the last that was looked at, and there was no error.
+const GO_AWAY_WITHOUT_ERROR: [u8; 17] = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// Reads a frame, behind the preface where there is one, and gives its type.
+async fn read_frame(stream: &mut tokio::net::UnixStream) -> std::io::Result<u8> {
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).await?;
+    if head.starts_with(b"PRI ") {
+        let mut rest = [0; b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len() - 9];
+        stream.read_exact(&mut rest).await?;
+        stream.read_exact(&mut head).await?;
+    }
+    let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+    let mut body = vec![0; length as usize];
+    stream.read_exact(&mut body).await?;
+    Ok(head[3])
 }
 
 #[tokio::test]
