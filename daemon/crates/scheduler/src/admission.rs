@@ -9,19 +9,23 @@
 //! where it gives its place or its room to another client, and everyone becomes that at last.
 //!
 //! Whoever comes first by the rules and does not fit may be passed by a few others that do, then
-//! everybody waits for his room. A sequence that could not even run alone is refused at once.
+//! everybody waits for his room. But of one client those go first whose model has less than its
+//! share of what the client has, and nobody waits for the room of the others. A sequence that could
+//! not even run alone is refused at once.
 
 use std::cmp::Reverse;
 
 use crate::demand::ScratchTarget;
 use crate::error::Refusal;
 use crate::plan::Action;
+use crate::queues::Queue;
+use crate::room::Among;
 use crate::scheduler::Scheduler;
-use crate::sequence::{Class, SeqId, Sequence, Tick};
+use crate::sequence::{Class, ClientId, SeqId, Sequence, Tick};
 use crate::view::View;
 
-/// A sequence that waits and is the first of its client and class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A sequence that waits and is the first of its client, class and model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     /// Overdue ones count as interactive.
     class: Class,
@@ -29,12 +33,41 @@ pub(crate) struct Head {
     has_its_places: bool,
     /// Its client is promised as much KV as it has a right to; false goes first.
     has_its_room: bool,
+    /// Its model has as much of the client's KV as it has a right to, beside other models; false
+    /// goes first of one client.
+    of_large_model: bool,
     /// False goes first.
     in_time: bool,
     /// What was computed for its client; 0 if it is overdue.
     service: u64,
+    client: ClientId,
     number: u64,
     seq: SeqId,
+}
+
+impl Head {
+    /// The order among clients, by the head of each that goes first.
+    fn among_clients(&self) -> impl Ord + use<> {
+        (
+            self.class,
+            self.has_its_places,
+            self.has_its_room,
+            self.in_time,
+            self.service,
+            self.number,
+        )
+    }
+
+    /// The order among those of a client and class that are overdue, or that are not.
+    fn of_client(&self) -> impl Ord + use<> {
+        let large = self.of_large_model;
+        (self.client, self.class, self.in_time, large, self.number)
+    }
+
+    fn is_beside(&self, other: &Self) -> bool {
+        let group = |head: &Self| (head.client, head.class, head.in_time);
+        group(self) == group(other)
+    }
 }
 
 /// What came of a try to admit.
@@ -158,11 +191,14 @@ impl Scheduler {
                     return true;
                 }
                 Tried::NoRoom => {
+                    class = Some(head.class);
+                    if head.of_large_model {
+                        continue;
+                    }
                     let bypassed = self.sequences[&head.seq].bypassed;
                     if !head.in_time || bypassed >= self.config.bypass_max {
                         return false;
                     }
-                    class = Some(head.class);
                     passed.push(head.seq);
                 }
             }
@@ -170,7 +206,8 @@ impl Scheduler {
         false
     }
 
-    /// The first ready sequence of each queue, in the order in which they are to be admitted.
+    /// The first ready sequence of each queue and model, in the order in which they are to be
+    /// admitted.
     fn heads(&self, view: &View<'_>) -> Vec<Head> {
         let mut heads: Vec<Head> = Vec::new();
         if self.waiting() == 0 {
@@ -178,39 +215,60 @@ impl Scheduler {
         }
         let classes = [Class::Interactive, Class::Batch];
         let places = classes.map(|class| self.places(class));
-        let room = classes.map(|class| self.room(class, view));
-        for ((client, class), queue) in self.queues.iter() {
-            let ready = |seq: &&SeqId| self.sequences[*seq].ready;
-            let Some(seq) = queue.waiting.values().find(ready) else {
+        let room = classes.map(|class| self.room(Among::Clients, class, view));
+        for ((client, of), queue) in self.queues.iter() {
+            let firsts = self.firsts(queue);
+            if firsts.is_empty() {
                 continue;
-            };
-            let s = &self.sequences[seq];
-            // One that yielded has waited since it came.
-            let since = match s.begun {
-                true => s.entered,
-                false => s.entered.max(queue.admitted_at),
-            };
-            let patience = self.config.patience(class);
-            let overdue = self.passes - since >= patience;
-            let class = match overdue {
-                true => Class::Interactive,
-                false => s.class(),
-            };
-            heads.push(Head {
-                class,
-                has_its_places: places[class as usize].has_its_share(client),
-                has_its_room: room[class as usize].has_its_share(client),
-                in_time: !overdue,
-                service: match overdue {
-                    true => 0,
-                    false => self.queues.service(client),
-                },
-                number: s.number,
-                seq: *seq,
-            });
+            }
+            let of_models = classes.map(|class| self.room(Among::ModelsOf(client), class, view));
+            heads.extend(firsts.into_iter().map(|s| {
+                // One that yielded has waited since it came.
+                let since = match s.begun {
+                    true => s.entered,
+                    false => s.entered.max(queue.admitted_at),
+                };
+                let patience = self.config.patience(of);
+                let overdue = self.passes - since >= patience;
+                let class = match overdue {
+                    true => Class::Interactive,
+                    false => s.class(),
+                };
+                Head {
+                    class,
+                    has_its_places: places[class as usize].has_its_share(client),
+                    has_its_room: room[class as usize].client_has_its_share(client),
+                    of_large_model: of_models[class as usize].model_has_its_share(s.arrival.model),
+                    in_time: !overdue,
+                    service: match overdue {
+                        true => 0,
+                        false => self.queues.service(client),
+                    },
+                    client,
+                    number: s.number,
+                    seq: s.arrival.seq,
+                }
+            }));
         }
-        heads.sort_unstable();
-        heads
+        heads.sort_unstable_by_key(Head::of_client);
+        let mut clients: Vec<&[Head]> = heads.chunk_by(Head::is_beside).collect();
+        clients.sort_unstable_by_key(|of_client| of_client[0].among_clients());
+        clients.concat()
+    }
+
+    /// The first ready sequence of each model in a queue, in the order in which they came.
+    fn firsts(&self, queue: &Queue) -> Vec<&Sequence> {
+        let mut firsts: Vec<&Sequence> = Vec::new();
+        let waiting = queue.waiting.values().map(|seq| &self.sequences[seq]);
+        for s in waiting.filter(|s| s.ready) {
+            if firsts
+                .iter()
+                .all(|first| first.arrival.model != s.arrival.model)
+            {
+                firsts.push(s);
+            }
+        }
+        firsts
     }
 
     fn try_admit(&mut self, head: Head, view: &View<'_>, actions: &mut Vec<Action>) -> Tried {
@@ -282,11 +340,10 @@ impl Scheduler {
         if let Some(givers) = self.who_gives_a_place_to(s, fits) {
             return Some(givers);
         }
-        let running = self.running.clone();
-        if let Some(givers) = self.who_gives_room_to(s, promised, running, view, fits) {
+        if let Some(givers) = self.who_gives_room_to(s, promised, &self.running, view, fits) {
             return Some(givers);
         }
-        let givers = self.who_gives_room_to(s, promised, kept, view, fits)?;
+        let givers = self.who_gives_room_to(s, promised, &kept, view, fits)?;
         yielding.extend(givers);
         Some(yielding)
     }

@@ -6,56 +6,94 @@
 //! the giver still has at least what the one who takes will have then. So nobody gives his last
 //! sequence, which would only be computed twice, and two clients do not trade one room to and fro.
 //! What cannot be made to fit so waits, and so does what comes for a client that has its share of
-//! places. As with those (`places.rs`), a sequence has some passes for itself before it yields
-//! here, and a client that has its share waits behind those that have not; other than there,
-//! readers without room are not asked first. Where KV runs short because texts grow, the client
-//! with the most gives first, if it has more than its share.
+//! places. In the same way the models of one client share what it has: all that come by HTTP
+//! without a key are one client, and a request for a small model does not wait for the ends of
+//! those for a large one. As with places (`places.rs`), a sequence has some passes for itself
+//! before it yields here, and a client that has its share waits behind those that have not; other
+//! than there, readers without room are not asked first. Where KV runs short because texts grow,
+//! the client with the most gives first, if it has more than its share.
 
 use std::collections::BTreeMap;
 
 use crate::places::order_to_give;
 use crate::scheduler::Scheduler;
-use crate::sequence::{Class, ClientId, SeqId, Sequence};
+use crate::sequence::{Class, ClientId, ModelId, SeqId, Sequence};
 use crate::view::View;
 
-/// What a client has.
+/// Among whom room is shared.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Among {
+    Clients,
+    /// The models that one client asks.
+    ModelsOf(ClientId),
+}
+
+/// One of those who share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Party {
+    Client(ClientId),
+    Model(ModelId),
+}
+
+impl Among {
+    /// Whose sequence it is, if it is of one of them.
+    fn party(self, s: &Sequence) -> Option<Party> {
+        let client = s.arrival.client;
+        match self {
+            Self::Clients => Some(Party::Client(client)),
+            Self::ModelsOf(of) => (client == of).then_some(Party::Model(s.arrival.model)),
+        }
+    }
+}
+
+/// What one of them has.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
-    /// KV that it is promised.
+    /// KV that is promised.
     bytes: u64,
     sequences: usize,
 }
 
-/// The KV that clients are promised, as one who waits in a class counts it.
+/// The KV that is promised, as one who waits in a class counts it.
 #[derive(Clone)]
 pub(crate) struct Room {
-    /// Of each client that has some or wants some.
-    held: BTreeMap<ClientId, Held>,
+    /// Of each that has some or wants some.
+    held: BTreeMap<Party, Held>,
     bytes: u64,
 }
 
 impl Room {
-    fn held(&self, client: ClientId) -> Held {
-        self.held.get(&client).copied().unwrap_or_default()
+    fn held(&self, party: Party) -> Held {
+        self.held.get(&party).copied().unwrap_or_default()
     }
 
-    /// Whether a client has more than it has a right to.
-    fn has_more(&self, client: ClientId) -> bool {
-        u128::from(self.held(client).bytes) * self.clients() > u128::from(self.bytes)
+    /// Whether one has more than it has a right to.
+    fn has_more(&self, party: Party) -> bool {
+        u128::from(self.held(party).bytes) * self.parties() > u128::from(self.bytes)
     }
 
-    fn clients(&self) -> u128 {
+    fn parties(&self) -> u128 {
         self.held.len().max(1) as u128
     }
 
-    /// Whether a client has as much as it has a right to. One that has nothing has not.
-    pub(crate) fn has_its_share(&self, client: ClientId) -> bool {
-        let bytes = self.held(client).bytes;
-        bytes > 0 && u128::from(bytes) * self.clients() >= u128::from(self.bytes)
+    /// Whether one has as much as it has a right to. One that has nothing has not.
+    fn has_its_share(&self, party: Party) -> bool {
+        let bytes = self.held(party).bytes;
+        bytes > 0 && u128::from(bytes) * self.parties() >= u128::from(self.bytes)
     }
 
-    fn give(&mut self, client: ClientId, bytes: u64) {
-        let held = self.held.entry(client).or_default();
+    /// Whether a client has as much as it has a right to.
+    pub(crate) fn client_has_its_share(&self, client: ClientId) -> bool {
+        self.has_its_share(Party::Client(client))
+    }
+
+    /// Whether a model has as much as it has a right to, and others want some.
+    pub(crate) fn model_has_its_share(&self, model: ModelId) -> bool {
+        self.held.len() > 1 && self.has_its_share(Party::Model(model))
+    }
+
+    fn give(&mut self, party: Party, bytes: u64) {
+        let held = self.held.entry(party).or_default();
         held.bytes -= bytes;
         held.sequences -= 1;
         self.bytes -= bytes;
@@ -64,21 +102,26 @@ impl Room {
 
 impl Scheduler {
     /// The KV of sequences that are not less urgent than this class.
-    pub(crate) fn room(&self, class: Class, view: &View<'_>) -> Room {
-        let mut held: BTreeMap<ClientId, Held> = BTreeMap::new();
+    pub(crate) fn room(&self, among: Among, class: Class, view: &View<'_>) -> Room {
+        let mut held: BTreeMap<Party, Held> = BTreeMap::new();
         let mut all = 0;
-        if self.queues.clients() < 2 {
+        if matches!(among, Among::Clients) && self.queues.clients() < 2 {
             return Room { held, bytes: all };
         }
         for s in self.running_sequences().filter(|s| s.class() <= class) {
+            let Some(party) = among.party(s) else {
+                continue;
+            };
             let bytes = promised_bytes(s, view);
-            let of_client = held.entry(s.arrival.client).or_default();
-            of_client.bytes += bytes;
-            of_client.sequences += 1;
+            let of_party = held.entry(party).or_default();
+            of_party.bytes += bytes;
+            of_party.sequences += 1;
             all += bytes;
         }
-        for client in self.clients_that_wait(class) {
-            held.entry(client).or_default();
+        for s in self.those_that_wait(class) {
+            if let Some(party) = among.party(s) {
+                held.entry(party).or_default();
+            }
         }
         Room { held, bytes: all }
     }
@@ -87,16 +130,17 @@ impl Scheduler {
     /// share; never the last that a client has.
     pub(crate) fn newest_of_the_greediest(&self, view: &View<'_>) -> Option<SeqId> {
         let class = self.running_sequences().map(Sequence::class).max()?;
-        let room = self.room(class, view);
+        let room = self.room(Among::Clients, class, view);
         let of_class = self.running_sequences().filter(|s| s.class() == class);
         let may = of_class.filter(|s| {
-            let client = s.arrival.client;
+            let client = Party::Client(s.arrival.client);
             !s.in_pass
                 && !s.arrival.promised
                 && room.held(client).sequences > 1
                 && room.has_more(client)
         });
-        let greediest = may.max_by_key(|s| (room.held(s.arrival.client).bytes, s.seniority()));
+        let held = |s: &Sequence| room.held(Party::Client(s.arrival.client)).bytes;
+        let greediest = may.max_by_key(|s| (held(s), s.seniority()));
         greediest.map(|s| s.arrival.seq)
     }
 
@@ -106,42 +150,60 @@ impl Scheduler {
         &self,
         s: &Sequence,
         promised: u32,
-        mut kept: Vec<SeqId>,
+        kept: &[SeqId],
         view: &View<'_>,
         fits: impl Fn(&[SeqId]) -> bool,
     ) -> Option<Vec<SeqId>> {
         if kept.len() >= self.config.running_max {
             return None;
         }
-        if self.places(s.arrival.class).has_its_share(s.arrival.client) {
-            return None;
-        }
+        let client = s.arrival.client;
         let wanted = view.costs.kv_bytes(s.arrival.model, promised);
-        let before = self.room(s.arrival.class, view);
-        if before.has_its_share(s.arrival.client) {
+        let of_clients = match self.places(s.arrival.class).has_its_share(client) {
+            true => None,
+            false => self.givers(Among::Clients, (s, wanted), kept.to_vec(), view, &fits),
+        };
+        of_clients.or_else(|| {
+            let among = Among::ModelsOf(client);
+            self.givers(among, (s, wanted), kept.to_vec(), view, &fits)
+        })
+    }
+
+    /// Who of those that share gives so many bytes to a waiting sequence.
+    fn givers(
+        &self,
+        among: Among,
+        (s, wanted): (&Sequence, u64),
+        mut kept: Vec<SeqId>,
+        view: &View<'_>,
+        fits: impl Fn(&[SeqId]) -> bool,
+    ) -> Option<Vec<SeqId>> {
+        let own = among.party(s)?;
+        let before = self.room(among, s.arrival.class, view);
+        if before.has_its_share(own) {
             return None;
         }
         let mut room = before.clone();
-        let would_have = room.held(s.arrival.client).bytes + wanted;
+        let would_have = room.held(own).bytes + wanted;
         let mut yielding = Vec::new();
         loop {
             let others = kept.iter().map(|seq| &self.sequences[seq]);
-            let may = others.filter(|other| {
-                let held = room.held(other.arrival.client).bytes;
-                other.arrival.client != s.arrival.client
+            let others = others.filter_map(|other| Some((among.party(other)?, other)));
+            let may = others.filter(|(party, other)| {
+                let held = room.held(*party).bytes;
+                *party != own
                     && !other.in_pass
                     && !other.arrival.promised
                     && other.class() == s.arrival.class
-                    && before.has_its_share(other.arrival.client)
+                    && before.has_its_share(*party)
                     && held.saturating_sub(promised_bytes(other, view)) >= would_have
                     && self.has_had_a_turn(other)
             });
-            let other = may.min_by_key(|other| {
-                let held = room.held(other.arrival.client).bytes;
-                order_to_give(held, other)
-            })?;
+            let first =
+                |(party, other): &(Party, &Sequence)| order_to_give(room.held(*party).bytes, other);
+            let (party, other) = may.min_by_key(first)?;
             let seq = other.arrival.seq;
-            room.give(other.arrival.client, promised_bytes(other, view));
+            room.give(party, promised_bytes(other, view));
             kept.retain(|kept| *kept != seq);
             yielding.push(seq);
             if fits(&kept) {

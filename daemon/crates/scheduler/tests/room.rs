@@ -2,7 +2,7 @@
 
 use rocmforge_scheduler::*;
 
-use crate::bench::{Bench, comes_of};
+use crate::bench::{B, Bench, comes_of};
 
 const TURN: u64 = 8;
 
@@ -194,4 +194,47 @@ fn one_client_leaves_places_of_the_queue_to_others() {
         waiting_max: 256,
     };
     assert_eq!(full, expected);
+}
+
+/// One that comes for model B, of the client whose texts are of model A.
+fn comes_for_b(bench: &mut Bench, tokens: u32, more: u32) -> SeqId {
+    let arrival = Arrival {
+        model: B,
+        ..bench.arrival(tokens, more)
+    };
+    bench.come(arrival)
+}
+
+#[test]
+fn a_request_for_a_small_model_does_not_wait_for_texts_of_a_large_one() {
+    let mut bench = bench();
+    // The fifth waits for room, and came first.
+    let large: Vec<SeqId> = (0..5).map(|_| bench.comes(10, 950)).collect();
+    (0..20).for_each(|_| _ = bench.pass().unwrap());
+    assert!(bench.running(large[3]) && !bench.running(large[4]));
+    // Many more than may pass one that comes first.
+    for _ in 0..40 {
+        let small = comes_for_b(&mut bench, 20, 10);
+        bench.pass().unwrap();
+        assert_eq!(bench.actions, [Action::Admitted(small)]);
+        ends(&mut bench, small, 100);
+    }
+    while bench.pass().is_some() {}
+    assert_eq!(bench.scheduler.sequences().count(), 0, "all end");
+}
+
+#[test]
+fn a_model_that_has_all_room_gives_some_to_another() {
+    let mut bench = bench();
+    let large: Vec<SeqId> = (0..4).map(|_| bench.comes(10, 990)).collect();
+    (0..20).for_each(|_| _ = bench.pass().unwrap());
+    let small = comes_for_b(&mut bench, 700, 8);
+    bench.pass().unwrap();
+    let given = [Action::Yielded(large[3]), Action::Admitted(small)];
+    assert_eq!(bench.actions, given);
+    // What has yielded comes back when that has ended, and the rest was never disturbed.
+    ends(&mut bench, small, 200);
+    bench.pass().unwrap();
+    assert_eq!(bench.actions, [Action::Admitted(large[3])]);
+    assert!(large[..3].iter().all(|seq| bench.running(*seq)));
 }

@@ -41,6 +41,8 @@ outcome! {
     admitted: "an admission",
     readmitted: "an admission after a yield",
     admitted_beside: "an admission while others run",
+    before_large_models: "an admission before one whose model has its share",
+    yielded_to_model: "KV given to another model of the client",
     bypasses: "an admission before one that came first",
     protected: "an admission of one that waited too long",
     reused: "positions that were there already",

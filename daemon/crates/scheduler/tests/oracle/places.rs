@@ -131,10 +131,17 @@ impl World {
     /// Whether nobody who waits comes before a sequence.
     pub(super) fn comes_first(&self, s: &Seq, before: &Before) -> bool {
         let key = |s: &Seq| (before.first(s, self.overdue(s)), !self.overdue(s));
+        let is_earlier = |o: &Seq| {
+            let large = |s: &Seq| (before.is_of_large_model(s, self.overdue(s)), s.a.seq);
+            match o.a.client == s.a.client && key(o) == key(s) {
+                true => large(o) < large(s),
+                false => key(s) >= key(o),
+            }
+        };
         let mut heads = self
             .seqs
             .iter()
             .filter(|o| !o.running && o.ready && self.is_head(o));
-        self.is_head(s) && heads.all(|o| o.a.seq == s.a.seq || key(s) < key(o))
+        self.is_head(s) && heads.all(|o| o.a.seq == s.a.seq || !is_earlier(o))
     }
 }

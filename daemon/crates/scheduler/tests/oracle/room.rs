@@ -13,6 +13,43 @@ impl Before {
         of_seqs.filter(|(s, _)| counts(s)).map(|(_, kv)| kv).sum()
     }
 
+    /// The same of a client's model.
+    fn kv_of_model(&self, (client, model): (ClientId, ModelId), class: Class) -> u64 {
+        let of = |s: &Seq| (s.a.client, s.a.model) == (client, model);
+        let counts = |s: &Seq| s.running && of(s) && s.class() <= class;
+        let of_seqs = self.seqs.iter().zip(&self.kv);
+        of_seqs.filter(|(s, _)| counts(s)).map(|(_, kv)| kv).sum()
+    }
+
+    /// Models of which a client has or wants something.
+    fn models_of(&self, client: ClientId, class: Class) -> usize {
+        let wants = |s: &&Seq| match s.running {
+            true => s.class() <= class,
+            false => s.ready && s.a.class <= class,
+        };
+        let of_client = self.seqs.iter().filter(|s| s.a.client == client);
+        let mut models: Vec<ModelId> = of_client.filter(wants).map(|s| s.a.model).collect();
+        models.sort_unstable();
+        models.dedup();
+        models.len()
+    }
+
+    /// Whether a model has as much of its client's KV as all models would have if they had as much.
+    pub(super) fn model_has_its_room(&self, of: (ClientId, ModelId), class: Class) -> bool {
+        let (held, all) = (self.kv_of_model(of, class), self.kv_held(of.0, class));
+        held > 0 && held * self.models_of(of.0, class) as u64 >= all
+    }
+
+    /// Whether nobody waits for the room of one.
+    pub(super) fn is_of_large_model(&self, s: &Seq, overdue: bool) -> bool {
+        let client = s.a.client;
+        let class = match overdue {
+            true => Class::Interactive,
+            false => s.class(),
+        };
+        self.models_of(client, class) > 1 && self.model_has_its_room((client, s.a.model), class)
+    }
+
     fn kv_of_all(&self, class: Class) -> u64 {
         let of_seqs = self.seqs.iter().zip(&self.kv);
         let counts = |s: &Seq| s.running && s.class() <= class;
@@ -85,8 +122,47 @@ impl World {
         newest.map(|s| s.a.seq)
     }
 
-    /// Whether a sequence is the first that is to give its KV to another.
+    /// Whether a sequence is the first that is to give its KV to another: of those of other
+    /// clients, or of those of other models of the same client.
     pub(super) fn gives_room(&self, at: usize, by: usize, before: &Before) -> bool {
+        self.gives_room_to_client(at, by, before) || self.gives_room_to_model(at, by, before)
+    }
+
+    fn gives_room_to_model(&self, at: usize, by: usize, before: &Before) -> bool {
+        let (seq, by) = (self.seqs[at].a.seq, &self.seqs[by]);
+        let (client, class) = (by.a.client, by.a.class);
+        let now = Before::of(self);
+        let running = self.seqs.iter().filter(|s| s.running).count();
+        let full = running >= before.places;
+        if full && before.seqs.iter().all(|s| !s.running || s.class() == class)
+            || before.model_has_its_room((client, by.a.model), class)
+        {
+            return false;
+        }
+        let wanted = self.machine.kv_bytes(by.a.model, self.promise(by));
+        let would_have = before.kv_of_model((client, by.a.model), class) + wanted;
+        let held = |s: &Seq| now.kv_of_model((client, s.a.model), class);
+        let may = |s: &&Seq| {
+            s.running
+                && !s.in_pass
+                && !s.a.promised
+                && s.a.client == client
+                && s.a.model != by.a.model
+                && s.class() == class
+                && before.model_has_its_room((client, s.a.model), class)
+                && held(s) >= self.kv(s) + would_have
+                && self.passes - s.admitted.0 >= self.config.turn_passes
+                && (s.yields < 4 || s.known > s.admitted.1)
+        };
+        let mut givers: Vec<&Seq> = self.seqs.iter().filter(may).collect();
+        // In the order in which they came.
+        givers.reverse();
+        givers.sort_by_key(|s| s.yields);
+        givers.sort_by_key(|s| u64::MAX - held(s));
+        givers.first().is_some_and(|s| s.a.seq == seq)
+    }
+
+    fn gives_room_to_client(&self, at: usize, by: usize, before: &Before) -> bool {
         let (seq, by) = (self.seqs[at].a.seq, &self.seqs[by]);
         let class = by.a.class;
         let now = Before::of(self);

@@ -111,9 +111,10 @@ impl World {
         self.passes - since >= patience
     }
 
-    /// The first of its client and class among those that wait and whose readers read.
+    /// The first of its client, class and model among those that wait and whose readers read.
     pub(super) fn is_head(&self, s: &Seq) -> bool {
-        let same = |o: &&Seq| (o.a.client, o.a.class) == (s.a.client, s.a.class);
+        let queue = |s: &Seq| (s.a.client, s.a.class, s.a.model);
+        let same = |o: &&Seq| queue(o) == queue(s);
         let mut waiting = self.seqs.iter().filter(|o| !o.running && o.ready);
         waiting.find(same).is_some_and(|o| o.a.seq == s.a.seq)
     }
@@ -185,7 +186,9 @@ impl World {
             // Those that have their share of places stand behind those that have not.
             let first = |s: &Seq| (before.first(s, overdue_of(s)), !overdue_of(s));
             assert!(
-                !overdue_of(other) || first(s) <= first(other),
+                !overdue_of(other)
+                    || before.is_of_large_model(other, true)
+                    || first(s) <= first(other),
                 "{other:?} waited too long, and {s:?} was admitted"
             );
             assert!(
@@ -199,6 +202,9 @@ impl World {
         outcome.readmitted += u64::from(s.begun);
         outcome.protected += u64::from(overdue && s.a.class == Class::Batch);
         let earlier = |o: &Seq| !o.running && o.ready && o.a.seq < seq && o.class() == s.class();
+        outcome.before_large_models += u64::from(self.seqs.iter().any(|o| {
+            earlier(o) && o.a.client == s.a.client && before.is_of_large_model(o, self.overdue(o))
+        }));
         outcome.bypasses += u64::from(self.seqs.iter().any(earlier));
         outcome.longest_wait_passes = outcome.longest_wait_passes.max(self.passes - s.entered);
         let (client, class, begun) = (s.a.client, s.a.class, s.begun);
@@ -238,6 +244,8 @@ impl World {
             && self.gives_room(at, by, before)
         {
             outcome.yielded_room += 1;
+            let same = self.seqs[at].a.client == self.seqs[by].a.client;
+            outcome.yielded_to_model += u64::from(same);
             return self.stops_running(at);
         }
         let seniority = |s: &Seq| (!s.a.promised, s.class(), s.a.seq);
