@@ -164,7 +164,7 @@ impl fmt::Display for FoundDriver {
 
 /// A line about the kernels for AMD cards that this program has inside.
 pub fn embedded_kernels() -> String {
-    let targets: Vec<&str> = rocmforge_kernels::gpu::aot::targets().collect();
+    let targets: Vec<&str> = rocmforge_kernels_gpu::aot::targets().collect();
     kernels_line(&targets)
 }
 

@@ -22,7 +22,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rocmforge_device::gpu::{PRODUCTS_CHILD_ARGUMENT, end_process, products_child_main};
 use rocmforge_engine::{EngineConfig, EngineHandle, Error, Refusal};
-use rocmforge_kernels::gpu::compile;
+use rocmforge_kernels_gpu::compile;
 use rocmforge_tokenizer::{RENDER_CHILD_ARGUMENT, RenderLimits, Renderer, render_child_main};
 use rocmforged::config::{Config, ConfigError, DeclaredModel, Flags};
 use rocmforged::devices::{self, Devices, FoundDriver, OWN_PROGRAM, embedded_kernels};

@@ -167,9 +167,9 @@ impl Common {
 
 fn main() -> ExitCode {
     // Run-time compilers may abort: they run in a process of their own, which is this binary again.
-    if std::env::args().nth(1).as_deref() == Some(rocmforge_kernels::gpu::compile::CHILD_ARGUMENT) {
+    if std::env::args().nth(1).as_deref() == Some(rocmforge_kernels_gpu::compile::CHILD_ARGUMENT) {
         return ExitCode::from(
-            u8::try_from(rocmforge_kernels::gpu::compile::rtc_child_main()).unwrap_or(1),
+            u8::try_from(rocmforge_kernels_gpu::compile::rtc_child_main()).unwrap_or(1),
         );
     }
     // Libraries for products may abort: likewise.

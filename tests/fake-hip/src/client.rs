@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
 
-use rocmforge_kernels::gpu::units;
+use rocmforge_kernels_gpu::units;
 
 use crate::ARCH;
 use crate::control::{Number, Process};

@@ -17,7 +17,7 @@
 //! - giving back host memory that queued copies name, and handles that are unknown, are noted.
 //!
 //! Kernels (`kernels/`) are carried out by the host's own code, all of those in
-//! `kernels/hip/units.txt`, so that whole models run: with no card, and with the host device's
+//! `kernels/gpu/hip/units.txt`, so that whole models run: with no card, and with the host device's
 //! text.
 //!
 //! The same file stands in for NVIDIA's management library, with one card at 0000:41:00.0 and the

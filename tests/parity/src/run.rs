@@ -12,7 +12,7 @@ use rocmforge_device::{
     SegmentBinding, SegmentLayout, Span, TensorDesc, Upload,
 };
 use rocmforge_gguf::MappedFile;
-use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
+use rocmforge_kernels_cpu::ops::{RopeAngles, RopeParams, RopeTable};
 use rocmforge_ops::{
     Conflicts, KV_PAGE_TOKENS, KvGroup, KvLayout, MEAN_OF_SPAN, RopeScaling, RowCounts, WeightType,
 };

@@ -2,7 +2,7 @@
 
 use rand::RngExt;
 use rand::rngs::StdRng;
-use rocmforge_kernels::host::reference::half_floats;
+use rocmforge_kernels_cpu::reference::half_floats;
 use rocmforge_ops::WeightType;
 
 /// Random blocks; scales are up to `size`.

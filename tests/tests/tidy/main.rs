@@ -37,12 +37,12 @@ const UNSAFE: [&str; 11] = [
     "daemon/crates/device/src/heap.rs",
     "daemon/crates/device/src/gpu/",
     "daemon/crates/device/src/host/",
-    "kernels/src/host/",
-    "kernels/src/gpu/compile/",
+    "kernels/cpu/src/",
+    "kernels/gpu/src/compile/",
     // They call the kernels from threads of their own, which is what the kernels'
     // unsafe constructors are for.
-    "kernels/benches/",
-    "kernels/tests/",
+    "kernels/cpu/benches/",
+    "kernels/cpu/tests/",
     // Drivers take pointers; the fake one gives them.
     "daemon/crates/device/tests/",
     "tests/fake-hip/src/",

@@ -359,8 +359,8 @@ pub trait Device: Send {
     ) -> Result<(), Error> {
         let ty = table.ty;
         let mut values = vec![0.0; rows.len() / ty.block_bytes() * ty.block_size()];
-        let wrong = |e: rocmforge_kernels::host::Error| Error::Config(e.to_string());
-        rocmforge_kernels::host::reference::dequantize(ty, rows, &mut values).map_err(wrong)?;
+        let wrong = |e: rocmforge_kernels_cpu::Error| Error::Config(e.to_string());
+        rocmforge_kernels_cpu::reference::dequantize(ty, rows, &mut values).map_err(wrong)?;
         if values.iter().any(|v| !v.is_finite()) {
             return Err(Error::NotFinite {
                 tensor: table.name.clone(),

@@ -1,7 +1,7 @@
 //! What a pass brings to the operations of a plan: its rows, its sequences and where their memory
 //! is.
 
-use rocmforge_kernels::host::ops::RopeAngles;
+use rocmforge_kernels_cpu::ops::RopeAngles;
 
 pub use rocmforge_ops::buf::PlacedBuf;
 pub use rocmforge_ops::*;

@@ -14,7 +14,7 @@ use rocmforge_device::gpu::{
     Buffer, Class, Context, Error, Event, LaunchConfig, Libraries, Module, PinnedBuffer, Priority,
     Registration, Stream, Vendor, open, probe,
 };
-use rocmforge_kernels::gpu::compile::{
+use rocmforge_kernels_gpu::compile::{
     CHILD_ARGUMENT, Compiler, Config, Language, Request, rtc_child_main,
 };
 

@@ -14,7 +14,7 @@ use rocmforge_engine::{
 };
 use rocmforge_gguf::write::{GgufWriter, split};
 use rocmforge_gguf::{Gguf, MappedFile, TensorType};
-use rocmforge_kernels::host::reference;
+use rocmforge_kernels_cpu::reference;
 use rocmforge_ops::{Op, Step};
 
 use crate::foresight::{Foresight, From};

@@ -1,7 +1,7 @@
 //! Functions of one element and of gates (`act.h`).
 
-use rocmforge_kernels::gpu::ops::activations::ActSpec;
-use rocmforge_kernels::host::ops::{self, Simd};
+use rocmforge_kernels_cpu::ops::{self, Simd};
+use rocmforge_kernels_gpu::ops::activations::ActSpec;
 use rocmforge_ops::Act;
 
 use crate::memory::Fault;

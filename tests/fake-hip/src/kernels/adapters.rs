@@ -1,7 +1,7 @@
 //! What adapters add to products (`adapters.hip`): sums of f64, of the ranks alone that have a
 //! scale. What nobody writes is not read. Rows in Hopper's order are no AMD GPU's.
 
-use rocmforge_kernels::gpu::ops::adapters::{
+use rocmforge_kernels_gpu::ops::adapters::{
     AdapterMatrix, AdaptersDownArgs, AdaptersUpArgs, MATRICES_MAX, PARTS_MAX,
 };
 use rocmforge_ops::WeightType;

@@ -4,10 +4,10 @@
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 
-use rocmforge_kernels::gpu::ops::attention::{AttentionDecodeArgs, AttentionPrefillArgs};
-use rocmforge_kernels::gpu::ops::kv::KvPlace;
-use rocmforge_kernels::host::Pool;
-use rocmforge_kernels::host::ops::{self, AttentionShape, AttentionSpan, Simd};
+use rocmforge_kernels_cpu::Pool;
+use rocmforge_kernels_cpu::ops::{self, AttentionShape, AttentionSpan, Simd};
+use rocmforge_kernels_gpu::ops::attention::{AttentionDecodeArgs, AttentionPrefillArgs};
+use rocmforge_kernels_gpu::ops::kv::KvPlace;
 use rocmforge_ops::KvType;
 
 use super::heads::{PAGE, append, layout, page_of, pages, rotated, row_of};

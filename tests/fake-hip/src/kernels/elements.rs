@@ -1,12 +1,12 @@
 //! Rows changed element by element, gathered by columns, routed rows summed, and experts chosen
 //! (`elements.hip`, `clamp.hip`, `route.hip`).
 
-use rocmforge_kernels::gpu::ops::activations::ActSpec;
-use rocmforge_kernels::gpu::ops::elements::{
+use rocmforge_kernels_cpu::ops;
+use rocmforge_kernels_gpu::ops::activations::ActSpec;
+use rocmforge_kernels_gpu::ops::elements::{
     ClampArgs, ColumnsArgs, CombineArgs, ElementsArgs, ProductTransposedArgs,
 };
-use rocmforge_kernels::gpu::ops::route::{RouteArgs, supports};
-use rocmforge_kernels::host::ops;
+use rocmforge_kernels_gpu::ops::route::{RouteArgs, supports};
 use rocmforge_ops::{Router, RouterGate};
 
 use super::act::sigmoid;

@@ -1,7 +1,7 @@
 //! Products of routed rows with matrices of their experts (`experts.hip`, `experts_group.hip`,
 //! `experts_many.hip`).
 
-use rocmforge_kernels::gpu::ops::experts::{
+use rocmforge_kernels_gpu::ops::experts::{
     ExpertTensors, ExpertsArgs, ExpertsGroupArgs, ExpertsManyArgs, TILE,
 };
 use rocmforge_ops::WeightType;
@@ -170,13 +170,13 @@ pub(super) fn many(
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_kernels::gpu::GpuTarget;
-    use rocmforge_kernels::gpu::device_bytes;
-    use rocmforge_kernels::gpu::ops::activations::{GATED_F16_SCALE, Sink, Transform, activations};
-    use rocmforge_kernels::gpu::ops::experts::{self, Groups, ManyInputs, Routed, Tensors};
-    use rocmforge_kernels::gpu::ops::heads::{HeadInputs, HeadMatrices, matmat_heads};
-    use rocmforge_kernels::gpu::ops::matmat::{HalfInputs, HalfLayout, PartsRoom, matmat_f16};
-    use rocmforge_kernels::gpu::ops::matvec::Matrix;
+    use rocmforge_kernels_gpu::GpuTarget;
+    use rocmforge_kernels_gpu::device_bytes;
+    use rocmforge_kernels_gpu::ops::activations::{GATED_F16_SCALE, Sink, Transform, activations};
+    use rocmforge_kernels_gpu::ops::experts::{self, Groups, ManyInputs, Routed, Tensors};
+    use rocmforge_kernels_gpu::ops::heads::{HeadInputs, HeadMatrices, matmat_heads};
+    use rocmforge_kernels_gpu::ops::matmat::{HalfInputs, HalfLayout, PartsRoom, matmat_f16};
+    use rocmforge_kernels_gpu::ops::matvec::Matrix;
     use rocmforge_ops::Act;
 
     use super::super::run;
@@ -216,7 +216,7 @@ mod tests {
     fn rows_go_to_their_experts_one_by_one_and_in_tiles() {
         let mut memory = Memory::new(1 << 24);
         let m = &mut memory;
-        let matrix = rocmforge_kernels::gpu::device_bytes(WeightType::Q8_0, 5, 64).unwrap();
+        let matrix = rocmforge_kernels_gpu::device_bytes(WeightType::Q8_0, 5, 64).unwrap();
         let (mut table, mut weights) = (Vec::new(), Vec::new());
         for e in 0..3 {
             let (bytes, values) = q8_0(ROWS, e * 11);

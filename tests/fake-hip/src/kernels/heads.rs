@@ -1,8 +1,8 @@
 //! Heads of queries and keys, normed and rotated, and the pages that keys and values go to (`kv.h`,
 //! `rope_kv.hip`, `rope_heads.hip`).
 
-use rocmforge_kernels::gpu::ops::kv::{KvPlace, RopeHeadsArgs, RopeKvArgs, RopePlace};
-use rocmforge_kernels::host::ops::{self, Simd};
+use rocmforge_kernels_cpu::ops::{self, Simd};
+use rocmforge_kernels_gpu::ops::kv::{KvPlace, RopeHeadsArgs, RopeKvArgs, RopePlace};
 use rocmforge_ops::{KV_BLOCK, KV_PAGE_TOKENS, KvLayout, KvType};
 
 use super::{Launch, agrees, args, covers, floats, store, store_halves, words};

@@ -7,7 +7,7 @@
 //!
 //! Products, norms, rotations and attention are the host device's own, so what comes out differs
 //! from the host device in the last bits at most. Weights on the device keep their rows as they are
-//! in the file, inside the bytes that [`layout`](rocmforge_kernels::gpu::layout) gives them: only
+//! in the file, inside the bytes that [`layout`](rocmforge_kernels_gpu::layout) gives them: only
 //! these kernels look into them.
 
 mod act;
@@ -24,8 +24,8 @@ mod weights;
 
 use std::sync::OnceLock;
 
-use rocmforge_kernels::gpu::ops;
-use rocmforge_kernels::gpu::units;
+use rocmforge_kernels_gpu::ops;
+use rocmforge_kernels_gpu::units;
 use rocmforge_ops::{KvType, WeightType};
 
 use crate::memory::{Fault, Memory};
@@ -486,7 +486,7 @@ fn agrees(what: &str, a: u32, b: u32) -> Result<(), Fault> {
 
 /// Carries a builder's launch out.
 #[cfg(test)]
-fn run(memory: &mut Memory, launch: &rocmforge_kernels::gpu::Launch) -> Result<(), Fault> {
+fn run(memory: &mut Memory, launch: &rocmforge_kernels_gpu::Launch) -> Result<(), Fault> {
     let kernel = all().iter().find(|k| k.name == launch.entry());
     let kernel = kernel.unwrap_or_else(|| panic!("no kernel {}", launch.kernel));
     assert_eq!(kernel.unit, launch.unit());

@@ -6,14 +6,14 @@
 
 use std::sync::Arc;
 
-use rocmforge_kernels::gpu::device_bytes;
-use rocmforge_kernels::gpu::ops::heads::{MatmatHeadsArgs, MatmatHeadsFloatArgs};
-use rocmforge_kernels::gpu::ops::matmat::{MatmatArgs, MatmatMmaArgs};
-use rocmforge_kernels::gpu::ops::matvec::{MATRICES_MAX, MatvecArgs, MatvecFloatArgs};
-use rocmforge_kernels::host::ops::{self, Simd};
-use rocmforge_kernels::host::{
+use rocmforge_kernels_cpu::ops::{self, Simd};
+use rocmforge_kernels_cpu::{
     ActivationForm, Activations, Isa, PackedMatrix, mat_mul_all, reference,
 };
+use rocmforge_kernels_gpu::device_bytes;
+use rocmforge_kernels_gpu::ops::heads::{MatmatHeadsArgs, MatmatHeadsFloatArgs};
+use rocmforge_kernels_gpu::ops::matmat::{MatmatArgs, MatmatMmaArgs};
+use rocmforge_kernels_gpu::ops::matvec::{MATRICES_MAX, MatvecArgs, MatvecFloatArgs};
 use rocmforge_ops::WeightType;
 
 use super::act;

@@ -1,6 +1,6 @@
 //! Layers with a state of their own (`conv.hip`, `delta_net.hip`, `ssm.hip`), by their definitions.
 
-use rocmforge_kernels::gpu::ops::recurrent::{
+use rocmforge_kernels_gpu::ops::recurrent::{
     CONV_CHUNK, ConvArgs, DeltaNetArgs, SequencePlace, SsmArgs,
 };
 
@@ -203,8 +203,8 @@ pub(super) fn ssm(memory: &mut Memory, launch: &Launch, most: u32) -> Result<(),
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_kernels::gpu::GpuTarget;
-    use rocmforge_kernels::gpu::ops::recurrent::{self, Conv, DeltaNet, Sequences, Ssm};
+    use rocmforge_kernels_gpu::GpuTarget;
+    use rocmforge_kernels_gpu::ops::recurrent::{self, Conv, DeltaNet, Sequences, Ssm};
     use rocmforge_ops::Act;
 
     use super::super::run;
@@ -223,7 +223,7 @@ mod tests {
     fn in_two_passes(
         width: usize,
         state: usize,
-        launch: impl Fn(Sequences) -> rocmforge_kernels::gpu::Launch,
+        launch: impl Fn(Sequences) -> rocmforge_kernels_gpu::Launch,
         memory: &mut Memory,
         out: u64,
     ) {

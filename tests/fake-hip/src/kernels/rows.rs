@@ -1,11 +1,9 @@
 //! Rows of f32: moved, biased, normed, summed, and brought to 8 bits or f16 (`gather.hip`,
 //! `add_bias.hip`, `activations.hip`).
 
-use rocmforge_kernels::gpu::ops::activations::{ActivationsArgs, F16_LOW_SCALE, GATED_F16_SCALE};
-use rocmforge_kernels::gpu::ops::rows::{
-    AddBiasArgs, GatherArgs, GatherOutputsArgs, LayerNormArgs,
-};
-use rocmforge_kernels::host::ops::{self, Simd};
+use rocmforge_kernels_cpu::ops::{self, Simd};
+use rocmforge_kernels_gpu::ops::activations::{ActivationsArgs, F16_LOW_SCALE, GATED_F16_SCALE};
+use rocmforge_kernels_gpu::ops::rows::{AddBiasArgs, GatherArgs, GatherOutputsArgs, LayerNormArgs};
 use rocmforge_ops::MEAN_OF_SPAN;
 
 use super::act;

@@ -1,6 +1,6 @@
 //! The largest logits of rows (`sample.hip`).
 
-use rocmforge_kernels::gpu::ops::sample::TopKArgs;
+use rocmforge_kernels_gpu::ops::sample::TopKArgs;
 
 use super::{Launch, agrees, args, covers, floats, store, words};
 use crate::memory::{Fault, Memory};

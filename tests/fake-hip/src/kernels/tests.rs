@@ -31,8 +31,8 @@ fn every_unit_of_the_list_has_its_kernels() {
 /// that is not finite is told.
 #[test]
 fn weights_come_out_as_the_reference_has_them() {
-    use rocmforge_kernels::gpu::ops::weights::{Weights, dequantize_f16, repack, rows_f32};
-    use rocmforge_kernels::host::reference;
+    use rocmforge_kernels_cpu::reference;
+    use rocmforge_kernels_gpu::ops::weights::{Weights, dequantize_f16, repack, rows_f32};
 
     const ROWS: u64 = 5;
     const COLS: u64 = 512;

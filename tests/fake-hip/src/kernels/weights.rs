@@ -1,8 +1,8 @@
 //! Weights on their way in and out (`repack.hip`, `dequantize.hip`).
 
-use rocmforge_kernels::gpu::device_bytes;
-use rocmforge_kernels::gpu::ops::weights::{DequantizeArgs, RepackArgs};
-use rocmforge_kernels::host::reference;
+use rocmforge_kernels_cpu::reference;
+use rocmforge_kernels_gpu::device_bytes;
+use rocmforge_kernels_gpu::ops::weights::{DequantizeArgs, RepackArgs};
 use rocmforge_ops::WeightType;
 
 use super::rows::low_part;

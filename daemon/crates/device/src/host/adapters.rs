@@ -9,7 +9,7 @@
     reason = "products write disjoint columns of one buffer from several threads"
 )]
 
-use rocmforge_kernels::host::{ActivationForm, Activations, PackedMatrix, RowsOut, ops};
+use rocmforge_kernels_cpu::{ActivationForm, Activations, PackedMatrix, RowsOut, ops};
 use rocmforge_ops::{Adapted, Buf, TensorIndex};
 
 use super::HostDevice;

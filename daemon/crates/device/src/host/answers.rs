@@ -8,8 +8,8 @@
 //! them at once, which takes two to three times as long.
 //!
 //! *Invariant:* the result of a row depends neither on the other rows nor on the threads, as with
-//! every product of the host (`kernels/tests/matmul.rs`, `a_token_does_not_depend_on_its_batch` and
-//! `workers_share_an_output`).
+//! every product of the host (`kernels/cpu/tests/matmul.rs`, `a_token_does_not_depend_on_its_batch`
+//! and `workers_share_an_output`).
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_gguf::MappedFile;
-use rocmforge_kernels::host::{PackedMatrix, mat_mul, reference};
+use rocmforge_kernels_cpu::{PackedMatrix, mat_mul, reference};
 use rocmforge_ops::{Buf, Op, ScratchLayout};
 
 use super::products::Item;
@@ -512,8 +512,8 @@ pub(super) fn multiply_from_file(
     PIECE.with_borrow_mut(|piece| {
         for first in groups.clone().step_by(step.max(2)) {
             let some = first..(first + step.max(2)).min(groups.end);
-            let row = first * rocmforge_kernels::host::ROW_GROUP;
-            let rows = some.len() * rocmforge_kernels::host::ROW_GROUP;
+            let row = first * rocmforge_kernels_cpu::ROW_GROUP;
+            let rows = some.len() * rocmforge_kernels_cpu::ROW_GROUP;
             let rows = rows.min(matrix.rows() - row);
             let part = PackedMatrix::new(desc.ty, rows, matrix.cols(), matrix.isa())
                 .map_err(|e| crate::segment::wrong_shape(desc, e.to_string()))?;

@@ -1,6 +1,6 @@
 //! What an operation works on, on the host: its buffers in the scratch block and its weights.
 
-use rocmforge_kernels::host::PackedMatrix;
+use rocmforge_kernels_cpu::PackedMatrix;
 use rocmforge_ops::{Buf, Op, RowCounts, TensorIndex};
 
 use super::HostDevice;

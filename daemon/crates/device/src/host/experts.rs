@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use rocmforge_kernels::host::{ActivationForm, Activations, PackedMatrix, RowsOut, ops};
+use rocmforge_kernels_cpu::{ActivationForm, Activations, PackedMatrix, RowsOut, ops};
 use rocmforge_ops::{ExpertFfn, TensorIndex};
 
 use super::HostDevice;

@@ -1,8 +1,8 @@
 //! The largest elements of rows in the arena, found where they are: a copy of a batch's logits
 //! takes longer than to look through them, and whoever reads the copy does so on one thread.
 
-use rocmforge_kernels::host::Pool;
-use rocmforge_kernels::host::ops::{self, Simd};
+use rocmforge_kernels_cpu::Pool;
+use rocmforge_kernels_cpu::ops::{self, Simd};
 
 use crate::Candidates;
 

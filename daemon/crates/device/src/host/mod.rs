@@ -26,8 +26,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rocmforge_gguf::MappedFile;
-use rocmforge_kernels::host::ops::Simd;
-use rocmforge_kernels::host::{Activations, Isa, PackedMatrix, Pool};
+use rocmforge_kernels_cpu::ops::Simd;
+use rocmforge_kernels_cpu::{Activations, Isa, PackedMatrix, Pool};
 
 use crate::error::Error;
 use crate::machine;
@@ -90,7 +90,7 @@ impl HostDevice {
             Isa::Scalar => Simd::Scalar,
             _ => Simd::detect(),
         };
-        let spin = config.spin.unwrap_or(rocmforge_kernels::host::POOL_SPIN);
+        let spin = config.spin.unwrap_or(rocmforge_kernels_cpu::POOL_SPIN);
         let pool = Pool::with_spin(threads, spin).map_err(|e| Error::Config(e.to_string()))?;
         let arena = Arc::new(Arena::reserve(machine::memory_bytes())?);
         // One thread reads ahead while the others compute; more only where

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use rocmforge_gguf::MappedFile;
-use rocmforge_kernels::host::{
+use rocmforge_kernels_cpu::{
     ActivationForm, Activations, Isa, PackedMatrix, Pool, ROW_GROUP, RowsOut, mat_mul, ops,
 };
 use rocmforge_ops::{Buf, Product, TensorIndex};

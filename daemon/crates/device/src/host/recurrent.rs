@@ -4,7 +4,7 @@
 //! ([`Span::follows`]). Spans of one call are computed at once, so a span that follows
 //! another one is of the next call.
 
-use rocmforge_kernels::host::ops::{
+use rocmforge_kernels_cpu::ops::{
     self, ConvWeights, DeltaNetInputs, DeltaNetShape, SsmInputs, SsmShape, StateSpan,
 };
 use rocmforge_ops::Op;

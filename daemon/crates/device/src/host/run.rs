@@ -3,7 +3,7 @@
 
 use std::num::NonZeroUsize;
 
-use rocmforge_kernels::host::ops::{self, AttentionShape, AttentionSpan, ColumnSource};
+use rocmforge_kernels_cpu::ops::{self, AttentionShape, AttentionSpan, ColumnSource};
 use rocmforge_ops::{Act, Buf, HeadShape, KV_PAGE_TOKENS, KvLayer, Mask, Op, RopeUse, TensorIndex};
 
 use super::adapters::AdapterBufs;

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use rocmforge_kernels::host::{Error as KernelError, Isa, Pool, reference};
+use rocmforge_kernels_cpu::{Error as KernelError, Isa, Pool, reference};
 
 use crate::error::Error;
 use crate::progress::Progress;

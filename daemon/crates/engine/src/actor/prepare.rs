@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rocmforge_kernels::host::ops::RopeAngles;
+use rocmforge_kernels_cpu::ops::RopeAngles;
 use rocmforge_ops::{RowCounts, positions_of_parts};
 use rocmforge_scheduler::PassPlan;
 use rocmforge_tensor_cache::ModelId;

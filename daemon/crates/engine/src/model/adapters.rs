@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use half::f16;
 use rocmforge_gguf::{Gguf, MappedFile, TensorInfo};
-use rocmforge_kernels::host::reference;
+use rocmforge_kernels_cpu::reference;
 use rocmforge_model::{Adapter, AdapterRange, AdapterSet};
 use rocmforge_ops::WeightType;
 use sha2::{Digest, Sha256};

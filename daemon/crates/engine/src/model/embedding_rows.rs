@@ -6,7 +6,7 @@
 
 use rocmforge_device::TensorDesc;
 use rocmforge_gguf::{Error as GgufError, MappedFile};
-use rocmforge_kernels::host::reference;
+use rocmforge_kernels_cpu::reference;
 
 use crate::api::error::Error;
 use crate::model::loaded::LoadedModel;

@@ -17,7 +17,7 @@
 //! sequences with the same divisors ([`crate::features::prefix_cache::Realm`]; test
 //! `short_and_long_sequences_share_nothing`).
 
-use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
+use rocmforge_kernels_cpu::ops::{RopeAngles, RopeParams, RopeTable};
 use rocmforge_model::Tower;
 use rocmforge_ops::{Plan, RopeAxes, RopeSpec, TensorDesc};
 
@@ -87,7 +87,7 @@ fn table(
     spec: &RopeSpec,
     factors: Option<&TensorDesc>,
 ) -> Result<RopeTable, Error> {
-    let bad = |e: rocmforge_kernels::host::ops::RopeError| Error::BadModel {
+    let bad = |e: rocmforge_kernels_cpu::ops::RopeError| Error::BadModel {
         path: loaded.path().to_owned(),
         message: e.to_string(),
     };

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rocmforge_kernels::host::reference;
+use rocmforge_kernels_cpu::reference;
 use rocmforge_model::{Blend, Tower};
 use rocmforge_ops::{Buf, Input, InputRows, Plan, TensorDesc};
 

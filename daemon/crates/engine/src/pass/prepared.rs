@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rocmforge_device::{ScratchLayout, Span};
-use rocmforge_kernels::host::ops::RopeAngles;
+use rocmforge_kernels_cpu::ops::RopeAngles;
 use rocmforge_ops::{KV_PAGE_TOKENS, Plan};
 use rocmforge_scheduler::{PassPlan, SeqId};
 use rocmforge_tensor_cache::ModelId;

@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use rocmforge_kernels::host::Pool;
+use rocmforge_kernels_cpu::Pool;
 
 /// Most threads: so many rows come from a device at a time.
 const THREADS_MAX: usize = 32;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use rocmforge_kernels::host::ops::RopeAngles;
+use rocmforge_kernels_cpu::ops::RopeAngles;
 use rocmforge_tensor_cache::{BlockId, ModelId};
 
 use crate::memory::Memory;

@@ -1,7 +1,7 @@
 //! What a pass computes, and for whom.
 
 use rocmforge_device::{Batch, Plan, Scratch, ScratchLayout, Span};
-use rocmforge_kernels::host::ops::RopeAngles;
+use rocmforge_kernels_cpu::ops::RopeAngles;
 use rocmforge_ops::{MEAN_OF_SPAN, Op, Step};
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 

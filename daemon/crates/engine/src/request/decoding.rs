@@ -11,7 +11,7 @@
 //! `log_probabilities_are_what_a_scoring_of_the_same_text_gives`).
 
 use rocmforge_grammar::Matcher;
-use rocmforge_kernels::host::ops::{self, Simd};
+use rocmforge_kernels_cpu::ops::{self, Simd};
 
 use crate::api::TokenScore;
 use crate::api::error::Error;

@@ -30,7 +30,7 @@ mod xtc;
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use rocmforge_kernels::host::ops::{self, Simd};
+use rocmforge_kernels_cpu::ops::{self, Simd};
 
 pub(crate) use candidates::NotFinite;
 use candidates::{Candidates, Weight};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rocmforge_kernels::gpu::GpuTarget;
+use rocmforge_kernels_gpu::GpuTarget;
 
 use crate::error::Error;
 use crate::gpu::bus::power_state;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rocmforge_gguf::limits::DIRECT_ALIGNMENT;
-use rocmforge_kernels::gpu::compile::default_cache_dir;
+use rocmforge_kernels_gpu::compile::default_cache_dir;
 
 use crate::gpu::{Libraries, Vendor};
 use crate::machine;

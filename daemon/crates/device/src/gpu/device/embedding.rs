@@ -1,9 +1,9 @@
 //! Rows of an embedding, as the file has them, into a buffer of a pass: dequantized by the
 //! device where they are many.
 
-use rocmforge_kernels::gpu as gpu_kernels;
-use rocmforge_kernels::gpu::ops::weights::{self, Weights};
-use rocmforge_kernels::host::reference;
+use rocmforge_kernels_cpu::reference;
+use rocmforge_kernels_gpu as gpu_kernels;
+use rocmforge_kernels_gpu::ops::weights::{self, Weights};
 use rocmforge_ops::TensorDesc;
 
 use crate::error::Error;

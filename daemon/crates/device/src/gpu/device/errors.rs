@@ -1,6 +1,6 @@
 //! Errors of the driver and of the kernels' builders, as those of a device.
 
-use rocmforge_kernels::gpu as kernels;
+use rocmforge_kernels_gpu as kernels;
 
 use crate::Loss;
 use crate::error::Error;

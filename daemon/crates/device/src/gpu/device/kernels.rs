@@ -16,8 +16,8 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Instant;
 
-use rocmforge_kernels::gpu::compile::{Compiler, Config, Language, Request};
-use rocmforge_kernels::gpu::{Launch, amd_targets, aot, units};
+use rocmforge_kernels_gpu::compile::{Compiler, Config, Language, Request};
+use rocmforge_kernels_gpu::{Launch, amd_targets, aot, units};
 
 use crate::error::Error;
 use crate::gpu::{Context, Kernel, LaunchConfig, Module, Stream, Vendor};

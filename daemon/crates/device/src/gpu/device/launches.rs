@@ -10,11 +10,11 @@
 //!
 //! Rows of a plan of float weights stay f32, or become two f16 for the library.
 
-use rocmforge_kernels::gpu::ops::attention::{self, Partials, Scores, SharedPositions};
-use rocmforge_kernels::gpu::ops::elements;
-use rocmforge_kernels::gpu::ops::kv::{self, Kv, Qkv, Rope, Rotation};
-use rocmforge_kernels::gpu::ops::matvec::{self, Epilogue, Matrix};
-use rocmforge_kernels::gpu::{Error as KernelError, GpuTarget, Launch};
+use rocmforge_kernels_gpu::ops::attention::{self, Partials, Scores, SharedPositions};
+use rocmforge_kernels_gpu::ops::elements;
+use rocmforge_kernels_gpu::ops::kv::{self, Kv, Qkv, Rope, Rotation};
+use rocmforge_kernels_gpu::ops::matvec::{self, Epilogue, Matrix};
+use rocmforge_kernels_gpu::{Error as KernelError, GpuTarget, Launch};
 
 use crate::error::Error;
 use crate::gpu::blas::Gemm;

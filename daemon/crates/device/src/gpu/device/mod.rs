@@ -66,7 +66,7 @@ mod workspace;
 use std::sync::Arc;
 
 use rocmforge_gguf::MappedFile;
-use rocmforge_kernels::gpu::GpuTarget;
+use rocmforge_kernels_gpu::GpuTarget;
 
 use crate::error::Error;
 use crate::gpu::others::Card;

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_kernels::gpu::{self as gpu_kernels, GpuTarget};
+use rocmforge_kernels_gpu::{self as gpu_kernels, GpuTarget};
 
 use crate::error::Error;
 use crate::gpu::blas::FirstProduct;

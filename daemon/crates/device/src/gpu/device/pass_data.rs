@@ -14,8 +14,8 @@
 use crate::error::Error;
 use crate::ops::{Batch, KvGroup, Span};
 
-use rocmforge_kernels::gpu::ops::attention::prefill_tiles;
-use rocmforge_kernels::gpu::ops::recurrent::SequencePlace;
+use rocmforge_kernels_gpu::ops::attention::prefill_tiles;
+use rocmforge_kernels_gpu::ops::recurrent::SequencePlace;
 
 use super::reserve::DeviceReserve;
 use super::sending::Sender;

@@ -1,7 +1,7 @@
 //! Rows of logits: their largest elements, found on the device, and the rows themselves, handed
 //! over to the host.
 
-use rocmforge_kernels::gpu::ops::sample::{self, TopK};
+use rocmforge_kernels_gpu::ops::sample::{self, TopK};
 
 use crate::error::Error;
 use crate::ops::{Buf, PlacedBuf};

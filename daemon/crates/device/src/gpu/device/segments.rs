@@ -1,6 +1,6 @@
 //! Where the tensors of a segment lie in its slab.
 
-use rocmforge_kernels::gpu as gpu_kernels;
+use rocmforge_kernels_gpu as gpu_kernels;
 
 use crate::error::Error;
 use crate::segment::wrong_shape;

@@ -1,7 +1,7 @@
 //! From the host to the device, behind what the compute stream has queued: through pinned memory,
 //! by the copy engine or by kernels.
 
-use rocmforge_kernels::gpu::ops::rows;
+use rocmforge_kernels_gpu::ops::rows;
 
 use crate::error::Error;
 use crate::gpu::{DevicePtr, Stream};

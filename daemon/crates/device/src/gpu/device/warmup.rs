@@ -16,12 +16,12 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use rocmforge_kernels::gpu::ops::activations::{self, Sink, Transform};
-use rocmforge_kernels::gpu::ops::rows;
-use rocmforge_kernels::gpu::ops::sample::{self, TopK};
-use rocmforge_kernels::gpu::ops::weights::{self, Weights};
-use rocmforge_kernels::gpu::{GpuTarget, Launch};
-use rocmforge_kernels::host::ops::RopeAngles;
+use rocmforge_kernels_cpu::ops::RopeAngles;
+use rocmforge_kernels_gpu::ops::activations::{self, Sink, Transform};
+use rocmforge_kernels_gpu::ops::rows;
+use rocmforge_kernels_gpu::ops::sample::{self, TopK};
+use rocmforge_kernels_gpu::ops::weights::{self, Weights};
+use rocmforge_kernels_gpu::{GpuTarget, Launch};
 use rocmforge_ops::WeightType;
 
 use crate::error::Error;

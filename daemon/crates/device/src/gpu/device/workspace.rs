@@ -9,7 +9,7 @@
 //! Everything is a function of the [`ScratchLayout`], so its size is known before and
 //! its places need not be kept.
 
-use rocmforge_kernels::gpu::ops::experts;
+use rocmforge_kernels_gpu::ops::experts;
 
 use crate::ALIGNMENT;
 use crate::ops::{Rows, ScratchLayout};

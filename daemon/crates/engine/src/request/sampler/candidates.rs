@@ -1,6 +1,6 @@
 //! The tokens among which one is chosen, and what samplers do to them.
 
-use rocmforge_kernels::host::ops::{self, Simd};
+use rocmforge_kernels_cpu::ops::{self, Simd};
 
 use crate::request::sampler::buckets;
 

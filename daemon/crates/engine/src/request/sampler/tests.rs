@@ -1,6 +1,6 @@
 //! Samplers together, and what their own tests build on.
 
-use rocmforge_kernels::host::ops::{self, Simd};
+use rocmforge_kernels_cpu::ops::{self, Simd};
 
 use super::*;
 

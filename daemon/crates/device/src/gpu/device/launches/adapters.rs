@@ -5,10 +5,10 @@
 //! order, or f32 with the norm still to do. They read only the ranks that rows have scales for, and
 //! the library all of them, but by matrix instructions.
 
-use rocmforge_kernels::gpu::ops::activations::{self, Sink, Transform};
-use rocmforge_kernels::gpu::ops::adapters::{self, Low, Rows, Scales, Second};
-use rocmforge_kernels::gpu::ops::matmat::{HalfInputs, HalfLayout};
-use rocmforge_kernels::gpu::ops::matvec::Matrix;
+use rocmforge_kernels_gpu::ops::activations::{self, Sink, Transform};
+use rocmforge_kernels_gpu::ops::adapters::{self, Low, Rows, Scales, Second};
+use rocmforge_kernels_gpu::ops::matmat::{HalfInputs, HalfLayout};
+use rocmforge_kernels_gpu::ops::matvec::Matrix;
 
 use crate::SegmentBinding;
 use crate::ops::{Act, Adapted, Buf, Op, Product, Rows as BufRows, TensorIndex};

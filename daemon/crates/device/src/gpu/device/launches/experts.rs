@@ -2,8 +2,8 @@
 //! so nobody waits for the routing. Few rows go to mat-vecs; more are sorted by expert and go to
 //! tiles, of up to 8 rows or of up to 32.
 
-use rocmforge_kernels::gpu::ops::activations::{self, Sink, Transform};
-use rocmforge_kernels::gpu::ops::experts::{self, Groups, ManyInputs, Routed, Tensors};
+use rocmforge_kernels_gpu::ops::activations::{self, Sink, Transform};
+use rocmforge_kernels_gpu::ops::experts::{self, Groups, ManyInputs, Routed, Tensors};
 
 use crate::BoundExpert;
 use crate::error::Error;

@@ -1,9 +1,9 @@
 //! Products of one input: which kernels do them, and the form that they want the input in.
 
-use rocmforge_kernels::gpu::ops::activations::{self, Norm, Sink, Transform};
-use rocmforge_kernels::gpu::ops::adapters::Rows;
-use rocmforge_kernels::gpu::ops::matmat::{self, HalfInputs, HalfLayout, Inputs, PartsRoom};
-use rocmforge_kernels::gpu::ops::matvec::{self, Epilogue, Matrix};
+use rocmforge_kernels_gpu::ops::activations::{self, Norm, Sink, Transform};
+use rocmforge_kernels_gpu::ops::adapters::Rows;
+use rocmforge_kernels_gpu::ops::matmat::{self, HalfInputs, HalfLayout, Inputs, PartsRoom};
+use rocmforge_kernels_gpu::ops::matvec::{self, Epilogue, Matrix};
 
 use crate::SegmentBinding;
 use crate::ops::{Buf, Product};

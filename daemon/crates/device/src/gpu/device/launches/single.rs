@@ -1,11 +1,11 @@
 //! Operations that are not part of a larger one: a launch or two each.
 
-use rocmforge_kernels::gpu::ops::activations::{self, Norm, Sink, Transform};
-use rocmforge_kernels::gpu::ops::elements::{self, Change, Part};
-use rocmforge_kernels::gpu::ops::heads::{HeadInputs, HeadMatrices, matmat_heads};
-use rocmforge_kernels::gpu::ops::kv::{self, Heads, Qkv};
-use rocmforge_kernels::gpu::ops::recurrent::{self, Conv, DeltaNet, Sequences, Ssm};
-use rocmforge_kernels::gpu::ops::{route, rows};
+use rocmforge_kernels_gpu::ops::activations::{self, Norm, Sink, Transform};
+use rocmforge_kernels_gpu::ops::elements::{self, Change, Part};
+use rocmforge_kernels_gpu::ops::heads::{HeadInputs, HeadMatrices, matmat_heads};
+use rocmforge_kernels_gpu::ops::kv::{self, Heads, Qkv};
+use rocmforge_kernels_gpu::ops::recurrent::{self, Conv, DeltaNet, Sequences, Ssm};
+use rocmforge_kernels_gpu::ops::{route, rows};
 
 use crate::SegmentBinding;
 use crate::ops::{Act, Buf, Op, TensorIndex};

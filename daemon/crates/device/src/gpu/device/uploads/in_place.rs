@@ -15,8 +15,8 @@
 
 use std::time::{Duration, Instant};
 
-use rocmforge_kernels::gpu::ops::rows;
-use rocmforge_kernels::host::WeightType;
+use rocmforge_kernels_gpu::ops::rows;
+use rocmforge_ops::WeightType;
 
 use crate::error::Error;
 use crate::gpu::device::{failed, launch_error, stream_driver, wait};

@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rocmforge_kernels::gpu::ops::weights::{self, Weights};
+use rocmforge_kernels_gpu::ops::weights::{self, Weights};
 
 use crate::error::Error;
 use crate::gpu::device::kernels::Kernels;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rocmforge_gguf::limits::DIRECT_ALIGNMENT;
-use rocmforge_kernels::host::reference;
+use rocmforge_kernels_cpu::reference;
 
 use crate::Role;
 use crate::error::Error;
