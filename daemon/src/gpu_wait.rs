@@ -15,9 +15,9 @@
 
 use std::time::{Duration, Instant};
 
-use rocmforge_device::gpu::bus::{self, BusGpu};
 use rocmforge_engine::api::Vendor;
 use rocmforge_engine::{DeviceChoice, EngineHandle};
+use rocmforge_gpu_driver::bus::{self, BusGpu};
 use sd_notify::NotifyState;
 
 use crate::devices::{Devices, FoundDriver, OWN_PROGRAM};

@@ -6,7 +6,7 @@
 # beside this script are others: /gfx1151.json ...; cards.txt tells what they need). Needs root, for
 # chroot; /proc is mounted in ROOT where it is not. Parts, all unless some are named:
 #   devices   the card is listed by name and architecture
-#   driver    the test of the driver's layer and of copies (device/tests/gpu_card.rs)
+#   driver    the test of the driver's layer and of copies (gpu-driver/tests/gpu_card.rs)
 #   generate  each model is loaded and gives the host's text
 #   arch      the small models of tests/fixtures/arch have their authors' log-probabilities
 #             (goldens.py)
@@ -176,7 +176,7 @@ part_devices() {
 part_driver() {
     local test=$BIN/gpu_card told
     if [ ! -x "$test" ]; then
-        test=$(cd "$repository" && cargo test --release --no-run -p rocmforge-device --test gpu_card --message-format=json \
+        test=$(cd "$repository" && cargo test --release --no-run -p rocmforge-gpu-driver --test gpu_card --message-format=json \
             2>"$work/driver.log" | grep -o '"executable":"[^"]*gpu_card[^"]*"' | cut -d'"' -f4 | tail -n 1)
     fi
     [ -x "$test" ] || { bad driver "no test: $(tail -n 2 "$work/driver.log")"; return; }

@@ -38,8 +38,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand, ValueEnum};
-use rocmforge_device::gpu::{PRODUCTS_CHILD_ARGUMENT, products_child_main};
 use rocmforge_engine::api::Policy;
+use rocmforge_gpu_driver::{PRODUCTS_CHILD_ARGUMENT, products_child_main};
 
 use crate::device::DeviceArg;
 use crate::presets::{Mix, Preset};

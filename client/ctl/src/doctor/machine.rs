@@ -6,7 +6,7 @@ use super::Finding;
 use super::system::{Identity, System};
 
 /// Architectures that are made as a part of a processor alone, as the kernel writes them: major,
-/// minor and stepping, two digits each. The daemon's `gpu/sysfs.rs` has the same list.
+/// minor and stepping, two digits each. The daemon's `gpu-driver/src/sysfs.rs` has the same list.
 const APU_TARGETS: [u64; 13] = [
     90002, 90009, 90012, 100103, 100303, 100305, 100306, 110003, 110500, 110501, 110502, 110503,
     110504,

@@ -19,7 +19,6 @@ mod error;
 pub mod gpu;
 mod heap;
 pub mod host;
-mod loss;
 mod machine;
 mod memory_use;
 pub mod ops;
@@ -32,13 +31,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rocmforge_gguf::MappedFile;
+use rocmforge_gpu_driver::others::Card;
 
 pub use bound::{BoundExpert, BoundStep, ModelPlanView, Scratch, SegmentBinding};
 pub use closed::ClosedDevice;
 pub use error::Error;
-use gpu::others::Card;
 pub use heap::give_back_soon as give_back_heap_soon;
-pub use loss::{Loss, LossKind, Said};
 pub use machine::available_bytes as host_available_bytes;
 pub use machine::memory_bytes as host_memory_bytes;
 pub use memory_use::MemoryUse;
@@ -46,6 +44,7 @@ pub use ops::{
     ALIGNMENT, Batch, Buf, BufSpec, ExpertFfn, HeadShape, NO_PAGE, Op, Plan, Role, Rows,
     ScratchLayout, Span, Step, TensorDesc,
 };
+pub use rocmforge_gpu_driver::{Loss, LossKind, Said};
 pub use segment::{PlacedTensor, SegmentLayout};
 pub use stalls::Stalls;
 pub use steps::Steps;

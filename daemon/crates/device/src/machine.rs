@@ -26,7 +26,7 @@ pub fn available_bytes() -> u64 {
 }
 
 /// A line of /proc/meminfo, by its name with the colon, in bytes.
-pub(crate) fn line(info: &str, name: &str) -> Option<u64> {
+fn line(info: &str, name: &str) -> Option<u64> {
     let line = info.lines().find_map(|l| l.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib << 10)

@@ -5,7 +5,6 @@
 mod fake_device;
 mod gpu_aside;
 mod gpu_closed;
-mod gpu_driver;
 mod gpu_in_place;
 mod gpu_uploads;
 mod others;

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rocmforge_device::Device;
-use rocmforge_device::gpu::Vendor;
-use rocmforge_device::gpu::others::{Card, Observer, OthersUse, OwnUse, Places, Power};
 use rocmforge_fake_hip::{Fake, Process};
+use rocmforge_gpu_driver::Vendor;
+use rocmforge_gpu_driver::others::{Card, Observer, OthersUse, OwnUse, Places, Power};
 
 use crate::fake_device::{config, open_as};
 

@@ -7,9 +7,10 @@ use std::path::PathBuf;
 
 use rocmforge_device::Device;
 use rocmforge_device::gpu::device::{ImageFolder, usual_images};
-use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
+use rocmforge_device::gpu::{GpuConfig, GpuDevice};
 use rocmforge_device::host::{HostConfig, HostDevice};
 use rocmforge_fake_hip::{Fake, Live};
+use rocmforge_gpu_driver::{Libraries, Vendor};
 use rocmforge_parity::{Case, Extent, Pair, cases};
 use rocmforge_test_scripts::is_whole_sweep;
 

@@ -34,7 +34,7 @@ pub use status::{
 };
 
 pub use rocmforge_device::MemoryUse;
-pub use rocmforge_device::gpu::{Libraries, Report, Vendor, probe, report as probe_vendor};
+pub use rocmforge_gpu_driver::{Libraries, Report, Vendor, probe, report as probe_vendor};
 
 use crate::api::error::Error;
 pub use crate::api::images::ImageSpan;

@@ -39,7 +39,7 @@ pub use model::loaded::{
 };
 pub use model::name::{MODEL_NAME_MAX, is_name_char};
 pub use model::projector::{can_read_images, is_projector_for};
-pub use rocmforge_device::gpu::others::Places;
 pub use rocmforge_device::{Loss, LossKind, Stalls, host_memory_bytes};
+pub use rocmforge_gpu_driver::others::Places;
 pub use rocmforge_model::{ADAPTERS_MAX, Purpose, supported_architectures};
 pub use rocmforge_ops::KvType;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use rocmforge_device::gpu::ceilings::{self, Ceilings};
-use rocmforge_device::gpu::{self, Context, Libraries, Vendor};
 use rocmforge_gguf::MappedFile;
+use rocmforge_gpu_driver::{self as gpu, Context, Libraries, Vendor};
 
 /// An open card.
 pub(crate) struct Card {

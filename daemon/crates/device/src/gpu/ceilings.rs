@@ -9,10 +9,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge_gguf::MappedFile;
-
-use super::blas::{Blas, Gemm};
-use super::driver::{Priority, Result};
-use super::{Buffer, Context, PinnedBuffer, Registration, Stream};
+use rocmforge_gpu_driver::blas::{Blas, Gemm};
+use rocmforge_gpu_driver::driver::Result;
+use rocmforge_gpu_driver::{Buffer, Context, PinnedBuffer, Priority, Registration, Stream};
 
 /// Rounds of each measurement.
 const ROUNDS: usize = 5;

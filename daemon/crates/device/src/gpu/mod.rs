@@ -1,61 +1,8 @@
-//! GPUs: one driver trait, two tables of vendor functions, and the owners of what a driver gives
-//! out.
-//!
-//! ```text
-//! hip.rs  cuda.rs        vendor symbols (abi.rs of each), opened with dlopen (library.rs) where
-//!                        search.rs finds them;
-//!                        nothing of them leaves these files
-//!      \  /
-//!    driver.rs           trait Driver: handles, calls, errors (error.rs) with a class
-//!       |
-//!    context.rs          Context: the card that is open, shared by all that lives on it; calls.rs:
-//!                        what is asked of it now
-//!    memory.rs  exec.rs  Buffer, PinnedBuffer, Registration / Stream, Event, Module, Kernel, Graph
-//!    others.rs           what other processes do on a card, and what power it takes
-//!    sysfs.rs            what the kernel says of an AMD card's memory, kernel_log.rs of its loss
-//!    virtual_memory.rs   Reservation, Chunk: addresses apart from memory, where the driver can
-//!       |
-//!    device/             GpuDevice: arena, uploads, launches, graphs; one code for both vendors
-//! ```
-//!
-//! *Invariant:* the daemon starts with no runtime installed, unless a card was asked for;
-//! [`probe()`] says what was looked for (test `a_probe_tells_what_was_looked_for`).
+//! The GPU device, over the driver of either vendor (crate `rocmforge-gpu-driver`).
 
 #![expect(unsafe_code, reason = "drivers are called through pointers")]
 
-mod blas;
-pub mod bus;
-mod calls;
 pub mod ceilings;
-pub mod context;
-mod cuda;
 pub mod device;
-pub mod driver;
-mod ending;
-pub mod environment;
-mod error;
-pub mod exec;
-mod hip;
-mod image;
-mod kernel_log;
-mod library;
-pub mod memory;
-pub mod others;
-mod probe;
-mod search;
-mod sysfs;
-pub mod virtual_memory;
 
-pub use blas::{CHILD_ARGUMENT as PRODUCTS_CHILD_ARGUMENT, child_main as products_child_main};
-pub(crate) use calls::Calls;
-pub use context::{Call, Context, Usage};
 pub use device::{GpuConfig, GpuDevice, UploadWay};
-pub use driver::{
-    Attempt, Class, DeviceAttributes, DevicePtr, Driver, Error, LaunchConfig, MemoryInfo, Priority,
-    Vendor, Versions,
-};
-pub use ending::end_process;
-pub use exec::{Event, Graph, Kernel, Module, Stream};
-pub use library::file_of as library_file;
-pub use memory::{Buffer, PinnedBuffer, Registration};
-pub use probe::{Libraries, Report, open, probe, report};

@@ -2,8 +2,9 @@
 
 use rocmforge_device::Device;
 use rocmforge_device::gpu::device::ImageFolder;
-use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
+use rocmforge_device::gpu::{GpuConfig, GpuDevice};
 use rocmforge_fake_hip::Fake;
+use rocmforge_gpu_driver::{Libraries, Vendor};
 
 /// The usual settings with a small ring. `registration_trial`: whether it tries to register files,
 /// or takes it for granted.

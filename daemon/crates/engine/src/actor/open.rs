@@ -14,13 +14,12 @@ use std::fmt;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use rocmforge_device::gpu::bus::{self, BusGpu};
 use rocmforge_device::gpu::device::{Images, refusal, usual_images};
-use rocmforge_device::gpu::{
-    self, DeviceAttributes, GpuConfig, GpuDevice, Libraries, Report, Vendor,
-};
+use rocmforge_device::gpu::{GpuConfig, GpuDevice};
 use rocmforge_device::host::{HostConfig, HostDevice};
 use rocmforge_device::{Device, Loss, LossKind, Steps};
+use rocmforge_gpu_driver::bus::{self, BusGpu};
+use rocmforge_gpu_driver::{self as gpu, DeviceAttributes, Libraries, Report, Vendor};
 
 use crate::api::config::{DeviceChoice, EngineConfig};
 use crate::api::error::{Error, no_device};

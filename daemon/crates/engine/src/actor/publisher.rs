@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::gpu::Report;
+use rocmforge_gpu_driver::Report;
 use tokio::sync::watch;
 
 use crate::api::Snapshot;

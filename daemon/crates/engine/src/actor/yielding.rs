@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use rocmforge_device::gpu::others::OwnUse;
+use rocmforge_gpu_driver::others::OwnUse;
 
 use crate::actor::engine::Engine;
 use crate::guards::yield_to::{Reason, Turn};

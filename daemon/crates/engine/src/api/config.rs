@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rocmforge_device::Stalls;
 use rocmforge_device::gpu::UploadWay;
-use rocmforge_device::gpu::others::Places;
+use rocmforge_gpu_driver::others::Places;
 use rocmforge_ops::KvType;
 
 use crate::api::{Budget, Class, IdleRelease, Policy, When};

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::gpu::Report;
 use rocmforge_device::{Loss, MemoryUse};
+use rocmforge_gpu_driver::Report;
 use rocmforge_scheduler::are_left_to_others;
 use rocmforge_tensor_cache::Evictions;
 

@@ -10,7 +10,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rocmforge_device::gpu::others::{Card, Observer, OthersUse, OwnUse, Places};
+use rocmforge_gpu_driver::others::{Card, Observer, OthersUse, OwnUse, Places};
 
 use crate::clock::Clock;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rocmforge_device::gpu::others::{Card, Places, Power};
+use rocmforge_gpu_driver::others::{Card, Places, Power};
 
 /// How long behind a release the card is asked: it takes seconds to slow down.
 pub(crate) const BEHIND_RELEASE: Duration = Duration::from_secs(10);

@@ -16,7 +16,7 @@
 
 use std::time::{Duration, Instant};
 
-use rocmforge_device::gpu::others::OthersUse;
+use rocmforge_gpu_driver::others::OthersUse;
 
 use crate::api::config::YieldTo;
 use crate::api::error::Error;

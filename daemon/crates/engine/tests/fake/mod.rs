@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rocmforge_device::gpu::device::ImageFolder;
-use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
+use rocmforge_device::gpu::{GpuConfig, GpuDevice};
 use rocmforge_engine::api::{
     Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams, When,
 };
@@ -19,6 +19,7 @@ use rocmforge_engine::{
 };
 use rocmforge_fake_hip::{Fake, GRANULARITY};
 use rocmforge_gguf::MappedFile;
+use rocmforge_gpu_driver::{Libraries, Vendor};
 
 /// An engine whose thread is waited for, so that what it held is given back when it is gone.
 pub(crate) struct Running {

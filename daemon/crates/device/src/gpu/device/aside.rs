@@ -24,8 +24,9 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use rocmforge_gpu_driver::{self as gpu, Context, DevicePtr, PinnedBuffer, Stream};
+
 use crate::error::Error;
-use crate::gpu::{self, Context, DevicePtr, PinnedBuffer, Stream};
 
 use super::{failed, stream_driver};
 

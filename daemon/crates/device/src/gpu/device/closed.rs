@@ -6,16 +6,15 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use rocmforge_gpu_driver::KernelView;
+use rocmforge_gpu_driver::bus::power_state;
+use rocmforge_gpu_driver::others::Card;
+use rocmforge_gpu_driver::{Calls, Context, Driver};
 use rocmforge_kernels_gpu::GpuTarget;
 
 use crate::error::Error;
-use crate::gpu::bus::power_state;
-use crate::gpu::kernel_log::KernelView;
-use crate::gpu::others::Card;
-use crate::gpu::{Calls, Context, Driver};
 use crate::ops::{Batch, Buf, ScratchLayout};
 use crate::{
     BoundStep, ClosedDevice, Device, DeviceInfo, Loss, LossKind, MemoryUse, ModelPlanView, Said,
@@ -106,8 +105,7 @@ impl ClosedDevice for ClosedGpu {
         let (driver, calls) = (Arc::clone(&self.driver), Arc::clone(&self.calls));
         let context = Context::open_noting(driver, self.config.ordinal, calls)
             .map_err(|e| failed("opening the GPU again", e))?;
-        let counted = &context.counts().allocations;
-        counted.store(self.info.allocations, Ordering::Relaxed);
+        context.count_allocations_from(self.info.allocations);
         let opened = GpuDevice::set_up(context, self.config.clone(), self.known.clone(), steps);
         let mut device = match opened {
             Ok(device) => device,

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rocmforge_gguf::limits::DIRECT_ALIGNMENT;
+use rocmforge_gpu_driver::{Libraries, Vendor};
 use rocmforge_kernels_gpu::compile::default_cache_dir;
 
-use crate::gpu::{Libraries, Vendor};
 use crate::machine;
 
 /// How uploads go, where that is not left to what is found of a card: so that measurements can
@@ -54,8 +54,8 @@ pub struct GpuConfig {
     pub warm_up: bool,
     /// Whether large products go to the vendor's library, where there is one.
     pub vendor_products: bool,
-    /// A program that understands [`crate::gpu::PRODUCTS_CHILD_ARGUMENT`], in which AMD's libraries
-    /// make their first product; `None` makes it here.
+    /// A program that understands [`rocmforge_gpu_driver::PRODUCTS_CHILD_ARGUMENT`], in which AMD's
+    /// libraries make their first product; `None` makes it here.
     pub child_exe: Option<PathBuf>,
 }
 

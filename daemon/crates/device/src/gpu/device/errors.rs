@@ -1,10 +1,10 @@
 //! Errors of the driver and of the kernels' builders, as those of a device.
 
+use rocmforge_gpu_driver::{self as gpu, Call, Stream, blas};
 use rocmforge_kernels_gpu as kernels;
 
 use crate::Loss;
 use crate::error::Error;
-use crate::gpu::{self, Call, Stream};
 
 /// A driver's error as a device's.
 pub(super) fn failed(operation: &'static str, error: gpu::Error) -> Error {
@@ -41,4 +41,20 @@ pub(super) fn stream_driver(stream: &Stream) -> Result<Call<'_>, Error> {
         .context()
         .driver()
         .map_err(|e| failed("binding the device", e))
+}
+
+/// The error of a vendor's library for products.
+pub(super) fn product_error(error: blas::Error) -> Error {
+    match error {
+        blas::Error::Config(message) => Error::Config(message),
+        blas::Error::Memory(message) => Error::Memory {
+            kind: "device",
+            bytes: 0,
+            message,
+        },
+        blas::Error::Driver(message) => Error::Driver {
+            operation: "matrix product",
+            message,
+        },
+    }
 }

@@ -13,7 +13,7 @@
 //! behind it was read ([`Graphs::let_go`]), and recordings of steps are let go all together, when
 //! the device has ended what it had to do ([`Graphs::is_full`]).
 
-use crate::gpu::Graph;
+use rocmforge_gpu_driver::Graph;
 
 /// Most recorded passes: a few models that take turns, with a few numbers of rows each. The one
 /// that was used longest ago goes first.

@@ -16,11 +16,11 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Instant;
 
+use rocmforge_gpu_driver::{Context, Kernel, LaunchConfig, Module, Stream, Vendor};
 use rocmforge_kernels_gpu::compile::{Compiler, Config, Language, Request};
 use rocmforge_kernels_gpu::{Launch, amd_targets, aot, units};
 
 use crate::error::Error;
-use crate::gpu::{Context, Kernel, LaunchConfig, Module, Stream, Vendor};
 
 use super::failed;
 
@@ -106,7 +106,7 @@ impl CompiledImages {
         };
         let mut config = Config::new(language);
         if vendor == Vendor::Hip && config.library.is_none() {
-            config.library = crate::gpu::search::only_in_rocm(&HIPRTC);
+            config.library = rocmforge_gpu_driver::only_in_rocm(&HIPRTC);
         }
         Self {
             vendor,
@@ -362,9 +362,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use rocmforge_fake_hip::{Fake, unit_image};
+    use rocmforge_gpu_driver::{Libraries, open};
 
     use super::*;
-    use crate::gpu::{Libraries, open};
 
     #[test]
     fn an_architecture_without_kernels_is_refused_by_name_with_what_to_do() {

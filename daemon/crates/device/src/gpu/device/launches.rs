@@ -10,6 +10,7 @@
 //!
 //! Rows of a plan of float weights stay f32, or become two f16 for the library.
 
+use rocmforge_gpu_driver::blas::Gemm;
 use rocmforge_kernels_gpu::ops::attention::{self, Partials, Scores, SharedPositions};
 use rocmforge_kernels_gpu::ops::elements;
 use rocmforge_kernels_gpu::ops::kv::{self, Kv, Qkv, Rope, Rotation};
@@ -17,7 +18,6 @@ use rocmforge_kernels_gpu::ops::matvec::{self, Epilogue, Matrix};
 use rocmforge_kernels_gpu::{Error as KernelError, GpuTarget, Launch};
 
 use crate::error::Error;
-use crate::gpu::blas::Gemm;
 use crate::ops::{Batch, Buf, HeadShape, KvLayer, Op, PlacedBuf, Product, RopeUse, TensorIndex};
 use crate::{BoundStep, Scratch, SegmentBinding, SegmentLayout};
 

@@ -1,8 +1,9 @@
 //! Marks at both ends of the reserve, by which memory that did not survive (a reset, a
 //! loss of power) is recognized.
 
+use rocmforge_gpu_driver::Stream;
+
 use crate::error::Error;
-use crate::gpu::Stream;
 use crate::{Loss, LossKind};
 
 use super::readback::Readback;

@@ -56,7 +56,6 @@ mod sampling;
 mod segments;
 mod sending;
 mod timed;
-pub(in crate::gpu) mod trial;
 mod uploads;
 mod wait;
 mod warmup;
@@ -66,10 +65,11 @@ mod workspace;
 use std::sync::Arc;
 
 use rocmforge_gguf::MappedFile;
+use rocmforge_gpu_driver::others::Card;
+use rocmforge_gpu_driver::{Context, KernelView, Stream};
 use rocmforge_kernels_gpu::GpuTarget;
 
 use crate::error::Error;
-use crate::gpu::others::Card;
 use crate::ops::{Batch, Buf, PlacedBuf, ScratchLayout};
 use crate::{
     BoundStep, Candidates, ClosedDevice, Device, DeviceInfo, MemoryUse, ModelPlanView, ReadTicket,
@@ -77,8 +77,6 @@ use crate::{
     TimedWork, Upload, UploadTicket, Watch,
 };
 
-use super::kernel_log::KernelView;
-use super::{Context, Stream};
 use arena::Arena;
 use aside::Aside;
 use errors::{failed, launch_error, stream_driver};

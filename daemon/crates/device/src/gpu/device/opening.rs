@@ -5,12 +5,13 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rocmforge_gpu_driver::KernelView;
+use rocmforge_gpu_driver::blas::FirstProduct;
+use rocmforge_gpu_driver::trial::Trials;
+use rocmforge_gpu_driver::{self as gpu, Context, DeviceAttributes, Priority, Stream, Vendor};
 use rocmforge_kernels_gpu::{self as gpu_kernels, GpuTarget};
 
 use crate::error::Error;
-use crate::gpu::blas::FirstProduct;
-use crate::gpu::kernel_log::KernelView;
-use crate::gpu::{self, Context, DeviceAttributes, Priority, Stream, Vendor};
 use crate::{Loss, Steps};
 
 use super::arena::Arena;
@@ -27,7 +28,6 @@ use super::registration::{self, Finding};
 use super::ring::Ring;
 use super::rows::RowsMemory;
 use super::timed::TimedParts;
-use super::trial::Trials;
 use super::uploads::{Uploads, UploadsConfig};
 use super::warmup::{self, WarmUp};
 use super::{GpuDevice, failed};
@@ -156,7 +156,7 @@ impl GpuDevice {
         if config.vendor == Vendor::Hip {
             let pinned =
                 config.ring_pieces * config.ring_piece_bytes + PASS_PIECES * PASS_PIECE_BYTES;
-            findings.extend(gpu::sysfs::locked_memory(pinned as u64));
+            findings.extend(gpu::locked_memory(pinned as u64));
         }
         findings.iter().for_each(|found| tracing::info!("{found}"));
         steps.begin("looking how files reach the card");

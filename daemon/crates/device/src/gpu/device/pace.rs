@@ -1,7 +1,8 @@
 //! How long the device's work takes, by events around samples of it.
 
+use rocmforge_gpu_driver::{Context, Event, Stream};
+
 use crate::error::Error;
-use crate::gpu::{Context, Event, Stream};
 
 use super::failed;
 

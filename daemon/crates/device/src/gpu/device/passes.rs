@@ -4,8 +4,9 @@
 //! *Invariant:* where the experts are is on the device before what reads it: it is sent with every
 //! pass, but for a replay of what ran last (`table_of`; test `steps_between_experts_are_replayed`).
 
+use rocmforge_gpu_driver::{self as gpu, Graph, Priority, Stream, Vendor};
+
 use crate::error::Error;
-use crate::gpu::{self, Graph, Priority, Stream, Vendor};
 use crate::ops::Batch;
 use crate::{BoundStep, Scratch};
 

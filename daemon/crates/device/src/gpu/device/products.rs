@@ -6,9 +6,12 @@
 
 use std::cell::Cell;
 
+use rocmforge_gpu_driver::blas::{Blas, FirstProduct, Gemm};
+use rocmforge_gpu_driver::{Context, Stream};
+
 use crate::error::Error;
-use crate::gpu::blas::{Blas, FirstProduct, Gemm};
-use crate::gpu::{Context, Stream};
+
+use super::errors::product_error;
 
 /// The vendor's libraries of one device.
 #[derive(Debug)]
@@ -59,7 +62,7 @@ impl VendorProducts {
     pub(super) fn gemm(&self, gemm: &Gemm, room: (u64, u64)) -> Result<(), Error> {
         let blas = self.blas.as_ref();
         let blas = blas.expect("products are tiled only where there is a library");
-        let done = blas.gemm(gemm, room);
+        let done = blas.gemm(gemm, room).map_err(product_error);
         if let Err(error) = &done
             && !matches!(error, Error::Memory { .. } | Error::Lost(_))
             && !self.failed.replace(true)

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use rocmforge_gpu_driver::{Context, DevicePtr, Event, PinnedBuffer, Stream};
+
 use crate::error::Error;
-use crate::gpu::{Context, DevicePtr, Event, PinnedBuffer, Stream};
 
 use super::{failed, stream_driver, wait};
 

@@ -12,9 +12,10 @@
 
 use std::time::Duration;
 
+use rocmforge_gpu_driver::{Context, DevicePtr, Event, PinnedBuffer, Stream};
+
 use crate::ReadTicket;
 use crate::error::Error;
-use crate::gpu::{Context, DevicePtr, Event, PinnedBuffer, Stream};
 
 use super::errors::{failed, stream_driver};
 use super::uploads::UploadMark;

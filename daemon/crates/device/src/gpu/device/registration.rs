@@ -11,10 +11,9 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use rocmforge_gguf::MappedFile;
+use rocmforge_gpu_driver::trial::{Outcome, Trials};
+use rocmforge_gpu_driver::{Buffer, Context, Error, PinnedBuffer, Priority, Registration, Stream};
 
-use crate::gpu::{Buffer, Context, Error, PinnedBuffer, Priority, Registration, Stream};
-
-use super::trial::{Outcome, Trials};
 use crate::{Loss, LossKind};
 
 /// Bytes of the first look, which tells a crawl from a copy without waiting long, and of the
@@ -242,9 +241,9 @@ fn unreadable(error: impl std::fmt::Display) -> Error {
 #[cfg(test)]
 mod tests {
     use rocmforge_fake_hip::{Fake, HANG};
+    use rocmforge_gpu_driver::{Libraries, Vendor, open};
 
     use super::*;
-    use crate::gpu::{Libraries, Vendor, open};
 
     /// A call that spins for good would keep every start from its end.
     #[test]

@@ -7,8 +7,9 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use rocmforge_gpu_driver::{Context, Event, PinnedBuffer, Stream};
+
 use crate::error::Error;
-use crate::gpu::{Context, Event, PinnedBuffer, Stream};
 
 use super::{failed, wait};
 

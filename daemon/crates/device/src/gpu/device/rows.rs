@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use rocmforge_gpu_driver::{Context, DevicePtr, Event, PinnedBuffer, Stream};
+
 use crate::TakeRows;
 use crate::error::Error;
-use crate::gpu::{Context, DevicePtr, Event, PinnedBuffer, Stream};
 
 use super::errors::{failed, stream_driver};
 use super::wait;

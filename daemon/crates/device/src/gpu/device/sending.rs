@@ -1,10 +1,10 @@
 //! From the host to the device, behind what the compute stream has queued: through pinned memory,
 //! by the copy engine or by kernels.
 
+use rocmforge_gpu_driver::{DevicePtr, Stream};
 use rocmforge_kernels_gpu::ops::rows;
 
 use crate::error::Error;
-use crate::gpu::{DevicePtr, Stream};
 
 use super::kernels::Kernels;
 use super::ring::{Piece, Ring};

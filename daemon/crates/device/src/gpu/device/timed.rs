@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use rocmforge_gpu_driver::{Context, Event, Stream};
+
 use crate::error::Error;
-use crate::gpu::{Context, Event, Stream};
 use crate::{TimedTicket, TimedWork};
 
 use super::failed;

@@ -3,8 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use rocmforge_gpu_driver::Event;
+
 use crate::error::Error;
-use crate::gpu::Event;
 use crate::{Loss, LossKind};
 
 use super::errors::failed;

@@ -312,13 +312,12 @@ impl Launches {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_gguf::MappedFile;
-
     use rocmforge_fake_hip::Fake;
+    use rocmforge_gguf::MappedFile;
+    use rocmforge_gpu_driver::{Context, Libraries, Vendor, open};
 
     use super::super::kernels::Images;
     use super::*;
-    use crate::gpu::{Context, Libraries, Vendor, open};
     use crate::ops::{Buf, BufSpec, Conflicts, Input, Op, Plan, Product, Rows, Step};
     use crate::{SegmentLayout, TensorDesc};
 

@@ -34,9 +34,9 @@ use std::time::{Duration, Instant};
 
 use rocmforge_gguf::limits::PART_ALIGNMENT;
 use rocmforge_gguf::{MappedFile, MappedRange};
+use rocmforge_gpu_driver::{Context, DevicePtr, Registration};
 
 use crate::error::Error;
-use crate::gpu::{Context, DevicePtr, Registration};
 
 use super::failed;
 
@@ -466,9 +466,9 @@ impl Inner {
 mod tests {
     use rocmforge_fake_hip::{Fake, Misbehaviour};
     use rocmforge_gguf::ReadMode;
+    use rocmforge_gpu_driver::{Libraries, Vendor, open};
 
     use super::*;
-    use crate::gpu::{Libraries, Vendor, open};
 
     /// Once idle windows were given up for one that did not fit all the same.
     #[test]

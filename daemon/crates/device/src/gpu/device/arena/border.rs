@@ -14,11 +14,11 @@
 //! The kernel is `gather`, which puts rows into another order: what a copy left behind is not taken
 //! for its work. Every card loads it at its start anyway (`warmup::always`).
 
+use rocmforge_gpu_driver::{Context, DevicePtr, Error, Stream};
 use rocmforge_kernels_gpu::Launch;
 use rocmforge_kernels_gpu::ops::rows;
 
 use crate::error::Error as DeviceError;
-use crate::gpu::{Context, DevicePtr, Error, Stream};
 
 use super::super::errors::launch_error;
 use super::super::kernels::Kernels;

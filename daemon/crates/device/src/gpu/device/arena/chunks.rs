@@ -19,8 +19,8 @@
 
 use std::sync::Arc;
 
-use crate::gpu::virtual_memory::{Chunk, Reservation};
-use crate::gpu::{Context, DevicePtr, Error, PinnedBuffer, Stream};
+use rocmforge_gpu_driver::virtual_memory::{Chunk, Reservation};
+use rocmforge_gpu_driver::{Context, DevicePtr, Error, PinnedBuffer, Stream};
 
 use super::super::kernels::Kernels;
 use super::border;

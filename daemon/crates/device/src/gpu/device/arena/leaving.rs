@@ -1,8 +1,9 @@
 //! From chunks to one allocation, while the arena holds something: for a driver that keeps the
 //! memory of a smaller arena until the addresses go that it was mapped to.
 
+use rocmforge_gpu_driver::{Buffer, DevicePtr, PinnedBuffer, Stream};
+
 use crate::error::Error;
-use crate::gpu::{Buffer, DevicePtr, PinnedBuffer, Stream};
 use crate::machine;
 
 use super::whole::HOST_PART;
@@ -15,7 +16,7 @@ impl Arena {
     /// may be under way.
     pub(super) fn leave_chunks(
         &mut self,
-        why: &crate::gpu::Error,
+        why: &rocmforge_gpu_driver::Error,
         stream: &Stream,
         pinned: &mut PinnedBuffer,
     ) -> Result<(), Error> {

@@ -1,12 +1,13 @@
 //! Arenas over drivers that misbehave as real ones were seen to: each ends in what works, with the
 //! reason.
 
+use rocmforge_fake_hip::{Fake, Misbehaviour};
+use rocmforge_gpu_driver::trial::Trials;
+use rocmforge_gpu_driver::{Libraries, Vendor, open};
+
 use super::super::kernels::{Images, Kernels};
-use super::super::trial::Trials;
 use super::tests::*;
 use super::*;
-use crate::gpu::{Libraries, Vendor, open};
-use rocmforge_fake_hip::{Fake, Misbehaviour};
 use std::sync::Arc;
 
 /// What the daemon maps at least.

@@ -25,14 +25,15 @@ mod whole;
 
 use std::time::Duration;
 
+use rocmforge_gpu_driver::trial::{Outcome, Trials};
+use rocmforge_gpu_driver::{Buffer, Context, DevicePtr, PinnedBuffer, Stream};
+
 use crate::Steps;
 use crate::error::Error;
-use crate::gpu::{Buffer, Context, DevicePtr, PinnedBuffer, Stream};
 use crate::{Loss, LossKind};
 
 use super::failed;
 use super::kernels::Kernels;
-use super::trial::{Outcome, Trials};
 use chunks::{Chunks, Shrunk};
 
 /// How much longer than others the step may take that may have to compile a kernel: as long as a
@@ -58,7 +59,7 @@ pub(super) struct Arena {
 const MAPPING: &str = "mapping";
 
 /// Memory that cannot be had, so that nothing is left to go on with.
-fn not_had(what: &str, error: &crate::gpu::Error) -> Error {
+fn not_had(what: &str, error: &rocmforge_gpu_driver::Error) -> Error {
     let kind = error.loss().unwrap_or(LossKind::NoMemory);
     Error::Lost(Loss::new(kind, format!("{what}: {error}")))
 }
@@ -282,7 +283,7 @@ impl Arena {
         Ok(())
     }
 
-    fn refused(&self, bytes: u64, error: &crate::gpu::Error) -> Error {
+    fn refused(&self, bytes: u64, error: &rocmforge_gpu_driver::Error) -> Error {
         if error.is_lost() {
             return failed("allocating the arena", error.clone());
         }

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use rocmforge_fake_hip::{Fake, Live, unit_image};
+use rocmforge_gpu_driver::{
+    Context, DevicePtr, Libraries, PinnedBuffer, Priority, Stream, Vendor, open,
+};
 
 use super::super::kernels::{Images, Kernels};
 use super::{Arena, Memory};
 use crate::LossKind;
 use crate::error::Error;
-use crate::gpu::{Context, DevicePtr, Libraries, PinnedBuffer, Priority, Stream, Vendor, open};
 
 const OUT_OF_MEMORY: u32 = 2;
 const INVALID_VALUE: u32 = 1;

@@ -6,8 +6,9 @@
 //! allocation goes first. Not where they are more than a part of the machine's memory, and not to
 //! grow into what is not free: then the arena stays as it is, and the reason is told.
 
+use rocmforge_gpu_driver::{Buffer, Stream};
+
 use crate::error::Error;
-use crate::gpu::{Buffer, Stream};
 use crate::machine;
 
 use super::{Arena, Memory, failed, not_had};
@@ -61,7 +62,7 @@ impl Arena {
         &mut self,
         bytes: u64,
         held: u64,
-        refused: &crate::gpu::Error,
+        refused: &rocmforge_gpu_driver::Error,
         stream: &Stream,
     ) -> Result<(), Error> {
         let kept = self.capacity.min(bytes);
@@ -101,7 +102,12 @@ impl Arena {
     }
 
     /// The allocation stays: what is not to be used of it is not, and more is an error.
-    fn stays(&mut self, bytes: u64, held: u64, error: &crate::gpu::Error) -> Result<(), Error> {
+    fn stays(
+        &mut self,
+        bytes: u64,
+        held: u64,
+        error: &rocmforge_gpu_driver::Error,
+    ) -> Result<(), Error> {
         if bytes > held {
             let refused = self.refused(bytes, error);
             self.is_kept(format!("the arena stays at {held} bytes: {error}"));
@@ -115,8 +121,8 @@ impl Arena {
     }
 
     /// The first `kept` bytes of the allocation, in the host's memory.
-    fn to_host(&self, kept: u64, stream: &Stream) -> Result<Vec<u8>, crate::gpu::Error> {
-        let no_room = || crate::gpu::Error::Answer {
+    fn to_host(&self, kept: u64, stream: &Stream) -> Result<Vec<u8>, rocmforge_gpu_driver::Error> {
+        let no_room = || rocmforge_gpu_driver::Error::Answer {
             call: "malloc",
             message: format!("no {kept} bytes of the host's memory for a moment"),
         };
@@ -141,7 +147,7 @@ impl Arena {
         bytes: u64,
         contents: &[u8],
         stream: &Stream,
-    ) -> Result<Buffer, crate::gpu::Error> {
+    ) -> Result<Buffer, rocmforge_gpu_driver::Error> {
         let mut fresh = Buffer::new(&self.context, bytes)?;
         if !contents.is_empty() {
             fresh.write(0, contents, stream)?;

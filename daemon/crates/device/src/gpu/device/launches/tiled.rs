@@ -5,14 +5,13 @@
 //! `w = w1 + w2`, `x = x1 + x2` of f16: f16 alone would round a row's elements to 11 bits. There is
 //! a `w2` of F32 alone: BF16 has 8 bits, which f16 holds down to 6e-5, and smaller weights to 3e-8.
 
+use rocmforge_gpu_driver::blas::Gemm;
 use rocmforge_kernels_gpu::ops::activations::F16_LOW_SCALE;
 use rocmforge_kernels_gpu::ops::matmat::HalfInputs;
 use rocmforge_kernels_gpu::ops::matvec::Matrix;
 use rocmforge_kernels_gpu::ops::rows;
 use rocmforge_kernels_gpu::ops::weights::{self, Weights};
 use rocmforge_ops::WeightType;
-
-use crate::gpu::blas::Gemm;
 
 use super::{Lowered, Lowering, Queued};
 

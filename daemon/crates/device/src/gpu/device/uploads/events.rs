@@ -4,9 +4,10 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
+use rocmforge_gpu_driver::{Context, Event};
+
 use crate::error::Error;
 use crate::gpu::device::failed;
-use crate::gpu::{Context, Event};
 
 use super::lock;
 

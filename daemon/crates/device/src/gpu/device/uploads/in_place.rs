@@ -15,12 +15,12 @@
 
 use std::time::{Duration, Instant};
 
+use rocmforge_gpu_driver::{DeviceAttributes, DevicePtr, Event, PinnedBuffer};
 use rocmforge_kernels_gpu::ops::rows;
 use rocmforge_ops::WeightType;
 
 use crate::error::Error;
 use crate::gpu::device::{failed, launch_error, stream_driver, wait};
-use crate::gpu::{DeviceAttributes, DevicePtr, Event, PinnedBuffer};
 
 use super::job::Job;
 use super::lane::{Lane, Rows};

@@ -18,6 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rocmforge_gpu_driver::{Context, DevicePtr, Event, PinnedBuffer, Priority, Stream};
 use rocmforge_kernels_gpu::ops::weights::{self, Weights};
 
 use crate::error::Error;
@@ -26,7 +27,6 @@ use crate::gpu::device::pace::Stopwatch;
 use crate::gpu::device::reserve::{DeviceReserve, FLAGS, SLOTS};
 use crate::gpu::device::windows::Part;
 use crate::gpu::device::{failed, launch_error, stream_driver};
-use crate::gpu::{Context, DevicePtr, Event, PinnedBuffer, Priority, Stream};
 use crate::segment::PlacedTensor;
 
 use super::events::Before;
@@ -146,7 +146,7 @@ impl Lane {
     }
 
     /// Waits for all streams, also where waiting for one fails.
-    pub(super) fn synchronize(&self) -> Result<(), crate::gpu::Error> {
+    pub(super) fn synchronize(&self) -> Result<(), rocmforge_gpu_driver::Error> {
         let mut outcome = Ok(());
         for stream in self.copies.iter().chain([&self.repack]) {
             outcome = outcome.and(stream.synchronize());

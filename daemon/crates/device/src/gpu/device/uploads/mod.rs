@@ -40,10 +40,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rocmforge_gguf::MappedFile;
+use rocmforge_gpu_driver::{Context, Stream};
 
 use crate::Role;
 use crate::error::Error;
-use crate::gpu::{Context, Stream};
 use crate::segment::PlacedTensor;
 use crate::{ModelPlanView, Upload, UploadTicket};
 

@@ -268,9 +268,9 @@ fn wait<'a>(changed: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, S
 #[cfg(test)]
 mod tests {
     use rocmforge_fake_hip::Fake;
+    use rocmforge_gpu_driver::{Context, Libraries, Vendor, open};
 
     use super::*;
-    use crate::gpu::{Context, Libraries, Vendor, open};
 
     /// Once a file was forgotten while a thread registered a window of it,
     /// which then stayed registered.

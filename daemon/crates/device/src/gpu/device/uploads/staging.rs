@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rocmforge_gguf::limits::DIRECT_ALIGNMENT;
+use rocmforge_gpu_driver::DevicePtr;
 use rocmforge_kernels_cpu::reference;
 
 use crate::Role;
 use crate::error::Error;
-use crate::gpu::DevicePtr;
 use crate::gpu::device::ring::Ring;
 use crate::gpu::device::windows::{Part, WINDOW_BYTES, Windows};
 use crate::segment::PlacedTensor;
