@@ -14,10 +14,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-use rocmforge_device::gpu::device::usual_images;
-use rocmforge_device::gpu::{GpuConfig, GpuDevice};
-use rocmforge_device::host::{HostConfig, HostDevice};
 use rocmforge_device::{Device, Error as DeviceError};
+use rocmforge_device_cpu::{HostConfig, HostDevice};
+use rocmforge_device_gpu::{GpuConfig, GpuDevice, usual_images};
 use rocmforge_gpu_driver::{Libraries, Vendor, environment, library_file, report};
 use rocmforge_parity::check::{Outcome, Step, check};
 use rocmforge_service::failure::{self, Failure};

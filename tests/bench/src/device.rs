@@ -1,7 +1,7 @@
 //! The devices that can be measured: what `--device` takes, and what the engine makes of it.
 
 use clap::ValueEnum;
-use rocmforge_device::gpu::UploadWay;
+use rocmforge_device_gpu::UploadWay;
 use rocmforge_engine::DeviceChoice;
 
 /// Values of `--device`.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use rocmforge_device::gpu::UploadWay;
+use rocmforge_device_gpu::UploadWay;
 use rocmforge_engine::api::{
     Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, Policy, PreloadEvent,
     SamplingParams, ScoreRequest, Scores, TOP_N_MAX, When,

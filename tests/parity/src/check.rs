@@ -340,7 +340,7 @@ fn kernels(pair: &mut Pair, until: Instant, told: &mut Told<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_device::host::{HostConfig, HostDevice};
+    use rocmforge_device_cpu::{HostConfig, HostDevice};
 
     use super::*;
 

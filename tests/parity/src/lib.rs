@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::cases::Work;
     use rocmforge_device::Op;
-    use rocmforge_device::host::{HostConfig, HostDevice};
+    use rocmforge_device_cpu::{HostConfig, HostDevice};
     use std::collections::BTreeSet;
     use std::num::NonZeroUsize;
 

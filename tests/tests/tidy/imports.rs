@@ -11,9 +11,10 @@ const CYCLE_MAX: usize = 3;
 
 /// Crates whose longest cycle is longer than that, each with how many modules it has. It must not
 /// grow; once it is short, its line goes.
-const LONGER_CYCLES: [(&str, usize); 8] = [
+const LONGER_CYCLES: [(&str, usize); 9] = [
     ("daemon", 8),
-    ("daemon/crates/device", 23),
+    ("daemon/crates/device-cpu", 4),
+    ("daemon/crates/device-gpu", 7),
     ("daemon/crates/gpu-driver", 4),
     ("daemon/crates/grammar", 7),
     ("daemon/crates/jinja", 8),

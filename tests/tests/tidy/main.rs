@@ -36,8 +36,8 @@ const UNSAFE: [&str; 12] = [
     // It asks the C library's allocator for its free pages.
     "daemon/crates/device/src/heap.rs",
     "daemon/crates/gpu-driver/src/",
-    "daemon/crates/device/src/gpu/",
-    "daemon/crates/device/src/host/",
+    "daemon/crates/device-cpu/src/",
+    "daemon/crates/device-gpu/src/",
     "kernels/cpu/src/",
     "kernels/gpu/src/compile/",
     // They call the kernels from threads of their own, which is what the kernels'

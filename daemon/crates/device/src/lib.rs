@@ -1,4 +1,5 @@
-//! What a model may ask of a device, and the devices that do it.
+//! What a model may ask of a device; crates of their own do it (`rocmforge-device-cpu`,
+//! `rocmforge-device-gpu`).
 //!
 //! A plan (crate `model`) speaks the operation vocabulary of the crate `ops`; a [`Device`] carries
 //! it out over one arena of memory whose places are decided elsewhere (crate `tensor-cache`). A
@@ -16,13 +17,11 @@
 mod bound;
 mod closed;
 mod error;
-pub mod gpu;
 mod heap;
-pub mod host;
 mod machine;
 mod memory_use;
 pub mod ops;
-mod progress;
+pub mod progress;
 mod segment;
 mod stalls;
 mod steps;
@@ -45,7 +44,7 @@ pub use ops::{
     ScratchLayout, Span, Step, TensorDesc,
 };
 pub use rocmforge_gpu_driver::{Loss, LossKind, Said};
-pub use segment::{PlacedTensor, SegmentLayout};
+pub use segment::{PlacedTensor, SegmentLayout, wrong_shape};
 pub use stalls::Stalls;
 pub use steps::Steps;
 

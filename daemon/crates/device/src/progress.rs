@@ -15,7 +15,7 @@ use crate::error::Error;
 
 /// The state of an upload's pieces.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub struct Progress {
     pieces: usize,
     next: AtomicUsize,
     ended: AtomicUsize,
@@ -24,7 +24,8 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    pub(crate) fn new(pieces: usize) -> Self {
+    /// Of so many pieces, none taken.
+    pub fn new(pieces: usize) -> Self {
         Self {
             pieces,
             next: AtomicUsize::new(0),
@@ -35,33 +36,33 @@ impl Progress {
     }
 
     /// The next piece that no thread has taken.
-    pub(crate) fn take(&self) -> Option<usize> {
+    pub fn take(&self) -> Option<usize> {
         let index = self.next.fetch_add(1, Ordering::Relaxed);
         (index < self.pieces).then_some(index)
     }
 
     /// Whether all pieces are taken.
-    pub(crate) fn is_taken(&self) -> bool {
+    pub fn is_taken(&self) -> bool {
         self.next.load(Ordering::Relaxed) >= self.pieces
     }
 
     /// Counts a piece as ended; whether it was the last.
-    pub(crate) fn end(&self) -> bool {
+    pub fn end(&self) -> bool {
         self.ended.fetch_add(1, Ordering::AcqRel) + 1 == self.pieces
     }
 
     /// Whether one piece is all that has not ended.
-    pub(crate) fn is_at_last(&self) -> bool {
+    pub fn is_at_last(&self) -> bool {
         self.ended.load(Ordering::Acquire) + 1 == self.pieces
     }
 
     /// Whether all pieces have ended.
-    pub(crate) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire) == self.pieces
     }
 
     /// Does the work of a piece that was taken, unless another one has failed.
-    pub(crate) fn attempt(&self, work: impl FnOnce() -> Result<(), Error>) {
+    pub fn attempt(&self, work: impl FnOnce() -> Result<(), Error>) {
         if self.has_failed() {
             return;
         }
@@ -79,17 +80,18 @@ impl Progress {
     }
 
     /// Keeps the first error.
-    pub(crate) fn fail(&self, error: Error) {
+    pub fn fail(&self, error: Error) {
         self.failed.store(true, Ordering::Relaxed);
         self.error().get_or_insert(error);
     }
 
-    pub(crate) fn has_failed(&self) -> bool {
+    /// Whether a piece has failed.
+    pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }
 
     /// The first error, once.
-    pub(crate) fn take_error(&self) -> Option<Error> {
+    pub fn take_error(&self) -> Option<Error> {
         self.error().take()
     }
 

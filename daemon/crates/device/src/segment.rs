@@ -5,7 +5,7 @@ use rocmforge_ops::TensorDesc;
 use crate::error::Error;
 
 /// The refusal of a tensor's shape.
-pub(crate) fn wrong_shape(desc: &TensorDesc, message: String) -> Error {
+pub fn wrong_shape(desc: &TensorDesc, message: String) -> Error {
     Error::Shape {
         tensor: desc.name.clone(),
         ty: desc.ty.name().to_owned(),
@@ -37,7 +37,10 @@ pub struct SegmentLayout {
 
 impl SegmentLayout {
     /// Places tensors one after another; `device_bytes` tells each one's size on the device.
-    pub(crate) fn place<E>(
+    ///
+    /// # Errors
+    /// The first of `device_bytes`.
+    pub fn place<E>(
         tensors: &[TensorDesc],
         mut device_bytes: impl FnMut(&TensorDesc) -> Result<u64, E>,
     ) -> Result<Self, E> {

@@ -8,7 +8,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::requests::load;
-use rocmforge_device::gpu::GpuConfig;
+use rocmforge_device_gpu::GpuConfig;
 use rocmforge_engine::api::{Asker, Budget, ScoreRequest};
 use rocmforge_engine::{DeviceChoice, EngineConfig, EngineHandle, KvType, LoadedModel, start};
 use serde_json::Value;

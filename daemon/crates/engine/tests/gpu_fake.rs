@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::fake::{Runtime, gpu_config};
 use crate::requests::{chat, load, questions, run};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-use rocmforge_device::gpu::GpuConfig;
+use rocmforge_device_gpu::GpuConfig;
 use rocmforge_engine::api::{Asker, Budget, GenerateRequest, ScoreRequest, When};
 use rocmforge_engine::{EngineConfig, EngineHandle, Error, LoadedModel};
 use rocmforge_fake_hip::{GRANULARITY, Live};

@@ -21,7 +21,7 @@ const GROWTH_MAX: u64 = 4 << 20;
 
 const BUDGET: u64 = 2 << 20;
 
-/// Most events that uploads keep for later (`device/src/gpu/device/uploads/events.rs`): as
+/// Most events that uploads keep for later (`device-gpu/src/uploads/events.rs`): as
 /// many as were needed at once, which depends on how the threads run. One that leaks a round
 /// is more after so many rounds.
 const SPARE_EVENTS_MAX: u64 = 256;

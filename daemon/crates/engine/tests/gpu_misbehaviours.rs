@@ -4,7 +4,7 @@
 use crate::fake::{Runtime, gpu_config};
 use crate::requests;
 use crate::requests::{load, questions};
-use rocmforge_device::gpu::GpuConfig;
+use rocmforge_device_gpu::GpuConfig;
 use rocmforge_engine::api::Budget;
 use rocmforge_engine::{EngineHandle, LoadedModel};
 use rocmforge_fake_hip::{Live, Misbehaviour};

@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::requests::{chat, load, questions, run};
-use rocmforge_device::gpu::GpuDevice;
-use rocmforge_device::gpu::device::ImageFolder;
+use rocmforge_device_gpu::{GpuDevice, ImageFolder};
 use rocmforge_engine::api::{
     Asker, Budget, GenerateEvent, GenerateRequest, Policy, PreloadEvent, ScoreRequest,
 };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rocmforge_device::gpu::GpuConfig;
+use rocmforge_device_gpu::GpuConfig;
 use rocmforge_engine::api::{
     Budget, GenerateEvent, GenerateRequest, IdleRelease, PreloadEvent, Snapshot, When,
 };

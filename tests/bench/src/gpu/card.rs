@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use rocmforge_device::gpu::ceilings::{self, Ceilings};
+use rocmforge_device_gpu::ceilings::{self, Ceilings};
 use rocmforge_gguf::MappedFile;
 use rocmforge_gpu_driver::{self as gpu, Context, Libraries, Vendor};
 

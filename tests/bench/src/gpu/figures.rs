@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use rocmforge_device::Role;
-use rocmforge_device::gpu::ceilings::Ceilings;
+use rocmforge_device_gpu::ceilings::Ceilings;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{Policy, When};
 

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rocmforge_device::Device;
-use rocmforge_device::gpu::device::usual_images;
-use rocmforge_device::gpu::{GpuConfig, GpuDevice};
-use rocmforge_device::host::{HostConfig, HostDevice};
+use rocmforge_device_cpu::{HostConfig, HostDevice};
+use rocmforge_device_gpu::{GpuConfig, GpuDevice, usual_images};
 use rocmforge_ops::WeightType;
 use rocmforge_parity::{Comparison, Extent, Pair, cases, worst};
 

@@ -14,10 +14,9 @@ use std::fmt;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use rocmforge_device::gpu::device::{Images, refusal, usual_images};
-use rocmforge_device::gpu::{GpuConfig, GpuDevice};
-use rocmforge_device::host::{HostConfig, HostDevice};
 use rocmforge_device::{Device, Loss, LossKind, Steps};
+use rocmforge_device_cpu::{HostConfig, HostDevice};
+use rocmforge_device_gpu::{GpuConfig, GpuDevice, Images, refusal, usual_images};
 use rocmforge_gpu_driver::bus::{self, BusGpu};
 use rocmforge_gpu_driver::{self as gpu, DeviceAttributes, Libraries, Report, Vendor};
 

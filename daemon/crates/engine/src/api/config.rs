@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rocmforge_device::Stalls;
-use rocmforge_device::gpu::UploadWay;
+use rocmforge_device_gpu::UploadWay;
 use rocmforge_gpu_driver::others::Places;
 use rocmforge_ops::KvType;
 

@@ -29,8 +29,8 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rocmforge_device::host::{Answers, Brought};
 use rocmforge_device::{Buf, Error as DeviceError, Plan, ScratchLayout, SegmentLayout, Throughput};
+use rocmforge_device_cpu::{Answers, Brought};
 use rocmforge_gguf::MappedFile;
 use rocmforge_ops::{RowCounts, Step};
 use rocmforge_tensor_cache::{ModelId, SegmentId};

@@ -9,8 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rocmforge_device::gpu::device::ImageFolder;
-use rocmforge_device::gpu::{GpuConfig, GpuDevice};
+use rocmforge_device_gpu::{GpuConfig, GpuDevice, ImageFolder};
 use rocmforge_engine::api::{
     Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams, When,
 };

@@ -3,8 +3,8 @@
 use std::cmp::{Ordering, Reverse};
 use std::sync::Arc;
 
-use rocmforge_device::host::Brought;
 use rocmforge_device::{BoundExpert, BoundStep, Buf, ExpertFfn, SegmentBinding, Throughput};
+use rocmforge_device_cpu::Brought;
 use rocmforge_ops::Op;
 use rocmforge_tensor_cache::{SegmentState, Upcoming};
 

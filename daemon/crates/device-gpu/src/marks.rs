@@ -1,0 +1,44 @@
+//! Marks at both ends of the reserve, by which memory that did not survive (a reset, a
+//! loss of power) is recognized.
+
+use rocmforge_device::{Error, Loss, LossKind};
+use rocmforge_gpu_driver::Stream;
+
+use super::readback::Readback;
+use super::reserve::DeviceReserve;
+use super::sending::Sender;
+
+/// What a mark is.
+const MARK: u32 = 0x5EA1_1A57;
+
+/// Addresses of the marks in a reserve of addresses.
+fn places(reserve: &DeviceReserve) -> [u64; 2] {
+    [reserve.results, reserve.tail]
+}
+
+/// Leaves them.
+pub(super) fn put(reserve: &DeviceReserve, sender: Sender<'_>) -> Result<(), Error> {
+    places(reserve)
+        .into_iter()
+        .try_for_each(|at| sender.bytes(at, &MARK.to_le_bytes()))
+}
+
+/// Looks whether they are there.
+///
+/// # Errors
+/// [`Error::Lost`].
+pub(super) fn check(
+    reserve: &DeviceReserve,
+    readback: &mut Readback,
+    stream: &Stream,
+) -> Result<(), Error> {
+    for at in places(reserve) {
+        let mut word = [0; 4];
+        readback.fetch(stream, at, &mut word)?;
+        if u32::from_le_bytes(word) != MARK {
+            let reason = "marks in the device's memory have gone; it was reset or lost power";
+            return Err(Error::Lost(Loss::new(LossKind::ContentsLost, reason)));
+        }
+    }
+    Ok(())
+}
