@@ -129,6 +129,7 @@ impl Device for HostDevice {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
             kind: "host",
+            is_cpu: true,
             name: self.name.clone(),
             arch: self.isa.name().to_owned(),
             ordinal: 0,
@@ -137,6 +138,7 @@ impl Device for HostDevice {
             compute_units: 0,
             memory_bytes: self.arena.reserved(),
             machine_memory: true,
+            counts_page_cache: false,
             allocations: 1,
             // With few cores an upload ahead of need only takes time from the operations, and
             // its slab from the prefix that stays resident (measured on the cache's traces: up

@@ -72,7 +72,7 @@ use rocmforge_device::{
 };
 use rocmforge_gguf::MappedFile;
 use rocmforge_gpu_driver::others::Card;
-use rocmforge_gpu_driver::{Context, KernelView, Stream};
+use rocmforge_gpu_driver::{Context, KernelView, Stream, Vendor};
 use rocmforge_kernels_gpu::GpuTarget;
 
 use arena::Arena;
@@ -226,6 +226,7 @@ impl Device for GpuDevice {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
             kind: vendor_name(&self.context),
+            is_cpu: false,
             name: self.name.clone(),
             arch: self.target.arch.clone(),
             ordinal: self.config.ordinal,
@@ -234,6 +235,7 @@ impl Device for GpuDevice {
             compute_units: self.target.compute_units,
             memory_bytes: self.context.attributes().total_bytes,
             machine_memory: self.context.attributes().machine_memory,
+            counts_page_cache: self.context.shared_driver().vendor() == Vendor::Cuda,
             allocations: self.context.usage().allocations,
             prefetch: 8,
             prefill_chunk: 2048,

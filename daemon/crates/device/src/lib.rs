@@ -51,8 +51,11 @@ pub use steps::Steps;
 /// What a device is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// `host`, `hip` or `cuda`.
+    /// `host`, `hip` or `cuda`: for people, labels and names of files. What a device can do has
+    /// fields of its own.
     pub kind: &'static str,
+    /// Whether it is the processor, so that the CPU has nothing to compute beside it.
+    pub is_cpu: bool,
     /// The processor's or card's name with the instruction set or architecture in use.
     pub name: String,
     /// Its instruction set or architecture, for example `avx512` or `gfx1100`.
@@ -71,6 +74,9 @@ pub struct DeviceInfo {
     pub memory_bytes: u64,
     /// Whether that is the machine's memory, so that what others take there is missing here.
     pub machine_memory: bool,
+    /// Whether [`Device::free_bytes`] takes the page cache for taken, which the system would give
+    /// up.
+    pub counts_page_cache: bool,
     /// Allocations asked of the driver or the system since start-up.
     pub allocations: u64,
     /// Uploads that should be under way ahead of their turn, at most, unless the

@@ -148,7 +148,7 @@ fn open_memory(
         config.cpu_compute,
         config.threads,
         config.host_budget,
-        device.info().kind,
+        device.info().is_cpu,
     );
     let mut memory = Memory::new(device, cache, cpu);
     steps.begin("preparing the device's own memory");
@@ -224,7 +224,7 @@ fn launch(
         Err(note) => (None, Some(note)),
     };
     let models = Models::default();
-    let speculation = Speculation::new(config.speculate, memory.store.device.info().kind);
+    let speculation = Speculation::new(config.speculate, memory.store.device.info().is_cpu);
     let mut first = publish::snapshot_of(&memory, (&models, &speculation), &config, &found);
     first.device.findings.extend(taken.note.clone());
     first.device.findings.extend(yield_note.clone());

@@ -144,15 +144,15 @@ pub(crate) fn bytes_of(budget: Option<Budget>, memory: u64) -> u64 {
 }
 
 impl CpuCompute {
-    /// For a device of a kind: the host needs no other one.
+    /// Beside a device; `is_cpu`: which is the CPU itself and needs no other one.
     pub(crate) fn new(
         mode: Mode,
         threads: Option<NonZeroUsize>,
         keeps: Option<Budget>,
-        kind: &str,
+        is_cpu: bool,
     ) -> Self {
         Self {
-            mode: if kind == "host" { Mode::Never } else { mode },
+            mode: if is_cpu { Mode::Never } else { mode },
             threads,
             keeps,
             host: None,

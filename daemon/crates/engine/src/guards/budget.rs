@@ -58,10 +58,9 @@ impl WantedBudget {
             (Budget::Percent(_), true) => device.free_bytes(),
             _ => None,
         };
-        // NVIDIA's count takes the page cache for taken, which the system would give up.
-        let free = match info.kind {
-            "cuda" => free.map(|free| free.max(rocmforge_device::host_available_bytes())),
-            _ => free,
+        let free = match info.counts_page_cache {
+            true => free.map(|free| free.max(rocmforge_device::host_available_bytes())),
+            false => free,
         };
         Self::with_free(
             budget,

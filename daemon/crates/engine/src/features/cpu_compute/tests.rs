@@ -5,7 +5,7 @@ use super::*;
 const MODEL: ModelId = ModelId(1);
 
 fn cpu(bytes_per_s: f64) -> CpuCompute {
-    let mut cpu = CpuCompute::new(Mode::Auto, None, None, "hip");
+    let mut cpu = CpuCompute::new(Mode::Auto, None, None, false);
     cpu.kept = Rates::all(1.0 / bytes_per_s);
     cpu.from_file = Rates::all(1.0 / bytes_per_s);
     cpu
@@ -66,14 +66,14 @@ fn what_is_not_kept_is_brought_beside_the_passes_where_it_would_be_computed() {
     let mut slow = cpu(1e9);
     assert_eq!(share(&mut slow, 6, 0, CpuWeights::WithRoom), (0, false));
     // What nothing is known of is kept first, and tried then.
-    let mut new = CpuCompute::new(Mode::Auto, None, None, "hip");
+    let mut new = CpuCompute::new(Mode::Auto, None, None, false);
     assert_eq!(share(&mut new, 6, 0, CpuWeights::WithRoom), (0, true));
     assert_eq!(share(&mut new, 6, 1, CpuWeights::WithRoom), (1, true));
 }
 
 #[test]
 fn answers_of_each_kind_are_measured_apart() {
-    let mut host = CpuCompute::new(Mode::Auto, None, None, "hip");
+    let mut host = CpuCompute::new(Mode::Auto, None, None, false);
     let ms = Duration::from_millis;
     let kept = |kept_bytes| Brought {
         kept_bytes,
@@ -119,7 +119,7 @@ fn answers_of_each_kind_are_measured_apart() {
 
 #[test]
 fn what_was_never_measured_is_tried_once() {
-    let mut host = CpuCompute::new(Mode::Auto, None, None, "hip");
+    let mut host = CpuCompute::new(Mode::Auto, None, None, false);
     let five = |kept| Absent {
         n: 5,
         kept,
@@ -190,7 +190,7 @@ impl Simulated {
 fn layers(host: &Simulated) -> (f64, f64) {
     let bytes = 2_500_000;
     let of_link = |u: usize| (bytes * u as u64) as f64 / 40e9;
-    let mut cpu = CpuCompute::new(Mode::Auto, None, None, "cuda");
+    let mut cpu = CpuCompute::new(Mode::Auto, None, None, false);
     let (mut took, mut best) = (0.0, 0.0);
     let (mut answers, mut rested, mut random) = (0, 100, 7u64);
     for layer in 0..8 * TRY_EVERY {
@@ -269,7 +269,7 @@ fn contended(memory_bytes_per_s: f64, with_outcomes: bool) -> (f64, f64) {
             host / if u > 0 { slower } else { 1.0 },
         )
     };
-    let mut cpu = CpuCompute::new(Mode::Auto, None, None, "cuda");
+    let mut cpu = CpuCompute::new(Mode::Auto, None, None, false);
     let (mut took, mut best) = (0.0, 0.0);
     let n = 8;
     for i in 0..8 * TRY_EVERY {
@@ -376,9 +376,9 @@ fn the_host_leaves_what_takes_it_longer_than_what_the_link_brings_meanwhile() {
 
 #[test]
 fn the_host_needs_no_other_host() {
-    assert!(!CpuCompute::new(Mode::Always, None, None, "host").takes_part(1));
-    assert!(CpuCompute::new(Mode::Auto, None, None, "cuda").takes_part(ROWS_MAX));
-    assert!(!CpuCompute::new(Mode::Auto, None, None, "cuda").takes_part(ROWS_MAX + 1));
+    assert!(!CpuCompute::new(Mode::Always, None, None, true).takes_part(1));
+    assert!(CpuCompute::new(Mode::Auto, None, None, false).takes_part(ROWS_MAX));
+    assert!(!CpuCompute::new(Mode::Auto, None, None, false).takes_part(ROWS_MAX + 1));
 }
 
 #[test]

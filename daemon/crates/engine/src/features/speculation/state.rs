@@ -43,10 +43,11 @@ pub(crate) struct Speculation {
 }
 
 impl Speculation {
-    /// `wanted` is what was configured; by default tokens are drafted on the host alone.
-    pub(crate) fn new(wanted: Option<bool>, device_kind: &str) -> Self {
+    /// `wanted` is what was configured; by default tokens are drafted where the CPU
+    /// computes.
+    pub(crate) fn new(wanted: Option<bool>, is_cpu: bool) -> Self {
         Self {
-            is_on: wanted.unwrap_or(device_kind == "host"),
+            is_on: wanted.unwrap_or(is_cpu),
             takes_draft_models: wanted != Some(false),
             planned: 0,
             models: HashMap::new(),
