@@ -13,7 +13,7 @@ const LINES_MAX: usize = 70;
 const LONG_MAX: usize = 21;
 
 /// What users run: the daemon with the self-test of its kernels, and the command line.
-const PRODUCT: [&str; 4] = ["client/", "daemon/", "kernels/", "tests/parity/"];
+const PRODUCT: [&str; 3] = ["client/", "daemon/", "kernels/"];
 
 /// Whether a file is compiled into what users run.
 fn is_product(path: &str) -> bool {
