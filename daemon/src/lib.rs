@@ -8,8 +8,6 @@ pub mod addresses;
 pub mod config;
 mod connection;
 pub mod devices;
-#[cfg(fuzzing)]
-pub mod fuzzed;
 pub mod generated;
 pub mod gpu_wait;
 mod heartbeat;

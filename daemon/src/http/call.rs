@@ -29,11 +29,11 @@ const REQUEST_ID_MAX_BYTES: usize = 128;
 
 /// Who sent a request, as its connection knows; put into every request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Client {
+pub(super) struct Client {
     /// The process at the other end of the Unix socket; nobody over TCP.
-    pub(crate) caller: Option<Caller>,
+    pub(super) caller: Option<Caller>,
     /// All ordinary places are taken: health and metrics only.
-    pub(crate) reserved: bool,
+    pub(super) reserved: bool,
 }
 
 /// The name of a request.

@@ -76,8 +76,6 @@ use rustls::ServerConfig;
 
 pub use self::allowed::Allowed;
 use self::call::Call;
-#[cfg(fuzzing)]
-pub(crate) use self::call::Client;
 use self::control::Controls;
 use self::image_urls::ImageUrls;
 pub(crate) use self::listen::{Phase, serve};

@@ -9,8 +9,6 @@ mod cache;
 mod chat;
 mod convert;
 mod events;
-#[cfg(fuzzing)]
-mod fuzzed;
 mod gate;
 mod inference;
 mod models;
@@ -40,8 +38,6 @@ use tonic_health::server::HealthReporter;
 use crate::connection::Connection;
 use crate::runtimes::Runtimes;
 use crate::{devices, traces};
-#[cfg(fuzzing)]
-pub(crate) use fuzzed::Called;
 
 /// Calls of one connection that may be under way.
 const STREAMS_PER_CONNECTION_MAX: u32 = 256;

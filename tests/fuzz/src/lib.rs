@@ -1,6 +1,8 @@
-//! What fuzz targets share: how an input is taken apart, and a vocabulary.
+//! What fuzz targets share: how an input is taken apart, a vocabulary, and a daemon.
 
 #![forbid(unsafe_code)]
+
+pub mod desk;
 
 use rocmforge_gguf::Gguf;
 use rocmforge_gguf::write::{GgufWriter, MetaValue};

@@ -7,7 +7,7 @@
 use std::cell::LazyCell;
 
 use libfuzzer_sys::fuzz_target;
-use rocmforged::fuzzed::Desk;
+use rocmforge_fuzz::desk::Desk;
 
 const CALLS: [&str; 13] = [
     "Inference/Generate",
