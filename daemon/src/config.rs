@@ -17,10 +17,10 @@ use std::time::Duration;
 use clap::Parser;
 use rocmforge_engine::api::IdleRelease;
 use rocmforge_engine::{EngineConfig, HostPressure, KvDiskConfig, MaxGaps, YieldTo};
+use rocmforge_http::PullConfig;
 use rocmforge_service::roles::{Roles, Who};
 
 use crate::addresses::ListenAddress;
-use crate::http::PullConfig;
 
 mod effective;
 mod error;

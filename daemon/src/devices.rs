@@ -8,7 +8,6 @@
 //! [`KILL_WAIT`], for children (test `a_driver_that_hangs_is_given_up`); one that cannot be killed
 //! is left alone, and no other is started for that vendor while it lives.
 
-use std::fmt;
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -16,8 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use rocmforge_engine::api::{Libraries, Report, Vendor, probe_vendor};
-use serde::{Deserialize, Serialize};
+use rocmforge_engine::api::{Libraries, Vendor, probe_vendor};
+use rocmforge_service::machine::FoundDriver;
 use tokio::sync::Semaphore;
 
 /// The running program, also when its file was replaced since.
@@ -37,128 +36,16 @@ pub(crate) const AT_ONCE: usize = 1;
 /// Most bytes of a child's report: below a pipe's capacity, so that it ends without being read.
 const ANSWER_BYTES_MAX: usize = 60 << 10;
 
-/// A vendor's driver, as far as it was found.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FoundDriver {
-    /// `hip` or `cuda`.
-    pub kind: String,
-    /// Libraries that could not be opened, with the loader's words.
-    pub tried: Vec<(String, String)>,
-    /// The library that was opened.
-    pub library: Option<String>,
-    /// Version of the driver.
-    pub driver_version: Option<String>,
-    /// Version of the runtime.
-    pub runtime_version: Option<String>,
-    /// Its devices.
-    pub devices: Vec<FoundDevice>,
-    /// What went wrong.
-    pub errors: Vec<String>,
-}
-
-/// A device, as its driver describes it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FoundDevice {
-    /// The driver's number of it.
-    pub ordinal: u32,
-    /// The card's name.
-    pub name: String,
-    /// What kernels are compiled for.
-    pub arch: String,
-    /// Its memory in bytes.
-    pub memory_bytes: u64,
-    /// Compute units or streaming multiprocessors.
-    pub compute_units: u32,
-    /// Lanes of a wave.
-    pub wave_size: u32,
-    /// PCI address.
-    pub pci_address: String,
-    /// Whether it shares its memory with the host.
-    pub integrated: bool,
-}
-
-impl From<&Report> for FoundDriver {
-    fn from(report: &Report) -> Self {
-        Self {
-            kind: report.vendor.name().to_owned(),
-            tried: report
-                .tried
-                .iter()
-                .map(|attempt| (attempt.library.clone(), attempt.message.clone()))
-                .collect(),
-            library: report.library.clone(),
-            driver_version: report.versions.as_ref().map(|v| v.driver.clone()),
-            runtime_version: report.versions.as_ref().map(|v| v.runtime.clone()),
-            devices: report
-                .devices
-                .iter()
-                .map(|device| FoundDevice {
-                    ordinal: device.ordinal,
-                    name: device.name.clone(),
-                    arch: device.arch.clone(),
-                    memory_bytes: device.total_bytes,
-                    compute_units: device.compute_units,
-                    wave_size: device.wave,
-                    pci_address: device.pci_bus_id.clone(),
-                    integrated: device.integrated,
-                })
-                .collect(),
-            errors: report.errors.iter().map(ToString::to_string).collect(),
-        }
-    }
-}
-
-impl FoundDriver {
-    /// Of a vendor whose driver could not even be asked.
-    fn failed(vendor: Vendor, error: String) -> Self {
-        Self {
-            kind: vendor.name().to_owned(),
-            tried: Vec::new(),
-            library: None,
-            driver_version: None,
-            runtime_version: None,
-            devices: Vec::new(),
-            errors: vec![error],
-        }
-    }
-}
-
-impl fmt::Display for FoundDriver {
-    /// A line a finding.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = &self.kind;
-        for (library, message) in &self.tried {
-            writeln!(f, "{kind}: {library}: {message}")?;
-        }
-        let unknown = || "unknown".to_owned();
-        for device in &self.devices {
-            writeln!(
-                f,
-                "{kind}:{} {} ({}, {} compute units, {} MiB) at {}; {}, driver {}",
-                device.ordinal,
-                device.name,
-                device.arch,
-                device.compute_units,
-                device.memory_bytes >> 20,
-                device.pci_address,
-                self.library.clone().unwrap_or_else(unknown),
-                self.driver_version.clone().unwrap_or_else(unknown),
-            )?;
-        }
-        for error in &self.errors {
-            match &self.library {
-                Some(library) => writeln!(f, "{kind}: {library}: {error}")?,
-                None => writeln!(f, "{kind}: {error}")?,
-            }
-        }
-        if let (Some(library), true, true) = (
-            &self.library,
-            self.devices.is_empty(),
-            self.errors.is_empty(),
-        ) {
-            writeln!(f, "{kind}: {library}: no device")?;
-        }
-        Ok(())
+/// That of a vendor whose driver could not even be asked.
+fn failed(vendor: Vendor, error: String) -> FoundDriver {
+    FoundDriver {
+        kind: vendor.name().to_owned(),
+        tried: Vec::new(),
+        library: None,
+        driver_version: None,
+        runtime_version: None,
+        devices: Vec::new(),
+        errors: vec![error],
     }
 }
 
@@ -260,7 +147,7 @@ impl Devices {
         let answers = started.into_iter().map(|(vendor, child)| {
             child
                 .and_then(|child| self.answer(vendor, child, give_up))
-                .unwrap_or_else(|error| FoundDriver::failed(vendor, error))
+                .unwrap_or_else(|error| failed(vendor, error))
         });
         answers.collect()
     }
@@ -400,7 +287,7 @@ mod tests {
 
     #[tokio::test]
     async fn words_of_a_library_before_the_answer_do_no_harm() {
-        let mut sent = FoundDriver::failed(Vendor::Hip, "no card".to_owned());
+        let mut sent = failed(Vendor::Hip, "no card".to_owned());
         sent.library = Some("libx.so".to_owned());
         let answer = serde_json::to_string(&sent).unwrap();
         let found = listed(&format!("echo hello\necho '{answer}'\nexit 1"), LIMIT).await;

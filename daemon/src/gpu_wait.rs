@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 use rocmforge_engine::api::Vendor;
 use rocmforge_engine::{DeviceChoice, EngineHandle};
 use rocmforge_gpu_driver::bus::{self, BusGpu};
+use rocmforge_service::machine::FoundDriver;
 use sd_notify::NotifyState;
 
-use crate::devices::{Devices, FoundDriver, OWN_PROGRAM};
+use crate::devices::{Devices, OWN_PROGRAM};
 use crate::lifecycle::notify;
 
 /// How long a start waits for a driver.
@@ -178,7 +179,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::devices::FoundDevice;
+    use rocmforge_service::machine::FoundDevice;
 
     fn gpu(vendor: Vendor) -> BusGpu {
         BusGpu {

@@ -9,9 +9,8 @@
 use std::time::Duration;
 
 use rocmforge_engine::{EngineHandle, Error};
+use rocmforge_grpc::Health;
 use sd_notify::NotifyState;
-
-use crate::rpc::Health;
 
 /// Longest time that a turn may take before the engine counts as stuck.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(120);

@@ -25,9 +25,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::Stream;
 use futures_util::future::BoxFuture;
+use rocmforge_connections::Runtimes;
 use rocmforge_engine::{EngineHandle, Loss};
+use rocmforge_grpc::{Health, HealthService};
+use rocmforge_http::{Http, HttpListeners, Phase};
 use rocmforge_service::declared::Declared;
 use rocmforge_service::limits::Rules;
 use rocmforge_service::model_files::ModelDirs;
@@ -39,13 +41,18 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::connection::{self, Connection};
-use crate::http::{self, Http, HttpListeners, Phase};
+use crate::machine::ThisMachine;
 use crate::reload::{self, Reloads};
-use crate::rpc::{self, Health, HealthService};
-use crate::runtimes::Runtimes;
-use crate::{gpu_wait, heartbeat};
+use crate::{devices, gpu_wait, heartbeat, traces};
 
+/// Blocking threads: those of the services, those that look up hosts of images, and one each for a
+/// look for devices, a look-up of where traces go, and settings that are read or a self-test. What
+/// finds none free waits for one.
+pub const BLOCKING_THREADS: usize = rocmforge_service::BLOCKING_THREADS
+    + rocmforge_hub::FETCH_THREADS
+    + devices::AT_ONCE
+    + traces::LOOKUPS_AT_ONCE
+    + 1;
 /// How often model directories that do not answer are asked again for the sake of declared models.
 const LATE_DIRS_EVERY: Duration = Duration::from_secs(2);
 /// How long the headers of declared models may hold up READY, so that of a few models all are there
@@ -122,7 +129,7 @@ pub enum ServeError {
     Http(#[source] io::Error),
     /// The server gave up.
     #[error("the server ended")]
-    Server(#[source] Option<tonic::transport::Error>),
+    Server(#[source] Option<rocmforge_grpc::Error>),
     /// The device failed for good.
     #[error("the device is lost: {0}; a daemon that is started again takes it anew")]
     DeviceLost(Loss),
@@ -182,10 +189,9 @@ async fn serve_until(
     let reloading = reload::follow(options.reloads, Arc::clone(&context), Arc::clone(&http));
     let mut http_server = runtimes
         .sockets
-        .spawn(http::serve(http, options.http, phase));
+        .spawn(rocmforge_http::serve(http, options.http, phase));
     let left = left_to_successor(options.is_kept, http_phase.subscribe());
-    let connections = connection::accept(listener, left);
-    let (close, mut server) = serve_rpc(&context, &runtimes, health_service, connections);
+    let (close, mut server) = serve_rpc(&context, &runtimes, health_service, listener, left);
     notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
     follow_up(&context, options.warm);
 
@@ -253,19 +259,20 @@ fn serve_rpc(
     context: &Arc<Service>,
     runtimes: &Runtimes,
     health: HealthService,
-    connections: impl Stream<Item = io::Result<Connection>> + Send + 'static,
+    listener: tokio::net::UnixListener,
+    left: impl Future<Output = ()> + Send + 'static,
 ) -> (
     oneshot::Sender<()>,
-    JoinHandle<Result<(), tonic::transport::Error>>,
+    JoinHandle<Result<(), rocmforge_grpc::Error>>,
 ) {
     let (close, closing) = oneshot::channel::<()>();
     let (context, runs) = (Arc::clone(context), runtimes.clone());
-    let served = runtimes.sockets.spawn(async move {
-        // A dropped sender closes, too.
-        let closing = async { closing.await.unwrap_or_default() };
-        rpc::serve(&context, runs, health, connections, closing).await
-    });
-    (close, served)
+    // A dropped sender closes, too.
+    let closing = Box::pin(async { closing.await.unwrap_or_default() });
+    let machine = Arc::<ThisMachine>::default();
+    let (left, sockets) = (Box::pin(left), &runtimes.sockets);
+    let served = rocmforge_grpc::serve(context, runs, machine, health, listener, left, closing);
+    (close, sockets.spawn(served))
 }
 
 /// Has new work be refused, and says so to everyone.

@@ -57,8 +57,8 @@ mod tests {
     fn targets_have_their_levels_and_all_others_the_general_one() {
         let filter = parse(" warn, rocmforge_engine=debug,h2 = trace,rocmforge_hub").unwrap();
         for (target, level, is_logged) in [
-            ("rocmforged::http", Level::WARN, true),
-            ("rocmforged::http", Level::INFO, false),
+            ("rocmforge_http::listen", Level::WARN, true),
+            ("rocmforge_http::listen", Level::INFO, false),
             ("rocmforge_engine::actor", Level::DEBUG, true),
             ("rocmforge_engine", Level::TRACE, false),
             ("h2::codec", Level::TRACE, true),

@@ -23,9 +23,10 @@ use nix::unistd::Pid;
 use rocmforge_engine::{EngineConfig, EngineHandle, Error, Refusal};
 use rocmforge_gpu_driver::{PRODUCTS_CHILD_ARGUMENT, end_process, products_child_main};
 use rocmforge_kernels_gpu::compile;
+use rocmforge_service::machine::FoundDriver;
 use rocmforge_tokenizer::{RENDER_CHILD_ARGUMENT, RenderLimits, Renderer, render_child_main};
 use rocmforged::config::{Config, ConfigError, DeclaredModel, Flags};
-use rocmforged::devices::{self, Devices, FoundDriver, OWN_PROGRAM, embedded_kernels};
+use rocmforged::devices::{self, Devices, OWN_PROGRAM, embedded_kernels};
 use rocmforged::generated;
 use rocmforged::gpu_wait;
 use rocmforged::late;
@@ -34,7 +35,7 @@ use rocmforged::model_files::{ModelDirError, ModelDirs};
 use rocmforged::parent;
 use rocmforged::passed::Passed;
 use rocmforged::reload::{Reloader, Reloads};
-use rocmforged::self_test::{self, Told};
+use rocmforged::self_test;
 use rocmforged::signals;
 use rocmforged::socket::{Socket, SocketError};
 use rocmforged::traces::Exporter;
@@ -358,7 +359,7 @@ fn check_device(device: &str) -> ExitCode {
     );
     // A reader that has seen enough is no failure.
     let _ = io::stdout().write_all(self_test::table(&told).as_bytes());
-    match told.iter().any(Told::is_failed) {
+    match told.iter().any(self_test::is_failed) {
         true => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,
     }

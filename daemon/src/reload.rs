@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use rocmforge_engine::Error;
 use rocmforge_engine::api::IdleRelease;
+use rocmforge_http::{Http, Tls, Tokens};
 use rocmforge_service::Service;
 use rocmforge_service::declared::Declared;
 use rocmforge_service::failure;
@@ -21,7 +22,6 @@ use sd_notify::NotifyState;
 use tokio::sync::mpsc;
 
 use crate::config::{Config, ConfigError, Flags, Reload, Setting};
-use crate::http::{Http, Tls, Tokens};
 
 /// What is different from now on.
 #[derive(Debug)]
@@ -421,6 +421,7 @@ mod tests {
     use std::num::NonZeroUsize;
     use std::time::Duration;
 
+    use rocmforge_connections::Runtimes;
     use rocmforge_engine::api::Budget;
     use rocmforge_engine::{DeviceChoice, EngineConfig};
     use rocmforge_service::Limits;
@@ -431,8 +432,6 @@ mod tests {
     use tokio::runtime::Handle;
 
     use super::*;
-    use crate::runtimes::Runtimes;
-
     #[tokio::test]
     async fn a_call_that_comes_before_anybody_reads_waits() {
         let (engine, _thread) = rocmforge_engine::start(EngineConfig {
@@ -463,7 +462,7 @@ mod tests {
             runtimes,
             None,
             None,
-            crate::http::Allowed::default(),
+            crate::Allowed::default(),
             Default::default(),
         );
         let (_signals, asked) = mpsc::channel(1);

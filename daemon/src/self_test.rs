@@ -20,7 +20,7 @@ use rocmforge_device_gpu::{GpuConfig, GpuDevice, usual_images};
 use rocmforge_gpu_driver::{Libraries, Vendor, environment, library_file, report};
 use rocmforge_parity::check::{Outcome, Step, check};
 use rocmforge_service::failure::{self, Failure};
-use serde::{Deserialize, Serialize};
+use rocmforge_service::machine::Told;
 use tokio::sync::Semaphore;
 
 use crate::devices::{KILL_WAIT, OWN_PROGRAM, POLL};
@@ -40,53 +40,37 @@ const MARK: &str = "self-test ";
 /// When to try again while one is made.
 const RETRY: Duration = Duration::from_secs(10);
 
+fn note(name: &str, detail: String) -> Told {
+    Told {
+        name: name.to_owned(),
+        outcome: Outcome::Note.name().to_owned(),
+        detail,
+        ms: 0.0,
+    }
+}
+
+fn failed(name: &str, detail: String) -> Told {
+    Told {
+        name: name.to_owned(),
+        outcome: Outcome::Failed.name().to_owned(),
+        detail,
+        ms: 0.0,
+    }
+}
+
 /// A step as the child writes it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Told {
-    /// What it is about.
-    pub name: String,
-    /// `passed`, `failed`, `skipped` or `note`.
-    pub outcome: String,
-    /// Figures, or what is wrong.
-    pub detail: String,
-    /// How long it took, in milliseconds.
-    pub ms: f64,
-}
-
-impl Told {
-    /// Whether something is wrong.
-    pub fn is_failed(&self) -> bool {
-        self.outcome == Outcome::Failed.name()
-    }
-
-    fn note(name: &str, detail: String) -> Self {
-        Self {
-            name: name.to_owned(),
-            outcome: Outcome::Note.name().to_owned(),
-            detail,
-            ms: 0.0,
-        }
-    }
-
-    fn failed(name: &str, detail: String) -> Self {
-        Self {
-            name: name.to_owned(),
-            outcome: Outcome::Failed.name().to_owned(),
-            detail,
-            ms: 0.0,
-        }
+fn told(step: Step) -> Told {
+    Told {
+        name: step.name,
+        outcome: step.outcome.name().to_owned(),
+        detail: step.detail,
+        ms: step.took.as_secs_f64() * 1e3,
     }
 }
 
-impl From<Step> for Told {
-    fn from(step: Step) -> Self {
-        Self {
-            name: step.name,
-            outcome: step.outcome.name().to_owned(),
-            detail: step.detail,
-            ms: step.took.as_secs_f64() * 1e3,
-        }
-    }
+/// Whether a step says that something is wrong.
+pub fn is_failed(step: &Told) -> bool {
+    step.outcome == Outcome::Failed.name()
 }
 
 /// A card as settings name it: `hip:1`, or `hip` for the first.
@@ -123,8 +107,8 @@ pub fn table(told: &[Told]) -> String {
 fn about(vendor: Vendor, ordinal: u32) -> Vec<Told> {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let program = format!("{}, kernel {}", env!("CARGO_PKG_VERSION"), kernel.trim());
-    let mut told = vec![Told::note("rocmforged", program)];
-    told.extend(environment::that_is_set(vendor).map(|set| Told::note("environment", set)));
+    let mut told = vec![note("rocmforged", program)];
+    told.extend(environment::that_is_set(vendor).map(|set| note("environment", set)));
     let report = report(vendor, &Libraries::from_env());
     if let Some(library) = &report.library {
         let file = library_file(library).unwrap_or_else(|| library.into());
@@ -132,10 +116,7 @@ fn about(vendor: Vendor, ordinal: u32) -> Vec<Told> {
             Some(v) => format!("runtime {}, driver {}", v.runtime, v.driver),
             None => "versions unknown".to_owned(),
         };
-        told.push(Told::note(
-            "library",
-            format!("{}, {versions}", file.display()),
-        ));
+        told.push(note("library", format!("{}, {versions}", file.display())));
     }
     let card = report.devices.iter().find(|card| card.ordinal == ordinal);
     if let Some(card) = card {
@@ -143,12 +124,9 @@ fn about(vendor: Vendor, ordinal: u32) -> Vec<Told> {
             true => "shares its memory with the processor",
             false => "has memory of its own",
         };
-        told.push(Told::note(
-            "card",
-            format!("at {}, {memory}", card.pci_bus_id),
-        ));
+        told.push(note("card", format!("at {}, {memory}", card.pci_bus_id)));
         let source = usual_images(vendor).source(&card.arch);
-        told.push(Told::note("kernels", source));
+        told.push(note("kernels", source));
     }
     told
 }
@@ -182,7 +160,7 @@ pub fn child_main(device: &str) -> u8 {
         Ok(Box::new(device))
     };
     check(open, Box::new(host), KERNELS_LIMIT, &mut |step| {
-        tell(&Told::from(step));
+        tell(&told(step));
     });
     0
 }
@@ -245,7 +223,7 @@ pub fn test(exe: PathBuf, device: &str, limit: Duration) -> Vec<Told> {
         Ok(child) => child,
         Err(error) => {
             let detail = format!("no process could be started for it: {error}");
-            return vec![Told::failed("self-test", detail)];
+            return vec![failed("self-test", detail)];
         }
     };
     let give_up = Instant::now() + limit;
@@ -267,11 +245,11 @@ pub fn test(exe: PathBuf, device: &str, limit: Duration) -> Vec<Told> {
         .to_owned();
     match ended(&mut child, give_up, in_time) {
         Some(status) if status.success() && in_time => {}
-        Some(status) if in_time => told.push(Told::failed(
+        Some(status) if in_time => told.push(failed(
             "self-test",
             format!("the process that made it ended with {status} behind '{after}'"),
         )),
-        _ => told.push(Told::failed(
+        _ => told.push(failed(
             "self-test",
             format!(
                 "nothing came behind '{after}' within {} s of the beginning; the process that made it was killed",
@@ -378,8 +356,8 @@ mod tests {
     #[test]
     fn a_table_has_a_line_a_step_and_the_sum() {
         let told = [
-            Told::note("card", "at\n0000:03:00.0".to_owned()),
-            Told::failed("copy within", "wrong".to_owned()),
+            note("card", "at\n0000:03:00.0".to_owned()),
+            failed("copy within", "wrong".to_owned()),
         ];
         assert_eq!(
             table(&told),

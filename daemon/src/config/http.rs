@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use rocmforge_http::{Tls, TlsFault, Tokens};
+
 use super::{ConfigError, Origin, Values};
 use crate::addresses::ListenAddress;
-use crate::http::{Tls, TlsFault, Tokens};
 
 /// What HTTP over TCP is protected with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

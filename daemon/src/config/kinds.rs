@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::http::Uri;
 use rocmforge_engine::DeviceChoice;
 use rocmforge_engine::api::Budget;
+use rocmforge_http::Allowed;
 use rocmforge_hub::Hosts;
 use rocmforge_service::roles::Who;
 
@@ -16,7 +17,6 @@ use super::models::{quoted, quoted_path};
 use super::table::Given;
 use super::{HTTP_LISTEN_MAX, IMAGE_HOSTS_MAX, MODEL_DIRS_MAX, Origin, SOCKET_PATH_MAX};
 use crate::addresses::ListenAddress;
-use crate::http::Allowed;
 use crate::log_filter;
 use crate::traces::Collector;
 
@@ -287,7 +287,7 @@ fn show_budget(budget: &Budget) -> String {
 /// # Errors
 /// A message that says what is allowed.
 pub fn parse_budget(text: &str) -> Result<Budget, String> {
-    crate::rpc::parse_budget(text)
+    rocmforge_grpc::parse_budget(text)
 }
 
 /// A percentage, with or without its sign, or `off`, which is `None`.

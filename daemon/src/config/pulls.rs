@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use rocmforge_http::{PullConfig, hub_token};
 use rocmforge_hub::Config as HubConfig;
 
 use super::{ConfigError, Origin, Values};
-use crate::http::{PullConfig, hub_token};
 
 /// Reads the token's file, and puts the settings together.
 pub(super) fn config(

@@ -54,7 +54,7 @@ const WIRE_TYPES: [&str; 6] = [
     "proto/",
     "client/",
     "daemon/benches/",
-    "daemon/src/rpc/",
+    "daemon/crates/grpc/",
     "daemon/tests/",
     "tests/",
 ];
@@ -331,7 +331,7 @@ fn wire_types_stay_in_the_rpc_layer() {
             }
         }
     }
-    broken.check("wire types never leave daemon/src/rpc");
+    broken.check("wire types never leave daemon/crates/grpc");
 }
 
 #[test]

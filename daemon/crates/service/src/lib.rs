@@ -40,6 +40,7 @@ pub mod limits;
 pub mod load;
 mod load_places;
 mod looks;
+pub mod machine;
 pub mod measured;
 pub mod model_files;
 pub mod naming;

@@ -43,10 +43,7 @@ const MODELS_MAX: usize = 256;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The handler.
-pub(in crate::http) async fn live(
-    State(http): State<Arc<Http>>,
-    request: extract::Request,
-) -> Response {
+pub(crate) async fn live(State(http): State<Arc<Http>>, request: extract::Request) -> Response {
     let call = Call::of(&http, "GET /ui/live", &request);
     if let Err(failure) = call.service.admit() {
         return call.refuse(&failure);

@@ -26,8 +26,6 @@ use super::packed::{self, Coding};
 const BYTES_A_SECOND_MIN: u64 = 64 << 10;
 /// How long the body of a request that is refused unread may take.
 const DISCARD_MAX: Duration = Duration::from_secs(2);
-/// When to try again where bytes are short.
-pub(super) const RETRY: Duration = Duration::from_secs(1);
 /// Most values of a body: two bytes of it can be a value, which takes dozens once decoded.
 const VALUES_MAX: usize = 1 << 18;
 /// What says that the bytes behind it are UTF-8.

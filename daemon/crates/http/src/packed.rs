@@ -2,6 +2,7 @@
 //! some bytes may stand for a thousand times as many.
 
 use std::io::Read;
+use std::time::Duration;
 
 use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
 use rocmforge_service::failure::{self, Failure};
@@ -9,6 +10,8 @@ use rocmforge_service::sum::Held;
 
 /// Codings that are taken, as a header lists them.
 pub(super) const ACCEPTED: &str = "gzip, deflate, identity";
+/// When to try again where bytes are short.
+const RETRY: Duration = Duration::from_secs(1);
 /// Bytes that are unpacked before they are counted.
 const STEP_BYTES: usize = 64 << 10;
 /// Low bits of the first byte of a zlib stream: what it is compressed with is deflate.
@@ -115,7 +118,7 @@ fn is_zlib(bytes: &[u8]) -> bool {
 pub(super) fn too_many_at_once() -> Failure {
     failure::exhausted(
         "too many bytes of requests arrive at once; try again in a second",
-        super::body::RETRY,
+        RETRY,
     )
 }
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use rocmforge_connections::{Rule, UNREAD_MAX};
 use rocmforge_service::roles::Role;
 use rocmforge_service::{REQUEST_MAX_BYTES, SMALL_REQUEST_MAX_BYTES};
 
 use super::shape::Shape;
-use crate::replies::{Rule, UNREAD_MAX};
 
 /// Largest request that is a list of ids.
 const IDS_MAX_BYTES: usize = 8 << 20;

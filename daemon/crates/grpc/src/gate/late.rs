@@ -10,7 +10,7 @@ use rocmforge_service::failure;
 use tonic::body::Body;
 use tonic::codegen::http::Response;
 
-use crate::rpc::status_code::status;
+use crate::status_code::status;
 
 type Answer = Result<Response<Body>, Infallible>;
 

@@ -43,7 +43,7 @@ pub struct PullConfig {
 ///
 /// # Errors
 /// A message with the file's path.
-pub(crate) fn hub_token(path: &Path) -> Result<Token, String> {
+pub fn hub_token(path: &Path) -> Result<Token, String> {
     const FILE_MAX_BYTES: u64 = 16 << 10;
     let what_to_do = "chmod 0600 it, and change the token";
     let bytes = small_file::read(path, FILE_MAX_BYTES, Some(what_to_do))?;

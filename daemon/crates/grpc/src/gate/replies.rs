@@ -6,13 +6,13 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
+use rocmforge_connections::{Ended, Outgoing, Taken};
 use rocmforge_service::failure;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http::HeaderMap;
 
-use crate::replies::{Ended, Outgoing, Taken};
-use crate::rpc::status_code;
+use crate::status_code;
 
 /// The body of a reply.
 pub(super) struct Reply(pub(super) Outgoing<Body>);

@@ -13,17 +13,17 @@ use tokio::task::{JoinError, JoinHandle};
 
 /// Where connections and where handlers run. They may be the same.
 #[derive(Debug, Clone)]
-pub(crate) struct Runtimes {
+pub struct Runtimes {
     /// Connections, and what makes the events of their streams.
-    pub(crate) sockets: Handle,
+    pub sockets: Handle,
     /// What makes answers of requests.
-    pub(crate) handlers: Handle,
+    pub handlers: Handle,
 }
 
 impl Runtimes {
     /// What `work` gives, done where handlers run. Dropping the future ends the work at its next
     /// wait.
-    pub(crate) fn handle<T: Send + 'static>(
+    pub fn handle<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Handled<T> {
@@ -35,7 +35,7 @@ impl Runtimes {
 
 /// Work that was handed over.
 #[derive(Debug)]
-pub(crate) struct Handled<T>(JoinHandle<T>);
+pub struct Handled<T>(JoinHandle<T>);
 
 impl<T> Future for Handled<T> {
     type Output = T;

@@ -125,7 +125,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::reply;
+    use crate::reply;
 
     type Item = fn(usize, &mut Vec<u8>) -> serde_json::Result<()>;
 

@@ -7,30 +7,24 @@ use rocmforge_engine::api::{DeviceStatus, Snapshot};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::server_server::Server;
 use rocmforge_service::Service;
+use rocmforge_service::machine::{FoundDriver, Machine, Told};
 use rocmforge_service::reloading::Change;
 use rocmforge_service::request_log::RequestLog;
 use tonic::{Request, Response, Status};
 
 use super::status_code::status;
 use super::{arrival, convert, why};
-use crate::devices::{Devices, FoundDriver};
-use crate::self_test::{SelfTest, Told};
 
 /// The service.
 #[derive(Debug)]
 pub(super) struct ServerService {
     context: Arc<Service>,
-    devices: Arc<Devices>,
-    self_test: SelfTest,
+    machine: Arc<dyn Machine>,
 }
 
 impl ServerService {
-    pub(super) fn new(context: Arc<Service>) -> Self {
-        Self {
-            context,
-            devices: Arc::default(),
-            self_test: SelfTest::default(),
-        }
+    pub(super) fn new(context: Arc<Service>, machine: Arc<dyn Machine>) -> Self {
+        Self { context, machine }
     }
 }
 
@@ -191,7 +185,7 @@ impl Server for ServerService {
         &self,
         _: Request<v1::ListDevicesRequest>,
     ) -> Result<Response<v1::ListDevicesResponse>, Status> {
-        let found = self.devices.list().await;
+        let found = self.machine.drivers().await;
         let snapshot = self.context.engine.snapshot();
         let drivers = found.iter().map(|found| driver(found, &snapshot.device));
         Ok(Response::new(v1::ListDevicesResponse {
@@ -212,7 +206,7 @@ impl Server for ServerService {
         let log = RequestLog::audit("CheckDevice", "", &name, &arrival);
         let checks = match in_use.kind.as_str() {
             "host" => Ok(Vec::new()),
-            _ => arrival.limit(self.self_test.run(name)).await,
+            _ => arrival.limit(self.machine.self_test(name)).await,
         };
         let checks = log.end(checks).map_err(status)?;
         Ok(Response::new(v1::CheckDeviceResponse {

@@ -11,10 +11,14 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
+use futures_util::future::BoxFuture;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rocmforge_connections::{
+    ACCEPT_LOG_EVERY, ACCEPT_RETRY, Peer, QuietStream, Table, caller_of, connections_max,
+};
 use rocmforge_service::arrival::Caller;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -26,7 +30,6 @@ use tower::ServiceExt as _;
 use super::call::Client;
 use super::handshake::Handshakes;
 use super::{Http, HttpListeners, path, router, sending};
-use crate::connection::{self, ACCEPT_LOG_EVERY, ACCEPT_RETRY, Peer, QuietStream, Table};
 
 /// How long a client may take to send the header of a request, counted from its connection or its
 /// last answer.
@@ -59,7 +62,8 @@ impl Listener {
 
 /// How far the end of the daemon has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Phase {
+pub enum Phase {
+    /// Requests are taken.
     Serving,
     /// New work is refused, and running requests may end.
     Draining,
@@ -87,7 +91,18 @@ impl Closing {
 ///
 /// # Errors
 /// When a listener cannot be used.
-pub(crate) async fn serve(
+// Behind a pointer, so that the server is compiled here: a future that is known by its type is
+// compiled where it is awaited.
+#[inline(never)]
+pub fn serve(
+    http: Arc<Http>,
+    listeners: HttpListeners,
+    phase: watch::Receiver<Phase>,
+) -> BoxFuture<'static, io::Result<()>> {
+    Box::pin(serve_until(http, listeners, phase))
+}
+
+async fn serve_until(
     http: Arc<Http>,
     listeners: HttpListeners,
     phase: watch::Receiver<Phase>,
@@ -97,7 +112,7 @@ pub(crate) async fn serve(
         false => Phase::Closing,
     };
     let closing = Closing { phase, at };
-    let table = Table::new(connection::connections_max());
+    let table = Table::new(connections_max());
     let router = router(&http);
     let handshakes = Arc::new(Handshakes::default());
     let mut open = Vec::new();
@@ -154,7 +169,7 @@ async fn accept(
                 // the oldest connection makes room for the next.
                 match stream {
                     Stream::Unix(stream) => {
-                        let caller = connection::caller_of(&stream);
+                        let caller = caller_of(&stream);
                         let stream = match QuietStream::new(stream) {
                             Ok(stream) => stream,
                             Err(error) => {

@@ -11,8 +11,11 @@
 //! Over TCP a handshake of TLS comes first where a certificate is configured (tls, handshake).
 //!
 //! *Invariant:* every body, list and connection has a bound (`body.rs`, `listen.rs`; fuzz target
-//! `http`). The bodies' types never leave this module, and nothing of the rules of requests is
+//! `http`). The bodies' types never leave this crate, and nothing of the rules of requests is
 //! decided here but how a dialect spells them.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::too_many_lines, reason = "tables of cases"))]
 
 mod access;
 mod adapter_scales;
@@ -70,6 +73,7 @@ use axum::handler::Handler;
 use axum::middleware;
 use axum::response::Response;
 use axum::routing::{self, MethodRouter};
+use rocmforge_connections::{Replies, Runtimes};
 use rocmforge_hub::Hosts;
 use rocmforge_service::{Service, failure};
 use rustls::ServerConfig;
@@ -78,17 +82,14 @@ pub use self::allowed::Allowed;
 use self::call::Call;
 use self::control::Controls;
 use self::image_urls::ImageUrls;
-pub(crate) use self::listen::{Phase, serve};
+pub use self::listen::{Phase, serve};
 use self::ollama::KeepAlives;
 use self::openai::responses::Memory;
-pub use self::pulls::PullConfig;
 use self::pulls::Pulls;
-pub(crate) use self::pulls::hub_token;
+pub use self::pulls::{PullConfig, hub_token};
 pub use self::tls::{Tls, TlsFault};
 pub use self::token::Tokens;
 pub use self::ui::ShownSetting;
-use crate::replies::Replies;
-use crate::runtimes::Runtimes;
 
 /// Where HTTP is served, and what callers over TCP need. Nothing, by default.
 #[derive(Debug, Default)]
@@ -116,7 +117,7 @@ pub struct HttpListeners {
 
 /// What all handlers share.
 #[derive(Debug)]
-pub(crate) struct Http {
+pub struct Http {
     service: Arc<Service>,
     runtimes: Runtimes,
     /// Answers on their way out.
@@ -142,7 +143,9 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    pub(crate) fn new(
+    /// What answers requests to `service`: who may ask it over TCP (`tokens`, `tls`, `allowed`),
+    /// where models are downloaded from, what `/ui` shows, and from where images are fetched.
+    pub fn new(
         service: Arc<Service>,
         runtimes: Runtimes,
         tokens: Option<Tokens>,
@@ -177,7 +180,7 @@ impl Http {
     }
 
     /// From now on handshakes are made with this certificate; connections that are open stay.
-    pub(crate) fn set_tls(&self, tls: Tls) {
+    pub fn set_tls(&self, tls: Tls) {
         let mut place = self.tls.write().unwrap_or_else(PoisonError::into_inner);
         *place = Some(tls);
     }
@@ -188,7 +191,7 @@ impl Http {
     }
 
     /// From now on requests over TCP have to bring one of these.
-    pub(crate) fn set_tokens(&self, tokens: Tokens) {
+    pub fn set_tokens(&self, tokens: Tokens) {
         let mut place = self.tokens.write().unwrap_or_else(PoisonError::into_inner);
         *place = Some(tokens);
     }

@@ -30,10 +30,10 @@ use bytes::{Buf as _, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use rocmforge_service::sum::{Held, Sum};
 
-use crate::connection::{Call, Peer};
+use crate::peer::{Call, Peer};
 
 /// How long a reply may be unread.
-pub(crate) const UNREAD_MAX: Duration = Duration::from_secs(60);
+pub const UNREAD_MAX: Duration = Duration::from_secs(60);
 /// How long where room for replies is short.
 const UNREAD_WHILE_SHORT: Duration = Duration::from_secs(10);
 /// Frames above this are counted, and handed out in copies of so many bytes: a piece that shared
@@ -46,18 +46,18 @@ const WATCH_EVERY: Duration = Duration::from_millis(500);
 
 /// When a reply is ended that nobody reads.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rule {
+pub struct Rule {
     /// How long it may be unread, while there is room.
-    pub(crate) unread_max: Duration,
+    pub unread_max: Duration,
     /// Whether only while others wait, for the engine or for room.
-    pub(crate) only_while_others_wait: bool,
+    pub only_while_others_wait: bool,
     /// Whether nothing else is under way on its connection, which ends with it.
-    pub(crate) ends_connection: bool,
+    pub ends_connection: bool,
 }
 
 /// The replies that are on their way.
 #[derive(Debug)]
-pub(crate) struct Replies {
+pub struct Replies {
     sum: Arc<Sum>,
     open: Mutex<Open>,
 }
@@ -97,16 +97,16 @@ struct State<B> {
 
 /// A reply was ended since nobody read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ended {
+pub struct Ended {
     /// How long it may be unread.
-    pub(crate) unread_max: Duration,
+    pub unread_max: Duration,
     /// Whether what was sent ends inside of a frame, or of a message of several.
-    pub(crate) inside: bool,
+    pub inside: bool,
 }
 
 /// What the transport gets.
 #[derive(Debug)]
-pub(crate) enum Taken<E> {
+pub enum Taken<E> {
     /// More of the reply.
     Frame(Frame<Bytes>),
     /// The handler's body failed.
@@ -116,7 +116,8 @@ pub(crate) enum Taken<E> {
 }
 
 impl Replies {
-    pub(crate) fn new(sum: &Arc<Sum>) -> Arc<Self> {
+    /// None yet; what they hold is counted in `sum`.
+    pub fn new(sum: &Arc<Sum>) -> Arc<Self> {
         Arc::new(Self {
             sum: Arc::clone(sum),
             open: Mutex::default(),
@@ -124,7 +125,7 @@ impl Replies {
     }
 
     /// The reply as the transport takes it.
-    pub(crate) fn wrap<B>(self: &Arc<Self>, body: B, rule: Rule, call: Call) -> Outgoing<B>
+    pub fn wrap<B>(self: &Arc<Self>, body: B, rule: Rule, call: Call) -> Outgoing<B>
     where
         B: Body<Data = Bytes> + Send + 'static,
     {
@@ -157,7 +158,7 @@ impl Replies {
     }
 
     /// Ends replies that are unread for too long, for as long as it is polled.
-    pub(crate) async fn watch(&self, others_wait: impl Fn() -> bool) {
+    pub async fn watch(&self, others_wait: impl Fn() -> bool) {
         let mut waiting_since: Option<Instant> = None;
         loop {
             tokio::time::sleep(WATCH_EVERY).await;
@@ -235,7 +236,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The transport's end of a reply.
-pub(crate) struct Outgoing<B> {
+pub struct Outgoing<B> {
     replies: Arc<Replies>,
     id: u64,
     reply: Arc<Reply<B>>,
@@ -248,7 +249,8 @@ impl<B> Drop for Outgoing<B> {
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Outgoing<B> {
-    pub(crate) fn poll_taken(&self, cx: &mut Context<'_>) -> Poll<Option<Taken<B::Error>>> {
+    /// The next of the reply, as the transport takes it.
+    pub fn poll_taken(&self, cx: &mut Context<'_>) -> Poll<Option<Taken<B::Error>>> {
         let mut state = lock(&self.reply.state);
         if let Some(piece) = self.piece(&mut state) {
             return Poll::Ready(Some(Taken::Frame(piece)));
@@ -303,7 +305,8 @@ impl<B: Body<Data = Bytes> + Unpin> Outgoing<B> {
         })))
     }
 
-    pub(crate) fn is_end_stream(&self) -> bool {
+    /// Whether nothing more comes.
+    pub fn is_end_stream(&self) -> bool {
         let state = lock(&self.reply.state);
         match &state.body {
             Some((body, _)) => state.rest.is_empty() && body.is_end_stream(),
@@ -312,7 +315,7 @@ impl<B: Body<Data = Bytes> + Unpin> Outgoing<B> {
     }
 
     /// How many bytes are still to come.
-    pub(crate) fn size_hint(&self) -> SizeHint {
+    pub fn size_hint(&self) -> SizeHint {
         let state = lock(&self.reply.state);
         let Some((body, _)) = &state.body else {
             return SizeHint::default();
@@ -347,7 +350,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::connection::Table;
+    use crate::table::Table;
 
     const RULE: Rule = Rule {
         unread_max: UNREAD_MAX,

@@ -10,9 +10,7 @@ use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
-
-use crate::connection::Call;
-use crate::replies::{Outgoing, Replies, Rule, Taken, UNREAD_MAX};
+use rocmforge_connections::{Call, Outgoing, Replies, Rule, Taken, UNREAD_MAX};
 
 /// Marks an answer that comes as it is made. Such a one may be unread while nobody waits. Where
 /// others wait, a generation's own writer ends it long before this bound does (`reply.rs`); the

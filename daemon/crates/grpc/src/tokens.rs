@@ -27,8 +27,9 @@ use tonic::codegen::http::{HeaderMap, Request, Response};
 use tonic::server::NamedService;
 use tonic::{Code, Status};
 
-/// Bytes of a frame, beside those of a token: more than a piece of [`crate::replies`], which counts
-/// what it cuts, and some thirty microseconds of work.
+/// Bytes of a frame, beside those of a token: more than a piece of
+/// [`rocmforge_connections::Replies`], which counts what it cuts, and some thirty microseconds of
+/// work.
 const FRAME_BYTES: usize = 32 << 10;
 /// `TokenizeResponse.ids`, packed, and `TokenizeResponse.pieces`.
 const IDS: u8 = 1 << 3 | 2;

@@ -1,12 +1,16 @@
 //! The services of `rocmforge.v1`, with health and reflection beside them.
 //!
-//! *Invariants:* wire types never leave this module (tidy test `wire_types_stay_in_the_rpc_layer`);
+//! *Invariants:* wire types never leave this crate (tidy test `wire_types_stay_in_the_rpc_layer`);
 //! every number and text of a request is checked before it is used (fuzz target `grpc`). A handler
 //! holds no lock, and nothing CPU-bound or blocking runs on the async workers.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::too_many_lines, reason = "tables of cases"))]
 
 mod arrival;
 mod cache;
 mod chat;
+mod connection;
 mod convert;
 mod events;
 mod gate;
@@ -23,21 +27,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::Stream;
+use futures_util::future::BoxFuture;
+use rocmforge_connections::Runtimes;
 use rocmforge_engine::api::Budget;
 use rocmforge_proto::v1::cache_server::CacheServer;
 use rocmforge_proto::v1::inference_server::InferenceServer;
 use rocmforge_proto::v1::models_server::ModelsServer;
 use rocmforge_proto::v1::server_server::ServerServer;
+use rocmforge_service::machine::Machine;
 use rocmforge_service::{REQUEST_MAX_BYTES, Service};
+use tokio::net::UnixListener;
 use tonic::service::{InterceptorLayer, Routes};
+pub use tonic::transport::Error;
 use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::HealthReporter;
 
-use crate::connection::Connection;
-use crate::runtimes::Runtimes;
-use crate::{devices, traces};
+use self::connection::Connection;
 
 /// Calls of one connection that may be under way.
 const STREAMS_PER_CONNECTION_MAX: u32 = 256;
@@ -55,14 +62,6 @@ const HEADERS_MAX_BYTES: u32 = 16 << 10;
 /// client that was stopped or hangs is dropped after both.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Blocking threads: those of the services, those that look up hosts of images, and one each for a
-/// look for devices, a look-up of where traces go, and settings that are read or a self-test. What
-/// finds none free waits for one.
-pub const BLOCKING_THREADS: usize = rocmforge_service::BLOCKING_THREADS
-    + rocmforge_hub::FETCH_THREADS
-    + devices::AT_ONCE
-    + traces::LOOKUPS_AT_ONCE
-    + 1;
 
 /// The socket that is served when none is named: the one that clients look for first.
 pub fn default_socket_path() -> PathBuf {
@@ -70,7 +69,10 @@ pub fn default_socket_path() -> PathBuf {
 }
 
 /// Reads a budget in the notation that clients share.
-pub(crate) fn parse_budget(text: &str) -> Result<Budget, String> {
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_budget(text: &str) -> Result<Budget, String> {
     match text.parse() {
         Ok(rocmforge_proto::Budget::Bytes(bytes)) => Ok(Budget::Bytes(bytes)),
         Ok(rocmforge_proto::Budget::Percent(percent)) => Ok(Budget::Percent(percent)),
@@ -80,21 +82,21 @@ pub(crate) fn parse_budget(text: &str) -> Result<Budget, String> {
 
 /// The health of the whole and of each service.
 #[derive(Debug, Clone)]
-pub(crate) struct Health(HealthReporter);
+pub struct Health(HealthReporter);
 
 /// `grpc.health.v1`, which tells it.
-pub(crate) struct HealthService(HealthServer<tonic_health::server::HealthService>);
+pub struct HealthService(HealthServer<tonic_health::server::HealthService>);
 
 impl Health {
     /// The switch and the service.
-    pub(crate) fn new() -> (Self, HealthService) {
+    pub fn new() -> (Self, HealthService) {
         let reporter = HealthReporter::new();
         let service = tonic_health::server::HealthService::from_health_reporter(reporter.clone());
         (Self(reporter), HealthService(HealthServer::new(service)))
     }
 
     /// Says the same of everything.
-    pub(crate) async fn set(&self, serving: bool) {
+    pub async fn set(&self, serving: bool) {
         let status = if serving {
             ServingStatus::Serving
         } else {
@@ -113,14 +115,14 @@ impl Health {
 }
 
 /// The services of `rocmforge.v1`.
-pub(crate) fn routes(context: &Arc<Service>) -> Routes {
+fn routes(context: &Arc<Service>, machine: Arc<dyn Machine>) -> Routes {
     let (models, inference) = (
         models::ModelsService::new(Arc::clone(context)),
         inference::InferenceService::new(Arc::clone(context)),
     );
     let (cache, server) = (
         cache::CacheService::new(Arc::clone(context)),
-        server::ServerService::new(Arc::clone(context)),
+        server::ServerService::new(Arc::clone(context), machine),
     );
     let (most_in, most_out) = (REQUEST_MAX_BYTES, rocmforge_proto::MAX_MESSAGE_BYTES);
     Routes::default()
@@ -146,23 +148,43 @@ pub(crate) fn routes(context: &Arc<Service>) -> Routes {
         )
 }
 
-/// Serves connections until `shutdown`, then until the last of them has closed.
+/// Serves the connections of `listener` until `shutdown`, then until the last of them has closed.
+/// Nobody is accepted any more once `left` is done.
 ///
 /// # Errors
 /// When a connection cannot be served at all.
-pub(crate) async fn serve(
-    context: &Arc<Service>,
+// Behind a pointer, so that the server is compiled here: a future that is known by its type is
+// compiled where it is awaited.
+#[inline(never)]
+pub fn serve(
+    context: Arc<Service>,
     runtimes: Runtimes,
+    machine: Arc<dyn Machine>,
+    health: HealthService,
+    listener: UnixListener,
+    left: BoxFuture<'static, ()>,
+    shutdown: BoxFuture<'static, ()>,
+) -> BoxFuture<'static, Result<(), Error>> {
+    let incoming = connection::accept(listener, left);
+    Box::pin(serve_until(
+        context, runtimes, machine, health, incoming, shutdown,
+    ))
+}
+
+async fn serve_until(
+    context: Arc<Service>,
+    runtimes: Runtimes,
+    machine: Arc<dyn Machine>,
     health: HealthService,
     incoming: impl Stream<Item = std::io::Result<Connection>>,
-    shutdown: impl Future<Output = ()>,
-) -> Result<(), tonic::transport::Error> {
+    shutdown: BoxFuture<'static, ()>,
+) -> Result<(), Error> {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(rocmforge_proto::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
         .expect("the descriptors that this build generated are sound");
-    let bounds = gate::Bounds::new(context, runtimes);
+    let bounds = gate::Bounds::new(&context, runtimes);
     let served = Server::builder()
         .layer(InterceptorLayer::new(arrival::stamp as fn(_) -> _))
         .layer(gate::GateLayer(Arc::clone(&bounds)))
@@ -173,7 +195,7 @@ pub(crate) async fn serve(
         .http2_max_header_list_size(HEADERS_MAX_BYTES)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .add_routes(routes(context))
+        .add_routes(routes(&context, machine))
         .add_service(health.0)
         .add_service(reflection)
         .serve_with_incoming_shutdown(incoming, shutdown);

@@ -8,11 +8,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rocmforge_connections::Peer;
 use rocmforge_service::arrival::{Arrival, Caller};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
-
-use crate::connection::Peer;
 
 /// How much earlier than the server's own timer ours fires, so that its code is the one that is
 /// sent; at most a quarter of the timeout. Timers tick in milliseconds.

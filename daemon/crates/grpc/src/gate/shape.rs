@@ -17,7 +17,7 @@ use rocmforge_service::samplers::{BREAKERS_MAX, ORDER_MAX};
 use rocmforge_service::tool_calls::TOOLS_MAX;
 use tonic::Status;
 
-use crate::rpc::status_code::status;
+use crate::status_code::status;
 
 /// Bytes before a message: whether it is compressed, and its length.
 const FRAME_HEADER: usize = 5;

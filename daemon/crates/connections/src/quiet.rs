@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 
 /// The socket.
 #[derive(Debug)]
-pub(crate) struct QuietStream {
+pub struct QuietStream {
     socket: AsyncFd<UnixStream>,
     /// The same socket under a second descriptor, watched for room, while a write waits for that.
     full: Option<AsyncFd<UnixStream>>,
@@ -28,7 +28,7 @@ impl QuietStream {
     ///
     /// # Errors
     /// Where it cannot be watched.
-    pub(crate) fn new(socket: tokio::net::UnixStream) -> io::Result<Self> {
+    pub fn new(socket: tokio::net::UnixStream) -> io::Result<Self> {
         let socket = watch(socket.into_std()?, Interest::READABLE)?;
         Ok(Self { socket, full: None })
     }

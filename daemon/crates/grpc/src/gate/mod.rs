@@ -9,7 +9,7 @@
 //!                                            user's; counted before it is decoded
 //! handler
 //! reply: handed out in pieces             -> bytes not yet sent are summed likewise, with HTTP's;
-//!                                            one that is not read is ended ([`crate::replies`])
+//!                                            one that is not read is ended ([`Replies`])
 //! ```
 //!
 //! *Invariant:* the bytes of requests that are being read stay within
@@ -32,6 +32,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body as _, Frame};
+use rocmforge_connections::{Peer, Replies, Runtimes};
 use rocmforge_service::arrival::Caller;
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::sum::Held;
@@ -47,9 +48,6 @@ use self::method::Method;
 use self::replies::Reply;
 use super::arrival;
 use super::status_code::status;
-use crate::connection::Peer;
-use crate::replies::Replies;
-use crate::runtimes::Runtimes;
 
 /// When to try again where bytes are short.
 const RETRY: Duration = Duration::from_secs(1);

@@ -29,7 +29,7 @@ const RESERVE_SHARE: usize = 8;
 
 /// The connections that are open.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub struct Table {
     ordinary_max: usize,
     places: Mutex<Places>,
 }
@@ -68,7 +68,7 @@ pub(crate) struct Ticket {
 
 impl Table {
     /// A table with so many ordinary places.
-    pub(crate) fn new(ordinary_max: usize) -> Arc<Self> {
+    pub fn new(ordinary_max: usize) -> Arc<Self> {
         Arc::new(Self {
             ordinary_max,
             places: Mutex::default(),
@@ -128,7 +128,7 @@ impl Table {
 
     /// Closes the connection that was without calls for longest, whoever has
     /// it. For want of descriptors.
-    pub(crate) fn close_one(&self) -> bool {
+    pub fn close_one(&self) -> bool {
         self.lock().close_idlest(None)
     }
 }
