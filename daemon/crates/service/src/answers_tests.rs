@@ -1,8 +1,8 @@
 //! Whose text the scores of tokens are told with, and how many are.
 
 use super::*;
-use crate::prompt::Tail;
 use crate::tool_calls::{self, ToolCall, Tools};
+use rocmforge_chat::Tail;
 use serde_json::json;
 
 fn text(said: &str) -> Part {

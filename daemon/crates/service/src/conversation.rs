@@ -130,7 +130,9 @@ impl Service {
         let split = |running: Running| {
             let splitter = match how.unparsed {
                 true => Splitter::plain(),
-                false => Splitter::for_chat(model, &running.tail, tools.clone()),
+                false => {
+                    Splitter::for_template(source.unwrap_or_default(), &running.tail, tools.clone())
+                }
             };
             (running, splitter)
         };

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use rocmforge_chat::Tail;
 use rocmforge_engine::LoadedModel;
 use rocmforge_grammar::{Error, Matcher};
 pub use rocmforge_grammar::{Grammar, Notation, Piece, Trigger};
@@ -11,7 +12,6 @@ use crate::Service;
 use crate::arrival::Arrival;
 use crate::check::Violations;
 use crate::failure::{self, Failure};
-use crate::prompt::Tail;
 use crate::reasoning::{self, Plan};
 
 /// What an answer is held to.

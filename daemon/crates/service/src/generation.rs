@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use rocmforge_chat::Tail;
 use rocmforge_engine::api::{Class, FinishReason, GenerateEvent, GenerateRequest, SamplingParams};
 use rocmforge_engine::{AppliedAdapters, Events, LoadedModel};
 
@@ -16,7 +17,7 @@ use crate::failure::{self, Failure};
 use crate::format;
 use crate::limits::Ticket;
 use crate::measured::Course;
-use crate::prompt::{Prompt, Room, Tail};
+use crate::prompt::{Prompt, Room};
 use crate::request_log::RequestLog;
 
 /// A checked request for text.

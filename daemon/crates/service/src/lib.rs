@@ -13,7 +13,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::too_many_lines, reason = "tables of cases"))]
 
-mod adapted;
 mod adapter_choice;
 pub mod adapters;
 pub mod answers;
@@ -46,12 +45,10 @@ pub mod model_files;
 pub mod naming;
 mod opening;
 mod origins;
-pub mod parts;
 pub mod peer;
 mod projectors;
 pub mod prompt;
 pub mod rank_head;
-pub mod reasoning;
 pub mod reloading;
 mod remembered;
 mod renewal;
@@ -75,6 +72,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+pub use rocmforge_chat::{parts, reasoning};
 use rocmforge_engine::{EngineHandle, LoadedModel};
 use rocmforge_tokenizer::Renderer;
 

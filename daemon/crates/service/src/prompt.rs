@@ -4,19 +4,17 @@ mod room;
 
 use std::sync::Arc;
 
+use rocmforge_chat::Tail;
+use rocmforge_chat::adapted::{self, Way};
+use rocmforge_chat::tool_calls::forms::Headers;
 use rocmforge_engine::LoadedModel;
-use rocmforge_tokenizer::{
-    Chat, Ending, Error as TokenizerError, RenderedChat, Renderer, Tokenizer,
-};
+use rocmforge_tokenizer::{Chat, Error as TokenizerError, RenderedChat, Renderer, Tokenizer};
 
 use crate::Service;
-use crate::adapted::{self, Way};
 use crate::arrival::Arrival;
 use crate::failure::{self, Failure, Reason};
 use crate::images::{self, Placed, UnreadImage};
 use crate::text_work::Unwanted;
-use crate::tool_calls::forms::Headers;
-use crate::tool_calls::headers::{self, Fit};
 pub use room::Room;
 
 /// What to continue, before it is ids.
@@ -66,23 +64,9 @@ impl Encoded {
     }
 }
 
-/// The end of a rendered chat.
-#[derive(Debug, Clone, Default)]
-pub struct Tail {
-    /// Its text without the space after it, at most [`TAIL_MAX_BYTES`] bytes: it tells whether the
-    /// answer begins inside of something that the template has opened. Where messages have headers,
-    /// the last of them is in front of it.
-    pub text: String,
-    /// It is the middle of a message that the answer goes on with, however long that is.
-    pub continues: bool,
-}
-
 /// Longest text in bytes whose tokens are all counted where they are too many, so that a client
 /// learns by how much to shorten it. Of a longer one the count is where the tokenizer gave up.
 const COUNTED_MAX_BYTES: usize = 2 << 20;
-
-/// Most bytes of [`Tail::text`], beside a header.
-pub const TAIL_MAX_BYTES: usize = 64;
 
 impl Prompt {
     /// A conversation for a model. Where that reads text only, its images are left out, so that
@@ -337,37 +321,6 @@ fn cut(mut ids: Vec<u32>, most: usize, tokenizer: &Tokenizer) -> Vec<u32> {
     ids
 }
 
-impl Tail {
-    /// That of a rendered chat.
-    pub(crate) fn of(text: &str, with_headers: bool, ending: Ending) -> Self {
-        Self {
-            text: tail_of(text, with_headers),
-            continues: ending == Ending::Continue,
-        }
-    }
-}
-
-/// See [`Tail::text`].
-fn tail_of(text: &str, with_headers: bool) -> String {
-    let text = text.trim_end();
-    let mut from = text.len().saturating_sub(TAIL_MAX_BYTES);
-    while !text.is_char_boundary(from) {
-        from += 1;
-    }
-    let begun = with_headers.then(|| headers::last_of(text)).flatten();
-    let Some(begun) = begun.filter(|begun| begun.len() > TAIL_MAX_BYTES) else {
-        return text[from..].to_owned();
-    };
-    match headers::fit(begun) {
-        // A message may be long, and what it says in between tells nothing.
-        Fit::Whole(n) => {
-            let body = text.len() - begun.len() + n;
-            format!("{}{}", &begun[..n], &text[from.max(body)..])
-        }
-        Fit::Begins | Fit::No => begun.to_owned(),
-    }
-}
-
 /// Where a model is given a template.
 const TEMPLATE_SETTING: &str = "(`template` of [[model]], a file or a name such as chatml)";
 
@@ -480,32 +433,5 @@ impl Service {
         };
         let work = self.text.run(arrival.peer(), bytes, work);
         arrival.limit(work).await
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_tail_has_the_last_header_in_front_of_it() {
-        let asked = "<|start|>user<|message|>Tell me a story.<|end|>";
-        let header = "<|start|>assistant<|channel|>final<|message|>";
-        for said in [
-            "Once",
-            &"Once upon a time, ".repeat(100),
-            &"\u{e9}".repeat(99),
-        ] {
-            let tail = tail_of(&format!("{asked}{header}{said}  \n"), true);
-            let body = tail.strip_prefix(header).unwrap_or_else(|| {
-                let at = tail.find(header).unwrap();
-                &tail[at + header.len()..]
-            });
-            assert!(said.trim_end().ends_with(body) && body.len() <= TAIL_MAX_BYTES);
-        }
-        let open = format!("{asked}<|start|>assistant");
-        assert!(tail_of(&open, true).ends_with("<|start|>assistant"));
-        let plain = tail_of(&format!("{asked}{header}{}", "x".repeat(99)), false);
-        assert_eq!(plain, "x".repeat(TAIL_MAX_BYTES));
     }
 }

@@ -36,10 +36,10 @@ const BETWEEN: &str = "\n\n";
 const SHORT_ID: usize = 9;
 
 /// A way to tell a chat again; nothing where that changes nothing.
-pub(crate) type Way = fn(&Chat) -> Option<Chat>;
+pub type Way = fn(&Chat) -> Option<Chat>;
 
 /// Ways for what a template does not take, each tried on what the one before came to.
-pub(crate) const WAYS: [Way; 6] = [
+pub const WAYS: [Way; 6] = [
     with_texts,
     with_short_ids,
     with_content_thought,
@@ -48,11 +48,11 @@ pub(crate) const WAYS: [Way; 6] = [
     with_none_of_system,
 ];
 /// Those for messages of the system that a template leaves out.
-pub(crate) const WAYS_OF_SYSTEM: [Way; 2] = [with_one_of_system, with_none_of_system];
+pub const WAYS_OF_SYSTEM: [Way; 2] = [with_one_of_system, with_none_of_system];
 
 /// Closes the thoughts that a template has opened at the end of a chat that is to be answered
 /// without.
-pub(crate) fn close_thoughts(chat: &Chat, rendered: &mut RenderedChat) {
+pub fn close_thoughts(chat: &Chat, rendered: &mut RenderedChat) {
     let is_off = chat.template_kwargs.get("enable_thinking") == Some(&Value::Bool(false));
     if !is_off || chat.ending != Ending::Answer {
         return;
@@ -65,13 +65,13 @@ pub(crate) fn close_thoughts(chat: &Chat, rendered: &mut RenderedChat) {
 
 /// Whether what the system says stands in the text that a template made, where
 /// that is several messages.
-pub(crate) fn is_whole(chat: &Chat, text: &dyn Fn() -> String) -> bool {
+pub fn is_whole(chat: &Chat, text: &dyn Fn() -> String) -> bool {
     of_system(chat).nth(1).is_none() || are_all_in(chat, &text())
 }
 
 /// Whether some of what the system says stands in the text that a template made, and some does not:
 /// a template that writes none of it is not one that overlooks a second message.
-pub(crate) fn leaves_out(chat: &Chat, text: &dyn Fn() -> String) -> bool {
+pub fn leaves_out(chat: &Chat, text: &dyn Fn() -> String) -> bool {
     if of_system(chat).nth(1).is_none() {
         return false;
     }
@@ -104,14 +104,14 @@ fn is_said(message: &Message, text: &str) -> bool {
 
 /// The chat with empty texts, where the text that a template made of it may have
 /// [`NONE`] in their places.
-pub(crate) fn without_none(chat: &Chat, text: &str) -> Option<Chat> {
+pub fn without_none(chat: &Chat, text: &str) -> Option<Chat> {
     text.contains(NONE).then(|| with_texts(chat)).flatten()
 }
 
 /// Whether a template wrote [`NONE`] for contents that are not there, and else the same as for
 /// empty ones: `text` is what it made of a chat, `other` of the one with empty texts. Templates
 /// leave out white space around what is empty.
-pub(crate) fn spells_none(text: &str, other: &str) -> bool {
+pub fn spells_none(text: &str, other: &str) -> bool {
     let rest = |text: &str| {
         let parts = text.split_whitespace().flat_map(|word| word.split(NONE));
         parts.collect::<String>()

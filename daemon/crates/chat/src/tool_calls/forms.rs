@@ -202,7 +202,7 @@ pub(crate) fn of(source: &str) -> Option<Form> {
 
 /// What headers of messages say, where an answer is several messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Headers {
+pub enum Headers {
     /// A channel, and the tool that is called: gpt-oss.
     Channels,
     /// Who a message is to: the model itself, the user, or a tool. Muse Glimmer.
@@ -211,7 +211,7 @@ pub(crate) enum Headers {
 
 impl Headers {
     /// Those of a template.
-    pub(crate) fn of(source: &str) -> Option<Self> {
+    pub fn of(source: &str) -> Option<Self> {
         let has = |mark: &str| source.contains(mark);
         match has("<|message|>") {
             true if has("<|channel|>") => Some(Self::Channels),
@@ -238,7 +238,7 @@ pub fn has_thinking_switch(source: &str) -> bool {
 
 /// Whether an answer begins without thoughts where they were switched off: its model has none, its
 /// template knows the switch, or the prompt has closed them.
-pub(crate) fn keeps_from_thinking(source: &str, tail: &str) -> bool {
+pub fn keeps_from_thinking(source: &str, tail: &str) -> bool {
     let is_closed = || Thinking::of(source).is_some_and(|t| tail.ends_with(t.close));
     !thinks(source) || has_thinking_switch(source) || is_closed()
 }
@@ -323,7 +323,7 @@ impl Frame {
 
 /// Whether marks of a template are control tokens, whose names are no text unless that is asked
 /// for.
-pub(crate) fn are_control_tokens(source: &str, with_tools: bool, tokenizer: &Tokenizer) -> bool {
+pub fn are_control_tokens(source: &str, with_tools: bool, tokenizer: &Tokenizer) -> bool {
     let is_control = |mark: &str| {
         let ids = tokenizer.encode(mark, false, true).unwrap_or_default();
         matches!(ids.as_slice(), [first, ..] if tokenizer.is_special(*first))

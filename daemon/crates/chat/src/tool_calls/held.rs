@@ -4,34 +4,35 @@
 //! The mark that opens calls, and what stands behind it up to the last mark of a block, are those
 //! of the form ([`super::forms`]), as its chat template has them.
 
+use rocmforge_grammar::{Notation, Piece};
 use serde_json::{Map, Value, json};
 
 use super::forms::{Form, Headers, of};
 use super::typed::Parameters;
 use super::{CLOSE, OPEN};
-use crate::format::{Notation, Piece};
 
 /// A tool whose calls are held to a schema.
 #[derive(Debug, Clone)]
-pub(crate) struct Function<'v> {
-    pub(crate) name: &'v str,
+pub struct Function<'v> {
+    /// The name by which a call says it.
+    pub name: &'v str,
     /// Of its arguments, an object.
-    pub(crate) schema: Value,
+    pub schema: Value,
 }
 
 /// How calls are written.
 #[derive(Debug)]
-pub(crate) struct Shape {
+pub struct Shape {
     /// In front of a block of calls.
-    pub(crate) open: String,
+    pub open: String,
     /// A block of calls behind that.
-    pub(crate) block: Piece,
+    pub block: Piece,
     /// Between two blocks, where there may be several.
-    pub(crate) between: Option<Piece>,
+    pub between: Option<Piece>,
     /// Calls are all of an output.
-    pub(crate) at_start: bool,
+    pub at_start: bool,
     /// Behind a call the output ends.
-    pub(crate) then_ends: bool,
+    pub then_ends: bool,
 }
 
 fn text(text: impl Into<String>) -> Piece {
@@ -113,7 +114,7 @@ fn in_list(one: Piece, more: bool) -> Piece {
 }
 
 /// How the models of a template write calls of these functions, one or several.
-pub(crate) fn shape(source: &str, functions: &[Function<'_>], more: bool) -> Option<Shape> {
+pub fn shape(source: &str, functions: &[Function<'_>], more: bool) -> Option<Shape> {
     if let Some(headers) = Headers::of(source) {
         return Some(of_headers(headers, functions, more));
     }
@@ -455,7 +456,7 @@ impl Function<'_> {
 }
 
 /// The schema of a tool's arguments, of what a request says: an object in any case.
-pub(crate) fn arguments_of(function: &Value, is_held: bool) -> Value {
+pub fn arguments_of(function: &Value, is_held: bool) -> Value {
     match &function["parameters"] {
         Value::Object(schema) if is_held && !schema.is_empty() => {
             let mut schema = schema.clone();

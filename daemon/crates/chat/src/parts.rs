@@ -10,11 +10,9 @@ mod marks;
 mod messages;
 mod written;
 
-use rocmforge_engine::LoadedModel;
-
 use self::marks::{Marked, Marks};
 use self::messages::Messages;
-use crate::prompt::Tail;
+use crate::tail::Tail;
 use crate::tool_calls::forms::Headers;
 use crate::tool_calls::{ToolCall, Tools, is_object};
 
@@ -55,14 +53,8 @@ enum Way {
 }
 
 impl Splitter {
-    /// For a chat with `model` whose prompt ended in `tail`.
-    pub fn for_chat(model: &LoadedModel, tail: &Tail, tools: Tools) -> Self {
-        let source = model.template().and_then(|template| template.source().ok());
-        Self::for_template(source.unwrap_or_default(), tail, tools)
-    }
-
-    /// The same for whichever model has this template.
-    pub(crate) fn for_template(source: &str, tail: &Tail, tools: Tools) -> Self {
+    /// For a chat with a model of this template, whose prompt ended in `tail`.
+    pub fn for_template(source: &str, tail: &Tail, tools: Tools) -> Self {
         let way = match Headers::of(source) {
             Some(headers) => Way::Messages(Messages::new(headers, &tail.text, tools)),
             None => Way::Marked(Box::new(Marked::new(Marks::of(source), tail, tools))),
@@ -114,7 +106,7 @@ impl Splitter {
 
     /// Whether text that has come may still turn out to be said. What may be a thought or belongs
     /// to a call does not count.
-    pub(crate) fn holds_text(&self) -> bool {
+    pub fn holds_text(&self) -> bool {
         match &self.way {
             Way::Marked(marked) => marked.holds_text(),
             Way::Messages(messages) => messages.holds_text(),

@@ -22,7 +22,7 @@ use serde_json::Value;
 
 use super::calls::{Block, Calls};
 use super::{CALL_MAX_BYTES, Part, partial};
-use crate::prompt::Tail;
+use crate::tail::Tail;
 use crate::tool_calls::forms::{self, Form, Frame, Thinking};
 use crate::tool_calls::{ToolCall, Tools};
 

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 
 use rocmforge_grammar::Reasoning;
 
-use crate::prompt::Tail;
+use crate::tail::Tail;
 use crate::tool_calls::forms::{Headers, Thinking};
 
 /// What is said in front of the mark that closes reasoning whose budget is used up.
@@ -33,7 +33,7 @@ pub struct Plan {
     /// Ends it at once, when it is set.
     pub end: Option<Arc<AtomicBool>>,
     /// The header of a message that calls, where a call is forced: behind it the call is held.
-    pub(crate) call: Option<String>,
+    pub call: Option<String>,
 }
 
 /// Tokens that a default budget leaves for what is held, of `room` for all: a quarter, but at least
@@ -44,7 +44,7 @@ fn left_of(room: u32) -> u32 {
 
 /// Bounds reasoning so that it leaves room for what closes it, and for what is held behind that.
 /// `count` tells how many tokens a text has. Where there is little room, only the marks close it.
-pub(crate) fn fit(reasoning: &mut Reasoning, room: u32, count: impl Fn(&str) -> u32) {
+pub fn fit(reasoning: &mut Reasoning, room: u32, count: impl Fn(&str) -> u32) {
     let left = left_of(room);
     let mut closing = count(&reasoning.closing);
     if closing > left / 2
@@ -60,7 +60,7 @@ pub(crate) fn fit(reasoning: &mut Reasoning, room: u32, count: impl Fn(&str) -> 
 impl Plan {
     /// The reasoning that may come first; nothing where none may. `holds` says that what follows it
     /// is held from its beginning.
-    pub(crate) fn reasoning(
+    pub fn reasoning(
         &self,
         source: &str,
         tail: &Tail,
@@ -73,7 +73,7 @@ impl Plan {
     }
 
     /// Whether it is bounded where nothing is held behind it.
-    pub(crate) fn is_bounded(&self) -> bool {
+    pub fn is_bounded(&self) -> bool {
         self.budget.is_some() || self.end.is_some()
     }
 

@@ -37,7 +37,7 @@ const VALUES: [&str; 4] = ["default", "const", "example", "examples"];
 const DEPTH_MAX: usize = 128;
 
 /// Leaves out what is null in a schema.
-pub(super) fn without_nulls(schema: &mut Value) {
+pub fn without_nulls(schema: &mut Value) {
     leave_out(schema, DEPTH_MAX);
 }
 
