@@ -8,6 +8,7 @@ use rocmforge_ops::RopeScaling;
 use rocmforge_proto::v1;
 use rocmforge_service::declared::Book;
 use rocmforge_service::defaults::Defaults;
+use rocmforge_service::live::LiveReport;
 
 /// Everything about a model, and its defaults if it is declared.
 pub(super) fn model(status: &ModelStatus, declared: &Book) -> v1::Model {
@@ -279,22 +280,20 @@ pub(super) fn kept(kept: engine::KeptSegment) -> v1::KeptSegment {
     }
 }
 
-/// A request that waits or runs, of a client that is called so.
-pub(super) fn live(request: &engine::LiveRequest, client: String) -> v1::LiveRequest {
+/// A queued or running request.
+pub(super) fn live(report: LiveReport) -> v1::LiveRequest {
     v1::LiveRequest {
-        number: request.number,
-        model: request.model.name().to_owned(),
-        client,
-        state: request.state.name().to_owned(),
-        age_ms: request.since.elapsed().as_millis() as u64,
-        prompt_tokens: request.prompt_tokens,
-        computed_tokens: request.computed_tokens,
-        generated_tokens: request.generated_tokens,
-        tokens_per_s: request.tokens_per_s,
-        longest_gap_ms: request.longest_gap.map(|gap| gap.took.as_secs_f64() * 1e3),
-        longest_gap_cause: request
-            .longest_gap
-            .map_or_else(String::new, |gap| gap.cause.name().to_owned()),
+        number: report.number,
+        model: report.model,
+        client: report.client,
+        state: report.state.to_owned(),
+        age_ms: report.age_ms,
+        prompt_tokens: report.prompt_tokens,
+        computed_tokens: report.computed_tokens,
+        generated_tokens: report.generated_tokens,
+        tokens_per_s: report.tokens_per_s,
+        longest_gap_ms: report.longest_gap_ms,
+        longest_gap_cause: report.longest_gap_cause.unwrap_or_default().to_owned(),
     }
 }
 

@@ -172,11 +172,10 @@ impl Server for ServerService {
                 shrinks: host.shrinks,
                 grows: host.grows,
             }),
-            requests: snapshot
-                .requests
-                .iter()
-                .filter(|live| context.is_seen_by(&viewer, live.client))
-                .map(|live| convert::live(live, context.client_seen_by(&viewer, live.client)))
+            requests: context
+                .live(&snapshot, &viewer)
+                .into_iter()
+                .map(convert::live)
                 .collect(),
         }))
     }

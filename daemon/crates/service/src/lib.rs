@@ -36,6 +36,7 @@ pub mod images;
 pub mod infill;
 mod lane;
 pub mod limits;
+pub mod live;
 pub mod load;
 mod load_places;
 mod looks;
@@ -142,9 +143,9 @@ pub struct Service {
     pub dirs: Arc<ModelDirs>,
     /// What requests are held to.
     pub limits: Limits,
-    /// When the daemon started.
+    /// Time at which the daemon started.
     pub started: Instant,
-    /// Who may do what.
+    /// Roles of clients.
     pub roles: RoleBook,
     /// Work on texts.
     pub text: TextWork,
@@ -171,7 +172,7 @@ pub struct Service {
     closing: Flights<bool>,
     /// Models that come back after a restart.
     memories: Memories,
-    /// What was in use, and comes back after a restart.
+    /// Models that were in use, and come back after a restart.
     warmth: Warmth,
     /// What models that requests opened may have together.
     bounds: Bounds,

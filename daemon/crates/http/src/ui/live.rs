@@ -8,10 +8,12 @@
 //! |---|---|
 //! | `memory` | bytes of the budget by use, and sums since the start |
 //! | `models` | [`Residency`] |
-//! | `requests` | those that wait or run, of the caller ([`Request`]) |
+//! | `requests` | those that wait or run, of the caller ([`LiveReport`]) |
 //! | `ended` | number of the caller's last request that has ended |
 //! | `loaded` | how often models were loaded or unloaded since the stream began |
 //! | `downloads` | as `GET /models/sse` reports them |
+//!
+//! [`LiveReport`]: rocmforge_service::live::LiveReport
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -22,7 +24,7 @@ use axum::extract::{self, State};
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream;
-use rocmforge_engine::api::{LiveRequest, ModelStatus, SegmentState, SegmentStatus, Snapshot};
+use rocmforge_engine::api::{ModelStatus, SegmentState, SegmentStatus, Snapshot};
 use rocmforge_service::Service;
 use rocmforge_service::arrival::Arrival;
 use rocmforge_service::why::Viewer;
@@ -131,7 +133,7 @@ impl Watching {
         let parts = [
             ("memory", memory(snapshot)),
             ("models", value(&residency(snapshot))),
-            ("requests", value(&self.requests(snapshot, viewer))),
+            ("requests", value(&self.service.live(snapshot, viewer))),
             ("ended", json!(self.service.last_ended(viewer))),
             ("loaded", json!(self.loaded)),
             ("downloads", downloads.collect()),
@@ -145,16 +147,6 @@ impl Watching {
         }
         changed
     }
-
-    fn requests(&self, snapshot: &Snapshot, viewer: &Viewer) -> Vec<Request> {
-        let all = snapshot.requests.iter();
-        let seen = all.filter(|live| self.service.is_seen_by(viewer, live.client));
-        let shown = seen.map(|live| {
-            let client = self.service.client_seen_by(viewer, live.client);
-            Request::of(live, client)
-        });
-        shown.collect()
-    }
 }
 
 fn value(part: &impl Serialize) -> Value {
@@ -165,40 +157,6 @@ fn value(part: &impl Serialize) -> Value {
 fn names(snapshot: &Snapshot) -> BTreeSet<String> {
     let models = snapshot.models.iter();
     models.map(|m| m.model.name().to_owned()).collect()
-}
-
-/// A request that waits or runs; fields as in `LiveRequest` of gRPC.
-#[derive(Debug, Serialize)]
-struct Request {
-    number: u64,
-    model: String,
-    client: String,
-    state: &'static str,
-    age_ms: u64,
-    prompt_tokens: u32,
-    computed_tokens: u32,
-    generated_tokens: u32,
-    tokens_per_s: Option<f64>,
-    longest_gap_ms: Option<f64>,
-    longest_gap_cause: Option<&'static str>,
-}
-
-impl Request {
-    fn of(live: &LiveRequest, client: String) -> Self {
-        Self {
-            number: live.number,
-            model: live.model.name().to_owned(),
-            client,
-            state: live.state.name(),
-            age_ms: live.since.elapsed().as_millis() as u64,
-            prompt_tokens: live.prompt_tokens,
-            computed_tokens: live.computed_tokens,
-            generated_tokens: live.generated_tokens,
-            tokens_per_s: live.tokens_per_s,
-            longest_gap_ms: live.longest_gap.map(|gap| gap.took.as_secs_f64() * 1e3),
-            longest_gap_cause: live.longest_gap.map(|gap| gap.cause.name()),
-        }
-    }
 }
 
 fn memory(snapshot: &Snapshot) -> Value {
