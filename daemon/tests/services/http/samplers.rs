@@ -304,6 +304,38 @@ async fn tokens_of_an_input_are_counted_as_its_answer_does() {
     assert_eq!(http.stop().await, End::Drained);
 }
 
+/// The ids are those of the rendered prompt, on each route that counts, and only where asked for.
+#[tokio::test]
+async fn counted_tokens_come_with_their_ids_where_the_uri_asks_for_them() {
+    let http = HttpDaemon::start().await;
+    let messages = json!([{"role": "user", "content": "42 - 30 = ?"}]);
+    let chat = json!({"model": LLAMA, "messages": messages});
+    let rendered = http.post("/apply-template", &chat).await.json()["prompt"].clone();
+    let asked = json!({"model": LLAMA, "content": rendered, "add_special": true});
+    let ids = http.post("/tokenize", &asked).await.json()["tokens"].clone();
+    let n = ids.as_array().expect("a list of ids").len();
+    assert!(n > 8, "{ids}");
+    let response = json!({"model": LLAMA, "input": "42 - 30 = ?"});
+    for (path, asked) in [
+        ("/v1/chat/completions/input_tokens", &chat),
+        ("/v1/responses/input_tokens", &response),
+        ("/v1/messages/count_tokens", &chat),
+    ] {
+        let counted = http.post(&format!("{path}?tokens=true"), asked).await;
+        assert_eq!(counted.status, 200, "{path}: {counted:?}");
+        let counted = counted.json();
+        assert_eq!(counted["tokens"], ids, "{path}");
+        assert_eq!(counted["input_tokens"], n, "{path}");
+        for uri in [path.to_owned(), format!("{path}?tokens=false")] {
+            let short = http.post(&uri, asked).await.json();
+            assert_eq!(short["input_tokens"], n, "{uri}");
+            assert_eq!(short.get("tokens"), None, "{uri}");
+            assert_eq!(short.get("object"), counted.get("object"), "{uri}");
+        }
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
 #[tokio::test]
 async fn thinking_ends_when_it_is_told_to() {
     const CONTROL: &str = "/v1/chat/completions/control";
