@@ -20,7 +20,7 @@ use crate::connect::connect;
 use crate::{Error, Events, GenerateEvents, LoadEvents, PreloadEvents};
 
 /// A connection to a daemon. Cheap to clone; clones share the connection, which
-/// is made anew when it broke and the next request begins.
+/// is made again when it broke and the next request begins.
 #[derive(Debug, Clone)]
 pub struct Client {
     socket: PathBuf,
@@ -243,7 +243,7 @@ impl Client {
         )
     }
 
-    /// The daemon as it is now.
+    /// The daemon's status.
     pub async fn status(&self) -> Result<StatusResponse, Error> {
         call!(self.server.status(StatusRequest {}), "Server.Status")
     }
@@ -257,7 +257,7 @@ impl Client {
         )
     }
 
-    /// Tests the card in use anew, which takes up to ten seconds.
+    /// Runs the self-test of the GPU in use, which takes up to ten seconds.
     pub async fn check_device(&self) -> Result<CheckDeviceResponse, Error> {
         call!(
             self.server.check_device(CheckDeviceRequest {}),
@@ -271,7 +271,7 @@ impl Client {
         Ok(answer.requests)
     }
 
-    /// Has the daemon read its settings anew.
+    /// Has the daemon reload its settings.
     pub async fn reload(&self) -> Result<ReloadResponse, Error> {
         call!(self.server.reload(ReloadRequest {}), "Server.Reload")
     }

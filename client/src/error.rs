@@ -29,7 +29,7 @@ pub enum Error {
     },
     /// The connection broke while a request was on it.
     #[error(
-        "{rpc}: the daemon closed the connection, or gave no sign of life; see its log, restart it \
+        "{rpc}: the daemon closed the connection, or does not respond; see its log, restart it \
          if need be"
     )]
     ConnectionLost {
@@ -47,7 +47,7 @@ pub enum Error {
     Incomplete {
         /// Service and method, as "Models.Load".
         rpc: &'static str,
-        /// What is missing.
+        /// The field that the response lacks.
         missing: &'static str,
     },
 }
@@ -119,9 +119,9 @@ pub struct RpcError {
     pub rpc: &'static str,
     /// Code, from which follows who has to act.
     pub code: Code,
-    /// What is wrong and what to do, for people.
+    /// What is wrong and what to do, to be shown to users.
     pub message: String,
-    /// The google.rpc details that came with it; empty if none did.
+    /// The google.rpc details of the error; empty if there are none.
     pub details: ErrorDetails,
 }
 
@@ -180,7 +180,7 @@ impl std::error::Error for RpcError {}
 pub struct Attempt {
     /// The path.
     pub path: PathBuf,
-    /// Why it failed.
+    /// Why the connection failed.
     pub error: std::io::Error,
 }
 

@@ -193,7 +193,7 @@ impl Config {
         })
     }
 
-    /// Who may do what.
+    /// Roles of users and groups.
     pub fn roles(&self) -> Roles {
         Roles {
             use_by: self.values.use_by.clone(),
@@ -219,7 +219,7 @@ impl Config {
         first.is_absolute().then(|| first.join("warm.json"))
     }
 
-    /// When memory is given back while nobody asks for anything, and which.
+    /// When memory of an idle device is given back, and which memory.
     pub fn idle_release(&self) -> IdleRelease {
         IdleRelease {
             after: self.values.idle_release,
@@ -227,7 +227,7 @@ impl Config {
         }
     }
 
-    /// What the engine is told of the settings.
+    /// The configuration of the engine, from the settings.
     pub fn engine(&self) -> EngineConfig {
         let values = &self.values;
         let ms = |ms: u32| Duration::from_millis(ms.into());

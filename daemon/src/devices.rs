@@ -36,7 +36,7 @@ pub(crate) const AT_ONCE: usize = 1;
 /// Most bytes of a child's report: below a pipe's capacity, so that it ends without being read.
 const ANSWER_BYTES_MAX: usize = 60 << 10;
 
-/// That of a vendor whose driver could not even be asked.
+/// What is said of a vendor whose driver could not even be asked.
 fn failed(vendor: Vendor, error: String) -> FoundDriver {
     FoundDriver {
         kind: vendor.name().to_owned(),

@@ -45,7 +45,7 @@ pub(crate) async fn follow(engine: &EngineHandle, health: &Health) {
                 if watchdog.is_some()
                     && let Err(error) = sd_notify::notify(&[NotifyState::Watchdog])
                 {
-                    tracing::debug!(%error, "the service manager's watchdog cannot be told");
+                    tracing::debug!(%error, "the service manager's watchdog cannot be notified");
                 }
             }
             // Many commands wait, or the engine ends; whoever follows its end says so.

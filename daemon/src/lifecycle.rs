@@ -94,7 +94,7 @@ pub struct ServeOptions {
     pub remember: Option<PathBuf>,
     /// Where what is in use is noted for the next daemon, which brings it back.
     pub warm: Option<PathBuf>,
-    /// What reads the settings anew, if anything does.
+    /// What reloads the settings, if anything does.
     pub reloads: Option<Reloads>,
     /// What renders chat templates. They come with files, so that a daemon
     /// renders them in children.
@@ -127,14 +127,14 @@ pub enum ServeError {
     /// HTTP cannot be served.
     #[error("cannot serve HTTP")]
     Http(#[source] io::Error),
-    /// The server gave up.
+    /// The gRPC server ended with an error.
     #[error("the server ended")]
     Server(#[source] Option<rocmforge_grpc::Error>),
     /// The device failed for good.
-    #[error("the device is lost: {0}; a daemon that is started again takes it anew")]
+    #[error("the device is lost: {0}; restart the daemon to open it again")]
     DeviceLost(Loss),
     /// The engine thread is gone.
-    #[error("the engine ended by itself; its last words are in the log")]
+    #[error("the engine ended unexpectedly; see the end of the log")]
     EngineGone,
 }
 

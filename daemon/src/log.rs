@@ -20,7 +20,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// Lines that may wait to be written.
 pub const LINES_MAX: usize = 4096;
-/// Their bytes.
+/// Most bytes of the lines that may wait to be written.
 pub const BYTES_MAX: usize = 1 << 20;
 /// Pause before a write to a descriptor that is non-blocking and full is tried again.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
@@ -185,7 +185,7 @@ fn one_line(text: &[u8]) -> Vec<u8> {
     line
 }
 
-/// One event on its way into the queue.
+/// One log event before it is queued.
 #[derive(Debug)]
 pub struct Line<'a>(&'a Log);
 

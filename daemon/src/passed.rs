@@ -147,7 +147,7 @@ impl Passed {
         refused
     }
 
-    /// The same sockets once more.
+    /// Duplicates of the sockets.
     pub fn try_clone(&self) -> io::Result<Self> {
         let unix = self.unix.iter().map(|of| of.again(UnixListener::try_clone));
         let tcp = self.tcp.iter().map(|of| of.again(TcpListener::try_clone));

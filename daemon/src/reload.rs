@@ -43,7 +43,7 @@ pub struct Changes {
 /// Puts a log filter in force, or says why not.
 pub type SetFilter = Box<dyn Fn(&str) -> Result<(), String> + Send>;
 
-/// Reads the settings anew.
+/// Reloads the settings.
 pub struct Reloader {
     flags: Flags,
     default_socket: PathBuf,
@@ -262,7 +262,7 @@ impl Report {
     }
 }
 
-/// Who asks for settings to be read anew, and who reads them. Calls ask beside.
+/// Who asks for a reload of the settings, and who reads them. Calls ask beside.
 #[derive(Debug)]
 pub struct Reloads {
     /// A message for each signal.
@@ -351,7 +351,7 @@ impl Askers {
 
 /// Tells systemd, which waits for READY=1 then.
 fn begin() {
-    tracing::info!("reading the settings anew");
+    tracing::info!("reloading the settings");
     match NotifyState::monotonic_usec_now() {
         Ok(now) => crate::lifecycle::notify(&[NotifyState::Reloading, now]),
         Err(error) => tracing::warn!(%error, "cannot tell systemd of the reload"),

@@ -277,7 +277,7 @@ fn lines(stdout: ChildStdout) -> Receiver<Told> {
     };
     let thread = std::thread::Builder::new().name("self-test".to_owned());
     if let Err(error) = thread.spawn(read) {
-        tracing::warn!(%error, "nothing reads what a self-test tells");
+        tracing::warn!(%error, "the output of a self-test cannot be read");
     }
     receiver
 }

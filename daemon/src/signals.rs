@@ -28,7 +28,7 @@ pub const STOP_APART_MIN: Duration = Duration::from_millis(500);
 pub struct Signals {
     /// A message for each stop, of which only the first two matter.
     pub stops: mpsc::Receiver<()>,
-    /// A message for each time that settings are to be read anew.
+    /// A message for each time that settings are to be reloaded.
     pub reloads: mpsc::Receiver<()>,
 }
 

@@ -65,7 +65,7 @@ pub enum SocketError {
         path: PathBuf,
         /// The process that listens, 0 if it lies outside of our namespace.
         pid: i32,
-        /// Its user.
+        /// User of the process.
         uid: u32,
     },
     /// Something else is there.
@@ -76,7 +76,7 @@ pub enum SocketError {
         /// What it is.
         kind: &'static str,
     },
-    /// It cannot be told whether somebody listens.
+    /// Whether a daemon serves the socket cannot be found out.
     #[error("{} exists, and whether a daemon serves it cannot be found out; remove it if none does, or choose another path with --socket (for HTTP --http-socket)", path.display())]
     Unknown {
         /// The socket.

@@ -288,7 +288,7 @@ pub(crate) struct RunArgs {
     pub(crate) sampling: SamplingArgs,
 }
 
-/// What a conversation has beside its messages.
+/// Options of a conversation beside its messages.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Conversation")]
 pub(crate) struct ChatArgs {
@@ -368,7 +368,7 @@ pub(crate) enum CacheCommand {
     },
 }
 
-/// What is made of the command line's definition.
+/// What is generated from the definition of the command line: man pages and completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum GeneratedFiles {
     /// A man page for the program and one for each command

@@ -94,7 +94,7 @@ pub(crate) fn as_json(error: &anyhow::Error) -> Value {
     json!({"error": value})
 }
 
-/// What a script does about it: the exit codes of `--help`.
+/// The exit code of an error, as listed in `--help`.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     if let Some(of_hub) = hub_in(error) {
         return code_of_hub(of_hub);

@@ -11,7 +11,7 @@ use clap_complete::Shell;
 
 use crate::cli::{Cli, GeneratedFiles};
 
-/// Writes them into a directory.
+/// Writes man pages or completions into a directory.
 ///
 /// # Errors
 /// When a file cannot be written.

@@ -57,7 +57,8 @@ pub(crate) fn piece(bytes: &[u8]) -> String {
     format!("{:?}", String::from_utf8_lossy(bytes))
 }
 
-/// Whether a terminal would obey it: control characters, line breaks, marks of direction.
+/// Whether a terminal would interpret the character: control characters, line breaks, directional
+/// marks.
 pub(crate) fn is_obeyed(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

@@ -115,7 +115,7 @@ impl Endings {
         ]))
     }
 
-    /// Waits for the first of them and gives its number.
+    /// Waits for the first signal that would end the program, and returns its number.
     async fn next(&mut self) -> u8 {
         std::future::poll_fn(|cx| {
             for (number, signals) in &mut self.0 {

@@ -166,7 +166,7 @@ impl Drop for PrivateDaemon {
     }
 }
 
-/// The daemon's program: beside this one unless told otherwise, else in PATH.
+/// The daemon's program: beside this one unless configured otherwise, else in PATH.
 pub(crate) fn find_daemon(looks_beside: bool) -> anyhow::Result<PathBuf> {
     let beside = env::current_exe()
         .ok()

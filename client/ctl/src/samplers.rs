@@ -50,10 +50,10 @@ pub(crate) struct SamplerArgs {
     /// [default: 0]
     #[arg(long, value_name = "N")]
     mirostat: Option<i32>,
-    /// Mirostat: surprise that it holds, in bits [default: 5]
+    /// Mirostat: target surprise in bits [default: 5]
     #[arg(long, value_name = "X")]
     mirostat_tau: Option<f32>,
-    /// Mirostat: how fast it follows [default: 0.1]
+    /// Mirostat: learning rate [default: 0.1]
     #[arg(long, value_name = "X")]
     mirostat_eta: Option<f32>,
     /// Samplers in their order, separated by commas; those that are missing are off [default:

@@ -254,7 +254,7 @@ fn what_is_missing_is_named_with_what_mends_it() {
         String::from_utf8(output.stderr).expect("UTF-8"),
     );
     assert!(text.contains("-> modprobe amdgpu"), "{text}");
-    assert!(said.contains("failures to mend"), "{said}");
+    assert!(said.contains("failures to fix"), "{said}");
 }
 
 #[test]

@@ -15,11 +15,11 @@ use super::{Config, Origin};
 /// One setting.
 #[derive(Debug, Clone)]
 pub struct Setting {
-    /// What it is.
+    /// Declaration of the setting.
     pub entry: &'static Entry,
-    /// Its value as TOML has it; `None` where nothing is set and there is no default.
+    /// Value of the setting as TOML has it; `None` where nothing is set and there is no default.
     pub value: Option<String>,
-    /// Where it came from; `None` for the default.
+    /// Origin of the value; `None` for the default.
     pub origin: Option<Origin>,
 }
 

@@ -13,7 +13,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Why the file cannot be read.
         source: std::io::Error,
     },
     /// The file is larger than a configuration is.
@@ -22,7 +22,7 @@ pub enum ConfigError {
         /// The file.
         path: PathBuf,
     },
-    /// It is a directory, a FIFO or a device, which may have no end.
+    /// The path is a directory, a FIFO or a device.
     #[error("the configuration file {} (--config) is not a regular file; give the path of a TOML file", path.display())]
     NotAFile {
         /// The file.
@@ -41,10 +41,10 @@ pub enum ConfigError {
     ForeignDropIns {
         /// The directory.
         dir: PathBuf,
-        /// Its owner.
+        /// The directory's owner.
         owner: u32,
     },
-    /// There are too many.
+    /// The directory has too many files.
     #[error("{} has more than {} files; put several settings into one", dir.display(), layers::DROP_INS_MAX)]
     TooManyDropIns {
         /// The directory.
@@ -55,13 +55,13 @@ pub enum ConfigError {
     Model {
         /// The file.
         file: PathBuf,
-        /// Which of the file's, from 1.
+        /// Number of the model in the file, from 1.
         number: usize,
-        /// Its name.
+        /// The model's name.
         name: String,
         /// The key.
         key: String,
-        /// What is wrong, and what is allowed.
+        /// What is wrong with the value, and what is allowed.
         message: String,
     },
     /// A limit is refused.
@@ -69,11 +69,11 @@ pub enum ConfigError {
     Limit {
         /// The file.
         file: PathBuf,
-        /// Which of the file's, from 1.
+        /// Number of the limit in the file, from 1.
         number: usize,
         /// The key.
         key: &'static str,
-        /// What is wrong, and what is allowed.
+        /// What is wrong with the value, and what is allowed.
         message: String,
     },
     /// A value is refused.
@@ -83,7 +83,7 @@ pub enum ConfigError {
         key: &'static str,
         /// Where the value came from.
         origin: Origin,
-        /// What is wrong, and what is allowed.
+        /// What is wrong with the value, and what is allowed.
         message: String,
     },
 }

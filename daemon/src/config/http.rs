@@ -84,15 +84,15 @@ impl HttpConfig {
         let (what, add) = match (&self.tokens, &self.tls) {
             (Some(_), Some(_)) => return None,
             (None, Some(_)) => (
-                "there is no token that tells callers apart",
+                "there is no token that identifies clients",
                 "--http-token-file (http_token_file)",
             ),
             (Some(_), None) => (
-                "without TLS whoever is on the way reads tokens and texts",
+                "without TLS anyone on the network path reads tokens and texts",
                 "--http-tls-cert and --http-tls-key (http_tls_cert, http_tls_key)",
             ),
             (None, None) => (
-                "there is neither a token that tells callers apart nor TLS",
+                "there is neither a token that identifies clients nor TLS",
                 "--http-token-file, --http-tls-cert and --http-tls-key (http_token_file, http_tls_cert, http_tls_key)",
             ),
         };

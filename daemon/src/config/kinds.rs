@@ -76,7 +76,7 @@ impl<T: 'static> Kind<T> {
         }
     }
 
-    /// The same values, or none.
+    /// The kind whose value may be absent.
     pub(super) fn optional(self) -> Kind<Option<T>> {
         let (read, show) = (self.read, self.show);
         Kind {

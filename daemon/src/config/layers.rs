@@ -201,7 +201,7 @@ impl<'de> DeserializeSeed<'de> for ValueSeed {
 /// What all files together say.
 #[derive(Debug, Default)]
 pub(super) struct Layers {
-    /// What is given of each setting, by its key.
+    /// Given values of settings, by key.
     pub(super) settings: BTreeMap<&'static str, Given>,
     /// Declared models, each with its file and its number there.
     pub(super) models: Vec<(PathBuf, usize, ModelTable)>,

@@ -34,7 +34,7 @@ file_table! {
 pub struct ConfiguredLimit {
     /// The limit.
     pub rule: Rule,
-    /// For whom, as it is written.
+    /// Clients of the limit, as configured.
     pub whom: Vec<String>,
     /// The file that has it.
     pub file: PathBuf,

@@ -95,8 +95,8 @@ enum Priority {
 }
 
 impl ModelTable {
-    /// Its defaults and its adapters, once all that it says by itself is right; else the key that
-    /// is wrong, and what is.
+    /// The model's defaults and adapters, once all that it says by itself is right; else the key
+    /// that is wrong, and what is.
     fn read(&self) -> Result<(Defaults, Vec<AdapterSpec>), (String, String)> {
         fn at<T>(key: &str, result: Result<T, String>) -> Result<T, (String, String)> {
             result.map_err(|message| (key.to_owned(), message))

@@ -42,7 +42,7 @@ pub enum Reload {
     AtRestart,
     /// Puts the log filter in force.
     LogFilter,
-    /// Tells the engine.
+    /// Changes the configuration of the engine.
     IdleRelease,
     /// Reads the tokens again; also if the file has changed alone.
     Tokens,
@@ -53,11 +53,11 @@ pub enum Reload {
 /// A setting, without its value.
 #[derive(Debug)]
 pub struct Entry {
-    /// Its key in files.
+    /// The setting's key in files.
     pub key: &'static str,
     /// What a reload does about it.
     pub reload: Reload,
-    /// Its flag without the two hyphens.
+    /// The setting's flag without the two hyphens.
     pub(super) flag: String,
     /// The subject that it belongs to, a heading of the reference page.
     pub(super) group: &'static str,
@@ -97,7 +97,7 @@ impl Entry {
         }
     }
 
-    /// What it means, in a paragraph.
+    /// Summary of the setting, a paragraph.
     pub fn summary(&self) -> String {
         self.paragraphs().into_iter().next().unwrap_or_default()
     }
@@ -169,7 +169,7 @@ pub(super) fn find(key: &str) -> Option<&'static Entry> {
     settings::ENTRIES.iter().find(|entry| entry.key == key)
 }
 
-/// What was written for one setting.
+/// Values that were written for one setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Given {
     /// One text, or those of a list.
@@ -178,7 +178,7 @@ pub(super) struct Given {
     pub(super) origin: Option<Origin>,
 }
 
-/// What was written for each setting, by key.
+/// Values that were written for each setting, by key.
 #[derive(Debug, Default)]
 pub(super) struct AllGiven(pub(super) BTreeMap<&'static str, Given>);
 
@@ -331,7 +331,7 @@ macro_rules! file_table {
         }
 
         impl $name {
-            /// Its keys, each with its documentation.
+            /// Keys of the table, each with its documentation.
             pub(super) const KEYS: &'static [(&'static str, &'static [&'static str])] =
                 &[$((stringify!($key), &[$($help),+]),)+];
         }

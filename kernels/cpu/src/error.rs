@@ -44,7 +44,7 @@ pub enum Error {
     },
     /// A scale (or, in an unquantized type, a weight) is NaN or infinite.
     #[error(
-        "row {row} of a {ty} matrix has a scale or weight that is not finite: refuse the file, it is damaged"
+        "row {row} of a {ty} matrix has a scale or weight that is not finite: the file is damaged, fetch or convert it again"
     )]
     NotFinite {
         /// Type of the weights.

@@ -25,7 +25,7 @@ struct Archive {
     targets: &'static [&'static str],
     /// Bytes of the objects: of the first unit for each target, of the second one, and so on.
     lengths: &'static [u32],
-    /// Their xz stream.
+    /// The kernels' xz stream.
     packed: &'static [u8],
 }
 
@@ -33,7 +33,7 @@ static ARCHIVES: &[Archive] = include!(concat!(env!("OUT_DIR"), "/aot.rs"));
 
 /// An archive whose objects cannot be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the embedded kernels for {target} are damaged: {message}; install the daemon anew")]
+#[error("the embedded kernels for {target} are damaged: {message}; install the daemon again")]
 pub struct Damaged {
     /// The target that was asked for.
     pub target: &'static str,

@@ -31,7 +31,7 @@ pub enum Error {
     TooLarge {
         /// What.
         what: &'static str,
-        /// Its size.
+        /// Value of the shape.
         value: u64,
         /// The most there may be.
         max: u64,

@@ -77,7 +77,7 @@ const FILES: [(&str, &str); 59] = files![
 /// A unit of the list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unit {
-    /// Its name, the part of [`Launch::kernel`](super::Launch) before the dot.
+    /// The unit's name, the part of [`Launch::kernel`](super::Launch) before the dot.
     pub name: &'static str,
     source: &'static str,
     definitions: &'static str,

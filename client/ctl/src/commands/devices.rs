@@ -166,7 +166,7 @@ fn on_host(device: &Device) -> bool {
     device.kind().word() == "host"
 }
 
-/// What was looked for and opened, and what went wrong: a line a finding.
+/// The findings about a vendor's driver: libraries tried and opened, and errors, one a line.
 pub(crate) fn notes(driver: &GpuDriver) -> String {
     let kind = driver.kind().word();
     let mut lines = Vec::new();

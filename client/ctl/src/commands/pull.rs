@@ -21,7 +21,7 @@ const EVENTS_WAITING: usize = 1024;
 /// Shortest time between two lines of progress in JSON.
 const LINE_EVERY: Duration = Duration::from_millis(500);
 
-/// Where a hub is and how to ask it.
+/// Address and token of a hub.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Hub")]
 pub(crate) struct HubArgs {

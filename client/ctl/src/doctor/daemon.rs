@@ -19,13 +19,13 @@ const PROGRAM_POLL: Duration = Duration::from_millis(20);
 /// Lines of its answer that are shown.
 const LINES_MAX: usize = 24;
 
-/// What is known of the daemon.
+/// What `doctor` found out about the running daemon.
 #[derive(Debug)]
 pub(super) struct Told {
     running: Option<(StatusResponse, ListDevicesResponse)>,
-    /// Why there is none to ask.
+    /// Why no daemon can be asked; `None` if one answered.
     error: Option<Error>,
-    /// What its program printed; of one that is not there, why.
+    /// Output of the daemon's program, or why it could not be run.
     program: Option<Result<Program, String>>,
 }
 
@@ -47,7 +47,7 @@ impl Told {
         self.running.as_ref().map(|(status, _)| status.pid)
     }
 
-    /// Why nobody answered at `path`, if somebody was asked there.
+    /// Why the daemon at `path` did not respond, if it was asked.
     pub(super) fn refused(&self, path: &Path) -> Option<String> {
         match &self.error {
             Some(Error::NoDaemon { tried }) => {
@@ -132,7 +132,7 @@ pub(super) fn run(path: &Path, argument: &str) -> Result<Output, String> {
 /// Whether a line shows a device of this kind.
 type ShowsDevice = fn(&str, &str) -> bool;
 
-/// The libraries that were tried, and the devices that they know.
+/// The vendor libraries that the daemon tried, and the devices of each.
 pub(super) fn runtimes(told: &Told, machine: &Machine) -> Vec<Finding> {
     const SUBJECT: &str = "runtime";
     let (lines, found): (Vec<String>, ShowsDevice) = match (&told.running, &told.program) {

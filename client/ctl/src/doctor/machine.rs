@@ -12,7 +12,7 @@ const APU_TARGETS: [u64; 13] = [
     110504,
 ];
 
-/// Whose a card is.
+/// Vendor of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Vendor {
     Amd,
@@ -164,8 +164,8 @@ fn driver(system: &System, module: &str, vendor: &str) -> Finding {
     }
 }
 
-/// Whether the kernel tells of a card that it is a part of a processor. Sizes do not tell: firmware
-/// sets 96 GiB apart for one, and there are cards with 2.
+/// Whether the kernel says of a card that it is a part of a processor. Sizes do not tell:
+/// firmware sets 96 GiB apart for one, and there are cards with 2.
 fn is_apu(system: &System, pci: &str) -> bool {
     const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
     system.list(NODES).iter().any(|node| {

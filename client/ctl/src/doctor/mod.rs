@@ -50,9 +50,9 @@ impl Level {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Finding {
     level: Level,
-    /// What was looked at.
+    /// What the finding is about.
     subject: &'static str,
-    /// What was found.
+    /// What `doctor` found.
     found: String,
     /// What to do, where something is to be done.
     todo: Option<String>,
@@ -118,7 +118,7 @@ pub(crate) async fn doctor(context: &mut Context, root: Option<&Path>) -> anyhow
         || text(&findings),
     )?;
     if failed > 0 {
-        bail!("{} to mend", plural(failed as u64, "failure"));
+        bail!("{} to fix", plural(failed as u64, "failure"));
     }
     Ok(())
 }

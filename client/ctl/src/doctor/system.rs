@@ -21,7 +21,7 @@ pub(super) struct System {
     root: PathBuf,
 }
 
-/// Who looks.
+/// The user and groups of the process that runs `doctor`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) uid: u32,
@@ -51,7 +51,7 @@ impl Access {
         bits & 0o6 == 0o6
     }
 
-    /// As `ls -l` has it, of files that matter here.
+    /// The mode in octal digits, for files that matter to the daemon.
     pub(super) fn octal(self) -> String {
         format!("{:04o}", self.mode & 0o7777)
     }
@@ -123,7 +123,7 @@ impl System {
         lines.find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
     }
 
-    /// This process, with the groups that count for opening files.
+    /// User and groups of this process, as far as they count for opening files.
     pub(super) fn identity(&self) -> Identity {
         let numbers = |name: &str| -> Vec<u32> {
             let line = self.line("/proc/self/status", name).unwrap_or_default();

@@ -28,7 +28,7 @@ impl From<String> for Span {
     }
 }
 
-/// Words beside each other.
+/// A line of styled spans.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Line(Vec<Span>);
 

@@ -44,7 +44,7 @@ fn write(text: &str) -> io::Result<()> {
 /// The terminal in raw mode, with the alternate screen, until it is dropped or the program panics.
 pub(super) struct Screen {
     size: (usize, usize),
-    /// The lines that are on it.
+    /// The lines that are on the screen.
     shown: Vec<String>,
 }
 

@@ -47,7 +47,7 @@ pub const WAYS: [Way; 6] = [
     with_one_of_system,
     with_none_of_system,
 ];
-/// Those for messages of the system that a template leaves out.
+/// Ways to put a system message into a template that ignores that role.
 pub const WAYS_OF_SYSTEM: [Way; 2] = [with_one_of_system, with_none_of_system];
 
 /// Closes the thoughts that a template has opened at the end of a chat that is to be answered

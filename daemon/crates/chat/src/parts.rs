@@ -24,11 +24,11 @@ const CALL_MAX_BYTES: usize = 1 << 20;
 pub enum Part {
     /// What the model thinks.
     Reasoning(String),
-    /// What it says.
+    /// Text of the message.
     Text(String),
-    /// What it calls. Unless calls are told whole, more of its arguments may follow.
+    /// A tool call. Unless calls are given whole, more of its arguments may follow.
     Call(ToolCall),
-    /// More of the arguments of the call before; never where calls are told whole.
+    /// More of the arguments of the call before; never where calls are given whole.
     Arguments(String),
 }
 
@@ -36,7 +36,7 @@ pub enum Part {
 #[derive(Debug)]
 pub struct Splitter {
     way: Way,
-    /// Arguments are told as they come.
+    /// Whether arguments of calls are streamed.
     in_pieces: bool,
     /// The call whose arguments come, where they are not.
     open: Option<ToolCall>,
@@ -80,7 +80,7 @@ impl Splitter {
         }
     }
 
-    /// From now on arguments of calls are told as they come, where the form of calls allows.
+    /// From now on arguments of calls are streamed as they come, where the form of calls allows.
     pub fn tell_pieces(&mut self) {
         self.in_pieces = true;
         if let Way::Marked(marked) = &mut self.way {
@@ -139,8 +139,8 @@ impl Splitter {
         self.follow(&into[from..]);
     }
 
-    /// The end: what is held back is what it seems. `is_cut` says that the model would have
-    /// written more.
+    /// Ends the output: what was held back is given out as it is. `is_cut` says that the output was
+    /// cut.
     pub fn finish(&mut self, is_cut: bool, into: &mut Vec<Part>) {
         let from = into.len();
         match &mut self.way {
@@ -172,7 +172,7 @@ impl Splitter {
         self.broken += usize::from(told.is_some_and(|told| !is_object(&told)));
     }
 
-    /// Makes whole calls of pieces from `from` on, where calls are told whole.
+    /// Makes whole calls of pieces from `from` on, where calls are given whole.
     fn make_whole(&mut self, from: usize, goes_on: bool, into: &mut Vec<Part>) {
         let has_calls = |part: &Part| matches!(part, Part::Call(_) | Part::Arguments(_));
         if self.in_pieces || self.open.is_none() && !into[from..].iter().any(has_calls) {

@@ -26,7 +26,7 @@ const LEFT_MIN: u32 = 512;
 pub struct Plan {
     /// The output is a message of a chat that is taken apart.
     pub is_chat: bool,
-    /// It is switched off.
+    /// Whether reasoning is switched off.
     pub is_off: bool,
     /// Most tokens of it; without, as many as leave room for what is held.
     pub budget: Option<u32>,
@@ -43,7 +43,7 @@ fn left_of(room: u32) -> u32 {
 }
 
 /// Bounds reasoning so that it leaves room for what closes it, and for what is held behind that.
-/// `count` tells how many tokens a text has. Where there is little room, only the marks close it.
+/// `count` says how many tokens a text has. Where there is little room, only the marks close it.
 pub fn fit(reasoning: &mut Reasoning, room: u32, count: impl Fn(&str) -> u32) {
     let left = left_of(room);
     let mut closing = count(&reasoning.closing);

@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 #[derive(Debug)]
 pub struct QuietStream {
     socket: AsyncFd<UnixStream>,
-    /// The same socket under a second descriptor, watched for room, while a write waits for that.
+    /// The socket under a second descriptor, watched for writability while a write waits for that.
     full: Option<AsyncFd<UnixStream>>,
 }
 

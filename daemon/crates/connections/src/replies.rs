@@ -55,7 +55,7 @@ pub struct Rule {
     pub ends_connection: bool,
 }
 
-/// The replies that are on their way.
+/// The replies that are being sent.
 #[derive(Debug)]
 pub struct Replies {
     sum: Arc<Sum>,

@@ -175,7 +175,7 @@ impl Arena {
     }
 }
 
-/// The processor's name, as the system tells it.
+/// The processor's name, as the system reports it.
 pub(super) fn processor_name() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info

@@ -24,7 +24,7 @@ use super::products::{Item, form_of, run_all_beside};
 struct Busy<'a> {
     on: OpContext<'a>,
     first_tensor: usize,
-    /// Its rows among those sorted by expert.
+    /// The expert's rows among those sorted by expert.
     rows: Range<usize>,
 }
 

@@ -13,7 +13,7 @@ struct Piece<'a> {
     x: &'a [f32],
     /// The index of its first element in the row.
     first: u32,
-    /// Its largest elements, with their indices in the row.
+    /// The piece's largest elements, with their indices in the row.
     largest: Candidates,
     /// An element is NaN or +infinity.
     unusable: bool,

@@ -275,7 +275,7 @@ pub(super) fn multiply_heads(
     run_all(pool, &items)
 }
 
-/// The same where a group of packed rows has those of two heads: one head after the other, each
+/// Multiplies where a group of packed rows has those of two heads: one head after the other, each
 /// with all groups in which it has rows. No model that people run has such heads.
 fn heads_that_share_groups(
     pool: &Pool,

@@ -143,7 +143,7 @@ struct Call {
 }
 
 impl Call {
-    /// Its rows of a buffer.
+    /// The call's rows of a buffer.
     fn of(self, rows: &[f32]) -> &[f32] {
         let width = rows.len() / self.all;
         &rows[self.first_row * width..][..self.n_rows * width]

@@ -27,8 +27,8 @@ use super::arena::Arena;
 /// system costs nothing beside it.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// The same of an upload that is small, an expert's: about as many pieces as its waiter has
-/// threads, none smaller than this.
+/// Least bytes of a piece of a small upload, an expert's, which has about as many pieces as its
+/// waiter has threads.
 const PIECE_BYTES_LEAST: usize = 128 << 10;
 
 /// A run of row groups of one tensor.

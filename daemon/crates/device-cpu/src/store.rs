@@ -16,7 +16,7 @@ pub(super) type Key = (u64, u32);
 /// A segment that was not asked for during so many answers for each one that is kept may go.
 const IDLE: u64 = 8;
 
-/// Which segments are kept, and where.
+/// Weights that are kept in the CPU kernels' layout, by segment.
 #[derive(Debug, Default)]
 pub(super) struct Store {
     /// Bytes that it may ever take, from the arena's start.
@@ -139,7 +139,7 @@ impl Store {
         self.room_for(bytes, u64::MAX)
     }
 
-    /// The same for a segment that was asked for at a time: none that was asked for since goes.
+    /// Makes room for a segment that was asked for at a time: none that was asked for since goes.
     fn room_for(&mut self, bytes: u64, asked: u64) -> Option<u64> {
         let bytes = bytes.next_multiple_of(rocmforge_device::ALIGNMENT);
         if let Some(slab) = self.free.get_mut(&bytes).and_then(Vec::pop) {

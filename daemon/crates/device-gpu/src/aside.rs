@@ -52,7 +52,7 @@ pub(super) struct Aside {
 #[derive(Debug)]
 enum Chunk {
     Absent,
-    /// The thread pins it.
+    /// The chunk is to be pinned by the thread.
     AskedFor,
     There(PinnedBuffer),
     /// Kept while the card was closed: copies read it, and the first that writes has it pinned.
@@ -74,7 +74,7 @@ impl Chunk {
     }
 }
 
-/// What was set aside, in plain memory, while the card is closed.
+/// KV cache in host memory while the GPU is closed, in memory that is not pinned.
 #[derive(Debug)]
 pub(super) struct KeptAside {
     chunks: Vec<Option<Box<[u8]>>>,

@@ -37,7 +37,7 @@ pub(super) struct ClosedGpu {
     table_len: Option<u64>,
     /// Whether large products went to a library.
     vendor_products: bool,
-    /// What was set aside; none once the device that was opened has it.
+    /// KV cache in host memory; `None` once the device that was opened again has it.
     aside: Option<KeptAside>,
 }
 
@@ -173,7 +173,7 @@ impl Device for ClosedGpu {
         refused("taking memory")
     }
 
-    /// It says whether the device could run the model; the rest is for when it is open.
+    /// Says whether the device could run the model; the rest is for when the device is open.
     fn prepare(&mut self, model: &ModelPlanView<'_>) -> Result<(), Error> {
         warmup::launches(&self.target, self.vendor_products, model).map(|_| ())
     }

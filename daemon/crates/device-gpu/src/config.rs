@@ -21,9 +21,9 @@ pub struct UploadWay {
 /// Settings of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuConfig {
-    /// Whose.
+    /// Vendor of the GPU.
     pub vendor: Vendor,
-    /// The driver's number of it.
+    /// The driver's number of the GPU.
     pub ordinal: u32,
     /// Libraries to open in place of the usual ones.
     pub libraries: Libraries,
@@ -88,7 +88,7 @@ impl GpuConfig {
         }
     }
 
-    /// The same with uploads in a way that was asked for.
+    /// The configuration with uploads in the given way.
     #[must_use]
     pub fn with_uploads(self, way: UploadWay) -> Self {
         Self {

@@ -32,7 +32,7 @@ enum State {
     Seen,
     /// With the table of experts that it reads.
     Recorded(Graph, Vec<u64>),
-    /// The driver could not record it: never tried again.
+    /// The driver could not record the graph: it is never tried again.
     Refused,
 }
 
@@ -47,7 +47,7 @@ pub(super) enum GraphUse<'a> {
 pub(super) struct Graphs {
     // Few enough to look through; the most recently used last.
     entries: Vec<(Key, State)>,
-    /// Those whose place another has, with what the compute stream had queued then.
+    /// Graphs that were replaced, with what the compute stream had queued then.
     leaving: Vec<(u64, Graph)>,
     most: usize,
 }

@@ -191,7 +191,7 @@ impl Images for CompiledImages {
     }
 }
 
-/// Where images come from unless told otherwise: the folder that ROCMFORGE_KERNELS names,
+/// Where images come from unless configured otherwise: the folder that ROCMFORGE_KERNELS names,
 /// else the vendor's compiler.
 pub fn usual_images(vendor: Vendor) -> Box<dyn Images> {
     match std::env::var_os("ROCMFORGE_KERNELS").filter(|v| !v.is_empty()) {
@@ -202,7 +202,7 @@ pub fn usual_images(vendor: Vendor) -> Box<dyn Images> {
 
 /// A unit's module.
 enum Unit {
-    /// A thread has taken it up.
+    /// A thread loads the unit.
     Loading,
     Loaded(Module),
 }
@@ -235,7 +235,7 @@ impl Kernels {
         }
     }
 
-    /// Where its images come from.
+    /// Source of the kernel images.
     pub(super) fn images(&self) -> &Arc<dyn Images> {
         &self.images
     }

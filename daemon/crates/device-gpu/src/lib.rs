@@ -136,7 +136,7 @@ pub struct GpuDevice {
     name: String,
     /// As the vendor writes it; empty if the driver does not say.
     driver_version: String,
-    /// What was found of the driver when the card was opened.
+    /// Findings about the driver when the GPU was opened, as text for users.
     findings: Vec<String>,
     /// How files reach the card.
     files_way: Finding,

@@ -16,14 +16,14 @@ fn places(reserve: &DeviceReserve) -> [u64; 2] {
     [reserve.results, reserve.tail]
 }
 
-/// Leaves them.
+/// Writes the marks into device memory.
 pub(super) fn put(reserve: &DeviceReserve, sender: Sender<'_>) -> Result<(), Error> {
     places(reserve)
         .into_iter()
         .try_for_each(|at| sender.bytes(at, &MARK.to_le_bytes()))
 }
 
-/// Looks whether they are there.
+/// Checks whether the marks are still in device memory.
 ///
 /// # Errors
 /// [`Error::Lost`].

@@ -38,12 +38,12 @@ const PASS_PIECE_BYTES: usize = 1 << 20;
 /// How long a library's first product may take at least.
 const PRODUCT_WAIT_MIN: Duration = Duration::from_secs(5);
 
-/// What is known of a card beside its configuration.
+/// What is known of a GPU beside its configuration.
 #[derive(Clone)]
 pub(super) struct Known {
     pub(super) images: Arc<dyn Images>,
     pub(super) system: Arc<KernelView>,
-    /// How files reach it, where that was found before.
+    /// How files are uploaded to the GPU, if that was found before.
     pub(super) files_way: Option<Finding>,
     /// Whether large products go to the vendor's library, where that was found before: its first
     /// product is not tried again.
@@ -60,7 +60,7 @@ impl GpuDevice {
         Self::open_by(config, images, &Steps::default())
     }
 
-    /// The same; `steps` says what is under way.
+    /// Opens the GPU and notes each step of the opening in `steps`.
     ///
     /// # Errors
     /// As [`GpuDevice::open`].

@@ -29,7 +29,7 @@ const SLOT_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Reads {
     places: Option<Places>,
-    /// There was no memory for them.
+    /// Whether the driver refused memory for reads.
     refused: bool,
     patience: Duration,
 }
@@ -103,7 +103,7 @@ impl Reads {
         self.places.as_mut()
     }
 
-    /// Whether a read has come. One that failed has, too: its end tells why.
+    /// Whether a read has ended, with success or an error; [`Self::end`] returns which.
     pub(super) fn has_come(&self, ticket: ReadTicket) -> bool {
         let places = self.places.as_ref();
         places.is_none_or(|places| places.has_come(ticket))

@@ -15,8 +15,8 @@ use rocmforge_gguf::MappedFile;
 use rocmforge_gpu_driver::trial::{Outcome, Trials};
 use rocmforge_gpu_driver::{Buffer, Context, Error, PinnedBuffer, Priority, Registration, Stream};
 
-/// Bytes of the first look, which tells a crawl from a copy without waiting long, and of the
-/// comparison.
+/// Bytes of the first look, which distinguishes a crawl from a copy without waiting long, and of
+/// the comparison.
 const LOOK_BYTES: u64 = 64 << 10;
 const TRIAL_BYTES: u64 = 4 << 20;
 

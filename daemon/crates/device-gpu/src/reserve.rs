@@ -125,7 +125,7 @@ impl DeviceReserve {
         }
     }
 
-    /// Its parts as addresses, in an arena that begins at `base`.
+    /// The reserve's parts as addresses, in an arena that begins at `base`.
     pub(super) fn addresses(self, base: u64) -> Self {
         Self {
             flags: base + self.flags,

@@ -27,9 +27,9 @@ pub(super) struct Ring {
 #[derive(Debug)]
 pub(super) struct Piece {
     index: usize,
-    /// Its first byte.
+    /// The piece's first byte.
     pub(super) ptr: *mut u8,
-    /// Its bytes.
+    /// The piece's bytes.
     pub(super) bytes: usize,
 }
 

@@ -16,7 +16,7 @@ pub(super) const GROUP_BYTES: usize = 16 << 20;
 #[derive(Debug, Default)]
 pub(super) struct RowsMemory {
     groups: Option<RowGroups>,
-    /// There was none.
+    /// Whether the driver refused memory for rows.
     refused: bool,
 }
 

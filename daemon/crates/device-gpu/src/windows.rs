@@ -86,7 +86,7 @@ pub(super) type WindowKey = (usize, u64);
 pub(super) struct Part {
     pub(super) host: *const u8,
     pub(super) bytes: u64,
-    /// Where kernels read them, if that is known.
+    /// Address at which kernels read the part, if that is known.
     pub(super) device: Option<DevicePtr>,
 }
 

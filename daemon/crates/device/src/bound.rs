@@ -19,11 +19,11 @@ pub struct SegmentBinding<'a> {
 /// An expert's weights: some of the tensors of a bound segment.
 #[derive(Debug, Clone, Copy)]
 pub struct BoundExpert<'a> {
-    /// Its number.
+    /// The expert's number.
     pub expert: u32,
-    /// The segment that it is in.
+    /// The segment of the expert.
     pub weights: SegmentBinding<'a>,
-    /// The first of its tensors there.
+    /// Index of the expert's first tensor in the segment.
     pub first_tensor: usize,
 }
 
@@ -43,7 +43,7 @@ pub enum BoundStep<'a> {
     Experts {
         /// What each computes.
         ffn: &'a ExpertFfn,
-        /// Those that are there. Rows that are routed to others are left as they are.
+        /// The resident experts. Rows that are routed to others are left as they are.
         experts: Vec<BoundExpert<'a>>,
     },
 }
@@ -84,11 +84,11 @@ impl<'a> BoundStep<'a> {
 /// A model as a device may get ready for it.
 #[derive(Debug, Clone, Copy)]
 pub struct ModelPlanView<'a> {
-    /// Its file.
+    /// The model's file.
     pub file: &'a Arc<MappedFile>,
-    /// Its plan.
+    /// The model's plan.
     pub plan: &'a Plan,
-    /// The layouts of its segments.
+    /// Layouts of the model's segments.
     pub layouts: &'a [Arc<SegmentLayout>],
 }
 

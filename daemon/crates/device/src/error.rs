@@ -5,16 +5,16 @@ use crate::Loss;
 /// An error of a device. `Display` never repeats its source.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No kernel for this.
+    /// No kernel computes with the tensor's type.
     #[error(
         "{operation}: tensor '{tensor}' has type {ty}, which this device cannot compute with; supported: {supported}"
     )]
     Unsupported {
-        /// What was asked.
+        /// The operation that was requested.
         operation: &'static str,
         /// The tensor.
         tensor: String,
-        /// Its type.
+        /// The tensor's type.
         ty: String,
         /// The types that work.
         supported: String,
@@ -27,13 +27,13 @@ pub enum Error {
     Shape {
         /// The tensor.
         tensor: String,
-        /// Its type.
+        /// The tensor's type.
         ty: String,
         /// Elements a row.
         cols: u64,
         /// Rows.
         rows: u64,
-        /// What is wrong.
+        /// What is wrong with the shape.
         message: String,
     },
     /// The file could not be read.
@@ -41,7 +41,7 @@ pub enum Error {
     Read {
         /// The tensor.
         tensor: String,
-        /// Why.
+        /// Why the file could not be read.
         #[source]
         source: rocmforge_gguf::Error,
     },
@@ -58,7 +58,7 @@ pub enum Error {
         "{bytes} bytes of {kind} memory were refused: {message}; end other users of that memory, or lower the budget"
     )]
     Memory {
-        /// Which memory.
+        /// Kind of memory: device memory or pinned host memory.
         kind: &'static str,
         /// How much was asked for.
         bytes: u64,
@@ -72,12 +72,12 @@ pub enum Error {
     /// driver that cannot do it.
     #[error("{operation}: {message}")]
     Driver {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// What the driver said.
         message: String,
     },
-    /// The device's context was given back, and this needs it.
+    /// The device is closed, and the operation needs it open.
     #[error("{0}: the GPU is closed until the next request")]
     Closed(&'static str),
     /// The device has failed for good.

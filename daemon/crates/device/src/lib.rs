@@ -58,9 +58,9 @@ pub struct DeviceInfo {
     pub is_cpu: bool,
     /// The processor's or card's name with the instruction set or architecture in use.
     pub name: String,
-    /// Its instruction set or architecture, for example `avx512` or `gfx1100`.
+    /// The device's instruction set or architecture, for example `avx512` or `gfx1100`.
     pub arch: String,
-    /// The driver's number of it; 0 for the host.
+    /// The driver's number of the GPU; 0 for the CPU.
     pub ordinal: u32,
     /// Version of its driver in the vendor's notation; empty for the host or
     /// where the driver does not say.
@@ -70,7 +70,7 @@ pub struct DeviceInfo {
     pub findings: Vec<String>,
     /// Compute units or streaming multiprocessors; 0 for the host.
     pub compute_units: u32,
-    /// Its memory in bytes: the most that a budget can be.
+    /// The device's memory in bytes: the most that a budget can be.
     pub memory_bytes: u64,
     /// Whether that is the machine's memory, so that what others take there is missing here.
     pub machine_memory: bool,
@@ -107,10 +107,10 @@ pub struct TimedTicket(pub u64);
 /// How far a device is with a part of the work that is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimedWork {
-    /// It has not done all of it.
+    /// The device has not done all of the work.
     UnderWay,
-    /// It has, and took so long, where that is known: waits for uploads and for what was queued in
-    /// between are in it, what was queued before is not.
+    /// The device has done the work, and took this time, if it is known: waits for uploads and for
+    /// what was queued in between are in it, what was queued before is not.
     Done(Option<Duration>),
 }
 
@@ -140,9 +140,9 @@ pub struct Throughput {
 /// A segment to be brought from its file to a place in the arena.
 #[derive(Debug, Clone)]
 pub struct Upload {
-    /// Where its tensors are in the file.
+    /// The file with the segment's tensors.
     pub file: Arc<MappedFile>,
-    /// Its tensors and their places inside the slab.
+    /// The segment's tensors and their places inside the slab.
     pub layout: Arc<SegmentLayout>,
     /// Offset of the slab in the arena, in bytes.
     pub slab: u64,
@@ -229,7 +229,7 @@ pub trait Device: Send {
         Ok(())
     }
 
-    /// Gives the arena's memory back to the driver and takes it anew: the first of `sizes` that
+    /// Gives the arena's memory back to the driver and takes it again: the first of `sizes` that
     /// the driver does not refuse. Of what the arena held only the ranges in `keep` (offset and
     /// bytes) stay, and what the device has for itself. Called with no segment resident or under
     /// way; returns the capacity.

@@ -12,9 +12,9 @@ pub const NO_PAGE: u64 = u64::MAX;
 /// Rows of one sequence in a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Span<'a> {
-    /// Its first row in the batch.
+    /// The span's first row in the batch.
     pub first_row: usize,
-    /// Its rows, in the order of their positions.
+    /// The span's rows, in the order of their positions.
     pub n_rows: usize,
     /// Position of the first row in its sequence.
     pub first_position: u32,

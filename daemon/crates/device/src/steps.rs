@@ -25,7 +25,7 @@ impl Steps {
         self.begin_longer(what, Duration::ZERO);
     }
 
-    /// The same of a step that may take so much longer than others.
+    /// Begins a step of opening that may take longer than others.
     pub fn begin_longer(&self, what: impl Into<Cow<'static, str>>, longer: Duration) {
         let what = what.into();
         tracing::debug!("{what}");

@@ -69,7 +69,7 @@ pub enum Command {
     Load {
         /// The checked file, plan and tokenizer.
         prepared: Box<PreparedModel>,
-        /// What came of it.
+        /// Receives the result of the load.
         reply: oneshot::Sender<Result<Registered, Error>>,
     },
     /// Forgets a model and frees what it holds. With `force`, its running requests are cancelled;
@@ -77,9 +77,9 @@ pub enum Command {
     Unload {
         /// The model's name.
         name: String,
-        /// Cancel its requests rather than fail.
+        /// Whether the model's requests are cancelled, instead of rejecting the unload.
         force: bool,
-        /// What it came to.
+        /// Receives the result of the unload.
         reply: oneshot::Sender<Result<Unloaded, Error>>,
     },
     /// Forgets a model that nobody uses. The first one withdraws it from the snapshots; once nobody
@@ -89,14 +89,14 @@ pub enum Command {
         name: String,
         /// The model, where one that has taken its name since is not meant.
         only: Option<Weak<LoadedModel>>,
-        /// How far it is.
+        /// Receives the state of the closing.
         reply: oneshot::Sender<Result<Closing, Error>>,
     },
     /// Puts a model that was withdrawn into the snapshots again.
     Reopen {
         /// The model's name.
         name: String,
-        /// Sent when it is done.
+        /// Receives the result.
         reply: oneshot::Sender<Result<(), Error>>,
     },
     /// Generates text. Events end with `Done` or `Failed`.
@@ -107,9 +107,9 @@ pub enum Command {
         images: Vec<ImageSpan>,
         /// Where the events go; its capacity is the reader's credit.
         events: mpsc::Sender<GenerateEvent>,
-        /// When it was sent.
+        /// Time at which the handle sent the command.
         sent: Instant,
-        /// Where its times go at the end, if anybody wants them.
+        /// Where the request's time account goes at its end, if anybody wants it.
         times: Option<TimesSlot>,
     },
     /// Computes the rows that a model's vision tower gives for an image.
@@ -127,7 +127,7 @@ pub enum Command {
         request: Box<ScoreRequest>,
         /// The scores.
         reply: oneshot::Sender<Result<Scores, Error>>,
-        /// When it was sent, and where its times go.
+        /// Time at which the command was sent, and the slot for the request's time account.
         timed: Timed,
     },
     /// Computes what a text means to a model, as one vector.
@@ -136,7 +136,7 @@ pub enum Command {
         request: Box<EmbedRequest>,
         /// The vector.
         reply: oneshot::Sender<Result<Embedding, Error>>,
-        /// When it was sent, and where its times go.
+        /// Time at which the command was sent, and the slot for the request's time account.
         timed: Timed,
     },
     /// Uploads segments ahead of use.
@@ -145,7 +145,7 @@ pub enum Command {
         name: String,
         /// Segment indices; all if `None`.
         segments: Option<Vec<u32>>,
-        /// The room that it may take.
+        /// Memory that the preload may take.
         room: PreloadRoom,
         /// Progress, ended by `Done` or `Failed`.
         events: mpsc::Sender<PreloadEvent>,
@@ -175,7 +175,7 @@ pub enum Command {
     SetBudget {
         /// The new budget.
         budget: Budget,
-        /// What was reached.
+        /// Receives the result of the budget change.
         reply: oneshot::Sender<Result<BudgetChange, Error>>,
     },
     /// Gives the device's memory back until the next request.
@@ -187,9 +187,9 @@ pub enum Command {
     },
     /// Changes when that happens by itself.
     SetIdleRelease {
-        /// What is configured from now on.
+        /// The new configuration of idle release.
         config: IdleRelease,
-        /// Sent when it is.
+        /// Receives a reply when the configuration is in force.
         reply: oneshot::Sender<Result<(), Error>>,
     },
     /// Changes the eviction policy.
@@ -219,18 +219,18 @@ pub enum Command {
 /// When a request was sent, and where its times go at the end, if anybody wants them.
 #[derive(Debug)]
 pub struct Timed {
-    /// When it was sent.
+    /// Time at which the handle sent the command.
     pub sent: Instant,
-    /// Where its times go.
+    /// Where the request's time account goes.
     pub times: Option<TimesSlot>,
 }
 
-/// For whom a request is, which decides what goes first where not all can.
+/// Client and class of a request, which decide the order in which requests are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asker {
     /// A user of the machine, or what an API key stands for. Those that were served less go first.
     pub client: u64,
-    /// How urgent it is.
+    /// Priority class of the request.
     pub class: Class,
     /// How many of the client's requests may run at once; `None` is as many as the engine runs.
     pub running_max: Option<u32>,
@@ -263,21 +263,21 @@ pub struct GenerateRequest {
     /// Context length in tokens for this request; `None` is the model's training length
     /// (within the daemon's limit).
     pub n_ctx: Option<u32>,
-    /// Strings that end the text; they are not part of it.
+    /// Stop strings: they end the generation and are not part of the output.
     pub stop: Vec<String>,
     /// What else is asked of the tokens.
     pub decoding: Decoding,
-    /// When to give up.
+    /// Deadline of the request.
     pub deadline: Option<Instant>,
     /// The longest gap between its tokens that is promised, zero for none; `None` is by its class
     /// ([`config::MaxGaps`]).
     pub max_gap: Option<Duration>,
-    /// For whom.
+    /// Client and class of the request.
     pub asker: Asker,
     /// Whether its prompt may begin with what is kept of others', and be kept
     /// for others to begin with.
     pub reuse: bool,
-    /// The model's adapters that it has ([`LoadedModel::adapters`]); `None` for none.
+    /// LoRA adapters of the request ([`LoadedModel::adapters`]); `None` for none.
     pub adapters: Option<Arc<AppliedAdapters>>,
 }
 
@@ -310,7 +310,7 @@ pub enum FinishReason {
     EndOfText,
     /// A stop string.
     StopString {
-        /// Its index in the request.
+        /// The stop string's index in the request.
         index: u32,
     },
     /// A token that the request named.
@@ -327,7 +327,7 @@ pub enum FinishReason {
 /// Counts of one request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GenerateSummary {
-    /// Why it ended.
+    /// Why the generation ended.
     pub finish: FinishReason,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
@@ -338,31 +338,31 @@ pub struct GenerateSummary {
     pub generated_tokens: u32,
     /// Tokens that were guessed and computed beside the others.
     pub drafted_tokens: u32,
-    /// Of them, those that were right.
+    /// Draft tokens that were accepted.
     pub accepted_tokens: u32,
-    /// From when the engine was asked to its first pass.
+    /// Time from the arrival at the engine to the first pass.
     pub queued: Duration,
-    /// From when the engine was asked to its first token.
+    /// Time from the arrival at the engine to the first token.
     pub ttft: Duration,
     /// Tokens a second after the first one; 0 if there was only one.
     pub decode_tokens_per_s: f64,
     /// The longest time between two passes that had tokens of it; `None` if one pass had all.
     pub longest_gap: Option<Gap>,
-    /// The gap that it was promised, and how many were longer.
+    /// The promised gap, and the number of gaps that were longer.
     pub promised_gap: Option<(Duration, u32)>,
     /// The request's use of the cache.
     pub cache: RequestCacheUse,
 }
 
-/// When something is done that costs one thing and saves another.
+/// Whether a feature that costs one resource to save another is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum When {
-    /// Where it pays, by what was measured.
+    /// Used where it is faster, by measured rates.
     #[default]
     Auto,
     /// Never.
     Never,
-    /// Wherever it is possible.
+    /// Used wherever possible.
     Always,
 }
 
@@ -370,7 +370,7 @@ pub enum When {
 /// whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestCacheUse {
-    /// Segments found resident (or already on their way).
+    /// Segments found resident (or already in flight).
     pub hits: u64,
     /// Segments that were not resident.
     pub misses: u64,
@@ -401,11 +401,11 @@ pub struct ScoreRequest {
     pub ids: Vec<u32>,
     /// How many of the most likely tokens to report at each position; 0 is none.
     pub top_n: u32,
-    /// When to give up.
+    /// Deadline of the request.
     pub deadline: Option<Instant>,
-    /// For whom.
+    /// Client and class of the request.
     pub asker: Asker,
-    /// The model's adapters that it has ([`LoadedModel::adapters`]); `None` for none.
+    /// LoRA adapters of the request ([`LoadedModel::adapters`]); `None` for none.
     pub adapters: Option<Arc<AppliedAdapters>>,
 }
 
@@ -416,16 +416,16 @@ pub struct EmbedRequest {
     pub model: Arc<LoadedModel>,
     /// Token ids; at least one.
     pub ids: Vec<u32>,
-    /// Which of their hidden states make it.
+    /// How hidden states are pooled into the embedding.
     pub pooling: Pooling,
     /// Whether the outputs of the model's classification are wanted instead of the hidden states:
     /// of a model whose [purpose](rocmforge_model::Purpose) is to rank.
     pub classes: bool,
-    /// When to give up.
+    /// Deadline of the request.
     pub deadline: Option<Instant>,
-    /// For whom.
+    /// Client and class of the request.
     pub asker: Asker,
-    /// The model's adapters that it has ([`LoadedModel::adapters`]); `None` for none.
+    /// LoRA adapters of the request ([`LoadedModel::adapters`]); `None` for none.
     pub adapters: Option<Arc<AppliedAdapters>>,
 }
 
@@ -446,7 +446,7 @@ pub const TOP_N_MAX: u32 = 64;
 pub struct TokenScore {
     /// The token.
     pub id: u32,
-    /// Natural logarithm of its probability given the tokens before it.
+    /// Natural logarithm of the token's probability given the tokens before it.
     pub logprob: f32,
     /// The most likely tokens at its position with their log-probabilities, best first.
     pub top: Vec<(u32, f32)>,
@@ -487,7 +487,7 @@ pub enum PreloadEvent {
         /// Bytes that this call uploaded.
         uploaded_bytes: u64,
     },
-    /// It ended early.
+    /// The preload ended early.
     Failed(Error),
 }
 
@@ -511,20 +511,20 @@ pub struct KeptSegment {
     pub index: u32,
     /// The segment's name.
     pub name: String,
-    /// Its bytes.
+    /// The segment's bytes.
     pub bytes: u64,
-    /// Why it stayed.
+    /// Why the segment stayed.
     pub reason: KeptReason,
 }
 
-/// Why a clear left a segment.
+/// Why `clear` did not evict a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeptReason {
-    /// It is pinned.
+    /// The segment is pinned.
     Pinned,
-    /// A running request uses it.
+    /// A running request uses the segment.
     InUse,
-    /// It is on its way.
+    /// The segment is in flight.
     InFlight,
 }
 
@@ -544,7 +544,7 @@ pub struct BudgetChange {
     pub budget_bytes: u64,
     /// Segments evicted at once.
     pub evicted_segments: u64,
-    /// Their bytes.
+    /// Bytes of the evicted segments.
     pub evicted_bytes: u64,
     /// Bytes still above the budget, freed as running work ends.
     pub excess_bytes: u64,
@@ -565,22 +565,23 @@ pub struct Registered {
 pub struct Unloaded {
     /// Bytes that the model held and that are free now.
     pub freed_bytes: u64,
-    /// Requests of it that were ended.
+    /// Requests of the model that were cancelled.
     pub cancelled_requests: u32,
 }
 
 /// How far the closing of a model is.
 #[derive(Debug)]
 pub enum Closing {
-    /// It is forgotten. This is the last pointer to it: dropping it unmaps the file.
+    /// The model is forgotten. This is the last pointer to it: dropping it unmaps the file.
     Closed(Arc<LoadedModel>),
-    /// It is withdrawn, and somebody who found it before still holds it.
+    /// The model is withdrawn, and a request that found it before still holds it.
     Held,
-    /// It stays: requests run or wait, it is pinned or preloaded, or it drafts for another model.
+    /// The model stays: requests run or wait, it is pinned or preloaded, or it drafts for another
+    /// model.
     Used,
 }
 
-/// Which segments go first.
+/// Eviction policy: which segments are evicted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     /// Farthest next use inside a pass, least recently used model first between models.

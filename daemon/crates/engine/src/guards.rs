@@ -27,7 +27,7 @@ use yield_to::YieldGuard;
 
 /// The guards of an engine.
 pub(crate) struct Guards {
-    /// What is kept free for others.
+    /// Guard of memory that is kept free for other programs.
     pub(crate) keep_free: KeepFree,
     /// Gives the device's memory back while nobody asks for anything.
     pub(crate) release: MemoryRelease,
@@ -43,9 +43,9 @@ pub(crate) struct Guards {
     pub(crate) budget_wanted: Option<u64>,
     /// What a budget in percent is of, where that is less than all memory.
     pub(crate) budget_note: Option<String>,
-    /// Why others cannot be looked at, where that is asked for.
+    /// Why other processes cannot be watched, if `yield_to` is set.
     pub(crate) yield_note: Option<String>,
-    /// Why the device is lost, if the engine found that itself.
+    /// Why the device is lost, if the engine thread detected it.
     pub(crate) lost: Option<Loss>,
     /// How everyone is told that the engine ends by itself.
     pub(crate) loss: DeviceLoss,

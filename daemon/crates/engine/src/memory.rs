@@ -28,7 +28,7 @@ use crate::store::{Resident, Store};
 /// The memory, and the features that hold some of it.
 pub(crate) struct Memory {
     pub(crate) store: Store,
-    /// Weights that the CPU computes with.
+    /// State of CPU compute.
     pub(crate) cpu: CpuCompute,
     /// Cached prefixes of prompts.
     pub(crate) prefixes: Prefixes,
@@ -45,9 +45,9 @@ pub(crate) struct Memory {
 /// A segment that is held.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Acquisition {
-    /// It is resident.
+    /// The segment is resident.
     Resident(Slab),
-    /// Its upload is under way.
+    /// The segment's upload is under way.
     InFlight(Slab),
 }
 
@@ -288,7 +288,7 @@ impl Memory {
         self.store.set_budget(bytes)
     }
 
-    /// Gives all memory back to the driver and takes `bytes` of it anew; if it refuses,
+    /// Gives all memory back to the driver and takes `bytes` of it again; if it refuses,
     /// `otherwise`, and then as much less as there is. That is the new budget, which is returned.
     /// All weights go, to come again as they are needed; blocks stay, and of what they hold the
     /// slabs in `keep`. Nothing may be in use.

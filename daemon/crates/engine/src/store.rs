@@ -47,7 +47,7 @@ pub(crate) struct Store {
     pub(crate) openings: u64,
     pub(crate) cache: Cache,
     pub(crate) sources: HashMap<ModelId, Source>,
-    /// What was resident as a whole when it was looked at last.
+    /// By model, whether it was completely resident at the last check.
     resident: HashMap<ModelId, Arc<Resident>>,
     stamps: u64,
     tickets: HashMap<UploadTicket, SegmentId>,
@@ -74,7 +74,7 @@ pub(crate) struct Store {
     pub(crate) records: bool,
     /// What the link was given to bring, and by when it will have come.
     pub(crate) timetable: Timetable,
-    /// Why weights are uploaded, and how long passes wait for that.
+    /// Why weights are uploaded, and how long passes wait for uploads.
     pub(crate) reasons: UploadReasons,
     /// The model that blocks are taken for now.
     reserves_for: Option<ModelId>,

@@ -15,7 +15,7 @@ pub enum Error {
     /// A system call on the file failed; `op` says which.
     #[error("cannot {op} {path}", path = path.display())]
     Io {
-        /// What was tried, as a verb: "open", "read", ...
+        /// What was attempted, as a verb: "open", "read", ...
         op: &'static str,
         /// The file.
         path: PathBuf,
@@ -27,7 +27,7 @@ pub enum Error {
     NotRegular {
         /// The path.
         path: PathBuf,
-        /// What it is: "directory", "FIFO", ...
+        /// Kind of the file: "directory", "FIFO", ...
         kind: &'static str,
     },
     /// The file has no bytes.
@@ -45,9 +45,9 @@ pub enum Error {
     Changed {
         /// The file.
         path: PathBuf,
-        /// What it was when it was opened.
+        /// Identity of the file when it was opened.
         was: Box<Identity>,
-        /// What it was when the change was noticed.
+        /// Identity of the file when the change was noticed.
         now: Box<Identity>,
     },
     /// A range reaches outside of the file as it was when it was opened.
@@ -75,7 +75,7 @@ pub enum Error {
     Split {
         /// The part.
         path: PathBuf,
-        /// What is wrong with it, and what to do.
+        /// What is wrong with the part, and what to do.
         problem: String,
     },
     /// A part of a split model whose header cannot be used.
@@ -83,7 +83,7 @@ pub enum Error {
     Part {
         /// The part.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the part.
         source: Box<Error>,
     },
 
@@ -96,7 +96,7 @@ pub enum Error {
     /// What stands in the place of a file that was not fetched.
     #[error("not a GGUF file: it is {what}")]
     Mishap {
-        /// What it is.
+        /// The kind of file that it is instead.
         what: OtherUse,
     },
     /// A version whose bytes are swapped: a file for big-endian machines.
@@ -123,7 +123,7 @@ pub enum Error {
     Truncated {
         /// The part that was being read.
         what: String,
-        /// Where it begins.
+        /// Offset at which the truncated element begins.
         offset: u64,
         /// The least length with which the header could be complete.
         need: u64,
@@ -135,7 +135,7 @@ pub enum Error {
         "{what} at byte {offset} is {found}, above the limit of {max}: the file is damaged or not meant for this program"
     )]
     Limit {
-        /// What was counted, with the key or tensor where there is one.
+        /// What was counted, with the key or tensor if there is one.
         what: String,
         /// Where the number stands.
         offset: u64,
@@ -185,7 +185,7 @@ pub enum Error {
     /// A tensor name that is empty or not UTF-8.
     #[error("the name of tensor {index} at byte {offset} is {reason}")]
     BadTensorName {
-        /// Which tensor, from 0.
+        /// Index of the tensor, from 0.
         index: u64,
         /// Where the record begins.
         offset: u64,
@@ -215,7 +215,7 @@ pub enum Error {
     ZeroDim {
         /// The tensor.
         tensor: String,
-        /// Its dimensions, fastest first.
+        /// The tensor's dimensions, fastest first.
         dims: [u64; 4],
     },
     /// Dimensions whose product does not fit 63 bits.
@@ -223,9 +223,9 @@ pub enum Error {
     SizeOverflow {
         /// The tensor.
         tensor: String,
-        /// Its dimensions, fastest first.
+        /// The tensor's dimensions, fastest first.
         dims: [u64; 4],
-        /// Its type.
+        /// The tensor's type.
         ty: TensorType,
     },
     /// A tensor type number that nobody has defined.
@@ -255,7 +255,7 @@ pub enum Error {
     PartialBlock {
         /// The tensor.
         tensor: String,
-        /// Its type.
+        /// The tensor's type.
         ty: TensorType,
         /// Elements in a row (its first, fastest dimension).
         row: u64,
@@ -267,7 +267,7 @@ pub enum Error {
     UnalignedTensor {
         /// The tensor.
         tensor: String,
-        /// Its offset in the tensor data.
+        /// The tensor's offset in the tensor data.
         offset: u64,
         /// The file's alignment.
         alignment: u64,
@@ -280,9 +280,9 @@ pub enum Error {
     TensorPastEnd {
         /// The tensor.
         tensor: String,
-        /// Its offset in the tensor data.
+        /// The tensor's offset in the tensor data.
         offset: u64,
-        /// Its length.
+        /// The tensor's length.
         bytes: u64,
         /// Where the tensor data begins.
         data_start: u64,
@@ -296,11 +296,11 @@ pub enum Error {
     Overlap {
         /// The tensor that begins first.
         first: String,
-        /// Its end in the file.
+        /// End of the first tensor in the file.
         first_end: u64,
-        /// The other.
+        /// The second tensor's name.
         second: String,
-        /// Its beginning in the file.
+        /// Start of the second tensor in the file.
         second_start: u64,
     },
 

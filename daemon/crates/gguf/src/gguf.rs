@@ -58,7 +58,7 @@ pub(crate) struct Entry {
     pub(crate) bytes: Range<usize>,
     /// For arrays: element type and count.
     pub(crate) array: Option<(ValueType, usize)>,
-    /// The digest of these bytes, where one was made.
+    /// Digest of the header's bytes, if one was made.
     pub(crate) content: Option<Content>,
     /// Whether the bytes are there: those of an array that was read before may not be.
     pub(crate) is_kept: bool,

@@ -211,7 +211,7 @@ impl MappedFile {
         self.files().iter().any(is_deleted)
     }
 
-    /// When the part that was written last was, in nanoseconds since 1970.
+    /// Modification time of the part that was modified last, in nanoseconds since 1970.
     pub fn mtime_ns(&self) -> i128 {
         let times = self.files().iter().map(|part| part.identity.mtime_ns);
         times.max().unwrap_or_default()

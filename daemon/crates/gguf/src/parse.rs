@@ -153,7 +153,7 @@ impl Parser {
         }
     }
 
-    /// The same; `None` before the elements of a large array, once, where the walk stops at these.
+    /// Walks on; `None` before the elements of a large array, once, where the walk stops at these.
     pub(crate) fn advance_to_large(&mut self, bytes: &[u8]) -> Result<Option<Step>, Error> {
         // No position beyond the limit is ever reached, so every one fits 32 bits.
         let bytes = &bytes[..bytes.len().min(MAX_HEADER_BYTES as usize)];

@@ -49,7 +49,7 @@ impl PartName {
         })
     }
 
-    /// Which part it is, from 1.
+    /// Number of the part, from 1.
     pub fn number(&self) -> u32 {
         self.number
     }

@@ -13,9 +13,9 @@ const DEVICES_MAX: usize = 4096;
 /// A GPU on the bus that its vendor's driver has, or that no driver has yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BusGpu {
-    /// Whose it is.
+    /// Vendor of the GPU.
     pub vendor: Vendor,
-    /// Its PCI address.
+    /// The GPU's PCI address.
     pub address: String,
     /// Whether the kernel's driver has taken it.
     pub is_bound: bool,

@@ -14,13 +14,13 @@ const CALLS_MAX: usize = 64;
 /// The calls under way.
 pub struct Calls {
     begun: Instant,
-    /// When each began, in nanoseconds after `begun`; 0 is no call.
+    /// Start of each call under way, in nanoseconds after `begun`; 0 is no call.
     notes: [AtomicU64; CALLS_MAX],
     /// Contexts that these calls are made in, and that are open.
     contexts: AtomicU64,
 }
 
-/// That a call is under way, until it is dropped.
+/// Marks a driver call as under way until the value is dropped.
 pub struct Note<'a>(Option<&'a AtomicU64>);
 
 impl Drop for Note<'_> {

@@ -36,7 +36,7 @@ struct Inner {
     handle: ContextHandle,
     id: u64,
     attributes: DeviceAttributes,
-    /// What the kernel says of its memory.
+    /// The kernel's counts of the GPU's memory.
     kernel: Option<CardMemory>,
     counts: Counts,
     calls: Arc<Calls>,
@@ -62,7 +62,7 @@ impl fmt::Debug for Call<'_> {
     }
 }
 
-/// What was asked of the driver.
+/// Memory that a context holds, counted as it is allocated and freed.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) allocations: AtomicU64,
@@ -105,7 +105,7 @@ impl Context {
         Self::with_files(driver, ordinal, calls, CardMemory::of)
     }
 
-    /// The same, with the kernel's files below another root.
+    /// Opens a context, with the kernel's files (`/sys`, `/proc`) below another root.
     pub fn open_below(
         driver: Arc<dyn Driver>,
         ordinal: u32,
@@ -196,8 +196,8 @@ impl Context {
     }
 
     /// Bytes free by a count that changes with what this process takes: the same, but where the
-    /// card's memory is the machine's. What the kernel tells of that changes with all that others
-    /// do, by more than what is to be seen, so there it is the driver's count alone.
+    /// card's memory is the machine's. What the kernel reports about that changes with all that
+    /// others do, by more than what is to be seen, so there it is the driver's count alone.
     ///
     /// # Errors
     /// What the driver says.
@@ -215,7 +215,7 @@ impl Context {
         Some(kernel.describe(told.total))
     }
 
-    /// What this process holds by its own count.
+    /// Memory that this process holds through the context, by its own count.
     pub fn usage(&self) -> Usage {
         let counts = &self.0.counts;
         Usage {

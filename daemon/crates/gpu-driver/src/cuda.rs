@@ -44,7 +44,8 @@ macro_rules! call {
     }};
 }
 
-/// The same for an optional function; one that is missing names itself.
+/// Loads an optional function of the library; a call of one that is missing is an error with its
+/// name.
 macro_rules! optional {
     ($self:ident, $function:ident($($arg:expr),* $(,)?)) => {
         match $self.cuda.$function {

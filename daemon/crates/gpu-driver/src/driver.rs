@@ -18,7 +18,7 @@ use std::fmt;
 
 pub use super::error::{Attempt, Class, Error, Result};
 
-/// Whose driver it is.
+/// Vendor of a GPU driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Vendor {
     /// AMD, through the HIP runtime.
@@ -95,7 +95,7 @@ pub struct Versions {
 /// them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceAttributes {
-    /// The driver's number of it.
+    /// The driver's number of the GPU.
     pub ordinal: u32,
     /// The card's name.
     pub name: String,
@@ -128,7 +128,7 @@ pub struct MemoryInfo {
     pub total: u64,
 }
 
-/// Which of two ready streams goes first.
+/// Priority of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Priority {
     /// The driver's default.

@@ -15,7 +15,7 @@ const CUDA: [&str; 1] = ["CUDA_VISIBLE_DEVICES"];
 /// Characters of a value that are told.
 const VALUE_MAX: usize = 64;
 
-/// Those that are set, in words.
+/// Environment variables that change the vendor's runtime and are set, as text for users.
 pub fn that_is_set(vendor: Vendor) -> Option<String> {
     told(vendor, |name| {
         std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())

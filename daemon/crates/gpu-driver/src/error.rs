@@ -43,7 +43,7 @@ pub enum Error {
         name: String,
         /// The vendor's text.
         text: String,
-        /// What it means.
+        /// What the error means for the device.
         class: Class,
     },
     /// No library of the driver could be opened.
@@ -54,9 +54,9 @@ pub enum Error {
     Library {
         /// `hip`, `cuda` and the like.
         vendor: &'static str,
-        /// What was tried, in order.
+        /// Libraries that were tried, in order.
         tried: Vec<Attempt>,
-        /// What to do about it.
+        /// What to do about the missing library.
         hint: &'static str,
     },
     /// The library lacks functions.
@@ -76,7 +76,7 @@ pub enum Error {
     /// A range that does not lie inside its buffer.
     #[error("{operation}: bytes {offset}..+{bytes} of a buffer of {size}")]
     Range {
-        /// What was asked.
+        /// The operation that was requested.
         operation: &'static str,
         /// First byte.
         offset: u64,
@@ -90,7 +90,7 @@ pub enum Error {
     Answer {
         /// The vendor's function.
         call: &'static str,
-        /// What is odd about it.
+        /// What is unexpected in the answer.
         message: String,
     },
 }
@@ -120,7 +120,7 @@ fn attempts(tried: &[Attempt]) -> String {
 }
 
 impl Error {
-    /// What it means to the code above the tables.
+    /// Class of the error, which says what it means for the device.
     pub fn class(&self) -> Class {
         match self {
             Error::Call { class, .. } => *class,

@@ -54,7 +54,7 @@ impl Stream {
         self.queued.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The card that it is on.
+    /// The context of the stream's GPU.
     pub fn context(&self) -> &Context {
         &self.context
     }

@@ -12,19 +12,20 @@ pub enum LossKind {
     Hang,
     /// The scheduler in its firmware (MES, HWS) does not answer the kernel.
     SchedulerHang,
-    /// The kernel has reset it.
+    /// The kernel has reset the device.
     Reset,
-    /// It is no longer on the bus, or does not answer there.
+    /// The device is no longer on the bus, or does not answer there.
     Gone,
     /// A kernel on it did what it may not: an access to memory that is not its own, as a rule.
     Fault,
-    /// Its hardware failed beyond correction: memory or link.
+    /// The device's hardware failed beyond correction: memory or link.
     Hardware,
-    /// It works, but its memory does not hold what it held: a reset, or a loss of power in a sleep.
+    /// The device works, but its memory does not hold what it held: a reset, or a loss of power in
+    /// a sleep.
     ContentsLost,
-    /// Its driver refuses memory without which it cannot go on.
+    /// The device's driver refuses memory without which it cannot go on.
     NoMemory,
-    /// Nobody tells.
+    /// The cause is unknown.
     Unknown,
 }
 
@@ -70,12 +71,12 @@ pub struct Said {
     pub words: String,
 }
 
-/// A loss; it is written as people read it.
+/// Loss of a device, with its kind and a text for users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loss {
     /// How.
     pub kind: LossKind,
-    /// What was seen, and by whom.
+    /// The symptom of the loss, and how it was detected.
     pub reason: String,
 }
 
@@ -86,14 +87,14 @@ impl Loss {
         Self { kind, reason }
     }
 
-    /// One of which nobody knows how it came.
+    /// A loss of unknown cause.
     pub fn unknown(reason: impl Into<String>) -> Self {
         Self::new(LossKind::Unknown, reason)
     }
 
-    /// The same loss, with what the system says of it. A device that is gone is gone, whatever the
-    /// driver calls it; otherwise the system's word counts where the driver only shows that nothing
-    /// comes any more: a kernel's fault, say, is followed by a reset, which is not its cause.
+    /// The loss with what the system says of it. A device that is gone is gone, whatever the driver
+    /// calls it; otherwise the system's word counts where the driver only shows that nothing comes
+    /// any more: a kernel's fault, say, is followed by a reset, which is not its cause.
     #[must_use]
     pub fn with(self, said: Option<Said>) -> Self {
         let Some(said) = said else {
@@ -114,7 +115,7 @@ impl Loss {
         }
     }
 
-    /// The same loss, with words before the reason.
+    /// The loss with `what` put before the reason.
     #[must_use]
     pub fn during(self, what: impl fmt::Display) -> Self {
         Self {

@@ -39,12 +39,12 @@ impl Buffer {
         })
     }
 
-    /// Its first address.
+    /// The buffer's first address.
     pub fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// Its bytes.
+    /// The buffer's bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -221,17 +221,17 @@ impl PinnedBuffer {
         })
     }
 
-    /// Its first address.
+    /// The buffer's first address.
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr
     }
 
-    /// Its bytes.
+    /// The buffer's bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Its contents.
+    /// The buffer's contents.
     ///
     /// # Safety
     /// No copy into it is under way, and none starts while the slice lives.
@@ -240,7 +240,7 @@ impl PinnedBuffer {
         unsafe { std::slice::from_raw_parts(self.ptr, self.bytes) }
     }
 
-    /// Its contents, for writing.
+    /// The buffer's contents, for writing.
     ///
     /// # Safety
     /// No copy into or out of it is under way, and none starts while the slice lives.
@@ -319,7 +319,7 @@ impl Registration {
         })
     }
 
-    /// Its first address.
+    /// The registered range's first address.
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr
     }
@@ -329,7 +329,7 @@ impl Registration {
         self.device
     }
 
-    /// Its bytes.
+    /// The registered range's bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -19,7 +19,7 @@ pub use power::Power;
 /// What other processes do on a card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OthersUse {
-    /// Bytes of the card's memory that they hold.
+    /// Bytes of the GPU's memory that other processes hold.
     pub bytes: u64,
     /// Whether each process was counted. If not, what this process's driver holds for itself may be
     /// among the bytes.
@@ -31,7 +31,7 @@ pub struct OthersUse {
 /// What this process does on the card, which is not the others'.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OwnUse {
-    /// Bytes that it allocated.
+    /// Bytes that the daemon has allocated.
     pub bytes: u64,
     /// Whether it has work there.
     pub is_working: bool,
@@ -69,14 +69,14 @@ impl Default for Places {
 /// A card by its place on the bus: what can be asked of it without a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Card {
-    /// Whose it is.
+    /// Vendor of the GPU.
     pub vendor: Vendor,
-    /// Its PCI address.
+    /// The GPU's PCI address.
     pub address: String,
 }
 
 impl Card {
-    /// Who looks at what others do on it.
+    /// Opens the observer of other processes on this GPU.
     ///
     /// # Errors
     /// For people: why it cannot be observed, and what to do.

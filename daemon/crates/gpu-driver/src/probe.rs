@@ -12,7 +12,7 @@ use super::{cuda, hip, search};
 /// Devices that a report lists at most.
 const DEVICES_MAX: u32 = 64;
 
-/// Which libraries to open in place of the vendors' usual names.
+/// Names of vendor libraries to open instead of the usual ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Libraries {
     /// In place of `libamdhip64.so.*`; libraries for products are looked for beside it first.
@@ -61,7 +61,7 @@ pub fn open(vendor: Vendor, libraries: &Libraries) -> Result<Arc<dyn Driver>> {
     })
 }
 
-/// What was found of one vendor.
+/// Result of probing one vendor's driver.
 #[derive(Debug, Clone)]
 pub struct Report {
     /// The vendor.
@@ -70,9 +70,9 @@ pub struct Report {
     pub tried: Vec<Attempt>,
     /// The library that was opened.
     pub library: Option<String>,
-    /// Its versions.
+    /// The driver's versions.
     pub versions: Option<Versions>,
-    /// Its devices.
+    /// The driver's devices.
     pub devices: Vec<DeviceAttributes>,
     /// What went wrong beyond a missing library, in the driver's words.
     pub errors: Vec<Error>,

@@ -26,7 +26,7 @@ const APU_TARGETS: [u32; 13] = [
     110504,
 ];
 
-/// Where the kernel tells of one card.
+/// Where the kernel reports about one card.
 #[derive(Debug, Clone)]
 pub(super) struct CardMemory {
     dir: PathBuf,
@@ -43,7 +43,7 @@ enum Pool {
     Machine,
 }
 
-/// Whether the kernel tells of the card at a PCI address that it is a part of a processor: not
+/// Whether the kernel says of the card at a PCI address that it is a part of a processor: not
 /// every runtime does. A node with cores is one of both; newer kernels make two, and the
 /// architecture tells.
 pub(super) fn is_apu(pci: &str) -> bool {
@@ -78,12 +78,12 @@ fn is_apu_below(root: &Path, pci: &str) -> bool {
 }
 
 impl CardMemory {
-    /// Of a card, if the kernel tells of it.
+    /// Of a card, if the kernel reports about it.
     pub(super) fn of(attributes: &DeviceAttributes) -> Option<CardMemory> {
         Self::below(Path::new(ROOT), attributes)
     }
 
-    /// The same with the kernel's files below `root`.
+    /// Reads the kernel's counts of a GPU's memory, with the kernel's files below `root`.
     pub(super) fn below(root: &Path, attributes: &DeviceAttributes) -> Option<CardMemory> {
         Self::at(root, &attributes.pci_bus_id, attributes.integrated)
     }
@@ -137,7 +137,7 @@ impl CardMemory {
         Some(kib << 10)
     }
 
-    /// Where the memory is that the runtime tells `told` bytes of.
+    /// Where the memory is that the runtime reports `told` bytes of.
     fn pool(&self, told: u64) -> Pool {
         let far = |bytes: Option<u64>| bytes.map_or(u64::MAX, |bytes| told.abs_diff(bytes));
         let machines = [self.gtt(), self.limit(), self.machine("MemTotal:")];
@@ -148,12 +148,12 @@ impl CardMemory {
         }
     }
 
-    /// Whether the card's memory is the machine's, where the runtime tells `told` bytes.
+    /// Whether the card's memory is the machine's, where the runtime reports `told` bytes.
     pub(super) fn is_of_machine(&self, told: u64) -> bool {
         self.pool(told) == Pool::Machine
     }
 
-    /// The most that the card can hold, where the runtime tells `told` bytes.
+    /// The most that the card can hold, where the runtime reports `told` bytes.
     pub(super) fn total(&self, told: u64) -> u64 {
         let bounds = match self.pool(told) {
             Pool::Card => [self.vram(), None],
@@ -162,7 +162,7 @@ impl CardMemory {
         bounds.into_iter().flatten().fold(told, u64::min)
     }
 
-    /// What is free: the least of what the runtime and the kernel tell.
+    /// Free memory: the least of what the runtime and the kernel report.
     pub(super) fn info(&self, told: MemoryInfo) -> MemoryInfo {
         let total = self.total(told.total);
         let left = |total: Option<u64>, used: &str| {

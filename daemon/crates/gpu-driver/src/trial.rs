@@ -63,11 +63,11 @@ fn forget_the_young_below(dir: &Path) {
 /// How a trial went.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome<T> {
-    /// To its end.
+    /// The probe ended with this result.
     Ended(T),
-    /// It has not come back; its file stays.
+    /// The probe has not ended; its file stays.
     Stuck,
-    /// It was not made, and why: earlier ones did not end.
+    /// The probe was skipped, with the reason: earlier ones did not end.
     NotMade(String),
 }
 
@@ -142,7 +142,7 @@ impl Trials {
         Some(dir.join(format!("{}-{what}.passed", self.card)))
     }
 
-    /// Those of a card in a folder.
+    /// The probes of a GPU, with their files in a folder.
     #[cfg(test)]
     pub(crate) fn in_dir(dir: &Path, card: &str) -> Self {
         Self {
@@ -152,7 +152,7 @@ impl Trials {
         }
     }
 
-    /// The same for what is named as a card.
+    /// The probes with their files named after another GPU.
     #[must_use]
     pub fn of_card(self, card: &str) -> Self {
         Self {

@@ -145,12 +145,12 @@ impl Reservation {
         })
     }
 
-    /// Its first address.
+    /// The reservation's first address.
     pub fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// Its bytes.
+    /// The reservation's bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -202,7 +202,7 @@ impl Chunk {
         })
     }
 
-    /// Its bytes.
+    /// The chunk's bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

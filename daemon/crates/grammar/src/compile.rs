@@ -247,7 +247,7 @@ fn check_nesting(text: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// What is compiled together has of schemas.
+/// Size of schemas that are compiled together.
 #[derive(Default)]
 pub(crate) struct Size {
     values: usize,

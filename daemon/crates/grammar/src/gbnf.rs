@@ -29,7 +29,7 @@ const EMPTY_PLACES_MAX: usize = 8192;
 /// Largest count of a repetition, as in llama.cpp.
 const COUNT_MAX: u32 = 2000;
 
-/// What is wrong with a grammar, and where.
+/// An error in a grammar, with its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fault {
     line: usize,
@@ -172,7 +172,7 @@ fn used(expr: &Expr) -> Vec<usize> {
     found
 }
 
-/// The same language in Lark.
+/// Converts a GBNF grammar to Lark.
 pub(crate) fn to_lark(text: &str) -> Result<String, Fault> {
     let rules = parse::rules(text)?;
     if rules.empty_places() > EMPTY_PLACES_MAX {

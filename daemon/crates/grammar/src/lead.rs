@@ -33,16 +33,16 @@ impl Reasoning {
     }
 }
 
-/// When a grammar holds that does not from the beginning.
+/// When a grammar begins to hold, if not from the start of the output.
 #[derive(Debug, Clone)]
 pub struct Trigger {
-    /// It begins behind this mark.
+    /// The grammar begins behind this mark.
     pub mark: String,
     /// The mark counts only as the output's first words.
     pub at_start: bool,
     /// Behind the grammar's end nothing but the output's end may come.
     pub then_ends: bool,
-    /// It holds once.
+    /// Whether the grammar holds once only.
     pub once: bool,
 }
 

@@ -39,21 +39,21 @@ pub enum Error {
     /// The grammar cannot be used.
     #[error("{reason}")]
     Grammar {
-        /// Why, in one line.
+        /// The reason, in one line.
         reason: String,
     },
     /// The vocabulary cannot be used.
     #[error(
-        "the vocabulary cannot be held to a grammar: {reason}; leave the format out for this model"
+        "the vocabulary cannot be constrained by a grammar: {reason}; leave the format out for this model"
     )]
     Vocabulary {
-        /// Why, in one line.
+        /// The reason, in one line.
         reason: String,
     },
     /// No token can continue the text, or finding out takes more than is allowed.
     #[error("the text cannot be continued as its grammar asks: {reason}; make the grammar simpler")]
     Stuck {
-        /// Why, in one line.
+        /// The reason, in one line.
         reason: String,
     },
 }

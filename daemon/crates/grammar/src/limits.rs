@@ -6,9 +6,9 @@ use llguidance::api::ParserLimits;
 pub const REGEX_MAX_BYTES: usize = 256 << 10;
 /// Largest JSON schema in bytes of its text.
 pub const SCHEMA_MAX_BYTES: usize = 1 << 20;
-/// The same of the calls of all tools of a request.
+/// Most bytes of the schemas of all tools of a request together.
 pub const CALLS_MAX_BYTES: usize = 4 << 20;
-/// The same of one in Lark.
+/// Most bytes of a grammar in Lark.
 pub const LARK_MAX_BYTES: usize = 64 << 10;
 /// Deepest nesting of brackets in a grammar, and of values in a schema.
 pub const NESTING_MAX: usize = 64;

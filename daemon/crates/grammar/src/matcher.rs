@@ -48,7 +48,7 @@ pub struct Matcher {
     /// Tokens that may end a call and go on.
     tails: Tails,
     phase: Phase,
-    /// What is forced next.
+    /// Tokens that are forced next.
     forced: VecDeque<u32>,
 }
 
@@ -56,8 +56,8 @@ pub struct Matcher {
 enum Phase {
     /// In front of the grammar, with what has come, and whether that may be the grammar's.
     Lead(Vec<u8>, bool),
-    /// Inside of reasoning: the end of what has come, which may begin a mark, and the mark's
-    /// number.
+    /// Inside of reasoning: the last bytes of the output, which may begin the end mark, and the
+    /// mark's number.
     Reasoning(Vec<u8>, usize),
     /// Outside of calls: the end of what has come, which may begin a mark.
     Free(Vec<u8>),

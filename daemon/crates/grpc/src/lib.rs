@@ -84,7 +84,7 @@ pub fn parse_budget(text: &str) -> Result<Budget, String> {
 #[derive(Debug, Clone)]
 pub struct Health(HealthReporter);
 
-/// `grpc.health.v1`, which tells it.
+/// `grpc.health.v1`, which says it.
 pub struct HealthService(HealthServer<tonic_health::server::HealthService>);
 
 impl Health {

@@ -60,7 +60,7 @@ pub(super) struct Tokens<V = LoadedModel> {
 }
 
 impl<V: Vocabulary> Tokens<V> {
-    /// Those of the text in `field`.
+    /// A writer of the tokens of the text in `field`.
     ///
     /// # Errors
     /// INVALID_ARGUMENT where the answer would be longer than a message may be.

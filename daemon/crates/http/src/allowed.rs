@@ -1,6 +1,6 @@
 //! Pages and names beyond this machine's own that are let in without a token.
 
-/// What is let in.
+/// Origins and hosts that are allowed without a token.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Allowed {
     /// Origins of pages: `app://obsidian.md`, `vscode-webview://*`.

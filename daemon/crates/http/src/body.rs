@@ -67,7 +67,7 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
 /// A body that was read.
 struct Whole {
     coding: Coding,
-    /// As they came.
+    /// Bytes of the body as they came.
     bytes: Vec<u8>,
     held: Held,
 }

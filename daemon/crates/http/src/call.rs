@@ -27,7 +27,7 @@ pub(super) const ANTHROPIC_ID: HeaderName = HeaderName::from_static("request-id"
 /// Longest such name.
 const REQUEST_ID_MAX_BYTES: usize = 128;
 
-/// Who sent a request, as its connection knows; put into every request.
+/// Client of a request, as its connection knows it; put into every request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Client {
     /// The process at the other end of the Unix socket; nobody over TCP.
@@ -66,7 +66,7 @@ pub(super) fn fresh_id() -> String {
     format!("{:016x}", rand::random::<u64>())
 }
 
-/// A request on its way to an answer.
+/// A request that is being answered.
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) service: Arc<Service>,

@@ -16,7 +16,7 @@ use super::sse::SSE;
 
 /// How long such a stream may be silent.
 pub(super) const SILENT_MAX: Duration = Duration::from_secs(15);
-/// What it says then.
+/// The comment that a stream sends when nothing has changed for a while.
 pub(super) const NOTHING_CHANGED: &str = ": nothing changed\n\n";
 
 /// The answer with these events.

@@ -21,7 +21,7 @@ use serde_json::json;
 use super::Http;
 use super::call::{Call, json as answer};
 
-/// The answers that can be told something, by id.
+/// Running responses that a client can control, by id.
 #[derive(Debug, Default)]
 pub(crate) struct Controls(Mutex<HashMap<String, Arc<AtomicBool>>>);
 

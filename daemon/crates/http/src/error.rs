@@ -11,7 +11,7 @@ use super::call::with_type;
 /// The status for a client that went away, as proxies log it.
 const CLIENT_CLOSED: u16 = 499;
 
-/// Whose shapes an answer has.
+/// The dialect whose error format a response has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// OpenAI's and llama-server's.
@@ -132,8 +132,8 @@ pub(super) fn status(failure: &Failure) -> StatusCode {
 enum RequestBody {
     /// Nothing.
     Read,
-    /// Its body, or a part of it. The connection ends then, which its client has to be told, lest
-    /// it sends the next request into it.
+    /// The body, or a part of it, is unread. The connection is closed then, and the response says
+    /// so, lest the client sends its next request into it.
     Left,
 }
 

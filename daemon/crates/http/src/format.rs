@@ -43,7 +43,10 @@ impl WireFormat {
         match (&first, named.next()) {
             (Some(first), Some(second)) => Err(failure::invalid(
                 second.field,
-                &format!("the answer is held to {} already; give one", first.field),
+                &format!(
+                    "the output is constrained to {} already; give one format",
+                    first.field
+                ),
             )),
             _ => Ok(first),
         }

@@ -55,7 +55,7 @@ impl Drop for Place {
 }
 
 impl Handshakes {
-    /// It is whole at every moment.
+    /// Locks the handshakes under way; they are consistent at every moment.
     fn lock(&self) -> MutexGuard<'_, UnderWay> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -120,19 +120,19 @@ pub struct HttpListeners {
 pub struct Http {
     service: Arc<Service>,
     runtimes: Runtimes,
-    /// Answers on their way out.
+    /// Responses that are being sent.
     replies: Arc<Replies>,
     /// The lock is held to copy or replace it.
     tokens: RwLock<Option<Tokens>>,
-    /// Likewise.
+    /// TLS certificate and key, if configured; a reload changes them.
     tls: RwLock<Option<Tls>>,
     /// Pages and names that are let in without a token.
     allowed: Allowed,
-    /// When models are let go.
+    /// When models are unloaded by `keep_alive`.
     keep_alives: Arc<KeepAlives>,
     /// Earlier responses, for requests that refer to them.
     memory: Arc<Memory>,
-    /// Answers that can be told something while they are generated.
+    /// Running responses that a client can control.
     controls: Arc<Controls>,
     /// Downloads of models.
     pulls: Arc<Pulls>,

@@ -18,10 +18,10 @@ const PDF: &[u8] = b"%PDF";
 /// Longest name of a file or a document that is told, in characters.
 const NAME_MAX_CHARS: usize = 200;
 
-/// What the model is told in place of an image.
+/// Text that the model gets in place of an image.
 pub(super) const IMAGE: &str = rocmforge_service::images::LEFT_OUT;
 
-/// The text of a part of this type, or what is told in its place. `field` names the part.
+/// The text of a part of this type, or the text in its place. `field` names the part.
 ///
 /// # Errors
 /// UNIMPLEMENTED where no dialect has the type, INVALID_ARGUMENT where its content is none.
@@ -30,7 +30,7 @@ pub(super) fn text_of(kind: &str, part: &Value, field: &str) -> Result<String, F
         kind if is_image(kind) => {
             tracing::debug!(
                 kind,
-                "an image is told in words to models that read text only"
+                "models that read text only get a text in place of an image"
             );
             return Ok(IMAGE.to_owned());
         }

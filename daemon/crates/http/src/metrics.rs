@@ -27,7 +27,7 @@ const BLOCK_TOKENS: u64 = 16;
 struct Source<'a> {
     snapshot: &'a Snapshot,
     measured: &'a Measured,
-    /// What was measured of the requests of each model.
+    /// Measurements of the requests of each model.
     records: Vec<(String, Arc<Record>)>,
     /// Clients that asked within the last minutes, and some before them.
     peers: Vec<PeerUse>,

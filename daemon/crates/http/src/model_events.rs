@@ -62,17 +62,17 @@ struct Watching {
     service: Arc<Service>,
     pulls: Arc<Pulls>,
     downloads: watch::Receiver<u64>,
-    /// What it knows of downloads.
+    /// Downloads as they were last sent.
     told: Vec<(String, &'static str, Value)>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     /// The models that it knows to be loaded.
     names: BTreeSet<String>,
-    /// When it was last told something.
+    /// Time of the last event.
     said: Option<Instant>,
 }
 
 impl Watching {
-    /// What is sent next; `None` once the daemon ends.
+    /// The next event; `None` once the daemon ends.
     async fn next(&mut self) -> Option<String> {
         // The header goes out with the first bytes.
         let Some(said) = self.said else {

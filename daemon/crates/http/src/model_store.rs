@@ -57,7 +57,7 @@ pub(super) async fn delete(State(http): State<Arc<Http>>, request: Request) -> R
 pub(super) enum IfLoaded {
     /// The file stays.
     Refuse,
-    /// It is unloaded, unless it has requests or is pinned: Ollama's clients cannot unload.
+    /// The model is unloaded, unless it has requests or is pinned: Ollama's clients cannot unload.
     Unload,
 }
 

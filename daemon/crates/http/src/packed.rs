@@ -20,7 +20,7 @@ const ZLIB_METHOD: u8 = 8;
 /// How the bytes of a body are coded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Coding {
-    /// As they are.
+    /// The bytes are not compressed.
     Plain,
     /// gzip, of one member or several.
     Gzip,

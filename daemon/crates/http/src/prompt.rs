@@ -138,7 +138,7 @@ fn one(at: usize, wire: WireMessage) -> Result<Message, Failure> {
     })
 }
 
-/// What a message says, with what is told in place of each of the images of its list, and with the
+/// What a message says, with the text in place of each of the images of its list, and with the
 /// images in front for a model that reads them, as Ollama has them. `field` names one of them.
 pub(super) fn with_images(said: Said, images: &[Value], field: impl Fn(usize) -> String) -> Said {
     if images.is_empty() {
@@ -168,7 +168,7 @@ pub(super) fn with_images(said: Said, images: &[Value], field: impl Fn(usize) ->
     Said { content, seen }
 }
 
-/// A text with what is told in place of each of `n` images beside it.
+/// A text with the text in place of each of `n` images beside it.
 pub(super) fn beside_images(text: &str, n: usize) -> String {
     let told = vec![media::IMAGE; n].join("\n");
     match (text.is_empty(), n) {
@@ -274,7 +274,7 @@ pub(super) fn text_parts(
     Ok(of_texts(texts, images))
 }
 
-/// What texts with their further members come to, of which some are told in the place of an image.
+/// What texts with their further members come to, of which some take the place of an image.
 fn of_texts(mut texts: Vec<(String, Value)>, images: Vec<Option<ChatImage>>) -> Said {
     // One part without more is what a text is.
     if let [(text, part)] = texts.as_mut_slice()

@@ -55,9 +55,9 @@ pub fn hub_token(path: &Path) -> Result<Token, String> {
 /// What happens in a download.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// It goes on.
+    /// The download goes on.
     Event(Event),
-    /// It has ended.
+    /// The download has ended.
     Ended(Result<Vec<Pulled>, Error>),
 }
 
@@ -247,7 +247,7 @@ impl Pulls {
         cancel.is_some_and(|cancel| cancel.send(()).is_ok())
     }
 
-    /// Told whenever the state of a download in the background changes.
+    /// Changes whenever the state of a download in the background changes.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }

@@ -120,7 +120,7 @@ pub(super) fn any(
     Box::pin(work)
 }
 
-/// Why a body has no end: what wrote it stopped in the middle.
+/// The error of a body that has no end: its writer stopped in the middle.
 #[derive(Debug, thiserror::Error)]
 #[error("the stream broke off")]
 pub(super) struct BrokenOff;
@@ -191,7 +191,7 @@ impl Steps for Generation {
 
 /// Writes events until the last, or until nobody takes them. Dropping the source ends it.
 ///
-/// A token costs no timer: one is set for the silence, and looked at anew when it fires.
+/// A token costs no timer: one is set for the silence, and looked at again when it fires.
 async fn write<E: Events>(
     mut source: impl Steps,
     mut events: E,
@@ -294,7 +294,7 @@ fn take<E: Events>(step: Step, events: &mut E, out: &mut String) -> bool {
 
 /// What became of a chunk.
 enum Sent {
-    /// It waits for the connection.
+    /// The event waits for the connection.
     Taken,
     /// The client is gone.
     Gone,
@@ -330,7 +330,7 @@ async fn send(
     }
 }
 
-/// What is left of a stream, and whether it ends there.
+/// Collects the rest of a stream, and whether the stream ended.
 #[cfg(test)]
 pub(super) async fn collected(
     taken: impl Stream<Item = Result<Bytes, BrokenOff>>,

@@ -38,7 +38,7 @@ pub(super) struct WireSampling {
     cache_prompt: Option<bool>,
     /// Most tokens of reasoning; -1 is without a bound. llama-server's.
     reasoning_budget: Option<Value>,
-    /// Likewise.
+    /// llama-server's second name of `reasoning_budget`.
     thinking_budget_tokens: Option<Value>,
     /// The longest gap between tokens that is promised, in milliseconds.
     #[serde(default, deserialize_with = "whole_number")]

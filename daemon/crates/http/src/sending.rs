@@ -12,9 +12,9 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use rocmforge_connections::{Call, Outgoing, Replies, Rule, Taken, UNREAD_MAX};
 
-/// Marks an answer that comes as it is made. Such a one may be unread while nobody waits. Where
-/// others wait, a generation's own writer ends it long before this bound does (`reply.rs`); the
-/// streams of what changes (`changes.rs`) have no such writer.
+/// Marks a response whose body is generated while it is sent. It may stay unread while no request
+/// waits for its memory. While others wait, a generation's own writer ends it long before this
+/// bound does (`reply.rs`); streams of changes (`changes.rs`) have no such writer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Streamed;
 

@@ -49,7 +49,8 @@ fn add_gaps(ended: &Ended, to: &mut Value) {
     }
 }
 
-/// The same where a gap was promised: clients of dialects without such fields are spared them.
+/// Adds promised gaps to `timings`, where a gap was promised: clients of dialects without such
+/// fields are spared them.
 pub(super) fn add_promised_gaps(ended: &Ended, to: &mut Value) {
     if ended.summary.promised_gap.is_some() {
         add_gaps(ended, to);
@@ -61,7 +62,7 @@ pub(super) fn add_promised_gaps(ended: &Ended, to: &mut Value) {
 pub(super) struct SoFar {
     prompt_tokens: u32,
     begun: Instant,
-    /// When its first token came, and how many have come.
+    /// Time of the first token, and the number of tokens so far.
     first: Option<Instant>,
     tokens: u32,
 }

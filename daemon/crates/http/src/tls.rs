@@ -54,12 +54,12 @@ impl PartialEq for Tls {
 
 impl Eq for Tls {}
 
-/// Which of the two files is at fault.
+/// Which of the two TLS files is at fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TlsFault {
-    /// That of the certificate.
+    /// The certificate file.
     Certificate,
-    /// That of the key.
+    /// The key file.
     Key,
 }
 
@@ -187,7 +187,7 @@ fn text_of(path: &Path) -> Result<Vec<u8>, String> {
     small_file::read(path, FILE_MAX_BYTES, None)
 }
 
-/// The same, of what others must not read.
+/// Reads a file that others must not read.
 fn secret_of(path: &Path) -> Result<Vec<u8>, String> {
     let what_to_do = "chmod 0640 or 0600 it, and take a new key";
     small_file::read(path, FILE_MAX_BYTES, Some(what_to_do))

@@ -45,13 +45,13 @@ pub(super) fn is_page(method: &Method, path: &str) -> bool {
 /// A setting as the page shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShownSetting {
-    /// Its key.
+    /// The setting's key.
     pub key: &'static str,
-    /// Its value as TOML has it; `None` where nothing is set.
+    /// The setting's value as TOML has it; `None` where nothing is set.
     pub value: Option<String>,
     /// Where the value came from.
     pub origin: String,
-    /// What it does.
+    /// Help text of the setting.
     pub help: String,
 }
 
@@ -82,12 +82,12 @@ pub(super) async fn page() -> Response {
     part("text/html; charset=utf-8", PAGE)
 }
 
-/// Its script.
+/// The script of the page.
 pub(super) async fn script() -> Response {
     part("text/javascript; charset=utf-8", SCRIPT)
 }
 
-/// Its style.
+/// The style of the page.
 pub(super) async fn style() -> Response {
     part("text/css; charset=utf-8", STYLE)
 }

@@ -33,7 +33,7 @@ const FILE_BYTES_MAX: u64 = 1 << 46;
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     pub(crate) url: Uri,
-    /// Its path in the repository, or what takes its place.
+    /// The file's path in the repository, or what takes its place.
     pub(crate) file: String,
     pub(crate) r#use: Use,
     pub(crate) bytes: u64,

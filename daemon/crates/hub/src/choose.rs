@@ -31,7 +31,7 @@ const PROJECTORS: [&str; 4] = ["F16", "BF16", "Q8_0", "F32"];
 pub struct RemoteFile {
     /// The path in the repository.
     pub path: String,
-    /// Its size.
+    /// The file's size.
     pub bytes: u64,
     /// The hub's SHA-256 in hexadecimal, where it has one.
     pub sha256: Option<String>,
@@ -52,9 +52,9 @@ pub enum Use {
 /// Files that belong together: a model, or all parts of one.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Group {
-    /// What it is asked for by: the quantization in its name, or the name.
+    /// Tag by which a client selects the group: the quantization in its name, or the name.
     pub tag: String,
-    /// What it is for.
+    /// Purpose of the files, such as model, projector or draft model.
     pub r#use: Use,
     /// The files, in the order of the parts.
     pub files: Vec<RemoteFile>,

@@ -15,7 +15,7 @@ pub enum Error {
     BadName {
         /// The name as it was given, cut to a length that can be read.
         name: String,
-        /// What is wrong with it, and what is allowed.
+        /// What is wrong with the name, and what is allowed.
         why: String,
     },
     /// The hub has no such model or file.
@@ -60,17 +60,17 @@ pub enum Error {
     BadAnswer {
         /// The hub.
         host: String,
-        /// What it answered.
+        /// What the host answered.
         what: String,
     },
-    /// It was led to a place that is not trusted.
+    /// The host redirects to a place that is not trusted.
     #[error("{host} leads to {to}, {why}")]
     Redirect {
-        /// Who leads.
+        /// The host that redirects.
         host: String,
         /// To where.
         to: String,
-        /// Why that is not followed.
+        /// Why the redirect is not followed.
         why: &'static str,
     },
     /// Nobody answers.
@@ -118,10 +118,10 @@ pub enum Error {
         name: String,
         /// The hub's checksum in hexadecimal.
         expected: String,
-        /// That of the bytes that came.
+        /// SHA-256 of the bytes that came.
         found: String,
     },
-    /// It would not fit on the disk.
+    /// The file would not fit on the disk.
     #[error(
         "{} has {free} bytes free, and {need} are needed; delete files, or choose another directory",
         dir.display()
@@ -139,7 +139,7 @@ pub enum Error {
     NoSuchTag {
         /// The repository.
         repo: String,
-        /// What was asked for.
+        /// The tag that was requested.
         tag: String,
         /// What there is.
         tags: Vec<String>,
@@ -155,7 +155,7 @@ pub enum Error {
         /// What there is.
         tags: Vec<String>,
     },
-    /// There is nothing to download.
+    /// The repository has no GGUF file.
     #[error("{what} has no GGUF file; choose a repository with GGUF files")]
     NoModel {
         /// The repository or model.
@@ -184,7 +184,7 @@ pub enum Error {
         dir.display()
     )]
     NoFile {
-        /// What was named.
+        /// The path that was named.
         path: PathBuf,
         /// The model directory.
         dir: PathBuf,

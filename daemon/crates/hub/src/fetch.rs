@@ -54,7 +54,7 @@ pub enum FetchError {
     /// No URL of a file.
     #[error("{url} is no URL that can be fetched; give https://HOST/PATH")]
     BadUrl {
-        /// What was given, its beginning.
+        /// The beginning of the given URL.
         url: String,
     },
     /// The host is not allowed.
@@ -81,7 +81,7 @@ pub enum FetchError {
         /// The host.
         host: String,
     },
-    /// It answers with something else.
+    /// The host responds with something else than an image.
     #[error("the host {host} gives no image ({what}); check the URL")]
     NoFile {
         /// The host.
@@ -97,7 +97,7 @@ pub enum FetchError {
         /// The bound.
         max: u64,
     },
-    /// It took too long.
+    /// The host took too long.
     #[error(
         "the host {host} takes longer than {} seconds; give the image as a data: URL",
         max.as_secs()
@@ -504,7 +504,8 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
     !special
 }
 
-/// Those of 2000::/3 but for special ones, and IPv4 addresses behind a translator (64:ff9b::/96).
+/// Whether an IPv6 address is public: 2000::/3 but for special ranges, and IPv4 addresses behind a
+/// translator (64:ff9b::/96).
 fn is_public_v6(address: Ipv6Addr) -> bool {
     if let Some(v4) = address.to_ipv4_mapped() {
         return is_public_v4(v4);

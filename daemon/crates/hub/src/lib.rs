@@ -141,7 +141,7 @@ pub fn token(text: &str) -> Result<Token, String> {
     }
 }
 
-/// What is left out of a download.
+/// What a download includes and leaves out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Scope {
     /// Neither projector nor draft model.
@@ -151,13 +151,13 @@ pub struct Scope {
 /// A file of a download.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Planned {
-    /// Where it will be.
+    /// Path that the file will have.
     pub path: PathBuf,
-    /// What it is for.
+    /// Purpose of the file, such as model, projector or draft model.
     pub r#use: Use,
-    /// Its size.
+    /// The file's size.
     pub bytes: u64,
-    /// What is there already: of an unfinished download, or all of it.
+    /// Bytes that are there already: of an unfinished download, or all.
     pub have: u64,
     /// The hub's checksum.
     pub sha256: Option<String>,
@@ -169,7 +169,7 @@ pub struct Planned {
 pub enum Event {
     /// The files are known, and there is room for them.
     Planned {
-        /// What was asked for.
+        /// The source that was requested.
         source: String,
         /// The files.
         files: Vec<Planned>,
@@ -178,7 +178,7 @@ pub enum Event {
     Progress {
         /// The file's number.
         file: usize,
-        /// Its bytes that are there.
+        /// Bytes of the file that are there.
         done: u64,
     },
     /// A connection failed, and is tried again.
@@ -199,24 +199,25 @@ pub enum Event {
     Done {
         /// The file's number.
         file: usize,
-        /// Its checksum.
+        /// The file's checksum.
         sha256: String,
     },
 }
 
-/// Who hears what happens. Called often, and from several threads: it must not block.
+/// Receives the events of a download. It is called often, and from several threads: it must not
+/// block.
 pub type Listener = Arc<dyn Fn(Event) + Send + Sync>;
 
 /// A file that a download has brought, or found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Pulled {
-    /// Where it is.
+    /// Path of the downloaded file.
     pub path: PathBuf,
-    /// What it is for.
+    /// Purpose of the file, such as model, projector or draft model.
     pub r#use: Use,
-    /// Its size.
+    /// The file's size.
     pub bytes: u64,
-    /// Its checksum, where it is known.
+    /// The file's checksum, where it is known.
     pub sha256: Option<String>,
     /// Whether it was compared with the hub's.
     pub verified: bool,

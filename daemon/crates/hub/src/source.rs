@@ -41,7 +41,7 @@ pub enum Source {
     },
     /// One file.
     Url {
-        /// Its address.
+        /// The file's address.
         url: Uri,
         /// The last part of the path, which ends in `.gguf`.
         name: String,
@@ -246,7 +246,10 @@ fn of_url(text: &str) -> Result<Source, String> {
     let host = url.authority().map(|authority| authority.as_str());
     let host = host.unwrap_or_default();
     if host.is_empty() || host.contains('@') {
-        return Err("an address has a host, and no user or password".to_owned());
+        return Err(
+            "the address has no host, or has a user or a password; give https://HOST/PATH.gguf"
+                .to_owned(),
+        );
     }
     let path = url.path().trim_matches('/');
     if HUB_HOSTS.contains(&host) {
@@ -263,7 +266,9 @@ fn of_url(text: &str) -> Result<Source, String> {
     }
     let name = path.rsplit('/').next().unwrap_or_default();
     if !is_gguf(name) {
-        return Err("an address of a file ends in .gguf".to_owned());
+        return Err(
+            "the address does not end in .gguf; give the address of a GGUF file".to_owned(),
+        );
     }
     let name = name.replace("%20", " ");
     checked_path(&name)?;

@@ -45,7 +45,7 @@ impl Spans {
             .map_or(0, |span| span.1)
     }
 
-    /// What is missing of `bytes`, in pieces of at most `piece`.
+    /// The spans of `bytes` that are missing, in pieces of at most `piece`.
     pub(crate) fn missing(&self, bytes: u64, piece: u64) -> Vec<(u64, u64)> {
         let mut pieces = Vec::new();
         let mut at = 0;
@@ -72,7 +72,7 @@ impl Spans {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Journal {
     version: u32,
-    /// Where it comes from, without what may be secret.
+    /// The file's source, without credentials.
     pub(crate) url: String,
     /// Bytes of the whole file.
     pub(crate) bytes: u64,
@@ -80,7 +80,7 @@ pub(crate) struct Journal {
     pub(crate) sha256: Option<String>,
     /// The ETag of the server that gives the bytes.
     pub(crate) etag: Option<String>,
-    /// What is there.
+    /// Spans of the file that are there.
     pub(crate) spans: Spans,
 }
 

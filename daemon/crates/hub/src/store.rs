@@ -28,7 +28,7 @@ const COPIES: &str = "copies";
 pub struct Room {
     /// Of all.
     pub total_bytes: u64,
-    /// That this user may still write.
+    /// Bytes that the daemon's user may still write.
     pub free_bytes: u64,
 }
 
@@ -48,7 +48,7 @@ pub fn room(dir: &Path) -> Result<Room, Error> {
 /// Where a file came from, kept beside it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Note {
-    /// What was asked for.
+    /// The source that was requested.
     pub(crate) source: String,
     pub(crate) url: String,
     pub(crate) bytes: u64,
@@ -88,7 +88,7 @@ pub(crate) fn note(
     replace(&note_path(&item.dest), &serde_json::to_vec(&note)?)
 }
 
-/// What is known of a file that has not changed since it was downloaded.
+/// The note of a file that has not changed since it was downloaded.
 pub(crate) fn noted(file: &Path) -> Option<Note> {
     let mut text = Vec::new();
     let opened = std::fs::File::open(note_path(file)).ok()?;
@@ -182,12 +182,12 @@ fn below(dir: &Path, named: &Path) -> Result<PathBuf, Error> {
     }
 }
 
-/// What was deleted.
+/// Files that were deleted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Removed {
     /// The files.
     pub files: Vec<PathBuf>,
-    /// Their bytes; nothing for links.
+    /// Bytes of the deleted files; links count as none.
     pub bytes: u64,
 }
 

@@ -49,7 +49,7 @@ pub(crate) struct Item {
     pub(crate) url: Uri,
     /// The path in its repository, for errors.
     pub(crate) name: String,
-    /// Where it belongs.
+    /// Path where the file belongs.
     pub(crate) dest: PathBuf,
     pub(crate) bytes: u64,
     /// In hexadecimal.
@@ -62,7 +62,7 @@ impl Item {
         with_end(&self.dest, ".part")
     }
 
-    /// Its journal.
+    /// Path of the item's journal.
     fn journal(&self) -> PathBuf {
         with_end(&self.dest, ".part.json")
     }
@@ -88,11 +88,11 @@ pub(crate) fn with_end(path: &Path, end: &str) -> PathBuf {
     name.into()
 }
 
-/// What a download tells while it runs.
+/// Receiver of a download's events.
 pub(crate) trait Told: Send + Sync {
     /// So many bytes are there.
     fn grown(&self, done: u64);
-    /// It is tried again after this time.
+    /// The download is tried again after this time.
     fn waiting(&self, why: &Error, wait: Duration);
     /// All bytes are there; the rest of the checksum is computed.
     fn checking(&self);
@@ -210,7 +210,7 @@ struct State {
     todo: VecDeque<(u64, u64)>,
     /// The server knows no ranges: one connection gets it all.
     is_whole_only: bool,
-    /// When the journal was written.
+    /// Time at which the journal was last written.
     saved: Instant,
     /// Where the hash is told how far the file has grown together.
     grown: Option<mpsc::Sender<u64>>,
@@ -304,7 +304,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Gets all of the file from a server that knows no ranges: each try begins anew.
+    /// Gets all of the file from a server that knows no ranges: each try begins again.
     async fn whole(self: &Arc<Self>, mut body: Incoming) -> Result<(), Error> {
         let mut tries = Tries::new(self.web.patience);
         loop {

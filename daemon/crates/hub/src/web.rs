@@ -77,7 +77,7 @@ pub(crate) struct Ask<'a> {
     pub(crate) range: Option<(u64, u64)>,
     /// Only if the file still has this strong ETag; else all of it.
     pub(crate) if_range: Option<&'a str>,
-    /// What is asked for, in errors.
+    /// Name of the requested thing, for errors.
     pub(crate) what: &'a str,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct Ask<'a> {
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) response: Response<Incoming>,
-    /// Who answers in the end.
+    /// The host that answered after all redirects.
     pub(crate) host: String,
     /// What the hub itself said of the file's checksum before it led elsewhere.
     pub(crate) linked_etag: Option<String>,
@@ -95,7 +95,7 @@ pub(crate) struct Answer {
 #[derive(Debug, Clone)]
 pub(crate) struct Web {
     client: Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
-    /// Why there are no certificates of authorities.
+    /// Why there are no root certificates.
     no_roots: Option<String>,
     /// The token, and whom it is for.
     token: Option<(Uri, Token)>,

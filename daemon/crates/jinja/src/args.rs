@@ -70,7 +70,7 @@ impl Args {
         Ok(bound)
     }
 
-    /// That there are none.
+    /// Checks that a call has no arguments.
     ///
     /// # Errors
     ///

@@ -142,7 +142,7 @@ pub(crate) struct MacroNode {
     pub(crate) id: Name,
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) body: Body,
-    /// Which special names its body reads.
+    /// Special names that the macro's body reads.
     pub(crate) reads: Specials,
 }
 

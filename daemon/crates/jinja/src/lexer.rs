@@ -26,7 +26,7 @@ const OPERATORS: [&str; 27] = [
     ">", "<", "=", ".", ":", "|", ",", ";", "!",
 ];
 
-/// What is wrong, and the line.
+/// A syntax error: line and message.
 pub(crate) type SyntaxError = (u32, String);
 
 /// The tokens of a template with their lines; the last is [`Token::Eof`].

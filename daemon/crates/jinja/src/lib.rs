@@ -64,28 +64,28 @@ pub struct Host<'h> {
     pub max_output: usize,
 }
 
-/// Why a template gave no text.
+/// Why a template was not rendered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
-    /// It is no template.
+    /// The template has a syntax error.
     Syntax {
-        /// Its line, from 1.
+        /// Line of the error, from 1.
         line: usize,
-        /// What is wrong.
+        /// The message of the error.
         message: String,
     },
-    /// It failed.
+    /// Rendering failed.
     Render {
-        /// Its line, from 1; 0 if unknown.
+        /// Line of the error, from 1; 0 if unknown.
         line: usize,
         /// What went wrong, mostly in Python's words.
         message: String,
     },
-    /// It called `raise_exception`, with this message.
+    /// The template called `raise_exception`, with this message.
     Raised(String),
-    /// It took more than [`Host::max_steps`].
+    /// The template took more than [`Host::max_steps`].
     Steps,
-    /// It wrote more than [`Host::max_output`].
+    /// The template wrote more than [`Host::max_output`].
     Output,
 }
 

@@ -12,7 +12,7 @@ use crate::objects::{Bound, Cycler, Function, Joiner, Loop, Macro};
 /// A value of a template.
 #[derive(Clone)]
 pub(crate) enum Value {
-    /// What is not there, and what an error says of it.
+    /// An undefined value, with its name for errors.
     Undefined(Rc<str>),
     None,
     Bool(bool),
@@ -39,7 +39,7 @@ pub(crate) enum Value {
     Joiner(Rc<Joiner>),
 }
 
-/// What is left of an iterator, and what it is called in Python.
+/// The remaining items of an iterator, with its type's name in Python.
 pub(crate) struct Items {
     pub(crate) rest: std::vec::IntoIter<Value>,
     pub(crate) kind: &'static str,

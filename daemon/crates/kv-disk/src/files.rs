@@ -22,7 +22,7 @@ const FILE_MODE: u32 = 0o600;
 /// Permissions of the directory.
 const DIRECTORY_MODE: u32 = 0o700;
 
-/// Why a directory cannot be used.
+/// Why a directory cannot be used for KV cache.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Another process has the store open.
@@ -39,10 +39,10 @@ pub enum OpenError {
     Readable {
         /// The directory.
         path: PathBuf,
-        /// Its permissions.
+        /// The directory's permissions.
         mode: u32,
     },
-    /// It is none, or cannot be made or written to.
+    /// The path is not a directory, or it cannot be created or written to.
     #[error("{}: {error}", path.display())]
     Io {
         /// The directory.
@@ -55,11 +55,11 @@ pub enum OpenError {
 /// A file of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileInfo {
-    /// Its name without the directory.
+    /// The file's name without the directory.
     pub name: String,
-    /// Its length in bytes.
+    /// The file's length in bytes.
     pub bytes: u64,
-    /// When it was modified last.
+    /// Modification time of the file.
     pub modified: SystemTime,
     /// Whether it is a regular file.
     pub is_regular: bool,

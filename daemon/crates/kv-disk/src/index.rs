@@ -13,11 +13,11 @@ pub(crate) const SEGMENTS_MAX: usize = 1024;
 /// The name of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// Whose entry it is: others have other keys for the same content.
+    /// Scope of the entry: a client's entries have other keys than another's for the same content.
     pub scope: [u8; 16],
     /// Digest of what determines the bytes.
     pub digest: [u8; 32],
-    /// Which part of that.
+    /// Part of the content.
     pub slot: u16,
 }
 

@@ -34,7 +34,7 @@ pub struct Options {
     pub budget: u64,
     /// Bytes that may wait to be written.
     pub queue_bytes: u64,
-    /// Bytes that are written in a second at most.
+    /// Maximum write rate, in bytes a second.
     pub write_bytes_per_s: u64,
     /// How long writing pauses after the first failure. Each further failure doubles it.
     pub pause: Duration,
@@ -88,7 +88,7 @@ impl Skipped {
 /// The state of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Status {
-    /// The index is complete.
+    /// Whether the index is complete.
     pub is_ready: bool,
     /// The index is being read, or something waits to be written or deleted.
     pub is_busy: bool,
@@ -118,7 +118,7 @@ pub struct Status {
     pub refused: u64,
     /// Segments that were deleted to make room.
     pub dropped_segments: u64,
-    /// What was skipped.
+    /// Counts of files and entries that were skipped.
     pub skipped: Skipped,
     /// Writes that failed.
     pub write_errors: u64,
@@ -314,7 +314,7 @@ impl Store {
     }
 
     /// Deletes the entries of a model, or all. Entries of other models in the same segments are
-    /// written anew. Done in the background; [`Store::flush`] waits for it.
+    /// written again. Done in the background; [`Store::flush`] waits for it.
     pub fn clear(&self, model: Option<ModelTag>) {
         self.shared.state().index.forget_queued(model);
         self.send(Write::Clear { model });

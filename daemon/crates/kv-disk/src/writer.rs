@@ -279,7 +279,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Writes an entry of a segment anew. Where that fails, it goes with the segment.
+    /// Writes an entry of a segment again. Where that fails, it goes with the segment.
     fn move_entry(&mut self, key: &Key, number: u64) {
         let (entry, name) = {
             let mut state = self.shared.state();

@@ -41,7 +41,7 @@ pub struct AdapterPair {
 }
 
 impl AdapterPair {
-    /// Its rank.
+    /// The adapter pair's rank.
     pub fn rank(&self) -> u64 {
         self.a.dims[1]
     }
@@ -54,9 +54,9 @@ pub struct Adapter {
     pub pairs: BTreeMap<String, AdapterPair>,
     /// The factor on the product of both halves, times the rank; 0 for a factor of 1.
     pub alpha: f32,
-    /// Its largest rank.
+    /// The adapter's largest rank.
     pub rank: u64,
-    /// What it was trained for, where the file says so (`adapter.lora.task_name`).
+    /// Task that the adapter was trained for, if the file names it (`adapter.lora.task_name`).
     pub task_name: String,
     /// What its prompts begin with, where the file says so (`adapter.lora.prompt_prefix`).
     pub prompt_prefix: String,
@@ -239,7 +239,7 @@ fn check_pair(name: &str, pair: &AdapterPair, base: &Gguf) -> Result<(), Error> 
 /// An adapter's range of the width of matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdapterRange {
-    /// Its first row of `A`.
+    /// First row of the range in `A`.
     pub first: u64,
     /// Rows.
     pub rank: u64,

@@ -8,7 +8,7 @@ pub enum Error {
     UnknownArchitecture {
         /// The file's architecture.
         name: String,
-        /// Those that work.
+        /// Architectures that are supported.
         supported: String,
     },
     /// Something else that is not implemented.
@@ -25,7 +25,7 @@ pub enum Error {
     UnsupportedType {
         /// The tensor.
         tensor: String,
-        /// Its type.
+        /// The tensor's type.
         ty: &'static str,
     },
     /// A plan that contradicts itself: a bug of ours.
@@ -33,7 +33,7 @@ pub enum Error {
     Plan {
         /// The architecture.
         arch: &'static str,
-        /// What is wrong.
+        /// What is wrong with the plan.
         fault: rocmforge_ops::plan::PlanFault,
     },
     /// A metadata key is absent.
@@ -44,7 +44,7 @@ pub enum Error {
     BadValue {
         /// The key.
         key: String,
-        /// Its value.
+        /// The key's value.
         value: String,
         /// What is allowed.
         message: String,

@@ -51,22 +51,22 @@ pub const N_PATCH_MAX: u32 = 1 << 16;
 /// What a model is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// It generates text. Its hidden states can be embeddings too.
+    /// The model generates text. Its hidden states can be embeddings too.
     Text,
-    /// It makes embeddings.
+    /// The model makes embeddings.
     Embedding,
-    /// It classifies a text: of a query and a document, how well they fit.
+    /// The model classifies a text: of a query and a document, how well they fit.
     Ranking,
 }
 
-/// Which of a text's hidden states make its embedding.
+/// How hidden states of a text are pooled into its embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pooling {
     /// The mean of all.
     Mean,
-    /// That of the first token.
+    /// The hidden state of the first token.
     First,
-    /// That of the last token.
+    /// The hidden state of the last token.
     Last,
 }
 
@@ -152,7 +152,7 @@ impl Hparams {
         })
     }
 
-    /// Those of a vision tower, whose layers are all alike.
+    /// Hyperparameters of a vision tower, whose layers are all alike.
     pub(crate) fn of_tower(
         arch: &'static str,
         n_embd: u32,

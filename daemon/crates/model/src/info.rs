@@ -17,9 +17,9 @@ use crate::weight_shares::WeightShares;
 pub struct QuantizationShare {
     /// The type's name, for example `Q4_K`.
     pub ty: &'static str,
-    /// Tensors of it.
+    /// Number of tensors of the type.
     pub tensors: u32,
-    /// Their bytes.
+    /// Bytes of the tensors of this type.
     pub bytes: u64,
 }
 
@@ -85,7 +85,7 @@ pub struct ModelInfo {
     pub left_alone: u32,
     /// Types, largest share first.
     pub quantization: Vec<QuantizationShare>,
-    /// The weights of its passes by type.
+    /// Weights of the model's passes by type.
     pub weights: WeightShares,
     /// Segments in the order of a pass.
     pub segments: Vec<SegmentInfo>,

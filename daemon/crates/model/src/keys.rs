@@ -25,7 +25,7 @@ pub(crate) const N_EXPERT_MAX: u32 = 1024;
 pub(crate) struct Keys<'a> {
     pub(crate) gguf: &'a Gguf,
     pub(crate) arch: &'static str,
-    /// What is wrong with values and does not keep the model from being used.
+    /// Remarks about values that are wrong but do not prevent the use of the model.
     pub(crate) remarks: &'a RefCell<Vec<String>>,
 }
 

@@ -303,7 +303,7 @@ impl Model {
         self.unpredicted.as_deref()
     }
 
-    /// What it is for.
+    /// Purpose of the model: text, embedding or ranking.
     pub fn purpose(&self) -> Purpose {
         match (self.plan.both_ways, self.plan.logits == self.plan.hidden) {
             (false, _) => Purpose::Text,
@@ -345,7 +345,7 @@ struct TextPlan<'a> {
     hparams: &'a Hparams,
     /// Layers that rows of an image's tower are added behind.
     deepstack: usize,
-    /// Its residual stream is another plan's input.
+    /// Whether the plan's residual stream is another plan's input.
     keeps_stream: bool,
 }
 

@@ -23,17 +23,17 @@ pub struct Tower {
     pub patch: u32,
     /// Side of the block of patches that becomes one row of the text model.
     pub merge: u32,
-    /// Width of its residual stream.
+    /// Width of the tower's residual stream.
     pub width: u32,
     /// Width of the text model's.
     pub n_out: u32,
     /// Layers whose rows are added behind the first layers of the text model.
     pub deepstack: Vec<u32>,
-    /// The learned positions, where it has them.
+    /// Learned positions, if the tower has them.
     pub grid: Option<LearnedGrid>,
     /// What the colours' mean is before they are normed, red, green, blue, of 0 to 1.
     pub mean: [f32; 3],
-    /// What they are divided by then.
+    /// What the colours are divided by, once their mean is subtracted; red, green, blue.
     pub std: [f32; 3],
     /// The sizes of its images, which have no more than [`N_PATCH_MAX`](crate::N_PATCH_MAX)
     /// patches.
@@ -45,11 +45,11 @@ pub struct Tower {
     pub both_ways: bool,
     /// Tokens of the text behind each row of an image's but the last.
     pub row_gap: usize,
-    /// Which rows attend to each other.
+    /// Rows that attend to each other.
     pub parts: Parts,
 }
 
-/// Which rows of an image attend to each other in the tower.
+/// Rows of an image that attend to each other in the tower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parts {
     /// All, in each layer.
@@ -78,12 +78,12 @@ pub enum ImageSizes {
     },
     /// A square of this side, pixels.
     Square(u32),
-    /// Those that images have, or smaller ones, filled up to whole blocks.
+    /// The sizes of the images, or smaller ones, filled up to whole blocks.
     Within {
         /// The longest side, pixels.
         longest: u32,
     },
-    /// Those that images have, or smaller ones, filled up to whole blocks with black.
+    /// The sizes of the images, or smaller ones, filled up to whole blocks with black.
     Padded {
         /// Most patches, before.
         patches: u32,
@@ -132,7 +132,7 @@ pub enum Filter {
     Bilinear,
     /// Cubic ones, to the second next pixels.
     Bicubic,
-    /// Those of a windowed sinc, to the third next pixels.
+    /// A windowed sinc over three pixels to each side.
     Lanczos,
 }
 
@@ -144,7 +144,7 @@ impl Tower {
         self.n_out * (1 + self.deepstack.len() as u32)
     }
 
-    /// Patches of a row that it gives.
+    /// Patches of a row that the tower outputs.
     #[must_use]
     pub fn block(&self) -> usize {
         (self.merge * self.merge) as usize
@@ -235,7 +235,7 @@ impl Tower {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TowerTable {
     pub(crate) tower: Tower,
-    /// That of its learned positions.
+    /// Table of learned positions.
     pub(crate) table: Option<TensorDesc>,
     /// The row of the class, where the tower has one.
     pub(crate) class: Option<ClassRow>,
@@ -245,7 +245,7 @@ pub(crate) struct TowerTable {
 /// the learned positions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClassRow {
-    /// What is learned of it.
+    /// Learned embedding of the class row.
     pub embedding: TensorDesc,
     /// What the product of patches adds to rows of which nothing is given.
     pub bias: TensorDesc,

@@ -5,13 +5,13 @@ use rocmforge_ops::{Plan, SegmentKind, TensorDesc, WeightType};
 /// Matrices of a plan's segments that are of one type and have rows of the same granularity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightShare {
-    /// Their type.
+    /// Type of the weights.
     pub ty: WeightType,
-    /// Their rows are whole multiples of so many elements: 256, 32 or 1.
+    /// The rows are whole multiples of this number of elements: 256, 32 or 1.
     pub rows_of: u32,
-    /// Their elements.
+    /// Number of elements.
     pub elements: u64,
-    /// Their bytes in the file.
+    /// Bytes in the file.
     pub bytes: u64,
 }
 

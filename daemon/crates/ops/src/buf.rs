@@ -7,14 +7,14 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Buf(pub u8);
 
-/// Which count gives a buffer its rows.
+/// The count from which a buffer has its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Rows {
     /// One row a token of the batch.
     Tokens,
     /// One row a token whose logits are wanted.
     Outputs,
-    /// So many rows a token: one for each expert that it is routed to.
+    /// A number of rows a token: one for each expert that the token is routed to.
     Routed(u32),
     /// One row for so many tokens that follow each other: a block of an image's patches.
     Merged(u32),
@@ -27,7 +27,7 @@ pub struct BufSpec {
     pub name: &'static str,
     /// Elements a row.
     pub width: u64,
-    /// Which rows.
+    /// Count of rows of the buffer.
     pub rows: Rows,
 }
 
@@ -91,7 +91,7 @@ pub struct PlacedBuf {
     pub at: u64,
     /// Elements a row.
     pub width: u64,
-    /// Which rows.
+    /// Count of rows of the buffer.
     pub rows: Rows,
 }
 

@@ -93,7 +93,7 @@ impl ExpertFfn {
         write(self.out);
     }
 
-    /// Buffers that it uses and that hold nothing before and after.
+    /// Temporary buffers, which hold nothing before and after.
     pub fn temporaries(&self) -> [Buf; 2] {
         [self.gate_out, self.up_out]
     }

@@ -98,7 +98,7 @@ pub struct KvLayout {
     pub head_dim_k: usize,
     /// Elements of a value.
     pub head_dim_v: usize,
-    /// What they are stored as; it fits both.
+    /// Element type of keys and values.
     pub ty: KvType,
 }
 
@@ -169,7 +169,7 @@ pub struct KvGroup {
     pub window: Option<u32>,
     /// Rows attend within their part of the sequence alone, as parts of a vision tower's image do.
     /// Each part is a sequence of its own: its pages lie behind those of the part before it, and
-    /// begin anew.
+    /// begin again.
     pub parts: bool,
 }
 

@@ -53,9 +53,9 @@ pub enum Op {
     Add {
         /// Changed in place.
         x: Buf,
-        /// What is added.
+        /// The buffer that is added.
         y: Buf,
-        /// Factor on it.
+        /// Factor on the added rows.
         scale: f32,
     },
     /// `x[t] += weight * y[t]`, a factor for each element of a row: the sum with a residual stream
@@ -198,7 +198,7 @@ pub enum Op {
         k_norm: Option<(TensorIndex, f32)>,
         /// The rotation of both; none where positions come from elsewhere.
         rope: Option<RopeUse>,
-        /// Layer whose KV it is.
+        /// Layer of the KV cache that is read.
         layer: KvLayer,
     },
     /// Attention of each query over its sequence's KV, softmax in f32.
@@ -213,7 +213,7 @@ pub enum Op {
         layer: KvLayer,
         /// Factor on the products of queries and keys.
         scale: f32,
-        /// Which positions.
+        /// Positions that each row attends to.
         mask: Mask,
         /// Scores become `softcap * tanh(score / softcap)`; 0 for none.
         softcap: f32,
@@ -228,7 +228,7 @@ pub enum Op {
     Gate {
         /// Changed in place.
         gate: Buf,
-        /// The other factor.
+        /// The second factor.
         up: Buf,
         /// The function.
         act: Act,
@@ -244,7 +244,7 @@ pub enum Op {
     AddGated {
         /// Changed in place.
         x: Buf,
-        /// What is added.
+        /// The buffer that is added.
         y: Buf,
         /// `[tokens][1]`.
         gate: Buf,
@@ -277,7 +277,7 @@ pub enum Op {
         weight: TensorIndex,
         /// `[channels]`.
         bias: Option<TensorIndex>,
-        /// Inputs that a row sees, its own included; at least 2.
+        /// Inputs of a row, the row's own included; at least 2.
         kernel: u32,
         /// The function of the sum.
         act: Act,
@@ -367,7 +367,7 @@ pub enum Op {
         /// Chosen experts, `[tokens][n_used]`, as whole numbers in f32, in
         /// falling order of selection.
         ids: Buf,
-        /// Their weights, `[tokens][n_used]`.
+        /// Weights of the chosen experts, `[tokens][n_used]`.
         weights: Buf,
     },
     /// `out[t] = sum_s weights[t][s] * y[t * n_used + s]`, in the order of `s`.
@@ -492,7 +492,7 @@ impl Op {
         found
     }
 
-    /// Its name, for messages.
+    /// The operation's name, for messages.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {

@@ -38,9 +38,9 @@ pub enum SegmentKind {
 pub struct Segment {
     /// For example `blk.{i}.attn`, `blk.{i}.ffn_up`, `blk.{i}.exps.{e}` or `output`.
     pub name: String,
-    /// When it is used.
+    /// Kind of the segment, which says when it is used.
     pub kind: SegmentKind,
-    /// Its tensors, in the order that operations name them by index.
+    /// The segment's tensors, in the order that operations name them by index.
     pub tensors: Vec<TensorDesc>,
 }
 
@@ -85,18 +85,18 @@ pub struct Input {
     pub table: TensorDesc,
     /// Where the rows go.
     pub buf: Buf,
-    /// Which they are.
+    /// Kind of the rows.
     pub rows: InputRows,
 }
 
-/// Which rows a pass begins with.
+/// Kind of the rows that a pass begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InputRows {
     /// A table's, by the tokens' ids; an image's in the place of those of its tokens.
     Tokens,
     /// A table's, by the tokens' ids; the first row, the padding token's, for those of an image.
     TextTokens,
-    /// What another plan left in its residual stream.
+    /// The residual stream of another plan.
     Stream,
     /// What an image's tower kept for a layer of the text model, 0 for the first; zeros for text.
     Deepstack(u8),
@@ -118,18 +118,18 @@ pub struct Plan {
     /// Steps from this one on work on the rows whose logits are wanted, and are left out where none
     /// is.
     pub head_step: usize,
-    /// What is written before the first step.
+    /// Buffers that are filled before the first step.
     pub inputs: Vec<Input>,
     /// Where the last step leaves the logits, `[outputs][n_vocab]`.
     pub logits: Buf,
-    /// Where it leaves the rows that they are computed from, normed, `[outputs][n_embd]`.
+    /// Buffer of the normed rows from which logits are computed, `[outputs][n_embd]`.
     pub hidden: Buf,
     /// The residual stream behind the last layer, `[tokens][n_embd]`, where it is to stay readable
     /// to the pass's end: another plan's input.
     pub stream: Option<Buf>,
     /// Activation buffers.
     pub bufs: Vec<BufSpec>,
-    /// Which of them lie apart.
+    /// Buffers that must not share memory.
     pub conflicts: Conflicts,
     /// Keys and values.
     pub kv: Vec<KvGroup>,

@@ -1,6 +1,6 @@
 //! Rotary positions (Su et al. 2021, arXiv 2104.09864): the parameters of one table of rotations.
 
-/// Which elements of a head rotate together.
+/// Which elements of a head rotate together as a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeOrder {
     /// Adjacent ones: `(2 i, 2 i + 1)` (llama).
@@ -39,7 +39,7 @@ pub enum RopeScaling {
     },
 }
 
-/// Which coordinate of a row's position turns a pair of elements.
+/// Which coordinate of a row's position rotates a pair of elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum RopeAxes {
     /// The position in the sequence.
@@ -110,7 +110,7 @@ pub struct RopeSpec {
     pub long: Option<LongFactors>,
     /// Multiplies cos and sin, beside YaRN's own magnitude.
     pub magnitude: f64,
-    /// Which coordinates turn which pairs.
+    /// Coordinates that rotate each pair.
     pub axes: RopeAxes,
 }
 

@@ -18,25 +18,25 @@ pub enum Role {
 /// keys of a fused query-key-value matrix, one expert of a three-dimensional tensor).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorDesc {
-    /// Its name in the file, for messages.
+    /// The tensor's name in the file, for messages.
     pub name: String,
-    /// Its type in the file.
+    /// The tensor's type in the file.
     pub ty: WeightType,
     /// Rows (outputs of a product); 1 for a vector. The second dimension in ggml's order.
     pub rows: u64,
     /// Elements a row (inputs of a product), contiguous in the file. The first
     /// dimension in ggml's order.
     pub cols: u64,
-    /// Where it begins in the file, in bytes.
+    /// Offset of the tensor in the file, in bytes.
     pub offset: u64,
-    /// Its bytes in the file.
+    /// The tensor's bytes in the file.
     pub bytes: u64,
-    /// How it is used.
+    /// Role of the tensor.
     pub role: Role,
 }
 
 impl TensorDesc {
-    /// Rows `first..first + rows` of it.
+    /// Rows `first..first + rows` of the tensor.
     ///
     /// # Panics
     /// When it has fewer rows.

@@ -29,16 +29,16 @@ use crate::view::View;
 pub(crate) struct Head {
     /// Overdue ones count as interactive.
     class: Class,
-    /// Its client has as many places as it has a right to; false goes first.
+    /// Whether the client has as many places as it has a right to; false goes first.
     has_its_places: bool,
-    /// Its client is promised as much KV as it has a right to; false goes first.
+    /// Whether the client is promised as much KV as it has a right to; false goes first.
     has_its_room: bool,
     /// Its model has as much of the client's KV as it has a right to, beside other models; false
     /// goes first of one client.
     of_large_model: bool,
     /// False goes first.
     in_time: bool,
-    /// What was computed for its client; 0 if it is overdue.
+    /// Work computed for the client so far; 0 if the request is overdue.
     service: u64,
     client: ClientId,
     number: u64,

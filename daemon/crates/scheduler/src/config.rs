@@ -19,7 +19,8 @@ pub struct Config {
     pub bypass_max: u32,
     /// Passes after which a client's first interactive sequence goes before everyone else's.
     pub patience_passes: u64,
-    /// The same of a batch sequence, which from then on keeps its place as an interactive one does.
+    /// Passes after which a batch sequence goes before everyone else's; from then on it keeps its
+    /// place as an interactive one does.
     pub batch_patience_passes: u64,
     /// Microseconds of others' passes after which a model that has something to compute has its
     /// turn whatever a switch costs.

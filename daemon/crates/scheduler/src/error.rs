@@ -34,7 +34,7 @@ impl Demand {
 /// Why a sequence cannot run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Even alone it does not fit.
+    /// The sequence does not fit even alone.
     #[error(
         "the request needs {} bytes and the budget is {budget_bytes}: {} for the KV of {positions} tokens, {} for scratch, \
          {} for the largest segment, {} held by pins and the device; ask for fewer tokens, unpin, or raise the budget",
@@ -43,15 +43,15 @@ pub enum Refusal {
     NeverFits {
         /// The model.
         model: ModelId,
-        /// Positions that it must be promised.
+        /// Positions that the sequence must be promised.
         positions: u32,
-        /// What it needs alone.
+        /// Memory that the sequence needs alone.
         demand: Demand,
         /// Bytes of the budget.
         budget_bytes: u64,
     },
-    /// It has begun, and even alone it cannot go on: the budget shrank, pins took it, or it has no
-    /// end of its own and came to the budget's.
+    /// The sequence has begun, and even alone it cannot go on: the budget shrank, pins took it, or
+    /// it has no end of its own and came to the budget's.
     #[error(
         "no room for the KV of position {position}: the request needs {} bytes of a budget of {budget_bytes}; \
          ask for fewer tokens, unpin, or raise the budget",
@@ -62,7 +62,7 @@ pub enum Refusal {
         model: ModelId,
         /// The first position that has no room.
         position: u32,
-        /// What it needs alone.
+        /// Memory that the sequence needs alone.
         demand: Demand,
         /// Bytes of the budget.
         budget_bytes: u64,
@@ -78,7 +78,7 @@ pub enum Refusal {
     },
 }
 
-/// Why a sequence was not taken.
+/// Why a new sequence was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotTaken {
     /// As many wait as may wait.
@@ -89,7 +89,7 @@ pub enum NotTaken {
         /// Sequences that may wait.
         waiting_max: usize,
     },
-    /// As many of this client wait as may wait beside others.
+    /// The client has as many waiting sequences as one may have beside others.
     #[error(
         "{of_client} requests of this client wait, and the last {free} places are left to others; \
          retry when some have ended"

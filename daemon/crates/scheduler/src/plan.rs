@@ -6,26 +6,26 @@ use crate::sequence::{ModelId, SeqId};
 /// What was decided about a sequence, to be carried out in the order of the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It runs from now on. Whoever can reuse computed positions says so with
-    /// [`crate::Scheduler::reused`] before the next pass is asked for.
+    /// The sequence runs from now on. If computed positions can be reused,
+    /// [`crate::Scheduler::reused`] is called before the next pass is asked for.
     Admitted(SeqId),
-    /// It gives its KV back, waits, and continues later with the same tokens.
+    /// The sequence is preempted: its KV cache is returned, and it continues later with its tokens.
     Yielded(SeqId),
-    /// It ends: it cannot run. The scheduler has forgotten it.
+    /// The sequence ends: it cannot run. The scheduler has forgotten it.
     Refused {
-        /// Which one.
+        /// The sequence that is rejected.
         seq: SeqId,
-        /// Why.
+        /// The reason.
         why: Refusal,
     },
-    /// It ends: its deadline is over. The scheduler has forgotten it.
+    /// The sequence ends: its deadline is over. The scheduler has forgotten it.
     Expired(SeqId),
 }
 
 /// The rows of one sequence in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanPlan {
-    /// Whose rows.
+    /// The sequence of the rows.
     pub seq: SeqId,
     /// The position of the first row.
     pub first_position: u32,
@@ -68,7 +68,7 @@ pub enum Next {
 /// What a pass did for one of its spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanResult {
-    /// Whose span.
+    /// The sequence of the span.
     pub seq: SeqId,
     /// Rows whose KV counts: all, or, where drafts were wrong, those up to the last right one.
     pub rows: u32,

@@ -40,7 +40,7 @@ impl Scheduler {
         most
     }
 
-    /// Refuses whoever failed too often.
+    /// Rejects a sequence that failed too often.
     pub(crate) fn refuse_the_failed(&mut self, actions: &mut Vec<Action>) {
         let most = self.config.refusals_max;
         let failed: Vec<(SeqId, u32)> = self

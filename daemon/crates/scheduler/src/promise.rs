@@ -20,7 +20,7 @@ pub struct Promise {
     pub due_us: u64,
     /// Microseconds of the pass that makes them, or of what is left of it.
     pub pass_us: u64,
-    /// The shortest gap among them, in microseconds.
+    /// The shortest promised gap, in microseconds.
     pub gap_us: u64,
 }
 
@@ -29,14 +29,14 @@ pub struct Promise {
 pub struct Share {
     /// The shortest gap, in microseconds.
     pub gap_us: u64,
-    /// Microseconds of a pass that makes their tokens.
+    /// Microseconds of a pass that computes the promised tokens.
     pub pass_us: u64,
 }
 
 /// What makes a gap too short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TooShort {
-    /// The pass of its own model takes as long alone.
+    /// The pass of the own model alone takes as long as the gap.
     OwnPass,
     /// With what others cannot be stopped in: the longest piece.
     Piece,
@@ -49,7 +49,7 @@ pub enum TooShort {
 pub struct CannotHold {
     /// That gap, in microseconds; `None` if there is none: promises that run would be broken.
     pub least_us: Option<u64>,
-    /// Why.
+    /// Why the gap cannot be promised.
     pub why: TooShort,
 }
 

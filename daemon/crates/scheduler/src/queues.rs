@@ -19,7 +19,7 @@ const CLIENTS_REMEMBERED: usize = 4096;
 #[derive(Clone, Copy, Debug, Default)]
 struct Client {
     service: u64,
-    /// Sequences that it has, running or waiting.
+    /// Sequences of the client, running or waiting.
     sequences: usize,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Queue {
     /// The number of the last pass with rows of a prompt of it, or of that at which there was none
     /// to compute.
     pub(crate) prompt_at: u64,
-    /// Sequences of it, running or waiting.
+    /// Sequences of the queue, running or waiting.
     sequences: usize,
 }
 
@@ -65,7 +65,10 @@ impl Queues {
         let queue = self.queue_mut(client, class);
         queue.sequences -= 1;
         if queue.sequences == 0 {
-            assert!(queue.waiting.is_empty(), "whoever waits is counted");
+            assert!(
+                queue.waiting.is_empty(),
+                "a client whose sequences wait is counted"
+            );
             self.queues.remove(&(client, class));
         }
         let known = self.clients.get_mut(&client).expect("it came");
@@ -101,7 +104,7 @@ impl Queues {
         }
     }
 
-    /// What was computed for a client that has sequences, compared with others.
+    /// Work computed for a client that has sequences, relative to others.
     pub(crate) fn service(&self, client: ClientId) -> u64 {
         self.clients[&client].service
     }

@@ -49,7 +49,7 @@ impl Among {
 /// What one of them has.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
-    /// KV that is promised.
+    /// KV cache that is promised, in bytes.
     bytes: u64,
     sequences: usize,
 }

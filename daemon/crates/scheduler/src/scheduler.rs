@@ -27,7 +27,7 @@ pub fn are_left_to_others(of_client: usize, free: usize) -> bool {
 pub struct Scheduler {
     pub(crate) config: Config,
     pub(crate) sequences: BTreeMap<SeqId, Sequence>,
-    /// Those that are admitted, in the order of their admission.
+    /// Admitted sequences, in the order of their admission.
     pub(crate) running: Vec<SeqId>,
     pub(crate) queues: Queues,
     pub(crate) turns: Turns,

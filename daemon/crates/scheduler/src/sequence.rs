@@ -29,13 +29,13 @@ pub struct Tick(pub u64);
 /// How urgent a sequence is; the lesser goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// Somebody waits for it.
+    /// A user waits for the sequence.
     Interactive,
-    /// It takes what interactive sequences leave, but waits a bounded number of passes.
+    /// The sequence takes what interactive sequences leave, but waits a bounded number of passes.
     Batch,
 }
 
-/// What is wanted of a sequence.
+/// Kind of work that a sequence asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// More tokens: the logits of the last row, once all known tokens are computed.
@@ -49,15 +49,15 @@ pub enum Kind {
 /// A sequence that comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Its name.
+    /// Id of the sequence.
     pub seq: SeqId,
-    /// The model that computes it.
+    /// Model of the sequence.
     pub model: ModelId,
-    /// Who asks.
+    /// Client of the sequence.
     pub client: ClientId,
-    /// How urgent it is.
+    /// Class of the sequence.
     pub class: Class,
-    /// What is wanted.
+    /// Kind of work.
     pub kind: Kind,
     /// Tokens of the prompt; at least 1, of a scoring 2.
     pub tokens: u32,
@@ -69,7 +69,7 @@ pub struct Arrival {
     /// Whether its rows attend to later ones: they are computed in one pass, all or none, and of
     /// them one row's outputs are wanted. Not of [`Kind::Generate`].
     pub whole: bool,
-    /// When it must have ended.
+    /// Deadline of the sequence.
     pub deadline: Option<Tick>,
     /// Whether its engine promised it a gap between its tokens: it yields to nobody while others
     /// that were promised none can.
@@ -89,9 +89,9 @@ pub struct SequenceStatus {
     pub n_past: u32,
     /// Tokens that are known: the prompt and what was generated.
     pub known: u32,
-    /// Positions whose KV it is promised; 0 while it waits.
+    /// Positions of KV cache that the sequence is promised; 0 while it waits.
     pub promised: u32,
-    /// Times that it yielded.
+    /// Times that the sequence was preempted.
     pub yields: u32,
 }
 
@@ -99,9 +99,9 @@ pub struct SequenceStatus {
 #[derive(Clone, Debug)]
 pub(crate) struct Sequence {
     pub(crate) arrival: Arrival,
-    /// Its number in the order of arrival.
+    /// The sequence's number in the order of arrival.
     pub(crate) number: u64,
-    /// Passes that had been planned when it came.
+    /// Number of passes that had been planned when the sequence arrived.
     pub(crate) entered: u64,
     pub(crate) n_past: u32,
     pub(crate) known: u32,
@@ -112,7 +112,7 @@ pub(crate) struct Sequence {
     pub(crate) stops: Vec<u32>,
     /// Positions of the prompt that are computed in one pass each, in order.
     pub(crate) wholes: Vec<Range<u32>>,
-    /// Its reader has room for what a pass may produce.
+    /// Whether the client has room for what a pass may produce.
     pub(crate) ready: bool,
     /// Passes that had been planned when its reader had no room any more; `None` if it has.
     pub(crate) unready_since: Option<u64>,
@@ -120,12 +120,12 @@ pub(crate) struct Sequence {
     pub(crate) begun: bool,
     /// A suspended pass has rows of it: it is in no other pass, and keeps what it has.
     pub(crate) in_pass: bool,
-    /// It waited so long that it keeps its place as an interactive one does.
+    /// Whether the sequence waited so long that it keeps its place like an interactive one.
     pub(crate) protected: bool,
     /// Sequences that were admitted before it although it came first by the rules.
     pub(crate) bypassed: u32,
     pub(crate) yields: u32,
-    /// Passes that failed with it because the driver refused memory.
+    /// Passes of the sequence that failed because the driver refused memory.
     pub(crate) refusals: u32,
     /// Passes that had been planned, and tokens that were known, when it was last admitted.
     pub(crate) admitted_at: u64,
@@ -233,7 +233,7 @@ impl Sequence {
         }
     }
 
-    /// The class that it is treated as.
+    /// The class that the sequence is treated as.
     pub(crate) fn class(&self) -> Class {
         if self.protected {
             Class::Interactive

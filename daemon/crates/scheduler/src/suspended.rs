@@ -18,7 +18,7 @@ const TOKEN_ROW: u64 = 2;
 /// A pass under way.
 #[derive(Clone, Debug)]
 pub(crate) struct UnderWay {
-    /// Whose rows it has, and what each counts of its time.
+    /// Clients with rows in the pass, each with its share of the pass's time.
     shares: Vec<(ClientId, u64)>,
     seqs: Vec<SeqId>,
     /// Whether an interactive sequence is among them.

@@ -34,7 +34,7 @@ pub(crate) struct Candidate {
 /// What a model had.
 #[derive(Clone, Copy, Debug, Default)]
 struct Turn {
-    /// Microseconds of its passes.
+    /// Microseconds of the model's passes.
     service: u64,
     /// The round at which it was last a candidate; 0 before the first.
     seen_at: u64,
@@ -56,7 +56,7 @@ pub(crate) struct Turns {
     short_service: u64,
     /// The service of the flow that was served last: where newcomers start.
     time: u64,
-    /// The same among the models with short passes.
+    /// Time among the models with short passes.
     short_time: u64,
     /// Microseconds that were charged in all.
     clock: u64,
@@ -132,7 +132,7 @@ impl Turns {
         self.clock.saturating_sub(self.of(model).since) >= config.model_patience_us
     }
 
-    /// It is this model's turn, and another one's promised pass goes first, or not.
+    /// Notes that it is this model's turn, and whether another model's promised pass goes first.
     pub(crate) fn pass_over(&mut self, model: ModelId, is_passed_over: bool) {
         let clock = self.clock;
         let turn = self.turns.entry(model).or_default();
@@ -140,8 +140,8 @@ impl Turns {
         turn.passed_over_at = is_passed_over.then_some(at);
     }
 
-    /// Whether a model whose turn it is was passed over for promises for much longer than any that
-    /// can be held make it wait.
+    /// Whether a model that has its turn waited for promised passes much longer than they can
+    /// justify.
     pub(crate) fn is_passed_over_too_long(&self, model: ModelId, config: &Config) -> bool {
         let at = self.of(model).passed_over_at;
         let most = config.model_patience_us.saturating_mul(PROMISED_PATIENCE);

@@ -21,7 +21,7 @@ pub trait Costs {
 /// A model as it is now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelView {
-    /// Its name.
+    /// Id of the model.
     pub model: ModelId,
     /// Bytes of the largest of its segments that is not pinned: one at a time must be resident.
     pub segment_bytes: u64,
@@ -42,7 +42,7 @@ pub struct ModelView {
     /// Microseconds of the longest part of its next pass, or of its suspended one, that cannot be
     /// stopped, as far as that is known.
     pub piece_us: u64,
-    /// What its running sequences are promised.
+    /// Promises to the model's running sequences.
     pub promise: Option<Promise>,
 }
 
@@ -109,7 +109,7 @@ impl View<'_> {
         slack_us(self.promises(except))
     }
 
-    /// The same right after all of them had their tokens: the longest that it ever is.
+    /// The slack right after all promised requests had their tokens: the longest that it ever is.
     #[must_use]
     pub fn slack_most_us(&self, except: ModelId) -> Option<u64> {
         slack_us(self.promises(except).map(|p| Promise {

@@ -3,18 +3,18 @@
 /// An adapter that a request lists.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdapterScale {
-    /// Its number, from 0, in the order of the load.
+    /// The adapter's number, from 0, in the order of the load.
     pub id: i64,
-    /// Its scale.
+    /// The adapter's scale.
     pub scale: f32,
 }
 
-/// Which adapters a request asks for.
+/// LoRA adapters that a request asks for.
 #[derive(Debug, Clone, Default)]
 pub struct AdapterChoice {
     /// The name of the model as the request has it.
     pub(crate) asked: String,
-    /// The adapters that it lists.
+    /// The adapters that the request lists.
     pub(crate) listed: Option<Vec<AdapterScale>>,
 }
 

@@ -32,23 +32,23 @@ const FIELD: &str = "lora";
 /// An adapter of a load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AdapterSpec {
-    /// Its file, absolute or below a model directory.
+    /// The adapter's file, absolute or below a model directory.
     pub path: PathBuf,
-    /// What requests name it by; without, its file's name.
+    /// Name of the adapter in requests; by default the file's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Its scale in requests that do not say otherwise.
+    /// Default scale of the adapter in requests.
     pub scale: f32,
 }
 
 impl AdapterSpec {
-    /// What requests name it by.
+    /// Name of the adapter in requests.
     pub fn name(&self) -> String {
         let of_file = || default_name(&self.path).replace(JOIN, "-");
         self.name.clone().unwrap_or_else(of_file)
     }
 
-    /// Opens its file. Blocks on the file system.
+    /// Opens the adapter's file. Blocks on the file system.
     pub(crate) fn open(&self, dirs: &ModelDirs) -> Result<AdapterFile, ModelFileError> {
         Ok(AdapterFile {
             name: self.name(),

@@ -25,7 +25,7 @@ pub const CHOICES_MAX: u32 = 8;
 /// What an answer is refused with whose scores are too many to be held until its end.
 const TOO_MANY_SCORES: &str =
     "more scores than an answer holds; stream it, or ask for fewer of them or of tokens";
-/// The same where streams hold them, too.
+/// Message for too many choices where streams hold them, too.
 const TOO_MANY_IN_STREAMS: &str =
     "more scores than an answer holds; ask for fewer of them or of tokens";
 
@@ -47,17 +47,17 @@ pub fn choices(n: Option<i64>) -> Result<u32, Failure> {
 /// How an answer ended.
 #[derive(Debug, Clone)]
 pub struct Ended {
-    /// Why.
+    /// Why the generation ended.
     pub finish: FinishReason,
-    /// What the engine says of it.
+    /// The engine's summary of the generation.
     pub summary: GenerateSummary,
-    /// Where its draws began.
+    /// Seed of the generation.
     pub seed: u64,
-    /// The stop string that ended it.
+    /// The stop string that ended the generation.
     pub stop_string: Option<String>,
     /// Calls that it made, but those whose arguments came to no object.
     pub calls: usize,
-    /// Calls that it began, whatever their arguments came to.
+    /// Tool calls that the choice began, whatever their arguments are.
     pub told_calls: usize,
     /// Whether it was cut inside of its last part.
     pub cuts_part: bool,
@@ -65,7 +65,7 @@ pub struct Ended {
     pub cuts_call: bool,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Of them those that were not computed.
+    /// Prompt tokens that were reused from the prefix cache.
     pub reused_tokens: u32,
     /// Tokens that were generated.
     pub generated_tokens: u32,
@@ -85,7 +85,7 @@ pub struct Ended {
 pub struct Generated {
     /// All.
     pub tokens: u32,
-    /// Those of them that the model thought, about.
+    /// Approximate number of generated tokens that are reasoning.
     pub reasoning_tokens: u32,
 }
 
@@ -154,7 +154,7 @@ struct Choice {
     reasoning_tokens: u32,
     /// Scores of tokens whose text is held back.
     waiting: Vec<TokenScore>,
-    /// Its last part is what it says, to which more may come.
+    /// Whether the last part is text, to which more may be appended.
     says: bool,
     ended: bool,
 }
@@ -164,27 +164,27 @@ struct Choice {
 pub enum Step {
     /// More of an answer.
     More {
-        /// Its index.
+        /// Index of the choice.
         choice: usize,
         /// What the tokens come to; nothing while a mark may begin.
         parts: Vec<Part>,
         /// The tokens.
         ids: Vec<u32>,
-        /// A score of each, where the request asks for them.
+        /// A score for each token, if the request asks for them.
         scores: Vec<TokenScore>,
-        /// They came to marks, or to nothing: no text that comes later is theirs, nor that of
+        /// The tokens came to marks, or to nothing: no text that comes later is theirs, nor that of
         /// tokens before them.
         unsaid: bool,
     },
     /// The end of an answer.
     End {
-        /// Its index.
+        /// Index of the choice.
         choice: usize,
-        /// What was held back.
+        /// Parts that were held back until the end.
         parts: Vec<Part>,
         /// Scores of tokens that no text came of, but for those of a stop string.
         scores: Vec<TokenScore>,
-        /// How it ended.
+        /// How the choice ended.
         ended: Box<Ended>,
         /// Whether no other goes on.
         last: bool,
@@ -243,7 +243,7 @@ impl Generation {
         self.choices.first().map(|choice| &choice.running.model)
     }
 
-    /// The model's adapters that it has.
+    /// The request's LoRA adapters.
     pub fn adapters(&self) -> Option<&AppliedAdapters> {
         self.choices.first()?.running.adapters.as_deref()
     }
@@ -534,7 +534,7 @@ fn is_unsaid(text: &str, parts: &[Part], splitter: &Splitter) -> bool {
 }
 
 impl Choice {
-    /// Its next event; none comes of one that has ended.
+    /// The next event of the choice; none comes of one that has ended.
     fn running_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<GenerateEvent>> {
         match self.ended {
             true => Poll::Pending,

@@ -9,11 +9,11 @@ use crate::trace::Parent;
 /// The process at the other end, as the kernel knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
-    /// Its user.
+    /// The client's user.
     pub uid: u32,
-    /// Its first group.
+    /// The client's first group.
     pub gid: u32,
-    /// Its process, 0 if that lies outside of our namespace.
+    /// The client's process, 0 if that lies outside of our namespace.
     pub pid: i32,
 }
 
@@ -31,23 +31,23 @@ impl Caller {
     }
 }
 
-/// Who sent a request, when it came, and its deadline if it has one.
+/// Client of a request, arrival time, and deadline if it has one.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival {
-    /// The process that sent it.
+    /// The process that sent the request.
     pub caller: Option<Caller>,
-    /// The token that came with it, over TCP.
+    /// The bearer token of the request, over TCP.
     pub token: Option<TokenName>,
-    /// When it came.
+    /// Arrival time of the request.
     pub at: Instant,
-    /// When its answer is of no use any more.
+    /// Deadline of the request.
     pub deadline: Option<Instant>,
-    /// The caller's span that it is part of.
+    /// The client's trace span that the request is part of.
     pub parent: Option<Parent>,
 }
 
 impl Arrival {
-    /// One that comes now, with as long as it takes.
+    /// A request that arrives now, without a deadline.
     pub fn now(caller: Option<Caller>) -> Self {
         Self {
             caller,
@@ -58,7 +58,7 @@ impl Arrival {
         }
     }
 
-    /// Who asks.
+    /// The client of the request.
     pub fn peer(&self) -> Peer {
         match (self.caller, self.token) {
             (Some(caller), _) => Peer::User(caller.uid),
@@ -81,7 +81,7 @@ impl Arrival {
         self
     }
 
-    /// The same for work that others wait for, too.
+    /// The arrival without a deadline, for work that other requests wait for, too.
     pub(crate) fn without_deadline(&self) -> Self {
         Self {
             deadline: None,

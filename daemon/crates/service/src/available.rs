@@ -8,9 +8,9 @@ use crate::model_files::ModelFile;
 /// Where a model is that can be asked for.
 #[derive(Debug, Clone)]
 pub(crate) enum Place {
-    /// It is loaded.
+    /// The model is loaded.
     Loaded(Box<ModelStatus>),
-    /// It is a file that its first use loads.
+    /// The model is a file, loaded at its first use.
     OnDisk(Box<ModelFile>),
 }
 
@@ -23,7 +23,7 @@ pub struct Available {
 }
 
 impl Available {
-    /// What it is asked for by.
+    /// Name of the model in requests.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -41,7 +41,7 @@ impl Available {
         }
     }
 
-    /// Bytes of its file.
+    /// Size of the model's file in bytes.
     pub fn file_bytes(&self) -> u64 {
         match &self.place {
             Place::Loaded(status) => status.model.file().size_bytes(),
@@ -49,7 +49,7 @@ impl Available {
         }
     }
 
-    /// When its file was last changed, in milliseconds since 1970.
+    /// Modification time of the model's file, in milliseconds since 1970.
     pub fn mtime_unix_ms(&self) -> i64 {
         match &self.place {
             Place::Loaded(status) => {

@@ -33,7 +33,7 @@ pub const MODEL_NAME_MAX: usize = rocmforge_engine::MODEL_NAME_MAX;
 /// Most scores in an answer: tokens times one more than `top_n`.
 pub const SCORES_MAX: u64 = 1 << 20;
 
-/// What is wrong with a request, field by field.
+/// Errors in a request, field by field.
 #[derive(Debug, Clone, Default)]
 pub struct Violations {
     found: Vec<(String, String)>,
@@ -129,7 +129,7 @@ pub struct SamplingFields {
     pub frequency_penalty: Option<f32>,
     /// Tokens that penalties look back at.
     pub penalty_last_n: Option<i32>,
-    /// Those of further samplers, and the order of all.
+    /// Fields of further samplers, and the order of all samplers.
     pub samplers: SamplerFields,
     /// Where the draw begins; drawn where absent.
     pub seed: Option<u64>,
@@ -137,7 +137,7 @@ pub struct SamplingFields {
     pub max_tokens: Option<i32>,
     /// At most [`STOP_MAX`] strings of at most [`STOP_MAX_BYTES`] bytes.
     pub stop: Vec<String>,
-    /// What is asked beside.
+    /// Fields that constrain decoding.
     pub decoding: DecodingFields,
     /// Whether the prompt may begin with what earlier ones have computed; what HTTP's
     /// bodies have beside the others.
@@ -161,15 +161,15 @@ pub struct Sampling {
     pub biased_texts: Vec<(String, f32)>,
     /// The longest gap between tokens that is promised, zero for none; `None` is by the class.
     pub max_gap: Option<Duration>,
-    /// What is asked beside.
+    /// Parameters that constrain decoding.
     pub decoding: Decoding,
     /// What the text is held to; not yet a part of `decoding`.
     pub format: Option<Format>,
-    /// When the format holds, where that is not from the beginning.
+    /// When the format begins to hold, if not from the start of the output.
     pub trigger: Option<Trigger>,
-    /// What comes in front of it.
+    /// Reasoning that comes before the format.
     pub reasoning: Plan,
-    /// Which of the model's adapters are asked for.
+    /// LoRA adapters that the request asks for.
     pub adapters: AdapterChoice,
     rename: Option<fn(&str) -> String>,
 }

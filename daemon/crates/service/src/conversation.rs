@@ -41,13 +41,13 @@ pub struct Answering {
     pub sampling: Sampling,
     /// The context length, within the model's and the daemon's.
     pub n_ctx: u32,
-    /// How urgent it is.
+    /// Priority class of the request.
     pub class: Class,
     /// Whether its prompt may begin with what was computed for earlier ones, and be kept.
     pub reuse: bool,
     /// How many answers, at most [`crate::answers::CHOICES_MAX`].
     pub choices: u32,
-    /// The text stays as it is generated.
+    /// Whether the output stays unparsed.
     pub unparsed: bool,
 }
 

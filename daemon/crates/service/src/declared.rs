@@ -41,24 +41,24 @@ pub const ALIASES_MAX: usize = 16;
 /// A model that the configuration declares.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Declared {
-    /// Its name.
+    /// The declared model's name.
     pub name: String,
-    /// Its file, below a model directory.
+    /// The declared model's file, below a model directory.
     pub path: PathBuf,
-    /// Other names for it.
+    /// Other names of the model.
     pub aliases: Vec<String>,
-    /// Upload what fits when it is registered.
+    /// Whether as much of the model as fits is uploaded when it is registered.
     pub preload: bool,
-    /// Pin all of its segments.
+    /// Whether all segments of the model are pinned.
     pub pin: bool,
-    /// Name or alias of the model that drafts for it.
+    /// Name or alias of the draft model.
     pub draft: Option<String>,
     /// The projector by which it reads images, below a model directory; without, the one beside
     /// its file that fits.
     pub mmproj: Option<PathBuf>,
-    /// Its adapters.
+    /// The declared model's adapters.
     pub lora: Vec<AdapterSpec>,
-    /// What its requests have where they leave it unset.
+    /// Default parameters of the model's requests.
     pub defaults: Defaults,
 }
 
@@ -76,7 +76,7 @@ impl Declared {
         ))
     }
 
-    /// Its load, without its preload.
+    /// The load of the declared model, without its preload.
     pub(crate) fn load(&self) -> Load {
         let template = self.defaults.template.as_ref();
         Load {
@@ -92,7 +92,7 @@ impl Declared {
     }
 }
 
-/// What is declared.
+/// The declared models.
 #[derive(Debug, Default)]
 pub struct Book {
     models: Vec<Declared>,
@@ -164,7 +164,7 @@ impl Book {
 /// What became of the models that are declared.
 #[derive(Debug, Default)]
 pub struct Registration {
-    /// Those that were registered now.
+    /// Models that were registered by this call.
     pub registered: Vec<Declared>,
     /// The names of those that could not be, each with why.
     pub refused: Vec<(String, String)>,
@@ -172,13 +172,13 @@ pub struct Registration {
 
 /// What a look at the file of a declared model found beside what is loaded under its name.
 enum Seen {
-    /// That file.
+    /// The loaded model has this file, unchanged.
     Same,
-    /// That file, which has changed: it was loaded anew, or could not be.
+    /// The loaded model has this file, which has changed: it was loaded again, or could not be.
     Changed,
     /// Another one, or none.
     Other(Found),
-    /// It did not answer.
+    /// The file did not respond.
     Nothing,
 }
 
@@ -195,7 +195,8 @@ fn kept_by_loaded(then: &Declared, now: &Declared) -> Option<String> {
     ];
     let keys = differ.into_iter().filter(|(_, differs)| *differs);
     let keys: Vec<_> = keys.map(|(key, _)| key).collect();
-    let message = "of a model that is loaded is taken when it is loaded anew: unload it, and ask for it over HTTP";
+    let message =
+        "of a loaded model changes when it is loaded again: unload it, and request it over HTTP";
     (!keys.is_empty()).then(|| format!("{} {message}", keys.join(", ")))
 }
 
@@ -229,7 +230,7 @@ impl Shelf {
 }
 
 impl Service {
-    /// What is declared now.
+    /// The models that are declared now.
     pub fn declared(&self) -> Arc<Book> {
         self.shelf.get()
     }
@@ -359,7 +360,7 @@ impl Service {
         std::mem::take(&mut *self.late())
     }
 
-    /// Loads those declared models anew that are loaded and whose files have changed in place,
+    /// Loads those declared models again that are loaded and whose files have changed in place,
     /// registers those whose directories did not answer, and tells what the others do not take of
     /// how they are declared.
     pub async fn renew_declared(self: &Arc<Self>) -> Registration {
@@ -380,7 +381,7 @@ impl Service {
         registration
     }
 
-    /// Loads a declared model anew as [`Service::renew_one`] does, or tells what the loaded one
+    /// Loads a declared model again as [`Service::renew_one`] does, or tells what the loaded one
     /// keeps.
     async fn follow_up(
         self: &Arc<Self>,
@@ -440,7 +441,7 @@ impl Service {
         found.collect()
     }
 
-    /// Loads a declared model anew if its file, in which a look `found` this, has changed. Nothing
+    /// Loads a declared model again if its file, in which a look `found` this, has changed. Nothing
     /// is done where another file is loaded, or where this one did not answer.
     async fn renew_one(
         self: &Arc<Self>,

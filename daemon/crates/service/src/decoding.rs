@@ -22,7 +22,7 @@ pub const FORBIDDEN: f32 = f32::NEG_INFINITY;
 pub const BIASED_TEXT_MAX_BYTES: usize = 256;
 /// Most tokens that end a text beside the vocabulary's own.
 pub const STOP_TOKENS_MAX: usize = 64;
-/// Most tokens that are told with their log-probabilities in a generated one's place.
+/// Most tokens that are returned with their log-probabilities in a generated one's place.
 pub const LOGPROBS_MAX: u32 = 20;
 
 /// The fields as a request has them; what is absent does nothing.
@@ -73,7 +73,7 @@ pub(crate) fn checked(
     }
     bias.sort_unstable_by_key(|(id, _)| *id);
     if let Some(twice) = bias.windows(2).find(|two| two[0].0 == two[1].0) {
-        let message = format!("token {} stands there twice; give it once", twice[0].0);
+        let message = format!("token {} is given twice; give it once", twice[0].0);
         v.add("sampling.logit_bias", message);
     }
     let range = "at least 0, where 0 does nothing";

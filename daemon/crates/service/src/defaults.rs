@@ -47,7 +47,7 @@ pub struct Defaults {
 pub struct Template {
     /// The file.
     pub path: PathBuf,
-    /// What it says.
+    /// Source text of the template.
     pub source: Arc<str>,
 }
 

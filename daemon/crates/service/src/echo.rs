@@ -15,9 +15,9 @@ use crate::prompt::{Prompt, Room};
 /// A prompt as it is repeated.
 #[derive(Debug)]
 pub struct Echo {
-    /// Its text.
+    /// The prompt's text.
     pub text: String,
-    /// Its ids.
+    /// The prompt's ids.
     pub ids: Vec<u32>,
     /// The score of each of them but the first, where they are wanted.
     pub scores: Vec<TokenScore>,

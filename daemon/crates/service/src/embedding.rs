@@ -23,7 +23,7 @@ pub const VALUES_MAX: u64 = 12 << 20;
 /// Texts of a request that the engine has at a time; they share passes.
 const AT_A_TIME: usize = 16;
 
-/// The same of an encoder, which computes a whole text in one pass, and most texts are short.
+/// Texts that an encoder computes at a time: each is one pass, and most texts are short.
 const ENCODED_AT_A_TIME: usize = 32;
 
 /// Texts that are to be embedded.
@@ -52,13 +52,13 @@ pub struct Texts {
     pub class: Class,
 }
 
-/// What came of them.
+/// Embeddings of the texts of a request.
 #[derive(Debug)]
 pub struct Embedded {
     /// For each text its vector, and how many tokens it has. Where that was asked for, a vector is
     /// of length 1 (unless all of it is 0).
     pub vectors: Vec<(Vec<f32>, u32)>,
-    /// Which hidden states made them.
+    /// How hidden states were pooled into the embeddings.
     pub pooling: Pooling,
     /// Tokens of all texts.
     pub tokens: u32,

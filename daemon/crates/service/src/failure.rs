@@ -52,17 +52,17 @@ const LIMIT_RETRY: Duration = Duration::from_secs(1);
 pub enum Kind {
     /// The request can never work as it is.
     InvalidArgument,
-    /// It asks for what is not implemented.
+    /// The request asks for something that is not supported.
     Unimplemented,
-    /// It names what is not there.
+    /// The request names something that does not exist.
     NotFound,
     /// The name is taken.
     AlreadyExists,
     /// The caller may not.
     PermissionDenied,
-    /// It is not known who calls.
+    /// The client is not authenticated.
     Unauthenticated,
-    /// The present state does not allow it, and waiting alone does not mend that.
+    /// The present state does not allow it, and waiting alone does not help.
     FailedPrecondition,
     /// Full now; later it may work.
     ResourceExhausted,
@@ -79,7 +79,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Its name, for the log.
+    /// The kind's name, for the log.
     pub fn name(self) -> &'static str {
         match self {
             Self::InvalidArgument => "InvalidArgument",
@@ -102,15 +102,15 @@ impl Kind {
 /// What a failure is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
-    /// What it is: `model`, `file`, `gguf`, `feature`; of a precondition its reason.
+    /// Kind of the subject: `model`, `file`, `gguf`, `feature`; of a precondition its reason.
     pub kind: String,
-    /// Its name.
+    /// The subject's name.
     pub name: String,
-    /// What is the matter with it.
+    /// What is wrong with the subject.
     pub message: String,
 }
 
-/// Why something is not done.
+/// A rejected or failed request: reason, message and details.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure(Box<Told>);
 
@@ -146,12 +146,12 @@ impl Failure {
         self.0.reason.kind()
     }
 
-    /// Its cause.
+    /// Reason of the failure.
     pub fn reason(&self) -> Reason {
         self.0.reason
     }
 
-    /// What is the matter and what to do, for people.
+    /// What is wrong and what to do, to be shown to users.
     pub fn message(&self) -> &str {
         &self.0.message
     }
@@ -185,7 +185,7 @@ impl Failure {
         self.0.precondition.as_ref()
     }
 
-    /// When to try again.
+    /// Delay after which the request may be sent again.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
     }

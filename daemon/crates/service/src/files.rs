@@ -36,7 +36,7 @@ const TOLD_MAX: usize = 128;
 /// A file with its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedFile {
-    /// What it is asked for by.
+    /// Name of the model in requests.
     pub name: String,
     /// The file.
     pub file: ModelFile,
@@ -53,7 +53,7 @@ impl NamedFile {
 pub struct Listed {
     /// The files that are offered as models, by path.
     pub served: Vec<NamedFile>,
-    /// Those that are not, by path, each with why.
+    /// Files that are not offered as models, by path, each with the reason.
     pub unserved: Vec<ModelFile>,
     /// The model directories as they are.
     pub dirs: Vec<DirState>,
@@ -98,7 +98,7 @@ impl Listing {
                 // Said once: there is one more then.
                 if told.len() == TOLD_MAX && told.insert(PathBuf::new()) {
                     tracing::warn!(
-                        "more files are not offered as models than the log tells of; `rocmforgectl files` lists them"
+                        "more files are not offered as models than the log lists; `rocmforgectl files` lists all"
                     );
                 }
                 return;
@@ -193,8 +193,9 @@ fn real_paths_of(
     found
 }
 
-/// The declared models whose draft is neither declared nor a file below the model directories, each
-/// with its draft. Blocks on the file system; where not all of it can be seen, nothing is said.
+/// The declared models whose draft model is neither declared nor a file below the model
+/// directories, each with its draft model. Blocks on the file system; models are left out if a
+/// directory cannot be read completely.
 pub fn without_their_drafts<'a>(dirs: &ModelDirs, book: &'a Book) -> Vec<(&'a str, &'a str)> {
     let with_draft = |model: &'a Declared| Some((&*model.name, model.draft.as_deref()?));
     let mut missing: Vec<_> = book.models().iter().filter_map(with_draft).collect();
@@ -377,7 +378,7 @@ impl Service {
         Err(self.unknown(name, files.map(Available::name)))
     }
 
-    /// Looks anew when names are next asked for.
+    /// Looks again when names are next asked for.
     pub fn forget_listing(&self) {
         let last = self.listing.last.lock();
         *last.unwrap_or_else(PoisonError::into_inner) = None;

@@ -41,7 +41,7 @@ impl Format {
 
     /// Refuses what cannot be beside a format.
     pub(crate) fn check_beside(&self, min_tokens: u32, ignore_eos: bool, v: &mut Violations) {
-        let message = "a text that is held to a format ends where the format does; leave it unset";
+        let message = "the output of a request with a format ends when the format is complete; leave this field unset";
         if min_tokens > 0 {
             v.add("sampling.min_tokens", message);
         }

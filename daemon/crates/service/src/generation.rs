@@ -61,7 +61,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// What it gives next; `None` where the engine ended.
+    /// The next event of the generation; `None` if the engine ended.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<GenerateEvent>> {
         let event = ready!(self.events.poll_next(cx));
         match &event {

@@ -189,7 +189,7 @@ impl Service {
         }
     }
 
-    /// Those that requests opened and whose files have no name any more. A file that is open here
+    /// Models that requests opened and whose files have no name any more. A file that is open here
     /// and lies on this machine answers at once.
     pub(crate) fn deleted(&self) -> Vec<Arc<LoadedModel>> {
         let near = self

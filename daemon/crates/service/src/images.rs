@@ -34,7 +34,7 @@ use reading::TilesAhead;
 pub(crate) use reading::UnreadImage;
 pub use reading::{HeldFile, IMAGES_AT_ONCE, ImageWork};
 
-/// What a model that reads text only is told in place of an image.
+/// Text that a model which reads text only gets in place of an image.
 pub const LEFT_OUT: &str = "[image left out: this model reads text only]";
 
 /// Most images of a request.
@@ -49,7 +49,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 );
 
 /// The images of a chat, of which the template is to see the places; none where the model reads
-/// text only, so that its template sees what is told in their places.
+/// text only, so that its template sees the texts in their places.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for more than [`IMAGES_MAX`], and for an image whose bytes the request has not.
@@ -81,7 +81,7 @@ pub(crate) fn taken(chat: &mut Chat, model: &LoadedModel) -> Result<Vec<ChatImag
 pub(crate) enum Placed {
     /// The ids, and the images that are among them.
     Whole(Vec<u32>, Vec<UnreadImage>),
-    /// They are more than there is room for.
+    /// The images take more tokens than there is room for.
     TooMany,
 }
 
@@ -351,7 +351,7 @@ fn bytes_of(image: &ChatImage) -> Result<Bytes, Failure> {
     };
     let bytes = decoded.map_err(|error| {
         refuse(&format!(
-            "the image is no Base64 ({error}); encode its file anew"
+            "the image is no Base64 ({error}); encode its file again"
         ))
     })?;
     Ok(bytes.into())

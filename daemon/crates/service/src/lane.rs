@@ -45,7 +45,7 @@ struct State {
 struct Client {
     running: usize,
     waiting: VecDeque<Waiting>,
-    /// When it last was given a place or gave one back, or came.
+    /// Turn at which the client last got or returned a place, or arrived.
     turn: u64,
 }
 

@@ -60,7 +60,7 @@ impl PeerLimits {
     }
 }
 
-/// For whom limits are.
+/// Clients to which limits apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     /// Users and groups; [`Who::Everyone`] is every peer, tokens with them.
@@ -136,7 +136,7 @@ impl Limit {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Queued, Self::PromptBytes, Self::Tokens];
 
-    /// Its key in the configuration.
+    /// The limit's key in the configuration.
     pub fn key(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -308,7 +308,7 @@ impl Ticket {
         failure::from_engine(error)
     }
 
-    /// For whom the engine works, and how much of it at once.
+    /// The client for the engine, with the number of requests that it may run at once.
     pub fn asker(&self, class: Class) -> Asker {
         Asker {
             client: self.used.peer.client(),

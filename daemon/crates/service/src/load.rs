@@ -65,7 +65,7 @@ pub struct Load {
     /// The projector by which it reads images, absolute or below a model directory; without, the
     /// one beside it that fits.
     pub mmproj: Option<PathBuf>,
-    /// Its adapters.
+    /// The model's adapters.
     pub lora: Vec<AdapterSpec>,
 }
 
@@ -107,21 +107,21 @@ impl Load {
         })
     }
 
-    /// The same with a model that drafts for it; an empty name is none.
+    /// The load with a draft model; an empty name is none.
     #[must_use]
     pub fn with_draft(mut self, name: &str) -> Self {
         self.draft = (!name.is_empty()).then(|| name.to_owned());
         self
     }
 
-    /// The same with this projector; an empty path is none.
+    /// The load with this projector; an empty path is none.
     #[must_use]
     pub fn with_mmproj(mut self, path: &str) -> Self {
         self.mmproj = (!path.is_empty()).then(|| PathBuf::from(path));
         self
     }
 
-    /// The same with these adapters.
+    /// The load with these adapters.
     ///
     /// # Errors
     /// INVALID_ARGUMENT for too many, an empty path and a scale that is none.

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 /// How long a look is waited for.
 const WAIT_MAX: Duration = Duration::from_secs(3);
-/// After so long another look is let try: what hung may be there anew, and the thread that hangs on
-/// what was there before never ends.
+/// After so long another look is let try: what hung may be there again, and the thread that hangs
+/// on what was there before never ends.
 const ANEW_AFTER: Duration = Duration::from_secs(60);
 /// Looks at one key that may hang.
 const HANGING_MAX: usize = 8;
@@ -39,7 +39,7 @@ struct Shared<T> {
 
 #[derive(Debug)]
 struct State<T> {
-    /// When those began that go on.
+    /// Start times of probes that are running.
     going_on: Vec<(u64, Instant)>,
     /// Looks that were begun, and the last of those that have ended.
     begun: u64,
@@ -127,7 +127,7 @@ impl<T> Looks<T> {
 struct Begun {
     number: u64,
     since: Instant,
-    /// Whoever asked began it.
+    /// Whether the caller began the work.
     is_own: bool,
 }
 

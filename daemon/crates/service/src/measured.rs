@@ -257,7 +257,7 @@ fn add(to: &AtomicU64, n: u32) {
     to.fetch_add(n.into(), Ordering::Relaxed);
 }
 
-/// One request on its way. Dropped before its end it counts as aborted.
+/// A running request. Dropped before its end it counts as aborted.
 #[derive(Debug)]
 pub struct Course {
     record: Arc<Record>,
@@ -266,7 +266,7 @@ pub struct Course {
     prompt_tokens: u32,
     /// Tokens that were counted so far.
     generated_tokens: u32,
-    /// When the last token came.
+    /// Time of the last token.
     last: Option<Instant>,
     /// Nothing else ran when it came.
     is_alone: bool,
@@ -277,7 +277,7 @@ pub struct Course {
 }
 
 impl Course {
-    /// So many tokens came at once.
+    /// Notes that `n` tokens came at once.
     pub(crate) fn tokens(&mut self, n: usize) {
         if n == 0 {
             return;
@@ -296,7 +296,7 @@ impl Course {
         self.generated_tokens += n as u32;
     }
 
-    /// It ended as it should.
+    /// Notes that the generation ended normally.
     pub(crate) fn done(&mut self, summary: &GenerateSummary) {
         self.is_ended = true;
         let record = &self.record;

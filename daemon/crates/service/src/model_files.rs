@@ -55,10 +55,10 @@ pub enum ModelFileError {
     /// The path cannot be one.
     #[error("{message}")]
     BadPath {
-        /// What is wrong, and what is allowed.
+        /// What is wrong with the path, and what is allowed.
         message: String,
     },
-    /// It lies, or may lie, outside of the model directories.
+    /// The file is, or may be, outside of the model directories.
     #[error("{}: not below a model directory once links are resolved ({}); move the file there, or start the daemon with another --model-dir", path.display(), List(dirs))]
     Outside {
         /// The path asked for.
@@ -76,7 +76,7 @@ pub enum ModelFileError {
     DirSilent {
         /// The directory.
         dir: PathBuf,
-        /// What is wrong with it, and what to do.
+        /// What is wrong with the directory, and what to do.
         why: String,
     },
     /// Nothing there.
@@ -98,7 +98,7 @@ pub enum ModelFileError {
         path: PathBuf,
         /// How many parts the model has, by the part's name.
         count: u32,
-        /// Those that are not there.
+        /// Parts that are missing.
         missing: Vec<PathBuf>,
     },
     /// A part of a split model that is not its first one.
@@ -106,7 +106,7 @@ pub enum ModelFileError {
     NotFirstPart {
         /// The path asked for.
         path: PathBuf,
-        /// Which part it is, from 1.
+        /// Number of the part, from 1.
         number: u32,
         /// How many there are.
         count: u32,
@@ -118,7 +118,7 @@ pub enum ModelFileError {
     NotAFile {
         /// The path asked for.
         path: PathBuf,
-        /// What it is.
+        /// Kind of the file.
         kind: &'static str,
     },
     /// The daemon's user may not read it.
@@ -129,7 +129,7 @@ pub enum ModelFileError {
         /// The daemon's user.
         user: u32,
     },
-    /// It is replaced again and again.
+    /// The file is being replaced repeatedly.
     #[error("{} is being replaced while it is opened; load it when it stays", path.display())]
     Replaced {
         /// The path asked for.
@@ -152,7 +152,7 @@ pub enum ModelFileError {
     Io {
         /// The path asked for.
         path: PathBuf,
-        /// Why.
+        /// Why the file cannot be opened.
         message: String,
     },
 }

@@ -55,12 +55,12 @@ impl fmt::Display for TokenName {
     }
 }
 
-/// Who asks.
+/// Identity of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Peer {
     /// A user of this machine, whose process is at the other end of a Unix socket.
     User(u32),
-    /// Whoever has the token.
+    /// The client with this bearer token.
     Token(TokenName),
     /// Anyone on this machine, over TCP without a token.
     Local,

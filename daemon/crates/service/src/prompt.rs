@@ -78,7 +78,7 @@ impl Prompt {
         Self::Chat(chat)
     }
 
-    /// Its size, for the choice of who works on it.
+    /// Size of the prompt in bytes, for the choice of the thread that tokenizes it.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Text { text, .. } => text.len(),
@@ -87,7 +87,7 @@ impl Prompt {
         }
     }
 
-    /// The field that a refusal names, where the caller has no other name for it.
+    /// Name of the field in error messages, if the caller has no other name for it.
     pub fn field(&self) -> &'static str {
         match self {
             Self::Text { .. } => "text",

@@ -41,7 +41,7 @@ impl PairMarks {
     }
 }
 
-/// Which row of a text the classification reads.
+/// How rows of a text are pooled for the classification.
 pub(crate) fn pooling(model: &LoadedModel) -> Pooling {
     let hparams = model.model().hparams();
     let usual = match hparams.arch {
@@ -52,7 +52,7 @@ pub(crate) fn pooling(model: &LoadedModel) -> Pooling {
     hparams.pooling.unwrap_or(usual)
 }
 
-/// For whom documents are judged, and with which adapters.
+/// Client and adapters of a rerank request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OfWhom<'a> {
     pub(crate) ticket: &'a Ticket,

@@ -20,29 +20,29 @@ const CALLS_WAITING: usize = 4;
 /// A setting whose value in the files is not what was in force.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Its key.
+    /// The setting's key.
     pub setting: String,
-    /// What was in force before, where it is shown.
+    /// Value before the reload, if it may be shown.
     pub before: String,
     /// What the files say, where it is shown.
     pub now: String,
-    /// Why it was not taken; empty if it was.
+    /// Why the change was not applied; empty if it was.
     pub reason: String,
 }
 
 /// What a reload did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reloaded {
-    /// What is in force now.
+    /// Changes that are in force now.
     pub taken: Vec<Change>,
-    /// What is not.
+    /// Changes that are not in force.
     pub not_taken: Vec<Change>,
 }
 
 /// Where the answer to a call goes.
 pub type Answer = oneshot::Sender<Result<Reloaded, Failure>>;
 
-/// The way to whoever reads the settings.
+/// The channel to the task that reloads the settings.
 #[derive(Debug, Default)]
 pub(crate) struct Reader(OnceLock<mpsc::Sender<Answer>>);
 
@@ -54,7 +54,7 @@ impl Service {
         self.reader.0.set(sender).ok().map(|()| receiver)
     }
 
-    /// Has the settings read anew. A reload that has begun goes on when its caller goes.
+    /// Has the settings reloaded. A reload that has begun goes on when its caller goes.
     ///
     /// # Errors
     /// FAILED_PRECONDITION for settings that cannot be used, which change nothing;

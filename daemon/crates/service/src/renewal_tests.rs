@@ -396,7 +396,7 @@ async fn a_deleted_file_is_closed_and_its_name_is_not_found() {
 }
 
 /// While a model is being closed no snapshot has it, but the engine does: the first request for a
-/// file that was written anew meanwhile got 400 `LOADED_FILE_CHANGED`.
+/// file that was written again meanwhile got 400 `LOADED_FILE_CHANGED`.
 #[tokio::test]
 async fn a_file_that_comes_back_while_its_model_is_closed_is_opened() {
     for is_by_hand in [false, true] {

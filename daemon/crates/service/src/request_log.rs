@@ -35,12 +35,12 @@ pub struct RequestLog {
     /// What a call of management asks for.
     arguments: Option<String>,
     at: Instant,
-    /// When the engine was asked.
+    /// Time at which the request was handed to the engine.
     handed_over: Option<Instant>,
     /// From then to the first pass and to the first token.
     began: Option<(Duration, Duration)>,
     code: &'static str,
-    /// Why it was refused.
+    /// Why the request was rejected.
     refusal: Option<String>,
     /// Tokens of the prompt or input, if the request has such.
     pub prompt_tokens: Option<u32>,
@@ -54,7 +54,7 @@ pub struct RequestLog {
     pub promised_gap: Option<(Duration, u32)>,
     /// Bytes that were uploaded for it.
     pub uploaded_bytes: Option<u64>,
-    /// Where it is kept when it has ended, with its number there.
+    /// Where the request is kept when it has ended, with its number there.
     kept: Option<(Arc<RecentRequests>, u64)>,
     /// The times of its answers in the engine.
     slots: Vec<TimesSlot>,

@@ -46,7 +46,7 @@ pub struct Documents {
     pub model: Arc<LoadedModel>,
     /// The model's adapters that they have.
     pub adapters: Option<Arc<AppliedAdapters>>,
-    /// What is looked for.
+    /// The query.
     pub query: String,
     /// The documents.
     pub documents: Vec<String>,
@@ -65,7 +65,7 @@ pub struct Documents {
 /// A document's score.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rank {
-    /// Its place in the request.
+    /// Index of the document in the request.
     pub index: u32,
     /// The probability that it is relevant: of "yes" against "no", or the logistic function of the
     /// class's output; or that output itself, where that was asked for.
@@ -307,7 +307,7 @@ fn judge(model: &LoadedModel) -> Result<Judge, Failure> {
         1 => Ok(Judge::Class),
         n => {
             let message = format!(
-                "'{}' tells {n} classes apart; a reranker has one, whose output says how relevant a document is",
+                "'{}' has {n} classes; a reranker has one, whose output says how relevant a document is",
                 model.name()
             );
             Err(failure::unsupported_field("model", &message))

@@ -49,7 +49,7 @@ impl fmt::Display for Role {
     }
 }
 
-/// Who has a role.
+/// Users and groups that have a role.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Who {
     /// Everyone who may connect.
@@ -141,11 +141,11 @@ fn group_number(name: &str) -> Result<u32, String> {
 /// The configuration of all roles.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Roles {
-    /// Who may use.
+    /// Clients with the role `use`.
     pub use_by: Who,
-    /// Who may manage.
+    /// Clients with the role `manage`.
     pub manage_by: Who,
-    /// Who is admin.
+    /// Clients with the role `admin`.
     pub admin_by: Who,
 }
 
@@ -174,7 +174,7 @@ impl Roles {
 /// Users' groups, and when they were looked up.
 type KnownGroups = HashMap<u32, (Instant, Arc<[u32]>)>;
 
-/// Tells callers' roles.
+/// The roles of clients.
 #[derive(Debug)]
 pub struct RoleBook {
     roles: Roles,
@@ -182,7 +182,7 @@ pub struct RoleBook {
 }
 
 impl RoleBook {
-    /// Tells them by this configuration.
+    /// The roles of clients by this configuration.
     pub fn new(roles: Roles) -> Self {
         Self {
             roles,

@@ -48,7 +48,7 @@ macro_rules! sampler_fields {
         #[derive(Debug, Clone, Default)]
         pub struct SamplerFields {
             $($(#[doc = $doc])+ pub $field: Option<$type>,)+
-            /// Which version of Mirostat holds the surprise: 1, 2, or 0 for none.
+            /// Version of Mirostat: 1, 2, or 0 for off.
             pub mirostat: Option<i32>,
             /// Texts that end a repetition: at most [`BREAKERS_MAX`], of 1 to
             /// [`BREAKER_MAX_BYTES`] bytes.
@@ -181,7 +181,7 @@ fn order(names: &[String]) -> Result<Vec<SamplerKind>, String> {
         })?;
         let once = matches!(kind, SamplerKind::Penalties | SamplerKind::Dry);
         if once && order.contains(&kind) {
-            return Err(format!("'{name}' stands there twice; give it once"));
+            return Err(format!("'{name}' is given twice; give it once"));
         }
         order.push(kind);
     }

@@ -18,13 +18,13 @@ use rocmforge_gguf::{Identity, MappedFile};
 /// How the file that is open stands to its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// It has the content that was opened, and its path leads to it.
+    /// The file has the content that was opened, and its path leads to it.
     Same,
-    /// It was written, or cut short, since it was opened.
+    /// The file was written, or cut short, since it was opened.
     Changed,
-    /// Its path leads to another file.
+    /// The file's path leads to another file.
     Replaced,
-    /// Its path leads nowhere.
+    /// The file's path leads nowhere.
     Gone,
 }
 

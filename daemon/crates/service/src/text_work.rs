@@ -62,12 +62,12 @@ pub struct TextWork {
     grammars: Arc<Lane>,
 }
 
-/// What is said of work in a lane that cannot be done.
+/// Messages about work of a lane that cannot be done.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LaneWords {
     /// No more may wait.
     pub(crate) full: &'static str,
-    /// When to try again then, as the words say.
+    /// Delay after which the request may be sent again, as the message says.
     pub(crate) retry: Duration,
     /// The work panicked.
     pub(crate) panicked: &'static str,
@@ -116,7 +116,7 @@ impl TextWork {
         Self::run_in(lane, (peer, TEXTS), work).await
     }
 
-    /// The same for a grammar, whose compilation does not ask whether it is wanted.
+    /// Compiles a grammar; its compilation cannot be cancelled.
     ///
     /// # Errors
     /// As [`TextWork::run`].

@@ -184,7 +184,7 @@ pub fn format(
         return Err(failure::unsupported_field(
             field,
             &format!(
-                "the chat template of model '{}' writes calls in a form that answers cannot be held to here; leave it \
+                "the chat template of model '{}' writes tool calls in a format that the output cannot be constrained to; leave it \
                  unset, or leave tools out",
                 model.name()
             ),

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::mpsc;
 
-/// Spans that may wait for whoever follows.
+/// Most spans that wait for the exporter.
 pub const WAITING_MAX: usize = 1024;
 
 /// The span of the caller that a request is part of.
@@ -67,7 +67,7 @@ pub enum Value {
 /// A part of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Phase {
-    /// What was done.
+    /// Name of the phase.
     pub name: &'static str,
     /// From the request's arrival to its beginning.
     pub from: Duration,
@@ -78,17 +78,17 @@ pub struct Phase {
 /// One request, after its end.
 #[derive(Debug, Clone)]
 pub struct Span {
-    /// Whose part it is, if the caller said so.
+    /// Parent span, if the client sent one.
     pub parent: Option<Parent>,
     /// The route or the RPC.
     pub name: &'static str,
-    /// When it came.
+    /// Arrival of the request.
     pub start: SystemTime,
     /// Until its end.
     pub took: Duration,
-    /// Its parts, in their order.
+    /// The request's parts, in their order.
     pub phases: Vec<Phase>,
-    /// What is known of it, by OpenTelemetry's names where it has one.
+    /// Attributes of the request, with OpenTelemetry's names where it has them.
     pub attributes: Vec<(&'static str, Value)>,
     /// The code that it ended with, unless it went well.
     pub error: Option<&'static str>,
@@ -109,7 +109,7 @@ pub(crate) fn is_followed(parent: Option<Parent>) -> bool {
     FOLLOWER.get().is_some() && parent.is_none_or(|parent| parent.sampled)
 }
 
-/// Hands a span to whoever follows.
+/// Hands a span to the exporter.
 pub(crate) fn end(span: Span) {
     if let Some(follower) = FOLLOWER.get()
         && follower.try_send(span).is_err()
@@ -123,7 +123,7 @@ pub fn take_dropped() -> u64 {
     DROPPED.swap(0, Ordering::Relaxed)
 }
 
-/// When the request that came at `arrived` did, by the clock on the wall.
+/// Wall clock time of the arrival of a request.
 pub(crate) fn wall(arrived: Instant) -> SystemTime {
     let now = SystemTime::now();
     now.checked_sub(arrived.elapsed()).unwrap_or(now)

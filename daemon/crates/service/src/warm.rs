@@ -46,7 +46,7 @@ struct Ledger {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What was written last, and when.
+    /// The note that was written last, with the time.
     written: Option<(Instant, Note)>,
     /// Models of the last daemon's note that are not back yet.
     coming: Vec<Noted>,
@@ -325,7 +325,9 @@ impl Service {
         let model = match (there, &noted.path) {
             (Some(there), _) => there,
             (None, Some(path)) => self.open_file_again(noted, path, &arrival).await?,
-            (None, None) => return Err("it is neither declared nor remembered now".to_owned()),
+            (None, None) => {
+                return Err("the model is neither declared nor remembered any more".to_owned());
+            }
         };
         if identity(model.file()) != (noted.file_bytes, noted.mtime_unix_ms) {
             return Err(OTHER_FILE.to_owned());
@@ -348,14 +350,17 @@ impl Service {
         let files = self.named_files(false).await.map_err(told)?;
         let named = files.iter().find(|named| named.name == noted.name);
         let Some(found) = named.filter(|named| named.file.path.to_str() == Some(path)) else {
-            return Err("no model directory has its file by its name".to_owned());
+            return Err("no model directory has the model's file under this name".to_owned());
         };
         let file = &found.file;
         if (file.bytes, file.mtime_unix_ms) != (noted.file_bytes, noted.mtime_unix_ms) {
             return Err(OTHER_FILE.to_owned());
         }
         if file.unserved.is_some() {
-            return Err("its file is not offered as a model now".to_owned());
+            return Err(
+                "the file is no longer offered as a model; `rocmforgectl files` says why"
+                    .to_owned(),
+            );
         }
         let path = file.path.clone();
         let opened = self.opened_because(&noted.name, path, "as before the restart", arrival);
@@ -369,10 +374,10 @@ impl Service {
         let segments = back.noted.segments();
         let found = self.engine.model(name).map_err(|error| error.to_string())?;
         if found.model().info().segments.len() as u32 != back.noted.n_segments {
-            return Err("this version divides it into other segments".to_owned());
+            return Err("this version divides the model into other segments".to_owned());
         }
         if !std::ptr::eq(back.model.as_ptr(), Arc::as_ptr(&found)) {
-            return Err("it was loaded again meanwhile".to_owned());
+            return Err("the model was loaded again meanwhile".to_owned());
         }
         if segments.is_empty() {
             return Ok(0);

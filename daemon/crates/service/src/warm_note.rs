@@ -35,7 +35,7 @@ const RUNS_MAX: usize = 1 << 16;
 const SEGMENTS_MAX: u32 = 1 << 20;
 /// A model that was not used for so long does not come back.
 const IDLE_MAX: Duration = Duration::from_secs(3600);
-/// How much longer models may have been idle than a note says that is not written anew.
+/// How much longer models may have been idle than a note says that is not written again.
 const IDLE_STEP_S: u64 = 600;
 /// How often a note is written at most, unless other models were opened or closed.
 const WRITE_EVERY: Duration = Duration::from_secs(60);
@@ -45,9 +45,9 @@ const TRIES_MAX: u32 = 2;
 /// A model as it was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Noted {
-    /// Its own name.
+    /// The model's own name.
     pub(crate) name: String,
-    /// Its file, where a request opened the model by that file's name.
+    /// Path of the model's file, if a request opened the model by the file's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) path: Option<String>,
     /// The size of its file, with all parts.
@@ -119,7 +119,7 @@ pub(crate) fn runs(indices: impl Iterator<Item = u32>) -> Vec<[u32; 2]> {
 /// What there was.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Note {
-    /// Starts that began to bring this back and did not end it.
+    /// Starts that began to load the models and did not finish.
     tries: u32,
     /// The models, last used first.
     models: Vec<Noted>,
@@ -132,14 +132,14 @@ struct Content {
     models: Vec<Noted>,
 }
 
-/// Why a note is of no use.
+/// Why a note of models to bring back cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoteError {
-    #[error("it is no note of this daemon: {0}")]
+    #[error("the note cannot be read: {0}; it is written again")]
     Damaged(#[from] serde_json::Error),
-    #[error("it has version {0}, and this daemon knows {VERSION}")]
+    #[error("the note has version {0}, and this daemon reads {VERSION}; it is written again")]
     Version(u32),
-    #[error("the last {TRIES_MAX} daemons ended while they brought its models back")]
+    #[error("the last {TRIES_MAX} daemons ended while they loaded its models again")]
     Tried,
 }
 

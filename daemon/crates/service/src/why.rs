@@ -48,7 +48,7 @@ pub(crate) struct Ended {
     pub(crate) model: String,
     pub(crate) peer: Peer,
     pub(crate) at: Instant,
-    /// When the engine was asked, if it was.
+    /// Time at which the request was handed to the engine, if it was.
     pub(crate) handed_over: Option<Instant>,
     pub(crate) ended: Instant,
     pub(crate) code: &'static str,
@@ -83,7 +83,7 @@ impl RecentRequests {
         self.kept.send_replace(());
     }
 
-    /// Those that a caller may see, the latest first.
+    /// Finished requests that a client may see, the latest first.
     fn seen_by(&self, viewer: &Viewer) -> Vec<Arc<Ended>> {
         let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = ring.iter().rev().filter(|ended| viewer.sees(ended));
@@ -98,10 +98,10 @@ impl RecentRequests {
     }
 }
 
-/// Who asks why.
+/// The client that asks for time accounts.
 #[derive(Debug, Clone, Copy)]
 pub struct Viewer {
-    /// Whose requests are shown.
+    /// Client whose requests are shown.
     pub peer: Peer,
     /// All requests are.
     pub is_admin: bool,
@@ -113,21 +113,21 @@ impl Viewer {
     }
 }
 
-/// Which requests are asked about.
+/// Requests to report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Which {
     /// The one of this number, or that its client calls so: of several the latest.
     Named(String),
     /// The one that took longest.
     Slowest,
-    /// So many of the latest.
+    /// A number of the latest requests.
     Latest(usize),
 }
 
 /// Where the time of a request went.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Its number, by which it can be asked about.
+    /// The request's number, by which it can be asked about.
     pub number: u64,
     /// What its client calls it; empty if nothing.
     pub id: String,
@@ -135,9 +135,9 @@ pub struct Report {
     pub call: String,
     /// The model.
     pub model: String,
-    /// Whose it is.
+    /// Client that sent the request.
     pub client: String,
-    /// When it came, in milliseconds since 1970.
+    /// Arrival of the request, in milliseconds since 1970.
     pub started_unix_ms: u64,
     /// How it ended: `Ok`, `Cancelled`, or what it failed with.
     pub code: String,
@@ -149,7 +149,7 @@ pub struct Report {
     pub parts: Vec<ReportPart>,
     /// Tokens of its prompt.
     pub prompt_tokens: u32,
-    /// Those of them whose keys and values were there from an earlier request.
+    /// Prompt tokens whose KV cache was reused from an earlier request.
     pub reused_tokens: u32,
     /// Tokens that it produced.
     pub generated_tokens: u32,
@@ -168,11 +168,11 @@ pub struct Report {
     /// Gaps that were longer than promised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub broken_gaps: Option<u32>,
-    /// What was uploaded for it, and computed by the CPU.
+    /// Weights that were uploaded for the request, or computed with by the CPU.
     pub weights: Weights,
     /// What would help, by the same numbers.
     pub advice: Vec<String>,
-    /// What of it changes the rate of the tokens, in numbers.
+    /// Predicted decode rates for the changes that `advice` names.
     pub predictions: Vec<Prediction>,
     /// Settings that did nothing for it, and changes that would do nothing.
     pub no_effect: Vec<String>,
@@ -181,23 +181,23 @@ pub struct Report {
 /// A part of a request's time.
 #[derive(Debug, Clone, Serialize)]
 pub struct ReportPart {
-    /// Its name.
+    /// The part's name.
     pub name: &'static str,
-    /// What it is.
+    /// Description of the part.
     pub text: &'static str,
     /// How long it took.
     pub ms: f64,
-    /// Whose passes it was.
+    /// Models and clients whose passes the request waited for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
 }
 
-/// Whose passes a request waited for.
+/// A model and a client whose passes a request waited for.
 #[derive(Debug, Clone, Serialize)]
 pub struct Behind {
-    /// Their model.
+    /// Model of the passes.
     pub model: String,
-    /// The client of most of their rows.
+    /// Client with most rows of the passes.
     pub client: String,
     /// How long.
     pub ms: f64,
@@ -208,7 +208,7 @@ pub struct Behind {
 pub struct Weights {
     /// Bytes that were uploaded.
     pub uploaded_bytes: u64,
-    /// Those of them that the system had to read from disk.
+    /// Uploaded bytes that the system had to read from disk.
     pub disk_bytes: u64,
     /// Bytes that the CPU computed with.
     pub cpu_bytes: u64,
@@ -216,7 +216,7 @@ pub struct Weights {
     pub link_bytes_per_s: f64,
     /// Bytes a second of uploads as the device measures them; 0 if it does not.
     pub link_measured_bytes_per_s: f64,
-    /// Why they were not resident.
+    /// The uploaded weights by why they were not resident.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub displaced: Vec<DisplacedWeights>,
 }
@@ -224,11 +224,11 @@ pub struct Weights {
 /// Weights that were uploaded, by why they were not resident.
 #[derive(Debug, Clone, Serialize)]
 pub struct DisplacedWeights {
-    /// Why: the cause of their eviction, or `first_use`.
+    /// Cause of the weights' eviction, or `first_use`.
     pub cause: &'static str,
-    /// The model that took their room; empty if none did.
+    /// Model that took the memory of the weights; empty if none did.
     pub by_model: String,
-    /// Their bytes.
+    /// Bytes of the weights.
     pub bytes: u64,
 }
 
@@ -253,7 +253,7 @@ pub fn text(part: Part) -> &'static str {
 }
 
 impl Service {
-    /// Who asks, with what the caller may see.
+    /// The client that asks, with what it may see.
     pub async fn viewer(&self, arrival: &Arrival) -> Viewer {
         let highest = match arrival.caller {
             Some(caller) => self.roles.highest(caller.uid, caller.gid).await,

@@ -12,14 +12,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::{BlockId, SegmentId, Slab};
 
-/// Who lies in an extent.
+/// Owner of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tenant {
     Segment(SegmentId),
     Block(BlockId),
 }
 
-/// Which end of the arena a request prefers.
+/// End of the arena that a request prefers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     /// Blocks.
@@ -49,7 +49,7 @@ pub(crate) struct Arena {
     extents: BTreeMap<u64, Extent>,
     /// Offset to length.
     holes: BTreeMap<u64, u64>,
-    /// The same holes as (length, offset), for best fit.
+    /// Holes as (length, offset), for best fit.
     holes_by_length: BTreeSet<(u64, u64)>,
 }
 

@@ -8,7 +8,7 @@ use crate::{Action, Cache, SegmentId, SegmentState};
 impl Cache {
     /// Begins an upload of a segment that somebody asked for ahead of its use, into room that
     /// nobody has or that models have of which no request runs: nothing of its own model goes for
-    /// it, nor of those that run, unless it is pinned. Whether it is there or on its way now.
+    /// it, nor of those that run, unless it is pinned. Whether it is resident or in flight now.
     pub fn bring(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         let is_pinned = self.segment(segment).is_ok_and(|found| found.pinned);
         let filter = match is_pinned {

@@ -76,7 +76,7 @@ pub struct Cache {
     pub(crate) awaited: u32,
     pub(crate) usage: Usage,
     pub(crate) counters: Counters,
-    /// What is free, and no room for an expert.
+    /// Free memory that is known to have no hole for an expert.
     pub(crate) unjoined: Option<Unjoined>,
 }
 
@@ -306,7 +306,7 @@ impl Cache {
         }
     }
 
-    /// Begins an upload of a segment that will be needed, unless it is there or on its way,
+    /// Begins an upload of a segment that will be needed, unless it is resident or in flight,
     /// `max_in_flight` uploads are under way, or room could only be made by evicting something that
     /// is needed sooner. Whether it began one.
     pub fn prefetch(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
@@ -367,7 +367,7 @@ impl Cache {
     }
 
     /// The upload of a segment failed: its slab is free. Who holds it must still release
-    /// it, and may acquire it anew.
+    /// it, and may acquire it again.
     ///
     /// # Panics
     /// If none was under way.

@@ -12,7 +12,7 @@ pub enum Error {
     /// The model has fewer segments.
     #[error("{segment} does not exist: the model has {segments}")]
     UnknownSegment {
-        /// What was asked for.
+        /// The segment that was requested.
         segment: SegmentId,
         /// How many the model has.
         segments: u32,
@@ -23,9 +23,9 @@ pub enum Error {
     /// A list or a size outside the limits of this crate.
     #[error("{what} is {value}, outside 1 to {max}")]
     OutOfRange {
-        /// Which number.
+        /// Name of the value.
         what: &'static str,
-        /// What it was.
+        /// The rejected value.
         value: u64,
         /// The named maximum.
         max: u64,
@@ -72,7 +72,7 @@ pub enum Error {
         "{model} is busy: {in_use} segments in use, {in_flight} in flight, {blocks} blocks; retry when its requests are done"
     )]
     Busy {
-        /// Which model.
+        /// The model that is busy.
         model: ModelId,
         /// Segments that passes hold.
         in_use: u32,
@@ -84,7 +84,7 @@ pub enum Error {
     /// The model cannot go while it is pinned.
     #[error("{model} has {segments} pinned segments: unpin it first")]
     Pinned {
-        /// Which model.
+        /// The model that is pinned.
         model: ModelId,
         /// How many are pinned.
         segments: u32,

@@ -18,7 +18,7 @@ pub(crate) enum For {
 }
 
 impl For {
-    /// Why a segment of `victim` goes for it.
+    /// Cause of an eviction of a segment of `victim`.
     pub(crate) fn cause(self, victim: ModelId) -> EvictionCause {
         match self {
             Self::Segment(model) if model == victim => EvictionCause::OwnPass,

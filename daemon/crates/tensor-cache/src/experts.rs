@@ -94,7 +94,7 @@ impl Cache {
     }
 
     /// Whether no hole for an expert of `bytes` can be made of what is free without much moving. It
-    /// is looked at anew only when more was freed, since it takes the time of all holes.
+    /// is looked at again only when more was freed, since it takes the time of all holes.
     fn is_unjoined(&mut self, bytes: u64) -> bool {
         if self.arena.longest_hole() >= bytes || !self.may_leave_holes(bytes) {
             return false;
@@ -186,7 +186,7 @@ impl Cache {
     }
 
     /// Begins an upload of an expert that the pass under way will need for certain, unless it is
-    /// there or on its way, or too many are. Whether it began one.
+    /// resident or in flight, or too many are. Whether it began one.
     pub fn prefetch_needed(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         if let Some(model) = self.models.get_mut(&segment.model)
             && let Some(found) = model.segments.get(segment.index as usize)

@@ -12,7 +12,7 @@
 use crate::state::Model;
 use crate::{Cache, ModelId};
 
-/// When a segment is used next; the greater, the farther.
+/// Expected next use of a segment; the greater, the later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NextUse {
     /// Requests until then, in 1/256; 0 within what runs now.
@@ -80,8 +80,8 @@ impl History {
 
 impl Cache {
     /// Tells the order in which models are asked for behind what runs now, as far as it is known:
-    /// those that requests wait for. It holds until it is told anew. Names that are not registered,
-    /// or come a second time, mean nothing.
+    /// those that requests wait for. It holds until it is told again. Names that are not
+    /// registered, or come a second time, mean nothing.
     pub fn foresee(&mut self, upcoming: &[ModelId]) {
         for model in self.models.values_mut() {
             model.awaited = None;

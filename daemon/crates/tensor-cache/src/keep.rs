@@ -7,7 +7,7 @@
 use crate::{Cache, ModelId};
 
 impl Cache {
-    /// Keeps these models, and no others. It holds until it is said anew; names that are not
+    /// Keeps these models, and no others. It holds until it is said again; names that are not
     /// registered mean nothing.
     pub fn keep(&mut self, models: &[ModelId]) {
         for (id, model) in &mut self.models {

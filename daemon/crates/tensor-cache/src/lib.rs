@@ -64,7 +64,7 @@ pub use status::Upcoming;
 
 /// The most models that may be registered at once.
 pub const MODELS_MAX: usize = 4096;
-/// The most segments that one model may have (a mixture of 128 layers of 512 experts
+/// The most segments that one model may have (a MoE of 128 layers of 512 experts
 /// and its dense part fits).
 pub const SEGMENTS_MAX: usize = 1 << 17;
 /// The most blocks that may be reserved at once.

@@ -19,7 +19,7 @@ use crate::{
     Slab,
 };
 
-/// Which victims a request may claim.
+/// Victims that a request may claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VictimFilter {
     /// Any that is evictable.
@@ -34,13 +34,13 @@ pub(crate) enum VictimFilter {
     Nothing,
 }
 
-/// When the segments of one model are used next.
+/// Expected next uses of the segments of one model.
 pub(crate) struct Outlook {
     segments: u64,
     /// The next index of the pass under way.
     cursor: Option<u64>,
     tied_done: bool,
-    /// When the pass after that begins: a request, or segments from now.
+    /// Expected start of the pass after the current one: in requests, or segments from now.
     next_pass: NextUse,
     passes: u64,
     /// All is needed at once.
@@ -94,7 +94,7 @@ const SLICE_SEGMENTS: u64 = 128;
 
 /// Victims behind each of which a place is looked for; behind these, each time that their number
 /// has grown by half; how many of the last ones are needed is found by halves then. To look takes
-/// the time of all holes, and among the small holes of a mixture a large segment may need
+/// the time of all holes, and among the small holes of a MoE model a large segment may need
 /// hundreds of victims.
 const VICTIMS_ONE_BY_ONE: usize = 8;
 
@@ -214,7 +214,7 @@ impl Cache {
         self.budget_reached()
     }
 
-    /// When a segment is used next. It exists.
+    /// Expected next use of an existing segment.
     pub(crate) fn next_use(&self, segment: SegmentId) -> NextUse {
         let model = &self.models[&segment.model];
         self.outlook(segment.model, model)

@@ -12,7 +12,7 @@ pub struct ModelId(pub u32);
 pub struct SegmentId {
     /// The model that it belongs to.
     pub model: ModelId,
-    /// Its place in the order of a pass, and in the list given to `register`.
+    /// Index of the segment in the order of a pass, and in the list given to `register`.
     pub index: u32,
 }
 
@@ -115,7 +115,7 @@ pub enum Policy {
 /// Why a segment was evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EvictionCause {
-    /// A segment of another model took its room.
+    /// A segment of another model took the segment's memory.
     OtherModel,
     /// A segment of its own model took its room: the model does not fit beside what else there is.
     OwnPass,
@@ -125,11 +125,11 @@ pub enum EvictionCause {
     Scratch,
     /// The budget shrank.
     Budget,
-    /// It was asked for.
+    /// `clear` evicted the segment.
     Clear,
-    /// Its model was unregistered.
+    /// The segment's model was unregistered.
     Unload,
-    /// Its content turned out to be bad.
+    /// The segment's content turned out to be bad.
     Spoiled,
 }
 
@@ -146,7 +146,7 @@ impl EvictionCause {
         EvictionCause::Spoiled,
     ];
 
-    /// Its name in logs, metrics and JSON.
+    /// The cause's name in logs, metrics and JSON.
     pub fn name(self) -> &'static str {
         match self {
             EvictionCause::OtherModel => "other_model",
@@ -167,29 +167,29 @@ pub enum Action {
     /// The segment is no longer on the device. Its slab is free once the event
     /// of its last use has passed.
     Evict {
-        /// Which segment.
+        /// The segment that is evicted.
         segment: SegmentId,
-        /// Where it was.
+        /// Slab of the segment before the eviction.
         slab: Slab,
-        /// Why it went.
+        /// Cause of the eviction.
         cause: EvictionCause,
     },
     /// Copy an idle resident segment; the ranges may overlap (`memmove`). What ran before
     /// must have finished with `from`, and what is written later to the bytes of `from`
     /// must come after the copy.
     Move {
-        /// Which segment.
+        /// The segment that moves.
         segment: SegmentId,
-        /// Where it was.
+        /// Slab of the segment before the move.
         from: Slab,
-        /// Where it is from now on.
+        /// Slab of the segment after the move.
         to: Slab,
     },
     /// Upload the segment into the slab, then call `uploaded` or `upload_failed`.
     Upload {
-        /// Which segment.
+        /// The segment that is uploaded.
         segment: SegmentId,
-        /// Where it goes.
+        /// Slab of the segment.
         slab: Slab,
     },
 }
@@ -197,7 +197,7 @@ pub enum Action {
 /// What `acquire` found. The segment counts as in use until `release`, in each of the three cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acquired {
-    /// It is there.
+    /// The segment is resident.
     Resident(Slab),
     /// An upload that began earlier is under way: wait for it.
     InFlight(Slab),
@@ -251,7 +251,7 @@ pub struct SegmentStatus {
     pub bytes: u64,
     /// How it is used.
     pub kind: SegmentKind,
-    /// Where it is.
+    /// Residency of the segment.
     pub residency: SegmentState,
     /// How many hold it now.
     pub refs: u32,
@@ -262,11 +262,11 @@ pub struct SegmentStatus {
 /// Why a segment stayed through `clear`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeptBecause {
-    /// A pass holds it.
+    /// A forward pass uses the segment.
     InUse,
-    /// Its upload is under way.
+    /// The segment's upload is in flight.
     InFlight,
-    /// It is pinned.
+    /// The segment is pinned.
     Pinned,
 }
 

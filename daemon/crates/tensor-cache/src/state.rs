@@ -17,7 +17,7 @@ pub(crate) struct Segment {
     /// A prefetch uploaded it and no acquire has used it yet.
     pub(crate) fresh: bool,
     /// Experts only: the next index of the pass when it was used last, which
-    /// tells where its layer lies.
+    /// says where its layer lies.
     pub(crate) place: u32,
     /// Experts only.
     pub(crate) score: Score,
@@ -62,14 +62,14 @@ pub(crate) struct Model {
     pub(crate) in_request: bool,
     pub(crate) requests: u64,
     pub(crate) passes: u64,
-    /// Those before the last request.
+    /// Passes before the last request.
     pub(crate) passes_before: u64,
     /// The pass clock when the last pass began.
     pub(crate) begun: u64,
     pub(crate) history: History,
-    /// Its place among the models that requests wait for.
+    /// The model's place among the models that requests wait for.
     pub(crate) awaited: Option<u32>,
-    /// Its segments go only where nothing else can.
+    /// Whether the model's segments are evicted only where nothing else can be (promised gaps).
     pub(crate) kept: bool,
 }
 

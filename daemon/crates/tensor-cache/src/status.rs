@@ -12,13 +12,13 @@ use crate::{
 /// A segment that a pass will come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upcoming {
-    /// Which.
+    /// The segment.
     pub segment: SegmentId,
     /// Bytes of its slab.
     pub bytes: u64,
-    /// Where it is.
+    /// Residency of the segment.
     pub state: SegmentState,
-    /// It was uploaded, or is, ahead of a use that has not come yet.
+    /// Whether the segment was uploaded, or is in flight, ahead of its first use.
     pub is_fresh: bool,
 }
 

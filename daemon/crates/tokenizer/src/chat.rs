@@ -56,9 +56,9 @@ const TOOL_KEY: &str = "tokenizer.chat_template.tool_use";
 pub enum TemplateOrigin {
     /// The model's file, or the setting `template`, has the text.
     Given,
-    /// It has the name of a template that this crate knows.
+    /// The file's template is a name that this crate knows.
     Named(&'static str),
-    /// There is none, or an empty one: ChatML takes its place.
+    /// The file has no template, or an empty one: ChatML is used.
     Default,
 }
 

@@ -34,7 +34,7 @@ pub enum Error {
     /// The table of replacements for characters is damaged.
     #[error("tokenizer.ggml.precompiled_charsmap {why}; the file is damaged, convert it again")]
     Charsmap {
-        /// What is wrong with it.
+        /// What is wrong with the map.
         why: &'static str,
     },
 
@@ -65,7 +65,7 @@ pub enum Error {
         key: &'static str,
         /// Size found.
         len: u64,
-        /// What is counted: entries or bytes.
+        /// Unit of the count: entries or bytes.
         unit: &'static str,
         /// The largest size accepted.
         max: u64,
@@ -78,7 +78,7 @@ pub enum Error {
         first: u32,
         /// The higher id.
         second: u32,
-        /// Their text.
+        /// Text of the tokens.
         text: String,
     },
 
@@ -182,7 +182,7 @@ pub enum Error {
          plain text"
     )]
     TemplateLimit {
-        /// What is limited.
+        /// Unit of the limit.
         unit: &'static str,
         /// The limit.
         max: u64,
@@ -193,7 +193,7 @@ pub enum Error {
     TemplateCrashed {
         /// How the process ended.
         status: String,
-        /// Its last words, for the log.
+        /// Last lines of the process's standard error, for the log.
         words: String,
     },
 
@@ -214,7 +214,7 @@ pub enum Error {
     Renderer {
         /// The program.
         exe: PathBuf,
-        /// Why.
+        /// Why the process cannot be started.
         #[source]
         error: Arc<std::io::Error>,
     },

@@ -27,7 +27,7 @@ impl Digest {
         Self(hasher.finish())
     }
 
-    /// Its bytes, to be a part of another one.
+    /// The digest's bytes, to be a part of another one.
     pub fn to_bytes(self) -> [u8; 8] {
         self.0.to_le_bytes()
     }

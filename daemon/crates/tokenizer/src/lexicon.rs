@@ -27,7 +27,7 @@ pub(crate) struct Lexicon {
     pub(crate) digest: Digest,
 }
 
-/// Those of all models.
+/// The lexicons of all models.
 pub(crate) static LEXICONS: LazyLock<Interned<Lexicon>> = LazyLock::new(Interned::default);
 
 impl Lexicon {

@@ -27,9 +27,9 @@ pub(crate) struct Specials {
 /// large or small does not count: a template may change that.
 #[derive(Debug, Default)]
 struct ControlNames {
-    /// Of those names that do not begin with an anchor.
+    /// Search for names that do not begin with an anchor.
     search: Option<AhoCorasick>,
-    /// Those, in small letters, sorted.
+    /// Names that do not begin with an anchor, in small letters, sorted.
     loose: Vec<Box<str>>,
     /// All of them, in small letters, sorted.
     names: Vec<Box<str>>,

@@ -72,7 +72,7 @@ struct Symbol {
 struct Candidate {
     /// Score in the high half, complement of the left position in the low.
     key: u64,
-    /// Bytes of both halves: tells whether they are still as they were.
+    /// Bytes of both halves: says whether they are still as they were.
     len: u32,
 }
 

@@ -293,8 +293,8 @@ impl Tokenizer {
         Ok(out)
     }
 
-    /// The same behind what is in `out`, where more than `max_tokens` tokens are once there are too
-    /// many.
+    /// Encodes a text behind what is in `out`, where more than `max_tokens` tokens are once there
+    /// are too many.
     fn encode_into(
         &self,
         max_tokens: usize,

@@ -21,7 +21,7 @@ pub(crate) const CHARSMAP_MAX_BYTES: usize = 16 << 20;
 pub(crate) struct Unigram {
     /// Ids of the tokens that text is cut into, in the order of their texts.
     sorted: Vec<u32>,
-    /// Those that begin with a byte: from its place to the next one's.
+    /// For each first byte, the index of the first token that begins with it.
     first: Vec<u32>,
     unknown_score: f64,
     /// No token has a space mark behind another character.

@@ -141,7 +141,7 @@ pub(crate) struct Words {
     pub(crate) max_token_bytes: usize,
     /// Special tokens take the white space that follows them.
     pub(crate) special_rstrip: bool,
-    /// What is wrong with the tokens and does not keep them from being used.
+    /// Remarks about tokens that are wrong but do not prevent the use of the vocabulary.
     pub(crate) tolerated: Vec<String>,
 }
 

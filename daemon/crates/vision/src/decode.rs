@@ -15,7 +15,7 @@ pub struct Bounds {
     pub bytes: usize,
     /// Most pixels before resizing. Decoding needs up to 16 bytes for each.
     pub pixels: u64,
-    /// When decoding is given up.
+    /// Time at which decoding is given up.
     pub deadline: Option<Instant>,
 }
 

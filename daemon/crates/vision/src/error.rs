@@ -10,7 +10,7 @@ pub enum ImageError {
     /// The file is longer than the bound.
     #[error("the image file has {bytes} bytes; at most {max} are read")]
     TooManyBytes {
-        /// Its length.
+        /// The file's length.
         bytes: usize,
         /// The bound.
         max: usize,
@@ -38,7 +38,7 @@ pub enum ImageError {
     },
     /// The file has the same pixels over and over.
     #[error(
-        "the JPEG file has {scans} scans; at its size at most {max} are read: save it anew, not \
+        "the JPEG file has {scans} scans; at its size at most {max} are read: save it again, not \
          progressive"
     )]
     TooManyScans {

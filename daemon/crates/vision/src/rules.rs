@@ -17,7 +17,7 @@ const MAX_ASPECT: u32 = 200;
 /// The size that an image gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sizes {
-    /// Its own, as far as whole tokens and numbers of pixels allow: Qwen's towers.
+    /// The image's own size, as far as whole tokens and numbers of pixels allow: Qwen's towers.
     Between {
         /// Fewest pixels.
         min_pixels: u64,
@@ -29,12 +29,13 @@ pub enum Sizes {
     /// A square of this side, whatever its shape is: SigLIP's. A multiple of the rules'
     /// [`Rules::token_side`].
     Square(u32),
-    /// Its own, or a smaller one, filled up to whole tokens by stretching it: Pixtral's.
+    /// The image's own size, or a smaller one, filled up to whole tokens by stretching it:
+    /// Pixtral's.
     Within {
         /// The longest side, pixels; above 0.
         longest: u32,
     },
-    /// Its own, or a smaller one, filled up to whole tokens with black: Kimi's.
+    /// The image's own size, or a smaller one, filled up to whole tokens with black: Kimi's.
     Padded {
         /// Most patches, before; above 0.
         patches: u32,
@@ -87,7 +88,7 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// Those with at most so many pixels together.
+    /// The tiles with at most so many pixels together.
     fn at_most(self, pixels: u64) -> Self {
         let most = u32::try_from(pixels / u64::from(self.side).pow(2));
         Self {
@@ -107,7 +108,7 @@ pub enum Filter {
     Bilinear,
     /// Cubic ones, to the second next pixels.
     Bicubic,
-    /// Those of a windowed sinc, to the third next pixels.
+    /// A windowed sinc over three pixels to each side.
     Lanczos,
 }
 

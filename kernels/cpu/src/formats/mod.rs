@@ -120,9 +120,9 @@ const _: () = assert!(
 pub(crate) struct Tile<'a> {
     /// The tile's bytes.
     pub(crate) bytes: &'a [u8],
-    /// Its blocks of 32 columns, 1 to 8.
+    /// The tile's blocks of 32 columns, 1 to 8.
     pub(crate) blocks: usize,
-    /// Its entry in the plane of scales; zeros for types without one.
+    /// The tile's entry in the plane of scales; zeros for types without one.
     pub(crate) plane: &'a [u8; PLANE_ENTRY],
 }
 
@@ -243,7 +243,7 @@ impl Kind for HalfBias {
 
 /// A packed format.
 pub(crate) trait Format: Send + Sync + 'static {
-    /// Its kind of weights.
+    /// Kind of the format's weights.
     type Kind: Kind;
     /// Bytes of a full tile.
     const TILE_BYTES: usize;

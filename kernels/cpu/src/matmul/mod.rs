@@ -33,15 +33,15 @@ use super::simd::{ROWS, Simd};
 use super::{PackedMatrix, WeightType};
 use dispatch::{WithFormat, WithIsa, with_format, with_isa};
 
-/// From this many tokens on, unpacking to a panel pays: without one each block is unpacked anew for
-/// every 8 tokens, or 4 where vectors have 8 lanes. Formats with mins, with a scale for 16 columns
-/// or with a table of codes cost more to unpack than Q4_0 or Q8_0. With AVX-512 on an Intel Xeon
-/// Q2_K, Q4_K and Q6_K were 1.3 to 1.5 times as fast in a panel with 12 tokens and 1.6 to 2.1 times
-/// with 31, when blocks were unpacked for every 4. On a Zen 4, Q4_K and Q6_K are 1.5 to 1.8 times
-/// as fast without one with 12, and about as fast with 24; on a Zen 5, Q4_0 is 1.2 times as fast
-/// even with 24. With AVX2 (an EPYC), Q4_K is as fast and Q6_K 1.1 times as fast in one with 12,
-/// 1.1 and 1.25 times with 16; codes of 8 bits, whose signs are taken for every token there, are
-/// slower. Where products are compiled for one token at a time, two are unpacked once; how that
+/// From this many tokens on, unpacking to a panel pays: without one each block is unpacked again
+/// for every 8 tokens, or 4 where vectors have 8 lanes. Formats with mins, with a scale for 16
+/// columns or with a table of codes cost more to unpack than Q4_0 or Q8_0. With AVX-512 on an Intel
+/// Xeon Q2_K, Q4_K and Q6_K were 1.3 to 1.5 times as fast in a panel with 12 tokens and 1.6 to 2.1
+/// times with 31, when blocks were unpacked for every 4. On a Zen 4, Q4_K and Q6_K are 1.5 to 1.8
+/// times as fast without one with 12, and about as fast with 24; on a Zen 5, Q4_0 is 1.2 times as
+/// fast even with 24. With AVX2 (an EPYC), Q4_K is as fast and Q6_K 1.1 times as fast in one with
+/// 12, 1.1 and 1.25 times with 16; codes of 8 bits, whose signs are taken for every token there,
+/// are slower. Where products are compiled for one token at a time, two are unpacked once; how that
 /// compares was not measured.
 fn panel_tokens<F: Format, S: Simd>(s: S) -> usize {
     if S::TOKENS == 1 {

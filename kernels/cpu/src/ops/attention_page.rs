@@ -17,8 +17,8 @@ use super::lanes::Lanes;
 trait Keys<S: Lanes>: Copy {
     /// What [`KV_BLOCK`] elements of a key are multiplied by, for 2 N slots.
     type Scales: Copy;
-    /// Those of the block that begins at element `c`, a multiple of [`KV_BLOCK`], for
-    /// the slots from `slot` on.
+    /// Scales of the block that begins at element `c`, a multiple of [`KV_BLOCK`], for the slots
+    /// from `slot` on.
     ///
     /// # Safety
     /// The keys are valid for reads, `c < head_dim` and `slot + 2 N <= SLOTS`.

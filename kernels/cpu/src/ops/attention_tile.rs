@@ -208,7 +208,7 @@ impl Tile<'_> {
         }
     }
 
-    /// The same of one row and head.
+    /// Lets the scores of one row and head fall by its slope.
     #[inline(always)]
     fn let_fall_by(&self, slope: f32, r: usize, page: usize, scores: &mut [f32]) {
         // Positions are whole numbers below 2^24.

@@ -260,7 +260,8 @@ simd_fn! {
     scalar quantize_blocks;
 }
 
-/// The same operations in the same order, which the compiler may do several at a time.
+/// Quantizes with the same operations in the same order, which the compiler may do several at a
+/// time.
 #[inline(always)]
 fn quantize_lanes<S: Lanes>(_: S, from: &[f32], codes: &mut [u8], scales: &mut [f16]) {
     quantize_blocks(from, codes, scales);

@@ -70,7 +70,7 @@ pub fn rms_norm_groups_in_place(
     }
 }
 
-/// Elements after which the weights begin anew.
+/// Elements after which the weights begin again.
 fn checked_width(len: usize, weight: Option<&[f32]>, group: usize) -> usize {
     let width = weight.map_or(group, <[f32]>::len);
     rows_of(len, width);

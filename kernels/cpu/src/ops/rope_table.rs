@@ -43,12 +43,12 @@ pub enum RopeError {
     /// A parameter is zero, negative, or no number.
     #[error("rope {name} is {value}, it must be a positive number: check the model's metadata")]
     NotPositive {
-        /// Which.
+        /// Name of the parameter.
         name: &'static str,
-        /// Its value.
+        /// Value of the parameter.
         value: f64,
     },
-    /// The factors do not match the pairs.
+    /// The number of factors differs from the number of rotated pairs.
     #[error(
         "rope_freqs has {found} factors where {expected} pairs are rotated; fetch or convert the file again"
     )]

@@ -66,8 +66,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// compiled for no more at once.
     const TOKENS: usize;
 
-    /// Whether what some tokens multiply is better unpacked anew for each 8 of them than stored and
-    /// read again: measured, by vendor.
+    /// Whether what some tokens multiply is better unpacked again for each 8 of them than stored
+    /// and read again: measured, by vendor.
     fn prefers_registers(self) -> bool {
         false
     }

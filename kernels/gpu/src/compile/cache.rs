@@ -17,7 +17,7 @@ use super::{Language, OBJECT_BYTES_MAX, Request};
 const MAGIC: &[u8; 8] = b"RFKOBJ\0\x01";
 const HEADER_BYTES: usize = MAGIC.len() + 32;
 const EXTENSION: &str = "kobj";
-/// Bytes that a cache keeps unless told otherwise.
+/// Bytes that a cache keeps unless configured otherwise.
 const BYTES_MAX: u64 = 512 << 20;
 /// A file's time of last use is noted when it is older than this.
 const TOUCH_AFTER: Duration = Duration::from_secs(24 * 3600);
@@ -86,7 +86,7 @@ impl Cache {
         }
     }
 
-    /// Its directory.
+    /// Directory of the cache.
     pub fn dir(&self) -> &Path {
         &self.dir
     }

@@ -79,7 +79,7 @@ impl Language {
 pub struct Request<'a> {
     /// The unit's name, for messages and for the embedded table.
     pub name: &'a str,
-    /// Its text.
+    /// Source text of the unit.
     pub source: &'a str,
     /// Headers that it includes by name, with their text.
     pub headers: &'a [(&'a str, &'a str)],
@@ -170,7 +170,7 @@ pub enum Error {
 pub struct Config {
     /// Which compiler.
     pub language: Language,
-    /// Its library in place of the usual names (environment ROCMFORGE_RTC_LIBRARY).
+    /// Run-time compiler's library in place of the usual names (environment ROCMFORGE_RTC_LIBRARY).
     pub library: Option<PathBuf>,
     /// The binary that understands [`CHILD_ARGUMENT`] (environment ROCMFORGE_RTC_EXE: a test's
     /// binary, which does not, may be carried to a machine with a card); `None` is the running one.

@@ -34,8 +34,8 @@ const TOKENS: u32 = 32;
 /// Rows of a first matrix that a block of [`down`] takes.
 const RANKS: u64 = 4;
 
-/// The same by matrix instructions (`hip/adapters_mma.h`), and columns that such a block has under
-/// way at once.
+/// Rows of a block that uses matrix instructions (`hip/adapters_mma.h`), and columns that such a
+/// block has under way at once.
 const TILE: u64 = 16;
 const TILE_SLICE: u64 = 1024;
 

@@ -82,7 +82,7 @@ struct Kernels {
     f32: Option<&'static str>,
 }
 
-/// Those of a unit of f16 and of the ones beside it.
+/// Names of the kernels of a unit of f16 and of the ones beside it.
 macro_rules! kernels {
     ($unit:literal) => {
         Kernels {

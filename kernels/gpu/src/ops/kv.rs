@@ -110,7 +110,7 @@ pub struct Rotation {
     /// f32 `[entries][n_rot]`, as `RopeAngles` of the CPU's kernels has them: what an
     /// element itself is multiplied by.
     pub cos: Address,
-    /// The same shape: what its partner is multiplied by, the sign folded in.
+    /// f32, shaped as `cos`: what an element's partner is multiplied by, the sign folded in.
     pub sin: Address,
     /// The element of a head at which the rotated ones begin.
     pub first: u32,
@@ -129,7 +129,7 @@ pub struct Rope {
     pub rotation: Option<Rotation>,
     /// Weight `[head_dim_k]` of an RMSNorm over each query head.
     pub q_norm: Option<Address>,
-    /// The same for keys.
+    /// Weight `[head_dim_k]` of an RMSNorm over each key head.
     pub k_norm: Option<Address>,
     /// Added to the mean of squares.
     pub eps: f32,

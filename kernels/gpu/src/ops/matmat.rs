@@ -118,7 +118,7 @@ pub fn half_layout(target: &GpuTarget, cols: u64, n_tokens: u64) -> HalfLayout {
 pub struct HalfInputs {
     /// f16, aligned to 16.
     pub x: Address,
-    /// Their order.
+    /// Order of the inputs.
     pub layout: HalfLayout,
     /// Elements a row.
     pub cols: u64,

@@ -90,7 +90,7 @@ arg_struct! {
 }
 
 impl SequencePlace {
-    /// Its bytes as kernels read them.
+    /// Bytes of the place as kernels read them.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         ArgBytes::of(self).to_bytes()

@@ -23,7 +23,7 @@ use crate::tool_calls::texts::Texts;
 /// Where a call is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
-    /// Nothing of the block is told yet.
+    /// Nothing of the block is given out yet.
     Begin,
     /// Inside of the arguments.
     Arguments,
@@ -83,7 +83,7 @@ impl Objects {
         self.counts && matches!(self.at, At::Arguments | At::Broken)
     }
 
-    /// Whether any call of the block was told.
+    /// Whether any call of the block was given out.
     pub(super) fn has_begun(&self) -> bool {
         self.at != At::Begin
     }

@@ -11,29 +11,29 @@ use crate::tool_calls::heads::Heads;
 /// What came of the text so far.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Block {
-    /// It may be more of the block.
+    /// The bytes may continue the block.
     More,
-    /// It has no call that can be told in pieces, from its beginning on.
+    /// The block has no call that can be given in pieces, from its start on.
     Whole,
-    /// It has ended. What is left of the text comes behind it, but for the text of calls that have
-    /// to be read as a whole.
+    /// The block has ended. What is left of the text comes behind it, but for the text of calls
+    /// that have to be read as a whole.
     Ended(String),
 }
 
 /// A block of calls, while it comes.
 #[derive(Debug)]
 pub(super) enum Calls {
-    /// How its calls are written is not known yet. Whether calls are told whole, so that only JSON
+    /// How its calls are written is not known yet. Whether calls are given whole, so that only JSON
     /// is read as it comes.
     Begin(Form, bool),
-    /// Their arguments are JSON text.
+    /// The arguments of the calls are JSON text.
     Objects(Objects),
-    /// Their arguments are written otherwise.
+    /// The arguments of the calls have another notation.
     Written(Box<Written>),
 }
 
 impl Calls {
-    /// Calls of a form; nothing where they are read as a whole. Where they are told `whole`, those
+    /// Calls of a form; nothing where they are read as a whole. Where they are given `whole`, those
     /// are that are no JSON: a block of them that is not valid is text then.
     pub(super) fn of(form: Form, whole: bool) -> Option<Self> {
         let in_pieces = match form.pieces {
@@ -53,7 +53,7 @@ impl Calls {
         }
     }
 
-    /// Whether any call of the block was told.
+    /// Whether any call of the block was given out.
     pub(super) fn has_begun(&self) -> bool {
         match self {
             Self::Begin(..) => false,

@@ -73,7 +73,7 @@ pub(super) struct Marked {
     frame: Option<Frame>,
     /// The frame's opening mark has come, and its closing one has not.
     in_frame: bool,
-    /// What is said begins behind the frame's opening mark, or would.
+    /// Whether text begins behind the frame's opening mark.
     begins_frame: bool,
     /// Text that is not yet handed out.
     held: String,
@@ -134,7 +134,7 @@ impl Marked {
         Self::new(Marks::default(), &Tail::default(), Tools::default())
     }
 
-    /// Whether calls are told whole from now on.
+    /// Whether calls are given whole from now on.
     pub(super) fn tell_whole(&mut self, whole: bool) {
         self.whole = whole;
     }

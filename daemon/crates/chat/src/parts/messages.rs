@@ -48,7 +48,7 @@ pub(super) struct Messages {
     held: String,
     /// Bytes of `held` that have no mark which counts.
     seen: usize,
-    /// Arguments of the call are told as they come; it has begun.
+    /// Whether a call has begun whose arguments are streamed.
     in_call: bool,
     /// What of its arguments was told, as far as texts go.
     texts: Texts,

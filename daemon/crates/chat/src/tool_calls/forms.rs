@@ -39,7 +39,7 @@ pub struct Form {
     pub close: &'static str,
     /// The calls between the marks; nothing if they are none.
     pub(crate) parse: fn(&str, &[Value]) -> Option<Vec<ToolCall>>,
-    /// How calls are told as they come.
+    /// How calls are streamed as they come.
     pub(crate) pieces: Pieces,
     /// Calls may be in tags, whose last value ends where the text does: a cut one looks whole.
     pub(crate) in_tags: bool,
@@ -47,10 +47,10 @@ pub struct Form {
     signs: &'static [&'static str],
 }
 
-/// How calls are told as they come.
+/// How calls are streamed as they come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pieces {
-    /// They are not.
+    /// Calls are not given in pieces.
     None,
     /// Arguments are JSON text, which is told as it stands.
     Text(Heads),
@@ -60,7 +60,7 @@ pub(crate) enum Pieces {
     Written(Notation),
 }
 
-/// Those that stand between `<tool_call>` and `</tool_call>`.
+/// The format of calls between `<tool_call>` and `</tool_call>`.
 pub(crate) const HERMES: Form = Form {
     open: super::OPEN,
     close: super::CLOSE,
@@ -210,7 +210,7 @@ pub enum Headers {
 }
 
 impl Headers {
-    /// Those of a template.
+    /// The headers of a template's calls.
     pub fn of(source: &str) -> Option<Self> {
         let has = |mark: &str| source.contains(mark);
         match has("<|message|>") {
@@ -274,14 +274,14 @@ impl Thinking {
         },
     ];
 
-    /// Those that a prompt has opened at its end.
+    /// The reasoning marks that a prompt has opened at its end.
     pub(crate) fn opened_by(tail: &str) -> Option<Self> {
         Self::ALL
             .into_iter()
             .find(|thinking| tail.ends_with(thinking.open))
     }
 
-    /// Those that a template has.
+    /// The reasoning marks of a template.
     pub(crate) fn of(source: &str) -> Option<Self> {
         let has = |thinking: &Self| source.contains(thinking.close);
         Self::ALL.into_iter().find(has)
@@ -314,7 +314,7 @@ impl Frame {
         },
     ];
 
-    /// That of a template.
+    /// The frame of a template's calls.
     pub(crate) fn of(source: &str) -> Option<Self> {
         let has = |frame: &Self| source.contains(frame.open);
         Self::ALL.into_iter().find(has)

@@ -104,7 +104,7 @@ fn key_of(written: &str) -> &str {
 #[derive(Debug, Default)]
 pub(crate) struct Coming {
     state: State,
-    /// What was read ends here.
+    /// Offset at which the text read so far ends.
     at: usize,
     arguments: Arguments,
 }
@@ -124,7 +124,7 @@ enum State {
     Other(String, Brackets),
     /// Behind a value.
     Behind,
-    /// In front of what only the whole block tells.
+    /// In front of what only the whole block shows.
     Open,
 }
 
@@ -283,7 +283,7 @@ struct Brackets {
     seen: usize,
     depth: usize,
     in_text: bool,
-    /// It is a word, in which brackets that open are characters.
+    /// Whether the position is inside a word, in which opening brackets are characters.
     in_word: bool,
 }
 

@@ -39,11 +39,11 @@ const STARTS_MAX: usize = 64;
 /// Whether a text begins with a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fit {
-    /// It does, and the body begins at this byte.
+    /// The text has the header, and the body begins at this byte.
     Whole(usize),
-    /// It may, with more text.
+    /// The text may become the header, with more bytes.
     Begins,
-    /// It does not, whatever follows.
+    /// The text is not the header, whatever follows.
     No,
 }
 

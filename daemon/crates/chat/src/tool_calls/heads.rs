@@ -21,11 +21,11 @@ const NAMES: [&str; 2] = ["name", "tool_name"];
 /// Whether a text begins with a call, up to its arguments.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Head {
-    /// It may, with more text.
+    /// The text may become a call, with more bytes.
     More,
-    /// It does not, or with arguments that are no object.
+    /// The text is not a call, or one with arguments that are no object.
     No,
-    /// It does.
+    /// The text is a call.
     Yes {
         /// The tool.
         name: String,
@@ -102,9 +102,9 @@ pub(crate) fn member(text: &str) -> Result<usize, Stop> {
 /// Why a text is not read further.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// It ends, and what it has so far fits.
+    /// The text ends, and fits so far.
     Short,
-    /// It is something else.
+    /// The text is something else.
     Other,
 }
 

@@ -77,7 +77,7 @@ fn object(function: &Function<'_>, name: &str, arguments: &str) -> Piece {
     all(vec![text("{"), rest_of_object(function, name, arguments)])
 }
 
-/// The same behind what stands in front of the first key.
+/// The grammar of an object behind what stands in front of the first key.
 fn rest_of_object(function: &Function<'_>, name: &str, arguments: &str) -> Piece {
     let called = text(Value::from(function.name).to_string());
     let mut pieces = vec![Piece::Space];
@@ -386,9 +386,9 @@ impl Tags {
 }
 
 impl Function<'_> {
-    /// Its parameters in the order of the schema, each behind what `around` has in front of it and
-    /// up to what it has behind. Of a text only listed values are held to: others stand as they
-    /// are up to the closing tag.
+    /// The parameters of the function in the order of the schema, each behind what `around` has in
+    /// front of it and up to what it has behind. A text is constrained only to listed values:
+    /// others stand as they are up to the closing tag.
     fn parameters(&self, around: impl Fn(&str, bool) -> (Piece, String)) -> Piece {
         let none = Map::new();
         let properties = self.schema["properties"].as_object().unwrap_or(&none);

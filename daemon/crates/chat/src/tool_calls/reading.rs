@@ -18,21 +18,21 @@ use super::tagged::coming::Tagged;
 /// block tells.
 pub(crate) const NAME_MAX_BYTES: usize = 256;
 
-/// What is known next.
+/// The next piece of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Known {
     /// A call of this tool begins.
     Call(String),
     /// More of its arguments, as JSON.
     More(String),
-    /// Its arguments are whole.
+    /// The call's arguments are complete.
     End,
 }
 
 /// A block of calls, as far as it is known.
 #[derive(Debug)]
 pub(crate) enum Reading {
-    /// It has nothing that can be told.
+    /// The notation cannot be given in pieces.
     None,
     /// Parameters stand between tags.
     Tagged(Box<Tagged>),

@@ -81,7 +81,7 @@ fn called(name: &str, arguments: Map<String, Value>) -> ToolCall {
 }
 
 impl Tags {
-    /// Those of [`functions`].
+    /// The tags of [`functions`].
     fn functions() -> Self {
         Self {
             open: "<parameter=".to_owned(),
@@ -95,7 +95,7 @@ impl Tags {
         }
     }
 
-    /// Those of [`invokes`].
+    /// The tags of [`invokes`].
     fn invokes(prefix: &str) -> Self {
         Self {
             open: format!("<{prefix}parameter name=\""),
@@ -109,7 +109,7 @@ impl Tags {
         }
     }
 
-    /// Those of [`keys_and_values`].
+    /// The tags of [`keys_and_values`].
     fn keys_and_values() -> Self {
         Self {
             open: "<arg_key>".to_owned(),

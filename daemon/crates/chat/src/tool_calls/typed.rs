@@ -29,14 +29,14 @@ const ANY: Kinds = 63;
 pub(super) struct Parameters<'v>(&'v Value);
 
 impl<'v> Parameters<'v> {
-    /// Those of the tool of this name; nothing where there is no such tool.
+    /// The parameter types of the tool of this name; `None` if there is no such tool.
     pub(super) fn of(name: &str, tools: &'v [Value]) -> Option<Self> {
         let mut functions = tools.iter().map(|tool| &tool["function"]);
         let function = functions.find(|function| function["name"] == name)?;
         Some(Self(&function["parameters"]))
     }
 
-    /// Those of a tool that says nothing.
+    /// The parameter types of a tool without a schema.
     pub(super) fn unknown() -> Self {
         Self(&Value::Null)
     }

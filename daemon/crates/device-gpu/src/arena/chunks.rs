@@ -32,7 +32,7 @@ const CHUNK_BYTES_MIN: u64 = 16 << 20;
 const CHUNK_BYTES_MAX: u64 = 1 << 30;
 
 /// Most chunks; growing in many small steps makes many, and an arena that is
-/// taken anew has few again.
+/// taken again has few again.
 const CHUNKS_MAX: usize = 4096;
 
 /// How often a driver is asked for what it should not refuse: waiting, unmapping, memory that was
@@ -119,7 +119,7 @@ impl Chunks {
         Ok(made)
     }
 
-    /// The same of a driver that has passed the look before, without one.
+    /// The arena in chunks of a driver that has passed the probe before, without another probe.
     ///
     /// # Errors
     /// What the driver says.
@@ -199,7 +199,7 @@ impl Chunks {
     }
 
     /// Whether memory that was mapped behind the others comes back by the driver's count, asked
-    /// anew with `bytes` bytes.
+    /// again with `bytes` bytes.
     fn comes_back(&mut self, bytes: u64) -> Result<bool, Error> {
         for tries in 0..TRIES {
             let at = self.mapped();
@@ -437,8 +437,8 @@ impl Chunks {
         }
     }
 
-    /// The same where there is room only once the old chunk has been given back: what it
-    /// holds goes through the host.
+    /// Replaces the last chunk where there is room only once the old one has been given back: what
+    /// the chunk holds goes through the host.
     fn replace_through_host(
         &mut self,
         short: u64,
@@ -528,7 +528,7 @@ impl Chunks {
     }
 }
 
-/// What is wrong with a driver that keeps memory.
+/// The error of a driver that keeps `bytes` bytes of unmapped memory.
 pub(super) fn kept_back(bytes: u64) -> Error {
     Error::Answer {
         call: "giving mapped memory back",

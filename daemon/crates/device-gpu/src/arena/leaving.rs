@@ -35,7 +35,7 @@ impl Arena {
             Some(contents) => {
                 self.memory = Memory::Whole(None);
                 // The chunks have gone: without an allocation nothing is left.
-                let gone = |e| not_had("the arena cannot be allocated anew", &e);
+                let gone = |e| not_had("the arena cannot be allocated again", &e);
                 Some(
                     self.with_contents(self.capacity, &contents, stream)
                         .map_err(gone)?,

@@ -359,7 +359,7 @@ fn one_allocation_that_cannot_be_taken_again_is_a_loss() {
     fake.fail("hipMalloc", 2, 2);
     let error = s.set(30 << 20).unwrap_err();
     assert!(
-        matches!(&error, Error::Lost(l) if l.kind == LossKind::NoMemory && l.reason.contains("allocated anew")),
+        matches!(&error, Error::Lost(l) if l.kind == LossKind::NoMemory && l.reason.contains("allocated again")),
         "{error:?}"
     );
     assert_eq!(s.held(), 0);

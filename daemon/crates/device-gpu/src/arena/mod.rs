@@ -44,11 +44,11 @@ pub(super) struct Arena {
     memory: Memory,
     capacity: u64,
     generation: u64,
-    /// Why it is one allocation, if it is.
+    /// Why the arena is one allocation, if it is.
     note: Option<String>,
     /// Why more is held than the capacity, or why the last change was refused, if so.
     kept: Option<String>,
-    /// What was not tried since it passed before.
+    /// Probes that were skipped because they passed before.
     remembered: Option<String>,
 }
 
@@ -128,7 +128,7 @@ impl Arena {
         }
     }
 
-    /// The same, with chunks of `chunk` bytes where it is made of such.
+    /// An arena with chunks of `chunk` bytes, if it is made of chunks.
     fn with_chunks(
         context: &Context,
         chunk: u64,

@@ -92,7 +92,7 @@ impl Arena {
         // The old one has gone: without an allocation nothing is left.
         let fresh = fresh.map_err(|error| {
             self.capacity = 0;
-            not_had("the arena cannot be allocated anew", &error)
+            not_had("the arena cannot be allocated again", &error)
         })?;
         self.memory = Memory::Whole(Some(fresh));
         self.capacity = capacity;

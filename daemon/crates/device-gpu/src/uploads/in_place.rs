@@ -46,11 +46,11 @@ pub(super) enum Source {
 /// How rows get into the slab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// It is to be found out.
+    /// Both ways are to be timed and compared.
     Untried,
     /// Through a slot.
     Copied,
-    /// A kernel reads them where they lie.
+    /// A kernel reads the rows in host memory.
     InPlace,
 }
 
@@ -76,7 +76,7 @@ impl Ways {
         }
     }
 
-    /// What was found, for people.
+    /// Which way was found faster, as text for users.
     pub(super) fn notes(&self) -> Vec<String> {
         self.notes.clone()
     }

@@ -43,7 +43,7 @@ pub(super) struct Job {
     pub(super) before: Before,
     /// The end of the upload on the device.
     pub(super) done: PooledEvent,
-    /// Which flag its repacking raises for a scale that is not finite.
+    /// Number of the flag that the repacking raises for a scale that is not finite.
     pub(super) flag: u64,
     windows: Mutex<Vec<WindowKey>>,
 }
@@ -122,7 +122,7 @@ impl Job {
         windows.release(&lock(&self.windows));
     }
 
-    /// Its first tensor, for messages.
+    /// The first tensor's name, for messages.
     pub(super) fn first_name(&self) -> String {
         let first = self.upload.layout.tensors.first();
         first.map(|t| t.desc.name.clone()).unwrap_or_default()

@@ -76,7 +76,7 @@ pub(super) struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// Bytes of a slot that they take.
+    /// Bytes of a slot that the rows take.
     pub(super) fn slot_bytes(&self) -> u64 {
         in_slot(self.parts.iter().map(|part| part.bytes).sum())
     }

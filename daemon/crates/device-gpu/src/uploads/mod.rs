@@ -298,7 +298,7 @@ impl Uploads {
     }
 
     /// After the compute stream was waited for: looks at the uploads that its operations used. The
-    /// first error comes back; [`Uploads::finished`] tells which uploads they were.
+    /// first error comes back; [`Uploads::finished`] says which uploads they were.
     pub(super) fn settle_used(&mut self) -> Result<(), Error> {
         let mark = self.mark();
         self.settle_before(mark)

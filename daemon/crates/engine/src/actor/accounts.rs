@@ -24,15 +24,15 @@ pub(crate) struct EndedSlice {
     pub(crate) now: Instant,
     /// How long it waited for what the device had been given before.
     pub(crate) earlier: Duration,
-    /// It waited for its own work.
+    /// Whether the slice waited for its own work.
     pub(crate) was_read: bool,
     /// What the device takes for its work, by its rates; zero if they are not known.
     pub(crate) work: Duration,
-    /// What was spent in its earlier parts, up to the last look.
+    /// What was spent in the earlier parts of the slice, up to the last time accounts were charged.
     pub(crate) before: SpentSince,
     /// The device computes the pass, with so much before it.
     pub(crate) computing: Option<Duration>,
-    /// It only looked at what the device had computed.
+    /// Whether the slice only looked at what the device had computed.
     pub(crate) looked: bool,
 }
 
@@ -50,7 +50,7 @@ impl Engine {
         account
     }
 
-    /// What was spent since the accounts were told last.
+    /// What was spent since the accounts were last charged.
     pub(crate) fn spent(&mut self) -> SpentSince {
         let sums = Sums {
             waited: self.memory.store.reasons.waited,
@@ -410,7 +410,7 @@ pub(crate) fn account_tokens(members: &mut [Member], now: Instant, spent: SpentS
     }
 }
 
-/// Whose a pass is: its model, and the client of most of its rows.
+/// Occupant of a pass: its model, and the client of most of its rows.
 pub(crate) fn occupant(members: &[Member]) -> Option<Occupant> {
     let most = members.iter().max_by_key(|member| member.span.rows)?;
     Some(Occupant {

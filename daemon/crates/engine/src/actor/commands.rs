@@ -250,7 +250,7 @@ impl Engine {
         (tokens, placed)
     }
 
-    /// Whose requests share what is computed for this one; `None` for nobody's.
+    /// The realm in which a request shares its prefix cache; `None` if it shares with no other.
     pub(crate) fn sharing_of(&self, reuse: bool, asker: Asker) -> Option<u64> {
         match self.config.prefix_cache {
             _ if !reuse => None,
@@ -528,20 +528,20 @@ impl Engine {
 /// What a request wants of the scheduler.
 pub(crate) struct SchedulerRequest {
     pub(crate) kind: Kind,
-    /// Positions that it can come to.
+    /// Most positions that the request can reach.
     pub(crate) positions_max: usize,
-    /// It ends when the model ends it.
+    /// Whether the request has no `max_tokens`: only the model ends it.
     pub(crate) open_ended: bool,
-    /// Whose beginnings it shares.
+    /// The realm in which the request shares its prefix cache.
     pub(crate) realm: Option<Realm>,
-    /// The model's adapters that it has.
+    /// The request's LoRA adapters.
     pub(crate) adapters: Option<Arc<AppliedAdapters>>,
 }
 
 /// The answer to new work while the daemon ends.
 pub(crate) fn draining() -> Error {
     Error::Unavailable {
-        message: "the daemon is shutting down; try again when it has been started anew".to_owned(),
+        message: "the daemon is shutting down; try again when it has been restarted".to_owned(),
         retry_after: Duration::from_secs(5),
     }
 }

@@ -24,23 +24,23 @@ use crate::request::time_book::SpentSince;
 
 /// The passes of tokens while a chunk is under way.
 struct Tokens {
-    /// The first of them, which has all that may have another.
+    /// The first pass of decoding requests: all that may have another token.
     all: PassPlan,
-    /// Who goes on.
+    /// The pass of decoding requests that runs next.
     next: Option<(PassPlan, Vec<Member>)>,
     ended: Vec<(Task, Outcome)>,
-    /// Whose pass failed, why, and whether it had come to computing.
+    /// Requests whose pass failed, the error, and whether the pass had begun computing.
     failed: Option<(Vec<Member>, Error, bool)>,
-    /// How long their passes took together.
+    /// Time that these passes took together.
     took: Duration,
-    /// What the chunk spent before the last of them.
+    /// What the chunk spent before the last pass.
     spent: SpentSince,
-    /// Whose prompts the chunk has.
+    /// Occupant of the prompt chunk.
     prompts: Option<Occupant>,
 }
 
 impl Engine {
-    /// Whether a model's prompts are such chunks while others wait for tokens: a mixture of which
+    /// Whether a model's prompts are such chunks while others wait for tokens: a MoE model of which
     /// all is resident, whose requests are texts, and nobody of another model waits for a pass.
     pub(crate) fn interleaves(&self, model: ModelId) -> bool {
         let wanted = self.config.interleave.unwrap_or(self.memory.store.records);
@@ -257,7 +257,7 @@ impl Engine {
         }
     }
 
-    /// Runs the next pass of the tokens, and tells how many seconds the chunk may go on; `None` if
+    /// Runs the next pass of the tokens, and says how many seconds the chunk may go on; `None` if
     /// nobody waits for the next token.
     fn tokens_between(
         &mut self,

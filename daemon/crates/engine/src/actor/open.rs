@@ -32,11 +32,11 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// An open device, and what was found before it.
 pub(crate) struct Opened {
     pub(crate) device: Box<dyn Device>,
-    /// What was found of each vendor whose library was opened.
+    /// Results of probing each vendor's driver.
     pub(crate) drivers: Vec<Report>,
-    /// Why `auto` passed over a device, in the order of the attempts.
+    /// Why `auto` rejected devices, in the order of the attempts.
     pub(crate) passed_over: Vec<String>,
-    /// That the CPU computes although a GPU is on the bus, and why.
+    /// Why the CPU computes although a GPU is on the bus; `None` if that is not so.
     pub(crate) unused_gpu: Option<String>,
 }
 
@@ -193,7 +193,7 @@ struct Card {
     ordinal: u32,
     memory_mib: u64,
     integrated: bool,
-    /// Why it is not opened.
+    /// Why the GPU is not opened.
     refused: Option<String>,
 }
 

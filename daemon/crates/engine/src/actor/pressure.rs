@@ -25,7 +25,7 @@ use crate::api::error::Error;
 use crate::api::refusal::Refusal;
 use crate::request::task::Task;
 
-/// Most times that a request is computed anew for want of room in one piece.
+/// Most times that a request is recomputed for want of room in one piece.
 const COMPACTIONS_MAX: u32 = 4;
 
 /// Passes of the others before one that yielded for want of room in one piece is admitted
@@ -119,7 +119,7 @@ impl Engine {
     }
 
     /// A recurrent state may have taken in a part of a pass that failed: its
-    /// sequence is computed anew.
+    /// sequence is recomputed.
     fn start_states_over(&mut self, seqs: &[SeqId]) {
         for &seq in seqs {
             let Some(task) = self.requests.tasks.get(&seq).filter(|t| t.n_past > 0) else {
@@ -146,7 +146,7 @@ impl Engine {
     }
 
     /// Where there would be room, but not in one piece: lets the one request that runs be computed
-    /// anew, its blocks side by side. Whether that is worth a try.
+    /// again, its blocks side by side. Whether that is worth a try.
     fn compact(&mut self, seqs: &[SeqId]) -> bool {
         let &[seq] = seqs else {
             return false;
@@ -161,7 +161,7 @@ impl Engine {
         let comes_back = task.compactions == 1;
         tracing::debug!(
             ?seq,
-            "a request is computed anew: its blocks left no room in one piece"
+            "a request is recomputed: its blocks left no contiguous memory"
         );
         self.free_scratch();
         self.requests.scheduler.start_over(seq);
@@ -177,7 +177,7 @@ impl Engine {
         true
     }
 
-    /// The same for an upload of a preload.
+    /// Handles memory that the driver refused to a preload: the budget shrinks.
     ///
     /// # Errors
     /// The upload's error, if it was another; [`Error::Precondition`] with the numbers if running
@@ -228,7 +228,7 @@ impl Engine {
             before_bytes = before,
             budget_bytes = budget,
             free_bytes = self.memory.store.free_bytes,
-            "the driver refuses memory: the budget shrinks, and all weights are loaded anew; `rocmforgectl cache budget` raises it again"
+            "the driver refuses memory: the budget shrinks, and all weights are uploaded again; `rocmforgectl cache budget` raises it again"
         );
         // Published with the next turn: the request under way is not among the running ones here.
         self.requests.changed = true;
@@ -242,7 +242,7 @@ impl Engine {
         self.guards.lost = Some(seen.unwrap_or_else(|| Loss::unknown(error.to_string())));
     }
 
-    /// Takes the arena anew. An arena that cannot be had again is the device's loss.
+    /// Takes the arena again. An arena that cannot be had again is the device's loss.
     fn renew(&mut self, bytes: u64, otherwise: u64, keep: &[Slab]) -> Result<u64, Error> {
         let renewed = self.memory.renew(bytes, otherwise, keep);
         self.memory.store.take_refused_bytes();
@@ -297,7 +297,7 @@ impl Engine {
         let budget = self.renew(self.memory.budget(), self.memory.budget(), &keep)?;
         tracing::info!(
             budget_bytes = budget,
-            "memory above the budget went back to the driver; weights are loaded anew"
+            "memory above the budget went back to the driver; weights are uploaded again"
         );
         Ok(())
     }

@@ -13,12 +13,12 @@ use crate::api::Snapshot;
 /// reads a state that knows of it.
 const RENEWAL: Duration = Duration::from_millis(5);
 
-/// What was found when the device was opened.
+/// Results of probing the drivers when the device was opened.
 #[derive(Debug, Clone)]
 pub(crate) struct DriverReports {
     pub(crate) drivers: Arc<[Report]>,
     pub(crate) passed_over: Arc<[String]>,
-    /// That the CPU computes although a GPU is on the bus, and why.
+    /// Why the CPU computes although a GPU is on the bus; `None` if that is not so.
     pub(crate) unused_gpu: Option<String>,
 }
 

@@ -125,7 +125,7 @@ impl Engine {
         is_closed
     }
 
-    /// Opens the device if it is closed. Whether it was.
+    /// Opens the device if it is closed; whether it was closed.
     ///
     /// # Errors
     /// [`Error::Unavailable`]: it is closed still, and the next request tries again; a loss of the

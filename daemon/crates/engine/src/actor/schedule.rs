@@ -180,7 +180,7 @@ impl Engine {
         self.admit_within(self.memory.budget());
     }
 
-    /// The same for another budget.
+    /// Admits waiting requests as if the budget had `budget` bytes.
     pub(crate) fn admit_within(&mut self, budget: u64) {
         self.look_at_promises();
         if self.requests.tasks.is_empty() {

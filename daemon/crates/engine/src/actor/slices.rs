@@ -29,7 +29,7 @@ use crate::request::time_book::SpentSince;
 /// How long a slice lasts, and a step at least. Others wait as long for their turn.
 const SLICE: Duration = Duration::from_millis(3);
 
-/// The same while no other model has requests: one that comes waits as long.
+/// Length of a slice while no other model has requests: one that comes waits as long.
 const SLICE_ALONE: Duration = Duration::from_millis(10);
 
 /// How long a slice lasts at least where what a short pass found has come meanwhile.
@@ -487,7 +487,7 @@ impl Engine {
         any
     }
 
-    /// Has scratch for a pass. Of a request that is computed `anew`, since its blocks left no room
+    /// Has scratch for a pass. Of a request that is computed `again`, since its blocks left no room
     /// in one piece, scratch takes all that it may have from the beginning: were it to grow behind
     /// pages, what it leaves would be lost to a segment again.
     pub(crate) fn ensure_scratch(

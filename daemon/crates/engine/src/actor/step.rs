@@ -21,10 +21,10 @@ use crate::pass::suspended::PassUnderWay;
 use crate::request::stop::Checked;
 use crate::request::task::{Generation, Task, Work};
 
-/// When a slice ends.
+/// When a slice of a pass ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// Behind the step in which its time is over.
+    /// At the first step behind the end of the slice's time.
     ItsTime,
     /// With the pass.
     TheEnd,
@@ -33,11 +33,11 @@ pub(crate) enum Until {
 /// What a step came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stepped {
-    /// A slice ran, or requests were told something.
+    /// A slice ran, or requests got events.
     Ran,
     /// Passes wait for the device: it was looked at for a while.
     Looked,
-    /// There is nothing to run.
+    /// There was nothing to run.
     Nothing,
 }
 

@@ -12,7 +12,7 @@ use rocmforge_ops::KvType;
 use crate::api::{Budget, Class, IdleRelease, Policy, When};
 use crate::guards::sleep::Clocks;
 
-/// Which device to use.
+/// Device to compute on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// The best AMD GPU that can be used, else the best NVIDIA GPU, else the host.
@@ -35,12 +35,13 @@ pub const HOST_PRESSURE_DEFAULT_PERCENT: f64 = 10.0;
 /// Usual value of [`EngineConfig::watchdog`].
 pub const WATCHDOG_DEFAULT: Duration = Duration::from_secs(30);
 
-/// Whose prompts may begin with what was computed for another request.
+/// Whose earlier requests' KV cache a request may reuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrefixCache {
-    /// Nobody's: every prompt is computed from its first token.
+    /// No prefix cache: every prompt is computed from its first token.
     Off,
-    /// Those of one client. No client can tell by the time of an answer what another one asked.
+    /// Requests of one client share. No client can find out from response times what another one
+    /// asked.
     PerClient,
     /// Everybody's.
     Shared,
@@ -51,7 +52,7 @@ pub enum PrefixCache {
 pub struct HostPressure {
     /// While something waits for memory during this share of the time, in percent.
     pub percent: f64,
-    /// Who counts that.
+    /// Source of the counts of stalls.
     pub stalls: Stalls,
     /// How often the counts are looked at: the time that the share is of.
     pub every: Duration,
@@ -70,7 +71,7 @@ impl Default for HostPressure {
     }
 }
 
-/// That memory is given up while another process uses the GPU.
+/// Configuration of `yield_to`: memory is given up while another process uses the GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct YieldTo {
     /// What the budget shrinks to; with 0 bytes the GPU is closed as well while there is no work.
@@ -96,7 +97,7 @@ impl YieldTo {
 /// The KV cache on disk.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvDiskConfig {
-    /// The directory of its files, which no other process uses.
+    /// Directory for KV cache on disk, which no other process uses.
     pub directory: PathBuf,
     /// Bytes of its files at most; a share is of the file system's size.
     pub budget: Budget,
@@ -115,7 +116,7 @@ pub struct MaxGaps {
 }
 
 impl MaxGaps {
-    /// That of a class.
+    /// The longest gap of a class.
     #[must_use]
     pub fn of(self, class: Class) -> Option<Duration> {
         match class {
@@ -134,7 +135,7 @@ pub struct EngineConfig {
     pub threads: Option<NonZeroUsize>,
     /// Budget of the cache: weights, KV pages and scratch.
     pub budget: Budget,
-    /// Which segments go first.
+    /// Eviction policy of the segment cache.
     pub policy: Policy,
     /// Requests that run at the same time.
     pub max_sequences: NonZeroUsize,
@@ -162,13 +163,13 @@ pub struct EngineConfig {
     pub kv_disk: Option<KvDiskConfig>,
     /// When the device's memory is given back to the driver while nobody asks for anything.
     pub idle_release: IdleRelease,
-    /// When the host gives back of that memory; `None` is never.
+    /// Memory pressure at which host memory is given back; `None` is never.
     pub host_pressure: Option<HostPressure>,
     /// Whether what the page cache does not hold of a model is read past it: auto is of models
     /// larger than the memory that is available when they are loaded. A file system that has no
     /// direct reads is read as ever.
     pub direct_io: When,
-    /// Whose prompts may begin with what was computed for another request.
+    /// Whose earlier requests' KV cache a request may reuse.
     pub prefix_cache: PrefixCache,
     /// What keys and values are stored as, where a model's heads fit it; else f16. `None` is by the
     /// model: [`Plan::kv_type_default`](rocmforge_ops::Plan::kv_type_default).
@@ -179,7 +180,7 @@ pub struct EngineConfig {
     /// drafts are made. A model that was loaded with a draft model has its drafts as well,
     /// unless this is `Some(false)`.
     pub speculate: Option<bool>,
-    /// Whether long prompts of a mixture that is resident go through the layers in parts, between
+    /// Whether long prompts of a resident MoE model go through the layers in parts, between
     /// the passes of others' tokens, instead of a few rows beside each. `None` is where the device
     /// records passes, as GPUs do.
     pub interleave: Option<bool>,

@@ -22,7 +22,7 @@ pub enum Error {
     InvalidArgument {
         /// The field as the wire names it, for example `sampling.top_p`.
         field: &'static str,
-        /// What is wrong, and what is allowed.
+        /// What is wrong with the field, and what is allowed.
         message: String,
     },
     /// The GGUF file is malformed or does not describe a usable model. INVALID_ARGUMENT.
@@ -30,7 +30,7 @@ pub enum Error {
     BadModel {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the model's file.
         message: String,
     },
     /// The architecture, tensor type or another feature is not implemented. UNIMPLEMENTED.
@@ -52,12 +52,12 @@ pub enum Error {
     NameTaken {
         /// The name.
         name: String,
-        /// It is the file that was asked for, but not as it was when it was loaded.
+        /// Whether it is the file that was asked for, but not as it was when it was loaded.
         changed: bool,
-        /// The file that holds it.
+        /// The file that is loaded under the name.
         path: PathBuf,
     },
-    /// Cannot work in the present state and waiting alone does not mend it. FAILED_PRECONDITION.
+    /// Cannot work in the present state and waiting alone does not help. FAILED_PRECONDITION.
     #[error("{0}")]
     Precondition(Refusal),
     /// Full now; later it may work. RESOURCE_EXHAUSTED with RetryInfo.
@@ -65,16 +65,16 @@ pub enum Error {
     Exhausted {
         /// What is full, with the numbers.
         message: String,
-        /// When to try again.
+        /// Delay after which the request may be sent again.
         retry_after: Duration,
     },
-    /// The asker has as many requests as it may have; see `Asker`.
+    /// The client has as many requests as it may have; see `Asker`.
     /// RESOURCE_EXHAUSTED with RetryInfo.
     #[error("this user or token has reached its limit: {running} requests run and {queued} wait; {}", allowed(*running_max, *queued_max))]
     AskerLimit {
-        /// Requests of the asker that run.
+        /// Running requests of the client.
         running: u32,
-        /// Those that wait.
+        /// The client's requests in the queue.
         queued: u32,
         /// How many may run.
         running_max: u32,
@@ -84,9 +84,9 @@ pub enum Error {
     /// The engine takes no work: draining, or its device is lost. UNAVAILABLE with RetryInfo.
     #[error("{message}")]
     Unavailable {
-        /// Why.
+        /// Why the engine is unavailable.
         message: String,
-        /// When to try again.
+        /// Delay after which the request may be sent again.
         retry_after: Duration,
     },
     /// The model's file changed or was cut short under us. DATA_LOSS.
@@ -97,7 +97,7 @@ pub enum Error {
     DataLoss {
         /// The model.
         name: String,
-        /// What was seen.
+        /// How the file differs from the one that was loaded.
         message: String,
     },
     /// The model's file lies elsewhere, and nothing of it has come for a while. UNAVAILABLE with
@@ -118,7 +118,7 @@ pub enum Error {
         "the deadline passed after {generated} generated tokens; allow more time, or ask for fewer"
     )]
     DeadlineExceeded {
-        /// Tokens generated before it.
+        /// Tokens that were generated before the deadline.
         generated: u32,
     },
     /// The client went away. CANCELLED; nobody reads it.
@@ -201,12 +201,12 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// What is wrong with a file that contradicts itself, and what to do.
+/// A message about a file that contradicts itself, with what to do.
 pub(crate) fn damaged(message: &str) -> String {
     format!("{message}; the file is damaged or was converted wrongly: fetch or convert it again")
 }
 
-/// The same where the message does not tell it by itself.
+/// The message, with what to do about a damaged file unless it says so itself.
 fn told(message: String, is_damage: bool) -> String {
     match is_damage {
         true => damaged(&message),

@@ -20,7 +20,7 @@ const TOKENS_MIN: u32 = 8;
 /// What could have been resident as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MoreRoom {
-    /// So many bytes of weights that were not.
+    /// Bytes of weights that would be resident in addition.
     Bytes(u64),
     /// All weights.
     All,
@@ -47,7 +47,8 @@ impl RequestTimes {
         self.rate_of(self.decode.pass_s()?)
     }
 
-    /// The same had more weights been resident; `None` where the numbers do not say.
+    /// The decode rate if more weights had been resident; `None` if the request's times do not
+    /// allow an estimate.
     #[must_use]
     pub fn tokens_per_s_with(&self, room: MoreRoom) -> Option<f64> {
         let decode = &self.decode;

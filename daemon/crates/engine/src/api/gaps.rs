@@ -7,9 +7,9 @@ use crate::api::Class;
 /// A time between two tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gap {
-    /// How long it was.
+    /// Length of the gap.
     pub took: Duration,
-    /// What most of it went to.
+    /// What most of the gap went to.
     pub cause: GapCause,
 }
 
@@ -36,7 +36,7 @@ impl GapCause {
         Self::Waiting,
     ];
 
-    /// Its name in logs, metrics and JSON.
+    /// The cause's name in logs, metrics and JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ pub struct BrokenGaps {
 }
 
 impl BrokenGaps {
-    /// Those of a class with a cause.
+    /// Number of broken gaps of a class with a cause.
     #[must_use]
     pub fn of(&self, class: Class, cause: GapCause) -> u64 {
         match class {
@@ -65,7 +65,7 @@ impl BrokenGaps {
         }
     }
 
-    /// All of them.
+    /// Sum over all classes and causes.
     #[must_use]
     pub fn sum(&self) -> u64 {
         self.interactive.iter().chain(&self.batch).sum()

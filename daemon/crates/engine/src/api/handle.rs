@@ -96,7 +96,7 @@ impl EngineHandle {
         Ok(self.register(prepared).await?.model)
     }
 
-    /// As [`EngineHandle::load`], and tells whether the model was there already.
+    /// As [`EngineHandle::load`], and says whether the model was there already.
     ///
     /// # Errors
     /// Those of [`EngineHandle::load`].

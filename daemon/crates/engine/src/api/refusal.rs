@@ -4,7 +4,7 @@
 //! Programs tell the causes apart by [`Refusal::reason`] and read [`Refusal::numbers`]; people read
 //! `Display`, which says what to do.
 
-/// Why something cannot be done in the present state.
+/// Why the engine rejects a call in its present state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The most models are loaded.
@@ -20,7 +20,7 @@ pub enum Refusal {
     Busy {
         /// The model.
         model: String,
-        /// Its requests.
+        /// The model's requests.
         requests: u64,
     },
     /// A model that is pinned is to be unloaded.
@@ -28,7 +28,7 @@ pub enum Refusal {
     Pinned {
         /// The model.
         model: String,
-        /// Bytes of its pinned segments.
+        /// Bytes of the model's pinned segments.
         pinned_bytes: u64,
     },
     /// The model went before the request came to the engine, or while it waited or ran.
@@ -68,13 +68,13 @@ pub enum Refusal {
         need: u64,
         /// The budget.
         budget: u64,
-        /// Bytes of it that are pinned.
+        /// Pinned bytes of the budget.
         pinned: u64,
     },
     /// The device's driver refuses memory that the request cannot do without.
     #[error("{message}")]
     NoDeviceMemory {
-        /// What was refused, and what to do.
+        /// Which memory was refused, and what to do.
         message: String,
         /// Bytes needed.
         need: u64,
@@ -110,13 +110,13 @@ pub enum Refusal {
     /// A model's pieces are held, which passes in a moment.
     #[error("{message}")]
     InUse {
-        /// What is held.
+        /// What is in use.
         message: String,
     },
     /// A setting of the environment that cannot be used.
     #[error("{message}")]
     Setting {
-        /// Which, and what to do.
+        /// Name of the environment variable, and what to do.
         message: String,
     },
 }
@@ -139,7 +139,7 @@ impl Refusal {
         }
     }
 
-    /// The model that it is about, if one.
+    /// The model that the refusal is about, if it is about one.
     pub fn model(&self) -> Option<&str> {
         match self {
             Self::Busy { model, .. }

@@ -8,7 +8,7 @@ use crate::api::Command;
 use crate::api::error::Error;
 use crate::api::handle::EngineHandle;
 
-/// When the memory of a device that nobody uses is given back.
+/// Configuration of idle release: when memory of an idle device is given back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IdleRelease {
     /// How long nobody has to ask for anything; `None` is for ever.

@@ -17,22 +17,22 @@ use crate::model::loaded::LoadedModel;
 pub struct Snapshot {
     /// The device.
     pub device: DeviceStatus,
-    /// What was found at start of each vendor whose library was opened.
+    /// Results of probing each vendor's driver at the start.
     pub drivers: Arc<[Report]>,
-    /// Why `auto` passed over the devices before the one in use.
+    /// Why `auto` rejected the devices before the one in use.
     pub passed_over: Arc<[String]>,
     /// Models in the order of their loading.
     pub models: Vec<ModelStatus>,
     /// The cache as a whole.
     pub cache: CacheStatus,
-    /// The most bytes of segments, resident or on their way, that a snapshot ever knew of.
+    /// The most bytes of segments, resident or in flight, that a snapshot ever knew of.
     pub peak_bytes: u64,
     /// The policy in force.
     pub policy: Policy,
     /// Requests that wait for admission.
     pub queued: u32,
-    /// Those of them whose readers would take what comes: the others wait for their readers, too,
-    /// and are no reason to end anybody else's stream.
+    /// Queued requests whose clients read what comes: the others wait for their clients, too, and
+    /// are no reason to end anybody else's stream.
     pub queued_and_read: u32,
     /// How many may wait.
     pub queue_capacity: u32,
@@ -42,7 +42,7 @@ pub struct Snapshot {
     pub clients: Vec<ClientStatus>,
     /// The requests in the order in which they came, at most [`LIVE_MAX`].
     pub requests: Vec<LiveRequest>,
-    /// What is kept free of the device's memory, if anything is.
+    /// Device memory kept free for other programs, if any is.
     pub keep_free: Option<KeepFreeStatus>,
     /// Whether memory is given up for other users of the GPU, where they are looked at.
     pub yielding: Option<YieldStatus>,
@@ -151,7 +151,7 @@ impl Snapshot {
 /// A file that the engine waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileWait {
-    /// The model that is brought from it.
+    /// The model that is read from the file.
     pub model: String,
     /// The file; of a split model its first part.
     pub path: PathBuf,
@@ -177,16 +177,16 @@ pub struct HostTier {
     /// Bytes that they may have now: the host's budget less the weights that it keeps; 0
     /// where no KV pages are kept in host memory.
     pub budget_bytes: u64,
-    /// Bytes that they have.
+    /// Host memory used by KV cache, in bytes.
     pub bytes: u64,
     /// Pages and states that were copied there.
     pub saved: u64,
-    /// Those that were copied back.
+    /// KV pages and recurrent states copied back to the device.
     pub restored: u64,
-    /// Those that nothing is left of, on the device or in the host's memory: there was
-    /// no room, or it did not pay.
+    /// KV pages and recurrent states that were evicted without a copy: there was no room, or it did
+    /// not pay.
     pub dropped: u64,
-    /// Positions that requests had computed before they yielded and computed again.
+    /// Positions that preempted requests recomputed.
     pub again_tokens: u64,
 }
 
@@ -195,9 +195,9 @@ pub struct HostTier {
 pub struct KvDiskStatus {
     /// The state of the store.
     pub store: rocmforge_kv_disk::Status,
-    /// Requests that began with positions read from it.
+    /// Requests that began with a prefix read from disk.
     pub requests: u64,
-    /// These positions.
+    /// Positions of these prefixes.
     pub reused_tokens: u64,
 }
 
@@ -211,7 +211,7 @@ pub struct KeepFreeStatus {
     pub given_up_bytes: u64,
     /// Times that memory was given back.
     pub shrinks: u64,
-    /// Times that some of it was taken again.
+    /// Times that the budget grew again.
     pub grows: u64,
 }
 
@@ -224,7 +224,7 @@ pub struct YieldStatus {
     pub others_bytes: u64,
     /// Whether memory is given up now.
     pub is_yielding: bool,
-    /// How often it was.
+    /// Times that the budget was reduced.
     pub count: u64,
 }
 
@@ -238,11 +238,11 @@ pub struct HostPressureStatus {
     pub is_blind: bool,
     /// Bytes that it holds: weights that the CPU computes with, pages and states.
     pub held_bytes: u64,
-    /// Bytes by which its budget is smaller now.
+    /// Current reduction of the host budget, in bytes.
     pub given_up_bytes: u64,
     /// Times that memory was given back.
     pub shrinks: u64,
-    /// Times that some of it could be taken again.
+    /// Times that the host budget grew again.
     pub grows: u64,
 }
 
@@ -252,35 +252,35 @@ pub const LIVE_MAX: usize = 64;
 /// A request that waits or runs.
 #[derive(Debug, Clone)]
 pub struct LiveRequest {
-    /// Its number, of [`TimesSlot::numbered`](super::times::TimesSlot::numbered); 0 if it has none.
-    /// The answers of one request have the same.
+    /// The request's number, of [`TimesSlot::numbered`](super::times::TimesSlot::numbered); 0 if it
+    /// has none. The choices of one request share it.
     pub number: u64,
-    /// Its client; see [`Asker::client`](super::Asker::client).
+    /// The request's client; see [`Asker::client`](super::Asker::client).
     pub client: u64,
-    /// Its model.
+    /// The request's model.
     pub model: Arc<LoadedModel>,
-    /// What it does, or waits for.
+    /// Whether the request computes, or what it waits for.
     pub state: LiveState,
-    /// When the engine was asked.
+    /// Time at which the engine received the request.
     pub since: Instant,
-    /// Tokens of its prompt or text.
+    /// Tokens of the request's prompt or text.
     pub prompt_tokens: u32,
-    /// Positions that are computed, of its prompt and behind it.
+    /// Positions of the request that are computed, prompt and generated tokens together.
     pub computed_tokens: u32,
-    /// Tokens that it has generated.
+    /// Tokens that the request has generated.
     pub generated_tokens: u32,
-    /// Tokens a second since its first one; `None` before its second.
+    /// Decode rate: tokens a second after the first one; `None` before the second token.
     pub tokens_per_s: Option<f64>,
-    /// The longest gap between its tokens.
+    /// Longest gap between two tokens of the request.
     pub longest_gap: Option<Gap>,
 }
 
 /// What a request does, or waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LiveState {
-    /// It is not admitted.
+    /// The request is not admitted.
     Queued,
-    /// It was preempted: others needed its KV memory.
+    /// The request was preempted because others needed its KV cache memory.
     Preempted,
     /// Weights or KV cache are read from disk.
     Disk,
@@ -288,16 +288,16 @@ pub enum LiveState {
     Uploads,
     /// Another request computes what both begin with.
     Follows,
-    /// Its reader does not take what was produced.
+    /// The client does not read the request's stream.
     Reader,
-    /// Its prompt or text is computed.
+    /// The request's prompt or text is computed.
     Prompt,
-    /// Its new tokens are computed.
+    /// The request's new tokens are computed.
     Decode,
 }
 
 impl LiveState {
-    /// Its name on the wire and in JSON.
+    /// The state's name on the wire and in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -318,9 +318,9 @@ impl LiveState {
 pub struct ClientStatus {
     /// The client.
     pub client: u64,
-    /// Its requests that run.
+    /// The client's requests that run.
     pub running: u32,
-    /// Its requests that wait.
+    /// The client's requests that wait.
     pub queued: u32,
 }
 
@@ -329,7 +329,7 @@ pub struct ClientStatus {
 pub struct PrefixCounts {
     /// Tokens of prompts.
     pub asked_tokens: u64,
-    /// Of them, tokens that were not computed.
+    /// Prompt tokens that were reused from the prefix cache.
     pub reused_tokens: u64,
 }
 
@@ -340,24 +340,24 @@ pub struct DeviceStatus {
     pub kind: String,
     /// The processor's or card's name, with the instruction set in use.
     pub name: String,
-    /// Its instruction set or architecture, for example `avx512` or `gfx1100`.
+    /// The device's instruction set or architecture, for example `avx512` or `gfx1100`.
     pub arch: String,
-    /// The driver's number of it; 0 for the host.
+    /// The driver's number of the GPU; 0 for the CPU.
     pub ordinal: u32,
     /// Version of its driver; empty for the host or where it is not known.
     pub driver: String,
-    /// What was found of it when it was opened and since; see
+    /// Findings about the device since it was opened; see
     /// [`rocmforge_device::DeviceInfo::findings`].
     pub findings: Vec<String>,
     /// That the CPU computes although a GPU is on the bus that cannot be used, and why.
     pub unused_gpu: Option<String>,
     /// Compute units or streaming multiprocessors; 0 for the host.
     pub compute_units: u32,
-    /// Its memory in bytes.
+    /// The device's memory in bytes.
     pub memory_bytes: u64,
     /// Allocations asked of the driver since start-up.
     pub allocations: u64,
-    /// What its driver gave; `None` on the host.
+    /// GPU memory as the driver counts it; `None` on the CPU.
     pub memory: Option<MemoryUse>,
     /// Bytes free by its driver's count, at most half a second old while there is
     /// work; `None` on the host.
@@ -373,9 +373,9 @@ pub struct ModelStatus {
     pub segments: Arc<[SegmentStatus]>,
     /// The cache's counts for this model.
     pub cache: CacheStatus,
-    /// Requests of it that run or wait.
+    /// Queued and running requests of the model.
     pub requests: u32,
-    /// The name of the model that drafts for it.
+    /// Name of the model's draft model.
     pub draft: Option<String>,
 }
 
@@ -384,7 +384,7 @@ pub struct ModelStatus {
 pub enum SegmentState {
     /// Only in the file.
     Absent,
-    /// On its way.
+    /// The segment is in flight.
     InFlight,
     /// On the device.
     Resident,
@@ -393,13 +393,13 @@ pub enum SegmentState {
 /// A segment's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentStatus {
-    /// Its bytes on the device.
+    /// The segment's bytes on the device.
     pub bytes: u64,
-    /// Where it is.
+    /// Residency of the segment.
     pub state: SegmentState,
-    /// It is pinned.
+    /// Whether the segment is pinned.
     pub pinned: bool,
-    /// A running step uses it.
+    /// Whether a running step uses the segment.
     pub in_use: bool,
 }
 
@@ -410,7 +410,7 @@ pub struct CacheStatus {
     pub budget_bytes: u64,
     /// Bytes on the device: weights, KV and scratch. `resident + in flight <= budget`.
     pub resident_bytes: u64,
-    /// Bytes on their way.
+    /// Bytes of weights in flight.
     pub in_flight_bytes: u64,
     /// Bytes of resident pinned segments.
     pub pinned_bytes: u64,
@@ -427,11 +427,11 @@ pub struct CacheStatus {
     pub misses: u64,
     /// Segments evicted.
     pub evictions: u64,
-    /// The same by cause.
+    /// Evictions by cause.
     pub evictions_by: Evictions,
     /// Uploads that were completed.
     pub uploads: u64,
-    /// Bytes that these uploads moved.
+    /// Bytes of these uploads.
     pub uploaded_bytes: u64,
 }
 

@@ -16,9 +16,9 @@ pub enum Part {
     Preparing,
     /// Other requests go first: it is not admitted, or nothing of it is computed yet.
     Queue,
-    /// It was preempted: others needed its KV memory.
+    /// The request was preempted because others needed its KV cache memory.
     Preempted,
-    /// Rows of its images are computed.
+    /// Images of the request are computed by the vision tower.
     Tower,
     /// Weights or KV cache are read from disk.
     Disk,
@@ -26,17 +26,17 @@ pub enum Part {
     Uploads,
     /// The CPU computes with weights that are not on the device.
     CpuCompute,
-    /// The device computes its prompt.
+    /// The device computes the request's prompt.
     Prompt,
-    /// The device computes its new tokens.
+    /// The device computes the request's new tokens.
     Decode,
     /// Passes of its own model compute prompts or tokens of other requests.
     OwnModel,
     /// Passes of other models.
     OtherModels,
-    /// Its next token is chosen: samplers and grammar.
+    /// The request's next token is chosen: samplers and grammar.
     Sampling,
-    /// Its reader does not take what was produced.
+    /// The client does not read the request's stream.
     Reader,
     /// What the daemon does between passes.
     Rest,
@@ -61,7 +61,7 @@ impl Part {
         Self::Rest,
     ];
 
-    /// Its name on the wire and in JSON.
+    /// The part's name on the wire and in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -107,7 +107,7 @@ impl PartTimes {
         took
     }
 
-    /// What was added since they were `before`.
+    /// The times that were added since `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut since = Self::default();
@@ -117,7 +117,7 @@ impl PartTimes {
         since
     }
 
-    /// All of them together.
+    /// Sum of all parts.
     #[must_use]
     pub fn total(&self) -> Duration {
         self.0.iter().sum()
@@ -139,14 +139,14 @@ impl PartTimes {
     }
 }
 
-/// Whose passes a request waited for, and how long.
+/// Model and client whose passes a request waited for, and how long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WaitedFor {
-    /// The part of its time that this belongs to.
+    /// The part of the request's time that this belongs to.
     pub part: Part,
     /// The model of the passes.
     pub model: String,
-    /// The client of most of their rows, by its number ([`crate::api::Asker::client`]).
+    /// Client with most rows of these passes, by its number ([`crate::api::Asker::client`]).
     pub client: u64,
     /// How long.
     pub took: Duration,
@@ -155,11 +155,11 @@ pub struct WaitedFor {
 /// Weights that were uploaded for a request, by why they were not there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Displaced {
-    /// Why they had been evicted; `None` where they had not been resident before.
+    /// Why the weights had been evicted; `None` if they had not been resident before.
     pub cause: Option<EvictionCause>,
-    /// The model that took their room, where it was one.
+    /// Model that took the memory of the weights, if one did.
     pub by: Option<String>,
-    /// Their bytes.
+    /// Bytes of the weights.
     pub bytes: u64,
 }
 
@@ -168,7 +168,7 @@ pub struct Displaced {
 pub struct LinkUse {
     /// Bytes that came, for whomever.
     pub bytes: u64,
-    /// The time in which they came.
+    /// Time in which these bytes came.
     pub took: Duration,
     /// Bytes a second of uploads as the device measures them; `None` if it does not.
     pub measured_bytes_per_s: Option<f64>,
@@ -184,11 +184,11 @@ pub struct Surroundings {
     /// Whether all of them have room at once in the budget beside the KV cache and working memory
     /// in use.
     pub model_fits: bool,
-    /// Most bytes of KV cache and working memory of its passes.
+    /// Most bytes of KV cache and working memory of the model's passes.
     pub block_bytes: u64,
     /// The type of the KV cache's elements.
     pub kv_type: String,
-    /// Bytes of the KV cache of its positions.
+    /// Bytes of the request's KV cache.
     pub kv_bytes: u64,
     /// Seconds of a pass of one token of the model with all weights resident, if one was measured.
     pub resident_token_s: Option<f64>,
@@ -222,7 +222,7 @@ pub struct Settings {
     pub draft_model: Option<String>,
     /// Draft tokens that were computed for the request, by whatever drafted them.
     pub drafted: u32,
-    /// Its prompt may begin with KV cache of earlier ones.
+    /// Whether the request uses the prefix cache.
     pub shares_prefixes: bool,
 }
 
@@ -231,7 +231,7 @@ pub struct Settings {
 pub struct DecodeTimes {
     /// Tokens.
     pub tokens: u32,
-    /// Passes that computed them.
+    /// Forward passes that computed these tokens.
     pub passes: u32,
     /// Parts of the time since the first token.
     pub parts: PartTimes,
@@ -253,20 +253,20 @@ impl DecodeTimes {
 /// Where the time of a request went in the engine, from its being sent there to its end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestTimes {
-    /// When the engine was asked.
+    /// Time at which the engine received the request.
     pub begun: Instant,
-    /// When the request ended.
+    /// Time at which the request ended.
     pub ended: Instant,
     /// The parts of the time between.
     pub parts: PartTimes,
-    /// Whom it waited for, at most [`WAITED_FOR_MAX`].
+    /// Models and clients that the request waited for, at most [`WAITED_FOR_MAX`].
     pub waited_for: Vec<WaitedFor>,
     /// Bytes of its model that were uploaded meanwhile, and those of them whose file was not in
     /// memory.
     pub uploaded_bytes: u64,
-    /// Those of them that the system had not in memory: they came from disk.
+    /// Uploaded bytes that were not in the page cache: the system read them from disk.
     pub cold_bytes: u64,
-    /// Why they were not resident.
+    /// The uploaded weights by why they were not resident.
     pub displaced: Vec<Displaced>,
     /// What the link brought meanwhile.
     pub link: LinkUse,
@@ -276,13 +276,13 @@ pub struct RequestTimes {
     pub prompt_tokens: (u32, u32),
     /// Tokens that were generated.
     pub generated_tokens: u32,
-    /// Those behind the first one.
+    /// Times of the passes behind the first token.
     pub decode: DecodeTimes,
-    /// The longest gap between them.
+    /// Longest gap between these tokens.
     pub longest_gap: Option<Gap>,
     /// The gap that was promised, and how many were longer.
     pub promised_gap: Option<(Duration, u32)>,
-    /// What else bears on it.
+    /// What else influenced the request's time.
     pub surroundings: Surroundings,
 }
 
@@ -311,7 +311,7 @@ pub(crate) struct UploadsBefore {
 struct Shared {
     /// What had been uploaded of the model before the first.
     before: Option<UploadsBefore>,
-    /// Their times, added up.
+    /// Times of the call's parts, added up.
     times: Option<RequestTimes>,
 }
 
@@ -325,7 +325,7 @@ impl TimesSlot {
         }
     }
 
-    /// The number of its request; 0 if it has none.
+    /// Number of the slot's request; 0 if it has none.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
@@ -341,7 +341,7 @@ impl TimesSlot {
         })
     }
 
-    /// Puts them there.
+    /// Puts the times of the request into the slot.
     pub(crate) fn put(&self, times: RequestTimes) {
         let mut shared = self.shared();
         shared.times = Some(match shared.times.take() {
@@ -407,7 +407,7 @@ impl RequestTimes {
         }
     }
 
-    /// The same shares of another whole.
+    /// The times with the same shares of another whole.
     fn within(mut self, whole: Duration) -> Self {
         let all = self.parts.total();
         if all.is_zero() {

@@ -72,14 +72,14 @@ const AHEAD_SEGMENTS: usize = 64;
 /// How far a model is.
 #[derive(Debug, Default)]
 enum Stage {
-    /// It has no requests.
+    /// The model has no requests.
     #[default]
     Idle,
-    /// Its file is read.
+    /// The model's file is read.
     Fetching(FileFetch),
-    /// Its segments are uploaded.
+    /// The model's segments are uploaded.
     Uploading(Uploads),
-    /// Its passes may run.
+    /// The model's passes may run.
     Ready,
 }
 
@@ -87,7 +87,7 @@ enum Stage {
 #[derive(Debug, Default)]
 struct Load {
     stage: Stage,
-    /// When the file was last read.
+    /// Time at which the file was last read.
     read_at: Option<Instant>,
 }
 
@@ -143,7 +143,7 @@ impl Load {
 struct Uploads {
     to_begin: VecDeque<u32>,
     in_flight: Vec<u32>,
-    /// When one last ended, or the first began.
+    /// Time at which the last upload ended, or the first one began.
     ended_at: Instant,
     /// Shows that the file is waited for, since one last ended.
     waiting: Waiting,
@@ -152,7 +152,7 @@ struct Uploads {
 /// The requests of a model, and of others.
 #[derive(Clone, Copy)]
 struct Demand {
-    /// Rows of its longest prompt.
+    /// Rows of the model's longest prompt.
     rows: usize,
     others: bool,
 }

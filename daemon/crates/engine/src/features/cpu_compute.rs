@@ -47,7 +47,8 @@ pub(crate) const ROWS_MAX: usize = 64;
 /// any answers, or larger ones.
 const TRY_EVERY: u32 = 512;
 
-/// The same of segments of dense layers, which take long on a slow host.
+/// After so many decisions CPU compute of segments of dense layers, which takes long on a slow CPU,
+/// is measured again.
 const TRY_SEGMENT_EVERY: u32 = 4096;
 
 /// Most experts that are remembered as computed by the host.
@@ -60,9 +61,9 @@ const LINK_EVERY: u32 = 16;
 /// How the host has a segment's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CpuWeights {
-    /// In its kernels' form.
+    /// The weights are kept in the CPU kernels' layout.
     Kept,
-    /// Not yet, but there is room for it.
+    /// The weights are in the file only, but there is room to keep them.
     WithRoom,
     /// In the file alone.
     InFile,
@@ -72,9 +73,9 @@ pub(crate) enum CpuWeights {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Absent {
     pub(crate) n: usize,
-    /// Of those, [`CpuWeights::Kept`].
+    /// Number of absent experts whose weights are [`CpuWeights::Kept`].
     pub(crate) kept: usize,
-    /// How it has the others.
+    /// How the CPU has the weights of the other experts.
     pub(crate) others: CpuWeights,
     /// Bytes of each.
     pub(crate) bytes: u64,
@@ -87,11 +88,11 @@ pub(crate) struct Absent {
 /// What the host does about a step's absent experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Share {
-    /// So many of them it computes.
+    /// Number of absent experts that the CPU computes.
     pub(crate) computes: usize,
     /// What the layer takes tells how good that is, for so many that do not come already.
     pub(crate) timed: Option<usize>,
-    /// It would compute more if it kept more.
+    /// Whether the CPU would compute more experts if more of their weights were kept.
     pub(crate) wants_more: bool,
 }
 
@@ -100,19 +101,19 @@ pub(crate) struct Share {
 pub(crate) struct CpuCompute {
     mode: Mode,
     threads: Option<NonZeroUsize>,
-    /// Weights that the host may keep in its own form.
+    /// Budget for weights that the CPU keeps in its own layout.
     keeps: Option<Budget>,
-    /// Made when it is needed first; away while it computes.
+    /// The CPU's part; made when needed, and taken out while it computes.
     host: Option<Answers>,
-    /// Bytes of weights that it keeps, as of its last answer.
+    /// Bytes of weights that the CPU keeps, as of its last computation.
     kept_bytes: u64,
-    /// Bytes that it may keep now, if that is less.
+    /// Current limit for these weights in bytes, if it is lower.
     limit: u64,
     refused: bool,
     /// Of weights that are kept in the kernels' form, with the way of the rows from the card and
     /// back.
     kept: Rates,
-    /// The same of weights that are read out of the file.
+    /// Measured rates with weights that are read from the file.
     from_file: Rates,
     /// What layers of models took, by the share of the host.
     outcomes: HashMap<ModelId, Outcomes>,
@@ -124,11 +125,11 @@ pub(crate) struct CpuCompute {
     unlinked: u32,
     /// Layouts of the rows of small passes.
     layouts: HashMap<(ModelId, bool, RowCounts), Arc<ScratchLayout>>,
-    /// Which segments of models the host can compute.
+    /// By model, which of its segments the CPU can compute.
     computable_on_cpu: HashMap<ModelId, Arc<[bool]>>,
     /// Absent experts that the host computed, the latest last.
     left: VecDeque<SegmentId>,
-    /// What was computed.
+    /// Counts of what the CPU computed.
     pub(crate) done: Hosted,
 }
 
@@ -172,7 +173,7 @@ impl CpuCompute {
         }
     }
 
-    /// Whether a pass of so many rows may be answered by the host in part.
+    /// Whether the CPU may compute a part of a pass with this number of rows.
     pub(crate) fn takes_part(&self, rows: usize) -> bool {
         self.mode != Mode::Never && !self.refused && rows <= ROWS_MAX
     }
@@ -182,7 +183,7 @@ impl CpuCompute {
         self.mode == Mode::Always
     }
 
-    /// How the host has a segment of so many bytes.
+    /// How the CPU has the weights of a segment of `bytes` bytes.
     pub(crate) fn holds(&self, model: ModelId, segment: u32, bytes: u64) -> CpuWeights {
         match &self.host {
             Some(host) if host.keeps(u64::from(model.0), segment) => CpuWeights::Kept,
@@ -377,7 +378,7 @@ impl CpuCompute {
         self.left.remove(at)
     }
 
-    /// Which segments of a model the host can compute, by their number.
+    /// Which segments of a model the CPU can compute, by segment number.
     pub(crate) fn computable_on_cpu(&mut self, model: ModelId, plan: &Plan) -> Arc<[bool]> {
         let found = self.computable_on_cpu.entry(model);
         Arc::clone(found.or_insert_with(|| computable(plan)))

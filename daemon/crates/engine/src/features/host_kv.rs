@@ -25,9 +25,9 @@ const WEIGHT: f64 = 0.2;
 /// A slot of host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HostSlot {
-    /// Its first byte.
+    /// The slot's first byte.
     pub(crate) at: u64,
-    /// Its bytes.
+    /// The slot's bytes.
     pub(crate) bytes: u64,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct HostSlot {
 struct ModelRates {
     /// Seconds that a row of a prompt takes.
     row_seconds: Option<f64>,
-    /// The slot of its states among those of a node.
+    /// Slot of the model's states among the slots of a node.
     state_slot: Option<usize>,
 }
 
@@ -45,7 +45,7 @@ struct ModelRates {
 pub(crate) struct HostKv {
     /// Bytes that weights and pages may have together.
     most: u64,
-    /// The same while others want the host's memory, if that is less.
+    /// Current limit in bytes, below the budget under memory pressure.
     limit: u64,
     /// What has to leave is kept whether or not that pays.
     always: bool,
@@ -234,7 +234,7 @@ impl HostKv {
         self.models.remove(&model);
     }
 
-    /// So many pages and states were stored.
+    /// Counts `n` pages and states that were copied to host memory.
     pub(crate) fn count_saved(&mut self, n: usize) {
         self.counts.saved += n as u64;
     }
@@ -244,17 +244,17 @@ impl HostKv {
         self.counts.restored += 1;
     }
 
-    /// So many are no more, there or on the device.
+    /// Counts `n` pages and states that were evicted without a copy.
     pub(crate) fn count_dropped(&mut self, n: usize) {
         self.counts.dropped += n as u64;
     }
 
-    /// So many positions that a request had computed before it yielded are computed again.
+    /// Counts `n` positions that a preempted request recomputes.
     pub(crate) fn count_again(&mut self, n: usize) {
         self.counts.again_tokens += n as u64;
     }
 
-    /// What is published.
+    /// The published status.
     pub(crate) fn status(&self) -> HostTier {
         HostTier {
             budget_bytes: self.end,

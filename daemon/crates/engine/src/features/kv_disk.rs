@@ -71,9 +71,9 @@ const RATES_EVERY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 struct DiskModel {
     identity: Identity,
-    /// Digest of what its pages look like.
+    /// Digest of the layout of the model's pages.
     layout: [u8; 32],
-    /// The slot of its states among those of a node.
+    /// Slot of the model's states among the slots of a node.
     state_slot: Option<usize>,
     since: Instant,
     /// Whether there may be entries of it that were not deleted: of other processes, and what was
@@ -160,7 +160,7 @@ pub(crate) struct KvDisk {
     store: Store,
     /// Reading does not have to pay.
     always: bool,
-    /// All clients share their pages.
+    /// Whether all clients share their pages.
     is_shared: bool,
     /// The device whose results the pages are.
     device: String,
@@ -169,17 +169,17 @@ pub(crate) struct KvDisk {
     notes: Notes,
     /// Requests that wait for the index, or for their model's identity.
     waiting: HashSet<SeqId>,
-    /// Bytes a second of the files, and when they were read.
+    /// Measured read rate of the files in bytes a second, and when it was measured.
     read_rate: Option<(f64, Instant)>,
-    /// What is known over restarts.
+    /// Measured rates, kept over restarts.
     rates: Rates,
     /// What an earlier process measured of the files was taken over.
     has_recalled: bool,
-    /// When it was looked whether rates are to be noted.
+    /// Time of the last check whether rates are to be noted.
     looked_at: Instant,
     /// Bytes that were read, and the time that it took, when the rate was taken last.
     measured: (u64, Duration),
-    /// When an entry came last.
+    /// Time at which the last entry was read.
     came: Instant,
     /// How often reads were given up.
     given_up: u64,
@@ -374,7 +374,7 @@ impl KvDisk {
         self.reused_tokens += positions as u64;
     }
 
-    /// What is published.
+    /// The published status.
     pub(crate) fn status(&self) -> KvDiskStatus {
         KvDiskStatus {
             store: self.store.status(),

@@ -38,15 +38,15 @@ const NODES_MAX: usize = 1 << 17;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(u64);
 
-/// Whose beginnings are shared: those of one model and one asker, of sequences that rotate alike
+/// Whose prefixes are shared: those of one model and one client, of sequences that rotate alike
 /// and have the same adapters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Realm {
     pub(crate) model: ModelId,
     pub(crate) asker: u64,
-    /// Its keys are rotated by the divisors for long sequences.
+    /// Whether the sequence's keys are rotated by the divisors for long sequences.
     pub(crate) long: bool,
-    /// Its adapters with their scales.
+    /// The sequence's adapters with their scales.
     pub(crate) adapters: AdapterKey,
 }
 
@@ -97,14 +97,14 @@ pub(crate) type Age = (u64, Reverse<u32>, NodeId);
 #[derive(Debug)]
 struct Node {
     key: Key,
-    /// Nodes above it.
+    /// Number of nodes above the node.
     depth: u32,
     /// A page for each group, then the state.
     slots: Vec<Option<Slot>>,
     children: u32,
     /// Slots in use, each once for each user.
     users: u32,
-    /// When it was used last.
+    /// Time of the last use.
     used: u64,
 }
 
@@ -129,14 +129,14 @@ pub(crate) type HeldSlots = Vec<(NodeId, usize)>;
 /// A beginning that was found.
 #[derive(Debug, Default)]
 pub(crate) struct CachedPrefix {
-    /// Its nodes, the first of the prompt first.
+    /// The prefix's nodes, the first of the prompt first.
     pub(crate) nodes: Vec<NodeId>,
     /// How many of them the prompt has in common with what is known, usable or not: where prompts
     /// part.
     pub(crate) common: usize,
 }
 
-/// All beginnings.
+/// All cached prefixes.
 #[derive(Debug, Default)]
 pub(crate) struct Prefixes {
     nodes: HashMap<NodeId, Node>,
@@ -160,7 +160,7 @@ impl Prefixes {
         self.kept_bytes
     }
 
-    /// The same, of one model.
+    /// Bytes of the prefix cache of one model.
     pub(crate) fn kept_bytes_of(&self, model: ModelId) -> u64 {
         self.kept_of.get(&model).copied().unwrap_or(0)
     }

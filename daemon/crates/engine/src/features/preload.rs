@@ -94,7 +94,7 @@ impl Preload {
 
 /// What came of a turn of the preloads.
 pub(crate) enum Turn {
-    /// There was nothing to do, or a file is waited for.
+    /// There was nothing to do, or the preload waits for a file.
     Idle,
     /// A segment was uploaded, or a preload that nobody waits for is gone.
     Done,

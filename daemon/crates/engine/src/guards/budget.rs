@@ -70,8 +70,8 @@ impl WantedBudget {
         )
     }
 
-    /// The same where `free` bytes can be had of the machine's; `None` where its memory is the
-    /// device's own.
+    /// The budget where `free` bytes can be had of the machine's memory; `None` where the device
+    /// has memory of its own.
     fn with_free(budget: Budget, memory: u64, free: Option<u64>, kept: u64) -> Result<Self, Error> {
         let whole = budget_bytes(budget, memory)?;
         let (Budget::Percent(percent), Some(free)) = (budget, free) else {

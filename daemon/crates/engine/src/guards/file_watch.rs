@@ -47,11 +47,11 @@ impl Waits {
     }
 }
 
-/// What is waited for now.
+/// Files that the engine waits for now.
 #[derive(Debug, Default)]
 pub(crate) struct FileWatch {
     now: Shared,
-    /// Ends the thread when it goes.
+    /// Dropped to end the thread.
     _alive: Option<Sender<()>>,
 }
 
@@ -91,7 +91,7 @@ impl FileWatch {
             }
         });
         if let Err(error) = &started {
-            tracing::warn!(%error, "files that do not answer will not be told: no thread for it");
+            tracing::warn!(%error, "cannot start the file watchdog: hung model files will not be reported");
         }
         Self {
             now,

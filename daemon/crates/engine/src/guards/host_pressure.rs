@@ -42,19 +42,19 @@ const LATE: u32 = 30;
 #[derive(Debug)]
 pub(crate) struct PressureWatch {
     config: HostPressure,
-    /// Bytes that the host may have when nobody else wants them.
+    /// Host budget in bytes, without memory pressure.
     budget: u64,
-    /// Bytes that it may have now.
+    /// Host budget in bytes now.
     limit: u64,
     /// The system has no such counts.
     is_blind: bool,
-    /// When the counts were looked at last, and what they said.
+    /// Time and values of the last reading of the counts.
     seen: Option<(Instant, Vec<Option<u64>>)>,
-    /// Since when it is calm.
+    /// Since when there has been no memory pressure.
     calm_since: Option<Instant>,
-    /// When a step was given back to the host last, unless one went since.
+    /// Time of the last growth of the host budget, unless it shrank since.
     grown_at: Option<Instant>,
-    /// How long it has to be calm before the next one.
+    /// How long there must be no memory pressure before the budget grows.
     patience: Duration,
     shrinks: u64,
     grows: u64,
@@ -134,7 +134,7 @@ impl PressureWatch {
         whole(self.budget / STEP_PART).clamp(rocmforge_device::ALIGNMENT, STEP_MAX_BYTES)
     }
 
-    /// Looks if it is time for that.
+    /// Reads the counts of stalls if it is time for that.
     pub(crate) fn look(&mut self, held: u64, now: Instant) -> Option<Look> {
         let Some(every) = self.interval(held) else {
             self.seen = None;

@@ -29,7 +29,7 @@ use crate::guards::budget::BUDGET_MIN;
 
 /// How often the count is looked at while there is work.
 pub(crate) const WHILE_BUSY: Duration = Duration::from_millis(100);
-/// The same while there is none.
+/// Time between two checks while there is no work.
 pub(crate) const WHILE_IDLE: Duration = Duration::from_secs(1);
 /// How long memory has to be free before it is taken again.
 const CALM: Duration = Duration::from_secs(5);
@@ -50,12 +50,12 @@ const GRANULE_BYTES: u64 = 2 << 20;
 /// The part of the budget that stays whatever others want.
 const FLOOR_PART: u64 = 8;
 
-/// What is kept free, and what was given up for it.
+/// State of `keep_free`: the bytes to keep free, and by how much the budget was reduced.
 #[derive(Debug)]
 pub(crate) struct KeepFree {
     /// Bytes that are to be free; 0 if none are.
     bytes: u64,
-    /// What the budget is a multiple of once it was changed.
+    /// The budget is a multiple of this many bytes once it was changed.
     step: u64,
     looked_at: Instant,
     /// Since when there is enough to take some again.
@@ -72,13 +72,13 @@ pub(crate) struct KeepFree {
     grows: u64,
 }
 
-/// What is to be done about a count of free bytes.
+/// Change of the budget that follows from a count of free bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     None,
-    /// The budget shrinks by this.
+    /// The budget shrinks by this many bytes.
     Shrink(u64),
-    /// It grows by this.
+    /// The budget grows by this many bytes.
     Grow(u64),
 }
 
@@ -209,7 +209,7 @@ impl KeepFree {
         floor.max(BUDGET_MIN).next_multiple_of(self.step)
     }
 
-    /// What is to be done about so many free bytes.
+    /// The change of the budget for a count of free bytes.
     pub(crate) fn change(&mut self, free: u64, budget: u64, now: Instant) -> Change {
         if free < self.bytes {
             self.calm_since = None;

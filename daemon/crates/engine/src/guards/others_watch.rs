@@ -42,7 +42,7 @@ pub(crate) struct OthersWatch {
     /// What this process held when that was asked last, and when it became less.
     held: u64,
     less_since: Option<Instant>,
-    /// Ends the thread when it goes.
+    /// Dropped to end the thread.
     _alive: Sender<()>,
 }
 

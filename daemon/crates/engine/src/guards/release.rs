@@ -15,9 +15,9 @@ const AGAIN_AFTER_MAX: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 pub(crate) struct MemoryRelease {
     config: IdleRelease,
-    /// When there was work last.
+    /// Time of the last work.
     worked: Instant,
-    /// The budget that comes back, while it is released.
+    /// The budget before the release, while memory is released.
     before: Option<u64>,
     /// When the device is to be closed once more, after so many attempts that failed.
     again: Option<(Instant, u32)>,
@@ -35,7 +35,7 @@ impl MemoryRelease {
         }
     }
 
-    /// This is configured from now on.
+    /// Sets the configuration from now on.
     pub(crate) fn configure(&mut self, config: IdleRelease) {
         self.config = config;
     }
@@ -45,7 +45,7 @@ impl MemoryRelease {
         self.config.host
     }
 
-    /// There is work, or was until now.
+    /// Notes that there is work, or was until now.
     pub(crate) fn note_work(&mut self, now: Instant) {
         self.worked = now;
     }
@@ -66,7 +66,7 @@ impl MemoryRelease {
         Some((self.worked + after).saturating_duration_since(now))
     }
 
-    /// It was released; the budget was so large. Once more it was not.
+    /// Notes that memory was released, and the budget before; also of a release that is repeated.
     pub(crate) fn released(&mut self, before: u64) {
         if self.before.is_none() {
             self.before = Some(before);
@@ -97,7 +97,7 @@ impl MemoryRelease {
         self.before
     }
 
-    /// How often it was released.
+    /// Number of releases.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }

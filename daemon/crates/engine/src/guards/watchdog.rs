@@ -27,10 +27,10 @@ use crate::api::Snapshot;
 /// How often it looks.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// Why the engine ended by itself, for all who wait for it.
+/// The device loss that ended the engine, shared with all that wait for it.
 #[derive(Debug, Clone)]
 pub(crate) struct DeviceLoss {
-    /// `Some` once it is lost.
+    /// The loss, once the device is lost.
     reason: Arc<watch::Sender<Option<Loss>>>,
     snapshot: watch::Sender<Arc<Snapshot>>,
 }

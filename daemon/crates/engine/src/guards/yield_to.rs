@@ -77,31 +77,31 @@ struct Yielding {
     quiet_since: Option<(Instant, u64)>,
     /// The budget that comes back.
     before: u64,
-    /// They were busy: where nobody says whether they are still, they are.
+    /// Whether others were busy at the last look; kept while nobody can say.
     was_busy: bool,
 }
 
-/// What is to be done.
+/// What the engine is to do about other processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// All stays as it is.
     Stay,
     /// Memory is to be given up, for this reason.
     Begin(Reason),
-    /// It may be taken again.
+    /// The budget may grow again.
     End,
 }
 
-/// Why memory is given up.
+/// Why memory is given up to other processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
     /// Others hold so many bytes more than before.
     Growth(u64),
-    /// They compute for this share of the time.
+    /// Others keep the GPU busy for this share of the time, in percent.
     Busy(u32),
 }
 
-/// When memory is given up for others.
+/// State of `yield_to`: decides when memory is given up for other processes.
 #[derive(Debug)]
 pub(crate) struct YieldGuard {
     /// What the budget shrinks to.
@@ -113,7 +113,7 @@ pub(crate) struct YieldGuard {
     busy_since: Option<Instant>,
     yielding: Option<Yielding>,
     seen: OthersUse,
-    /// What they held when that was published last.
+    /// Bytes held by others when they were last published.
     told: u64,
     count: u64,
     /// A budget that could not be had meanwhile, and when.
@@ -175,7 +175,7 @@ impl YieldGuard {
         self.refused = Some((bytes, now));
     }
 
-    /// Whether such a budget may be asked for now: not each pass anew once it was refused.
+    /// Whether such a budget may be asked for now: not each pass again once it was refused.
     pub(crate) fn may_take(&self, bytes: u64, now: Instant) -> bool {
         let is_refused = |(refused, at): (u64, Instant)| {
             bytes >= refused && now.saturating_duration_since(at) < REFUSAL_LASTS

@@ -39,33 +39,33 @@ const FIELD: &str = "lora";
 /// An adapter that a model is to be loaded with.
 #[derive(Debug)]
 pub struct AdapterFile {
-    /// What requests name it by.
+    /// Name of the adapter in requests.
     pub name: String,
     /// The open file.
     pub file: MappedFile,
-    /// Its scale in requests that do not say otherwise.
+    /// Default scale of the adapter in requests.
     pub scale: f32,
 }
 
 /// An adapter of a loaded model.
 #[derive(Debug)]
 pub struct LoadedAdapter {
-    /// What requests name it by.
+    /// Name of the adapter in requests.
     pub name: String,
-    /// Its file, links resolved.
+    /// The adapter's file, links resolved.
     pub path: PathBuf,
-    /// The scale that it was loaded with.
+    /// Default scale of the adapter.
     pub scale: f32,
-    /// Its largest rank.
+    /// The adapter's largest rank.
     pub rank: u64,
-    /// What it was trained for, where its file says so.
+    /// Task that the adapter was trained for, if its file names it.
     pub task_name: String,
-    /// What its prompts begin with, where its file says so.
+    /// Text that the adapter's prompts begin with, if its file names one.
     pub prompt_prefix: String,
-    /// The factor of its products at a scale of 1.
+    /// Factor of the adapter's products at a scale of 1.
     factor: f32,
     range: AdapterRange,
-    /// SHA-256 of its content as it is applied.
+    /// SHA-256 of the adapter's content.
     digest: [u8; 32],
 }
 
@@ -120,7 +120,7 @@ impl LoadedAdapters {
         defaults.clone()
     }
 
-    /// Sets the scales of requests that do not say otherwise.
+    /// Sets the default scales, for requests that do not set theirs.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a number of scales other than that of adapters, or a scale

@@ -31,7 +31,7 @@ use rocmforge_gguf::{Error as GgufError, MappedFile};
 /// A file of which nothing has come for so long does not answer, where all models wait with it.
 pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(10);
 
-/// The same where nobody else waits: disks that were asleep turn within it.
+/// Timeout while no other request waits: disks that were asleep spin up within it.
 pub(crate) const ASLEEP_MAX: Duration = Duration::from_secs(30);
 
 /// Bytes that are read at a time: what a slow line brings well within [`SILENT_AFTER`].
@@ -59,9 +59,9 @@ struct State {
     /// What no thread has taken.
     pieces: VecDeque<(Range<u64>, Arc<ReadJob>)>,
     threads: usize,
-    /// Those of them that read.
+    /// Number of threads that read.
     reading: usize,
-    /// When a piece came last, or the first was asked for.
+    /// Time at which the last piece came, or the first was requested.
     came: Instant,
     /// Nobody has the file any more.
     is_left: bool,
@@ -79,7 +79,7 @@ struct ReadJob {
 #[derive(Debug)]
 pub(crate) struct Fetch(Arc<ReadJob>);
 
-/// Why ranges have not come.
+/// Why ranges of a file did not come.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// Nothing has come for so long.

@@ -69,6 +69,6 @@ pub(super) fn tell_tolerated(
     tracing::warn!(
         model = name,
         path = ?path,
-        "the model is loaded although its file is wrong in this: {told}"
+        "the model is loaded although its file has this error: {told}"
     );
 }

@@ -37,7 +37,7 @@ pub enum PrepareStage {
 #[derive(Debug)]
 pub struct PreparedModel {
     pub(crate) loaded: LoadedModel,
-    /// The name of the model that is to draft for it.
+    /// Name of the draft model.
     pub(crate) draft: Option<String>,
 }
 
@@ -61,11 +61,11 @@ const SEGMENT_BYTES: usize = 512;
 /// What a model has in memory beside weights, and its descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelMemory {
-    /// Bytes of its own: about what it frees when it goes.
+    /// Bytes that the model frees when it is closed.
     pub own_bytes: u64,
     /// Descriptors of files.
     pub descriptors: u64,
-    /// A number that models have in common which share their vocabulary.
+    /// Number that models with the same vocabulary share.
     pub vocabulary: usize,
     /// Bytes of the vocabulary and its tables, which go with the last model that has it.
     pub vocabulary_bytes: u64,
@@ -146,7 +146,7 @@ impl LoadedModel {
         self.tower.as_ref()
     }
 
-    /// Its adapters (LoRA).
+    /// The model's adapters (LoRA).
     pub fn adapters(&self) -> &LoadedAdapters {
         &self.adapters
     }
@@ -244,7 +244,7 @@ impl LoadedModel {
         made.as_ref().map_err(Clone::clone)
     }
 
-    /// What it has in memory beside weights, and its descriptors.
+    /// Memory of the model beside weights, and its file descriptors.
     pub fn memory(&self) -> ModelMemory {
         let contents = &self.contents;
         let tokenizer = &contents.tokenizer;
@@ -283,7 +283,7 @@ impl LoadedModel {
                 layers = layout.n_layer,
                 head_dim_k = layout.head_dim_k,
                 head_dim_v = layout.head_dim_v,
-                "keys and values of these layers stay {}: {} takes heads of a multiple of {KV_BLOCK} elements",
+                "the KV cache of these layers stays {}: {} takes heads of a multiple of {KV_BLOCK} elements",
                 layout.ty.name(),
                 ty.name(),
             );
@@ -295,7 +295,8 @@ impl LoadedModel {
         &self.fetcher
     }
 
-    /// The same, where nobody is to read the file who cannot wait: it may not answer.
+    /// The fetcher of a remote file, where nobody is to read the file who cannot wait: it may not
+    /// respond.
     pub(crate) fn far(&self) -> Option<&Arc<Fetcher>> {
         self.file.is_far().then_some(&self.fetcher)
     }
@@ -314,7 +315,7 @@ impl LoadedModel {
         came.map_err(|fault| from_fault(&self.name, self.path(), fault))
     }
 
-    /// Takes the contents of another name of the same file in its own ones' place; tells whether it
+    /// Takes the contents of another name of the same file in its own ones' place; says whether it
     /// is one.
     pub(crate) fn share(&mut self, other: &LoadedModel) -> bool {
         // With another tower there may be other inputs.
@@ -331,7 +332,7 @@ impl LoadedModel {
     }
 }
 
-/// Why what a far file has cannot be had.
+/// The error of a model whose file on a network file system cannot be read.
 pub(crate) fn from_fault(name: &str, path: &Path, fault: Fault) -> Error {
     match fault {
         Fault::Silent(since) => Error::FileSilent {
@@ -407,9 +408,9 @@ pub fn prepare_reading_images(
 /// What a model is loaded with beside its own file.
 #[derive(Debug, Default)]
 pub struct Beside {
-    /// The projector by which it reads images; see [`prepare_reading_images`].
+    /// The projector with which the model reads images; see [`prepare_reading_images`].
     pub projector: Option<MappedFile>,
-    /// Its adapters (LoRA), at most [`rocmforge_model::ADAPTERS_MAX`].
+    /// The model's adapters (LoRA), at most [`rocmforge_model::ADAPTERS_MAX`].
     pub adapters: Vec<AdapterFile>,
 }
 

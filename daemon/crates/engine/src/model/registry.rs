@@ -21,7 +21,7 @@ pub(crate) struct Entry {
     /// The plan's tables of rotations; made at the first request, since they may
     /// need a tensor of the file.
     pub(crate) rope: Vec<Rotations>,
-    /// How long its passes take that only decode.
+    /// Measured times of the model's passes that only decode.
     pub(crate) times: PassTimes,
     /// How long those take of which all weights were there. What is promised goes by these where
     /// the model fits, since its weights stay then: a first pass that uploads them says nothing.
@@ -30,11 +30,11 @@ pub(crate) struct Entry {
     pub(crate) share: PromptShare,
     /// What those rows cost.
     pub(crate) price: RowPrice,
-    /// How long the steps of its passes take.
+    /// Measured times of the steps of the model's passes.
     pub(crate) pieces: Pieces,
-    /// What attention takes in its passes.
+    /// Measured costs of attention in the model's passes.
     pub(crate) attention: AttentionCosts,
-    /// It is left out of snapshots, to be closed once nobody holds it.
+    /// Whether the model is left out of snapshots, to be closed once nobody holds it.
     pub(crate) is_withdrawn: bool,
     /// The model whose images it reads: it is a vision tower, and known to nobody by name.
     pub(crate) reads_for: Option<ModelId>,
@@ -48,7 +48,7 @@ impl Entry {
     }
 }
 
-/// All of them, in the order in which they were loaded.
+/// The registered models, in the order of their loading.
 #[derive(Default)]
 pub(crate) struct Models {
     entries: Vec<Entry>,
@@ -95,7 +95,7 @@ impl Models {
             .find(|entry| entry.reads_for == Some(id))
     }
 
-    /// Those that clients can name.
+    /// The models that clients can name.
     pub(crate) fn named_ones(&self) -> impl Iterator<Item = &Entry> {
         self.entries
             .iter()
@@ -112,7 +112,7 @@ impl Models {
         self.entries.len()
     }
 
-    /// All of them.
+    /// All registered models.
     pub(crate) fn iter(&self) -> std::slice::Iter<'_, Entry> {
         self.entries.iter()
     }
@@ -122,7 +122,7 @@ impl Models {
         self.entries.iter().find(|entry| entry.id == id)
     }
 
-    /// The model of this number, to be changed.
+    /// The model of this number, mutable.
     pub(crate) fn get_mut(&mut self, id: ModelId) -> Option<&mut Entry> {
         self.entries.iter_mut().find(|entry| entry.id == id)
     }

@@ -14,13 +14,13 @@ use rocmforge_tensor_cache::ModelId;
 
 use crate::pass::work::Amount;
 
-/// When the device has done all that it was given.
+/// Estimate of when the device has done its queued work.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
     done_at: Option<Instant>,
     /// Slices that the device times and has not done, as far as is known, the first one first.
     timed: VecDeque<TimedSlice>,
-    /// Since when the first of them has been the first.
+    /// Since when the first slice has been the first.
     since: Option<Instant>,
 }
 
@@ -31,11 +31,11 @@ pub(crate) struct TimedSlice {
     pub(crate) model: ModelId,
     pub(crate) rows: u32,
     pub(crate) amount: Amount,
-    /// How long the device takes for it, by estimate.
+    /// Time that the device takes for the slice, by estimate.
     pub(crate) work: Duration,
-    /// When the device will have done it, by estimate; [`Backlog::push`] knows that.
+    /// Estimated end of the slice on the device; set by [`Backlog::push`].
     pub(crate) due: Instant,
-    /// It waited for nothing but the device.
+    /// Whether the slice waited for nothing but the device.
     pub(crate) is_undisturbed: bool,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct SliceWork {
     pub(crate) ended: Instant,
     /// How long the device takes for what it was given, by measured rates; zero if none are known.
     pub(crate) work: Duration,
-    /// It ended with waiting for the device.
+    /// Whether the slice ended with waiting for the device.
     pub(crate) waited: bool,
 }
 

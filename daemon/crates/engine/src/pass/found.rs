@@ -46,7 +46,7 @@ impl HeadRead {
         memory.store.device.has_come(self.ticket)
     }
 
-    /// Nobody looks at it: its pass failed.
+    /// Forgets the read: its pass failed.
     pub(super) fn forget(self, memory: &mut Memory) {
         if let Err(error) = memory.store.device.end_top_k(self.ticket) {
             tracing::debug!(%error, "what a failed pass found is not read");

@@ -42,7 +42,7 @@ const SLICE_FIRST: f64 = 0.75;
 const TOO_LONG: f64 = 0.06;
 const SHORT: f64 = 0.002;
 
-/// The same when they took much less, by more than such a part.
+/// What a slice gains when tokens took much less than they may, by more than such a part.
 const FAR_TOO_SHORT: f64 = 0.45;
 const MUCH: f64 = 0.02;
 

@@ -14,7 +14,7 @@ use crate::request::task::{Generation, Task, Work};
 /// What a pass did to a request.
 pub(crate) enum RowsOutcome {
     GoesOn,
-    /// It has another token.
+    /// The request has another token.
     Appended,
     Done(Option<FinishReason>),
     Failed(Error),
@@ -27,7 +27,7 @@ pub(crate) struct Member {
     pub(crate) stepped: RowsOutcome,
     /// Rows whose tokens were told, up to the first wrong draft.
     pub(crate) told: u32,
-    /// A draft was wrong: what was computed behind it means nothing.
+    /// Whether a draft was wrong: what was computed behind it is discarded.
     wrong: bool,
 }
 
@@ -42,12 +42,12 @@ impl Member {
         }
     }
 
-    /// The position behind its rows.
+    /// The position behind the request's rows.
     pub(crate) fn end(&self) -> usize {
         (self.span.first_position + self.span.rows) as usize
     }
 
-    /// Takes what was found for its row `row`.
+    /// Takes the result of the request's row `row`.
     pub(crate) fn take(&mut self, row: usize, found: RowOutput<'_>) {
         if self.wrong || matches!(self.stepped, RowsOutcome::Failed(_) | RowsOutcome::Done(_)) {
             return;
@@ -60,7 +60,7 @@ impl Member {
         }
     }
 
-    /// Drafts among its rows, the last ones.
+    /// Number of drafts among the request's rows.
     pub(crate) fn drafts(&self) -> u32 {
         match &self.task.work {
             // Its own token, if it has come to it, is the only other one whose successor is wanted.
@@ -69,12 +69,12 @@ impl Member {
         }
     }
 
-    /// How many of them were right.
+    /// Number of drafts that were accepted.
     pub(crate) fn right(&self) -> u32 {
         (self.rows() + self.drafts()).saturating_sub(self.span.rows)
     }
 
-    /// How much of each of its wanted rows it looks at.
+    /// How much of the logits of each wanted row the request looks at.
     pub(crate) fn interest(&self) -> Interest {
         let g = match &self.task.work {
             Work::Generate(g) => g,
@@ -90,7 +90,7 @@ impl Member {
         }
     }
 
-    /// What the scheduler is to know of it.
+    /// The result of the request's rows for the scheduler.
     pub(crate) fn result(&self) -> SpanResult {
         SpanResult {
             seq: self.span.seq,
@@ -235,7 +235,7 @@ fn accept(
     RowsOutcome::Appended
 }
 
-/// Why a pass is to end: nobody waits for any of it any more.
+/// The error that ends a pass all of whose clients have gone.
 pub(crate) fn nobody_waits(members: &[Member]) -> Option<Error> {
     let now = Clock.now();
     let mut reasons = members.iter().map(|m| m.task.ended(now));

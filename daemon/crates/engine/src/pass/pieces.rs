@@ -72,7 +72,7 @@ pub(crate) struct StepWatch {
     begun: Instant,
     /// How fast the device computes, where it does so later.
     rates: Option<WorkRates>,
-    /// When the last step ended, and what was given until then.
+    /// End of the last step, and the work that was given until then.
     last: Cell<(Instant, Amount)>,
     /// The next step may wait for what the device was given before the slice.
     is_behind: Cell<bool>,

@@ -77,7 +77,7 @@ pub(crate) struct PassRequests<'a> {
 /// Rows of a request with their logits.
 struct MemberLogits<'a> {
     member: &'a mut Member,
-    /// Which of the request's rows of the pass each is.
+    /// The request's rows of the pass, each with its index.
     rows: Vec<(usize, &'a mut [f32])>,
 }
 

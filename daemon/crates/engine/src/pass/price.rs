@@ -15,7 +15,7 @@ pub(crate) struct RowPrice {
 struct Last {
     /// Rows of prompts.
     rows: u32,
-    /// Seconds that it took, and would have taken without them.
+    /// Seconds that the pass took, and would have taken without prompts.
     seconds: f64,
     without: f64,
 }

@@ -37,11 +37,11 @@ pub(crate) struct ExpertsLeft {
     pub(super) pending: Vec<u32>,
     /// Uploads that may be begun at once.
     pub(super) window: usize,
-    /// Those that the host is to keep behind the layer.
+    /// Absent experts whose weights the CPU is to keep, behind the layer.
     pub(super) kept_later: Vec<u32>,
     /// Nothing was absent.
     pub(super) all_there: bool,
-    /// Which of `pending` the pass waits for, where it stopped.
+    /// Index in `pending` of the expert that the pass waits for.
     pub(super) awaited: usize,
 }
 
@@ -52,7 +52,7 @@ impl ExpertsLeft {
     }
 }
 
-/// Who takes part in a pass beside the device.
+/// What a running pass uses beside the device.
 pub(super) struct Run<'a, 'b> {
     pub(super) pass: &'a Pass<'a>,
     pub(super) ahead: Lookahead,
@@ -68,7 +68,7 @@ pub(super) struct Run<'a, 'b> {
     pub(super) client: &'b mut dyn PassClient,
     /// A segment that is held and whose upload is waited for, so that others may run meanwhile.
     pub(super) held: Option<(u32, Slab)>,
-    /// What is left of a layer's experts, where the pass stopped among them.
+    /// The experts of a layer that are left, where the pass stopped among them.
     pub(super) experts: Option<ExpertsLeft>,
     /// Others have something to run: they are not kept waiting for an upload.
     pub(super) suspends: bool,
@@ -88,7 +88,7 @@ const UPLOADS_SUSPENDED: u32 = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StepEnd {
     Done,
-    /// Its segment is held and on its way (`Run::held`).
+    /// The step's segment is held and in flight (`Run::held`).
     Waits,
 }
 
@@ -177,7 +177,7 @@ impl Run<'_, '_> {
         steps.iter().take_while(stays).count()
     }
 
-    /// Gives the device the work of several steps at once, of which all is resident.
+    /// Gives the device several steps at once, whose segments are all resident.
     pub(super) fn together(&mut self, memory: &mut Memory, steps: &[Step]) -> Result<(), Error> {
         if let Some(error) = self.client.ended() {
             return Err(error);
@@ -222,7 +222,7 @@ impl Run<'_, '_> {
         memory.store.prefetch(pass.model, from, end, uploads)
     }
 
-    /// Acquires the segments of steps, and tells where they are; `held` has those that must be
+    /// Acquires the segments of steps, and says where they are; `held` has those that must be
     /// released, whatever comes of it.
     fn hold_all(
         &mut self,

@@ -28,8 +28,9 @@ const LONGER_A_PROMPT: f64 = 4.0;
 /// How much longer it may take at least.
 const LONGER_LEAST: f64 = 1.0;
 
-/// The same while other models have requests, and the seconds of it at most: a token waits for
-/// slices of theirs, too, so that a pass as short as that makes little of the time between two.
+/// How much longer passes with prompts may take while other models have requests, and the seconds
+/// of it at most: a token waits for slices of theirs, too, so that a pass as short as that makes
+/// little of the time between two.
 const LONGER_BESIDE_OTHERS: f64 = 4.0;
 const SECONDS_BESIDE_OTHERS: f64 = 0.010;
 
@@ -60,7 +61,7 @@ const CEILING_PASSES: u32 = 1024;
 /// far into a very long text.
 const LET_GO: f64 = 8.0;
 
-/// What was measured for one model.
+/// Measured times of one model's passes, by which prompts get their share of rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct PromptShare {
     /// Index of the size of the next pass.

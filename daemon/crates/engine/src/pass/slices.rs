@@ -14,9 +14,10 @@ pub(crate) struct Slicing<'a> {
     /// Asked behind each step, with what the slice gave the device to compute so far: whether to
     /// stop there.
     pub(crate) is_over: &'a dyn Fn(&Memory, Amount) -> bool,
-    /// It stops, too, where it would wait for an upload.
+    /// Whether the pass stops also where it would wait for an upload.
     pub(crate) suspends: bool,
-    /// It stops, too, where it would wait for the device to compute what the pass finds.
+    /// Whether the pass also stops where it would wait for the device to compute what the pass
+    /// finds.
     pub(crate) reads_later: bool,
     /// The pass is so short that the device may have it at once.
     pub(crate) whole: bool,
@@ -59,7 +60,7 @@ pub(crate) fn run(
 }
 
 /// Runs a slice of a pass: as [`run`], but it may stop between two steps, and begin where the slice
-/// before stopped. The pass may be built anew meanwhile, of the same rows and the same scratch.
+/// before stopped. The pass may be built again meanwhile, of the same rows and the same scratch.
 pub(crate) fn run_slice(
     memory: &mut Memory,
     pass: &Pass<'_>,

@@ -8,7 +8,7 @@ use rocmforge_tensor_cache::{ModelId, SegmentId};
 use crate::api::error::Error;
 use crate::pass::given::GivenRows;
 
-/// Whoever a pass is computed for.
+/// What a pass is computed for.
 pub(crate) trait PassClient {
     /// Why the pass is to end: nobody waits for any of it any more.
     fn ended(&self) -> Option<Error>;
@@ -95,7 +95,7 @@ impl Pass<'_> {
             && self.n_tokens as u64 <= self.scratch.outputs
     }
 
-    /// Whether it is a pass of few rows of a mixture, of prompts too: in parts, each
+    /// Whether it is a pass of few rows of a MoE model, of prompts too: in parts, each
     /// layer waits for its routing to be read. The requests are not looked at while it
     /// runs, so its rows are few.
     pub(super) fn has_few_routed_rows(&self) -> bool {
@@ -121,7 +121,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Whether it goes through a mixture.
+    /// Whether the step goes through a MoE layer.
     pub(super) fn routes(&self) -> bool {
         let mut steps = self.plan.steps.iter();
         steps.any(|step| matches!(step, Step::Experts { .. }))
@@ -131,9 +131,9 @@ impl Pass<'_> {
 /// How much of a wanted row is of interest, the least first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Interest {
-    /// Its best token.
+    /// The row's best token.
     Best,
-    /// So many of its best tokens.
+    /// A number of the row's best tokens.
     Top(usize),
     /// All of its logits.
     Logits,
@@ -142,14 +142,14 @@ pub(crate) enum Interest {
 /// What a pass found for one wanted row: what was of interest, or, where the device
 /// leaves that to the engine, all.
 pub(crate) enum RowOutput<'a> {
-    /// Its logits, `[n_vocab]`.
+    /// The row's logits, `[n_vocab]`.
     Logits(&'a mut [f32]),
-    /// Its best token, the lowest id among equals; `None` if the logits are not finite.
+    /// The row's best token, the lowest id among equals; `None` if the logits are not finite.
     Best(Option<u32>),
-    /// Its best tokens with their logits, sorted by falling logit, the lowest id first among
+    /// The row's best tokens with their logits, sorted by falling logit, the lowest id first among
     /// equals; `None` if they are not finite.
     Top(Option<&'a [(u32, f32)]>),
-    /// Its hidden state behind the last norm, `[n_embd]`.
+    /// The row's hidden state behind the last norm, `[n_embd]`.
     Hidden(&'a [f32]),
 }
 

@@ -49,7 +49,7 @@ impl Progress {
         }
     }
 
-    /// What it waits for where all is computed.
+    /// The read that a completely computed pass waits for.
     pub(crate) fn read(&self) -> Option<&HeadRead> {
         self.reading.as_ref()
     }
@@ -71,7 +71,7 @@ impl Progress {
 pub(crate) enum SliceEnd {
     /// The pass is complete.
     Complete(Load),
-    /// It stopped between two steps.
+    /// The pass stopped between two steps.
     Suspended(Progress, Load),
 }
 
@@ -81,9 +81,9 @@ const HEAD_ROWS_PART: usize = 4;
 /// How far a pass came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StepProgress {
-    /// It ran some steps.
+    /// The pass ran some steps.
     On,
-    /// The next step's segment is held and on its way.
+    /// The next step's segment is held and in flight.
     Waits,
     /// Only the head is left.
     ToTheHead,
@@ -179,7 +179,7 @@ impl<'a, 'b> Stepwise<'a, 'b> {
         self.run.reads_later = reads_later;
     }
 
-    /// It stops here.
+    /// Suspends the pass here.
     pub(super) fn stop(self) -> SliceEnd {
         let run = self.run;
         let progress = Progress {
@@ -204,7 +204,7 @@ impl<'a, 'b> Stepwise<'a, 'b> {
         self.run.given.amount
     }
 
-    /// It ends here: what is held is given back.
+    /// Ends the pass here and returns what it holds.
     pub(super) fn let_go(&mut self, memory: &mut Memory) {
         if let Some((index, _)) = self.run.held.take() {
             memory.store.release(id(self.run.pass, index));

@@ -44,13 +44,13 @@ pub(crate) struct PassUnderWay {
     pub(crate) counts: RequestCacheUse,
     /// Time of its slices so far.
     pub(crate) took: Duration,
-    /// Where it stopped; `None` before its first slice.
+    /// Where the pass stopped; `None` before its first slice.
     pub(crate) progress: Option<Progress>,
-    /// Its scratch block while it is suspended.
+    /// The pass's scratch block while it is suspended.
     pub(crate) scratch: Option<ScratchBlock>,
     /// When the device will have done it, by estimate, while what it found is read.
     pub(crate) due: Option<Instant>,
-    /// It takes no longer than a slice of others.
+    /// Whether the pass takes no longer than a slice of others.
     pub(crate) is_short: bool,
 }
 
@@ -81,7 +81,7 @@ impl PassUnderWay {
         Some((self.prepared.memories.get(at)?, self.members[at].end()))
     }
 
-    /// The same, to be changed.
+    /// The memory of a suspended request, mutable.
     pub(crate) fn memory_of_mut(&mut self, seq: SeqId) -> Option<(&mut SequenceMemory, usize)> {
         let at = self.members.iter().position(|m| m.task.seq == seq)?;
         let end = self.members[at].end();
@@ -134,7 +134,7 @@ impl SuspendedPasses {
         self.passes.is_empty()
     }
 
-    /// The passes, whose requests may be told something.
+    /// The passes, whose requests may get events.
     pub(crate) fn passes_mut(&mut self) -> impl Iterator<Item = &mut PassUnderWay> {
         self.passes.iter_mut()
     }
@@ -144,7 +144,7 @@ impl SuspendedPasses {
         self.passes.iter()
     }
 
-    /// Their models.
+    /// The models of the suspended passes.
     pub(crate) fn models(&self) -> impl Iterator<Item = ModelId> {
         self.passes.iter().map(PassUnderWay::model)
     }
@@ -154,7 +154,7 @@ impl SuspendedPasses {
         self.passes.iter().find(|pass| pass.model() == model)
     }
 
-    /// Their requests.
+    /// The requests of the suspended passes.
     pub(crate) fn tasks(&self) -> impl Iterator<Item = &Task> + Clone {
         let members = self.passes.iter().flat_map(|pass| &pass.members);
         members.map(|member| &member.task)

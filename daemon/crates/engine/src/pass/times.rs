@@ -43,7 +43,7 @@ impl PassTimes {
         }
     }
 
-    /// Seconds of a pass of so many rows, if that was measured lately.
+    /// Seconds of a pass of `rows` rows, if measured recently.
     pub(crate) fn recent(&self, rows: usize) -> Option<f64> {
         let (seconds, at) = (*self.rows.get(rows)?)?;
         (self.passes - at < STALE_PASSES).then_some(seconds)

@@ -80,7 +80,8 @@ pub(crate) struct AttentionCosts {
 }
 
 impl AttentionCosts {
-    /// That of passes of so many rows; of the nearest number that is known, else zero.
+    /// Seconds of attention for passes of `rows` rows; of the nearest number that is known, else
+    /// zero.
     pub(crate) fn seconds(&self, rows: u32) -> f64 {
         let class = class(rows);
         let known = self.seconds.iter().enumerate();

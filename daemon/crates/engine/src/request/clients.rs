@@ -57,7 +57,7 @@ impl Requests {
         clients
     }
 
-    /// Why one more request of an asker is not taken, if it is not.
+    /// The error if a client has reached its limit of requests.
     pub(crate) fn too_many_of(&self, asker: &Asker, sequences_max: usize) -> Option<Error> {
         let queued_max = asker.queued_max?;
         let (mut running, mut queued) = (0, 0);

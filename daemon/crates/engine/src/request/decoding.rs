@@ -23,7 +23,7 @@ use crate::request::sampler::Sampler;
 /// What a request asks beside sampling.
 #[derive(Debug, Clone, Default)]
 pub struct Decoding {
-    /// So many tokens are generated before one that ends the text may be.
+    /// Number of tokens before which none may end the generation.
     pub min_tokens: u32,
     /// Tokens that end a text do not: they are generated like any other, and have no text.
     pub ignore_eos: bool,
@@ -62,7 +62,7 @@ pub(crate) struct Chosen {
     pub(crate) score: Option<TokenScore>,
 }
 
-/// Why a token ends a text.
+/// How a token ends a generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ends {
     /// The vocabulary says so.
@@ -106,7 +106,7 @@ impl Chooser {
         self.takes_drafts
     }
 
-    /// Why `token` ends the text, if it does.
+    /// How `token` ends the generation, if it does.
     pub(crate) fn ends(&self, loaded: &LoadedModel, token: u32) -> Option<Ends> {
         if self.wanted.stop_tokens.contains(&token) {
             return Some(Ends::Stop);
@@ -115,7 +115,7 @@ impl Chooser {
         ends.then_some(Ends::Text)
     }
 
-    /// Takes a chosen token into the text; whether that is complete with it.
+    /// Appends a chosen token to the output; whether the format is complete with it.
     pub(crate) fn accept(&mut self, token: u32) -> Result<bool, Error> {
         self.sampler.accept(token);
         let Some(held) = &mut self.held else {

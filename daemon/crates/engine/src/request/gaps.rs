@@ -18,19 +18,19 @@ pub(crate) struct Spent {
 /// The gaps of a request.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Gaps {
-    /// When its last tokens came, and what had been spent then.
+    /// Time of the last tokens, and what had been spent by then.
     last: Option<(Instant, Spent)>,
     longest: Option<Gap>,
     /// The longest that it is promised.
     promised: Option<Duration>,
     /// Gaps that were longer.
     broken: u32,
-    /// Its reader has no room: what it is promised waits, too.
+    /// Whether the client does not read: its promised gap is paused.
     is_paused: bool,
 }
 
 impl Gaps {
-    /// Those of a request that may be promised a longest one.
+    /// The gaps of a request with its promised longest gap.
     pub(crate) fn new(promised: Option<Duration>) -> Self {
         Self {
             promised,

@@ -29,10 +29,10 @@ const KEPT_BYTES_MAX: usize = 256 << 20;
 /// them is found no more.
 const NUMBERS_MAX: usize = 1 << 16;
 
-/// Who is given the rows of an image, as the pages of prompts.
+/// Who may reuse the rows of an image, as with the prefix cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Sharing {
-    /// All requests of this asker.
+    /// All requests of this client.
     Asker(u64),
     /// This request alone.
     Request(u64),
@@ -92,13 +92,13 @@ pub(crate) struct PlacedImage {
 }
 
 impl PlacedImage {
-    /// Its tokens, and those of the text between its rows.
+    /// The image's tokens, and those of the text between its rows.
     pub(crate) fn tokens(&self) -> Range<usize> {
         let [rows, columns] = self.grid;
         self.first..self.first + rows * (columns + self.row_gap) - self.row_gap
     }
 
-    /// Its own tokens: consecutive ones, and the first of the tower's rows that they have.
+    /// The image's own tokens: consecutive ones, and the first of the tower's rows that they have.
     pub(crate) fn runs(&self) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {
         let ([rows, columns], first, gap) = (self.grid, self.first, self.row_gap);
         let (runs, tokens) = match gap {
@@ -151,14 +151,14 @@ pub(crate) fn coordinates(
 pub(crate) struct TowerWork {
     pub(crate) image: Arc<PreparedImage>,
     pub(crate) reply: oneshot::Sender<Result<Vec<f32>, Error>>,
-    /// Its rows so far, and how many there will be.
+    /// The image's rows so far, and how many there will be.
     pub(crate) rows: Vec<f32>,
     pub(crate) n: usize,
     /// Rows of a block of the pass's rows, which becomes one.
     pub(crate) block: usize,
     /// Rows of each part of the pass's, where the tower has any.
     pub(crate) parts: Vec<usize>,
-    /// Which of the image's rows each is, where they come in another order.
+    /// The image's row of each computed row, if they are computed in another order.
     pub(crate) order: Option<Vec<usize>>,
 }
 
@@ -170,7 +170,7 @@ impl TowerWork {
         row + 1 == self.n
     }
 
-    /// Its rows, in the image's order.
+    /// The image's rows, in the image's order.
     pub(crate) fn into_rows(self) -> (oneshot::Sender<Result<Vec<f32>, Error>>, Vec<f32>) {
         let Some(order) = self.order else {
             return (self.reply, self.rows);
@@ -213,7 +213,7 @@ impl WaitingRequest {
         }
     }
 
-    /// What it waits for, with the images.
+    /// The images that the request waits for.
     pub(crate) fn missing(&self) -> impl Iterator<Item = (ImageKey, &Arc<PreparedImage>)> {
         let missing = (0..self.images.len()).filter(|&i| self.rows[i].is_none());
         missing.map(|i| (self.key(i), &self.images[i].image))
@@ -343,7 +343,7 @@ impl Images {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Images that towers are to begin with, each with the asker of a request that waits for it:
+    /// Images that towers are to begin with, each with the client of a request that waits for it:
     /// the first missing one of each request for which none is at work. So a request takes one
     /// place among those that wait and run, however many images it has.
     pub(crate) fn next(&mut self) -> Vec<(ImageKey, Arc<PreparedImage>, Asker)> {

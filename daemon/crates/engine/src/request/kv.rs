@@ -28,7 +28,7 @@ const MARKS_MAX: usize = 8;
 /// A page or a state that a sequence holds.
 #[derive(Debug, Clone, Copy)]
 enum PageOwner {
-    /// Its own.
+    /// The page is the sequence's own.
     Own(BlockId),
     /// A slot of a beginning.
     Shared(NodeId),
@@ -44,7 +44,7 @@ struct Pages {
     first: usize,
 }
 
-/// How a sequence takes part in beginnings.
+/// How a sequence takes part in the prefix cache.
 #[derive(Debug)]
 struct Sharing {
     realm: Realm,
@@ -95,13 +95,13 @@ struct Predicting {
     past: usize,
 }
 
-/// The slot of the block's first group in the nodes of a model's beginnings:
+/// The slot of the block's first group in the nodes of a model's cached prefixes:
 /// behind the pages and the state.
 pub(crate) fn predicting_slot(plan: &Plan) -> usize {
     plan.kv.len() + usize::from(plan.state_elements > 0)
 }
 
-/// Slots of a node of a model's beginnings.
+/// Slots of a node of a model's cached prefixes.
 pub(crate) fn slots_of(model: &Model) -> usize {
     let of_block = model.predictor().map_or(0, |block| block.kv.len());
     predicting_slot(model.plan()) + of_block
@@ -227,9 +227,9 @@ impl SequenceMemory {
         pages.chain(state.map(|&block| memory.store.cache.block(block)))
     }
 
-    /// Begins with what is there of the known tokens, and takes part in beginnings from now on. The
-    /// last of the tokens is computed in any case, for its logits. `likely` are pages up to where
-    /// other prompts are likely to part from this one.
+    /// Begins with what is there of the known tokens, and takes part in the prefix cache from now
+    /// on. The last of the tokens is computed in any case, for its logits. `likely` are pages up to
+    /// where other prompts are likely to part from this one.
     pub(crate) fn begin(
         &mut self,
         memory: &mut Memory,
@@ -307,7 +307,7 @@ impl SequenceMemory {
         }
     }
 
-    /// The last position up to this one at which what others need to go on is kept, once it is
+    /// The last marked position up to `position`: its state is kept for other requests once
     /// computed.
     pub(crate) fn marked_up_to(&self, position: usize) -> Option<usize> {
         let marks = self.sharing.iter().flat_map(|sharing| &sharing.marks);

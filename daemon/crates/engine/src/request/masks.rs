@@ -75,11 +75,11 @@ enum State {
     Free(Box<Matcher>),
     /// The next token has no mask yet.
     Behind(Box<Matcher>),
-    /// It is computed beside.
+    /// The mask is being computed on another thread.
     Beside(Receiver<(Box<Matcher>, Result<Mask, GrammarError>)>),
-    /// It is there.
+    /// The mask is ready.
     Ready(Box<Matcher>, Mask),
-    /// It failed before.
+    /// Computing the mask failed.
     Lost,
 }
 

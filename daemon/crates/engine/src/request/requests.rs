@@ -36,7 +36,7 @@ pub(crate) struct Requests {
     pub(crate) prefix_counts: PrefixCounts,
     /// What their time accounts share.
     pub(crate) times: TimeBook,
-    /// Their images.
+    /// Images of the requests.
     pub(crate) images: Images,
     /// The threads that compute masks, since the first request with a grammar.
     masks: Option<Masks>,
@@ -90,7 +90,7 @@ impl Requests {
         task.or_else(|| Some(passes.find_map(|pass| pass.memory_of(seq))?.0))
     }
 
-    /// The same, to be changed, and the first position at which a pass can be made to end.
+    /// The memory of a request, mutable, and the first position at which a pass can be made to end.
     pub(crate) fn memory_of_mut(&mut self, seq: SeqId) -> Option<(&mut SequenceMemory, usize)> {
         if let Some(task) = self.tasks.get_mut(&seq) {
             return Some((&mut task.memory, task.n_past + 1));

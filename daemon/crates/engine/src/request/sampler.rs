@@ -307,8 +307,8 @@ impl Sampler {
         chosen
     }
 
-    /// The same from more of the largest logits than it looks at, as another sampler of the pass
-    /// asked for; also what takes the best token.
+    /// Chooses from more of the largest logits than the sampler looks at, as another sampler of the
+    /// pass asked for; also what takes the best token.
     pub(crate) fn choose(&mut self, top: &[(u32, f32)]) -> Result<u32, NotFinite> {
         let looked_at = match self.takes_top() {
             Some(k) => k.min(top.len()),

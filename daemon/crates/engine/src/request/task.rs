@@ -31,42 +31,42 @@ pub(crate) struct Task {
     pub(crate) seq: SeqId,
     pub(crate) model: ModelId,
     pub(crate) loaded: Arc<LoadedModel>,
-    /// For whom it is.
+    /// Client and class of the request.
     pub(crate) asker: Asker,
     /// The prompt, then what was generated. Position `i` holds token `i`.
     pub(crate) tokens: Vec<u32>,
     /// Positions that are computed: their keys and values are in the pages, the
     /// recurrent state is behind them.
     pub(crate) n_past: usize,
-    /// It ends when the model ends it, or where there is no more room for it.
+    /// Whether the request ends when the model ends it, or where there is no more room for it.
     pub(crate) open_ended: bool,
     /// Positions that there may be.
     pub(crate) n_ctx: usize,
     /// Positions that it may come to by what was asked for, which choose its rotations.
     pub(crate) reach: usize,
     pub(crate) memory: SequenceMemory,
-    /// Times that it was computed anew for want of room in one piece.
+    /// Times that it was recomputed for want of room in one piece.
     pub(crate) compactions: u32,
     /// Positions that were computed when it yielded, until it goes on.
     pub(crate) yielded_at: usize,
-    /// It was admitted before, and so may have produced something.
+    /// Whether the request was admitted before, and so may have produced output.
     pub(crate) begun: bool,
     /// Another one computes what it begins with, and it waits for that.
     pub(crate) follows: bool,
-    /// Its prefix is read from disk, and it waits for that.
+    /// Whether the request's prefix is read from disk, and it waits for that.
     pub(crate) reads: bool,
-    /// Whose beginnings it shares; `None` if it shares none.
+    /// The realm in which the request shares its prefix cache; `None` if it does not.
     pub(crate) realm: Option<Realm>,
     /// The model's adapters that it has.
     pub(crate) adapters: Option<Arc<AppliedAdapters>>,
-    /// Its images, in the order of its tokens.
+    /// The request's images, in the order of its tokens.
     pub(crate) images: Vec<PlacedImage>,
-    /// It drafts with the model's block that predicts, and so far has all that it takes.
+    /// Whether the request drafts with the MTP head, and so far has all that this takes.
     pub(crate) predicts: bool,
     /// The budget, and the positions, for which it was seen to fit with that.
     pub(crate) sized: (u64, usize),
     pub(crate) counts: RequestCacheUse,
-    /// When the engine was asked.
+    /// Time at which the engine received the request.
     pub(crate) received: Instant,
     /// Where its time goes.
     pub(crate) times: TimeAccount,
@@ -101,7 +101,7 @@ impl Work {
 #[derive(Debug)]
 pub(crate) struct Generation {
     pub(crate) events: mpsc::Sender<GenerateEvent>,
-    /// What was found and is not told yet ([`Task::tell`]).
+    /// Events that were found and not sent yet ([`Task::tell`]).
     pub(crate) due: Vec<GenerateEvent>,
     pub(crate) chooser: Chooser,
     pub(crate) drafts: Drafts,
@@ -114,7 +114,7 @@ pub(crate) struct Generation {
     /// Tokens of the prompt that were there when it was admitted first.
     pub(crate) reused: u32,
     pub(crate) generated: u32,
-    /// When its first pass began.
+    /// Start of the request's first pass.
     pub(crate) started: Option<Instant>,
     pub(crate) first_token: Option<Instant>,
     pub(crate) last_token: Option<Instant>,
@@ -210,7 +210,8 @@ impl Task {
         }
     }
 
-    /// Its tokens that attend to each other both ways, so that one pass has all of a range.
+    /// Tokens of the request that attend to each other both ways, so that one pass has all of a
+    /// range.
     pub(crate) fn wholes(&self) -> Vec<std::ops::Range<u32>> {
         let whole = self.images.iter().filter(|image| image.whole);
         let tokens = whole.map(PlacedImage::tokens);
@@ -255,7 +256,7 @@ impl Task {
         }
     }
 
-    /// When its next tokens are due by what it is promised.
+    /// Time at which the next tokens are due by the promised gap.
     pub(crate) fn due(&self) -> Option<Instant> {
         match &self.work {
             Work::Generate(g) => g.gaps.due(),

@@ -20,18 +20,18 @@ use crate::api::times::{Part, PartTimes, TimesSlot, UploadsBefore, WAITED_FOR_MA
 /// How a request stands that is in no pass, as the scheduler was told last.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// It is not admitted.
+    /// The request is not admitted.
     #[default]
     Queued,
-    /// It could be in a pass.
+    /// The request could be in a pass.
     Ready,
-    /// It was preempted and is not admitted again.
+    /// The request was preempted and is not admitted again.
     Preempted,
-    /// Its reader has no room.
+    /// The client does not read the request's stream.
     ReaderFull,
-    /// Its weights, or its KV cache, come from disk.
+    /// The request's weights, or its KV cache, come from disk.
     FromDisk,
-    /// Its weights are uploaded.
+    /// The request's weights are uploaded.
     Uploading,
     /// Another request computes what both begin with.
     Follows,
@@ -49,7 +49,7 @@ struct Computing {
     work: Duration,
 }
 
-/// Whose pass it is: the model, and the client of most of its rows.
+/// Model of a pass, and the client of most of its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Occupant {
     pub(crate) model: ModelId,
@@ -134,7 +134,7 @@ pub(crate) struct TimeAccount {
     since: Instant,
     parts: PartTimes,
     standing: Standing,
-    /// Rows of it were computed.
+    /// Whether rows of the request were computed.
     computed: bool,
     behind: Vec<Behind>,
     link: LinkTime,
@@ -207,8 +207,8 @@ impl TimeAccount {
         Some((first, self.decode_passes))
     }
 
-    /// It has its first token: so many bytes of its model had been uploaded, and computed with by
-    /// the CPU for it. Later tokens change nothing.
+    /// Notes the first token: the bytes of the model that had been uploaded, and computed with by
+    /// the CPU, for the request. Later tokens change nothing.
     pub(crate) fn note_token(&mut self, uploaded_bytes: u64, cpu_bytes: u64) {
         let parts = self.parts;
         self.first_token.get_or_insert(FirstToken {
@@ -240,8 +240,8 @@ impl TimeAccount {
         self.add_behind(part, whom, took);
     }
 
-    /// Its pass was given to the device, which takes so long for it, with rows of its prompt or to
-    /// decode, behind what it had been given `earlier`.
+    /// Notes that the request's pass was given to the device, which takes so long for it, with rows
+    /// of its prompt or to decode, behind what it had been given `earlier`.
     pub(crate) fn computes(
         &mut self,
         part: Part,
@@ -255,7 +255,7 @@ impl TimeAccount {
         });
     }
 
-    /// It was in no pass up to now; `own` is its model.
+    /// Charges a time in which the request was in no pass; `own` is its model.
     pub(crate) fn wait(&mut self, now: Instant, own: ModelId, meanwhile: Meanwhile, link: u64) {
         let all = self.take_time(now);
         let took = all.saturating_sub(self.of_device(all));
@@ -342,7 +342,8 @@ impl TimeAccount {
         all - left + own
     }
 
-    /// It was in a slice of a pass up to now: with rows of its prompt, or to decode.
+    /// Charges a time in which the request was in a slice of a pass: with rows of its prompt, or to
+    /// decode.
     pub(crate) fn compute(&mut self, now: Instant, part: Part, used: SliceUse, link: u64) {
         let took = self.take_time(now);
         self.computed = true;
@@ -379,11 +380,11 @@ impl TimeAccount {
         }
     }
 
-    /// Its pass is nearly complete, and its uploads took the link so long: a device that has its
-    /// work queued waits for them itself, which is seen only in that it takes longer than its work
-    /// alone does: what was `measured`, or what the rates of its slices say. Where those of the
-    /// first slices were not known that is less than it takes `at_least`; rates are means of all
-    /// models, so that they count no more than `at_most`.
+    /// Notes that the request's pass is nearly complete, and that its uploads took the link so
+    /// long: a device that has its work queued waits for them itself, which is seen only in that it
+    /// takes longer than its work alone does: what was `measured`, or what the rates of its slices
+    /// say. Where those of the first slices were not known that is less than it takes `at_least`;
+    /// rates are means of all models, so that they count no more than `at_most`.
     pub(crate) fn note_uploads(
         &mut self,
         link: Duration,
@@ -410,8 +411,8 @@ impl TimeAccount {
         self.parts.shift(Part::Prompt, Part::Uploads, of_prompt);
     }
 
-    /// Its pass is complete, and a part of it was the prompts of others: `share` of its decoding is
-    /// theirs.
+    /// Notes that the request's pass is complete, and that a part of it was the prompts of others:
+    /// `share` of its decoding is theirs.
     pub(crate) fn end_pass(&mut self, share: f64, whom: Option<Occupant>) {
         let InPass { decode, .. } = std::mem::take(&mut self.in_pass);
         self.decode_passes += u32::from(self.first_token.is_some());

@@ -20,7 +20,7 @@ pub(crate) struct Sums {
     pub(crate) cpu: Duration,
 }
 
-/// What was spent between two looks at the sums.
+/// What was spent between two readings of the sums.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SpentSince {
     /// Time of waits for uploads from memory, and from disk.
@@ -58,7 +58,7 @@ impl SpentSince {
         }
     }
 
-    /// As it was spent between two slices.
+    /// What was spent, as charged between two slices.
     pub(crate) fn between(self) -> Meanwhile {
         let any = !(self.uploads + self.disk).is_zero();
         let model = self.model.filter(|_| any);
@@ -78,14 +78,14 @@ pub(crate) struct TimeBook {
     pub(crate) sampling: Duration,
     /// The last pass that gave the device work which nobody has waited for.
     given: Option<Occupant>,
-    /// Whose slice was the last.
+    /// Occupant of the last slice.
     pub(crate) last: Option<Occupant>,
     /// Seconds of a pass of one token of a model of which all was resident.
     resident_token: HashMap<ModelId, f64>,
 }
 
 impl TimeBook {
-    /// What was spent since the last look.
+    /// What was spent since the last reading of the sums.
     pub(crate) fn look(&mut self, now: Sums) -> SpentSince {
         let before = std::mem::replace(&mut self.seen, now);
         let disk = now.waited.disk - before.waited.disk;
@@ -99,7 +99,7 @@ impl TimeBook {
         }
     }
 
-    /// Whose pass gave the device the last work that nobody has waited for.
+    /// Occupant of the pass that gave the device its last work that was not waited for.
     pub(crate) fn given(&self) -> Option<Occupant> {
         self.given
     }

@@ -17,7 +17,7 @@ pub(crate) const REASONS_MAX: usize = 16;
 /// Why a segment was not resident.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Reason {
-    /// Why it had been evicted; `None` where it had not been resident before.
+    /// Cause of the segment's eviction; `None` if it had not been resident before.
     pub(crate) cause: Option<EvictionCause>,
     /// The model that took its room, where it was one.
     pub(crate) by: Option<ModelId>,
@@ -37,8 +37,7 @@ struct Tally {
 pub(crate) struct Waited {
     /// Time in which it waited for uploads, and for what was read from disk.
     pub(crate) all: Duration,
-    /// Time in which it waited for what was read from disk: files of uploads, and rows of
-    /// embeddings.
+    /// Time that passes waited for reads from disk: files of uploads, and rows of embeddings.
     pub(crate) disk: Duration,
     /// Bytes of uploads that ended.
     pub(crate) linked_bytes: u64,
@@ -46,7 +45,7 @@ pub(crate) struct Waited {
     pub(crate) model: Option<ModelId>,
 }
 
-/// Why weights are uploaded, and how long passes wait for it.
+/// Why weights are uploaded, and how long passes wait for uploads.
 #[derive(Debug, Default)]
 pub(crate) struct UploadReasons {
     evicted: HashMap<SegmentId, Reason>,
@@ -98,7 +97,7 @@ impl UploadReasons {
         self.cold.remove(&segment);
     }
 
-    /// The engine waited for an upload.
+    /// Notes that the engine waited for an upload.
     pub(crate) fn note_wait(&mut self, segment: SegmentId, took: Duration, is_cold: bool) {
         self.waited.all += took;
         self.waited.model = Some(segment.model);
@@ -119,7 +118,7 @@ impl UploadReasons {
         self.of_models.get(&model).map_or(0, |tally| tally.bytes)
     }
 
-    /// What was uploaded of a model so far.
+    /// Sums of the uploads of a model so far.
     pub(crate) fn before(&self, model: ModelId) -> UploadsBefore {
         let Some(tally) = self.of_models.get(&model) else {
             return UploadsBefore::default();

@@ -9,7 +9,7 @@ use crate::guards::file_watch::Waiting;
 use crate::model::fetcher::{ASLEEP_MAX, Fetch};
 use crate::store::Store;
 
-/// What is fetched of a file while others go on.
+/// A file that is read into the page cache while other models run.
 #[derive(Debug)]
 pub(crate) struct FileFetch {
     pub(crate) fetch: Fetch,

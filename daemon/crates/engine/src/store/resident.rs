@@ -13,7 +13,7 @@ use crate::store::Store;
 pub(crate) struct Resident {
     /// Stands for the model and these places, and for nothing else.
     pub(crate) stamp: u64,
-    /// The cache's count of changes when it was so.
+    /// The cache's count of changes when the model was last seen resident.
     changes: u64,
     /// By index.
     pub(crate) slabs: Vec<Slab>,

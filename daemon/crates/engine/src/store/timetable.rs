@@ -32,16 +32,18 @@ pub(crate) struct UpcomingSegment {
 /// What a pass finds of a segment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Availability {
-    /// It is there.
+    /// The segment is resident.
     Resident,
-    /// It will have come by then.
+    /// The segment's upload ends after this number of seconds.
     Due(f64),
-    /// It is absent, and the host takes so many seconds for it; the link takes `link` for it.
+    /// The segment is absent; the CPU takes `host` seconds to compute it, the link `link` seconds
+    /// to upload it.
     Absent { link: f64, host: f64 },
-    /// It is absent, and is brought in any case: the host cannot compute it, or it is none
+    /// The segment is absent, and is uploaded in any case: the CPU cannot compute it, or it is none
     /// of those that come and go.
     Brought,
-    /// It is absent, and the host had better not: the pass waits for its upload when it is there.
+    /// The segment is absent, and the CPU had better not compute it: the pass waits for its upload
+    /// when it is there.
     OnDemand,
 }
 
@@ -71,10 +73,10 @@ pub(crate) fn next_upload(
 pub(crate) struct Timetable {
     /// Of passes as the one under way, if they were measured.
     pace: Option<Throughput>,
-    /// When the link has brought all that it was given.
+    /// Time at which the link has done all queued uploads.
     free: Option<Instant>,
     due: Vec<(SegmentId, Instant)>,
-    /// When the device has done all that it was given.
+    /// Time at which the device has done its queued work.
     done: Option<Instant>,
 }
 

@@ -21,10 +21,10 @@ use crate::store::{Source, Store};
 /// Most uploads whose end is remembered as outstanding; older ones have long ended.
 const SETTLING_MAX: usize = 4096;
 
-/// Who has a segment that the cache wants.
+/// State of an upload that the cache asked for.
 #[derive(Debug)]
 pub(super) enum UnderWay {
-    /// What it needs of a far file comes into the page cache.
+    /// The segment's part of a remote file is read into the page cache.
     Brought { fetch: Fetch, slab: Slab },
     /// The device.
     Uploaded(UploadTicket),

@@ -41,7 +41,7 @@ thread_local! {
 #[derive(Debug)]
 pub(super) struct Direct {
     file: File,
-    /// Whether the system tells which pages of the file are cached.
+    /// Whether the system reports which pages of the file are cached.
     tells_cached: bool,
 }
 
@@ -243,7 +243,7 @@ impl MappedFile {
         self.is_direct() && !(tells() && self.is_cached(range.clone()))
     }
 
-    /// Bytes of the pages of `range` that are in the page cache, as far as the system tells; 0
+    /// Bytes of the pages of `range` that are in the page cache, as far as the system reports; 0
     /// where there is no mapping.
     ///
     /// # Errors

@@ -154,13 +154,13 @@ impl Pages {
         let _ = self.advise(start, len, libc::MADV_WILLNEED);
     }
 
-    /// Whether all pages of a range are in the page cache, as far as the system tells.
+    /// Whether all pages of a range are in the page cache, as far as the system reports.
     pub(super) fn are_cached(&self, start: usize, len: usize) -> bool {
         let states = self.cached(start, len);
         states.is_some_and(|states| states.iter().all(|state| state & 1 != 0))
     }
 
-    /// Bytes of the pages of a range that are in the page cache, as far as the system tells.
+    /// Bytes of the pages of a range that are in the page cache, as far as the system reports.
     pub(super) fn cached_bytes(&self, start: usize, len: usize) -> u64 {
         let states = self.cached(start, len).unwrap_or_default();
         let pages = states.iter().filter(|&state| state & 1 != 0).count();
@@ -187,7 +187,7 @@ impl Pages {
     }
 }
 
-/// Whether the system tells which pages of a file are cached: of files that this process neither
+/// Whether the system reports which pages of a file are cached: of files that this process neither
 /// owns nor may write, Linux says that all are. So it is asked about a page far behind the
 /// file's end, which cannot be.
 pub(super) fn tells_cached(file: &File, len: u64) -> bool {

@@ -30,9 +30,9 @@ const READ_AT_OPEN: u64 = 4 * BLOCK;
 pub struct Identity {
     /// The device that the file is on.
     pub dev: u64,
-    /// Its inode there.
+    /// The file's inode on its device.
     pub inode: u64,
-    /// Its length in bytes.
+    /// The file's length in bytes.
     pub size: u64,
     /// When it was last written, in nanoseconds since 1970; whoever may write it may also set this.
     pub mtime_ns: i128,
@@ -41,7 +41,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// That of a file by what the system says of it.
+    /// The identity of a file by its metadata.
     pub fn of(meta: &Metadata) -> Identity {
         Identity {
             dev: meta.dev(),
@@ -99,7 +99,7 @@ impl fmt::Display for Identity {
 pub(super) struct Part {
     pub(super) file: File,
     pub(super) path: PathBuf,
-    /// As it was opened, but for the ctime, which is in `ctime_ns`.
+    /// Identity of the file when it was opened, without the ctime, which is in `ctime_ns`.
     pub(super) identity: Identity,
     /// The ctime up to which the content is known to be the same.
     ctime_ns: AtomicI64,
@@ -231,7 +231,7 @@ impl Part {
         self.base + self.identity.size
     }
 
-    /// What it was when it was opened, with the ctime that is accepted now.
+    /// Identity of the file when it was opened, with the ctime that is accepted now.
     pub(super) fn identity(&self) -> Identity {
         Identity {
             ctime_ns: i128::from(self.ctime_ns.load(Ordering::Relaxed)),

@@ -6,7 +6,7 @@ use crate::known::Content;
 use super::{Parser, Stage};
 
 impl Parser {
-    /// The same, but it stops before large arrays, and knows them once they were walked.
+    /// A parser that stops before large arrays, and knows them once they were walked.
     pub(crate) fn recognising(file_len: u64) -> Parser {
         Parser {
             recognises: true,

@@ -52,7 +52,7 @@ const TOKENS: u64 = 128;
 const FILL: u8 = 0x3c;
 const FILLED: f32 = 1.058_593_8;
 
-/// Which of a vendor's libraries.
+/// One of a vendor's libraries for matrix products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Which {
     /// hipBLASLt.
@@ -69,7 +69,7 @@ impl Which {
         }
     }
 
-    /// Where it keeps its kernels.
+    /// Where the library keeps its kernels.
     pub(super) fn kernels(self) -> &'static Kernels {
         match self {
             Which::Lt => &Kernels {
@@ -97,7 +97,7 @@ pub struct FirstProduct {
     pub limit: Duration,
     /// Where outcomes are kept.
     pub trials: Trials,
-    /// What was not tried since it passed before, for people.
+    /// What was not probed because it passed before, as text for users.
     pub remembered: RefCell<Vec<String>>,
 }
 

@@ -73,7 +73,7 @@ pub struct Blas {
     context: Context,
     /// The compute stream's handle; the owner keeps the stream as long as this.
     stream: usize,
-    /// Empty where there is none, and after it failed.
+    /// hipBLASLt or cuBLASLt; empty if there is none, and after it failed.
     lt: RefCell<Option<Lt>>,
     /// Opened when it is needed: it takes memory of its own.
     classic: OnceCell<Classic>,

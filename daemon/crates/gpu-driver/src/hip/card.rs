@@ -13,7 +13,7 @@ use crate::sysfs::{self, CardMemory};
 /// Offset and bytes of gcnArchName in what hipGetDevicePropertiesR0600 fills (1472 bytes).
 const R0600_ARCH_OFFSET: usize = 1160;
 const ARCH_BYTES: usize = 256;
-/// The same in what hipGetDeviceProperties fills up to HIP 5.
+/// Offset of the architecture's name in what hipGetDeviceProperties fills up to HIP 5.
 const OLD_ARCH_OFFSET: usize = std::mem::offset_of!(sys::hipDeviceProp_t, gcnArchName);
 const _: () = assert!(OLD_ARCH_OFFSET == 396 && size_of::<sys::hipDeviceProp_t>() == 792);
 

@@ -104,7 +104,7 @@ impl DrmObserver {
         }
     }
 
-    /// A number that the kernel tells of the card.
+    /// A number that the kernel reports about the card.
     fn number(&self, name: &str) -> Result<u64, String> {
         let file = self.card.join(name);
         let text = fs::read_to_string(&file).map_err(|e| e.to_string());

@@ -20,7 +20,7 @@ pub(super) enum Body {
 /// How long terminals are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Size {
-    /// All regular parts in a row.
+    /// A run of regular parts is one terminal.
     Runs,
     /// A regular part by itself.
     Items,
@@ -195,7 +195,7 @@ fn mark(expr: &Expr, rules: &Rules, wanted: &mut [bool]) {
     }
 }
 
-/// Which rules can be the empty text.
+/// The rules that can match the empty text.
 pub(super) fn nullable(rules: &Rules) -> Vec<bool> {
     let mut empty = vec![false; rules.bodies.len()];
     loop {

@@ -44,7 +44,7 @@ fn heads(bytes: &[u8]) -> impl DoubleEndedIterator<Item = (&[u8], &[u8])> {
 }
 
 impl Tails {
-    /// Those of a vocabulary with its bytes as a tree, and the token that ends an output; none
+    /// The tails of a vocabulary with its bytes as a tree, and the token that ends an output; none
     /// where none does. Looks at every token.
     pub(crate) fn of(tokenizer: &Tokenizer, tree: &TokTrie, end: Option<u32>) -> Self {
         let Some(end) = end else {

@@ -14,7 +14,7 @@ pub(super) fn negation(place: &Place<'_>, key: &str, schema: &Value) -> Outcome<
     })
 }
 
-/// `if` with `then` and `else`; nothing where they say nothing.
+/// Rewrites `if` with `then` and `else`; nothing if neither restricts anything.
 pub(super) fn if_then_else<'s>(
     rewriter: &mut Rewriter<'s>,
     place: &Place<'s>,

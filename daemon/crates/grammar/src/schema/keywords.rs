@@ -6,25 +6,25 @@
 
 use std::fmt::Write as _;
 
-/// What is done with a keyword.
+/// How a keyword of a schema is treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Treatment {
     /// The output is held to it.
     Enforced,
     /// The output is held to it in the forms that the note lists; other forms are rejected.
     Partly,
-    /// It says nothing about which values are valid, and is ignored.
+    /// The keyword does not restrict which values are valid, and is ignored.
     Annotation,
 }
 
 /// A keyword of a schema.
 #[derive(Debug, Clone, Copy)]
 pub struct Keyword {
-    /// Its name.
+    /// The keyword's name.
     pub name: &'static str,
     /// The vocabulary of draft 2020-12 that has it, or who else defines it.
     pub vocabulary: &'static str,
-    /// What is done with it.
+    /// How the keyword is treated.
     pub treatment: Treatment,
     /// What a reader has to know beside that.
     pub note: &'static str,

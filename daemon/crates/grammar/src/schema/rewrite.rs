@@ -22,9 +22,9 @@ pub(super) type Outcome<T> = Result<T, Error>;
 /// Rewrites a document.
 pub(super) struct Rewriter<'s> {
     document: Document<'s>,
-    /// What is referred to, by pointer and base.
+    /// Names of the rules for referenced schemas, by pointer and base.
     names: HashMap<(String, String), String>,
-    /// What is yet to be rewritten.
+    /// Schemas that are yet to be rewritten.
     queue: Vec<(String, Place<'s>)>,
     /// Schemas that may still be written.
     left: usize,
@@ -71,7 +71,7 @@ impl Written {
     }
 }
 
-/// What is wrong at a keyword.
+/// The error of a keyword that cannot be enforced.
 pub(super) fn refused(place: &Place<'_>, key: &str, why: &str) -> Error {
     let at = match key {
         "" => place.pointer.clone(),

@@ -24,7 +24,7 @@ pub(super) struct Method {
     pub(super) role: Option<Role>,
     /// Answered also where everything is full.
     pub(super) is_light: bool,
-    /// Its requests come one after another while it answers.
+    /// Whether the client streams: requests come one after another during the call.
     pub(super) streams_in: bool,
     /// When its reply is ended that nobody reads.
     pub(super) unread: Rule,

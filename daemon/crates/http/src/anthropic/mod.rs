@@ -97,7 +97,7 @@ fn stop_reason(ended: &Ended) -> &'static str {
     }
 }
 
-/// What an answer took. Tokens of the prompt that were not computed anew are none of its input.
+/// What an answer took. Tokens of the prompt that were not recomputed are none of its input.
 fn usage(ended: &Ended) -> Value {
     let read = ended.reused_tokens;
     let computed = ended.prompt_tokens.saturating_sub(read);

@@ -79,7 +79,7 @@ fn schema_of(kind: &str) -> Option<(&'static str, Value)> {
             "Runs a command in a shell that stays open between calls.",
             json!({"type": "object", "properties": {
                 "command": text,
-                "restart": {"type": "boolean", "description": "Starts the shell anew."},
+                "restart": {"type": "boolean", "description": "Restarts the shell."},
             }}),
         ),
         "text_editor" => (

@@ -51,12 +51,12 @@ struct CompletionRequest {
     input_prefix: Option<String>,
     input_suffix: Option<String>,
     input_extra: Option<Vec<Extra>>,
-    /// How many of the most likely tokens are told in the place of each; 0 tells none.
+    /// How many of the most likely tokens are returned in the place of each; 0 tells none.
     #[serde(default, deserialize_with = "whole_number")]
     n_probs: Option<i64>,
-    /// Their probabilities are those behind all samplers.
+    /// Whether probabilities are those behind all samplers.
     post_sampling_probs: Option<bool>,
-    /// Each piece of a stream tells the time so far.
+    /// Each piece of a stream has the times so far.
     timings_per_token: Option<bool>,
 }
 

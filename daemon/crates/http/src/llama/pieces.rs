@@ -21,7 +21,7 @@ use super::super::timings::{self, SoFar};
 pub(super) struct Pieces {
     pub(super) model: String,
     pub(super) request_id: String,
-    /// What is generated is not wanted.
+    /// Whether no output is wanted, only the prompt's tokens.
     pub(super) only_prompt: bool,
     /// What of the last piece is told; all where there are none.
     pub(super) fields: Vec<String>,
@@ -30,7 +30,7 @@ pub(super) struct Pieces {
     pub(super) scored: Option<(Arc<LoadedModel>, bool)>,
     /// Scores that the next piece brings.
     pub(super) scores: Vec<TokenScore>,
-    /// The time so far, where each piece is to tell it.
+    /// The time so far, if each piece is to have it.
     pub(super) so_far: Option<SoFar>,
 }
 

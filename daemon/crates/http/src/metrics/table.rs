@@ -1,7 +1,7 @@
 //! All metrics, one entry each: name, kind, help and where the value comes from.
 //!
 //! To add one: an entry here. A value that the engine does not publish yet is a field of
-//! `Snapshot` (`engine/src/api/status.rs`), filled in `engine/src/publish.rs`.
+//! `Snapshot` (`engine/src/api/status.rs`), filled in `engine/src/actor/publish.rs`.
 //!
 //! A HELP text is read alone in Prometheus and Grafana: it names what it counts, and its unit.
 

@@ -8,9 +8,9 @@ use rocmforge_service::measured::Histogram;
 use super::Source;
 use super::metric::{Kind, Metric, Value};
 
-/// The label by which vLLM tells models apart.
+/// The label by which vLLM distinguishes models.
 pub(super) const MODEL_NAME: &str = "model_name";
-/// The label by which clients are told apart: `user:UID`, `token:NAME` or `local`.
+/// The label by which clients are distinguished: `user:UID`, `token:NAME` or `local`.
 pub(super) const PEER: &str = "peer";
 
 /// The lines of one metric.

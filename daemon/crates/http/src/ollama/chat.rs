@@ -166,7 +166,7 @@ fn tool_call(call: &ToolCall, index: usize) -> Option<Value> {
 struct Lines {
     model: String,
     request_id: String,
-    /// How many calls were told.
+    /// Number of tool calls that were sent.
     calls: usize,
     logprobs: Logprobs,
     /// The model is in use until the stream ends.

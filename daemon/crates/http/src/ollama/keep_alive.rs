@@ -108,9 +108,9 @@ struct Lives(BTreeMap<String, Life>);
 struct Life {
     /// Requests that run.
     users: u32,
-    /// When it is let go.
+    /// Time at which the model's weights are freed.
     ends: Option<Instant>,
-    /// It was let go, and not used since.
+    /// Whether the weights were freed, and the model was not used since.
     gone: bool,
 }
 
@@ -132,7 +132,7 @@ impl Lives {
         };
     }
 
-    /// Those whose time is over.
+    /// Models whose time is over.
     fn due(&self, now: Instant) -> Vec<String> {
         let is_due = |life: &Life| life.users == 0 && life.ends.is_some_and(|ends| ends <= now);
         let due = self.0.iter().filter(|(_, life)| is_due(life));
@@ -160,7 +160,7 @@ impl Lives {
     }
 }
 
-/// When the models of this daemon are let go.
+/// Times at which the weights of models are freed, by `keep_alive`.
 #[derive(Debug, Default)]
 pub(in super::super) struct KeepAlives {
     lives: Mutex<Lives>,

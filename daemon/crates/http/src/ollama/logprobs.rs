@@ -17,7 +17,7 @@ use super::super::openai::logprobs::OfText;
 use super::super::sampling::small;
 use super::line;
 
-/// How many of the most likely tokens are told for each generated one; nothing where no
+/// How many of the most likely tokens are returned for each generated one; nothing where no
 /// log-probabilities are wanted. A number that is out of range is told all the same: it is refused,
 /// as by Ollama, whether they are wanted or not.
 pub(super) fn wanted(logprobs: Option<bool>, top: Option<i64>) -> Option<i32> {
@@ -31,7 +31,7 @@ pub(super) fn wanted(logprobs: Option<bool>, top: Option<i64>) -> Option<i32> {
 pub(super) struct Logprobs {
     /// The model that answers.
     model: Option<Arc<LoadedModel>>,
-    /// Those that the next line brings.
+    /// Log-probabilities for the next line.
     waiting: Vec<TokenScore>,
 }
 

@@ -109,7 +109,7 @@ struct Pulling {
 }
 
 impl Pulling {
-    /// What is sent next; `None` at the end.
+    /// The next line; `None` at the end.
     async fn next(&mut self) -> Option<String> {
         while self.waiting.is_empty() {
             if self.has_ended {

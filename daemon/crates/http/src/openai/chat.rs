@@ -69,13 +69,13 @@ struct ChatRequest {
     web_search_options: Option<Value>,
     /// llama-server's.
     reasoning_budget: Option<Value>,
-    /// Likewise.
+    /// llama-server's second name of `reasoning_budget`.
     thinking_budget_tokens: Option<Value>,
     /// vLLM's.
     thinking_token_budget: Option<Value>,
     /// Whether `/v1/chat/completions/control` may end the thinking.
     reasoning_control: Option<bool>,
-    /// Each chunk of a stream tells the time so far.
+    /// Each chunk of a stream has the times so far.
     timings_per_token: Option<bool>,
 }
 
@@ -151,7 +151,7 @@ impl ChatRequest {
         Ok((conversation, violations))
     }
 
-    /// How many of the most likely tokens are told for each generated one; nothing where no
+    /// How many of the most likely tokens are returned for each generated one; nothing where no
     /// log-probabilities are wanted.
     fn scores(&self) -> Result<Option<i32>, Failure> {
         match (self.logprobs, self.top_logprobs) {
@@ -319,7 +319,7 @@ struct Chunks {
     choices: Vec<Choice>,
     /// The one that is told about.
     at: usize,
-    /// Where it is told to end its thinking.
+    /// Registration by which a client can end the reasoning.
     _control: Option<Control>,
 }
 
@@ -329,7 +329,7 @@ struct Choice {
     calls: usize,
     /// The scores that the next chunk brings.
     scores: Vec<TokenScore>,
-    /// The time so far, where each chunk is to tell it.
+    /// The time so far, if each chunk is to have it.
     so_far: Option<SoFar>,
     /// The time that it took, once it has ended.
     times: Option<Value>,
@@ -537,7 +537,7 @@ fn chat_name(field: &str) -> String {
     }
 }
 
-/// The same where the older name of `max_completion_tokens` is used.
+/// The name of a field in errors, where the older name of `max_completion_tokens` is used.
 fn older_chat_name(field: &str) -> String {
     match field {
         "logprobs" => "top_logprobs".to_owned(),

@@ -77,7 +77,7 @@ impl CompletionRequest {
     }
 }
 
-/// How many of the most likely tokens are told for each generated one: a number, or, as newer
+/// How many of the most likely tokens are returned for each generated one: a number, or, as newer
 /// clients write it, whether any of it is wanted.
 fn scores(value: Option<&Value>) -> Result<Option<i32>, Failure> {
     match value {

@@ -56,7 +56,7 @@ struct Token<'a> {
     token: Cow<'a, str>,
     logprob: f64,
     bytes: &'a [u8],
-    /// Those that were likely in its place.
+    /// The most likely tokens in the token's place.
     #[serde(skip_serializing_if = "Option::is_none")]
     top_logprobs: Option<Tops<'a>>,
 }
@@ -78,7 +78,7 @@ impl<'a> Token<'a> {
 pub(in super::super) struct OfNative<'a> {
     pub(in super::super) model: &'a LoadedModel,
     pub(in super::super) scores: &'a [TokenScore],
-    /// They are those behind the samplers, and told as probabilities.
+    /// Whether probabilities are those behind the samplers, not log-probabilities.
     pub(in super::super) after_sampling: bool,
 }
 
@@ -97,7 +97,7 @@ struct NativeToken<'a> {
     of: OfNative<'a>,
     id: u32,
     logprob: f32,
-    /// Those that were likely in its place; nothing for one of them.
+    /// The most likely tokens in the token's place; `None` for a token of such a list.
     top: Option<&'a [(u32, f32)]>,
 }
 

@@ -112,7 +112,7 @@ fn attend(
     add_and_norm(b, x, p, &second)
 }
 
-/// Of how many layers the second is a mixture, and how it routes.
+/// Of how many layers the second is a MoE layer, and how it routes.
 fn mixtures(b: &PlanBuilder<'_>, h: &Hparams) -> Result<Option<(u32, MoeSpec)>, Error> {
     let every = b.keys.maybe("moe_every_n_layers", N_LAYER_MAX)?;
     if every < 2 {

@@ -47,7 +47,8 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             None
         } else {
             Some(last[kind].ok_or_else(|| {
-                let message = "no layer of the kind of the shared ones has keys and values";
+                let message =
+                    "no layer of the kind of those that share their KV cache has one of its own";
                 keys.bad("attention.shared_kv_layers", shared, message)
             })?)
         };
@@ -87,7 +88,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
 /// The layers that attend to all, and those with a window.
 struct Kinds {
     window: u32,
-    /// Which layers have the window.
+    /// For each layer, whether it has a window.
     windowed: Vec<bool>,
     /// Elements of a head's keys and of its values, in layers with a window.
     local_dims: (u32, u32),
@@ -212,7 +213,7 @@ fn layer_input(
     b.residual(x, p, Some(&blk(i, "post_norm.weight")), 1.0)
 }
 
-/// The dense feed-forward and the mixture beside it, each normed after, their sum normed once more.
+/// The dense feed-forward and the MoE beside it, each normed after, their sum normed once more.
 fn dense_and_experts(
     b: &mut PlanBuilder<'_>,
     h: &Hparams,

@@ -18,7 +18,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     build_with(b, h, Norms::POST_ATTENTION)
 }
 
-/// The same with these norms.
+/// Builds the plan with these norms.
 pub(super) fn build_with(b: &mut PlanBuilder<'_>, h: &Hparams, norms: Norms) -> Result<(), Error> {
     let x = b.embedding()?;
     let layers = Layers::read(b, h, norms)?;

@@ -52,7 +52,7 @@ pub(super) fn rope(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<Option<RopeUs
     Ok(Some(RopeUse { table, first: 0 }))
 }
 
-/// A layer's feed-forward: a mixture, where the file has experts, with a shared one
+/// A layer's feed-forward: a MoE, where the file has experts, with a shared one
 /// of the width that it tells.
 pub(super) fn feed_forward(
     keys: Keys<'_>,

@@ -71,7 +71,8 @@ impl Norms {
         ffn: Some("ffn_norm.weight"),
         post_ffn: None,
     };
-    /// The same, where the file calls the second one after what it follows.
+    /// Norms before attention and feed-forward, where the file calls the second one after the
+    /// attention that it follows.
     pub(super) const POST_ATTENTION: Norms = Norms {
         ffn: Some("post_attention_norm.weight"),
         ..Norms::PRE
@@ -114,7 +115,7 @@ impl Layer {
     }
 }
 
-/// Emits a layer; tells where its keys and values are.
+/// Emits a layer; says where its keys and values are.
 pub(super) fn layer(
     b: &mut PlanBuilder<'_>,
     i: u32,

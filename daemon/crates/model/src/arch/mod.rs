@@ -306,7 +306,7 @@ const ALL: &[Arch] = &[
     },
 ];
 
-/// Those whose rows attend both ways, and that generate no text.
+/// Encoders: architectures whose rows attend both ways, and that generate no text.
 const ENCODERS: &[Arch] = &[
     Arch {
         name: "bert",

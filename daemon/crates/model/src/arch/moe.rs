@@ -15,14 +15,14 @@ pub(super) struct Shared {
     pub(super) gated: bool,
 }
 
-/// A layer's mixture.
+/// The MoE of a layer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moe {
     pub(super) spec: MoeSpec,
     pub(super) shared: Option<Shared>,
 }
 
-/// Reads the keys that mixtures have in common.
+/// Reads the keys that MoE models have in common.
 pub(super) fn read(
     keys: Keys<'_>,
     n_embd: u32,
@@ -86,7 +86,7 @@ pub(super) fn n_ff_or(spec: MoeSpec, default: u64) -> MoeSpec {
 }
 
 impl Moe {
-    /// Emits the mixture on normed rows `n`; its sum is in the buffer that is returned.
+    /// Emits the MoE on normed rows `n`; its sum is in the buffer that is returned.
     pub(super) fn emit(&self, b: &mut PlanBuilder<'_>, i: u32, n: Buf) -> Result<Buf, Error> {
         let mut carried = Vec::new();
         let mut shared = None;

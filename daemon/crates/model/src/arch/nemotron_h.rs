@@ -47,7 +47,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     b.head(x, Presence::Absent, None, None)
 }
 
-/// The mixture, in a narrower space where the file has products into and out of it.
+/// The MoE, in a narrower space where the file has products into and out of it.
 fn experts(
     b: &mut PlanBuilder<'_>,
     h: &Hparams,

@@ -19,7 +19,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     super::qwen35::layers(b, h, false)
 }
 
-/// Which layers are recurrent: as the file's list says, else all but every
+/// For each layer, whether it is recurrent: as the file's list says, else all but every
 /// `full_attention_interval`-th.
 pub(super) fn recurrent_layers(keys: Keys<'_>, n_layer: u32) -> Result<Vec<bool>, Error> {
     if let Some(list) = keys.per_layer("attention.recurrent_layers", n_layer, 1)? {

@@ -20,12 +20,12 @@ pub(crate) enum OutputGate {
     Matrix(Act),
 }
 
-/// Which norms queries and keys have.
+/// Norms of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QkNorms {
     /// An RMSNorm over each head, before rotation, with one weight for all heads.
     Heads(Presence),
-    /// The same, behind rotation.
+    /// A norm over each head, behind the rotation.
     HeadsRotated,
     /// An RMSNorm over all of a row's queries and one over all of its keys.
     Rows,
@@ -107,7 +107,7 @@ impl PlanBuilder<'_> {
         let kv = if let Some(kv) = spec.shared_kv {
             if self.both_ways {
                 return Err(Error::Unsupported(format!(
-                    "layers of architecture '{}' share keys and values, and cannot attend both ways; {} must \
+                    "layers of architecture '{}' share KV cache, and cannot attend both ways; {} must \
                      not be false",
                     self.keys.arch,
                     self.keys.name("attention.causal"),

@@ -20,13 +20,13 @@ use crate::adapter::AdapterSet;
 /// The adapters of a model, while its plan is built.
 pub(crate) struct Adapting<'a> {
     set: &'a AdapterSet,
-    /// It is the plan of passes with adapters.
+    /// Whether the plan is that of passes with adapters.
     applies: bool,
     /// Matrices whose products were found.
     used: HashSet<String>,
     /// Each row's scales.
     scales: Option<Buf>,
-    /// What is added to products that are yet to be emitted.
+    /// Adapter terms of products that are yet to be emitted.
     pending: Vec<Adapted>,
 }
 

@@ -6,7 +6,7 @@ use rocmforge_ops::{Act, Buf, Op, Product, Role, Rows};
 use super::{PlanBuilder, Presence};
 use crate::error::Error;
 
-/// What is done to the first product of a classification.
+/// Activation behind the first product of a classification head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClassAct {
     /// `tanh(x)`.

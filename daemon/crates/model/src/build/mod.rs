@@ -38,11 +38,11 @@ pub(crate) use norms::NormKind;
 /// What an architecture asks of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// The file must have it.
+    /// The file must have the tensor.
     Required,
-    /// Used if the file has it.
+    /// The tensor is used if the file has it.
     Optional,
-    /// The architecture does not know it.
+    /// The architecture has no such tensor.
     Absent,
 }
 
@@ -512,7 +512,7 @@ impl<'a> PlanBuilder<'a> {
 }
 
 impl Found {
-    /// Rows `first..first + rows` of it.
+    /// Rows `first..first + rows` of the tensor.
     pub(crate) fn slice(&self, first: u64, rows: u64) -> Self {
         Self(self.0.slice(first, rows))
     }
@@ -536,7 +536,7 @@ impl Found {
         })
     }
 
-    /// All of it as a matrix of so many rows.
+    /// The tensor as a matrix of `rows` rows.
     pub(crate) fn as_matrix(&self, rows: u64) -> Self {
         let elements = self.0.rows * self.0.cols;
         Self(TensorDesc {

@@ -1,4 +1,4 @@
-//! What a plan numbers: buffers, groups of keys and values, tables of
+//! What a plan numbers: buffers, groups of KV cache, tables of
 //! rotations; and room in the state.
 //!
 //! *Invariant:* a plan numbers its buffers, groups of KV and tables of rotations by bytes; a file
@@ -37,7 +37,7 @@ impl PlanBuilder<'_> {
         self.bufs[usize::from(buf.0)].width
     }
 
-    /// Which rows a buffer has.
+    /// The count of rows of a buffer.
     pub(crate) fn rows_kind(&self, buf: Buf) -> Rows {
         self.bufs[usize::from(buf.0)].rows
     }
@@ -71,7 +71,7 @@ impl PlanBuilder<'_> {
         };
         let group = match self.kv.iter().position(same) {
             Some(group) => group,
-            None if self.is_full("groups of keys and values", self.kv.len()) => 0,
+            None if self.is_full("groups of KV cache", self.kv.len()) => 0,
             None => {
                 self.kv.push(KvGroup {
                     layout,

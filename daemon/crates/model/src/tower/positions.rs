@@ -7,18 +7,18 @@ use std::ops::Range;
 pub enum LearnedGrid {
     /// A square grid, interpolated to each image's.
     Square {
-        /// Its side.
+        /// Side of the learned grid.
         side: u32,
     },
     /// A square grid, resized to each image's as an image is, by a linear filter.
     Resized {
-        /// Its side.
+        /// Side of the learned grid.
         side: u32,
     },
     /// A square grid, resized to each image's by cubic weights of the four places next to it by
     /// rows and by columns, the outermost ones in the place of what is beyond them.
     Cubic {
-        /// Its side.
+        /// Side of the learned grid.
         side: u32,
     },
     /// A square grid, resized by a linear filter to the two places next to it by rows and by
@@ -26,12 +26,12 @@ pub enum LearnedGrid {
     /// and the other way round. Of these, counted row by row, a patch has the one of its own
     /// number.
     Crossed {
-        /// Its side.
+        /// Side of the learned grid.
         side: u32,
     },
     /// A square grid for images of its size alone, behind a position of the row of the class.
     Class {
-        /// Its side.
+        /// Side of the learned grid.
         side: u32,
     },
     /// One for each column, and behind those one for each row; a patch has the sum of two.
@@ -42,7 +42,7 @@ pub enum LearnedGrid {
 }
 
 impl LearnedGrid {
-    /// Rows of its table.
+    /// Rows of the table.
     #[must_use]
     pub fn rows(&self) -> u64 {
         match *self {
@@ -115,7 +115,8 @@ impl LearnedGrid {
 /// Places along one axis of a square, and their weights.
 pub(crate) type Weights = Vec<(u32, f32)>;
 
-/// Those of a place in a row of so many, of a square with so long a side.
+/// A function that gives the weights of a place in a row of so many, of a square with so long a
+/// side.
 type Along = fn(u32, u32, usize) -> Weights;
 
 /// The two places next to it, where the corners of both grids lie on each other.
@@ -128,7 +129,8 @@ fn between(side: u32, at: u32, n: usize) -> Weights {
     vec![(low.min(last), 1.0 - share), ((low + 1).min(last), share)]
 }
 
-/// Those by a linear filter over the pixels' centres, as wide as the scale where the grid shrinks.
+/// Weights by a linear filter over the pixels' centres, as wide as the scale where the grid
+/// shrinks.
 fn resized(side: u32, at: u32, n: usize) -> Weights {
     let scale = side as f32 / n as f32;
     let (centre, reach) = ((at as f32 + 0.5) * scale - 0.5, scale.max(1.0));
@@ -141,7 +143,7 @@ fn resized(side: u32, at: u32, n: usize) -> Weights {
         .collect()
 }
 
-/// Those by cubic weights around the patch's centre (Keys 1981, with -0.75).
+/// Weights by cubic weights around the patch's centre (Keys 1981, with -0.75).
 fn cubic(side: u32, at: u32, n: usize) -> Weights {
     const A: f32 = -0.75;
     let weight = |away: f32| match away {

@@ -54,20 +54,20 @@ pub enum Act {
     },
 }
 
-/// Which positions a row attends to.
+/// Positions that a row attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mask {
-    /// All up to its own.
+    /// All positions up to the row's own.
     Causal,
     /// All up to its own, where rows of an image attend to all of the image in other layers, too
     /// (Gemma 4).
     CausalInImages,
-    /// So many up to its own, its own included.
+    /// A number of positions up to the row's own, which is included.
     Window(u32),
     /// All of its sequence. The pages have those of the pass: all rows of a sequence are in one
     /// pass ([`Plan::both_ways`](crate::Plan::both_ways)).
     Whole,
-    /// So many before its own, its own, and as many after it.
+    /// A number of positions before the row's own, its own, and as many after it.
     Around(u32),
 }
 
@@ -91,7 +91,7 @@ pub struct RopeUse {
 /// `x`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ColumnPart {
-    /// Where they come from.
+    /// The buffer of the columns.
     pub x: Buf,
     /// The first group's first element.
     pub first: u32,
@@ -120,6 +120,6 @@ pub struct Adapted {
     pub a: TensorIndex,
     /// `[width, rows]`: their columns.
     pub b: TensorIndex,
-    /// What is added to: `[tokens][rows]`, the result of the product.
+    /// The buffer that is added to: `[tokens][rows]`, the result of the product.
     pub out: Buf,
 }

@@ -8,7 +8,7 @@ use super::Kind;
 /// Declares the reasons, each with its kind and its name on the wire.
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])+ $reason:ident: $kind:ident = $name:literal,)+) => {
-        /// Why something is not done.
+        /// Reason of a failure, a machine-readable name.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Reason {
             $($(#[doc = $doc])+ $reason,)+
@@ -18,8 +18,8 @@ macro_rules! reasons {
             /// All of them.
             pub const ALL: &[Self] = &[$(Self::$reason),+];
 
-            /// Its name in capitals, for programs. Two reasons may have one name, where clients do
-            /// the same about both.
+            /// Name of the reason in capitals, for programs. Two reasons may have one name, where
+            /// clients do the same about both.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$reason => $name,)+

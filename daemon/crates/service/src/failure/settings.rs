@@ -14,6 +14,7 @@ pub fn settings_unusable(message: &str) -> Failure {
 
 /// UNIMPLEMENTED: there is nothing that settings could be read from.
 pub(crate) fn no_settings() -> Failure {
-    Failure::new(Reason::Unsupported)
-        .says("this daemon was not started from settings that could be read anew")
+    Failure::new(Reason::Unsupported).says(
+        "this daemon was not started from settings that can be reloaded; restart it to change them",
+    )
 }

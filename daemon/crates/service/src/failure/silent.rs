@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Failure, Reason};
 
-/// When to try again.
+/// Delay after which a request may be sent again.
 pub(super) const RETRY: Duration = Duration::from_secs(5);
 
 /// UNAVAILABLE: nothing of a file has come for so long.

@@ -59,10 +59,10 @@ struct Waiting {
     given: oneshot::Sender<Reserved>,
 }
 
-/// Why nothing is reserved.
+/// Why memory for images is not reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// It is more than one client can have, which is so much.
+    /// The request needs more than one client can have, which is this many bytes.
     TooMuch {
         /// A client's share.
         share: u64,

@@ -126,9 +126,9 @@ pub(crate) struct UnreadImage {
     pub(super) patches_bytes: u64,
     /// Most bytes that it takes to make them, beside them.
     pub(super) decoding_bytes: u64,
-    /// Its tiles, where it is cut.
+    /// Tiles of the image, if it is cut.
     pub(super) tiles: Option<TilesAhead>,
-    /// What is made of it.
+    /// Rules by which the image is resized and cut.
     pub(super) rules: Rules,
     pub(super) image: ChatImage,
 }
@@ -150,7 +150,7 @@ pub(super) struct TilesAhead {
 }
 
 impl TilesAhead {
-    /// Those of a grid of `rows` by `columns`.
+    /// The tiles of a grid of `rows` by `columns`.
     pub(super) fn new(grid: [u32; 2], rules: &Rules) -> Self {
         let tokens: usize = rules.tile_grid().into_iter().product();
         let token = u64::from(rules.token_side()).pow(2) * 3 * size_of::<f32>() as u64;

@@ -43,7 +43,7 @@ type Resolve = fn(&Path) -> Result<Answer, Trouble>;
 enum Trouble {
     /// The configuration is wrong: it is something else.
     NoDirectory,
-    /// It is missing, or may not be entered.
+    /// The directory is missing, or may not be entered.
     Away(String),
     /// What its file system says.
     Failed(String),
@@ -79,9 +79,9 @@ impl Trouble {
 /// A model directory as it is now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirState {
-    /// Its path: links resolved where it has answered, else as it was given.
+    /// The directory's path: links resolved where it has answered, else as it was given.
     pub path: PathBuf,
-    /// What is wrong with it, and what to do; stands behind the path.
+    /// What is wrong with the directory, and what to do; follows the path in messages.
     pub trouble: Option<String>,
 }
 
@@ -96,11 +96,11 @@ struct Dir {
 /// What a directory was found to be.
 #[derive(Debug)]
 struct Answer {
-    /// Its path with links resolved.
+    /// The directory's path with links resolved.
     real: PathBuf,
     /// Where the blobs lie, if it is a snapshot of a Hugging Face cache.
     blobs: Option<PathBuf>,
-    /// Why it cannot be read.
+    /// Why the directory cannot be read.
     refused: Option<String>,
 }
 
@@ -110,7 +110,7 @@ struct Answer {
 pub struct ModelDirError {
     /// The directory.
     pub dir: PathBuf,
-    /// What is wrong with it.
+    /// What is wrong with the directory.
     pub message: String,
 }
 
@@ -190,7 +190,7 @@ impl ModelDirs {
         })
     }
 
-    /// Those that have not answered, as they were given.
+    /// Directories that have not responded, as configured.
     pub fn silent(&self) -> impl Iterator<Item = &Path> {
         let silent = self.dirs.iter().filter(|dir| dir.answer.get().is_none());
         silent.map(|dir| dir.given.as_path())
@@ -250,7 +250,7 @@ impl ModelDirs {
         })
     }
 
-    /// Those that have answered, as given and with links resolved.
+    /// Directories that have responded, as configured and with links resolved.
     pub(super) fn known(&self) -> impl Iterator<Item = (&Path, &Path)> {
         self.dirs.iter().filter_map(|dir| {
             let answer = dir.answer.get()?;
@@ -277,7 +277,7 @@ fn resolve(dir: &Path) -> Result<Answer, Trouble> {
     })
 }
 
-/// What is said of a model directory that cannot be read.
+/// The message about a model directory that cannot be read.
 pub(super) fn refusal(error: &io::Error) -> String {
     let what_to_do = match error.kind() {
         io::ErrorKind::PermissionDenied => {

@@ -45,19 +45,19 @@ pub(crate) struct Found {
 /// A file that could be loaded, or one that looks like it and cannot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelFile {
-    /// Where it is, as below the model directory; may be a link.
+    /// Path of the file below the model directory; may be a link.
     pub path: PathBuf,
     /// What that leads to; of a link that leads nowhere or out, its own path.
     pub real: PathBuf,
-    /// Its size; of a split model, listed by its first part, that of all parts.
+    /// Size of the file; of a split model, listed by its first part, that of all parts.
     pub bytes: u64,
-    /// When it was last changed, in milliseconds since 1970.
+    /// Modification time of the file, in milliseconds since 1970.
     pub mtime_unix_ms: i64,
-    /// Why it is not offered as a model.
+    /// Why the file is not offered as a model.
     pub unserved: Option<Unserved>,
-    /// Where it is in a Hugging Face cache.
+    /// Place of the file in a Hugging Face cache.
     pub(crate) hub: Option<HubPlace>,
-    /// Its place in a split model.
+    /// The file's place in a split model.
     part: Option<PartName>,
 }
 
@@ -98,7 +98,7 @@ impl ModelDirs {
         (files, self.states(|dir| self.refusal_of(&looks, dir)))
     }
 
-    /// Why a model directory could not be read when it was listed last.
+    /// Why a model directory could not be read when it was last listed.
     pub(crate) fn refusal_of(&self, looks: &Looks<Found>, dir: &Path) -> Option<String> {
         looks.found(dir)?.refused.clone()
     }

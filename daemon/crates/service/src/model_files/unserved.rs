@@ -12,14 +12,14 @@ use super::ModelDirs;
 pub enum Unserved {
     /// A link that leads out of the model directories.
     Outside {
-        /// Where it leads, by its text.
+        /// Target of the link, by its text.
         target: PathBuf,
         /// Whether its name is that of a model file; what others lead to is not known.
         is_file: bool,
     },
     /// A link to a path inside, where nothing is.
     Nowhere {
-        /// Where it leads.
+        /// Target of the link.
         target: PathBuf,
     },
     /// No model by its header.
@@ -37,7 +37,7 @@ pub enum Unserved {
     },
     /// A part of a model whose first part is not there.
     NoFirstPart {
-        /// Which part it is, from 1.
+        /// Number of the part, from 1.
         number: u32,
         /// How many parts the model has.
         count: u32,
@@ -119,7 +119,7 @@ impl fmt::Display for Unserved {
             }
             Unserved::Nowhere { target } => write!(
                 f,
-                "it is a link to {}, where nothing is; link it to the file anew, or remove it",
+                "it is a link to {}, where nothing is; point it to the file, or remove it",
                 target.display()
             ),
             Unserved::OtherUse(other) => write!(f, "it is {other}"),

@@ -12,7 +12,7 @@ pub struct Room {
     n_ctx: u32,
     n_ctx_train: u32,
     n_ctx_max: u32,
-    /// What it is for.
+    /// Purpose of the model that gets the prompt.
     purpose: Purpose,
     /// A text that is longer is cut, not refused.
     pub(super) cuts: bool,
@@ -65,7 +65,7 @@ impl Room {
         Self { cuts, ..self }
     }
 
-    /// The same room for a trial, whose refusal need not have the count of all tokens.
+    /// The room for a trial, whose refusal need not have the count of all tokens.
     pub fn for_trial(self) -> Self {
         Self {
             counts: false,

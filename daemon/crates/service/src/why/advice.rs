@@ -36,10 +36,10 @@ const TYPES: [(WeightType, &str); 5] = [
 /// What a change of a setting would do to the tokens of a request behind its first one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prediction {
-    /// What is changed: `budget`, `kv_type` or `weights`.
+    /// The setting that would change: `budget`, `kv_type` or `weights`.
     pub setting: &'static str,
-    /// Its value: bytes of the budget, the type of the KV cache's elements, or that of the model's
-    /// file.
+    /// New value of the setting: bytes of the budget, the type of the KV cache's elements, or that
+    /// of the model's file.
     pub value: String,
     /// Tokens a second as the request was.
     pub tokens_per_s: f64,

@@ -14,7 +14,7 @@ use super::protect::{MARK_VARIABLE, Marks};
 use super::{MAX_CHAT_BYTES, MAX_CHAT_STEPS, clock};
 use crate::Error;
 
-/// Why a template gave no text, as a child tells it.
+/// Why a template was not rendered, as reported by the child process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Failure {
     Syntax { line: usize, message: String },

@@ -36,9 +36,9 @@ pub struct ChatImage {
 /// Where the bytes of an image file are.
 #[derive(Clone, PartialEq)]
 pub enum ImageData {
-    /// Here, as Base64.
+    /// Image data as Base64.
     Base64(Arc<str>),
-    /// Here.
+    /// Image data as bytes.
     Bytes(Bytes),
     /// At an `http` or `https` URL. Before a prompt is made, the bytes are fetched or the request
     /// is refused.
@@ -165,7 +165,7 @@ impl Chat {
         }
     }
 
-    /// Leaves the images out: messages say what is told in their places.
+    /// Leaves the images out: messages say what takes their places.
     pub fn leave_images_out(&mut self) {
         for message in &mut self.messages {
             message.seen = Vec::new();

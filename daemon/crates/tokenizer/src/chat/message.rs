@@ -61,10 +61,10 @@ pub enum Ending {
 /// One message of a chat.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, `tool`, or what the template
+    /// Role of the message: `system`, `user`, `assistant`, `tool`, or another that the template
     /// knows.
     pub role: String,
-    /// What is said.
+    /// Content of the message.
     pub content: Content,
     /// What takes the place of `content` for a model that reads images, where some are among it
     /// ([`Chat::take_images`]); else empty.
@@ -113,7 +113,7 @@ pub struct ToolCall {
     pub id: Option<String>,
     /// The function.
     pub name: String,
-    /// Its arguments: an object, or an object as JSON text.
+    /// The call's arguments: an object, or an object as JSON text.
     pub arguments: Value,
 }
 

@@ -31,13 +31,13 @@ const CALL_ID: &str = "trial0001";
 /// How a template takes messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Shape {
-    /// It knows parts alone: a text is given as one part.
+    /// Whether the template takes contents as parts only: a text is given as one part.
     pub(super) wraps_texts: bool,
-    /// It goes through parts; others get their texts joined.
+    /// Whether the template iterates over parts; for others texts are joined.
     pub(super) takes_parts: bool,
-    /// It reads reasoning as a part of the content.
+    /// Whether the template reads reasoning as a part of the content.
     pub(super) thinking_part: bool,
-    /// Which of [`NAMES`] it reads.
+    /// Which of [`NAMES`] the template reads.
     names: [bool; NAMES.len()],
 }
 

@@ -190,7 +190,7 @@ fn macros_write_what_messages_say() {
     assert!(control.is_empty(), "{control:?} of {text}");
 }
 
-/// Marks are of a chat, not of a template: they are chosen anew where a text has them.
+/// Marks are of a chat, not of a template: they are chosen again where a text has them.
 #[test]
 fn texts_with_every_symbol_come_back_as_they_are() {
     let all: String = ('\u{4DC0}'..='\u{4DFF}')

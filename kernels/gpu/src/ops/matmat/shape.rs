@@ -35,7 +35,7 @@ pub(in crate::ops) fn few_waves(target: &GpuTarget, tokens: u32) -> (u32, u32) {
     (SLICE, FewShape::waves(target, tokens))
 }
 
-/// Bytes of dynamic shared memory a wave there.
+/// Bytes of dynamic shared memory for each wave of the kernel for few tokens.
 pub(in crate::ops) fn few_wave_bytes(tokens: u32) -> u32 {
     FewShape::wave_bytes(tokens)
 }
@@ -157,7 +157,7 @@ pub(super) struct FewShape {
     pub(super) tokens: u32,
     /// Waves of a block beside each other, a slice of the columns each.
     pub(super) slices: u32,
-    /// Such rows of waves a block.
+    /// Number of such rows of waves in a block.
     pub(super) groups: u32,
     pub(super) parts: u32,
     pub(super) n_blocks: u32,

@@ -33,7 +33,7 @@ enum State {
     Text(&'static str, bool),
     /// Inside of another value.
     Other(String, Nesting),
-    /// In front of what only the whole block tells.
+    /// In front of what only the whole block shows.
     Open,
 }
 
@@ -41,7 +41,7 @@ enum State {
 #[derive(Debug, Default)]
 pub(crate) struct Coming {
     state: State,
-    /// What was read ends here.
+    /// Offset at which the text read so far ends.
     at: usize,
     arguments: Arguments,
 }

@@ -26,7 +26,7 @@ enum State {
     Between,
     /// Inside of a parameter.
     Value(Coming),
-    /// In front of what only the whole block tells.
+    /// In front of what only the whole block shows.
     Open,
 }
 
@@ -34,22 +34,22 @@ enum State {
 #[derive(Debug)]
 struct Coming {
     key: String,
-    /// Where it begins.
+    /// Offset at which the value begins.
     from: usize,
     /// What of it is certainly no tag ends here.
     seen: usize,
-    /// And without the space at its end, as far as [`Coming::looked`].
+    /// End of the value without the space at its end, as far as [`Coming::looked`].
     solid: usize,
     looked: usize,
     /// From `seen` on the block has a closing tag that may be the last, and space up to here.
     spaced: usize,
     /// What of it was told ends here, once it is told as text.
     told: Option<usize>,
-    /// Its tag says that it is text.
+    /// Whether the value's tag says that it is text.
     is_text: bool,
     /// Tags that count stand at the beginning of a line.
     on_lines: bool,
-    /// Its key was not given before.
+    /// Whether the value's key was not given before.
     counts: bool,
 }
 
@@ -58,7 +58,7 @@ struct Coming {
 pub(crate) struct Tagged {
     tags: Tags,
     state: State,
-    /// What was read ends here.
+    /// Offset at which the text read so far ends.
     at: usize,
     /// The tool that is called.
     name: String,

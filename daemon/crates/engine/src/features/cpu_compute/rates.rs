@@ -58,7 +58,7 @@ impl Rate {
         self.seconds
     }
 
-    /// The same, unless little is known of it.
+    /// The rate, unless little is known of it.
     fn sure(&self) -> Option<f64> {
         self.seconds.filter(|_| self.samples >= SAMPLES_MIN)
     }

@@ -18,7 +18,7 @@ pub(super) struct Entry {
 #[derive(Debug)]
 pub(super) struct Read {
     pub(super) realm: Realm,
-    /// Its tokens, whole pages.
+    /// The prefix's tokens, whole pages.
     pub(super) tokens: Vec<u32>,
     /// Slots of a node.
     pub(super) slots: usize,
@@ -26,7 +26,7 @@ pub(super) struct Read {
     pub(super) fetch: Fetch,
     /// Nodes of the prefix, from the first on.
     pub(super) nodes: Vec<NodeId>,
-    /// What is there, and is not to go meanwhile.
+    /// Cached pages in memory that the read holds until its request begins.
     pub(super) held: HeldSlots,
     /// Pages that were in memory.
     pub(super) found: usize,
@@ -34,7 +34,7 @@ pub(super) struct Read {
 }
 
 impl Read {
-    /// No more of it is taken. What was held.
+    /// Ends the read; returns the pages that it held.
     pub(super) fn give_up(&mut self) -> HeldSlots {
         self.entries.clear();
         std::mem::take(&mut self.held)

@@ -30,7 +30,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) of: &'a Model,
     /// The prompt, and what was generated.
     pub(crate) tokens: &'a [u32],
-    /// It uses the MTP head.
+    /// Whether the request uses the MTP head.
     pub(crate) predicts: bool,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Ended {
     pub(crate) seq: SeqId,
     /// Positions that there were in memory, if pages were read.
     pub(crate) found: Option<usize>,
-    /// What it may begin with, until that is let go.
+    /// Cached pages that the request begins with, held until they are released.
     pub(crate) held: HeldSlots,
 }
 
@@ -58,7 +58,7 @@ struct Missing {
     bytes: u64,
     /// Pages of the prefix.
     pages: usize,
-    /// Slots of it that are in memory.
+    /// Pages of the prefix that are in memory.
     there: HeldSlots,
 }
 
@@ -223,7 +223,7 @@ impl Memory {
     }
 
     /// Takes what has come from the disk. The requests that need not wait any more.
-    /// `is_wanted` tells whether a request still waits.
+    /// `is_wanted` says whether a request still waits.
     pub(crate) fn read_turn(
         &mut self,
         now: Instant,

@@ -20,7 +20,7 @@ const NODE_BYTES_MIN: u64 = 4096;
 
 /// What came of a node.
 enum Written {
-    /// So many bytes of it were queued.
+    /// Number of bytes of the page that were queued.
     Bytes(u64),
     /// The queue is full.
     NoRoom,

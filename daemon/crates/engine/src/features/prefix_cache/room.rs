@@ -17,7 +17,7 @@ const PART_MAX: u64 = 4;
 /// there a prompt is computed slowest.
 const PART_STREAMED: u64 = 16;
 
-/// There at most one part in so many of what is missing is missing for the sake of beginnings.
+/// There at most one part in so many of what is missing is missing for the sake of cached prefixes.
 const PART_MISSING: u64 = 4;
 
 impl Memory {
@@ -72,7 +72,7 @@ impl Memory {
     }
 
     /// Gives up all on the device that no sequence needs, also what draft models have of sequences.
-    /// How many bytes of beginnings that were.
+    /// How many bytes of cached prefixes that were.
     pub(crate) fn give_up_all(&mut self) -> u64 {
         while self.give_up_draft_kv() {}
         let kept = self.prefixes.kept_bytes();
@@ -108,7 +108,7 @@ impl Memory {
         self.forget_prefixes(model);
     }
 
-    /// Blocks of beginnings, and places in the host's memory, are free again.
+    /// Blocks of cached prefixes, and places in the host's memory, are free again.
     fn free_all(&mut self, blocks: Vec<BlockId>) {
         blocks.into_iter().for_each(|block| self.store.free(block));
         self.sweep_host_kv();

@@ -17,12 +17,12 @@ impl Prefixes {
         self.stored.first().copied()
     }
 
-    /// When a node, which is there, goes.
+    /// Age of an existing node, which decides the order of eviction.
     pub(crate) fn age(&self, id: NodeId) -> Age {
         self.nodes[&id].age(id)
     }
 
-    /// Whose a node is, which is there.
+    /// Model of an existing node.
     pub(crate) fn model(&self, id: NodeId) -> ModelId {
         self.nodes[&id].key.realm.model
     }
@@ -71,7 +71,7 @@ impl Prefixes {
         true
     }
 
-    /// What was stored, and a sequence holds, is on the device again.
+    /// Notes that a node which a sequence holds was copied back to the device.
     pub(crate) fn bring_back(&mut self, id: NodeId, slot: usize, (block, slab): (BlockId, Slab)) {
         let before = self.change(id, |node| {
             let held = node.slots[slot].as_mut().expect("a held slot is there");

@@ -43,7 +43,7 @@ const REMAINING_MAX: usize = 512;
 
 /// A run of a draft model.
 pub(super) struct Run {
-    /// Whose drafts are made.
+    /// The model that is drafted for.
     pub(super) model: ModelId,
     /// The draft model.
     pub(super) id: ModelId,
@@ -56,7 +56,7 @@ pub(super) struct Run {
 pub(super) struct Ahead {
     pub(super) member: usize,
     pub(super) kv: DraftKv,
-    /// How many drafts are wanted of it.
+    /// Number of draft tokens that are wanted for the sequence.
     pub(super) wanted: usize,
     pub(super) drafts: Vec<u32>,
     /// What of it the draft model's next pass computes, behind what was computed.

@@ -27,7 +27,7 @@ pub(crate) struct DraftKv {
     /// The draft model.
     pub(crate) model: ModelId,
     pub(crate) loaded: Arc<LoadedModel>,
-    /// Its pages; nothing of them is shared.
+    /// The draft model's KV pages of a sequence; none are shared.
     pub(crate) pages: SequenceMemory,
     /// Positions whose keys and values are those of the sequence's tokens.
     pub(crate) past: usize,
@@ -85,7 +85,7 @@ impl DraftKvCache {
         self.kept.get(&key).map_or(0, |draft| draft.past)
     }
 
-    /// What is kept there, unless it was given up.
+    /// Takes the KV cache that is kept for `key`, unless it was evicted.
     pub(crate) fn take(&mut self, key: DraftKey) -> Option<DraftKv> {
         self.kept.remove(&key)
     }

@@ -27,7 +27,7 @@ enum For {
     /// The token behind the last row of each sequence. Each row is a span of its own, as
     /// where tokens are generated.
     Drafts,
-    /// The same, where that many logits have no room.
+    /// Drafts in chunks, where logits of all rows have no room at once.
     DraftsInChunks,
 }
 

@@ -39,7 +39,7 @@ const WEIGHT: f64 = 1.0 / 16.0;
 /// How fast a sequence that makes no drafts comes to try again, a token.
 const RECOVERY: f64 = 1.0 / 128.0;
 
-/// The same for drafts of a draft model, which first has to catch up with the text.
+/// Recovery for drafts of a draft model, which first has to catch up with the text.
 const MODEL_RECOVERY: f64 = 1.0 / 512.0;
 
 /// What a draft must save at least to be made: times are noisy.
@@ -62,16 +62,16 @@ pub(crate) struct Drafts {
     likely: f64,
     /// The drafts of the next pass.
     pub(crate) next: Vec<u32>,
-    /// Who made them.
+    /// The drafter of the drafts.
     by: By,
     block: BlockDrafts,
     model: ModelDrafts,
 }
 
-/// Who made drafts.
+/// A drafter: n-gram, MTP head or draft model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
-    /// The text, in which they stood before.
+    /// n-gram: the tokens occurred in the text before.
     Text,
     /// The model's block that predicts a further token.
     Block,
@@ -82,7 +82,7 @@ pub(crate) enum By {
 /// What the draft model brought a sequence.
 #[derive(Debug, Default)]
 struct ModelDrafts {
-    /// Its drafts, and how many tokens are before them.
+    /// Draft tokens of the draft model, and the number of tokens before them.
     foretold: Option<(usize, Vec<u32>)>,
     /// How likely one is right if those before it were; `None` before it is known.
     likely: Option<f64>,
@@ -93,7 +93,7 @@ struct ModelDrafts {
 /// What the model's block that predicts a further token brought a sequence.
 #[derive(Debug)]
 struct BlockDrafts {
-    /// Its draft, and how many tokens are before it.
+    /// The draft token of the MTP head, and the number of tokens before it.
     foretold: Option<(usize, u32)>,
     likely: f64,
     made: u32,
@@ -194,7 +194,7 @@ impl Drafts {
         self.next.len()
     }
 
-    /// Who made the drafts of the next pass.
+    /// The drafter of the next pass's drafts.
     pub(crate) fn by(&self) -> By {
         self.by
     }
@@ -269,7 +269,7 @@ pub(crate) fn learn(likely: &mut f64, made: usize, right: usize) {
     }
 }
 
-/// What was found to be unlikely comes to be tried again.
+/// Raises an estimate by a step, so that what was found unlikely is tried again.
 pub(crate) fn recover(likely: &mut f64, by: f64) {
     *likely += (LIKELY_AT_FIRST - *likely).max(0.0) * by;
 }
@@ -294,7 +294,8 @@ impl PassTimes {
         self.best(likely, most, rows).0
     }
 
-    /// The same, and how many times as many tokens a second there are with them.
+    /// How many drafts of this likelihood are worth their rows, and how many times as many tokens a
+    /// second there are with them.
     fn best(&self, likely: f64, most: usize, rows: usize) -> (usize, f64) {
         let chance = Chance {
             likely,
@@ -355,7 +356,7 @@ pub(crate) struct Chance {
     pub(crate) unknown: usize,
 }
 
-/// What is worth to be drafted.
+/// Number of draft tokens worth computing, and their gain.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Worth {
     /// Drafts of each sequence at most.

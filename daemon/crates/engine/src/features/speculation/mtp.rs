@@ -32,7 +32,7 @@ use crate::pass::spec::{PassClient, RowOutput, WantedRow};
 
 /// The MTP head of a registered model.
 pub(crate) struct MtpHead {
-    /// Its name in the cache.
+    /// The MTP head's name in the cache.
     pub(crate) id: ModelId,
     pub(crate) plan: Arc<Plan>,
     /// The plan's tables of rotations; made when it runs first.
@@ -54,7 +54,7 @@ impl MtpHead {
         }
     }
 
-    /// It took so many seconds behind a pass that only decodes.
+    /// Notes how many seconds the MTP head took behind a pass that only decodes.
     pub(super) fn note(&mut self, took: f64) {
         self.seconds = match self.seconds {
             0.0 => took,

@@ -35,12 +35,12 @@ pub(crate) struct SpareStates {
     bytes: u64,
     /// Drafts are made: not where the budget has no room for them.
     pub(crate) on: bool,
-    /// Those that no sequence has.
+    /// Spare states that no sequence uses.
     spare: Vec<BlockId>,
 }
 
 impl SpareStates {
-    /// Those of a model whose sequences have a state.
+    /// The spare states of a model whose sequences have recurrent states.
     pub(crate) fn of(plan: &Plan) -> Option<Self> {
         (plan.state_elements > 0).then(|| Self {
             bytes: (plan.state_elements * 4).next_multiple_of(ALIGNMENT),
@@ -57,7 +57,7 @@ impl SpareStates {
         }
     }
 
-    /// Bytes of them all.
+    /// Bytes of all spare states.
     pub(crate) fn bytes(&self, budget: u64) -> u64 {
         self.most(budget) as u64 * self.bytes
     }

@@ -4,7 +4,7 @@ use rocmforge_kernels_cpu::ops::{self, Simd};
 
 use crate::request::sampler::buckets;
 
-/// Why no token could be chosen.
+/// The error of logits that are not finite, of which no token can be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotFinite;
 
@@ -26,7 +26,7 @@ pub(crate) struct Candidates<'a> {
     /// The logits by token id, `[n_vocab]`; minus infinity for tokens that are out. `None` once
     /// `list` has them.
     all: Option<&'a mut [f32]>,
-    /// Those left, by falling logit and, among equals, rising id.
+    /// Remaining tokens and logits, by falling logit and, among equals, rising id.
     list: &'a mut Vec<(u32, f32)>,
     /// Tokens of the vocabulary.
     n_vocab: usize,
@@ -44,7 +44,7 @@ pub(crate) struct Weight {
 }
 
 impl Weight {
-    /// That of the most likely token alone.
+    /// The weight of the most likely token alone.
     pub(crate) fn of_best(best: f32) -> Self {
         Self {
             best,
@@ -178,7 +178,7 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// The same to the last digits.
+    /// The sum of the weights, computed exactly.
     pub(crate) fn exact_total(&self, weight: Weight) -> f64 {
         self.logits().map(|logit| weight.of(logit)).sum()
     }

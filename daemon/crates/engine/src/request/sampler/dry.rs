@@ -47,7 +47,7 @@ impl Default for Dry {
 
 /// The bytes of tokens.
 pub(crate) trait Pieces: Debug + Send {
-    /// Those of one.
+    /// Bytes of a token.
     fn bytes(&self, token: u32) -> &[u8];
 }
 

@@ -6,19 +6,19 @@ use super::candidates::Candidates;
 /// The most likely tokens from which version 1 estimates the exponent of Zipf's law.
 const ZIPF_TOKENS: usize = 100;
 
-/// Which tokens may come.
+/// Version of Mirostat: how it bounds the surprise of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MirostatVersion {
     /// As many as Zipf's law gives for the bound of surprise.
     V1,
-    /// Those that are no more surprising than the bound.
+    /// Keeps the tokens that are no more surprising than the bound.
     V2,
 }
 
 /// How the surprise of a text is held.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mirostat {
-    /// Which tokens may come.
+    /// Version of Mirostat.
     pub version: MirostatVersion,
     /// The target, above 0.
     pub tau: f32,

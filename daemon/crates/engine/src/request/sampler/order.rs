@@ -37,7 +37,7 @@ impl SamplerKind {
         Self::Temperature,
     ];
 
-    /// Its name in a request.
+    /// The sampler's name in a request.
     pub fn name(self) -> &'static str {
         match self {
             Self::Penalties => "penalties",
@@ -52,7 +52,7 @@ impl SamplerKind {
         }
     }
 
-    /// Its letter, in the short form of an order.
+    /// The sampler's letter, in the short form of an order.
     pub fn letter(self) -> char {
         match self {
             Self::Penalties => 'e',

@@ -25,9 +25,9 @@ pub(super) struct Answer {
     pub(super) id: String,
     pub(super) created: u64,
     pub(super) model: String,
-    /// What it repeats of the request.
+    /// Fields of the request that the response repeats.
     pub(super) echo: Value,
-    /// What it calls tools.
+    /// Names of tools in the response.
     pub(super) names: Names,
     /// What the model thinks is told as a summary, too.
     pub(super) summarises: bool,
@@ -248,7 +248,7 @@ pub(super) struct ResponseEvents {
     sequence: u64,
     /// The model, where log-probabilities are wanted.
     scored: Option<Arc<LoadedModel>>,
-    /// Those of tokens whose text comes next.
+    /// Log-probabilities of tokens whose text comes next.
     scores: Vec<TokenScore>,
 }
 

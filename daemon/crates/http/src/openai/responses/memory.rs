@@ -67,7 +67,7 @@ impl Default for Memory {
 pub(super) struct Recalled {
     /// The responses that it goes on from, oldest first.
     chain: Vec<Arc<Kept>>,
-    /// Its own items, and in place of references what they refer to.
+    /// The request's own items, with references replaced by what they refer to.
     own: Vec<Own>,
     /// How much there is to read.
     bytes: usize,

@@ -93,7 +93,7 @@ impl ResponsesRequest {
         }
     }
 
-    /// The same where it was checked.
+    /// Id of the previous response, of a request that was checked.
     pub(super) fn previous_id(&self) -> Option<&str> {
         self.previous_response_id.as_ref().and_then(Value::as_str)
     }
@@ -171,7 +171,7 @@ impl ResponsesRequest {
         ])
     }
 
-    /// How many of the most likely tokens are told for each token of a text; nothing where no
+    /// How many of the most likely tokens are returned for each token of a text; nothing where no
     /// log-probabilities are wanted.
     pub(super) fn scores(&self) -> Option<i32> {
         let wanted = self.include.iter().flatten().any(|what| what == LOGPROBS);

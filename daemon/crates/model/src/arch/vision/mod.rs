@@ -34,7 +34,7 @@ use crate::tower::{ClassRow, LearnedGrid, Parts, Tower};
 pub(crate) struct Kind {
     /// `clip.projector_type`.
     name: &'static str,
-    /// Text models that take its rows.
+    /// Architectures of text models that take the tower's rows.
     pub(crate) readers: &'static [&'static str],
     /// What the keys say of the tower, and its hyperparameters.
     pub(crate) read: fn(Keys<'_>) -> Result<(Tower, Hparams), Error>,

@@ -28,7 +28,7 @@ const WORDS_BYTES_MAX: u64 = 4 << 10;
 /// Signals, by their numbers on Linux.
 const SIGABRT: i32 = 6;
 const SIGXCPU: i32 = 24;
-/// Those that end a child and never come from what it does itself: SIGHUP, SIGINT, SIGQUIT,
+/// Signals that end a child and never come from what it does itself: SIGHUP, SIGINT, SIGQUIT,
 /// SIGKILL (the kernel's, too, where memory is short), SIGUSR1, SIGUSR2, SIGTERM.
 const KILLED_BY: [i32; 7] = [1, 2, 3, 9, 10, 12, 15];
 
