@@ -12,7 +12,8 @@ use crate::evict::For;
 use crate::experts::Unjoined;
 use crate::forecast::{History, Score};
 use crate::room::VictimFilter;
-use crate::state::{Block, Model, Segment, tally};
+use crate::sharing::Sharing;
+use crate::state::{Block, Model, Role, Segment, tally, tally_total};
 use crate::stream_order::StreamOrder;
 use crate::{
     Acquired, Action, BYTES_MAX, BlockId, Counters, Error, EvictionCause, MODELS_MAX, ModelId,
@@ -76,6 +77,7 @@ pub struct Cache {
     pub(crate) awaited: u32,
     pub(crate) usage: Usage,
     pub(crate) counters: Counters,
+    pub(crate) sharing: Sharing,
     /// Free memory that is known to have no hole for an expert.
     pub(crate) unjoined: Option<Unjoined>,
 }
@@ -102,6 +104,7 @@ impl Cache {
             awaited: 0,
             usage: Usage::default(),
             counters: Counters::default(),
+            sharing: Sharing::default(),
             unjoined: None,
         }
     }
@@ -152,6 +155,9 @@ impl Cache {
                     state: SegmentState::Absent,
                     refs: 0,
                     pinned: false,
+                    role: Role::Alone,
+                    lent_refs: 0,
+                    lent_pins: 0,
                     fresh: false,
                     place: 0,
                     score: Score::default(),
@@ -189,7 +195,14 @@ impl Cache {
     /// `Pinned` while a segment is pinned.
     pub fn unregister(&mut self, model: ModelId, actions: &mut Vec<Action>) -> Result<(), Error> {
         let state = self.models.get(&model).ok_or(Error::UnknownModel(model))?;
-        let (in_use, in_flight) = (state.held, state.usage.segments_in_flight as u32);
+        let is_own_upload = |found: &&Segment| {
+            found.role != Role::Borrower && matches!(found.state, SegmentState::InFlight(_))
+        };
+        let in_flight = match state.usage.segments_in_flight {
+            0 => 0,
+            _ => state.segments.iter().filter(is_own_upload).count() as u32,
+        };
+        let in_use = state.held;
         if in_use > 0 || in_flight > 0 || state.blocks > 0 {
             return Err(Error::Busy {
                 model,
@@ -203,6 +216,12 @@ impl Cache {
                 model,
                 segments: state.usage.segments_pinned as u32,
             });
+        }
+        let groups = (0u32..).zip(&state.segments);
+        let groups = groups.filter(|(_, found)| found.role != Role::Alone);
+        let groups: Vec<u32> = groups.map(|(index, _)| index).collect();
+        for index in groups {
+            self.leave(SegmentId { model, index });
         }
         self.evict_all(Some(model), EvictionCause::Unload, actions)?;
         let state = self.models.remove(&model).expect("found above");
@@ -253,11 +272,11 @@ impl Cache {
                 counters.hit_bytes += bytes;
             }
         });
-        self.change(segment, |found| {
+        self.change_wants(segment, |found| {
             found.refs = found.refs.checked_add(1).expect("fewer than 2^32 holders");
             found.fresh = false;
         });
-        self.recency.promote(&segment);
+        self.recency.promote(&self.holder(segment));
         let model = self.models.get_mut(&segment.model).expect("found above");
         if model.segments[segment.index as usize].refs == 1 {
             model.held += 1;
@@ -297,7 +316,7 @@ impl Cache {
     /// # Panics
     /// If it is not in use: the caller lost count.
     pub fn release(&mut self, segment: SegmentId) {
-        self.change(segment, |found| {
+        self.change_wants(segment, |found| {
             found.refs = found.refs.checked_sub(1).expect("release without acquire");
         });
         let model = self.models.get_mut(&segment.model).expect("changed above");
@@ -358,12 +377,11 @@ impl Cache {
     /// # Panics
     /// If none was under way.
     pub fn uploaded(&mut self, segment: SegmentId) {
-        self.change(segment, |found| {
-            let SegmentState::InFlight(slab) = found.state else {
-                panic!("{segment} was not in flight")
-            };
-            found.state = SegmentState::Resident(slab);
-        });
+        let state = self.segment(segment).map(|found| found.state);
+        let Ok(SegmentState::InFlight(slab)) = state else {
+            panic!("{segment} was not in flight")
+        };
+        self.set_state(segment, SegmentState::Resident(slab));
     }
 
     /// The upload of a segment failed: its slab is free. Who holds it must still release
@@ -489,12 +507,12 @@ impl Cache {
             .get_mut(segment.index as usize)
             .expect("the model has this segment");
         tally(&mut model.usage, found, -1);
-        tally(&mut self.usage, found, -1);
+        tally_total(&mut self.usage, found, -1);
         let before = found.state;
         how(found);
         model.changes += u64::from(found.state != before);
         tally(&mut model.usage, found, 1);
-        tally(&mut self.usage, found, 1);
+        tally_total(&mut self.usage, found, 1);
     }
 
     pub(crate) fn count(&mut self, model: ModelId, how: impl Fn(&mut Counters)) {
@@ -517,15 +535,14 @@ impl Cache {
         slab: Slab,
         actions: &mut Vec<Action>,
     ) {
+        self.lead(segment);
         self.arena.occupy(slab, Tenant::Segment(segment));
-        self.change(segment, |found| {
-            assert_eq!(
-                found.state,
-                SegmentState::Absent,
-                "one upload of a segment at a time"
-            );
-            found.state = SegmentState::InFlight(slab);
-        });
+        assert_eq!(
+            self.segment(segment).map(|found| found.state),
+            Ok(SegmentState::Absent),
+            "one upload of a segment at a time"
+        );
+        self.set_state(segment, SegmentState::InFlight(slab));
         self.recency.put(segment, ());
         let model = self.models.get_mut(&segment.model).expect("changed above");
         let found = &model.segments[segment.index as usize];

@@ -1,6 +1,6 @@
 //! Evictions: what goes when it is asked for, and why each segment went.
 
-use crate::state::Segment;
+use crate::state::{Role, Segment};
 use crate::{
     Action, BlockKind, Cache, Cleared, Error, EvictionCause, KeptBecause, ModelId, SegmentId,
     SegmentState, Slab,
@@ -31,7 +31,8 @@ impl For {
 }
 
 impl Cache {
-    /// Evicts everything that may be evicted, of one model or of all. Blocks are not touched.
+    /// Evicts everything that may be evicted, of one model or of all. Blocks are not touched, nor
+    /// what a model borrows of one that is not chosen.
     ///
     /// # Errors
     /// `UnknownModel`.
@@ -61,11 +62,17 @@ impl Cache {
         for (&model, state) in chosen {
             for (index, found) in (0u32..).zip(&state.segments) {
                 let segment = SegmentId { model, index };
+                if found.role == Role::Borrower {
+                    // Its slab is another model's.
+                    continue;
+                }
                 let because = match found.state {
                     SegmentState::Absent => continue,
                     SegmentState::InFlight(_) => KeptBecause::InFlight,
-                    SegmentState::Resident(_) if found.refs > 0 => KeptBecause::InUse,
-                    SegmentState::Resident(_) if found.pinned => KeptBecause::Pinned,
+                    SegmentState::Resident(_) if found.refs + found.lent_refs > 0 => {
+                        KeptBecause::InUse
+                    }
+                    SegmentState::Resident(_) if found.stays() => KeptBecause::Pinned,
                     SegmentState::Resident(slab) => {
                         victims.push((segment, slab));
                         continue;
@@ -85,19 +92,20 @@ impl Cache {
     }
 
     /// Takes a resident segment's room away because its content turned out to be bad, pinned
-    /// or not. False, and nothing happens, while it is in use; a segment that is not
-    /// resident has nothing to lose.
+    /// or not, and that of its group. False, and nothing happens, while one of them is in use; a
+    /// segment that is not resident has nothing to lose.
     ///
     /// # Panics
     /// If the segment does not exist.
     pub fn evict_corrupt(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
+        let segment = self.holder(segment);
         let found = self
             .segment(segment)
             .expect("only what exists can be spoiled");
         let SegmentState::Resident(slab) = found.state else {
             return true;
         };
-        if found.refs > 0 {
+        if found.refs + found.lent_refs > 0 {
             return false;
         }
         self.arena.vacate(slab);
@@ -121,7 +129,7 @@ impl Cache {
         self.gone(segment, slab, cause, actions);
     }
 
-    fn gone(
+    pub(crate) fn gone(
         &mut self,
         segment: SegmentId,
         slab: Slab,
@@ -142,10 +150,8 @@ impl Cache {
     }
 
     pub(crate) fn forget(&mut self, segment: SegmentId) {
-        self.change(segment, |found| {
-            found.state = SegmentState::Absent;
-            found.fresh = false;
-        });
+        self.set_state(segment, SegmentState::Absent);
+        self.change(segment, |found| found.fresh = false);
         self.recency.pop(&segment);
         let model = self.models.get_mut(&segment.model).expect("changed above");
         let score = model.segments[segment.index as usize].score;

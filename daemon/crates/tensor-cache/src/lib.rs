@@ -22,6 +22,7 @@
 //! - A segment in use or in flight is never a victim, a pinned one only if its content is bad; one
 //!   in use or in flight is never moved.
 //! - At most one upload of a segment is under way.
+//! - Segments of the same content that were said to be so have one slab (`sharing.rs`).
 //! - An operation that fails has changed nothing and has emitted nothing.
 //!
 //! Cost: a hit looks its model up among those registered, O(log models), and moves an expert in its
@@ -47,6 +48,7 @@ mod pins;
 mod recycle;
 mod room;
 mod segment;
+mod sharing;
 mod state;
 mod stats;
 mod status;

@@ -12,7 +12,7 @@ impl Cache {
     pub fn pin(&mut self, segment: SegmentId) -> Result<(), Error> {
         self.segment(segment)?;
         self.may_pin(|id| id == segment)?;
-        self.change(segment, |found| found.pinned = true);
+        self.change_wants(segment, |found| found.pinned = true);
         Ok(())
     }
 
@@ -29,7 +29,7 @@ impl Cache {
             .len() as u32;
         self.may_pin(|id| id.model == model)?;
         for index in 0..segments {
-            self.change(SegmentId { model, index }, |found| found.pinned = true);
+            self.change_wants(SegmentId { model, index }, |found| found.pinned = true);
         }
         Ok(())
     }
@@ -40,7 +40,7 @@ impl Cache {
     /// `UnknownModel`, `UnknownSegment`.
     pub fn unpin(&mut self, segment: SegmentId) -> Result<(), Error> {
         self.segment(segment)?;
-        self.change(segment, |found| found.pinned = false);
+        self.change_wants(segment, |found| found.pinned = false);
         Ok(())
     }
 
@@ -56,7 +56,7 @@ impl Cache {
             .segments
             .len() as u32;
         for index in 0..segments {
-            self.change(SegmentId { model, index }, |found| found.pinned = false);
+            self.change_wants(SegmentId { model, index }, |found| found.pinned = false);
         }
         Ok(())
     }

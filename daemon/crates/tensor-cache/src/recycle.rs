@@ -36,7 +36,7 @@ impl Cache {
         let in_flight = self.usage.segments_in_flight;
         let known = needed.requests == 0;
         if !known
-            || needed >= next_use(segment.index)
+            || needed >= self.next_use(segment)
             || in_flight >= u64::from(self.config.max_in_flight)
         {
             return false;

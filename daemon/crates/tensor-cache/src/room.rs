@@ -12,7 +12,7 @@
 use crate::arena::{Shift, Side, Tenant};
 use crate::evict::For;
 use crate::forecast::NextUse;
-use crate::state::{Model, Segment};
+use crate::state::{Model, Role, Segment};
 use crate::victims::Victims;
 use crate::{
     Action, Cache, Error, EvictionCause, ModelId, Policy, SegmentId, SegmentKind, SegmentState,
@@ -178,7 +178,7 @@ impl Cache {
             };
             let (idle, pinned) = self
                 .segment(segment)
-                .map(|found| (found.is_idle(), found.pinned))
+                .map(|found| (found.is_idle(), found.stays()))
                 .expect("it has a slab");
             if !idle
                 || self.segment(segment).map(|found| found.state)
@@ -214,8 +214,25 @@ impl Cache {
         self.budget_reached()
     }
 
-    /// Expected next use of an existing segment.
+    /// Expected next use of an existing segment, or of a borrower of its slab.
     pub(crate) fn next_use(&self, segment: SegmentId) -> NextUse {
+        let own = self.own_next_use(segment);
+        self.next_use_of_group(segment, own)
+    }
+
+    /// When the slab of a segment is used next, whose own next use is known.
+    pub(crate) fn next_use_of_group(&self, segment: SegmentId, own: NextUse) -> NextUse {
+        let role = self.models[&segment.model].segments[segment.index as usize].role;
+        if role != Role::Holder {
+            return own;
+        }
+        let borrowers = self.members(segment).skip(1);
+        borrowers
+            .map(|id| self.own_next_use(id))
+            .fold(own, Ord::min)
+    }
+
+    fn own_next_use(&self, segment: SegmentId) -> NextUse {
         let model = &self.models[&segment.model];
         self.outlook(segment.model, model)
             .next_use(segment.index, &model.segments[segment.index as usize])
@@ -300,7 +317,7 @@ impl Cache {
     /// done, if pins, uses, uploads or blocks leave no such range, or not enough bytes.
     fn clear_low_end(&mut self, bytes: u64, whose: For, actions: &mut Vec<Action>) -> Option<Slab> {
         let goes = |id: SegmentId| {
-            self.segment(id).is_ok_and(Segment::is_evictable) && !self.keeps(id.model)
+            self.segment(id).is_ok_and(Segment::is_evictable) && !self.keeps_any(id)
         };
         let fixed = |tenant| match tenant {
             Tenant::Segment(id) => !goes(id),
@@ -403,11 +420,11 @@ impl Cache {
                     (VictimFilter::UsedAfter(least), Some((next_use, ..))) if next_use <= least => {
                     }
                     (VictimFilter::OfIdleOther(than), Some((_, segment, _)))
-                        if segment.model == than || self.models[&segment.model].in_request => {}
+                        if self.serves(segment, than) => {}
                     (
                         VictimFilter::OfIdleOther(_) | VictimFilter::AlreadyUsed,
                         Some((_, segment, _)),
-                    ) if self.keeps(segment.model) => {}
+                    ) if self.keeps_any(segment) => {}
                     (VictimFilter::AlreadyUsed, Some((_, segment, _))) => {
                         break next
                             .filter(|_| self.segment(segment).is_ok_and(|found| !found.fresh));
@@ -535,10 +552,11 @@ impl Cache {
         let Shift { segment, from, to } = shift;
         self.arena.vacate(from);
         self.arena.occupy(to, Tenant::Segment(segment));
-        self.change(segment, |found| {
-            assert!(found.is_idle(), "{segment} may not be moved");
-            found.state = SegmentState::Resident(to);
-        });
+        assert!(
+            self.segment(segment).is_ok_and(Segment::is_idle),
+            "{segment} may not be moved"
+        );
+        self.set_state(segment, SegmentState::Resident(to));
         self.count(segment.model, |counters| {
             counters.moves += 1;
             counters.moved_bytes += to.bytes;

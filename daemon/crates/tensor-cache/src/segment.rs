@@ -131,11 +131,13 @@ pub enum EvictionCause {
     Unload,
     /// The segment's content turned out to be bad.
     Spoiled,
+    /// A segment of another model has the same content: one slab is enough for both.
+    Shared,
 }
 
 impl EvictionCause {
     /// All causes.
-    pub const ALL: [EvictionCause; 8] = [
+    pub const ALL: [EvictionCause; 9] = [
         EvictionCause::OtherModel,
         EvictionCause::OwnPass,
         EvictionCause::Kv,
@@ -144,6 +146,7 @@ impl EvictionCause {
         EvictionCause::Clear,
         EvictionCause::Unload,
         EvictionCause::Spoiled,
+        EvictionCause::Shared,
     ];
 
     /// The cause's name in logs, metrics and JSON.
@@ -157,6 +160,7 @@ impl EvictionCause {
             EvictionCause::Clear => "clear",
             EvictionCause::Unload => "unload",
             EvictionCause::Spoiled => "spoiled",
+            EvictionCause::Shared => "shared",
         }
     }
 }
@@ -257,6 +261,8 @@ pub struct SegmentStatus {
     pub refs: u32,
     /// Whether it may not be evicted.
     pub pinned: bool,
+    /// Whether it has the slab of another model's segment, or would have.
+    pub borrowed: bool,
 }
 
 /// Why a segment stayed through `clear`.

@@ -6,6 +6,17 @@ use crate::forecast::{History, Score};
 use crate::stream_order::StreamOrder;
 use crate::{BlockKind, Counters, ModelId, SegmentSpec, SegmentState, Slab, Usage};
 
+/// What a segment is in a group of the same content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It is in none.
+    Alone,
+    /// Its slab is that of others too.
+    Holder,
+    /// Its slab is that of another one.
+    Borrower,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub(crate) spec: SegmentSpec,
@@ -14,6 +25,11 @@ pub(crate) struct Segment {
     pub(crate) state: SegmentState,
     pub(crate) refs: u32,
     pub(crate) pinned: bool,
+    pub(crate) role: Role,
+    /// Borrowers of its slab that are in use.
+    pub(crate) lent_refs: u32,
+    /// Borrowers of its slab that are pinned.
+    pub(crate) lent_pins: u32,
     /// A prefetch uploaded it and no acquire has used it yet.
     pub(crate) fresh: bool,
     /// Experts only: the next index of the pass when it was used last, which
@@ -25,11 +41,18 @@ pub(crate) struct Segment {
 
 impl Segment {
     pub(crate) fn is_idle(&self) -> bool {
-        self.refs == 0 && matches!(self.state, SegmentState::Resident(_))
+        self.role != Role::Borrower
+            && self.refs + self.lent_refs == 0
+            && matches!(self.state, SegmentState::Resident(_))
     }
 
     pub(crate) fn is_evictable(&self) -> bool {
-        self.is_idle() && !self.pinned
+        self.is_idle() && !self.stays()
+    }
+
+    /// Whether it, or a borrower of its slab, is pinned.
+    pub(crate) fn stays(&self) -> bool {
+        self.pinned || self.lent_pins > 0
     }
 }
 
@@ -85,7 +108,22 @@ pub(crate) struct Block {
     pub(crate) slab: Slab,
 }
 
-/// Adds (`sign` 1) or takes away (-1) what a segment counts for.
+/// Adds (`sign` 1) or takes away (-1) what a segment counts for in the sum of all models, where
+/// bytes of a slab count once.
+pub(crate) fn tally_total(usage: &mut Usage, found: &Segment, sign: i64) {
+    if found.role != Role::Borrower {
+        return tally(usage, found, sign);
+    }
+    let add = |sum: &mut u64, value: u64| *sum = sum.wrapping_add_signed(sign * value as i64);
+    if matches!(found.state, SegmentState::Resident(_)) {
+        add(&mut usage.borrowed, found.bytes);
+    }
+    if found.pinned {
+        add(&mut usage.segments_pinned, 1);
+    }
+}
+
+/// Adds (`sign` 1) or takes away (-1) what a segment counts for in its model.
 pub(crate) fn tally(usage: &mut Usage, found: &Segment, sign: i64) {
     let add = |sum: &mut u64, value: u64| *sum = sum.wrapping_add_signed(sign * value as i64);
     match found.state {
@@ -97,11 +135,14 @@ pub(crate) fn tally(usage: &mut Usage, found: &Segment, sign: i64) {
         SegmentState::Resident(_) => {
             add(&mut usage.resident, found.bytes);
             add(&mut usage.segments_resident, 1);
-            if found.refs > 0 {
+            if found.refs + found.lent_refs > 0 {
                 add(&mut usage.in_use, found.bytes);
             }
-            if found.pinned {
+            if found.stays() {
                 add(&mut usage.pinned, found.bytes);
+            }
+            if found.role == Role::Borrower {
+                add(&mut usage.borrowed, found.bytes);
             }
         }
     }

@@ -55,7 +55,8 @@ impl Evictions {
     }
 }
 
-/// Bytes held now, in slabs, that is rounded to the alignment.
+/// Bytes held now, in slabs, that is rounded to the alignment. A slab that several models share
+/// counts in each of them, and once in the sum of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Complete on the device.
@@ -66,6 +67,9 @@ pub struct Usage {
     pub in_use: u64,
     /// Of the resident: pinned.
     pub pinned: u64,
+    /// In slabs of other models' segments with the same content. Of one model: part of `resident`.
+    /// Of all together: not part of it, and saved.
+    pub borrowed: u64,
     /// Blocks of keys and values.
     pub kv: u64,
     /// Blocks of working memory.

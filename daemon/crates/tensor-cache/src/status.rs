@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::arena::Tenant;
-use crate::state::{Model, Segment, tally};
+use crate::state::{Model, Role, Segment, tally, tally_total};
 use crate::{
     Cache, Counters, Error, ModelId, ModelStats, Policy, SegmentId, SegmentKind, SegmentState,
     SegmentStatus, Stats, Usage,
@@ -85,6 +85,7 @@ impl Cache {
             residency: found.state,
             refs: found.refs,
             pinned: found.pinned,
+            borrowed: found.role == Role::Borrower,
         };
         Ok(state.segments.iter().map(status).collect())
     }
@@ -224,10 +225,11 @@ impl Cache {
             let mut experts = BTreeSet::new();
             for (index, found) in (0u32..).zip(&model.segments) {
                 tally(&mut usage, found, 1);
+                tally_total(&mut total, found, 1);
                 let segment = SegmentId { model: id, index };
                 assert_eq!(
                     self.recency.contains(&segment),
-                    found.state != SegmentState::Absent
+                    found.state != SegmentState::Absent && found.role != Role::Borrower
                 );
                 if found.spec.kind == SegmentKind::Expert && found.state != SegmentState::Absent {
                     experts.insert((found.score.key(), index));
@@ -239,13 +241,11 @@ impl Cache {
                 model.held as usize,
                 model.segments.iter().filter(|found| found.refs > 0).count()
             );
-            total.resident += usage.resident;
-            total.in_flight += usage.in_flight;
         }
-        assert_eq!(
-            (total.resident, total.in_flight),
-            (self.usage.resident, self.usage.in_flight)
-        );
+        let blocks = self.usage;
+        (total.kv, total.scratch, total.staging) = (blocks.kv, blocks.scratch, blocks.staging);
+        assert_eq!(total, self.usage, "the ledger of all models");
+        self.assert_sharing();
         for (slab, tenant) in self.arena.extents() {
             extents += 1;
             match tenant {

@@ -25,7 +25,7 @@ pub(crate) enum Victims {
 
 /// Segments, those of kept models first.
 fn kept_first(cache: &Cache, segments: impl Iterator<Item = SegmentId>) -> Vec<SegmentId> {
-    let (mut kept, others): (Vec<_>, Vec<_>) = segments.partition(|s| cache.keeps(s.model));
+    let (mut kept, others): (Vec<_>, Vec<_>) = segments.partition(|s| cache.keeps_any(*s));
     kept.extend(others);
     kept
 }
@@ -52,8 +52,10 @@ impl Victims {
             for &index in &state.ordered {
                 let found = &state.segments[index as usize];
                 if found.is_evictable() {
+                    let segment = SegmentId { model: id, index };
                     let next_use = outlook.next_use(index, found);
-                    heap.push((next_use, SegmentId { model: id, index }, next_use));
+                    let next_use = cache.next_use_of_group(segment, next_use);
+                    heap.push((next_use, segment, next_use));
                 }
             }
             if state.in_request {

@@ -6,5 +6,6 @@ mod behaviour;
 mod experts;
 mod kept;
 mod oracle;
+mod sharing;
 mod simulation;
 mod streaming;

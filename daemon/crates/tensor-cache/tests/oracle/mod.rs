@@ -21,7 +21,7 @@ pub(crate) struct Outcome {
     no_room: u64,
     never_fits: u64,
     evictions: u64,
-    /// By cause; nothing is spoiled here.
+    /// By cause; nothing is spoiled or shared here.
     causes: [u64; EvictionCause::ALL.len()],
     moves: u64,
     moves_overlapping: u64,
@@ -76,7 +76,7 @@ impl Outcome {
             ..
         } = *self;
         for cause in EvictionCause::ALL {
-            let never = cause == EvictionCause::Spoiled;
+            let never = matches!(cause, EvictionCause::Spoiled | EvictionCause::Shared);
             let n = self.causes[cause as usize];
             assert_eq!(n == 0, never, "{n} evictions by {cause:?}");
         }
@@ -438,7 +438,8 @@ impl World {
                         kind: seg.kind,
                         residency,
                         refs,
-                        pinned
+                        pinned,
+                        borrowed: false,
                     }
                 );
                 match seg.state {
