@@ -250,6 +250,7 @@ impl Config {
                 ..HostPressure::default()
             }),
             direct_io: values.direct_io,
+            share_weights: values.share_weights,
             prefix_cache: values.prefix_cache,
             kv_type: values.kv_type,
             speculate: values.speculate,

@@ -149,6 +149,7 @@ pub fn usage() -> CacheUsage {
         uploads: 9,
         uploaded_bytes: 9 << 20,
         evictions_by: None,
+        shared_bytes: 0,
     }
 }
 

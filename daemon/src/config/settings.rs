@@ -212,6 +212,13 @@ declare_settings! {
             ("shared", PrefixCache::Shared),
         ]), Is("per-user"), AtRestart;
 
+        /// Whether equal weights of several models are kept once.
+        ///
+        /// Fine-tunes of one model, and copies under other names, often have some. Their files are
+        /// compared in the background once both models are on the device. Experts of MoE models are
+        /// not shared, nor weights of files that `direct_io` reads past the page cache.
+        share_weights: bool = choice([("on", true), ("off", false)]), Is("on"), AtRestart;
+
         /// Element type of the KV cache.
         ///
         /// q8_0 takes 53 % of the memory of f16, at a small loss of precision; layers whose heads

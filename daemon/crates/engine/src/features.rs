@@ -4,6 +4,7 @@
 pub(crate) mod background_load;
 pub(crate) mod context;
 pub(crate) mod cpu_compute;
+pub(crate) mod equal_segments;
 pub(crate) mod host_kv;
 pub(crate) mod kv_disk;
 pub(crate) mod prefix_cache;

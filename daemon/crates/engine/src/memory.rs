@@ -19,6 +19,7 @@ use rocmforge_tensor_cache::{
 use crate::api::error::{Error, from_cache, from_unregister};
 use crate::api::{PreloadRoom, RequestCacheUse};
 use crate::features::cpu_compute::CpuCompute;
+use crate::features::equal_segments::EqualSegments;
 use crate::features::host_kv::HostKv;
 use crate::features::kv_disk::KvDisk;
 use crate::features::prefix_cache::Prefixes;
@@ -36,6 +37,8 @@ pub(crate) struct Memory {
     pub(crate) host_kv: HostKv,
     /// The KV cache on disk, if there is one.
     pub(crate) kv_disk: Option<KvDisk>,
+    /// Segments of several models with the same content.
+    pub(crate) equal: EqualSegments,
     /// KV caches that draft models have of sequences.
     pub(crate) draft_kv: DraftKvCache,
     /// Bytes of weights that go before cached prefixes that no sequence uses.
@@ -59,6 +62,7 @@ impl Memory {
             prefixes: Prefixes::default(),
             host_kv: HostKv::default(),
             kv_disk: None,
+            equal: EqualSegments::default(),
             draft_kv: DraftKvCache::default(),
             wanted_weights: 0,
         }
@@ -92,6 +96,7 @@ impl Memory {
         }
         self.store.execute_and_discard()?;
         self.store.forget_contents(model);
+        self.equal.forget(model);
         // What the host brings of it is waited for.
         let waiting = self.store.wait_for_file(model);
         self.cpu.forget(model);
@@ -114,6 +119,7 @@ impl Memory {
             self.distrust_prefixes(model);
         }
         self.store.evict_spoiled();
+        self.share_equal();
     }
 
     /// Makes a segment resident and holds it until [`Store::release`]. What has

@@ -54,6 +54,8 @@ pub(crate) struct Store {
     under_way: HashMap<SegmentId, UnderWay>,
     /// Uploads that were taken for done and whose end the device has not seen yet.
     settling: HashMap<UploadTicket, SegmentId>,
+    /// Segments that passes use in order and whose uploads have ended, since this was looked at.
+    pub(crate) arrived: Vec<SegmentId>,
     /// Resident segments whose content turned out to be bad while they were in use.
     spoiled: Vec<SegmentId>,
     pub(crate) actions: Vec<Action>,
@@ -99,6 +101,7 @@ impl Store {
             tickets: HashMap::new(),
             under_way: HashMap::new(),
             settling: HashMap::new(),
+            arrived: Vec::new(),
             spoiled: Vec::new(),
             actions: Vec::new(),
             reserve: None,
@@ -208,9 +211,31 @@ impl Store {
         set.map_err(|e| self.device_error(None, e))
     }
 
-    /// Takes a model's segments out of the cache.
+    /// Takes a model's segments out of the cache. What it shares stays with the others.
     pub(crate) fn unregister_segments(&mut self, model: ModelId) -> Result<(), CacheError> {
+        let cache = &self.cache;
+        let heir = |segment: SegmentId| {
+            let mut members = cache.members(cache.holder(segment));
+            members.find(|id| id.model != model).unwrap_or(segment)
+        };
+        // Whose content turns out to be bad is known by a segment that is still there.
+        let spoiled = self.spoiled.iter_mut().chain(self.settling.values_mut());
+        for segment in spoiled.filter(|segment| segment.model == model) {
+            *segment = heir(*segment);
+        }
         self.cache.unregister(model, &mut self.actions)
+    }
+
+    /// Has two segments of the same content share a slab. Whether they do now.
+    pub(crate) fn share(&mut self, a: SegmentId, b: SegmentId) -> Result<bool, Error> {
+        let mut share = |a, b| {
+            self.cache
+                .share(a, b, &mut self.actions)
+                .map_err(from_cache)
+        };
+        let shared = share(b, a)? || share(a, b)?;
+        self.execute()?;
+        Ok(shared || self.cache.holder(a) == self.cache.holder(b))
     }
 
     /// Forgets what a model's segments held.
@@ -286,14 +311,14 @@ impl Store {
 
     /// Whether an upload of a segment is under way.
     pub(crate) fn is_under_way(&self, segment: SegmentId) -> bool {
-        self.under_way.contains_key(&segment)
+        self.under_way.contains_key(&self.cache.holder(segment))
     }
 
     /// Whether [`Memory::acquire`](crate::memory::Memory::acquire) of a segment would not wait for
     /// its upload.
     pub(crate) fn comes_at_once(&self, segment: SegmentId) -> bool {
-        match self.under_way.get(&segment) {
-            Some(UnderWay::Uploaded(ticket)) => self.device.is_queued(*ticket),
+        match self.under_way.get(&self.cache.holder(segment)) {
+            Some(UnderWay::Uploaded { ticket, .. }) => self.device.is_queued(*ticket),
             Some(UnderWay::Brought { .. }) => false,
             None => self.cache.holds(segment),
         }

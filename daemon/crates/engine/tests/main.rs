@@ -12,6 +12,7 @@ mod decoding;
 mod draft;
 mod embeddings;
 mod encoders;
+mod equal;
 mod estimates;
 mod fake;
 mod foresight;

@@ -230,6 +230,7 @@ pub(super) fn usage(cache: &CacheStatus) -> v1::CacheUsage {
             .saturating_sub(cache.kv_bytes + cache.prefix_bytes + cache.scratch_bytes),
         in_flight_bytes: cache.in_flight_bytes,
         pinned_bytes: cache.pinned_bytes,
+        shared_bytes: cache.shared_bytes,
         kv_bytes: cache.kv_bytes,
         prefix_bytes: cache.prefix_bytes,
         scratch_bytes: cache.scratch_bytes,
@@ -253,6 +254,7 @@ fn eviction_causes(cache: &CacheStatus) -> v1::EvictionCauses {
         clear: of(engine::EvictionCause::Clear),
         unload: of(engine::EvictionCause::Unload),
         spoiled: of(engine::EvictionCause::Spoiled),
+        shared: of(engine::EvictionCause::Shared),
     }
 }
 

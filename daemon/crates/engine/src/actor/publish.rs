@@ -214,6 +214,7 @@ fn cache_status(
         resident_bytes: usage.resident + usage.blocks(),
         in_flight_bytes: usage.in_flight,
         pinned_bytes: usage.pinned,
+        shared_bytes: usage.borrowed,
         kv_bytes: usage.kv - prefix_bytes,
         prefix_bytes,
         scratch_bytes: usage.scratch,

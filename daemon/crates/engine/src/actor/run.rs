@@ -138,11 +138,12 @@ impl Engine {
         }
     }
 
-    /// Whether any file or upload is waited for in the background.
+    /// Whether any file or upload is waited for in the background, or what files have is compared.
     pub(crate) fn waits_for_files(&self) -> bool {
         !self.background.not_ready().is_empty()
             || self.preloads.wait_for_files()
             || self.memory.waits_for_disk()
+            || self.memory.equal.is_comparing()
     }
 
     /// Waits for a command, or until it is time for something else.

@@ -21,6 +21,7 @@ use crate::api::{COMMAND_CAPACITY, Command};
 use crate::clock::Clock;
 use crate::features::background_load::BackgroundLoads;
 use crate::features::cpu_compute::{self, CpuCompute};
+use crate::features::equal_segments::EqualSegments;
 use crate::features::kv_disk::KvDisk;
 use crate::features::preload::Preloads;
 use crate::features::speculation::state::Speculation;
@@ -151,6 +152,7 @@ fn open_memory(
         device.info().is_cpu,
     );
     let mut memory = Memory::new(device, cache, cpu);
+    memory.equal = EqualSegments::new(config.share_weights);
     steps.begin("preparing the device's own memory");
     memory.take_reserve()?;
     steps.end();

@@ -169,6 +169,8 @@ pub struct EngineConfig {
     /// larger than the memory that is available when they are loaded. A file system that has no
     /// direct reads is read as ever.
     pub direct_io: When,
+    /// Whether segments of several models with the same content are looked for, and kept once.
+    pub share_weights: bool,
     /// Whose earlier requests' KV cache a request may reuse.
     pub prefix_cache: PrefixCache,
     /// What keys and values are stored as, where a model's heads fit it; else f16. `None` is by the
@@ -229,6 +231,7 @@ impl Default for EngineConfig {
             idle_release: IdleRelease::default(),
             host_pressure: None,
             direct_io: When::Auto,
+            share_weights: false,
             prefix_cache: PrefixCache::PerClient,
             kv_type: None,
             speculate: None,

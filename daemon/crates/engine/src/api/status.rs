@@ -414,6 +414,9 @@ pub struct CacheStatus {
     pub in_flight_bytes: u64,
     /// Bytes of resident pinned segments.
     pub pinned_bytes: u64,
+    /// Bytes of resident segments that another model's segment with the same content holds. Of one
+    /// model: part of `resident_bytes`. Of all: not part of it.
+    pub shared_bytes: u64,
     /// Bytes of KV pages and states that requests use, part of `resident_bytes`.
     pub kv_bytes: u64,
     /// Bytes of KV pages and states that no request uses, kept for prompts that begin alike;

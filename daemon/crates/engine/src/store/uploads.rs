@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rocmforge_device::{Upload, UploadTicket};
+use rocmforge_ops::SegmentKind;
 use rocmforge_tensor_cache::{ModelId, SegmentId, Slab};
 
 use crate::api::error::Error;
@@ -17,6 +18,9 @@ use crate::guards::file_watch::Waiting;
 use crate::model::fetcher::{Fetch, SILENT_AFTER};
 use crate::model::loaded::from_fault;
 use crate::store::{Source, Store};
+
+/// Most segments that are remembered as arrived.
+const ARRIVED_MAX: usize = 4096;
 
 /// Most uploads whose end is remembered as outstanding; older ones have long ended.
 const SETTLING_MAX: usize = 4096;
@@ -26,8 +30,8 @@ const SETTLING_MAX: usize = 4096;
 pub(super) enum UnderWay {
     /// The segment's part of a remote file is read into the page cache.
     Brought { fetch: Fetch, slab: Slab },
-    /// The device.
-    Uploaded(UploadTicket),
+    /// The device; of the file of this model.
+    Uploaded { ticket: UploadTicket, from: ModelId },
 }
 
 impl Store {
@@ -73,22 +77,50 @@ impl Store {
         source.file.is_far() || [first, last].into_iter().flatten().any(is_absent)
     }
 
+    /// The segment from whose file an upload is read: one of the same content that the system has
+    /// in memory, where it has not this one.
+    fn read_from(&self, segment: SegmentId) -> SegmentId {
+        let mut others = self.cache.members(segment).skip(1).peekable();
+        if others.peek().is_none() || !self.is_cold(segment) {
+            return segment;
+        }
+        let has_changed = |id: &SegmentId| {
+            let source = self.sources.get(&id.model);
+            source.is_none_or(|source| source.file.has_changed())
+        };
+        let warm = others.find(|id| !has_changed(id) && !self.is_cold(*id));
+        warm.unwrap_or(segment)
+    }
+
+    /// An upload has come.
+    fn came(&mut self, segment: SegmentId) {
+        self.cache.uploaded(segment);
+        let source = self.sources.get(&segment.model);
+        let kind = source.and_then(|source| source.kinds.get(segment.index as usize));
+        if kind == Some(&SegmentKind::Ordered) && self.arrived.len() < ARRIVED_MAX {
+            self.arrived.push(segment);
+        }
+    }
+
     /// Gives the device an upload.
     fn upload(&mut self, segment: SegmentId, slab: Slab) -> Result<(), Error> {
-        let source = &self.sources[&segment.model];
+        let from = self.read_from(segment);
+        let source = &self.sources[&from.model];
         let upload = Upload {
             file: Arc::clone(&source.file),
-            layout: Arc::clone(&source.layouts[segment.index as usize]),
+            layout: Arc::clone(&source.layouts[from.index as usize]),
             slab: slab.offset,
         };
+        let from = from.model;
         // It looks at the file, and may wait for a place in a queue of others.
-        let _waiting = self.wait_for_file(segment.model);
+        let _waiting = self.wait_for_file(from);
         let begun = self.device.begin_upload(upload);
-        let ticket = begun.map_err(|e| self.device_error(Some(segment.model), e))?;
+        let ticket = begun.map_err(|e| self.device_error(Some(from), e))?;
         let now = self.clock.now();
         self.timetable.begun(segment, slab.bytes, now);
         self.tickets.insert(ticket, segment);
-        self.under_way.insert(segment, UnderWay::Uploaded(ticket));
+        self.under_way
+            .insert(segment, UnderWay::Uploaded { ticket, from });
         Ok(())
     }
 
@@ -100,6 +132,7 @@ impl Store {
 
     /// Waits until a segment is there, if it is under way.
     pub(crate) fn wait(&mut self, segment: SegmentId) -> Result<(), Error> {
+        let segment = self.cache.holder(segment);
         if !self.under_way.contains_key(&segment) {
             return Ok(());
         }
@@ -117,11 +150,11 @@ impl Store {
         if let Some(UnderWay::Brought { .. }) = self.under_way.get(&segment) {
             self.wait_for_fetch(segment)?;
         }
-        let Some(UnderWay::Uploaded(ticket)) = self.under_way.remove(&segment) else {
+        let Some(UnderWay::Uploaded { ticket, from }) = self.under_way.remove(&segment) else {
             return Ok(());
         };
         self.tickets.remove(&ticket);
-        let waiting = self.wait_for_file(segment.model);
+        let waiting = self.wait_for_file(from);
         let ended = self.device.wait_upload(ticket);
         drop(waiting);
         match ended {
@@ -130,12 +163,12 @@ impl Store {
                     self.settling.clear();
                 }
                 self.settling.insert(ticket, segment);
-                self.cache.uploaded(segment);
+                self.came(segment);
                 Ok(())
             }
             Err(error) => {
                 self.cache.upload_failed(segment);
-                Err(self.device_error(Some(segment.model), error))
+                Err(self.device_error(Some(from), error))
             }
         }
     }
@@ -157,7 +190,7 @@ impl Store {
 
     /// Waits for one of the uploads under way: one that the device has, if there is any.
     pub(crate) fn wait_any(&mut self) {
-        let of_device = |way: &UnderWay| matches!(way, UnderWay::Uploaded(_));
+        let of_device = |way: &UnderWay| matches!(way, UnderWay::Uploaded { .. });
         let first = self.under_way.iter().max_by_key(|(_, way)| of_device(way));
         if let Some((&segment, _)) = first
             && let Err(error) = self.wait(segment)
@@ -191,7 +224,7 @@ impl Store {
                     let came = self.sources[&segment.model].ended(fetch, SILENT_AFTER)?;
                     Some((segment, *slab, came))
                 }
-                UnderWay::Uploaded(_) => None,
+                UnderWay::Uploaded { .. } => None,
             });
         let fetched: Vec<_> = fetched.collect();
         for (segment, slab, came) in fetched {
@@ -220,7 +253,7 @@ impl Store {
             let bytes = result.as_ref().map_or(0, |()| self.segment_bytes(segment));
             self.reasons.ended(segment, bytes);
             match result {
-                Ok(()) => self.cache.uploaded(segment),
+                Ok(()) => self.came(segment),
                 Err(error) => {
                     self.note_loss(&error);
                     tracing::warn!(%segment, error = %crate::api::error::chain(&error), "an upload ahead of need failed");
@@ -232,7 +265,13 @@ impl Store {
 
     /// The models of segments whose content turned out to be bad.
     pub(crate) fn spoiled_models(&self) -> Vec<ModelId> {
-        self.spoiled.iter().map(|segment| segment.model).collect()
+        let cache = &self.cache;
+        let users = |&segment: &SegmentId| cache.members(cache.holder(segment));
+        self.spoiled
+            .iter()
+            .flat_map(users)
+            .map(|id| id.model)
+            .collect()
     }
 
     /// Evicts the segments whose content turned out to be bad, once nobody uses them.

@@ -192,6 +192,11 @@ pub(super) static METRICS: &[Metric] = &[
         One(|s| number(s.snapshot.cache.pinned_bytes)),
     ),
     gauge(
+        "rocmforge_shared_bytes",
+        "Device memory saved because weights of several models are equal, in bytes",
+        One(|s| number(s.snapshot.cache.shared_bytes)),
+    ),
+    gauge(
         "rocmforge_kv_bytes",
         "Device memory used by the KV cache of unfinished requests, in bytes",
         One(|s| number(s.snapshot.cache.kv_bytes)),

@@ -1,0 +1,320 @@
+//! Segments with the same content in several models, as fine-tunes of one model have them: they
+//! are found in the background, and then have one slab on the device and are read from one file.
+//!
+//! Two segments are compared when both are resident, so that memory would be saved, and their
+//! layouts are alike: a thread reads both from their files, a sample first and then all of it.
+//! Nothing else is taken for a proof. What is equal is told to the cache
+//! ([`Cache::share`](rocmforge_tensor_cache::Cache::share)) as soon as no pass uses one of them.
+//!
+//! *Invariant:* segments share a slab only if every byte of both files was compared, and neither
+//! file has changed since (`segments_of_two_models_are_kept_once_and_texts_stay`).
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+
+use rocmforge_device::{PlacedTensor, SegmentLayout};
+use rocmforge_gguf::MappedFile;
+use rocmforge_tensor_cache::{ModelId, SegmentId};
+
+use crate::memory::Memory;
+use crate::store::Store;
+
+/// Bytes that are compared at a time.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// Bytes at the middle of each tensor that are compared before all of it.
+const SAMPLE_BYTES: u64 = 4096;
+
+/// Pairs that the thread has at a time.
+const UNDER_WAY_MAX: usize = 4;
+
+/// Pairs that wait to be compared; further ones are met again at their next upload.
+const WAITING_MAX: usize = 4096;
+
+/// Pairs that are remembered as unequal.
+const UNEQUAL_MAX: usize = 1 << 16;
+
+/// Equal pairs that are looked at in one call: those of a model that runs wait.
+const SHARED_AT_ONCE: usize = 8;
+
+/// Two segments, the lesser first.
+type Pair = (SegmentId, SegmentId);
+
+/// What the thread compares.
+#[derive(Debug)]
+struct Comparison {
+    pair: Pair,
+    files: [Arc<MappedFile>; 2],
+    ranges: Vec<[Range<u64>; 2]>,
+}
+
+/// What the thread is given, and what it gives back: whether the two are equal.
+#[derive(Debug)]
+struct Thread {
+    jobs: Sender<Comparison>,
+    found: Receiver<(Comparison, bool)>,
+}
+
+/// Finds equal segments.
+#[derive(Debug, Default)]
+pub(crate) struct EqualSegments {
+    is_on: bool,
+    thread: Option<Thread>,
+    under_way: usize,
+    /// Segments that have been resident, by index and bytes.
+    seen: HashMap<(u32, u64), Vec<SegmentId>>,
+    waiting: VecDeque<Pair>,
+    /// Pairs that wait or are under way.
+    asked: HashSet<Pair>,
+    unequal: HashSet<Pair>,
+    /// Proven, and in use when this was tried last.
+    equal: VecDeque<Comparison>,
+}
+
+impl EqualSegments {
+    pub(crate) fn new(is_on: bool) -> Self {
+        Self {
+            is_on,
+            ..Self::default()
+        }
+    }
+
+    /// Whether something is being compared.
+    pub(crate) fn is_comparing(&self) -> bool {
+        self.under_way + self.waiting.len() > 0
+    }
+
+    /// A segment has become resident.
+    fn note(&mut self, store: &Store, segment: SegmentId) {
+        let Some(layout) = layout(store, segment) else {
+            return;
+        };
+        let seen = self.seen.entry((segment.index, layout.bytes)).or_default();
+        let is_candidate = |&&other: &&SegmentId| {
+            let pair = ordered(segment, other);
+            let holds = |id| store.cache.holds(id) && store.cache.holder(id) == id;
+            other.model != segment.model
+                && holds(other)
+                && holds(segment)
+                && is_cached(store, other.model)
+                && is_cached(store, segment.model)
+                && !self.unequal.contains(&pair)
+                && !self.asked.contains(&pair)
+                && self::layout(store, other).is_some_and(|other| are_alike(layout, other))
+        };
+        let candidates = seen.iter().filter(is_candidate);
+        let room = WAITING_MAX.saturating_sub(self.waiting.len());
+        let candidates: Vec<Pair> = candidates
+            .take(room)
+            .map(|&other| ordered(segment, other))
+            .collect();
+        if !seen.contains(&segment) {
+            seen.push(segment);
+        }
+        self.asked.extend(&candidates);
+        self.waiting.extend(candidates);
+    }
+
+    /// Gives the thread what waits, and takes what it has found.
+    fn go_on(&mut self, store: &Store) {
+        while let Some(Thread { found, .. }) = &self.thread {
+            let (comparison, is_equal) = match found.try_recv() {
+                Ok(found) => found,
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    // It ended by a bug: what it had is met again at its next upload.
+                    (self.thread, self.under_way) = (None, 0);
+                    self.asked.clear();
+                    self.waiting.clear();
+                    break;
+                }
+            };
+            self.under_way -= 1;
+            self.asked.remove(&comparison.pair);
+            if is_equal {
+                self.equal.push_back(comparison);
+            } else {
+                if self.unequal.len() >= UNEQUAL_MAX {
+                    self.unequal.clear();
+                }
+                self.unequal.insert(comparison.pair);
+            }
+        }
+        while self.under_way < UNDER_WAY_MAX
+            && let Some(pair) = self.waiting.pop_front()
+        {
+            let comparison = Comparison::new(store, pair);
+            if comparison.is_some_and(|comparison| self.give(comparison)) {
+                self.under_way += 1;
+            } else {
+                self.asked.remove(&pair);
+            }
+        }
+    }
+
+    /// Gives the thread a pair. False where there is none.
+    fn give(&mut self, comparison: Comparison) -> bool {
+        if self.thread.is_none() {
+            self.thread = start();
+        }
+        let thread = self.thread.as_ref();
+        thread.is_some_and(|thread| thread.jobs.send(comparison).is_ok())
+    }
+
+    /// A model is no more.
+    pub(crate) fn forget(&mut self, model: ModelId) {
+        let is_of = |pair: &Pair| pair.0.model == model || pair.1.model == model;
+        for seen in self.seen.values_mut() {
+            seen.retain(|id| id.model != model);
+        }
+        self.seen.retain(|_, seen| !seen.is_empty());
+        self.waiting.retain(|pair| !is_of(pair));
+        self.asked.retain(|pair| !is_of(pair));
+        self.unequal.retain(|pair| !is_of(pair));
+        self.equal.retain(|comparison| !is_of(&comparison.pair));
+    }
+}
+
+impl Memory {
+    /// Looks at what has come, and has equal segments share a slab.
+    pub(crate) fn share_equal(&mut self) {
+        let mut arrived = std::mem::take(&mut self.store.arrived);
+        if !self.equal.is_on {
+            arrived.clear();
+        }
+        if arrived.is_empty() && !self.equal.is_comparing() && self.equal.equal.is_empty() {
+            return;
+        }
+        for segment in arrived {
+            self.equal.note(&self.store, segment);
+        }
+        self.equal.go_on(&self.store);
+        for _ in 0..self.equal.equal.len().min(SHARED_AT_ONCE) {
+            let Some(comparison) = self.equal.equal.pop_front() else {
+                break;
+            };
+            if !comparison.holds_for(&self.store) {
+                continue;
+            }
+            let (first, second) = comparison.pair;
+            match self.store.share(first, second) {
+                Ok(true) => tracing::debug!(%first, %second, "equal segments share a slab"),
+                Ok(false) => self.equal.equal.push_back(comparison),
+                Err(error) => {
+                    let error = crate::api::error::chain(&error);
+                    tracing::warn!(%first, %second, %error, "equal segments cannot share a slab");
+                }
+            }
+        }
+    }
+}
+
+impl Comparison {
+    fn new(store: &Store, pair: Pair) -> Option<Self> {
+        let of = |segment: SegmentId| {
+            let source = store.sources.get(&segment.model)?;
+            let ranges: Vec<Range<u64>> = source.ranges(segment.index).collect();
+            Some((Arc::clone(&source.file), ranges))
+        };
+        let ((file, ranges), (other, others)) = (of(pair.0)?, of(pair.1)?);
+        let ranges = ranges.into_iter().zip(others).map(|(a, b)| [a, b]);
+        Some(Self {
+            pair,
+            files: [file, other],
+            ranges: ranges.collect(),
+        })
+    }
+
+    /// Whether what was compared are still the files of these models.
+    fn holds_for(&self, store: &Store) -> bool {
+        let pair = [self.pair.0, self.pair.1];
+        pair.iter().zip(&self.files).all(|(segment, file)| {
+            let source = store.sources.get(&segment.model);
+            source.is_some_and(|source| Arc::ptr_eq(&source.file, file)) && !file.has_changed()
+        })
+    }
+
+    fn is_equal(&self) -> bool {
+        let sample = |[a, b]: &[Range<u64>; 2]| {
+            let middle = |range: &Range<u64>| {
+                let at = range.start + (range.end - range.start) / 2;
+                at..range.end.min(at + SAMPLE_BYTES)
+            };
+            self.is_equal_at(middle(a), middle(b))
+        };
+        let whole = |[a, b]: &[Range<u64>; 2]| {
+            (0..a.end - a.start)
+                .step_by(PIECE_BYTES as usize)
+                .all(|at| {
+                    let piece = |range: &Range<u64>| {
+                        range.start + at..range.end.min(range.start + at + PIECE_BYTES)
+                    };
+                    self.is_equal_at(piece(a), piece(b))
+                })
+        };
+        self.ranges.iter().all(sample) && self.ranges.iter().all(whole)
+    }
+
+    /// Whether both files have the same there. What cannot be read is not the same.
+    fn is_equal_at(&self, a: Range<u64>, b: Range<u64>) -> bool {
+        let [first, second] = &self.files;
+        let is_same = first.with_range(a, |a| second.with_range(b, |b| a == b));
+        matches!(is_same, Ok(Ok(true)))
+    }
+}
+
+/// Starts the thread that compares.
+fn start() -> Option<Thread> {
+    let (jobs, taken) = channel::<Comparison>();
+    let (found, results) = channel();
+    let work = move || {
+        for comparison in taken {
+            let is_equal = comparison.is_equal();
+            if found.send((comparison, is_equal)).is_err() {
+                return;
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("compare".to_owned());
+    match thread.spawn(work) {
+        Ok(_) => Some(Thread {
+            jobs,
+            found: results,
+        }),
+        Err(error) => {
+            tracing::warn!(%error, "equal segments are not looked for: no thread for it");
+            None
+        }
+    }
+}
+
+fn ordered(a: SegmentId, b: SegmentId) -> Pair {
+    (a.min(b), a.max(b))
+}
+
+/// Whether a model's file is read through the page cache: others are larger than the memory.
+fn is_cached(store: &Store, model: ModelId) -> bool {
+    let source = store.sources.get(&model);
+    source.is_some_and(|source| !source.file.is_direct())
+}
+
+fn layout(store: &Store, segment: SegmentId) -> Option<&SegmentLayout> {
+    let source = store.sources.get(&segment.model)?;
+    source.layouts.get(segment.index as usize).map(|l| &**l)
+}
+
+/// Whether tensors of two segments differ at most in their names and in where they are in their
+/// files.
+fn are_alike(a: &SegmentLayout, b: &SegmentLayout) -> bool {
+    let shape = |t: &PlacedTensor| {
+        let desc = &t.desc;
+        let of_file = (desc.ty, desc.rows, desc.cols, desc.bytes, desc.role);
+        (of_file, t.at, t.device_bytes)
+    };
+    let pairs = a.tensors.iter().zip(&b.tensors);
+    a.bytes == b.bytes
+        && a.tensors.len() == b.tensors.len()
+        && pairs.into_iter().all(|(a, b)| shape(a) == shape(b))
+}
