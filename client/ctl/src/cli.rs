@@ -124,7 +124,8 @@ pub(crate) enum Command {
             conflicts_with = "texts"
         )]
         ids: Vec<u32>,
-        /// Pooling of the hidden states [default: the model file's, else last]
+        /// Pooling of the hidden states [default: the configuration's, else the model file's, else
+        /// mean for encoders and last for others]
         #[arg(long, value_enum)]
         pooling: Option<PoolingArg>,
         /// Truncate each embedding to this number of dimensions
@@ -133,6 +134,10 @@ pub(crate) enum Command {
         /// Do not normalize the embeddings
         #[arg(long)]
         no_normalise: bool,
+        /// What the texts are embedded for, such as query or document: the prompt that the
+        /// configuration declares by this name is put before each text
+        #[arg(long, value_name = "NAME")]
+        input_type: Option<String>,
     },
     /// Rank documents by relevance to a query, with a reranker model
     Rerank {
@@ -386,6 +391,8 @@ pub(crate) enum PoolingArg {
     First,
     /// The last token's
     Last,
+    /// Each token's own
+    None,
 }
 
 impl From<PoolingArg> for Pooling {
@@ -394,6 +401,7 @@ impl From<PoolingArg> for Pooling {
             PoolingArg::Mean => Pooling::Mean,
             PoolingArg::First => Pooling::First,
             PoolingArg::Last => Pooling::Last,
+            PoolingArg::None => Pooling::None,
         }
     }
 }

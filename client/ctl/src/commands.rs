@@ -62,6 +62,7 @@ pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Resul
             pooling,
             dimensions,
             no_normalise,
+            input_type,
         } => {
             let pooling = pooling.map_or(Pooling::Unspecified, Into::into);
             let wanted = EmbedRequest {
@@ -69,6 +70,7 @@ pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Resul
                 pooling: pooling.into(),
                 dimensions,
                 normalise: no_normalise.then_some(false),
+                input_type: input_type.unwrap_or_default(),
                 ..Default::default()
             };
             vectors::embed(context, wanted, texts, ids).await

@@ -200,6 +200,7 @@ pub(crate) fn flag_of(field: &str) -> Option<String> {
             | "logprobs"
             | "dimensions"
             | "pooling"
+            | "input_type"
             | "instruction"
             | "tools"
             | "template_args"

@@ -547,6 +547,18 @@ async fn every_command_answers_with_one_json_object() {
             &["embed", "tiny", "--ids", "7,8", "--pooling", "mean"],
             "pooling",
         ),
+        (
+            &[
+                "embed",
+                "tiny",
+                "a",
+                "--pooling",
+                "none",
+                "--input-type",
+                "query",
+            ],
+            "embeddings",
+        ),
         (&["rerank", "tiny", "query", "a", "b"], "results"),
         (&["chat", "tiny", "Hi", "--render"], "text"),
         (&["detokenize", "tiny", "1", "2"], "text"),

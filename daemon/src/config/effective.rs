@@ -3,8 +3,9 @@
 
 use std::fmt::{self, Write as _};
 
-use rocmforge_engine::api::Class;
+use rocmforge_engine::api::{Class, Pooling};
 use rocmforge_service::defaults::Defaults;
+use rocmforge_service::embedding::input_type::Prompts;
 
 use super::kinds::list;
 use super::models::{quoted, quoted_path};
@@ -33,6 +34,24 @@ impl fmt::Display for Origin {
     }
 }
 
+/// A pooling as the file has it.
+fn pooling(pooling: Pooling) -> String {
+    quoted(match pooling {
+        Pooling::None => "none",
+        Pooling::Mean => "mean",
+        Pooling::First => "cls",
+        Pooling::Last => "last",
+    })
+}
+
+/// Prompts as an inline table, if there are any.
+fn prompts(prompts: &Prompts) -> Option<String> {
+    let pairs = prompts.iter();
+    let table = pairs.map(|(name, prompt)| (name.clone(), toml::Value::from(prompt.as_str())));
+    let table: toml::Table = table.collect();
+    (!table.is_empty()).then(|| toml::Value::Table(table).to_string())
+}
+
 /// The defaults of a declared model that are set.
 fn defaults(defaults: &Defaults, text: &mut String) {
     let number = |n: Option<i32>| n.map(|n| n.to_string());
@@ -58,6 +77,8 @@ fn defaults(defaults: &Defaults, text: &mut String) {
             defaults.template.as_ref().map(|t| quoted_path(&t.path)),
         ),
         ("thinking", defaults.thinking.map(|on| on.to_string())),
+        ("pooling", defaults.pooling.map(pooling)),
+        ("prompts", prompts(&defaults.prompts)),
     ] {
         if let Some(value) = value {
             // Writing to a String does not fail.

@@ -1,6 +1,6 @@
 //! Declared models: `[[model]]` in the file.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use rocmforge_engine::ADAPTERS_MAX;
-use rocmforge_engine::api::Class;
+use rocmforge_engine::api::{Class, Pooling};
 use rocmforge_service::adapters::{AdapterSpec, parse_spec};
 use rocmforge_service::declared::{ALIASES_MAX, Book, DECLARED_MAX, Declared};
 use rocmforge_service::defaults::{Defaults, Template};
+use rocmforge_service::embedding::input_type;
 use rocmforge_tokenizer::{MAX_TEMPLATE_BYTES, builtin_template, builtin_template_names};
 use serde::Deserialize;
 
@@ -83,6 +84,15 @@ file_table! {
         /// switch enable_thinking: true or false. Without it /v1/messages does not think, and other
         /// routes do as the template does.
         thinking: Option<bool>,
+        /// How embeddings are made of the hidden states of tokens: "mean", "cls" (the first
+        /// token's), "last", or "none" for each token's own, which /embedding returns. Without it,
+        /// as the file says.
+        pooling: Option<DeclaredPooling>,
+        /// Texts that stand before those to embed, by the input_type of a request, as in
+        /// { query = "query: ", document = "passage: " }. Requests without one have none. At most
+        /// 32.
+        #[serde(default)]
+        prompts: BTreeMap<String, String>,
     }
 }
 
@@ -92,6 +102,27 @@ file_table! {
 enum Priority {
     Interactive,
     Batch,
+}
+
+/// How a model's embeddings are made, in llama-server's words.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum DeclaredPooling {
+    None,
+    Mean,
+    Cls,
+    Last,
+}
+
+impl From<DeclaredPooling> for Pooling {
+    fn from(pooling: DeclaredPooling) -> Self {
+        match pooling {
+            DeclaredPooling::None => Self::None,
+            DeclaredPooling::Mean => Self::Mean,
+            DeclaredPooling::Cls => Self::First,
+            DeclaredPooling::Last => Self::Last,
+        }
+    }
 }
 
 impl ModelTable {
@@ -145,8 +176,12 @@ impl ModelTable {
             }),
             template: template.map_err(|message| ("template".to_owned(), message))?,
             thinking: self.thinking,
+            pooling: self.pooling.map(Pooling::from),
+            prompts: self.prompts.clone(),
         };
         defaults.check()?;
+        let prompts = input_type::check(&defaults.prompts);
+        prompts.map_err(|message| ("prompts".to_owned(), message))?;
         Ok(defaults)
     }
 }

@@ -381,7 +381,7 @@ fn budgets_are_read_in_bytes_sizes_and_shares() {
 }
 
 /// Settings of a directory with a file and others in `conf.d`.
-fn files(
+pub(crate) fn files(
     main: &str,
     drop_ins: &[(&str, &str)],
 ) -> (tempfile::TempDir, Result<Config, ConfigError>) {

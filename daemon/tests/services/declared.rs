@@ -14,8 +14,8 @@ use crate::daemon::{Daemon, assert_status, fixtures, greedy};
 use crate::http::client::{Reply, unix};
 
 /// A daemon that declares `small` with two aliases, and a model whose file is not there.
-struct Declaring {
-    daemon: Daemon,
+pub(crate) struct Declaring {
+    pub(crate) daemon: Daemon,
     dir: tempfile::TempDir,
     _socket: Socket,
 }
@@ -59,7 +59,7 @@ impl Declaring {
         Self::start_with(models).await
     }
 
-    async fn start_with(models: Vec<Declared>) -> Self {
+    pub(crate) async fn start_with(models: Vec<Declared>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = Socket::bind(&dir.path().join("h")).unwrap();
         let http = HttpListeners {
@@ -73,7 +73,7 @@ impl Declaring {
         }
     }
 
-    async fn http(&self, method: &str, target: &str, body: &Value) -> Reply {
+    pub(crate) async fn http(&self, method: &str, target: &str, body: &Value) -> Reply {
         let body = match body {
             Value::Null => String::new(),
             body => body.to_string(),

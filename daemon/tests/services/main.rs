@@ -13,6 +13,7 @@ mod config;
 mod config_http;
 mod daemon;
 mod declared;
+mod declared_encoders;
 mod decoding;
 mod http;
 mod life;

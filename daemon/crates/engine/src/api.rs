@@ -432,7 +432,8 @@ pub struct EmbedRequest {
 /// What a text's hidden states, behind the last norm, come to.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embedding {
-    /// One value for each element of a hidden state, not normalised; or for each class.
+    /// One value for each element of a hidden state, not normalised; or for each class. With
+    /// [`Pooling::None`] those of each token, one token after the other.
     pub values: Vec<f32>,
     /// The request's use of the cache.
     pub cache: RequestCacheUse,

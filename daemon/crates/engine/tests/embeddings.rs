@@ -100,9 +100,13 @@ async fn states_do_not_depend_on_how_they_come() {
         let model = load(&roomy, name, "m").await;
         let text = ids(45);
         let mean = embed(&roomy, &model, &text, Pooling::Mean).await;
+        let each = embed(&roomy, &model, &text, Pooling::None).await;
+        assert_eq!(each.len(), text.len() * mean.len(), "{name}");
         let mut sum = vec![0.0; mean.len()];
         for n in 1..=text.len() {
             let last = embed(&roomy, &model, &text[..n], Pooling::Last).await;
+            let own = &each[(n - 1) * mean.len()..][..mean.len()];
+            assert_eq!(own, last, "{name}, token {n}");
             sum.iter_mut().zip(&last).for_each(|(s, l)| *s += l);
             if n == 1 {
                 let first = embed(&roomy, &model, &text, Pooling::First).await;
@@ -126,6 +130,8 @@ async fn states_do_not_depend_on_how_they_come() {
             let model = load(&other, name, "m").await;
             let found = embed(&other, &model, &text, Pooling::Mean).await;
             assert_eq!(found, mean, "{name}: {budget} bytes, passes of {chunk}");
+            let found = embed(&other, &model, &text, Pooling::None).await;
+            assert_eq!(found, each, "{name}: {budget} bytes, passes of {chunk}");
             assert_eq!(other.snapshot().cache.kv_bytes, 0);
         }
     }
@@ -156,7 +162,7 @@ async fn a_card_finds_nearly_the_same() {
     let card = runtime.start(64 << 20).unwrap();
     for name in [QWEN, "arch/qwen35.gguf", "arch/gemma3.gguf"] {
         let (there, model) = (load(&host, name, "m").await, load(&card, name, "m").await);
-        for pooling in [Pooling::Mean, Pooling::Last, Pooling::First] {
+        for pooling in [Pooling::Mean, Pooling::Last, Pooling::First, Pooling::None] {
             let expected = embed(&host, &there, &ids(45), pooling).await;
             let found = embed(&card, &model, &ids(45), pooling).await;
             let dot = |a: &[f32], b: &[f32]| -> f64 {

@@ -96,6 +96,7 @@ async fn compare(engine: &EngineHandle, model: &Arc<LoadedModel>, name: &str) {
             );
         }
     }
+    compare_each_token(engine, model, cases, name).await;
     for pair in golden["pairs"].as_array().unwrap() {
         let (expected, found) = (
             floats(&pair["logits"]),
@@ -107,6 +108,37 @@ async fn compare(engine: &EngineHandle, model: &Arc<LoadedModel>, name: &str) {
                 (found - expected).abs() < 0.01,
                 "{name}: {found} {expected}"
             );
+        }
+    }
+}
+
+/// The vectors of all tokens, texts side by side: the first and the last are those of the poolings,
+/// and so is their mean.
+async fn compare_each_token(
+    engine: &EngineHandle,
+    model: &Arc<LoadedModel>,
+    cases: &[Value],
+    name: &str,
+) {
+    let found = cases
+        .iter()
+        .map(|case| async { embed(engine, model, &ids(&case["ids"]), Pooling::None).await });
+    for (case, found) in cases.iter().zip(join_all(found).await) {
+        let n = case["ids"].as_array().unwrap().len();
+        let width = floats(&case["mean"]).len();
+        assert_eq!(found.len(), n * width, "{name}");
+        let rows: Vec<&[f32]> = found.chunks_exact(width).collect();
+        let mean: Vec<f32> = (0..width)
+            .map(|i| rows.iter().map(|row| row[i]).sum::<f32>() / n as f32)
+            .collect();
+        for (row, pooling) in [(rows[0], "first"), (rows[n - 1], "last"), (&mean, "mean")] {
+            for (found, expected) in normed(row).iter().zip(floats(&case[pooling])) {
+                let what = format!("{name}, {pooling}, {}", case["text"]);
+                assert!(
+                    (found - expected).abs() < 2e-3,
+                    "{what}: {found} {expected}"
+                );
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use rocmforge_service::Service;
 use rocmforge_service::adapters::AdapterChoice;
 use rocmforge_service::arrival::Arrival;
 use rocmforge_service::check::{self, Violations};
-use rocmforge_service::embedding::{Pooling, Texts};
+use rocmforge_service::embedding::{Norm, Pooling, Texts};
 use rocmforge_service::failure::Failure;
 use rocmforge_service::prompt::Prompt;
 use rocmforge_service::request_log::RequestLog;
@@ -68,12 +68,15 @@ pub(super) async fn embed(
         field: "inputs",
         truncate: false,
         pooling,
-        normalise: request.normalise.unwrap_or(true),
+        each_token: true,
+        norm: request.normalise.map(norm),
         dimensions,
+        input_type: Some(request.input_type).filter(|name| !name.is_empty()),
         class,
     };
     let embedded = service.embed(wanted, arrival, log).await?;
     let pooling = match embedded.pooling {
+        Pooling::None => v1::Pooling::None,
         Pooling::Mean => v1::Pooling::Mean,
         Pooling::First => v1::Pooling::First,
         Pooling::Last => v1::Pooling::Last,
@@ -89,15 +92,27 @@ pub(super) async fn embed(
     })
 }
 
+/// How vectors are scaled, where the request says.
+fn norm(normalise: bool) -> Norm {
+    match normalise {
+        true => Norm::LENGTH,
+        false => Norm::None,
+    }
+}
+
 /// Which hidden states make a vector, where the request says.
 fn pooling(said: i32, violations: &mut Violations) -> Option<Pooling> {
     match v1::Pooling::try_from(said) {
         Ok(v1::Pooling::Unspecified) => None,
+        Ok(v1::Pooling::None) => Some(Pooling::None),
         Ok(v1::Pooling::Mean) => Some(Pooling::Mean),
         Ok(v1::Pooling::First) => Some(Pooling::First),
         Ok(v1::Pooling::Last) => Some(Pooling::Last),
         Err(_) => {
-            violations.add("pooling", "give 1 for mean, 2 for first, or 3 for last");
+            violations.add(
+                "pooling",
+                "give 1 for mean, 2 for first, 3 for last, or 4 for none",
+            );
             None
         }
     }

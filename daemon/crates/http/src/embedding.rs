@@ -3,7 +3,7 @@
 use rocmforge_engine::{LoadedModel, Purpose};
 use rocmforge_service::adapters::AdapterChoice;
 use rocmforge_service::check::{self, Violations};
-use rocmforge_service::embedding::{Embedded, Texts};
+use rocmforge_service::embedding::{Embedded, Norm, Texts};
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::prompt::Prompt;
 use serde_json::Value;
@@ -35,6 +35,12 @@ pub(super) struct Asked<'a> {
     pub(super) n_ctx: Option<i64>,
     /// A text that is longer is cut, not refused.
     pub(super) truncate: bool,
+    /// What the texts are embedded for.
+    pub(super) input_type: Option<String>,
+    /// How vectors are scaled; `None` is as usual.
+    pub(super) norm: Option<Norm>,
+    /// The answer can have a vector for each token.
+    pub(super) each_token: bool,
 }
 
 /// A text, a list of texts, token ids, or a list of lists of them.
@@ -107,8 +113,10 @@ pub(super) async fn embed(call: &Call, asked: Asked<'_>) -> Result<Embedded, Fai
             n_ctx,
             truncate: asked.truncate,
             pooling: None,
-            normalise: true,
+            each_token: asked.each_token,
+            norm: asked.norm,
             dimensions: dimensions.transpose()?,
+            input_type: asked.input_type,
             class: service.class(asked.model, None),
         };
         service.embed(wanted, call.arrival, &mut log).await

@@ -1,5 +1,6 @@
 //! llama-server's routes: health, properties, tokens, and the loading of models.
 
+pub(super) mod embedding;
 pub(super) mod native;
 mod pieces;
 pub(super) mod slots;

@@ -62,6 +62,8 @@ pub enum Purpose {
 /// How hidden states of a text are pooled into its embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pooling {
+    /// Each by itself: every token has a vector.
+    None,
     /// The mean of all.
     Mean,
     /// The hidden state of the first token.
@@ -74,6 +76,7 @@ impl Pooling {
     /// By the number that files have (llama.cpp's `llama_pooling_type`).
     fn numbered(number: u32) -> Option<Self> {
         match number {
+            0 => Some(Self::None),
             1 => Some(Self::Mean),
             2 => Some(Self::First),
             3 => Some(Self::Last),

@@ -7,11 +7,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rocmforge_engine::api::{Class, SamplingParams};
+use rocmforge_engine::api::{Class, Pooling, SamplingParams};
 
 use crate::Service;
 use crate::adapters::AdapterChoice;
 use crate::check::{self, Sampling, SamplingFields, Violations};
+use crate::embedding::input_type::Prompts;
 
 /// The defaults of a model; `None` is the daemon's own.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -40,6 +41,10 @@ pub struct Defaults {
     pub template: Option<Template>,
     /// Whether it thinks in requests that say nothing of it.
     pub thinking: Option<bool>,
+    /// How its embeddings are made, in the place of what its file says.
+    pub pooling: Option<Pooling>,
+    /// What stands before texts that are embedded, by what they are embedded for.
+    pub prompts: Prompts,
 }
 
 /// A chat template of its own file.

@@ -1,6 +1,10 @@
-//! Embeddings of texts: each one vector.
+//! Embeddings of texts: each one vector, or one for each token.
+
+pub mod input_type;
+mod norm;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 pub use rocmforge_engine::api::Pooling;
@@ -10,6 +14,7 @@ use rocmforge_engine::{AppliedAdapters, LoadedModel, Purpose};
 use crate::Service;
 use crate::arrival::Arrival;
 use crate::check;
+pub use crate::embedding::norm::Norm;
 use crate::failure::{self, Failure};
 use crate::prompt::{Prompt, Room};
 use crate::request_log::RequestLog;
@@ -19,6 +24,9 @@ pub const TEXTS_MAX: usize = 2048;
 
 /// Most values of an answer, so that it fits a message: 48 MiB.
 pub const VALUES_MAX: u64 = 12 << 20;
+
+/// Values that are shortened and scaled where a request is awaited: about a millisecond of work.
+const SCALED_HERE_MAX: usize = 1 << 17;
 
 /// Texts of a request that the engine has at a time; they share passes.
 const AT_A_TIME: usize = 16;
@@ -41,13 +49,16 @@ pub struct Texts {
     pub n_ctx: u32,
     /// Whether a text that is longer is cut, not refused.
     pub truncate: bool,
-    /// Which hidden states make a vector; `None` is as the model's file says, else of an encoder
-    /// all of them, of another model the last token's.
+    /// Which hidden states make a vector; `None` is as [`Service::pooling`] has it.
     pub pooling: Option<Pooling>,
-    /// Whether vectors get the length 1.
-    pub normalise: bool,
+    /// Whether the answer can have a vector for each token of a text.
+    pub each_token: bool,
+    /// How vectors are scaled; `None` is to the length 1, and where each token has one, not at all.
+    pub norm: Option<Norm>,
     /// How many elements of each vector are wanted, from the first; `None` is all.
     pub dimensions: Option<u32>,
+    /// Which of the model's prompts stands before each text; `None` is none.
+    pub input_type: Option<String>,
     /// How urgent it is.
     pub class: Class,
 }
@@ -55,9 +66,11 @@ pub struct Texts {
 /// Embeddings of the texts of a request.
 #[derive(Debug)]
 pub struct Embedded {
-    /// For each text its vector, and how many tokens it has. Where that was asked for, a vector is
-    /// of length 1 (unless all of it is 0).
+    /// For each text its vector, or those of its tokens one after the other, and how many tokens it
+    /// has. Where that was asked for, a vector is of length 1 (unless all of it is 0).
     pub vectors: Vec<(Vec<f32>, u32)>,
+    /// Elements of each vector.
+    pub width: usize,
     /// How hidden states were pooled into the embeddings.
     pub pooling: Pooling,
     /// Tokens of all texts.
@@ -68,15 +81,22 @@ impl Service {
     /// Embeds texts. Dropping the future cancels what is not done.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for no texts or too many, a text without tokens or too long, and dimensions
-    /// that the model has not; those of the engine.
+    /// INVALID_ARGUMENT for no texts or too many, a text without tokens or too long, dimensions or
+    /// a prompt that the model has not, and vectors of tokens where the answer can have none; those
+    /// of the engine.
     pub async fn embed(
         &self,
-        wanted: Texts,
+        mut wanted: Texts,
         arrival: Arrival,
         log: &mut RequestLog,
     ) -> Result<Embedded, Failure> {
         check_texts(&wanted)?;
+        let pooling = wanted
+            .pooling
+            .unwrap_or_else(|| self.pooling(&wanted.model));
+        check_pooling(pooling, &wanted)?;
+        self.put_prompts(&mut wanted)?;
+        let shape = VectorShape::of(pooling, &wanted);
         let Texts {
             model,
             adapters,
@@ -84,17 +104,15 @@ impl Service {
             field,
             n_ctx,
             truncate,
-            pooling,
-            normalise,
-            dimensions,
             class,
+            ..
         } = wanted;
         let encodes = model.model().purpose() == Purpose::Embedding;
         let bytes = texts.iter().map(Prompt::bytes).sum();
         let ticket = self.enter(&arrival, bytes).await?;
         let ticket = &ticket;
         let times = &log.times_in(self);
-        let pooling = pooling.unwrap_or_else(|| pooling_of(&model));
+        let counted = &AtomicU64::new(0);
         let room = Room::for_embedding(n_ctx, self, &model).cutting(truncate);
         let embed = |text: Prompt| {
             let (model, adapters) = (Arc::clone(&model), adapters.clone());
@@ -108,6 +126,7 @@ impl Service {
                     let why = "a text has no tokens; give at least one";
                     return Err(failure::invalid(field, why));
                 }
+                shape.check_tokens(tokens, field, counted)?;
                 ticket.take_prompt(tokens)?;
                 let request = EmbedRequest {
                     model,
@@ -122,14 +141,8 @@ impl Service {
                     let embedded = self.engine.embed_timed(request, Some(times.clone())).await;
                     embedded.map_err(|error| ticket.failure(&error))
                 };
-                let mut vector = arrival.limit(embedded).await?.values;
-                if let Some(n) = dimensions {
-                    vector.truncate(n as usize);
-                }
-                if normalise {
-                    to_length_1(&mut vector);
-                }
-                Ok((vector, tokens))
+                let values = arrival.limit(embedded).await?.values;
+                Ok((self.vectors(shape, values, arrival).await?, tokens))
             }
         };
         let at_a_time = match encodes {
@@ -141,20 +154,127 @@ impl Service {
         let tokens = vectors.iter().map(|(_, tokens)| tokens).sum();
         Ok(Embedded {
             vectors,
+            width: shape.width,
             pooling,
             tokens,
         })
     }
+
+    /// The vectors of the engine's values. Of many they are made on a blocking thread.
+    async fn vectors(
+        &self,
+        shape: VectorShape,
+        values: Vec<f32>,
+        arrival: Arrival,
+    ) -> Result<Vec<f32>, Failure> {
+        if values.len() <= SCALED_HERE_MAX {
+            return Ok(shape.vectors(values));
+        }
+        let bytes = size_of_val(&values[..]);
+        let work = move |_: &_| Ok(shape.vectors(values));
+        let work = self.text.run(arrival.peer(), bytes, work);
+        arrival.limit(work).await
+    }
+
+    /// Which hidden states of a model make a vector where a request does not say: as the
+    /// configuration has it, or the model's file; else of an encoder all of them, of another model
+    /// the last token's.
+    pub fn pooling(&self, model: &LoadedModel) -> Pooling {
+        let declared = self.defaults(model.name()).pooling;
+        let model = model.model();
+        let usual = match model.purpose() {
+            Purpose::Embedding => Pooling::Mean,
+            _ => Pooling::Last,
+        };
+        declared.or(model.hparams().pooling).unwrap_or(usual)
+    }
+
+    /// Puts the prompt that is asked for before each text.
+    fn put_prompts(&self, wanted: &mut Texts) -> Result<(), Failure> {
+        let Some(input_type) = &wanted.input_type else {
+            return Ok(());
+        };
+        let model = wanted.model.name();
+        let prompts = self.defaults(model).prompts;
+        let what = (input_type.as_str(), model, wanted.field);
+        input_type::put_before(&mut wanted.texts, &prompts, what)
+    }
 }
 
-/// Which hidden states make a vector where the request does not say.
-fn pooling_of(model: &LoadedModel) -> Pooling {
-    let model = model.model();
-    let usual = match model.purpose() {
-        Purpose::Embedding => Pooling::Mean,
-        _ => Pooling::Last,
-    };
-    model.hparams().pooling.unwrap_or(usual)
+/// How the engine's values become vectors.
+#[derive(Debug, Clone, Copy)]
+struct VectorShape {
+    /// Elements of a hidden state.
+    n_embd: usize,
+    /// Those of them that are wanted, from the first.
+    width: usize,
+    norm: Norm,
+    /// Each token has a vector.
+    each_token: bool,
+}
+
+impl VectorShape {
+    fn of(pooling: Pooling, wanted: &Texts) -> Self {
+        let n_embd = wanted.model.model().plan().embedding_width() as usize;
+        let each_token = pooling == Pooling::None;
+        let usual = match each_token {
+            true => Norm::None,
+            false => Norm::LENGTH,
+        };
+        Self {
+            n_embd,
+            width: wanted.dimensions.map_or(n_embd, |n| n as usize),
+            norm: wanted.norm.unwrap_or(usual),
+            each_token,
+        }
+    }
+
+    /// Counts the values of a text of so many tokens, where each has a vector, among those of the
+    /// request. They are counted before the engine makes them, all elements of each.
+    fn check_tokens(&self, tokens: u32, field: &str, values: &AtomicU64) -> Result<(), Failure> {
+        if !self.each_token {
+            return Ok(());
+        }
+        let own = u64::from(tokens) * self.n_embd as u64;
+        let all = own + values.fetch_add(own, Ordering::Relaxed);
+        if all <= VALUES_MAX {
+            return Ok(());
+        }
+        let why = format!(
+            "the vectors of all tokens have at least {all} values (pooling none, {} for each token); at most \
+             {VALUES_MAX}: send fewer or shorter texts",
+            self.n_embd
+        );
+        Err(failure::invalid(field, &why))
+    }
+
+    /// The vectors: cut and scaled.
+    fn vectors(&self, mut values: Vec<f32>) -> Vec<f32> {
+        if self.width < self.n_embd {
+            let n = values.len() / self.n_embd;
+            for i in 0..n {
+                let from = i * self.n_embd;
+                values.copy_within(from..from + self.width, i * self.width);
+            }
+            values.truncate(n * self.width);
+        }
+        let vectors = values.chunks_exact_mut(self.width.max(1));
+        vectors.for_each(|vector| self.norm.scale(vector));
+        values
+    }
+}
+
+/// Refuses a vector for each token where the answer can have none.
+fn check_pooling(pooling: Pooling, wanted: &Texts) -> Result<(), Failure> {
+    if pooling != Pooling::None || wanted.each_token {
+        return Ok(());
+    }
+    let why = format!(
+        "'{}' gives each token a vector (pooling none), and this route has one for each text; use /embedding, or set \
+         pooling = \"mean\", \"cls\" or \"last\" in the model's [[model]] section",
+        wanted.model.name()
+    );
+    Err(failure::invalid("model", &why))
 }
 
 /// Refuses texts that are none or too many, and what the model has not.
@@ -194,28 +314,44 @@ fn check_texts(wanted: &Texts) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes a vector of length 1 of it.
-fn to_length_1(vector: &mut [f32]) {
-    let squares: f64 = vector.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
-    if squares > 0.0 {
-        let length = squares.sqrt();
-        vector
-            .iter_mut()
-            .for_each(|v| *v = (f64::from(*v) / length) as f32);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::to_length_1;
+    use super::*;
+
+    fn shape(width: usize, each_token: bool) -> VectorShape {
+        VectorShape {
+            n_embd: 4,
+            width,
+            norm: Norm::LENGTH,
+            each_token,
+        }
+    }
 
     #[test]
-    fn a_vector_gets_the_length_1_and_nothing_stays_nothing() {
-        let mut vector = [3.0, -4.0];
-        to_length_1(&mut vector);
-        assert_eq!(vector, [0.6, -0.8]);
-        let mut nothing = [0.0; 3];
-        to_length_1(&mut nothing);
-        assert_eq!(nothing, [0.0; 3]);
+    fn each_vector_is_cut_and_scaled_by_itself() {
+        let values = vec![3.0, -4.0, 7.0, 8.0, 0.0, 2.0, 9.0, 9.0];
+        let shape = shape(2, true);
+        assert_eq!(shape.vectors(values.clone()), [0.6, -0.8, 0.0, 1.0]);
+        let whole = VectorShape {
+            width: 4,
+            norm: Norm::None,
+            ..shape
+        };
+        assert_eq!(whole.vectors(values.clone()), values);
+        assert_eq!(shape.vectors(values[..4].to_vec()), [0.6, -0.8]);
+    }
+
+    #[test]
+    fn vectors_of_tokens_have_a_bound_for_the_request() {
+        let (values, most) = (AtomicU64::new(0), (VALUES_MAX / 4) as u32);
+        let each = shape(1, true);
+        assert!(each.check_tokens(most - 2, "input", &values).is_ok());
+        assert!(each.check_tokens(2, "input", &values).is_ok());
+        let failure = each.check_tokens(1, "input", &values).unwrap_err();
+        assert_eq!(failure.fields()[0].0, "input");
+        // One vector for each text is counted by the number of texts.
+        let pooled = shape(1, false);
+        let none = AtomicU64::new(0);
+        assert!(pooled.check_tokens(u32::MAX, "input", &none).is_ok());
     }
 }

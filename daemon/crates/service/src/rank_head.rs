@@ -49,7 +49,8 @@ pub(crate) fn pooling(model: &LoadedModel) -> Pooling {
         "modern-bert" => Pooling::Mean,
         _ => Pooling::First,
     };
-    hparams.pooling.unwrap_or(usual)
+    let said = hparams.pooling.filter(|&pooling| pooling != Pooling::None);
+    said.unwrap_or(usual)
 }
 
 /// Client and adapters of a rerank request.

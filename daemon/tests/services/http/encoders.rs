@@ -1,11 +1,12 @@
 //! Encoders on the routes that take them: vectors and scores are those of their authors' code
 //! (tests/fixtures/encoders).
 
+use rocmforge_proto::v1;
 use rocmforged::End;
 use serde_json::{Value, json};
 
 use super::client::HttpDaemon;
-use crate::daemon::fixtures;
+use crate::daemon::{Daemon, fixtures};
 
 fn golden(name: &str) -> Value {
     let path = fixtures().join(format!("encoders/{name}.json"));
@@ -165,5 +166,98 @@ async fn what_a_model_is_for_is_told_and_held_to() {
         let model = models.find(|model| model["id"] == name).unwrap();
         assert_eq!(model["capabilities"][0], expected, "{name}");
     }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+/// The first encoder, whose file says that each token has a vector of its own.
+fn without_pooling(daemon: &Daemon) {
+    let mut bytes = std::fs::read(fixtures().join("encoders/bert.gguf")).unwrap();
+    let key = b"bert.pooling_type";
+    let at = bytes.windows(key.len()).position(|w| w == key).unwrap() + key.len();
+    // Behind its type, a u32: the mean.
+    assert_eq!(bytes[at..at + 8], [4, 0, 0, 0, 1, 0, 0, 0]);
+    bytes[at + 4] = 0;
+    std::fs::write(daemon.dir.path().join("each.gguf"), bytes).unwrap();
+}
+
+fn rows(value: &Value) -> Vec<Vec<f64>> {
+    value.as_array().unwrap().iter().map(floats).collect()
+}
+
+/// Of a file without pooling each token has a vector, where the route has a place for them.
+#[tokio::test]
+async fn without_pooling_each_token_has_a_vector() {
+    let http = HttpDaemon::start().await;
+    without_pooling(&http.daemon);
+    http.daemon.load("each.gguf", "each").await.unwrap();
+    let golden = golden("bert");
+    let cases = golden["cases"].as_array().unwrap();
+    let texts: Vec<&Value> = cases.iter().map(|case| &case["text"]).collect();
+    let mut plain = Vec::new();
+    for (path, field) in [("/embedding", "content"), ("/embeddings", "input")] {
+        let reply = http
+            .post(path, &json!({"model": "each", field: texts}))
+            .await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+        let reply = reply.json();
+        assert_eq!(reply.as_array().unwrap().len(), cases.len());
+        for (i, case) in cases.iter().enumerate() {
+            assert_eq!(reply[i]["index"], i);
+            let found = rows(&reply[i]["embedding"]);
+            assert_eq!(found.len(), case["ids"].as_array().unwrap().len());
+            // The mean of what is not scaled is the vector of the usual pooling.
+            let width = found[0].len();
+            let mean: Vec<f64> = (0..width)
+                .map(|at| found.iter().map(|row| row[at]).sum())
+                .collect();
+            let length = mean.iter().map(|v| v * v).sum::<f64>().sqrt();
+            let mean: Vec<f64> = mean.iter().map(|v| v / length).collect();
+            assert_near(&mean, &floats(&case["mean"]), path);
+            plain = found;
+        }
+    }
+    // Scaled and cut as a request has it.
+    let last = texts[texts.len() - 1];
+    let asked = json!({"model": "each", "content": last, "embd_normalize": 2, "dimensions": 8});
+    let reply = http.post("/embedding", &asked).await.json();
+    let found = rows(&reply[0]["embedding"]);
+    for (found, plain) in found.iter().zip(&plain) {
+        let length = plain[..8].iter().map(|v| v * v).sum::<f64>().sqrt();
+        let expected: Vec<f64> = plain[..8].iter().map(|v| v / length).collect();
+        assert_near(found, &expected, "a vector of a token");
+    }
+    // Over gRPC one after the other.
+    let request = v1::EmbedRequest {
+        model: "each".into(),
+        inputs: vec![v1::EmbedInput {
+            input: Some(v1::embed_input::Input::Text(last.as_str().unwrap().into())),
+        }],
+        ..Default::default()
+    };
+    let over_grpc = http.daemon.inference().embed(request).await.unwrap();
+    let over_grpc = over_grpc.into_inner();
+    assert_eq!(over_grpc.pooling(), v1::Pooling::None);
+    let values = over_grpc.embeddings[0].values.iter();
+    let values: Vec<f64> = values.map(|v| f64::from(*v)).collect();
+    assert_near(&values, &plain.concat(), "over gRPC");
+    for (route, field) in [
+        ("/v1/embeddings", "input"),
+        ("/api/embed", "input"),
+        ("/api/embeddings", "prompt"),
+    ] {
+        let reply = http
+            .post(route, &json!({"model": "each", field: "a"}))
+            .await;
+        assert_eq!(reply.status, 400, "{route}: {reply:?}");
+        assert!(
+            reply.text.contains("use /embedding"),
+            "{route}: {}",
+            reply.text
+        );
+    }
+    let asked = json!({"model": "each", "content": "a", "embd_normalize": -2});
+    let reply = http.post("/embedding", &asked).await;
+    assert_eq!(reply.status, 400, "{reply:?}");
+    assert!(reply.text.contains("embd_normalize"), "{}", reply.text);
     assert_eq!(http.stop().await, End::Drained);
 }

@@ -154,7 +154,7 @@ fn take_row(task: &mut Task, row: usize, found: RowOutput<'_>) -> RowsOutcome {
             if state.iter().any(|v| !v.is_finite()) {
                 return RowsOutcome::Failed(not_finite(&task.loaded));
             }
-            e.take(at, state);
+            e.take(at, task.tokens.len() - 1, state);
             // Behind the first row nothing counts where that is the one.
             match e.pooling == Pooling::First || task.is_complete_at(at + 1) {
                 true => RowsOutcome::Done(None),

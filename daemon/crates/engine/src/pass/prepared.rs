@@ -248,15 +248,17 @@ impl Prepared {
                 let (task, begin) = (&member.task, first_row - n_rows);
                 if e.whole {
                     let wanted = encode::wanted(e.pooling, begin..first_row);
+                    let owners = wanted.clone().map(|_| i);
                     match e.classes {
                         true => {
-                            rows.outputs.push(wanted);
-                            rows.interests.push(member.interest());
-                            rows.owners.push(i);
+                            rows.owners.extend(owners);
+                            let interest = member.interest();
+                            rows.interests.extend(wanted.clone().map(|_| interest));
+                            rows.outputs.extend(wanted);
                         }
                         false => {
-                            rows.hidden.push(wanted);
-                            hidden_owners.push(i);
+                            hidden_owners.extend(owners);
+                            rows.hidden.extend(wanted);
                         }
                     }
                     continue;

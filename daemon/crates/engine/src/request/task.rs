@@ -141,7 +141,7 @@ pub(crate) struct Scoring {
 pub(crate) struct Pooled {
     pub(crate) reply: oneshot::Sender<Result<Embedding, Error>>,
     pub(crate) pooling: Pooling,
-    /// The sum of the first `rows` rows, or the one row that counts.
+    /// The sum of the first `rows` rows, or the one row that counts, or one row after the other.
     pub(crate) values: Vec<f32>,
     pub(crate) rows: usize,
     /// The device pools all rows of a pass: the row that comes is all.
@@ -154,17 +154,24 @@ impl Pooled {
     /// Rows of `n_past..end` whose hidden states count, of a text of `n` tokens.
     pub(crate) fn wanted(&self, n_past: usize, end: usize, n: usize) -> std::ops::Range<usize> {
         let counts = match self.pooling {
-            Pooling::Mean => 0..n,
+            Pooling::Mean | Pooling::None => 0..n,
             Pooling::First => 0..1,
             Pooling::Last => n - 1..n,
         };
         counts.start.max(n_past)..counts.end.min(end).max(counts.start.max(n_past))
     }
 
-    /// Takes the hidden state of the row at `position`; a pass that is done again
-    /// tells some a second time.
-    pub(crate) fn take(&mut self, position: usize, state: &[f32]) {
-        if self.whole || self.pooling != Pooling::Mean {
+    /// Takes the hidden state of the row at `position`, of a text of `n` tokens; a pass that is
+    /// done again tells some a second time.
+    pub(crate) fn take(&mut self, position: usize, n: usize, state: &[f32]) {
+        if self.pooling == Pooling::None {
+            let at = position * state.len();
+            self.values.truncate(at);
+            // No more than they take in the end, which is counted before the engine is asked.
+            self.values
+                .reserve_exact((n * state.len()).saturating_sub(at));
+            self.values.extend_from_slice(state);
+        } else if self.whole || self.pooling != Pooling::Mean {
             self.values = state.to_vec();
         } else if position == self.rows {
             self.values.resize(state.len(), 0.0);

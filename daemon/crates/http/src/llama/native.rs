@@ -1,5 +1,4 @@
-//! llama-server's own routes of text: `/completion` (and `/completions`), `/infill`, `/detokenize`,
-//! `/embedding` (and `/embeddings`).
+//! llama-server's own routes of text: `/completion` (and `/completions`), `/infill`, `/detokenize`.
 
 use std::sync::Arc;
 
@@ -12,20 +11,18 @@ use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::infill::Gap;
 use rocmforge_service::parts::Part;
 use rocmforge_service::prompt::Prompt;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::super::Http;
 use super::super::call::{Call, json as answer};
-use super::super::embedding::{Asked, embed, texts, vector_bytes};
 use super::super::format::WireFormat;
-use super::super::openai::{completions, embeddings};
+use super::super::openai::completions;
 use super::super::prompt::{TextOr, model_name};
 use super::super::reply::stream;
 use super::super::sampling::{WireSampling, small, whole_number};
 use super::super::start::{self, Continuation};
 use super::super::timings::SoFar;
-use super::super::written::List;
 use super::pieces::Pieces;
 
 #[derive(Debug, Deserialize)]
@@ -269,63 +266,4 @@ async fn text_of(call: &Call, request: Request) -> Result<Response, Failure> {
     };
     let text = call.arrival.limit(call.service.text.run(peer, bytes, work));
     answer(&json!({"content": text.await?}))
-}
-
-#[derive(Debug, Deserialize)]
-struct EmbeddingRequest {
-    #[serde(default, deserialize_with = "model_name")]
-    model: String,
-    #[serde(default)]
-    content: Value,
-}
-
-/// The vectors of a text, of which there is one.
-#[derive(Debug, Serialize)]
-struct Row<'a> {
-    index: usize,
-    embedding: [&'a [f32]; 1],
-}
-
-/// The handler of `POST /embedding`: llama-server's list where the texts are called `content`, else
-/// what `/v1/embeddings` gives.
-pub(in super::super) async fn embedding(
-    State(http): State<Arc<Http>>,
-    request: Request,
-) -> Response {
-    let call = Call::of(&http, "POST /embedding", &request);
-    let result = async {
-        let body: Value = call.read(request).await?;
-        if body.get("content").is_none() {
-            return embeddings::answered(&call, body).await;
-        }
-        let asked: EmbeddingRequest = serde_json::from_value(body)
-            .map_err(|error| failure::invalid("body", &error.to_string()))?;
-        let model = call.meant(asked.model).await?;
-        let embedded = embed(
-            &call,
-            Asked {
-                model: &model,
-                texts: texts(asked.content, "content")?,
-                field: "content",
-                dimensions: None,
-                n_ctx: None,
-                truncate: false,
-            },
-        );
-        let embedded = embedded.await?;
-        let list = List {
-            begin: "[".to_owned(),
-            n: embedded.vectors.len(),
-            source_bytes: vector_bytes(&embedded),
-            item: move |index, out: &mut Vec<u8>| {
-                let (vector, _): &(Vec<f32>, u32) = &embedded.vectors[index];
-                let embedding = [vector.as_slice()];
-                serde_json::to_writer(out, &Row { index, embedding })
-            },
-            end: "]".to_owned(),
-        };
-        list.answer(&call)
-    };
-    let result = result.await;
-    call.respond(result)
 }

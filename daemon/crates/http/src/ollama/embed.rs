@@ -98,6 +98,9 @@ async fn many(
             dimensions: asked.dimensions,
             n_ctx: asked.options.and_then(|options| options.num_ctx),
             truncate: asked.truncate.unwrap_or(true),
+            input_type: None,
+            norm: None,
+            each_token: false,
         },
     )
     .await?;
@@ -153,6 +156,9 @@ async fn one(
             dimensions: asked.dimensions,
             n_ctx: asked.options.and_then(|options| options.num_ctx),
             truncate: asked.truncate.unwrap_or(true),
+            input_type: None,
+            norm: None,
+            each_token: false,
         },
     )
     .await?;

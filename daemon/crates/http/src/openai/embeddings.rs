@@ -27,6 +27,10 @@ struct EmbeddingsRequest {
     dimensions: Option<i64>,
     /// A text that is longer than the context is cut.
     truncate: Option<bool>,
+    /// What the texts are embedded for. Jina's word is `task`, sentence-transformers'
+    /// `prompt_name`.
+    #[serde(alias = "task", alias = "prompt_name")]
+    input_type: Option<String>,
 }
 
 /// The handler.
@@ -70,6 +74,9 @@ async fn embedded(call: &Call, mut asked: EmbeddingsRequest) -> Result<Response,
             dimensions: asked.dimensions,
             n_ctx: None,
             truncate: asked.truncate == Some(true),
+            input_type: asked.input_type,
+            norm: None,
+            each_token: false,
         },
     )
     .await?;
