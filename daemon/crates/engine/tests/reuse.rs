@@ -424,6 +424,57 @@ async fn instructions_are_computed_once() {
     }
 }
 
+/// A prompt that has a part of the instructions of one before it, as a subagent's that lacks a
+/// tool, computes little of that part: what its layers need was kept near to where they part.
+#[tokio::test]
+async fn a_part_of_instructions_is_not_computed_again() {
+    const INSTRUCTIONS: usize = 24 * PAGE;
+    // States are kept at every eighth page, and what is parted from at its page.
+    const NEAR: usize = 8 * PAGE;
+    for name in KINDS {
+        let engine = engine(Budget::Bytes(64 << 20));
+        let model = load(&engine, &format!("arch/{name}.gguf"), name).await;
+        let tokenizer = model.tokenizer();
+        let mark = (0..200).find(|&id| tokenizer.is_special(id));
+        let mark = mark.expect("a control token");
+        let text = |seed, n| {
+            let ids = ids(seed, n).into_iter();
+            ids.map(|id| if tokenizer.is_special(id) { 100 } else { id })
+        };
+        // So many of the instructions are the same, and others follow.
+        let prompt = |same: usize, seed: u32| -> Vec<u32> {
+            let others = text(seed, INSTRUCTIONS).skip(same);
+            let instructions = text(7, same).chain(others).collect();
+            let parts = [instructions, text(seed, 3 * PAGE).collect::<Vec<_>>()];
+            let parts = parts
+                .into_iter()
+                .flat_map(|part| [mark].into_iter().chain(part));
+            parts.chain([mark]).collect()
+        };
+        run(&engine, request(&model, prompt(INSTRUCTIONS, 30), 5)).await;
+        for (at, same) in [15 * PAGE + 9, 6 * PAGE, 21 * PAGE + 31]
+            .into_iter()
+            .enumerate()
+        {
+            for (turn, seed) in [40 + at as u32, 50 + at as u32].into_iter().enumerate() {
+                let request = request(&model, prompt(same, seed), 5);
+                let (_, expected, _) = run(&engine, anew(&request)).await;
+                let (_, found, summary) = run(&engine, request).await;
+                assert_eq!(found, expected, "{name}");
+                let reused = summary.reused_tokens as usize;
+                let shared = (same + 1) / PAGE * PAGE;
+                // The second that parts there begins there, or up to two pages before.
+                let least = match turn {
+                    0 => shared.saturating_sub(NEAR),
+                    _ => shared - PAGE,
+                };
+                let what = format!("{name}, {same} tokens, turn {turn}: {reused} of {shared}");
+                assert!((least..=shared).contains(&reused), "{what}");
+            }
+        }
+    }
+}
+
 /// One that comes while another computes what both begin with waits for all of it, not for the part
 /// that is there when it comes.
 #[tokio::test]

@@ -13,7 +13,7 @@ use rocmforge_ops::KV_PAGE_TOKENS;
 use rocmforge_scheduler::{SeqId, SequenceStatus};
 
 use crate::actor::engine::Engine;
-use crate::features::prefix_cache::partings;
+use crate::features::prefix_cache::partings::Partings;
 use crate::request::kv::{SequenceMemory, goes_on_anywhere};
 use crate::request::task::{Task, Work};
 
@@ -54,11 +54,19 @@ impl Engine {
         let Some(realm) = task.realm else {
             return;
         };
-        let likely = match goes_on_anywhere(task.loaded.model().plan()) {
-            true => Vec::new(),
+        let plan = task.loaded.model().plan();
+        let partings = match goes_on_anywhere(plan) {
+            true => Partings::default(),
             false => {
                 let tokenizer = task.loaded.tokenizer();
-                partings::likely(&task.tokens, |id| tokenizer.is_special(id))
+                // A pass more uploads the weights once more where they are streamed.
+                let chances = match self.memory.store.cache.fits(task.model) {
+                    true => self.memory.spare_states_max(plan.state_elements * 4),
+                    false => 0,
+                };
+                let rows = self.space.prefill_chunk.get();
+                let is_special = |id| tokenizer.is_special(id);
+                Partings::of(&task.tokens, is_special, rows, chances)
             }
         };
         let begun = task.memory.begin(
@@ -66,7 +74,7 @@ impl Engine {
             realm,
             task.loaded.model(),
             &task.tokens,
-            (&likely, task.predicts),
+            (&partings, task.predicts),
         );
         task.n_past = begun.positions;
         if begun.positions > 0 {

@@ -106,6 +106,8 @@ struct Node {
     users: u32,
     /// Time of the last use.
     used: u64,
+    /// The slot whose state is kept on a chance.
+    spare: Option<usize>,
 }
 
 impl Node {
@@ -116,6 +118,12 @@ impl Node {
     fn has_on_device(&self) -> bool {
         let mut slots = self.slots.iter().flatten();
         slots.any(|s| s.on_device().is_some())
+    }
+
+    /// Whether it has a state on the device that is kept on a chance, and no sequence uses.
+    fn has_spare(&self) -> bool {
+        let slot = self.spare.and_then(|slot| self.slots[slot].as_ref());
+        slot.is_some_and(|s| s.users == 0 && s.on_device().is_some())
     }
 
     fn has_stored(&self) -> bool {
@@ -146,6 +154,8 @@ pub(crate) struct Prefixes {
     idle: BTreeSet<Age>,
     /// Nodes of which no slot is in use and that have something in the host's memory.
     stored: BTreeSet<Age>,
+    /// Nodes with a state that is kept on a chance, on the device and not in use.
+    spare: BTreeSet<Age>,
     /// Places in the host's memory that nothing is in any more.
     loose: Vec<HostSlot>,
     next: u64,
@@ -284,6 +294,7 @@ impl Prefixes {
             children: 0,
             users: 0,
             used,
+            spare: None,
         };
         self.idle.insert(node.age(id));
         self.nodes.insert(id, node);
@@ -297,9 +308,14 @@ impl Prefixes {
         let result = how(node);
         let after = node.age(id);
         let free = node.users == 0;
-        let (on_device, stored) = (node.has_on_device(), node.has_stored());
+        let (on_device, stored, spare) =
+            (node.has_on_device(), node.has_stored(), node.has_spare());
         let idle = free && (on_device || (node.children == 0 && !stored));
-        for (set, is_in) in [(&mut self.idle, idle), (&mut self.stored, free && stored)] {
+        for (set, is_in) in [
+            (&mut self.idle, idle),
+            (&mut self.stored, free && stored),
+            (&mut self.spare, spare),
+        ] {
             if !is_in || before != after {
                 set.remove(&before);
             }
@@ -332,6 +348,7 @@ impl Prefixes {
         self.change(id, |node| {
             let place = SlotLocation::Device(block, slab);
             node.slots[slot] = Some(Slot { place, users: 0 });
+            node.spare.take_if(|spare| *spare == slot);
         });
         self.kept_more(model, slab.bytes);
         if held {
@@ -346,7 +363,10 @@ impl Prefixes {
             node.users += 1;
             let held = node.slots[slot].as_mut().expect("a found slot is there");
             held.users += 1;
-            (node.key.realm.model, held.place, held.users == 1)
+            let (place, first) = (held.place, held.users == 1);
+            // Prompts part there.
+            node.spare.take_if(|spare| *spare == slot);
+            (node.key.realm.model, place, first)
         });
         if let (SlotLocation::Device(_, slab), true) = (place, first) {
             self.kept_less(model, slab.bytes);
@@ -388,6 +408,9 @@ impl Prefixes {
         self.nodes.get(&id)?;
         let (model, taken) = self.change(id, |node| {
             let taken = node.slots[slot].take_if(|s| s.users == 0);
+            if taken.is_some() {
+                node.spare.take_if(|spare| *spare == slot);
+            }
             (node.key.realm.model, taken)
         });
         match taken?.place {
@@ -461,6 +484,7 @@ impl Prefixes {
         }
         let node = self.nodes.remove(&id).expect("looked at above");
         self.idle.remove(&node.age(id));
+        self.spare.remove(&node.age(id));
         self.by_content.remove(&node.key);
         if let Some(parent) = node.key.parent.filter(|p| self.nodes.contains_key(p)) {
             self.change(parent, |parent| parent.children -= 1);
@@ -470,6 +494,7 @@ impl Prefixes {
 
 pub(crate) mod partings;
 mod room;
+mod spare;
 mod stored;
 #[cfg(test)]
 mod tests;

@@ -6,16 +6,19 @@
 //! of which the sequence then is one user among others; a sequence begins with what is found there.
 //! Nothing writes to a page that is shared: rows are computed behind it.
 
+mod sharing;
+
 use rocmforge_device::{ALIGNMENT, NO_PAGE, Plan};
 use rocmforge_model::Model;
 use rocmforge_ops::{KV_PAGE_TOKENS, KvGroup};
 use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
 use crate::api::error::Error;
-use crate::features::kv_disk::keys::Chain;
+use crate::features::prefix_cache::partings::Partings;
 use crate::features::prefix_cache::{NodeId, Realm, SlotLocation};
 use crate::features::speculation::draft_kv::{DraftKey, DraftKv};
 use crate::memory::Memory;
+use crate::request::kv::sharing::Sharing;
 
 /// Pages that a prompt must go beyond what is found for its end to be worth a pass of its own: the
 /// state of recurrent layers can be kept only where a pass ends.
@@ -42,25 +45,6 @@ struct Pages {
     offsets: Vec<u64>,
     /// Pages before this one were given back.
     first: usize,
-}
-
-/// How a sequence takes part in the prefix cache.
-#[derive(Debug)]
-struct Sharing {
-    realm: Realm,
-    /// The node of its last page that was handed over; `None` at first.
-    at: Option<NodeId>,
-    /// The name of the prefix up to there, where it is kept on disk.
-    chain: Option<Chain>,
-    /// Pages that it began with.
-    found: usize,
-    /// Pages that were found or handed over.
-    pages: usize,
-    /// Positions from which others are likely to go on: where prompts parted before, and the
-    /// prompt's end. There the state is kept, and what lies in a window before.
-    marks: Vec<usize>,
-    /// The last state that was kept behind the prompt: the next one takes its place.
-    moving: Option<NodeId>,
 }
 
 /// The memory of one sequence.
@@ -228,15 +212,15 @@ impl SequenceMemory {
     }
 
     /// Begins with what is there of the known tokens, and takes part in the prefix cache from now
-    /// on. The last of the tokens is computed in any case, for its logits. `likely` are pages up to
-    /// where other prompts are likely to part from this one.
+    /// on. The last of the tokens is computed in any case, for its logits. `partings` are where
+    /// other prompts part from this one.
     pub(crate) fn begin(
         &mut self,
         memory: &mut Memory,
         realm: Realm,
         of: &Model,
         tokens: &[u32],
-        (likely, predicts): (&[usize], bool),
+        (partings, predicts): (&Partings, bool),
     ) -> PrefixStart {
         let plan = of.plan();
         let most = tokens.len().saturating_sub(1) / KV_PAGE_TOKENS;
@@ -264,30 +248,31 @@ impl SequenceMemory {
         }
         memory.let_go(held);
         let chain = memory.note_prefix(realm, nodes, tokens);
-        let mut marks = Vec::new();
+        let (mut marks, mut chances) = (Vec::new(), Vec::new());
         if !goes_on_anywhere(plan) {
             // Where prompts part, unless that is near to where this one goes on.
-            let partings = [found.common, most]
-                .into_iter()
-                .chain(likely.iter().copied());
-            let far = partings.filter(|&p| p >= pages + STATE_PAGES_MIN && p <= most);
+            let known = [found.common, most].into_iter();
+            let known = known.chain(partings.likely.iter().copied());
+            let far = known.filter(|&p| p >= pages + STATE_PAGES_MIN && p <= most);
             marks.extend(far.map(|p| p * KV_PAGE_TOKENS));
             marks.sort_unstable();
             marks.dedup();
+            // In what is new: before that, prompts parted where there is more.
+            let may = partings.chances.iter().filter(|&&p| p > found.common);
+            chances.extend(may.map(|p| p * KV_PAGE_TOKENS));
         }
-        let stops = match plan.state_elements {
-            0 => Vec::new(),
-            _ => marks.clone(),
-        };
-        self.sharing = Some(Sharing {
+        let sharing = Sharing {
             realm,
             at: nodes.last().copied(),
             chain,
             found: pages,
             pages,
             marks,
+            chances,
             moving: None,
-        });
+        };
+        let stops = sharing.stops(plan);
+        self.sharing = Some(sharing);
         PrefixStart { positions, stops }
     }
 
@@ -301,10 +286,7 @@ impl SequenceMemory {
             return None;
         }
         sharing.marks.push(position);
-        match plan.state_elements {
-            0 => Some(Vec::new()),
-            _ => Some(sharing.marks.clone()),
-        }
+        Some(sharing.stops(plan))
     }
 
     /// The last marked position up to `position`: its state is kept for other requests once
@@ -421,7 +403,8 @@ impl SequenceMemory {
     ) -> Result<(), Error> {
         self.groups.resize_with(plan.kv.len(), Pages::default);
         let sharing = self.sharing.as_ref();
-        let (marks, found) = sharing.map_or((&[][..], 0), |s| (&s.marks, s.found));
+        let (marks, chances, found) =
+            sharing.map_or((&[][..], &[][..], 0), |s| (&s.marks, &s.chances, s.found));
         for (g, (pages, group)) in self.groups.iter_mut().zip(&plan.kv).enumerate() {
             let behind = group.first_page(first).min(pages.held.len());
             for page in pages.first..behind {
@@ -436,7 +419,8 @@ impl SequenceMemory {
                         let is_read = |&mark: &usize| {
                             (group.first_page(mark)..mark / KV_PAGE_TOKENS).contains(&page)
                         };
-                        if page >= found && !marks.iter().any(is_read) {
+                        let mut read = marks.iter().chain(chances);
+                        if page >= found && !read.any(is_read) {
                             memory.give_up(node, g);
                         }
                     }
@@ -506,20 +490,7 @@ impl SequenceMemory {
             }
         }
         if let (Some(node), Some(state)) = (sharing.at, state) {
-            let slot = plan.kv.len();
-            if !memory.prefixes.has(node, slot) {
-                let kept = memory.keep_state(node, slot, state, sharing.realm.model);
-                let marked = sharing.marks.contains(&(n_past - beyond));
-                if let Some(chain) = sharing.chain.filter(|_| kept && marked) {
-                    memory.note_node(node, sharing.realm.model, chain, true);
-                }
-                if kept
-                    && !marked
-                    && let Some(before) = sharing.moving.replace(node)
-                {
-                    memory.give_up(before, slot);
-                }
-            }
+            keep_state(sharing, memory, (node, n_past - beyond), (plan, state));
         }
     }
 
@@ -589,4 +560,35 @@ pub(crate) fn bytes_for(plan: &Plan, n_tokens: usize, rows: usize) -> u64 {
         })
         .sum();
     pages + aligned(plan.state_elements * 4)
+}
+
+/// Keeps a sequence's state behind a node at this position.
+fn keep_state(
+    sharing: &mut Sharing,
+    memory: &mut Memory,
+    (node, position): (NodeId, usize),
+    (plan, state): (&Plan, BlockId),
+) {
+    let (model, slot) = (sharing.realm.model, plan.kv.len());
+    let marked = sharing.marks.contains(&position);
+    if memory.prefixes.has(node, slot) {
+        if marked {
+            memory.prefixes.settle(node, slot);
+        }
+        return;
+    }
+    let on_chance = !marked && sharing.chances.contains(&position);
+    if on_chance && memory.keep_spare_state(node, slot, state, model) {
+        return;
+    }
+    let kept = memory.keep_state(node, slot, state, model);
+    if let Some(chain) = sharing.chain.filter(|_| kept && marked) {
+        memory.note_node(node, model, chain, true);
+    }
+    if kept
+        && !marked
+        && let Some(before) = sharing.moving.replace(node)
+    {
+        memory.give_up(before, slot);
+    }
 }

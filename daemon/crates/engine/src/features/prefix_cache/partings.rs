@@ -4,6 +4,10 @@
 //! instructions asks something else. Layers with windows or states go on only from where what they
 //! need was kept, so it is kept there the first time. Chat templates end each part with control
 //! tokens, which no text contains.
+//!
+//! Some prompts have a part of the same instructions, as those of subagents that lack one tool of
+//! many: they part anywhere in them. What layers need is kept at even distances there, on the
+//! chance, and is the first to go (`spare.rs`).
 
 use rocmforge_ops::KV_PAGE_TOKENS;
 
@@ -19,8 +23,58 @@ const PARTS_MAX: usize = 2;
 const HEADER_SPECIALS_MAX: usize = 2;
 const HEADER_TEXT_MAX: usize = 3;
 
+/// Distances between the places where prompts part on a chance, in tokens: in this range they are a
+/// part of the usual pass, which so ends more often.
+const CHANCE_TOKENS_MIN: usize = 8 * KV_PAGE_TOKENS;
+const CHANCE_TOKENS_MAX: usize = 16 * KV_PAGE_TOKENS;
+const CHANCE_PART: usize = 4;
+
+/// Most such places of a prompt.
+pub(crate) const CHANCES_MAX: usize = 64;
+
+/// Where prompts part, in pages from the first.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Partings {
+    /// Where they are likely to, ascending.
+    pub(crate) likely: Vec<usize>,
+    /// Where they may, ascending.
+    pub(crate) chances: Vec<usize>,
+}
+
+impl Partings {
+    /// Those of a prompt. Of chances there are `chances` at most, so far from each other as suits
+    /// passes of `rows` rows.
+    pub(crate) fn of(
+        tokens: &[u32],
+        is_special: impl Fn(u32) -> bool,
+        rows: usize,
+        chances: usize,
+    ) -> Self {
+        let likely = likely(tokens, is_special);
+        let end = likely.last().copied().unwrap_or(0);
+        Self {
+            chances: self::chances(end, rows, chances.min(CHANCES_MAX)),
+            likely,
+        }
+    }
+}
+
+/// Pages at even distances before the page `end`, `most` at most. They are the same for all
+/// prompts, or every other one of them.
+fn chances(end: usize, rows: usize, most: usize) -> Vec<usize> {
+    if most == 0 {
+        return Vec::new();
+    }
+    let tokens = (rows / CHANCE_PART).clamp(CHANCE_TOKENS_MIN, CHANCE_TOKENS_MAX);
+    let mut distance = (tokens / KV_PAGE_TOKENS).next_power_of_two();
+    while end.saturating_sub(1) / distance > most {
+        distance *= 2;
+    }
+    (distance..end).step_by(distance).collect()
+}
+
 /// Pages up to the ends of the first long parts of a prompt, ascending.
-pub(crate) fn likely(tokens: &[u32], is_special: impl Fn(u32) -> bool) -> Vec<usize> {
+fn likely(tokens: &[u32], is_special: impl Fn(u32) -> bool) -> Vec<usize> {
     let mut pages = Vec::new();
     let (mut from, mut at) = (0, 0);
     while at < tokens.len() && pages.len() < PARTS_MAX {
@@ -80,5 +134,27 @@ mod tests {
         assert_eq!(find(&[40, 300, 300, 300, 10]), found);
         assert!(find(&[]).is_empty());
         assert!(likely(&[], |_| true).is_empty());
+    }
+
+    #[test]
+    fn chances_are_at_even_distances_up_to_the_end_of_the_last_long_part() {
+        let is_special = |id| id >= 900;
+        // 1 + 3 + 1200 + 1 + 3 tokens.
+        let of = |rows, most| Partings::of(&parts(&[1200, 40]), is_special, rows, most);
+        assert_eq!(of(512, 64).likely, [1208 / KV_PAGE_TOKENS]);
+        let pages = [8, 16, 24, 32];
+        assert_eq!(of(512, 64).chances, pages);
+        assert_eq!(of(1, 64).chances, pages);
+        assert_eq!(of(2048, 64).chances, [16, 32]);
+        assert_eq!(of(1 << 20, 64).chances, [16, 32]);
+        // Fewer are farther from each other, and among those that there would be.
+        assert_eq!(of(512, 3).chances, [16, 32]);
+        assert_eq!(of(512, 1).chances, [32]);
+        assert!(of(512, 0).chances.is_empty());
+        assert!(
+            Partings::of(&parts(&[40, 40]), is_special, 512, 64)
+                .chances
+                .is_empty()
+        );
     }
 }

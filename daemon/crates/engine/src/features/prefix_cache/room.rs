@@ -28,7 +28,7 @@ impl Memory {
     }
 
     /// What may be kept while `more` bytes are about to be reserved.
-    fn prefix_limit(&self, more: u64) -> u64 {
+    pub(super) fn prefix_limit(&self, more: u64) -> u64 {
         let usage = self.store.cache.usage();
         let in_use = usage.blocks() - self.prefixes.kept_bytes();
         let left = self.store.budget().saturating_sub(in_use + more);
@@ -52,9 +52,12 @@ impl Memory {
         while self.prefixes.kept_bytes() > limit && self.give_up_oldest() {}
     }
 
-    /// Gives up the oldest that no sequence uses: it goes to the host's memory, if it is worth
-    /// that, or is no more. Whether there was something.
+    /// Gives up what is kept on a chance, else the oldest that no sequence uses: it goes to the
+    /// host's memory, if it is worth that, or is no more. Whether there was something.
     pub(crate) fn give_up_oldest(&mut self) -> bool {
+        if self.give_up_spare(None) {
+            return true;
+        }
         let oldest = self.prefixes.oldest();
         oldest.inspect(|&node| self.write_before_eviction(node));
         match oldest {
@@ -160,6 +163,17 @@ impl Memory {
                 return false;
             }
         }
+        self.copy_state(node, slot, from, model)
+    }
+
+    /// Copies a state into an empty slot, on the device. Whether it is there.
+    pub(super) fn copy_state(
+        &mut self,
+        node: NodeId,
+        slot: usize,
+        from: Slab,
+        model: ModelId,
+    ) -> bool {
         let Ok((block, to)) = self.reserve(BlockKind::Kv, Some(model), from.bytes) else {
             return false;
         };

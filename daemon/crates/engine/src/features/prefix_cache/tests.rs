@@ -26,6 +26,8 @@ impl Prefixes {
             assert_eq!(self.idle.contains(&node.age(*id)), idle);
             let waits = users == 0 && stored;
             assert_eq!(self.stored.contains(&node.age(*id)), waits);
+            assert_eq!(self.spare.contains(&node.age(*id)), node.has_spare());
+            assert!(node.spare.is_none_or(|slot| node.slots[slot].is_some()));
             let slots = node.slots.iter().flatten().filter(|s| s.users == 0);
             let slabs = slots.filter_map(|s| s.on_device());
             kept += slabs.map(|(_, slab)| slab.bytes).sum::<u64>();
@@ -36,6 +38,8 @@ impl Prefixes {
                 assert!(self.nodes[&parent].used >= node.used);
             }
         }
+        let spare = self.nodes.values().filter(|node| node.has_spare());
+        assert_eq!(spare.count(), self.spare.len());
         assert_eq!(kept, self.kept_bytes);
         assert_eq!(self.by_content.len(), self.nodes.len());
         assert!(self.idle.len() <= self.nodes.len() && self.stored.len() <= self.nodes.len());
@@ -113,6 +117,38 @@ fn what_was_used_longest_ago_goes_first_and_children_before_parents() {
 }
 
 #[test]
+fn what_is_kept_on_a_chance_goes_first_until_a_sequence_begins_with_it() {
+    let (mut prefixes, mut blocks) = (Prefixes::default(), Blocks::new());
+    let nodes = path(&mut prefixes, &mut blocks, &[1, 2, 3]);
+    let other = path(&mut prefixes, &mut blocks, &[4]);
+    let used = |prefixes: &Prefixes, id: NodeId| prefixes.age(id).0;
+    prefixes.make_spare(nodes[0], 0);
+    prefixes.make_spare(nodes[1], 0);
+    prefixes.make_spare(other[0], 0);
+    prefixes.assert_consistent();
+    assert_eq!(prefixes.spare_bytes(), 3 * 4096);
+    // What was used longest ago, and of that what is deeper.
+    assert_eq!(prefixes.next_spare(None), Some((nodes[1], 0)));
+    let first = Some(used(&prefixes, nodes[0]));
+    assert_eq!(prefixes.next_spare(first), None, "of the same use");
+    let later = Some(used(&prefixes, other[0]));
+    assert_eq!(prefixes.next_spare(later), Some((nodes[1], 0)));
+    // In use it does not go, and then it is like any other.
+    prefixes.hold(nodes[1], 0);
+    prefixes.assert_consistent();
+    assert_eq!(prefixes.next_spare(None), Some((nodes[0], 0)));
+    prefixes.let_go(nodes[1], 0);
+    assert_eq!(prefixes.next_spare(None), Some((nodes[0], 0)));
+    prefixes.settle(nodes[0], 0);
+    prefixes.touch(nodes[2]);
+    assert_eq!(prefixes.next_spare(None), Some((other[0], 0)));
+    let taken = prefixes.take(other[0], 0);
+    assert!(taken.is_some() && prefixes.next_spare(None).is_none());
+    assert_eq!(prefixes.spare_bytes(), 0);
+    prefixes.assert_consistent();
+}
+
+#[test]
 fn realms_have_nothing_in_common() {
     let (mut prefixes, mut blocks) = (Prefixes::default(), Blocks::new());
     path(&mut prefixes, &mut blocks, &[1]);
@@ -186,7 +222,21 @@ fn any_order_of_use_leaves_the_sums_right() {
     let mut host_kv = HostKv::new(8 * 4096, false);
     let mut brought_back = 0;
     for step in 0..20_000 {
-        match rng.random_range(0..13) {
+        match rng.random_range(0..14) {
+            13 => {
+                let mut ids: Vec<NodeId> = prefixes.nodes.keys().copied().collect();
+                ids.sort_unstable();
+                if !ids.is_empty() {
+                    let id = ids[rng.random_range(0..ids.len())];
+                    let is_free = prefixes.nodes[&id].slots[0]
+                        .as_ref()
+                        .is_some_and(|slot| slot.users == 0);
+                    match is_free {
+                        true => prefixes.make_spare(id, 0),
+                        false => prefixes.settle(id, 0),
+                    }
+                }
+            }
             0..3 => {
                 let length = rng.random_range(1..6);
                 let tokens: Vec<u32> = (0..length).map(|_| rng.random_range(0..3)).collect();
