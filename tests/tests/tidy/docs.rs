@@ -191,7 +191,7 @@ fn doc_comments_name_their_object() {
             let comment = line.trim_start().strip_prefix("///");
             if let Some(comment) = comment.filter(|_| !is_inside) {
                 let begins = |word: &&str| comment.trim_start().starts_with(word);
-                if REFER.iter().any(|word| begins(&word)) {
+                if REFER.iter().any(begins) {
                     broken.at(&file, n, line);
                 }
             }

@@ -10,16 +10,17 @@ pub const TAIL_MAX_BYTES: usize = 64;
 /// The end of a rendered chat.
 #[derive(Debug, Clone, Default)]
 pub struct Tail {
-    /// Its text without the space after it, at most [`TAIL_MAX_BYTES`] bytes: it tells whether the
-    /// answer begins inside of something that the template has opened. Where messages have headers,
-    /// the last of them is in front of it.
+    /// The end of the prompt without the space after it, at most [`TAIL_MAX_BYTES`] bytes: it says
+    /// whether the answer begins inside of something that the template has opened. Where messages
+    /// have headers, the last of them is in front of it.
     pub text: String,
-    /// It is the middle of a message that the answer goes on with, however long that is.
+    /// Whether the tail is the middle of a message that the answer goes on with, however long that
+    /// is.
     pub continues: bool,
 }
 
 impl Tail {
-    /// That of a rendered chat.
+    /// The tail of a rendered chat.
     pub fn of(text: &str, with_headers: bool, ending: Ending) -> Self {
         Self {
             text: tail_of(text, with_headers),

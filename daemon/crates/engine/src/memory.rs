@@ -119,7 +119,7 @@ impl Memory {
             self.distrust_prefixes(model);
         }
         self.store.evict_spoiled();
-        self.share_equal();
+        self.equal.share(&mut self.store);
     }
 
     /// Makes a segment resident and holds it until [`Store::release`]. What has

@@ -31,11 +31,11 @@ const SEED: u64 = 12;
 /// What came of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is right.
+    /// The operation is right.
     Passed,
-    /// It is wrong, or the device refused or failed.
+    /// The operation is wrong, or the device refused or failed.
     Failed,
-    /// It was not tried.
+    /// The operation was not tried.
     Skipped,
     /// Something to know.
     Note,

@@ -37,7 +37,7 @@ pub enum Error {
     Device {
         /// The case.
         case: String,
-        /// Its seed.
+        /// Seed of the case's inputs.
         seed: u64,
         /// Which device.
         kind: &'static str,

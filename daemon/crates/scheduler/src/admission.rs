@@ -33,7 +33,7 @@ pub(crate) struct Head {
     has_its_places: bool,
     /// Whether the client is promised as much KV as it has a right to; false goes first.
     has_its_room: bool,
-    /// Its model has as much of the client's KV as it has a right to, beside other models; false
+    /// Whether the model has as much of the client's KV as it has a right to, beside others; false
     /// goes first of one client.
     of_large_model: bool,
     /// False goes first.

@@ -206,7 +206,7 @@ impl Service {
 struct VectorShape {
     /// Elements of a hidden state.
     n_embd: usize,
-    /// Those of them that are wanted, from the first.
+    /// Elements of each vector to return, from the first.
     width: usize,
     norm: Norm,
     /// Each token has a vector.

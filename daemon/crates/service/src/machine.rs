@@ -35,7 +35,7 @@ pub struct FoundDriver {
     pub driver_version: Option<String>,
     /// Version of the runtime.
     pub runtime_version: Option<String>,
-    /// Its devices.
+    /// The driver's devices.
     pub devices: Vec<FoundDevice>,
     /// What went wrong.
     pub errors: Vec<String>,
@@ -50,7 +50,7 @@ pub struct FoundDevice {
     pub name: String,
     /// What kernels are compiled for.
     pub arch: String,
-    /// Its memory in bytes.
+    /// The device's memory in bytes.
     pub memory_bytes: u64,
     /// Compute units or streaming multiprocessors.
     pub compute_units: u32,

@@ -9,11 +9,11 @@ use crate::{BlockKind, Counters, ModelId, SegmentSpec, SegmentState, Slab, Usage
 /// What a segment is in a group of the same content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// It is in none.
+    /// The segment is in no group.
     Alone,
-    /// Its slab is that of others too.
+    /// The segment's slab is that of others too.
     Holder,
-    /// Its slab is that of another one.
+    /// The segment uses the slab of another one.
     Borrower,
 }
 

@@ -18,7 +18,6 @@ use rocmforge_device::{PlacedTensor, SegmentLayout};
 use rocmforge_gguf::MappedFile;
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
-use crate::memory::Memory;
 use crate::store::Store;
 
 /// Bytes that are compared at a time.
@@ -163,6 +162,38 @@ impl EqualSegments {
         thread.is_some_and(|thread| thread.jobs.send(comparison).is_ok())
     }
 
+    /// Looks at what has come, and has equal segments share a slab.
+    pub(crate) fn share(&mut self, store: &mut Store) {
+        let mut arrived = std::mem::take(&mut store.arrived);
+        if !self.is_on {
+            arrived.clear();
+        }
+        if arrived.is_empty() && !self.is_comparing() && self.equal.is_empty() {
+            return;
+        }
+        for segment in arrived {
+            self.note(store, segment);
+        }
+        self.go_on(store);
+        for _ in 0..self.equal.len().min(SHARED_AT_ONCE) {
+            let Some(comparison) = self.equal.pop_front() else {
+                break;
+            };
+            if !comparison.holds_for(store) {
+                continue;
+            }
+            let (first, second) = comparison.pair;
+            match store.share(first, second) {
+                Ok(true) => tracing::debug!(%first, %second, "equal segments share a slab"),
+                Ok(false) => self.equal.push_back(comparison),
+                Err(error) => {
+                    let error = crate::api::error::chain(&error);
+                    tracing::warn!(%first, %second, %error, "equal segments cannot share a slab");
+                }
+            }
+        }
+    }
+
     /// A model is no more.
     pub(crate) fn forget(&mut self, model: ModelId) {
         let is_of = |pair: &Pair| pair.0.model == model || pair.1.model == model;
@@ -174,40 +205,6 @@ impl EqualSegments {
         self.asked.retain(|pair| !is_of(pair));
         self.unequal.retain(|pair| !is_of(pair));
         self.equal.retain(|comparison| !is_of(&comparison.pair));
-    }
-}
-
-impl Memory {
-    /// Looks at what has come, and has equal segments share a slab.
-    pub(crate) fn share_equal(&mut self) {
-        let mut arrived = std::mem::take(&mut self.store.arrived);
-        if !self.equal.is_on {
-            arrived.clear();
-        }
-        if arrived.is_empty() && !self.equal.is_comparing() && self.equal.equal.is_empty() {
-            return;
-        }
-        for segment in arrived {
-            self.equal.note(&self.store, segment);
-        }
-        self.equal.go_on(&self.store);
-        for _ in 0..self.equal.equal.len().min(SHARED_AT_ONCE) {
-            let Some(comparison) = self.equal.equal.pop_front() else {
-                break;
-            };
-            if !comparison.holds_for(&self.store) {
-                continue;
-            }
-            let (first, second) = comparison.pair;
-            match self.store.share(first, second) {
-                Ok(true) => tracing::debug!(%first, %second, "equal segments share a slab"),
-                Ok(false) => self.equal.equal.push_back(comparison),
-                Err(error) => {
-                    let error = crate::api::error::chain(&error);
-                    tracing::warn!(%first, %second, %error, "equal segments cannot share a slab");
-                }
-            }
-        }
     }
 }
 

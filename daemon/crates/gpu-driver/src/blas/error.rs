@@ -11,7 +11,7 @@ pub enum Error {
         "0 bytes of device memory were refused: {0}; end other users of that memory, or lower the budget"
     )]
     Memory(String),
-    /// It has no way to make the product, or failed.
+    /// The library has no way to make the product, or failed.
     #[error("matrix product: {0}")]
     Driver(String),
 }

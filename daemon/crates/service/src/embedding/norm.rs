@@ -5,9 +5,9 @@
 pub enum Norm {
     /// Nothing: it stays as the model gives it.
     None,
-    /// Its largest element, so that this becomes [`LARGEST`].
+    /// Division by the largest element, so that this becomes [`LARGEST`].
     Largest,
-    /// Its p-norm: with 1 the sum of its elements' absolute values, with 2 its length.
+    /// Division by the p-norm: with 1 the sum of the elements' absolute values, with 2 the length.
     Power(u32),
 }
 

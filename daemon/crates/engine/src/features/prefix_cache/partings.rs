@@ -42,8 +42,8 @@ pub(crate) struct Partings {
 }
 
 impl Partings {
-    /// Those of a prompt. Of chances there are `chances` at most, so far from each other as suits
-    /// passes of `rows` rows.
+    /// Places where a prompt may part from others. Of chances there are `chances` at most, so far
+    /// from each other as suits passes of `rows` rows.
     pub(crate) fn of(
         tokens: &[u32],
         is_special: impl Fn(u32) -> bool,
