@@ -284,7 +284,8 @@ declare_settings! {
         /// Users and groups that may use models: generate, tokenize, read the status.
         use_by: Who = users(), Is("*"), AtRestart;
 
-        /// Users and groups that may also load, unload, pin and evict models, and test GPUs.
+        /// Users and groups that may also load, unload, preload, pin and evict models, and test
+        /// GPUs.
         manage_by: Who = users(), Unset("as use_by"), AtRestart;
 
         /// Users and groups that may also change budget and policy, and reload the settings.

@@ -1,4 +1,4 @@
-//! Matrix products at the shapes of Llama-3.2-1B: `cargo bench -p rocmforge-kernels
+//! Matrix products at the shapes of Llama-3.2-1B: `cargo bench -p rocmforge-kernels-cpu
 //! --bench matmul [-- FILTER]`.
 //!
 //! For each weight type, with 1 and 2 threads: a whole model's weights multiplied with one token

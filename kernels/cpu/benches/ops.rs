@@ -2,7 +2,7 @@
 //! 64, n_embd 2048, n_ff 8192, 128,256 tokens; attention also at those of Qwen3-0.6B, 16 query
 //! heads and 8 key/value heads of 128. Prints the median, and bytes that must move over it.
 //!
-//! `cargo bench -p rocmforge-kernels --bench ops -- [threads] [filter]` (default:
+//! `cargo bench -p rocmforge-kernels-cpu --bench ops -- [threads] [filter]` (default:
 //! all cores, all operations).
 
 use std::hint::black_box;

@@ -1,8 +1,8 @@
 //! The codebooks of IQ1, IQ2 and IQ3: which groups of 4 or 8 values an index stands for.
 //!
-//! The numbers are ggml's and are in `hip/codebook_*.h`, one file a codebook, where the device's
-//! kernels read them too. Here they become words of four bytes as the products want them, so that a
-//! block is gathered and not computed.
+//! The numbers are ggml's and are in `kernels/gpu/hip/codebook_*.h`, one file a codebook, where the
+//! device's kernels read them too. Here they become words of four bytes as the products want them,
+//! so that a block is gathered and not computed.
 
 /// Entry n of a codebook: four values a word, eight (two words) in all but IQ3's.
 pub(crate) static IQ2_XXS: [i32; 512] = words(&IQ2_XXS_CODES, 2, &IQ2_PLUS_64);

@@ -15,7 +15,7 @@ use super::driver::{
 /// *Invariant:* [`Stream::queued`] changes with everything that is queued. The handle is private,
 /// and whoever takes it is taken to queue something ([`Stream::handle`]). Who keeps it to queue
 /// more later says so by [`Stream::note_queued`], which no type asks for: the vendor's products
-/// alone do (`device/passes.rs`).
+/// alone do (`device-gpu/src/passes.rs`).
 #[derive(Debug)]
 pub struct Stream {
     context: Context,

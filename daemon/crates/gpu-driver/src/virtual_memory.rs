@@ -9,8 +9,8 @@
 //!
 //! *Invariant:* whatever the order in which owners go, a range is given back when nothing is mapped
 //! there. A [`Chunk`] holds an `Arc` of its [`Reservation`], and its `Drop` unmaps before it gives
-//! its memory back (`Setup::end` in `device/arena/tests.rs` finds nothing left and no violation).
-//! Neither waits for work on the device: who lets a chunk go does, before.
+//! its memory back (`Setup::end` in `device-gpu/src/arena/tests.rs` finds nothing left and no
+//! violation). Neither waits for work on the device: who lets a chunk go does, before.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -274,7 +274,7 @@ fn start() -> Option<Thread> {
             }
         }
     };
-    let thread = std::thread::Builder::new().name("compare".to_owned());
+    let thread = std::thread::Builder::new().name("equal".to_owned());
     match thread.spawn(work) {
         Ok(_) => Some(Thread {
             jobs,

@@ -26,6 +26,7 @@ struct EmbeddingRequest {
     embd_normalize: Option<i64>,
     dimensions: Option<i64>,
     truncate: Option<bool>,
+    #[serde(alias = "task", alias = "prompt_name")]
     input_type: Option<String>,
 }
 
