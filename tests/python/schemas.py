@@ -205,7 +205,11 @@ def validator(schema):
     named = str(schema.get("$schema")).rstrip("#")
     of = {draft.META_SCHEMA["$schema"].rstrip("#"): draft for draft in drafts}
     # TypeBox names none, and writes tuples as draft 7 does.
-    lists = '"items": [' in json.dumps(schema)
+    text = json.dumps(schema)
+    lists = '"items": [' in text
+    # zod-to-json-schema writes draft 4's words below the name of a later one, where True is 1.
+    if '"exclusiveMinimum": true' in text or '"exclusiveMaximum": true' in text:
+        return jsonschema.Draft4Validator
     return of.get(named, jsonschema.Draft7Validator if lists else jsonschema.Draft202012Validator)
 
 

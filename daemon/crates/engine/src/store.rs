@@ -468,8 +468,14 @@ impl Store {
                 EvictionCause::Kv | EvictionCause::Scratch => self.reserves_for,
                 _ => None,
             };
+            // What is shared now is still there.
+            if *cause == EvictionCause::Shared {
+                continue;
+            }
             let cause = Some(*cause);
-            self.reasons.evicted(*segment, Reason { cause, by });
+            for id in self.cache.members(*segment) {
+                self.reasons.evicted(id, Reason { cause, by });
+            }
         }
     }
 

@@ -175,9 +175,16 @@ impl Scheduler {
 
     /// Admits or refuses one sequence. Whether there was one.
     fn admit_next(&mut self, view: &View<'_>, actions: &mut Vec<Action>) -> bool {
-        let mut passed: Vec<SeqId> = Vec::new();
-        let mut class = None;
+        let mut passed: Vec<Head> = Vec::new();
+        let (mut class, mut only) = (None, None);
         for head in self.heads(view) {
+            // Others wait for the room of one of this client, which its own may pass.
+            if only.is_some_and(|client| client != head.client) {
+                match head.in_time {
+                    true => continue,
+                    false => return false,
+                }
+            }
             if class.is_some_and(|class| class != head.class) {
                 // Nobody of a lower class takes the room that one of a higher class waits for.
                 return false;
@@ -185,21 +192,24 @@ impl Scheduler {
             match self.try_admit(head, view, actions) {
                 Tried::Refused => return true,
                 Tried::Admitted => {
-                    for seq in passed {
-                        self.sequences.get_mut(&seq).expect("it waits").bypassed += 1;
+                    // Whose model has its share is passed by its own client as it should be.
+                    passed.retain(|p| !p.of_large_model || p.client != head.client);
+                    for passed in passed {
+                        let s = self.sequences.get_mut(&passed.seq);
+                        s.expect("it waits").bypassed += 1;
                     }
                     return true;
                 }
                 Tried::NoRoom => {
                     class = Some(head.class);
-                    if head.of_large_model {
-                        continue;
-                    }
                     let bypassed = self.sequences[&head.seq].bypassed;
-                    if !head.in_time || bypassed >= self.config.bypass_max {
-                        return false;
+                    let reserves = !head.in_time || bypassed >= self.config.bypass_max;
+                    match (reserves, head.of_large_model) {
+                        (true, false) => return false,
+                        (true, true) => only = Some(head.client),
+                        (false, _) => {}
                     }
-                    passed.push(head.seq);
+                    passed.push(head);
                 }
             }
         }
@@ -221,7 +231,7 @@ impl Scheduler {
             if firsts.is_empty() {
                 continue;
             }
-            let of_models = classes.map(|class| self.room(Among::ModelsOf(client), class, view));
+            let mut of_models = classes.map(|_| None);
             heads.extend(firsts.into_iter().map(|s| {
                 // One that yielded has waited since it came.
                 let since = match s.begun {
@@ -238,7 +248,9 @@ impl Scheduler {
                     class,
                     has_its_places: places[class as usize].has_its_share(client),
                     has_its_room: room[class as usize].client_has_its_share(client),
-                    of_large_model: of_models[class as usize].model_has_its_share(s.arrival.model),
+                    of_large_model: of_models[class as usize]
+                        .get_or_insert_with(|| self.room(Among::ModelsOf(client), class, view))
+                        .model_has_its_share(s.arrival.model),
                     in_time: !overdue,
                     service: match overdue {
                         true => 0,
@@ -257,7 +269,7 @@ impl Scheduler {
     }
 
     /// The first ready sequence of each model in a queue, in the order in which they came.
-    fn firsts(&self, queue: &Queue) -> Vec<&Sequence> {
+    pub(crate) fn firsts(&self, queue: &Queue) -> Vec<&Sequence> {
         let mut firsts: Vec<&Sequence> = Vec::new();
         let waiting = queue.waiting.values().map(|seq| &self.sequences[seq]);
         for s in waiting.filter(|s| s.ready) {

@@ -50,8 +50,8 @@ impl Scheduler {
         for s in self.running_sequences().filter(|s| s.class() <= class) {
             *held.entry(s.arrival.client).or_default() += 1;
         }
-        for s in self.those_that_wait(class) {
-            held.entry(s.arrival.client).or_default();
+        for client in self.clients_that_wait(class) {
+            held.entry(client).or_default();
         }
         let share = self.config.running_max / held.len().max(1);
         Places {
@@ -60,11 +60,12 @@ impl Scheduler {
         }
     }
 
-    /// Sequences that wait, are not less urgent than this class, and whose readers read.
-    pub(crate) fn those_that_wait(&self, class: Class) -> impl Iterator<Item = &Sequence> {
+    /// Clients of sequences that wait, are not less urgent than this class, and whose readers read.
+    pub(crate) fn clients_that_wait(&self, class: Class) -> impl Iterator<Item = ClientId> {
         let queues = self.queues.iter().filter(move |((_, of), _)| *of <= class);
-        let waiting = queues.flat_map(|(_, queue)| queue.waiting.values());
-        waiting.map(|seq| &self.sequences[seq]).filter(|s| s.ready)
+        queues
+            .filter(|(_, queue)| queue.waiting.values().any(|seq| self.sequences[seq].ready))
+            .map(|((client, _), _)| client)
     }
 
     /// Who gives his place to a waiting sequence, so that those who are kept leave it room; `None`

@@ -122,6 +122,14 @@ impl Queues {
         self.queues.iter().map(|(key, queue)| (*key, queue))
     }
 
+    /// Queues of a client whose sequences are not less urgent than a class.
+    pub(crate) fn of_client(&self, client: ClientId, class: Class) -> impl Iterator<Item = &Queue> {
+        let queues = self
+            .queues
+            .range((client, Class::Interactive)..=(client, class));
+        queues.map(|(_, queue)| queue)
+    }
+
     /// Clients that have sequences.
     pub(crate) fn clients(&self) -> usize {
         let active = self.clients.values().filter(|c| c.sequences > 0);

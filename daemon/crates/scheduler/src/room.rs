@@ -118,12 +118,22 @@ impl Scheduler {
             of_party.sequences += 1;
             all += bytes;
         }
-        for s in self.those_that_wait(class) {
-            if let Some(party) = among.party(s) {
-                held.entry(party).or_default();
-            }
+        for party in self.parties_that_wait(among, class) {
+            held.entry(party).or_default();
         }
         Room { held, bytes: all }
+    }
+
+    /// Those who share and wait for room in a class.
+    fn parties_that_wait(&self, among: Among, class: Class) -> Vec<Party> {
+        match among {
+            Among::Clients => self.clients_that_wait(class).map(Party::Client).collect(),
+            Among::ModelsOf(client) => {
+                let queues = self.queues.of_client(client, class);
+                let firsts = queues.flat_map(|queue| self.firsts(queue));
+                firsts.map(|s| Party::Model(s.arrival.model)).collect()
+            }
+        }
     }
 
     /// The newest of the least urgent sequences of the client that has most KV, and more than its

@@ -244,10 +244,12 @@ impl Cache {
         segment: SegmentId,
         actions: &mut Vec<Action>,
     ) -> Result<Acquired, Error> {
-        let (state, bytes, fresh) = {
+        let (state, bytes) = {
             let found = self.segment(segment)?;
-            (found.state, found.bytes, found.fresh)
+            (found.state, found.bytes)
         };
+        // A prefetch is of the whole group.
+        let fresh = self.segment(self.holder(segment))?.fresh;
         let acquired = match state {
             SegmentState::Resident(slab) => Acquired::Resident(slab),
             SegmentState::InFlight(slab) => Acquired::InFlight(slab),
@@ -274,9 +276,10 @@ impl Cache {
         });
         self.change_wants(segment, |found| {
             found.refs = found.refs.checked_add(1).expect("fewer than 2^32 holders");
-            found.fresh = false;
         });
-        self.recency.promote(&self.holder(segment));
+        let holder = self.holder(segment);
+        self.change(holder, |found| found.fresh = false);
+        self.recency.promote(&holder);
         let model = self.models.get_mut(&segment.model).expect("found above");
         if model.segments[segment.index as usize].refs == 1 {
             model.held += 1;

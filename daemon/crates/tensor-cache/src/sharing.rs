@@ -31,10 +31,11 @@ impl Sharing {
 }
 
 impl Cache {
-    /// From now on two segments of the same content have one slab: that of `with`. What `segment`
-    /// has of its own is evicted. False, and nothing happens, where they cannot now: `segment` is
-    /// in use, in flight, or in a group already; or it is resident and `with` is not; or they
-    /// differ in size, are of one model, or experts.
+    /// From now on two segments of the same content, and their groups, have one slab: that of
+    /// `with`. What the group of `segment` has of its own is evicted. False, and nothing happens,
+    /// where they cannot now: the group of `segment` is in use or in flight, or it is resident and
+    /// `with` is not; or the two differ in size, a model has segments in both groups, or they are
+    /// experts.
     ///
     /// # Errors
     /// `UnknownModel`, `UnknownSegment`.
@@ -44,24 +45,34 @@ impl Cache {
         with: SegmentId,
         actions: &mut Vec<Action>,
     ) -> Result<bool, Error> {
-        let holder = self.holder(with);
-        let (found, other) = (self.segment(segment)?, self.segment(holder)?);
-        let is_ordered = |found: &Segment| found.spec.kind == SegmentKind::Ordered;
-        let is_alike = found.spec == other.spec && is_ordered(found);
-        let is_free = found.role == Role::Alone && found.refs == 0;
-        let is_one_model = self.members(holder).any(|id| id.model == segment.model);
-        if !is_alike || !is_free || is_one_model {
+        let (joins, holder) = (self.holder(segment), self.holder(with));
+        let (found, other) = (self.segment(joins)?, self.segment(holder)?);
+        let is_ordered = found.spec.kind == SegmentKind::Ordered;
+        let is_in_use = found.refs + found.lent_refs > 0;
+        let is_of_both = self.members(joins).any(|id| {
+            let mut others = self.members(holder);
+            others.any(|other| other.model == id.model)
+        });
+        if found.spec != other.spec || !is_ordered || is_in_use || is_of_both {
             return Ok(false);
         }
         match (found.state, other.state) {
             (SegmentState::Absent, _) => {}
             (SegmentState::Resident(slab), SegmentState::Resident(_)) => {
                 self.arena.vacate(slab);
-                self.gone(segment, slab, EvictionCause::Shared, actions);
+                self.gone(joins, slab, EvictionCause::Shared, actions);
             }
             (SegmentState::Resident(_) | SegmentState::InFlight(_), _) => return Ok(false),
         }
-        self.borrow(segment, holder);
+        let members: Vec<SegmentId> = self.members(joins).collect();
+        for &member in &members {
+            self.sharing.holders.remove(&member);
+        }
+        self.sharing.borrowers.remove(&joins);
+        self.count_lent(joins);
+        for member in members {
+            self.borrow(member, holder);
+        }
         self.assert_ledger();
         Ok(true)
     }
@@ -78,16 +89,14 @@ impl Cache {
         std::iter::once(holder).chain(borrowers)
     }
 
-    /// Takes a segment out of its group, which is absent: its content is no longer known to be that
-    /// of the others. False, and nothing happens, while the group has a slab.
-    pub fn part(&mut self, segment: SegmentId) -> bool {
-        let holder = self.holder(segment);
-        let is_absent = |found: &Segment| found.state == SegmentState::Absent;
-        if !self.segment(holder).is_ok_and(is_absent) {
-            return false;
-        }
-        self.leave(segment);
-        true
+    /// Bytes of models that count once for several of them: what their sum is too large by.
+    pub fn shared_among(&self, models: &[ModelId]) -> u64 {
+        let groups = self.sharing.borrowers.keys().map(|&holder| {
+            let of_models = self.members(holder).filter(|id| models.contains(&id.model));
+            let bytes = self.segment(holder).map_or(0, |found| found.bytes);
+            bytes * (of_models.count() as u64).saturating_sub(1)
+        });
+        groups.sum()
     }
 
     /// Whether one of a group's models is kept.

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use rocmforge_ops::KV_PAGE_TOKENS;
+use rocmforge_ops::{KV_PAGE_TOKENS, Plan};
 use rocmforge_scheduler::{SeqId, SequenceStatus};
 
 use crate::actor::engine::Engine;
@@ -61,7 +61,10 @@ impl Engine {
                 let tokenizer = task.loaded.tokenizer();
                 // A pass more uploads the weights once more where they are streamed.
                 let chances = match self.memory.store.cache.fits(task.model) {
-                    true => self.memory.spare_states_max(plan.state_elements * 4),
+                    true => {
+                        let states = self.memory.spare_states_max(plan.state_elements * 4);
+                        states.min(windows_apart(plan, task.tokens.len()))
+                    }
                     false => 0,
                 };
                 let rows = self.space.prefill_chunk.get();
@@ -199,16 +202,27 @@ impl Engine {
     /// requests, and pinned ones.
     pub(crate) fn note_wanted_weights(&mut self) {
         let store = &self.memory.store;
-        let bytes = self.models.iter().map(|entry| {
-            let mtp = self.speculation.mtp(entry.id);
-            let of_mtp = mtp.map_or(0, |mtp| store.model_bytes(mtp.id));
-            match self.requests.any_begun(entry.id) {
-                true => store.model_bytes(entry.id) + of_mtp,
-                false => store.model_pinned_bytes(entry.id),
+        let (mut running, mut pinned) = (Vec::new(), 0);
+        for entry in self.models.iter() {
+            if self.requests.any_begun(entry.id) {
+                running.push(entry.id);
+                running.extend(self.speculation.mtp(entry.id).map(|mtp| mtp.id));
+            } else {
+                pinned += store.model_pinned_bytes(entry.id);
             }
-        });
-        let bytes = bytes.sum();
+        }
+        let bytes = store.bytes_of(&running) + pinned;
         self.memory.set_wanted_weights(bytes);
+    }
+}
+
+/// Windows of a plan that lie so far from each other in a prompt of so many tokens that they have
+/// a quarter of it: pages of a window are kept before each place where prompts may part.
+fn windows_apart(plan: &Plan, tokens: usize) -> usize {
+    let windows = plan.kv.iter().filter_map(|group| group.window);
+    match windows.max() {
+        Some(window) => tokens / (4 * window.max(1) as usize),
+        None => usize::MAX,
     }
 }
 

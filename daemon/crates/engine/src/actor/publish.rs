@@ -167,6 +167,7 @@ fn model_status(
         let of_part = cache.model_stats(part).usage;
         stats.usage.resident += of_part.resident;
         stats.usage.in_flight += of_part.in_flight;
+        stats.usage.borrowed += of_part.borrowed;
     }
     ModelStatus {
         model: Arc::clone(&entry.loaded),

@@ -17,8 +17,8 @@ use crate::request::task::Task;
 /// How long the engine sleeps at most.
 const SLEEP: Duration = Duration::from_secs(60);
 
-/// How long the engine sleeps at most while the KV store writes or reads its index: its status is
-/// published.
+/// How long the engine sleeps at most while the KV store writes or reads its index, or segments are
+/// compared: what came of it is published.
 const STATUS_EVERY: Duration = Duration::from_millis(100);
 
 impl Engine {
@@ -138,12 +138,11 @@ impl Engine {
         }
     }
 
-    /// Whether any file or upload is waited for in the background, or what files have is compared.
+    /// Whether any file or upload is waited for in the background.
     pub(crate) fn waits_for_files(&self) -> bool {
         !self.background.not_ready().is_empty()
             || self.preloads.wait_for_files()
             || self.memory.waits_for_disk()
-            || self.memory.equal.is_comparing()
     }
 
     /// Waits for a command, or until it is time for something else.
@@ -172,6 +171,7 @@ impl Engine {
         let idle = match self.waits_for_files() {
             true => background_load::POLL,
             false if self.memory.is_disk_busy() => STATUS_EVERY,
+            false if self.memory.equal.is_comparing() => STATUS_EVERY,
             false => self.guards.release.due_in(now).unwrap_or(SLEEP).min(SLEEP),
         };
         deadline.map_or(idle, |d| d.saturating_duration_since(now).min(idle))

@@ -79,8 +79,8 @@ pub(crate) fn have_room(
 ) -> bool {
     let store = &memory.store;
     let with_drafts = |&id| std::iter::once(id).chain(speculation.beside(id));
-    let weights = models.iter().flat_map(with_drafts);
-    let bytes: u64 = weights.map(|id| store.model_bytes(id)).sum();
+    let weights: Vec<ModelId> = models.iter().flat_map(with_drafts).collect();
+    let bytes = store.bytes_of(&weights);
     let pinned = models.iter().map(|&id| store.model_pinned_bytes(id));
     let of_others = store.pinned_bytes().saturating_sub(pinned.sum());
     let blocks = store.cache.usage().blocks() - memory.prefixes.kept_bytes();

@@ -7,7 +7,7 @@
 //! ([`Cache::share`](rocmforge_tensor_cache::Cache::share)) as soon as no pass uses one of them.
 //!
 //! *Invariant:* segments share a slab only if every byte of both files was compared, and neither
-//! file has changed since (`segments_of_two_models_are_kept_once_and_texts_stay`).
+//! file had changed when they were joined (`segments_of_two_models_are_kept_once_and_texts_stay`).
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -27,7 +27,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 const SAMPLE_BYTES: u64 = 4096;
 
 /// Pairs that the thread has at a time.
-const UNDER_WAY_MAX: usize = 4;
+const UNDER_WAY_MAX: usize = 16;
 
 /// Pairs that wait to be compared; further ones are met again at their next upload.
 const WAITING_MAX: usize = 4096;
@@ -93,12 +93,7 @@ impl EqualSegments {
         let seen = self.seen.entry((segment.index, layout.bytes)).or_default();
         let is_candidate = |&&other: &&SegmentId| {
             let pair = ordered(segment, other);
-            let holds = |id| store.cache.holds(id) && store.cache.holder(id) == id;
-            other.model != segment.model
-                && holds(other)
-                && holds(segment)
-                && is_cached(store, other.model)
-                && is_cached(store, segment.model)
+            is_worthwhile(store, pair)
                 && !self.unequal.contains(&pair)
                 && !self.asked.contains(&pair)
                 && self::layout(store, other).is_some_and(|other| are_alike(layout, other))
@@ -131,20 +126,22 @@ impl EqualSegments {
                 }
             };
             self.under_way -= 1;
-            self.asked.remove(&comparison.pair);
             if is_equal {
                 self.equal.push_back(comparison);
             } else {
                 if self.unequal.len() >= UNEQUAL_MAX {
                     self.unequal.clear();
                 }
+                self.asked.remove(&comparison.pair);
                 self.unequal.insert(comparison.pair);
             }
         }
         while self.under_way < UNDER_WAY_MAX
             && let Some(pair) = self.waiting.pop_front()
         {
-            let comparison = Comparison::new(store, pair);
+            // Meanwhile one may have gone, or both have come into one group.
+            let wanted = is_worthwhile(store, pair);
+            let comparison = wanted.then(|| Comparison::new(store, pair)).flatten();
             if comparison.is_some_and(|comparison| self.give(comparison)) {
                 self.under_way += 1;
             } else {
@@ -179,13 +176,17 @@ impl EqualSegments {
             let Some(comparison) = self.equal.pop_front() else {
                 break;
             };
+            let (first, second) = comparison.pair;
+            self.asked.remove(&comparison.pair);
             if !comparison.holds_for(store) {
                 continue;
             }
-            let (first, second) = comparison.pair;
             match store.share(first, second) {
                 Ok(true) => tracing::debug!(%first, %second, "equal segments share a slab"),
-                Ok(false) => self.equal.push_back(comparison),
+                Ok(false) => {
+                    self.asked.insert(comparison.pair);
+                    self.equal.push_back(comparison);
+                }
                 Err(error) => {
                     let error = crate::api::error::chain(&error);
                     tracing::warn!(%first, %second, %error, "equal segments cannot share a slab");
@@ -229,7 +230,8 @@ impl Comparison {
         let pair = [self.pair.0, self.pair.1];
         pair.iter().zip(&self.files).all(|(segment, file)| {
             let source = store.sources.get(&segment.model);
-            source.is_some_and(|source| Arc::ptr_eq(&source.file, file)) && !file.has_changed()
+            source.is_some_and(|source| Arc::ptr_eq(&source.file, file))
+                && file.check_unchanged().is_ok()
         })
     }
 
@@ -291,10 +293,15 @@ fn ordered(a: SegmentId, b: SegmentId) -> Pair {
     (a.min(b), a.max(b))
 }
 
-/// Whether a model's file is read through the page cache: others are larger than the memory.
-fn is_cached(store: &Store, model: ModelId) -> bool {
-    let source = store.sources.get(&model);
-    source.is_some_and(|source| !source.file.is_direct())
+/// Whether two segments have a slab each, and their files can be read without harm to others: not
+/// those that are larger than the memory, nor those that may not answer.
+fn is_worthwhile(store: &Store, (a, b): Pair) -> bool {
+    let is_near = |id: SegmentId| {
+        let source = store.sources.get(&id.model);
+        source.is_some_and(|source| !source.file.is_direct() && !source.file.is_far())
+    };
+    let holds = |id| store.cache.holds(id) && store.cache.holder(id) == id;
+    a.model != b.model && holds(a) && holds(b) && is_near(a) && is_near(b)
 }
 
 fn layout(store: &Store, segment: SegmentId) -> Option<&SegmentLayout> {

@@ -88,6 +88,12 @@ impl Store {
         self.sources[&model].bytes
     }
 
+    /// Bytes of all segments of some models on the device, where those that they share count once.
+    pub(crate) fn bytes_of(&self, models: &[ModelId]) -> u64 {
+        let sum: u64 = models.iter().map(|&id| self.model_bytes(id)).sum();
+        sum - self.cache.shared_among(models)
+    }
+
     /// Bytes of all pinned segments, resident or not.
     pub(crate) fn pinned_bytes(&self) -> u64 {
         self.sources.values().map(|s| s.pinned_bytes).sum()
