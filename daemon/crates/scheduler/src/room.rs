@@ -28,7 +28,7 @@ pub(crate) enum Among {
     ModelsOf(ClientId),
 }
 
-/// One of those who share.
+/// A party that shares room with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Party {
     Client(ClientId),
@@ -46,7 +46,7 @@ impl Among {
     }
 }
 
-/// What one of them has.
+/// What a party has.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     /// KV cache that is promised, in bytes.
@@ -124,7 +124,7 @@ impl Scheduler {
         Room { held, bytes: all }
     }
 
-    /// Those who share and wait for room in a class.
+    /// Parties that wait for room in a class.
     fn parties_that_wait(&self, among: Among, class: Class) -> Vec<Party> {
         match among {
             Among::Clients => self.clients_that_wait(class).map(Party::Client).collect(),
