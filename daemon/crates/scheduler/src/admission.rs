@@ -10,8 +10,8 @@
 //!
 //! Whoever comes first by the rules and does not fit may be passed by a few others that do, then
 //! everybody waits for his room. But of one client those go first whose model has less than its
-//! share of what the client has, and nobody waits for the room of the others. A sequence that could
-//! not even run alone is refused at once.
+//! share of what the client has, and no request of the client waits for the room of the others. A
+//! sequence that could not even run alone is refused at once.
 
 use std::cmp::Reverse;
 
