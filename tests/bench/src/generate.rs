@@ -22,7 +22,7 @@ use crate::tensors::{Fill, TensorSpec, tensors};
 use crate::{vocab, weights};
 
 /// Raised when a preset's file changes, so that files made before are made again.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Under this key a file says which [`VERSION`] made it.
 const VERSION_KEY: &str = "rocmforge.bench.version";
@@ -36,14 +36,21 @@ const ALIGNMENT: u64 = 32;
 /// Bytes that a thread writes at a time.
 const PIECE_BYTES: u64 = 8 << 20;
 
-/// A chat template in Llama 3's form, with tools and calls as ChatML's models write them.
+/// A chat template in Llama 3's form, with tools and calls as ChatML's models write them and images
+/// as Qwen's do.
 const CHAT_TEMPLATE: &str = "{{ bos_token }}\
 {%- if tools %}{{ '<|start_header_id|>system<|end_header_id|>\n\nTools:' }}\
 {%- for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}\
 {{- '\n\nA call is:\n<tool_call>\n{\"name\": NAME, \"arguments\": OBJECT}\n</tool_call><|eot_id|>' }}\
 {%- endif %}\
 {%- for message in messages %}\
-{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + ((message.content or '') | trim) }}\
+{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' }}\
+{%- if message.content is string %}{{ message.content | trim }}\
+{%- else %}{%- for part in message.content or [] %}\
+{%- if part.type == 'image' or part.type == 'image_url' %}\
+{{- '<|vision_start|><|image_pad|><|vision_end|>' }}\
+{%- else %}{{ part.text }}{% endif %}\
+{%- endfor %}{% endif %}\
 {%- for call in message.tool_calls or [] %}\
 {{- '\n<tool_call>\n{\"name\": \"' + call.function.name + '\", \"arguments\": ' }}\
 {{- call.function.arguments if call.function.arguments is string else (call.function.arguments | tojson) }}\

@@ -156,6 +156,9 @@ fn special(index: u32) -> String {
         6 => "<|start_header_id|>".to_owned(),
         7 => "<|end_header_id|>".to_owned(),
         9 => "<|eot_id|>".to_owned(),
+        10 => "<|vision_start|>".to_owned(),
+        11 => "<|vision_end|>".to_owned(),
+        12 => "<|image_pad|>".to_owned(),
         other => format!("<|reserved_special_token_{other}|>"),
     }
 }
