@@ -109,7 +109,7 @@ pub(crate) fn run_all(bench: &mut Bench, check: &mut Check) -> Result<()> {
     bench.add(Row::new(&name, figure, "ms", &together));
     drop(model);
     session.end()?;
-    std::fs::remove_file(&file)?;
+    bench.models.done(&file);
     bench.models.done(&path);
     Ok(())
 }
