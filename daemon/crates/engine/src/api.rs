@@ -119,7 +119,7 @@ pub enum Command {
         /// The image.
         image: Arc<PreparedImage>,
         /// The rows.
-        reply: oneshot::Sender<Result<Vec<f32>, Error>>,
+        reply: oneshot::Sender<Result<images::ImageRows, Error>>,
     },
     /// Computes log-probabilities of given tokens.
     Score {

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::actor::commands::SchedulerRequest;
 use crate::actor::engine::Engine;
 use crate::api::error::Error;
-use crate::api::images::{ImageSpan, check};
+use crate::api::images::{ImageRows, ImageSpan, check};
 use crate::api::times::Part;
 use crate::api::{Asker, GenerateEvent, GenerateRequest};
 use crate::model::loaded::LoadedModel;
@@ -114,7 +114,7 @@ impl Engine {
         &mut self,
         model: &Arc<LoadedModel>,
         image: Arc<PreparedImage>,
-        reply: oneshot::Sender<Result<Vec<f32>, Error>>,
+        reply: oneshot::Sender<Result<ImageRows, Error>>,
     ) {
         let span = ImageSpan {
             first: 0,
@@ -143,11 +143,7 @@ impl Engine {
                 continue;
             };
             let loaded = Arc::clone(&entry.loaded);
-            let Ok(tower) = tower_of(&loaded) else {
-                continue;
-            };
-            let shape = (tower.n_out as usize, 1 + tower.deepstack.len());
-            let reply = self.requests.images.ask(key, shape);
+            let reply = self.requests.images.ask(key);
             self.ask_tower((key.tower, loaded), image, asker, received, reply);
         }
         any
@@ -159,7 +155,7 @@ impl Engine {
         image: Arc<PreparedImage>,
         asker: Asker,
         received: Instant,
-        reply: oneshot::Sender<Result<Vec<f32>, Error>>,
+        reply: oneshot::Sender<Result<ImageRows, Error>>,
     ) {
         let Ok(tower) = tower_of(&loaded) else {
             return;
@@ -181,7 +177,7 @@ impl Engine {
         let work = Work::Tower(TowerWork {
             image,
             reply,
-            rows: Vec::new(),
+            rows: ImageRows::with_room(n, tower.n_out as usize, 1 + tower.deepstack.len()),
             n,
             block,
             parts,

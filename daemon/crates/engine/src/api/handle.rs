@@ -187,7 +187,8 @@ impl EngineHandle {
             image,
             reply,
         })?;
-        self.answered(answer).await?
+        let rows = self.answered(answer).await??;
+        Ok(rows.side_by_side())
     }
 
     /// Starts a preload. Dropping the events stops it after the segment under way.

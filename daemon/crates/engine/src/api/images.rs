@@ -28,6 +28,71 @@ impl ImageSpan {
     }
 }
 
+/// What a tower made of an image.
+#[derive(Debug, PartialEq)]
+pub struct ImageRows {
+    /// What takes the place of embeddings, then what is added behind the first layers; each
+    /// `[tokens][n_embd]`.
+    pub(crate) parts: Vec<Vec<f32>>,
+    /// Elements of a row of a part.
+    pub(crate) width: usize,
+}
+
+impl ImageRows {
+    /// No rows yet, and room for `n` of them: those of an image can have 64 MiB, which are not to
+    /// move again.
+    pub(crate) fn with_room(n: usize, width: usize, n_parts: usize) -> Self {
+        let part = |_| Vec::with_capacity(n * width);
+        Self {
+            parts: (0..n_parts).map(part).collect(),
+            width,
+        }
+    }
+
+    /// Appends a tower's row, which has all parts side by side, as row `row`. Those from there on
+    /// go.
+    pub(crate) fn push(&mut self, row: usize, values: &[f32]) {
+        for (part, values) in self.parts.iter_mut().zip(values.chunks(self.width.max(1))) {
+            part.truncate(row * self.width);
+            part.extend_from_slice(values);
+        }
+    }
+
+    /// The rows in another order: `order` has the new place of each.
+    pub(crate) fn ordered(self, order: &[usize]) -> Self {
+        let width = self.width;
+        let ordered = |part: Vec<f32>| {
+            let mut rows = vec![0.0; part.len()];
+            for (row, &place) in part.chunks_exact(width.max(1)).zip(order) {
+                rows[place * width..][..width].copy_from_slice(row);
+            }
+            rows
+        };
+        Self {
+            parts: self.parts.into_iter().map(ordered).collect(),
+            width,
+        }
+    }
+
+    /// The rows as the tower gives them, `[tokens][parts][width]`.
+    pub(crate) fn side_by_side(&self) -> Vec<f32> {
+        let Some(first) = self.parts.first() else {
+            return Vec::new();
+        };
+        let mut rows = Vec::with_capacity(first.len() * self.parts.len());
+        for at in (0..first.len()).step_by(self.width.max(1)) {
+            for part in &self.parts {
+                rows.extend_from_slice(&part[at..][..self.width]);
+            }
+        }
+        rows
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.len() * 4).sum()
+    }
+}
+
 /// Compares an image's patches with what the tower reads; what is wrong.
 fn check_image(image: &PreparedImage, tower: &Tower) -> Result<(), String> {
     let merge = tower.merge as usize;
@@ -119,4 +184,23 @@ pub(crate) fn check(images: &[ImageSpan], n_prompt: usize, tower: &Tower) -> Res
         free = end;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_towers_row_has_its_parts_side_by_side() {
+        let mut rows = ImageRows::with_room(2, 2, 2);
+        rows.push(0, &[1.0, 2.0, 3.0, 4.0]);
+        rows.push(1, &[9.0; 4]);
+        // A pass that is done again.
+        rows.push(1, &[5.0, 6.0, 7.0, 8.0]);
+        assert_eq!(rows.parts, [[1.0, 2.0, 5.0, 6.0], [3.0, 4.0, 7.0, 8.0]]);
+        let given = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
+        assert_eq!(rows.side_by_side(), given);
+        let ordered = rows.ordered(&[1, 0]);
+        assert_eq!(ordered.parts, [[5.0, 6.0, 1.0, 2.0], [7.0, 8.0, 3.0, 4.0]]);
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rocmforge_ops::Buf;
 
-use crate::request::images::ImageRows;
+use crate::api::images::ImageRows;
 
 /// Rows of an image in the place of others.
 #[derive(Debug, Clone)]

@@ -172,7 +172,8 @@ fn take_image(work: &mut TowerWork, row: usize, found: RowOutput<'_>) -> Option<
         let message = "a tower's rows are states".to_owned();
         return Some(RowsOutcome::Failed(Error::Internal(message)));
     };
-    if values.iter().any(|v| !v.is_finite()) {
+    // Without an early end several are looked at at a time.
+    if !values.iter().fold(true, |all, v| all & v.is_finite()) {
         return None;
     }
     Some(match work.take(row, values) {

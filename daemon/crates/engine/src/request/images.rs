@@ -15,7 +15,7 @@ use rocmforge_vision::PreparedImage;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::api::error::Error;
-use crate::api::images::ImageSpan;
+use crate::api::images::{ImageRows, ImageSpan};
 use crate::api::{Asker, GenerateEvent, GenerateRequest};
 use crate::request::time_account::TimeAccount;
 
@@ -44,37 +44,6 @@ pub(crate) struct ImageKey {
     pub(crate) tower: ModelId,
     sharing: Sharing,
     digest: [u8; 32],
-}
-
-/// What a tower made of an image.
-#[derive(Debug, PartialEq)]
-pub(crate) struct ImageRows {
-    /// What takes the place of embeddings, then what is added behind the first layers; each
-    /// `[tokens][n_embd]`.
-    pub(crate) parts: Vec<Vec<f32>>,
-    /// Elements of a row of a part.
-    pub(crate) width: usize,
-}
-
-impl ImageRows {
-    /// Takes the tower's rows apart, of which each has all parts side by side.
-    fn new(rows: &[f32], width: usize, n_parts: usize) -> Self {
-        let part = |i: usize| {
-            let mut part = Vec::with_capacity(rows.len() / n_parts);
-            for row in rows.chunks_exact(width * n_parts) {
-                part.extend_from_slice(&row[i * width..][..width]);
-            }
-            part
-        };
-        Self {
-            parts: (0..n_parts).map(part).collect(),
-            width,
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        self.parts.iter().map(|part| part.len() * 4).sum()
-    }
 }
 
 /// An image in a task's tokens.
@@ -150,9 +119,9 @@ pub(crate) fn coordinates(
 #[derive(Debug)]
 pub(crate) struct TowerWork {
     pub(crate) image: Arc<PreparedImage>,
-    pub(crate) reply: oneshot::Sender<Result<Vec<f32>, Error>>,
+    pub(crate) reply: oneshot::Sender<Result<ImageRows, Error>>,
     /// The image's rows so far, and how many there will be.
-    pub(crate) rows: Vec<f32>,
+    pub(crate) rows: ImageRows,
     pub(crate) n: usize,
     /// Rows of a block of the pass's rows, which becomes one.
     pub(crate) block: usize,
@@ -165,21 +134,16 @@ pub(crate) struct TowerWork {
 impl TowerWork {
     /// Takes row `row`; a pass that is done again tells some a second time. Whether it is the last.
     pub(crate) fn take(&mut self, row: usize, values: &[f32]) -> bool {
-        self.rows.truncate(row * values.len());
-        self.rows.extend_from_slice(values);
+        self.rows.push(row, values);
         row + 1 == self.n
     }
 
     /// The image's rows, in the image's order.
-    pub(crate) fn into_rows(self) -> (oneshot::Sender<Result<Vec<f32>, Error>>, Vec<f32>) {
-        let Some(order) = self.order else {
-            return (self.reply, self.rows);
+    pub(crate) fn into_rows(self) -> (oneshot::Sender<Result<ImageRows, Error>>, ImageRows) {
+        let rows = match &self.order {
+            None => self.rows,
+            Some(order) => self.rows.ordered(order),
         };
-        let width = self.rows.len() / order.len().max(1);
-        let mut rows = vec![0.0; self.rows.len()];
-        for (row, &place) in self.rows.chunks_exact(width.max(1)).zip(&order) {
-            rows[place * width..][..width].copy_from_slice(row);
-        }
         (self.reply, rows)
     }
 }
@@ -187,9 +151,7 @@ impl TowerWork {
 /// A tower at work on an image.
 struct Computed {
     key: ImageKey,
-    answer: oneshot::Receiver<Result<Vec<f32>, Error>>,
-    /// Width of a part of a row, and how many parts it has.
-    shape: (usize, usize),
+    answer: oneshot::Receiver<Result<ImageRows, Error>>,
 }
 
 /// A request that waits for rows of its images.
@@ -368,15 +330,10 @@ impl Images {
         next
     }
 
-    /// A tower is asked for the rows of an image, of `shape` (width and number of parts). Where to
-    /// send them.
-    pub(crate) fn ask(
-        &mut self,
-        key: ImageKey,
-        shape: (usize, usize),
-    ) -> oneshot::Sender<Result<Vec<f32>, Error>> {
+    /// A tower is asked for the rows of an image. Where to send them.
+    pub(crate) fn ask(&mut self, key: ImageKey) -> oneshot::Sender<Result<ImageRows, Error>> {
         let (reply, answer) = oneshot::channel();
-        self.computed.push(Computed { key, answer, shape });
+        self.computed.push(Computed { key, answer });
         reply
     }
 
@@ -403,9 +360,7 @@ impl Images {
                 Err(oneshot::error::TryRecvError::Empty) => return true,
                 Err(oneshot::error::TryRecvError::Closed) => Err(Error::Cancelled),
             };
-            let (width, parts) = computed.shape;
-            let rows = result.map(|rows| Arc::new(ImageRows::new(&rows, width, parts)));
-            came.push((computed.key, rows));
+            came.push((computed.key, result.map(Arc::new)));
             false
         });
         if came.is_empty() && !self.waiting.iter().any(|w| w.is_done(now)) {
@@ -453,7 +408,9 @@ mod tests {
     use super::*;
 
     fn rows(n: usize) -> Arc<ImageRows> {
-        Arc::new(ImageRows::new(&vec![0.5; n], 1, 1))
+        let mut rows = ImageRows::with_room(n, 1, 1);
+        (0..n).for_each(|row| rows.push(row, &[0.5]));
+        Arc::new(rows)
     }
 
     fn placed(first: usize, grid: [usize; 2]) -> PlacedImage {
@@ -529,11 +486,5 @@ mod tests {
         assert!(images.find(&key(9)).is_none());
         images.forget(ModelId(1));
         assert_eq!(images.kept_bytes, 0);
-    }
-
-    #[test]
-    fn a_towers_row_has_its_parts_side_by_side() {
-        let rows = ImageRows::new(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], 2, 2);
-        assert_eq!(rows.parts, [[1.0, 2.0, 5.0, 6.0], [3.0, 4.0, 7.0, 8.0]]);
     }
 }

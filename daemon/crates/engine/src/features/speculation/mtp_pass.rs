@@ -17,6 +17,7 @@ use crate::memory::Memory;
 use crate::model::embedding_rows;
 use crate::model::loaded::LoadedModel;
 use crate::model::rotations::{self, Coordinates, Positions};
+use crate::pass::inputs::extend_bytes;
 use crate::pass::member::{Member, RowsOutcome};
 use crate::pass::slices;
 use crate::pass::spec::Pass;
@@ -258,7 +259,7 @@ fn prepare(
         let behind = task.n_past + 1..task.n_past + 1 + of.n;
         space.ids.extend_from_slice(&task.tokens[behind]);
         let of_rows = &space.stream[of.first * width..][..of.n * width];
-        streams.extend(of_rows.iter().flat_map(|x| x.to_le_bytes()));
+        extend_bytes(streams, of_rows);
     }
     let _waiting = cx.memory.store.files.begin(loaded.name(), loaded.path());
     embedding_rows::rows(loaded, &mtp.plan.inputs[0].table, &space.ids, table)
