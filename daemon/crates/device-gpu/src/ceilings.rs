@@ -167,6 +167,7 @@ fn product(context: &Context, stream: &Stream, bytes: u64) -> Result<Option<f64>
         out_step: 0,
         factor: 1.0,
         add: false,
+        bias: None,
     };
     let room = (at(all - ROOM_BYTES), ROOM_BYTES);
     let refused = Cell::new(false);

@@ -158,7 +158,7 @@ impl Device for ClosedGpu {
     }
 
     fn workspace_bytes(&self, layout: &ScratchLayout) -> u64 {
-        Workspace::new(layout, self.target.compute_units).end - layout.bytes
+        Workspace::new(layout, &self.target).end - layout.bytes
     }
 
     fn reserve_bytes(&self, budget: u64) -> u64 {

@@ -212,7 +212,7 @@ impl GpuDevice {
 
     /// A pass's workspace, and the address of its scratch block.
     fn place(&self, scratch: Scratch<'_>) -> (Workspace, u64) {
-        let workspace = Workspace::new(scratch.layout, self.target.compute_units);
+        let workspace = Workspace::new(scratch.layout, &self.target);
         let base = self.arena.at(scratch.base, workspace.end);
         (workspace, base)
     }
@@ -273,7 +273,7 @@ impl Device for GpuDevice {
     }
 
     fn workspace_bytes(&self, layout: &ScratchLayout) -> u64 {
-        Workspace::new(layout, self.target.compute_units).end - layout.bytes
+        Workspace::new(layout, &self.target).end - layout.bytes
     }
 
     fn reserve_bytes(&self, budget: u64) -> u64 {

@@ -6,6 +6,7 @@
 
 use rocmforge_device::ops::Batch;
 use rocmforge_device::{BoundStep, Error, Scratch};
+use rocmforge_gpu_driver::blas::Bias;
 use rocmforge_gpu_driver::{self as gpu, Graph, Priority, Stream, Vendor};
 
 use super::graphs::{GraphUse, Key};
@@ -201,7 +202,7 @@ impl GpuDevice {
     /// by ROCm's runtime, and another takes its place. The vendor's products are on the compute
     /// stream: by CUDA's library that can be recorded, by ROCm's they are not.
     fn capture(&mut self, work: &[Queued], room: (u64, u64)) -> Result<Option<Graph>, Error> {
-        let by_library = work.iter().any(|item| matches!(item, Queued::Gemm(_)));
+        let by_library = work.iter().any(|item| matches!(item, Queued::Gemm(..)));
         if by_library && self.context.shared_driver().vendor() == Vendor::Hip {
             return Ok(None);
         }
@@ -330,11 +331,16 @@ impl GpuDevice {
                     self.arena.zero(*offset, *bytes, stream)?;
                     chained = false;
                 }
-                Queued::Gemm(gemm) => {
+                Queued::Gemm(gemm, adds_bias) => {
                     // The library has had the stream's handle since it was opened.
                     self.compute.note_queued();
-                    self.products.gemm(gemm, vendor_room)?;
+                    let bias = self.products.gemm(gemm, vendor_room)?;
                     chained = false;
+                    if let (Bias::Left, Some(launch)) = (bias, adds_bias) {
+                        // SAFETY: as for other launches; the bias is a part of the weights.
+                        unsafe { self.kernels.launch_after(launch, false, stream)? };
+                        chained = launch.overlaps;
+                    }
                 }
             }
         }

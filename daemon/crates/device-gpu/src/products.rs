@@ -7,7 +7,7 @@
 use std::cell::Cell;
 
 use rocmforge_device::Error;
-use rocmforge_gpu_driver::blas::{Blas, FirstProduct, Gemm};
+use rocmforge_gpu_driver::blas::{Bias, Blas, FirstProduct, Gemm};
 use rocmforge_gpu_driver::{Context, Stream};
 
 use super::errors::product_error;
@@ -52,13 +52,13 @@ impl VendorProducts {
         self.blas.is_some() && !self.failed.get()
     }
 
-    /// Queues a product. `room`: address and bytes of memory that the library may use meanwhile.
-    /// One that no library can do fails this pass, and none after it; want of memory and a lost
-    /// device are not the library's fault.
+    /// Queues a product, and says whether its bias is left to be added. `room`: address and bytes
+    /// of memory that the library may use meanwhile. One that no library can do fails this pass,
+    /// and none after it; want of memory and a lost device are not the library's fault.
     ///
     /// # Errors
     /// [`Error::Driver`], [`Error::Config`], [`Error::Memory`], [`Error::Lost`].
-    pub(super) fn gemm(&self, gemm: &Gemm, room: (u64, u64)) -> Result<(), Error> {
+    pub(super) fn gemm(&self, gemm: &Gemm, room: (u64, u64)) -> Result<Bias, Error> {
         let blas = self.blas.as_ref();
         let blas = blas.expect("products are tiled only where there is a library");
         let done = blas.gemm(gemm, room).map_err(product_error);

@@ -258,7 +258,7 @@ fn pass(
         target,
         arena: NOWHERE,
         reserve: &reserve,
-        workspace: Workspace::new(&layout, target.compute_units),
+        workspace: Workspace::new(&layout, target),
         scratch: Scratch {
             layout: &layout,
             base: 0,
@@ -276,7 +276,8 @@ fn pass(
     }
     let launches = lowering.work.into_iter().filter_map(|work| match work {
         Queued::Launch(launch) => Some(launch),
-        Queued::Clear(..) | Queued::Gemm(_) => None,
+        Queued::Gemm(_, adds_bias) => adds_bias,
+        Queued::Clear(..) => None,
     });
     Ok(launches.collect())
 }

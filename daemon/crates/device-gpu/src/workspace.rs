@@ -12,10 +12,35 @@
 use rocmforge_device::ALIGNMENT;
 use rocmforge_device::ops::{Rows, ScratchLayout};
 use rocmforge_kernels_gpu::ops::experts;
+use rocmforge_kernels_gpu::{GpuTarget, Vendor};
 
 /// Most rows that the kernels for small batches are given; more go through f16 tiles,
 /// but for those of wgmma's.
 pub(super) const SMALL_BATCH: u64 = 64;
+
+/// Rows of a product with float weights from which the vendor's library does it on NVIDIA, in a
+/// pass with one row of each sequence. The kernels for fewer read each row of the input once for
+/// every row of the weights: at 16 rows that is 16 times what the weights take, where the library
+/// reads them twice.
+const FLOAT_ROWS: u64 = 4;
+
+/// [`FLOAT_ROWS`] of passes with several rows of a sequence. They are not recorded, and calling the
+/// library takes longer than launching a kernel: at 16 rows of an encoder 5.0 ms in place of 4.0.
+const FLOAT_ROWS_UNRECORDED: u64 = 24;
+
+/// Fewest rows of a product that the vendor's library does, where there is one, in a pass with one
+/// row of each sequence, or with several. AMD's cannot be recorded with a pass, so few rows stay
+/// with the kernels there.
+pub(super) fn library_rows(layout: &ScratchLayout, target: &GpuTarget, one_each: bool) -> u64 {
+    match (
+        layout.float_weights && target.vendor == Vendor::Nvidia,
+        one_each,
+    ) {
+        (true, true) => FLOAT_ROWS,
+        (true, false) => FLOAT_ROWS_UNRECORDED,
+        (false, _) => SMALL_BATCH + 1,
+    }
+}
 
 /// Most rows of a pass that has a short chunk of a prompt beside tokens.
 const SHARED_BATCH: u64 = 2 * SMALL_BATCH;
@@ -86,8 +111,8 @@ pub(super) struct OfParts {
 }
 
 impl Workspace {
-    /// The places for a layout. `units` is the card's number of compute units.
-    pub(super) fn new(layout: &ScratchLayout, units: u32) -> Self {
+    /// The places for a layout.
+    pub(super) fn new(layout: &ScratchLayout, target: &GpuTarget) -> Self {
         let rows = layout.tokens.max(layout.outputs);
         let widest = layout
             .bufs
@@ -129,7 +154,7 @@ impl Workspace {
         let input = take(input_bytes);
         // Split attention and products in parts are for few rows: every block of a grid that fills
         // the card twice has its part. A longer pass may have some beside its prompts.
-        let few = layout.tokens.min(SMALL_BATCH) + u64::from(2 * units);
+        let few = layout.tokens.min(SMALL_BATCH) + u64::from(2 * target.compute_units);
         let most = if layout.tokens <= SHARED_BATCH {
             // A chunk of a prompt beside tokens, whose positions are shared by up to 20 blocks.
             12 << 20
@@ -138,7 +163,7 @@ impl Workspace {
         };
         let partials_bytes = (widest * 5 * few).min(most);
         let partials = take(partials_bytes);
-        let large = layout.tokens > SMALL_BATCH;
+        let large = layout.tokens >= library_rows(layout, target, true);
         let tile_bytes = if large {
             // A quarter of what the buffers take, but room for some rows of the widest matrix.
             (layout.bytes * 2).clamp(widest * 2 * 128, TILE_MAX.max(widest * 2 * 128))

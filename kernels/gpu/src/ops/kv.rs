@@ -216,6 +216,7 @@ pub fn rope_kv(
     check_type(kv.layout)?;
     let kernel = match (kv.layout.ty, place.dim_k) {
         (KvType::F16, 64) => "rope_kv_64.rope_kv_64",
+        (KvType::F16, 72) => "rope_kv_72.rope_kv_72",
         (KvType::F16, 80) => "rope_kv_80.rope_kv_80",
         (KvType::F16, 96) => "rope_kv_96.rope_kv_96",
         (KvType::F16, 128) => "rope_kv_128.rope_kv_128",

@@ -14,6 +14,7 @@ use rocmforge_kernels_gpu::ops::weights::{self, Weights};
 use rocmforge_ops::WeightType;
 
 use super::{Lowered, Lowering, Queued};
+use crate::launch_error;
 
 /// The input of products: f16, and what that leaves.
 #[derive(Clone, Copy)]
@@ -63,12 +64,14 @@ impl Lowering<'_> {
             out_step: 0,
             factor: halves.first.factor,
             add,
+            bias: None,
         };
         let mut rest = matrices;
         while let Some((first, others)) = rest.split_first() {
             if first.ty == WeightType::F16 {
                 let gemm = Gemm {
                     weights: first.weights,
+                    bias: first.bias,
                     ..product(first)
                 };
                 self.sum(halves, first.ty, gemm, |_, _| Ok(()))?;
@@ -91,6 +94,18 @@ impl Lowering<'_> {
                         lowering.unpack(of(m, cols), 0, m.rows, left, to)
                     })
                 })?;
+                these.iter().try_for_each(|m| self.add_bias(m, n_tokens))?;
+                rest = others;
+                continue;
+            }
+            if first.rows <= step {
+                let gemm = Gemm {
+                    bias: first.bias,
+                    ..product(first)
+                };
+                self.sum(halves, first.ty, gemm, |lowering, left| {
+                    lowering.unpack(of(first, cols), 0, first.rows, left, tile)
+                })?;
                 rest = others;
                 continue;
             }
@@ -107,18 +122,21 @@ impl Lowering<'_> {
                 })?;
                 row += n;
             }
+            self.add_bias(first, n_tokens)?;
             rest = others;
-        }
-        for m in matrices {
-            if let Some(bias) = m.bias {
-                self.push(rows::add_bias(m.out, bias, m.rows, n_tokens as u32))?;
-            }
         }
         Ok(())
     }
 
-    /// Queues the products that sum up to one. `unpack` brings its weights to where it reads them:
-    /// as f16, or what that leaves.
+    /// Queues what adds the bias of a matrix, if it has one, to a product of several launches.
+    fn add_bias(&mut self, m: &Matrix, n_tokens: u64) -> Lowered {
+        m.bias.map_or(Ok(()), |bias| {
+            self.push(rows::add_bias(m.out, bias, m.rows, n_tokens as u32))
+        })
+    }
+
+    /// Queues the products that sum up to one; the bias is added with the last. `unpack` brings
+    /// its weights to where it reads them: as f16, or what that leaves.
     fn sum(
         &mut self,
         halves: Halves,
@@ -126,16 +144,23 @@ impl Lowering<'_> {
         gemm: Gemm,
         mut unpack: impl FnMut(&mut Self, bool) -> Lowered,
     ) -> Lowered {
-        for (i, (left, x, factor)) in halves.terms(ty).enumerate() {
+        let mut terms = halves.terms(ty).enumerate().peekable();
+        while let Some((i, (left, x, factor))) = terms.next() {
             if i == 0 || left {
                 unpack(self, left)?;
             }
-            self.work.push(Queued::Gemm(Gemm {
+            let bias = gemm.bias.filter(|_| terms.peek().is_none());
+            let adds_bias =
+                bias.map(|bias| rows::add_bias(gemm.out, bias, gemm.rows, gemm.tokens as u32));
+            let adds_bias = adds_bias.transpose().map_err(|e| launch_error(&e))?;
+            let term = Gemm {
                 x,
                 factor,
                 add: gemm.add || i > 0,
+                bias,
                 ..gemm
-            }));
+            };
+            self.work.push(Queued::Gemm(term, adds_bias));
         }
         Ok(())
     }

@@ -289,6 +289,7 @@ fn product(context: &Context, which: Which) -> Result<Vec<f32>, super::Error> {
         out_step: 0,
         factor: 1.0,
         add: false,
+        bias: None,
     };
     let room = (room.ptr().0, room.bytes());
     let handle = stream.handle().0;

@@ -10,8 +10,8 @@ use std::fmt;
 use crate::{Context, Vendor};
 
 use super::{
-    Error, FirstProduct, Gemm, Handle, Library, LibraryMemory, Which, config, failed, library,
-    no_memory, usable,
+    Bias, Error, FirstProduct, Gemm, Handle, Library, LibraryMemory, Which, config, failed,
+    library, no_memory, usable,
 };
 
 /// Most shapes that are remembered; then all are forgotten. A prompt's length makes some ten.
@@ -36,10 +36,20 @@ struct Dialect {
     layout_batch_offset: c_int,
     /// Preferences for the alignment of C and D in bytes.
     prefers_alignment: Option<[c_int; 2]>,
+    /// How a bias is added; `None` for a library that is not asked to.
+    bias: Option<BiasNumbers>,
     /// Where in a result the workspace's size and the status lie.
     result_workspace: usize,
     /// The code for memory that the library itself could not have.
     alloc_failed: c_int,
+}
+
+/// The numbers of a description's attributes for what follows a product, and for the address of
+/// its bias; and of a bias among what may follow.
+struct BiasNumbers {
+    desc_epilogue: c_int,
+    desc_address: c_int,
+    epilogue: u32,
 }
 
 const PREFERS_WORKSPACE_MAX: c_int = 1;
@@ -59,6 +69,11 @@ const CUBLAS_LT: Dialect = Dialect {
     layout_batch_count: 5,
     layout_batch_offset: 6,
     prefers_alignment: Some([7, 8]),
+    bias: Some(BiasNumbers {
+        desc_epilogue: 7,
+        desc_address: 8,
+        epilogue: 4,
+    }),
     result_workspace: 64,
     alloc_failed: 3,
 };
@@ -74,6 +89,7 @@ const HIPBLAS_LT: Dialect = Dialect {
     layout_batch_count: 0,
     layout_batch_offset: 1,
     prefers_alignment: None,
+    bias: None,
     result_workspace: 24,
     alloc_failed: 2,
 };
@@ -161,6 +177,7 @@ struct Shape {
     out_step: u64,
     alignment: u32,
     room_bytes: u64,
+    has_bias: bool,
 }
 
 /// How a shape is multiplied.
@@ -180,6 +197,8 @@ pub(super) struct Lt {
     handle: Object,
     functions: Functions,
     dialect: &'static Dialect,
+    /// Whether it adds biases; not once it has had no way to.
+    adds_bias: bool,
     context: Context,
     /// Keeps the functions.
     library: Library,
@@ -244,6 +263,7 @@ impl Lt {
             handle,
             functions,
             dialect,
+            adds_bias: true,
             context: context.clone(),
             library,
         })
@@ -253,7 +273,7 @@ impl Lt {
         self.library.name()
     }
 
-    /// Queues a product on a stream.
+    /// Queues a product on a stream, and says whether its bias is left to be added.
     ///
     /// # Errors
     /// [`Error::Driver`]: the library has no way to do it, or fails. [`Error::Memory`].
@@ -262,11 +282,19 @@ impl Lt {
         gemm: &Gemm,
         room: LibraryMemory,
         stream: usize,
-    ) -> Result<(), Error> {
+    ) -> Result<Bias, Error> {
         let context = self.context.clone();
         // Noted until the library has come back.
-        let _call = context.driver().map_err(|e| failed(e.to_string()))?;
+        let call = context.driver().map_err(|e| failed(e.to_string()))?;
+        let bias = gemm
+            .bias
+            .filter(|_| self.adds_bias && self.dialect.bias.is_some());
+        let left = match gemm.bias.is_some() && bias.is_none() {
+            true => Bias::Left,
+            false => Bias::Added,
+        };
         let shape = Shape {
+            has_bias: bias.is_some(),
             rows: gemm.rows,
             cols: gemm.cols,
             tokens: gemm.tokens,
@@ -277,21 +305,39 @@ impl Lt {
             room_bytes: room.1,
         };
         if !self.prepared.contains_key(&shape) {
-            let plan = self.prepare(&shape).map_err(|(what, code)| {
-                if code == self.dialect.alloc_failed {
-                    return no_memory(self.name());
+            let plan = match self.prepare(&shape, bias) {
+                Ok(plan) => plan,
+                Err((_, code)) if code == self.dialect.alloc_failed => {
+                    return Err(no_memory(self.name()));
                 }
-                failed(format!(
-                    "{}: {what}: code {code} for {shape:?}",
-                    self.name()
-                ))
-            })?;
+                Err((what, code)) if shape.has_bias => {
+                    tracing::debug!(what, code, ?shape, "biases are added behind products");
+                    self.adds_bias = false;
+                    drop(call);
+                    return self.gemm(gemm, room, stream);
+                }
+                Err((what, code)) => {
+                    return Err(failed(format!(
+                        "{}: {what}: code {code} for {shape:?}",
+                        self.name()
+                    )));
+                }
+            };
             if self.prepared.len() >= PREPARED_MAX {
                 self.prepared.clear();
             }
             self.prepared.insert(shape, plan);
         }
         let plan = &self.prepared[&shape];
+        if let (Some(bias), Some(numbers)) = (bias, &self.dialect.bias) {
+            set(
+                self.functions.desc_set,
+                &plan.desc,
+                numbers.desc_address,
+                &bias,
+            )
+            .map_err(|(what, code)| failed(format!("{}: {what}: code {code}", self.name())))?;
+        }
         let alpha = gemm.factor;
         let beta = if gemm.add { 1.0f32 } else { 0.0 };
         // SAFETY: the descriptors are alive and tell the shapes and types of the matrices, which
@@ -326,7 +372,7 @@ impl Lt {
                 self.name()
             )));
         }
-        Ok(())
+        Ok(left)
     }
 
     /// What a way to multiply a shape may use.
@@ -349,8 +395,9 @@ impl Lt {
         Ok(preference)
     }
 
-    /// Asks for a way to multiply a shape. The error is what failed, and the library's code.
-    fn prepare(&self, shape: &Shape) -> Result<Prepared, (&'static str, c_int)> {
+    /// Asks for a way to multiply a shape, with a bias at this address or none. The error is what
+    /// failed, and the library's code.
+    fn prepare(&self, shape: &Shape, bias: Option<u64>) -> Result<Prepared, (&'static str, c_int)> {
         let f = &self.functions;
         let mut desc: Handle = std::ptr::null_mut();
         // SAFETY: the out-pointer is to a live local.
@@ -363,6 +410,10 @@ impl Lt {
             self.dialect.desc_transposes_a,
             &transposed,
         )?;
+        if let (Some(bias), Some(numbers)) = (bias, &self.dialect.bias) {
+            set(f.desc_set, &desc, numbers.desc_epilogue, &numbers.epilogue)?;
+            set(f.desc_set, &desc, numbers.desc_address, &bias)?;
+        }
         let weights = self.layout(
             R_16F,
             [shape.cols, shape.rows, shape.cols],
@@ -510,6 +561,7 @@ mod tests {
             out_step: 0,
             factor: 1.0,
             add: false,
+            bias: None,
         };
         assert_eq!(alignment(&gemm), 256);
         assert_eq!(

@@ -60,6 +60,17 @@ pub struct Gemm {
     pub factor: f32,
     /// Added to what is there.
     pub add: bool,
+    /// f32 `[rows]`, added to each of `out`'s rows; `batch` is 1 then.
+    pub bias: Option<u64>,
+}
+
+/// Whether a library has added [`Gemm::bias`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bias {
+    /// It has, or there is none.
+    Added,
+    /// It has not: whoever asked adds it behind the product.
+    Left,
 }
 
 type Handle = *mut c_void;
@@ -129,15 +140,16 @@ impl Blas {
         Ok(self.classic.get_or_init(|| classic))
     }
 
-    /// Queues a product. `room`: address and bytes of memory that the library may use meanwhile.
+    /// Queues a product, and says whether its bias is left to be added. `room`: address and bytes
+    /// of memory that the library may use meanwhile.
     ///
     /// # Errors
     /// [`Error::Driver`], [`Error::Config`], [`Error::Memory`].
-    pub fn gemm(&self, gemm: &Gemm, room: LibraryMemory) -> Result<(), Error> {
+    pub fn gemm(&self, gemm: &Gemm, room: LibraryMemory) -> Result<Bias, Error> {
         let mut lt = self.lt.borrow_mut();
         if let Some(library) = lt.as_mut() {
             match library.gemm(gemm, room, self.stream) {
-                Ok(()) => return Ok(()),
+                Ok(bias) => return Ok(bias),
                 // Another library would want memory, too.
                 Err(error @ Error::Memory { .. }) => return Err(error),
                 Err(error) => {
@@ -147,7 +159,11 @@ impl Blas {
                 }
             }
         }
-        self.classic()?.gemm(gemm, room)
+        self.classic()?.gemm(gemm, room)?;
+        Ok(match gemm.bias {
+            None => Bias::Added,
+            Some(_) => Bias::Left,
+        })
     }
 }
 
