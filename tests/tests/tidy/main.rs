@@ -4,6 +4,7 @@
 //! rule, as `path:line: text`.
 
 mod dependencies;
+mod devices;
 mod docs;
 mod functions;
 mod imports;

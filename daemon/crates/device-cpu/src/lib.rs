@@ -30,7 +30,7 @@ use std::time::Duration;
 use rocmforge_device::ops::{Batch, Buf, PlacedBuf, RowCounts};
 use rocmforge_device::{
     BoundStep, Candidates, Device, DeviceInfo, Error, Role, Scratch, ScratchLayout, SegmentLayout,
-    TakeRows, TensorDesc, Upload, UploadTicket, host_memory_bytes, wrong_shape,
+    Selection, TakeRows, TensorDesc, Upload, UploadTicket, host_memory_bytes, wrong_shape,
 };
 use rocmforge_gguf::MappedFile;
 use rocmforge_kernels_cpu::ops::Simd;
@@ -172,8 +172,19 @@ impl Device for HostDevice {
         (rows * (cols + 64) * 4).next_multiple_of(rocmforge_device::ALIGNMENT)
     }
 
+    fn page_table_entries(&self) -> Option<u64> {
+        None
+    }
+
     fn set_capacity(&mut self, bytes: u64) -> Result<(), Error> {
         self.arena.set_capacity(bytes)
+    }
+
+    /// The system gives memory page by page and takes it back the same way: all that the arena
+    /// holds stays.
+    fn renew(&mut self, sizes: &[u64], _keep: &[(u64, u64)]) -> Result<u64, Error> {
+        let bytes = sizes.first().copied().unwrap_or(0);
+        self.set_capacity(bytes).map(|()| bytes)
     }
 
     fn begin_upload(&mut self, upload: Upload) -> Result<UploadTicket, Error> {
@@ -187,6 +198,10 @@ impl Device for HostDevice {
     fn wait_upload(&mut self, ticket: UploadTicket) -> Result<(), Error> {
         let ended = self.staging.wait(&[ticket], &self.pool);
         ended.into_iter().collect()
+    }
+
+    fn is_queued(&self, _ticket: UploadTicket) -> bool {
+        false
     }
 
     fn move_slab(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error> {
@@ -232,6 +247,25 @@ impl Device for HostDevice {
         Ok(())
     }
 
+    fn write_rows(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        table: &TensorDesc,
+        rows: &[u8],
+    ) -> Result<(), Error> {
+        let ty = table.ty;
+        let mut values = vec![0.0; rows.len() / ty.block_bytes() * ty.block_size()];
+        let wrong = |e: rocmforge_kernels_cpu::Error| Error::Config(e.to_string());
+        rocmforge_kernels_cpu::reference::dequantize(ty, rows, &mut values).map_err(wrong)?;
+        if values.iter().any(|v| !v.is_finite()) {
+            return Err(Error::NotFinite {
+                tensor: table.name.clone(),
+            });
+        }
+        self.write(scratch, buf, &values)
+    }
+
     fn run(
         &mut self,
         step: &BoundStep<'_>,
@@ -248,22 +282,15 @@ impl Device for HostDevice {
         }
     }
 
-    fn top_k(
+    fn read_each(
         &mut self,
         scratch: Scratch<'_>,
-        buf: Buf,
-        rows: usize,
-        k: usize,
-    ) -> Result<Option<Vec<Option<Candidates>>>, Error> {
-        let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
-        let width = width as usize;
-        let x = self.arena.floats(scratch.base + at, rows * width);
-        Ok(Some(largest::largest(&self.pool, self.simd, x, width, k)))
-    }
-
-    fn read(&mut self, scratch: Scratch<'_>, buf: Buf, out: &mut [f32]) -> Result<(), Error> {
-        let at = scratch.layout.bufs[buf.0 as usize].at;
-        out.copy_from_slice(self.arena.floats(scratch.base + at, out.len()));
+        bufs: &mut [(Buf, &mut [f32])],
+    ) -> Result<(), Error> {
+        for (buf, out) in bufs {
+            let at = scratch.layout.bufs[buf.0 as usize].at;
+            out.copy_from_slice(self.arena.floats(scratch.base + at, out.len()));
+        }
         Ok(())
     }
 
@@ -285,5 +312,103 @@ impl Device for HostDevice {
             first += run.len();
         }
         Ok(())
+    }
+
+    fn selection(&mut self) -> Option<&mut dyn Selection> {
+        Some(self)
+    }
+}
+
+impl Selection for HostDevice {
+    fn top_k(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: usize,
+        k: usize,
+    ) -> Result<Option<Vec<Option<Candidates>>>, Error> {
+        let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
+        let width = width as usize;
+        let x = self.arena.floats(scratch.base + at, rows * width);
+        Ok(Some(largest::largest(&self.pool, self.simd, x, width, k)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_device::{ReadTicket, TimedTicket, TimedWork};
+
+    use super::*;
+
+    /// Callers need not ask: without an interface a device does what is said beside the interface.
+    #[test]
+    fn what_only_a_card_can_do_is_done_without() {
+        let mut host = HostDevice::new(HostConfig::default()).unwrap();
+        host.set_capacity(1 << 20).unwrap();
+        let device: &mut dyn Device = &mut host;
+        assert_eq!((device.memory_use(), device.free_bytes()), (None, None));
+        assert!(device.reserve().is_none() && device.closing().is_none());
+        assert_eq!(device.set_aside(1 << 20).unwrap(), 0);
+        assert!(matches!(device.save(0, 0, 4, true), Err(Error::Config(_))));
+        assert!(matches!(device.restore(0, 0, 4), Err(Error::Config(_))));
+        assert_eq!(device.pace(1), None);
+        assert_eq!(device.look_at_timed(TimedTicket(0)), TimedWork::Done(None));
+        let unknown = device.end_top_k(ReadTicket(7)).unwrap_err();
+        assert_eq!(unknown.to_string(), "no read 7 was begun");
+    }
+
+    #[test]
+    fn steps_that_are_not_recorded_run_whenever_they_come() {
+        let mut host = HostDevice::new(HostConfig::default()).unwrap();
+        host.set_capacity(1 << 20).unwrap();
+        let device: &mut dyn Device = &mut host;
+        let layout = ScratchLayout {
+            bufs: vec![PlacedBuf {
+                at: 0,
+                width: 4,
+                rows: rocmforge_device::Rows::Tokens,
+            }],
+            bytes: 16,
+            tokens: 1,
+            outputs: 1,
+            tables: 0,
+            experts: 0,
+            float_weights: false,
+            parts: false,
+        };
+        let scratch = Scratch {
+            layout: &layout,
+            base: 0,
+        };
+        let batch = Batch {
+            n_tokens: 1,
+            spans: &[],
+            parts: &[],
+            kv: &[],
+            rope: &[],
+            outputs: &[0],
+        };
+        device
+            .write(scratch, Buf(0), &[1.0, 4.0, -2.0, 4.0])
+            .unwrap();
+        let ops = [rocmforge_device::Op::Scale {
+            x: Buf(0),
+            factor: 2.0,
+        }];
+        let step = || BoundStep::Run {
+            ops: &ops,
+            live_out: &[],
+            weights: None,
+        };
+        let steps = [step(), step()];
+        assert!(!device.replay(1, scratch, &batch).unwrap());
+        device.run_all(1, &steps, scratch, &batch).unwrap();
+        assert!(!device.replay(1, scratch, &batch).unwrap());
+        device.run_again([1, 0], &steps, scratch, &batch).unwrap();
+        let mut read = [0.0; 4];
+        device.read(scratch, Buf(0), &mut read).unwrap();
+        assert_eq!(read, [16.0, 64.0, -32.0, 64.0]);
+        let largest = device.argmax(scratch, Buf(0), 1).unwrap();
+        assert_eq!(largest, Some(vec![Some(1)]), "the first of equals");
     }
 }

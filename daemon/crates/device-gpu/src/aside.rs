@@ -24,10 +24,10 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use rocmforge_device::Error;
+use rocmforge_device::{Error, HostCopies};
 use rocmforge_gpu_driver::{self as gpu, Context, DevicePtr, PinnedBuffer, Stream};
 
-use super::{failed, stream_driver};
+use super::{GpuDevice, failed, stream_driver};
 
 /// Bytes of a chunk.
 const CHUNK_BYTES: u64 = 16 << 20;
@@ -417,6 +417,26 @@ impl Aside {
     /// Bytes of a chunk: the last of all may be smaller.
     fn chunk_bytes(&self, index: usize) -> u64 {
         CHUNK_BYTES.min(self.most - index as u64 * CHUNK_BYTES)
+    }
+}
+
+impl HostCopies for GpuDevice {
+    fn set_aside(&mut self, bytes: u64) -> Result<u64, Error> {
+        if self.aside.takes_away(bytes) {
+            self.finish()?;
+        }
+        Ok(self.aside.set_bytes(bytes))
+    }
+
+    fn save(&mut self, from: u64, to: u64, bytes: u64, waits: bool) -> Result<bool, Error> {
+        let from = self.arena.at(from, bytes);
+        self.aside.save(from, to, bytes, waits, &self.compute)
+    }
+
+    fn restore(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error> {
+        self.table_of = None;
+        let to = self.arena.at(to, bytes);
+        self.aside.restore(from, to, bytes, &self.compute)
     }
 }
 

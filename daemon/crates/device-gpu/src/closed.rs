@@ -6,20 +6,21 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rocmforge_device::ops::{Batch, Buf, ScratchLayout};
 use rocmforge_device::{
-    BoundStep, ClosedDevice, Device, DeviceInfo, Error, Loss, LossKind, MemoryUse, ModelPlanView,
-    Said, Scratch, SegmentLayout, Steps, TakeRows, TensorDesc, Upload, UploadTicket, Watch,
+    BoundStep, ClosedDevice, Closing, Device, DeviceInfo, Error, HostCopies, MemoryUse,
+    ModelPlanView, Monitoring, Preparation, Reserve, Said, Scratch, SegmentLayout, Steps, TakeRows,
+    TensorDesc, Upload, UploadTicket, Watch,
 };
+use rocmforge_gguf::MappedFile;
 use rocmforge_gpu_driver::bus::power_state;
-use rocmforge_gpu_driver::others::Card;
-use rocmforge_gpu_driver::{Calls, Context, Driver, KernelView};
+use rocmforge_gpu_driver::{Calls, Context, Driver};
 use rocmforge_kernels_gpu::GpuTarget;
 
 use super::aside::KeptAside;
 use super::config::GpuConfig;
+use super::monitoring::watch;
 use super::opening::Known;
 use super::workspace::Workspace;
 use super::{GpuDevice, failed, layout, reserve, warmup};
@@ -41,26 +42,12 @@ pub(super) struct ClosedGpu {
     aside: Option<KeptAside>,
 }
 
-/// Looks whether a call of the driver is stuck; see [`Device::watch`].
-pub(super) fn watch(calls: Arc<Calls>, system: Arc<KernelView>, watchdog: Duration) -> Watch {
-    // Waits have the watchdog's patience and are themselves calls; what takes
-    // longer than that is stuck.
-    let patience = watchdog * 2;
-    Box::new(move || {
-        let stuck = calls.oldest().filter(|age| *age > patience)?;
-        let seconds = stuck.as_secs();
-        let reason = format!("a call of the driver has not come back after {seconds} s");
-        Some(Loss::new(LossKind::Hang, reason).with(system.says()))
-    })
-}
-
-impl GpuDevice {
-    /// See [`Device::close`].
-    pub(super) fn closed(&mut self, aside: u64) -> Result<ClosedGpu, Error> {
+impl Closing for GpuDevice {
+    fn close(&mut self, aside: u64) -> Result<Box<dyn ClosedDevice>, Error> {
         self.uploads.settle_all()?;
         self.finish()?;
         let kept = self.aside.keep(aside)?;
-        Ok(ClosedGpu {
+        Ok(Box::new(ClosedGpu {
             driver: self.context.shared_driver(),
             calls: Arc::clone(self.context.calls()),
             config: self.config.clone(),
@@ -76,7 +63,7 @@ impl GpuDevice {
             table_len: self.page_table_entries(),
             vendor_products: self.products.usable(),
             aside: Some(kept),
-        })
+        }))
     }
 }
 
@@ -133,26 +120,6 @@ impl Device for ClosedGpu {
         self.info.clone()
     }
 
-    fn watch(&self) -> Option<Watch> {
-        let (calls, system) = (Arc::clone(&self.calls), Arc::clone(&self.known.system));
-        Some(watch(calls, system, self.config.watchdog))
-    }
-
-    fn said_of_loss(&self) -> Option<Said> {
-        self.known.system.says()
-    }
-
-    fn card(&self) -> Option<Card> {
-        Some(Card {
-            vendor: self.driver.vendor(),
-            address: self.address.clone(),
-        })
-    }
-
-    fn memory_use(&self) -> Option<MemoryUse> {
-        Some(MemoryUse::default())
-    }
-
     fn layout(&self, tensors: &[TensorDesc]) -> Result<SegmentLayout, Error> {
         layout(tensors)
     }
@@ -161,21 +128,16 @@ impl Device for ClosedGpu {
         Workspace::new(layout, &self.target).end - layout.bytes
     }
 
-    fn reserve_bytes(&self, budget: u64) -> u64 {
-        reserve::bytes(budget)
-    }
-
-    fn set_reserve(&mut self, _offset: u64, _bytes: u64) -> Result<(), Error> {
-        refused("taking the device's block")
+    fn page_table_entries(&self) -> Option<u64> {
+        self.table_len
     }
 
     fn set_capacity(&mut self, _bytes: u64) -> Result<(), Error> {
         refused("taking memory")
     }
 
-    /// Says whether the device could run the model; the rest is for when the device is open.
-    fn prepare(&mut self, model: &ModelPlanView<'_>) -> Result<(), Error> {
-        warmup::launches(&self.target, self.vendor_products, model).map(|_| ())
+    fn renew(&mut self, _sizes: &[u64], _keep: &[(u64, u64)]) -> Result<u64, Error> {
+        refused("taking memory")
     }
 
     fn begin_upload(&mut self, _upload: Upload) -> Result<UploadTicket, Error> {
@@ -190,12 +152,12 @@ impl Device for ClosedGpu {
         refused("waiting for an upload")
     }
 
-    fn move_slab(&mut self, _from: u64, _to: u64, _bytes: u64) -> Result<(), Error> {
-        refused("moving a slab")
+    fn is_queued(&self, _ticket: UploadTicket) -> bool {
+        false
     }
 
-    fn set_aside(&mut self, bytes: u64) -> Result<u64, Error> {
-        Ok(self.aside.as_mut().map_or(0, |kept| kept.set_bytes(bytes)))
+    fn move_slab(&mut self, _from: u64, _to: u64, _bytes: u64) -> Result<(), Error> {
+        refused("moving a slab")
     }
 
     fn read_slab(&mut self, _from: u64, _into: &mut [u8]) -> Result<(), Error> {
@@ -221,6 +183,16 @@ impl Device for ClosedGpu {
         refused("writing rows")
     }
 
+    fn write_rows(
+        &mut self,
+        _scratch: Scratch<'_>,
+        _buf: Buf,
+        _table: &TensorDesc,
+        _rows: &[u8],
+    ) -> Result<(), Error> {
+        refused("writing rows")
+    }
+
     fn run(
         &mut self,
         _step: &BoundStep<'_>,
@@ -230,11 +202,11 @@ impl Device for ClosedGpu {
         refused("running a step")
     }
 
-    fn page_table_entries(&self) -> Option<u64> {
-        self.table_len
-    }
-
-    fn read(&mut self, _scratch: Scratch<'_>, _buf: Buf, _out: &mut [f32]) -> Result<(), Error> {
+    fn read_each(
+        &mut self,
+        _scratch: Scratch<'_>,
+        _bufs: &mut [(Buf, &mut [f32])],
+    ) -> Result<(), Error> {
         refused("reading rows")
     }
 
@@ -246,5 +218,74 @@ impl Device for ClosedGpu {
         _take: TakeRows<'_>,
     ) -> Result<(), Error> {
         refused("reading rows")
+    }
+
+    fn monitoring(&self) -> Option<&dyn Monitoring> {
+        Some(self)
+    }
+
+    fn reserve(&mut self) -> Option<&mut dyn Reserve> {
+        Some(self)
+    }
+
+    fn preparation(&mut self) -> Option<&mut dyn Preparation> {
+        Some(self)
+    }
+
+    fn host_copies(&mut self) -> Option<&mut dyn HostCopies> {
+        Some(self)
+    }
+}
+
+impl Monitoring for ClosedGpu {
+    fn memory_use(&self) -> MemoryUse {
+        MemoryUse::default()
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    fn watch(&self) -> Watch {
+        let (calls, system) = (Arc::clone(&self.calls), Arc::clone(&self.known.system));
+        watch(calls, system, self.config.watchdog)
+    }
+
+    fn said_of_loss(&self) -> Option<Said> {
+        self.known.system.says()
+    }
+}
+
+impl Reserve for ClosedGpu {
+    fn reserve_bytes(&self, budget: u64) -> u64 {
+        reserve::bytes(budget)
+    }
+
+    fn set_reserve(&mut self, _offset: u64, _bytes: u64) -> Result<(), Error> {
+        refused("taking the device's block")
+    }
+}
+
+impl Preparation for ClosedGpu {
+    /// Says whether the device could run the model; the rest is for when the device is open.
+    fn prepare(&mut self, model: &ModelPlanView<'_>) -> Result<(), Error> {
+        warmup::launches(&self.target, self.vendor_products, model).map(|_| ())
+    }
+
+    /// Nothing that was kept for files is left.
+    fn forget_file(&mut self, _file: &Arc<MappedFile>) {}
+}
+
+impl HostCopies for ClosedGpu {
+    fn set_aside(&mut self, bytes: u64) -> Result<u64, Error> {
+        Ok(self.aside.as_mut().map_or(0, |kept| kept.set_bytes(bytes)))
+    }
+
+    fn save(&mut self, _from: u64, _to: u64, _bytes: u64, _waits: bool) -> Result<bool, Error> {
+        refused("copying a range to the host")
+    }
+
+    fn restore(&mut self, _from: u64, _to: u64, _bytes: u64) -> Result<(), Error> {
+        refused("copying a range from the host")
     }
 }

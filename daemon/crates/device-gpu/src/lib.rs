@@ -14,13 +14,17 @@
 //! kernel threads --> warmup.rs (a model's kernels, ahead of its first request)
 //! ```
 //!
-//! This file: the device's state, and [`Device`] over its parts.
+//! This file: the device's state, and [`Device`] over its parts. The interfaces that only some
+//! devices have are implemented in the file of their part: [`Monitoring`] in `monitoring.rs`,
+//! [`Reserve`] in `reserve.rs`, [`Preparation`] in `warmup.rs`, [`HostCopies`] in `aside.rs`,
+//! [`Recording`] in `passes.rs`, [`Selection`] and [`QueuedReads`] in `sampling.rs`, [`Timing`] in
+//! `timed.rs`, [`VolatileMemory`] in `marks.rs`, [`Closing`] in `closed.rs`.
 //!
 //! What a pass queues is ordered by events. The engine thread waits for the device only where it
-//! needs what is there ([`Device::read`], [`Device::argmax`], [`Device::top_k`],
-//! [`Device::end_top_k`], [`Device::peek`], [`Device::check`]), where memory is about to go or to
-//! change ([`Device::set_capacity`], [`Device::renew`], [`Device::set_reserve`],
-//! [`Device::forget_file`]), where recordings are to be let go that may run, and
+//! needs what is there ([`Device::read`], [`Device::read_slab`], [`Selection::top_k`],
+//! [`QueuedReads::end_top_k`], [`VolatileMemory::check`]), where memory is about to go or to
+//! change ([`Device::set_capacity`], [`Device::renew`], [`Reserve::set_reserve`],
+//! [`Preparation::forget_file`]), where recordings are to be let go that may run, and
 //! for a piece of a full ring.
 //!
 //! *Invariant:* driver allocations of device memory are made at start-up and when the capacity
@@ -41,6 +45,7 @@ mod graphs;
 mod kernels;
 mod launches;
 mod marks;
+mod monitoring;
 mod opening;
 mod pace;
 mod pass_data;
@@ -66,11 +71,10 @@ use std::sync::Arc;
 
 use rocmforge_device::ops::{Batch, Buf, PlacedBuf, ScratchLayout};
 use rocmforge_device::{
-    BoundStep, Candidates, ClosedDevice, Device, DeviceInfo, Error, MemoryUse, ModelPlanView,
-    ReadTicket, Said, Scratch, SegmentLayout, TakeRows, TensorDesc, Throughput, TimedCandidates,
-    TimedTicket, TimedWork, Upload, UploadTicket, Watch,
+    BoundStep, Closing, Device, DeviceInfo, Error, HostCopies, Monitoring, Preparation,
+    QueuedReads, Recording, Reserve, Scratch, SegmentLayout, Selection, TakeRows, TensorDesc,
+    Timing, Upload, UploadTicket, VolatileMemory,
 };
-use rocmforge_gguf::MappedFile;
 use rocmforge_gpu_driver::others::Card;
 use rocmforge_gpu_driver::{Context, KernelView, Stream, Vendor};
 use rocmforge_kernels_gpu::GpuTarget;
@@ -87,7 +91,7 @@ use products::VendorProducts;
 use readback::Readback;
 use reads::Reads;
 use registration::Finding;
-use reserve::{DeviceReserve, SLOTS};
+use reserve::DeviceReserve;
 use ring::Ring;
 use rows::RowsMemory;
 use segments::layout;
@@ -154,8 +158,13 @@ impl GpuDevice {
             .collect()
     }
 
+    /// Where the card is on the bus.
+    pub fn card(&self) -> Card {
+        self.context.card()
+    }
+
     /// The reserve's offsets.
-    fn reserve(&self, operation: &'static str) -> Result<DeviceReserve, Error> {
+    fn given_reserve(&self, operation: &'static str) -> Result<DeviceReserve, Error> {
         self.reserve.ok_or(Error::Driver {
             operation,
             message: "the device was not given its block of the arena".to_owned(),
@@ -164,14 +173,14 @@ impl GpuDevice {
 
     /// The reserve's parts as addresses.
     fn reserve_addresses(&self) -> Result<DeviceReserve, Error> {
-        let reserve = self.reserve("staging")?;
+        let reserve = self.given_reserve("staging")?;
         Ok(reserve.addresses(self.arena.base()))
     }
 
     /// Clears the reserve and leaves the marks: what is not cleared would be
     /// taken for flags and counters.
     fn prepare_reserve(&mut self) -> Result<(), Error> {
-        let reserve = self.reserve("staging")?;
+        let reserve = self.given_reserve("staging")?;
         self.arena
             .zero(reserve.flags, reserve.slots - reserve.flags, &self.compute)?;
         marks::put(&self.reserve_addresses()?, self.sender())?;
@@ -243,31 +252,6 @@ impl Device for GpuDevice {
         }
     }
 
-    fn watch(&self) -> Option<Watch> {
-        let (calls, system) = (Arc::clone(self.context.calls()), Arc::clone(&self.system));
-        Some(closed::watch(calls, system, self.config.watchdog))
-    }
-
-    fn said_of_loss(&self) -> Option<Said> {
-        self.system.says()
-    }
-
-    fn card(&self) -> Option<Card> {
-        Some(self.context.card())
-    }
-
-    fn memory_use(&self) -> Option<MemoryUse> {
-        Some(MemoryUse {
-            allocated_bytes: self.context.usage().device_bytes,
-            capacity_bytes: self.arena.capacity(),
-            granularity_bytes: self.arena.granularity(),
-        })
-    }
-
-    fn free_bytes(&self) -> Option<u64> {
-        Some(self.context.memory().ok()?.free)
-    }
-
     fn layout(&self, tensors: &[TensorDesc]) -> Result<SegmentLayout, Error> {
         layout(tensors)
     }
@@ -276,14 +260,8 @@ impl Device for GpuDevice {
         Workspace::new(layout, &self.target).end - layout.bytes
     }
 
-    fn reserve_bytes(&self, budget: u64) -> u64 {
-        reserve::bytes(budget)
-    }
-
-    fn set_reserve(&mut self, offset: u64, bytes: u64) -> Result<(), Error> {
-        self.arena.at(offset, bytes);
-        self.reserve = Some(DeviceReserve::new(offset, bytes));
-        self.prepare_reserve()
+    fn page_table_entries(&self) -> Option<u64> {
+        self.reserve.map(|reserve| reserve.table_len)
     }
 
     fn set_capacity(&mut self, bytes: u64) -> Result<(), Error> {
@@ -297,15 +275,6 @@ impl Device for GpuDevice {
             self.addresses_changed()?;
         }
         set
-    }
-
-    fn prepare(&mut self, model: &ModelPlanView<'_>) -> Result<(), Error> {
-        let launches = warmup::launches(&self.target, self.products.usable(), model)?;
-        if self.config.warm_up {
-            self.warm_up.add(launches);
-            self.uploads.register_ahead(model);
-        }
-        Ok(())
     }
 
     fn renew(&mut self, sizes: &[u64], keep: &[(u64, u64)]) -> Result<u64, Error> {
@@ -353,28 +322,10 @@ impl Device for GpuDevice {
     fn move_slab(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error> {
         self.uploads.order_before(&self.compute)?;
         self.table_of = None;
-        let reserve = self.reserve("moving a slab")?;
+        let reserve = self.given_reserve("moving a slab")?;
         let bounce = (reserve.bounce, reserve.slot_bytes);
         self.arena
             .move_bytes(from, to, bytes, bounce, &self.compute)
-    }
-
-    fn set_aside(&mut self, bytes: u64) -> Result<u64, Error> {
-        if self.aside.takes_away(bytes) {
-            self.finish()?;
-        }
-        Ok(self.aside.set_bytes(bytes))
-    }
-
-    fn save(&mut self, from: u64, to: u64, bytes: u64, waits: bool) -> Result<bool, Error> {
-        let from = self.arena.at(from, bytes);
-        self.aside.save(from, to, bytes, waits, &self.compute)
-    }
-
-    fn restore(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error> {
-        self.table_of = None;
-        let to = self.arena.at(to, bytes);
-        self.aside.restore(from, to, bytes, &self.compute)
     }
 
     fn read_slab(&mut self, from: u64, into: &mut [u8]) -> Result<(), Error> {
@@ -388,21 +339,7 @@ impl Device for GpuDevice {
         self.sender().bytes(to, bytes)
     }
 
-    fn close(&mut self, aside: u64) -> Result<Option<Box<dyn ClosedDevice>>, Error> {
-        let closed = self.closed(aside)?;
-        Ok(Some(Box::new(closed)))
-    }
-
     fn discard(&mut self, _offset: u64, _bytes: u64) {}
-
-    fn forget_file(&mut self, file: &Arc<MappedFile>) {
-        // Recordings know models by the addresses of their plans.
-        if let Err(error) = self.finish() {
-            tracing::warn!(%error, "waiting for the device before a model goes");
-        }
-        self.forget_recordings();
-        self.uploads.forget(file);
-    }
 
     fn write(&mut self, scratch: Scratch<'_>, buf: Buf, rows: &[f32]) -> Result<(), Error> {
         self.pass.begin(scratch.base);
@@ -447,122 +384,6 @@ impl Device for GpuDevice {
         self.queue_steps(None, std::slice::from_ref(step), scratch, batch)
     }
 
-    fn run_again(
-        &mut self,
-        stamp: [u64; 2],
-        steps: &[BoundStep<'_>],
-        scratch: Scratch<'_>,
-        batch: &Batch<'_>,
-    ) -> Result<(), Error> {
-        self.queue_steps(Some(stamp), steps, scratch, batch)
-    }
-
-    fn pace(&mut self, rows: usize) -> Option<Throughput> {
-        let reserve = self.reserve?;
-        Some(Throughput {
-            computed_bytes_per_s: self.runs.rate(rows)?,
-            upload_bytes_per_s: self.uploads.bytes_per_s()?,
-            ahead_bytes: SLOTS as u64 * reserve.slot_bytes,
-        })
-    }
-
-    fn replay(
-        &mut self,
-        stamp: u64,
-        scratch: Scratch<'_>,
-        batch: &Batch<'_>,
-    ) -> Result<bool, Error> {
-        self.replay_pass(stamp, scratch, batch)
-    }
-
-    fn run_all(
-        &mut self,
-        stamp: u64,
-        steps: &[BoundStep<'_>],
-        scratch: Scratch<'_>,
-        batch: &Batch<'_>,
-    ) -> Result<(), Error> {
-        self.queue_pass(stamp, steps, scratch, batch)
-    }
-
-    fn page_table_entries(&self) -> Option<u64> {
-        self.reserve.map(|reserve| reserve.table_len)
-    }
-
-    fn top_k(
-        &mut self,
-        scratch: Scratch<'_>,
-        buf: Buf,
-        rows: usize,
-        k: usize,
-    ) -> Result<Option<Vec<Option<Candidates>>>, Error> {
-        self.largest(scratch, buf, rows, k)
-    }
-
-    fn time_from_here(&mut self) -> Result<(), Error> {
-        match self.reads.places(&self.context) {
-            Some(places) => places.time_from_here(&self.compute),
-            None => Ok(()),
-        }
-    }
-
-    fn begin_top_k(
-        &mut self,
-        scratch: Scratch<'_>,
-        buf: Buf,
-        rows: usize,
-        k: usize,
-    ) -> Result<Option<ReadTicket>, Error> {
-        self.begin_largest(scratch, buf, rows, k)
-    }
-
-    fn has_come(&self, ticket: ReadTicket) -> bool {
-        self.reads.has_come(ticket)
-    }
-
-    fn end_top_k(&mut self, ticket: ReadTicket) -> Result<TimedCandidates, Error> {
-        self.end_largest(ticket)
-    }
-
-    fn begin_timed(&mut self) -> Option<TimedTicket> {
-        self.timed.begin(&self.context, &self.compute)
-    }
-
-    fn end_timed(&mut self, ticket: TimedTicket) {
-        self.timed.end(ticket, &self.compute);
-    }
-
-    fn look_at_timed(&mut self, ticket: TimedTicket) -> TimedWork {
-        self.timed.look(ticket)
-    }
-
-    fn peek(&mut self, offset: u64, out: &mut [u8]) -> Result<bool, Error> {
-        self.fetch(self.arena.at(offset, out.len() as u64), out)?;
-        Ok(true)
-    }
-
-    fn check(&mut self) -> Result<(), Error> {
-        if self.reserve.is_none() {
-            return Ok(());
-        }
-        let reserve = self.reserve_addresses()?;
-        marks::check(&reserve, &mut self.readback, &self.compute)
-    }
-
-    fn read(&mut self, scratch: Scratch<'_>, buf: Buf, out: &mut [f32]) -> Result<(), Error> {
-        self.read_each(scratch, &mut [(buf, out)])
-    }
-
-    fn take_rows(
-        &mut self,
-        scratch: Scratch<'_>,
-        buf: Buf,
-        rows: &[u32],
-        take: TakeRows<'_>,
-    ) -> Result<(), Error> {
-        self.hand_over(scratch, buf, rows, take)
-    }
-
     fn read_each(
         &mut self,
         scratch: Scratch<'_>,
@@ -580,6 +401,60 @@ impl Device for GpuDevice {
             .collect();
         self.readback.fetch_each(&self.compute, &mut parts)?;
         self.uploads.settle_used()
+    }
+
+    fn take_rows(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: &[u32],
+        take: TakeRows<'_>,
+    ) -> Result<(), Error> {
+        self.hand_over(scratch, buf, rows, take)
+    }
+
+    fn monitoring(&self) -> Option<&dyn Monitoring> {
+        Some(self)
+    }
+
+    fn reserve(&mut self) -> Option<&mut dyn Reserve> {
+        Some(self)
+    }
+
+    fn preparation(&mut self) -> Option<&mut dyn Preparation> {
+        Some(self)
+    }
+
+    fn host_copies(&mut self) -> Option<&mut dyn HostCopies> {
+        Some(self)
+    }
+
+    fn recording(&mut self) -> Option<&mut dyn Recording> {
+        Some(self)
+    }
+
+    fn selection(&mut self) -> Option<&mut dyn Selection> {
+        Some(self)
+    }
+
+    fn queued_reads(&self) -> Option<&dyn QueuedReads> {
+        Some(self)
+    }
+
+    fn queued_reads_mut(&mut self) -> Option<&mut dyn QueuedReads> {
+        Some(self)
+    }
+
+    fn timing(&mut self) -> Option<&mut dyn Timing> {
+        Some(self)
+    }
+
+    fn volatile_memory(&mut self) -> Option<&mut dyn VolatileMemory> {
+        Some(self)
+    }
+
+    fn closing(&mut self) -> Option<&mut dyn Closing> {
+        Some(self)
     }
 }
 

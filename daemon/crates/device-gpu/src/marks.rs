@@ -1,10 +1,9 @@
 //! Marks at both ends of the reserve, by which memory that did not survive (a reset, a
 //! loss of power) is recognized.
 
-use rocmforge_device::{Error, Loss, LossKind};
-use rocmforge_gpu_driver::Stream;
+use rocmforge_device::{Error, Loss, LossKind, VolatileMemory};
 
-use super::readback::Readback;
+use super::GpuDevice;
 use super::reserve::DeviceReserve;
 use super::sending::Sender;
 
@@ -23,22 +22,20 @@ pub(super) fn put(reserve: &DeviceReserve, sender: Sender<'_>) -> Result<(), Err
         .try_for_each(|at| sender.bytes(at, &MARK.to_le_bytes()))
 }
 
-/// Checks whether the marks are still in device memory.
-///
-/// # Errors
-/// [`Error::Lost`].
-pub(super) fn check(
-    reserve: &DeviceReserve,
-    readback: &mut Readback,
-    stream: &Stream,
-) -> Result<(), Error> {
-    for at in places(reserve) {
-        let mut word = [0; 4];
-        readback.fetch(stream, at, &mut word)?;
-        if u32::from_le_bytes(word) != MARK {
-            let reason = "marks in the device's memory have gone; it was reset or lost power";
-            return Err(Error::Lost(Loss::new(LossKind::ContentsLost, reason)));
+impl VolatileMemory for GpuDevice {
+    /// Checks whether the marks are still in device memory.
+    fn check(&mut self) -> Result<(), Error> {
+        if self.reserve.is_none() {
+            return Ok(());
         }
+        for at in places(&self.reserve_addresses()?) {
+            let mut word = [0; 4];
+            self.fetch(at, &mut word)?;
+            if u32::from_le_bytes(word) != MARK {
+                let reason = "marks in the device's memory have gone; it was reset or lost power";
+                return Err(Error::Lost(Loss::new(LossKind::ContentsLost, reason)));
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }

@@ -5,7 +5,7 @@
 //! pass, but for a replay of what ran last (`table_of`; test `steps_between_experts_are_replayed`).
 
 use rocmforge_device::ops::Batch;
-use rocmforge_device::{BoundStep, Error, Scratch};
+use rocmforge_device::{BoundStep, Error, Recording, Scratch};
 use rocmforge_gpu_driver::blas::Bias;
 use rocmforge_gpu_driver::{self as gpu, Graph, Priority, Stream, Vendor};
 
@@ -119,77 +119,6 @@ impl GpuDevice {
             Some(graph) => {
                 // SAFETY: as for a replay.
                 unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying steps", e))
-            }
-            None => self.queue(&work, room),
-        }
-    }
-
-    /// Replays the recording of a pass, if there is one. Whether there was.
-    pub(super) fn replay_pass(
-        &mut self,
-        stamp: u64,
-        scratch: Scratch<'_>,
-        batch: &Batch<'_>,
-    ) -> Result<bool, Error> {
-        let shape = PassData::shape(batch);
-        if !self.config.graphs || !shape.is_decode() {
-            return Ok(false);
-        }
-        let key = self.key(stamp, scratch, batch, shape);
-        if !self.graphs.has(&key) {
-            return Ok(false);
-        }
-        self.send(scratch, batch, shape)?;
-        if self.table_of.as_ref() != Some(&key) {
-            let table = self.graphs.table(&key).to_vec();
-            self.send_table(&table, scratch)?;
-            self.table_of = Some(key.clone());
-        }
-        let queued = self.compute.queued();
-        let GraphUse::Replay(graph) = self.graphs.next_use(&key, queued) else {
-            return Ok(false);
-        };
-        let _held = self.uploads.hold();
-        // SAFETY: the key says that the addresses are those of the recording, and
-        // the pass's data lies there.
-        unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying a pass", e))?;
-        Ok(true)
-    }
-
-    /// Queues all segments of a pass: launched one by one, or recorded and replayed. `stamp` stands
-    /// for the steps with their weights' places.
-    pub(super) fn queue_pass(
-        &mut self,
-        stamp: u64,
-        steps: &[BoundStep<'_>],
-        scratch: Scratch<'_>,
-        batch: &Batch<'_>,
-    ) -> Result<(), Error> {
-        if self.replay_pass(stamp, scratch, batch)? {
-            return Ok(());
-        }
-        let shape = PassData::shape(batch);
-        self.send(scratch, batch, shape)?;
-        let room = self.vendor_room(scratch);
-        let (work, table) = self.work(steps, scratch, batch, shape)?;
-        self.send_table(&table, scratch)?;
-        if !self.config.graphs || !shape.is_decode() {
-            return self.queue(&work, room);
-        }
-        let key = self.key(stamp, scratch, batch, shape);
-        if self.graphs.many_leave() {
-            self.finish()?;
-            self.graphs.let_go(u64::MAX);
-        }
-        let queued = self.compute.queued();
-        if !matches!(self.graphs.next_use(&key, queued), GraphUse::Record) {
-            return self.queue(&work, room);
-        }
-        let captured = self.capture(&work, room)?;
-        match self.graphs.keep(&key, captured.map(|graph| (graph, table))) {
-            Some(graph) => {
-                // SAFETY: as for a replay.
-                unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying a pass", e))
             }
             None => self.queue(&work, room),
         }
@@ -370,6 +299,87 @@ impl GpuDevice {
         key.extend(batch.kv.iter().map(|g| g.layout.page_bytes() as u64));
         key.extend(batch.rope.iter().map(|r| r.n_rot() as u64));
         key
+    }
+}
+
+impl Recording for GpuDevice {
+    fn run_again(
+        &mut self,
+        stamp: [u64; 2],
+        steps: &[BoundStep<'_>],
+        scratch: Scratch<'_>,
+        batch: &Batch<'_>,
+    ) -> Result<(), Error> {
+        self.queue_steps(Some(stamp), steps, scratch, batch)
+    }
+
+    fn replay(
+        &mut self,
+        stamp: u64,
+        scratch: Scratch<'_>,
+        batch: &Batch<'_>,
+    ) -> Result<bool, Error> {
+        let shape = PassData::shape(batch);
+        if !self.config.graphs || !shape.is_decode() {
+            return Ok(false);
+        }
+        let key = self.key(stamp, scratch, batch, shape);
+        if !self.graphs.has(&key) {
+            return Ok(false);
+        }
+        self.send(scratch, batch, shape)?;
+        if self.table_of.as_ref() != Some(&key) {
+            let table = self.graphs.table(&key).to_vec();
+            self.send_table(&table, scratch)?;
+            self.table_of = Some(key.clone());
+        }
+        let queued = self.compute.queued();
+        let GraphUse::Replay(graph) = self.graphs.next_use(&key, queued) else {
+            return Ok(false);
+        };
+        let _held = self.uploads.hold();
+        // SAFETY: the key says that the addresses are those of the recording, and
+        // the pass's data lies there.
+        unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying a pass", e))?;
+        Ok(true)
+    }
+
+    /// Queues all segments of a pass: launched one by one, or recorded and replayed.
+    fn run_all(
+        &mut self,
+        stamp: u64,
+        steps: &[BoundStep<'_>],
+        scratch: Scratch<'_>,
+        batch: &Batch<'_>,
+    ) -> Result<(), Error> {
+        if self.replay(stamp, scratch, batch)? {
+            return Ok(());
+        }
+        let shape = PassData::shape(batch);
+        self.send(scratch, batch, shape)?;
+        let room = self.vendor_room(scratch);
+        let (work, table) = self.work(steps, scratch, batch, shape)?;
+        self.send_table(&table, scratch)?;
+        if !self.config.graphs || !shape.is_decode() {
+            return self.queue(&work, room);
+        }
+        let key = self.key(stamp, scratch, batch, shape);
+        if self.graphs.many_leave() {
+            self.finish()?;
+            self.graphs.let_go(u64::MAX);
+        }
+        let queued = self.compute.queued();
+        if !matches!(self.graphs.next_use(&key, queued), GraphUse::Record) {
+            return self.queue(&work, room);
+        }
+        let captured = self.capture(&work, room)?;
+        match self.graphs.keep(&key, captured.map(|graph| (graph, table))) {
+            Some(graph) => {
+                // SAFETY: as for a replay.
+                unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying a pass", e))
+            }
+            None => self.queue(&work, room),
+        }
     }
 }
 

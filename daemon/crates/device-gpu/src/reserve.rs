@@ -9,6 +9,10 @@
 //! *Invariant:* no two parts overlap (test `every_budget_has_a_division_that_fits`). `flags` and
 //! the slots belong to uploads, everything else to the compute stream.
 
+use rocmforge_device::{Error, Reserve};
+
+use super::GpuDevice;
+
 /// Slots that raw pieces of files pass through on their way into slabs.
 pub(super) const SLOTS: usize = 3;
 
@@ -138,6 +142,18 @@ impl DeviceReserve {
             tail: base + self.tail,
             ..self
         }
+    }
+}
+
+impl Reserve for GpuDevice {
+    fn reserve_bytes(&self, budget: u64) -> u64 {
+        bytes(budget)
+    }
+
+    fn set_reserve(&mut self, offset: u64, bytes: u64) -> Result<(), Error> {
+        self.arena.at(offset, bytes);
+        self.reserve = Some(DeviceReserve::new(offset, bytes));
+        self.prepare_reserve()
     }
 }
 

@@ -2,7 +2,9 @@
 //! over to the host.
 
 use rocmforge_device::ops::{Buf, PlacedBuf};
-use rocmforge_device::{Candidates, Error, ReadTicket, Scratch, TakeRows, TimedCandidates};
+use rocmforge_device::{
+    Candidates, Error, QueuedReads, ReadTicket, Scratch, Selection, TakeRows, TimedCandidates,
+};
 use rocmforge_kernels_gpu::ops::sample::{self, TopK};
 
 use super::floats::bytes_of_mut;
@@ -37,69 +39,6 @@ fn candidates(bytes: &[u8], k: usize) -> Vec<Option<Candidates>> {
 }
 
 impl GpuDevice {
-    /// See [`rocmforge_device::Device::top_k`]; nothing where the reserve has no room for the
-    /// candidates.
-    pub(super) fn largest(
-        &mut self,
-        scratch: Scratch<'_>,
-        buf: Buf,
-        rows: usize,
-        k: usize,
-    ) -> Result<Option<Vec<Option<Candidates>>>, Error> {
-        let reserve = self.reserve_addresses()?;
-        let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
-        let k = k.min(width as usize);
-        let at_once = rows_at_once(&reserve, width, k);
-        if rows == 0 || at_once == 0 {
-            return Ok(None);
-        }
-        let mut found = Vec::with_capacity(rows);
-        for first in (0..rows).step_by(at_once) {
-            let n_rows = at_once.min(rows - first);
-            let at = at + first as u64 * width * 4;
-            let logits = self.arena.at(scratch.base + at, n_rows as u64 * width * 4);
-            let (at, bytes) = self.queue_largest(logits, (n_rows, width), k, &reserve)?;
-            let mut bytes = vec![0; bytes];
-            self.readback.fetch(&self.compute, at, &mut bytes)?;
-            self.uploads.settle_used()?;
-            found.append(&mut candidates(&bytes, k));
-        }
-        Ok(Some(found))
-    }
-
-    /// See [`rocmforge_device::Device::begin_top_k`].
-    pub(super) fn begin_largest(
-        &mut self,
-        scratch: Scratch<'_>,
-        buf: Buf,
-        rows: usize,
-        k: usize,
-    ) -> Result<Option<ReadTicket>, Error> {
-        let reserve = self.reserve_addresses()?;
-        let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
-        let k = k.min(width as usize);
-        let fits = rows > 0 && rows <= rows_at_once(&reserve, width, k);
-        let places = self.reads.places(&self.context);
-        if !fits || places.is_none_or(|places| !places.has_room(rows * k * 8)) {
-            return Ok(None);
-        }
-        let logits = self.arena.at(scratch.base + at, rows as u64 * width * 4);
-        let (at, bytes) = self.queue_largest(logits, (rows, width), k, &reserve)?;
-        let uploads = self.uploads.mark();
-        match self.reads.places(&self.context) {
-            Some(places) => places.begin(&self.compute, (at, bytes), (k, uploads)),
-            None => Ok(None),
-        }
-    }
-
-    /// See [`rocmforge_device::Device::end_top_k`].
-    pub(super) fn end_largest(&mut self, ticket: ReadTicket) -> Result<TimedCandidates, Error> {
-        let come = self.reads.end(ticket)?;
-        self.graphs.let_go(come.queued);
-        self.uploads.settle_before(come.uploads)?;
-        Ok((candidates(&come.bytes, come.of_row), come.took))
-    }
-
     /// Queues what finds the `k` largest of `rows` rows of `width` logits at an address, as many as
     /// the reserve has room for; the address and bytes of their ids, and then of their values.
     fn queue_largest(
@@ -155,5 +94,80 @@ impl GpuDevice {
             take(place, &mut values);
         }
         Ok(())
+    }
+}
+
+impl Selection for GpuDevice {
+    /// Nothing where the reserve has no room for the candidates.
+    fn top_k(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: usize,
+        k: usize,
+    ) -> Result<Option<Vec<Option<Candidates>>>, Error> {
+        let reserve = self.reserve_addresses()?;
+        let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
+        let k = k.min(width as usize);
+        let at_once = rows_at_once(&reserve, width, k);
+        if rows == 0 || at_once == 0 {
+            return Ok(None);
+        }
+        let mut found = Vec::with_capacity(rows);
+        for first in (0..rows).step_by(at_once) {
+            let n_rows = at_once.min(rows - first);
+            let at = at + first as u64 * width * 4;
+            let logits = self.arena.at(scratch.base + at, n_rows as u64 * width * 4);
+            let (at, bytes) = self.queue_largest(logits, (n_rows, width), k, &reserve)?;
+            let mut bytes = vec![0; bytes];
+            self.readback.fetch(&self.compute, at, &mut bytes)?;
+            self.uploads.settle_used()?;
+            found.append(&mut candidates(&bytes, k));
+        }
+        Ok(Some(found))
+    }
+}
+
+impl QueuedReads for GpuDevice {
+    fn time_from_here(&mut self) -> Result<(), Error> {
+        match self.reads.places(&self.context) {
+            Some(places) => places.time_from_here(&self.compute),
+            None => Ok(()),
+        }
+    }
+
+    fn begin_top_k(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: usize,
+        k: usize,
+    ) -> Result<Option<ReadTicket>, Error> {
+        let reserve = self.reserve_addresses()?;
+        let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
+        let k = k.min(width as usize);
+        let fits = rows > 0 && rows <= rows_at_once(&reserve, width, k);
+        let places = self.reads.places(&self.context);
+        if !fits || places.is_none_or(|places| !places.has_room(rows * k * 8)) {
+            return Ok(None);
+        }
+        let logits = self.arena.at(scratch.base + at, rows as u64 * width * 4);
+        let (at, bytes) = self.queue_largest(logits, (rows, width), k, &reserve)?;
+        let uploads = self.uploads.mark();
+        match self.reads.places(&self.context) {
+            Some(places) => places.begin(&self.compute, (at, bytes), (k, uploads)),
+            None => Ok(None),
+        }
+    }
+
+    fn has_come(&self, ticket: ReadTicket) -> bool {
+        self.reads.has_come(ticket)
+    }
+
+    fn end_top_k(&mut self, ticket: ReadTicket) -> Result<TimedCandidates, Error> {
+        let come = self.reads.end(ticket)?;
+        self.graphs.let_go(come.queued);
+        self.uploads.settle_before(come.uploads)?;
+        Ok((candidates(&come.bytes, come.of_row), come.took))
     }
 }

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use rocmforge_device::{Error, TimedTicket, TimedWork};
+use rocmforge_device::{Error, Throughput, TimedTicket, TimedWork, Timing};
 use rocmforge_gpu_driver::{Context, Event, Stream};
 
-use super::failed;
+use super::reserve::SLOTS as UPLOAD_SLOTS;
+use super::{GpuDevice, failed};
 
 /// Parts of the work that may be under way at once. What is queued beyond them is not timed.
 const SLOTS: usize = 32;
@@ -93,5 +94,28 @@ impl TimedParts {
                 TimedWork::Done(ms.and_then(|ms| Duration::try_from_secs_f32(ms / 1e3).ok()))
             }
         }
+    }
+}
+
+impl Timing for GpuDevice {
+    fn pace(&mut self, rows: usize) -> Option<Throughput> {
+        let reserve = self.reserve?;
+        Some(Throughput {
+            computed_bytes_per_s: self.runs.rate(rows)?,
+            upload_bytes_per_s: self.uploads.bytes_per_s()?,
+            ahead_bytes: UPLOAD_SLOTS as u64 * reserve.slot_bytes,
+        })
+    }
+
+    fn begin_timed(&mut self) -> Option<TimedTicket> {
+        self.timed.begin(&self.context, &self.compute)
+    }
+
+    fn end_timed(&mut self, ticket: TimedTicket) {
+        self.timed.end(ticket, &self.compute);
+    }
+
+    fn look_at_timed(&mut self, ticket: TimedTicket) -> TimedWork {
+        self.timed.look(ticket)
     }
 }

@@ -17,7 +17,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use rocmforge_device::ops::{Batch, RowCounts, Span};
-use rocmforge_device::{ALIGNMENT, BoundStep, Error, ModelPlanView, Role, Scratch, SegmentBinding};
+use rocmforge_device::{
+    ALIGNMENT, BoundStep, Error, ModelPlanView, Preparation, Role, Scratch, SegmentBinding,
+};
+use rocmforge_gguf::MappedFile;
 use rocmforge_kernels_cpu::ops::RopeAngles;
 use rocmforge_kernels_gpu::ops::activations::{self, Sink, Transform};
 use rocmforge_kernels_gpu::ops::rows;
@@ -26,6 +29,7 @@ use rocmforge_kernels_gpu::ops::weights::{self, Weights};
 use rocmforge_kernels_gpu::{GpuTarget, Launch};
 use rocmforge_ops::WeightType;
 
+use super::GpuDevice;
 use super::kernels::Kernels;
 use super::launches::{Lowering, Queued};
 use super::pass_data::PassData;
@@ -306,6 +310,26 @@ impl Launches {
         if self.kernels.insert(launch.kernel) {
             self.launches.push(launch);
         }
+    }
+}
+
+impl Preparation for GpuDevice {
+    fn prepare(&mut self, model: &ModelPlanView<'_>) -> Result<(), Error> {
+        let launches = launches(&self.target, self.products.usable(), model)?;
+        if self.config.warm_up {
+            self.warm_up.add(launches);
+            self.uploads.register_ahead(model);
+        }
+        Ok(())
+    }
+
+    fn forget_file(&mut self, file: &Arc<MappedFile>) {
+        // Recordings know models by the addresses of their plans.
+        if let Err(error) = self.finish() {
+            tracing::warn!(%error, "waiting for the device before a model goes");
+        }
+        self.forget_recordings();
+        self.uploads.forget(file);
     }
 }
 

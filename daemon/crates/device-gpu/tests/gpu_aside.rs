@@ -5,7 +5,7 @@ use crate::fake_device;
 use std::time::{Duration, Instant};
 
 use rocmforge_device::ops::PlacedBuf;
-use rocmforge_device::{Buf, Device, Error, Rows, Scratch, ScratchLayout};
+use rocmforge_device::{Buf, Device, Error, HostCopies, Rows, Scratch, ScratchLayout};
 use rocmforge_device_gpu::GpuDevice;
 use rocmforge_fake_hip::{Fake, Live};
 
@@ -50,7 +50,7 @@ pub(crate) fn fill(device: &mut dyn Device, at: u64, first: u32) {
 
 pub(crate) fn bytes(device: &mut dyn Device, at: u64) -> Vec<u8> {
     let mut out = vec![0; RANGE as usize];
-    assert!(device.peek(at, &mut out).unwrap());
+    device.read_slab(at, &mut out).unwrap();
     out
 }
 

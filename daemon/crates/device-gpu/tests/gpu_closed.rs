@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::{ClosedDevice, Device, Error, LossKind, MemoryUse, Steps, Upload};
+use rocmforge_device::{
+    ClosedDevice, Closing, Device, Error, LossKind, MemoryUse, Monitoring, Steps, Upload,
+};
 use rocmforge_device_gpu::{GpuConfig, GpuDevice};
 use rocmforge_fake_hip::{Fake, HANG, Live};
 use rocmforge_gguf::MappedFile;
@@ -27,7 +29,8 @@ fn usual(fake: &Fake) -> Box<GpuDevice> {
 /// Closes a device, of which nothing is left.
 fn close(mut device: Box<dyn Device>, fake: &Fake, aside: u64) -> Box<dyn ClosedDevice> {
     assert!(fake.is_open());
-    let mut closed = device.close(aside).unwrap().expect("a GPU can be closed");
+    let closing = device.closing().expect("a GPU can be closed");
+    let mut closed = closing.close(aside).unwrap();
     drop(device);
     closed.finish().unwrap();
     assert_eq!(fake.live(), Live::default());
@@ -39,7 +42,8 @@ fn close(mut device: Box<dyn Device>, fake: &Fake, aside: u64) -> Box<dyn Closed
 fn open(closed: &mut dyn ClosedDevice) -> Result<Box<dyn Device>, Error> {
     let mut device = closed.open(&Steps::default())?;
     device.set_capacity(CAPACITY)?;
-    device.set_reserve(0, device.reserve_bytes(CAPACITY))?;
+    let fixed = device.reserve_bytes(CAPACITY);
+    device.set_reserve(0, fixed)?;
     Ok(device)
 }
 
@@ -54,7 +58,7 @@ fn upload(device: &mut dyn Device, file: &Arc<MappedFile>, desc: &rocmforge_devi
         };
         let ticket = device.begin_upload(upload).unwrap();
         device.wait_upload(ticket).unwrap();
-        assert!(device.peek(FIXED, &mut [0; 16]).unwrap());
+        device.read_slab(FIXED, &mut [0; 16]).unwrap();
         let ended = device.finished_uploads();
         assert!(ended.iter().all(|(_, result)| result.is_ok()), "{ended:?}");
     }
@@ -91,7 +95,8 @@ fn nothing_of_a_closed_device_is_left_and_it_opens_again() {
                 .unwrap()
         );
         let mut closed = close(device, &fake, CHUNK + RANGE);
-        assert_eq!(closed.memory_use(), Some(MemoryUse::default()));
+        let held = closed.monitoring().map(|device| device.memory_use());
+        assert_eq!(held, Some(MemoryUse::default()));
         device = open(&mut *closed).unwrap();
         drop(closed);
         for (n, page) in pages.iter().enumerate().rev().take(5) {
@@ -122,17 +127,23 @@ fn a_closed_device_says_what_it_is_and_refuses_the_rest() {
         (closed.info(), closed.page_table_entries()),
         (info, entries)
     );
-    assert_eq!(closed.free_bytes(), None);
+    let monitoring = closed.monitoring().expect("it is watched still");
+    assert_eq!(monitoring.free_bytes(), None);
+    assert!(closed.selection().is_none() && closed.queued_reads().is_none());
+    assert!(closed.recording().is_none() && closed.timing().is_none());
+    assert!(closed.volatile_memory().is_none() && closed.closing().is_none());
     assert_eq!(
         closed.set_capacity(CAPACITY).unwrap_err().to_string(),
         "taking memory: the GPU is closed until the next request"
     );
+    let saved = closed.host_copies().unwrap().save(0, 0, RANGE, true);
     let refused = [
-        closed.set_reserve(0, FIXED),
+        closed.reserve().unwrap().set_reserve(0, FIXED),
         closed.move_slab(0, FIXED, RANGE),
         closed.read_slab(0, &mut [0]),
         closed.write_slab(0, &[0]),
-        closed.save(0, 0, RANGE, true).map(|_| ()),
+        closed.host_copies().unwrap().restore(0, 0, RANGE),
+        saved.map(|_| ()),
     ];
     assert!(refused.iter().all(Result::is_err), "{refused:?}");
     // Nothing of that reached the driver.
@@ -177,7 +188,7 @@ fn a_device_that_does_not_open_again_is_as_it_was_and_opens_the_next_time() {
 fn a_device_that_something_uses_is_not_given_back() {
     let fake = Fake::new();
     let mut device = usual(&fake);
-    let mut closed = device.close(0).unwrap().expect("a GPU can be closed");
+    let mut closed = device.close(0).unwrap();
     let refused = closed.finish().unwrap_err().to_string();
     assert_eq!(refused, "closing the GPU: something still uses its context");
     assert!(fake.is_open());
@@ -195,7 +206,7 @@ fn a_driver_that_hangs_while_the_device_opens_again_is_seen() {
         ..fake_device::config(&fake, false)
     };
     let device = device(&fake, config);
-    let watch = device.watch().expect("a GPU can be watched");
+    let watch = device.watch();
     let mut closed = close(device, &fake, 0);
     fake.fail("hipSetDevice", 1, HANG);
     // It never ends, and holds what it has.

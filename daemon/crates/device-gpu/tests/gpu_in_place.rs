@@ -6,7 +6,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use crate::uploaded::upload;
-use rocmforge_device::{Device, Role, TensorDesc};
+use rocmforge_device::{Device, Preparation, Role, TensorDesc};
 use rocmforge_device_gpu::{GpuConfig, GpuDevice, UploadWay};
 use rocmforge_fake_hip::{Fake, Live, Misbehaviour};
 use rocmforge_gguf::{MappedFile, TensorType};
@@ -99,7 +99,7 @@ fn brought_from(
         copies = fake.calls("hipMemcpyAsync") - before;
     }
     let mut slab = vec![0; desc.bytes as usize];
-    assert!(device.peek(SLAB, &mut slab).unwrap());
+    device.read_slab(SLAB, &mut slab).unwrap();
     let findings = device.info().findings.into_iter();
     let notes = findings.filter(|f| f.starts_with("weights in ")).collect();
     device.forget_file(&mapped);

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crate::uploaded::upload;
 use rocmforge_device::ops::PlacedBuf;
 use rocmforge_device::{
-    Buf, Device, Error, Role, Rows, Scratch, ScratchLayout, SegmentLayout, TensorDesc, Upload,
-    UploadTicket,
+    Buf, Device, Error, Preparation, Role, Rows, Scratch, ScratchLayout, SegmentLayout, TensorDesc,
+    Upload, UploadTicket,
 };
 use rocmforge_device_gpu::{GpuConfig, GpuDevice, UploadWay};
 use rocmforge_fake_hip::{Fake, Live, Misbehaviour};
@@ -296,7 +296,7 @@ fn an_upload_is_the_same_on_any_number_of_copy_streams() {
         }
         // Codes and scales, as many bytes as in the file.
         let mut out = vec![0; desc.bytes as usize];
-        assert!(device.peek(SLAB, &mut out).unwrap());
+        device.read_slab(SLAB, &mut out).unwrap();
         device.forget_file(&mapped);
         drop(device);
         assert_eq!(fake.violations(), Vec::<String>::new());

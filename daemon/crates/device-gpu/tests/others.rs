@@ -5,7 +5,6 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rocmforge_device::Device;
 use rocmforge_fake_hip::{Fake, Process};
 use rocmforge_gpu_driver::Vendor;
 use rocmforge_gpu_driver::others::{Card, Observer, OthersUse, OwnUse, Places, Power};
@@ -166,7 +165,6 @@ fn who_cannot_observe_a_card_is_told_what_to_do() {
     let device = open_as(config(&fake, false), &fake, 4 << 20, 1 << 20);
     let silent = device
         .card()
-        .unwrap()
         .observer(&places(dir.path(), None))
         .err()
         .unwrap();
@@ -189,11 +187,7 @@ fn the_kernels_counts_of_an_amd_card_are_read() {
     file("mem_info_vram_used", &format!("{}\n", 1000 * MIB));
     file("gpu_busy_percent", "55\n");
     let device = open_as(config(&fake, false), &fake, 4 << 20, 1 << 20);
-    let mut observer = device
-        .card()
-        .unwrap()
-        .observer(&places(root, None))
-        .unwrap();
+    let mut observer = device.card().observer(&places(root, None)).unwrap();
     let start = Instant::now();
     let at = |ms| start + Duration::from_millis(ms);
     // Files of others cannot be read: the whole card's share counts while this process rests.
@@ -255,7 +249,7 @@ fn the_power_of_a_card_is_read_where_it_is_told() {
     let (fake, dir) = (Fake::new(), tempfile::tempdir().unwrap());
     let root = dir.path();
     let device = open_as(config(&fake, false), &fake, 4 << 20, 1 << 20);
-    let card = device.card().unwrap();
+    let card = device.card();
     let read = || {
         let Power { state, watts } = card.power(&places(root, None));
         (state.unwrap_or_default(), watts)

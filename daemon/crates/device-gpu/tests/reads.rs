@@ -4,7 +4,9 @@ use crate::fake_device;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_device::ops::PlacedBuf;
-use rocmforge_device::{Buf, Device, ReadTicket, Rows, Scratch, ScratchLayout};
+use rocmforge_device::{
+    Buf, Device, QueuedReads, ReadTicket, Rows, Scratch, ScratchLayout, Selection,
+};
 use rocmforge_fake_hip::{Fake, Live};
 
 /// Where the scratch blocks lie, one behind the other.

@@ -2,13 +2,23 @@
 //! back, until the device is used again.
 //!
 //! ```text
-//!   open --Device::close, drop, ClosedDevice::finish--> closed --ClosedDevice::open--> open
-//!                                                        |  ^
-//!                                                        +--+ open fails
+//!   open --Closing::close, drop, ClosedDevice::finish--> closed --ClosedDevice::open--> open
+//!                                                         |  ^
+//!                                                         +--+ open fails
 //! ```
 
 use crate::error::Error;
 use crate::{Device, Steps};
+
+/// A device with a context, which can be closed.
+pub trait Closing {
+    /// Ends all work and takes what outlives the context, of what was set aside `aside` bytes. The
+    /// device is to be dropped then.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the system has none for them: the device is as it was; [`Error::Lost`].
+    fn close(&mut self, aside: u64) -> Result<Box<dyn ClosedDevice>, Error>;
+}
 
 /// A closed device. It answers what needs no context (what it is, layouts, sizes, whether it can
 /// run a model) and keeps what was set aside; all else is refused with [`Error::Closed`].

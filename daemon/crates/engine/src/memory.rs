@@ -75,7 +75,8 @@ impl Memory {
 
     /// Gives the device the block of the ledger that it wants for itself.
     pub(crate) fn take_reserve(&mut self) -> Result<(), Error> {
-        let bytes = self.store.device.reserve_bytes(self.budget());
+        let budget = self.budget();
+        let bytes = self.store.device.reserve_bytes(budget);
         if bytes > 0 {
             let (_, slab) = self.reserve(BlockKind::Staging, None, bytes)?;
             self.store.set_reserve(slab)?;

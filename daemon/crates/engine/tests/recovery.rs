@@ -67,7 +67,8 @@ fn start(fake: &Fake, setup: Setup) -> (EngineHandle, EngineThread) {
         clocks: setup.clocks,
         ..EngineConfig::default()
     };
-    start_on(Box::new(device), config).unwrap()
+    let card = device.card();
+    start_on(Box::new(device), Some(card), config).unwrap()
 }
 
 async fn end(events: &mut Events<GenerateEvent>) -> Result<(), Error> {

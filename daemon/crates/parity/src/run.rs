@@ -354,9 +354,7 @@ fn operations(
             steps.extend(experts(case, bound));
             let ran = match times > 1 {
                 true => device.run_all(stamp, &steps, scratch, &batch),
-                false => steps
-                    .iter()
-                    .try_for_each(|step| device.run(step, scratch, &batch)),
+                false => device.run_each(&steps, scratch, &batch),
             };
             ran.map_err(failed)?;
         }

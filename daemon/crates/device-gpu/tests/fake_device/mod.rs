@@ -1,6 +1,6 @@
 //! A device on the fake runtime, for tests of its uploads and copies.
 
-use rocmforge_device::Device;
+use rocmforge_device::{Device, Reserve};
 use rocmforge_device_gpu::{GpuConfig, GpuDevice, ImageFolder};
 use rocmforge_fake_hip::Fake;
 use rocmforge_gpu_driver::{Libraries, Vendor};

@@ -18,6 +18,7 @@ use rocmforge_device::{Device, Loss, LossKind, Steps};
 use rocmforge_device_cpu::{HostConfig, HostDevice};
 use rocmforge_device_gpu::{GpuConfig, GpuDevice, Images, refusal, usual_images};
 use rocmforge_gpu_driver::bus::{self, BusGpu};
+use rocmforge_gpu_driver::others::Card;
 use rocmforge_gpu_driver::{self as gpu, DeviceAttributes, Libraries, Report, Vendor};
 
 use crate::api::config::{DeviceChoice, EngineConfig};
@@ -32,6 +33,8 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// An open device, and what was found before it.
 pub(crate) struct Opened {
     pub(crate) device: Box<dyn Device>,
+    /// Where the device is on the bus; `None` for the CPU.
+    pub(crate) card: Option<Card>,
     /// Results of probing each vendor's driver.
     pub(crate) drivers: Vec<Report>,
     /// Why `auto` rejected devices, in the order of the attempts.
@@ -62,13 +65,18 @@ pub(crate) fn open(config: &EngineConfig, steps: &Steps) -> Result<Opened, Error
             Err(lost) => Err(lost),
         },
     };
+    let (device, card) = device?;
     Ok(Opened {
-        device: device?,
+        device,
+        card,
         drivers: opened.drivers,
         passed_over: opened.passed_over,
         unused_gpu: opened.unused_gpu,
     })
 }
+
+/// A device, and the card that it is.
+type DeviceOfCard = (Box<dyn Device>, Option<Card>);
 
 struct Attempts<'a> {
     config: &'a EngineConfig,
@@ -80,7 +88,7 @@ struct Attempts<'a> {
 
 impl Attempts<'_> {
     /// The card that was asked for.
-    fn named(&mut self, vendor: Vendor, ordinal: u32) -> Result<Box<dyn Device>, Error> {
+    fn named(&mut self, vendor: Vendor, ordinal: u32) -> Result<DeviceOfCard, Error> {
         self.report(vendor);
         self.gpu(vendor, ordinal)
     }
@@ -89,7 +97,7 @@ impl Attempts<'_> {
     ///
     /// # Errors
     /// [`Error::DeviceLost`].
-    fn best_gpu(&mut self) -> Result<Option<Box<dyn Device>>, Error> {
+    fn best_gpu(&mut self) -> Result<Option<DeviceOfCard>, Error> {
         for vendor in [Vendor::Hip, Vendor::Cuda] {
             let images = usual_images(vendor);
             let cards = ranked(vendor, self.report(vendor), &*images);
@@ -151,24 +159,27 @@ impl Attempts<'_> {
         devices
     }
 
-    fn gpu(&self, vendor: Vendor, ordinal: u32) -> Result<Box<dyn Device>, Error> {
+    fn gpu(&self, vendor: Vendor, ordinal: u32) -> Result<DeviceOfCard, Error> {
         let mut config = GpuConfig::new(vendor, ordinal).with_uploads(self.config.uploads);
         config.watchdog = self.config.watchdog;
         config.child_exe.clone_from(&self.config.child_exe);
         match GpuDevice::open_by(config, usual_images(vendor), self.steps) {
-            Ok(device) => Ok(Box::new(device)),
+            Ok(device) => {
+                let card = device.card();
+                Ok((Box::new(device), Some(card)))
+            }
             Err(error) => Err(no_device(&error)),
         }
     }
 
-    fn host(&self) -> Result<Box<dyn Device>, Error> {
+    fn host(&self) -> Result<DeviceOfCard, Error> {
         self.steps.end();
         let threads = self.config.threads;
         match HostDevice::new(HostConfig {
             threads,
             ..HostConfig::default()
         }) {
-            Ok(device) => Ok(Box::new(device)),
+            Ok(device) => Ok((Box::new(device), None)),
             Err(error) => Err(no_device(&error)),
         }
     }
@@ -188,7 +199,7 @@ fn unused(gpus: &[BusGpu], passed_over: &[String]) -> Option<String> {
 }
 
 /// A card that `auto` may take.
-struct Card {
+struct Candidate {
     name: String,
     ordinal: u32,
     memory_mib: u64,
@@ -197,7 +208,7 @@ struct Card {
     refused: Option<String>,
 }
 
-impl fmt::Display for Card {
+impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.integrated {
             true => "in the processor",
@@ -209,15 +220,15 @@ impl fmt::Display for Card {
 }
 
 /// A vendor's cards, the best first.
-fn ranked(vendor: Vendor, devices: Vec<DeviceAttributes>, images: &dyn Images) -> Vec<Card> {
-    let card = |of: DeviceAttributes| Card {
+fn ranked(vendor: Vendor, devices: Vec<DeviceAttributes>, images: &dyn Images) -> Vec<Candidate> {
+    let card = |of: DeviceAttributes| Candidate {
         refused: refusal(vendor, &of, images),
         name: format!("{vendor}:{} {}", of.ordinal, of.name),
         ordinal: of.ordinal,
         memory_mib: of.total_bytes >> 20,
         integrated: of.integrated,
     };
-    let mut cards: Vec<Card> = devices.into_iter().map(card).collect();
+    let mut cards: Vec<Candidate> = devices.into_iter().map(card).collect();
     // The sort is stable: equal ones stay in the driver's order.
     cards.sort_by_key(|c| (c.refused.is_some(), c.integrated, Reverse(c.memory_mib)));
     cards

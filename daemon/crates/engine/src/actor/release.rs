@@ -157,9 +157,8 @@ impl Engine {
 
     /// Has the card's power logged, `after` a time.
     fn note_power(&self, after: Duration, words: &'static str) {
-        let card = self.memory.store.device.card();
         let places = &self.config.places;
-        self.guards.power.note(card, places, after, words);
+        self.guards.power.note(places, after, words);
     }
 
     /// Bytes that the driver has given; where it does not count, those in the cache.

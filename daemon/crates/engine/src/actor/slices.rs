@@ -178,8 +178,8 @@ impl Engine {
         let waited = self.memory.store.reasons.waited.all;
         let timed = self.begin_timed(&pass);
         let ran = self.run_slice_in(&mut pass, until);
-        if let Some(ticket) = timed {
-            self.memory.store.device.end_timed(ticket);
+        if let (Some(ticket), Some(device)) = (timed, self.memory.store.device.timing()) {
+            device.end_timed(ticket);
         }
         let ended = self.now();
         let load = match &ran {
@@ -354,7 +354,7 @@ impl Engine {
         if pass.is_read() || (decodes && self.is_short(pass.model(), &pass.plan)) {
             return None;
         }
-        self.memory.store.device.begin_timed()
+        self.memory.store.device.timing()?.begin_timed()
     }
 
     /// How fast the device computes in passes of so many rows of a model; `None` where that is not

@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
 use rocmforge_device::{Device, Loss, Steps};
+use rocmforge_gpu_driver::others::Card;
 use rocmforge_tensor_cache::{Cache, CacheConfig};
 use tokio::sync::watch;
 
@@ -74,16 +75,18 @@ pub fn start(config: EngineConfig) -> Result<(EngineHandle, EngineThread), Error
     })
 }
 
-/// Starts the engine on a given device.
+/// Starts the engine on a given device, which is `card`.
 ///
 /// # Errors
 /// The budget cannot be used.
 pub fn start_on(
     device: Box<dyn Device>,
+    card: Option<Card>,
     config: EngineConfig,
 ) -> Result<(EngineHandle, EngineThread), Error> {
     let opened = Opened {
         device,
+        card,
         drivers: Vec::new(),
         passed_over: Vec::new(),
         unused_gpu: None,
@@ -178,16 +181,17 @@ fn open_memory(
 /// As [`YieldGuard::new`].
 fn watch_others(
     device: &dyn Device,
+    card: Option<&Card>,
     config: &EngineConfig,
 ) -> Result<Result<Option<(OthersWatch, YieldGuard)>, String>, Error> {
     let Some(yield_to) = &config.yield_to else {
         return Ok(Ok(None));
     };
     let guard = YieldGuard::new(yield_to, device.info().memory_bytes)?;
-    let card = device.card().ok_or_else(|| {
+    let card = card.ok_or_else(|| {
         "the CPU computes, whose memory is the machine's (host_pressure gives that back)".to_owned()
     });
-    let watch = card.and_then(|card| OthersWatch::start(card, config.places.clone()));
+    let watch = card.and_then(|card| OthersWatch::start(card.clone(), config.places.clone()));
     Ok(match watch {
         Ok(watch) => Ok(Some((watch, guard))),
         Err(why) => {
@@ -221,10 +225,11 @@ fn launch(
         passed_over: opened.passed_over.into(),
         unused_gpu: opened.unused_gpu,
     };
-    let (others, yield_note) = match watch_others(&*memory.store.device, &config)? {
-        Ok(others) => (others, None),
-        Err(note) => (None, Some(note)),
-    };
+    let (others, yield_note) =
+        match watch_others(&*memory.store.device, opened.card.as_ref(), &config)? {
+            Ok(others) => (others, None),
+            Err(note) => (None, Some(note)),
+        };
     let models = Models::default();
     let speculation = Speculation::new(config.speculate, memory.store.device.info().is_cpu);
     let mut first = publish::snapshot_of(&memory, (&models, &speculation), &config, &found);
@@ -240,7 +245,7 @@ fn launch(
         keep_free: taken.keep_free,
         release: MemoryRelease::new(config.idle_release, Clock.now()),
         others,
-        power: PowerLog::default(),
+        power: PowerLog::new(opened.card),
         host_pressure,
         sleep: SleepClock::new(config.clocks.clone()),
         budget_wanted: None,

@@ -11,22 +11,25 @@ use rocmforge_gpu_driver::others::{Card, Places, Power};
 pub(crate) const BEHIND_RELEASE: Duration = Duration::from_secs(10);
 
 /// Logs the power of the card.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct PowerLog {
+    /// `None` for a device that is no card.
+    card: Option<Card>,
     /// Releases and openings so far: what was to be logged behind an earlier one is not.
     changes: Arc<AtomicU64>,
 }
 
 impl PowerLog {
+    pub(crate) fn new(card: Option<Card>) -> Self {
+        Self {
+            card,
+            changes: Arc::default(),
+        }
+    }
+
     /// The card is released or opened now, and is to be asked `after` that.
-    pub(crate) fn note(
-        &self,
-        card: Option<Card>,
-        places: &Places,
-        after: Duration,
-        words: &'static str,
-    ) {
-        let Some(card) = card else {
+    pub(crate) fn note(&self, places: &Places, after: Duration, words: &'static str) {
+        let Some(card) = self.card.clone() else {
             return;
         };
         let places = places.clone();

@@ -324,9 +324,9 @@ pub(super) fn all_resident(
     let batch = batch(pass, pass.outputs);
     // Passes with adapters and without are recorded apart.
     let stamp = 2 * there.stamp + u64::from(pass.adapted);
-    let timed = match reads_later {
-        true => device.time_from_here(),
-        false => Ok(()),
+    let timed = match device.queued_reads_mut() {
+        Some(device) if reads_later => device.time_from_here(),
+        _ => Ok(()),
     };
     let ran = match timed.and_then(|()| device.replay(stamp, scratch(pass), &batch)) {
         Ok(false) => {

@@ -95,6 +95,9 @@ impl Store {
     /// Before a rest: remembers how the resident segments at both ends of the arena begin. A
     /// segment begins the same wherever and whenever it is resident, so each is read once.
     pub(crate) fn remember(&mut self) {
+        if self.device.volatile_memory().is_none() {
+            return;
+        }
         let all = self.resident();
         let first = all.iter().min_by_key(|(_, slab)| slab.offset);
         let last = all.iter().max_by_key(|(_, slab)| slab.offset);
@@ -103,16 +106,11 @@ impl Store {
             if self.witnesses.contains_key(&segment) || slab.bytes < WITNESS_BYTES as u64 {
                 continue;
             }
-            match self.device.peek(slab.offset, &mut bytes) {
-                Ok(true) => {
-                    self.witnesses.insert(segment, bytes);
-                }
-                Ok(false) => return,
-                Err(error) => {
-                    self.note_loss(&error);
-                    return;
-                }
+            if let Err(error) = self.device.read_slab(slab.offset, &mut bytes) {
+                self.note_loss(&error);
+                return;
             }
+            self.witnesses.insert(segment, bytes);
         }
     }
 
@@ -122,7 +120,10 @@ impl Store {
     /// # Errors
     /// The loss of the device.
     pub(crate) fn check(&mut self) -> Result<(), rocmforge_device::Error> {
-        self.device.check()?;
+        let Some(device) = self.device.volatile_memory() else {
+            return Ok(());
+        };
+        device.check()?;
         let known: Vec<_> = self
             .resident()
             .into_iter()
@@ -130,7 +131,8 @@ impl Store {
             .collect();
         for (segment, slab, expected) in known {
             let mut bytes = [0; WITNESS_BYTES];
-            if self.device.peek(slab.offset, &mut bytes)? && bytes != expected {
+            self.device.read_slab(slab.offset, &mut bytes)?;
+            if bytes != expected {
                 let reason = format!(
                     "{segment} is not what it was; the device's memory was reset or lost power"
                 );

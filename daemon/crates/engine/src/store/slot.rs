@@ -57,9 +57,10 @@ impl DeviceSlot {
     /// not where it has no context.
     pub(super) fn close(&mut self, aside: u64) -> Result<bool, DeviceError> {
         if let State::Open(device) = &mut self.0 {
-            let Some(closed) = device.close(aside)? else {
+            let Some(device) = device.closing() else {
                 return Ok(false);
             };
+            let closed = device.close(aside)?;
             // The open one goes here.
             self.0 = State::Closed(closed, false);
         }

@@ -147,7 +147,8 @@ impl Runtime {
                 retry_after: Duration::ZERO,
             }
         })?;
-        let (handle, thread) = start_on(Box::new(device), engine)?;
+        let card = device.card();
+        let (handle, thread) = start_on(Box::new(device), Some(card), engine)?;
         Ok(Running::new(handle, thread))
     }
 }
