@@ -20,6 +20,7 @@ use rocmforge_kernels_gpu::GpuTarget;
 
 use super::aside::KeptAside;
 use super::config::GpuConfig;
+use super::errors::said;
 use super::monitoring::watch;
 use super::opening::Known;
 use super::workspace::Workspace;
@@ -94,7 +95,7 @@ impl ClosedDevice for ClosedGpu {
         let mut device = match opened {
             Ok(device) => device,
             Err(Error::Lost(loss)) => {
-                return Err(Error::Lost(loss.with(self.known.system.says())));
+                return Err(Error::Lost(loss.with(said(&self.known.system))));
             }
             Err(error) => {
                 // What was opened has gone with it.
@@ -252,7 +253,7 @@ impl Monitoring for ClosedGpu {
     }
 
     fn said_of_loss(&self) -> Option<Said> {
-        self.known.system.says()
+        said(&self.known.system)
     }
 }
 

@@ -1,12 +1,38 @@
-//! Errors of the driver and of the kernels' builders, as those of a device.
+//! Errors of the driver and of the kernels' builders, and what the system says, as those of a
+//! device.
 
-use rocmforge_device::{Error, Loss};
-use rocmforge_gpu_driver::{self as gpu, Call, Stream, blas};
+use rocmforge_device::{Error, Loss, LossKind, Said};
+use rocmforge_gpu_driver::{self as gpu, Call, KernelView, Stream, blas};
 use rocmforge_kernels_gpu as kernels;
+
+/// A card's loss as a device's.
+fn loss_kind(kind: gpu::LossKind) -> LossKind {
+    match kind {
+        gpu::LossKind::Hang => LossKind::Hang,
+        gpu::LossKind::SchedulerHang => LossKind::SchedulerHang,
+        gpu::LossKind::Reset => LossKind::Reset,
+        gpu::LossKind::Gone => LossKind::Gone,
+        gpu::LossKind::Fault => LossKind::Fault,
+        gpu::LossKind::Hardware => LossKind::Hardware,
+        gpu::LossKind::Unknown => LossKind::Unknown,
+    }
+}
+
+/// How the device was lost by what a driver's error tells, if it was.
+pub(super) fn lost_as(error: &gpu::Error) -> Option<LossKind> {
+    error.loss().map(loss_kind)
+}
+
+/// What the system has to say of a card that was lost.
+pub(super) fn said(system: &KernelView) -> Option<Said> {
+    let gpu::Said { kind, words } = system.says()?;
+    let kind = loss_kind(kind);
+    Some(Said { kind, words })
+}
 
 /// A driver's error as a device's.
 pub(super) fn failed(operation: &'static str, error: gpu::Error) -> Error {
-    if let Some(kind) = error.loss() {
+    if let Some(kind) = lost_as(&error) {
         return Error::Lost(Loss::new(kind, format!("{operation}: {error}")));
     }
     if error.is_out_of_memory() {

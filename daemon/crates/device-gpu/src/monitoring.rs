@@ -7,6 +7,7 @@ use rocmforge_device::{Loss, LossKind, MemoryUse, Monitoring, Said, Watch};
 use rocmforge_gpu_driver::{Calls, KernelView};
 
 use super::GpuDevice;
+use super::errors::said;
 
 /// Looks whether a call of the driver is stuck; see [`Monitoring::watch`].
 pub(super) fn watch(calls: Arc<Calls>, system: Arc<KernelView>, watchdog: Duration) -> Watch {
@@ -17,7 +18,7 @@ pub(super) fn watch(calls: Arc<Calls>, system: Arc<KernelView>, watchdog: Durati
         let stuck = calls.oldest().filter(|age| *age > patience)?;
         let seconds = stuck.as_secs();
         let reason = format!("a call of the driver has not come back after {seconds} s");
-        Some(Loss::new(LossKind::Hang, reason).with(system.says()))
+        Some(Loss::new(LossKind::Hang, reason).with(said(&system)))
     })
 }
 
@@ -40,6 +41,6 @@ impl Monitoring for GpuDevice {
     }
 
     fn said_of_loss(&self) -> Option<Said> {
-        self.system.says()
+        said(&self.system)
     }
 }

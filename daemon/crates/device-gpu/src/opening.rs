@@ -16,6 +16,7 @@ use rocmforge_kernels_gpu::{self as gpu_kernels, GpuTarget};
 use super::arena::Arena;
 use super::aside::Aside;
 use super::config::GpuConfig;
+use super::errors::{lost_as, said};
 use super::graphs::{GRAPHS_MAX, Graphs, STEP_GRAPHS_MAX};
 use super::kernels::{Images, Kernels};
 use super::pace::Runs;
@@ -93,7 +94,7 @@ impl GpuDevice {
             )));
         }
         steps.begin(format!("opening {}:{}", config.vendor, config.ordinal));
-        let context = Context::open(driver, config.ordinal).map_err(|e| match e.loss() {
+        let context = Context::open(driver, config.ordinal).map_err(|e| match lost_as(&e) {
             Some(kind) => Error::Lost(Loss::new(
                 kind,
                 format!(
@@ -127,7 +128,7 @@ impl GpuDevice {
         };
         let made = Self::set_up(context, config, known, steps);
         made.map_err(|error| match error {
-            Error::Lost(loss) => Error::Lost(loss.with(system.says())),
+            Error::Lost(loss) => Error::Lost(loss.with(said(&system))),
             other => other,
         })
     }

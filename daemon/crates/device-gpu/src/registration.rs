@@ -15,6 +15,8 @@ use rocmforge_gguf::MappedFile;
 use rocmforge_gpu_driver::trial::{Outcome, Trials};
 use rocmforge_gpu_driver::{Buffer, Context, Error, PinnedBuffer, Priority, Registration, Stream};
 
+use super::errors::lost_as;
+
 /// Bytes of the first look, which distinguishes a crawl from a copy without waiting long, and of
 /// the comparison.
 const LOOK_BYTES: u64 = 64 << 10;
@@ -97,7 +99,7 @@ pub(super) fn find(
         Outcome::Ended(Err(error)) => Ok(Finding::ring(error)),
         Outcome::NotMade(why) => Ok(Finding::ring(why)),
         Outcome::Stuck => {
-            let kind = lost.as_ref().and_then(Error::loss);
+            let kind = lost.as_ref().and_then(lost_as);
             let how = match lost {
                 Some(error) => format!("was the last that the device did ({error})"),
                 None => format!("has not come back after {} s", patience.as_secs()),

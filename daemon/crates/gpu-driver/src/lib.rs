@@ -13,6 +13,7 @@
 //!    memory.rs  exec.rs  Buffer, PinnedBuffer, Registration / Stream, Event, Module, Kernel, Graph
 //!    others.rs           what other processes do on a card, and what power it takes
 //!    sysfs.rs            what the kernel says of an AMD card's memory, kernel_log.rs of its loss
+//!                        (loss.rs)
 //!    virtual_memory.rs   Reservation, Chunk: addresses apart from memory, where the driver can
 //!    blas/  trial.rs     the vendors' products; what may end the process, tried before it is used
 //! ```
@@ -56,7 +57,7 @@ pub use ending::end_process;
 pub use exec::{Event, Graph, Kernel, Module, Stream};
 pub use kernel_log::KernelView;
 pub use library::file_of as library_file;
-pub use loss::{Loss, LossKind, Said};
+pub use loss::{LossKind, Said};
 pub use memory::{Buffer, PinnedBuffer, Registration};
 pub use probe::{Libraries, Report, open, probe, report};
 pub use search::only_in_rocm;

@@ -29,6 +29,7 @@ use rocmforge_device::{Error, Loss, LossKind, Steps};
 use rocmforge_gpu_driver::trial::{Outcome, Trials};
 use rocmforge_gpu_driver::{Buffer, Context, DevicePtr, PinnedBuffer, Stream};
 
+use super::errors::lost_as;
 use super::failed;
 use super::kernels::Kernels;
 use chunks::{Chunks, Shrunk};
@@ -57,7 +58,7 @@ const MAPPING: &str = "mapping";
 
 /// Memory that cannot be had, so that nothing is left to go on with.
 fn not_had(what: &str, error: &rocmforge_gpu_driver::Error) -> Error {
-    let kind = error.loss().unwrap_or(LossKind::NoMemory);
+    let kind = lost_as(error).unwrap_or(LossKind::NoMemory);
     Error::Lost(Loss::new(kind, format!("{what}: {error}")))
 }
 
