@@ -22,62 +22,36 @@ use rocmforge_service::roles::{Roles, Who};
 
 use crate::addresses::ListenAddress;
 
+mod bounds;
 mod effective;
 mod error;
+mod given;
 mod http;
 mod kinds;
 mod layers;
 mod limits;
 mod models;
+mod origin;
 mod pulls;
+mod quoted;
 mod reference;
 mod settings;
 mod table;
 
 pub use effective::Setting;
 pub use error::ConfigError;
+use given::{Given, Shape};
 pub use http::HttpConfig;
-use kinds::Shape;
 pub use kinds::parse_budget;
 use layers::Layers;
 pub use limits::ConfiguredLimit;
 pub use models::DeclaredModel;
+pub use origin::Origin;
+use origin::{ENVIRONMENT, variable};
 pub use reference::{dictionary, reference};
 pub use settings::Values;
-use table::{AllGiven, Entry, Given};
+use table::{AllGiven, Entry};
 pub use table::{Reload, SettingFlags};
-
-/// What variables of the environment begin with that are settings: `ROCMFORGED_VRAM_BUDGET`.
-pub const ENVIRONMENT: &str = "ROCMFORGED_";
-/// Most directories that `--model-dir` may name.
-pub const MODEL_DIRS_MAX: usize = 64;
-/// Most addresses and names that `--http-listen` may name.
-pub const HTTP_LISTEN_MAX: usize = 16;
-/// Least `--image-memory`: a photo can be decoded.
-pub const IMAGE_MEMORY_MIN: u64 = 256 << 20;
-/// Most hosts that `image_url_hosts` may name.
-pub const IMAGE_HOSTS_MAX: usize = 64;
-/// Largest `--threads`.
-pub const THREADS_MAX: u32 = 1024;
-/// Largest `--n-ctx-max`, in tokens.
-pub const N_CTX_MAX_LIMIT: u32 = 16 << 20;
-/// Largest `--max-sequences`.
-pub const MAX_SEQUENCES_LIMIT: u32 = 1024;
-/// Largest `--queue-capacity`.
-pub const QUEUE_CAPACITY_LIMIT: u32 = 4096;
-/// Largest `--drain-grace`.
-pub const DRAIN_GRACE_MAX: Duration = Duration::from_secs(3600);
-/// Bounds of the time until the memory of an idle device is given back.
-const IDLE_RELEASE_MIN: Duration = Duration::from_secs(1);
-const IDLE_RELEASE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Smallest `--watchdog`: a large model's pass over a long prompt takes about this long.
-pub const WATCHDOG_MIN: Duration = Duration::from_millis(500);
-/// Largest `--watchdog`.
-pub const WATCHDOG_MAX: Duration = Duration::from_secs(3600);
-/// Longest path of a Unix socket in bytes: `sun_path` with its closing zero.
-pub const SOCKET_PATH_MAX: usize = 107;
-/// Largest configuration file in bytes.
-pub const CONFIG_FILE_MAX_BYTES: u64 = 1 << 20;
 
 /// The command line. Values are kept as text; [`Config::new`] checks them together with the file's.
 #[derive(Debug, Clone, Default, Parser)]
@@ -130,27 +104,6 @@ pub struct Config {
     pub files: Vec<PathBuf>,
     /// Variables of the environment that look like settings and are none.
     pub unread_variables: Vec<String>,
-}
-
-/// Where a value came from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
-    /// The command line.
-    Flag,
-    /// A variable of the environment: [`ENVIRONMENT`] and the key in capitals.
-    Environment,
-    /// A file.
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The line where the value begins, from 1.
-        line: usize,
-    },
-}
-
-/// The variable of the environment that has a setting of one value.
-fn variable(key: &str) -> String {
-    format!("{ENVIRONMENT}{}", key.to_uppercase())
 }
 
 impl Config {

@@ -8,7 +8,7 @@ use rocmforge_service::defaults::Defaults;
 use rocmforge_service::embedding::input_type::Prompts;
 
 use super::kinds::list;
-use super::models::{quoted, quoted_path};
+use super::quoted::{quoted, quoted_path};
 use super::settings::ENTRIES;
 use super::table::Entry;
 use super::{Config, Origin};

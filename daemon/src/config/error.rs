@@ -3,7 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::{CONFIG_FILE_MAX_BYTES, Origin, layers, variable};
+use super::bounds::{CONFIG_FILE_MAX_BYTES, DROP_INS_MAX};
+use super::origin::{Origin, variable};
 
 /// Why the settings cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +46,7 @@ pub enum ConfigError {
         owner: u32,
     },
     /// The directory has too many files.
-    #[error("{} has more than {} files; put several settings into one", dir.display(), layers::DROP_INS_MAX)]
+    #[error("{} has more than {} files; put several settings into one", dir.display(), DROP_INS_MAX)]
     TooManyDropIns {
         /// The directory.
         dir: PathBuf,

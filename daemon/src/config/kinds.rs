@@ -13,28 +13,13 @@ use rocmforge_http::Allowed;
 use rocmforge_hub::Hosts;
 use rocmforge_service::roles::Who;
 
-use super::models::{quoted, quoted_path};
-use super::table::Given;
-use super::{HTTP_LISTEN_MAX, IMAGE_HOSTS_MAX, MODEL_DIRS_MAX, Origin, SOCKET_PATH_MAX};
+use super::bounds::{HTTP_LISTEN_MAX, IMAGE_HOSTS_MAX, MODEL_DIRS_MAX, SOCKET_PATH_MAX};
+use super::given::{Given, Shape};
+use super::origin::Origin;
+use super::quoted::{quoted, quoted_path};
 use crate::addresses::ListenAddress;
 use crate::log_filter;
 use crate::traces::Collector;
-
-/// How a value is written, in files and as a flag.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shape {
-    /// A string or a number. Such settings can be set in the environment, too.
-    Text,
-    /// The path of a file.
-    Path,
-    /// A path, or a list of them.
-    Paths,
-    /// A list of names.
-    Names,
-    /// A text, or a list of them; texts are separated by commas, too. Such settings can be set in
-    /// the environment.
-    Texts,
-}
 
 type Read<T> = Box<dyn Fn(&Given) -> Result<T, String>>;
 type Show<T> = Box<dyn Fn(&T) -> Option<String>>;

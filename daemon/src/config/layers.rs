@@ -18,19 +18,19 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, Visitor};
 use toml::Spanned;
 
-use super::kinds::Shape;
+use super::bounds::{CONFIG_FILE_MAX_BYTES, DROP_INS_MAX};
+use super::error::ConfigError;
+use super::given::{Given, Shape};
 use super::limits::LimitTable;
 use super::models::ModelTable;
-use super::table::{self, Entry, Given};
-use super::{CONFIG_FILE_MAX_BYTES, ConfigError, Origin};
+use super::origin::Origin;
+use super::table::{self, Entry};
 
 /// Tables that every file adds to.
 const MODEL: &str = "model";
 const LIMIT: &str = "limit";
 /// The directory beside the configuration file.
 const DROP_INS: &str = "conf.d";
-/// Most files in it.
-pub(super) const DROP_INS_MAX: usize = 64;
 /// How alike an unknown key and a setting are, from 0 to 1, if it may have been meant.
 const ALIKE_MIN: f64 = 0.7;
 

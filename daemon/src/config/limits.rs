@@ -6,7 +6,7 @@ use rocmforge_service::limits::{PeerLimits, RULES_MAX, Rule};
 use rocmforge_service::peer::TokenName;
 use rocmforge_service::roles::Who;
 
-use super::ConfigError;
+use super::error::ConfigError;
 use super::table::file_table;
 
 /// How a token is written among users and `@groups`.

@@ -17,7 +17,7 @@ use rocmforge_service::embedding::input_type;
 use rocmforge_tokenizer::{MAX_TEMPLATE_BYTES, builtin_template, builtin_template_names};
 use serde::Deserialize;
 
-use super::ConfigError;
+use super::error::ConfigError;
 use super::table::file_table;
 use crate::late;
 
@@ -355,14 +355,4 @@ fn refuse_circles(models: &[DeclaredModel], numbers: &[usize]) -> Result<(), Con
         }
     }
     Ok(())
-}
-
-/// A path as TOML has it.
-pub(super) fn quoted_path(path: &Path) -> String {
-    quoted(&path.to_string_lossy())
-}
-
-/// A text as TOML has it.
-pub(super) fn quoted(text: &str) -> String {
-    toml::Value::String(text.to_owned()).to_string()
 }

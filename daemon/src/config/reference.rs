@@ -3,13 +3,13 @@
 
 use std::fmt::Write as _;
 
-use super::kinds::Shape;
+use super::given::Shape;
 use super::limits::LimitTable;
 use super::models::ModelTable;
+use super::origin::variable;
 use super::settings::ENTRIES;
 use super::table::DefaultValue;
 use super::table::{Entry, Reload, paragraphs};
-use super::variable;
 
 /// Most characters of a line of the page.
 const COLUMNS: usize = 100;

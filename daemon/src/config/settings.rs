@@ -16,6 +16,10 @@ use rocmforge_hub::Hosts;
 use rocmforge_service::check::MAX_GAP_MS;
 use rocmforge_service::roles::Who;
 
+use super::bounds::{
+    DRAIN_GRACE_MAX, IDLE_RELEASE_MAX, IDLE_RELEASE_MIN, IMAGE_MEMORY_MIN, MAX_SEQUENCES_LIMIT,
+    N_CTX_MAX_LIMIT, QUEUE_CAPACITY_LIMIT, THREADS_MAX, WATCHDOG_MAX, WATCHDOG_MIN,
+};
 use super::error::ConfigError;
 use super::kinds::{
     Kind, addresses, bytes, choice, collector, count, device, directories, hosts, hub, integer,
@@ -24,10 +28,6 @@ use super::kinds::{
 };
 use super::table::DefaultValue::{Is, Unset};
 use super::table::{AllGiven, Entry, Reload, declare_settings};
-use super::{
-    DRAIN_GRACE_MAX, IDLE_RELEASE_MAX, IDLE_RELEASE_MIN, IMAGE_MEMORY_MIN, MAX_SEQUENCES_LIMIT,
-    N_CTX_MAX_LIMIT, QUEUE_CAPACITY_LIMIT, THREADS_MAX, WATCHDOG_MAX, WATCHDOG_MIN,
-};
 use crate::addresses::ListenAddress;
 use crate::traces::Collector;
 

@@ -12,8 +12,10 @@ use clap::builder::ValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use super::error::ConfigError;
-use super::kinds::{Kind, Shape};
-use super::{Origin, settings};
+use super::given::{Given, Shape};
+use super::kinds::Kind;
+use super::origin::Origin;
+use super::settings;
 
 /// Settings of earlier development versions, and what they are called now.
 ///
@@ -167,15 +169,6 @@ pub(super) fn keys() -> impl Iterator<Item = &'static str> {
 /// The entry that has this key.
 pub(super) fn find(key: &str) -> Option<&'static Entry> {
     settings::ENTRIES.iter().find(|entry| entry.key == key)
-}
-
-/// Values that were written for one setting.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Given {
-    /// One text, or those of a list.
-    pub(super) texts: Vec<OsString>,
-    /// Where; `None` for the default.
-    pub(super) origin: Option<Origin>,
 }
 
 /// Values that were written for each setting, by key.

@@ -1,7 +1,5 @@
 //! From what a request says to a parser that is ready for the first token.
 
-use std::collections::BTreeSet;
-
 use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::earley::regexvec::RegexVec;
@@ -9,7 +7,9 @@ use llguidance::panic_utils::catch_unwind;
 use serde_json::{Value, json};
 
 use crate::matcher::Matcher;
-use crate::schema::rewritten;
+use crate::schema::prepared::{prepared, set_options};
+use crate::schema::rewrite::rewritten;
+use crate::size::{Size, check_size, refused};
 use crate::vocabulary::Vocabulary;
 use crate::written::{self, Piece};
 use crate::{Error, gbnf, limits, reason};
@@ -31,45 +31,6 @@ pub enum Grammar {
     Gbnf(String),
     /// A text that is written as a piece says, as calls of tools.
     Written(Piece),
-}
-
-/// A checked schema, with bounds on white space unless it has options of its own, and with `oneOf`
-/// as `anyOf` unless its options refuse that: what fits two of them is let through, as by llama.cpp
-/// and Ollama. `size` counts together what is compiled together.
-pub(crate) fn prepared(schema: &Value, size: &mut Size) -> Result<Value, Error> {
-    if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
-        let message = "a schema is an object, or true or false; give one";
-        return Err(refused(message.to_owned()));
-    }
-    check_size(&schema.to_string(), limits::SCHEMA_MAX_BYTES)?;
-    size.add(schema, 0)?;
-    size.check_patterns()?;
-    let own_options = schema.get("x-guidance").cloned();
-    let mut schema = rewritten(schema)?;
-    set_options(&mut schema, own_options)?;
-    Ok(schema)
-}
-
-/// Gives a rewritten schema its own options, or bounds of white space, and `oneOf` as `anyOf`.
-fn set_options(schema: &mut Value, own: Option<Value>) -> Result<(), Error> {
-    let Value::Object(schema) = schema else {
-        return Ok(());
-    };
-    schema.extend(own.map(|options| ("x-guidance".to_owned(), options)));
-    let options = schema.get("x-guidance").and_then(Value::as_object);
-    let text = options.and_then(|o| o.keys().find(|k| k.ends_with("_separator")));
-    if let Some(option) = text {
-        return Err(refused(format!(
-            "x-guidance with {option} may give what is no JSON; leave it out"
-        )));
-    }
-    let options = schema
-        .entry("x-guidance")
-        .or_insert_with(|| json!({"whitespace_pattern": limits::JSON_SPACE}));
-    if let Value::Object(options) = options {
-        options.entry("coerce_one_of").or_insert(true.into());
-    }
-    Ok(())
 }
 
 impl Grammar {
@@ -215,18 +176,6 @@ fn nothing() -> TopLevelGrammar {
     TopLevelGrammar::from_regex("a")
 }
 
-pub(crate) fn refused(reason: String) -> Error {
-    Error::Grammar { reason }
-}
-
-pub(crate) fn check_size(text: &str, max: usize) -> Result<(), Error> {
-    if text.len() > max {
-        let message = format!("it has {} bytes; at most {max}", text.len());
-        return Err(refused(message));
-    }
-    Ok(())
-}
-
 /// Refuses what a parser by recursive descent would go too deep for. Brackets count wherever they
 /// stand, since what is text and what is not is for that parser to say.
 fn check_nesting(text: &str) -> Result<(), Error> {
@@ -245,69 +194,6 @@ fn check_nesting(text: &str) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-/// Size of schemas that are compiled together.
-#[derive(Default)]
-pub(crate) struct Size {
-    values: usize,
-    /// Different names in `patternProperties`.
-    patterns: BTreeSet<String>,
-}
-
-impl Size {
-    /// Counts a schema in, and refuses one that is nested deeper or has more values than may be:
-    /// its text is walked by recursion, and members of an object are compared with one another.
-    pub(crate) fn add(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
-        self.values += 1;
-        if depth > limits::NESTING_MAX {
-            let max = limits::NESTING_MAX;
-            return Err(refused(format!("it is nested deeper than {max}")));
-        }
-        if self.values > limits::SCHEMA_VALUES_MAX {
-            let max = limits::SCHEMA_VALUES_MAX;
-            return Err(refused(format!("it has more than {max} values")));
-        }
-        let n_members = match value {
-            Value::Object(members) => members.len(),
-            Value::Array(list) => list.len(),
-            _ => 0,
-        };
-        if n_members > limits::SCHEMA_MEMBERS_MAX {
-            let max = limits::SCHEMA_MEMBERS_MAX;
-            let message =
-                format!("it has {n_members} members in one list or object; at most {max}");
-            return Err(refused(message));
-        }
-        match value {
-            Value::Object(members) => {
-                if let Some(Value::Object(named)) = members.get("patternProperties") {
-                    self.patterns.extend(named.keys().cloned());
-                }
-                members
-                    .values()
-                    .try_for_each(|member| self.add(member, depth + 1))
-            }
-            Value::Array(list) => list
-                .iter()
-                .try_for_each(|member| self.add(member, depth + 1)),
-            _ => Ok(()),
-        }
-    }
-
-    /// Refuses more names in `patternProperties` than are compared in time.
-    fn check_patterns(&self) -> Result<(), Error> {
-        let n = self.patterns.len();
-        let pairs = n * n.saturating_sub(1) / 2;
-        if pairs * self.values > limits::PATTERN_WORK_MAX {
-            return Err(refused(format!(
-                "its patternProperties have {n} different names beside {} values, which take too \
-                 long to compare; give fewer",
-                self.values
-            )));
-        }
-        Ok(())
-    }
 }
 
 /// A grammar in Lark whose schemas are checked and rewritten as others are.

@@ -23,6 +23,8 @@ pub mod limits;
 mod mask;
 mod matcher;
 pub mod schema;
+mod size;
+mod tails;
 mod vocabulary;
 mod written;
 

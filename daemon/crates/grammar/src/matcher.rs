@@ -12,7 +12,7 @@
 //! *Invariant:* outside of `held` and of a closing text nothing is forbidden but the end of the
 //! output in front of a grammar that holds from the beginning, and tokens that go on behind a
 //! call's mark in a way that the call cannot. A token may end a call and go on
-//! (`matcher/tails.rs`).
+//! (`tails.rs`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use toktrie::SimpleVob;
 
 use crate::lead::{GAP_MAX_BYTES, Reasoning, Trigger, begun_mark, find, leads};
 use crate::mask::{Allowed, Mask};
+use crate::tails::Tails;
 use crate::vocabulary::Vocabulary;
 use crate::{Error, reason};
 
+mod behind_call;
 mod digits;
-mod tails;
 
 use digits::Digits;
-pub(crate) use tails::Tails;
 
 /// An output that is held to a grammar.
 pub struct Matcher {

@@ -16,9 +16,9 @@ mod names;
 mod negate;
 mod objects;
 mod pattern;
-mod rewrite;
-
-pub(crate) use rewrite::rewritten;
+pub(crate) mod prepared;
+pub(crate) mod rewrite;
+mod rewriter;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -6,7 +6,7 @@ use llguidance::ParserFactory;
 use rocmforge_tokenizer::{Interned, Tokenizer};
 use toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 
-use crate::matcher::Tails;
+use crate::tails::Tails;
 use crate::{Error, limits, reason};
 
 /// Longest token that a text which is held to a grammar can have. The tree takes no deeper ones.

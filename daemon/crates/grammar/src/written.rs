@@ -6,8 +6,9 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::compile::{Size, check_size, prepared};
-use crate::schema::rewritten;
+use crate::schema::prepared::prepared;
+use crate::schema::rewrite::rewritten;
+use crate::size::{Size, check_size, refused};
 use crate::vocabulary::Vocabulary;
 use crate::{Error, limits};
 
@@ -181,7 +182,7 @@ impl Writer<'_> {
             }
             Piece::Until(end) => self.until(end),
             Piece::Named(name, piece) => self.piece(piece).map_err(|error| match error {
-                Error::Grammar { reason } => crate::compile::refused(format!("{name}: {reason}")),
+                Error::Grammar { reason } => refused(format!("{name}: {reason}")),
                 other => other,
             })?,
             Piece::All(pieces) => {

@@ -9,9 +9,10 @@ use crate::compare;
 use crate::fault::{R, fail};
 use crate::filters;
 use crate::is_tests;
+use crate::objects::Scope;
 use crate::operators;
 use crate::repr;
-use crate::run::{Run, Scope};
+use crate::run::Run;
 use crate::value::{Dict, Value};
 
 /// What is said of a condition without an alternative that does not hold.

@@ -1,11 +1,10 @@
-//! Values that can be called, and what loops know of themselves.
+//! Values that can be called, with the names that they see, and what loops know of themselves.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::ast::{For, MacroNode};
+use crate::ast::{For, MacroNode, Name};
 use crate::fault::{R, fail};
-use crate::run::Scope;
 use crate::value::Value;
 
 /// A method of a value.
@@ -36,6 +35,46 @@ impl Function {
         ("raise_exception", Function::RaiseException),
         ("strftime_now", Function::StrftimeNow),
     ];
+}
+
+/// Names with values, within others.
+pub(crate) struct Scope {
+    names: RefCell<Vec<(Name, Value)>>,
+    parent: Option<Rc<Scope>>,
+}
+
+impl Scope {
+    pub(crate) fn new(parent: Option<&Rc<Scope>>) -> Rc<Scope> {
+        Rc::new(Scope {
+            names: RefCell::default(),
+            parent: parent.cloned(),
+        })
+    }
+
+    pub(crate) fn set(&self, name: Name, value: Value) {
+        let mut names = self.names.borrow_mut();
+        match names.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, old)) => *old = value,
+            None => names.push((name, value)),
+        }
+    }
+
+    /// Forgets all names, so that macros which are among them and see them are freed.
+    pub(crate) fn clear(&self) {
+        self.names.take();
+    }
+
+    pub(crate) fn get(&self, name: Name) -> Option<Value> {
+        let mut scope = self;
+        loop {
+            let names = scope.names.borrow();
+            if let Some((_, value)) = names.iter().find(|(known, _)| *known == name) {
+                return Some(value.clone());
+            }
+            drop(names);
+            scope = scope.parent.as_deref()?;
+        }
+    }
 }
 
 /// A macro, with what it sees.

@@ -8,44 +8,9 @@ use crate::args::Args;
 use crate::ast::{Body, Expr, For, MacroNode, Name, Stmt, StmtKind, Target};
 use crate::fault::{Fault, R, fail};
 use crate::html;
-use crate::objects::{Function, Loop, Macro};
+use crate::objects::{Function, Loop, Macro, Scope};
 use crate::repr;
 use crate::value::{Dict, Value};
-
-/// Names with values, within others.
-pub(crate) struct Scope {
-    names: RefCell<Vec<(Name, Value)>>,
-    parent: Option<Rc<Scope>>,
-}
-
-impl Scope {
-    pub(crate) fn new(parent: Option<&Rc<Scope>>) -> Rc<Scope> {
-        Rc::new(Scope {
-            names: RefCell::default(),
-            parent: parent.cloned(),
-        })
-    }
-
-    pub(crate) fn set(&self, name: Name, value: Value) {
-        let mut names = self.names.borrow_mut();
-        match names.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, old)) => *old = value,
-            None => names.push((name, value)),
-        }
-    }
-
-    fn get(&self, name: Name) -> Option<Value> {
-        let mut scope = self;
-        loop {
-            let names = scope.names.borrow();
-            if let Some((_, value)) = names.iter().find(|(known, _)| *known == name) {
-                return Some(value.clone());
-            }
-            drop(names);
-            scope = scope.parent.as_deref()?;
-        }
-    }
-}
 
 /// What ends a body early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +77,7 @@ impl<'h> Run<'h> {
         let mut out = String::new();
         let done = self.body(body, &scope, &mut out);
         for closure in self.closures.take() {
-            closure.names.take();
+            closure.clear();
         }
         done.map(|_| out)
     }

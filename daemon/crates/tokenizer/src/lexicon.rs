@@ -12,11 +12,8 @@ use crate::special::Specials;
 use crate::spm::Spm;
 use crate::texts::Texts;
 use crate::unigram::Unigram;
-use crate::vocab::{Algorithm, MERGES, VocabData, Words};
+use crate::vocab::{Algorithm, MERGES, TOLERATED_MAX, VocabData, Words};
 use crate::word_piece::WordPiece;
-
-/// Remarks on what is wrong with a vocabulary and tolerated that are kept.
-pub(crate) const TOLERATED_MAX: usize = 16;
 
 /// Tokens and their tables, which models that have the same tokens share.
 #[derive(Debug)]

@@ -7,7 +7,6 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::lexicon::TOLERATED_MAX;
 use crate::names::named_ends;
 use crate::pre_tokenizer::PreTokenizer;
 use crate::texts::Texts;
@@ -21,6 +20,8 @@ pub(crate) const MAX_SPECIAL_BYTES: usize = 256;
 pub(crate) const MAX_SPECIALS_BYTES: usize = 1 << 20;
 /// Merges a vocabulary may have.
 pub(crate) const MAX_MERGES: usize = 1 << 23;
+/// Remarks on what is wrong with a vocabulary and tolerated that are kept.
+pub(crate) const TOLERATED_MAX: usize = 16;
 
 pub(crate) const TOKENS: &str = "tokenizer.ggml.tokens";
 pub(crate) const SCORES: &str = "tokenizer.ggml.scores";

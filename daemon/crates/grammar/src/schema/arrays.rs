@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::document::Place;
 use super::negate::any_of;
-use super::rewrite::{Outcome, Rewriter, Written, refused, whole_number};
+use super::rewriter::{Outcome, Rewriter, Written, refused, whole_number};
 
 /// Places at which an item of `contains` is looked for.
 const CONTAINS_MAX: u64 = 16;

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::document::Place;
 use super::negate::{any_of, negated};
-use super::rewrite::{Outcome, Rewriter, refused};
+use super::rewriter::{Outcome, Rewriter, refused};
 
 /// The negation of a rewritten schema, or why there is none.
 pub(super) fn negation(place: &Place<'_>, key: &str, schema: &Value) -> Outcome<Value> {

@@ -8,7 +8,7 @@ use super::document::Place;
 use super::names::names_of;
 use super::negate::any_of;
 use super::pattern;
-use super::rewrite::{Outcome, Rewriter, Written, list, refused, text, whole_number};
+use super::rewriter::{Outcome, Rewriter, Written, list, refused, text, whole_number};
 
 /// Most choices that stand for one keyword.
 const CHOICES_MAX: usize = 64;

@@ -11,74 +11,11 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 
 use super::conditions;
-use super::document::{Document, Place, escaped};
+use super::document::{Document, Place};
 use super::keywords::{self, FORMATS, Treatment};
 use super::pattern;
-use crate::{Error, limits};
-
-/// What a keyword is rejected with, behind its place.
-pub(super) type Outcome<T> = Result<T, Error>;
-
-/// Rewrites a document.
-pub(super) struct Rewriter<'s> {
-    document: Document<'s>,
-    /// Names of the rules for referenced schemas, by pointer and base.
-    names: HashMap<(String, String), String>,
-    /// Schemas that are yet to be rewritten.
-    queue: Vec<(String, Place<'s>)>,
-    /// Schemas that may still be written.
-    left: usize,
-    /// Bytes that lists of different items may still have.
-    unique_left: usize,
-}
-
-/// A schema that is being written.
-#[derive(Debug, Default)]
-pub(super) struct Written {
-    pub(super) members: Map<String, Value>,
-    /// What has to be satisfied, too.
-    pub(super) all: Vec<Value>,
-}
-
-impl Written {
-    /// Adds a keyword; a second of one name has to be satisfied, too.
-    pub(super) fn put(&mut self, key: &str, value: Value) {
-        match self.members.contains_key(key) {
-            true => self.all.push(json!({key: value})),
-            false => drop(self.members.insert(key.to_owned(), value)),
-        }
-    }
-
-    /// As one schema.
-    fn whole(mut self) -> Value {
-        if let Some(Value::Array(own)) = self.members.get_mut("allOf") {
-            own.append(&mut self.all);
-        } else if !self.all.is_empty() {
-            self.members.insert("allOf".to_owned(), self.all.into());
-        }
-        // One of them is the same as its keywords beside the others.
-        if let Some(Value::Array(all)) = self.members.get("allOf")
-            && let [Value::Object(one)] = all.as_slice()
-            && !one
-                .keys()
-                .any(|key| key != "allOf" && self.members.contains_key(key))
-        {
-            let one = one.clone();
-            self.members.shift_remove("allOf");
-            self.members.extend(one);
-        }
-        self.members.into()
-    }
-}
-
-/// The error of a keyword that cannot be enforced.
-pub(super) fn refused(place: &Place<'_>, key: &str, why: &str) -> Error {
-    let at = match key {
-        "" => place.pointer.clone(),
-        key => format!("{}/{}", place.pointer, escaped(key)),
-    };
-    crate::compile::refused(format!("{at}: {why}"))
-}
+use super::rewriter::{EXACT_MAX, Outcome, Rewriter, Written, list, refused, text, whole_number};
+use crate::limits;
 
 /// A document as one schema, whose references are to its `$defs`.
 pub(crate) fn rewritten(schema: &Value) -> Outcome<Value> {
@@ -103,20 +40,6 @@ pub(crate) fn rewritten(schema: &Value) -> Outcome<Value> {
 }
 
 impl<'s> Rewriter<'s> {
-    /// Counts in the lists that `uniqueItems` stands for, of this many bytes together.
-    pub(super) fn count_unique(&mut self, place: &Place<'s>, bytes: usize) -> Outcome<()> {
-        let left = self.unique_left.checked_sub(bytes);
-        self.unique_left = left.ok_or_else(|| {
-            let max = limits::UNIQUE_MAX_BYTES;
-            let why = format!(
-                "the values of such items in every order exceed {max} bytes in all; give fewer or \
-                 shorter values, or leave it out here"
-            );
-            refused(place, "uniqueItems", &why)
-        })?;
-        Ok(())
-    }
-
     /// One schema.
     pub(super) fn schema(&mut self, place: &Place<'s>) -> Outcome<Value> {
         self.left = self.left.checked_sub(1).ok_or_else(|| {
@@ -406,43 +329,6 @@ fn exclusive(
     written.put(key, self::bound(place, key, bound)?);
     Ok(())
 }
-
-pub(super) fn list<'v>(place: &Place<'_>, key: &str, value: &'v Value) -> Outcome<&'v [Value]> {
-    match value {
-        Value::Array(list) => Ok(list),
-        // Lua writes an empty list so.
-        Value::Object(members) if members.is_empty() => Ok(&[]),
-        other => Err(refused(
-            place,
-            key,
-            &format!("{other} is no list; give a list"),
-        )),
-    }
-}
-
-pub(super) fn text<'v>(place: &Place<'_>, key: &str, value: &'v Value) -> Outcome<&'v str> {
-    let why = || refused(place, key, &format!("{value} is no text; give a text"));
-    value.as_str().ok_or_else(why)
-}
-
-/// A number at least 0 without a fraction, as `2` and `2.0`.
-pub(super) fn whole_number(place: &Place<'_>, key: &str, value: &Value) -> Outcome<u64> {
-    let of_float = || {
-        let float = value.as_f64().filter(|n| n.fract() == 0.0)?;
-        (0.0..=EXACT_MAX).contains(&float).then_some(float as u64)
-    };
-    let why = || {
-        refused(
-            place,
-            key,
-            &format!("{value} is no whole number of at least 0; give one"),
-        )
-    };
-    value.as_u64().or_else(of_float).ok_or_else(why)
-}
-
-/// Up to here all whole numbers are exact.
-const EXACT_MAX: f64 = (1u64 << 53) as f64;
 
 /// A bound of numbers. One that leaves all up to 2^53 is that: numbers beyond are not exact.
 fn bound(place: &Place<'_>, key: &str, value: &Value) -> Outcome<Value> {
