@@ -39,7 +39,7 @@ const ANSWER_BYTES_MAX: usize = 60 << 10;
 /// What is said of a vendor whose driver could not even be asked.
 fn failed(vendor: Vendor, error: String) -> FoundDriver {
     FoundDriver {
-        kind: vendor.name().to_owned(),
+        vendor,
         tried: Vec::new(),
         library: None,
         driver_version: None,
@@ -192,10 +192,7 @@ impl Devices {
         // A library that breaks down in its exit handlers has told its devices before.
         let last = text.lines().last().unwrap_or_default();
         match serde_json::from_str::<FoundDriver>(last) {
-            Ok(found) => Ok(FoundDriver {
-                kind: vendor.name().to_owned(),
-                ..found
-            }),
+            Ok(found) => Ok(FoundDriver { vendor, ..found }),
             _ => Err(format!(
                 "the driver broke down: the process that asked it ended with {status}"
             )),
@@ -249,7 +246,7 @@ mod tests {
         let devices = Arc::new(Devices::asking(script(&dir, text), limit));
         let found = devices.list().await;
         assert_eq!(
-            found.iter().map(|d| d.kind.as_str()).collect::<Vec<_>>(),
+            found.iter().map(|d| d.vendor.name()).collect::<Vec<_>>(),
             ["hip", "cuda"]
         );
         found

@@ -71,7 +71,7 @@ enum Found {
 }
 
 fn look(gpus: &[BusGpu], found: &[FoundDriver]) -> Found {
-    let of_gpus = |driver: &&FoundDriver| gpus.iter().any(|g| g.vendor.name() == driver.kind);
+    let of_gpus = |driver: &&FoundDriver| gpus.iter().any(|g| g.vendor == driver.vendor);
     let drivers: Vec<&FoundDriver> = found.iter().filter(of_gpus).collect();
     if let Some(device) = drivers.iter().find_map(|driver| driver.devices.first()) {
         return Found::Device(device.name.clone());
@@ -178,8 +178,9 @@ pub(crate) async fn follow(engine: &EngineHandle) {
 mod tests {
     use std::cell::Cell;
 
-    use super::*;
     use rocmforge_service::machine::FoundDevice;
+
+    use super::*;
 
     fn gpu(vendor: Vendor) -> BusGpu {
         BusGpu {
@@ -189,7 +190,7 @@ mod tests {
         }
     }
 
-    fn driver(kind: &str, library: Option<&str>, devices: usize) -> FoundDriver {
+    fn driver(vendor: Vendor, library: Option<&str>, devices: usize) -> FoundDriver {
         let device = FoundDevice {
             ordinal: 0,
             name: "Card".to_owned(),
@@ -201,7 +202,7 @@ mod tests {
             integrated: false,
         };
         FoundDriver {
-            kind: kind.to_owned(),
+            vendor,
             tried: vec![("libx.so".to_owned(), "no such file".to_owned())],
             library: library.map(str::to_owned),
             driver_version: None,
@@ -218,8 +219,8 @@ mod tests {
             asked.set(asked.get() + 1);
             let devices = usize::from(asked.get() == 3);
             vec![
-                driver("hip", Some("libamdhip64.so"), devices),
-                driver("cuda", None, 0),
+                driver(Vendor::Hip, Some("libamdhip64.so"), devices),
+                driver(Vendor::Cuda, None, 0),
             ]
         };
         assert!(wait_for(&[gpu(Vendor::Hip)], &ask, WAIT_MAX));
@@ -228,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_wait_has_an_end_and_without_a_runtime_there_is_none() {
-        let none = || vec![driver("hip", Some("libamdhip64.so"), 0)];
+        let none = || vec![driver(Vendor::Hip, Some("libamdhip64.so"), 0)];
         let began = Instant::now();
         assert!(!wait_for(
             &[gpu(Vendor::Hip)],
@@ -241,13 +242,13 @@ mod tests {
         let other = || {
             asked.set(asked.get() + 1);
             vec![
-                driver("hip", None, 0),
-                driver("cuda", Some("libcuda.so"), 1),
+                driver(Vendor::Hip, None, 0),
+                driver(Vendor::Cuda, Some("libcuda.so"), 1),
             ]
         };
         assert!(!wait_for(&[gpu(Vendor::Hip)], &other, WAIT_MAX));
         assert_eq!(asked.get(), 1);
-        let mut hung = driver("hip", None, 0);
+        let mut hung = driver(Vendor::Hip, None, 0);
         hung.tried.clear();
         hung.errors.push("the driver hangs".to_owned());
         assert!(

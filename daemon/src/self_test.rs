@@ -76,9 +76,7 @@ pub fn is_failed(step: &Told) -> bool {
 /// A card as settings name it: `hip:1`, or `hip` for the first.
 pub fn parse(device: &str) -> Option<(Vendor, u32)> {
     let (kind, ordinal) = device.split_once(':').unwrap_or((device, "0"));
-    let vendors = [Vendor::Hip, Vendor::Cuda];
-    let vendor = vendors.into_iter().find(|v| v.name() == kind)?;
-    Some((vendor, ordinal.parse().ok()?))
+    Some((Vendor::named(kind)?, ordinal.parse().ok()?))
 }
 
 /// Lines of a self-test as a table, and their sum.

@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 use rocmforge_device_gpu::UploadWay;
 use rocmforge_engine::DeviceChoice;
+use rocmforge_engine::api::DeviceKind;
 
 /// Values of `--device`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -24,11 +25,13 @@ impl DeviceArg {
         value.get_name().to_owned()
     }
 
-    /// The device of the engine's name for its kind.
-    pub(crate) fn of_kind(kind: &str) -> Self {
-        let mut all = [DeviceArg::Hip, DeviceArg::Cuda].into_iter();
-        let gpu = all.find(|device| device.name() == kind);
-        gpu.unwrap_or(DeviceArg::Host)
+    /// The device of a kind.
+    pub(crate) fn of_kind(kind: DeviceKind) -> Self {
+        match kind {
+            DeviceKind::Host => DeviceArg::Host,
+            DeviceKind::Hip => DeviceArg::Hip,
+            DeviceKind::Cuda => DeviceArg::Cuda,
+        }
     }
 
     /// The engine's word for it.

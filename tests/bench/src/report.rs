@@ -177,7 +177,7 @@ impl Report {
     pub(crate) fn new(device: &DeviceStatus) -> Self {
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         Self {
-            device: device.kind.clone(),
+            device: device.kind.name().to_owned(),
             device_name: device.name.clone(),
             memory_bytes: device.memory_bytes,
             driver: None,
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn rows_have_the_columns_of_the_head() {
         let device = DeviceStatus {
-            kind: "host".to_owned(),
+            kind: rocmforge_engine::api::DeviceKind::Host,
             name: "a processor".to_owned(),
             arch: "scalar".to_owned(),
             ordinal: 0,

@@ -3,7 +3,8 @@
 use anyhow::bail;
 use rocmforge_client::proto::Word as _;
 use rocmforge_client::proto::v1::{
-    CheckDeviceResponse, CheckOutcome, Device, DeviceCheck, GpuDriver, ListDevicesResponse,
+    CheckDeviceResponse, CheckOutcome, Device, DeviceCheck, DeviceKind, GpuDriver,
+    ListDevicesResponse,
 };
 
 use serde::Serialize;
@@ -163,7 +164,7 @@ fn text(found: &ListDevicesResponse) -> String {
 }
 
 fn on_host(device: &Device) -> bool {
-    device.kind().word() == "host"
+    device.kind() == DeviceKind::Host
 }
 
 /// The findings about a vendor's driver: libraries tried and opened, and errors, one a line.

@@ -29,8 +29,9 @@ use std::time::Duration;
 
 use rocmforge_device::ops::{Batch, Buf, PlacedBuf, RowCounts};
 use rocmforge_device::{
-    BoundStep, Candidates, Device, DeviceInfo, Error, Role, Scratch, ScratchLayout, SegmentLayout,
-    Selection, TakeRows, TensorDesc, Upload, UploadTicket, host_memory_bytes, wrong_shape,
+    BoundStep, Candidates, Device, DeviceInfo, DeviceKind, Error, Role, Scratch, ScratchLayout,
+    SegmentLayout, Selection, TakeRows, TensorDesc, Upload, UploadTicket, host_memory_bytes,
+    wrong_shape,
 };
 use rocmforge_gguf::MappedFile;
 use rocmforge_kernels_cpu::ops::Simd;
@@ -128,7 +129,7 @@ fn packed(desc: &TensorDesc, isa: Isa) -> Result<PackedMatrix, Error> {
 impl Device for HostDevice {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
-            kind: "host",
+            kind: DeviceKind::Host,
             is_cpu: true,
             name: self.name.clone(),
             arch: self.isa.name().to_owned(),

@@ -71,7 +71,7 @@ use std::sync::Arc;
 
 use rocmforge_device::ops::{Batch, Buf, PlacedBuf, ScratchLayout};
 use rocmforge_device::{
-    BoundStep, Closing, Device, DeviceInfo, Error, HostCopies, Monitoring, Preparation,
+    BoundStep, Closing, Device, DeviceInfo, DeviceKind, Error, HostCopies, Monitoring, Preparation,
     QueuedReads, Recording, Reserve, Scratch, SegmentLayout, Selection, TakeRows, TensorDesc,
     Timing, Upload, UploadTicket, VolatileMemory,
 };
@@ -234,7 +234,10 @@ fn vendor_name(context: &Context) -> &'static str {
 impl Device for GpuDevice {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
-            kind: vendor_name(&self.context),
+            kind: match self.context.shared_driver().vendor() {
+                Vendor::Hip => DeviceKind::Hip,
+                Vendor::Cuda => DeviceKind::Cuda,
+            },
             is_cpu: false,
             name: self.name.clone(),
             arch: self.target.arch.clone(),

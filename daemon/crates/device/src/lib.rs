@@ -19,6 +19,7 @@ mod closed;
 mod error;
 mod heap;
 mod host_copies;
+mod kind;
 mod loss;
 mod machine;
 mod memory_use;
@@ -45,6 +46,7 @@ pub use closed::{ClosedDevice, Closing};
 pub use error::Error;
 pub use heap::give_back_soon as give_back_heap_soon;
 pub use host_copies::HostCopies;
+pub use kind::DeviceKind;
 pub use loss::{Loss, LossKind, Said};
 pub use machine::available_bytes as host_available_bytes;
 pub use machine::memory_bytes as host_memory_bytes;
@@ -68,9 +70,9 @@ pub use volatile_memory::VolatileMemory;
 /// What a device is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// `host`, `hip` or `cuda`: for people, labels and names of files. What a device can do has
-    /// fields of its own.
-    pub kind: &'static str,
+    /// What it is, for people, labels and names of files. What a device can do has fields of its
+    /// own.
+    pub kind: DeviceKind,
     /// Whether it is the processor, so that the CPU has nothing to compute beside it.
     pub is_cpu: bool,
     /// The processor's or card's name with the instruction set or architecture in use.

@@ -33,7 +33,7 @@ pub use status::{
     SegmentState, SegmentStatus, Snapshot, YieldStatus,
 };
 
-pub use rocmforge_device::MemoryUse;
+pub use rocmforge_device::{DeviceKind, MemoryUse};
 pub use rocmforge_gpu_driver::{Libraries, Report, Vendor, probe, report as probe_vendor};
 
 use crate::api::error::Error;

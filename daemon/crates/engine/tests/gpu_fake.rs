@@ -71,7 +71,7 @@ async fn exam(file: &str) {
     let device = runtime.start(ROOMY).unwrap();
     let at_start = device.snapshot().device.allocations;
     let on_device = load(&device, file, "m").await;
-    assert_eq!(device.snapshot().device.kind, "hip");
+    assert_eq!(device.snapshot().device.kind.name(), "hip");
 
     let info = on_host.model().info();
     let layers = info.segments.iter().filter(|s| s.name.starts_with("blk."));

@@ -35,6 +35,12 @@ impl Vendor {
             Vendor::Cuda => "cuda",
         }
     }
+
+    /// The vendor of a [`Vendor::name`].
+    pub fn named(name: &str) -> Option<Self> {
+        let mut all = [Vendor::Hip, Vendor::Cuda].into_iter();
+        all.find(|vendor| vendor.name() == name)
+    }
 }
 
 impl fmt::Display for Vendor {

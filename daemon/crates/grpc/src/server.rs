@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rocmforge_engine::api::{DeviceStatus, Snapshot};
+use rocmforge_engine::api::{DeviceKind, DeviceStatus, Snapshot, Vendor};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::server_server::Server;
 use rocmforge_service::Service;
@@ -31,13 +31,15 @@ impl ServerService {
 /// The device in use.
 fn device(context: &Service, snapshot: &Snapshot) -> v1::Device {
     let device = &snapshot.device;
-    let on_host = device.kind == "host";
     v1::Device {
-        kind: device_kind(&device.kind).into(),
+        kind: device_kind(device.kind).into(),
         name: device.name.clone(),
         memory_bytes: device.memory_bytes,
         isa: device.arch.clone(),
-        threads: if on_host { context.limits.threads } else { 0 },
+        threads: match device.kind {
+            DeviceKind::Host => context.limits.threads,
+            DeviceKind::Hip | DeviceKind::Cuda => 0,
+        },
         ordinal: device.ordinal,
         driver_version: device.driver.clone(),
         compute_units: device.compute_units,
@@ -54,8 +56,12 @@ fn device(context: &Service, snapshot: &Snapshot) -> v1::Device {
 
 /// A vendor's driver; `in_use` is the device that the daemon computes on.
 fn driver(found: &FoundDriver, in_use: &DeviceStatus) -> v1::GpuDriver {
+    let kind = match found.vendor {
+        Vendor::Hip => DeviceKind::Hip,
+        Vendor::Cuda => DeviceKind::Cuda,
+    };
     let devices = found.devices.iter().map(|device| {
-        let used = in_use.kind == found.kind && in_use.ordinal == device.ordinal;
+        let used = in_use.kind == kind && in_use.ordinal == device.ordinal;
         v1::GpuDevice {
             ordinal: device.ordinal,
             name: device.name.clone(),
@@ -70,7 +76,7 @@ fn driver(found: &FoundDriver, in_use: &DeviceStatus) -> v1::GpuDriver {
         }
     });
     v1::GpuDriver {
-        kind: device_kind(&found.kind).into(),
+        kind: device_kind(kind).into(),
         tried: found
             .tried
             .iter()
@@ -97,12 +103,11 @@ fn state(context: &Service, snapshot: &Snapshot) -> v1::ServerState {
     }
 }
 
-fn device_kind(kind: &str) -> v1::DeviceKind {
+fn device_kind(kind: DeviceKind) -> v1::DeviceKind {
     match kind {
-        "host" => v1::DeviceKind::Host,
-        "hip" => v1::DeviceKind::Hip,
-        "cuda" => v1::DeviceKind::Cuda,
-        _ => v1::DeviceKind::Unspecified,
+        DeviceKind::Host => v1::DeviceKind::Host,
+        DeviceKind::Hip => v1::DeviceKind::Hip,
+        DeviceKind::Cuda => v1::DeviceKind::Cuda,
     }
 }
 
@@ -203,9 +208,9 @@ impl Server for ServerService {
         let in_use = &snapshot.device;
         let name = format!("{}:{}", in_use.kind, in_use.ordinal);
         let log = RequestLog::audit("CheckDevice", "", &name, &arrival);
-        let checks = match in_use.kind.as_str() {
-            "host" => Ok(Vec::new()),
-            _ => arrival.limit(self.machine.self_test(name)).await,
+        let checks = match in_use.kind {
+            DeviceKind::Host => Ok(Vec::new()),
+            DeviceKind::Hip | DeviceKind::Cuda => arrival.limit(self.machine.self_test(name)).await,
         };
         let checks = log.end(checks).map_err(status)?;
         Ok(Response::new(v1::CheckDeviceResponse {

@@ -87,7 +87,7 @@ pub(crate) fn run(
     case: &Case,
     seed: u64,
 ) -> Result<Vec<(&'static str, Vec<f32>)>, Error> {
-    let kind = device.info().kind;
+    let kind = device.info().kind.name();
     let failed = |source| Error::Device {
         case: format!("{}, {}", case.operation, case.name),
         seed,

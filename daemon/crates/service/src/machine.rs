@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use rocmforge_engine::api::Report;
+use rocmforge_engine::api::{Report, Vendor};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -22,11 +22,30 @@ pub trait Machine: fmt::Debug + Send + Sync {
     fn self_test(&self, device: String) -> BoxFuture<'_, Result<Vec<Told>, Failure>>;
 }
 
+/// A vendor as its name.
+mod vendor_name {
+    use rocmforge_engine::api::Vendor;
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+    pub(super) fn serialize<S: Serializer>(vendor: &Vendor, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(vendor.name())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vendor, D::Error> {
+        let name = String::deserialize(from)?;
+        let unknown = || D::Error::custom(format!("'{name}' is no vendor: hip or cuda"));
+        Vendor::named(&name).ok_or_else(unknown)
+    }
+}
+
 /// A vendor's driver, as far as it was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FoundDriver {
-    /// `hip` or `cuda`.
-    pub kind: String,
+    /// Vendor of the driver; by its name, as `kind`, where it is written.
+    #[serde(rename = "kind", with = "vendor_name")]
+    pub vendor: Vendor,
     /// Libraries that could not be opened, with the loader's words.
     pub tried: Vec<(String, String)>,
     /// The library that was opened.
@@ -65,7 +84,7 @@ pub struct FoundDevice {
 impl From<&Report> for FoundDriver {
     fn from(report: &Report) -> Self {
         Self {
-            kind: report.vendor.name().to_owned(),
+            vendor: report.vendor,
             tried: report
                 .tried
                 .iter()
@@ -96,7 +115,7 @@ impl From<&Report> for FoundDriver {
 impl fmt::Display for FoundDriver {
     /// A line a finding.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = &self.kind;
+        let kind = self.vendor;
         for (library, message) in &self.tried {
             writeln!(f, "{kind}: {library}: {message}")?;
         }

@@ -18,13 +18,6 @@ pub(crate) struct Card {
     pub(crate) driver: String,
 }
 
-/// The vendor of a device by the engine's name for it; `None` for the host.
-pub(crate) fn vendor(kind: &str) -> Option<Vendor> {
-    [Vendor::Hip, Vendor::Cuda]
-        .into_iter()
-        .find(|vendor| vendor.name() == kind)
-}
-
 impl Card {
     /// Opens the first card of a vendor.
     ///

@@ -40,6 +40,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
+use rocmforge_engine::api::{DeviceKind, Vendor};
 
 use crate::check::Check;
 use crate::device::{DeviceArg, UploadArgs};
@@ -184,8 +185,8 @@ pub(crate) struct Bench {
     pub(crate) device: DeviceArg,
     /// How uploads to it go.
     pub(crate) uploads: UploadArgs,
-    /// `host`, `hip` or `cuda`.
-    pub(crate) kind: String,
+    /// The vendor of the GPU; none on the host.
+    pub(crate) vendor: Option<Vendor>,
     /// The card by the driver's account; none on the host.
     pub(crate) card: Option<Card>,
     pub(crate) plan: Plan,
@@ -205,7 +206,12 @@ impl Bench {
         let probe = Session::start_within(options.device, PROBE_BYTES)?;
         let status = probe.engine.snapshot().device.clone();
         probe.end()?;
-        let card = card::vendor(&status.kind).map(Card::open).transpose()?;
+        let vendor = match status.kind {
+            DeviceKind::Host => None,
+            DeviceKind::Hip => Some(Vendor::Hip),
+            DeviceKind::Cuda => Some(Vendor::Cuda),
+        };
+        let card = vendor.map(Card::open).transpose()?;
         if card.is_none() && !options.quick && options.device == DeviceArg::Auto {
             bail!(
                 "no GPU could be opened (rocmforgectl devices says what was looked for); --quick runs mini models on the \
@@ -215,9 +221,9 @@ impl Bench {
         let mut report = Report::new(&status);
         report.driver = card.as_ref().map(|card| card.driver.clone());
         Ok(Self {
-            device: DeviceArg::of_kind(&status.kind),
+            device: DeviceArg::of_kind(status.kind),
             uploads: options.uploads,
-            kind: status.kind,
+            vendor,
             card,
             plan: options.plan(),
             is_quick: options.quick,

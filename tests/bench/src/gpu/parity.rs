@@ -12,7 +12,6 @@ use rocmforge_ops::WeightType;
 use rocmforge_parity::{Comparison, Extent, Pair, cases, worst};
 
 use super::Bench;
-use super::card::vendor;
 use crate::check::Check;
 
 /// Seed of the first case.
@@ -27,7 +26,7 @@ fn host(threads: Option<NonZeroUsize>) -> Result<Box<dyn Device>> {
 
 /// What the check is called.
 pub(crate) fn name(bench: &Bench) -> String {
-    match vendor(&bench.kind) {
+    match bench.vendor {
         Some(vendor) => format!("Parity, {vendor} against the host"),
         None => "Parity, the host against itself with one thread".to_owned(),
     }
@@ -38,7 +37,7 @@ pub(crate) fn name(bench: &Bench) -> String {
 /// # Errors
 /// A device cannot be opened, or fails.
 pub(crate) fn run(bench: &Bench, check: &mut Check) -> Result<()> {
-    let (reference, device) = match vendor(&bench.kind) {
+    let (reference, device) = match bench.vendor {
         Some(vendor) => {
             // A simulated card is slow, and what hangs for good is seen all the same.
             let config = GpuConfig {

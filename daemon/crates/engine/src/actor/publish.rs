@@ -99,7 +99,7 @@ pub(crate) fn snapshot_of(
         .collect();
     Snapshot {
         device: DeviceStatus {
-            kind: info.kind.to_owned(),
+            kind: info.kind,
             name: info.name,
             arch: info.arch,
             ordinal: info.ordinal,

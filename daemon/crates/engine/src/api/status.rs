@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::{Loss, MemoryUse};
+use rocmforge_device::{DeviceKind, Loss, MemoryUse};
 use rocmforge_gpu_driver::Report;
 use rocmforge_scheduler::are_left_to_others;
 use rocmforge_tensor_cache::Evictions;
@@ -92,7 +92,7 @@ impl Snapshot {
     pub(crate) fn empty() -> Self {
         Snapshot {
             device: DeviceStatus {
-                kind: "host".to_owned(),
+                kind: DeviceKind::Host,
                 name: String::new(),
                 arch: String::new(),
                 ordinal: 0,
@@ -336,8 +336,8 @@ pub struct PrefixCounts {
 /// The device, as clients see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceStatus {
-    /// `host`, `hip` or `cuda`.
-    pub kind: String,
+    /// The processor, or a GPU of one vendor.
+    pub kind: DeviceKind,
     /// The processor's or card's name, with the instruction set in use.
     pub name: String,
     /// The device's instruction set or architecture, for example `avx512` or `gfx1100`.

@@ -466,7 +466,7 @@ pub(super) static METRICS: &[Metric] = &[
         Rows(|s, rows| {
             let device = &s.snapshot.device;
             let labels = [
-                ("kind", device.kind.as_str()),
+                ("kind", device.kind.name()),
                 ("name", &device.name),
                 ("arch", &device.arch),
                 ("driver", &device.driver),

@@ -22,7 +22,7 @@ pub(super) fn of(
     let template = model.template().and_then(|template| template.source().ok());
     let from = (
         env!("CARGO_PKG_VERSION"),
-        (&device.kind, &device.arch),
+        (device.kind.name(), &device.arch),
         (file.size_bytes(), file.mtime_ns()),
         (&model.model().info().kv_type, template),
         adapters.map(AppliedAdapters::digest),
