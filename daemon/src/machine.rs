@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use rocmforge_service::failure::Failure;
+use rocmforge_failure::Failure;
 use rocmforge_service::machine::{FoundDriver, Machine, Told};
 
 use crate::devices::Devices;

@@ -15,8 +15,8 @@ use rocmforge_engine::api::IdleRelease;
 use rocmforge_http::{Http, Tls, Tokens};
 use rocmforge_service::Service;
 use rocmforge_service::declared::Declared;
-use rocmforge_service::failure;
 use rocmforge_service::limits::Rules;
+use rocmforge_service::refusals;
 use rocmforge_service::reloading::{Answer, Change, Reloaded};
 use sd_notify::NotifyState;
 use tokio::sync::mpsc;
@@ -315,7 +315,7 @@ async fn answer_all(
                 let error = anyhow::Error::from(error);
                 let error = format!("{error:#}");
                 tracing::error!(error, "the settings cannot be used; nothing was reloaded");
-                Err(failure::settings_unusable(&error))
+                Err(refusals::settings_unusable(&error))
             }
         };
         crate::lifecycle::notify(&[NotifyState::Ready, NotifyState::Status("serving")]);

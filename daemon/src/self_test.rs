@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use rocmforge_device::{Device, Error as DeviceError};
 use rocmforge_device_cpu::{HostConfig, HostDevice};
 use rocmforge_device_gpu::{GpuConfig, GpuDevice, usual_images};
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_gpu_driver::{Libraries, Vendor, environment, library_file, report};
 use rocmforge_parity::check::{Outcome, Step, check};
-use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::machine::Told;
 use tokio::sync::Semaphore;
 

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use rocmforge_engine::api as engine;
+use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::cache_server::Cache;
 use rocmforge_service::Service;
 use rocmforge_service::arrival::Arrival;
-use rocmforge_service::check::{self, Violations};
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::check;
+use rocmforge_service::refusals;
 use rocmforge_service::request_log::RequestLog;
 use tonic::{Request, Response, Status};
 
@@ -115,7 +116,7 @@ impl CacheService {
                 true => engine.clear_with_disk(name.as_deref()).await,
                 false => engine.clear(name.as_deref()).await,
             };
-            cleared.map_err(|error| failure::from_engine(&error))
+            cleared.map_err(|error| refusals::from_engine(&error))
         };
         let cleared = arrival.limit(work).await?;
         Ok(v1::ClearResponse {
@@ -137,7 +138,7 @@ impl CacheService {
                 .engine
                 .set_budget(budget)
                 .await
-                .map_err(|error| failure::from_engine(&error))
+                .map_err(|error| refusals::from_engine(&error))
         };
         let change = arrival.limit(work).await?;
         let cache = self.context.engine.snapshot().cache;
@@ -159,7 +160,7 @@ impl CacheService {
         self.context.admit()?;
         let work = async {
             let released = self.context.engine.release(request.host).await;
-            released.map_err(|error| failure::from_engine(&error))
+            released.map_err(|error| refusals::from_engine(&error))
         };
         let released = arrival.limit(work).await?;
         Ok(v1::ReleaseResponse {
@@ -182,7 +183,7 @@ impl CacheService {
                 .engine
                 .set_policy(policy)
                 .await
-                .map_err(|error| failure::from_engine(&error))
+                .map_err(|error| refusals::from_engine(&error))
         };
         let previous = arrival.limit(work).await?;
         Ok(v1::SetPolicyResponse {
@@ -273,7 +274,7 @@ impl Cache for CacheService {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_service::failure::Kind;
+    use rocmforge_failure::Kind;
     use v1::set_budget_request::Budget;
 
     use super::*;

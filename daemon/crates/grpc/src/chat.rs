@@ -1,9 +1,8 @@
 //! A conversation of the wire, in the service's words.
 
+use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_proto::v1;
-use rocmforge_service::check::Violations;
 use rocmforge_service::conversation::Conversation;
-use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::images::LEFT_OUT;
 use rocmforge_service::tool_calls::{self, Tools};
 use rocmforge_tokenizer::{ChatImage, Content, Ending, ImageData, Message, Seen, ToolCall};

@@ -5,16 +5,16 @@ use std::time::Instant;
 
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api as engine;
+use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::inference_server::Inference;
 use rocmforge_service::Service;
 use rocmforge_service::adapters::{AdapterChoice, AdapterScale};
 use rocmforge_service::answers;
 use rocmforge_service::arrival::{Arrival, Caller};
-use rocmforge_service::check::{self, SamplingFields, Violations};
+use rocmforge_service::check::{self, SamplingFields};
 use rocmforge_service::conversation::{self, Answering, Conversation};
 use rocmforge_service::decoding::DecodingFields;
-use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::format::{Format, Grammar};
 use rocmforge_service::generation::{Running, Wanted};
 use rocmforge_service::parts::Splitter;

@@ -7,15 +7,16 @@ use std::sync::Arc;
 use futures_util::{Stream, StreamExt, stream};
 use rocmforge_engine::api as engine;
 use rocmforge_engine::{Error, Events, LoadedModel, PrepareStage};
+use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::models_server::Models;
 use rocmforge_service::Service;
 use rocmforge_service::adapters::AdapterSpec;
 use rocmforge_service::arrival::Arrival;
-use rocmforge_service::check::{self, Violations};
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::check;
 use rocmforge_service::files::NamedFile;
 use rocmforge_service::load::{Load, LoadStep};
+use rocmforge_service::refusals;
 use rocmforge_service::request_log::RequestLog;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -230,7 +231,7 @@ fn preload_stream(
                     (Ok(Event::Done(done)), false)
                 }
                 Ok(engine::PreloadEvent::Failed(error)) => {
-                    (Err(failure::from_engine(&error)), false)
+                    (Err(refusals::from_engine(&error)), false)
                 }
                 Err(failure) => (Err(failure), false),
             };
@@ -290,7 +291,7 @@ impl Models for ModelsService {
             let stop = async {
                 tokio::select! {
                     failure = arrival.passed() => failure,
-                    () = steps.closed() => failure::from_engine(&Error::Cancelled),
+                    () = steps.closed() => refusals::from_engine(&Error::Cancelled),
                 }
             };
             let result = match context.with_draft_loaded(load, &arrival).await {
@@ -356,7 +357,7 @@ impl Models for ModelsService {
             Some(found) => Ok(Response::new(v1::GetModelResponse {
                 model: Some(convert::model(found, &self.context.declared())),
             })),
-            None => Err(status(failure::unknown_model(&name, &snapshot.models))),
+            None => Err(status(refusals::unknown_model(&name, &snapshot.models))),
         }
     }
 

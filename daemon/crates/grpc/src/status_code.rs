@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use rocmforge_service::failure::{Failure, Kind, Subject};
+use rocmforge_failure::{Failure, Kind, Subject};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 

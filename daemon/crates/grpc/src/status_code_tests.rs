@@ -4,17 +4,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rocmforge_engine::{Error, Refusal};
-use rocmforge_service::failure;
+use rocmforge_failure as failure;
 use rocmforge_service::model_files::ModelFileError;
+use rocmforge_service::refusals;
 
 use super::*;
 
 fn from_engine(error: &Error) -> Status {
-    status(failure::from_engine(error))
+    status(refusals::from_engine(error))
 }
 
 fn from_model_file(error: &ModelFileError) -> Status {
-    status(failure::from_model_file(error))
+    status(refusals::from_model_file(error))
 }
 
 fn second() -> Duration {

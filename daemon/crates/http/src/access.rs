@@ -28,15 +28,17 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_service::arrival::Caller;
-use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::peer::TokenName;
+use rocmforge_service::refusals::role_missing;
 use rocmforge_service::roles::Role;
 
 use super::Http;
 use super::allowed::Allowed;
 use super::body;
 use super::call::{ANTHROPIC_ID, Call, Client, REQUEST_ID, RequestId, is_light};
+use super::refusals;
 use super::ui::is_page;
 
 /// When to try again where connections are short.
@@ -78,26 +80,26 @@ impl Http {
             (Some(caller), _) => {
                 if self.service.roles.highest(caller.uid, caller.gid).await < Some(role) {
                     tracing::info!(target: "audit", uid = caller.uid, pid = caller.pid, %role, path, "refused: the role is missing");
-                    return Err(failure::role_missing(role, caller.uid));
+                    return Err(role_missing(role, caller.uid));
                 }
             }
             (None, Some(tokens)) => {
                 name = tokens.sent(headers);
                 if name.is_none() {
                     tracing::info!(target: "audit", path, "refused: the token is missing or wrong");
-                    return Err(failure::token_missing());
+                    return Err(refusals::token_missing());
                 }
                 if role > Role::Manage && !self.pulls.over_tcp() {
-                    return Err(failure::pull_over_tcp_off());
+                    return Err(refusals::pull_over_tcp_off());
                 }
             }
             (None, None) => {
                 names_this_machine(headers, &self.allowed)?;
                 if role > Role::Manage && !self.pulls.over_tcp() {
-                    return Err(failure::pull_over_tcp_off());
+                    return Err(refusals::pull_over_tcp_off());
                 }
                 if role == Role::Manage {
-                    return Err(failure::role_missing_here(role));
+                    return Err(refusals::role_missing_here(role));
                 }
             }
         }
@@ -180,7 +182,7 @@ fn names_this_machine(headers: &HeaderMap, allowed: &Allowed) -> Result<(), Fail
         };
         let value = String::from_utf8_lossy(value.as_bytes());
         if !is_local(&value) && !is_allowed(shown, &value) {
-            return Err(failure::foreign_origin(shown, &value));
+            return Err(refusals::foreign_origin(shown, &value));
         }
     }
     Ok(())

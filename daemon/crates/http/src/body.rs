@@ -5,13 +5,15 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::time::Duration;
 
+use rocmforge_failure::{self as failure, Failure};
+use rocmforge_service::sum::Held;
+use rocmforge_service::{BODY_WAIT_MAX, REQUEST_MAX_BYTES};
+
+use crate::refusals;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, header};
 use http_body::Body as _;
-use rocmforge_service::failure::{self, Failure};
-use rocmforge_service::sum::Held;
-use rocmforge_service::{BODY_WAIT_MAX, REQUEST_MAX_BYTES};
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
 use tokio::sync::Semaphore;
@@ -77,7 +79,7 @@ async fn whole(call: &Call, mut request: Request, max: usize) -> Result<Whole, F
     let encoding = encoding_of(request.headers());
     let Some(coding) = Coding::of(&encoding) else {
         let encoding = String::from_utf8_lossy(&encoding);
-        let failure = failure::content_encoding(&encoding, packed::ACCEPTED);
+        let failure = refusals::content_encoding(&encoding, packed::ACCEPTED);
         discard(&mut request).await;
         return Err(failure);
     };

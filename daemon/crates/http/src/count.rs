@@ -2,9 +2,9 @@
 
 use axum::http::Uri;
 use axum::response::Response;
-use rocmforge_service::check::{self, Violations};
+use rocmforge_failure::{Failure, Violations};
+use rocmforge_service::check;
 use rocmforge_service::conversation;
-use rocmforge_service::failure::Failure;
 use rocmforge_service::prompt::{Prompt, no_template};
 use rocmforge_service::tool_calls;
 use rocmforge_tokenizer::Chat;

@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::Response;
-use rocmforge_service::failure::{Failure, Reason};
+use rocmforge_failure::{Failure, Reason};
 use serde_json::{Value, json};
 
 use super::call::with_type;
@@ -248,9 +248,11 @@ fn anthropic_type(failure: &Failure) -> &'static str {
 mod tests {
     use std::time::Duration;
 
-    use rocmforge_service::failure;
+    use rocmforge_failure as failure;
+    use rocmforge_service::refusals::unloaded_meanwhile;
 
     use super::*;
+    use crate::refusals;
 
     #[test]
     fn each_dialect_has_its_own_shape() {
@@ -272,12 +274,12 @@ mod tests {
         let rows = [
             (failure::invalid("x", "y"), 400),
             (failure::unsupported_field("x", "y"), 400),
-            (failure::token_missing(), 401),
-            (failure::no_route("GET", "/x"), 404),
-            (failure::no_method("GET", "/x", "POST"), 405),
-            (failure::unloaded_meanwhile("x"), 409),
+            (refusals::token_missing(), 401),
+            (refusals::no_route("GET", "/x"), 404),
+            (refusals::no_method("GET", "/x", "POST"), 405),
+            (unloaded_meanwhile("x"), 409),
             (failure::body_too_large(7), 413),
-            (failure::content_encoding("br", "gzip"), 415),
+            (refusals::content_encoding("br", "gzip"), 415),
             (failure::body_late(Duration::from_secs(1)), 408),
             (failure::exhausted("full", Duration::from_millis(10)), 429),
             (failure::bug("odd"), 500),

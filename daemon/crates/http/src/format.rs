@@ -1,6 +1,6 @@
 //! What an answer is held to, in each dialect's spelling.
 
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_service::format::{Format, Grammar};
 use serde::Deserialize;
 use serde_json::Value;

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rocmforge_engine::LoadedModel;
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_hub::{FetchBounds, FetchError, Fetcher, Hosts};
 use rocmforge_service::Service;
 use rocmforge_service::arrival::Arrival;
-use rocmforge_service::failure::{self, Failure};
 use rocmforge_tokenizer::{Chat, ImageData, Message};
 
 /// Most bytes of an image.

@@ -46,6 +46,7 @@ mod path;
 mod picture;
 mod prompt;
 mod pulls;
+mod refusals;
 mod reply;
 mod rerank;
 mod samplers;
@@ -75,7 +76,7 @@ use axum::response::Response;
 use axum::routing::{self, MethodRouter};
 use rocmforge_connections::{Replies, Runtimes};
 use rocmforge_hub::Hosts;
-use rocmforge_service::{Service, failure};
+use rocmforge_service::Service;
 use rustls::ServerConfig;
 
 pub use self::allowed::Allowed;
@@ -331,12 +332,12 @@ async fn no_method(http: &Http, mut request: Request, taken: &str) -> Response {
     body::discard(&mut request).await;
     let call = Call::of(http, "none", &request);
     let (method, path) = (request.method().as_str(), request.uri().path());
-    call.refuse(&failure::no_method(method, path, taken))
+    call.refuse(&refusals::no_method(method, path, taken))
 }
 
 async fn no_route(State(http): State<Arc<Http>>, mut request: Request) -> Response {
     body::discard(&mut request).await;
     let call = Call::of(&http, "none", &request);
     let (method, path) = (request.method().as_str(), request.uri().path());
-    call.refuse(&failure::no_route(method, path))
+    call.refuse(&refusals::no_route(method, path))
 }

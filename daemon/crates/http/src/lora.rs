@@ -5,8 +5,9 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_engine::LoadedModel;
+use rocmforge_failure::Failure;
 use rocmforge_service::adapters::{AdapterScale, scales_of};
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::refusals;
 use serde_json::{Value, json};
 
 use super::Http;
@@ -59,7 +60,7 @@ pub(super) async fn set(State(http): State<Arc<Http>>, request: Request) -> Resp
         let log = call.audit(model.name(), &format!("lora={listed:?}"));
         let scales = scales_of(&listed, &model).and_then(|scales| {
             let set = model.adapters().set_defaults(&scales);
-            set.map_err(|error| failure::from_engine(&error))
+            set.map_err(|error| refusals::from_engine(&error))
         });
         log.end(scales)?;
         answer(&json!({"success": true}))

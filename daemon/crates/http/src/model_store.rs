@@ -6,14 +6,16 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_service::model_files::ModelFile;
+use rocmforge_service::refusals::from_engine;
 use serde::Deserialize;
 use serde_json::json;
 
 use super::Http;
 use super::call::{Call, Client, json as answer, query};
 use super::pulls::failed;
+use super::refusals;
 
 /// Whether a caller sits at this machine's Unix socket.
 pub(super) fn is_at_socket(request: &Request) -> bool {
@@ -78,10 +80,10 @@ pub(super) async fn removed(
         let loaded = snapshot.models.iter().map(|status| &status.model);
         for model in loaded.filter(|model| is_file && model.path() == file.real) {
             if if_loaded == IfLoaded::Refuse {
-                return Err(failure::file_loaded(model.name()));
+                return Err(refusals::file_loaded(model.name()));
             }
             let unloaded = call.service.engine.unload(model.name(), false).await;
-            unloaded.map_err(|error| failure::from_engine(&error))?;
+            unloaded.map_err(|error| from_engine(&error))?;
         }
         let path = file.path;
         in_dir(http, move |dir| {

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::time::Duration;
 
 use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_service::sum::Held;
 
 /// Codings that are taken, as a header lists them.

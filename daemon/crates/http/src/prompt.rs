@@ -1,6 +1,6 @@
 //! Conversations as OpenAI's and Ollama's clients write them.
 
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_tokenizer::{ChatImage, Content, Message, Seen, ToolCall};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};

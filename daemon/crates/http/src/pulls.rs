@@ -11,9 +11,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::small_file;
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_hub::{Config, Error, Event, Hub, Planned, Pulled, Scope, Source, Token};
-use rocmforge_service::failure::{self, Failure};
+
+use super::small_file;
+use crate::refusals;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
@@ -102,7 +104,7 @@ impl Pulls {
     /// # Errors
     /// NO_MODEL_DIR.
     pub(super) fn dir(&self) -> Result<PathBuf, Failure> {
-        self.config.dir.clone().ok_or_else(failure::no_model_dir)
+        self.config.dir.clone().ok_or_else(refusals::no_model_dir)
     }
 
     /// Begins a download; it ends when the receiver is dropped. Nobody may have any address read
@@ -324,7 +326,7 @@ pub(super) fn failed(error: &Error) -> Failure {
         Error::NotFound { .. }
         | Error::NoModel { .. }
         | Error::MissingParts { .. }
-        | Error::NoFile { .. } => failure::not_on_hub(&message),
-        _ => failure::hub_failed(error.word(), &message),
+        | Error::NoFile { .. } => refusals::not_on_hub(&message),
+        _ => refusals::hub_failed(error.word(), &message),
     }
 }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_service::adapters::AdapterChoice;
-use rocmforge_service::check::{self, Violations};
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::check;
 use rocmforge_service::rerank::{Documents, Ranked};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
 //! The fields of further samplers, and of their order, which all dialects share.
 
-use rocmforge_service::check::Violations;
+use rocmforge_failure::Violations;
 use rocmforge_service::samplers::{SamplerFields, names_of_letters};
 use serde::Deserialize;
 

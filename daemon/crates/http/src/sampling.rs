@@ -1,9 +1,9 @@
 //! The fields of sampling that dialects share, and fields that are refused where they ask for
 //! anything.
 
-use rocmforge_service::check::{SamplingFields, Violations};
+use rocmforge_failure::{self as failure, Failure, Violations};
+use rocmforge_service::check::SamplingFields;
 use rocmforge_service::decoding::{DecodingFields, FORBIDDEN};
-use rocmforge_service::failure::{self, Failure};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;

@@ -1,8 +1,7 @@
 //! What a request gives the chat template beside messages and tools, as vLLM's and llama-server's
 //! clients write it.
 
-use rocmforge_service::check::Violations;
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_tokenizer::Ending;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::Uri;
 use axum::response::Response;
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_service::why::{KEPT_MAX, Report, Which};
 use serde::Serialize;
 

@@ -7,7 +7,7 @@
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_service::sum::Held;
 
 use super::call::{Call, with_type};

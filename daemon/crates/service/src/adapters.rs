@@ -15,13 +15,14 @@ use rocmforge_engine::api::Snapshot;
 use rocmforge_engine::{
     ADAPTERS_MAX, AdapterFile, AppliedAdapters, LoadedAdapter, LoadedModel, check_scale,
 };
+use rocmforge_failure::{self as failure, Failure};
 use serde::{Deserialize, Serialize};
 
 use crate::Service;
 pub use crate::adapter_choice::{AdapterChoice, AdapterScale};
-use crate::failure::{self, Failure};
 use crate::model_files::{ModelDirs, ModelFileError};
 use crate::naming::{DEFAULT_TAG, default_name};
+use crate::refusals;
 
 /// Between a model's name and those of adapters.
 pub const JOIN: char = '+';
@@ -90,7 +91,7 @@ pub fn scales_of(listed: &[AdapterScale], model: &LoadedModel) -> Result<Vec<f32
             let why = format!("the id {id} is listed twice; list each adapter once");
             return Err(failure::invalid(FIELD, &why));
         }
-        check_scale(*scale).map_err(|error| failure::from_engine(&error))?;
+        check_scale(*scale).map_err(|error| refusals::from_engine(&error))?;
     }
     let scales = scales.into_iter().map(|scale| scale.unwrap_or_default());
     Ok(scales.collect())
@@ -128,7 +129,7 @@ impl Service {
             None => self.unlisted(&choice.asked, model),
         };
         let applied = model.adapters().at(&scales);
-        applied.map_err(|error| failure::from_engine(&error))
+        applied.map_err(|error| refusals::from_engine(&error))
     }
 
     fn unlisted(&self, asked: &str, model: &LoadedModel) -> Vec<f32> {

@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use rocmforge_engine::api::{FinishReason, GenerateEvent, GenerateSummary, TokenScore};
 use rocmforge_engine::{AppliedAdapters, LoadedModel};
+use rocmforge_failure::{self as failure, Failure};
 
 use crate::arrival::Arrival;
 use crate::check::SCORES_MAX;
-use crate::failure::{self, Failure};
 use crate::generation::Running;
 use crate::parts::{Part, Splitter, joined};
+use crate::refusals;
 use crate::request_log::RequestLog;
 use crate::tool_calls::forms;
 
@@ -336,7 +337,7 @@ impl Generation {
                 }
             }
             Some(GenerateEvent::Done(summary)) => self.done(at, &summary),
-            Some(GenerateEvent::Failed(error)) => self.failed(failure::from_engine(&error)),
+            Some(GenerateEvent::Failed(error)) => self.failed(refusals::from_engine(&error)),
             None => self.failed(failure::engine_gone()),
         }
     }

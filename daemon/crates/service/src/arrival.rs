@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
+
 use crate::peer::{Peer, TokenName};
 use crate::trace::Parent;
 
@@ -121,8 +122,9 @@ impl Arrival {
 
 #[cfg(test)]
 mod tests {
+    use rocmforge_failure::Kind;
+
     use super::*;
-    use crate::failure::Kind;
 
     #[tokio::test]
     async fn work_past_its_deadline_is_dropped_with_the_right_code() {

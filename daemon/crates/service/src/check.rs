@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use rocmforge_engine::api::{Decoding, SamplingParams, TOP_N_MAX};
+use rocmforge_failure::{self as failure, Failure, Violations};
 
 use crate::adapter_choice::{AdapterChoice, AdapterScale};
 use crate::decoding::{self, DecodingFields};
-use crate::failure::{self, Failure};
 use crate::format::{Format, Trigger};
 use crate::reasoning::Plan;
 use crate::samplers::SamplerFields;
@@ -32,83 +32,6 @@ pub const ROLE_MAX_BYTES: usize = 64;
 pub const MODEL_NAME_MAX: usize = rocmforge_engine::MODEL_NAME_MAX;
 /// Most scores in an answer: tokens times one more than `top_n`.
 pub const SCORES_MAX: u64 = 1 << 20;
-
-/// Errors in a request, field by field.
-#[derive(Debug, Clone, Default)]
-pub struct Violations {
-    found: Vec<(String, String)>,
-    rename: Option<fn(&str) -> String>,
-}
-
-impl Violations {
-    /// Violations that call the fields of [`SamplingFields`] and their like as the caller wrote
-    /// them.
-    pub fn named(rename: fn(&str) -> String) -> Self {
-        Self {
-            found: Vec::new(),
-            rename: Some(rename),
-        }
-    }
-
-    /// Adds what is wrong with a field.
-    pub fn add(&mut self, field: &str, message: impl Into<String>) {
-        let field = self
-            .rename
-            .map_or_else(|| field.to_owned(), |name| name(field));
-        self.found.push((field, message.into()));
-    }
-
-    /// What has been added, as one failure.
-    ///
-    /// # Errors
-    /// INVALID_ARGUMENT if anything was added.
-    pub fn result(self) -> Result<(), Failure> {
-        if self.found.is_empty() {
-            Ok(())
-        } else {
-            Err(failure::invalid_all(&self.found))
-        }
-    }
-
-    /// A whole number in a range, or the default.
-    pub(crate) fn integer(
-        &mut self,
-        field: &str,
-        value: Option<i32>,
-        min: u32,
-        max: u32,
-        range: &str,
-    ) -> Option<u32> {
-        let value = value?;
-        match u32::try_from(value) {
-            Ok(n) if (min..=max).contains(&n) => Some(n),
-            _ => {
-                self.add(field, format!("{value} is out of range: {range}"));
-                None
-            }
-        }
-    }
-
-    /// A number for which `fine` holds, or the default.
-    fn number(
-        &mut self,
-        field: &str,
-        value: Option<f32>,
-        default: f32,
-        fine: impl Fn(f32) -> bool,
-        range: &str,
-    ) -> f32 {
-        match value {
-            None => default,
-            // NaN fails every comparison, infinities are named in the ranges.
-            Some(x) if x.is_finite() && fine(x) => x,
-            Some(x) => {
-                self.add(field, format!("{x} is out of range: {range}"));
-                default
-            }
-        }
-    }
-}
 
 /// Sampling as a request has it; what is absent has its default.
 #[derive(Debug, Clone, Default)]
@@ -224,7 +147,7 @@ pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
         trigger: None,
         reasoning,
         adapters: AdapterChoice::default(),
-        rename: v.rename,
+        rename: v.naming(),
     }
 }
 

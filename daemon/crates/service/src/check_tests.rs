@@ -1,7 +1,8 @@
 //! Every field of a request: what is taken, what is refused, and with which words.
 
+use rocmforge_failure::Kind;
+
 use super::*;
-use crate::failure::Kind;
 
 /// Applies one change to an otherwise empty `SamplingParams`.
 fn with(change: impl FnOnce(&mut SamplingFields)) -> Result<Sampling, Failure> {

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::Class;
+use rocmforge_failure::{Failure, Violations};
 use rocmforge_tokenizer::{Chat, Ending, Message};
 use serde_json::{Map, Value};
 
 use crate::Service;
 use crate::arrival::Arrival;
-use crate::check::{Sampling, Violations};
-use crate::failure::Failure;
+use crate::check::Sampling;
 use crate::generation::{Running, Wanted};
 use crate::parts::Splitter;
 use crate::prompt::{Prompt, no_template};

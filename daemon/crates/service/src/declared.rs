@@ -20,6 +20,7 @@ use std::sync::{Arc, MutexGuard, PoisonError, RwLock};
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::PreloadEvent;
 use rocmforge_engine::is_name_char;
+use rocmforge_failure::{self as failure, Failure, Reason};
 use tokio::sync::mpsc;
 
 use crate::Service;
@@ -27,10 +28,10 @@ use crate::adapters::AdapterSpec;
 use crate::arrival::Arrival;
 use crate::check::MODEL_NAME_MAX;
 use crate::defaults::Defaults;
-use crate::failure::{self, Failure, Reason};
 use crate::files::DEFAULT_TAG;
 use crate::load::Load;
 use crate::origins::Origin;
+use crate::refusals;
 use crate::request_log::RequestLog;
 
 /// Most models that are declared.
@@ -539,7 +540,7 @@ impl Service {
             match events.next().await {
                 Some(PreloadEvent::Progress { .. }) => {}
                 Some(PreloadEvent::Done { .. }) => return Ok(()),
-                Some(PreloadEvent::Failed(error)) => return Err(failure::from_engine(&error)),
+                Some(PreloadEvent::Failed(error)) => return Err(refusals::from_engine(&error)),
                 None => return Err(failure::engine_gone()),
             }
         }

@@ -7,9 +7,9 @@ use std::sync::atomic::AtomicBool;
 
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::Decoding;
+use rocmforge_failure::{self as failure, Failure, Violations};
 
-use crate::check::{Sampling, Violations};
-use crate::failure::{self, Failure};
+use crate::check::Sampling;
 use crate::format::Format;
 
 /// Most tokens with a bias.

@@ -8,10 +8,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rocmforge_engine::api::{Class, Pooling, SamplingParams};
+use rocmforge_failure::Violations;
 
 use crate::Service;
 use crate::adapters::AdapterChoice;
-use crate::check::{self, Sampling, SamplingFields, Violations};
+use crate::check::{self, Sampling, SamplingFields};
 use crate::embedding::input_type::Prompts;
 
 /// The defaults of a model; `None` is the daemon's own.

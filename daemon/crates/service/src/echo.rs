@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{Class, ScoreRequest, TokenScore};
+use rocmforge_failure::{self as failure, Failure};
 
 use crate::Service;
 use crate::adapters::AdapterChoice;
 use crate::arrival::Arrival;
 use crate::check;
-use crate::failure::{self, Failure};
 use crate::prompt::{Prompt, Room};
 
 /// A prompt as it is repeated.

@@ -10,12 +10,12 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 pub use rocmforge_engine::api::Pooling;
 use rocmforge_engine::api::{Class, EmbedRequest};
 use rocmforge_engine::{AppliedAdapters, LoadedModel, Purpose};
+use rocmforge_failure::{self as failure, Failure};
 
 use crate::Service;
 use crate::arrival::Arrival;
 use crate::check;
 pub use crate::embedding::norm::Norm;
-use crate::failure::{self, Failure};
 use crate::prompt::{Prompt, Room};
 use crate::request_log::RequestLog;
 

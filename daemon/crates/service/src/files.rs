@@ -11,20 +11,21 @@ use std::time::{Duration, Instant};
 
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{ModelStatus, Snapshot};
+use rocmforge_failure::{self as failure, Failure, Reason, Violations};
 use tokio::sync::Semaphore;
 
 use crate::Service;
 use crate::arrival::Arrival;
 pub use crate::available::Available;
 use crate::available::Place;
-use crate::check::{Violations, model_name};
+use crate::check::model_name;
 use crate::declared::{Book, Declared};
-use crate::failure::{self, Failure, Reason};
 use crate::hub_names;
 use crate::looks::Looks;
 use crate::model_files::{DirState, Found, ModelDirs, ModelFile, Unserved};
 pub(crate) use crate::naming::DEFAULT_TAG;
 use crate::naming::name_among;
+use crate::refusals;
 
 /// How long a listing serves those who ask for names.
 const LISTING_KEPT: Duration = Duration::from_secs(2);
@@ -436,7 +437,7 @@ impl Service {
         if let Some(why @ (Unserved::Outside { .. } | Unserved::Nowhere { .. })) =
             &found.file.unserved
         {
-            return Err(failure::leads_away(&found.file.path, why));
+            return Err(refusals::leads_away(&found.file.path, why));
         }
         // It may be there under another name, under which it holds its weights already.
         // Requests for the file ask for no adapter, and another model's name may have some.
@@ -501,15 +502,15 @@ impl Service {
     /// Why there is no model of a name beside these files.
     fn unknown<'a>(&self, name: &str, files: impl Iterator<Item = &'a str>) -> Failure {
         if let Some(dir) = self.dirs.unread(&self.listing.looks) {
-            return failure::directory_silent(name, dir, &self.dirs.why_silent(dir));
+            return refusals::directory_silent(name, dir, &self.dirs.why_silent(dir));
         }
         let snapshot: Arc<Snapshot> = self.engine.snapshot();
         let loaded = snapshot.models.iter().map(|status| status.model.name());
         let with_adapters = Self::names_with_adapters(&snapshot);
         let loaded = loaded.chain(with_adapters.iter().map(String::as_str));
-        let unknown = failure::no_such_model(name, loaded, files);
+        let unknown = refusals::no_such_model(name, loaded, files);
         match self.dirs.refused(&self.listing.looks) {
-            Some((dir, why)) => failure::beside_unreadable(unknown, dir, &why),
+            Some((dir, why)) => refusals::beside_unreadable(unknown, dir, &why),
             None => unknown,
         }
     }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use crate::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
 
 type Outcomes<T> = HashMap<String, watch::Receiver<Option<Result<T, Failure>>>>;
 

@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use rocmforge_chat::Tail;
 use rocmforge_engine::LoadedModel;
+use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_grammar::{Error, Matcher};
 pub use rocmforge_grammar::{Grammar, Notation, Piece, Trigger};
 
 use crate::Service;
 use crate::arrival::Arrival;
-use crate::check::Violations;
-use crate::failure::{self, Failure};
 use crate::reasoning::{self, Plan};
 
 /// What an answer is held to.

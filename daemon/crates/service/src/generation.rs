@@ -6,6 +6,7 @@ use std::task::{Context, Poll, ready};
 use rocmforge_chat::Tail;
 use rocmforge_engine::api::{Class, FinishReason, GenerateEvent, GenerateRequest, SamplingParams};
 use rocmforge_engine::{AppliedAdapters, Events, LoadedModel};
+use rocmforge_failure::{self as failure, Failure};
 
 use rocmforge_grammar::Matcher;
 
@@ -13,11 +14,11 @@ use crate::Service;
 use crate::arrival::Arrival;
 use crate::check::Sampling;
 use crate::decoding;
-use crate::failure::{self, Failure};
 use crate::format;
 use crate::limits::Ticket;
 use crate::measured::Course;
 use crate::prompt::{Prompt, Room};
+use crate::refusals;
 use crate::request_log::RequestLog;
 
 /// A checked request for text.
@@ -186,7 +187,7 @@ impl Service {
                 .engine
                 .generate_timed(request, images.clone(), Some(log.slot()));
             Ok(Running {
-                events: events.map_err(|error| failure::from_engine(&error))?,
+                events: events.map_err(|error| refusals::from_engine(&error))?,
                 course,
                 ticket: Arc::clone(&ticket),
                 model: Arc::clone(&model),

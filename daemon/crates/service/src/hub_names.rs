@@ -6,11 +6,13 @@
 
 use std::path::Path;
 
+use rocmforge_failure::Failure;
+
 use crate::Service;
-use crate::failure::{self, Failure};
 use crate::files::NamedFile;
 use crate::model_files::ModelFile;
 use crate::naming::default_name;
+use crate::refusals;
 
 /// What stands for a hub in front of a name, as downloads take it (`hub/src/source.rs`).
 const HOSTS: [&str; 6] = [
@@ -92,7 +94,7 @@ impl Service {
             Some(named) => Ok(named.file.clone()),
             None => {
                 let names = listed.served.iter().map(|named| named.name.as_str());
-                Err(failure::no_such_model(name, std::iter::empty(), names))
+                Err(refusals::no_such_model(name, std::iter::empty(), names))
             }
         }
     }

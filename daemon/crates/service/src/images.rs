@@ -24,10 +24,10 @@ use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use bytes::Bytes;
 use rocmforge_engine::LoadedModel;
+use rocmforge_failure::{self as failure, Failure, Reason};
 use rocmforge_tokenizer::{Chat, ChatImage, ImageData, RenderedChat, Tokenizer};
 use rocmforge_vision::{Bounds, Rules};
 
-use crate::failure::{self, Failure, Reason};
 use crate::infill::named;
 use crate::text_work::Unwanted;
 use reading::TilesAhead;

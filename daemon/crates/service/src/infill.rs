@@ -10,7 +10,7 @@
 use rocmforge_engine::LoadedModel;
 use rocmforge_tokenizer::Tokenizer;
 
-use crate::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
 
 /// The names of the tokens around what is before, what is behind, and what is to come, by family:
 /// Qwen and Gemma, StarCoder and Granite, SantaCoder, DeepSeek, Code Llama, GLM.

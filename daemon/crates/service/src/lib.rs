@@ -1,14 +1,13 @@
 //! What every way of asking the daemon shares, without a word of any wire.
 //!
 //! A skin (gRPC, HTTP) turns bytes into the fields of [`check`], hands them to [`Service`], and
-//! puts what comes back, or the [`failure::Failure`], into its own words. Checks, prompts, loads,
+//! puts what comes back, or the [`Failure`], into its own words. Checks, prompts, loads,
 //! roles and refusals are here and nowhere else.
 //!
 //! *Invariants:* no wire type is seen here (tidy test `wire_types_stay_in_the_rpc_layer`); nothing
 //! holds a lock across an await (clippy's `await_holding_lock`, and the tidy test
 //! `no_lock_is_held_across_an_await` for locks that are awaited). Nothing CPU-bound or blocking
-//! runs
-//! on the async workers.
+//! runs on the async workers.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::too_many_lines, reason = "tables of cases"))]
@@ -25,7 +24,6 @@ pub mod decoding;
 pub mod defaults;
 pub mod echo;
 pub mod embedding;
-pub mod failure;
 pub mod files;
 mod flights;
 pub mod format;
@@ -50,6 +48,7 @@ pub mod peer;
 mod projectors;
 pub mod prompt;
 pub mod rank_head;
+pub mod refusals;
 pub mod reloading;
 mod remembered;
 mod renewal;
@@ -75,10 +74,10 @@ use std::time::{Duration, Instant};
 
 pub use rocmforge_chat::{parts, reasoning};
 use rocmforge_engine::{EngineHandle, LoadedModel};
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_tokenizer::Renderer;
 
 use crate::declared::Shelf;
-use crate::failure::Failure;
 use crate::files::Listing;
 use crate::flights::Flights;
 use crate::idle_models::Bounds;
@@ -270,7 +269,7 @@ impl Service {
     pub fn model(&self, name: &str) -> Result<Arc<LoadedModel>, Failure> {
         let name = self.without_adapters(name);
         let found = self.engine.model(&self.real_name(name));
-        let model = found.map_err(|error| failure::from_engine(&error))?;
+        let model = found.map_err(|error| refusals::from_engine(&error))?;
         self.origins.note_use(&model);
         Ok(model)
     }

@@ -21,11 +21,12 @@ use std::time::{Duration, Instant};
 
 use rocmforge_engine::Error;
 use rocmforge_engine::api::{Asker, Class};
+use rocmforge_failure::Failure;
 
 use crate::Service;
 use crate::arrival::Arrival;
-use crate::failure::{self, Failure};
 use crate::peer::{Peer, TokenName};
+use crate::refusals;
 use crate::roles::Who;
 
 /// Most rules of a configuration.
@@ -231,7 +232,7 @@ impl Ticket {
             {
                 used.note_refused(Limit::PromptBytes);
                 let peer = used.peer.to_string();
-                return Err(failure::prompts_held(&peer, max, sums.prompt_bytes, bytes));
+                return Err(refusals::prompts_held(&peer, max, sums.prompt_bytes, bytes));
             }
             sums.prompt_bytes += bytes;
         }
@@ -272,7 +273,7 @@ impl Ticket {
                 self.used.note_refused(Limit::Tokens);
                 let peer = self.used.peer.to_string();
                 let limit = (Limit::Tokens.key(), max);
-                return Err(failure::peer_limit(&peer, limit, &what, retry_after));
+                return Err(refusals::peer_limit(&peer, limit, &what, retry_after));
             }
             if take {
                 sums.spent += tokens as f64;
@@ -305,7 +306,7 @@ impl Ticket {
     /// The failure of an engine's error, which is counted if a limit is behind it.
     pub fn failure(&self, error: &Error) -> Failure {
         self.note_failed(error);
-        failure::from_engine(error)
+        refusals::from_engine(error)
     }
 
     /// The client for the engine, with the number of requests that it may run at once.

@@ -1,7 +1,8 @@
 //! Which limits a peer has, and what counts against them.
 
+use rocmforge_failure::Kind;
+
 use super::*;
-use crate::failure::Kind;
 
 fn who(entries: &[&str]) -> Who {
     let entries: Vec<String> = entries.iter().map(|e| (*e).to_owned()).collect();

@@ -10,18 +10,18 @@ use rocmforge_engine::{
     ADAPTER_SCALE_MAX, ADAPTERS_MAX, Beside, Error, Events, LoadedModel, MODELS_MAX, PrepareStage,
     PreparedModel, check_scale, prepare_among, prepare_beside,
 };
+use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_gguf::MappedFile;
 use tokio::sync::mpsc;
 
 use crate::Service;
 use crate::adapters::AdapterSpec;
 use crate::arrival::Arrival;
-use crate::check::Violations;
-use crate::failure::{self, Failure};
 use crate::model_files::ModelFileError;
 use crate::naming::default_name;
 use crate::origins::Origin;
 use crate::projectors::{ProjectorError, projector_of};
+use crate::refusals;
 use crate::standing::looks_same;
 
 /// How long a change that the engine has confirmed may take to show in its snapshot.
@@ -160,7 +160,7 @@ fn same_file(snapshot: &Snapshot, file: &MappedFile) -> Option<Arc<LoadedModel>>
 
 /// The client that waits went away.
 fn waiter_gone<T>(_: T) -> Failure {
-    failure::from_engine(&Error::Cancelled)
+    refusals::from_engine(&Error::Cancelled)
 }
 
 impl Service {
@@ -234,7 +234,7 @@ impl Service {
         let prepared = self.prepared(load, steps).await?;
         match self.engine.unload(old.name(), true).await {
             Ok(_) | Err(Error::UnknownModel { .. }) => {}
-            Err(error) => return Err(failure::from_engine(&error)),
+            Err(error) => return Err(refusals::from_engine(&error)),
         }
         let Registered { model, is_new } = self.registered(prepared).await?;
         self.note_origin(&model, is_new, load, origin);
@@ -262,7 +262,7 @@ impl Service {
         let pinned = self.engine.pin(model.name(), None, true).await;
         pinned
             .map(drop)
-            .map_err(|error| failure::from_engine(&error))
+            .map_err(|error| refusals::from_engine(&error))
     }
 
     /// Closes a model of this name that a request opened, if its file is not the one to be loaded
@@ -289,7 +289,7 @@ impl Service {
             self.close_one().await;
         }
         let registered = self.engine.register(prepared).await;
-        registered.map_err(|error| failure::from_engine(&error))
+        registered.map_err(|error| refusals::from_engine(&error))
     }
 
     /// The load with the model loaded that is to draft, by its own name.
@@ -360,9 +360,9 @@ impl Service {
             let file = match dirs.open(&path) {
                 Ok(file) => file,
                 Err(error @ ModelFileError::TooManyFiles { .. }) => {
-                    return Ok(Err(failure::from_model_file(&error)));
+                    return Ok(Err(refusals::from_model_file(&error)));
                 }
-                Err(error) => return Err(failure::from_model_file(&error)),
+                Err(error) => return Err(refusals::from_model_file(&error)),
             };
             let projector = match projector_of(&dirs, (&path, &file), mmproj.as_deref()) {
                 Ok(projector) => projector,
@@ -375,9 +375,9 @@ impl Service {
             let adapters = match adapters.collect::<Result<Vec<_>, _>>() {
                 Ok(adapters) => adapters,
                 Err(error @ ModelFileError::TooManyFiles { .. }) => {
-                    return Ok(Err(failure::from_model_file(&error)));
+                    return Ok(Err(refusals::from_model_file(&error)));
                 }
-                Err(error) => return Err(failure::from_model_file(&error)),
+                Err(error) => return Err(refusals::from_model_file(&error)),
             };
             // Not before: one that hangs would keep all models of now.
             let other = same_file(&engine.snapshot(), &file);
@@ -410,7 +410,7 @@ impl Service {
             });
             prepared
                 .map(Ok)
-                .map_err(|error| failure::from_engine(&error))
+                .map_err(|error| refusals::from_engine(&error))
         };
         self.loads.run(&load.path, read).await
     }
@@ -431,7 +431,7 @@ impl Service {
                     .await
                     .map_err(waiter_gone)?,
                 Some(PreloadEvent::Done { .. }) => return Ok(()),
-                Some(PreloadEvent::Failed(error)) => return Err(failure::from_engine(&error)),
+                Some(PreloadEvent::Failed(error)) => return Err(refusals::from_engine(&error)),
                 None => return Err(failure::engine_gone()),
             }
         }
@@ -448,7 +448,7 @@ impl Service {
     ) -> Result<Events<PreloadEvent>, Failure> {
         self.engine
             .preload(name, segments)
-            .map_err(|error| failure::from_engine(&error))
+            .map_err(|error| refusals::from_engine(&error))
     }
 
     /// The model as the engine publishes it, which may be a moment after it confirmed the load.
@@ -467,7 +467,7 @@ impl Service {
         };
         match found {
             Some(status) => Ok(status.clone()),
-            None => Err(failure::unloaded_meanwhile(model.name())),
+            None => Err(refusals::unloaded_meanwhile(model.name())),
         }
     }
 }

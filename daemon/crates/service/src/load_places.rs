@@ -17,9 +17,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rocmforge_failure::{self as failure, Failure};
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::failure::{self, Failure};
+use crate::refusals;
 
 /// Loads that read headers at the same time.
 const AT_ONCE: usize = 4;
@@ -115,7 +116,7 @@ impl LoadPlaces {
         match tokio::time::timeout(silent_after, outcome).await {
             Ok(Ok(read)) => read,
             Ok(Err(_)) => Err(failure::bug("reading the model's header panicked")),
-            Err(_) => Err(failure::file_silent(path, silent_after)),
+            Err(_) => Err(refusals::file_silent(path, silent_after)),
         }
     }
 
@@ -129,7 +130,7 @@ impl LoadPlaces {
         if let Some(other) = of_directory.max_by_key(|other| other.since)
             && other.since.elapsed() < 2 * self.silent_after
         {
-            return Err(failure::file_silent(&other.path, other.since.elapsed()));
+            return Err(refusals::file_silent(&other.path, other.since.elapsed()));
         }
         if reading.iter().filter(is_silent).count() >= SILENT_MAX {
             return Err(failure::exhausted(

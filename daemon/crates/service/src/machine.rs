@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use rocmforge_engine::api::{Report, Vendor};
 use serde::{Deserialize, Serialize};
 
-use crate::failure::Failure;
+use rocmforge_failure::Failure;
 
 /// Asks the drivers of this machine.
 pub trait Machine: fmt::Debug + Send + Sync {

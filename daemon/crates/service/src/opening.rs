@@ -5,11 +5,11 @@
 
 use std::collections::HashMap;
 
+use rocmforge_failure::Failure;
 use tokio::sync::watch;
 
 use crate::Service;
 use crate::arrival::Arrival;
-use crate::failure::Failure;
 
 /// The names, each with how many registrations will come to it.
 #[derive(Debug)]

@@ -7,10 +7,11 @@
 use std::path::{Path, PathBuf};
 
 use rocmforge_engine::{can_read_images, is_projector_for};
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_gguf::MappedFile;
 
-use crate::failure::{self, Failure};
 use crate::model_files::{ModelDirs, ModelFileError};
+use crate::refusals;
 
 /// What the names of projectors have in them.
 const MARK: &str = "mmproj";
@@ -32,7 +33,7 @@ impl ProjectorError {
     /// As a refusal of the load.
     pub(crate) fn into_failure(self) -> Failure {
         match self {
-            Self::File(error) => failure::from_model_file(&error),
+            Self::File(error) => refusals::from_model_file(&error),
             Self::Several(paths) => {
                 let names: Vec<_> = paths
                     .iter()

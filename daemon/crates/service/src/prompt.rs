@@ -8,11 +8,11 @@ use rocmforge_chat::Tail;
 use rocmforge_chat::adapted::{self, Way};
 use rocmforge_chat::tool_calls::forms::Headers;
 use rocmforge_engine::LoadedModel;
+use rocmforge_failure::{self as failure, Failure, Reason};
 use rocmforge_tokenizer::{Chat, Error as TokenizerError, RenderedChat, Renderer, Tokenizer};
 
 use crate::Service;
 use crate::arrival::Arrival;
-use crate::failure::{self, Failure, Reason};
 use crate::images::{self, Placed, UnreadImage};
 use crate::text_work::Unwanted;
 pub use room::Room;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use rocmforge_engine::api::times::TimesSlot;
 use rocmforge_engine::api::{Class, EmbedRequest, Pooling};
 use rocmforge_engine::{AppliedAdapters, LoadedModel};
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_tokenizer::Tokenizer;
 
 use crate::Service;
 use crate::arrival::Arrival;
-use crate::failure::{self, Failure};
 use crate::limits::Ticket;
 use crate::prompt::{Prompt, Room};
 

@@ -6,11 +6,12 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rocmforge_failure::{self as failure, Failure};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::Service;
 use crate::arrival::Arrival;
-use crate::failure::{self, Failure};
+use crate::refusals;
 
 /// When to come back where others wait already: files are read in less.
 const RETRY: Duration = Duration::from_secs(1);
@@ -62,7 +63,7 @@ impl Service {
     /// UNIMPLEMENTED where nobody reads any.
     pub async fn reload(&self, arrival: &Arrival) -> Result<Reloaded, Failure> {
         self.admit()?;
-        let reader = self.reader.0.get().ok_or_else(failure::no_settings)?;
+        let reader = self.reader.0.get().ok_or_else(refusals::no_settings)?;
         let (answer, answered) = oneshot::channel();
         reader.try_send(answer).map_err(|refused| match refused {
             mpsc::error::TrySendError::Full(_) => {

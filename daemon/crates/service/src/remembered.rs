@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rocmforge_engine::api::Unloaded;
 use rocmforge_engine::{Error, LoadedModel, MODELS_MAX};
+use rocmforge_failure::Failure;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
@@ -31,9 +32,9 @@ use crate::Service;
 use crate::adapters::AdapterSpec;
 use crate::arrival::Arrival;
 use crate::declared::Declared;
-use crate::failure::{self, Failure};
 use crate::load::Load;
 use crate::origins::{Loaded, Origin};
+use crate::refusals;
 use crate::request_log::RequestLog;
 use crate::state_file;
 
@@ -283,7 +284,7 @@ impl Service {
             .engine
             .pin(model.name(), segments.clone(), pinned)
             .await;
-        let bytes = done.map_err(|error| failure::from_engine(&error))?;
+        let bytes = done.map_err(|error| refusals::from_engine(&error))?;
         let n_segments = model.model().info().segments.len() as u32;
         self.origins.edit(model, |loaded| {
             loaded.note_pins(segments.as_deref(), n_segments, pinned);
@@ -306,7 +307,7 @@ impl Service {
                 freed_bytes: 0,
                 cancelled_requests: 0,
             }),
-            unloaded => unloaded.map_err(|error| failure::from_engine(&error)),
+            unloaded => unloaded.map_err(|error| refusals::from_engine(&error)),
         };
         if unloaded.is_ok() || waited {
             self.remember().await;

@@ -26,14 +26,15 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 
 use rocmforge_engine::LoadedModel;
+use rocmforge_failure::Failure;
 use tokio::sync::mpsc;
 
 use crate::Service;
 use crate::arrival::Arrival;
 use crate::declared::{Declared, Registration};
-use crate::failure::{self, Failure};
 use crate::load::Load;
 use crate::origins::{Loaded, Origin};
+use crate::refusals;
 use crate::request_log::RequestLog;
 use crate::standing::{Standing, is_gone, looks_same, standing};
 
@@ -225,7 +226,7 @@ impl Service {
             Ok(this.engine.model(&declared.name).ok())
         };
         let loaded = arrival.limit(self.loading.join(&model.name, work)).await?;
-        loaded.ok_or_else(|| failure::unloaded_meanwhile(&model.name))
+        loaded.ok_or_else(|| refusals::unloaded_meanwhile(&model.name))
     }
 
     /// The model of a file below a model directory, opened under this name if it is not.
@@ -285,7 +286,7 @@ impl Service {
             Ok(Some(status.model))
         };
         let loaded = arrival.limit(self.loading.join(name, work)).await?;
-        loaded.ok_or_else(|| failure::unloaded_meanwhile(name))
+        loaded.ok_or_else(|| refusals::unloaded_meanwhile(name))
     }
 
     /// Loads again those models that nobody declares and whose files have changed; says which

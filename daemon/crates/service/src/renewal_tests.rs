@@ -7,15 +7,16 @@ use std::time::Duration;
 
 use rocmforge_engine::api::{Asker, Budget, GenerateEvent, GenerateRequest, SamplingParams};
 use rocmforge_engine::{DeviceChoice, EngineConfig};
+use rocmforge_failure::{Kind, Reason};
 use rocmforge_tokenizer::Renderer;
 
 use super::*;
 use crate::Limits;
 use crate::defaults::Defaults;
-use crate::failure::{Kind, Reason};
 use crate::files::Available;
 use crate::idle_models::Bounds;
 use crate::model_files::ModelDirs;
+use crate::refusals;
 use crate::roles::Roles;
 
 const LLAMA: &str = "tiny-llama-Q4_K_M.gguf";
@@ -84,7 +85,7 @@ impl Ground {
             match events.next().await.unwrap() {
                 GenerateEvent::Piece { .. } => {}
                 GenerateEvent::Done(_) => return Ok(model),
-                GenerateEvent::Failed(error) => return Err(failure::from_engine(&error)),
+                GenerateEvent::Failed(error) => return Err(refusals::from_engine(&error)),
             }
         }
     }

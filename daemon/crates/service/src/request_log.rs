@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use rocmforge_engine::api::times::TimesSlot;
 use rocmforge_engine::api::{Gap, GenerateSummary};
+use rocmforge_failure::Failure;
 
 use crate::Service;
 use crate::arrival::{Arrival, Caller};
-use crate::failure::Failure;
 use crate::peer::{Peer, TokenName};
 use crate::trace::{self, Parent, Phase, Span, Value};
 use crate::why::{Ended, RecentRequests};

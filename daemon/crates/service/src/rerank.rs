@@ -15,11 +15,11 @@ use std::sync::Arc;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rocmforge_engine::api::{Class, Decoding, GenerateEvent, GenerateRequest, SamplingParams};
 use rocmforge_engine::{AppliedAdapters, LoadedModel, Purpose};
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_tokenizer::Tokenizer;
 
 use crate::Service;
 use crate::arrival::Arrival;
-use crate::failure::{self, Failure};
 use crate::prompt::{Prompt, Room};
 use crate::rank_head::OfWhom;
 use crate::request_log::RequestLog;

@@ -214,9 +214,11 @@ pub fn names_of_letters(letters: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::check::{self, SamplingFields, Violations};
     use rocmforge_engine::api::SamplingParams;
+    use rocmforge_failure::Violations;
+
+    use super::*;
+    use crate::check::{self, SamplingFields};
 
     fn with(change: impl Fn(&mut SamplerFields)) -> Result<SamplingParams, (String, String)> {
         let mut wire = SamplingFields::default();

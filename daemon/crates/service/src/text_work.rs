@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
+
 use crate::lane::Lane;
 use crate::peer::Peer;
 

@@ -4,6 +4,7 @@
 pub use rocmforge_chat::tool_calls::{
     Forced, ToolCall, Tools, described, forms, is_object, keep_strict,
 };
+use rocmforge_failure::{self as failure, Failure};
 
 use rocmforge_chat::tool_calls::forms::Headers;
 use rocmforge_chat::tool_calls::given;
@@ -11,7 +12,6 @@ use rocmforge_chat::tool_calls::held::{self, Function};
 use rocmforge_engine::LoadedModel;
 use serde_json::{Value, json};
 
-use crate::failure::{self, Failure};
 use crate::format::{Format, Grammar, Piece, Trigger};
 
 /// Most tools of a request.

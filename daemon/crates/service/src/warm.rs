@@ -22,12 +22,12 @@ use std::time::{Duration, Instant};
 
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{ModelStatus, PreloadEvent, PreloadRoom, SegmentState};
+use rocmforge_failure::Failure;
 use rocmforge_gguf::MappedFile;
 use tokio::task::JoinHandle;
 
 use crate::Service;
 use crate::arrival::Arrival;
-use crate::failure::Failure;
 use crate::origins::{Loaded, Origin};
 use crate::state_file;
 use crate::warm_note::{NOTE_MAX_BYTES, Note, Noted, runs};

@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use rocmforge_engine::api::times::{Part, PartTimes, RequestTimes, TimesSlot};
+use rocmforge_failure::Failure;
 use serde::Serialize;
 use tokio::sync::watch;
 
@@ -28,8 +29,8 @@ pub use advice::Prediction;
 
 use crate::Service;
 use crate::arrival::Arrival;
-use crate::failure::{self, Failure};
 use crate::peer::Peer;
+use crate::refusals;
 use crate::roles::Role;
 
 /// Requests that are kept.
@@ -298,7 +299,7 @@ impl Service {
                 let by_id = || seen.iter().find(|e| e.id.as_deref() == Some(name));
                 match by_number.or_else(by_id) {
                     Some(found) => Ok(vec![report(found)]),
-                    None => Err(failure::unknown_request(name, KEPT_MAX)),
+                    None => Err(refusals::unknown_request(name, KEPT_MAX)),
                 }
             }
         }

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Instant;
 
-use rocmforge_service::failure;
+use rocmforge_failure as failure;
 use tonic::body::Body;
 use tonic::codegen::http::Response;
 

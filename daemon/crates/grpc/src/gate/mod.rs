@@ -33,8 +33,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body as _, Frame};
 use rocmforge_connections::{Peer, Replies, Runtimes};
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_service::arrival::Caller;
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::refusals;
 use rocmforge_service::sum::Held;
 use rocmforge_service::{BODY_WAIT_MAX, Service as Daemon};
 use tokio::time::Instant;
@@ -157,7 +158,7 @@ impl Bounds {
             && self.context.roles.highest(uid, gid).await < Some(needed)
         {
             tracing::info!(target: "audit", uid, pid, role = %needed, "refused: the role is missing");
-            return Err(failure::role_missing(needed, uid));
+            return Err(refusals::role_missing(needed, uid));
         }
         if peer.is_reserved() && !method.is_light {
             return Err(failure::exhausted(

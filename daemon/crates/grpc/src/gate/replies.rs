@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use rocmforge_connections::{Ended, Outgoing, Taken};
-use rocmforge_service::failure;
+use rocmforge_failure as failure;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http::HeaderMap;

@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use rocmforge_service::check::Violations;
-use rocmforge_service::failure::Failure;
+use rocmforge_failure::{Failure, Violations};
+use rocmforge_service::answers::Ended;
+use rocmforge_service::parts::Part;
+use rocmforge_service::tool_calls::ToolCall;
 use serde_json::{Map, Value, json};
 
 use self::request::MessagesRequest;
@@ -18,9 +20,6 @@ use super::Http;
 use super::call::{Call, fresh_id, json as answer};
 use super::count::Counted;
 use super::{count, reply, start, timings};
-use rocmforge_service::answers::Ended;
-use rocmforge_service::parts::Part;
-use rocmforge_service::tool_calls::ToolCall;
 
 /// The handler of messages.
 pub(super) async fn messages(State(http): State<Arc<Http>>, request: Request) -> Response {

@@ -8,14 +8,14 @@
 //!
 //! One block is open at a time: a block of another kind opens once the one before is closed.
 
-use rocmforge_service::failure::Failure;
+use rocmforge_failure::Failure;
+use rocmforge_service::answers::Ended;
+use rocmforge_service::parts::Part;
 use serde_json::{Value, json};
 
 use super::super::error::Dialect;
 use super::super::reply::{Events, SSE, event};
 use super::{stop_reason, tool_use_id, usage, usage_of};
-use rocmforge_service::answers::Ended;
-use rocmforge_service::parts::Part;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Block {

@@ -5,7 +5,7 @@
 //! The last are left out, and the model is told so: Claude Code offers them with some requests, and
 //! a request that was refused for one would end the session.
 
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_service::tool_calls::{self, Tools};
 use rocmforge_tokenizer::{Content, Message};
 use serde_json::{Value, json};

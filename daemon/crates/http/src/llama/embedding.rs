@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_service::embedding::{Embedded, Norm, Pooling};
-use rocmforge_service::failure::{self, Failure};
 use serde::Deserialize;
 use serde_json::Value;
 

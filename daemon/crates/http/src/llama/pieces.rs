@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{FinishReason, TokenScore};
+use rocmforge_failure::Failure;
 use rocmforge_service::answers::Ended;
-use rocmforge_service::failure::Failure;
 use rocmforge_service::parts::Part;
 use serde::Serialize;
 use serde_json::{Value, json};

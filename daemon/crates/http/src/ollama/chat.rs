@@ -6,8 +6,11 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_engine::api::TokenScore;
-use rocmforge_service::check::Violations;
-use rocmforge_service::failure::Failure;
+use rocmforge_failure::{Failure, Violations};
+use rocmforge_service::answers::Ended;
+use rocmforge_service::parts::Part;
+use rocmforge_service::tool_calls::{self, ToolCall};
+use rocmforge_tokenizer::Ending;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -22,10 +25,6 @@ use super::super::start::Conversation;
 use super::keep_alive::{self, Keep, KeepAlives, Using};
 use super::logprobs::{self, Logprobs};
 use super::{NDJSON, Options, counts, fit, line, merge, name, thinking, time};
-use rocmforge_service::answers::Ended;
-use rocmforge_service::parts::Part;
-use rocmforge_service::tool_calls::{self, ToolCall};
-use rocmforge_tokenizer::Ending;
 
 #[derive(Debug, Deserialize)]
 struct ChatRequest {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use rocmforge_service::failure::Failure;
+use rocmforge_failure::Failure;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

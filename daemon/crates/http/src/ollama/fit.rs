@@ -6,9 +6,8 @@
 
 use std::sync::Arc;
 
+use rocmforge_failure::{Failure, Reason, Violations};
 use rocmforge_service::answers::Generation;
-use rocmforge_service::check::Violations;
-use rocmforge_service::failure::{Failure, Reason};
 use rocmforge_service::prompt::{Prompt, Room};
 use rocmforge_tokenizer::{Chat, Message};
 

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_engine::api::TokenScore;
-use rocmforge_service::check::Violations;
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure, Violations};
+use rocmforge_service::answers::{Ended, Generation};
 use rocmforge_service::infill::Gap;
+use rocmforge_service::parts::Part;
 use rocmforge_service::prompt::Prompt;
+use rocmforge_service::tool_calls::Tools;
 use rocmforge_tokenizer::{ChatTemplate, Content, Ending, Message, TemplateOrigin};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -28,9 +30,6 @@ use super::chat::only_the_model;
 use super::keep_alive::{self, KeepAlives, Using};
 use super::logprobs::{self, Logprobs};
 use super::{NDJSON, Options, counts, line, merge, name, thinking, time};
-use rocmforge_service::answers::{Ended, Generation};
-use rocmforge_service::parts::Part;
-use rocmforge_service::tool_calls::Tools;
 
 #[derive(Debug, Deserialize)]
 struct GenerateRequest {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use rocmforge_engine::EngineHandle;
 use rocmforge_engine::api::{ModelStatus, SegmentState, Snapshot};
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
 use serde_json::Value;
 use tokio::sync::Notify;
 

@@ -10,8 +10,9 @@ pub(super) mod models;
 pub(super) mod pull;
 pub(super) mod time;
 
-use rocmforge_service::check::{SamplingFields, Violations};
-use rocmforge_service::failure::Failure;
+use rocmforge_failure::{Failure, Violations};
+use rocmforge_service::answers::Ended;
+use rocmforge_service::check::SamplingFields;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -20,7 +21,6 @@ use super::prompt::TextOr;
 use super::sampling::{WireSampling, refuse_unsupported, whole_number};
 use super::sse::append_json;
 use super::timings;
-use rocmforge_service::answers::Ended;
 
 /// The content type of a line of JSON after the other.
 const NDJSON: &str = "application/x-ndjson";

@@ -8,8 +8,9 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{ModelStatus, SegmentState};
+use rocmforge_failure::Failure;
 use rocmforge_service::defaults::Defaults;
-use rocmforge_service::failure::Failure;
+use rocmforge_service::tool_calls::forms;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -17,7 +18,6 @@ use super::super::Http;
 use super::super::call::{Call, json as answer, with_type};
 use super::super::embedding::capabilities;
 use super::time::{in_time, rfc3339};
-use rocmforge_service::tool_calls::forms;
 
 /// The version of Ollama's API that is spoken: clients look whether what came later is there. Codex
 /// wants 0.13.4, with which `/v1/responses` came.

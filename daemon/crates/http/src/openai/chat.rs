@@ -10,8 +10,10 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
-use rocmforge_service::check::Violations;
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure, Violations};
+use rocmforge_service::answers::{self, Ended, Generation};
+use rocmforge_service::parts::Part;
+use rocmforge_service::tool_calls::{self, ToolCall};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -31,9 +33,6 @@ use super::super::template::WireTemplate;
 use super::super::timings::{self, SoFar};
 use super::logprobs::OfChat;
 use super::{StreamOptions, bounded, fingerprint, finish_reason, name, usage};
-use rocmforge_service::answers::{self, Ended, Generation};
-use rocmforge_service::parts::Part;
-use rocmforge_service::tool_calls::{self, ToolCall};
 
 #[derive(Debug, Deserialize)]
 struct ChatRequest {

@@ -9,12 +9,13 @@ use futures_util::future::BoxFuture;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
+use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_service::adapters::AdapterChoice;
-use rocmforge_service::check::Violations;
+use rocmforge_service::answers::{self, Ended};
 use rocmforge_service::decoding::LOGPROBS_MAX;
 use rocmforge_service::echo::Echo;
-use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::infill::Gap;
+use rocmforge_service::parts::Part;
 use rocmforge_service::prompt::Prompt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -31,8 +32,6 @@ use super::super::start::{self, Continuation};
 use super::chat::no_prompt;
 use super::logprobs::{OfCompletion, Place};
 use super::{StreamOptions, bounded, fingerprint, finish_reason, logprobs, name, usage};
-use rocmforge_service::answers::{self, Ended};
-use rocmforge_service::parts::Part;
 
 /// What becomes of a prompt.
 type Answers = Result<Vec<(Vec<Part>, Ended)>, Failure>;

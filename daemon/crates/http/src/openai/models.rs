@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use rocmforge_service::failure::Failure;
+use rocmforge_failure::Failure;
 use rocmforge_service::files::Available;
 use serde_json::{Value, json};
 

@@ -25,7 +25,8 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
-use rocmforge_service::failure::{Failure, Reason};
+use rocmforge_failure::{Failure, Reason};
+use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
 use rocmforge_service::peer::Peer;
 use serde::Serialize;
@@ -41,7 +42,6 @@ use super::super::count::{self, Counted};
 use super::super::reply;
 use super::super::start;
 use super::logprobs::OfText;
-use rocmforge_service::answers::Ended;
 
 /// The handler.
 pub(in super::super) async fn responses(

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
+
 use crate::prompt::Prompt;
 
 /// The prompts of a model by their names.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_engine::api::ImageSpan;
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_tokenizer::ChatImage;
 use rocmforge_vision::{Bounds, Charge, PreparedImage, Rules};
 
@@ -17,7 +18,6 @@ use super::bytes_of;
 use super::memory::{DEFAULT_BYTES, ImageMemory, Refused, Reserved};
 use crate::Service;
 use crate::arrival::Arrival;
-use crate::failure::{self, Failure};
 use crate::lane::Lane;
 use crate::peer::Peer;
 use crate::text_work::{LaneWords, TextWork, Unwanted};

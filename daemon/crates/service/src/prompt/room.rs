@@ -1,9 +1,9 @@
 //! How many tokens there is room for, and what a prompt of more is refused with.
 
 use rocmforge_engine::LoadedModel;
+use rocmforge_failure::{self as failure, Failure};
 
 use crate::Service;
-use crate::failure::{self, Failure};
 
 /// How many tokens a request may bring, and why no more.
 #[derive(Debug, Clone, Copy)]

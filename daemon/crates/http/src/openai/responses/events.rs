@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
-use rocmforge_service::failure::Failure;
+use rocmforge_failure::Failure;
+use rocmforge_service::answers::Ended;
+use rocmforge_service::parts::Part;
+use rocmforge_service::tool_calls::{ToolCall, is_object};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -13,9 +16,6 @@ use super::super::super::reply::{Events, SSE, SSE_HEARTBEAT};
 use super::super::super::sse;
 use super::tools::{self, Names};
 use super::{Item, Keeping, Logprobs, OutputText, Shown, item_id, item_status, message, status};
-use rocmforge_service::answers::Ended;
-use rocmforge_service::parts::Part;
-use rocmforge_service::tool_calls::{ToolCall, is_object};
 
 /// What a response says beside its output.
 #[derive(Debug)]

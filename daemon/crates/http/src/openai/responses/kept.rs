@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
 use serde_json::{Value, json};
 
 use super::super::super::Http;

@@ -10,8 +10,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_service::peer::Peer;
+
+use crate::refusals;
 use serde_json::{Value, json};
 
 use super::super::super::prompt::TextOr;
@@ -103,7 +105,7 @@ impl Memory {
     /// NOT_FOUND.
     pub(super) fn response(&self, peer: Peer, id: &str) -> Result<Arc<Kept>, Failure> {
         let found = self.lock().responses.get(peer, id);
-        found.ok_or_else(|| failure::unknown_response(id))
+        found.ok_or_else(|| refusals::unknown_response(id))
     }
 
     /// Forgets a response. Its items stay for conversations that name them.
@@ -113,7 +115,7 @@ impl Memory {
     pub(super) fn forget(&self, peer: Peer, id: &str) -> Result<(), Failure> {
         match self.lock().responses.forget(peer, id) {
             true => Ok(()),
-            false => Err(failure::unknown_response(id)),
+            false => Err(refusals::unknown_response(id)),
         }
     }
 
@@ -133,7 +135,7 @@ impl Memory {
         while let Some(id) = next {
             let kept = stores.responses.get(peer, &id);
             let Some(kept) = kept.filter(|_| chain.len() < CHAIN_MAX) else {
-                return Err(failure::unknown_previous(&id));
+                return Err(refusals::unknown_previous(&id));
             };
             next = kept.previous.clone();
             chain.push(kept);
@@ -151,7 +153,7 @@ impl Memory {
                 None => Own::Item(item),
                 Some(id) => match stores.items.get(peer, id) {
                     Some(kept) => Own::Kept(kept),
-                    None => return Err(failure::unknown_item(&format!("input[{at}]"), id)),
+                    None => return Err(refusals::unknown_item(&format!("input[{at}]"), id)),
                 },
             });
         }

@@ -1,7 +1,6 @@
 //! What a request for a response says, as the conversation that templates see.
 
-use rocmforge_service::check::Violations;
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_tokenizer::{Content, Ending, Message, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rocmforge_service::failure::{self, Failure};
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_service::tool_calls::{self, Tools};
 use serde_json::{Value, json};
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Failure, Reason};
+use rocmforge_failure::{Failure, Reason};
 
 /// Delay after which a request may be sent again.
 pub(super) const RETRY: Duration = Duration::from_secs(5);

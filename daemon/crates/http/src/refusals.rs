@@ -1,12 +1,10 @@
 //! Failures that only HTTP has.
 
-use std::time::Duration;
-
-use super::{Failure, Reason};
-use crate::roles::Role;
+use rocmforge_failure::{Failure, Reason};
+use rocmforge_service::roles::Role;
 
 /// NOT_FOUND: no response of this name is kept for this client.
-pub fn unknown_response(id: &str) -> Failure {
+pub(crate) fn unknown_response(id: &str) -> Failure {
     let message = format!(
         "no response '{id}' is kept; the last ones of each client are, until the daemon ends, where store is not false"
     );
@@ -17,7 +15,7 @@ pub fn unknown_response(id: &str) -> Failure {
 }
 
 /// INVALID_ARGUMENT: a request goes on from a response that is not kept.
-pub fn unknown_previous(id: &str) -> Failure {
+pub(crate) fn unknown_previous(id: &str) -> Failure {
     let message = format!(
         "previous_response_id: response '{id}' is not kept; the last ones of each client are, until the daemon ends, \
          where store is not false: send the whole conversation as input"
@@ -29,7 +27,7 @@ pub fn unknown_previous(id: &str) -> Failure {
 }
 
 /// NOT_FOUND: a request refers to an item that is not kept.
-pub fn unknown_item(field: &str, id: &str) -> Failure {
+pub(crate) fn unknown_item(field: &str, id: &str) -> Failure {
     let message = format!(
         "{field}: item '{id}' is not kept; the last ones of each client are, until the daemon ends, where store is not \
          false: send the item itself"
@@ -41,7 +39,7 @@ pub fn unknown_item(field: &str, id: &str) -> Failure {
 }
 
 /// UNIMPLEMENTED: the body of a request is compressed.
-pub fn content_encoding(encoding: &str, accepted: &str) -> Failure {
+pub(crate) fn content_encoding(encoding: &str, accepted: &str) -> Failure {
     let message = format!(
         "Content-Encoding: {encoding} is not read here; send the body as it is, or in one of {accepted}"
     );
@@ -51,28 +49,8 @@ pub fn content_encoding(encoding: &str, accepted: &str) -> Failure {
         .says(&message)
 }
 
-/// DEADLINE_EXCEEDED: the request did not arrive whole.
-pub fn body_late(limit: Duration) -> Failure {
-    Failure::new(Reason::RequestTooSlow)
-        .with("limit_s", limit.as_secs().to_string())
-        .says(&format!(
-            "the request did not arrive whole within {} s; send it at once",
-            limit.as_secs()
-        ))
-}
-
-/// INVALID_ARGUMENT: the request has too many bytes.
-pub fn body_too_large(max: usize) -> Failure {
-    let message = format!(
-        "the request has more than {max} bytes, the most that this call takes; send less at once"
-    );
-    Failure::new(Reason::RequestTooLarge)
-        .with("max_bytes", max.to_string())
-        .says(&message)
-}
-
 /// UNAUTHENTICATED: the request has no token, or not the right one.
-pub fn token_missing() -> Failure {
+pub(crate) fn token_missing() -> Failure {
     Failure::new(Reason::TokenMissing)
         .with("setting", "http_token_file")
         .says(
@@ -82,7 +60,7 @@ pub fn token_missing() -> Failure {
 }
 
 /// PERMISSION_DENIED: an address that any process of this machine reaches gives no such role.
-pub fn role_missing_here(role: Role) -> Failure {
+pub(crate) fn role_missing_here(role: Role) -> Failure {
     Failure::new(Reason::RoleMissing)
         .with("role", role.to_string())
         .with("setting", "http_token_file")
@@ -93,7 +71,7 @@ pub fn role_missing_here(role: Role) -> Failure {
 }
 
 /// PERMISSION_DENIED: callers over TCP may not have models downloaded, copied or deleted.
-pub fn pull_over_tcp_off() -> Failure {
+pub(crate) fn pull_over_tcp_off() -> Failure {
     Failure::new(Reason::RoleMissing)
         .with("role", Role::Admin.to_string())
         .with("setting", "pull_over_tcp")
@@ -104,19 +82,19 @@ pub fn pull_over_tcp_off() -> Failure {
 }
 
 /// NOT_FOUND: a hub has no such model or file, or there is none to delete.
-pub fn not_on_hub(message: &str) -> Failure {
+pub(crate) fn not_on_hub(message: &str) -> Failure {
     Failure::new(Reason::NotOnHub).says(message)
 }
 
 /// UNAVAILABLE: a hub fails, or a download does.
-pub fn hub_failed(word: &str, message: &str) -> Failure {
+pub(crate) fn hub_failed(word: &str, message: &str) -> Failure {
     Failure::new(Reason::HubFailed)
         .with("cause", word)
         .says(message)
 }
 
 /// FAILED_PRECONDITION: the file that is to be deleted is loaded as the model `name`.
-pub fn file_loaded(name: &str) -> Failure {
+pub(crate) fn file_loaded(name: &str) -> Failure {
     Failure::new(Reason::InUse)
         .with("model", name)
         .says(&format!(
@@ -125,14 +103,14 @@ pub fn file_loaded(name: &str) -> Failure {
 }
 
 /// PERMISSION_DENIED: there is no model directory to download to.
-pub fn no_model_dir() -> Failure {
+pub(crate) fn no_model_dir() -> Failure {
     Failure::new(Reason::NoModelDir).says(
         "the daemon was started without a model directory; start it with --model-dir DIR (model_dir in the file)",
     )
 }
 
 /// PERMISSION_DENIED: a web page of another site is behind the request.
-pub fn foreign_origin(header: &str, value: &str) -> Failure {
+pub(crate) fn foreign_origin(header: &str, value: &str) -> Failure {
     let setting = match header {
         "Host" => "http_allow_hosts",
         _ => "http_allow_origins",
@@ -147,13 +125,13 @@ pub fn foreign_origin(header: &str, value: &str) -> Failure {
 }
 
 /// NOT_FOUND: nothing answers here.
-pub fn no_route(method: &str, path: &str) -> Failure {
+pub(crate) fn no_route(method: &str, path: &str) -> Failure {
     Failure::new(Reason::NoSuchRoute).says(&format!(
         "nothing answers {method} {path}; docs/http-api.md lists the routes"
     ))
 }
 
 /// UNIMPLEMENTED: what answers here takes another method.
-pub fn no_method(method: &str, path: &str, taken: &str) -> Failure {
+pub(crate) fn no_method(method: &str, path: &str, taken: &str) -> Failure {
     Failure::new(Reason::MethodNotAllowed).says(&format!("{path} takes no {method}; send {taken}"))
 }

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
+use rocmforge_failure::{Failure, Reason};
+
 use super::silent::RETRY;
-use super::{Failure, Reason};
 use crate::model_files::{ModelFileError, Unserved};
 
 /// PERMISSION_DENIED of a link that leads out of the model directories, NOT_FOUND of one that leads

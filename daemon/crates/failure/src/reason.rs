@@ -1,9 +1,7 @@
 //! The reasons of failures. A reason decides everything else that programs act on: its name on the
 //! wire, its kind, and with these the gRPC code and the HTTP status.
 
-use rocmforge_engine::Refusal;
-
-use super::Kind;
+use crate::kind::Kind;
 
 /// Declares the reasons, each with its kind and its name on the wire.
 macro_rules! reasons {
@@ -155,25 +153,4 @@ reasons! {
     HubFailed: Unavailable = "HUB_FAILED",
     /// The model has no chat template.
     NoChatTemplate: FailedPrecondition = "NO_CHAT_TEMPLATE",
-}
-
-impl Reason {
-    /// The reason of an engine's refusal.
-    pub(super) fn of(refusal: &Refusal) -> Self {
-        match refusal {
-            Refusal::TooManyModels { .. } => Self::TooManyModels,
-            Refusal::Busy { .. } => Self::ModelBusy,
-            Refusal::Pinned { .. } => Self::ModelPinned,
-            Refusal::Unloaded { .. } => Self::ModelUnloaded,
-            Refusal::Reloaded { .. } => Self::ModelReloaded,
-            Refusal::PinTooLarge { .. } => Self::PinTooLarge,
-            Refusal::NeverFits { .. } => Self::NeverFits,
-            Refusal::NoDeviceMemory { .. } => Self::NoDeviceMemory,
-            Refusal::BudgetOutOfRange { .. } | Refusal::BudgetTooSmall { .. } => {
-                Self::BudgetOutOfRange
-            }
-            Refusal::InUse { .. } => Self::InUse,
-            Refusal::Setting { .. } => Self::Setting,
-        }
-    }
 }

@@ -1,6 +1,6 @@
 //! Failures of reading the settings anew.
 
-use super::{Failure, Reason};
+use rocmforge_failure::{Failure, Reason};
 
 /// FAILED_PRECONDITION: the daemon's files say what it cannot use.
 pub fn settings_unusable(message: &str) -> Failure {

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{Failure, LIMIT_RETRY, Reason};
+use rocmforge_failure::{Failure, Reason};
+
+use super::LIMIT_RETRY;
 
 /// RESOURCE_EXHAUSTED: the peer has reached a limit of its own; `retry_after` is `None` where the
 /// request can never pass.

@@ -1,0 +1,54 @@
+//! Kinds of failures, one for each thing that a client can do about them.
+
+/// What kind of failure it is: who has to act on it, and whether trying again helps. The names are
+/// gRPC's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The request can never work as it is.
+    InvalidArgument,
+    /// The request asks for something that is not supported.
+    Unimplemented,
+    /// The request names something that does not exist.
+    NotFound,
+    /// The name is taken.
+    AlreadyExists,
+    /// The caller may not.
+    PermissionDenied,
+    /// The client is not authenticated.
+    Unauthenticated,
+    /// The present state does not allow it, and waiting alone does not help.
+    FailedPrecondition,
+    /// Full now; later it may work.
+    ResourceExhausted,
+    /// The daemon takes no work now.
+    Unavailable,
+    /// A file is not what it was.
+    DataLoss,
+    /// Too late.
+    DeadlineExceeded,
+    /// The client went away.
+    Cancelled,
+    /// A bug of the daemon.
+    Internal,
+}
+
+impl Kind {
+    /// The kind's name, for the log.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::InvalidArgument => "InvalidArgument",
+            Self::Unimplemented => "Unimplemented",
+            Self::NotFound => "NotFound",
+            Self::AlreadyExists => "AlreadyExists",
+            Self::PermissionDenied => "PermissionDenied",
+            Self::Unauthenticated => "Unauthenticated",
+            Self::FailedPrecondition => "FailedPrecondition",
+            Self::ResourceExhausted => "ResourceExhausted",
+            Self::Unavailable => "Unavailable",
+            Self::DataLoss => "DataLoss",
+            Self::DeadlineExceeded => "DeadlineExceeded",
+            Self::Cancelled => "Cancelled",
+            Self::Internal => "Internal",
+        }
+    }
+}

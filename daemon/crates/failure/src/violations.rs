@@ -1,0 +1,85 @@
+//! All that is wrong with a request, reported together.
+
+use crate::{Failure, invalid_all};
+
+/// Errors in a request, field by field.
+#[derive(Debug, Clone, Default)]
+pub struct Violations {
+    found: Vec<(String, String)>,
+    rename: Option<fn(&str) -> String>,
+}
+
+impl Violations {
+    /// Violations that call the fields of a request as the caller wrote
+    /// them.
+    pub fn named(rename: fn(&str) -> String) -> Self {
+        Self {
+            found: Vec::new(),
+            rename: Some(rename),
+        }
+    }
+
+    /// What the caller calls fields, where it calls them otherwise.
+    pub fn naming(&self) -> Option<fn(&str) -> String> {
+        self.rename
+    }
+
+    /// Adds what is wrong with a field.
+    pub fn add(&mut self, field: &str, message: impl Into<String>) {
+        let field = self
+            .rename
+            .map_or_else(|| field.to_owned(), |name| name(field));
+        self.found.push((field, message.into()));
+    }
+
+    /// What has been added, as one failure.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT if anything was added.
+    pub fn result(self) -> Result<(), Failure> {
+        if self.found.is_empty() {
+            Ok(())
+        } else {
+            Err(invalid_all(&self.found))
+        }
+    }
+
+    /// A whole number in a range, or the default.
+    pub fn integer(
+        &mut self,
+        field: &str,
+        value: Option<i32>,
+        min: u32,
+        max: u32,
+        range: &str,
+    ) -> Option<u32> {
+        let value = value?;
+        match u32::try_from(value) {
+            Ok(n) if (min..=max).contains(&n) => Some(n),
+            _ => {
+                self.add(field, format!("{value} is out of range: {range}"));
+                None
+            }
+        }
+    }
+
+    /// A number for which `fine` holds, or the default.
+    pub fn number(
+        &mut self,
+        field: &str,
+        value: Option<f32>,
+        default: f32,
+        fine: impl Fn(f32) -> bool,
+        range: &str,
+    ) -> f32 {
+        match value {
+            None => default,
+            // NaN fails every comparison, infinities are named in the ranges.
+            Some(x) if x.is_finite() && fine(x) => x,
+            Some(x) => {
+                self.add(field, format!("{x} is out of range: {range}"));
+                default
+            }
+        }
+    }
+}
