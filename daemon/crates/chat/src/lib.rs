@@ -1,21 +1,27 @@
-//! How the families of models write a chat: calls of tools, reasoning, messages, told from the
-//! source of their chat template.
+//! From a conversation to a prompt, and from generated text to its parts, as each family of models
+//! writes them: tool calls, reasoning and messages follow from the source of the chat template.
 //!
 //! ```text
-//! chat ---adapted: the way that the template takes it---> rendered prompt, its tail
+//! conversation ---prompt: template (adapted), images, tokens---> ids, tail of the rendered chat
 //! output, the tail ---parts: text, reasoning, calls as they come (tool_calls)---> client
-//! tools, reasoning ---what an output is held to (tool_calls::held, reasoning)---> grammar
+//! tools, format, reasoning ---tools, format: constraints of an output---> grammar
 //! ```
 //!
-//! No request, model file or engine is known here.
+//! What is known of a model is a [`model::ChatModel`]: no model file, engine or queue is seen here.
+//! Templates are rendered and texts tokenized where they are called, on a blocking thread.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::too_many_lines, reason = "tables of cases"))]
 
 pub mod adapted;
+pub mod conversation;
+pub mod format;
+pub mod images;
+pub mod infill;
+pub mod model;
 pub mod parts;
+pub mod prompt;
 pub mod reasoning;
-mod tail;
+pub mod tail;
 pub mod tool_calls;
-
-pub use tail::{TAIL_MAX_BYTES, Tail};
+pub mod tools;

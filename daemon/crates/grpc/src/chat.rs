@@ -1,10 +1,11 @@
 //! A conversation of the wire, in the service's words.
 
+use rocmforge_chat::conversation::Conversation;
+use rocmforge_chat::images::LEFT_OUT;
+use rocmforge_chat::tool_calls::{self, Tools};
+use rocmforge_chat::tools;
 use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_proto::v1;
-use rocmforge_service::conversation::Conversation;
-use rocmforge_service::images::LEFT_OUT;
-use rocmforge_service::tool_calls::{self, Tools};
 use rocmforge_tokenizer::{ChatImage, Content, Ending, ImageData, Message, Seen, ToolCall};
 use serde_json::{Map, Value, json};
 
@@ -96,7 +97,7 @@ fn tools(request: &mut v1::ChatRequest) -> Result<Tools, Failure> {
     } else {
         "tool_name"
     };
-    tool_calls::checked_as(field, Some(described), Some(&choice), parallel)
+    tools::checked_as(field, Some(described), Some(&choice), parallel)
 }
 
 fn message(at: usize, wire: v1::ChatMessage, violations: &mut Violations) -> Message {

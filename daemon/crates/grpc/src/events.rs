@@ -5,6 +5,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use futures_util::Stream;
+use rocmforge_chat::parts::{Part, Splitter};
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api as engine;
 use rocmforge_failure::{self as failure, Failure};
@@ -12,7 +13,6 @@ use rocmforge_proto::v1;
 use rocmforge_service::answers::{Ended, Generation, Step};
 use rocmforge_service::arrival::Arrival;
 use rocmforge_service::generation::Running;
-use rocmforge_service::parts::{Part, Splitter};
 use rocmforge_service::request_log::RequestLog;
 use tokio::time::Sleep;
 use tonic::{Response, Status};

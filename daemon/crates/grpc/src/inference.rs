@@ -3,22 +3,25 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use rocmforge_chat::conversation::{self, Conversation};
+use rocmforge_chat::format::Format;
+use rocmforge_chat::parts::Splitter;
+use rocmforge_chat::prompt::{Prompt, Room};
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api as engine;
 use rocmforge_failure::{self as failure, Failure, Violations};
+use rocmforge_grammar::Grammar;
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::inference_server::Inference;
 use rocmforge_service::Service;
 use rocmforge_service::adapters::{AdapterChoice, AdapterScale};
+use rocmforge_service::answering::Answering;
 use rocmforge_service::answers;
 use rocmforge_service::arrival::{Arrival, Caller};
+use rocmforge_service::chat_model::chat_model;
 use rocmforge_service::check::{self, SamplingFields};
-use rocmforge_service::conversation::{self, Answering, Conversation};
 use rocmforge_service::decoding::DecodingFields;
-use rocmforge_service::format::{Format, Grammar};
 use rocmforge_service::generation::{Running, Wanted};
-use rocmforge_service::parts::Splitter;
-use rocmforge_service::prompt::{Prompt, Room};
 use rocmforge_service::request_log::RequestLog;
 use rocmforge_service::samplers::SamplerFields;
 use tonic::{Request, Response, Status};
@@ -295,7 +298,7 @@ impl InferenceService {
         let uid = arrival.caller.unwrap_or_else(Caller::unknown).uid;
         let work = self.context.text.run(arrival.peer(), bytes, move |_| {
             let field = prompt.field();
-            let ids = prompt.encode(field, &model, None, None)?.ids;
+            let ids = prompt.encode(field, &chat_model(&model), None, None)?.ids;
             Tokens::new(model, ids, field)
         });
         let mut tokens = arrival.limit(work).await?;
@@ -375,7 +378,7 @@ impl InferenceService {
         }
         let choice = AdapterChoice::by_name(&request.model);
         let adapters = self.context.adapters_for(&choice, &model)?;
-        let room = Room::for_scores(n_ctx, &self.context, &model);
+        let room = Room::for_scores(self.context.lengths(n_ctx, &model));
         let ticket = self.context.enter(&arrival, prompt.bytes()).await?;
         let encoded = self
             .context

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rocmforge_chat::prompt::Prompt;
 use rocmforge_failure::{Failure, Violations};
 use rocmforge_proto::v1;
 use rocmforge_service::Service;
@@ -9,7 +10,6 @@ use rocmforge_service::adapters::AdapterChoice;
 use rocmforge_service::arrival::Arrival;
 use rocmforge_service::check;
 use rocmforge_service::embedding::{Norm, Pooling, Texts};
-use rocmforge_service::prompt::Prompt;
 use rocmforge_service::request_log::RequestLog;
 use rocmforge_service::rerank::Documents;
 

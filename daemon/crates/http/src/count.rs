@@ -2,11 +2,12 @@
 
 use axum::http::Uri;
 use axum::response::Response;
+use rocmforge_chat::conversation;
+use rocmforge_chat::prompt::{Prompt, no_template};
+use rocmforge_chat::tools;
 use rocmforge_failure::{Failure, Violations};
+use rocmforge_service::chat_model::chat_model;
 use rocmforge_service::check;
-use rocmforge_service::conversation;
-use rocmforge_service::prompt::{Prompt, no_template};
-use rocmforge_service::tool_calls;
 use rocmforge_tokenizer::Chat;
 use serde_json::{Value, json};
 
@@ -62,10 +63,11 @@ pub(super) async fn input_tokens(
         violations.result()?;
         let service = &call.service;
         let model = call.model(&asked.model).await?;
-        if model.template().is_none() {
-            return Err(no_template(&model));
+        let known = chat_model(&model);
+        if known.template.is_none() {
+            return Err(no_template(&known));
         }
-        tool_calls::check_model(&asked.tools, &model)?;
+        tools::check_model(&asked.tools, &known)?;
         let mut kwargs = asked.kwargs;
         let unsaid = service.defaults(&asked.model).thinking;
         start::think_by_default(&model, unsaid, asked.is_quiet, &mut kwargs);
@@ -76,7 +78,7 @@ pub(super) async fn input_tokens(
         chat.template_kwargs = kwargs;
         chat.documents = asked.documents;
         chat.ending = asked.ending;
-        let prompt = Prompt::chat(chat, &model);
+        let prompt = Prompt::chat(chat, &known);
         let ids = service.ids(model, prompt, asked.field, call.arrival);
         ids.await
     };

@@ -1,11 +1,11 @@
 //! What the dialects' embeddings share, and what is told of models that make them.
 
+use rocmforge_chat::prompt::Prompt;
 use rocmforge_engine::{LoadedModel, Purpose};
 use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_service::adapters::AdapterChoice;
 use rocmforge_service::check;
 use rocmforge_service::embedding::{Embedded, Norm, Texts};
-use rocmforge_service::prompt::Prompt;
 use serde_json::Value;
 
 use super::call::Call;

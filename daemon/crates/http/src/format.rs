@@ -1,7 +1,8 @@
 //! What an answer is held to, in each dialect's spelling.
 
+use rocmforge_chat::format::Format;
 use rocmforge_failure::{self as failure, Failure};
-use rocmforge_service::format::{Format, Grammar};
+use rocmforge_grammar::Grammar;
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -9,14 +9,15 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_chat::conversation::{self, Conversation};
+use rocmforge_chat::prompt::Prompt;
+use rocmforge_chat::tools;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{MirostatVersion, SamplingParams};
 use rocmforge_failure::{self as failure, Failure, Violations};
+use rocmforge_service::chat_model::chat_model;
 use rocmforge_service::check;
-use rocmforge_service::conversation::{self, Conversation};
-use rocmforge_service::prompt::Prompt;
 use rocmforge_service::samplers;
-use rocmforge_service::tool_calls;
 use rocmforge_tokenizer::{ChatTemplate, TemplateOrigin};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -186,7 +187,7 @@ async fn tokens(call: &Call, request: Request) -> Result<Response, Failure> {
         // Its spare room would be held until the answer is read.
         move |_| {
             Ok(prompt
-                .encode("content", &model, None, None)?
+                .encode("content", &chat_model(&model), None, None)?
                 .ids
                 .into_boxed_slice())
         }
@@ -259,7 +260,7 @@ async fn template(call: &Call, request: Request) -> Result<Response, Failure> {
         let ending = asked.template.ending(&mut violations);
         let mut conversation = Conversation {
             messages: messages(asked.messages)?,
-            tools: tool_calls::checked(asked.tools, asked.tool_choice.as_ref(), None)?,
+            tools: tools::checked(asked.tools, asked.tool_choice.as_ref(), None)?,
             documents: asked.template.documents()?,
             kwargs: asked.template.kwargs(false),
             ending,

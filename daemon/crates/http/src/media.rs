@@ -19,7 +19,7 @@ const PDF: &[u8] = b"%PDF";
 const NAME_MAX_CHARS: usize = 200;
 
 /// Text that the model gets in place of an image.
-pub(super) const IMAGE: &str = rocmforge_service::images::LEFT_OUT;
+pub(super) const IMAGE: &str = rocmforge_chat::images::LEFT_OUT;
 
 /// The text of a part of this type, or the text in its place. `field` names the part.
 ///

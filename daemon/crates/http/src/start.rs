@@ -1,15 +1,16 @@
 //! From a dialect's request to a generation that runs: the same steps for all of them.
 
+use rocmforge_chat::conversation;
+use rocmforge_chat::parts::Splitter;
+use rocmforge_chat::prompt::Prompt;
+use rocmforge_chat::tool_calls::{Tools, forms};
 use rocmforge_engine::LoadedModel;
 use rocmforge_failure::{Failure, Violations};
+use rocmforge_service::answering::Answering;
 use rocmforge_service::answers::Generation;
 use rocmforge_service::check::{self, SamplingFields};
-use rocmforge_service::conversation::{self, Answering};
 use rocmforge_service::generation::{Running, Wanted};
-use rocmforge_service::parts::Splitter;
-use rocmforge_service::prompt::Prompt;
 use rocmforge_service::request_log::RequestLog;
-use rocmforge_service::tool_calls::{Tools, forms};
 use rocmforge_tokenizer::{Ending, Message};
 use serde_json::{Map, Value};
 

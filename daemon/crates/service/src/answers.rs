@@ -9,6 +9,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use rocmforge_chat::parts::Splitter;
+use rocmforge_chat::parts::{Part, joined};
+use rocmforge_chat::tool_calls::forms;
 use rocmforge_engine::api::{FinishReason, GenerateEvent, GenerateSummary, TokenScore};
 use rocmforge_engine::{AppliedAdapters, LoadedModel};
 use rocmforge_failure::{self as failure, Failure};
@@ -16,10 +19,8 @@ use rocmforge_failure::{self as failure, Failure};
 use crate::arrival::Arrival;
 use crate::check::SCORES_MAX;
 use crate::generation::Running;
-use crate::parts::{Part, Splitter, joined};
 use crate::refusals;
 use crate::request_log::RequestLog;
-use crate::tool_calls::forms;
 
 /// Most answers of a request.
 pub const CHOICES_MAX: u32 = 8;

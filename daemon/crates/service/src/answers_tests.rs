@@ -1,8 +1,9 @@
 //! Whose text the scores of tokens are told with, and how many are.
 
+use rocmforge_chat::tail::Tail;
+use rocmforge_chat::tool_calls::{self, ToolCall, Tools};
+
 use super::*;
-use crate::tool_calls::{self, ToolCall, Tools};
-use rocmforge_chat::Tail;
 use serde_json::json;
 
 fn text(said: &str) -> Part {

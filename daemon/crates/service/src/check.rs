@@ -3,13 +3,14 @@
 
 use std::time::Duration;
 
+use rocmforge_chat::format::Format;
+use rocmforge_chat::reasoning::Plan;
 use rocmforge_engine::api::{Decoding, SamplingParams, TOP_N_MAX};
 use rocmforge_failure::{self as failure, Failure, Violations};
+use rocmforge_grammar::Trigger;
 
 use crate::adapter_choice::{AdapterChoice, AdapterScale};
 use crate::decoding::{self, DecodingFields};
-use crate::format::{Format, Trigger};
-use crate::reasoning::Plan;
 use crate::samplers::SamplerFields;
 
 /// Most stop strings of a request.

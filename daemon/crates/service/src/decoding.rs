@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use rocmforge_chat::format::Format;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::Decoding;
 use rocmforge_failure::{self as failure, Failure, Violations};
 
 use crate::check::Sampling;
-use crate::format::Format;
 
 /// Most tokens with a bias.
 pub const LOGIT_BIAS_MAX: usize = 1024;

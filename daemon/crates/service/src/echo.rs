@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rocmforge_chat::prompt::{Prompt, Room};
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{Class, ScoreRequest, TokenScore};
 use rocmforge_failure::{self as failure, Failure};
@@ -10,7 +11,6 @@ use crate::Service;
 use crate::adapters::AdapterChoice;
 use crate::arrival::Arrival;
 use crate::check;
-use crate::prompt::{Prompt, Room};
 
 /// A prompt as it is repeated.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Service {
             Prompt::Chat(_) => None,
         };
         let ticket = self.enter(&arrival, prompt.bytes()).await?;
-        let room = Room::for_scores(n_ctx, self, model);
+        let room = Room::for_scores(self.lengths(n_ctx, model));
         let encoded = self.encode(Arc::clone(model), prompt, field, room, arrival);
         let ids = encoded.await?.without_images(field)?;
         let text = match given {

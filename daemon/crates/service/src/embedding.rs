@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
+use rocmforge_chat::prompt::{Prompt, Room};
 pub use rocmforge_engine::api::Pooling;
 use rocmforge_engine::api::{Class, EmbedRequest};
 use rocmforge_engine::{AppliedAdapters, LoadedModel, Purpose};
@@ -16,7 +17,6 @@ use crate::Service;
 use crate::arrival::Arrival;
 use crate::check;
 pub use crate::embedding::norm::Norm;
-use crate::prompt::{Prompt, Room};
 use crate::request_log::RequestLog;
 
 /// Most texts of a request, as OpenAI has it.
@@ -113,7 +113,7 @@ impl Service {
         let ticket = &ticket;
         let times = &log.times_in(self);
         let counted = &AtomicU64::new(0);
-        let room = Room::for_embedding(n_ctx, self, &model).cutting(truncate);
+        let room = Room::for_embedding(self.lengths(n_ctx, &model)).cutting(truncate);
         let embed = |text: Prompt| {
             let (model, adapters) = (Arc::clone(&model), adapters.clone());
             async move {

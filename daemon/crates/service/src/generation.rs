@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use rocmforge_chat::Tail;
+use rocmforge_chat::format::{self, Format};
+use rocmforge_chat::prompt::{Prompt, Room};
+use rocmforge_chat::tail::Tail;
 use rocmforge_engine::api::{Class, FinishReason, GenerateEvent, GenerateRequest, SamplingParams};
 use rocmforge_engine::{AppliedAdapters, Events, LoadedModel};
 use rocmforge_failure::{self as failure, Failure};
@@ -12,12 +14,11 @@ use rocmforge_grammar::Matcher;
 
 use crate::Service;
 use crate::arrival::Arrival;
+use crate::chat_model::chat_model;
 use crate::check::Sampling;
 use crate::decoding;
-use crate::format;
 use crate::limits::Ticket;
 use crate::measured::Course;
-use crate::prompt::{Prompt, Room};
 use crate::refusals;
 use crate::request_log::RequestLog;
 
@@ -97,9 +98,9 @@ fn hold_to(
     (tail, room): (&Tail, u32),
 ) {
     let room = sampling.max_tokens.map_or(room, |most| most.min(room));
-    let trigger = sampling.trigger.take();
+    let (trigger, model) = (sampling.trigger.take(), chat_model(model));
     sampling.decoding.grammar =
-        format::begun(matcher, trigger, &sampling.reasoning, model, (tail, room));
+        format::begun(matcher, trigger, &sampling.reasoning, &model, (tail, room));
 }
 
 impl Service {
@@ -143,7 +144,7 @@ impl Service {
             Some(format) => Some(self.matcher(&model, format, arrival).await?),
             None => None,
         };
-        let room = Room::for_prompt(n_ctx, self, &model);
+        let room = Room::for_prompt(self.lengths(n_ctx, &model));
         let encoded = self.encode(Arc::clone(&model), wanted.prompt, field, room, arrival);
         let encoded = encoded.await?;
         let prompt_tokens = encoded.ids.len() as u32;
@@ -201,6 +202,28 @@ impl Service {
         // Those that run end where one is refused, since nobody takes their events.
         (0..n).map(&mut choice).collect()
     }
+
+    /// Compiles what an answer is held to, for a model's vocabulary.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with the reason, RESOURCE_EXHAUSTED where too much waits.
+    async fn matcher(
+        &self,
+        model: &Arc<LoadedModel>,
+        format: Format,
+        arrival: Arrival,
+    ) -> Result<Matcher, Failure> {
+        let Format { grammar, field } = format;
+        let model = Arc::clone(model);
+        let work = move || {
+            let vocabulary = model.grammars();
+            let matcher = vocabulary.and_then(|vocabulary| vocabulary.matcher(&grammar));
+            matcher.map_err(|error| format::refused(field, &error))
+        };
+        let work = self.text.compile(arrival.peer(), work);
+        arrival.limit(work).await
+    }
+
     /// Has the biases of texts be those of their tokens.
     async fn add_biased_texts(
         &self,

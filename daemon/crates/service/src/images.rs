@@ -1,522 +1,247 @@
-//! Images of a chat, from their bytes to their places among the ids.
+//! Reading of images: memory is reserved for all of a request's, then they are decoded one after
+//! the other on a few threads of their own.
 //!
-//! ```text
-//! messages --take_images--> {"type": "image"} --template, tokenizer--> one placeholder an image
-//!      \--header--> as many placeholders as the tower gives rows, an UnreadImage
-//!                                        |
-//!                      reading.rs: memory, decode, resize, patches, a span
-//! ```
-//!
-//! How many tokens an image has is told by its header, so that a prompt is counted, refused and
-//! shortened without decoding. What is decoded is what the engine gets, once.
-//!
-//! A model without a tower is told in words that an image was left out, as its prompts always were.
-//!
-//! *Invariant:* a request takes at most `IMAGES_MAX` images; none is decoded before the prompt is
-//! known to fit (test `images_end_where_the_room_does`) and memory is reserved for it
-//! (`reading.rs`).
+//! *Invariants:* what decoding holds and what it leaves is reserved until it is dropped, also where
+//! nobody waits any more (`images_that_wait_are_counted_until_they_are_gone`); decoding looks at
+//! the time before each image and between parts of one, and gives up after [`DECODING_MAX`].
 
 mod memory;
-mod reading;
 
-use base64::Engine as _;
-use base64::alphabet::STANDARD;
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use bytes::Bytes;
-use rocmforge_engine::LoadedModel;
-use rocmforge_failure::{self as failure, Failure, Reason};
-use rocmforge_tokenizer::{Chat, ChatImage, ImageData, RenderedChat, Tokenizer};
-use rocmforge_vision::{Bounds, Rules};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crate::infill::named;
-use crate::text_work::Unwanted;
-use reading::TilesAhead;
-pub(crate) use reading::UnreadImage;
-pub use reading::{HeldFile, IMAGES_AT_ONCE, ImageWork};
+use rocmforge_chat::images::{UnreadImage, needs};
+use rocmforge_engine::api::ImageSpan;
+use rocmforge_failure::{self as failure, Failure};
+use rocmforge_vision::Charge;
 
-/// Text that a model which reads text only gets in place of an image.
-pub const LEFT_OUT: &str = "[image left out: this model reads text only]";
+use self::memory::{DEFAULT_BYTES, ImageMemory, Refused, Reserved};
+use crate::Service;
+use crate::arrival::Arrival;
+use crate::lane::Lane;
+use crate::peer::Peer;
+use crate::text_work::{LaneWords, TextWork, Unwanted};
 
-/// Most images of a request.
-const IMAGES_MAX: usize = 64;
-/// What is said of an image that is elsewhere.
-const BY_URL: &str = "images are fetched from hosts of image_url_hosts alone, and this is none; give the image \
-                      as a data: URL (data:image/png;base64,...)";
-/// Base64 as clients write it, some without padding.
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
+/// Requests whose images are decoded at once, all but one of one client.
+pub const IMAGES_AT_ONCE: usize = 3;
+/// Requests whose images may wait for a thread; they have their memory already.
+const WAITING_MAX: usize = 256;
+/// How long a request's images may take to decode.
+const DECODING_MAX: Duration = Duration::from_secs(30);
+/// How long a request waits for memory.
+const MEMORY_WAIT_MAX: Duration = Duration::from_secs(60);
+/// When to try again where it got none.
+const MEMORY_RETRY: Duration = Duration::from_secs(2);
+/// What is said where none may wait.
+const FULL: &str =
+    "images of other requests fill the memory for images (image_memory); try again in 2 seconds";
+/// What is said of decoding that cannot be done.
+const WORDS: LaneWords = LaneWords {
+    full: FULL,
+    retry: MEMORY_RETRY,
+    panicked: "the decoder of images panicked",
+};
 
-/// The images of a chat, of which the template is to see the places; none where the model reads
-/// text only, so that its template sees the texts in their places.
-///
-/// # Errors
-/// INVALID_ARGUMENT for more than [`IMAGES_MAX`], and for an image whose bytes the request has not.
-pub(crate) fn taken(chat: &mut Chat, model: &LoadedModel) -> Result<Vec<ChatImage>, Failure> {
-    if model.tower().is_none() {
-        chat.leave_images_out();
-        return Ok(Vec::new());
-    }
-    let images = chat.take_images();
-    if let Some(first) = images.get(IMAGES_MAX) {
-        let message = format!(
-            "the conversation has {} images; at most {IMAGES_MAX} are read: leave some out",
-            images.len()
-        );
-        return Err(failure::invalid(&first.field, &message));
-    }
-    for image in &images {
-        match &image.data {
-            Ok(ImageData::Url(_)) => return Err(failure::invalid(&image.field, BY_URL)),
-            Ok(_) => {}
-            Err(why) => return Err(failure::invalid(&image.field, why)),
-        }
-    }
-    Ok(images)
-}
-
-/// What images make of the ids of a prompt.
+/// Work on images, and the memory for it.
 #[derive(Debug)]
-pub(crate) enum Placed {
-    /// The ids, and the images that are among them.
-    Whole(Vec<u32>, Vec<UnreadImage>),
-    /// The images take more tokens than there is room for.
-    TooMany,
+pub struct ImageWork {
+    /// For decoding, and for what the engine is to read.
+    memory: Arc<ImageMemory>,
+    /// For files that are fetched. It is another one, for they are held while the request waits for
+    /// memory to decode them.
+    files: Arc<ImageMemory>,
+    lane: Arc<Lane>,
 }
 
-/// How the models of a projector are shown an image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Form {
-    /// What their templates write for an image, one control token.
-    mark: &'static str,
-    /// What that becomes before the text is split into tokens; it has the mark once.
-    written: Option<&'static str>,
-    /// Whether the mark stays, and the image's tokens come behind it.
-    stays: bool,
-    /// The control tokens behind each row of an image but the last, and behind that.
-    row_ends: Option<[&'static str; 2]>,
-    /// Whether each tile of a large image comes behind a control token of its place, and the whole
-    /// image behind [`WHOLE`]; else nothing stands between them.
-    marks_tiles: bool,
-}
-
-/// The control token in front of an image whose tiles came before it.
-const WHOLE: &str = "<|img_thumbnail|>";
-
-/// That in front of a tile.
-fn tile_mark(row: usize, column: usize) -> String {
-    format!("<|img_row_{}_col_{}|>", row + 1, column + 1)
-}
-
-impl Form {
-    /// By the projector's name.
-    fn of(projector: &str) -> Option<Self> {
-        match projector {
-            "qwen2.5vl_merger" | "qwen3vl_merger" => Some(Self {
-                mark: "<|image_pad|>",
-                written: None,
-                stays: false,
-                row_ends: None,
-                marks_tiles: false,
-            }),
-            "glm4v" => Some(Self {
-                mark: "<|image|>",
-                written: None,
-                stays: false,
-                row_ends: None,
-                marks_tiles: false,
-            }),
-            "internvl" => Some(Self {
-                mark: "<IMG_CONTEXT>",
-                written: Some("<img><IMG_CONTEXT></img>"),
-                stays: false,
-                row_ends: None,
-                marks_tiles: false,
-            }),
-            "muse-glimmer" => Some(Self {
-                mark: "<|patch|>",
-                written: Some("<|image_start|><|patch|><|image_end|>"),
-                stays: false,
-                row_ends: None,
-                marks_tiles: false,
-            }),
-            "kimik25" => Some(Self {
-                mark: "<|media_pad|>",
-                written: None,
-                stays: false,
-                row_ends: None,
-                marks_tiles: false,
-            }),
-            "pixtral" => Some(Self {
-                mark: "[IMG]",
-                written: None,
-                stays: false,
-                row_ends: Some(["[IMG_BREAK]", "[IMG_END]"]),
-                marks_tiles: false,
-            }),
-            "gemma4uv" | "gemma4v" => Some(Self {
-                mark: "<|image|>",
-                written: Some("<|image><|image|><image|>"),
-                stays: false,
-                row_ends: None,
-                marks_tiles: false,
-            }),
-            "lfm2" => Some(Self {
-                mark: "<image>",
-                written: Some("<|image_start|><image><|image_end|>"),
-                stays: false,
-                row_ends: None,
-                marks_tiles: true,
-            }),
-            "gemma3" => Some(Self {
-                mark: "<start_of_image>",
-                written: Some("\n\n<start_of_image><end_of_image>\n\n"),
-                stays: true,
-                row_ends: None,
-                marks_tiles: false,
-            }),
-            _ => None,
-        }
-    }
-
-    fn of_model(model: &LoadedModel) -> Result<Self, Failure> {
-        let tower = model.tower().and_then(|tower| tower.model().tower());
-        let form = tower.and_then(|tower| Self::of(tower.projector));
-        form.ok_or_else(|| failure::bug("images for a model that is shown none"))
+impl Default for ImageWork {
+    fn default() -> Self {
+        let work = Self {
+            memory: ImageMemory::new(0),
+            files: ImageMemory::new(0),
+            lane: Lane::new(IMAGES_AT_ONCE, WAITING_MAX),
+        };
+        work.set_memory(DEFAULT_BYTES);
+        work
     }
 }
 
-/// Writes images in a rendered chat as the model's authors do, where that is more than what the
-/// template writes.
-///
-/// # Errors
-/// INTERNAL where the model has no tower.
-pub(crate) fn written(
-    rendered: &mut RenderedChat,
-    images: &[ChatImage],
-    model: &LoadedModel,
-) -> Result<(), Failure> {
-    if images.is_empty() {
-        return Ok(());
-    }
-    let form = Form::of_model(model)?;
-    if let Some(written) = form.written {
-        rendered.replace(form.mark, written);
-    }
-    Ok(())
+/// A file that is counted until it is dropped.
+#[derive(Debug)]
+pub struct HeldFile {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    reserved: Reserved,
 }
 
-/// Reads the headers of the images of a rendered chat, and gives each as many placeholders as it
-/// has tokens; at most `most` ids. CPU-bound.
-///
-/// # Errors
-/// INVALID_ARGUMENT names the message's part whose image cannot be read; FAILED_PRECONDITION where
-/// the template writes no placeholder for each image; DEADLINE_EXCEEDED where nobody waits.
-pub(crate) fn placed(
-    ids: Vec<u32>,
-    images: Vec<ChatImage>,
-    model: &LoadedModel,
-    most: usize,
-    unwanted: Option<&Unwanted>,
-) -> Result<Placed, Failure> {
-    if images.is_empty() {
-        return Ok(Placed::Whole(ids, Vec::new()));
+impl AsRef<[u8]> for HeldFile {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
-    let form = Form::of_model(model)?;
-    let rules = model.image_rules();
-    let rules = rules.ok_or_else(|| failure::bug("images for a model without a tower"))?;
-    let mark = Mark {
-        id: placeholder(model, &ids, form.mark, images.len())?,
-        stays: form.stays,
-        row_ends: match form.row_ends {
-            None => None,
-            Some([row, last]) => Some([control(model, row)?, control(model, last)?]),
-        },
-    };
-    let mut n_ids = ids.len();
-    let mut unread = Vec::with_capacity(images.len());
-    for image in images {
-        if unwanted.is_some_and(Unwanted::get) {
+}
+
+impl HeldFile {
+    /// Counts no more than the bytes that came.
+    pub fn finish(&mut self) {
+        self.bytes.shrink_to_fit();
+        let own = self.reserved.split(self.bytes.len() as u64);
+        self.reserved = own;
+    }
+}
+
+impl ImageWork {
+    /// Sets how much memory there is: an eighth of it for files that are fetched, the rest for
+    /// decoding and for images that wait.
+    pub fn set_memory(&self, bytes: u64) {
+        self.files.set_max(bytes / 8);
+        self.memory.set_max(bytes - bytes / 8);
+    }
+
+    /// How much memory there is, and how much of it is reserved.
+    pub fn memory(&self) -> (u64, u64) {
+        let (files, memory) = (self.files.used(), self.memory.used());
+        (files.0 + memory.0, files.1 + memory.1)
+    }
+
+    /// Room for a file of at most so many bytes, which is to be fetched.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED where there is none.
+    pub fn hold_file(&self, peer: Peer, most: u64) -> Result<HeldFile, Failure> {
+        let reserved = self.files.try_reserve(peer, most);
+        let reserved = reserved.ok_or_else(|| failure::exhausted(FULL, MEMORY_RETRY))?;
+        Ok(HeldFile {
+            bytes: Vec::new(),
+            reserved,
+        })
+    }
+}
+
+/// Reads the images one after the other; `reserved` is for all of them.
+fn read_all(
+    mut reserved: Reserved,
+    // Dropped before what is reserved for them.
+    images: Vec<UnreadImage>,
+    deadline: Instant,
+    unwanted: &Unwanted,
+) -> Result<Vec<ImageSpan>, Failure> {
+    let mut spans = Vec::with_capacity(images.len());
+    for image in &images {
+        if unwanted.get() {
             return Err(failure::deadline());
         }
-        let mut image = of_header(image, &rules)?;
-        if let Some(tiles) = image.tiles.as_mut().filter(|_| form.marks_tiles) {
-            tiles.marks = tile_marks(model, tiles.grid)?;
+        if Instant::now() >= deadline {
+            let why =
+                "the images of the request take too long to decode; send fewer or smaller ones";
+            return Err(failure::invalid(image.field(), why));
         }
-        n_ids += mark.tokens(&image) - 1;
-        if n_ids > most {
-            return Ok(Placed::TooMany);
+        for (first, mut prepared) in image.read(deadline)? {
+            let bytes = size_of_val(&prepared.patches[..]) as u64;
+            prepared.charge = Charge::new(reserved.split(bytes));
+            spans.push(ImageSpan {
+                first,
+                image: Arc::new(prepared),
+            });
         }
-        unread.push(image);
     }
-    let ids = spread(&ids, mark, &mut unread);
-    Ok(Placed::Whole(ids, unread))
+    Ok(spans)
 }
 
-/// The token that a template wrote for each image.
-#[derive(Debug, Clone, Copy)]
-struct Mark {
-    id: u32,
-    /// As [`Form::stays`].
-    stays: bool,
-    /// As [`Form::row_ends`].
-    row_ends: Option<[u32; 2]>,
-}
-
-impl Mark {
-    /// Tokens that an image makes of it.
-    fn tokens(&self, image: &UnreadImage) -> usize {
-        let [rows, columns] = image.grid;
-        let ends = if self.row_ends.is_some() { rows } else { 0 };
-        let tiles = image.tiles.as_ref().map_or(0, TilesAhead::tokens);
-        tiles + rows * columns + ends + usize::from(self.stays)
-    }
-}
-
-/// The ids with the images' tokens at the marks, which are the mark's own as often as an image has
-/// tokens; each image is told where its first one is. There are as many marks as images.
-fn spread(ids: &[u32], mark: Mark, images: &mut [UnreadImage]) -> Vec<u32> {
-    let more: usize = images.iter().map(|image| mark.tokens(image)).sum();
-    let mut all = Vec::with_capacity(ids.len() + more);
-    let mut images = images.iter_mut();
-    for &id in ids {
-        let image = (id == mark.id).then(|| images.next()).flatten();
-        let Some(image) = image else {
-            all.push(id);
-            continue;
+impl Service {
+    /// The images of a prompt as the engine takes them, with their memory.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for an image that is damaged, takes too long, or needs more memory than a
+    /// client has; RESOURCE_EXHAUSTED where there is no memory for it now; DEADLINE_EXCEEDED.
+    pub(crate) async fn read_images(
+        &self,
+        images: Vec<UnreadImage>,
+        arrival: Arrival,
+    ) -> Result<Vec<ImageSpan>, Failure> {
+        let Some(first) = images.first() else {
+            return Ok(Vec::new());
         };
-        if mark.stays {
-            all.push(id);
-        }
-        if let Some(tiles) = &mut image.tiles {
-            tiles.put(&mut all, id);
-        }
-        image.first = all.len();
-        let [rows, columns] = image.grid;
-        match mark.row_ends {
-            None => all.resize(image.first + rows * columns, id),
-            Some([row_end, end]) => {
-                for row in 1..=rows {
-                    all.extend(std::iter::repeat_n(id, columns));
-                    all.push(if row < rows { row_end } else { end });
+        let (field, peer) = (first.field().to_owned(), arrival.peer());
+        let bytes = needs(&images);
+        let work = async {
+            let reserving = self.images.memory.reserve(peer, bytes);
+            let reserved = match tokio::time::timeout(MEMORY_WAIT_MAX, reserving).await {
+                Ok(Ok(reserved)) => reserved,
+                Ok(Err(Refused::TooMuch { share })) => {
+                    return Err(failure::invalid(&field, &too_much(bytes, share)));
                 }
-            }
-        }
+                Ok(Err(Refused::Full)) | Err(_) => {
+                    return Err(failure::exhausted(FULL, MEMORY_RETRY));
+                }
+            };
+            let read = move |unwanted: &Unwanted| {
+                let deadline = Instant::now() + DECODING_MAX;
+                read_all(reserved, images, deadline, unwanted)
+            };
+            TextWork::run_in(&self.images.lane, (peer, WORDS), read).await
+        };
+        arrival.limit(work).await
     }
-    all
 }
 
-/// What an image's header says of it.
-fn of_header(image: ChatImage, rules: &Rules) -> Result<UnreadImage, Failure> {
-    let rules = image.pixels_max.map_or(*rules, |most| rules.at_most(most));
-    let bytes = bytes_of(&image)?;
-    let read = || {
-        let header = rocmforge_vision::header(&bytes, Bounds::default())?;
-        Ok((header, rules.size_for(header.width, header.height)?))
-    };
-    let (header, size) = read().map_err(|error: rocmforge_vision::ImageError| {
-        failure::invalid(&image.field, &error.to_string())
-    })?;
-    let tiles = rules.tiles_for(header.width, header.height);
-    let tiles = tiles.map(|grid| TilesAhead::new(grid, &rules));
-    let cut = tiles.as_ref().map_or(0, |tiles| tiles.patches_bytes);
-    Ok(UnreadImage {
-        first: 0,
-        grid: rules.grid(size),
-        patches_bytes: rules.patches_bytes(size) + cut,
-        // The file once more, and two images of the resized size or, halfway, of one of its sides.
-        decoding_bytes: header.decoding_bytes()
-            + bytes.len() as u64
-            + (rules.patches_bytes(size) + cut) / 2
-            + if cut > 0 { header.decoding_bytes() } else { 0 },
-        tiles,
-        rules,
-        image,
-    })
-}
-
-/// The bytes of an image's file.
-fn bytes_of(image: &ChatImage) -> Result<Bytes, Failure> {
-    let refuse = |why: &str| failure::invalid(&image.field, why);
-    let base64 = match &image.data {
-        Ok(ImageData::Base64(base64)) => base64,
-        Ok(ImageData::Bytes(bytes)) => return Ok(bytes.clone()),
-        Ok(ImageData::Url(_)) => return Err(refuse(BY_URL)),
-        Err(why) => return Err(refuse(why)),
-    };
-    let decoded = match base64.bytes().any(|byte| byte.is_ascii_whitespace()) {
-        false => BASE64.decode(&**base64),
-        true => BASE64.decode(base64.split_ascii_whitespace().collect::<String>()),
-    };
-    let bytes = decoded.map_err(|error| {
-        refuse(&format!(
-            "the image is no Base64 ({error}); encode its file again"
-        ))
-    })?;
-    Ok(bytes.into())
-}
-
-/// Why a model cannot be shown images.
-fn unusable(model: &LoadedModel, what: &str) -> Failure {
-    let message = format!(
-        "model '{}' cannot be shown images: {what}; give the model a template that shows them (`template` of \
-         [[model]]), or send text only",
-        model.name()
-    );
-    failure::model_precondition(Reason::ChatTemplateUnusable, model.name(), &message)
-}
-
-/// The control token `name`.
-fn control(model: &LoadedModel, name: &str) -> Result<u32, Failure> {
-    let tokenizer: &Tokenizer = model.tokenizer();
-    named(tokenizer, name).ok_or_else(|| {
-        let what = format!("its vocabulary has no control token {name}");
-        unusable(model, &what)
-    })
-}
-
-/// The control tokens in front of the tiles of an image, and in front of the whole image.
-fn tile_marks(model: &LoadedModel, [rows, columns]: [usize; 2]) -> Result<Vec<u32>, Failure> {
-    let places = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
-    let names = places.map(|(row, column)| tile_mark(row, column));
-    let names = names.chain(std::iter::once(WHOLE.to_owned()));
-    names.map(|name| control(model, &name)).collect()
-}
-
-/// The token `name`, which the template wrote `n` times.
-fn placeholder(model: &LoadedModel, ids: &[u32], name: &str, n: usize) -> Result<u32, Failure> {
-    let mark = control(model, name)?;
-    let found = ids.iter().filter(|&&id| id == mark).count();
-    if found == n {
-        return Ok(mark);
-    }
-    let what = format!(
-        "its chat template writes {name} {found} times where the conversation has {n} images"
-    );
-    Err(unusable(model, &what))
+/// Why images can never be read.
+fn too_much(bytes: u64, share: u64) -> String {
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    format!(
+        "the images of the request need {} MiB to be decoded, of which a client has {} at most; send fewer or \
+         smaller ones, or raise image_memory",
+        mib(bytes),
+        share >> 20
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PAD: u32 = 9;
-    const MARK: Mark = Mark {
-        id: PAD,
-        stays: false,
-        row_ends: None,
-    };
+    const PEER: Peer = Peer::User(1);
 
-    fn chat_image(base64: &str) -> ChatImage {
-        ChatImage {
-            field: "messages[0].content[1]".to_owned(),
-            data: Ok(ImageData::Base64(base64.into())),
-            pixels_max: None,
-        }
-    }
-
-    fn image(grid: [usize; 2]) -> UnreadImage {
-        UnreadImage {
-            first: 0,
-            grid,
-            patches_bytes: 0,
-            decoding_bytes: 0,
-            tiles: None,
-            rules: rules(),
-            image: chat_image(""),
-        }
+    #[test]
+    fn images_that_wait_are_counted_until_they_are_gone() {
+        let work = ImageWork::default();
+        work.set_memory(800);
+        assert_eq!(work.memory(), (800, 0));
+        let mut reserved = work.memory.try_reserve(PEER, 500).unwrap();
+        let charge = Charge::new(reserved.split(200));
+        drop(reserved);
+        let other = charge.clone();
+        drop(charge);
+        assert_eq!(work.memory(), (800, 200), "the engine has it still");
+        drop(other);
+        assert_eq!(work.memory(), (800, 0));
     }
 
     #[test]
-    fn a_placeholder_becomes_as_many_as_its_image_has_tokens() {
-        let mut images = [image([1, 2]), image([1, 1]), image([2, 3])];
-        let ids = spread(&[1, PAD, 2, PAD, PAD], MARK, &mut images);
-        assert_eq!(ids, [1, 9, 9, 2, 9, 9, 9, 9, 9, 9, 9]);
-        assert_eq!(images.map(|image| image.first), [1, 4, 5]);
-        // Behind a mark that stays.
-        let mark = Mark {
-            stays: true,
-            ..MARK
-        };
-        let mut images = [image([1, 2])];
-        assert_eq!(spread(&[1, PAD, 2], mark, &mut images), [1, 9, 9, 9, 2]);
-        assert_eq!(images[0].first, 2);
-        // Rows with ends of their own.
-        let mark = Mark {
-            row_ends: Some([7, 8]),
-            ..MARK
-        };
-        let mut images = [image([2, 3])];
-        let ids = spread(&[1, PAD, 2], mark, &mut images);
-        assert_eq!(ids, [1, 9, 9, 9, 7, 9, 9, 9, 8, 2]);
-        assert_eq!((images[0].first, mark.tokens(&images[0])), (1, 8));
+    fn a_file_is_counted_by_its_bytes_once_it_is_there() {
+        let work = ImageWork::default();
+        work.set_memory(800);
+        assert!(
+            work.hold_file(PEER, 80).is_err(),
+            "more than a client's share"
+        );
+        let mut file = work.hold_file(PEER, 60).unwrap();
+        assert!(work.hold_file(PEER, 60).is_err());
+        file.bytes = vec![1; 9];
+        file.finish();
+        assert_eq!(work.memory().1, 9);
+        let held = bytes::Bytes::from_owner(file);
+        let part = held.slice(..2);
+        drop(held);
+        assert_eq!((&part[..], work.memory().1), (&[1, 1][..], 9));
+        drop(part);
+        assert_eq!(work.memory().1, 0);
     }
 
     #[test]
-    fn tiles_stand_before_their_image_each_behind_its_mark() {
-        assert_eq!(tile_mark(0, 9), "<|img_row_1_col_10|>");
-        let mut cut = image([1, 2]);
-        cut.tiles = Some(TilesAhead {
-            grid: [1, 2],
-            tokens: 3,
-            patches_bytes: 0,
-            marks: vec![21, 22, 23],
-            firsts: Vec::new(),
-        });
-        assert_eq!(MARK.tokens(&cut), 2 * (1 + 3) + 1 + 2);
-        let mut images = [cut, image([1, 1])];
-        let ids = spread(&[1, PAD, 2, PAD], MARK, &mut images);
-        assert_eq!(ids, [1, 21, 9, 9, 9, 22, 9, 9, 9, 23, 9, 9, 2, 9]);
-        assert_eq!(images[0].tiles.as_ref().unwrap().firsts, [2, 6]);
-        assert_eq!(images.map(|image| image.first), [10, 13]);
-        // And without marks.
-        let mut cut = image([1, 3]);
-        cut.tiles = Some(TilesAhead {
-            grid: [2, 1],
-            tokens: 3,
-            patches_bytes: 0,
-            marks: Vec::new(),
-            firsts: Vec::new(),
-        });
-        assert_eq!(MARK.tokens(&cut), 9);
-        let mut images = [cut];
-        let ids = spread(&[1, PAD, 2], MARK, &mut images);
-        assert_eq!(ids, [1, 9, 9, 9, 9, 9, 9, 9, 9, 9, 2]);
-        assert_eq!(images[0].tiles.as_ref().unwrap().firsts, [1, 4]);
-        assert_eq!(images[0].first, 7);
-    }
-
-    fn rules() -> Rules {
-        use rocmforge_vision::{Filter, Sizes};
-        Rules {
-            patch: 8,
-            merge: 2,
-            sizes: Sizes::Between {
-                min_pixels: 8 * 256,
-                max_pixels: 4096 * 256,
-                enlarges: false,
-            },
-            filter: Filter::Bicubic,
-            mean: [0.5; 3],
-            std: [0.5; 3],
-        }
-    }
-
-    #[test]
-    fn what_is_wrong_with_an_image_is_told_by_its_place() {
-        for (base64, words) in [
-            ("", "is empty"),
-            ("!!", "no Base64"),
-            ("aGVsbG8gd29ybGQ=", "no PNG, JPEG, WebP or GIF"),
-            ("aGVsbG8gd29ybGQ", "no PNG, JPEG, WebP or GIF"),
-            ("aGVs\nbG8gd29y bGQ=", "no PNG, JPEG, WebP or GIF"),
-            ("iVBORw0KGgoAAAANSUhEUg", "PNG file is damaged"),
-        ] {
-            let failure = of_header(chat_image(base64), &rules()).unwrap_err();
-            let (field, message) = &failure.fields()[0];
-            assert_eq!(field, "messages[0].content[1]");
-            assert!(message.contains(words), "{base64}: {message}");
-        }
+    fn images_that_can_never_be_read_are_told_with_their_memory() {
+        let told = too_much(3 << 30, 1 << 30);
+        assert!(
+            told.contains("3072 MiB") && told.contains("1024 at most"),
+            "{told}"
+        );
     }
 }

@@ -1,8 +1,9 @@
 //! What every way of asking the daemon shares, without a word of any wire.
 //!
 //! A skin (gRPC, HTTP) turns bytes into the fields of [`check`], hands them to [`Service`], and
-//! puts what comes back, or the [`Failure`], into its own words. Checks, prompts, loads,
-//! roles and refusals are here and nowhere else.
+//! puts what comes back, or the [`Failure`], into its own words. Admission, checks, models, roles,
+//! settings and status are here and nowhere else; how a conversation becomes a prompt is in the
+//! crate `chat`.
 //!
 //! *Invariants:* no wire type is seen here (tidy test `wire_types_stay_in_the_rpc_layer`); nothing
 //! holds a lock across an await (clippy's `await_holding_lock`, and the tidy test
@@ -14,24 +15,24 @@
 
 mod adapter_choice;
 pub mod adapters;
+pub mod answering;
 pub mod answers;
 pub mod arrival;
 mod available;
+pub mod chat_model;
 pub mod check;
-pub mod conversation;
 pub mod declared;
 pub mod decoding;
 pub mod defaults;
 pub mod echo;
 pub mod embedding;
+mod encoding;
 pub mod files;
 mod flights;
-pub mod format;
 pub mod generation;
 mod hub_names;
 mod idle_models;
 pub mod images;
-pub mod infill;
 mod lane;
 pub mod limits;
 pub mod live;
@@ -46,7 +47,6 @@ mod opening;
 mod origins;
 pub mod peer;
 mod projectors;
-pub mod prompt;
 pub mod rank_head;
 pub mod refusals;
 pub mod reloading;
@@ -60,7 +60,6 @@ mod standing;
 mod state_file;
 pub mod sum;
 pub mod text_work;
-pub mod tool_calls;
 pub mod trace;
 mod warm;
 mod warm_note;
@@ -72,7 +71,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-pub use rocmforge_chat::{parts, reasoning};
 use rocmforge_engine::{EngineHandle, LoadedModel};
 use rocmforge_failure::{self as failure, Failure};
 use rocmforge_tokenizer::Renderer;

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use rocmforge_chat::prompt::{Prompt, Room};
 use rocmforge_engine::api::times::TimesSlot;
 use rocmforge_engine::api::{Class, EmbedRequest, Pooling};
 use rocmforge_engine::{AppliedAdapters, LoadedModel};
@@ -11,8 +12,8 @@ use rocmforge_tokenizer::Tokenizer;
 
 use crate::Service;
 use crate::arrival::Arrival;
+use crate::chat_model::chat_model;
 use crate::limits::Ticket;
-use crate::prompt::{Prompt, Room};
 
 /// What stands around a query and a document.
 struct PairMarks {
@@ -74,7 +75,7 @@ impl Service {
     ) -> Result<Vec<u32>, Failure> {
         let (model, bytes) = (Arc::clone(model), query.len() + document.len());
         let work = move |_: &_| {
-            let marks = PairMarks::of(model.tokenizer());
+            let (marks, known) = (PairMarks::of(model.tokenizer()), chat_model(&model));
             let around = marks.before.len() + marks.between.len() + marks.behind.len();
             let plain = |text: String| Prompt::Text {
                 text,
@@ -83,9 +84,9 @@ impl Service {
             };
             let room = room.less(around);
             let query = plain(query.as_ref().to_owned());
-            let query = query.encode("query", &model, Some(room), None)?.ids;
+            let query = query.encode("query", &known, Some(room), None)?.ids;
             let room = room.less(query.len());
-            let document = plain(document).encode("documents", &model, Some(room), None)?;
+            let document = plain(document).encode("documents", &known, Some(room), None)?;
             let parts = [
                 marks.before,
                 query,

@@ -13,6 +13,7 @@
 use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
+use rocmforge_chat::prompt::{Prompt, Room};
 use rocmforge_engine::api::{Class, Decoding, GenerateEvent, GenerateRequest, SamplingParams};
 use rocmforge_engine::{AppliedAdapters, LoadedModel, Purpose};
 use rocmforge_failure::{self as failure, Failure};
@@ -20,7 +21,7 @@ use rocmforge_tokenizer::Tokenizer;
 
 use crate::Service;
 use crate::arrival::Arrival;
-use crate::prompt::{Prompt, Room};
+use crate::chat_model::chat_model;
 use crate::rank_head::OfWhom;
 use crate::request_log::RequestLog;
 
@@ -164,8 +165,8 @@ impl Service {
         let ticket = &*ticket;
         let times = &log.times_in(self);
         let room = match judge {
-            Judge::Answers(_) => Room::for_prompt(n_ctx, self, &model),
-            Judge::Class => Room::for_embedding(n_ctx, self, &model),
+            Judge::Answers(_) => Room::for_prompt(self.lengths(n_ctx, &model)),
+            Judge::Class => Room::for_embedding(self.lengths(n_ctx, &model)),
         };
         let judged = |(index, document): (u32, String)| {
             let (model, head) = (Arc::clone(&model), Arc::clone(&head));
@@ -230,7 +231,10 @@ impl Service {
                 parse_special: false,
             };
             let room = room.less(ids.len() + behind.len());
-            ids.extend(said.encode("documents", &model, Some(room), None)?.ids);
+            ids.extend(
+                said.encode("documents", &chat_model(&model), Some(room), None)?
+                    .ids,
+            );
             ids.extend(behind);
             Ok(ids)
         };

@@ -8,13 +8,13 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
+use rocmforge_chat::tools::TOOLS_MAX;
 use rocmforge_failure as failure;
 use rocmforge_service::check::{MESSAGES_MAX, PARTS_MAX, STOP_MAX};
 use rocmforge_service::decoding::LOGIT_BIAS_MAX;
 use rocmforge_service::embedding::TEXTS_MAX;
 use rocmforge_service::rerank::DOCUMENTS_MAX;
 use rocmforge_service::samplers::{BREAKERS_MAX, ORDER_MAX};
-use rocmforge_service::tool_calls::TOOLS_MAX;
 use tonic::Status;
 
 use crate::status_code::status;

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_chat::parts::Part;
+use rocmforge_chat::tool_calls::ToolCall;
 use rocmforge_failure::{Failure, Violations};
 use rocmforge_service::answers::Ended;
-use rocmforge_service::parts::Part;
-use rocmforge_service::tool_calls::ToolCall;
 use serde_json::{Map, Value, json};
 
 use self::request::MessagesRequest;

@@ -8,9 +8,9 @@
 //!
 //! One block is open at a time: a block of another kind opens once the one before is closed.
 
+use rocmforge_chat::parts::Part;
 use rocmforge_failure::Failure;
 use rocmforge_service::answers::Ended;
-use rocmforge_service::parts::Part;
 use serde_json::{Value, json};
 
 use super::super::error::Dialect;

@@ -5,8 +5,9 @@
 //! The last are left out, and the model is told so: Claude Code offers them with some requests, and
 //! a request that was refused for one would end the session.
 
+use rocmforge_chat::tool_calls::{self, Tools};
+use rocmforge_chat::tools;
 use rocmforge_failure::{self as failure, Failure};
-use rocmforge_service::tool_calls::{self, Tools};
 use rocmforge_tokenizer::{Content, Message};
 use serde_json::{Value, json};
 
@@ -52,7 +53,7 @@ pub(super) fn read(
         described.push(function);
     }
     let choice = chosen(choice, &described, &missing);
-    let tools = tool_calls::checked(Some(described), choice.as_ref(), single.then_some(false))?;
+    let tools = tools::checked(Some(described), choice.as_ref(), single.then_some(false))?;
     Ok((tools, missing))
 }
 
@@ -135,7 +136,7 @@ pub(super) fn tell_missing(missing: &[String], messages: &mut Vec<Message>) {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_service::tool_calls::Forced;
+    use rocmforge_chat::tool_calls::Forced;
 
     use super::*;
 

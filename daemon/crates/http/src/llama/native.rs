@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_chat::infill::Gap;
+use rocmforge_chat::parts::Part;
+use rocmforge_chat::prompt::Prompt;
 use rocmforge_engine::LoadedModel;
 use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_service::answers::Generation;
+use rocmforge_service::chat_model::chat_model;
 use rocmforge_service::check;
-use rocmforge_service::infill::Gap;
-use rocmforge_service::parts::Part;
-use rocmforge_service::prompt::Prompt;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -166,7 +167,7 @@ pub(in super::super) async fn around(
 ) -> Result<Prompt, Failure> {
     let model = call.model(model).await?;
     let (peer, bytes) = (call.arrival.peer(), gap.bytes());
-    let work = move |_: &_| gap.encode(field, &model);
+    let work = move |_: &_| gap.encode(field, &chat_model(&model));
     let ids = call.arrival.limit(call.service.text.run(peer, bytes, work));
     Ok(Prompt::Ids(ids.await?))
 }

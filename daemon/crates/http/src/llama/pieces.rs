@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use rocmforge_chat::parts::Part;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{FinishReason, TokenScore};
 use rocmforge_failure::Failure;
 use rocmforge_service::answers::Ended;
-use rocmforge_service::parts::Part;
 use serde::Serialize;
 use serde_json::{Value, json};
 

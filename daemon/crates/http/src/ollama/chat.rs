@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_chat::parts::Part;
+use rocmforge_chat::tool_calls::ToolCall;
+use rocmforge_chat::tools;
 use rocmforge_engine::api::TokenScore;
 use rocmforge_failure::{Failure, Violations};
 use rocmforge_service::answers::Ended;
-use rocmforge_service::parts::Part;
-use rocmforge_service::tool_calls::{self, ToolCall};
 use rocmforge_tokenizer::Ending;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -81,7 +82,7 @@ async fn complete(
     let conversation = Conversation {
         model: asked.model,
         messages: messages(asked.messages)?,
-        tools: tool_calls::checked(asked.tools, None, None)?,
+        tools: tools::checked(asked.tools, None, None)?,
         kwargs: thinking(asked.think.as_ref()),
         documents: Vec::new(),
         ending: Ending::Answer,

@@ -6,9 +6,10 @@
 
 use std::sync::Arc;
 
+use rocmforge_chat::prompt::{Prompt, Room};
 use rocmforge_failure::{Failure, Reason, Violations};
 use rocmforge_service::answers::Generation;
-use rocmforge_service::prompt::{Prompt, Room};
+use rocmforge_service::chat_model::chat_model;
 use rocmforge_tokenizer::{Chat, Message};
 
 use super::super::call::Call;
@@ -52,7 +53,7 @@ async fn shortened(
     };
     let (service, model) = (&call.service, call.model(&asked.model).await?);
     // One place is the answer's. No more tokens than these are looked at.
-    let room = Room::for_prompt(n_ctx, service, &model).for_trial();
+    let room = Room::for_prompt(service.lengths(n_ctx, &model)).for_trial();
     let turns = turns(&asked.messages);
     // The later the first turn, the fewer the tokens.
     let (mut least, mut most) = (0, turns.len());
@@ -62,7 +63,7 @@ async fn shortened(
         chat.tools = asked.tools.described.clone();
         chat.template_kwargs = asked.kwargs.clone();
         chat.documents = asked.documents.clone();
-        let prompt = Prompt::chat(chat, &model);
+        let prompt = Prompt::chat(chat, &chat_model(&model));
         let encoded = service.encode(Arc::clone(&model), prompt, asked.field, room, call.arrival);
         match encoded.await {
             Ok(_) => most = middle,

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_chat::infill::Gap;
+use rocmforge_chat::parts::Part;
+use rocmforge_chat::prompt::Prompt;
+use rocmforge_chat::tool_calls::Tools;
 use rocmforge_engine::api::TokenScore;
 use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_service::answers::{Ended, Generation};
-use rocmforge_service::infill::Gap;
-use rocmforge_service::parts::Part;
-use rocmforge_service::prompt::Prompt;
-use rocmforge_service::tool_calls::Tools;
 use rocmforge_tokenizer::{ChatTemplate, Content, Ending, Message, TemplateOrigin};
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -6,11 +6,11 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_chat::tool_calls::forms;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{ModelStatus, SegmentState};
 use rocmforge_failure::Failure;
 use rocmforge_service::defaults::Defaults;
-use rocmforge_service::tool_calls::forms;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

@@ -8,12 +8,13 @@ use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_chat::parts::Part;
+use rocmforge_chat::tool_calls::ToolCall;
+use rocmforge_chat::tools;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
 use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_service::answers::{self, Ended, Generation};
-use rocmforge_service::parts::Part;
-use rocmforge_service::tool_calls::{self, ToolCall};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -122,7 +123,7 @@ impl ChatRequest {
             None => older_chat_name,
         });
         let reasoning_budget = reasoning_budget(&self.budgets(), &mut violations);
-        let tools = tool_calls::checked(
+        let tools = tools::checked(
             self.tools,
             self.tool_choice.as_ref(),
             self.parallel_tool_calls,

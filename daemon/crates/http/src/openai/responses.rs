@@ -23,11 +23,11 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_chat::parts::Part;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
 use rocmforge_failure::{Failure, Reason};
 use rocmforge_service::answers::Ended;
-use rocmforge_service::parts::Part;
 use rocmforge_service::peer::Peer;
 use serde::Serialize;
 use serde_json::Value;

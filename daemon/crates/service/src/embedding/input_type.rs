@@ -3,9 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use rocmforge_chat::prompt::Prompt;
 use rocmforge_failure::{self as failure, Failure};
-
-use crate::prompt::Prompt;
 
 /// The prompts of a model by their names.
 pub type Prompts = BTreeMap<String, String>;

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use rocmforge_chat::parts::Part;
+use rocmforge_chat::tool_calls::{ToolCall, is_object};
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
 use rocmforge_failure::Failure;
 use rocmforge_service::answers::Ended;
-use rocmforge_service::parts::Part;
-use rocmforge_service::tool_calls::{ToolCall, is_object};
 use serde::Serialize;
 use serde_json::{Value, json};
 

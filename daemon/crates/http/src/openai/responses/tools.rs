@@ -5,8 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rocmforge_chat::tool_calls::{self, Tools};
+use rocmforge_chat::tools;
 use rocmforge_failure::{self as failure, Failure};
-use rocmforge_service::tool_calls::{self, Tools};
 use serde_json::{Value, json};
 
 use super::super::super::prompt::take;
@@ -109,7 +110,7 @@ pub(super) fn functions(
                 tracing::debug!(kind, "a tool that models here cannot call is left out");
                 leaves_out = true;
             }
-            _ => return Err(tool_calls::no_function(at, &tool["type"])),
+            _ => return Err(tools::no_function(at, &tool["type"])),
         }
     }
     let is_none_left = leaves_out && described.is_empty();
@@ -120,7 +121,7 @@ pub(super) fn functions(
         !(is_out || is_none_left && forces)
     });
     let choice = choice.cloned().map(by_flat_names);
-    tool_calls::checked(Some(described), choice.as_ref(), parallel)
+    tools::checked(Some(described), choice.as_ref(), parallel)
 }
 
 /// A choice whose functions, the one or those that are allowed, have the names that the model

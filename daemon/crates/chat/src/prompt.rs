@@ -2,20 +2,18 @@
 
 mod room;
 
-use std::sync::Arc;
-
-use rocmforge_chat::Tail;
-use rocmforge_chat::adapted::{self, Way};
-use rocmforge_chat::tool_calls::forms::Headers;
-use rocmforge_engine::LoadedModel;
 use rocmforge_failure::{self as failure, Failure, Reason};
 use rocmforge_tokenizer::{Chat, Error as TokenizerError, RenderedChat, Renderer, Tokenizer};
 
-use crate::Service;
-use crate::arrival::Arrival;
+use crate::adapted::{self, Way};
 use crate::images::{self, Placed, UnreadImage};
-use crate::text_work::Unwanted;
-pub use room::Room;
+use crate::model::ChatModel;
+use crate::tail::Tail;
+use crate::tool_calls::forms::Headers;
+pub use room::{Lengths, Room};
+
+/// What renders templates, and tells whether nobody waits for the prompt any more.
+pub type Rendering<'a> = (&'a Renderer, &'a dyn Fn() -> bool);
 
 /// What to continue, before it is ids.
 #[derive(Debug)]
@@ -43,7 +41,7 @@ pub struct Encoded {
     /// How a rendered chat ends.
     pub tail: Tail,
     /// The images that are among the ids, in the order of their places.
-    pub(crate) images: Vec<UnreadImage>,
+    pub images: Vec<UnreadImage>,
 }
 
 impl Encoded {
@@ -71,8 +69,8 @@ const COUNTED_MAX_BYTES: usize = 2 << 20;
 impl Prompt {
     /// A conversation for a model. Where that reads text only, its images are left out, so that
     /// they count for nothing.
-    pub fn chat(mut chat: Chat, model: &LoadedModel) -> Self {
-        if model.tower().is_none() {
+    pub fn chat(mut chat: Chat, model: &ChatModel<'_>) -> Self {
+        if model.tower.is_none() {
             chat.leave_images_out();
         }
         Self::Chat(chat)
@@ -105,11 +103,11 @@ impl Prompt {
     pub fn encode(
         self,
         field: &str,
-        model: &LoadedModel,
+        model: &ChatModel<'_>,
         room: Option<Room>,
-        templates: Option<(&Renderer, &Unwanted)>,
+        templates: Option<Rendering<'_>>,
     ) -> Result<Encoded, Failure> {
-        let tokenizer = model.tokenizer();
+        let tokenizer = model.tokenizer;
         let (mut tail, mut spans) = (Tail::default(), Vec::new());
         let most = room.map_or(usize::MAX, |room| room.tokens);
         let cuts = room.is_some_and(|room| room.cuts);
@@ -171,15 +169,15 @@ struct OfChat {
 fn encode_chat(
     mut chat: Chat,
     field: &str,
-    model: &LoadedModel,
+    model: &ChatModel<'_>,
     (most, counts): (usize, &dyn Fn(usize) -> bool),
-    templates: Option<(&Renderer, &Unwanted)>,
+    templates: Option<Rendering<'_>>,
 ) -> Result<OfChat, Failure> {
-    let tokenizer = model.tokenizer();
+    let tokenizer = model.tokenizer;
     let images = images::taken(&mut chat, model)?;
     let mut rendered = rendered(&chat, field, model, templates)?;
     images::written(&mut rendered, &images, model)?;
-    let source = model.template().and_then(|template| template.source().ok());
+    let source = model.template_source();
     let with_headers = source.is_some_and(|source| Headers::of(source).is_some());
     let mut of_chat = OfChat {
         ids: tokenizer.encode_rendered(most, &rendered),
@@ -217,13 +215,13 @@ impl Prompt {
     ///
     /// # Errors
     /// As [`Prompt::encode`].
-    pub(crate) fn render(
+    pub fn render(
         self,
         field: &str,
-        model: &LoadedModel,
-        templates: (&Renderer, &Unwanted),
+        model: &ChatModel<'_>,
+        templates: Rendering<'_>,
     ) -> Result<(String, Vec<u32>), Failure> {
-        let tokenizer = model.tokenizer();
+        let tokenizer = model.tokenizer;
         let invalid = |error: TokenizerError| failure::invalid(field, &error.to_string());
         match self {
             Self::Chat(mut chat) => {
@@ -252,8 +250,8 @@ impl Prompt {
 fn rendered(
     chat: &Chat,
     field: &str,
-    model: &LoadedModel,
-    templates: Option<(&Renderer, &Unwanted)>,
+    model: &ChatModel<'_>,
+    templates: Option<Rendering<'_>>,
 ) -> Result<RenderedChat, Failure> {
     let mut rendered = by_template(chat, field, model, templates)?;
     adapted::close_thoughts(chat, &mut rendered);
@@ -264,14 +262,14 @@ fn rendered(
 fn by_template(
     chat: &Chat,
     field: &str,
-    model: &LoadedModel,
-    templates: Option<(&Renderer, &Unwanted)>,
+    model: &ChatModel<'_>,
+    templates: Option<Rendering<'_>>,
 ) -> Result<RenderedChat, Failure> {
-    let (Some(template), Some((renderer, unwanted))) = (model.template(), templates) else {
+    let (Some(template), Some((renderer, unwanted))) = (model.template, templates) else {
         return Err(no_template(model));
     };
-    let tokenizer = Some(&**model.tokenizer());
-    let render = |chat: &Chat| renderer.render(template, tokenizer, chat, &|| unwanted.get());
+    let tokenizer = Some(model.tokenizer);
+    let render = |chat: &Chat| renderer.render(template, tokenizer, chat, unwanted);
     let is_whole =
         |rendered: &RenderedChat| adapted::is_whole(chat, &|| rendered.text().into_owned());
     let leaves_out =
@@ -325,30 +323,29 @@ fn cut(mut ids: Vec<u32>, most: usize, tokenizer: &Tokenizer) -> Vec<u32> {
 const TEMPLATE_SETTING: &str = "(`template` of [[model]], a file or a name such as chatml)";
 
 /// FAILED_PRECONDITION: the model cannot chat.
-pub fn no_template(model: &LoadedModel) -> Failure {
-    if model.model().plan().both_ways {
+pub fn no_template(model: &ChatModel<'_>) -> Failure {
+    if model.is_encoder {
         let message = format!(
             "'{}' is an encoder ({}), which makes embeddings or rankings and no text; use /v1/embeddings or /v1/rerank, \
              or ask a model that generates text",
-            model.name(),
-            model.model().info().architecture,
+            model.name, model.architecture,
         );
         return failure::unsupported_field("model", &message);
     }
     failure::model_precondition(
         Reason::NoChatTemplate,
-        model.name(),
+        model.name,
         &format!(
             "the file of model '{}' carries no chat template, so that it cannot chat; give the model one {TEMPLATE_SETTING}, or \
              generate from a prompt in the model's own format",
-            model.name()
+            model.name
         ),
     )
 }
 
 /// What a chat fails with whose template gave no text: the template's own words are about the
 /// messages; that it does not parse, crashes or takes too much is about the model.
-fn from_template(field: &str, model: &LoadedModel, error: &TokenizerError) -> Failure {
+fn from_template(field: &str, model: &ChatModel<'_>, error: &TokenizerError) -> Failure {
     match error {
         TokenizerError::Renderer { error: cause, .. } => {
             tracing::error!(%error, %cause, "no chat can be rendered");
@@ -356,7 +353,7 @@ fn from_template(field: &str, model: &LoadedModel, error: &TokenizerError) -> Fa
         }
         TokenizerError::Cancelled => failure::deadline(),
         TokenizerError::TemplateKilled { .. } => {
-            tracing::warn!(model = model.name(), %error, "a chat could not be rendered");
+            tracing::warn!(model = model.name, %error, "a chat could not be rendered");
             failure::renderer_killed(&error.to_string())
         }
         TokenizerError::TemplateSyntax { .. }
@@ -365,73 +362,21 @@ fn from_template(field: &str, model: &LoadedModel, error: &TokenizerError) -> Fa
         | TokenizerError::Size { .. }
         | TokenizerError::Gguf(_) => {
             if let TokenizerError::TemplateCrashed { words, .. } = error {
-                tracing::warn!(model = model.name(), words, "a chat template crashed");
+                tracing::warn!(model = model.name, words, "a chat template crashed");
             }
-            let mut message = format!("model '{}' cannot chat: {error}", model.name());
+            let mut message = format!("model '{}' cannot chat: {error}", model.name);
             if let TokenizerError::Gguf(cause) = error {
                 message += &format!(": {cause}");
             }
             message += &format!(
                 "; give the model another template {TEMPLATE_SETTING}, or generate from a prompt"
             );
-            failure::model_precondition(Reason::ChatTemplateUnusable, model.name(), &message)
+            failure::model_precondition(Reason::ChatTemplateUnusable, model.name, &message)
         }
         TokenizerError::TemplateLimit { .. } => {
-            tracing::warn!(model = model.name(), %error, "a chat template was stopped");
+            tracing::warn!(model = model.name, %error, "a chat template was stopped");
             failure::invalid(field, &error.to_string())
         }
         _ => failure::invalid(field, &error.to_string()),
-    }
-}
-
-impl Service {
-    /// The ids of a prompt, at most as many as there is room for; made on a blocking thread.
-    /// `field` is what a refusal calls the prompt.
-    ///
-    /// # Errors
-    /// Those of [`Prompt::encode`], DEADLINE_EXCEEDED, and RESOURCE_EXHAUSTED where too many texts
-    /// wait.
-    pub async fn encode(
-        &self,
-        model: Arc<LoadedModel>,
-        prompt: Prompt,
-        field: &'static str,
-        room: Room,
-        arrival: Arrival,
-    ) -> Result<Encoded, Failure> {
-        let bytes = prompt.bytes();
-        match prompt {
-            Prompt::Ids(_) => prompt.encode(field, &model, Some(room), None),
-            prompt => {
-                let templates = self.templates.clone();
-                let work = move |unwanted: &Unwanted| {
-                    prompt.encode(field, &model, Some(room), Some((&templates, unwanted)))
-                };
-                let work = self.text.run(arrival.peer(), bytes, work);
-                arrival.limit(work).await
-            }
-        }
-    }
-
-    /// The ids of a prompt, whatever the room for it.
-    ///
-    /// # Errors
-    /// As [`Service::encode`].
-    pub async fn ids(
-        &self,
-        model: Arc<LoadedModel>,
-        prompt: Prompt,
-        field: &'static str,
-        arrival: Arrival,
-    ) -> Result<Box<[u32]>, Failure> {
-        let bytes = prompt.bytes();
-        let templates = self.templates.clone();
-        let work = move |unwanted: &Unwanted| {
-            let encoded = prompt.encode(field, &model, None, Some((&templates, unwanted)))?;
-            // Their spare room would be held until the answer is read.
-            Ok(encoded.ids.into_boxed_slice())
-        };
-        let work = self.text.run(arrival.peer(), bytes, work);
-        arrival.limit(work).await
     }
 }

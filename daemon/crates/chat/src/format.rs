@@ -1,17 +1,12 @@
-//! Answers that are held to a grammar: from what a request says to a matcher, off the async
-//! workers.
+//! Answers that are held to a grammar: what a request says of it, and what begins to hold where
+//! its prompt ends.
 
-use std::sync::Arc;
-
-use rocmforge_chat::Tail;
-use rocmforge_engine::LoadedModel;
 use rocmforge_failure::{self as failure, Failure, Violations};
-use rocmforge_grammar::{Error, Matcher};
-pub use rocmforge_grammar::{Grammar, Notation, Piece, Trigger};
+use rocmforge_grammar::{Error, Grammar, Matcher, Trigger};
 
-use crate::Service;
-use crate::arrival::Arrival;
+use crate::model::ChatModel;
 use crate::reasoning::{self, Plan};
+use crate::tail::Tail;
 
 /// What an answer is held to.
 #[derive(Debug, Clone)]
@@ -39,7 +34,7 @@ impl Format {
     }
 
     /// Refuses what cannot be beside a format.
-    pub(crate) fn check_beside(&self, min_tokens: u32, ignore_eos: bool, v: &mut Violations) {
+    pub fn check_beside(&self, min_tokens: u32, ignore_eos: bool, v: &mut Violations) {
         let message = "the output of a request with a format ends when the format is complete; leave this field unset";
         if min_tokens > 0 {
             v.add("sampling.min_tokens", message);
@@ -52,27 +47,26 @@ impl Format {
 
 /// What holds an output behind a prompt that ends in `tail`, with `room` tokens left; nothing where
 /// nothing does.
-pub(crate) fn begun(
+pub fn begun(
     matcher: Option<Matcher>,
     trigger: Option<Trigger>,
     plan: &Plan,
-    model: &LoadedModel,
+    model: &ChatModel<'_>,
     (tail, room): (&Tail, u32),
 ) -> Option<Box<Matcher>> {
-    let source = model.template().and_then(|template| template.source().ok());
-    let source = source.unwrap_or_default();
+    let source = model.template_source().unwrap_or_default();
     let holds_from_start = matcher.is_some() && trigger.is_none();
     if matcher.is_none() && !plan.is_bounded() {
         return None;
     }
     let mut reasoning = plan.reasoning(source, tail, holds_from_start, plan.budget);
     if let Some(reasoning) = reasoning.as_mut().filter(|_| holds_from_start) {
-        let ids = |text: &str| model.tokenizer().encode(text, false, true);
+        let ids = |text: &str| model.tokenizer.encode(text, false, true);
         let count = |text: &str| ids(text).map_or(0, |ids| ids.len() as u32);
         reasoning::fit(reasoning, room, count);
     }
     let is_free = matcher.is_none();
-    let mut matcher = matcher.unwrap_or_else(|| Matcher::without_grammar(model.tokenizer()));
+    let mut matcher = matcher.unwrap_or_else(|| Matcher::without_grammar(model.tokenizer));
     if let Some(trigger) = trigger {
         matcher.hold_behind(trigger);
     }
@@ -84,30 +78,8 @@ pub(crate) fn begun(
     Some(Box::new(matcher))
 }
 
-impl Service {
-    /// Compiles what an answer is held to, for a model's vocabulary.
-    ///
-    /// # Errors
-    /// INVALID_ARGUMENT with the reason, RESOURCE_EXHAUSTED where too much waits.
-    pub(crate) async fn matcher(
-        &self,
-        model: &Arc<LoadedModel>,
-        format: Format,
-        arrival: Arrival,
-    ) -> Result<Matcher, Failure> {
-        let Format { grammar, field } = format;
-        let model = Arc::clone(model);
-        let work = move || {
-            let vocabulary = model.grammars();
-            let matcher = vocabulary.and_then(|vocabulary| vocabulary.matcher(&grammar));
-            matcher.map_err(|error| refused(field, &error))
-        };
-        let work = self.text.compile(arrival.peer(), work);
-        arrival.limit(work).await
-    }
-}
-
-fn refused(field: &str, error: &Error) -> Failure {
+/// The failure of a grammar that a field of the request gives.
+pub fn refused(field: &str, error: &Error) -> Failure {
     match error {
         Error::Grammar { .. } | Error::Stuck { .. } => failure::invalid(field, &error.to_string()),
         Error::Vocabulary { .. } => failure::unsupported_field(field, &error.to_string()),

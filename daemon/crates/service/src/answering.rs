@@ -1,38 +1,23 @@
-//! A conversation that is to be answered, or shown as its template renders it.
+//! Answers to conversations, and conversations as their templates render them.
 
 use std::sync::Arc;
 
+use rocmforge_chat::conversation::Conversation;
+use rocmforge_chat::parts::Splitter;
+use rocmforge_chat::prompt::Prompt;
+use rocmforge_chat::tool_calls::forms;
+use rocmforge_chat::tools;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::Class;
-use rocmforge_failure::{Failure, Violations};
-use rocmforge_tokenizer::{Chat, Ending, Message};
-use serde_json::{Map, Value};
+use rocmforge_failure::Failure;
 
 use crate::Service;
 use crate::arrival::Arrival;
+use crate::chat_model::chat_model;
 use crate::check::Sampling;
 use crate::generation::{Running, Wanted};
-use crate::parts::Splitter;
-use crate::prompt::{Prompt, no_template};
 use crate::request_log::RequestLog;
-use crate::tool_calls::{self, Forced, Tools, forms};
-
-/// A conversation, of which the roles were checked ([`crate::check::messages`]).
-#[derive(Debug)]
-pub struct Conversation {
-    /// The messages, oldest first.
-    pub messages: Vec<Message>,
-    /// What the model may call.
-    pub tools: Tools,
-    /// More variables for the template.
-    pub kwargs: Map<String, Value>,
-    /// Texts that the answer may rest on, for templates that know them.
-    pub documents: Vec<Value>,
-    /// How the rendered text ends.
-    pub ending: Ending,
-    /// What a refusal calls the messages.
-    pub field: &'static str,
-}
+use crate::text_work::Unwanted;
 
 /// How a conversation is answered.
 #[derive(Debug)]
@@ -51,32 +36,6 @@ pub struct Answering {
     pub unparsed: bool,
 }
 
-/// Checks that the last message can be gone on with, where that is asked for: it is the model's
-/// own.
-pub fn check_continued(ending: Ending, last_role: Option<&str>, violations: &mut Violations) {
-    if ending == Ending::Continue && last_role != Some("assistant") {
-        violations.add(
-            "messages",
-            "continue_final_message needs a message of the assistant's at the end; add one, or leave the field unset",
-        );
-    }
-}
-
-impl Conversation {
-    /// As the template sees it.
-    fn chat(self, model: &LoadedModel) -> Result<Chat, Failure> {
-        if model.template().is_none() {
-            return Err(no_template(model));
-        }
-        let mut chat = Chat::new(self.messages);
-        chat.tools = self.tools.described;
-        chat.documents = self.documents;
-        chat.template_kwargs = self.kwargs;
-        chat.ending = self.ending;
-        Ok(chat)
-    }
-}
-
 impl Service {
     /// Begins the answers, each with what takes its text apart.
     ///
@@ -93,33 +52,25 @@ impl Service {
     ) -> Result<Vec<(Running, Splitter)>, Failure> {
         let (tools, field) = (conversation.tools.clone(), conversation.field);
         let is_off = conversation.kwargs.get("enable_thinking") == Some(&false.into());
-        let chat = conversation.chat(model)?;
+        let known = chat_model(model);
+        let chat = conversation.chat(&known)?;
         let mut sampling = how.sampling;
         if !how.unparsed {
-            tool_calls::check_model(&tools, model)?;
+            tools::check_model(&tools, &known)?;
         }
-        let source = model.template().and_then(|template| template.source().ok());
+        let source = known.template_source();
         if let Some(source) = source.filter(|_| !how.unparsed) {
             let with_tools = !tools.described.is_empty();
             sampling.decoding.control_text =
                 forms::are_control_tokens(source, with_tools, model.tokenizer());
         }
-        (sampling.format, sampling.trigger) = tool_calls::format(&tools, sampling.format, model)?;
+        (sampling.format, sampling.trigger) = tools::format(&tools, sampling.format, &known)?;
         sampling.reasoning.is_chat = !how.unparsed;
         sampling.reasoning.is_off = is_off;
-        if let Some(forced) = &tools.forced {
-            let name = match forced {
-                Forced::Named(name) => Some(name.as_str()),
-                Forced::Any => tools
-                    .described
-                    .first()
-                    .and_then(|tool| tool["function"]["name"].as_str()),
-            };
-            sampling.reasoning.call = name.map(str::to_owned);
-        }
+        sampling.reasoning.call = tools::forced_name(&tools).map(str::to_owned);
         let wanted = Wanted {
             model: Arc::clone(model),
-            prompt: Prompt::chat(chat, model),
+            prompt: Prompt::chat(chat, &known),
             field,
             sampling,
             n_ctx: how.n_ctx,
@@ -151,10 +102,14 @@ impl Service {
         arrival: Arrival,
     ) -> Result<(String, Vec<u32>), Failure> {
         let field = conversation.field;
-        let prompt = Prompt::chat(conversation.chat(model)?, model);
+        let known = chat_model(model);
+        let prompt = Prompt::chat(conversation.chat(&known)?, &known);
         let (bytes, model, templates) = (prompt.bytes(), Arc::clone(model), self.templates.clone());
         let _ticket = self.enter(&arrival, bytes).await?;
-        let work = move |unwanted: &_| prompt.render(field, &model, (&templates, unwanted));
+        let work = move |unwanted: &Unwanted| {
+            let is_unwanted = || unwanted.get();
+            prompt.render(field, &chat_model(&model), (&templates, &is_unwanted))
+        };
         let work = self.text.run(arrival.peer(), bytes, work);
         arrival.limit(work).await
     }

@@ -1,18 +1,16 @@
 //! The tools of a request: their checks, and what an output with tools is held to. How models write
-//! calls is in `rocmforge-chat`.
+//! calls is in [`crate::tool_calls`].
 
-pub use rocmforge_chat::tool_calls::{
-    Forced, ToolCall, Tools, described, forms, is_object, keep_strict,
-};
 use rocmforge_failure::{self as failure, Failure};
-
-use rocmforge_chat::tool_calls::forms::Headers;
-use rocmforge_chat::tool_calls::given;
-use rocmforge_chat::tool_calls::held::{self, Function};
-use rocmforge_engine::LoadedModel;
+use rocmforge_grammar::{Grammar, Piece, Trigger};
 use serde_json::{Value, json};
 
-use crate::format::{Format, Grammar, Piece, Trigger};
+use crate::format::Format;
+use crate::model::ChatModel;
+use crate::tool_calls::forms::{self, Headers};
+use crate::tool_calls::given;
+use crate::tool_calls::held::{self, Function};
+use crate::tool_calls::{Forced, Tools};
 
 /// Most tools of a request.
 pub const TOOLS_MAX: usize = 512;
@@ -140,6 +138,14 @@ fn forced_by(field: &str, choice: &Value, described: &[Value]) -> Result<Forced,
     }
 }
 
+/// The tool that has to be called; the first one where any has to be.
+pub fn forced_name(tools: &Tools) -> Option<&str> {
+    match tools.forced.as_ref()? {
+        Forced::Named(name) => Some(name),
+        Forced::Any => tools.described.first()?["function"]["name"].as_str(),
+    }
+}
+
 /// What an output with these tools is held to: calls where they are forced, calls or the format
 /// where there is one, and the calls of strict tools from their mark on.
 ///
@@ -148,7 +154,7 @@ fn forced_by(field: &str, choice: &Value, described: &[Value]) -> Result<Forced,
 pub fn format(
     tools: &Tools,
     format: Option<Format>,
-    model: &LoadedModel,
+    model: &ChatModel<'_>,
 ) -> Result<(Option<Format>, Option<Trigger>), Failure> {
     let is_strict = |tool: &Value| tool["function"]["strict"] == true;
     let has_strict = tools.described.iter().any(is_strict);
@@ -176,7 +182,7 @@ pub fn format(
             schema: held::arguments_of(&tool["function"], !is_auto || is_strict(tool)),
         })
         .collect();
-    let source = model.template().and_then(|template| template.source().ok());
+    let source = model.template_source();
     let has_headers = source.is_some_and(|source| Headers::of(source).is_some());
     let shape = source.and_then(|source| held::shape(source, &functions, !tools.single));
     // There a format stands behind another header than calls.
@@ -186,7 +192,7 @@ pub fn format(
             &format!(
                 "the chat template of model '{}' writes tool calls in a format that the output cannot be constrained to; leave it \
                  unset, or leave tools out",
-                model.name()
+                model.name
             ),
         ));
     };
@@ -245,11 +251,8 @@ fn instead_of_calls(
 ///
 /// # Errors
 /// UNIMPLEMENTED with the field.
-pub fn check_model(tools: &Tools, model: &LoadedModel) -> Result<(), Failure> {
-    let knows = || {
-        let source = model.template().and_then(|template| template.source().ok());
-        source.is_some_and(forms::reads)
-    };
+pub fn check_model(tools: &Tools, model: &ChatModel<'_>) -> Result<(), Failure> {
+    let knows = || model.template_source().is_some_and(forms::reads);
     if tools.described.is_empty() || knows() {
         return Ok(());
     }
@@ -257,7 +260,7 @@ pub fn check_model(tools: &Tools, model: &LoadedModel) -> Result<(), Failure> {
         "tools",
         &format!(
             "the chat template of model '{}' writes calls in no form that is read here; leave tools out, or set tool_choice to none",
-            model.name()
+            model.name
         ),
     ))
 }
@@ -265,6 +268,7 @@ pub fn check_model(tools: &Tools, model: &LoadedModel) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tool_calls::described;
 
     fn tools() -> Vec<Value> {
         let parameters =

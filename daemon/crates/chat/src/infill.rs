@@ -7,10 +7,10 @@
 //!
 //! Which tokens stand for `<prefix>` and so on tells the vocabulary.
 
-use rocmforge_engine::LoadedModel;
+use rocmforge_failure::{self as failure, Failure};
 use rocmforge_tokenizer::Tokenizer;
 
-use rocmforge_failure::{self as failure, Failure};
+use crate::model::ChatModel;
 
 /// The names of the tokens around what is before, what is behind, and what is to come, by family:
 /// Qwen and Gemma, StarCoder and Granite, SantaCoder, DeepSeek, Code Llama, GLM.
@@ -56,8 +56,8 @@ impl Gap {
     /// # Errors
     /// UNIMPLEMENTED where the vocabulary has no tokens for gaps, and INVALID_ARGUMENT for a text
     /// that cannot be tokenized.
-    pub fn encode(&self, field: &str, model: &LoadedModel) -> Result<Vec<u32>, Failure> {
-        let tokenizer = model.tokenizer();
+    pub fn encode(&self, field: &str, model: &ChatModel<'_>) -> Result<Vec<u32>, Failure> {
+        let tokenizer = model.tokenizer;
         let text = |text: &str| {
             let ids = tokenizer.encode(text, false, false);
             ids.map_err(|error| failure::invalid(field, &error.to_string()))
@@ -70,7 +70,7 @@ impl Gap {
                 &format!(
                     "the vocabulary of model '{}' has no tokens that stand around a gap (as <|fim_prefix|>); leave it \
                      unset, or ask a model that was trained for that",
-                    model.name()
+                    model.name
                 ),
             )
         })

@@ -1,17 +1,23 @@
 //! How many tokens there is room for, and what a prompt of more is refused with.
 
-use rocmforge_engine::LoadedModel;
 use rocmforge_failure::{self as failure, Failure};
 
-use crate::Service;
+/// Context lengths that bound a prompt, in tokens.
+#[derive(Debug, Clone, Copy)]
+pub struct Lengths {
+    /// Context length of the request, within the others.
+    pub n_ctx: u32,
+    /// The length that the model was trained with.
+    pub n_ctx_train: u32,
+    /// The longest that the daemon allows.
+    pub n_ctx_max: u32,
+}
 
 /// How many tokens a request may bring, and why no more.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
     pub(super) tokens: usize,
-    n_ctx: u32,
-    n_ctx_train: u32,
-    n_ctx_max: u32,
+    lengths: Lengths,
     /// Purpose of the model that gets the prompt.
     purpose: Purpose,
     /// A text that is longer is cut, not refused.
@@ -31,12 +37,10 @@ enum Purpose {
 
 impl Room {
     /// Room for a prompt: the context, less one token of the answer.
-    pub fn for_prompt(n_ctx: u32, context: &Service, model: &LoadedModel) -> Self {
+    pub fn for_prompt(lengths: Lengths) -> Self {
         Self {
-            tokens: n_ctx as usize - 1,
-            n_ctx,
-            n_ctx_train: model.model().info().n_ctx_train,
-            n_ctx_max: context.limits.n_ctx_max,
+            tokens: lengths.n_ctx as usize - 1,
+            lengths,
             purpose: Purpose::Answer,
             cuts: false,
             counts: true,
@@ -44,19 +48,19 @@ impl Room {
     }
 
     /// Room for what is scored: the context.
-    pub fn for_scores(n_ctx: u32, context: &Service, model: &LoadedModel) -> Self {
+    pub fn for_scores(lengths: Lengths) -> Self {
         Self {
-            tokens: n_ctx as usize,
+            tokens: lengths.n_ctx as usize,
             purpose: Purpose::Scores,
-            ..Self::for_prompt(n_ctx, context, model)
+            ..Self::for_prompt(lengths)
         }
     }
 
     /// Room for what is embedded: the context.
-    pub fn for_embedding(n_ctx: u32, context: &Service, model: &LoadedModel) -> Self {
+    pub fn for_embedding(lengths: Lengths) -> Self {
         Self {
             purpose: Purpose::Embedding,
-            ..Self::for_scores(n_ctx, context, model)
+            ..Self::for_scores(lengths)
         }
     }
 
@@ -74,7 +78,7 @@ impl Room {
     }
 
     /// The room that is left beside `tokens` others.
-    pub(crate) fn less(self, tokens: usize) -> Self {
+    pub fn less(self, tokens: usize) -> Self {
         Self {
             tokens: self.tokens.saturating_sub(tokens),
             ..self
@@ -84,12 +88,11 @@ impl Room {
     /// Refuses a prompt of at least `n` tokens. Agents know by the first words, llama-server's, and
     /// by those of the context's length, OpenAI's, that they have to shorten their conversation.
     pub(super) fn refuse(&self, field: &str, n: usize) -> Failure {
-        let Self {
+        let Lengths {
             n_ctx,
             n_ctx_train,
             n_ctx_max,
-            ..
-        } = *self;
+        } = self.lengths;
         let what = match self.purpose {
             Purpose::Answer => "prompt and answer share it: shorten the prompt",
             Purpose::Scores => "score it in windows",

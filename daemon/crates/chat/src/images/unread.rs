@@ -1,0 +1,204 @@
+//! Images of a prompt whose headers were read, and what it takes to decode them.
+
+use std::fmt;
+use std::time::Instant;
+
+use base64::Engine as _;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use bytes::Bytes;
+use rocmforge_failure::{self as failure, Failure};
+use rocmforge_tokenizer::{ChatImage, ImageData};
+use rocmforge_vision::{Bounds, PreparedImage, Rules};
+
+/// What is said of an image that is elsewhere.
+pub(super) const BY_URL: &str = "images are fetched from hosts of image_url_hosts alone, and this is none; give the image \
+                      as a data: URL (data:image/png;base64,...)";
+/// Base64 as clients write it, some without padding.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// An image of a prompt of which the header was read.
+pub struct UnreadImage {
+    /// Index of the first of its placeholders among the ids.
+    pub(super) first: usize,
+    /// Rows and columns of its tokens.
+    pub(super) grid: [usize; 2],
+    /// Bytes of what the tower reads.
+    pub(super) patches_bytes: u64,
+    /// Most bytes that it takes to make them, beside them.
+    pub(super) decoding_bytes: u64,
+    /// Tiles of the image, if it is cut.
+    pub(super) tiles: Option<TilesAhead>,
+    /// Rules by which the image is resized and cut.
+    pub(super) rules: Rules,
+    pub(super) image: ChatImage,
+}
+
+/// The tiles of an image, which stand before it in its prompt.
+#[derive(Debug)]
+pub(super) struct TilesAhead {
+    /// Rows and columns of tiles.
+    pub(super) grid: [usize; 2],
+    /// Tokens of each.
+    pub(super) tokens: usize,
+    /// Bytes of what the tower reads of all.
+    pub(super) patches_bytes: u64,
+    /// The tokens in front of each, and in front of the whole image; none where nothing stands
+    /// between them.
+    pub(super) marks: Vec<u32>,
+    /// Index of the first placeholder of each among the ids.
+    pub(super) firsts: Vec<usize>,
+}
+
+impl TilesAhead {
+    /// The tiles of a grid of `rows` by `columns`.
+    pub(super) fn new(grid: [u32; 2], rules: &Rules) -> Self {
+        let tokens: usize = rules.tile_grid().into_iter().product();
+        let token = u64::from(rules.token_side()).pow(2) * 3 * size_of::<f32>() as u64;
+        Self {
+            grid: grid.map(|side| side as usize),
+            tokens,
+            patches_bytes: u64::from(grid[0]) * u64::from(grid[1]) * tokens as u64 * token,
+            marks: Vec::new(),
+            firsts: Vec::new(),
+        }
+    }
+
+    fn n(&self) -> usize {
+        self.grid[0] * self.grid[1]
+    }
+
+    /// Tokens of all, with those in front of them and of the whole image.
+    pub(super) fn tokens(&self) -> usize {
+        self.n() * self.tokens + self.marks.len()
+    }
+
+    /// Appends them, with `id` as each placeholder.
+    pub(super) fn put(&mut self, ids: &mut Vec<u32>, id: u32) {
+        self.firsts.clear();
+        let mut marks = self.marks.iter().copied();
+        for _ in 0..self.n() {
+            ids.extend(marks.next());
+            self.firsts.push(ids.len());
+            ids.resize(ids.len() + self.tokens, id);
+        }
+        ids.extend(marks);
+    }
+}
+
+impl fmt::Debug for UnreadImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UnreadImage")
+            .field("first", &self.first)
+            .field("grid", &self.grid)
+            .field("image", &self.image)
+            .finish_non_exhaustive()
+    }
+}
+
+impl UnreadImage {
+    /// Name of the image in the request.
+    pub fn field(&self) -> &str {
+        &self.image.field
+    }
+
+    /// The image as the tower reads it, behind its tiles: each with the index of its first
+    /// placeholder.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for an image that is damaged, or takes longer than until `deadline`.
+    pub fn read(&self, deadline: Instant) -> Result<Vec<(usize, PreparedImage)>, Failure> {
+        let bounds = Bounds {
+            deadline: Some(deadline),
+            ..Bounds::default()
+        };
+        let bytes = bytes_of(&self.image)?;
+        let prepared = rocmforge_vision::prepare_all(&bytes, bounds, &self.rules);
+        let prepared =
+            prepared.map_err(|error| failure::invalid(&self.image.field, &error.to_string()))?;
+        let tiles = self.tiles.as_ref();
+        let of_tiles = tiles.map_or(&[][..], |tiles| &tiles.firsts);
+        let tokens = of_tiles
+            .iter()
+            .map(|_| tiles.map_or(0, |tiles| tiles.tokens));
+        let tokens = tokens.chain([self.grid[0] * self.grid[1]]);
+        if !prepared.iter().map(PreparedImage::tokens).eq(tokens) {
+            return Err(failure::bug("an image has another size than its header"));
+        }
+        let firsts = of_tiles.iter().copied().chain([self.first]);
+        Ok(firsts.zip(prepared).collect())
+    }
+}
+
+/// Bytes that images need together: what the tower reads, their files as the request holds them
+/// until all are read, and what it takes to make the largest of them.
+pub fn needs(images: &[UnreadImage]) -> u64 {
+    let patches: u64 = images.iter().map(|image| image.patches_bytes).sum();
+    let data = images
+        .iter()
+        .filter_map(|image| image.image.data.as_ref().ok());
+    let held: u64 = data.map(|data| data.byte_len() as u64).sum();
+    let decoding = images.iter().map(|image| image.decoding_bytes).max();
+    patches + held + decoding.unwrap_or(0)
+}
+
+/// The bytes of an image's file.
+pub(super) fn bytes_of(image: &ChatImage) -> Result<Bytes, Failure> {
+    let refuse = |why: &str| failure::invalid(&image.field, why);
+    let base64 = match &image.data {
+        Ok(ImageData::Base64(base64)) => base64,
+        Ok(ImageData::Bytes(bytes)) => return Ok(bytes.clone()),
+        Ok(ImageData::Url(_)) => return Err(refuse(BY_URL)),
+        Err(why) => return Err(refuse(why)),
+    };
+    let decoded = match base64.bytes().any(|byte| byte.is_ascii_whitespace()) {
+        false => BASE64.decode(&**base64),
+        true => BASE64.decode(base64.split_ascii_whitespace().collect::<String>()),
+    };
+    let bytes = decoded.map_err(|error| {
+        refuse(&format!(
+            "the image is no Base64 ({error}); encode its file again"
+        ))
+    })?;
+    Ok(bytes.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_vision::{Filter, Sizes};
+
+    use super::*;
+
+    #[test]
+    fn memory_is_for_all_patches_and_files_and_one_image_that_is_decoded() {
+        let image = |patches_bytes, decoding_bytes| UnreadImage {
+            first: 0,
+            grid: [1, 1],
+            patches_bytes,
+            decoding_bytes,
+            tiles: None,
+            rules: Rules {
+                patch: 8,
+                merge: 2,
+                sizes: Sizes::Between {
+                    min_pixels: 256,
+                    max_pixels: 4096,
+                    enlarges: false,
+                },
+                filter: Filter::Bicubic,
+                mean: [0.5; 3],
+                std: [0.5; 3],
+            },
+            image: ChatImage {
+                field: "here".to_owned(),
+                data: Ok(ImageData::Base64("AAAA".into())),
+                pixels_max: None,
+            },
+        };
+        let images = [image(1, 50), image(2, 70), image(3, 60)];
+        assert_eq!(needs(&images), (1 + 2 + 3) + 3 * 4 + 70);
+    }
+}
