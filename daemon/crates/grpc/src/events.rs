@@ -5,7 +5,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use futures_util::Stream;
-use rocmforge_chat::parts::{Part, Splitter};
+use rocmforge_chat::parts::Part;
+use rocmforge_chat::parts::splitter::Splitter;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api as engine;
 use rocmforge_failure::{self as failure, Failure};

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rocmforge_chat::conversation::{self, Conversation};
 use rocmforge_chat::format::Format;
-use rocmforge_chat::parts::Splitter;
+use rocmforge_chat::parts::splitter::Splitter;
 use rocmforge_chat::prompt::{Prompt, Room};
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api as engine;

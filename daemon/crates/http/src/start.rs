@@ -1,7 +1,7 @@
 //! From a dialect's request to a generation that runs: the same steps for all of them.
 
 use rocmforge_chat::conversation;
-use rocmforge_chat::parts::Splitter;
+use rocmforge_chat::parts::splitter::Splitter;
 use rocmforge_chat::prompt::Prompt;
 use rocmforge_chat::tool_calls::{Tools, forms};
 use rocmforge_engine::LoadedModel;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rocmforge_chat::conversation::Conversation;
-use rocmforge_chat::parts::Splitter;
+use rocmforge_chat::parts::splitter::Splitter;
 use rocmforge_chat::prompt::Prompt;
 use rocmforge_chat::tool_calls::forms;
 use rocmforge_chat::tools;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use rocmforge_chat::parts::Splitter;
+use rocmforge_chat::parts::splitter::Splitter;
 use rocmforge_chat::parts::{Part, joined};
 use rocmforge_chat::tool_calls::forms;
 use rocmforge_engine::api::{FinishReason, GenerateEvent, GenerateSummary, TokenScore};

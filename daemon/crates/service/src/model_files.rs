@@ -33,9 +33,11 @@ mod unserved;
 pub use dirs::{DirState, ModelDirError, ModelDirs};
 pub(crate) use hub::HubPlace;
 pub(crate) use list::Found;
-pub use list::{FILES_MAX, ModelFile};
+pub use list::ModelFile;
 pub use unserved::Unserved;
 
+/// Most files that are listed.
+pub const FILES_MAX: usize = 4096;
 /// Longest path of a request in bytes, the system's own limit.
 pub const MODEL_PATH_MAX: usize = 4096;
 /// Times that a file which is replaced while it is opened is tried.

@@ -14,11 +14,11 @@
 
 use serde_json::Value;
 
-use super::calls::Block;
-use super::{Part, partial};
+use super::Part;
+use super::block::Block;
 use crate::tool_calls::ToolCall;
 use crate::tool_calls::heads::{Head, Heads, Stop, member};
-use crate::tool_calls::texts::Texts;
+use crate::tool_calls::texts::{Texts, partial};
 
 /// Where a call is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

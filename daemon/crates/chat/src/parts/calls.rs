@@ -4,21 +4,11 @@ use serde_json::Value;
 
 use super::Part;
 use super::arguments::Objects;
+use super::block::Block;
 use super::written::Written;
-use crate::tool_calls::forms::{Form, Pieces};
+use crate::tool_calls::forms::Form;
 use crate::tool_calls::heads::Heads;
-
-/// What came of the text so far.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Block {
-    /// The bytes may continue the block.
-    More,
-    /// The block has no call that can be given in pieces, from its start on.
-    Whole,
-    /// The block has ended. What is left of the text comes behind it, but for the text of calls
-    /// that have to be read as a whole.
-    Ended(String),
-}
+use crate::tool_calls::pieces::Pieces;
 
 /// A block of calls, while it comes.
 #[derive(Debug)]

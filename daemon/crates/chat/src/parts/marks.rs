@@ -20,10 +20,13 @@
 
 use serde_json::Value;
 
-use super::calls::{Block, Calls};
-use super::{CALL_MAX_BYTES, Part, partial};
+use super::block::Block;
+use super::calls::Calls;
+use super::{CALL_MAX_BYTES, Part};
 use crate::tail::Tail;
 use crate::tool_calls::forms::{self, Form, Frame, Thinking};
+use crate::tool_calls::json::json_calls;
+use crate::tool_calls::texts::partial;
 use crate::tool_calls::{ToolCall, Tools};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -407,8 +410,8 @@ impl Marked {
     /// Calls behind one that was told in pieces, if there are any.
     fn other_calls(&mut self, rest: &str, into: &mut Vec<Part>) {
         let rest = rest.trim().trim_end_matches(']');
-        let calls = forms::json_calls(&format!("[{rest}]"), &[]);
-        let calls = calls.or_else(|| forms::json_calls(rest, &[]));
+        let calls = json_calls(&format!("[{rest}]"), &[]);
+        let calls = calls.or_else(|| json_calls(rest, &[]));
         self.count(calls.unwrap_or_default(), into);
     }
 

@@ -4,9 +4,10 @@
 
 use serde_json::json;
 
-use super::super::{Splitter, Way, joined};
+use super::super::joined;
+use super::super::splitter::{Splitter, Way};
 use super::*;
-use crate::tool_calls::forms::Pieces;
+use crate::tool_calls::pieces::Pieces;
 use crate::tool_calls::{self, ToolCall, forms, is_object};
 
 /// `text` in pieces of every size gives the same.

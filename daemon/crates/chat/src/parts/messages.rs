@@ -20,10 +20,10 @@
 //! that ends a body counts where a header or nothing follows it; else it is text, as are answers
 //! without a header ([`headers`]).
 
-use super::{CALL_MAX_BYTES, Part, partial};
+use super::{CALL_MAX_BYTES, Part};
 use crate::tool_calls::forms::Headers;
 use crate::tool_calls::headers::{self, CHANNEL, ENDS, Fit, START, TO, fit};
-use crate::tool_calls::texts::{self, Texts};
+use crate::tool_calls::texts::{self, Texts, partial};
 use crate::tool_calls::{ToolCall, Tools, is_object, tagged};
 
 /// In front of the tags of Muse Glimmer's calls.

@@ -8,8 +8,7 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Map, Value, json};
 
-use super::marks::{Marked, Marks};
-use super::{Part, Splitter, Tail, Way, joined};
+use super::{Marked, Marks, Part, Splitter, Tail, Way, joined};
 use crate::tool_calls::forms::{self, Form};
 use crate::tool_calls::{self, Tools, is_object};
 

@@ -6,12 +6,13 @@
 
 use serde_json::Value;
 
-use super::{CALL_MAX_BYTES, Part, partial};
+use super::block::Block;
+use super::{CALL_MAX_BYTES, Part};
 use crate::tool_calls::ToolCall;
 use crate::tool_calls::forms::Form;
-use crate::tool_calls::reading::{Known, Reading};
-
-use super::calls::Block;
+use crate::tool_calls::known::Known;
+use crate::tool_calls::reading::Reading;
+use crate::tool_calls::texts::partial;
 
 /// A call that was told, and whether it counts.
 #[derive(Debug)]

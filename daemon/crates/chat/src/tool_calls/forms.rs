@@ -25,10 +25,12 @@ use serde_json::Value;
 
 use super::gemma::gemma;
 use super::heads::Heads;
+use super::hermes::{self, parse};
+use super::json::{json_call, json_calls};
 use super::marked::{deepseek, kimi, mistral};
-use super::reading::Notation;
+use super::pieces::{Notation, Pieces};
 use super::tagged::invokes;
-use super::{ToolCall, is_object, parse, python, texts};
+use super::{ToolCall, python, texts};
 
 /// How calls are written.
 #[derive(Debug, Clone, Copy)]
@@ -47,27 +49,14 @@ pub struct Form {
     signs: &'static [&'static str],
 }
 
-/// How calls are streamed as they come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pieces {
-    /// Calls are not given in pieces.
-    None,
-    /// Arguments are JSON text, which is told as it stands.
-    Text(Heads),
-    /// Parameters stand between tags; or it is JSON objects.
-    Tags,
-    /// Arguments are written in another way than JSON.
-    Written(Notation),
-}
-
 /// The format of calls between `<tool_call>` and `</tool_call>`.
 pub(crate) const HERMES: Form = Form {
-    open: super::OPEN,
-    close: super::CLOSE,
+    open: hermes::OPEN,
+    close: hermes::CLOSE,
     parse,
     pieces: Pieces::Tags,
     in_tags: true,
-    signs: &[super::OPEN],
+    signs: &[hermes::OPEN],
 };
 
 /// All of them; the first whose sign a template has counts.
@@ -353,51 +342,6 @@ pub(crate) fn may_begin_call(text: &str, tools: &[Value]) -> bool {
         .iter()
         .filter_map(|tool| tool["function"]["name"].as_str());
     word.is_empty() || names.any(|name| name == word || !is_whole && name.starts_with(word))
-}
-
-/// A call of a JSON object: `name` or `tool_name`, and `arguments` or `parameters`,
-/// an object or one as text.
-pub(super) fn json_call(value: &Value) -> Option<ToolCall> {
-    let value = match value.get("function") {
-        Some(function) if function.is_object() => function,
-        _ => value,
-    };
-    let arguments = ["arguments", "parameters"]
-        .into_iter()
-        .find_map(|key| value.get(key));
-    let arguments = match arguments {
-        None | Some(Value::Null) => "{}".to_owned(),
-        Some(Value::String(text)) if text.trim().is_empty() => "{}".to_owned(),
-        Some(Value::String(text)) => texts::escaped(text).into_owned(),
-        Some(object) => object.to_string(),
-    };
-    if !is_object(&arguments) {
-        return None;
-    }
-    let name = ["name", "tool_name"]
-        .into_iter()
-        .find_map(|key| value[key].as_str())?;
-    (!name.is_empty()).then(|| ToolCall {
-        name: name.to_owned(),
-        arguments,
-    })
-}
-
-/// A JSON object, a list of them, or several, one behind the other.
-pub(crate) fn json_calls(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
-    let mut calls = Vec::new();
-    let block = texts::escaped(block.trim());
-    for value in serde_json::Deserializer::from_str(&block).into_iter::<Value>() {
-        match value.ok()? {
-            Value::Array(list) => {
-                for one in &list {
-                    calls.push(json_call(one)?);
-                }
-            }
-            one => calls.push(json_call(&one)?),
-        }
-    }
-    (!calls.is_empty()).then_some(calls)
 }
 
 /// JSON with `parameters`, behind a mark or not; several are set apart by semicolons.

@@ -5,9 +5,9 @@ use std::ops::Range;
 use serde_json::{Map, Value};
 
 use super::ToolCall;
-use super::reading::{Arguments, Known, NAME_MAX_BYTES, escaped};
+use super::known::{Arguments, Known, NAME_MAX_BYTES, escaped};
+use super::texts::partial;
 use super::typed::Parameters;
-use crate::parts::partial;
 
 /// In front of a call's name.
 const CALL: &str = "call:";

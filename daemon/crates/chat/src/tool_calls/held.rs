@@ -8,8 +8,8 @@ use rocmforge_grammar::{Notation, Piece};
 use serde_json::{Map, Value, json};
 
 use super::forms::{Form, Headers, of};
+use super::hermes::{CLOSE, OPEN};
 use super::typed::Parameters;
-use super::{CLOSE, OPEN};
 
 /// A tool whose calls are held to a schema.
 #[derive(Debug, Clone)]

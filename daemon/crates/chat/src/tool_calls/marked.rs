@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use super::forms::json_call;
+use super::json::json_call;
 use super::{ToolCall, is_object, texts};
 
 /// In front of a call of Kimi K2's.

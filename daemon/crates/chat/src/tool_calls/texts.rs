@@ -78,6 +78,15 @@ pub(crate) fn end(text: &str) -> Option<usize> {
     None
 }
 
+/// Bytes at the end of `text` that may begin `mark`.
+pub(crate) fn partial(text: &str, mark: &str) -> usize {
+    let most = text.len().min(mark.len().saturating_sub(1));
+    (1..=most)
+        .rev()
+        .find(|&n| text.as_bytes().ends_with(&mark.as_bytes()[..n]))
+        .unwrap_or(0)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that fails says where")]
 mod tests {

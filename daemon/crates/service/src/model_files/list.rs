@@ -19,15 +19,13 @@ use rocmforge_gguf::{Glance, OtherUse, PartName};
 
 use super::hub::{HubPlace, Refs, is_inner};
 use super::links::Leads;
-use super::{DirState, ModelDirs, Unserved};
+use super::{DirState, FILES_MAX, ModelDirs, Unserved};
 use crate::looks::Looks;
 
 /// Directories below a model directory that are entered, one in the other.
 const DEPTH_MAX: usize = 8;
 /// Entries of directories that are looked at.
 const ENTRIES_MAX: usize = 1 << 16;
-/// Files that are listed.
-pub const FILES_MAX: usize = 4096;
 /// How long a look at a directory may read headers that it has not read before. What is left counts
 /// as models until a later look has read it.
 const HEADERS_MAX: Duration = Duration::from_millis(1500);

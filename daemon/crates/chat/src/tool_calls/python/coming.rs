@@ -10,7 +10,7 @@
 use serde_json::Value;
 
 use super::Reader;
-use crate::tool_calls::reading::{Arguments, Known, NAME_MAX_BYTES, escaped};
+use crate::tool_calls::known::{Arguments, Known, NAME_MAX_BYTES, escaped};
 use crate::tool_calls::typed::Parameters;
 
 /// Longest escape: two halves of a pair.

@@ -14,8 +14,8 @@
 use serde_json::Value;
 
 use super::{Parameters, Tags};
-use crate::parts::partial;
-use crate::tool_calls::reading::{Arguments, Known, NAME_MAX_BYTES, escaped};
+use crate::tool_calls::known::{Arguments, Known, NAME_MAX_BYTES, escaped};
+use crate::tool_calls::texts::partial;
 
 /// Where the reading is.
 #[derive(Debug)]
