@@ -53,6 +53,20 @@ const PROGRAMS = {
     env: (base) => ({ OPENCODE_CONFIG_CONTENT: opencodeConfig(base) }),
     ask: (model, text, goesOn) => ["run", "-m", `local/${model}`, ...(goesOn ? ["-c"] : []), text],
   },
+  // Continue's.
+  cn: {
+    env: () => ({ CONTINUE_TELEMETRY_ENABLED: "0" }),
+    ask: (model, text, goesOn) => ["-p", text, "--config", path.join(home, ".continue", `${model}.yaml`), "--allow", "Bash", ...(goesOn ? ["--resume"] : [])],
+    configure: (base) => {
+      mkdirSync(path.join(home, ".continue"), { recursive: true });
+      for (const name of ["agent", "fast"]) {
+        const model = { name, provider: "openai", model: name, apiBase: `${base}/v1`, apiKey: token, roles: ["chat", "edit", "apply"], contextLength: BELIEVED };
+        const config = { name: "local", version: "1.0.0", schema: "v1", models: [model] };
+        // JSON is YAML, too.
+        writeFileSync(path.join(home, ".continue", `${name}.yaml`), JSON.stringify(config));
+      }
+    },
+  },
   pi: {
     env: () => ({ PI_OFFLINE: "1" }),
     // It ends without a word of it otherwise.

@@ -1,7 +1,8 @@
 """Agents' libraries against models whose answers are known word for word (scripted.py): two turns,
 two tools at once and their results, reasoning, a call that is no JSON, a prompt that exceeds the
-context, and an answer that is left in the middle. What each library makes of it is held against
-the script: texts, arguments, counts of tokens, classes of errors.
+context, an answer that is left in the middle, and for some a forced call, a stop string and a JSON
+schema. What each library makes of it is held against the script: texts, arguments, counts of
+tokens, classes of errors.
 
 usage: agent_libraries.py --url URL --token TOKEN --scripts FILE --libraries NAME,... --models NAME,...
 
@@ -214,6 +215,12 @@ def langchain(ground):
         whole = chunk if whole is None else whole + chunk
     same("the streamed calls", [(call["name"], call["args"]) for call in whole.tool_calls], ARGUMENTS)
     same("the streamed tokens", whole.usage_metadata["output_tokens"], ground.tokens("tools"))
+    forced = model.bind_tools([tool(weather), tool(clock)], tool_choice="weather").invoke(asked)
+    same("a forced call", [(call["name"], call["args"]) for call in forced.tool_calls][:1], ARGUMENTS[:1])
+    stopped = model.invoke([HumanMessage(QUESTION.format("first"))], stop=["seven"])
+    same("a stopped answer", stopped.content, ground.text("first").split("seven")[0])
+    held = model.with_structured_output({"title": "city", **WEATHER}, method="json_schema", strict=True)
+    same("an answer held to a schema", held.invoke(QUESTION.format("json")), ARGUMENTS[0][1])
     thought = model.invoke([HumanMessage(QUESTION.format("thought"))])
     same("the answer behind a thought", thought.content, "Seven.")
     counted = thought.usage_metadata["output_token_details"]["reasoning"]
@@ -251,6 +258,11 @@ def llama_index(ground):
     results = [ChatMessage(role="tool", content="21 degrees", additional_kwargs={"tool_call_id": call.tool_id}) for call in calls]
     last = model.chat([ask("tools"), answer.message, *results])
     same("the answer behind them", last.message.content, ground.text("results"))
+    forced = model.chat_with_tools(tools, chat_history=[ask("tools")], tool_required=True)
+    first_call = model.get_tool_calls_from_response(forced)[0]
+    same("a forced call", (first_call.tool_name, first_call.tool_kwargs), ARGUMENTS[0])
+    stopped = model.chat([ask("first")], stop=["seven"]).message.content
+    same("a stopped answer", stopped, ground.text("first").split("seven")[0])
     same("the answer behind a thought", model.chat([ask("thought")]).message.content, "Seven.")
     broken = model.chat_with_tools(tools, chat_history=[ask("broken")])
     # The library takes what it cannot read as no arguments.
@@ -348,6 +360,12 @@ def litellm(ground):
         asked = {"role": "user", "content": QUESTION.format("tools")}
         behind = send(prefix, [asked, message.model_dump(exclude_none=True), *results], tools=tools)
         same(f"{prefix} the answer behind them", behind.choices[0].message.content, ground.text("results"))
+        stopped = ask("first", prefix, stop=["seven"]).choices[0].message.content
+        same(f"{prefix} a stopped answer", stopped.rstrip(), ground.text("first").split("seven")[0].rstrip())
+        # Ollama's dialect has no choice of tools.
+        if prefix != "ollama_chat/":
+            forced = ask("tools", prefix, tools=tools, tool_choice="required").choices[0].message.tool_calls[0]
+            same(f"{prefix} a forced call", (forced.function.name, json.loads(forced.function.arguments)), ARGUMENTS[0])
         # Ollama's dialect and Anthropic's think where they are asked to.
         thinks = {"anthropic/": {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "ollama_chat/": {"think": True}}
         thought = ask("thought", prefix, allowed_openai_params=["thinking"], **thinks.get(prefix, {})).choices[0].message

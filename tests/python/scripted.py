@@ -43,6 +43,7 @@ SCRIPTS = {
     "tools": calls(("weather", {"city": "Paris", "days": 2}), ("clock", {"zone": "CET"})),
     "claude": marks("Bash", description="mark"),
     "opencode": marks("bash", description="mark"),
+    "cn": marks("Bash"),
     "qwen": marks("run_shell_command", is_background=False),
     "pi": marks("bash"),
     "city": calls(("City", {"city": "Paris", "days": 2})),

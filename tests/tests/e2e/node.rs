@@ -126,7 +126,7 @@ fn agents_of_the_command_line_are_served() {
         "agent_programs.mjs",
         &[&ground.daemon.url(), HTTP_TOKEN, &ground.scripts, &home_dir],
     );
-    let programs = ["claude", "qwen", "opencode", "pi"];
+    let programs = ["claude", "qwen", "opencode", "cn", "pi"];
     assert_eq!(served.lines().collect::<Vec<_>>(), programs);
     ground.daemon.stop();
 }
