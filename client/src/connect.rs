@@ -13,9 +13,9 @@ use tower::service_fn;
 
 use crate::{Attempt, Error};
 
-/// How often the daemon is asked whether it lives, while it has a request.
+/// Interval of keep-alive pings to the daemon, while a request is open.
 const PING_EVERY: Duration = Duration::from_secs(10);
-/// How long it may take to say so.
+/// Time limit for the response to such a keep-alive ping.
 const PING_WAIT_MAX: Duration = Duration::from_secs(20);
 /// How long a socket is tried that has no room for another connection, and how often.
 const FULL_WAIT_MAX: Duration = Duration::from_secs(1);

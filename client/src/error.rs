@@ -117,7 +117,7 @@ fn is_of_lost_connection(status: &tonic::Status) -> bool {
 pub struct RpcError {
     /// Service and method, as "Models.Load".
     pub rpc: &'static str,
-    /// Code, from which follows who has to act.
+    /// gRPC status code; it decides whether the client, the user or the administrator has to act.
     pub code: Code,
     /// What is wrong and what to do, to be shown to users.
     pub message: String,

@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 /// Longest name of a host in bytes, as DNS has it.
 const NAME_MAX_BYTES: usize = 253;
-/// Most addresses of one name that are listened on.
+/// Maximum number of addresses of one name that are listened on.
 const OF_NAME_MAX: usize = 8;
 
 /// Where HTTP is to be served: numbers or a name, and a port.

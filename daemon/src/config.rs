@@ -98,7 +98,7 @@ pub struct Config {
     pub models: Vec<DeclaredModel>,
     /// Limits per peer.
     pub limits: Vec<ConfiguredLimit>,
-    /// Where values came from that are no defaults, by key.
+    /// Sources of values that are not defaults, by key.
     pub origins: BTreeMap<&'static str, Origin>,
     /// The files that were read, in that order.
     pub files: Vec<PathBuf>,

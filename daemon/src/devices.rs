@@ -23,20 +23,21 @@ use tokio::sync::Semaphore;
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The hidden argument of the child; the vendor's name follows.
 pub const CHILD_ARGUMENT: &str = "--probe-child";
-/// How long a driver may take to tell its devices.
+/// Time limit for a driver to list its devices.
 const LIMIT: Duration = Duration::from_secs(10);
 /// How long a killed child may take to end.
 pub(crate) const KILL_WAIT: Duration = Duration::from_secs(1);
 /// How often the parent looks whether a child has ended.
 pub(crate) const POLL: Duration = Duration::from_millis(5);
-/// How long an answer is kept.
+/// Time for which the result of a probe is reused.
 const KEPT: Duration = Duration::from_secs(30);
-/// Looks at a time, each on a blocking thread.
+/// Maximum number of device probes at a time, each on a blocking thread.
 pub(crate) const AT_ONCE: usize = 1;
-/// Most bytes of a child's report: below a pipe's capacity, so that it ends without being read.
+/// Maximum number of bytes of a child's report: below a pipe's capacity, so that it ends without
+/// being read.
 const ANSWER_BYTES_MAX: usize = 60 << 10;
 
-/// What is said of a vendor whose driver could not even be asked.
+/// Result for a vendor whose driver process could not be started or read.
 fn failed(vendor: Vendor, error: String) -> FoundDriver {
     FoundDriver {
         vendor,
@@ -90,7 +91,7 @@ pub fn child_main(vendor: &str) -> u8 {
 pub struct Devices {
     kept: Mutex<Option<(Instant, Arc<[FoundDriver]>)>>,
     stuck: Mutex<Vec<(Vendor, Child)>>,
-    /// One looks at a time; others take what it found.
+    /// Permits one probe at a time; callers that wait use its result.
     looking: Arc<Semaphore>,
     exe: PathBuf,
     limit: Duration,
@@ -114,7 +115,7 @@ impl Devices {
         }
     }
 
-    /// Both vendors' drivers: as found a moment ago, else asked now on a blocking thread.
+    /// Both vendors' drivers: a recent result, or a new probe on a blocking thread.
     pub async fn list(self: &Arc<Self>) -> Arc<[FoundDriver]> {
         let turn = Arc::clone(&self.looking).acquire_owned().await;
         if let Some(found) = self.kept() {
@@ -200,8 +201,8 @@ impl Devices {
     }
 }
 
-/// What a child that has ended had said. A process that it left behind may keep the pipe open, so
-/// nothing more is waited for.
+/// The output of a child that has ended. A process that it left behind may keep the pipe open, so
+/// only bytes that are there are read.
 fn said(mut pipe: ChildStdout) -> String {
     let mut text = Vec::new();
     if fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).is_ok() {
@@ -225,7 +226,7 @@ fn ended(child: &mut Child, give_up: Instant) -> Option<std::process::ExitStatus
     }
 }
 
-/// Values under these locks are whole at every moment.
+/// Locks a mutex. A poisoned lock is used: the values are valid at every moment.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

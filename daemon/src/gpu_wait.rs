@@ -59,7 +59,7 @@ pub fn wait(choice: DeviceChoice) {
     wait_for(&gpus, &|| devices.ask(), WAIT_MAX);
 }
 
-/// What asking the runtimes came to.
+/// Result of asking the runtimes for devices.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     /// A device of one of the GPUs' vendors is listed.

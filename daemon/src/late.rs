@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::mpsc::{Receiver, channel};
 
-/// Asks; the answer comes when it comes.
+/// Asks on a thread of its own; the receiver gets the answer.
 ///
 /// # Errors
 /// There is no thread for it.

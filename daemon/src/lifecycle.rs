@@ -53,7 +53,7 @@ pub const BLOCKING_THREADS: usize = rocmforge_service::BLOCKING_THREADS
     + devices::AT_ONCE
     + traces::LOOKUPS_AT_ONCE
     + 1;
-/// How often model directories that do not answer are asked again for the sake of declared models.
+/// Interval at which silent model directories are checked again for declared models.
 const LATE_DIRS_EVERY: Duration = Duration::from_secs(2);
 /// How long the headers of declared models may hold up READY, so that of a few models all are there
 /// by then. What is left is registered after it, and who asks for it waits.
@@ -76,11 +76,11 @@ const LOST_WAIT: Duration = Duration::from_millis(500);
 pub struct ServeOptions {
     /// Where models may be loaded from.
     pub model_dirs: ModelDirs,
-    /// What requests are held to.
+    /// Limits of requests.
     pub limits: Limits,
     /// Who may do what.
     pub roles: Roles,
-    /// How much each peer may ask for.
+    /// Limits of users and tokens.
     pub peer_limits: Rules,
     /// Bytes for images of requests until models have read them.
     pub image_memory: u64,
@@ -90,9 +90,9 @@ pub struct ServeOptions {
     pub http: HttpListeners,
     /// Models that are registered before READY.
     pub declared: Vec<Declared>,
-    /// Where models that clients load are kept for the next daemon.
+    /// File that lists the models that clients loaded, for the next daemon (`remember`).
     pub remember: Option<PathBuf>,
-    /// Where what is in use is noted for the next daemon, which brings it back.
+    /// File that notes models in use and their resident weights, for the next daemon to load.
     pub warm: Option<PathBuf>,
     /// What reloads the settings, if anything does.
     pub reloads: Option<Reloads>,
@@ -105,7 +105,7 @@ pub struct ServeOptions {
     pub is_kept: bool,
 }
 
-/// How serving ended.
+/// The way in which serving ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// After a stop, with every request ended.
@@ -369,8 +369,8 @@ async fn closed<T, U>(
     }
 }
 
-/// Ends after a lost device: the engine has told everyone who waits, and that still has to reach
-/// them.
+/// Closes the daemon after a lost device: the engine has failed all requests, and these errors
+/// still have to reach their clients.
 async fn close_after_loss<T>(
     error: &ServeError,
     server: &mut JoinHandle<T>,

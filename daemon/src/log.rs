@@ -20,7 +20,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// Lines that may wait to be written.
 pub const LINES_MAX: usize = 4096;
-/// Most bytes of the lines that may wait to be written.
+/// Maximum number of bytes of the lines that may wait to be written.
 pub const BYTES_MAX: usize = 1 << 20;
 /// Pause before a write to a descriptor that is non-blocking and full is tried again.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
@@ -32,7 +32,7 @@ pub struct Log(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     queue: Mutex<Queue>,
-    /// A line came.
+    /// Signalled when a line was queued.
     filled: Condvar,
     /// The queue is empty and nothing is being written.
     idle: Condvar,
@@ -111,7 +111,7 @@ impl Log {
 }
 
 impl Shared {
-    /// The queue is whole at every moment, also after a panic.
+    /// Locks the queue. A poisoned lock is used: it is valid at every moment.
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }

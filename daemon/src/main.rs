@@ -67,7 +67,7 @@ const END_WAIT_MAX: Duration = Duration::from_secs(5);
 /// How long the last lines of the log may hold up the end, where standard error takes nothing.
 const LOG_WAIT_MAX: Duration = Duration::from_millis(500);
 
-/// How long a driver may take to tell its devices for `--list-devices`; a simulated card is slow.
+/// Time limit for a driver to list its devices for `--list-devices`; a simulated GPU is slow.
 const LIST_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// The exit code for settings or limits that cannot be used. The unit starts the daemon again after
@@ -80,7 +80,7 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 const UNITS_CONFIG: &str = "/etc/rocmforged/config.toml";
 /// How long `--check-config` waits for all files together.
 const FILES_ANSWER: Duration = Duration::from_secs(30);
-/// What is said of a variable of the environment that begins as settings do.
+/// Warning for an environment variable that begins like a setting's and is none.
 const UNREAD: &str = "in the environment is not read: no setting of one value has that name, and paths and lists come \
                       from flags and files alone; `rocmforged --help` lists them";
 
@@ -231,7 +231,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// What settings allow that hardly anybody means.
+/// Warning for settings that make every user an admin.
 const ADMIN_FOR_ALL: &str = "admin_by has '*', so that everyone who may connect is admin and may change the budget, the \
      policy and the settings; name users or @groups there, or leave admin_by unset and restrict manage_by or use_by";
 

@@ -23,7 +23,7 @@ const STORED: &str = "rocmforged-http";
 /// The manager's word that it has a store for the service. systemd sets it from 254 on, our unit
 /// always.
 const STORE: &str = "FDSTORE";
-/// Most connections that are refused at a time.
+/// Maximum number of connections that are refused at a time.
 const REFUSED_MAX: usize = 4096;
 
 /// A socket, and what the manager calls it.
@@ -43,7 +43,7 @@ impl<S> Named<S> {
     }
 }
 
-/// The sockets that were passed and that nobody has taken yet.
+/// The sockets that the service manager passed and that are not in use yet.
 #[derive(Debug, Default)]
 pub struct Passed {
     unix: Vec<Named<UnixListener>>,

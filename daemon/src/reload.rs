@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 
 use crate::config::{Config, ConfigError, Flags, Reload, Setting};
 
-/// What is different from now on.
+/// The settings that a reload changes.
 #[derive(Debug)]
 pub struct Changes {
     /// When idle memory is given back, if that changed.
@@ -36,7 +36,7 @@ pub struct Changes {
     pub tls: Option<Tls>,
     /// All limits, if any of them changed.
     pub limits: Option<Rules>,
-    /// What is taken and what is not, so far as reading tells.
+    /// Settings that were applied and those that were not, as far as known once the files are read.
     pub report: Reloaded,
 }
 
@@ -218,7 +218,7 @@ fn change(running: Setting, read: Setting) -> Change {
     }
 }
 
-/// How the address is served, in words.
+/// "TLS" or "no TLS", for the report of a reload.
 fn with_or_without(tls: Option<&Tls>) -> String {
     match tls {
         Some(_) => "TLS".to_owned(),
@@ -234,7 +234,7 @@ fn named(setting: &str) -> Change {
     }
 }
 
-/// What a reload does, told in the log as it goes.
+/// The report of a reload; each line is logged when it is added.
 #[derive(Debug, Default)]
 struct Report(Reloaded);
 

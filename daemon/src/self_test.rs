@@ -27,13 +27,13 @@ use crate::devices::{KILL_WAIT, OWN_PROGRAM, POLL};
 
 /// The hidden argument of the child; the device as `hip:0` follows.
 pub const CHILD_ARGUMENT: &str = "--self-test-child";
-/// How long the whole may take.
+/// Time limit of the whole self-test.
 pub const LIMIT: Duration = Duration::from_secs(10);
-/// How long until no more kernels are begun.
+/// Time after which no further kernel is tested.
 const KERNELS_LIMIT: Duration = Duration::from_secs(7);
-/// Most steps that are told.
+/// Maximum number of steps of a self-test that are reported.
 const STEPS_MAX: usize = 512;
-/// Most bytes that a child may say.
+/// Maximum number of bytes that a child may say.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 /// What a child's lines begin with: a library may write to the standard output as well.
 const MARK: &str = "self-test ";
@@ -101,7 +101,7 @@ pub fn table(told: &[Told]) -> String {
     text + &format!("{passed} passed, {failed} failed\n")
 }
 
-/// What is known of the machine and of a card before that is opened.
+/// Facts about the machine and a GPU that are known before the GPU is opened.
 fn about(vendor: Vendor, ordinal: u32) -> Vec<Told> {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let program = format!("{}, kernel {}", env!("CARGO_PKG_VERSION"), kernel.trim());
@@ -258,7 +258,7 @@ pub fn test(exe: PathBuf, device: &str, limit: Duration) -> Vec<Told> {
     told
 }
 
-/// What the child tells, as it comes, on a thread of its own.
+/// Receives the steps that the self-test's child process reports; a thread of its own reads them.
 fn lines(stdout: ChildStdout) -> Receiver<Told> {
     let (sender, receiver) = sync_channel(STEPS_MAX);
     let read = move || {

@@ -49,7 +49,7 @@ pub enum SocketError {
     Directory {
         /// The directory.
         dir: PathBuf,
-        /// What is wrong with it.
+        /// Why no socket can be put into the directory.
         message: String,
     },
     /// Another process of this user holds the lock.
@@ -73,7 +73,7 @@ pub enum SocketError {
     Foreign {
         /// The path.
         path: PathBuf,
-        /// What it is.
+        /// What is at the path: a directory, a file or another kind.
         kind: &'static str,
     },
     /// Whether a daemon serves the socket cannot be found out.
@@ -90,13 +90,13 @@ pub enum SocketError {
          are those of http_listen and http_socket"
     )]
     Activation {
-        /// What came.
+        /// What systemd passed instead of one listening Unix socket.
         message: String,
     },
     /// A system call failed.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         action: &'static str,
         /// The path.
         path: PathBuf,
@@ -134,7 +134,7 @@ impl Socket {
         self.file = None;
     }
 
-    /// Whether it outlives the process, since the service manager holds it, too.
+    /// Whether the socket outlives the process, because the service manager holds it.
     pub fn is_kept(&self) -> bool {
         self.file.is_none()
     }
@@ -186,7 +186,7 @@ impl Socket {
         self.listener.try_clone()
     }
 
-    /// Where it is, for messages.
+    /// The socket's address, for messages.
     pub fn describe(&self) -> String {
         match &self.file {
             Some(file) => file.path.display().to_string(),

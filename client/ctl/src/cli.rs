@@ -62,7 +62,7 @@ pub(crate) enum Command {
         #[arg(long)]
         force: bool,
     },
-    /// Download a model from a hub into a model directory; a download that broke goes on
+    /// Download a model from a hub into a model directory; resumes an interrupted download
     Pull(PullArgs),
     /// Delete a model file, all parts of a split one, and what unfinished downloads left of it
     Rm(RmArgs),

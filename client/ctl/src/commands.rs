@@ -129,8 +129,8 @@ struct Input {
     ids: Vec<u32>,
 }
 
-/// What is said to a model: the text of an argument, or the standard input without
-/// the line break that ends it.
+/// The prompt for a model: the text of an argument, or the standard input without its final line
+/// break.
 async fn said(argument: String) -> anyhow::Result<String> {
     let from_input = argument == "-";
     let mut text = text_of(argument).await?;

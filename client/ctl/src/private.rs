@@ -28,7 +28,8 @@ use tempfile::TempDir;
 
 /// The program to start.
 const DAEMON: &str = "rocmforged";
-/// What makes it end when its standard input does, which is a pipe that nobody else holds.
+/// Flag by which the private daemon ends when its standard input is closed; that is a pipe from
+/// this process only.
 const ENDS_WITH_INPUT: &str = "--ends-with-input";
 /// Longest time until the daemon listens.
 const START_MS_MAX: u64 = 30_000;

@@ -32,7 +32,8 @@ impl Progress {
         self.show("uploading", progress.done_bytes, progress.total_bytes);
     }
 
-    /// Begins a download that has so much already, so that the rate is of what comes.
+    /// Begins the progress of a download of which `done_bytes` are there; the rate counts later
+    /// bytes only.
     pub(crate) fn begin_at(&self, done_bytes: u64) {
         self.0.set_position(done_bytes);
         self.0.reset_eta();

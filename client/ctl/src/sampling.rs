@@ -120,7 +120,7 @@ impl SamplingArgs {
         self.no_reuse.then_some(false)
     }
 
-    /// What the text is held to.
+    /// The grammar or format that constrains the output.
     fn format(&self) -> Option<Format> {
         let schema = || self.json_schema.clone().map(Kind::JsonSchema);
         let regex = || self.regex.clone().map(Kind::Regex);

@@ -1,5 +1,5 @@
-//! What is in force, setting by setting, and where each value came from: for `--check-config`, and
-//! to tell what a reload changes.
+//! The effective settings with the source of each value: for `--check-config`, and to find what a
+//! reload changes.
 
 use std::fmt::{self, Write as _};
 
@@ -13,7 +13,7 @@ use super::settings::ENTRIES;
 use super::table::Entry;
 use super::{Config, Origin};
 
-/// One setting.
+/// A setting with its effective value and source.
 #[derive(Debug, Clone)]
 pub struct Setting {
     /// Declaration of the setting.

@@ -158,7 +158,7 @@ impl<'de> DeserializeSeed<'de> for KeySeed {
     }
 }
 
-/// What is said of a key that is no setting.
+/// Error text for a key that is no setting.
 fn unknown(key: &str) -> String {
     if let Some(new) = table::renamed(key) {
         return format!("unknown field `{key}`: the setting is called `{new}`");
@@ -198,7 +198,7 @@ impl<'de> DeserializeSeed<'de> for ValueSeed {
     }
 }
 
-/// What all files together say.
+/// The settings of all configuration files together.
 #[derive(Debug, Default)]
 pub(super) struct Layers {
     /// Given values of settings, by key.

@@ -11,7 +11,7 @@ use super::settings::ENTRIES;
 use super::table::DefaultValue;
 use super::table::{Entry, Reload, paragraphs};
 
-/// Most characters of a line of the page.
+/// Maximum number of characters of a line of the page.
 const COLUMNS: usize = 100;
 
 /// What stands before the settings.

@@ -214,9 +214,9 @@ declare_settings! {
 
         /// Whether equal weights of several models are kept once.
         ///
-        /// Fine-tunes of one model, and copies under other names, often have some. Their files are
-        /// compared in the background once both models are on the device. Experts of MoE models are
-        /// not shared, nor weights of files that `direct_io` reads past the page cache.
+        /// Fine-tunes of one model, and copies under other names, often have equal weights. Their
+        /// files are compared in the background once both models are on the device. Experts of MoE
+        /// models are not shared, nor weights of files that `direct_io` reads past the page cache.
         share_weights: bool = choice([("on", true), ("off", false)]), Is("on"), AtRestart;
 
         /// Element type of the KV cache.

@@ -63,8 +63,8 @@ pub struct Entry {
     pub(super) flag: String,
     /// The subject that it belongs to, a heading of the reference page.
     pub(super) group: &'static str,
-    /// What it means: lines, with empty ones between paragraphs. The first paragraph alone is in
-    /// `-h`.
+    /// Help text of the setting: lines, with empty ones between paragraphs. The first paragraph
+    /// alone is in `-h`.
     pub(super) help: &'static [&'static str],
     pub(super) default: DefaultValue,
     pub(super) shape: Shape,

@@ -40,7 +40,7 @@ pub enum ActivationForm {
     Quantized,
     /// f32: for F32, F16 and BF16 weights.
     Float,
-    /// Both, where the same activations meet weights of both kinds.
+    /// Both forms, if the activations are multiplied with weights of both kinds.
     Both,
 }
 

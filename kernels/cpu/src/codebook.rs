@@ -6,20 +6,20 @@
 
 /// Entry n of a codebook: four values a word, eight (two words) in all but IQ3's.
 pub(crate) static IQ2_XXS: [i32; 512] = words(&IQ2_XXS_CODES, 2, &IQ2_PLUS_64);
-/// Of IQ2_XS.
+/// Codebook of IQ2_XS.
 pub(crate) static IQ2_XS: [i32; 1024] = words(&IQ2_XS_CODES, 2, &IQ2_PLUS_64);
-/// Of IQ2_S.
+/// Codebook of IQ2_S.
 pub(crate) static IQ2_S: [i32; 2048] = words(&IQ2_S_CODES, 2, &IQ2_PLUS_64);
-/// Of IQ3_XXS.
+/// Codebook of IQ3_XXS.
 pub(crate) static IQ3_XXS: [i32; 256] = words(&IQ3_XXS_CODES, 4, &IQ3_XXS_PLUS_64);
-/// Of IQ3_S.
+/// Codebook of IQ3_S.
 pub(crate) static IQ3_S: [i32; 512] = words(&IQ3_S_CODES, 4, &IQ3_S_PLUS_64);
-/// Of IQ1_S and IQ1_M: eight times the value, plus one.
+/// Codebook of IQ1_S and IQ1_M: eight times the value, plus one.
 pub(crate) static IQ1: [i32; 4096] = words(&IQ1_CODES, 2, &IQ1_PLUS_64);
 
 /// What the codes stand for.
 pub(crate) const IQ2_VALUES: [u8; 3] = [8, 25, 43];
-/// Of IQ3_XXS.
+/// Codebook of IQ3_XXS.
 pub(crate) const IQ3_XXS_VALUES: [u8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
 
 const IQ2_PLUS_64: [u8; 3] = [64 + 8, 64 + 25, 64 + 43];
@@ -30,19 +30,19 @@ const IQ1_PLUS_64: [u8; 3] = [64 - 8 + 1, 64 + 1, 64 + 8 + 1];
 /// The codes of each entry, lowest bits first: 8 of 2 bits or 4 of 4 bits.
 pub(crate) const IQ2_XXS_CODES: [u16; 256] =
     numbers(include_bytes!("../../gpu/hip/codebook_iq2_xxs.h"));
-/// Of IQ2_XS.
+/// Codebook of IQ2_XS.
 pub(crate) const IQ2_XS_CODES: [u16; 512] =
     numbers(include_bytes!("../../gpu/hip/codebook_iq2_xs.h"));
-/// Of IQ2_S.
+/// Codebook of IQ2_S.
 pub(crate) const IQ2_S_CODES: [u16; 1024] =
     numbers(include_bytes!("../../gpu/hip/codebook_iq2_s.h"));
-/// Of IQ3_XXS.
+/// Codebook of IQ3_XXS.
 pub(crate) const IQ3_XXS_CODES: [u16; 256] =
     numbers(include_bytes!("../../gpu/hip/codebook_iq3_xxs.h"));
-/// Of IQ3_S.
+/// Codebook of IQ3_S.
 pub(crate) const IQ3_S_CODES: [u16; 512] =
     numbers(include_bytes!("../../gpu/hip/codebook_iq3_s.h"));
-/// Of IQ1_S and IQ1_M.
+/// Codebook of IQ1_S and IQ1_M.
 pub(crate) const IQ1_CODES: [u16; 2048] = numbers(include_bytes!("../../gpu/hip/codebook_iq1.h"));
 
 /// The numbers `0x....` of a text, which has exactly N.

@@ -32,7 +32,7 @@ impl Isa {
         }
     }
 
-    /// Whether this CPU can run it.
+    /// Whether this CPU supports the instruction set.
     pub fn is_available(self) -> bool {
         match self {
             Isa::Scalar => true,

@@ -79,7 +79,7 @@ pub enum PoolError {
         index: usize,
         /// The number of threads asked for, the caller included.
         asked: usize,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -104,7 +104,8 @@ struct Shared {
     /// Written by the caller while no job is open and nobody is joined; read by joined workers
     /// only.
     job: UnsafeCell<Option<Job>>,
-    /// One a worker: true from before its last look at `state` until it is awake again.
+    /// One flag for each worker: true from before its last check of `state` until it is awake
+    /// again.
     parked: Vec<Padded<AtomicBool>>,
     shutdown: AtomicBool,
     /// How long a worker looks for the next job before it parks.

@@ -24,10 +24,10 @@ const TRIAL: (&str, &str) = (
     "gfx12-generic",
 );
 
-/// What is compiled at once.
+/// A source file that is compiled in one run, with its name.
 pub(crate) struct Unit {
     pub(crate) name: &'static str,
-    /// All of it: no include, no definition from outside.
+    /// The complete source: no include and no external definition.
     pub(crate) text: String,
 }
 

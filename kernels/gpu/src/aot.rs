@@ -15,9 +15,9 @@ use lzma_rust2::XzReader;
 use super::amd_targets::generic_of;
 use super::units;
 
-/// Most bytes that an archive may come to when it is unpacked.
+/// Maximum number of bytes that an archive may come to when it is unpacked.
 const ARCHIVE_BYTES_MAX: u64 = 256 << 20;
-/// Most KiB that unpacking may take: archives are packed with a window of 16 MiB.
+/// Maximum number of KiB that unpacking may take: archives are packed with a window of 16 MiB.
 const UNPACKER_KIB_MAX: u32 = 17 << 10;
 
 /// The objects of some targets.
@@ -37,7 +37,7 @@ static ARCHIVES: &[Archive] = include!(concat!(env!("OUT_DIR"), "/aot.rs"));
 pub struct Damaged {
     /// The target that was asked for.
     pub target: &'static str,
-    /// What is wrong.
+    /// The damage that was found in the archive.
     pub message: String,
 }
 

@@ -3,7 +3,7 @@
 /// An address in a device's memory; 0 is null.
 pub type Address = u64;
 
-/// Most bytes of one launch's arguments.
+/// Maximum number of bytes of one launch's arguments.
 pub const ARG_BYTES_MAX: usize = 1024;
 
 /// The bytes of the argument struct, as the kernel reads them (little-endian, C layout).
@@ -67,7 +67,7 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// The arguments.
     pub args: ArgBytes,
-    /// Whether it may begin while the launch before it on its stream still runs (CUDA: the
+    /// Whether the launch may begin while the previous launch on its stream still runs (CUDA: the
     /// launch attribute programmatic stream serialization, id 6; in a captured graph too). The
     /// kernel itself waits before it reads what that launch wrote. Only in a chain of launches
     /// that all have this, the first one excepted: before it waits, a kernel reads weights,

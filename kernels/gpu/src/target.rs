@@ -41,16 +41,16 @@ impl GpuTarget {
         }
     }
 
-    /// Whether it is an NVIDIA GPU with the matrix instructions that the kernels
-    /// use, which is from sm_80 on.
+    /// Whether the target is an NVIDIA GPU with the matrix instructions that the kernels use, which
+    /// is from sm_80 on.
     #[must_use]
     pub fn has_mma(&self) -> bool {
         let capability = self.arch.strip_prefix("sm_").and_then(|c| c.parse().ok());
         self.vendor == Vendor::Nvidia && matches!(capability, Some(80u32..))
     }
 
-    /// Whether it is an AMD GPU with the matrix instructions that the kernels use: WMMA (gfx11,
-    /// gfx12) or MFMA (from gfx908 on).
+    /// Whether the target is an AMD GPU with the matrix instructions that the kernels use: WMMA
+    /// (gfx11, gfx12) or MFMA (from gfx908 on).
     #[must_use]
     pub fn has_wmma(&self) -> bool {
         let arch = self.arch.as_str();
@@ -60,8 +60,8 @@ impl GpuTarget {
         self.vendor == Vendor::Amd && (wmma || mfma)
     }
 
-    /// Whether it is an NVIDIA GPU with matrix instructions of four waves together
-    /// (wgmma), which sm_90 alone has.
+    /// Whether the target is an NVIDIA GPU with matrix instructions of four waves together (wgmma),
+    /// which sm_90 alone has.
     #[must_use]
     pub fn has_wgmma(&self) -> bool {
         self.vendor == Vendor::Nvidia && self.arch == "sm_90"

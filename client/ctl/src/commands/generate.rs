@@ -19,7 +19,7 @@ use crate::human::{clean_lines, size};
 use crate::output::Output;
 use crate::sampling::SamplingArgs;
 
-/// Most answers that a daemon gives.
+/// Maximum number of answers that a daemon gives.
 const CHOICES_MAX: usize = 8;
 
 pub(super) async fn generate(
@@ -174,7 +174,7 @@ fn note(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// That a text ends where it does for want of room, which it does not show itself.
+/// A note that the output was cut, if it ended because a limit was reached.
 fn cut(done: &GenerateDone) -> Option<&'static str> {
     match done.finish_reason() {
         FinishReason::MaxTokens => Some("[cut: --max-tokens reached]"),

@@ -8,11 +8,12 @@ use rocmforge_client::proto::v1::{ChatMessage, ContentPart, content_part::Part};
 
 use crate::failure::Unreadable;
 
-/// Most bytes of the images of a message: what one request may bring, with room for the text.
+/// Maximum number of bytes of the images of a message: what one request may bring, with room for
+/// the text.
 const BYTES_MAX: u64 = 12 << 20;
 
-/// Refuses images for a model that would not see them: the daemon tells such a model in words that
-/// they were left out.
+/// Refuses images for a model that reads text only: the daemon would replace them by a text that
+/// says they were left out.
 pub(super) async fn check(client: &Client, model: &str, images: &[PathBuf]) -> anyhow::Result<()> {
     if images.is_empty() {
         return Ok(());

@@ -14,7 +14,7 @@ const SUBJECT: &str = "models";
 /// Findings about files that are shown.
 const SHOWN_MAX: usize = 16;
 
-/// What is to be told. A machine that is looked at from outside has no daemon of ours.
+/// Findings about model directories. A machine that is checked by `--root` has no daemon of ours.
 pub(super) async fn findings(context: &Context, told: &Told, is_own: bool) -> Vec<Finding> {
     if told.pid().is_some() {
         let listed = async { context.connect().await?.list_files().await };

@@ -26,7 +26,7 @@ pub(super) struct Card {
     pub(super) pci: String,
 }
 
-/// What the machine computes with.
+/// The GPUs of the PCI bus, and the user that runs the checks.
 #[derive(Debug)]
 pub(super) struct Machine {
     pub(super) cards: Vec<Card>,
@@ -164,8 +164,8 @@ fn driver(system: &System, module: &str, vendor: &str) -> Finding {
     }
 }
 
-/// Whether the kernel says of a card that it is a part of a processor. Sizes do not tell:
-/// firmware sets 96 GiB apart for one, and there are cards with 2.
+/// Whether the kernel reports a GPU as integrated (APU). Memory sizes cannot decide it: firmware
+/// reserves up to 96 GiB for an APU, and there are discrete GPUs with 2 GiB.
 fn is_apu(system: &System, pci: &str) -> bool {
     const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
     system.list(NODES).iter().any(|node| {

@@ -28,7 +28,7 @@ use crate::human::{clean, plural};
 use self::machine::Machine;
 use self::system::System;
 
-/// How a finding is to be taken.
+/// Severity of a finding: fine, a warning or a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Level {
     Ok,
@@ -46,7 +46,7 @@ impl Level {
     }
 }
 
-/// One line.
+/// One line of the doctor's report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Finding {
     level: Level,

@@ -8,7 +8,7 @@ use super::system::System;
 
 const SUBJECT: &str = "socket";
 
-/// The places where a client looks, in order, and what came of it.
+/// Findings about the socket paths that a client tries, in order.
 pub(super) fn findings(system: &System, paths: &[PathBuf], told: &Told) -> Vec<Finding> {
     let there: Vec<_> = paths
         .iter()

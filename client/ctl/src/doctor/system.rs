@@ -5,9 +5,9 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Most bytes that are read of a file.
+/// Maximum number of bytes that are read of a file.
 const FILE_MAX_BYTES: u64 = 1 << 16;
-/// Most entries of a directory that are looked at.
+/// Maximum number of entries of a directory that are examined.
 const ENTRIES_MAX: usize = 4096;
 /// `O_NONBLOCK` of Linux: a FIFO among the files would be waited for.
 const NONBLOCK: i32 = 0o4000;
@@ -150,7 +150,7 @@ impl System {
         named(self.read("/etc/group"), gid)
     }
 
-    /// How `user` comes to be in the group that owns a file, and what else is to be said of that.
+    /// The command that adds `user` to the group that owns a file, with the hint `more`.
     pub(super) fn joining(&self, gid: u32, user: &str, more: &str) -> String {
         // What a namespace of users shows of owners that it does not know.
         let overflow = self.number("/proc/sys/kernel/overflowgid");

@@ -15,7 +15,7 @@ pub use room::{Lengths, Room};
 /// What renders templates, and tells whether nobody waits for the prompt any more.
 pub type Rendering<'a> = (&'a Renderer, &'a dyn Fn() -> bool);
 
-/// What to continue, before it is ids.
+/// The prompt of a request before tokenization: text, token ids or a conversation.
 #[derive(Debug)]
 pub enum Prompt {
     /// A text.

@@ -12,7 +12,7 @@ use crate::tool_calls::given;
 use crate::tool_calls::held::{self, Function};
 use crate::tool_calls::{Forced, Tools};
 
-/// Most tools of a request.
+/// Maximum number of tools of a request.
 pub const TOOLS_MAX: usize = 512;
 
 /// Checks tools in OpenAI's shape. `choice` is `tool_choice`, whose `none` leaves them out.

@@ -10,12 +10,12 @@ use tokio::sync::oneshot;
 
 use crate::table::{Table, Ticket};
 
-/// Most ordinary connections of gRPC, and as many of HTTP, where the process may open four times as
-/// many files.
+/// Maximum number of ordinary connections of gRPC, and as many of HTTP, where the process may open
+/// four times as many files.
 pub const CONNECTIONS_MAX: usize = 2048;
 /// How long to wait after accepting failed, for want of descriptors or memory.
 pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// How often such a failure is logged.
+/// Shortest interval between two log lines about failures to accept connections.
 pub const ACCEPT_LOG_EVERY: Duration = Duration::from_secs(10);
 
 /// The process at the other end of a Unix socket.
@@ -39,7 +39,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A connection of `caller` that is counted in `table`, and the word to close it.
+    /// Counts a connection of `caller` in `table`. Also returns the receiver that resolves when the
+    /// connection has to close.
     pub fn enter(caller: Caller, table: &Arc<Table>) -> (Arc<Self>, oneshot::Receiver<()>) {
         let (ticket, closed) = table.enter(caller);
         (Arc::new(Self { caller, ticket }), closed)
@@ -50,7 +51,7 @@ impl Peer {
         self.ticket.reserved
     }
 
-    /// Closes the connection; whether that was still to be done.
+    /// Closes the connection. Returns whether it was open.
     pub fn close(&self) -> bool {
         self.ticket.close()
     }

@@ -34,17 +34,17 @@ use crate::peer::{Call, Peer};
 
 /// How long a reply may be unread.
 pub const UNREAD_MAX: Duration = Duration::from_secs(60);
-/// How long where room for replies is short.
+/// How long a reply may be unread while memory for replies is short.
 const UNREAD_WHILE_SHORT: Duration = Duration::from_secs(10);
 /// Frames above this are counted, and handed out in copies of so many bytes: a piece that shared
 /// the frame's memory would keep all of it.
 const PIECE_BYTES: usize = 16 << 10;
-/// How long others have to wait, each time that is looked at, before a reply is ended for them.
+/// How long other requests have to wait before an unread reply is ended for them.
 const OTHERS_WAIT_MIN: Duration = Duration::from_secs(5);
 /// How often unread replies are looked for.
 const WATCH_EVERY: Duration = Duration::from_millis(500);
 
-/// When a reply is ended that nobody reads.
+/// Rule by which unread replies are ended.
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
     /// How long it may be unread, while there is room.
@@ -85,17 +85,17 @@ struct Reply<B> {
 struct State<B> {
     /// The handler's body, and the call that it keeps under way; `None` once ended.
     body: Option<(B, Call)>,
-    /// What is left of a large frame.
+    /// The part of a large frame that was not handed to the transport yet.
     rest: Bytes,
     /// Counts that frame until the body makes another: it may share the frame's memory.
     held: Held,
     /// When the transport last took a frame; `None` while the handler is waited for.
     unread_since: Option<Instant>,
-    /// What its client is to be told.
+    /// How the reply ended, to be reported to its client.
     end: Option<Ended>,
 }
 
-/// A reply was ended since nobody read it.
+/// A reply that was ended because its client did not read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
     /// How long it may be unread.
@@ -116,7 +116,7 @@ pub enum Taken<E> {
 }
 
 impl Replies {
-    /// None yet; what they hold is counted in `sum`.
+    /// An empty set of replies, whose bytes are counted in `sum`.
     pub fn new(sum: &Arc<Sum>) -> Arc<Self> {
         Arc::new(Self {
             sum: Arc::clone(sum),
@@ -230,7 +230,7 @@ impl<B: Body + Send> Watched for Reply<B> {
     }
 }
 
-/// What is locked here is whole at every moment.
+/// Locks a mutex. A poisoned lock is used: the values are valid at every moment.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -330,7 +330,7 @@ impl<B: Body<Data = Bytes> + Unpin> Outgoing<B> {
     }
 }
 
-/// A copy that is counted for as long as somebody has it.
+/// Bytes that are counted until the last copy is dropped.
 struct Counted {
     data: Box<[u8]>,
     _held: Held,

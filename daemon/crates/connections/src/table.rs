@@ -45,9 +45,9 @@ struct Place {
     uid: u32,
     reserved: bool,
     calls: usize,
-    /// Since when it has been as it is: opened, or without calls.
+    /// Time at which the connection was opened, or became idle.
     since: Instant,
-    /// Closes the connection; taken when it was told to.
+    /// Sender that closes the connection; `None` once it was used.
     close: Option<oneshot::Sender<()>>,
 }
 
@@ -62,12 +62,12 @@ impl Place {
 pub(crate) struct Ticket {
     table: Arc<Table>,
     id: u64,
-    /// Only health and status are answered here.
+    /// Whether the connection uses a reserved place, which serves health and status only.
     pub(crate) reserved: bool,
 }
 
 impl Table {
-    /// A table with so many ordinary places.
+    /// A table with `ordinary_max` ordinary places.
     pub fn new(ordinary_max: usize) -> Arc<Self> {
         Arc::new(Self {
             ordinary_max,
@@ -75,12 +75,12 @@ impl Table {
         })
     }
 
-    /// Most ordinary connections of one user.
+    /// Maximum number of ordinary connections of one user.
     fn share(&self) -> usize {
         (self.ordinary_max * 3 / 4).max(1)
     }
 
-    /// The table is whole at every moment.
+    /// Locks the table. A poisoned lock is used: it is valid at every moment.
     fn lock(&self) -> MutexGuard<'_, Places> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -59,7 +59,7 @@ pub const COMMAND_CAPACITY: usize = 256;
 /// left out of the schedule.
 pub const EVENT_CAPACITY: usize = 64;
 
-/// Most events of one pass.
+/// Maximum number of events of one pass.
 pub(crate) const STEP_EVENTS: usize = 3;
 
 /// What the engine can be asked to do.
@@ -109,7 +109,7 @@ pub enum Command {
         events: mpsc::Sender<GenerateEvent>,
         /// Time at which the handle sent the command.
         sent: Instant,
-        /// Where the request's time account goes at its end, if anybody wants it.
+        /// Where the request's time account goes at its end, if the caller wants it.
         times: Option<TimesSlot>,
     },
     /// Computes the rows that a model's vision tower gives for an image.
@@ -196,7 +196,7 @@ pub enum Command {
     SetPolicy {
         /// The new policy.
         policy: Policy,
-        /// The one before.
+        /// Channel that gets the policy that was in force before.
         reply: oneshot::Sender<Result<Policy, Error>>,
     },
     /// Takes no new work from now on; running requests may go on until `grace` has passed, then
@@ -207,7 +207,7 @@ pub enum Command {
         /// Sent when the last request has ended.
         reply: oneshot::Sender<()>,
     },
-    /// Answers, which shows that the engine goes on.
+    /// Replies at once, to show that the engine responds.
     Ping {
         /// The answer.
         reply: oneshot::Sender<()>,
@@ -216,7 +216,7 @@ pub enum Command {
     Wake,
 }
 
-/// When a request was sent, and where its times go at the end, if anybody wants them.
+/// When a request was sent, and where its times go at the end, if the caller wants them.
 #[derive(Debug)]
 pub struct Timed {
     /// Time at which the handle sent the command.
@@ -256,7 +256,7 @@ pub struct GenerateRequest {
     pub model: Arc<LoadedModel>,
     /// Token ids of the prompt; at least one.
     pub prompt: Vec<u32>,
-    /// How to choose tokens.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
     /// At most this many tokens; `None` is up to the context's end.
     pub max_tokens: Option<u32>,
@@ -274,8 +274,7 @@ pub struct GenerateRequest {
     pub max_gap: Option<Duration>,
     /// Client and class of the request.
     pub asker: Asker,
-    /// Whether its prompt may begin with what is kept of others', and be kept
-    /// for others to begin with.
+    /// Whether the request may read from the prefix cache and store into it.
     pub reuse: bool,
     /// LoRA adapters of the request ([`LoadedModel::adapters`]); `None` for none.
     pub adapters: Option<Arc<AppliedAdapters>>,
@@ -293,13 +292,13 @@ pub enum GenerateEvent {
         ids: Vec<u32>,
         /// The score of each of them, where the request asks for log-probabilities.
         scores: Vec<TokenScore>,
-        /// So many tokens, these as the last, have nothing in the text of this and of earlier
-        /// events: it may belong to a stop string, or does.
+        /// Number of last tokens whose text is in no event yet, since it belongs to a stop string
+        /// or may do so.
         held: usize,
     },
     /// The end.
     Done(GenerateSummary),
-    /// The end, too early. What came before stays valid.
+    /// The generation failed. Earlier events stay valid.
     Failed(Error),
 }
 
@@ -331,8 +330,7 @@ pub struct GenerateSummary {
     pub finish: FinishReason,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Of them, tokens that were not computed: their keys and values were there from an earlier
-    /// request.
+    /// Prompt tokens that were not computed, because the prefix cache had them.
     pub reused_tokens: u32,
     /// Tokens generated, the one that ended the text not counted.
     pub generated_tokens: u32,
@@ -378,7 +376,7 @@ pub struct RequestCacheUse {
     pub uploaded_bytes: u64,
     /// Bytes of weights that the host computed with instead of their being uploaded.
     pub host_bytes: u64,
-    /// Most bytes that its KV and the scratch of its passes took beside segments.
+    /// Peak size of the request's KV cache and of the scratch of its passes, in bytes.
     pub block_bytes: u64,
 }
 
@@ -429,7 +427,7 @@ pub struct EmbedRequest {
     pub adapters: Option<Arc<AppliedAdapters>>,
 }
 
-/// What a text's hidden states, behind the last norm, come to.
+/// The embedding of a text: its pooled hidden states after the last norm.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embedding {
     /// One value for each element of a hidden state, not normalised; or for each class. With
@@ -439,7 +437,7 @@ pub struct Embedding {
     pub cache: RequestCacheUse,
 }
 
-/// Most alternatives that a score reports for a position.
+/// Maximum number of alternatives that a score reports for a position.
 pub const TOP_N_MAX: u32 = 64;
 
 /// One token's score.
@@ -469,7 +467,7 @@ pub enum PreloadRoom {
     Free,
     /// Free room, and that of models without running requests.
     Idle,
-    /// All room that is not in use: the preload fails if a segment has none.
+    /// Evict whatever is not in use; the preload fails if a segment still has no room.
     Any,
 }
 
@@ -483,7 +481,7 @@ pub enum PreloadEvent {
         /// Asked for.
         total_bytes: u64,
     },
-    /// All of it is (or was, if others needed the room) resident.
+    /// The preload has ended: each byte is resident, or was and has been evicted for others since.
     Done {
         /// Bytes that this call uploaded.
         uploaded_bytes: u64,
@@ -551,17 +549,17 @@ pub struct BudgetChange {
     pub excess_bytes: u64,
 }
 
-/// What came of [`Command::Load`].
+/// The result of [`Command::Load`].
 #[derive(Debug, Clone)]
 pub struct Registered {
     /// The model.
     pub model: Arc<LoadedModel>,
-    /// Whether it came by this load. Else it was there, of the same file under the same name, with
-    /// the template that it had.
+    /// Whether this call loaded the model. If false, the same file was loaded under the same name
+    /// before and keeps its template.
     pub is_new: bool,
 }
 
-/// What an unload came to.
+/// Result of an unload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unloaded {
     /// Bytes that the model held and that are free now.

@@ -1,5 +1,5 @@
-//! The engine's features. Each is a value with its own state, which the actor calls with what it
-//! needs.
+//! The engine's features: speculation, CPU compute, prefix cache and others. Each is a value with
+//! its own state; the actor calls it with the memory, models or requests that it needs.
 
 pub(crate) mod background_load;
 pub(crate) mod context;

@@ -29,7 +29,7 @@ use yield_to::YieldGuard;
 pub(crate) struct Guards {
     /// Guard of memory that is kept free for other programs.
     pub(crate) keep_free: KeepFree,
-    /// Gives the device's memory back while nobody asks for anything.
+    /// Gives the device's memory back while there are no requests.
     pub(crate) release: MemoryRelease,
     /// Gives it up while another process uses the device, where that is asked for.
     pub(crate) others: Option<(OthersWatch, YieldGuard)>,
@@ -47,7 +47,7 @@ pub(crate) struct Guards {
     pub(crate) yield_note: Option<String>,
     /// Why the device is lost, if the engine thread detected it.
     pub(crate) lost: Option<Loss>,
-    /// How everyone is told that the engine ends by itself.
+    /// Channel that reports to all clients that the engine ends by itself.
     pub(crate) loss: DeviceLoss,
 }
 

@@ -47,12 +47,12 @@ pub(crate) struct Store {
     pub(crate) openings: u64,
     pub(crate) cache: Cache,
     pub(crate) sources: HashMap<ModelId, Source>,
-    /// By model, whether it was completely resident at the last check.
+    /// Models that were completely resident at the last check.
     resident: HashMap<ModelId, Arc<Resident>>,
     stamps: u64,
     tickets: HashMap<UploadTicket, SegmentId>,
     under_way: HashMap<SegmentId, UnderWay>,
-    /// Uploads that were taken for done and whose end the device has not seen yet.
+    /// Uploads that the cache counts as completed, and whose end the device has not confirmed yet.
     settling: HashMap<UploadTicket, SegmentId>,
     /// Segments that passes use in order and whose uploads have ended, since this was looked at.
     pub(crate) arrived: Vec<SegmentId>,
@@ -74,7 +74,7 @@ pub(crate) struct Store {
     pub(crate) files: FileWatch,
     /// Whether the device records passes.
     pub(crate) records: bool,
-    /// What the link was given to bring, and by when it will have come.
+    /// Uploads that are queued on the link, with the times at which they are expected to end.
     pub(crate) timetable: Timetable,
     /// Why weights are uploaded, and how long passes wait for uploads.
     pub(crate) reasons: UploadReasons,
@@ -115,7 +115,7 @@ impl Store {
         }
     }
 
-    /// Uploads that nobody has waited for.
+    /// Number of uploads that were not waited for.
     pub(crate) fn under_way(&self) -> usize {
         self.under_way.len()
     }
@@ -245,7 +245,7 @@ impl Store {
         self.reasons.forget(model);
     }
 
-    /// Forgets where a model's segments come from.
+    /// Forgets the file of a model's segments.
     pub(crate) fn forget_source(&mut self, model: ModelId) {
         if let Some(source) = self.sources.remove(&model) {
             self.device.forget_file(&source.file);

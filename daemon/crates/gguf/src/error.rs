@@ -67,7 +67,7 @@ pub enum Error {
     TooManyParts {
         /// The first part.
         path: PathBuf,
-        /// How many there are.
+        /// Number of parts by the file's name.
         found: u64,
     },
     /// A part of a split model that does not belong to the others.
@@ -87,8 +87,8 @@ pub enum Error {
         source: Box<Error>,
     },
 
-    /// The first four bytes are not `GGUF`. They are not told: the file may be one that the asker
-    /// may not read.
+    /// The first four bytes are not `GGUF`. The message does not show them: the client may have no
+    /// right to read the file.
     #[error(
         "not a GGUF file: it does not begin with \"GGUF\"; give a .gguf file, or convert the model to one"
     )]
@@ -329,7 +329,7 @@ pub enum Error {
     NotUtf8 {
         /// The key.
         key: String,
-        /// How much of it is valid.
+        /// Bytes of the text before the first that is not UTF-8.
         valid_up_to: usize,
     },
     /// The array was recognised as one that was read before, and its bytes are not kept.

@@ -13,7 +13,7 @@ use crate::parse::{Parser, Step};
 use crate::value::{Array, Strings, Value, ValueType, decode};
 use crate::{Error, MappedFile, TensorType, split};
 
-/// One row of the tensor table.
+/// A tensor's entry in the header: name, shape, type, and place in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     /// The name, such as `blk.0.attn_q.weight`.
@@ -54,7 +54,8 @@ impl TensorInfo {
 pub(crate) struct Entry {
     pub(crate) key: Box<str>,
     pub(crate) ty: ValueType,
-    /// Of the value behind its type number; for arrays of the elements behind their type and count.
+    /// Range of the value's bytes after its type number; for arrays, of the elements after their
+    /// type and count.
     pub(crate) bytes: Range<usize>,
     /// For arrays: element type and count.
     pub(crate) array: Option<(ValueType, usize)>,
@@ -68,7 +69,7 @@ pub(crate) struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keep {
     All,
-    /// Not the large arrays that were read before.
+    /// Keep all values but large arrays that were read before.
     Unknown,
 }
 
@@ -265,9 +266,9 @@ impl Gguf {
         entry.map(|entry| self.value_of(entry))
     }
 
-    /// What tells the value of `key` from others in this process, whether or not it is kept: the
-    /// number of its type and, of an array, of its elements; their count; and a digest of its
-    /// bytes.
+    /// Fingerprint of the value of `key`, valid in this process, also for values that are not kept:
+    /// the number of its type (of an array, of its elements), the count of elements, and a digest
+    /// of its bytes.
     pub fn digest_of_value(&self, key: &str) -> Option<[u8; 18]> {
         let entry = self.entry(key)?;
         let (element, count) = match entry.array {

@@ -26,8 +26,8 @@ pub struct Glance {
     pub architecture: Option<String>,
     /// What the file is, if it is no model.
     pub other_use: Option<OtherUse>,
-    /// How many parts the model has that the file is of; 1 for a whole file, and where the look did
-    /// not go so far.
+    /// Number of parts of the split model to which the file belongs; 1 for a file that is not
+    /// split, or if the header was not read that far.
     pub split_count: u64,
 }
 

@@ -49,7 +49,7 @@ static KNOWN: LazyLock<Mutex<VecDeque<Known>>> = LazyLock::new(Mutex::default);
 pub(crate) struct Content(u64);
 
 impl Content {
-    /// Of bytes that are there as a whole.
+    /// The content of `bytes`, digested at once.
     pub(crate) fn of(bytes: &[u8]) -> Content {
         let mut digest = Digester::default();
         bytes.chunks(PIECE).for_each(|piece| digest.add(piece));
@@ -112,7 +112,7 @@ pub(super) fn is_of_vocabulary(key: &str) -> bool {
     key.starts_with("tokenizer.")
 }
 
-/// Whether an array of so many elements is worth knowing.
+/// Whether an array of `count` elements is large enough to be shared among files.
 pub(crate) fn is_large(ty: ValueType, count: u64) -> bool {
     // No remark is made on the elements of these, which a file that is not walked would lack.
     let is_plain = matches!(ty, ValueType::String | ValueType::I32 | ValueType::F32);

@@ -50,7 +50,7 @@ use part::Part;
 
 pub use part::Identity;
 
-/// How a file's bytes are to be had.
+/// How a file's bytes are read: through a mapping or by read calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReadMode {
     /// A mapping where the system gives one, `pread` otherwise.
@@ -83,7 +83,7 @@ struct Guarded {
 #[derive(Debug)]
 pub struct MappedFile {
     backing: Backing,
-    /// In the order of their bases; at least one.
+    /// The parts of the model in the order of their offsets; at least one.
     parts: Vec<Part>,
     bytes_read: AtomicU64,
     /// Whether what is not cached is read past the page cache.
@@ -467,9 +467,9 @@ impl MappedFile {
         }
     }
 
-    /// Whether the system holds all of `range` in its page cache, as far as it tells: a
-    /// reader would not wait for a disk. False where there is no mapping, or for a
-    /// range that is in no part.
+    /// Whether the page cache holds all of `range`, so that a reader would not wait for a disk, as
+    /// far as the kernel reports it. False if there is no mapping, or if no part contains the
+    /// range.
     pub fn is_cached(&self, range: Range<u64>) -> bool {
         let Backing::Map(Guarded { pages, .. }) = &self.backing else {
             return false;
@@ -480,9 +480,9 @@ impl MappedFile {
         }
     }
 
-    /// Whether the system holds `range` in its page cache, by a sample of its bytes, or does not
-    /// tell: unlike by [`is_cached`](Self::is_cached) that is told of other users' files, too.
-    /// False for a range that is in no part.
+    /// Whether the page cache holds `range`, judged by a sample of its bytes; true if the kernel
+    /// does not report it. Unlike [`is_cached`](Self::is_cached) it also works for files of other
+    /// users. False for a range that no part contains.
     pub fn seems_cached(&self, range: Range<u64>) -> bool {
         const STEP: usize = 4 << 20;
         let Ok((part, len)) = self.part_of(&range) else {
@@ -515,8 +515,8 @@ impl MappedFile {
         Ok((part, len))
     }
 
-    /// The error for a page that the guard had to make up: which part it was is told by the part
-    /// that changed.
+    /// The error for a page that the guard had to replace: it names the part of the model that
+    /// changed.
     fn broken(&self) -> Error {
         let changed = self
             .parts

@@ -38,7 +38,7 @@ impl OtherUse {
         pages.iter().any(is_page).then_some(OtherUse::WebPage)
     }
 
-    /// Whether it stands where somebody wanted a model.
+    /// Whether the file is the result of a failed download or clone of a model.
     #[must_use]
     pub fn is_mishap(self) -> bool {
         matches!(self, OtherUse::LfsPointer | OtherUse::WebPage)
@@ -46,7 +46,7 @@ impl OtherUse {
 }
 
 impl fmt::Display for OtherUse {
-    /// What it is, and what to give in its place: stands behind "it is".
+    /// Text that continues "it is": what the file is, and what to give instead.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             OtherUse::Adapter => {

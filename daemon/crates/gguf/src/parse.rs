@@ -47,7 +47,7 @@ const LEAST_TENSOR_BYTES: u64 = 8 + 1 + 4 + 4 + 8;
 /// Type and count of an array.
 const ARRAY_HEAD_BYTES: u64 = 4 + 8;
 
-/// What [`Parser::advance`] came to.
+/// Result of [`Parser::advance`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// The header is complete.
@@ -83,7 +83,7 @@ pub(crate) struct Parser {
     tolerated: Vec<String>,
     /// Whether the walk stops before large arrays, to have known ones passed over.
     recognises: bool,
-    /// Whether it is to stop before the elements that it has come to.
+    /// Whether the parser has to stop before the elements of the current array.
     is_before_large: bool,
     /// Bytes of the file in front of `pos` that are none of those given.
     passed: u64,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::Vendor;
 
-/// Most devices of the bus that are looked at.
+/// Maximum number of devices of the bus that are examined.
 const DEVICES_MAX: usize = 4096;
 
 /// A GPU on the bus that its vendor's driver has, or that no driver has yet.

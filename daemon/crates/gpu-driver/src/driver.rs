@@ -119,9 +119,9 @@ pub struct DeviceAttributes {
     pub total_bytes: u64,
     /// PCI address as in sysfs (`0000:03:00.0`).
     pub pci_bus_id: String,
-    /// Whether it is a part of the processor (an APU).
+    /// Whether the GPU is integrated (an APU).
     pub integrated: bool,
-    /// Whether its memory is the machine's, so that what others take there is missing here.
+    /// Whether the GPU's memory is the machine's, so that memory of other programs reduces it.
     pub machine_memory: bool,
 }
 

@@ -2,7 +2,7 @@
 
 use super::Vendor;
 
-/// What HIP and ROCr read. HIP takes CUDA's for its own, too.
+/// Environment variables that HIP and ROCr read. HIP reads CUDA's variable, too.
 const HIP: [&str; 5] = [
     "HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
@@ -12,7 +12,7 @@ const HIP: [&str; 5] = [
 ];
 const CUDA: [&str; 1] = ["CUDA_VISIBLE_DEVICES"];
 
-/// Characters of a value that are told.
+/// Maximum characters of an environment variable's value that are shown.
 const VALUE_MAX: usize = 64;
 
 /// Environment variables that change the vendor's runtime and are set, as text for users.

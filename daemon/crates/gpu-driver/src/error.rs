@@ -1,4 +1,4 @@
-//! What a driver can fail with, and who acts on it.
+//! Errors of drivers, by what the caller has to do.
 
 use crate::LossKind;
 
@@ -10,7 +10,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Class {
     /// Memory, or a limit of it, was refused: free some, or ask for less. The context is sound.
     OutOfMemory,
-    /// Not an error: work is still under way.
+    /// The work is still under way, which is no failure.
     NotReady,
     /// The context is damaged for good: every later call fails too. End the process.
     Lost(LossKind),
@@ -25,14 +25,14 @@ pub enum Class {
 pub struct Attempt {
     /// The name that was given to the loader.
     pub library: String,
-    /// What the loader said.
+    /// The loader's error message.
     pub message: String,
 }
 
 /// An error of a driver or of its library.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A call came back with a code.
+    /// A call returned an error code.
     #[error("{call}: {name} ({code}){}", beside(name, text))]
     Call {
         /// The vendor's function.
@@ -134,7 +134,7 @@ impl Error {
         self.class() == Class::OutOfMemory
     }
 
-    /// How the device was lost by what the call tells, if it was.
+    /// How the device was lost, as far as this error shows it; `None` if it was not lost.
     pub fn loss(&self) -> Option<LossKind> {
         match self.class() {
             Class::Lost(kind) => Some(kind),

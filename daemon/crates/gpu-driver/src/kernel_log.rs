@@ -24,10 +24,10 @@ use crate::{LossKind, Said};
 const RECORDS_MAX: usize = 50_000;
 /// Bytes of a record at most.
 const RECORD_BYTES_MAX: usize = 8192;
-/// Lines that are told, the last ones, and bytes of each.
+/// Maximum number of lines of the kernel log that are reported (the last ones), and bytes of each.
 const LINES_TOLD_MAX: usize = 3;
 const LINE_BYTES_MAX: usize = 160;
-/// Dumps that are looked at.
+/// Dumps that are examined.
 const DUMPS_MAX: usize = 64;
 /// How old a line may be: the loss may be seen some time after it.
 const AGE_MAX: Duration = Duration::from_secs(300);
@@ -58,12 +58,12 @@ pub struct KernelView {
     log: Option<File>,
     /// Whether the card was on its bus and answered there.
     was_there: bool,
-    /// What was said first, and is said again.
+    /// The first finding, which later calls repeat.
     said: OnceLock<Option<Said>>,
 }
 
 impl KernelView {
-    /// Of a card that is being opened.
+    /// Begins to watch the kernel's reports about a GPU that is being opened.
     pub fn of(card: &DeviceAttributes) -> Self {
         Self::below(Path::new("/"), &card.pci_bus_id)
     }
@@ -151,7 +151,7 @@ impl KernelView {
     }
 }
 
-/// Why the card is not on its bus; `None` also where the system does not tell.
+/// Why the GPU is no longer on its bus; `None` if it is there or if the system does not report it.
 fn has_left(root: &Path, pci: &str) -> Option<&'static str> {
     let card = root.join("sys/bus/pci/devices").join(pci);
     if !card.exists() {

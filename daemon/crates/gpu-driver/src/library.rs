@@ -61,8 +61,8 @@ impl Library {
     }
 }
 
-/// The loader's words without the name of the library, with which they begin as a rule and which is
-/// told beside them.
+/// The loader's message without the library's name, with which it usually begins and which is shown
+/// beside it.
 fn without_name(message: &str, name: &str) -> String {
     let rest = message.strip_prefix(name);
     let rest = rest.and_then(|rest| rest.strip_prefix(": "));
@@ -90,7 +90,7 @@ pub(super) fn identity(file: &Path) -> Option<String> {
     Some(format!("{file} {bytes} {changed}"))
 }
 
-/// What the loader itself said: libloading keeps it in the source of its own error.
+/// The loader's own message, which libloading keeps in the source of its error.
 fn loader_message(error: &libloading::Error) -> String {
     let message = match std::error::Error::source(error) {
         Some(source) => source.to_string(),

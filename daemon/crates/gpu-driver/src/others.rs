@@ -33,25 +33,25 @@ pub struct OthersUse {
 pub struct OwnUse {
     /// Bytes that the daemon has allocated.
     pub bytes: u64,
-    /// Whether it has work there.
+    /// Whether the process has work on the GPU.
     pub is_working: bool,
 }
 
 /// Looks at what others do on one card.
 pub trait Observer: Send {
-    /// What they do at `now`.
+    /// Reads what other processes use of the GPU at `now`.
     ///
     /// # Errors
     /// For people: what could not be read, and what to do.
     fn look(&mut self, own: OwnUse, now: Instant) -> Result<OthersUse, String>;
 }
 
-/// Where observers look; tests have their own.
+/// Directories and libraries that observers read; tests have their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
     /// What has `proc` and `sys`.
     pub root: PathBuf,
-    /// In place of `libnvidia-ml.so.1`.
+    /// Library to open in place of `libnvidia-ml.so.1`.
     pub nvml: Option<PathBuf>,
 }
 

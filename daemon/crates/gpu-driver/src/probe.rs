@@ -15,9 +15,11 @@ const DEVICES_MAX: u32 = 64;
 /// Names of vendor libraries to open instead of the usual ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Libraries {
-    /// In place of `libamdhip64.so.*`; libraries for products are looked for beside it first.
+    /// Library to open in place of `libamdhip64.so.*`; libraries for products are searched beside
+    /// it first.
     pub hip: Option<PathBuf>,
-    /// In place of `libcuda.so.*`, likewise.
+    /// Library to open in place of `libcuda.so.*`; libraries for products are searched beside it
+    /// first.
     pub cuda: Option<PathBuf>,
 }
 

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// Releases of ROCm that are looked at.
+/// Releases of ROCm that are examined.
 const RELEASES_MAX: usize = 32;
 
 /// Folders of the loader itself, as far as they are the same everywhere.

@@ -16,7 +16,7 @@ use super::driver::{DeviceAttributes, MemoryInfo};
 /// A folder in place of `/` in tests.
 const ROOT: &str = "/";
 
-/// Where KFD tells of processors and cards.
+/// Directory in which KFD lists processors and GPUs.
 const NODES: &str = "sys/class/kfd/kfd/topology/nodes";
 
 /// Architectures that are made as a part of a processor alone, as KFD writes them: major, minor and
@@ -39,13 +39,13 @@ pub(super) struct CardMemory {
 enum Pool {
     /// On the card, or set apart for it.
     Card,
-    /// In the machine's memory, which others take of, too.
+    /// The machine's memory, which other programs use, too.
     Machine,
 }
 
-/// Whether the kernel says of the card at a PCI address that it is a part of a processor: not
-/// every runtime does. A node with cores is one of both; newer kernels make two, and the
-/// architecture tells.
+/// Whether the kernel reports the GPU at a PCI address as integrated (APU), which not every runtime
+/// does. A KFD node with CPU cores is an APU; newer kernels make two nodes, and then the
+/// architecture decides.
 pub(super) fn is_apu(pci: &str) -> bool {
     is_apu_below(Path::new(ROOT), pci)
 }
@@ -78,7 +78,7 @@ fn is_apu_below(root: &Path, pci: &str) -> bool {
 }
 
 impl CardMemory {
-    /// Of a card, if the kernel reports about it.
+    /// The memory of a GPU by the kernel's counts; `None` if the kernel does not report them.
     pub(super) fn of(attributes: &DeviceAttributes) -> Option<CardMemory> {
         Self::below(Path::new(ROOT), attributes)
     }
@@ -137,7 +137,7 @@ impl CardMemory {
         Some(kib << 10)
     }
 
-    /// Where the memory is that the runtime reports `told` bytes of.
+    /// Which memory pool the `told` bytes are that the runtime reports.
     fn pool(&self, told: u64) -> Pool {
         let far = |bytes: Option<u64>| bytes.map_or(u64::MAX, |bytes| told.abs_diff(bytes));
         let machines = [self.gtt(), self.limit(), self.machine("MemTotal:")];

@@ -38,7 +38,7 @@ static UNDER_WAY: Mutex<Vec<UnderWay>> = Mutex::new(Vec::new());
 struct UnderWay {
     path: PathBuf,
     began: Instant,
-    /// What its file said before.
+    /// Contents of the trial's file before this trial.
     before: String,
 }
 
@@ -76,7 +76,8 @@ pub enum Outcome<T> {
 pub struct Trials {
     dir: Option<PathBuf>,
     card: String,
-    /// All that an answer depends on, in words.
+    /// Text of everything on which a trial's outcome depends: GPU, driver, library, kernel and
+    /// version.
     depends_on: String,
 }
 

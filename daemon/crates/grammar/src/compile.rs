@@ -1,4 +1,4 @@
-//! From what a request says to a parser that is ready for the first token.
+//! Compiles the grammar or schema of a request to a parser for the first token.
 
 use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::earley::lexerspec::LexerSpec;
@@ -14,7 +14,7 @@ use crate::vocabulary::Vocabulary;
 use crate::written::{self, Piece};
 use crate::{Error, gbnf, limits, reason};
 
-/// What a text is held to.
+/// The grammar or format that constrains the output.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Grammar {
     /// A JSON object.

@@ -19,12 +19,12 @@ use std::fmt;
 
 use self::lark::{Size, Split};
 
-/// Most rules.
+/// Maximum number of rules of a GBNF grammar.
 const RULES_MAX: usize = 1024;
-/// Deepest nesting of groups.
+/// Deepest nesting of groups of a GBNF grammar.
 const NESTING_MAX: usize = 64;
-/// Most places of a rule that may be empty, its rules' counted wherever they are named: looking for
-/// what comes next passes over all of them. 4,096 take 0.2 s, 32,768 ten.
+/// Maximum number of places of a rule that may be empty, its rules' counted wherever they are
+/// named: looking for what comes next passes over all of them. 4,096 take 0.2 s, 32,768 ten.
 const EMPTY_PLACES_MAX: usize = 8192;
 /// Largest count of a repetition, as in llama.cpp.
 const COUNT_MAX: u32 = 2000;
@@ -51,9 +51,9 @@ enum Expr {
     Class(Vec<(char, char)>),
     /// A rule, by its number.
     Rule(usize),
-    /// One behind the other; of none, the empty text.
+    /// These expressions in sequence; an empty list is the empty text.
     Seq(Vec<Expr>),
-    /// One of them.
+    /// One of these alternatives.
     Alt(Vec<Expr>),
     /// Again and again, so often at least and at most.
     Repeat(Box<Expr>, u32, Option<u32>),
@@ -67,7 +67,7 @@ struct Rules {
 }
 
 impl Rules {
-    /// Which of them can come to be inside of themselves, or use one that can.
+    /// Which rules are recursive, or use a recursive one.
     fn recursive(&self) -> Vec<bool> {
         let uses: Vec<Vec<usize>> = self.bodies.iter().map(used).collect();
         // A rule is regular if all that it uses is: taken away from the leaves on.
@@ -133,7 +133,7 @@ impl Rules {
         places
     }
 
-    /// The rules that `root` comes to.
+    /// Which rules `root` refers to, directly or not.
     fn reached(&self) -> Vec<bool> {
         let mut reached = vec![false; self.bodies.len()];
         let mut next = vec![self.root];

@@ -1,9 +1,9 @@
-//! What comes in front of a grammar: reasoning, white space, or any text up to a mark.
+//! The part of an output in front of its grammar: reasoning, white space, or any text up to a mark.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Most bytes of white space in front of what is held, behind reasoning.
+/// Maximum number of bytes of white space between the end of reasoning and the constrained output.
 pub(crate) const GAP_MAX_BYTES: usize = 8;
 
 /// Reasoning in front of what is held.
@@ -15,11 +15,12 @@ pub struct Reasoning {
     pub is_open: bool,
     /// The marks that close it, one after the other.
     pub closes: Vec<String>,
-    /// Most tokens of it.
+    /// Maximum number of tokens of it.
     pub budget: Option<u32>,
-    /// Set by whoever wants it to end: it does so with the next token, as at the end of the budget.
+    /// Flag that ends the reasoning with the next token, as at the end of the budget.
     pub end: Option<Arc<AtomicBool>>,
-    /// What is forced at the end of the budget. Its last words are the marks that close.
+    /// Text that is forced at the end of the reasoning budget. It ends with the marks that close
+    /// the reasoning.
     pub closing: String,
     /// White space may follow it.
     pub has_gap: bool,
@@ -40,7 +41,7 @@ pub struct Trigger {
     pub mark: String,
     /// The mark counts only as the output's first words.
     pub at_start: bool,
-    /// Behind the grammar's end nothing but the output's end may come.
+    /// Whether the output has to end at the grammar's end.
     pub then_ends: bool,
     /// Whether the grammar holds once only.
     pub once: bool,

@@ -1,4 +1,4 @@
-//! Which tokens may come next in a text that is held to a grammar.
+//! Which tokens may come next in a text that a grammar constrains.
 //!
 //! ```text
 //! Tokenizer --once--> Vocabulary --for each request--> Matcher --for each token--> Mask

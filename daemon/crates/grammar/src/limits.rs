@@ -6,35 +6,35 @@ use llguidance::api::ParserLimits;
 pub const REGEX_MAX_BYTES: usize = 256 << 10;
 /// Largest JSON schema in bytes of its text.
 pub const SCHEMA_MAX_BYTES: usize = 1 << 20;
-/// Most bytes of the schemas of all tools of a request together.
+/// Maximum number of bytes of the schemas of all tools of a request together.
 pub const CALLS_MAX_BYTES: usize = 4 << 20;
-/// Most bytes of a grammar in Lark.
+/// Maximum number of bytes of a grammar in Lark.
 pub const LARK_MAX_BYTES: usize = 64 << 10;
 /// Deepest nesting of brackets in a grammar, and of values in a schema.
 pub const NESTING_MAX: usize = 64;
-/// Most values in the JSON schemas of a request.
+/// Maximum number of values in the JSON schemas of a request.
 pub const SCHEMA_VALUES_MAX: usize = 60_000;
-/// Most members of a list or an object in a schema. They are compared with one another, and take a
-/// second to compile.
+/// Maximum number of members of a list or an object in a schema. They are compared with one
+/// another, and take a second to compile.
 pub const SCHEMA_MEMBERS_MAX: usize = 6_000;
-/// Most schemas that are written for one: conditions and choices are written as all that they stand
-/// for.
+/// Maximum number of schemas that are written for one: conditions and choices are written as all
+/// that they stand for.
 pub const SCHEMAS_WRITTEN_MAX: usize = 100_000;
-/// Most pairs of different names in `patternProperties`, times the values of the schema. Each pair
-/// is compared, some 0.1 ms, and as often as schemas are merged.
+/// Maximum number of pairs of different names in `patternProperties`, times the values of the
+/// schema. Each pair is compared, some 0.1 ms, and as often as schemas are merged.
 pub const PATTERN_WORK_MAX: usize = 20_000;
-/// Most bytes of JSON that `uniqueItems` may stand for in the schemas of a request: four values in
-/// every order are 65 lists, of 49 times the bytes of the values.
+/// Maximum number of bytes of JSON that `uniqueItems` may stand for in the schemas of a request:
+/// four values in every order are 65 lists, of 49 times the bytes of the values.
 pub const UNIQUE_MAX_BYTES: usize = 256 << 10;
 /// Steps to find what may begin a text, 100 to 200 ns each.
 pub(crate) const FIRST_BYTES_FUEL: u64 = 1_000_000;
 /// White space between two parts of a JSON text: a little on one line, or a line end with an
 /// indentation. More of it is what models fall into that do not know how to go on.
 pub(crate) const JSON_SPACE: &str = r"[ \t]{1,2}|\r?\n[ \t]{0,40}";
-/// Most digits of a number in JSON in front of its point, and as many behind it: 39 are all that a
-/// whole number of 128 bits has, 17 what a double is written with.
+/// Maximum number of digits of a number in JSON in front of its point, and as many behind it: 39
+/// are all that a whole number of 128 bits has, 17 what a double is written with.
 pub const DIGITS_MAX: usize = 40;
-/// Most digits of a number's exponent. Doubles have 3.
+/// Maximum number of digits of a number's exponent. Doubles have 3.
 pub const EXPONENT_DIGITS_MAX: usize = 4;
 /// Longest reason of a refusal in bytes.
 pub(crate) const REASON_MAX_BYTES: usize = 400;

@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use toktrie::SimpleVob;
 
-/// The tokens that may come next.
+/// The set of tokens that are allowed next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mask(pub(crate) Allowed);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Allowed {
-    /// These.
+    /// These tokens, as a bit set.
     Only(SimpleVob),
-    /// One of these few.
+    /// These few tokens, as a list.
     Few(Arc<[u32]>),
-    /// All but these.
+    /// All tokens but these.
     AllBut(Arc<[u32]>),
 }
 
@@ -37,7 +37,7 @@ impl Mask {
         }
     }
 
-    /// Whether `id` may come next.
+    /// Whether token `id` is allowed next.
     pub fn allows(&self, id: u32) -> bool {
         match &self.0 {
             Allowed::Only(allowed) => (id as usize) < allowed.len() && allowed.is_allowed(id),

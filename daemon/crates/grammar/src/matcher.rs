@@ -1,4 +1,4 @@
-//! An output that is held to a grammar, token by token.
+//! An output that a grammar constrains, token by token.
 //!
 //! ```text
 //!                 what opens reasoning          what closes it
@@ -31,9 +31,9 @@ mod digits;
 
 use digits::Digits;
 
-/// An output that is held to a grammar.
+/// An output that a grammar constrains.
 pub struct Matcher {
-    /// Nothing where only reasoning is bounded.
+    /// The grammar; `None` if only reasoning is limited.
     grammar: Option<llguidance::Matcher>,
     /// Tokens were given to the grammar since it was made or reset.
     is_touched: bool,
@@ -54,7 +54,7 @@ pub struct Matcher {
 
 #[derive(Debug, Clone)]
 enum Phase {
-    /// In front of the grammar, with what has come, and whether that may be the grammar's.
+    /// In front of the grammar: the bytes so far, and whether they may belong to the grammar.
     Lead(Vec<u8>, bool),
     /// Inside of reasoning: the last bytes of the output, which may begin the end mark, and the
     /// mark's number.
@@ -65,11 +65,11 @@ enum Phase {
     Held,
     /// The output ends.
     Ends,
-    /// Nothing is forbidden any more.
+    /// Every token is allowed from now on.
     Done,
 }
 
-/// A clone goes on by itself, on any thread.
+/// A clone is independent of the original, and may be used on any thread.
 impl Clone for Matcher {
     fn clone(&self) -> Self {
         Self {
@@ -114,7 +114,7 @@ impl Matcher {
         Ok(matcher)
     }
 
-    /// One that bounds reasoning, and holds the rest to nothing.
+    /// A matcher that limits reasoning and constrains nothing else.
     pub fn without_grammar(tokenizer: &Tokenizer) -> Self {
         Self {
             grammar: None,
@@ -142,7 +142,7 @@ impl Matcher {
         self.phase = Phase::Free(Vec::new());
     }
 
-    /// Lets reasoning come first.
+    /// Lets the output begin with reasoning.
     pub fn reason_first(&mut self, reasoning: Reasoning) {
         let is_open = reasoning.is_open;
         self.reasoning = reasoning;
@@ -176,7 +176,7 @@ impl Matcher {
         }
     }
 
-    /// Whether it will never forbid anything again.
+    /// Whether the matcher will allow every token from now on.
     pub fn is_done(&self) -> bool {
         matches!(self.phase, Phase::Done)
     }

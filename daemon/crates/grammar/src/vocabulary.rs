@@ -9,16 +9,17 @@ use toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTr
 use crate::tails::Tails;
 use crate::{Error, limits, reason};
 
-/// Longest token that a text which is held to a grammar can have. The tree takes no deeper ones.
+/// Longest token that a text which a grammar constrains can have. The tree takes no deeper ones.
 const TOKEN_MAX_BYTES: usize = 1000;
-/// Most bytes of all tokens: the tree has a node for each at worst, and numbers them with 22 bits.
+/// Maximum number of bytes of all tokens: the tree has a node for each at worst, and numbers them
+/// with 22 bits.
 const TOKENS_MAX_BYTES: usize = (1 << 22) - 2;
 /// Bytes of the tree, and of what is computed from it beforehand, for each token.
 const BYTES_A_TOKEN: usize = 450;
 /// Stands in place of an end where a vocabulary has none.
 const NO_TOKEN: u32 = u32::MAX;
 
-/// A vocabulary that texts can be held to grammars in. 56 MiB for one of 128k tokens.
+/// A vocabulary that texts can be constrained by grammars in. 56 MiB for one of 128k tokens.
 pub struct Vocabulary {
     pub(crate) factory: ParserFactory,
     pub(crate) ends: Arc<[u32]>,

@@ -33,13 +33,13 @@ pub enum Piece {
     Until(String),
     /// A piece with what a refusal of it begins with.
     Named(String, Box<Piece>),
-    /// One behind the other.
+    /// These pieces in sequence.
     All(Vec<Piece>),
-    /// One of these.
+    /// One of these pieces.
     Any(Vec<Piece>),
-    /// This, or nothing.
+    /// This piece, or nothing.
     Optional(Box<Piece>),
-    /// This, and more of it behind what stands between.
+    /// One or more of the first piece, separated by the second.
     Several(Box<Piece>, Box<Piece>),
 }
 
@@ -73,7 +73,7 @@ impl Piece {
     }
 }
 
-/// How values are written that are no JSON.
+/// A notation of values that is not JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Notation {
     /// Python's: `True`, `None`, and texts as JSON has them.

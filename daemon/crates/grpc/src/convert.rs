@@ -193,12 +193,12 @@ pub(super) struct ResidencySums {
 }
 
 impl ResidencySums {
-    /// Of all segments.
+    /// Counts all segments of a model.
     pub(super) fn of(status: &ModelStatus) -> Self {
         Self::of_segments(status, None)
     }
 
-    /// Of the segments named, or all.
+    /// Counts the given segments of a model, or all.
     pub(super) fn of_segments(status: &ModelStatus, asked: Option<&[u32]>) -> Self {
         let mut sum = Self::default();
         for (index, segment) in (0u32..).zip(status.segments.iter()) {

@@ -255,7 +255,7 @@ fn listed(wire: v1::AdapterScales) -> Vec<AdapterScale> {
     list.map(scale).collect()
 }
 
-/// What a text is held to.
+/// The grammar or format that constrains the output.
 fn format(wire: v1::Format) -> Result<Format, Failure> {
     use v1::format::Kind;
 

@@ -15,7 +15,7 @@ use rocmforge_service::rerank::Documents;
 
 use super::inference::class;
 
-/// Embeds what a request brings.
+/// Embeds the texts of a request.
 pub(super) async fn embed(
     service: &Arc<Service>,
     request: v1::EmbedRequest,
@@ -118,7 +118,7 @@ fn pooling(said: i32, violations: &mut Violations) -> Option<Pooling> {
     }
 }
 
-/// Judges the documents that a request brings.
+/// Ranks the documents of a request.
 pub(super) async fn rerank(
     service: &Arc<Service>,
     request: v1::RerankRequest,

@@ -1,9 +1,9 @@
-//! Where the time of requests went, in the protocol's words.
+//! Converts time accounts of requests to the types of rocmforge.v1.
 
 use rocmforge_proto::v1;
 use rocmforge_service::why::{Prediction, Report, ReportPart, Weights, Which};
 
-/// Most requests of an answer.
+/// Maximum number of requests of an answer.
 const LATEST_MAX: usize = 256;
 
 /// Which requests are asked about.

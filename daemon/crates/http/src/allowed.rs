@@ -11,7 +11,7 @@ pub struct Allowed {
 
 /// Longest pattern in bytes.
 const PATTERN_MAX_BYTES: usize = 256;
-/// Most patterns of a list.
+/// Maximum number of patterns of a list.
 const PATTERNS_MAX: usize = 64;
 
 impl Allowed {

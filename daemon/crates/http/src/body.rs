@@ -28,7 +28,8 @@ use super::packed::{self, Coding};
 const BYTES_A_SECOND_MIN: u64 = 64 << 10;
 /// How long the body of a request that is refused unread may take.
 const DISCARD_MAX: Duration = Duration::from_secs(2);
-/// Most values of a body: two bytes of it can be a value, which takes dozens once decoded.
+/// Maximum number of values of a body: two bytes of it can be a value, which takes dozens once
+/// decoded.
 const VALUES_MAX: usize = 1 << 18;
 /// What says that the bytes behind it are UTF-8.
 const BOM: &[u8] = b"\xef\xbb\xbf";
@@ -74,7 +75,7 @@ struct Whole {
     held: Held,
 }
 
-/// All of the body of `request`.
+/// Reads the whole body of `request`.
 async fn whole(call: &Call, mut request: Request, max: usize) -> Result<Whole, Failure> {
     let encoding = encoding_of(request.headers());
     let Some(coding) = Coding::of(&encoding) else {
@@ -188,7 +189,7 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
     Err(failure::invalid(&field, &message))
 }
 
-/// How long a body may take of which so many bytes have come.
+/// Time limit for a body of which `bytes` have been received.
 fn time_for(bytes: usize) -> Duration {
     BODY_WAIT_MAX + Duration::from_secs(bytes as u64 / BYTES_A_SECOND_MIN)
 }

@@ -22,7 +22,7 @@ use super::{Http, body};
 
 /// What a client calls its request, and what we call it in the answer.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Where Anthropic's clients look for it.
+/// Header in which Anthropic's clients expect the request id.
 pub(super) const ANTHROPIC_ID: HeaderName = HeaderName::from_static("request-id");
 /// Longest such name.
 const REQUEST_ID_MAX_BYTES: usize = 128;
@@ -30,9 +30,9 @@ const REQUEST_ID_MAX_BYTES: usize = 128;
 /// Client of a request, as its connection knows it; put into every request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Client {
-    /// The process at the other end of the Unix socket; nobody over TCP.
+    /// The process at the other end of the Unix socket; `None` over TCP.
     pub(super) caller: Option<Caller>,
-    /// All ordinary places are taken: health and metrics only.
+    /// Whether the connection uses a reserved place, which serves health and metrics only.
     pub(super) reserved: bool,
 }
 
@@ -191,7 +191,7 @@ impl Call {
         Err(failure::invalid("model", &why))
     }
 
-    /// What the handler came to, as a response.
+    /// Result of the handler, as a response.
     pub(super) fn respond(&self, result: Result<Response, Failure>) -> Response {
         match result {
             Ok(response) => response,

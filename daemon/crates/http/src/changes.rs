@@ -14,7 +14,7 @@ use super::call::with_type;
 use super::sending::Streamed;
 use super::sse::SSE;
 
-/// How long such a stream may be silent.
+/// Interval after which a silent stream of changes sends a comment, to keep the connection open.
 pub(super) const SILENT_MAX: Duration = Duration::from_secs(15);
 /// The comment that a stream sends when nothing has changed for a while.
 pub(super) const NOTHING_CHANGED: &str = ": nothing changed\n\n";

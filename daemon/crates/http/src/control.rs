@@ -45,7 +45,7 @@ impl Controls {
         (control, flag)
     }
 
-    /// Ends the reasoning of an answer; whether there is such an answer.
+    /// Ends the reasoning of the chat with this id. Returns whether such a chat is running.
     fn end_reasoning(&self, id: &str) -> bool {
         let flags = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let flag = flags.get(id);

@@ -1,4 +1,5 @@
-//! What the dialects' embeddings share, and what is told of models that make them.
+//! Code that the embedding routes of all dialects share, and the fields that describe embedding
+//! models.
 
 use rocmforge_chat::prompt::Prompt;
 use rocmforge_engine::{LoadedModel, Purpose};
@@ -37,7 +38,7 @@ pub(super) struct Asked<'a> {
     pub(super) truncate: bool,
     /// What the texts are embedded for.
     pub(super) input_type: Option<String>,
-    /// How vectors are scaled; `None` is as usual.
+    /// Normalization of vectors; `None` for the route's default.
     pub(super) norm: Option<Norm>,
     /// The answer can have a vector for each token.
     pub(super) each_token: bool,

@@ -130,7 +130,7 @@ pub(super) fn status(failure: &Failure) -> StatusCode {
 /// What is left of a request that is answered with a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RequestBody {
-    /// Nothing.
+    /// The body was read.
     Read,
     /// The body, or a part of it, is unread. The connection is closed then, and the response says
     /// so, lest the client sends its next request into it.

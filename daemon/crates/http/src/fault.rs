@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 use serde_json::error::Category;
 use serde_json::{Error, Value};
 
-/// Most members of a body that are tried for the one at fault.
+/// Maximum number of members of a body that are tried for the one at fault.
 const MEMBERS_MAX: usize = 64;
 
 /// Largest body in bytes whose members are tried: each trial reads the whole body again.

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::sampling::says_something;
 
-/// How llama-server tells a grammar in llguidance's Lark from one in GBNF.
+/// The first line by which llama-server recognizes a grammar in llguidance's Lark; others are GBNF.
 const LARK_MARK: &str = "%llguidance";
 /// What every grammar in GBNF has, and none in Lark outside of its texts.
 const GBNF_MARK: &str = "::=";

@@ -11,11 +11,11 @@ use rocmforge_service::Service;
 use rocmforge_service::arrival::Arrival;
 use rocmforge_tokenizer::{Chat, ImageData, Message};
 
-/// Most bytes of an image.
+/// Maximum number of bytes of an image.
 const BYTES_MAX: u64 = 20 << 20;
 /// How long the images of a request may take together.
 const TIME_MAX: Duration = Duration::from_secs(30);
-/// Most images of a request that are fetched.
+/// Maximum number of images of a request that are fetched.
 const FETCHED_MAX: usize = 16;
 
 /// Fetches images.

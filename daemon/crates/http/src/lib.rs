@@ -110,7 +110,7 @@ pub struct HttpListeners {
     pub allowed: Allowed,
     /// Where models are downloaded from, and to.
     pub pulls: PullConfig,
-    /// From where images of requests are fetched.
+    /// Hosts from which images of requests are fetched.
     pub image_hosts: Hosts,
     /// The settings in force, for the page of `/ui`.
     pub settings: Vec<ShownSetting>,
@@ -180,7 +180,7 @@ impl Http {
         tls.as_ref().map(Tls::config)
     }
 
-    /// From now on handshakes are made with this certificate; connections that are open stay.
+    /// Replaces the certificate for new handshakes; open connections stay.
     pub fn set_tls(&self, tls: Tls) {
         let mut place = self.tls.write().unwrap_or_else(PoisonError::into_inner);
         *place = Some(tls);
@@ -191,7 +191,7 @@ impl Http {
         tokens.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// From now on requests over TCP have to bring one of these.
+    /// Replaces the tokens that requests over TCP need.
     pub fn set_tokens(&self, tokens: Tokens) {
         let mut place = self.tokens.write().unwrap_or_else(PoisonError::into_inner);
         *place = Some(tokens);

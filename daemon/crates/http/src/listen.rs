@@ -34,9 +34,9 @@ use super::{Http, HttpListeners, path, router, sending};
 /// How long a client may take to send the header of a request, counted from its connection or its
 /// last answer.
 const HEADER_WAIT_MAX: Duration = Duration::from_secs(60);
-/// Most bytes of a header.
+/// Maximum number of bytes of a header.
 const HEADER_MAX_BYTES: usize = 32 << 10;
-/// Most lines of a header.
+/// Maximum number of lines of a header.
 const HEADERS_MAX: usize = 100;
 
 /// What listens.
@@ -45,7 +45,7 @@ enum Listener {
     Tcp(TcpListener),
 }
 
-/// What was accepted.
+/// An accepted connection: TCP, TLS or a Unix socket.
 enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
@@ -60,7 +60,7 @@ impl Listener {
     }
 }
 
-/// How far the end of the daemon has come.
+/// Phase of the daemon's shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Requests are taken.

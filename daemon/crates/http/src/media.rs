@@ -15,7 +15,7 @@ use super::prompt::kind_of;
 
 /// Beginning of the bytes of a PDF, which may be UTF-8 otherwise.
 const PDF: &[u8] = b"%PDF";
-/// Longest name of a file or a document that is told, in characters.
+/// Longest name of a file or document that is shown to the model, in characters.
 const NAME_MAX_CHARS: usize = 200;
 
 /// Text that the model gets in place of an image.

@@ -47,7 +47,7 @@ impl Source<'_> {
         found.map_or((0, 0), |c| (c.running, c.queued))
     }
 
-    /// What is given back under memory pressure, if the system counts it.
+    /// State of `host_pressure`, if the system counts memory pressure.
     fn host_pressure(&self) -> Option<HostPressureStatus> {
         self.snapshot.host_pressure.filter(|host| !host.is_blind)
     }

@@ -57,7 +57,7 @@ fn names(snapshot: &Snapshot) -> BTreeSet<String> {
     models.map(|m| m.model.name().to_owned()).collect()
 }
 
-/// One client that watches.
+/// A client that reads `GET /models/sse`.
 struct Watching {
     service: Arc<Service>,
     pulls: Arc<Pulls>,

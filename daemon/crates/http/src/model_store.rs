@@ -28,7 +28,7 @@ struct Named {
     model: Option<String>,
 }
 
-/// `POST /models`: begins a download in the background; `GET /models/sse` tells how it goes.
+/// `POST /models`: begins a download in the background; `GET /models/sse` reports its progress.
 pub(super) async fn download(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /models", &request);
     let result = downloaded(&http, &call, request).await;

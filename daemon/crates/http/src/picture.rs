@@ -6,9 +6,9 @@ use std::sync::Arc;
 use rocmforge_tokenizer::{ChatImage, Content, ImageData, Seen};
 use serde_json::{Value, json};
 
-/// Most pixels of an image of the detail `low`: 512 x 512, as OpenAI has it.
+/// Maximum number of pixels of an image of the detail `low`: 512 x 512, as OpenAI has it.
 const LOW_PIXELS: u64 = 512 * 512;
-/// What is said of a URL of another kind.
+/// Error for an image URL with an unsupported scheme.
 const NO_URL: &str = "this is no data:, https: or http: URL; give the image as a data: URL \
                       (data:image/png;base64,...)";
 /// Longest URL of an image that is elsewhere, bytes.
@@ -67,7 +67,7 @@ pub(super) fn of_part(kind: &str, part: &Value, field: &str) -> Option<ChatImage
     })
 }
 
-/// Most pixels by a part's `detail`; nothing where the model decides.
+/// Maximum number of pixels by a part's `detail`; nothing where the model decides.
 fn pixels_max(part: &Value) -> Result<Option<u64>, String> {
     let places = [&part["image_url"]["detail"], &part["detail"]];
     let detail = places.into_iter().find(|detail| !detail.is_null());

@@ -54,7 +54,7 @@ pub(super) struct WireMessage {
 pub(super) struct WireToolCall {
     id: Option<String>,
     function: Option<WireFunction>,
-    /// Of tools whose input is a text, in conversations that another server began.
+    /// Call of a tool whose input is text, in conversations that another server began.
     custom: Option<WireCustom>,
 }
 

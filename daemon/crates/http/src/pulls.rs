@@ -23,7 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 const PULLS_MAX: usize = 4;
 /// Downloads in the background whose state is kept.
 const REMEMBERED_MAX: usize = 64;
-/// Steps that wait for who follows; progress beyond them is left out.
+/// Maximum number of progress steps that wait for a reader; further ones are dropped.
 const STEPS_WAITING: usize = 256;
 /// Threads of a download that may block on the disk.
 const BLOCKING_THREADS_MAX: usize = 8;
@@ -33,7 +33,7 @@ const RETRY: Duration = Duration::from_secs(30);
 /// Where downloads come from and go to. Nowhere, by default.
 #[derive(Debug, Clone, Default)]
 pub struct PullConfig {
-    /// The model directory that they go to.
+    /// The model directory for downloads.
     pub dir: Option<PathBuf>,
     /// The hubs.
     pub hub: Config,
@@ -78,7 +78,8 @@ struct Background {
 pub(crate) struct Pulls {
     config: PullConfig,
     places: Arc<Semaphore>,
-    /// By what was asked for. Held to look at or change a few values.
+    /// Downloads in the background by their source. The lock is held for a few operations on values
+    /// only.
     background: Mutex<BTreeMap<String, Background>>,
     /// Counts changes of the state of downloads in the background.
     changes: watch::Sender<u64>,

@@ -36,12 +36,12 @@ use super::call::{Call, with_type};
 use super::sending::Streamed;
 pub(super) use super::sse::{SSE, data_event, event};
 
-/// How long a stream waits, for either side.
+/// Time limits of a stream.
 #[derive(Debug, Clone, Copy)]
 struct Patience {
-    /// How long it may be silent.
+    /// Interval after which a silent stream sends a comment.
     heartbeat: Duration,
-    /// How long it may be unread while others wait.
+    /// How long a stream may be unread while other requests wait.
     unread: Duration,
 }
 
@@ -64,7 +64,7 @@ pub(super) trait Events: Send + 'static {
     fn begin(&mut self, out: &mut String);
     /// The index of the answer that what follows is about.
     fn choice(&mut self, _: usize) {}
-    /// So many tokens of the answer have come; their text may come later.
+    /// Notes that tokens were generated; their text may follow later.
     fn tokens(&mut self, _: usize) {}
     /// The scores of tokens whose text comes next; called only where they are wanted.
     fn scores(&mut self, _: Vec<TokenScore>) {}
@@ -82,7 +82,7 @@ pub(super) trait Events: Send + 'static {
     fn failed(&mut self, failure: &Failure, out: &mut String);
 }
 
-/// The sign of life that readers of server-sent events leave out.
+/// Heartbeat of a silent stream: a comment, which readers of server-sent events ignore.
 pub(super) const SSE_HEARTBEAT: &str = ": still computing\n\n";
 
 /// The answer as a stream.
@@ -142,7 +142,7 @@ impl Last {
     }
 }
 
-/// A stream's two ends, between which so many chunks may wait.
+/// The two ends of a stream, between which a limited number of chunks may wait.
 pub(super) fn channel(
     chunks_waiting: usize,
 ) -> (

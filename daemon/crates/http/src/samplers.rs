@@ -11,7 +11,7 @@ use super::sampling::{small, whole_number};
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(super) struct WireSamplers {
     typical_p: Option<f32>,
-    /// Another word for it.
+    /// llama-server's name of `typical_p`.
     typ_p: Option<f32>,
     top_n_sigma: Option<f32>,
     xtc_probability: Option<f32>,
@@ -38,7 +38,7 @@ pub(super) struct WireSamplers {
 }
 
 impl WireSamplers {
-    /// As the checks take them.
+    /// The fields in the form that the checks of `rocmforge-service` take.
     pub(super) fn fields(self, violations: &mut Violations) -> SamplerFields {
         // llama-server's word for none is a negative target.
         if self.adaptive_target.is_some_and(|target| target >= 0.0) {

@@ -36,7 +36,7 @@ pub(super) struct WireSampling {
     stop_token_ids: Option<Vec<u32>>,
     /// llama-server's.
     cache_prompt: Option<bool>,
-    /// Most tokens of reasoning; -1 is without a bound. llama-server's.
+    /// Maximum number of tokens of reasoning; -1 is without a bound. llama-server's.
     reasoning_budget: Option<Value>,
     /// llama-server's second name of `reasoning_budget`.
     thinking_budget_tokens: Option<Value>,
@@ -86,7 +86,8 @@ where
     }
 }
 
-/// Most tokens of reasoning, of what the first of these fields says that says anything.
+/// Maximum number of tokens of reasoning, of what the first of these fields says that says
+/// anything.
 pub(super) fn reasoning_budget(
     fields: &[(&'static str, &Option<Value>)],
     violations: &mut Violations,
@@ -133,7 +134,7 @@ impl WireSampling {
         }
     }
 
-    /// As the checks take it.
+    /// The fields in the form that the checks of `rocmforge-service` take.
     pub(super) fn fields(
         self,
         max_tokens: Option<i64>,

@@ -1,4 +1,4 @@
-//! From a dialect's request to a generation that runs: the same steps for all of them.
+//! Starts the generation of a request: the steps that all dialects share.
 
 use rocmforge_chat::conversation;
 use rocmforge_chat::parts::splitter::Splitter;

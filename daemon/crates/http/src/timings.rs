@@ -1,4 +1,4 @@
-//! Where the time of an answer went, as llama-server tells it.
+//! Where the time of a request went, in llama-server's `timings`.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ fn per_second(n: u32, ms: f64) -> f64 {
     }
 }
 
-/// `timings` of an answer that has ended, of which `n` tokens are told.
+/// `timings` of a completion that has ended, with `n` as the number of generated tokens.
 pub(super) fn of_ended(ended: &Ended, n: u32) -> Value {
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     let computed = ended.prompt_tokens.saturating_sub(ended.reused_tokens);
@@ -68,7 +68,7 @@ pub(super) struct SoFar {
 }
 
 impl SoFar {
-    /// Of an answer that begins, to a prompt of so many tokens.
+    /// Timings of a completion that begins, with the number of its prompt tokens.
     pub(super) fn new(prompt_tokens: u32) -> Self {
         Self {
             prompt_tokens,

@@ -18,9 +18,9 @@ use super::small_file;
 
 /// Longest file.
 const FILE_MAX_BYTES: u64 = 256 << 10;
-/// A certificate that expires within this time is told of.
+/// A certificate that expires within this time is reported in the log.
 const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
-/// Most certificates of a chain.
+/// Maximum number of certificates of a chain.
 const CHAIN_MAX: usize = 16;
 /// What is spoken inside: HTTP/1.1 and nothing else.
 const PROTOCOL: &[u8] = b"http/1.1";

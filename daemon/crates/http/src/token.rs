@@ -14,11 +14,11 @@ use super::small_file;
 const TOKEN_MIN_BYTES: usize = 16;
 /// Longest token.
 const TOKEN_MAX_BYTES: usize = 1024;
-/// Most tokens of a file.
+/// Maximum number of tokens of a file.
 const TOKENS_MAX: usize = 256;
 /// Longest file.
 const FILE_MAX_BYTES: u64 = 64 << 10;
-/// Where Anthropic's clients put it.
+/// Header in which Anthropic's clients send the token.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The tokens that are taken: at least one.

@@ -49,7 +49,7 @@ pub struct ShownSetting {
     pub key: &'static str,
     /// The setting's value as TOML has it; `None` where nothing is set.
     pub value: Option<String>,
-    /// Where the value came from.
+    /// Source of the setting's value: default, file, environment or flag.
     pub origin: String,
     /// Help text of the setting.
     pub help: String,

@@ -1,4 +1,4 @@
-//! Where the time of requests went that have ended.
+//! `GET /why`: where the time of ended requests went.
 
 use std::sync::Arc;
 

@@ -43,7 +43,7 @@ pub struct RemoteFile {
 pub enum Use {
     /// The model, or a part of it.
     Model,
-    /// What reads images or sound for it.
+    /// A projector, which reads images or sound for a model.
     Projector,
     /// A draft model for speculative decoding.
     Draft,
@@ -58,7 +58,7 @@ pub struct Group {
     pub r#use: Use,
     /// The files, in the order of the parts.
     pub files: Vec<RemoteFile>,
-    /// Parts that its names tell of.
+    /// Number of parts of a split model, from their names.
     #[serde(skip)]
     count: u32,
     /// The name without part number and end.

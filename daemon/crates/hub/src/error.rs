@@ -44,7 +44,7 @@ pub enum Error {
     RateLimited {
         /// The hub.
         host: String,
-        /// How long it asks to wait.
+        /// Time that the server asks to wait.
         wait: Duration,
     },
     /// The hub failed, again and again.
@@ -68,7 +68,7 @@ pub enum Error {
     Redirect {
         /// The host that redirects.
         host: String,
-        /// To where.
+        /// Target of the redirect.
         to: String,
         /// Why the redirect is not followed.
         why: &'static str,
@@ -166,9 +166,9 @@ pub enum Error {
     MissingParts {
         /// The first part.
         name: String,
-        /// How many there are by the name.
+        /// Number of parts by the file's name.
         count: u32,
-        /// How many the hub lacks.
+        /// Number of parts that the hub does not have.
         missing: u32,
     },
     /// Someone else downloads it.

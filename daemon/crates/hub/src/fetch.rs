@@ -48,7 +48,7 @@ pub const FETCH_THREADS: usize = 2;
 /// Longest pattern of a list of hosts.
 const PATTERN_MAX: usize = 253;
 
-/// Why a file was not fetched. The texts do not tell what is at an address, nor which it is.
+/// Why a file was not fetched. Messages contain no address, and nothing of what answers at one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FetchError {
     /// No URL of a file.
@@ -161,9 +161,9 @@ fn is_with_port(name: &str) -> bool {
 /// What a file may cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FetchBounds {
-    /// Most bytes.
+    /// Maximum number of bytes.
     pub bytes: u64,
-    /// Until the last of them, with all redirects.
+    /// Time limit until the last byte, redirects included.
     pub time: Duration,
 }
 
@@ -181,7 +181,7 @@ pub struct Fetcher {
 /// Looks up the addresses of a name.
 type Resolve = Arc<dyn Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync>;
 
-/// As the system does. Blocks for as long as that takes.
+/// Resolves a host name by the system's resolver. Blocks.
 fn by_system(name: &str) -> io::Result<Vec<IpAddr>> {
     let addresses = (name, 0).to_socket_addrs()?;
     Ok(addresses.map(|address| address.ip()).collect())
@@ -223,7 +223,7 @@ impl Place {
 }
 
 impl Fetcher {
-    /// One for these hosts.
+    /// A fetcher of files from these hosts.
     pub fn new(hosts: Hosts) -> Self {
         Self {
             hosts,

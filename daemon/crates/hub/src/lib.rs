@@ -56,10 +56,10 @@ use crate::web::Web;
 pub const HUB_URL: &str = "https://huggingface.co";
 /// The registry that Ollama's names mean.
 pub const REGISTRY_URL: &str = "https://registry.ollama.ai";
-/// Most connections for one file.
+/// Maximum number of connections for one file.
 pub const CONNECTIONS_MAX: usize = 16;
 
-/// Where models come from, and how.
+/// Settings of downloads: hub, registry, tokens, connections and time limits.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// A hub that speaks Hugging Face's API.
@@ -74,7 +74,7 @@ pub struct Config {
     pub piece_bytes: u64,
     /// Bytes of the disk that stay free.
     pub spare_bytes: u64,
-    /// How long things may take.
+    /// Time limits of requests and pauses between tries.
     pub patience: Patience,
 }
 
@@ -187,7 +187,7 @@ pub enum Event {
         file: usize,
         /// What went wrong.
         why: String,
-        /// Until the next try.
+        /// Milliseconds until the next try.
         wait_ms: u64,
     },
     /// All bytes of a file are there; its checksum is computed.
@@ -219,9 +219,9 @@ pub struct Pulled {
     pub bytes: u64,
     /// The file's checksum, where it is known.
     pub sha256: Option<String>,
-    /// Whether it was compared with the hub's.
+    /// Whether the file's checksum was compared with the hub's.
     pub verified: bool,
-    /// Whether it was there before.
+    /// Whether the file was complete before this download.
     pub was_there: bool,
 }
 
@@ -254,8 +254,8 @@ impl Hub {
         catalogue::list(&self.web, &self.config, source).await
     }
 
-    /// Downloads a model into `dir`, which exists: what of it is there already stays, what was
-    /// begun goes on. Dropping the future ends the download, which the next one continues.
+    /// Downloads a model into the existing directory `dir`. Files that are complete stay, partial
+    /// ones are continued. Dropping the future stops the download; the next one continues it.
     ///
     /// # Errors
     /// [`Error`].

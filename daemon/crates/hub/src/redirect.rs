@@ -1,4 +1,4 @@
-//! Where a server's answer leads a request.
+//! Redirects: which ones a download follows.
 
 use hyper::Uri;
 

@@ -39,7 +39,7 @@ pub enum Source {
         /// A quantization such as `Q4_K_M`, or a file's name.
         tag: Option<String>,
     },
-    /// One file.
+    /// One file at a URL.
     Url {
         /// The file's address.
         url: Uri,

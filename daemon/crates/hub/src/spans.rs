@@ -32,12 +32,12 @@ impl Spans {
         self.0.splice(from..to, [(low, high)]);
     }
 
-    /// Bytes of all.
+    /// Sum of the bytes of all ranges.
     pub(crate) fn bytes(&self) -> u64 {
         self.0.iter().map(|(first, end)| end - first).sum()
     }
 
-    /// How far it is there without a gap.
+    /// Number of bytes from the file's beginning that are there without a gap.
     pub(crate) fn prefix(&self) -> u64 {
         self.0
             .first()
@@ -127,7 +127,7 @@ pub(crate) fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     fs::rename(&temporary, path)
 }
 
-/// First byte, and the length of the file where it is told, of `bytes 0-99/1000`.
+/// First byte of a range as `bytes 0-99/1000`, and the length of the file if it is given.
 pub(crate) fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = range.split_once('-')?;

@@ -26,13 +26,13 @@ const COPIES: &str = "copies";
 /// Bytes of the file system that a directory lies on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Room {
-    /// Of all.
+    /// Size of the disk.
     pub total_bytes: u64,
     /// Bytes that the daemon's user may still write.
     pub free_bytes: u64,
 }
 
-/// How much room there is below `dir`.
+/// Free and total space of the disk of `dir`.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -45,7 +45,7 @@ pub fn room(dir: &Path) -> Result<Room, Error> {
     })
 }
 
-/// Where a file came from, kept beside it.
+/// The source of a downloaded file, kept in a file beside it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Note {
     /// The source that was requested.

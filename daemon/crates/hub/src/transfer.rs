@@ -52,7 +52,7 @@ pub(crate) struct Item {
     /// Path where the file belongs.
     pub(crate) dest: PathBuf,
     pub(crate) bytes: u64,
-    /// In hexadecimal.
+    /// Expected SHA-256 of the file, in hexadecimal.
     pub(crate) sha256: Option<String>,
 }
 
@@ -90,23 +90,23 @@ pub(crate) fn with_end(path: &Path, end: &str) -> PathBuf {
 
 /// Receiver of a download's events.
 pub(crate) trait Told: Send + Sync {
-    /// So many bytes are there.
+    /// Reports that `done` bytes of the file are there.
     fn grown(&self, done: u64);
     /// The download is tried again after this time.
     fn waiting(&self, why: &Error, wait: Duration);
-    /// All bytes are there; the rest of the checksum is computed.
+    /// Reports that all bytes are there and the checksum is being computed.
     fn checking(&self);
 }
 
 /// What a file that was downloaded is.
 #[derive(Debug)]
 pub(crate) struct Arrived {
-    /// In hexadecimal; computed where the hub has none, too.
+    /// SHA-256 of the file, in hexadecimal; computed even if the hub gives none.
     pub(crate) sha256: String,
     pub(crate) etag: Option<String>,
 }
 
-/// How it is divided.
+/// The division of a file into ranges for parallel downloads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Division {
     pub(crate) connections: usize,
@@ -212,7 +212,7 @@ struct State {
     is_whole_only: bool,
     /// Time at which the journal was last written.
     saved: Instant,
-    /// Where the hash is told how far the file has grown together.
+    /// Channel that reports to the hash how many bytes from the file's beginning are there.
     grown: Option<mpsc::Sender<u64>>,
 }
 

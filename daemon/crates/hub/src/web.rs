@@ -26,13 +26,13 @@ use crate::source::without_query;
 const REDIRECTS_MAX: usize = 6;
 /// Longest JSON answer.
 const JSON_MAX: usize = 16 << 20;
-/// Where a hub tells the checksum of a file that it leads to.
+/// Header in which a hub gives the checksum of a file that it redirects to.
 pub(crate) const LINKED_ETAG: HeaderName = HeaderName::from_static("x-linked-etag");
 
-/// How long things may take.
+/// Time limits of requests and pauses between tries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// To connect.
+    /// Time limit to connect.
     pub connect: Duration,
     /// For the head of an answer, and for [`Patience::least_bytes`] of its body.
     pub stall: Duration,
@@ -62,9 +62,9 @@ impl Default for Patience {
 /// What went wrong with one try.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// Another try may help, after at least this time where the server says one.
+    /// A fault for which another try may help, after at least this time if the server gives one.
     Passing(Error, Option<Duration>),
-    /// Another try will not.
+    /// A fault for which another try will not help.
     Lasting(Error),
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct Ask<'a> {
     pub(crate) accept: &'static str,
     /// Bytes, first and one behind the last.
     pub(crate) range: Option<(u64, u64)>,
-    /// Only if the file still has this strong ETag; else all of it.
+    /// ETag for `If-Range`: the range is sent only if the file still has it, else the whole file.
     pub(crate) if_range: Option<&'a str>,
     /// Name of the requested thing, for errors.
     pub(crate) what: &'a str,
@@ -87,7 +87,7 @@ pub(crate) struct Answer {
     pub(crate) response: Response<Incoming>,
     /// The host that answered after all redirects.
     pub(crate) host: String,
-    /// What the hub itself said of the file's checksum before it led elsewhere.
+    /// The file's checksum in the hub's own response, before it redirected.
     pub(crate) linked_etag: Option<String>,
 }
 
@@ -321,7 +321,7 @@ impl Tries {
         self.failed = 0;
     }
 
-    /// Waits until the next try; `told` hears why and for how long.
+    /// Waits until the next try; `told` is called with the reason and the time.
     ///
     /// # Errors
     /// The fault's own, where no try is left or none helps.

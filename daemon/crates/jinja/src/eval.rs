@@ -15,7 +15,7 @@ use crate::repr;
 use crate::run::Run;
 use crate::value::{Dict, Value};
 
-/// What is said of a condition without an alternative that does not hold.
+/// Error for a conditional expression without `else` whose condition is false.
 const NO_ELSE: &str =
     "the inline if-expression evaluated to false and no else section was defined.";
 
@@ -187,7 +187,7 @@ impl Run<'_> {
     }
 }
 
-/// Whether a comparison holds.
+/// Whether the comparison of `a` with `b` is true.
 pub(crate) fn compared(comparison: Comparison, a: &Value, b: &Value) -> R<bool> {
     let ordered = |sign: &str, holds: fn(std::cmp::Ordering) -> bool| -> R<bool> {
         Ok(compare::order(a, b, sign)?.is_some_and(holds))

@@ -10,7 +10,7 @@ use crate::operators::sized;
 use crate::repr;
 use crate::value::Value;
 
-/// Most spaces of an indent.
+/// Maximum number of spaces of an indent.
 const INDENT_MAX: usize = 64;
 
 struct Style<'h> {

@@ -88,9 +88,9 @@ pub(crate) struct Loop {
     pub(crate) node: Rc<For>,
     /// Where the loop stands, for its test and its recursion.
     pub(crate) scope: Rc<Scope>,
-    /// What has not been looked at.
+    /// The elements that were not iterated yet.
     pub(crate) rest: RefCell<std::vec::IntoIter<Value>>,
-    /// What the iterable said of its length.
+    /// The length that the iterable reported.
     pub(crate) length: Cell<Option<usize>>,
     pub(crate) index0: Cell<i64>,
     pub(crate) depth0: i64,

@@ -23,7 +23,7 @@ pub(crate) enum Flow {
 /// Macros and loops within each other.
 const CALLS_MAX: usize = 500;
 
-/// One rendering.
+/// The state of one rendering.
 pub(crate) struct Run<'h> {
     pub(crate) host: &'h Host<'h>,
     names: &'h [Rc<str>],

@@ -61,7 +61,7 @@ pub struct FileInfo {
     pub bytes: u64,
     /// Modification time of the file.
     pub modified: SystemTime,
-    /// Whether it is a regular file.
+    /// Whether the entry of the directory is a regular file.
     pub is_regular: bool,
 }
 

@@ -24,7 +24,7 @@ pub(crate) const SEGMENT_HEADER: u64 = 32;
 /// Bytes of a record's header.
 pub(crate) const RECORD_HEADER: u64 = 88;
 
-/// Most bytes of a payload.
+/// Maximum number of bytes of a payload.
 pub(crate) const PAYLOAD_MAX: u64 = 1 << 30;
 
 const SEGMENT_MAGIC: &[u8; 8] = b"RFKVDISK";
@@ -63,7 +63,7 @@ pub struct Found {
 /// How the scan of a segment ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scanned {
-    /// All bytes are records.
+    /// All bytes of the segment file are valid records.
     Whole,
     /// The last record is incomplete; records end at this offset.
     Torn(u64),

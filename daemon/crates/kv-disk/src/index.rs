@@ -1,13 +1,14 @@
-//! Which entries there are, and where; and which segment goes first.
+//! The index of the store: entries with their locations, and the order in which segment files are
+//! deleted.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Most entries: about 100 MiB of memory.
+/// Maximum number of entries: about 100 MiB of memory.
 pub(crate) const ENTRIES_MAX: usize = 1 << 20;
 
-/// Most segment files.
+/// Maximum number of segment files.
 pub(crate) const SEGMENTS_MAX: usize = 1024;
 
 /// The name of an entry.
@@ -54,9 +55,9 @@ pub struct ModelTag(pub [u8; 16]);
 /// Where the bytes of an entry are.
 #[derive(Debug, Clone)]
 pub(crate) enum Location {
-    /// In the queue of the writer.
+    /// The entry waits in the queue of the writer.
     Queued(Arc<Vec<u8>>),
-    /// In a segment, with the record's offset and the bytes of its payload.
+    /// The entry is in a segment file, at the record's offset.
     Written {
         segment: u64,
         offset: u64,
@@ -85,7 +86,8 @@ impl Entry {
 pub(crate) struct Segment {
     pub(crate) name: String,
     pub(crate) bytes: u64,
-    /// When it was used last, in uses of any segment; 0 if it has nothing to use.
+    /// Time of the segment file's last use, counted in uses of any segment file; 0 if it has no
+    /// entries.
     used: u64,
     /// The time of the last use that the file itself has.
     pub(crate) touched: SystemTime,
@@ -146,7 +148,7 @@ impl Index {
         self.segments.get_mut(&number)
     }
 
-    /// A segment has so many bytes now.
+    /// Sets the size of a segment file.
     pub(crate) fn set_bytes(&mut self, number: u64, bytes: u64) {
         if let Some(segment) = self.segments.get_mut(&number) {
             self.bytes = self.bytes - segment.bytes + bytes;

@@ -36,13 +36,13 @@ pub struct Fetch {
 /// What a fetch has next.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Nothing yet.
+    /// No further entry was read yet.
     Pending,
     /// The payload of the next entry.
     Entry(Vec<u8>),
     /// The next entry cannot be read. The fetch has ended.
     Failed,
-    /// All entries were read.
+    /// All entries of the request were read.
     Done,
 }
 

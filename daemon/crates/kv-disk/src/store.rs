@@ -27,7 +27,7 @@ const FETCHES_MAX: usize = 64;
 /// How long closing a store waits for its threads.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How a store is set up.
+/// Settings of a store.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Bytes of all segment files at most.
@@ -112,7 +112,7 @@ pub struct Status {
     pub read: u64,
     /// Bytes that were read.
     pub read_bytes: u64,
-    /// How long the files were read for that.
+    /// Time spent reading the files.
     pub read_time: Duration,
     /// Entries that were not written: the queue was full, or writing was paused.
     pub refused: u64,
@@ -133,7 +133,7 @@ pub(crate) struct State {
     pub(crate) status: Status,
     /// Jobs of the writer that are not done.
     pub(crate) jobs: u64,
-    /// Nothing is written before.
+    /// Time until which writing is paused.
     pub(crate) paused_until: Option<Instant>,
     /// Threads are to end once the queue is empty.
     pub(crate) is_closing: bool,
@@ -159,7 +159,7 @@ impl Shared {
     }
 }
 
-/// A thread, and what tells that it has ended.
+/// A thread of the store, and the channel that closes when it has ended.
 struct Thread {
     handle: JoinHandle<()>,
     ended: Receiver<()>,
@@ -294,7 +294,7 @@ impl Store {
         sent
     }
 
-    /// Whether so many bytes more have room in the queue of what is to be written.
+    /// Whether the write queue has room for `bytes` more.
     pub fn has_room(&self, bytes: u64) -> bool {
         let state = self.shared.state();
         let queued = state.status.queued_bytes + bytes;

@@ -232,7 +232,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Deletes segments until so many bytes more are within the budget.
+    /// Deletes segment files until `bytes` more fit the budget.
     fn make_room(&mut self, bytes: u64) -> io::Result<()> {
         loop {
             let but = self.active.as_ref().map(|active| active.number);

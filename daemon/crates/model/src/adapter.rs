@@ -19,7 +19,7 @@ use rocmforge_ops::{Role, TensorDesc, WeightType};
 
 use crate::error::Error;
 
-/// Most adapters of a model.
+/// Maximum number of adapters of a model.
 pub const ADAPTERS_MAX: usize = 16;
 
 /// Largest sum of the ranks of a model's adapters.
@@ -50,7 +50,7 @@ impl AdapterPair {
 /// What an adapter file's header says.
 #[derive(Debug, Clone)]
 pub struct Adapter {
-    /// By the name of the model's tensor.
+    /// Pairs of matrices, by the name of the model's tensor.
     pub pairs: BTreeMap<String, AdapterPair>,
     /// The factor on the product of both halves, times the rank; 0 for a factor of 1.
     pub alpha: f32,
@@ -257,13 +257,13 @@ pub struct AdapterMatrices {
 /// The adapters of a model together: what their matrices are like, and where they lie.
 #[derive(Debug, Clone)]
 pub struct AdapterSet {
-    /// In the order of the adapters.
+    /// Ranges of the adapters' ranks, in the order of the adapters.
     pub ranges: Vec<AdapterRange>,
     /// The sum of the ranks, rounded up.
     pub width: u64,
     /// What elements are stored as, f32 or f16.
     pub ty: WeightType,
-    /// By the name of the model's tensor, one behind the other.
+    /// Matrices of all adapters, by the name of the model's tensor.
     pub matrices: BTreeMap<String, AdapterMatrices>,
     /// Bytes of all of them.
     pub bytes: u64,

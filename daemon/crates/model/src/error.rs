@@ -33,7 +33,7 @@ pub enum Error {
     Plan {
         /// The architecture.
         arch: &'static str,
-        /// What is wrong with the plan.
+        /// The plan's fault.
         fault: rocmforge_ops::plan::PlanFault,
     },
     /// A metadata key is absent.
@@ -46,7 +46,7 @@ pub enum Error {
         key: String,
         /// The key's value.
         value: String,
-        /// What is allowed.
+        /// The values that are supported.
         message: String,
     },
     /// A tensor is absent.

@@ -45,7 +45,7 @@ pub struct Hparams {
     pub ranks_yes_no: bool,
 }
 
-/// Most patches of an image that a tower takes.
+/// Maximum number of patches of an image that a tower takes.
 pub const N_PATCH_MAX: u32 = 1 << 16;
 
 /// What a model is for.
@@ -73,7 +73,7 @@ pub enum Pooling {
 }
 
 impl Pooling {
-    /// By the number that files have (llama.cpp's `llama_pooling_type`).
+    /// The pooling with the number that files use (llama.cpp's `llama_pooling_type`).
     fn numbered(number: u32) -> Option<Self> {
         match number {
             0 => Some(Self::None),

@@ -1,4 +1,4 @@
-//! What clients are told about a model.
+//! The description of a model for clients.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ pub struct SegmentInfo {
     pub bytes: u64,
 }
 
-/// What clients are told about a model.
+/// The description of a model for clients.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelInfo {
     /// `general.architecture`.

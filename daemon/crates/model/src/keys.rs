@@ -7,17 +7,17 @@ use rocmforge_ops::{RopeAxes, RopeOrder, RopeScaling, RopeSpec};
 
 use crate::error::Error;
 
-/// Most layers.
+/// Maximum number of layers of a model.
 pub(crate) const N_LAYER_MAX: u32 = 1024;
 /// Widest residual stream or feed-forward, in elements.
 pub(crate) const WIDTH_MAX: u32 = 1 << 20;
-/// Most heads.
+/// Maximum number of attention heads of a layer.
 pub(crate) const N_HEAD_MAX: u32 = 4096;
 /// Largest head.
 pub(crate) const HEAD_DIM_MAX: u32 = 1024;
 /// Longest context.
 pub(crate) const N_CTX_MAX: u32 = 1 << 24;
-/// Most experts of a layer.
+/// Maximum number of experts of a layer.
 pub(crate) const N_EXPERT_MAX: u32 = 1024;
 
 /// Reads keys below the architecture's prefix.

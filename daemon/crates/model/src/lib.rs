@@ -39,7 +39,7 @@ pub use info::{ModelInfo, QuantizationShare, SegmentInfo};
 pub use tower::{Blend, ClassRow, Filter, ImageSizes, LearnedGrid, Parts, Tiles, Tower};
 pub use weight_shares::{WeightShare, WeightShares};
 
-/// A model: all that its header tells, ready to run.
+/// A model: hyperparameters and plan, made from the header alone.
 #[derive(Debug, Clone)]
 pub struct Model {
     hparams: Hparams,
@@ -277,7 +277,7 @@ impl Model {
         &self.hparams
     }
 
-    /// How a pass runs.
+    /// The plan of the model's forward pass.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -312,12 +312,12 @@ impl Model {
         }
     }
 
-    /// What clients are told.
+    /// The description of the model for clients.
     pub fn info(&self) -> &ModelInfo {
         &self.info
     }
 
-    /// What is wrong with the file's numbers and does not keep the model from being used.
+    /// Defects of the file that were tolerated, as text.
     pub fn tolerated(&self) -> &[String] {
         &self.tolerated
     }

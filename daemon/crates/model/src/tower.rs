@@ -8,7 +8,8 @@ use rocmforge_ops::{Buf, Input, InputRows, Role, TensorDesc, WeightType};
 pub use blend::Blend;
 pub use positions::LearnedGrid;
 
-/// Most layers whose rows are kept for layers of the text model: parts of one operation.
+/// Maximum number of layers whose rows are kept for layers of the text model: parts of one
+/// operation.
 pub(crate) const DEEPSTACK_MAX: usize = 3;
 
 /// Names of the kept rows, on their way to the text model's layers.
@@ -31,7 +32,7 @@ pub struct Tower {
     pub deepstack: Vec<u32>,
     /// Learned positions, if the tower has them.
     pub grid: Option<LearnedGrid>,
-    /// What the colours' mean is before they are normed, red, green, blue, of 0 to 1.
+    /// Mean of each colour channel (red, green, blue; 0 to 1), subtracted from pixels.
     pub mean: [f32; 3],
     /// What the colours are divided by, once their mean is subtracted; red, green, blue.
     pub std: [f32; 3],
@@ -85,19 +86,19 @@ pub enum ImageSizes {
     },
     /// The sizes of the images, or smaller ones, filled up to whole blocks with black.
     Padded {
-        /// Most patches, before.
+        /// Maximum number of patches, before.
         patches: u32,
-        /// Most patches of a side, before.
+        /// Maximum number of patches of a side, before.
         side: u32,
     },
     /// The largest of whole blocks that keep the shape.
     Largest {
-        /// Most blocks.
+        /// Maximum number of blocks.
         tokens: u32,
     },
     /// The whole blocks next to its own whose shape is nearest to the image's.
     Nearest {
-        /// Most blocks.
+        /// Maximum number of blocks.
         tokens: u32,
     },
     /// As `Between`; an image that is much larger is cut into tiles, too.

@@ -58,13 +58,13 @@ impl RowCounts {
 pub struct Conflicts(Vec<[u64; 4]>);
 
 impl Conflicts {
-    /// Of `n` buffers that may all share memory.
+    /// No conflicts among `n` buffers: all may share memory.
     #[must_use]
     pub fn none(n: usize) -> Self {
         Self(vec![[0; 4]; n])
     }
 
-    /// Of `n` buffers that all lie apart.
+    /// All conflicts among `n` buffers: each needs memory of its own.
     #[must_use]
     pub fn all(n: usize) -> Self {
         Self(vec![[u64::MAX; 4]; n])

@@ -48,7 +48,7 @@ pub enum KvType {
 }
 
 impl KvType {
-    /// All of them.
+    /// All KV types.
     pub const ALL: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Q8_0];
 
     /// The name: `f32`, `f16`, `q8_0`.
@@ -77,7 +77,8 @@ impl KvType {
         }
     }
 
-    /// Whether heads of so many elements can be stored so: a whole number of blocks.
+    /// Whether heads of `head_dim` elements can be stored in this type: they have a whole number of
+    /// blocks.
     #[must_use]
     pub const fn fits(self, head_dim: usize) -> bool {
         match self {

@@ -476,7 +476,7 @@ impl Op {
         }
     }
 
-    /// Whether it needs this buffer's content.
+    /// Whether the operation reads the content of this buffer.
     #[must_use]
     pub fn reads(&self, buf: Buf) -> bool {
         let mut found = false;
@@ -484,7 +484,7 @@ impl Op {
         found
     }
 
-    /// Whether it changes this buffer.
+    /// Whether the operation writes this buffer.
     #[must_use]
     pub fn writes(&self, buf: Buf) -> bool {
         let mut found = self.temporary() == Some(buf);

@@ -18,7 +18,7 @@ use crate::tensor::TensorDesc;
 /// operations after its last use.
 pub const FUSED_OPS_MAX: usize = 3;
 
-/// Most buffers of a plan.
+/// Maximum number of buffers of a plan.
 pub const BUFS_MAX: usize = 256;
 
 /// How a pass uses a segment.
@@ -26,7 +26,7 @@ pub const BUFS_MAX: usize = 256;
 pub enum SegmentKind {
     /// Every pass, at the same place of the order.
     Ordered,
-    /// By the rows that are routed to its experts.
+    /// An expert, used by the rows that are routed to it.
     Expert {
         /// The layer, counted among the layers with experts.
         layer: u32,

@@ -12,14 +12,14 @@ pub enum RopeOrder {
 /// How the frequencies are stretched for a context longer than the one trained on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     None,
-    /// All alike (Chen et al. 2023).
+    /// Linear: all frequencies are divided by one factor (Chen et al. 2023).
     Linear {
         /// How many times longer.
         factor: f64,
     },
-    /// By the number of turns within the original context (YaRN, Peng et al. 2023).
+    /// YaRN: scaling by the number of turns within the original context (Peng et al. 2023).
     Yarn {
         /// How many times longer.
         factor: f64,

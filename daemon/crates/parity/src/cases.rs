@@ -12,10 +12,10 @@ mod recurrent;
 
 pub(crate) use adapters::Scales;
 
-/// How much of the table.
+/// The part of the table of cases that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// All of it.
+    /// All cases.
     Full,
     /// Some cases of every operation and type.
     Quick,
@@ -62,7 +62,7 @@ pub(crate) enum Work {
     EmbeddingRows(WeightType),
     /// The largest of each row of buffer 0.
     Argmax,
-    /// So many of the largest of each row of buffer 0.
+    /// The given number of largest elements of each row of buffer 0.
     TopK(usize),
 }
 
@@ -133,7 +133,7 @@ const N: Buf = Buf(1);
 const A: Buf = Buf(2);
 const B: Buf = Buf(3);
 
-/// Of every operation, `Extent::Quick` takes one case of this many.
+/// `Extent::Quick` runs one of this many cases of each operation.
 const QUICK_STEP: usize = 5;
 
 /// The table.
@@ -349,7 +349,7 @@ fn argmax() -> Vec<Case> {
     cases
 }
 
-/// Some of the largest of each row, in order, among ties too.
+/// Cases of `top_k`: the largest elements of each row in order, with ties.
 fn largest() -> Vec<Case> {
     let mut cases = Vec::new();
     for (width, tokens, k) in [(1000, 1, 1), (32_000, 3, 40), (151_936, 2, 256)] {

@@ -28,7 +28,7 @@ const FILE_COLS: u64 = 1024;
 /// Seed of all data.
 const SEED: u64 = 12;
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The operation is right.
@@ -56,13 +56,13 @@ impl Outcome {
 /// A step that has ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
-    /// What it is about.
+    /// The subject of the step.
     pub name: String,
     /// What came of it.
     pub outcome: Outcome,
     /// Figures, or what is wrong.
     pub detail: String,
-    /// How long it took.
+    /// Time that the step took.
     pub took: Duration,
 }
 
@@ -130,7 +130,7 @@ impl Told<'_> {
         });
     }
 
-    /// Runs a step and tells it; what it gives, if it is right.
+    /// Runs a step and reports it; returns its value if the step passed.
     fn step<T>(
         &mut self,
         name: &str,
@@ -193,7 +193,7 @@ fn copied() -> ScratchLayout {
     ScratchLayout::new(&[buf], &Conflicts::all(1), counts)
 }
 
-/// From the host and back.
+/// Copies bytes to the device and back, and compares them.
 fn copies(device: &mut dyn Device, detail: &mut String) -> Result<(), DeviceError> {
     let (layout, sent) = (copied(), random(COPY_BYTES / 4));
     let scratch = Scratch {

@@ -41,7 +41,7 @@ pub enum Error {
         seed: u64,
         /// Which device.
         kind: &'static str,
-        /// What it said.
+        /// The device's error.
         source: Box<rocmforge_device::Error>,
     },
     /// The case's weights could not be written or mapped.

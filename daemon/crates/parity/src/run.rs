@@ -27,7 +27,7 @@ pub(crate) const SLAB: u64 = 16 << 20;
 pub(crate) const SCRATCH: u64 = 48 << 20;
 pub(crate) const KV: u64 = 144 << 20;
 
-/// Most rows of a chunk of the context before.
+/// Maximum number of rows of a chunk of the context before.
 const CHUNK: u32 = 64;
 
 /// The case's weights as a file, and where each tensor is.
@@ -195,7 +195,7 @@ impl Weights {
         })
     }
 
-    /// Where they lie.
+    /// Addresses of the uploaded segments.
     pub(crate) fn bound(&self) -> SegmentBinding<'_> {
         SegmentBinding {
             layout: &self.layout,
@@ -452,7 +452,7 @@ pub(crate) fn fill(
     Ok(())
 }
 
-/// Most ranks of an adapter, and of one of many ranks.
+/// Maximum number of ranks of an adapter, and of one of many ranks.
 const RANK_MAX: usize = 24;
 const RANKS_MANY: usize = 200;
 

@@ -70,7 +70,7 @@ impl Head {
     }
 }
 
-/// What came of a try to admit.
+/// The result of a try to admit.
 enum Tried {
     Admitted,
     Refused,

@@ -3,7 +3,7 @@
 
 use crate::sequence::Class;
 
-/// How the scheduler is set up.
+/// Settings of the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Sequences that run at the same time at most; at least 1.

@@ -81,7 +81,7 @@ pub enum Refusal {
 /// Why a new sequence was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotTaken {
-    /// As many wait as may wait.
+    /// The queue is full.
     #[error("{waiting} requests wait, and {waiting_max} may; retry when some have ended")]
     QueueFull {
         /// Sequences that wait.

@@ -27,7 +27,7 @@ struct Ready {
     prompts: Vec<SeqId>,
 }
 
-/// How many rows a pass gives to whom.
+/// The rows of a pass, by sequence.
 struct Rows {
     decode: usize,
     prompts: u32,
@@ -291,7 +291,7 @@ impl Scheduler {
         }
     }
 
-    /// How many rows whom gets, within what scratch has.
+    /// Distributes the rows of a pass among sequences, within the scratch memory.
     fn rows(
         &self,
         model: &ModelView,
@@ -343,7 +343,7 @@ impl Scheduler {
         }
     }
 
-    /// Where a pass has room for one: who was left out longest.
+    /// If a pass has room for one sequence only, keeps the one that was left out longest.
     fn keep_the_longest_waiting(&self, ready: &mut Ready) {
         let waited = |seqs: &[SeqId]| seqs.iter().map(|seq| self.sequences[seq].last_pass).min();
         let (decode, prompts) = (waited(&ready.decode), waited(&ready.prompts));
@@ -370,8 +370,8 @@ impl Scheduler {
         }
     }
 
-    /// Who of the prompts goes first. All of a client and class are overdue together, so that among
-    /// them the one that came first stays first.
+    /// Sort key of prompts: the lowest goes first. All prompts of a client and class are overdue
+    /// together, so that the one that arrived first among them stays first.
     fn prompt_order(&self, s: &Sequence) -> (bool, u64, Class, u64, ClientId, u64) {
         let (client, class) = (s.arrival.client, s.arrival.class);
         let at = self.queues.queue(client, class).prompt_at;

@@ -23,7 +23,7 @@ const FREE_YIELDS: u32 = 4;
 
 /// The places that clients have, as one who waits in a class counts them.
 pub(crate) struct Places {
-    /// Of each client that has some or wants some.
+    /// Places held by each client that has or wants some.
     held: BTreeMap<ClientId, usize>,
     share: usize,
 }

@@ -29,9 +29,9 @@ pub struct SpanPlan {
     pub seq: SeqId,
     /// The position of the first row.
     pub first_position: u32,
-    /// How many; those beyond the known tokens are drafts.
+    /// Number of rows; rows beyond the known tokens are draft tokens.
     pub rows: u32,
-    /// Of how many of the last rows logits are wanted.
+    /// Number of last rows whose logits are wanted.
     pub outputs: u32,
 }
 

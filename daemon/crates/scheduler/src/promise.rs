@@ -38,9 +38,9 @@ pub struct Share {
 pub enum TooShort {
     /// The pass of the own model alone takes as long as the gap.
     OwnPass,
-    /// With what others cannot be stopped in: the longest piece.
+    /// The longest piece of other work that cannot be interrupted.
     Piece,
-    /// With the passes of other promises.
+    /// The passes of other promises.
     Promises,
 }
 

@@ -26,7 +26,7 @@ struct Client {
 /// The sequences of a client and class that wait, and when it was served.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queue {
-    /// By number of arrival.
+    /// Queued sequences by number of arrival.
     pub(crate) waiting: BTreeMap<u64, SeqId>,
     /// The number of passes when one of them was last admitted for the first time.
     pub(crate) admitted_at: u64,
@@ -97,7 +97,8 @@ impl Queues {
         active.map(|c| c.service).min().unwrap_or(0)
     }
 
-    /// A client's rows took so many microseconds of a pass. One without sequences may be forgotten.
+    /// Charges a client with the microseconds that its rows took of a pass. A client without
+    /// sequences may be forgotten.
     pub(crate) fn charge(&mut self, client: ClientId, took_us: u64) {
         if let Some(known) = self.clients.get_mut(&client) {
             known.service += took_us;

@@ -57,7 +57,7 @@ struct Held {
 /// The KV that is promised, as one who waits in a class counts it.
 #[derive(Clone)]
 pub(crate) struct Room {
-    /// Of each that has some or wants some.
+    /// Memory held by each party that has or wants some.
     held: BTreeMap<Party, Held>,
     bytes: u64,
 }

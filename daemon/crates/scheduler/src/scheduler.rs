@@ -42,7 +42,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// One without sequences.
+    /// A scheduler without sequences.
     #[must_use]
     pub fn new(config: Config) -> Scheduler {
         Scheduler {

@@ -63,8 +63,8 @@ pub struct Arrival {
     pub tokens: u32,
     /// Positions that it can come to at most: prompt and generated tokens, bounded by the context.
     pub positions_max: u32,
-    /// Whether it goes on until the model ends it. It is then promised KV for a while at a time;
-    /// any other is promised all that it can come to.
+    /// Whether the sequence has no maximum length and goes on until the model ends it. It is then
+    /// promised KV for a while at a time; any other is promised all that it can come to.
     pub open_ended: bool,
     /// Whether its rows attend to later ones: they are computed in one pass, all or none, and of
     /// them one row's outputs are wanted. Not of [`Kind::Generate`].
@@ -81,9 +81,9 @@ pub struct Arrival {
 pub struct SequenceStatus {
     /// What came.
     pub arrival: Arrival,
-    /// Whether it is admitted; else it waits.
+    /// Whether the sequence is admitted; if not, it is queued.
     pub running: bool,
-    /// Whether it was admitted before, and so may have produced something.
+    /// Whether the sequence was admitted before, and so may have produced tokens.
     pub begun: bool,
     /// Positions that are computed.
     pub n_past: u32,
@@ -215,12 +215,12 @@ impl Sequence {
         self.arrival.kind == Kind::Generate && self.ahead() == 1
     }
 
-    /// Whether its next rows can be computed now.
+    /// Whether the sequence's next rows can be computed now.
     pub(crate) fn runnable(&self) -> bool {
         self.running && self.ready && !self.in_pass && self.ahead() > 0
     }
 
-    /// Whether it comes further, now or when its suspended pass goes on.
+    /// Whether the sequence makes progress, now or when its suspended pass is resumed.
     pub(crate) fn goes_on(&self) -> bool {
         self.in_pass || self.runnable()
     }

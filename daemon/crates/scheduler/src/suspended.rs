@@ -74,7 +74,8 @@ impl Scheduler {
         }
     }
 
-    /// The pass of a model is over, complete or not. To be told before what came of it.
+    /// Notes that the pass of a model is over, complete or not. To be called before its results are
+    /// reported.
     pub fn pass_ended(&mut self, model: ModelId) {
         let Some(under_way) = self.under_way.remove(&model) else {
             return;

@@ -68,7 +68,7 @@ pub(crate) struct Turns {
     last: Option<ModelId>,
 }
 
-/// So many times its patience a model is passed over for promises.
+/// Factor on a model's patience for which it is passed over for promises.
 const PROMISED_PATIENCE: u64 = 8;
 
 /// A pass that takes so long, or longer, weighs as much as all short ones together.
@@ -97,7 +97,7 @@ impl Turns {
         }
     }
 
-    /// Nothing is to be computed, so nobody is behind. How long passes take is still known.
+    /// Resets the turns when no model has work. Measured times of passes are kept.
     pub(crate) fn idle(&mut self) {
         for turn in self.turns.values_mut() {
             *turn = Turn {
@@ -223,7 +223,7 @@ impl Turns {
         short.min_by_key(own).map(|c| c.model)
     }
 
-    /// A slice of a model's pass took so long. `ended` if it was the pass's last.
+    /// Charges a model with a slice of its pass; `ended` if it was the pass's last.
     pub(crate) fn charge(&mut self, model: ModelId, took_us: u64, ended: bool, config: &Config) {
         let turn = self.turns.entry(model).or_default();
         // The clock goes on with every slice, so that whoever waits comes to his turn.

@@ -27,8 +27,8 @@ pub struct ModelView {
     pub segment_bytes: u64,
     /// Rows of one pass at most; at least 1.
     pub rows_max: u32,
-    /// Rows of prompts in a pass while somebody waits for his next token; at least 1. It holds the
-    /// time between tokens.
+    /// Rows of prompts in a pass while other sequences decode; at least 1. It limits the time
+    /// between tokens.
     pub shared_rows: u32,
     /// Rows of logits that are computed at a time at most; at least 1.
     pub outputs_max: u32,
@@ -57,13 +57,13 @@ pub struct View<'a> {
     /// Bytes of weights that are not evicted while sequences run that were promised a gap. What
     /// runs alone need not leave room for them.
     pub kept_bytes: u64,
-    /// At least the models that have sequences.
+    /// Views of models, at least of those that have sequences.
     pub models: &'a [ModelView],
     /// What sequences and passes cost.
     pub costs: &'a dyn Costs,
     /// Sequences of one pass at most; at least 1.
     pub spans_max: u32,
-    /// Bytes that the link brings in a millisecond.
+    /// Upload rate of the link, in bytes per millisecond.
     pub link_bytes_per_ms: u64,
     /// Bytes that a further pass may take beside the suspended ones: for its scratch, its largest
     /// segment and the KV pages of its rows. Not looked at while no pass is suspended.

@@ -19,7 +19,7 @@ use crate::generation::{Running, Wanted};
 use crate::request_log::RequestLog;
 use crate::text_work::Unwanted;
 
-/// How a conversation is answered.
+/// Parameters of the completion of a conversation.
 #[derive(Debug)]
 pub struct Answering {
     /// How to choose tokens, and when to end.
@@ -28,9 +28,9 @@ pub struct Answering {
     pub n_ctx: u32,
     /// Priority class of the request.
     pub class: Class,
-    /// Whether its prompt may begin with what was computed for earlier ones, and be kept.
+    /// Whether the request may read from the prefix cache and store into it.
     pub reuse: bool,
-    /// How many answers, at most [`crate::answers::CHOICES_MAX`].
+    /// Number of completions, at most [`crate::answers::CHOICES_MAX`].
     pub choices: u32,
     /// Whether the output stays unparsed.
     pub unparsed: bool,

@@ -22,7 +22,7 @@ use crate::generation::Running;
 use crate::refusals;
 use crate::request_log::RequestLog;
 
-/// Most answers of a request.
+/// Maximum number of answers of a request.
 pub const CHOICES_MAX: u32 = 8;
 /// What an answer is refused with whose scores are too many to be held until its end.
 const TOO_MANY_SCORES: &str =
@@ -46,7 +46,7 @@ pub fn choices(n: Option<i64>) -> Result<u32, Failure> {
     }
 }
 
-/// How an answer ended.
+/// The end of a completion: reason, counts and times.
 #[derive(Debug, Clone)]
 pub struct Ended {
     /// Why the generation ended.
@@ -61,7 +61,7 @@ pub struct Ended {
     pub calls: usize,
     /// Tool calls that the choice began, whatever their arguments are.
     pub told_calls: usize,
-    /// Whether it was cut inside of its last part.
+    /// Whether the completion was cut inside of its last part.
     pub cuts_part: bool,
     /// Whether a call was open when something other than the model ended it.
     pub cuts_call: bool,
@@ -71,39 +71,39 @@ pub struct Ended {
     pub reused_tokens: u32,
     /// Tokens that were generated.
     pub generated_tokens: u32,
-    /// Of all answers that have ended, this one with them.
+    /// Token counts of all completions that have ended, this one included.
     pub all: Generated,
     /// The scores of the generated tokens, where they are wanted and the answer was collected.
     pub scores: Vec<TokenScore>,
     /// In place of these, those of each text among the answer's parts
     /// ([`Generation::score_text_only`]).
     pub text_scores: Vec<Vec<TokenScore>>,
-    /// Where the time went.
+    /// Times of the request: total, prompt, generation.
     pub times: Times,
 }
 
-/// How much was generated.
+/// Token counts of a request's completions.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Generated {
-    /// All.
+    /// All generated tokens.
     pub tokens: u32,
     /// Approximate number of generated tokens that are reasoning.
     pub reasoning_tokens: u32,
 }
 
-/// Where the time went.
+/// Times of a request: total, prompt, generation.
 #[derive(Debug, Clone, Copy)]
 pub struct Times {
-    /// From the arrival to the end.
+    /// Time from the request's arrival to its end.
     pub total: Duration,
-    /// Until the first token, without the wait before.
+    /// Time to the first token, without the wait in the queue.
     pub prompt: Duration,
-    /// From the first token to the end.
+    /// Time from the first token to the end.
     pub generation: Duration,
 }
 
 impl Ended {
-    /// Whether it was cut: `max_tokens`, or the context is full.
+    /// Whether the completion was cut, by `max_tokens` or a full context.
     pub fn is_cut(&self) -> bool {
         matches!(
             self.finish,
@@ -148,7 +148,7 @@ impl Bound {
     }
 }
 
-/// One of the answers.
+/// One of the completions of a request.
 #[derive(Debug)]
 struct Choice {
     running: Running,
@@ -196,7 +196,7 @@ pub enum Step {
 }
 
 impl Generation {
-    /// Of at least one answer.
+    /// A generation of one or more completions.
     pub fn new(choices: Vec<(Running, Splitter)>, log: RequestLog, arrival: &Arrival) -> Self {
         let choice = |(running, splitter)| Choice {
             running,
@@ -283,7 +283,7 @@ impl Generation {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// As [`Generation::next`], for whoever polls it.
+    /// As [`Generation::next`], for callers that poll.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
         let mut open = self.choices.iter_mut().enumerate();
         let found = open.find_map(|(at, choice)| match choice.running_event(cx) {
@@ -431,8 +431,8 @@ impl Generation {
             .ok_or_else(|| failure::bug("there is no answer"))
     }
 
-    /// All answers, by index; each tells what all of them generated. Dropping the future cancels
-    /// the generation.
+    /// All completions of a request, by index; each has the token count of all of them. Dropping
+    /// the future cancels the generation.
     ///
     /// # Errors
     /// What made one of them fail, and INVALID_ARGUMENT for more scores than an answer holds.
@@ -487,14 +487,14 @@ impl Generation {
     }
 }
 
-/// What came of an answer so far.
+/// The result of an answer so far.
 #[derive(Debug, Default)]
 struct Collected {
     text_only: bool,
     parts: Vec<Part>,
     /// Scores of tokens; of text alone, of those whose text is still to come.
     scores: Vec<TokenScore>,
-    /// Of text alone, those of each text.
+    /// Log-probabilities of each text part, if only text is scored.
     of_texts: Vec<Vec<TokenScore>>,
 }
 

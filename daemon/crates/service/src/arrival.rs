@@ -19,10 +19,10 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// The user that stands for one that the kernel does not tell.
+    /// The user id that stands for an unknown user.
     pub const NOBODY: u32 = 65_534;
 
-    /// A caller of whom the kernel tells nothing, as over TCP.
+    /// A client whose user and process the kernel does not report, as over TCP.
     pub fn unknown() -> Self {
         Self {
             uid: Self::NOBODY,

@@ -13,7 +13,7 @@ use crate::adapter_choice::{AdapterChoice, AdapterScale};
 use crate::decoding::{self, DecodingFields};
 use crate::samplers::SamplerFields;
 
-/// Most stop strings of a request.
+/// Maximum number of stop strings of a request.
 pub const STOP_MAX: usize = 256;
 /// Longest stop string in bytes.
 pub const STOP_MAX_BYTES: usize = 256;
@@ -23,63 +23,66 @@ pub const PENALTY_MAX: f32 = 100.0;
 pub const MAX_GAP_MS: u32 = 60_000;
 /// Largest count that the engine takes.
 const COUNT_MAX: u32 = i32::MAX as u32;
-/// Most messages of a conversation.
+/// Maximum number of messages of a conversation.
 pub const MESSAGES_MAX: usize = 4096;
-/// Most parts, and most calls, of all messages of a conversation.
+/// Maximum number of parts, and most calls, of all messages of a conversation.
 pub const PARTS_MAX: usize = 16_384;
 /// Longest role in bytes.
 pub const ROLE_MAX_BYTES: usize = 64;
 /// Longest name of a model in bytes.
 pub const MODEL_NAME_MAX: usize = rocmforge_engine::MODEL_NAME_MAX;
-/// Most scores in an answer: tokens times one more than `top_n`.
+/// Maximum number of scores in an answer: tokens times one more than `top_n`.
 pub const SCORES_MAX: u64 = 1 << 20;
 
 /// Sampling as a request has it; what is absent has its default.
 #[derive(Debug, Clone, Default)]
 pub struct SamplingFields {
-    /// At least 0; 0 is greedy.
+    /// Temperature: at least 0; 0 is greedy.
     pub temperature: Option<f32>,
-    /// At least 0; 0 keeps all.
+    /// Number of most likely tokens that are kept: at least 0; 0 keeps all.
     pub top_k: Option<i32>,
     /// Above 0, at most 1.
     pub top_p: Option<f32>,
-    /// At least 0, below 1.
+    /// Share of the largest probability that a token needs to be kept: at least 0, below 1.
     pub min_p: Option<f32>,
-    /// Above 0.
+    /// Penalty factor of repeated tokens: above 0; 1 is off.
     pub repeat_penalty: Option<f32>,
-    /// At most [`PENALTY_MAX`], either sign.
+    /// Penalty of tokens that are present, subtracted from their logits: at most [`PENALTY_MAX`],
+    /// either sign.
     pub presence_penalty: Option<f32>,
-    /// At most [`PENALTY_MAX`], either sign.
+    /// Penalty of tokens for each occurrence, subtracted from their logits: at most
+    /// [`PENALTY_MAX`], either sign.
     pub frequency_penalty: Option<f32>,
-    /// Tokens that penalties look back at.
+    /// Number of recent tokens that penalties count.
     pub penalty_last_n: Option<i32>,
     /// Fields of further samplers, and the order of all samplers.
     pub samplers: SamplerFields,
-    /// Where the draw begins; drawn where absent.
+    /// Seed of sampling; a random one if absent.
     pub seed: Option<u64>,
-    /// At least 1.
+    /// Maximum number of generated tokens: at least 1.
     pub max_tokens: Option<i32>,
-    /// At most [`STOP_MAX`] strings of at most [`STOP_MAX_BYTES`] bytes.
+    /// Strings that end the output: at most [`STOP_MAX`], each of at most [`STOP_MAX_BYTES`] bytes.
     pub stop: Vec<String>,
     /// Fields that constrain decoding.
     pub decoding: DecodingFields,
-    /// Whether the prompt may begin with what earlier ones have computed; what HTTP's
-    /// bodies have beside the others.
+    /// Whether the request may use the prefix cache.
     pub reuse_prompt: Option<bool>,
-    /// From 0, which is none, to [`MAX_GAP_MS`]; without, that of the request's class.
+    /// Longest gap between tokens to be promised, in milliseconds: 0 for none, up to
+    /// [`MAX_GAP_MS`]. If absent, the default of the request's priority.
     pub max_gap_ms: Option<i32>,
-    /// The adapters that it has; without, those of the model's name or its defaults.
+    /// LoRA adapters of the request. If absent, those in the model's name, or the defaults of the
+    /// load.
     pub lora: Option<Vec<AdapterScale>>,
 }
 
 /// The checked sampling fields.
 #[derive(Debug)]
 pub struct Sampling {
-    /// How tokens are chosen.
+    /// Sampling parameters for the engine.
     pub params: SamplingParams,
-    /// Most tokens; `None` is up to the context's end.
+    /// Maximum number of tokens; `None` is up to the context's end.
     pub max_tokens: Option<u32>,
-    /// Strings that end the text.
+    /// Strings that end the output.
     pub stop: Vec<String>,
     /// Texts with what is added to the logits of their tokens; not yet a part of `params`.
     pub biased_texts: Vec<(String, f32)>,
@@ -87,7 +90,7 @@ pub struct Sampling {
     pub max_gap: Option<Duration>,
     /// Parameters that constrain decoding.
     pub decoding: Decoding,
-    /// What the text is held to; not yet a part of `decoding`.
+    /// The grammar or format that constrains the output; not yet a part of `decoding`.
     pub format: Option<Format>,
     /// When the format begins to hold, if not from the start of the output.
     pub trigger: Option<Trigger>,

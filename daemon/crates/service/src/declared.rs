@@ -34,9 +34,9 @@ use crate::origins::Origin;
 use crate::refusals;
 use crate::request_log::RequestLog;
 
-/// Most models that are declared.
+/// Maximum number of models that are declared.
 pub const DECLARED_MAX: usize = 256;
-/// Most aliases of one.
+/// Maximum number of aliases of one.
 pub const ALIASES_MAX: usize = 16;
 
 /// A model that the configuration declares.
@@ -267,9 +267,9 @@ impl Service {
         }
     }
 
-    /// Registers what is declared and not loaded, with its pins. A model that cannot be loaded is
-    /// told in the log, too, and tried again at its first use over HTTP. What a loaded one does not
-    /// take of how it is declared is told as well.
+    /// Registers declared models that are not loaded, with their pins. A model that cannot be
+    /// loaded is logged, and tried again at its first use over HTTP. Settings of its declaration
+    /// that a loaded model does not take are reported.
     pub async fn register_declared(self: &Arc<Self>) -> Registration {
         let mut registration = Registration::default();
         self.take_late();
@@ -292,8 +292,8 @@ impl Service {
         registration
     }
 
-    /// Registers a declared model, or tells what the one that is loaded, in which a look found
-    /// this, does not take.
+    /// Registers a declared model. If it is loaded, reports the settings of its declaration that it
+    /// does not take.
     async fn register_or_follow(
         self: &Arc<Self>,
         model: &Declared,
@@ -314,8 +314,8 @@ impl Service {
         self.follow_up(model, &loaded, found, registration).await;
     }
 
-    /// Registers those that could not be since a model directory did not answer, where they are
-    /// still declared; those that a request has loaded meanwhile are told as registered, too.
+    /// Registers declared models whose model directory did not respond at the start. Those that a
+    /// request has loaded meanwhile are reported as registered, too.
     pub async fn register_late(self: &Arc<Self>) -> Registration {
         let mut registration = Registration::default();
         let late = self.take_late();
@@ -382,8 +382,8 @@ impl Service {
         registration
     }
 
-    /// Loads a declared model again as [`Service::renew_one`] does, or tells what the loaded one
-    /// keeps.
+    /// Loads a declared model again as [`Service::renew_one`] does, or reports the settings that
+    /// the loaded one keeps.
     async fn follow_up(
         self: &Arc<Self>,
         model: &Declared,

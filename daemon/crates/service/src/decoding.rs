@@ -12,7 +12,7 @@ use rocmforge_failure::{self as failure, Failure, Violations};
 
 use crate::check::Sampling;
 
-/// Most tokens with a bias.
+/// Maximum number of tokens with a bias.
 pub const LOGIT_BIAS_MAX: usize = 1024;
 /// Largest bias, either sign.
 pub const BIAS_MAX: f32 = 100.0;
@@ -20,9 +20,10 @@ pub const BIAS_MAX: f32 = 100.0;
 pub const FORBIDDEN: f32 = f32::NEG_INFINITY;
 /// Longest text with a bias, in bytes.
 pub const BIASED_TEXT_MAX_BYTES: usize = 256;
-/// Most tokens that end a text beside the vocabulary's own.
+/// Maximum number of tokens that end a text beside the vocabulary's own.
 pub const STOP_TOKENS_MAX: usize = 64;
-/// Most tokens that are returned with their log-probabilities in a generated one's place.
+/// Maximum number of tokens that are returned with their log-probabilities in a generated one's
+/// place.
 pub const LOGPROBS_MAX: u32 = 20;
 
 /// The fields as a request has them; what is absent does nothing.
@@ -44,9 +45,9 @@ pub struct DecodingFields {
     pub logprobs: Option<i32>,
     /// The log-probabilities are those that tokens are drawn with, behind all samplers.
     pub after_sampling: bool,
-    /// What the text is held to.
+    /// The grammar or format that constrains the output.
     pub format: Option<Format>,
-    /// Most tokens of reasoning; without, as many as leave room for what is held.
+    /// Maximum number of tokens of reasoning; without, as many as leave room for what is held.
     pub reasoning_budget: Option<u32>,
     /// Ends reasoning at once, when it is set.
     pub reasoning_end: Option<Arc<AtomicBool>>,
@@ -109,7 +110,7 @@ pub(crate) fn checked(
     (fields.logit_bias, decoding, fields.format)
 }
 
-/// Whether it may be added to a logit. No number at all is in no range.
+/// Whether the value may be added to a logit: it is in the range, and not NaN.
 fn is_bias(bias: f32) -> bool {
     bias.abs() <= BIAS_MAX || bias == FORBIDDEN
 }

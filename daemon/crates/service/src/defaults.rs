@@ -36,13 +36,13 @@ pub struct Defaults {
     pub penalty_last_n: Option<i32>,
     /// See [`SamplingFields::max_tokens`].
     pub max_tokens: Option<i32>,
-    /// How urgent its requests are.
+    /// Default priority of requests for the model.
     pub class: Option<Class>,
     /// A chat template in the place of the file's.
     pub template: Option<Template>,
-    /// Whether it thinks in requests that say nothing of it.
+    /// Whether the model reasons in requests that leave it unset.
     pub thinking: Option<bool>,
-    /// How its embeddings are made, in the place of what its file says.
+    /// Pooling of embeddings, in place of the file's.
     pub pooling: Option<Pooling>,
     /// What stands before texts that are embedded, by what they are embedded for.
     pub prompts: Prompts,
@@ -98,7 +98,7 @@ impl Defaults {
 }
 
 impl Service {
-    /// What the model of this name or alias has as defaults; nothing where it is not declared.
+    /// Default parameters of the declared model with this name or alias; empty if none is declared.
     pub fn defaults(&self, model: &str) -> Defaults {
         let book = self.declared();
         let declared = book.asked(self.without_adapters(model));
@@ -121,7 +121,7 @@ impl Service {
         sampling
     }
 
-    /// How urgent a request for the model of this name is.
+    /// Priority of a request for the model of this name.
     pub fn class(&self, model: &str, asked: Option<Class>) -> Class {
         let default = || self.defaults(model).class;
         asked.or_else(default).unwrap_or(Class::Interactive)

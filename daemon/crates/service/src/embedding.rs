@@ -19,10 +19,10 @@ use crate::check;
 pub use crate::embedding::norm::Norm;
 use crate::request_log::RequestLog;
 
-/// Most texts of a request, as OpenAI has it.
+/// Maximum number of texts of a request, as OpenAI has it.
 pub const TEXTS_MAX: usize = 2048;
 
-/// Most values of an answer, so that it fits a message: 48 MiB.
+/// Maximum number of values of an answer, so that it fits a message: 48 MiB.
 pub const VALUES_MAX: u64 = 12 << 20;
 
 /// Values that are shortened and scaled where a request is awaited: about a millisecond of work.
@@ -59,7 +59,7 @@ pub struct Texts {
     pub dimensions: Option<u32>,
     /// Which of the model's prompts stands before each text; `None` is none.
     pub input_type: Option<String>,
-    /// How urgent it is.
+    /// Priority of the request.
     pub class: Class,
 }
 

@@ -32,7 +32,7 @@ impl<T> fmt::Debug for Flights<T> {
     }
 }
 
-/// The map is whole at every moment, also after a panic.
+/// Locks the map. A poisoned lock is used: it is valid at every moment.
 fn lock<T>(outcomes: &Mutex<Outcomes<T>>) -> MutexGuard<'_, Outcomes<T>> {
     outcomes.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -35,10 +35,9 @@ pub struct Wanted {
     pub sampling: Sampling,
     /// The context length, within the model's and the daemon's.
     pub n_ctx: u32,
-    /// How urgent it is.
+    /// Priority of the request.
     pub class: Class,
-    /// Whether its prompt may begin with what was computed for earlier ones,
-    /// and be kept for later ones.
+    /// Whether the request may read from the prefix cache and store into it.
     pub reuse: bool,
 }
 
@@ -52,7 +51,7 @@ pub struct Running {
     pub model: Arc<LoadedModel>,
     /// The model's adapters that it has.
     pub adapters: Option<Arc<AppliedAdapters>>,
-    /// Where its draws began.
+    /// The seed that was used.
     pub seed: u64,
     /// The request's stop strings.
     pub stop: Vec<String>,

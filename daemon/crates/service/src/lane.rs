@@ -158,7 +158,7 @@ impl Lane {
         })
     }
 
-    /// The counts are whole at every moment.
+    /// Locks the counts. A poisoned lock is used: they are valid at every moment.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -150,7 +150,7 @@ pub struct Service {
     pub images: ImageWork,
     /// What requests took.
     pub measured: Measured,
-    /// The last requests, for those who ask why they took so long.
+    /// The last requests with their time accounts, for `why`.
     pub(crate) recent: Arc<RecentRequests>,
     /// Bytes of requests that are being read.
     pub reading: Arc<Sum>,
@@ -167,11 +167,11 @@ pub struct Service {
     loading: Flights<Outcome>,
     /// Models that are being closed, by name; whether they were.
     closing: Flights<bool>,
-    /// Models that come back after a restart.
+    /// Models that clients loaded, to be loaded again after a restart (`remember`).
     memories: Memories,
-    /// Models that were in use, and come back after a restart.
+    /// Models in use, to be loaded again after a restart (`restart_warm`).
     warmth: Warmth,
-    /// What models that requests opened may have together.
+    /// Limits on the models that requests opened: memory, descriptors and number.
     bounds: Bounds,
     /// Names of declared models that could not be registered since a model directory did not
     /// answer; at most as many as are declared.

@@ -29,7 +29,7 @@ use crate::peer::{Peer, TokenName};
 use crate::refusals;
 use crate::roles::Who;
 
-/// Most rules of a configuration.
+/// Maximum number of rules of a configuration.
 pub const RULES_MAX: usize = 256;
 /// Above so many peers those are forgotten that have nothing under way and spent nothing of late.
 pub const PEERS_KEPT: usize = 1024;
@@ -134,7 +134,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// All of them.
+    /// All limits.
     pub const ALL: [Self; 3] = [Self::Queued, Self::PromptBytes, Self::Tokens];
 
     /// The limit's key in the configuration.
@@ -162,7 +162,7 @@ impl Used {
         })
     }
 
-    /// The sums are whole at every moment.
+    /// Locks the sums. A poisoned lock is used: they are valid at every moment.
     fn sums(&self) -> MutexGuard<'_, Sums> {
         self.sums.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -30,7 +30,7 @@ const PUBLISH_WAIT_MAX: Duration = Duration::from_secs(2);
 const FORGET_WAIT_MAX: Duration = Duration::from_secs(10);
 const FORGET_RETRY: Duration = Duration::from_millis(20);
 
-/// Where a load is.
+/// A step of loading a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadStep {
     /// Work on the header.
@@ -44,7 +44,8 @@ pub enum LoadStep {
     },
 }
 
-/// Where the steps of a load go. One that is full or has no reader loses steps of the header.
+/// Channel for the steps of a load. If it is full or has no reader, steps of the header are
+/// dropped.
 pub type Steps = mpsc::Sender<LoadStep>;
 
 /// A checked load.
@@ -158,7 +159,7 @@ fn same_file(snapshot: &Snapshot, file: &MappedFile) -> Option<Arc<LoadedModel>>
     models.find(|model| model.file().is_same_as(file)).cloned()
 }
 
-/// The client that waits went away.
+/// The failure of a load whose waiting client is gone.
 fn waiter_gone<T>(_: T) -> Failure {
     refusals::from_engine(&Error::Cancelled)
 }

@@ -26,7 +26,7 @@ use crate::refusals;
 const AT_ONCE: usize = 4;
 /// How long a load waits for others before it is refused.
 const WAIT_MAX: Duration = Duration::from_secs(10);
-/// A load whose header has not come for so long does not come.
+/// Time without a byte after which the load of a header is given up.
 const SILENT_AFTER: Duration = Duration::from_secs(60);
 /// Loads at most that may be silent.
 const SILENT_MAX: usize = 16;

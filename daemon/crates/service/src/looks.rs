@@ -101,7 +101,7 @@ impl<T> Shared<T> {
 }
 
 impl<T> Looks<T> {
-    /// Looks that are waited for so long.
+    /// A set of looks whose callers wait for at most `wait_max`.
     pub(crate) fn waiting(wait_max: Duration) -> Self {
         Self(Arc::new(Shared {
             of: Mutex::default(),

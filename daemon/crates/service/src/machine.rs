@@ -77,7 +77,7 @@ pub struct FoundDevice {
     pub wave_size: u32,
     /// PCI address.
     pub pci_address: String,
-    /// Whether it shares its memory with the host.
+    /// Whether the GPU is integrated: it shares its memory with the host.
     pub integrated: bool,
 }
 
@@ -154,12 +154,12 @@ impl fmt::Display for FoundDriver {
 /// A step of a self-test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Told {
-    /// What it is about.
+    /// The subject of the step.
     pub name: String,
     /// `passed`, `failed`, `skipped` or `note`.
     pub outcome: String,
     /// Figures, or what is wrong.
     pub detail: String,
-    /// How long it took, in milliseconds.
+    /// Time that the step took, in milliseconds.
     pub ms: f64,
 }

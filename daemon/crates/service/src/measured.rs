@@ -228,7 +228,7 @@ impl Measured {
         all
     }
 
-    /// Bytes a second at which absent weights came, if that was seen.
+    /// Measured upload rate of weights, in bytes per second; `None` before the first upload.
     pub fn upload_rate(&self) -> Option<f64> {
         self.pace.upload_rate.get()
     }
@@ -268,7 +268,7 @@ pub struct Course {
     generated_tokens: u32,
     /// Time of the last token.
     last: Option<Instant>,
-    /// Nothing else ran when it came.
+    /// Whether no other request ran when this one arrived.
     is_alone: bool,
     /// Bytes of weights that were not on the device then, and of all.
     absent_bytes: u64,
@@ -277,7 +277,7 @@ pub struct Course {
 }
 
 impl Course {
-    /// Notes that `n` tokens came at once.
+    /// Notes that `n` tokens were generated at once.
     pub(crate) fn tokens(&mut self, n: usize) {
         if n == 0 {
             return;

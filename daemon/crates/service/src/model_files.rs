@@ -110,7 +110,7 @@ pub enum ModelFileError {
         path: PathBuf,
         /// Number of the part, from 1.
         number: u32,
-        /// How many there are.
+        /// Number of parts.
         count: u32,
         /// The first part.
         first: PathBuf,

@@ -1,5 +1,5 @@
-//! Who asks, as limits, logs and metrics tell them apart: a user of this machine, or what a token
-//! stands for.
+//! The client of a request, by which limits, logs and metrics count: a user of this machine, or the
+//! name of a token.
 
 use std::fmt;
 

@@ -15,7 +15,7 @@ use crate::refusals;
 
 /// What the names of projectors have in them.
 const MARK: &str = "mmproj";
-/// Entries of a directory that are looked at.
+/// Entries of a directory that are examined.
 const ENTRIES_MAX: usize = 4096;
 /// Projectors of a directory whose headers are read.
 const CANDIDATES_MAX: usize = 16;
@@ -30,7 +30,7 @@ pub(crate) enum ProjectorError {
 }
 
 impl ProjectorError {
-    /// As a refusal of the load.
+    /// Converts the error to a failure of the load.
     pub(crate) fn into_failure(self) -> Failure {
         match self {
             Self::File(error) => refusals::from_model_file(&error),

@@ -43,13 +43,13 @@ const VERSION: u32 = 1;
 /// Largest file that is read, in bytes.
 const FILE_MAX_BYTES: u64 = 4 << 20;
 
-/// A model that comes back.
+/// A model that is loaded again after a restart.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Remembered {
     name: String,
-    /// As the load had it, absolute or below a model directory.
+    /// Path of the file as the load gave it, absolute or below a model directory.
     path: String,
-    /// All of it is pinned.
+    /// Whether the whole model is pinned.
     #[serde(default)]
     pin: bool,
     /// The segments that are pinned where not all are.
@@ -170,7 +170,8 @@ impl Service {
         }
     }
 
-    /// Loads what waits. What cannot be loaded is told in the log and goes on to wait.
+    /// Loads remembered models that wait to be loaded. One that cannot be loaded is logged and
+    /// keeps waiting.
     pub async fn load_remembered(self: &Arc<Self>) {
         let Some(memory) = self.memories.0.get() else {
             return;
@@ -315,7 +316,7 @@ impl Service {
         unloaded
     }
 
-    /// Writes what is to come back after a restart, if it is not what the file has.
+    /// Writes the models to be loaded after a restart, if the file differs.
     pub(crate) async fn remember(self: &Arc<Self>) {
         if let Some(memory) = self.memories.0.get() {
             let (this, memory) = (Arc::clone(self), Arc::clone(memory));

@@ -25,7 +25,7 @@ use crate::chat_model::chat_model;
 use crate::rank_head::OfWhom;
 use crate::request_log::RequestLog;
 
-/// Most documents of a request.
+/// Maximum number of documents of a request.
 pub const DOCUMENTS_MAX: usize = 1024;
 /// Longest query and instruction together: each document's prompt has them.
 const HEAD_MAX_BYTES: usize = 256 << 10;
@@ -36,7 +36,7 @@ const BEFORE: &str = "<|im_start|>system\nJudge whether the Document meets the r
                       Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n\
                       <|im_start|>user\n";
 const BEHIND: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
-/// What the models were trained with where nothing else is said.
+/// The default instruction that rerankers were trained with.
 const INSTRUCTION: &str =
     "Given a web search query, retrieve relevant passages that answer the query";
 
@@ -55,11 +55,11 @@ pub struct Documents {
     pub instruction: String,
     /// Whether a classification's outputs are wanted as they are.
     pub raw: bool,
-    /// How many results are wanted; `None` is all.
+    /// Maximum number of results; `None` for all.
     pub top_n: Option<u32>,
     /// The context length, within the model's and the daemon's.
     pub n_ctx: u32,
-    /// How urgent it is.
+    /// Priority of the request.
     pub class: Class,
 }
 
@@ -73,7 +73,7 @@ pub struct Rank {
     pub score: f32,
 }
 
-/// What came of them.
+/// The ranked documents, with token counts.
 #[derive(Debug)]
 pub struct Ranked {
     /// Best first.
@@ -293,7 +293,7 @@ impl Service {
     }
 }
 
-/// How a model judges.
+/// How a reranker's scores are computed.
 #[derive(Debug, Clone, Copy)]
 enum Judge {
     /// By what it says next.

@@ -20,7 +20,7 @@ use nix::unistd::{Gid, Group, Uid, User, geteuid, getgrouplist};
 
 use crate::arrival::Caller;
 
-/// Most entries of a list.
+/// Maximum number of entries of a list.
 const ENTRIES_MAX: usize = 256;
 /// How long a user's groups are remembered. They come from the system's
 /// directory, which may be far away.

@@ -5,9 +5,9 @@ use std::fmt::Display;
 
 use rocmforge_engine::api::{Mirostat, MirostatVersion, SamplerKind, SamplingParams};
 
-/// Most samplers of an order.
+/// Maximum number of samplers of an order.
 pub const ORDER_MAX: usize = 16;
-/// Most sequences that end a repetition.
+/// Maximum number of sequences that end a repetition.
 pub const BREAKERS_MAX: usize = 32;
 /// Longest of them in bytes.
 pub const BREAKER_MAX_BYTES: usize = 40;
@@ -74,41 +74,41 @@ macro_rules! sampler_fields {
 }
 
 sampler_fields! {
-    /// Above 0, at most 1.
+    /// Typical sampling: above 0, at most 1, which keeps all.
     typical_p: f32, "above 0 and at most 1, where 1 keeps all" if |x| x > 0.0 && x <= 1.0,
         |p, x| p.typical_p = x;
-    /// At least 0.
+    /// Standard deviations below the largest logit that are kept: at least 0, which keeps all.
     top_n_sigma: f32, "finite and at least 0, where 0 keeps all" if |x| x >= 0.0,
         |p, x| p.top_n_sigma = x;
-    /// From 0 to 1.
+    /// Probability that XTC is applied to a token: from 0 to 1.
     xtc_probability: f32, "from 0 to 1, where 0 is off" if |x| (0.0..=1.0).contains(&x),
         |p, x| p.xtc.probability = x;
-    /// From 0 to 1.
+    /// Probability from which XTC removes tokens: from 0 to 1.
     xtc_threshold: f32, "from 0 to 1, where more than 0.5 is off" if |x| (0.0..=1.0).contains(&x),
         |p, x| p.xtc.threshold = x;
-    /// At least 0.
+    /// Range of the dynamic temperature: at least 0, which is off.
     dynatemp_range: f32, "finite and at least 0, where 0 is off" if |x| x >= 0.0,
         |p, x| p.dynatemp.range = x;
-    /// At least 0.
+    /// Exponent of the dynamic temperature: at least 0.
     dynatemp_exponent: f32, "finite and at least 0" if |x| x >= 0.0,
         |p, x| p.dynatemp.exponent = x;
-    /// At least 0.
+    /// Least number of tokens that samplers leave: at least 0.
     min_keep: i32, "at least 0" if |n| n >= 0.0, |p, n| p.min_keep = n.cast_unsigned();
-    /// At least 0.
+    /// Multiplier of the DRY penalty: at least 0, which is off.
     dry_multiplier: f32, "finite and at least 0, where 0 is off" if |x| x >= 0.0,
         |p, x| p.dry.multiplier = x;
-    /// At least 1.
+    /// Base of the DRY penalty, which grows with each repeated token: at least 1.
     dry_base: f32, "finite and at least 1" if |x| x >= 1.0, |p, x| p.dry.base = x;
-    /// At least 1.
+    /// Length from which DRY penalizes a repetition, in tokens: at least 1.
     dry_allowed_length: i32, "at least 1" if |n| n >= 1.0,
         |p, n| p.dry.allowed_length = n.cast_unsigned();
-    /// At least 0, or -1 for the whole context.
+    /// Recent tokens in which DRY looks for repetitions: at least 0, or -1 for the whole context.
     dry_penalty_last_n: i32, "at least 0, where 0 is off, or -1 for the whole context"
         if |n| n >= -1.0, |p, n| p.dry.last_n = u32::try_from(n).unwrap_or(u32::MAX);
     /// The surprise that Mirostat holds, in bits; at least 0.
     mirostat_tau: f32, "finite and at least 0" if |x| x >= 0.0,
         |p, x| p.mirostat = p.mirostat.map(|held| Mirostat { tau: x, ..held });
-    /// How fast Mirostat follows, from 0 to 1.
+    /// Rate at which Mirostat adapts its bound, from 0 to 1.
     mirostat_eta: f32, "from 0 to 1" if |x| (0.0..=1.0).contains(&x),
         |p, x| p.mirostat = p.mirostat.map(|held| Mirostat { eta: x, ..held });
 }

@@ -15,7 +15,7 @@ use std::path::Path;
 
 use rocmforge_gguf::{Identity, MappedFile};
 
-/// How the file that is open stands to its path.
+/// What happened to a model's file since it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// The file has the content that was opened, and its path leads to it.
@@ -65,7 +65,7 @@ fn is_not_found(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
-/// How the file stands. Blocks: it may compare the content.
+/// Compares the open file with what is at its path now. Blocks: content may be read.
 pub(crate) fn standing(asked: &Path, file: &MappedFile) -> Standing {
     if file.is_far() {
         return match file.has_changed() {

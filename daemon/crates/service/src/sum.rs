@@ -47,7 +47,7 @@ impl Sum {
         self.max / 4 * 3
     }
 
-    /// The counts are whole at every moment.
+    /// Locks the counts. A poisoned lock is used: they are valid at every moment.
     fn lock(&self) -> MutexGuard<'_, Counts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }

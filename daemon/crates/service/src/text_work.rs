@@ -26,20 +26,21 @@ const SHORT_WAITING_MAX: usize = 1024;
 pub const LONG_AT_ONCE: usize = 3;
 /// Chats that are rendered at once: each has a text's place, and none waits for another one here.
 pub const RENDERED_AT_ONCE: usize = SHORT_AT_ONCE + LONG_AT_ONCE;
-/// Grammars that are compiled at once, all but one of one client. Few are slow, but no time bounds
-/// those: whoever asks for no grammar does not wait for one.
+/// Maximum number of grammars that are compiled at once, all but one of them for one client. A few
+/// grammars take long without a bound, so they have places of their own: requests without a grammar
+/// never wait for one.
 pub const GRAMMARS_AT_ONCE: usize = 3;
 /// Grammars that may wait.
 const GRAMMARS_WAITING_MAX: usize = 256;
 /// Long texts that may wait: at the largest message size, half a gigabyte.
 const LONG_WAITING_MAX: usize = 32;
 
-/// Tells work that nobody waits for it any more.
+/// Flag by which work learns that its caller is gone.
 #[derive(Debug, Clone, Default)]
 pub struct Unwanted(Arc<AtomicBool>);
 
 impl Unwanted {
-    /// Whether nobody waits.
+    /// Whether the caller is gone.
     pub fn get(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::mpsc;
 
-/// Most spans that wait for the exporter.
+/// Maximum number of spans that wait for the exporter.
 pub const WAITING_MAX: usize = 1024;
 
 /// The span of the caller that a request is part of.
@@ -97,14 +97,14 @@ pub struct Span {
 static FOLLOWER: OnceLock<mpsc::Sender<Span>> = OnceLock::new();
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Begins to record. `None` where somebody follows already.
+/// Begins to record spans. `None` if they are recorded already.
 pub fn follow() -> Option<mpsc::Receiver<Span>> {
     let (sender, receiver) = mpsc::channel(WAITING_MAX);
     FOLLOWER.set(sender).ok().map(|()| receiver)
 }
 
-/// Whether anybody follows requests that came with `parent`: a caller that records
-/// nothing wants nothing recorded.
+/// Whether spans are recorded for requests with this `traceparent`: not if the caller's trace is
+/// not recorded.
 pub(crate) fn is_followed(parent: Option<Parent>) -> bool {
     FOLLOWER.get().is_some() && parent.is_none_or(|parent| parent.sampled)
 }

@@ -27,13 +27,13 @@ use crate::model_files::MODEL_PATH_MAX;
 const VERSION: u32 = 1;
 /// Largest note that is read, in bytes.
 pub(crate) const NOTE_MAX_BYTES: u64 = 4 << 20;
-/// Most models of a note: those that were used last.
+/// Maximum number of models of a note: those that were used last.
 const MODELS_NOTED_MAX: usize = 64;
-/// Most runs of segments of all models of a note together.
+/// Maximum number of runs of segments of all models of a note together.
 const RUNS_MAX: usize = 1 << 16;
-/// Most segments of a model.
+/// Maximum number of segments of a model.
 const SEGMENTS_MAX: u32 = 1 << 20;
-/// A model that was not used for so long does not come back.
+/// Idle time after which a model is not loaded again at the next start.
 const IDLE_MAX: Duration = Duration::from_secs(3600);
 /// How much longer models may have been idle than a note says that is not written again.
 const IDLE_STEP_S: u64 = 600;

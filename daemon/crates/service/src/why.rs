@@ -104,7 +104,7 @@ impl RecentRequests {
 pub struct Viewer {
     /// Client whose requests are shown.
     pub peer: Peer,
-    /// All requests are.
+    /// Whether the client sees the requests of all clients.
     pub is_admin: bool,
 }
 
@@ -119,7 +119,7 @@ impl Viewer {
 pub enum Which {
     /// The one of this number, or that its client calls so: of several the latest.
     Named(String),
-    /// The one that took longest.
+    /// The recent request that took longest.
     Slowest,
     /// A number of the latest requests.
     Latest(usize),
@@ -130,7 +130,7 @@ pub enum Which {
 pub struct Report {
     /// The request's number, by which it can be asked about.
     pub number: u64,
-    /// What its client calls it; empty if nothing.
+    /// The `x-request-id` of the request; empty if it has none.
     pub id: String,
     /// The RPC or the route.
     pub call: String,
@@ -140,7 +140,7 @@ pub struct Report {
     pub client: String,
     /// Arrival of the request, in milliseconds since 1970.
     pub started_unix_ms: u64,
-    /// How it ended: `Ok`, `Cancelled`, or what it failed with.
+    /// The request's outcome: `Ok`, `Cancelled`, or its error code.
     pub code: String,
     /// How long it took.
     pub total_ms: f64,
@@ -200,7 +200,7 @@ pub struct Behind {
     pub model: String,
     /// Client with most rows of the passes.
     pub client: String,
-    /// How long.
+    /// Duration in milliseconds.
     pub ms: f64,
 }
 
@@ -213,7 +213,7 @@ pub struct Weights {
     pub disk_bytes: u64,
     /// Bytes that the CPU computed with.
     pub cpu_bytes: u64,
-    /// Bytes a second that came while the request waited for uploads; 0 if it did not.
+    /// Upload rate while the request waited for uploads, in bytes per second; 0 if it did not wait.
     pub link_bytes_per_s: f64,
     /// Bytes a second of uploads as the device measures them; 0 if it does not.
     pub link_measured_bytes_per_s: f64,

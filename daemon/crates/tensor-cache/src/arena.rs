@@ -208,7 +208,7 @@ impl Arena {
 
     /// The cheapest way to make a hole of `bytes` by sliding movable extents together: the shifts,
     /// in an order in which none overwrites what is still to be moved, and the offset at which the
-    /// request then fits. O(holes), and the extents of the runs that are looked at.
+    /// request then fits. O(holes), and the extents of the runs that are examined.
     ///
     /// Every run of neighbouring holes whose sum is enough is a candidate if nothing between them
     /// must stay; its cost is the bytes of the extents between them.

@@ -14,7 +14,7 @@ pub enum Error {
     UnknownSegment {
         /// The segment that was requested.
         segment: SegmentId,
-        /// How many the model has.
+        /// Number of the model's segments.
         segments: u32,
     },
     /// The number is taken.
@@ -86,7 +86,7 @@ pub enum Error {
     Pinned {
         /// The model that is pinned.
         model: ModelId,
-        /// How many are pinned.
+        /// Number of pinned segments.
         segments: u32,
     },
 }

@@ -114,7 +114,7 @@ impl Cache {
         true
     }
 
-    /// Books an eviction; the arena has been told.
+    /// Books an eviction whose memory the arena has freed already.
     pub(crate) fn evicted(
         &mut self,
         segment: SegmentId,

@@ -21,7 +21,7 @@ pub(crate) struct NextUse {
     pub(crate) segments: u64,
 }
 
-/// Requests of one model so far: when the last was, and how far apart they are.
+/// History of a model's requests: the time of the last one and the usual distance between them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct History {
     /// The request clock at the last request, or at registration.
@@ -117,7 +117,7 @@ pub(crate) struct Score(f64);
 const HALF_LIFE_PASSES: f64 = 16.0;
 
 impl Score {
-    /// One more use, in pass number `pass` of its model.
+    /// The score after one more use of the segment, in pass number `pass` of its model.
     pub(crate) fn used(self, pass: u64) -> Score {
         let t = pass as f64 / HALF_LIFE_PASSES + 1.0;
         if self.0 == 0.0 {

@@ -220,7 +220,8 @@ impl Cache {
         self.next_use_of_group(segment, own)
     }
 
-    /// When the slab of a segment is used next, whose own next use is known.
+    /// The next use of a segment's slab by any model that shares it; `own` is the next use by the
+    /// segment's own model.
     pub(crate) fn next_use_of_group(&self, segment: SegmentId, own: NextUse) -> NextUse {
         let role = self.models[&segment.model].segments[segment.index as usize].role;
         if role != Role::Holder {

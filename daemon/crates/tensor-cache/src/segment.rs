@@ -1,5 +1,5 @@
-//! The words of the cache: names of models, segments and blocks, what the caller
-//! says and what he is told.
+//! Types of the cache's interface: names of models, segments and blocks, the caller's arguments and
+//! the results.
 
 use std::fmt;
 
@@ -54,7 +54,7 @@ pub struct Slab {
 }
 
 impl Slab {
-    /// One past the last byte.
+    /// End of the slab: one past its last byte.
     pub fn end(&self) -> u64 {
         self.offset + self.bytes
     }
@@ -78,7 +78,7 @@ pub enum SegmentKind {
 pub struct SegmentSpec {
     /// Size on the device in bytes, before rounding to the alignment. Not 0.
     pub bytes: u64,
-    /// How it is used.
+    /// How passes use the segment.
     pub kind: SegmentKind,
 }
 
@@ -227,7 +227,7 @@ pub struct PassHint {
     pub expects_next_pass: bool,
 }
 
-/// Where a segment is.
+/// State of a segment: absent, in flight, or resident at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentState {
     /// Not on the device.
@@ -253,15 +253,16 @@ impl SegmentState {
 pub struct SegmentStatus {
     /// Size as registered.
     pub bytes: u64,
-    /// How it is used.
+    /// How passes use the segment.
     pub kind: SegmentKind,
     /// Residency of the segment.
     pub residency: SegmentState,
-    /// How many hold it now.
+    /// Number of references to the segment now.
     pub refs: u32,
-    /// Whether it may not be evicted.
+    /// Whether the segment is pinned: it is not evicted.
     pub pinned: bool,
-    /// Whether it has the slab of another model's segment, or would have.
+    /// Whether the segment shares the slab of another model's equal segment, or would when
+    /// resident.
     pub borrowed: bool,
 }
 

@@ -50,7 +50,7 @@ impl Segment {
         self.is_idle() && !self.stays()
     }
 
-    /// Whether it, or a borrower of its slab, is pinned.
+    /// Whether the segment, or a borrower of its slab, is pinned.
     pub(crate) fn stays(&self) -> bool {
         self.pinned || self.lent_pins > 0
     }
@@ -74,8 +74,8 @@ pub(crate) struct Model {
     pub(crate) blocks: u32,
     /// The next index that the pass under way will use.
     pub(crate) cursor: Option<u32>,
-    /// Experts of layers that the pass under way has yet to come to were said to be needed: it uses
-    /// nearly all of them.
+    /// Whether the pass under way uses nearly all experts, so that experts of its later layers
+    /// count as needed.
     pub(crate) uses_all_experts: bool,
     /// The pass under way has used its tied segments for the second time.
     pub(crate) tied_done: bool,

@@ -39,17 +39,17 @@ pub struct Counters {
 pub struct Evictions([u64; EvictionCause::ALL.len()]);
 
 impl Evictions {
-    /// How many went for this cause.
+    /// Number of segments evicted for this cause.
     pub fn of(&self, cause: EvictionCause) -> u64 {
         self.0[cause as usize]
     }
 
-    /// How many went.
+    /// Number of evicted segments, of all causes.
     pub fn sum(&self) -> u64 {
         self.0.iter().sum()
     }
 
-    /// One more.
+    /// Counts one eviction.
     pub fn count(&mut self, cause: EvictionCause) {
         self.0[cause as usize] += 1;
     }
@@ -85,7 +85,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// All blocks.
+    /// Sum of the bytes of all blocks.
     pub fn blocks(&self) -> u64 {
         self.kv + self.scratch + self.staging
     }

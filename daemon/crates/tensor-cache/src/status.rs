@@ -9,7 +9,7 @@ use crate::{
     SegmentStatus, Stats, Usage,
 };
 
-/// A segment that a pass will come to.
+/// A segment that the pass under way will use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upcoming {
     /// The segment.
@@ -23,7 +23,7 @@ pub struct Upcoming {
 }
 
 impl Upcoming {
-    /// Whether it holds a place for a use that has not come yet.
+    /// Whether the segment was uploaded ahead of a use that has not happened yet.
     pub fn is_ahead(&self) -> bool {
         match self.state {
             SegmentState::Absent => false,
@@ -173,8 +173,8 @@ impl Cache {
         Ok(first.all(|found| matches!(found.state, SegmentState::Resident(_))))
     }
 
-    /// A number that is another one as soon as a segment of a model has come, gone or moved;
-    /// 0 if it is not registered.
+    /// A number that changes whenever a segment of a model is uploaded, evicted or moved; 0 if the
+    /// model is not registered.
     pub fn changes(&self, model: ModelId) -> u64 {
         self.models.get(&model).map_or(0, |state| state.changes)
     }

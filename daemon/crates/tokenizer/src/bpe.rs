@@ -23,7 +23,8 @@ const NONE: u32 = u32::MAX;
 /// Words of more symbols than this are merged through the heap.
 const SCAN_MAX: usize = 48;
 
-/// Most threads that look up the tokens of merges, and the fewest merges that are worth one.
+/// Maximum number of threads that look up the tokens of merges, and the fewest merges that are
+/// worth one.
 const FIND_THREADS_MAX: usize = 8;
 const FIND_SHARE_MIN: usize = 8 << 10;
 

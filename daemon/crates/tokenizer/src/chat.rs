@@ -129,7 +129,7 @@ impl ChatTemplate {
         })
     }
 
-    /// Where the text comes from.
+    /// Origin of the template's text.
     #[must_use]
     pub fn origin(&self) -> TemplateOrigin {
         self.origin

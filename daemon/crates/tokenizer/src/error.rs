@@ -191,7 +191,7 @@ pub enum Error {
     /// The process that renders chats ended on this one.
     #[error("the model's chat template crashed the process that renders it ({status})")]
     TemplateCrashed {
-        /// How the process ended.
+        /// The exit status of the process.
         status: String,
         /// Last lines of the process's standard error, for the log.
         words: String,

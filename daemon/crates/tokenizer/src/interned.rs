@@ -67,7 +67,7 @@ impl<T> Interned<T> {
         Ok(made)
     }
 
-    /// The value of this content, if somebody has it. Blocks while another thread makes it.
+    /// The value of this content, if one exists. Blocks while another thread makes it.
     pub fn find(&self, content: Digest) -> Option<Arc<T>> {
         let place = lock(&self.0).get(&content).cloned()?;
         lock(&place).upgrade()

@@ -52,7 +52,7 @@ pub(crate) fn read(file: &Gguf) -> Result<VocabData, Error> {
     })
 }
 
-/// How a file says that its tokens are used.
+/// Reads from a file how its tokens are used: special tokens, added spaces and others.
 pub(crate) fn usage(file: &Gguf) -> Result<Usage, Error> {
     let mut special = [None; SPECIAL_KEYS.len()];
     for (key, slot) in SPECIAL_KEYS.iter().zip(&mut special) {

@@ -9,7 +9,8 @@ use aho_corasick::{AhoCorasick, Input, MatchKind};
 use crate::Error;
 use crate::vocab::{Algorithm, SPM_SPACE, TokenType, Words, is_searched};
 
-/// Most characters that names of control tokens are kept apart by; those in the field have three.
+/// Maximum number of characters that names of control tokens are kept apart by; those in the field
+/// have three.
 const ANCHORS_MAX: usize = 24;
 
 /// Finds names of special tokens.

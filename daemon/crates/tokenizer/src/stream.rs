@@ -7,7 +7,7 @@
 
 use crate::{Error, Tokenizer};
 
-/// How ids are turned into text.
+/// Options for turning token ids into text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DecodeOptions {
     /// Write control and unknown tokens by name; otherwise they are left out.

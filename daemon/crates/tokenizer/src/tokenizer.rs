@@ -111,7 +111,8 @@ impl Tokenizer {
         &self.vocab().tolerated
     }
 
-    /// What its tokens and their use were made of: tokenizers of one digest do the same.
+    /// Digest of the vocabulary and its settings: tokenizers with equal digests produce equal
+    /// results.
     #[must_use]
     pub fn digest(&self) -> Digest {
         self.shared.digest

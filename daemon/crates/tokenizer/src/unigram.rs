@@ -13,7 +13,7 @@ use crate::vocab::{SPM_SPACE, TokenType, Vocab, Words};
 /// How much less than the least score an unknown character counts.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
-/// Most bytes of a table of replacements.
+/// Maximum number of bytes of a table of replacements.
 pub(crate) const CHARSMAP_MAX_BYTES: usize = 16 << 20;
 
 /// The tables of one vocabulary.
@@ -29,7 +29,7 @@ pub(crate) struct Unigram {
     replacements: Option<Replacements>,
 }
 
-/// The best way to come to a place.
+/// The best path to an offset of the text.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     score: f64,
@@ -44,7 +44,7 @@ pub(crate) struct Lattice {
     tokens: Vec<u32>,
 }
 
-/// A character that has no token.
+/// Stands for the token of a character that the vocabulary lacks.
 const UNKNOWN: u32 = u32::MAX;
 const NOWHERE: Way = Way {
     score: f64::NEG_INFINITY,

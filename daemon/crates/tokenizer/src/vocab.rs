@@ -160,7 +160,7 @@ pub(crate) struct Vocab {
     pub(crate) keeps_spaces: bool,
     /// Tokens that end a generation, ascending.
     pub(crate) ends: Vec<u32>,
-    /// What is wrong with the vocabulary and its use and does not keep it from being used.
+    /// Defects of the vocabulary that were tolerated, as text.
     pub(crate) tolerated: Vec<String>,
 }
 

@@ -13,7 +13,7 @@ use crate::error::ImageError;
 pub struct Bounds {
     /// Longest file, bytes.
     pub bytes: usize,
-    /// Most pixels before resizing. Decoding needs up to 16 bytes for each.
+    /// Maximum number of pixels before resizing. Decoding needs up to 16 bytes for each.
     pub pixels: u64,
     /// Time at which decoding is given up.
     pub deadline: Option<Instant>,
@@ -35,8 +35,8 @@ impl Default for Bounds {
 const DECODER_BYTES_A_PIXEL: u64 = 16;
 /// And beside them, for tables and lines.
 const DECODER_BYTES: u64 = 4 << 20;
-/// Most pixels of a JPEG file times its scans: each scan goes over all of them, and a scan of a few
-/// bytes may.
+/// Maximum number of pixels of a JPEG file times its scans: each scan goes over all of them, and a
+/// scan of a few bytes may.
 const SCANNED_PIXELS_MAX: u64 = 1 << 30;
 
 /// What the header of an image file says.
@@ -49,7 +49,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Most bytes that decoding and resizing hold beside the file and the result.
+    /// Maximum number of bytes that decoding and resizing hold beside the file and the result.
     pub fn decoding_bytes(&self) -> u64 {
         let pixels = u64::from(self.width) * u64::from(self.height);
         pixels * DECODER_BYTES_A_PIXEL + DECODER_BYTES

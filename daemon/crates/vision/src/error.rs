@@ -42,7 +42,7 @@ pub enum ImageError {
          progressive"
     )]
     TooManyScans {
-        /// How often it has them.
+        /// Number of scans of the JPEG file.
         scans: u64,
         /// The bound.
         max: u64,

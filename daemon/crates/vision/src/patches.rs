@@ -35,7 +35,7 @@ pub struct PreparedImage {
 pub struct Charge(Option<Arc<dyn Any + Send + Sync>>);
 
 impl Charge {
-    /// One that is dropped with the image.
+    /// A charge that holds `counted` until the last patches of the image are dropped.
     pub fn new(counted: impl Any + Send + Sync) -> Self {
         Self(Some(Arc::new(counted)))
     }

@@ -21,7 +21,7 @@ pub enum Sizes {
     Between {
         /// Fewest pixels.
         min_pixels: u64,
-        /// Most pixels; at least those of one token.
+        /// Maximum number of pixels; at least those of one token.
         max_pixels: u64,
         /// Whether one with a side of less than a token is enlarged to a token's before: GLM's.
         enlarges: bool,
@@ -37,26 +37,26 @@ pub enum Sizes {
     },
     /// The image's own size, or a smaller one, filled up to whole tokens with black: Kimi's.
     Padded {
-        /// Most patches, before; above 0.
+        /// Maximum number of patches, before; above 0.
         patches: u32,
-        /// Most patches of a side, before; above 0.
+        /// Maximum number of patches of a side, before; above 0.
         side: u32,
     },
     /// The largest of its shape that has no more tokens, shrunk or enlarged: Gemma 4's.
     Largest {
-        /// Most tokens; above 0.
+        /// Maximum number of tokens; above 0.
         tokens: u32,
     },
     /// The whole tokens next to its own whose shape is nearest to the image's: Muse Glimmer's.
     Nearest {
-        /// Most tokens; above 0.
+        /// Maximum number of tokens; above 0.
         tokens: u32,
     },
     /// As `Between`, and tiles of an image that is much larger: LFM 2's.
     Tiled {
         /// Fewest pixels of the whole image.
         min_pixels: u64,
-        /// Most pixels; at least those of one token.
+        /// Maximum number of pixels; at least those of one token.
         max_pixels: u64,
         /// The tiles.
         tiles: Tiles,
@@ -121,7 +121,7 @@ pub struct Rules {
     pub merge: u32,
     /// The size of the resized image.
     pub sizes: Sizes,
-    /// How it is resized.
+    /// Filter by which the image is resized.
     pub filter: Filter,
     /// What is taken from a channel, of values from 0 to 1: red, green, blue.
     pub mean: [f32; 3],

@@ -20,13 +20,13 @@ const GROUPS: usize = 2;
 /// in an L1 cache of 32 KiB.
 const PANEL_TILES: usize = 2;
 const PANEL_BLOCKS: usize = PANEL_TILES * TILE_BLOCKS;
-/// Most tokens between two unpackings: their sums take 17 KiB, their activations
+/// Maximum number of tokens between two unpackings: their sums take 17 KiB, their activations
 /// of a panel's width 99 KiB.
 const TOKENS: usize = 22 * WIDEST;
-/// Most tokens of one pass over a panel.
+/// Maximum number of tokens of one pass over a panel.
 const WIDEST: usize = 6;
 
-/// One block of one group.
+/// One quantized block of one group of rows.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct PanelBlock {

@@ -29,8 +29,9 @@ use crate::{Pool, SyncPtr};
 /// is a small part of the work, few enough that the tile stays in the second-level cache.
 const TILE_QUERIES: usize = 64;
 
-/// Most query heads of one tile: enough that widening a page is a small part of the work, few
-/// enough that one row of a model with a single key/value head keeps several threads busy.
+/// Maximum number of query heads of one tile: enough that widening a page is a small part of the
+/// work, few enough that one row of a model with a single key/value head keeps several threads
+/// busy.
 const TILE_HEADS: usize = 32;
 
 thread_local! {

@@ -38,7 +38,7 @@ pub(super) const PAD: usize = 16;
 /// AVX-512 and four times with AVX2, which takes less than to store and load what was widened.
 const DIRECT_QUERIES: usize = 16;
 
-/// One work item.
+/// One work item of attention: query rows of one key/value head.
 pub(super) struct Tile<'a> {
     pub(super) shape: &'a AttentionShape<'a>,
     /// This layer of the sequence's pages, from position 0.

@@ -9,7 +9,7 @@ use super::lanes::{Lanes, simd_fn};
 use super::recurrent::{StateSpan, rows, run_parts};
 use crate::{Pool, SyncPtr};
 
-/// Most inputs that a row sees.
+/// Maximum number of inputs that a row sees.
 pub const CONV_KERNEL_MAX: usize = 16;
 
 /// Channels of a work item.

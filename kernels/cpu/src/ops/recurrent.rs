@@ -22,7 +22,7 @@ pub struct StateSpan<'a> {
     pub state: &'a mut [f32],
 }
 
-/// One work item of a call.
+/// One work item of a recurrent operation.
 pub(super) struct Item<'a> {
     /// The span's first row.
     pub(super) first_row: usize,

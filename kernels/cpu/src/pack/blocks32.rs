@@ -3,7 +3,7 @@
 
 use super::{put_half, put_words};
 
-/// Calls `pack` with each block and its number; false if any call said so.
+/// Calls `pack` with each block and its number; false if any call returned false.
 #[inline(always)]
 pub(super) fn blocks<const BYTES: usize>(
     src: &[u8],

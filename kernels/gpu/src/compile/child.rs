@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::wire::{self, Job};
 use super::{CHILD_ARGUMENT, Config, Error, OBJECT_BYTES_MAX, Request, rtc};
 
-/// Exit status of a child whose compiler or loader said no.
+/// Exit status of a child whose compiler or loader rejected the source.
 const REFUSED: i32 = 3;
 /// Bytes of words that are kept of a child.
 const WORDS_BYTES_MAX: usize = 64 << 10;

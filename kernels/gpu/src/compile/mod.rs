@@ -105,7 +105,7 @@ pub enum Origin {
 pub struct Object {
     /// What a driver loads.
     pub bytes: Vec<u8>,
-    /// Where it came from.
+    /// Origin of the object.
     pub origin: Origin,
     /// Why it could not be kept on disk, if it could not: worth a warning, not a failure.
     pub cache_error: Option<String>,
@@ -146,7 +146,7 @@ pub enum Error {
         name: String,
         /// The target.
         target: String,
-        /// How the child ended.
+        /// The exit status of the child.
         status: String,
         /// The end of what it wrote.
         stderr: String,
@@ -160,7 +160,7 @@ pub enum Error {
         name: String,
         /// The target.
         target: String,
-        /// How long it had.
+        /// The time limit that was exceeded.
         limit: Duration,
     },
 }
@@ -175,7 +175,7 @@ pub struct Config {
     /// The binary that understands [`CHILD_ARGUMENT`] (environment ROCMFORGE_RTC_EXE: a test's
     /// binary, which does not, may be carried to a machine with a card); `None` is the running one.
     pub exe: Option<PathBuf>,
-    /// How long one compilation may take.
+    /// Time limit of one compilation.
     pub limit: Duration,
     /// Where objects are kept; `None` keeps none.
     pub cache: Option<Cache>,

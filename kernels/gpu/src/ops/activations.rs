@@ -74,7 +74,7 @@ impl ActSpec {
 }
 
 arg_struct! {
-    /// Of all its entries.
+    /// Arguments of all entries of `activations.hip`.
     ActivationsArgs: 80 {
         x: u64,
         other: u64,
@@ -119,7 +119,7 @@ impl Norm {
     }
 }
 
-/// What is computed of the rows `x`.
+/// The function that is computed of the rows `x`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Transform {
     /// `x`.
@@ -132,7 +132,7 @@ pub enum Transform {
         other: Address,
         /// Factor on them.
         scale: f32,
-        /// What is made of the sum.
+        /// The norm that is applied to the sum.
         norm: Norm,
     },
     /// `act(x) * other`, or `act(x)` where there is no other.
@@ -151,7 +151,7 @@ pub enum Transform {
     },
 }
 
-/// Where it goes.
+/// Destination of the transformed rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sink {
     /// f32 `[rows][cols]`; may be `x` itself.

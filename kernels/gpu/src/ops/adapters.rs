@@ -16,7 +16,7 @@ use rocmforge_ops::Act;
 /// First matrices of a launch, and products.
 pub const MATRICES_MAX: usize = 4;
 
-/// Most parts of the columns, each summed up by blocks of their own.
+/// Maximum number of parts of the columns, each summed up by blocks of their own.
 pub const PARTS_MAX: u64 = 4;
 
 /// What the width of matrices is a multiple of.
@@ -58,7 +58,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `adapters_down_*`.
+    /// Arguments of `adapters_down_*`.
     AdaptersDownArgs: 96 {
         x: u64,
         norm: u64,
@@ -77,7 +77,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `adapters_up_*`.
+    /// Arguments of `adapters_up_*`.
     AdaptersUpArgs: 152 {
         scales: u64,
         low: u64,
@@ -95,7 +95,7 @@ arg_struct! {
 /// The scales of a pass's rows, f32 `[n_tokens][width]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scales {
-    /// Where they are, aligned to 16.
+    /// Device address of the rows, aligned to 16.
     pub at: Address,
     /// Ranks of all adapters; a multiple of [`WIDTH_STEP`].
     pub width: u64,
@@ -111,7 +111,7 @@ pub struct Scales {
 pub enum Rows {
     /// f32 `[n_tokens][cols]`, with the weight `[cols]` and eps of an RMSNorm on them.
     Floats {
-        /// Where they are, aligned to 16.
+        /// Device address of the rows, aligned to 16.
         x: Address,
         /// The norm.
         norm: Option<(Address, f32)>,

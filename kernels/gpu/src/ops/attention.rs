@@ -18,17 +18,17 @@ const MANY_THREADS: u32 = 128;
 const SEVERAL_THREADS: u32 = 256;
 const PREFILL_THREADS: u32 = 128;
 
-/// Most rows of a tile of [`prefill`].
+/// Maximum number of rows of a tile of [`prefill`].
 pub const PREFILL_TILE_ROWS: u32 = 128;
 
-/// Most parts that the positions of a prompt's rows are shared by.
+/// Maximum number of parts that the positions of a prompt's rows are shared by.
 const PREFILL_PARTS_MAX: u32 = 64;
 
-/// Most parts that a context is split into.
+/// Maximum number of parts that a context is split into.
 pub const SPLIT_MAX: u32 = 64;
 
 arg_struct! {
-    /// Of `attention_decode_<dim>_<group>`.
+    /// Arguments of `attention_decode_<dim>_<group>`.
     AttentionDecodeArgs: 208 {
         q: u64,
         k: u64,
@@ -52,7 +52,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `attention_prefill_<dim>`.
+    /// Arguments of `attention_prefill_<dim>`.
     AttentionPrefillArgs: 144 {
         q: u64,
         out: u64,
@@ -73,7 +73,7 @@ arg_struct! {
     }
 }
 
-/// A unit's entries by what keys and values are stored as.
+/// Names of a unit's kernels, by KV type.
 #[derive(Clone, Copy)]
 struct Kernels {
     f16: &'static str,
@@ -129,9 +129,9 @@ const DECODE: [(usize, usize, u32, Kernels); 10] = [
 /// through positions by matrix instructions, on NVIDIA (`hip/attention_many.h`).
 struct ByWarps {
     head_dim: usize,
-    /// Whole contexts of rows that fill the device.
+    /// Name of the kernel for many rows, each of which attends to its whole context in one block.
     many: &'static str,
-    /// Parts of contexts, of fewer rows.
+    /// Name of the kernel for fewer rows, whose contexts are split into parts.
     several: &'static str,
 }
 
@@ -157,7 +157,7 @@ const SEVERAL_ROWS: u32 = 2;
 /// Positions of a part of [`ByWarps::several`], at least.
 pub(crate) const SEVERAL_POSITIONS: u32 = 512;
 
-/// Most query heads of a block of [`decode_any`].
+/// Maximum number of query heads of a block of [`decode_any`].
 const DECODE_ANY_HEADS: u32 = 4;
 
 /// Of any other sizes: multiples of 8 up to [`HEAD_DIM_MAX`].

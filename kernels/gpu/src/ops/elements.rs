@@ -9,12 +9,12 @@ use rocmforge_ops::Act;
 
 const THREADS: u32 = 256;
 
-/// Most parts of [`columns`].
+/// Maximum number of parts of [`columns`].
 pub const PARTS_MAX: usize = 4;
 
 arg_struct! {
-    /// Of `scale`, `soft_cap`, `add_gated`, `add_weighted`, `gate_heads`, `position_scale` and
-    /// `add_table`.
+    /// Arguments of `scale`, `soft_cap`, `add_gated`, `add_weighted`, `gate_heads`,
+    /// `position_scale` and `add_table`.
     ElementsArgs: 48 {
         x: u64,
         y: u64,
@@ -39,7 +39,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `columns`.
+    /// Arguments of `columns`.
     ColumnsArgs: 112 {
         out: u64,
         n_group: u32,
@@ -49,7 +49,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `combine`.
+    /// Arguments of `combine`.
     CombineArgs: 40 {
         y: u64,
         weights: u64,
@@ -62,7 +62,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `product_transposed`.
+    /// Arguments of `product_transposed`.
     ProductTransposedArgs: 40 {
         x: u64,
         weight: u64,
@@ -75,7 +75,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `clamp`.
+    /// Arguments of `clamp`.
     ClampArgs: 40 {
         x: u64,
         out: u64,

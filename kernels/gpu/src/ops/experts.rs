@@ -42,7 +42,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `experts_<type>`.
+    /// Arguments of `experts_<type>`.
     ExpertsArgs: 112 {
         x: u64,
         ids: u64,
@@ -125,7 +125,7 @@ pub struct Routed {
     pub share: u32,
     /// f32 `[n]`: each one's expert.
     pub ids: Address,
-    /// How many.
+    /// Number of routed rows.
     pub n: u32,
     /// f32 `[n][rows]`.
     pub out: Address,
@@ -210,11 +210,11 @@ pub const TILE: u32 = 32;
 /// Rows of a tile of [`group`] for [`experts_few`].
 pub const FEW_TILE: u32 = 8;
 
-/// Most experts that [`group`] sorts by.
+/// Maximum number of experts that [`group`] sorts by.
 pub const EXPERTS_MAX: u32 = 512;
 
 arg_struct! {
-    /// Of `experts_group`.
+    /// Arguments of `experts_group`.
     ExpertsGroupArgs: 48 {
         ids: u64,
         table: u64,
@@ -228,7 +228,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `experts_few_<type>`.
+    /// Arguments of `experts_few_<type>`.
     ExpertsFewArgs: 128 {
         x: u64,
         out: u64,
@@ -243,7 +243,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `experts_many_<type>`.
+    /// Arguments of `experts_many_<type>`.
     ExpertsManyArgs: 136 {
         x: u64,
         x_scales: u64,

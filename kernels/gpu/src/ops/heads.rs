@@ -12,7 +12,7 @@ const THREADS: u32 = 256;
 const COLUMNS: u32 = 8;
 
 arg_struct! {
-    /// Of `matmat_heads_<type>` for quantized types.
+    /// Arguments of `matmat_heads_<type>` for quantized types.
     MatmatHeadsArgs: 72 {
         product: MatmatArgs,
         n_head: u32,
@@ -21,7 +21,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `matmat_heads_<type>` for floats.
+    /// Arguments of `matmat_heads_<type>` for floats.
     MatmatHeadsFloatArgs: 64 {
         product: MatvecFloatArgs,
         n_head: u32,
@@ -34,7 +34,7 @@ arg_struct! {
 pub struct HeadMatrices {
     /// Type.
     pub ty: WeightType,
-    /// Where they are.
+    /// Device address of the weights.
     pub weights: Address,
     /// Heads.
     pub n_head: u32,

@@ -40,7 +40,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `rope_kv`.
+    /// Arguments of `rope_kv`.
     RopeKvArgs: 152 {
         q: u64,
         k: u64,
@@ -54,7 +54,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `rope_heads`.
+    /// Arguments of `rope_heads`.
     RopeHeadsArgs: 80 {
         x: u64,
         positions: u64,
@@ -64,7 +64,7 @@ arg_struct! {
     }
 }
 
-/// Most elements of a head.
+/// Maximum number of elements of a head.
 pub const HEAD_DIM_MAX: u32 = 576;
 
 /// One layer's keys and values of a batch. All addresses are read by the kernels, so their contents
@@ -183,7 +183,7 @@ fn check_heads(dim: u32, rotation: Option<Rotation>) -> Result<(), Error> {
     })
 }
 
-/// A fault unless heads of these sizes can be stored as the layout says.
+/// Checks that heads of these sizes can be stored in the KV type of the layout.
 pub(super) fn check_type(layout: &KvLayout) -> Result<(), Error> {
     if layout.fits(layout.ty) {
         return Ok(());

@@ -32,7 +32,7 @@ const COLUMNS: u32 = 8;
 const MATRICES_MAX: usize = 4;
 
 arg_struct! {
-    /// Of `matmat_<type>`.
+    /// Arguments of `matmat_<type>`.
     MatmatArgs: 64 {
         weights: u64,
         x_bytes: u64,
@@ -60,7 +60,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `matmat_mma_<tokens>x<rows>_<type>` and `matmat_wmma_<tokens>_<type>`.
+    /// Arguments of `matmat_mma_<tokens>x<rows>_<type>` and `matmat_wmma_<tokens>_<type>`.
     MatmatMmaArgs: 176 {
         x: u64,
         partials: u64,
@@ -76,7 +76,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `matmat_few_<tokens>_<type>`.
+    /// Arguments of `matmat_few_<tokens>_<type>`.
     MatmatFewArgs: 192 {
         x: u64,
         partials: u64,
@@ -151,7 +151,7 @@ pub struct PartsRoom {
     pub bytes: u64,
     /// u32, zero before and after.
     pub counters: Address,
-    /// How many.
+    /// Number of counters.
     pub n_counters: u64,
 }
 

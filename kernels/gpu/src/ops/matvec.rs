@@ -9,7 +9,7 @@ use crate::launch::{ArgBytes, arg_struct};
 use crate::{Address, Error, GpuTarget, Launch, Vendor};
 use rocmforge_ops::Act;
 
-/// Most tokens of a block for float products.
+/// Maximum number of tokens of a block for float products.
 pub(crate) const COLUMNS_FLOAT: u64 = 8;
 
 /// Threads of a block for float products.
@@ -48,7 +48,7 @@ const PAIRS: [(WeightType, WeightType, &str); 5] = [
 ];
 
 arg_struct! {
-    /// One matrix.
+    /// One matrix of a `matvec` launch, as the kernel reads it.
     MatvecMatrix: 32 {
         weights: u64,
         out: u64,
@@ -59,7 +59,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `matvec_<type>`.
+    /// Arguments of `matvec_<type>`.
     MatvecArgs: 184 {
         x: u64,
         norm: u64,
@@ -75,7 +75,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `matvec_f32` and its like.
+    /// Arguments of `matvec_f32` and its like.
     MatvecFloatArgs: 56 {
         weights: u64,
         x: u64,
@@ -93,7 +93,7 @@ arg_struct! {
 /// The input, f32 `[cols]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Input {
-    /// Where it is.
+    /// Device address of the input row.
     pub x: Address,
     /// Elements.
     pub cols: u64,
@@ -106,7 +106,7 @@ pub struct Input {
 pub struct Matrix {
     /// Type.
     pub ty: WeightType,
-    /// Where it is.
+    /// Device address of the matrix.
     pub weights: Address,
     /// Outputs.
     pub rows: u64,

@@ -13,10 +13,10 @@ const STATE_THREADS: u32 = 128;
 /// Rows of a block of [`conv`].
 pub const CONV_CHUNK: u32 = 16;
 
-/// Most inputs that a row of [`conv`] sees.
+/// Maximum number of inputs that a row of [`conv`] sees.
 pub const TAPS_MAX: u32 = 8;
 
-/// Most elements of a key of [`delta_net`], and of B and C of [`ssm`].
+/// Maximum number of elements of a key of [`delta_net`], and of B and C of [`ssm`].
 pub const STATE_DIM_MAX: u32 = 256;
 
 arg_struct! {
@@ -37,7 +37,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `conv`.
+    /// Arguments of `conv`.
     ConvArgs: 72 {
         x: u64,
         weight: u64,
@@ -52,7 +52,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `delta_net_<dim>`.
+    /// Arguments of `delta_net_<dim>`.
     DeltaNetArgs: 88 {
         qkv: u64,
         alpha: u64,
@@ -72,7 +72,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `ssm_<dim>`.
+    /// Arguments of `ssm_<dim>`.
     SsmArgs: 80 {
         xbc: u64,
         dt: u64,

@@ -6,14 +6,14 @@ use rocmforge_ops::{Router, RouterGate};
 
 const THREADS: u32 = 128;
 
-/// Most experts.
+/// Maximum number of experts that the router's kernel chooses from.
 pub const EXPERTS_MAX: u32 = 512;
 
-/// Most groups of experts.
+/// Maximum number of groups of experts that the router's kernel chooses from.
 pub const GROUPS_MAX: u32 = 64;
 
 arg_struct! {
-    /// Of `route`.
+    /// Arguments of `route`.
     RouteArgs: 64 {
         logits: u64,
         bias: u64,

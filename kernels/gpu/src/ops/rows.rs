@@ -8,7 +8,7 @@ use crate::{Address, Error, Launch};
 const THREADS: u32 = 256;
 
 arg_struct! {
-    /// Of `gather`.
+    /// Arguments of `gather`.
     GatherArgs: 32 {
         x: u64,
         out: u64,
@@ -19,7 +19,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `gather_outputs`.
+    /// Arguments of `gather_outputs`.
     GatherOutputsArgs: 48 {
         x: u64,
         out: u64,
@@ -32,7 +32,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `add_bias`.
+    /// Arguments of `add_bias`.
     AddBiasArgs: 24 {
         out: u64,
         bias: u64,
@@ -42,7 +42,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `layer_norm`.
+    /// Arguments of `layer_norm`.
     LayerNormArgs: 48 {
         x: u64,
         weight: u64,

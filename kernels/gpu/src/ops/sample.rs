@@ -7,11 +7,11 @@ use crate::{Address, Error, Launch};
 const THREADS: u32 = 256;
 const PART_MAX: u32 = THREADS * 8;
 
-/// Most logits that are taken a row: each costs a block a round.
+/// Maximum number of logits that are taken a row: each costs a block a round.
 pub const K_MAX: u32 = 256;
 
 arg_struct! {
-    /// Of `top_k_part` and `top_k_join`.
+    /// Arguments of `top_k_part` and `top_k_join`.
     TopKArgs: 56 {
         logits: u64,
         candidates: u64,
@@ -25,7 +25,7 @@ arg_struct! {
     }
 }
 
-/// Where the result goes and what it takes.
+/// Destination and scratch of a top-k selection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TopK {
     /// Scratch of [`candidates_bytes`].

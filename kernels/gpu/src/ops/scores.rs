@@ -30,7 +30,8 @@ pub struct Scores {
 const ALL_AHEAD: u32 = i32::MAX as u32;
 
 impl Scores {
-    /// Of all positions up to a row's own, as they are.
+    /// Scores for causal attention: of all positions up to a row's own, without soft cap, sinks or
+    /// ALiBi.
     #[must_use]
     pub const fn causal(scale: f32) -> Scores {
         Scores {

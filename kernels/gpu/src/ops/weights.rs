@@ -10,7 +10,7 @@ use crate::{Address, Error, Launch, device_bytes};
 const THREADS: u64 = 256;
 
 arg_struct! {
-    /// Of `repack_<type>`.
+    /// Arguments of `repack_<type>`.
     RepackArgs: 40 {
         from: u64,
         to: u64,
@@ -23,7 +23,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `dequantize_<type>` and `rows_<type>`.
+    /// Arguments of `dequantize_<type>` and `rows_<type>`.
     DequantizeArgs: 40 {
         weights: u64,
         out: u64,
@@ -40,7 +40,7 @@ arg_struct! {
 pub struct Weights {
     /// Type.
     pub ty: WeightType,
-    /// Where it is, [`device_bytes`] long, aligned to 256.
+    /// Device address of the matrix: [`device_bytes`] long, aligned to 256.
     pub at: Address,
     /// Rows.
     pub rows: u64,

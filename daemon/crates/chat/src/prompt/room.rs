@@ -1,4 +1,4 @@
-//! How many tokens there is room for, and what a prompt of more is refused with.
+//! Number of tokens that fit the context, and the error for a longer prompt.
 
 use rocmforge_failure::{self as failure, Failure};
 
@@ -13,7 +13,7 @@ pub struct Lengths {
     pub n_ctx_max: u32,
 }
 
-/// How many tokens a request may bring, and why no more.
+/// Maximum number of prompt tokens of a request, with the limit that sets it.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
     pub(super) tokens: usize,

@@ -1,4 +1,4 @@
-//! The time accounts of requests are told what goes on: slices of passes, and what is between them
+//! Charges the time accounts of requests with slices of passes and with the time between them
 //! ([`crate::request::time_account`]).
 
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use crate::request::time_book::{SpentSince, Sums};
 /// A slice of a pass that ended.
 pub(crate) struct EndedSlice {
     pub(crate) now: Instant,
-    /// How long it waited for what the device had been given before.
+    /// How long the slice waited for work that the device had been given earlier.
     pub(crate) earlier: Duration,
     /// Whether the slice waited for its own work.
     pub(crate) was_read: bool,
@@ -30,7 +30,7 @@ pub(crate) struct EndedSlice {
     pub(crate) work: Duration,
     /// What was spent in the earlier parts of the slice, up to the last time accounts were charged.
     pub(crate) before: SpentSince,
-    /// The device computes the pass, with so much before it.
+    /// Device time of earlier work, if the device computes the pass now.
     pub(crate) computing: Option<Duration>,
     /// Whether the slice only looked at what the device had computed.
     pub(crate) looked: bool,
@@ -135,8 +135,8 @@ impl Engine {
         }
     }
 
-    /// Tells all requests of a chunk of prompts that is complete; passes of `whose` tokens between
-    /// its steps took so long.
+    /// Charges all requests of a complete chunk of prompts, and with the time of passes of `whose`
+    /// tokens between its steps.
     pub(crate) fn account_chunk(
         &mut self,
         members: &mut [Member],
@@ -230,8 +230,8 @@ impl Engine {
         }
     }
 
-    /// Notes how the requests stand that are in no pass, as the scheduler is told: until now they
-    /// stood as before.
+    /// Notes the standing of all requests that are in no pass, from what the scheduler is given.
+    /// Time up to now is charged to their earlier standing.
     pub(crate) fn account_standing(&mut self) {
         let now = self.now();
         self.account_between(&mut [], now);
@@ -324,7 +324,7 @@ impl Engine {
         }
     }
 
-    /// What its tokens behind the first one took.
+    /// The time of a request's tokens after the first one, as parts.
     fn decode_times(&self, task: &Task, generated: u32) -> DecodeTimes {
         let account = &task.times;
         let Some((first, passes)) = account.first_token() else {
@@ -397,7 +397,7 @@ pub(crate) fn account_behind(members: &mut [Member], whose: Occupant, now: Insta
     }
 }
 
-/// Tells requests that a pass of their tokens ran up to now, which spent so much.
+/// Charges requests with a pass of their tokens that ran up to now and used `spent`.
 pub(crate) fn account_tokens(members: &mut [Member], now: Instant, spent: SpentSince) {
     for Member { task, .. } in members {
         task.times.compute(

@@ -135,8 +135,8 @@ impl Engine {
         }
     }
 
-    /// Has those that came before this request and compute what it begins with keep what it goes on
-    /// from, where they would not: layers with windows or states go on only from there.
+    /// Has earlier requests that compute this request's prefix keep the window pages or states at
+    /// its end, which they would drop: layers with windows or states can continue only from there.
     pub(crate) fn ask_leaders(&mut self, seq: SeqId) {
         let Some(task) = self.requests.tasks.get(&seq) else {
             return;

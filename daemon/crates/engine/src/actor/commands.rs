@@ -31,7 +31,7 @@ use crate::request::stop::StopStrings;
 use crate::request::task::{Generation, Task, Work};
 use crate::request::time_account::TimeAccount;
 
-/// Most models that can be registered at a time.
+/// Maximum number of models that can be registered at a time.
 pub const MODELS_MAX: usize = 1024;
 
 impl Engine {
@@ -453,7 +453,7 @@ impl Engine {
         Ok(change)
     }
 
-    /// Changes the budget to so many bytes, which are in range.
+    /// Changes the budget to `wanted` bytes, which are in range.
     pub(crate) fn change_budget(&mut self, wanted: u64) -> Result<BudgetChange, Error> {
         self.finish_passes();
         let before = self.memory.store.cache.stats().total.counters;
@@ -525,10 +525,10 @@ impl Engine {
     }
 }
 
-/// What a request wants of the scheduler.
+/// A request's parameters for the scheduler.
 pub(crate) struct SchedulerRequest {
     pub(crate) kind: Kind,
-    /// Most positions that the request can reach.
+    /// Maximum number of positions that the request can reach.
     pub(crate) positions_max: usize,
     /// Whether the request has no `max_tokens`: only the model ends it.
     pub(crate) open_ended: bool,

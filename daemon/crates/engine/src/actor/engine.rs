@@ -1,4 +1,4 @@
-//! The engine: its state, and who of it a feature works with.
+//! The engine's state, and the parts of it that features may use.
 
 use std::time::Instant;
 
@@ -27,11 +27,11 @@ pub(crate) struct Draining {
 /// The engine. A feature is one of these values, and is called with the others that it needs.
 pub(crate) struct Engine {
     pub(crate) config: EngineConfig,
-    /// The device, the cache, and who shares them.
+    /// The device, the cache, and the users of their memory.
     pub(crate) memory: Memory,
     pub(crate) models: Models,
     pub(crate) requests: Requests,
-    /// Where passes work.
+    /// Scratch memory and inputs of passes.
     pub(crate) space: PassSpace,
     pub(crate) speculation: Speculation,
     pub(crate) background: BackgroundLoads,

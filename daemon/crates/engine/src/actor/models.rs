@@ -22,7 +22,8 @@ use crate::model::loaded::{LoadedModel, PreparedModel};
 use crate::request::images::WaitingRequest;
 use crate::store::Source;
 
-/// Lets a model that the page cache could not keep be read past it; or any, where that is said.
+/// Chooses whether a model's file is read past the page cache: as `direct_io` sets it, with `auto`
+/// if the file is larger than the available memory. A file of a network file system never is.
 fn choose_reads(loaded: &LoadedModel, direct_io: When) {
     let file = loaded.file();
     let (bytes, available) = (file.size_bytes(), rocmforge_device::host_available_bytes());

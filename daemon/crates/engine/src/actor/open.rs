@@ -140,7 +140,8 @@ impl Attempts<'_> {
         Ok(None)
     }
 
-    /// Notes why there is no device, which is told louder where there is a card.
+    /// Notes why a vendor has no usable device; logged as a warning if the machine has a GPU of
+    /// that vendor.
     fn pass_over(&mut self, vendor: Vendor, is_card: bool, reason: String) {
         match is_card {
             true => tracing::warn!(%reason, "a card of {vendor} cannot be used"),
@@ -185,7 +186,7 @@ impl Attempts<'_> {
     }
 }
 
-/// What is to be said where GPUs are on the bus of which no runtime lists a device.
+/// The warning for GPUs on the PCI bus that no runtime lists as a device.
 fn unused(gpus: &[BusGpu], passed_over: &[String]) -> Option<String> {
     if gpus.is_empty() {
         return None;

@@ -25,7 +25,7 @@ use crate::api::error::Error;
 use crate::api::refusal::Refusal;
 use crate::request::task::Task;
 
-/// Most times that a request is recomputed for want of room in one piece.
+/// Maximum number of times that a request is recomputed because no contiguous memory is free.
 const COMPACTIONS_MAX: u32 = 4;
 
 /// Passes of the others before one that yielded for want of room in one piece is admitted
@@ -206,7 +206,7 @@ impl Engine {
         self.shrink(after, &keep, &error)
     }
 
-    /// KV pages and states of what runs.
+    /// KV pages and recurrent states of running requests.
     fn kept(&self) -> Vec<Slab> {
         let held = |task: &Task| {
             let plan = task.loaded.model().plan();

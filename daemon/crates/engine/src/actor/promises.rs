@@ -20,7 +20,7 @@ use crate::request::task::Task;
 /// that, and a token is sent a moment after it was found.
 pub(super) const MARGIN: Duration = Duration::from_millis(1);
 
-/// A pass may take so many times longer than measured.
+/// Factor on the measured time of a pass that a promise allows for.
 const LONGER: f64 = 1.25;
 
 /// The part of what a gap leaves that passes with rows of prompts take beside their tokens, alone
@@ -28,7 +28,7 @@ const LONGER: f64 = 1.25;
 const PROMPT_PART: f64 = 0.9;
 const PROMPT_PART_BESIDE: f64 = 0.5;
 
-/// A step is at most so many times longer than the mean of its pass's, while none was measured.
+/// Assumed longest step of a pass, as a multiple of its mean step, before one is measured.
 const STEP_TO_MEAN: f64 = 3.0;
 
 pub(super) fn micros(time: Duration) -> u64 {
@@ -86,7 +86,7 @@ fn slack_most(promises: impl Iterator<Item = Promise>) -> Option<u64> {
     }))
 }
 
-/// Whether a gap can be held beside others, where the longest step of those takes so long.
+/// Whether a gap can be held beside others whose longest step takes `piece_seconds`.
 fn can_hold(own: Share, others: &[Share], piece_seconds: f64) -> bool {
     least_gap(own, others, micros_of(piece_seconds)).is_ok()
 }
@@ -223,7 +223,7 @@ impl Engine {
         known.reduce(f64::max)
     }
 
-    /// Seconds of the longest step of a model's passes of so many rows, as far as that is known.
+    /// Measured seconds of the longest step in a model's passes of `rows` rows.
     pub(super) fn piece_seconds(&self, model: ModelId, rows: u32) -> Option<f64> {
         let entry = self.models.get(model)?;
         entry.pieces.seconds(rows).or_else(|| {

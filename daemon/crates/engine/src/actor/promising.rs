@@ -16,7 +16,7 @@ use crate::request::task::Task;
 /// yield to those that have them.
 const LEFT_PART: usize = 4;
 
-/// No more is promised once those without promises have waited so long for them.
+/// Wait of requests without a promise above which no further gap is promised.
 const HELD_MAX: Duration = Duration::from_secs(30);
 
 /// When to ask again.

@@ -1,4 +1,4 @@
-//! The device's memory is given back while nobody asks for anything, and taken again.
+//! The device's memory is given back while there are no requests, and taken again.
 
 use std::time::{Duration, Instant};
 
@@ -213,8 +213,8 @@ impl Engine {
         }
     }
 
-    /// Whether nobody asks for anything. A request that waits for its reader, its images or a file
-    /// is work.
+    /// Whether there are no requests and no background work. A request that waits for its reader,
+    /// its images or a file counts as work.
     pub(crate) fn is_idle(&self) -> bool {
         let images = self.requests.images.waiting(|_| true);
         self.requests.is_empty()
@@ -344,7 +344,7 @@ impl Engine {
     }
 }
 
-/// Tells whoever sent a command that wakes the device why that cannot be.
+/// Replies to a command that needs the device with the error that keeps it closed.
 pub(crate) fn refuse(command: Command, error: Error) {
     // Whoever asked may have given up. The channels of events are new and have room.
     match command {

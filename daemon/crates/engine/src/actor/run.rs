@@ -76,8 +76,8 @@ impl Engine {
         }
     }
 
-    /// Admits who can run, and gives passes and what goes beside them their turn. Whether anything
-    /// was done.
+    /// One turn of the loop: admits requests, runs a slice of a pass and background work. Returns
+    /// whether anything was done.
     fn turn(&mut self, now: Instant) -> bool {
         let (background, cx, speculation) = self.background();
         for (model, error) in background.before_pass(&cx, speculation, now) {

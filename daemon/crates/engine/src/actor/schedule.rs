@@ -24,7 +24,7 @@ use crate::pass::interleave::CHUNK_ROWS;
 use crate::pass::share::Mixed;
 use crate::request::task::Task;
 
-/// Most rows of logits that are computed at a time.
+/// Maximum number of rows of logits that are computed at a time.
 const OUTPUT_ROWS_MAX: u64 = 256;
 
 /// The part of the budget that rows of logits may take.
@@ -145,7 +145,7 @@ impl Engine {
         budget.saturating_sub(all).min(most)
     }
 
-    /// A request comes.
+    /// Adds a request that has arrived.
     pub(crate) fn arrive(&mut self, task: Task, arrival: Arrival) {
         if let Some(error) = self
             .requests
@@ -175,7 +175,7 @@ impl Engine {
         }
     }
 
-    /// Brings the requests in line with the budget: who runs, who yields, who cannot.
+    /// Admits, preempts or rejects requests, so that running ones fit the budget.
     pub(crate) fn admit(&mut self) {
         self.admit_within(self.memory.budget());
     }
@@ -247,7 +247,7 @@ impl Engine {
         }
     }
 
-    /// The pass that comes next, or the suspended one that goes on.
+    /// Chooses the next pass, or the suspended pass to resume.
     pub(crate) fn next_slice(&mut self) -> Option<Next> {
         if self.requests.is_empty() {
             self.memory.store.cache.foresee(&[]);
@@ -321,7 +321,7 @@ impl Engine {
         rows > self.space.prefill_chunk.get()
     }
 
-    /// A pass took so long.
+    /// Notes the time of a pass.
     pub(crate) fn note_pass(&mut self, plan: &PassPlan, took: Duration) {
         let rows = plan.rows as usize;
         let most = shared_rows_max(&self.space);
@@ -368,7 +368,7 @@ impl Engine {
         self.space.pace.note(took, || device.pace(rows));
     }
 
-    /// A pass with all its weights there took so long.
+    /// Notes the time of a pass whose weights were all resident.
     pub(crate) fn note_resident_pass(&mut self, plan: &PassPlan, took: Duration) {
         let entry = self.models.get_mut(model_of(plan));
         if let Some(entry) = entry.filter(|_| plan.decode_spans == plan.spans.len()) {
@@ -392,12 +392,12 @@ impl Engine {
         (self.memory.store.reserve_bytes() + needed).next_multiple_of(BUDGET_MIN)
     }
 
-    /// Below so many bytes no registered model can run any request.
+    /// The least budget in which a registered model can run a request, in bytes.
     pub(crate) fn budget_floor(&self) -> u64 {
         self.memory.store.reserve_bytes() + self.budget_needed(1)
     }
 
-    /// Bytes that the smallest registered model needs for a request of so many positions.
+    /// Bytes that the smallest registered model needs for a request of `positions` positions.
     fn budget_needed(&self, positions: u32) -> u64 {
         let sizes = self.sizes();
         let store = &self.memory.store;

@@ -236,8 +236,8 @@ impl Engine {
         self.after_slice(pass, ran, idle, (took, ended));
     }
 
-    /// What follows a slice that took so long and ended then: its pass is suspended, complete, or
-    /// failed. `idle` is the scratch that there was before it.
+    /// Handles the end of a slice: its pass is suspended, complete or failed. `idle` is the scratch
+    /// that there was before it.
     fn after_slice(
         &mut self,
         mut pass: PassUnderWay,

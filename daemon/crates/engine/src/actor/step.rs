@@ -1,4 +1,4 @@
-//! One pass: rows of the sequences that the scheduler chose, and what came of each of them.
+//! One pass: rows of the sequences that the scheduler chose, and the outcome of each of them.
 
 use std::time::{Duration, Instant};
 
@@ -24,18 +24,18 @@ use crate::request::task::{Generation, Task, Work};
 /// When a slice of a pass ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// At the first step behind the end of the slice's time.
+    /// Stop at the first step after the slice's time.
     ItsTime,
-    /// With the pass.
+    /// Run to the end of the pass.
     TheEnd,
 }
 
-/// What a step came to.
+/// Result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stepped {
     /// A slice ran, or requests got events.
     Ran,
-    /// Passes wait for the device: it was looked at for a while.
+    /// All passes wait for the device, which was polled for a while.
     Looked,
     /// There was nothing to run.
     Nothing,
@@ -135,7 +135,7 @@ impl Engine {
         self.prepare(plan, members, now)
     }
 
-    /// What follows the last slice of a pass, which took so long and ended then.
+    /// Completes a pass after its last slice, which took `last` and ended at `ended`.
     pub(crate) fn complete_pass(&mut self, mut pass: PassUnderWay, last: Duration, ended: Instant) {
         let model = pass.model();
         self.account_pass(&mut pass);
@@ -361,7 +361,7 @@ impl Engine {
         self.complete(task, Some(FinishReason::ContextFull));
     }
 
-    /// Ends a request that came to its end.
+    /// Completes a request that has ended.
     fn complete(&mut self, mut task: Task, finish: Option<FinishReason>) {
         task.tell();
         self.close_account(&mut task);

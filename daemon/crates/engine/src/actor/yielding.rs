@@ -172,7 +172,7 @@ impl Engine {
         grown
     }
 
-    /// Whether so much has not been refused just now.
+    /// Whether a request for `bytes` was not refused just now.
     fn may_take_while_yielding(&self, bytes: u64) -> bool {
         let guard = self.guards.others.as_ref();
         guard.is_none_or(|(_, guard)| guard.may_take(bytes, self.now()))

@@ -1,5 +1,5 @@
-//! Closing a model from outside the engine: asked for a few times, since whoever found it in a
-//! snapshot holds it for a moment.
+//! Closes a model from outside the engine, in several tries: callers that found the model in a
+//! snapshot hold it for a moment.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::api::handle::EngineHandle;
 use crate::api::{Closing, Command};
 use crate::model::loaded::LoadedModel;
 
-/// How long a model is waited for that is to be closed and that somebody holds, each time.
+/// Pauses between attempts to close a model that is still referenced.
 const CLOSE_WAITS: [Duration; 4] = [
     Duration::from_millis(1),
     Duration::from_millis(4),

@@ -1,4 +1,4 @@
-//! How the engine is set up.
+//! Settings of the engine.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -78,12 +78,12 @@ pub struct YieldTo {
     pub to: Budget,
     /// How long the other process has to have gone before memory is taken again.
     pub calm: Duration,
-    /// How long one that stays has to do nothing.
+    /// How long another process that stays on the GPU has to be idle before memory is taken again.
     pub quiet: Duration,
 }
 
 impl YieldTo {
-    /// To a budget, with the usual times.
+    /// Yields to another process by reducing the budget to `to`, with the default times.
     #[must_use]
     pub fn new(to: Budget) -> Self {
         Self {
@@ -109,9 +109,9 @@ pub struct KvDiskConfig {
 /// The longest gap between tokens that requests are promised which ask for none, by class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MaxGaps {
-    /// Of interactive requests.
+    /// Default longest gap of interactive requests.
     pub interactive: Option<Duration>,
-    /// Of batch requests.
+    /// Default longest gap of batch requests.
     pub batch: Option<Duration>,
 }
 
@@ -126,7 +126,7 @@ impl MaxGaps {
     }
 }
 
-/// How the engine is set up.
+/// Settings of the engine, for its start.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
     /// The device.
@@ -161,7 +161,7 @@ pub struct EngineConfig {
     pub host_kv: When,
     /// The KV cache on disk; `None` is none.
     pub kv_disk: Option<KvDiskConfig>,
-    /// When the device's memory is given back to the driver while nobody asks for anything.
+    /// When the device's memory is given back to the driver while there are no requests.
     pub idle_release: IdleRelease,
     /// Memory pressure at which host memory is given back; `None` is never.
     pub host_pressure: Option<HostPressure>,
@@ -199,7 +199,7 @@ pub struct EngineConfig {
     pub keep_free: Option<Budget>,
     /// What the budget shrinks to while another process uses the GPU; `None` is no shrink.
     pub yield_to: Option<YieldTo>,
-    /// Where other users of a GPU and its power are looked at.
+    /// Directories and libraries from which other processes on a GPU and its power are read.
     pub places: Places,
     /// How long work of a GPU may take before the device counts as hung.
     pub watchdog: Duration,
@@ -208,7 +208,7 @@ pub struct EngineConfig {
     /// This program, run again with the hidden arguments that it understands: what a vendor's
     /// library may end a process with is tried there first. `None` tries nothing.
     pub child_exe: Option<PathBuf>,
-    /// What tells that the machine slept.
+    /// Clocks whose difference shows that the machine was suspended.
     pub clocks: Clocks,
 }
 

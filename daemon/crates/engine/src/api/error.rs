@@ -52,7 +52,7 @@ pub enum Error {
     NameTaken {
         /// The name.
         name: String,
-        /// Whether it is the file that was asked for, but not as it was when it was loaded.
+        /// Whether the loaded model has the requested file, but in the state before a change.
         changed: bool,
         /// The file that is loaded under the name.
         path: PathBuf,
@@ -63,7 +63,7 @@ pub enum Error {
     /// Full now; later it may work. RESOURCE_EXHAUSTED with RetryInfo.
     #[error("{message}")]
     Exhausted {
-        /// What is full, with the numbers.
+        /// The limit that was reached, with the numbers.
         message: String,
         /// Delay after which the request may be sent again.
         retry_after: Duration,
@@ -76,9 +76,9 @@ pub enum Error {
         running: u32,
         /// The client's requests in the queue.
         queued: u32,
-        /// How many may run.
+        /// Maximum number of running requests of a client.
         running_max: u32,
-        /// How many may wait beside those.
+        /// Maximum number of queued requests of a client.
         queued_max: u32,
     },
     /// The engine takes no work: draining, or its device is lost. UNAVAILABLE with RetryInfo.
@@ -110,7 +110,7 @@ pub enum Error {
         name: String,
         /// The file.
         path: PathBuf,
-        /// How long nothing has come.
+        /// Seconds without a byte from the file.
         seconds: u64,
     },
     /// The request's deadline passed. DEADLINE_EXCEEDED.
@@ -172,7 +172,7 @@ fn list(names: &[String]) -> String {
     sorted.join(", ")
 }
 
-/// What whoever asks for anything is told once the device is lost.
+/// The error that every request and command gets once the device is lost.
 pub(crate) fn device_lost(reason: &rocmforge_device::Loss) -> Error {
     Error::Unavailable {
         message: format!(

@@ -22,7 +22,7 @@ const TOKENS_MIN: u32 = 8;
 pub enum MoreRoom {
     /// Bytes of weights that would be resident in addition.
     Bytes(u64),
-    /// All weights.
+    /// A budget that holds all weights.
     All,
 }
 

@@ -28,7 +28,7 @@ pub enum GapCause {
 }
 
 impl GapCause {
-    /// All causes.
+    /// All causes of long gaps.
     pub const ALL: [Self; 4] = [
         Self::OwnPasses,
         Self::OtherModels,

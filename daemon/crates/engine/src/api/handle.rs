@@ -63,7 +63,7 @@ impl EngineHandle {
         Arc::clone(&self.snapshot.borrow())
     }
 
-    /// A receiver of snapshots, for those who want to wait for a change.
+    /// A receiver of snapshots, for callers that wait for a change.
     pub fn watch(&self) -> watch::Receiver<Arc<Snapshot>> {
         self.snapshot.clone()
     }
@@ -344,7 +344,7 @@ impl EngineHandle {
             })
     }
 
-    /// Why an engine that takes no commands has ended, as far as it said.
+    /// The error for a command to an engine that has ended: its own reason, if it left one.
     fn gone(&self) -> Error {
         match &*self.lost.borrow() {
             Some(loss) => device_lost(loss),
@@ -379,7 +379,7 @@ impl<T> Events<T> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// As [`Events::next`], for whoever polls it; nothing is lost in between.
+    /// As [`Events::next`], for callers that poll; nothing is lost in between.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<T>> {
         // In this order: what was sent before the loss is read before it.
         let event = match self.receiver.poll_recv(cx) {
@@ -402,7 +402,7 @@ impl<T> Events<T> {
 /// The loss of the device, waited for once for all events of a request: to begin that for each
 /// costs as much as taking it.
 struct LossWatch {
-    /// Tells whether there is anything new to look at.
+    /// Receives the reason once the device is lost.
     told: watch::Receiver<Option<Loss>>,
     waiting: Pin<Box<dyn Future<Output = Loss> + Send>>,
     /// Whom `waiting` wakes.

@@ -10,7 +10,7 @@ pub enum Refusal {
     /// The most models are loaded.
     #[error("{max} models are loaded, the most there can be; unload one")]
     TooManyModels {
-        /// How many there may be.
+        /// The maximum number of loaded models.
         max: u64,
     },
     /// A model that requests use is to be unloaded.
@@ -40,7 +40,7 @@ pub enum Refusal {
         /// The model.
         model: String,
     },
-    /// Another model has the name by now.
+    /// The name was given to another model in the meantime.
     #[error("model '{model}' was unloaded and loaded again meanwhile; send the request again")]
     Reloaded {
         /// The model.
@@ -110,7 +110,7 @@ pub enum Refusal {
     /// A model's pieces are held, which passes in a moment.
     #[error("{message}")]
     InUse {
-        /// What is in use.
+        /// What uses the memory, as text.
         message: String,
     },
     /// A setting of the environment that cannot be used.

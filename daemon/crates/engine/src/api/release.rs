@@ -1,4 +1,4 @@
-//! Memory that is given back until the next request: when, and what it came to.
+//! Release of device memory until the next request: settings and result.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::api::handle::EngineHandle;
 /// Configuration of idle release: when memory of an idle device is given back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IdleRelease {
-    /// How long nobody has to ask for anything; `None` is for ever.
+    /// Time without requests after which memory is released; `None` for never.
     pub after: Option<Duration>,
     /// Whether each release also gives the host's memory back: KV pages, and weights that the CPU
     /// computes with.
@@ -25,7 +25,7 @@ pub struct Released {
     pub freed_bytes: u64,
     /// Bytes that stay by the same count: pinned weights, and what the device has for itself.
     pub kept_bytes: u64,
-    /// The budget that comes back with the next request.
+    /// The budget that the next request restores.
     pub budget_bytes: u64,
     /// Bytes of the host's memory that were given back.
     pub host_freed_bytes: u64,

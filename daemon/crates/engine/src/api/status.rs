@@ -31,14 +31,14 @@ pub struct Snapshot {
     pub policy: Policy,
     /// Requests that wait for admission.
     pub queued: u32,
-    /// Queued requests whose clients read what comes: the others wait for their clients, too, and
-    /// are no reason to end anybody else's stream.
+    /// Queued requests whose clients read their streams. Only for these are unread streams of
+    /// others ended.
     pub queued_and_read: u32,
-    /// How many may wait.
+    /// Maximum number of queued requests.
     pub queue_capacity: u32,
     /// Requests that run.
     pub running: u32,
-    /// Of each client that has requests, how many.
+    /// Numbers of requests, by client.
     pub clients: Vec<ClientStatus>,
     /// The requests in the order in which they came, at most [`LIVE_MAX`].
     pub requests: Vec<LiveRequest>,
@@ -46,7 +46,7 @@ pub struct Snapshot {
     pub keep_free: Option<KeepFreeStatus>,
     /// Whether memory is given up for other users of the GPU, where they are looked at.
     pub yielding: Option<YieldStatus>,
-    /// The budget that comes back with the next request, while the device's memory is released.
+    /// The budget that the next request restores, while the device's memory is released.
     pub released_budget: Option<u64>,
     /// Whether the device's context is closed meanwhile.
     pub device_closed: bool,
@@ -64,7 +64,7 @@ pub struct Snapshot {
     /// Times that a pass stopped between two of its steps, so that others had a turn, since
     /// start-up.
     pub suspensions: u64,
-    /// What the link to the device brings in a second, in bytes, by timed copies.
+    /// Upload rate of the link to the device, in bytes per second, by timed copies.
     pub link_bytes_per_s: Option<u64>,
     /// Gaps between tokens that were longer than promised.
     pub broken_gaps: BrokenGaps,
@@ -87,7 +87,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Of an engine that has nothing.
+    /// The snapshot of an engine without models and requests.
     #[cfg(test)]
     pub(crate) fn empty() -> Self {
         Snapshot {
@@ -155,7 +155,7 @@ pub struct FileWait {
     pub model: String,
     /// The file; of a split model its first part.
     pub path: PathBuf,
-    /// Since when.
+    /// Start of the wait.
     pub since: Instant,
     /// Whether requests of all models wait with it, and not its own alone.
     pub all_wait: bool,
@@ -246,7 +246,7 @@ pub struct HostPressureStatus {
     pub grows: u64,
 }
 
-/// Most requests that a snapshot shows.
+/// Maximum number of requests that a snapshot shows.
 pub const LIVE_MAX: usize = 64;
 
 /// A request that waits or runs.
@@ -286,7 +286,7 @@ pub enum LiveState {
     Disk,
     /// Weights are uploaded.
     Uploads,
-    /// Another request computes what both begin with.
+    /// The request waits for another one that computes their common prefix.
     Follows,
     /// The client does not read the request's stream.
     Reader,
@@ -382,7 +382,7 @@ pub struct ModelStatus {
 /// Where a segment is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentState {
-    /// Only in the file.
+    /// The segment is absent: its weights are only in the file.
     Absent,
     /// The segment is in flight.
     InFlight,

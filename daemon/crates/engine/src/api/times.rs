@@ -166,9 +166,9 @@ pub struct Displaced {
 /// What the link brought while a request waited for uploads or the disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LinkUse {
-    /// Bytes that came, for whomever.
+    /// Bytes uploaded, for all requests.
     pub bytes: u64,
-    /// Time in which these bytes came.
+    /// Time that the uploads took.
     pub took: Duration,
     /// Bytes a second of uploads as the device measures them; `None` if it does not.
     pub measured_bytes_per_s: Option<f64>,
@@ -184,7 +184,7 @@ pub struct Surroundings {
     /// Whether all of them have room at once in the budget beside the KV cache and working memory
     /// in use.
     pub model_fits: bool,
-    /// Most bytes of KV cache and working memory of the model's passes.
+    /// Maximum number of bytes of KV cache and working memory of the model's passes.
     pub block_bytes: u64,
     /// The type of the KV cache's elements.
     pub kv_type: String,
@@ -192,7 +192,8 @@ pub struct Surroundings {
     pub kv_bytes: u64,
     /// Seconds of a pass of one token of the model with all weights resident, if one was measured.
     pub resident_token_s: Option<f64>,
-    /// Most requests that ran at once while it waited in the queue, and how many may run.
+    /// Largest number of requests that ran at once while the request was queued, and how many may
+    /// run (`max_sequences`).
     pub running: (u32, u32),
     /// Bytes of the device's memory that are free beside the budget and what is kept free for
     /// others, where its driver says so.
@@ -286,7 +287,7 @@ pub struct RequestTimes {
     pub surroundings: Surroundings,
 }
 
-/// Most entries of [`RequestTimes::waited_for`].
+/// Maximum number of entries of [`RequestTimes::waited_for`].
 pub const WAITED_FOR_MAX: usize = 8;
 
 /// Where the engine puts the times of a request when it ends, however that is. Texts of one call
@@ -303,7 +304,7 @@ pub struct TimesSlot {
 pub(crate) struct UploadsBefore {
     pub(crate) bytes: u64,
     pub(crate) cold_bytes: u64,
-    /// By the places of the model's reasons ([`crate::store::displaced`]).
+    /// Bytes by reason, indexed as the model's list of reasons ([`crate::store::displaced`]).
     pub(crate) reasons: Vec<u64>,
 }
 

@@ -69,7 +69,7 @@ const NOTHING_COMES: Duration = Duration::from_secs(10);
 /// Segments under way at most: experts are small.
 const AHEAD_SEGMENTS: usize = 64;
 
-/// How far a model is.
+/// Stage of loading a model in the background.
 #[derive(Debug, Default)]
 enum Stage {
     /// The model has no requests.
@@ -83,7 +83,7 @@ enum Stage {
     Ready,
 }
 
-/// How a model is loaded.
+/// State of one background load.
 #[derive(Debug, Default)]
 struct Load {
     stage: Stage,
@@ -92,7 +92,7 @@ struct Load {
 }
 
 impl Load {
-    /// The stage that a model with requests comes to now, if it is another one.
+    /// The next stage of a model with requests, if it changes now.
     fn next_stage(
         &mut self,
         cx: &Context<'_>,
@@ -374,7 +374,7 @@ impl Uploads {
         ended
     }
 
-    /// Begins uploads, while fewer than so many bytes are in flight. Whether any began.
+    /// Begins uploads until `ahead` bytes are in flight. Returns whether any began.
     fn begin(&mut self, memory: &mut Memory, model: ModelId, ahead: u64) -> bool {
         let segment = |index| SegmentId { model, index };
         let store = &mut memory.store;

@@ -40,7 +40,7 @@ use crate::store::timetable::UPLOADS_AHEAD;
 use outcomes::Outcomes;
 use rates::Rates;
 
-/// Most rows of a pass that the host computes a part of.
+/// Maximum number of rows of a pass that the host computes a part of.
 pub(crate) const ROWS_MAX: usize = 64;
 
 /// After so many decisions it is measured again what is not done for being slow:
@@ -51,7 +51,7 @@ const TRY_EVERY: u32 = 512;
 /// is measured again.
 const TRY_SEGMENT_EVERY: u32 = 4096;
 
-/// Most experts that are remembered as computed by the host.
+/// Maximum number of experts that are remembered as computed by the host.
 const LEFT_MAX: usize = 64;
 
 /// After so many decisions without an upload there is one: the link's rate is known by uploads
@@ -65,7 +65,7 @@ pub(crate) enum CpuWeights {
     Kept,
     /// The weights are in the file only, but there is room to keep them.
     WithRoom,
-    /// In the file alone.
+    /// The weights are in the file only.
     InFile,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Absent {
     pub(crate) bytes: u64,
     /// Rows that each is multiplied with.
     pub(crate) rows_each: usize,
-    /// Of a pass of one row.
+    /// Whether the pass has one row.
     pub(crate) one_row: bool,
 }
 
@@ -90,7 +90,8 @@ pub(crate) struct Absent {
 pub(crate) struct Share {
     /// Number of absent experts that the CPU computes.
     pub(crate) computes: usize,
-    /// What the layer takes tells how good that is, for so many that do not come already.
+    /// Number of missing experts, if the layer's time is to be recorded as a measurement for that
+    /// number.
     pub(crate) timed: Option<usize>,
     /// Whether the CPU would compute more experts if more of their weights were kept.
     pub(crate) wants_more: bool,
@@ -125,7 +126,7 @@ pub(crate) struct CpuCompute {
     unlinked: u32,
     /// Layouts of the rows of small passes.
     layouts: HashMap<(ModelId, bool, RowCounts), Arc<ScratchLayout>>,
-    /// By model, which of its segments the CPU can compute.
+    /// Segments that the CPU can compute, by model.
     computable_on_cpu: HashMap<ModelId, Arc<[bool]>>,
     /// Absent experts that the host computed, the latest last.
     left: VecDeque<SegmentId>,
@@ -412,14 +413,15 @@ impl CpuCompute {
         made
     }
 
-    /// The host is back; the rows that its step left are there for
-    /// [`CpuCompute::read`] until the next.
+    /// Takes the CPU's worker back after a step. Its rows can be read by [`CpuCompute::read`] until
+    /// the next step.
     pub(crate) fn put_back(&mut self, host: Answers) {
         self.kept_bytes = host.kept_bytes();
         self.host = Some(host);
     }
 
-    /// An answer took so long, from when its rows were here to the sending of its results.
+    /// Notes the time of a computation on the CPU, from the arrival of its rows to the upload of
+    /// its results.
     pub(crate) fn took(&mut self, brought: Brought, rows_each: usize, took: Duration) {
         let in_form = brought.kept_bytes + brought.bytes;
         let computing = took.saturating_sub(brought.took);
@@ -484,8 +486,7 @@ impl CpuCompute {
         self.limit
     }
 
-    /// Lets the host keep so many bytes of weights from now on, if it may keep as many; memory
-    /// beyond goes back.
+    /// Limits weights in host memory to `bytes` from now on; memory beyond that is freed.
     pub(crate) fn limit_kept(&mut self, bytes: u64) {
         self.limit = bytes;
         if let Some(host) = &mut self.host {

@@ -35,7 +35,7 @@ const WAITING_MAX: usize = 4096;
 /// Pairs that are remembered as unequal.
 const UNEQUAL_MAX: usize = 1 << 16;
 
-/// Equal pairs that are looked at in one call: those of a model that runs wait.
+/// Equal pairs that are examined in one call: those of a model that runs wait.
 const SHARED_AT_ONCE: usize = 8;
 
 /// Two segments, the lesser first.

@@ -47,7 +47,7 @@ pub(crate) struct HostKv {
     most: u64,
     /// Current limit in bytes, below the budget under memory pressure.
     limit: u64,
-    /// What has to leave is kept whether or not that pays.
+    /// Whether evicted KV pages are kept even if recomputing them would be faster.
     always: bool,
     /// Bytes that places may lie in now.
     end: u64,
@@ -59,8 +59,8 @@ pub(crate) struct HostKv {
     counts: HostTier,
 }
 
-/// Whether to bring so many bytes over the link so many times takes less than to compute so many
-/// rows. What was not measured is tried.
+/// Whether copying bytes over the link takes less time than recomputing the rows. True if the rates
+/// are not measured yet.
 pub(crate) fn pays(
     bytes: u64,
     times: u32,
@@ -75,7 +75,7 @@ pub(crate) fn pays(
 }
 
 impl HostKv {
-    /// Of so many bytes, weights included.
+    /// A host KV cache of at most `most` bytes, weights included.
     pub(crate) fn new(most: u64, always: bool) -> Self {
         let mut host_kv = Self {
             most,
@@ -97,13 +97,12 @@ impl HostKv {
         self.always
     }
 
-    /// Bytes that places may lie in where the weights have so many.
+    /// Bytes left for KV pages beside `weights` bytes of weights.
     pub(crate) fn beside(&self, weights: u64) -> u64 {
         self.most.min(self.limit).saturating_sub(weights)
     }
 
-    /// Lets weights and pages have so many bytes together, if they may have as many. The end is to
-    /// be moved then.
+    /// Limits weights and KV pages together to `bytes`. The caller then moves the end of the pages.
     pub(crate) fn set_limit(&mut self, bytes: u64) {
         self.limit = bytes;
     }
@@ -164,7 +163,7 @@ impl HostKv {
         assert_eq!(gone, before - end, "something lies behind the end");
     }
 
-    /// A place of so many bytes, the lowest that there is.
+    /// Takes the lowest free place of `bytes` bytes.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<HostSlot> {
         let (&at, &free) = self.free.iter().find(|(_, free)| **free >= bytes)?;
         self.free.remove(&at);
@@ -196,7 +195,7 @@ impl HostKv {
         self.free.insert(at, bytes);
     }
 
-    /// A pass over so many rows of prompts alone took so long.
+    /// Notes the time of a pass over `rows` rows of prompts only.
     pub(crate) fn note_prompt(&mut self, model: ModelId, rows: usize, took: Duration) {
         if rows < KV_PAGE_TOKENS {
             // What a pass costs whatever it computes would count as the rows'.
@@ -208,7 +207,8 @@ impl HostKv {
         *row = Some(before + (sample - before) * WEIGHT);
     }
 
-    /// An earlier process measured so many seconds of a row, which counts until this one has.
+    /// Takes over the time of a row that an earlier process measured, until this process measures
+    /// its own.
     pub(crate) fn recall_row(&mut self, model: ModelId, seconds: f64) {
         let row = &mut self.models.entry(model).or_default().row_seconds;
         row.get_or_insert(seconds);
@@ -239,7 +239,7 @@ impl HostKv {
         self.counts.saved += n as u64;
     }
 
-    /// One came back.
+    /// Counts a page that was copied back to the device.
     pub(crate) fn count_restored(&mut self) {
         self.counts.restored += 1;
     }

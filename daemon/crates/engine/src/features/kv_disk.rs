@@ -64,10 +64,10 @@ const WEIGHT: f64 = 0.3;
 /// measured.
 const RATE_LASTS: Duration = Duration::from_secs(60);
 
-/// How often it is looked whether rates are to be noted for the next process.
+/// Interval at which measured rates are written for the next process, if they changed.
 const RATES_EVERY: Duration = Duration::from_secs(5);
 
-/// What is known of a model.
+/// The disk cache's state of one model.
 #[derive(Debug)]
 struct DiskModel {
     identity: Identity,
@@ -152,7 +152,7 @@ fn bytes_of(wanted: &KvDiskConfig) -> Result<u64, String> {
     }
 }
 
-/// The store, what is to be written, and who waits.
+/// The store, the queue of pages to write, and the requests that read.
 #[derive(Debug)]
 pub(crate) struct KvDisk {
     /// Dropped before the store, whose reader may wait for those who take entries.
@@ -181,7 +181,7 @@ pub(crate) struct KvDisk {
     measured: (u64, Duration),
     /// Time at which the last entry was read.
     came: Instant,
-    /// How often reads were given up.
+    /// Number of reads that were given up.
     given_up: u64,
     reused_tokens: u64,
     requests: u64,
@@ -318,7 +318,7 @@ impl KvDisk {
         self.note_rate(status.read_bytes - bytes, status.read_time - time, now);
     }
 
-    /// So many bytes of files were read in so long.
+    /// Notes that `bytes` of files were read in the time `took`.
     fn note_rate(&mut self, bytes: u64, took: Duration, now: Instant) {
         if bytes == 0 || took.is_zero() {
             return;
@@ -368,7 +368,7 @@ impl KvDisk {
         self.read_rate = self.read_rate.filter(is_fresh);
     }
 
-    /// A request began with so many positions more than there were in memory.
+    /// Counts positions that a request took from disk and not from memory.
     pub(crate) fn count_reused(&mut self, positions: usize) {
         self.requests += u64::from(positions > 0);
         self.reused_tokens += positions as u64;

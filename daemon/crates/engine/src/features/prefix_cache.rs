@@ -31,7 +31,7 @@ use rocmforge_tensor_cache::{BlockId, ModelId, Slab};
 use crate::features::host_kv::HostSlot;
 use crate::model::adapters::AdapterKey;
 
-/// Most nodes: 4 million tokens. The oldest go for new ones.
+/// Maximum number of nodes: 4 million tokens. The oldest go for new ones.
 const NODES_MAX: usize = 1 << 17;
 
 /// Names a node; never used twice.
@@ -65,12 +65,12 @@ struct Slot {
     users: u32,
 }
 
-/// Where a page or a state is.
+/// Location of a cached page or state: on the device or in host memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum SlotLocation {
-    /// In the arena.
+    /// On the device, in the arena.
     Device(BlockId, Slab),
-    /// In the host's memory.
+    /// In host memory.
     Host(HostSlot),
 }
 
@@ -120,7 +120,7 @@ impl Node {
         slots.any(|s| s.on_device().is_some())
     }
 
-    /// Whether it has a state on the device that is kept on a chance, and no sequence uses.
+    /// Whether the node has an unused state on the device that is kept on a chance.
     fn has_spare(&self) -> bool {
         let slot = self.spare.and_then(|slot| self.slots[slot].as_ref());
         slot.is_some_and(|s| s.users == 0 && s.on_device().is_some())
@@ -139,8 +139,7 @@ pub(crate) type HeldSlots = Vec<(NodeId, usize)>;
 pub(crate) struct CachedPrefix {
     /// The prefix's nodes, the first of the prompt first.
     pub(crate) nodes: Vec<NodeId>,
-    /// How many of them the prompt has in common with what is known, usable or not: where prompts
-    /// part.
+    /// Number of pages that the prompt has in common with known prompts, cached or not.
     pub(crate) common: usize,
 }
 
@@ -186,8 +185,8 @@ impl Prefixes {
         *of_model.expect("what is kept is of a model") -= bytes;
     }
 
-    /// The longest beginning of `tokens` from whose end a sequence can go on, of `pages` pages at
-    /// most; with what is stored in the host's memory, or without.
+    /// The longest cached prefix of `tokens` that a sequence can continue from, of at most `pages`
+    /// pages, with or without pages in host memory.
     pub(crate) fn find(
         &self,
         realm: Realm,
@@ -397,7 +396,7 @@ impl Prefixes {
         self.place(id, slot).is_some()
     }
 
-    /// Where what a slot has is.
+    /// Location of the content of a slot.
     pub(crate) fn place(&self, id: NodeId, slot: usize) -> Option<SlotLocation> {
         let slot = self.nodes.get(&id)?.slots[slot].as_ref();
         slot.map(|s| s.place)

@@ -1,4 +1,4 @@
-//! Preloads: segments that are uploaded before anybody asks for them, one at a time.
+//! Preloads: segments that are uploaded before a request needs them, one at a time.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use crate::api::{PreloadEvent, PreloadRoom, RequestCacheUse};
 use crate::memory::Memory;
 use crate::store::fetch::FileFetch;
 
-/// Most preloads under way.
+/// Maximum number of preloads under way.
 pub(crate) const PRELOADS_MAX: usize = 64;
 
 /// Slices of passes for each segment of a preload, while there are requests: it goes on, and
@@ -32,7 +32,7 @@ pub(crate) struct Preload {
 }
 
 impl Preload {
-    /// Of some segments of a model, with so many bytes in all.
+    /// A preload of segments of a model, which have `bytes` in all.
     pub(crate) fn new(
         (model, segments): (ModelId, Vec<u32>),
         total_bytes: u64,
@@ -92,11 +92,11 @@ impl Preload {
     }
 }
 
-/// What came of a turn of the preloads.
+/// The result of a turn of the preloads.
 pub(crate) enum Turn {
     /// There was nothing to do, or the preload waits for a file.
     Idle,
-    /// A segment was uploaded, or a preload that nobody waits for is gone.
+    /// A segment was uploaded, or an abandoned preload was removed.
     Done,
     /// A preload has ended, with its last event.
     Ended(Preload, PreloadEvent),
@@ -114,17 +114,17 @@ pub(crate) struct Preloads {
 }
 
 impl Preloads {
-    /// Whether one more may come.
+    /// Whether the maximum number of preloads is reached.
     pub(crate) fn are_full(&self) -> bool {
         self.queue.len() >= PRELOADS_MAX
     }
 
-    /// One more.
+    /// Adds a preload to those under way.
     pub(crate) fn add(&mut self, preload: Preload) {
         self.queue.push_back(preload);
     }
 
-    /// One that is to go on with the segment that failed.
+    /// Adds a preload again that continues with the segment whose upload failed.
     pub(crate) fn again(&mut self, preload: Preload) {
         self.queue.push_front(preload);
     }
@@ -154,7 +154,8 @@ impl Preloads {
         }
     }
 
-    /// Whether it is the preloads' turn behind a slice of a pass, if there was one.
+    /// Whether preloads have their turn now. `stepped` says whether a slice of a pass ran just
+    /// before.
     fn is_their_turn(&mut self, stepped: bool) -> bool {
         if self.queue.is_empty() {
             self.turns_left = None;

@@ -42,8 +42,8 @@ pub(crate) fn beside_system(free: u64, memory: u64) -> u64 {
 }
 
 impl WantedBudget {
-    /// What a budget comes to now on a device that has given `held` bytes, where `kept` are to be
-    /// free for others.
+    /// Converts a budget to bytes on a device of whose memory the daemon holds `held` bytes and
+    /// leaves `kept` bytes to other programs.
     ///
     /// # Errors
     /// As [`budget_bytes`].

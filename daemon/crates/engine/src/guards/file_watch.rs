@@ -24,14 +24,15 @@ use tokio::sync::watch;
 
 use crate::api::{FileWait, Snapshot};
 
-/// Longest wait that is not told. Reading a large segment from a disk takes about a second.
+/// Longest wait for a file that is not reported. Reading a large segment from a disk takes about a
+/// second.
 const SILENT_AFTER: Duration = Duration::from_secs(5);
-/// How often the thread looks.
+/// Interval at which the thread checks for long waits.
 const PERIOD: Duration = Duration::from_millis(500);
 
 type Shared = Arc<Mutex<Waits>>;
 
-/// What is waited for.
+/// The files that the engine waits for, and since when.
 #[derive(Debug, Default)]
 struct Waits {
     now: Vec<(u64, FileWait)>,
@@ -65,13 +66,15 @@ impl Drop for Waiting {
     }
 }
 
-/// The value is whole at every moment, also after a panic.
+/// Locks the list of waits. A poisoned lock is used: the value is valid at every moment, also after
+/// a panic.
 fn lock(shared: &Shared) -> MutexGuard<'_, Waits> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl FileWatch {
-    /// Starts the thread that looks. Without it waits are not told, and all else is as it was.
+    /// Starts the thread that reports waits for files. If it cannot be started, waits are not
+    /// reported; nothing else changes.
     pub(crate) fn start(snapshot: watch::Sender<Arc<Snapshot>>) -> Self {
         Self::looking(snapshot, SILENT_AFTER, PERIOD)
     }

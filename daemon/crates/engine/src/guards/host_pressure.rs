@@ -50,7 +50,7 @@ pub(crate) struct PressureWatch {
     is_blind: bool,
     /// Time and values of the last reading of the counts.
     seen: Option<(Instant, Vec<Option<u64>>)>,
-    /// Since when there has been no memory pressure.
+    /// Start of the present time without memory pressure.
     calm_since: Option<Instant>,
     /// Time of the last growth of the host budget, unless it shrank since.
     grown_at: Option<Instant>,
@@ -60,7 +60,7 @@ pub(crate) struct PressureWatch {
     grows: u64,
 }
 
-/// What a look came to.
+/// Result of a look.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Look {
     /// The share of the time for which something waited for memory, in percent.
@@ -68,7 +68,7 @@ pub(crate) struct Look {
     pub(crate) change: Change,
 }
 
-/// What is to be done: the host may have so many bytes from now on.
+/// A change of the host budget to a number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     None,
@@ -76,7 +76,8 @@ pub(crate) enum Change {
     Grow(u64),
 }
 
-/// The largest share of a time by which a count grew, in percent; `None` if no count tells.
+/// The largest growth of a stall counter as a percentage of `time`; `None` if no counter could be
+/// read.
 fn stalled(before: &[Option<u64>], now: &[Option<u64>], time: Duration) -> Option<f64> {
     let grown = before.iter().zip(now);
     let grown = grown.filter_map(|(before, now)| (*now)?.checked_sub((*before)?));
@@ -85,7 +86,7 @@ fn stalled(before: &[Option<u64>], now: &[Option<u64>], time: Duration) -> Optio
 }
 
 impl PressureWatch {
-    /// For a host that may have so many bytes.
+    /// A watch over a host budget of `budget` bytes.
     pub(crate) fn new(config: HostPressure, budget: u64) -> Self {
         let is_blind = config.stalls.read().iter().all(Option::is_none);
         if is_blind {
@@ -109,7 +110,7 @@ impl PressureWatch {
         }
     }
 
-    /// How often to look where the host holds so many bytes; `None` is not at all.
+    /// Interval of checks while the host holds `held` bytes; `None` for no checks.
     pub(crate) fn interval(&self, held: u64) -> Option<Duration> {
         let matters = held > self.floor() || (held > 0 && self.limit < self.budget);
         (matters && !self.is_blind).then_some(self.config.every)

@@ -58,9 +58,9 @@ pub(crate) struct KeepFree {
     /// The budget is a multiple of this many bytes once it was changed.
     step: u64,
     looked_at: Instant,
-    /// Since when there is enough to take some again.
+    /// Time since which enough GPU memory is free to grow the budget.
     calm_since: Option<Instant>,
-    /// By how much the budget was shrunk, or cut at the start, less what was taken again.
+    /// Bytes by which the budget is reduced now for other programs.
     given_up: u64,
     /// Times in a row that the driver refused what was to be taken again.
     refusals: u32,

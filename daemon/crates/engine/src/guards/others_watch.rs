@@ -16,7 +16,7 @@ use crate::clock::Clock;
 
 /// How often the engine takes what was seen while there is no work.
 pub(crate) const EVERY: Duration = Duration::from_millis(50);
-/// How often the thread looks.
+/// Interval at which the thread reads counts of other processes.
 const PERIOD: Duration = Duration::from_millis(50);
 /// Looks to the next attempt after one that failed.
 const PAUSE: u32 = 20;
@@ -25,7 +25,7 @@ const PAUSE: u32 = 20;
 /// first. It would be another one's until then.
 const SETTLES: Duration = Duration::from_millis(500);
 
-/// What the engine tells the thread, and what the thread has seen.
+/// State shared by the engine and the thread that watches other processes.
 #[derive(Debug, Default)]
 struct Shared {
     own_bytes: AtomicU64,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rocmforge_gpu_driver::others::{Card, Places, Power};
 
-/// How long behind a release the card is asked: it takes seconds to slow down.
+/// Time after a release at which the GPU's power is read: its clocks take seconds to fall.
 pub(crate) const BEHIND_RELEASE: Duration = Duration::from_secs(10);
 
 /// Logs the power of the card.

@@ -1,4 +1,4 @@
-//! The device's memory, given back while nobody asks for anything: after a time, or at once by a
+//! The device's memory, given back while there are no requests: after a time, or at once by a
 //! command. The next request takes it again.
 
 use std::time::{Duration, Instant};

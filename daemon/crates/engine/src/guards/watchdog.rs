@@ -24,7 +24,7 @@ use tokio::sync::watch;
 
 use crate::api::Snapshot;
 
-/// How often it looks.
+/// Interval at which the watchdog checks the device.
 const PERIOD: Duration = Duration::from_millis(500);
 
 /// The device loss that ended the engine, shared with all that wait for it.

@@ -32,7 +32,7 @@ const INEXACT: u64 = 4;
 /// The share of the time from which on others are busy, and for how long.
 const BUSY_PERCENT: u32 = 20;
 const BUSY_FOR: Duration = Duration::from_millis(500);
-/// What others hold is published where it has changed by so much.
+/// Change of the bytes of other processes from which their number is published again.
 const NEWS_BYTES: u64 = 16 << 20;
 /// How long memory that was refused is not asked for again.
 const REFUSAL_LASTS: Duration = Duration::from_secs(1);
@@ -71,9 +71,9 @@ impl Level {
 /// What is seen of others while memory is given up.
 #[derive(Debug, Clone, Copy)]
 struct Yielding {
-    /// Since when they are as if they had gone.
+    /// Time since which other processes use as little as before they came.
     gone_since: Option<Instant>,
-    /// Since when they do nothing, and what they held then.
+    /// Time since which other processes have been idle, and the bytes that they held then.
     quiet_since: Option<(Instant, u64)>,
     /// The budget that comes back.
     before: u64,
@@ -84,7 +84,7 @@ struct Yielding {
 /// What the engine is to do about other processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// All stays as it is.
+    /// The budget stays as it is.
     Stay,
     /// Memory is to be given up, for this reason.
     Begin(Reason),
@@ -95,9 +95,9 @@ pub(crate) enum Turn {
 /// Why memory is given up to other processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// Others hold so many bytes more than before.
+    /// Other processes hold this many bytes more than before.
     Growth(u64),
-    /// Others keep the GPU busy for this share of the time, in percent.
+    /// Other processes keep the GPU busy for this share of the time, in percent.
     Busy(u32),
 }
 
@@ -170,7 +170,7 @@ impl YieldGuard {
         }
     }
 
-    /// A budget of so many bytes could not be had for requests while memory is given up.
+    /// Notes that the driver refused a budget of `bytes` while memory is given up.
     pub(crate) fn was_refused(&mut self, bytes: u64, now: Instant) {
         self.refused = Some((bytes, now));
     }
@@ -201,8 +201,8 @@ impl YieldGuard {
         is_news
     }
 
-    /// Others do this now, `None` where nobody can say. `budget` is that which is to come back if
-    /// memory is given up now.
+    /// Takes what other processes use now (`None` if unknown) and decides whether to give memory
+    /// up. `budget` is restored afterwards.
     pub(crate) fn see(&mut self, seen: Option<OthersUse>, budget: u64, now: Instant) -> Turn {
         let lowest = self.level.map_or(0, |level| level.lowest());
         // Who cannot be seen counts as gone.

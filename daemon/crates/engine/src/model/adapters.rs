@@ -88,12 +88,12 @@ pub struct AppliedAdapters {
     key: AdapterKey,
 }
 
-/// What tells requests with other adapters, or other scales, apart.
+/// Digest of a request's adapters and scales; equal digests may share cached prefixes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct AdapterKey(pub(crate) [u8; 32]);
 
 impl AppliedAdapters {
-    /// Another one for other adapters, or other scales.
+    /// The digest; it differs for other adapters or other scales.
     pub fn digest(&self) -> [u8; 32] {
         self.key.0
     }

@@ -19,7 +19,7 @@ const SHARE_ROWS: usize = 512;
 /// row, so that one that is read past it has no row copied so.
 const MAPPED_ROWS: usize = 256;
 
-/// Most threads that read rows.
+/// Maximum number of threads that read rows.
 const THREADS_MAX: usize = 4;
 
 /// Reads the rows of `ids` as the file has them, one after another.

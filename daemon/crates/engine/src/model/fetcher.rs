@@ -67,22 +67,22 @@ struct State {
     is_left: bool,
 }
 
-/// What was asked for at once.
+/// Ranges of a file that are read together.
 #[derive(Debug)]
 struct ReadJob {
-    /// Pieces that have not come, and the first error.
+    /// Number of pieces that are not read yet, and the first error.
     left: Mutex<(usize, Option<GgufError>)>,
     is_dropped: AtomicBool,
 }
 
-/// Ranges on their way into the page cache. Dropped, they need not come.
+/// Ranges that are being read into the page cache. Dropping the value cancels the reads.
 #[derive(Debug)]
 pub(crate) struct Fetch(Arc<ReadJob>);
 
-/// Why ranges of a file did not come.
+/// Why ranges of a file were not read.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// Nothing has come for so long.
+    /// No byte was read for this time.
     Silent(Duration),
     Read(GgufError),
 }
@@ -146,7 +146,7 @@ impl Fetcher {
         Ok(fetch)
     }
 
-    /// Waits until ranges have come.
+    /// Waits until the ranges are in the page cache.
     pub(crate) fn wait(&self, fetch: Fetch, patience: Duration) -> Result<(), Fault> {
         let mut state = lock(&self.0.state);
         loop {
@@ -162,7 +162,7 @@ impl Fetcher {
         }
     }
 
-    /// What came of ranges, if they are no longer on their way.
+    /// The result of reading ranges, if it has ended.
     pub(crate) fn ended(&self, fetch: &Fetch, patience: Duration) -> Option<Result<(), Fault>> {
         fetch.result().or_else(|| {
             let since = lock(&self.0.state).silence(patience)?;
@@ -190,7 +190,7 @@ impl Fetch {
 }
 
 impl State {
-    /// How long nothing has come, where that is too long.
+    /// Time without a byte, if it exceeds `patience`.
     fn silence(&self, patience: Duration) -> Option<Duration> {
         let waits = self.reading > 0 || !self.pieces.is_empty();
         let since = self.came.elapsed();
@@ -199,7 +199,7 @@ impl State {
 }
 
 impl Shared {
-    /// Starts threads for the pieces that nobody has taken.
+    /// Starts threads for pieces that no thread has taken.
     fn have_threads(self: &Arc<Self>, state: &mut State) {
         while state.threads < THREADS && state.threads - state.reading < state.pieces.len() {
             let shared = Arc::clone(self);

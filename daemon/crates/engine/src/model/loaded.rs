@@ -48,7 +48,7 @@ pub struct LoadedModel {
     file: Arc<MappedFile>,
     fetcher: Arc<Fetcher>,
     contents: Arc<Contents>,
-    /// In the place of the file's.
+    /// Chat template that replaces the file's.
     template: Option<ChatTemplate>,
     /// The vision tower of its projector file.
     tower: Option<Arc<LoadedModel>>,
@@ -97,13 +97,13 @@ impl PreparedModel {
     }
 }
 
-/// What a file's header comes to, held once for all names of the file.
+/// Model, tokenizer and template of a file, shared by all names under which it is loaded.
 #[derive(Debug)]
 struct Contents {
     model: Model,
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
-    /// The vocabulary for texts that are held to grammars, since the first of them.
+    /// The vocabulary for texts that are constrained by grammars, since the first of them.
     grammars: OnceLock<Result<Arc<Vocabulary>, rocmforge_grammar::Error>>,
 }
 
@@ -151,7 +151,7 @@ impl LoadedModel {
         &self.adapters
     }
 
-    /// What its vision tower wants of an image, where it has one.
+    /// Rules by which images are resized for the model's vision tower, if it has one.
     pub fn image_rules(&self) -> Option<Rules> {
         let tower = self.tower.as_ref()?.model().tower()?;
         let cut = |tiles: rocmforge_model::Tiles| Tiles {
@@ -231,8 +231,8 @@ impl LoadedModel {
         self.template.as_ref().or(self.contents.template.as_ref())
     }
 
-    /// The vocabulary for texts that are held to grammars. The first call makes it, in half a
-    /// second for 128k tokens: for a blocking thread.
+    /// The vocabulary for texts that are constrained by grammars. The first call makes it, in half
+    /// a second for 128k tokens: for a blocking thread.
     ///
     /// # Errors
     /// Where the vocabulary is none that a text could be held to a grammar in.

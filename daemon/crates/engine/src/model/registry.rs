@@ -34,14 +34,15 @@ pub(crate) struct Entry {
     pub(crate) pieces: Pieces,
     /// Measured costs of attention in the model's passes.
     pub(crate) attention: AttentionCosts,
-    /// Whether the model is left out of snapshots, to be closed once nobody holds it.
+    /// Whether the model is left out of snapshots, to be closed once its last reference is dropped.
     pub(crate) is_withdrawn: bool,
-    /// The model whose images it reads: it is a vision tower, and known to nobody by name.
+    /// The text model that this vision tower reads images for; `None` for a text model. A tower has
+    /// no public name.
     pub(crate) reads_for: Option<ModelId>,
 }
 
 impl Entry {
-    /// Whether its layers route rows to experts.
+    /// Whether the model is a MoE.
     pub(crate) fn routes(&self) -> bool {
         let mut steps = self.loaded.model().plan().steps.iter();
         steps.any(|step| matches!(step, Step::Experts { .. }))
@@ -107,7 +108,7 @@ impl Models {
         self.entries.retain(|entry| entry.id != id);
     }
 
-    /// How many there are.
+    /// Number of registered models.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }

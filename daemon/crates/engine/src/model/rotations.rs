@@ -40,7 +40,7 @@ pub(crate) struct Rotations {
 pub(crate) struct Positions<'a> {
     pub(crate) first: usize,
     pub(crate) n: usize,
-    /// Positions that the sequence may come to.
+    /// Number of positions that the sequence may reach.
     pub(crate) reach: usize,
     /// Where the rows are beside their place in the sequence.
     pub(crate) coordinates: Coordinates<'a>,
@@ -49,16 +49,16 @@ pub(crate) struct Positions<'a> {
 /// Where rows are beside their place in a sequence.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Coordinates<'a> {
-    /// Nowhere.
+    /// Rows of text only: they have no coordinates beside their position.
     Text,
-    /// In the images of a text.
+    /// Coordinates in the images of a prompt.
     Images(&'a [PlacedImage]),
-    /// In the grid of a tower's image, which has all of the rows.
+    /// Coordinates in the patch grid of one image, which has all rows of the pass.
     Patches(&'a Tower, [usize; 2]),
 }
 
 impl<'a> Coordinates<'a> {
-    /// Of a sequence with these images.
+    /// Coordinates of a sequence with these images.
     pub(crate) fn of_images(images: &'a [PlacedImage]) -> Self {
         match images {
             [] => Self::Text,
@@ -148,8 +148,8 @@ pub(crate) fn set_angles<'a>(
     }
 }
 
-/// The length of context of a text of which nobody said how long it may become: `n_ctx`, or the
-/// end of the usual divisors.
+/// The context length of a sequence without a limit on its length: `n_ctx`, or the end of the range
+/// of the usual divisors.
 pub(crate) fn open_ended_context(plan: &Plan, n_prompt: usize, n_ctx: usize) -> usize {
     match plan.long_beyond() {
         Some(beyond) if n_prompt <= beyond as usize / 4 * 3 => n_ctx.min(beyond as usize),

@@ -20,7 +20,7 @@ pub(crate) struct Backlog {
     done_at: Option<Instant>,
     /// Slices that the device times and has not done, as far as is known, the first one first.
     timed: VecDeque<TimedSlice>,
-    /// Since when the first slice has been the first.
+    /// Time at which the first slice became the first in the queue.
     since: Option<Instant>,
 }
 
@@ -106,8 +106,8 @@ impl Backlog {
         Some((slice, took))
     }
 
-    /// What was to be done at `due` is done by now: what comes behind it will be sooner, too, by
-    /// the time that is returned.
+    /// Notes that work due at `due` is done by now. Returns the time by which later work is due
+    /// earlier.
     pub(crate) fn was_done(&mut self, due: Instant, now: Instant) -> Duration {
         let early = due.saturating_duration_since(now);
         self.done_at = self.done_at.map(|done| (done - early).max(now));
@@ -117,7 +117,7 @@ impl Backlog {
         early
     }
 
-    /// The device takes so much longer for what it was given. When it will have done all of it.
+    /// Adds `more` to the device's queued work. Returns the time at which it will be done.
     pub(crate) fn add(&mut self, now: Instant, more: Duration) -> Instant {
         let done = self.done_at.map_or(now, |done| done.max(now)) + more;
         self.done_at = Some(done);

@@ -53,7 +53,7 @@ impl<'a> Sizes<'a> {
         self.speculation.mtp(model).map(|mtp| &*mtp.plan)
     }
 
-    /// Bytes of scratch of a model's pass of so many rows and rows of logits.
+    /// Bytes of scratch for a model's pass with `rows` rows and `outputs` rows of logits.
     pub(crate) fn scratch(&self, model: ModelId, rows: u32, outputs: u32) -> u64 {
         self.known.bytes((model, rows, outputs), || {
             let bytes = |plan: &Plan| {

@@ -124,7 +124,7 @@ impl Run<'_, '_> {
         segments.into_iter().partition(is_there)
     }
 
-    /// Runs what is left of a layer's experts as they come.
+    /// Runs the remaining experts of a layer as their uploads complete.
     fn rest_of_experts(
         &mut self,
         memory: &mut Memory,
@@ -331,14 +331,14 @@ const FEW_ROWS: usize = 8;
 /// milliseconds of a link.
 pub(crate) const UPLOADS_MANY: usize = 64;
 
-/// Absent experts that come in less time are waited for: a stop takes longer.
+/// Upload time below which a pass waits for absent experts: suspending it takes longer.
 const STOP_SECONDS: f64 = 0.5e-3;
 
 /// Uploads that are begun before the rows are made ready for the host: what the link is busy with
 /// until the host is.
 const BEGUN_FIRST: usize = 1;
 
-/// With so many routed rows for each expert, hardly one has none.
+/// Routed rows per expert from which hardly any expert has none.
 const MANY_ROWS_EACH: usize = 4;
 
 /// Each expert that a row is routed to by `ids`, once, in order.

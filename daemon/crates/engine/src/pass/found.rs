@@ -53,8 +53,8 @@ impl HeadRead {
         }
     }
 
-    /// Waits for it, and tells what it found. How long the device took for the pass, if it timed
-    /// that.
+    /// Waits for the head and reports the tokens it found. Returns the device time of the pass, if
+    /// it was measured.
     pub(super) fn end(
         self,
         memory: &mut Memory,
@@ -79,7 +79,7 @@ impl HeadRead {
     }
 }
 
-/// Reads what the head left for `rows` and tells it.
+/// Reads the head's result for `rows` and reports it to the requests.
 pub(super) fn emit_rows(
     memory: &mut Memory,
     pass: &Pass<'_>,

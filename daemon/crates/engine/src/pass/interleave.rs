@@ -29,7 +29,7 @@ use crate::pass::share::TOLERANCE;
 /// many rows take at a time.
 pub(crate) const CHUNK_ROWS: u32 = 512;
 
-/// With fewer rows prompts go beside tokens.
+/// Prompts with fewer rows join a decode pass instead of being interleaved.
 pub(crate) const CHUNK_ROWS_MIN: u32 = 16;
 
 /// A slice at first, in parts of what tokens may wait longer.

@@ -29,7 +29,7 @@ impl Lookahead {
 /// one that follows it at once. Each takes a slab from what could stay resident.
 const UPLOADS_AHEAD: u32 = 2;
 
-/// Uploads of experts that nobody waits for, at a time.
+/// Maximum number of speculative uploads of experts at a time.
 const SPARE_UPLOADS: usize = 4;
 
 impl Store {

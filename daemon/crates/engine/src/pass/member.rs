@@ -25,7 +25,7 @@ pub(crate) struct Member {
     pub(crate) span: SpanPlan,
     pub(crate) task: Task,
     pub(crate) stepped: RowsOutcome,
-    /// Rows whose tokens were told, up to the first wrong draft.
+    /// Rows whose tokens were emitted, up to the first wrong draft token.
     pub(crate) told: u32,
     /// Whether a draft was wrong: what was computed behind it is discarded.
     wrong: bool,

@@ -7,10 +7,10 @@ use rocmforge_device::Throughput;
 /// Bytes that are uploaded in the time of a usual pass, while nothing is measured.
 const PASS_UPLOAD_BYTES: u64 = 64 << 20;
 
-/// Bytes that the link brings in a millisecond, while nothing is measured.
+/// Assumed upload rate of the link, in bytes per millisecond, before it is measured.
 const LINK_BYTES_PER_MS: u64 = 4 << 20;
 
-/// Passes after which the pace is looked at again.
+/// Number of passes after which the pace is measured again.
 const PACE_PASSES: u32 = 64;
 
 /// How long passes take, and what the link brings meanwhile.
@@ -19,9 +19,9 @@ pub(crate) struct PassPace {
     /// Seconds of a pass, weighted towards the recent; 0 before the first.
     seconds: f64,
     passes: u32,
-    /// What the link brings in the time of a usual pass.
+    /// Bytes that the link uploads in the time of a usual pass.
     pub(crate) upload_bytes: u64,
-    /// What the link brings in a millisecond.
+    /// Upload rate of the link, in bytes per millisecond.
     pub(crate) link_bytes_per_ms: u64,
     /// Whether that was measured.
     is_measured: bool,
@@ -58,7 +58,7 @@ impl PassPace {
         }
     }
 
-    /// What the link brings in a second, in bytes; `None` before it was measured.
+    /// Upload rate of the link, in bytes per second; `None` before it was measured.
     pub(crate) fn link_bytes_per_s(&self) -> Option<u64> {
         self.is_measured.then_some(self.link_bytes_per_ms * 1000)
     }

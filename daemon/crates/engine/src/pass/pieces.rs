@@ -25,14 +25,13 @@ pub(crate) struct Pieces {
     longest: [Option<f64>; CLASSES],
 }
 
-/// The class of passes of so many rows.
+/// The size class of passes with `rows` rows.
 pub(super) fn class(rows: u32) -> usize {
     (rows.max(1).next_power_of_two().trailing_zeros() as usize).min(CLASSES - 1)
 }
 
 impl Pieces {
-    /// The longest step of a slice took so many seconds. What is known rises at once, and falls
-    /// slowly.
+    /// Notes the longest step of a slice, in seconds. The estimate rises at once and falls slowly.
     pub(crate) fn note(&mut self, rows: u32, seconds: f64) {
         let known = &mut self.longest[class(rows)];
         *known = Some(match *known {
@@ -53,7 +52,7 @@ impl Pieces {
         below.or_else(|| self.longest[class..].iter().copied().flatten().next())
     }
 
-    /// The most rows, of so many at most, of a pass whose steps take no longer than that.
+    /// Maximum number of rows, up to `most`, of a pass whose steps take at most `seconds`.
     pub(crate) fn rows_within(&self, seconds: f64, most: u32) -> u32 {
         if self.longest.iter().all(Option::is_none) {
             return most.min(ROWS_FIRST);
@@ -70,7 +69,7 @@ impl Pieces {
 /// Watches the steps of a slice.
 pub(crate) struct StepWatch {
     begun: Instant,
-    /// How fast the device computes, where it does so later.
+    /// The device's rates, if it computes asynchronously.
     rates: Option<WorkRates>,
     /// End of the last step, and the work that was given until then.
     last: Cell<(Instant, Amount)>,
@@ -91,7 +90,7 @@ impl StepWatch {
         }
     }
 
-    /// How long the device takes for that, where it does so later.
+    /// Estimated device time for an amount of work; zero if the device computes synchronously.
     pub(crate) fn work(&self, amount: Amount) -> Duration {
         self.rates
             .map_or(Duration::ZERO, |rates| rates.time(amount))

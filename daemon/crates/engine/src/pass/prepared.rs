@@ -45,7 +45,7 @@ pub(crate) struct PassRows<'a> {
     spans: Vec<Span<'a>>,
     /// The parts of towers' images.
     parts: Vec<Span<'a>>,
-    /// Of each request; of an image its first row of the tower's output.
+    /// First row of each request in the pass; of an image, its first row of the tower's output.
     first_rows: Vec<usize>,
     outputs: Vec<u32>,
     /// How much of each row of `outputs` is of interest.
@@ -58,7 +58,7 @@ pub(crate) struct PassRows<'a> {
 /// Arena offsets of the pages of a pass's requests, for each group of KV.
 pub(crate) struct PassPages<'a> {
     of_requests: Vec<Vec<&'a [u64]>>,
-    /// Of the parts of towers' images.
+    /// KV pages of the parts of towers' images.
     of_parts: Vec<Vec<&'a [u64]>>,
 }
 

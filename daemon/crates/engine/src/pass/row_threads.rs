@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rocmforge_kernels_cpu::Pool;
 
-/// Most threads: so many rows come from a device at a time.
+/// Maximum number of threads: so many rows come from a device at a time.
 const THREADS_MAX: usize = 32;
 
 /// Logits below which the thread of the engine is done before others are awake.
@@ -21,7 +21,7 @@ const SHARED_FROM: usize = 1 << 16;
 pub(crate) struct RowThreads {
     threads: NonZeroUsize,
     shared_from: usize,
-    /// Nothing where the system has none to give.
+    /// The pool of threads; `None` if the system could start none.
     pool: OnceLock<Option<Pool>>,
 }
 
@@ -38,7 +38,7 @@ impl RowThreads {
         }
     }
 
-    /// Does each of some jobs, which look at so many logits together.
+    /// Runs each job, on several threads if the jobs together read many logits.
     pub(crate) fn each<T: Send>(
         &self,
         jobs: &mut [T],

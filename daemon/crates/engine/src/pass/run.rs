@@ -39,7 +39,7 @@ pub(crate) struct ExpertsLeft {
     pub(super) window: usize,
     /// Absent experts whose weights the CPU is to keep, behind the layer.
     pub(super) kept_later: Vec<u32>,
-    /// Nothing was absent.
+    /// Whether all segments were resident.
     pub(super) all_there: bool,
     /// Index in `pending` of the expert that the pass waits for.
     pub(super) awaited: usize,
@@ -70,7 +70,8 @@ pub(super) struct Run<'a, 'b> {
     pub(super) held: Option<(u32, Slab)>,
     /// The experts of a layer that are left, where the pass stopped among them.
     pub(super) experts: Option<ExpertsLeft>,
-    /// Others have something to run: they are not kept waiting for an upload.
+    /// Whether the pass is suspended instead of waiting for an upload, because other models have
+    /// work.
     pub(super) suspends: bool,
     /// Nor for the device to compute what the pass finds.
     pub(super) reads_later: bool,
@@ -84,7 +85,7 @@ pub(super) struct Run<'a, 'b> {
 /// work until the pass goes on.
 const UPLOADS_SUSPENDED: u32 = 4;
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StepEnd {
     Done,

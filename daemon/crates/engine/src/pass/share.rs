@@ -104,7 +104,7 @@ pub(crate) struct Mixed {
     pub(crate) decoding: usize,
     /// Requests that have no token yet.
     pub(crate) waiting: usize,
-    /// Other models have requests.
+    /// Whether other models have requests.
     pub(crate) beside_others: bool,
 }
 
@@ -132,14 +132,14 @@ impl Default for PromptShare {
     }
 }
 
-/// How many times longer tokens may take than alone, where so many requests have no token yet and
-/// so many decode.
+/// Factor by which decode passes may take longer than alone, while `waiting` requests have no token
+/// yet and `decoding` decode.
 pub(crate) fn longer(waiting: usize, decoding: usize) -> f64 {
     let ratio = waiting as f64 / decoding.max(1) as f64;
     (ratio * LONGER_A_PROMPT).max(LONGER_LEAST)
 }
 
-/// The smallest size that leaves prompts some rows beside so many of tokens.
+/// The smallest size of a pass that leaves rows for prompts beside `tokens` rows.
 pub(super) fn smallest(tokens: u32) -> usize {
     let fits = SIZES.iter().position(|size| *size >= tokens + ROWS_MIN);
     fits.unwrap_or(SIZES.len() - 1)
@@ -151,7 +151,7 @@ pub(super) fn prompt_rows(size: usize, tokens: u32) -> u32 {
 }
 
 impl PromptShare {
-    /// Rows of prompts that the next such pass takes beside so many of tokens, of `most`.
+    /// Rows of prompts in the next pass beside `tokens` rows, at most `most`.
     pub(crate) fn rows(self, tokens: u32, most: u32) -> u32 {
         prompt_rows(self.size.max(smallest(tokens)), tokens).min(most.max(1))
     }

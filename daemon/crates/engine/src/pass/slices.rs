@@ -8,7 +8,7 @@ use crate::pass::spec::{Pass, PassClient};
 use crate::pass::stepwise::{Progress, SliceEnd, StepProgress, Stepwise};
 use crate::pass::work::Amount;
 
-/// How a slice of a pass runs.
+/// Parameters of a slice of a pass.
 #[derive(Clone, Copy)]
 pub(crate) struct Slicing<'a> {
     /// Asked behind each step, with what the slice gave the device to compute so far: whether to
@@ -21,13 +21,13 @@ pub(crate) struct Slicing<'a> {
     pub(crate) reads_later: bool,
     /// The pass is so short that the device may have it at once.
     pub(crate) whole: bool,
-    /// In one piece it is over before a pass of another model has to begin that was promised.
+    /// Whether the whole pass ends before the next promised pass of another model has to begin.
     pub(crate) fits: bool,
 }
 
-/// Where a slice begins.
+/// The start of a slice: a new pass or a suspended one.
 pub(crate) enum SliceStart<'a> {
-    /// At the first step, with the rows of the inputs.
+    /// The slice begins at the first step, with the rows of the inputs.
     Inputs(&'a [Vec<u8>]),
     /// Where the slice before stopped.
     Progress(Progress),
@@ -130,7 +130,7 @@ fn first_slice(
     go_on(memory, steps, slicing.is_over)
 }
 
-/// Runs the steps of a pass from where it is until it is over or to stop.
+/// Continues a pass from its current step until it is over or has to be suspended.
 fn go_on(
     memory: &mut Memory,
     mut steps: Stepwise<'_, '_>,

@@ -10,7 +10,7 @@ use crate::pass::given::GivenRows;
 
 /// What a pass is computed for.
 pub(crate) trait PassClient {
-    /// Why the pass is to end: nobody waits for any of it any more.
+    /// The error that ends the pass, if all its requests have ended.
     fn ended(&self) -> Option<Error>;
 
     /// The device has the first of the work: what is to be done beside it is done now.
@@ -70,7 +70,7 @@ pub(crate) struct Pass<'a> {
     pub(crate) hidden: &'a [u32],
     /// Rows of images in the place of those of inputs.
     pub(crate) given: &'a [GivenRows],
-    /// Another pass of this model is expected right after.
+    /// Whether another pass of this model is expected right after.
     pub(crate) expects_next_pass: bool,
     pub(crate) scratch: &'a ScratchLayout,
     /// Arena offset of the scratch block.
@@ -135,7 +135,7 @@ pub(crate) enum Interest {
     Best,
     /// A number of the row's best tokens.
     Top(usize),
-    /// All of its logits.
+    /// All logits of the row.
     Logits,
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct Progress {
     spare_from: u32,
     held: Option<(u32, Slab)>,
     experts: Option<ExpertsLeft>,
-    /// All is computed, and what was found is on its way.
+    /// The copy of the result, if everything is computed.
     reading: Option<HeadRead>,
 }
 
@@ -67,7 +67,7 @@ impl Progress {
     }
 }
 
-/// What came of a slice of a pass, and what the device was given to do.
+/// The result of a slice of a pass, and what the device was given to do.
 pub(crate) enum SliceEnd {
     /// The pass is complete.
     Complete(Load),
@@ -78,14 +78,14 @@ pub(crate) enum SliceEnd {
 /// A head of fewer rows than this part of a pass's is not counted in what a slice gave the device.
 const HEAD_ROWS_PART: usize = 4;
 
-/// How far a pass came.
+/// Progress of a pass at the end of a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StepProgress {
     /// The pass ran some steps.
     On,
     /// The next step's segment is held and in flight.
     Waits,
-    /// Only the head is left.
+    /// All steps ran; only the head is left.
     ToTheHead,
 }
 
@@ -344,7 +344,7 @@ fn run_to_hidden(
     ran.map_err(|e| memory.store.device_error(Some(pass.model), e))
 }
 
-/// Reads the hidden states of `rows` and tells them.
+/// Reads the hidden states of `rows` and hands them to their requests.
 fn emit_hidden(
     memory: &mut Memory,
     pass: &Pass<'_>,

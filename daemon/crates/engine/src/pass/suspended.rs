@@ -55,7 +55,7 @@ pub(crate) struct PassUnderWay {
 }
 
 impl PassUnderWay {
-    /// One that has run nothing yet.
+    /// A pass that has run nothing yet.
     pub(crate) fn new(plan: PassPlan, members: Vec<Member>, prepared: Prepared) -> Self {
         Self {
             plan,
@@ -88,7 +88,7 @@ impl PassUnderWay {
         Some((self.prepared.memories.get_mut(at)?, end))
     }
 
-    /// What it found has come, if it has nothing else to do.
+    /// Whether the pass only waits for its result, and that has been copied from the device.
     fn has_come(&self, memory: &Memory) -> bool {
         let read = self.progress.as_ref().and_then(Progress::read);
         read.is_some_and(|read| read.has_come(memory))
@@ -104,7 +104,7 @@ impl PassUnderWay {
         self.progress.as_ref().is_some_and(|p| p.read().is_some())
     }
 
-    /// Whether it could not go on without waiting.
+    /// Whether the pass could not continue without waiting.
     pub(crate) fn waits(&self, memory: &Memory) -> bool {
         let read = self.progress.as_ref().and_then(Progress::read);
         read.is_some_and(|read| !read.has_come(memory))
@@ -122,7 +122,7 @@ pub(crate) struct SuspendedPasses {
     suspensions: u64,
     /// A further pass found no room in one piece beside them.
     crowded: bool,
-    /// Since when all of them have waited, some for what the device computes.
+    /// Time since which all suspended passes have waited, some of them for the device.
     all_wait_since: Option<Instant>,
     /// Time of all slices since start-up, and of each model's.
     of_all: Duration,
@@ -149,7 +149,7 @@ impl SuspendedPasses {
         self.passes.iter().map(PassUnderWay::model)
     }
 
-    /// The one of a model.
+    /// The suspended pass of a model.
     pub(crate) fn of(&self, model: ModelId) -> Option<&PassUnderWay> {
         self.passes.iter().find(|pass| pass.model() == model)
     }
@@ -185,7 +185,7 @@ impl SuspendedPasses {
             .max()
     }
 
-    /// Whether what a short pass found has come.
+    /// Whether the result of a short pass has been copied from the device.
     pub(crate) fn short_has_come(&self, memory: &Memory) -> bool {
         let mut short = self.passes.iter().filter(|pass| pass.is_short);
         short.any(|pass| pass.has_come(memory))
@@ -222,7 +222,7 @@ impl SuspendedPasses {
         self.crowded
     }
 
-    /// A pass came to its end: without others there is room again.
+    /// Notes the end of a pass; its memory is free again if no other pass is suspended.
     pub(crate) fn note_end(&mut self) {
         self.crowded &= !self.passes.is_empty();
     }
@@ -239,14 +239,14 @@ impl SuspendedPasses {
         (!self.passes.is_empty()).then(|| self.passes.remove(0))
     }
 
-    /// A slice of a model's pass took so long.
+    /// Notes the time of a slice of a model's pass.
     pub(crate) fn note_slice(&mut self, model: ModelId, took: Duration) {
         self.of_all += took;
         *self.of_model.entry(model).or_default() += took;
     }
 
-    /// What the engine's time went to, as a model sees it, where passes waited so long for
-    /// uploads.
+    /// The engine's time since the start as one model's requests count it, with the `uploads` that
+    /// passes waited for.
     pub(crate) fn spent(&self, model: ModelId, uploads: Duration) -> Spent {
         let own = self.of_model.get(&model).copied().unwrap_or_default();
         Spent {

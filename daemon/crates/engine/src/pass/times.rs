@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Most rows of a pass whose time is remembered.
+/// Maximum number of rows of a pass whose time is remembered.
 pub(crate) const ROWS_MAX: usize = 128;
 
 /// Passes after which a time is too old to go by.
@@ -26,7 +26,7 @@ impl Default for PassTimes {
 }
 
 impl PassTimes {
-    /// A pass of so many rows took so long.
+    /// Notes the time of a pass with `rows` rows.
     pub(crate) fn note(&mut self, rows: usize, took: Duration) {
         self.passes += 1;
         let took = took.as_secs_f64();

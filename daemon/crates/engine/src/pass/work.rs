@@ -56,7 +56,7 @@ pub(crate) struct WorkRates {
 }
 
 impl WorkRates {
-    /// How long the device takes.
+    /// Estimated device time for an amount of work.
     pub(crate) fn time(self, amount: Amount) -> Duration {
         let weights = amount.bytes as f64 / self.bytes_per_s;
         let seconds = weights + amount.attended as f64 * self.attention;
@@ -89,7 +89,7 @@ impl AttentionCosts {
         known.min_by_key(|(far, _)| *far).map_or(0.0, |(_, s)| s)
     }
 
-    /// A device took so long for a part of a pass of so many rows.
+    /// Notes the device's time for a part of a pass with `rows` rows.
     pub(crate) fn note(&mut self, rows: u32, amount: Amount, took: Duration, bytes_per_s: f64) {
         if amount.attended < ATTENDED_MIN {
             return;

@@ -35,12 +35,13 @@ pub struct Decoding {
     /// The log-probabilities are those of the distribution that the token is drawn from, behind all
     /// samplers, of which fewer tokens may be left; only with `logprobs`.
     pub after_sampling: bool,
-    /// Tokens that are told beside these, however unlikely; only with `logprobs`.
+    /// Tokens whose log-probabilities are returned beside the most likely ones, however unlikely;
+    /// only with `logprobs`.
     pub watched: Vec<u32>,
     /// Control tokens have their names as text, for who reads marks in it.
     pub control_text: bool,
-    /// What the text is held to; it ends where that allows nothing more. Not with `min_tokens` or
-    /// `ignore_eos`.
+    /// The grammar or format that constrains the output; it ends where that allows nothing more.
+    /// Not with `min_tokens` or `ignore_eos`.
     pub grammar: Option<Box<Matcher>>,
 }
 
@@ -62,7 +63,7 @@ pub(crate) struct Chosen {
     pub(crate) score: Option<TokenScore>,
 }
 
-/// How a token ends a generation.
+/// The reason for which a token ends a generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ends {
     /// The vocabulary says so.

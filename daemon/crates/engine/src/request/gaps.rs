@@ -70,7 +70,8 @@ impl Gaps {
         }
     }
 
-    /// Tokens of it came now. The gap before them, if it is longer than promised.
+    /// Notes that tokens of the request were generated now. Returns the gap before them if it is
+    /// longer than promised.
     pub(crate) fn note(&mut self, now: Instant, spent: Spent) -> Option<Gap> {
         let (then, before) = self.last.replace((now, spent))?;
         let took = now.saturating_duration_since(then);

@@ -19,7 +19,8 @@ use crate::api::images::{ImageRows, ImageSpan};
 use crate::api::{Asker, GenerateEvent, GenerateRequest};
 use crate::request::time_account::TimeAccount;
 
-/// Of a task's token: an image's place, whose number the other bits are.
+/// Bit that marks a task's token as a placeholder of an image; the other bits are the image's
+/// number.
 pub(crate) const IMAGE: u32 = 1 << 31;
 
 /// Bytes of towers' rows that are kept for requests to come.
@@ -32,13 +33,13 @@ const NUMBERS_MAX: usize = 1 << 16;
 /// Who may reuse the rows of an image, as with the prefix cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Sharing {
-    /// All requests of this client.
+    /// Rows are shared among all requests of this client.
     Asker(u64),
-    /// This request alone.
+    /// Rows are used by this request only.
     Request(u64),
 }
 
-/// What a tower makes of an image for whom.
+/// Key of an image's rows: the tower, the image, and the client that shares them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ImageKey {
     pub(crate) tower: ModelId,
@@ -132,7 +133,8 @@ pub(crate) struct TowerWork {
 }
 
 impl TowerWork {
-    /// Takes row `row`; a pass that is done again tells some a second time. Whether it is the last.
+    /// Takes row `row` of an image; a repeated pass reports some rows twice. Returns whether the
+    /// row is the image's last.
     pub(crate) fn take(&mut self, row: usize, values: &[f32]) -> bool {
         self.rows.push(row, values);
         row + 1 == self.n
@@ -162,7 +164,7 @@ pub(crate) struct WaitingRequest {
     pub(crate) times: TimeAccount,
     pub(crate) tower: ModelId,
     pub(crate) sharing: Sharing,
-    /// Of each image, once they are there.
+    /// Rows of each image; `None` until they are computed.
     pub(crate) rows: Vec<Option<Arc<ImageRows>>>,
 }
 
@@ -181,7 +183,7 @@ impl WaitingRequest {
         missing.map(|i| (self.key(i), &self.images[i].image))
     }
 
-    /// Whether it is to begin, or to end.
+    /// Whether the request stops waiting: all rows are there, or it was cancelled.
     fn is_done(&self, now: Instant) -> bool {
         self.rows.iter().all(Option::is_some) || self.ended(now).is_some()
     }
@@ -225,7 +227,7 @@ pub(crate) struct Images {
 }
 
 impl Images {
-    /// Requests that wait for rows, of which these are told.
+    /// Number of requests that wait for rows of images, among those for which `of` is true.
     pub(crate) fn waiting(&self, of: impl Fn(&WaitingRequest) -> bool) -> usize {
         self.waiting.iter().filter(|waiting| of(waiting)).count()
     }
@@ -300,7 +302,7 @@ impl Images {
         of_tower
     }
 
-    /// All requests that wait.
+    /// Takes all requests that wait for images.
     pub(crate) fn take_waiting(&mut self) -> Vec<WaitingRequest> {
         std::mem::take(&mut self.waiting)
     }
@@ -343,7 +345,8 @@ impl Images {
         self.has_news = true;
     }
 
-    /// Takes the rows that have come. The requests that have all of theirs, and those that end.
+    /// Takes rows that towers have computed. Returns the requests that have all of their rows, and
+    /// those that end.
     pub(crate) fn collect(
         &mut self,
         now: Instant,

@@ -123,7 +123,7 @@ impl Pages {
         }
     }
 
-    /// Shares a full page with who comes to this node.
+    /// Publishes a full page for sequences that reach this node of the prefix cache.
     fn share(&mut self, memory: &mut Memory, page: usize, node: NodeId, slot: usize) {
         // Where another sequence computed the same at the same time, each keeps its own.
         if let Some(Some(PageOwner::Own(block))) = self.held.get(page).copied() {
@@ -190,7 +190,7 @@ impl SequenceMemory {
         lent
     }
 
-    /// All slabs; one that sequences share is told by each.
+    /// All slabs of the KV cache; a slab that sequences share is yielded once for each of them.
     pub(crate) fn slabs<'a>(
         &'a self,
         memory: &'a Memory,

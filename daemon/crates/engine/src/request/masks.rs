@@ -22,7 +22,7 @@ const THREADS_MAX: usize = 4;
 /// The threads; they end with the last clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Masks {
-    /// At most one for each running request.
+    /// Queue of masks to compute, at most one for each running request.
     jobs: Sender<Job>,
 }
 
@@ -62,7 +62,7 @@ impl Masks {
     }
 }
 
-/// A text that is held to a grammar, and the mask of its next token.
+/// A text that a grammar constrains, and the mask of its next token.
 #[derive(Debug)]
 pub(crate) struct Constraint {
     threads: Masks,

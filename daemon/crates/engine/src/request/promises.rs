@@ -11,13 +11,13 @@ use crate::api::BrokenGaps;
 /// The promises of all requests.
 #[derive(Debug, Default)]
 pub(crate) struct Promises {
-    /// Some request may have one: else nothing of this is looked at.
+    /// Whether any request may have a promised gap. If not, the other fields are not used.
     pub(crate) any: bool,
-    /// The models whose weights stay for them.
+    /// The models whose weights are kept for promises.
     pub(crate) kept: Vec<ModelId>,
-    /// Gaps that were longer.
+    /// Gaps that were longer than promised.
     pub(crate) broken: BrokenGaps,
-    /// Since when requests that were promised nothing wait for them.
+    /// Start of the wait of each request without a promise that waits for requests with one.
     held_since: HashMap<SeqId, Instant>,
 }
 
@@ -37,7 +37,7 @@ impl Promises {
         self.held_since = held.map(since).collect();
     }
 
-    /// How long the one waits that waits longest.
+    /// Longest wait of a request without a promise for requests with one.
     pub(crate) fn held_longest(&self, now: Instant) -> Duration {
         let first = self.held_since.values().min();
         first.map_or(Duration::ZERO, |since| {

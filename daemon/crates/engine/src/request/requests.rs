@@ -16,16 +16,16 @@ use crate::request::promises::Promises;
 use crate::request::task::Task;
 use crate::request::time_book::TimeBook;
 
-/// The requests, and who decides which of them run.
+/// The requests, and the scheduler that decides which of them run.
 pub(crate) struct Requests {
-    /// Decides who runs, and what the next pass computes.
+    /// Decides which requests run, and what the next pass computes.
     pub(crate) scheduler: Scheduler,
     /// The requests that the scheduler knows, in the order in which they came, but for those in
     /// passes.
     pub(crate) tasks: BTreeMap<SeqId, Task>,
     /// The passes that stopped between two steps.
     pub(crate) suspended: SuspendedPasses,
-    /// A request came or started, and no snapshot knows of it yet.
+    /// Whether a request has arrived or started since the last snapshot.
     pub(crate) changed: bool,
     /// Passes that go before anybody is admitted: one yielded because the ledger
     /// had no room in one piece.
@@ -45,7 +45,8 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Of which so many run at a time, and so many may wait.
+    /// An empty set of requests, of which `running_max` run at a time and `waiting_max` may be
+    /// queued.
     pub(crate) fn new(running_max: NonZeroUsize, waiting_max: usize) -> Self {
         Self {
             scheduler: Scheduler::new(Config {

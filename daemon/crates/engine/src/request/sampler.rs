@@ -113,8 +113,8 @@ impl Default for SamplingParams {
     }
 }
 
-/// Most candidates that are asked of a device. Finding them takes it about 1 us each; reading all
-/// logits of a large vocabulary and looking through them here takes 0.15 ms.
+/// Maximum number of candidates that are asked of a device. Finding them takes it about 1 us each;
+/// reading all logits of a large vocabulary and looking through them here takes 0.15 ms.
 const TOP_MAX: usize = 128;
 
 /// A sampler of a chain with its state.
@@ -241,7 +241,7 @@ pub(crate) struct Sampler {
     drawn: Drawn,
 }
 
-/// What was drawn last.
+/// Weight and logit of the token that was sampled last, and the sum of all weights.
 #[derive(Debug, Clone, Copy, Default)]
 struct Drawn {
     weight: Weight,
@@ -278,7 +278,7 @@ impl Sampler {
         self.chain.iter_mut().for_each(|step| step.accept(token));
     }
 
-    /// Whether it only ever takes the most likely token, whatever came before.
+    /// Whether the sampler always takes the most likely token: greedy, without penalties and bias.
     pub(crate) fn takes_best(&self) -> bool {
         let greedy_alone = matches!(&self.chain[..], [only] if only.is_greedy());
         greedy_alone && self.logit_bias.is_empty()

@@ -17,7 +17,7 @@ pub(crate) struct StopStrings {
 pub(crate) struct Checked {
     /// Text that can be sent.
     pub(crate) text: String,
-    /// So many pieces, this one as the last, have nothing in the text of this and of earlier ones.
+    /// Number of last pieces, this one included, whose text is held back.
     pub(crate) held: usize,
     /// The index of the stop string that was found; what follows it is gone.
     pub(crate) stopped: Option<u32>,
@@ -64,7 +64,8 @@ impl StopStrings {
         }
     }
 
-    /// How many pieces lie whole within so many bytes at the end; the others are forgotten.
+    /// Number of pieces that lie completely within the last `bytes` bytes; earlier ones are
+    /// forgotten.
     fn pieces_within(&mut self, bytes: usize) -> usize {
         let mut sum: usize = self.whole.iter().sum();
         while sum > bytes {
@@ -73,7 +74,7 @@ impl StopStrings {
         self.whole.len()
     }
 
-    /// The text still held, when nothing more comes.
+    /// The text that is still held back, at the end of the generation.
     pub(crate) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -25,7 +25,7 @@ use crate::request::kv::SequenceMemory;
 use crate::request::stop::StopStrings;
 use crate::request::time_account::TimeAccount;
 
-/// One request.
+/// One request in the engine: tokens, sampler, KV cache, events and time account.
 #[derive(Debug)]
 pub(crate) struct Task {
     pub(crate) seq: SeqId,
@@ -47,11 +47,11 @@ pub(crate) struct Task {
     pub(crate) memory: SequenceMemory,
     /// Times that it was recomputed for want of room in one piece.
     pub(crate) compactions: u32,
-    /// Positions that were computed when it yielded, until it goes on.
+    /// Number of positions that were computed when the request was preempted, until it is resumed.
     pub(crate) yielded_at: usize,
     /// Whether the request was admitted before, and so may have produced output.
     pub(crate) begun: bool,
-    /// Another one computes what it begins with, and it waits for that.
+    /// Whether the request waits for another one that computes their common prefix.
     pub(crate) follows: bool,
     /// Whether the request's prefix is read from disk, and it waits for that.
     pub(crate) reads: bool,
@@ -68,7 +68,7 @@ pub(crate) struct Task {
     pub(crate) counts: RequestCacheUse,
     /// Time at which the engine received the request.
     pub(crate) received: Instant,
-    /// Where its time goes.
+    /// The request's time account.
     pub(crate) times: TimeAccount,
     pub(crate) deadline: Option<Instant>,
     pub(crate) work: Work,
@@ -161,8 +161,8 @@ impl Pooled {
         counts.start.max(n_past)..counts.end.min(end).max(counts.start.max(n_past))
     }
 
-    /// Takes the hidden state of the row at `position`, of a text of `n` tokens; a pass that is
-    /// done again tells some a second time.
+    /// Takes the hidden state of the row at `position`, of a text of `n` tokens; a repeated pass
+    /// reports some rows twice.
     pub(crate) fn take(&mut self, position: usize, n: usize, state: &[f32]) {
         if self.pooling == Pooling::None {
             let at = position * state.len();
@@ -180,7 +180,7 @@ impl Pooled {
         }
     }
 
-    /// What the rows come to.
+    /// The pooled embedding of the rows.
     pub(crate) fn pooled(&mut self) -> Vec<f32> {
         let mut values = std::mem::take(&mut self.values);
         if !self.whole && self.pooling == Pooling::Mean {
@@ -192,7 +192,7 @@ impl Pooled {
 }
 
 impl Task {
-    /// Why the request must end now, if it must: nobody waits for it, or its time is over.
+    /// The error that ends the request now, if any: its client is gone, or its deadline has passed.
     pub(crate) fn ended(&self, now: Instant) -> Option<Error> {
         let (closed, generated) = match &self.work {
             Work::Generate(g) => (g.events.is_closed(), g.generated),
@@ -249,8 +249,8 @@ impl Task {
         self.reads = false;
     }
 
-    /// Whether it may end with what it has, where there is no room for more: a text without a
-    /// length of its own.
+    /// Whether the request may end early if there is no room for more tokens: one without a maximum
+    /// length.
     pub(crate) fn may_end_here(&self) -> bool {
         self.open_ended && self.generated() > 0
     }
@@ -271,7 +271,7 @@ impl Task {
         }
     }
 
-    /// Whether it was promised a gap that is waited for, or will be.
+    /// Whether the request has a promised gap that is running now or will begin.
     pub(crate) fn has_promise_now(&self) -> bool {
         match &self.work {
             Work::Generate(g) => g.gaps.promised().is_some() && !g.gaps.is_paused(),
@@ -363,7 +363,7 @@ impl Task {
             .saturating_sub(1)
     }
 
-    /// Tokens that it may come to yet.
+    /// Number of tokens that the request may still generate.
     pub(crate) fn remaining(&self) -> usize {
         let wanted = match &self.work {
             Work::Generate(g) => g.max_tokens.map(|max| max.saturating_sub(g.generated)),

@@ -17,7 +17,7 @@ use rocmforge_tensor_cache::ModelId;
 
 use crate::api::times::{Part, PartTimes, TimesSlot, UploadsBefore, WAITED_FOR_MAX};
 
-/// How a request stands that is in no pass, as the scheduler was told last.
+/// What a request that is in no pass waits for, as last given to the scheduler.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// The request is not admitted.
@@ -33,7 +33,7 @@ pub(crate) enum Standing {
     FromDisk,
     /// The request's weights are uploaded.
     Uploading,
-    /// Another request computes what both begin with.
+    /// The request waits for another one that computes their common prefix.
     Follows,
     /// The device computes its pass ([`TimeAccount::computing`]).
     Computing,
@@ -130,7 +130,7 @@ struct InPass {
 #[derive(Debug)]
 pub(crate) struct TimeAccount {
     begun: Instant,
-    /// Up to when the parts account for its time.
+    /// Time up to which the parts account for the request's time.
     since: Instant,
     parts: PartTimes,
     standing: Standing,
@@ -145,15 +145,15 @@ pub(crate) struct TimeAccount {
     first_token: Option<FirstToken>,
     /// Passes since the first token in which it decoded.
     decode_passes: u32,
-    /// Most requests that ran while it was queued.
+    /// Largest number of requests that ran at once while the request was queued.
     pub(crate) running_most: u32,
     pub(crate) uploads_before: UploadsBefore,
-    /// Where its times go at the end, if anybody wants them.
+    /// Where its times go at the end, if the caller wants them.
     pub(crate) slot: Option<TimesSlot>,
 }
 
 impl TimeAccount {
-    /// Of a request that begins then.
+    /// The time account of a request that arrives at `begun`.
     pub(crate) fn new(begun: Instant, slot: Option<TimesSlot>) -> Self {
         Self {
             begun,
@@ -201,7 +201,7 @@ impl TimeAccount {
         self.link
     }
 
-    /// Where it stood at its first token, and the passes since then in which it decoded.
+    /// The account at the request's first token, and the number of its decode passes since.
     pub(crate) fn first_token(&self) -> Option<(&FirstToken, u32)> {
         let first = self.first_token.as_ref()?;
         Some((first, self.decode_passes))
@@ -218,17 +218,17 @@ impl TimeAccount {
         });
     }
 
-    /// How it stands, or stood before its pass.
+    /// What the request waits for, or waited for before its pass.
     pub(crate) fn standing(&self) -> Standing {
         self.standing
     }
 
-    /// From now on it stands so, while it is in no pass.
+    /// Sets what the request waits for from now on, while it is in no pass.
     pub(crate) fn stand(&mut self, standing: Standing) {
         self.standing = standing;
     }
 
-    /// All time up to now went to a part.
+    /// Charges all time up to now to one part.
     pub(crate) fn all_to(&mut self, part: Part, now: Instant) {
         let took = self.take_time(now);
         self.parts.add(part, took);

@@ -1,5 +1,5 @@
-//! What the engine needs to keep the time accounts of all requests: what it had spent when they
-//! were told last, and how fast models are with all their weights there.
+//! State for the time accounts of all requests: the engine's sums when accounts were last charged,
+//! and how fast models are with all their weights resident.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::store::displaced::Waited;
 /// What a new sample of a pass's time counts for beside those before it.
 const WEIGHT: f64 = 0.125;
 
-/// Sums since start-up that slices are told apart by.
+/// Counters since start-up; their growth over a slice is what the slice used.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sums {
     pub(crate) waited: Waited,
@@ -34,7 +34,7 @@ pub(crate) struct SpentSince {
 }
 
 impl SpentSince {
-    /// Both together.
+    /// The sum of two spans.
     pub(crate) fn and(self, later: Self) -> Self {
         Self {
             uploads: self.uploads + later.uploads,
@@ -121,7 +121,7 @@ impl TimeBook {
         other.map(|other| (other, earlier))
     }
 
-    /// A pass of one token took so long, with all weights there.
+    /// Notes the time of a pass of one token with all weights resident.
     pub(crate) fn note_resident(&mut self, model: ModelId, took: Duration) {
         let took = took.as_secs_f64();
         let seconds = self.resident_token.entry(model).or_insert(took);

@@ -11,7 +11,8 @@ use rocmforge_tensor_cache::{EvictionCause, ModelId, SegmentId};
 
 use crate::api::times::UploadsBefore;
 
-/// Most reasons that are told apart for a model; bytes of further ones count with the last.
+/// Maximum number of reasons for uploads that are listed per model; the bytes of further reasons
+/// are added to the last.
 pub(crate) const REASONS_MAX: usize = 16;
 
 /// Why a segment was not resident.
@@ -91,7 +92,7 @@ impl UploadReasons {
         self.cold.contains(&segment)
     }
 
-    /// An upload is no longer under way; so many bytes came.
+    /// Notes that an upload has ended, with the bytes that it uploaded.
     pub(crate) fn ended(&mut self, segment: SegmentId, bytes: u64) {
         self.waited.linked_bytes += bytes;
         self.cold.remove(&segment);
@@ -106,7 +107,7 @@ impl UploadReasons {
         }
     }
 
-    /// The engine waited so long for rows of a model's file that came from disk.
+    /// Notes how long the engine waited for embedding rows that were read from disk.
     pub(crate) fn note_rows_from_disk(&mut self, model: ModelId, took: Duration) {
         self.waited.all += took;
         self.waited.disk += took;

@@ -15,7 +15,7 @@ pub(crate) struct Resident {
     pub(crate) stamp: u64,
     /// The cache's count of changes when the model was last seen resident.
     changes: u64,
-    /// By index.
+    /// Slabs of the model's segments, by index.
     pub(crate) slabs: Vec<Slab>,
 }
 

@@ -40,7 +40,7 @@ impl DeviceSlot {
         Self(State::Open(device))
     }
 
-    /// Whether its context is closed.
+    /// Whether the device's context is closed.
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self.0, State::Closed(..))
     }

@@ -1,4 +1,4 @@
-//! Where a model's segments come from, and how large they are.
+//! The file of a model's segments, with their ranges and sizes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::model::fetcher::Fetcher;
 use crate::model::loaded::LoadedModel;
 use crate::store::Store;
 
-/// Where a model's segments come from.
+/// The file of a model's segments.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) name: String,

@@ -71,7 +71,7 @@ pub(crate) fn next_upload(
 /// What the link was given to do, and where the device is.
 #[derive(Debug, Default)]
 pub(crate) struct Timetable {
-    /// Of passes as the one under way, if they were measured.
+    /// Measured rates of passes of the same kind as the one under way.
     pace: Option<Throughput>,
     /// Time at which the link has done all queued uploads.
     free: Option<Instant>,
@@ -93,7 +93,8 @@ impl Timetable {
         self.pace
     }
 
-    /// An upload of so many bytes was given to the link. Nothing is noted before its rate is known.
+    /// Notes that an upload of `bytes` was queued on the link. Has no effect before the link's rate
+    /// is known.
     pub(crate) fn begun(&mut self, segment: SegmentId, bytes: u64, now: Instant) {
         let Some(rate) = self.pace.map(|pace| pace.upload_bytes_per_s) else {
             return;

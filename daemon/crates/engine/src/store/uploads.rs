@@ -19,10 +19,10 @@ use crate::model::fetcher::{Fetch, SILENT_AFTER};
 use crate::model::loaded::from_fault;
 use crate::store::{Source, Store};
 
-/// Most segments that are remembered as arrived.
+/// Maximum number of segments that are remembered as arrived.
 const ARRIVED_MAX: usize = 4096;
 
-/// Most uploads whose end is remembered as outstanding; older ones have long ended.
+/// Maximum number of uploads whose end is remembered as outstanding; older ones have long ended.
 const SETTLING_MAX: usize = 4096;
 
 /// State of an upload that the cache asked for.
@@ -92,7 +92,7 @@ impl Store {
         warm.unwrap_or(segment)
     }
 
-    /// An upload has come.
+    /// Notes that an upload has completed.
     fn came(&mut self, segment: SegmentId) {
         self.cache.uploaded(segment);
         let source = self.sources.get(&segment.model);
@@ -309,7 +309,7 @@ impl Source {
         came.map_err(|fault| from_fault(&self.name, self.file.path(), fault))
     }
 
-    /// What came of a fetch, if it is no longer under way.
+    /// The result of a fetch, if it is no longer under way.
     pub(crate) fn ended(&self, fetch: &Fetch, patience: Duration) -> Option<Result<(), Error>> {
         let came = self.fetcher.ended(fetch, patience)?;
         Some(came.map_err(|fault| from_fault(&self.name, self.file.path(), fault)))

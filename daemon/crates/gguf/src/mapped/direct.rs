@@ -85,8 +85,8 @@ impl Direct {
     }
 }
 
-/// What direct reads of a file are multiples of, in offset, length and address; 0 where it has
-/// none, `None` where the kernel does not tell (before Linux 6.1).
+/// Alignment of direct reads of a file (offset, length and address); 0 if the file does not support
+/// them, `None` if the kernel does not report it (before Linux 6.1).
 fn alignment(file: &File) -> Option<usize> {
     // SAFETY: of a struct of integers, for which zeros are valid.
     let mut found: libc::statx = unsafe { std::mem::zeroed() };
@@ -236,7 +236,7 @@ impl MappedFile {
         result
     }
 
-    /// Whether a range is to be read directly: where the system does not tell what is cached,
+    /// Whether a range is to be read directly. If the kernel does not report what is cached,
     /// nothing counts as cached.
     fn is_for_direct(&self, part: &Part, range: &Range<u64>) -> bool {
         let tells = || part.direct().is_some_and(|direct| direct.tells_cached);

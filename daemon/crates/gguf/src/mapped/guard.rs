@@ -24,13 +24,13 @@ use crate::limits::MAX_MAPPINGS;
 
 use super::pages::Pages;
 
-/// One mapping, as the handler sees it.
+/// A mapping, as the signal handler reads it.
 struct Slot {
     /// Odd while `start` and `end` are being written.
     generation: AtomicUsize,
     /// First address; 0 in a free slot.
     start: AtomicUsize,
-    /// One past the last page.
+    /// End address of the mapping: one past its last page.
     end: AtomicUsize,
     broken: AtomicBool,
 }

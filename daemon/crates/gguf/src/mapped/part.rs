@@ -34,7 +34,8 @@ pub struct Identity {
     pub inode: u64,
     /// The file's length in bytes.
     pub size: u64,
-    /// When it was last written, in nanoseconds since 1970; whoever may write it may also set this.
+    /// Modification time of the file, in nanoseconds since 1970. A user who may write the file may
+    /// also set it.
     pub mtime_ns: i128,
     /// When anything of it was last changed, by the system's own clock, in nanoseconds since 1970.
     pub ctime_ns: i128,
@@ -57,7 +58,7 @@ impl Identity {
         (self.dev, self.inode) == (other.dev, other.inode)
     }
 
-    /// Whether both are of one file of one content, as far as its own times say.
+    /// Whether both identities are of the same file with the same content, judged by its times.
     fn is_like(&self, other: &Identity) -> bool {
         let without = |identity: &Identity| Identity {
             ctime_ns: 0,
@@ -103,7 +104,7 @@ pub(super) struct Part {
     pub(super) identity: Identity,
     /// The ctime up to which the content is known to be the same.
     ctime_ns: AtomicI64,
-    /// Whether the content was found to be another. Held to look at the content.
+    /// Whether the content was found to differ. The lock is held while content is compared.
     is_other: Mutex<bool>,
     /// Whether the last look at the file found a change.
     has_changed: AtomicBool,
@@ -116,7 +117,7 @@ pub(super) struct Part {
     direct: OnceLock<Option<Direct>>,
     /// Whether another process or machine answers for it.
     pub(super) is_far: bool,
-    /// Whether it is no file of others, but memory of this process.
+    /// Whether the part is anonymous memory of this process instead of a file.
     pub(super) is_memory: bool,
 }
 
@@ -350,8 +351,8 @@ impl Part {
         }
     }
 
-    /// The error for a range that could not be read: that the file changed, if it did, else what
-    /// the system said.
+    /// The error for a range that could not be read: that the file changed, if it did, else the
+    /// system's error.
     pub(super) fn unreadable(&self, source: io::Error) -> Error {
         match self.check_unchanged() {
             Err(changed) => changed,
@@ -365,8 +366,8 @@ impl Part {
         read.map_err(|e| self.unreadable(e))
     }
 
-    /// Whether the byte at an offset can be read without waiting for a disk, or the file system
-    /// does not tell.
+    /// Whether the byte at an offset can be read without waiting for a disk; true if the file
+    /// system does not report it.
     pub(super) fn has_at_once(&self, offset: u64) -> bool {
         let mut byte = 0u8;
         let into = libc::iovec {

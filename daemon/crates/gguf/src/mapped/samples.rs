@@ -47,12 +47,12 @@ pub(super) struct Samples {
     size: u64,
     dense: u64,
     stretches: u64,
-    /// Of the dense blocks, then of the stretches; 0 for what was not read.
+    /// Digests of the dense blocks, then of the stretches; 0 for blocks that were not read.
     digests: Box<[AtomicU64]>,
 }
 
 impl Samples {
-    /// Of a file of `size` bytes, of which nothing was read.
+    /// Samples of a file of `size` bytes, before any is read.
     pub(super) fn new(size: u64) -> Samples {
         let blocks = size.div_ceil(BLOCK);
         let dense = blocks.min(DENSE_MAX);

@@ -10,7 +10,7 @@ pub(super) struct Record {
     pub(super) dims: [u64; 4],
     pub(super) n_dims: u32,
     pub(super) ty: TensorType,
-    /// From the start of the tensor data.
+    /// Offset from the start of the tensor data.
     pub(super) offset: u64,
 }
 

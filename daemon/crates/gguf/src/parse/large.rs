@@ -26,8 +26,8 @@ impl Parser {
         (self.stage == Stage::Elements).then_some((ty, count as u64))
     }
 
-    /// Goes on behind the elements of the array that the walk stopped at, which take so many bytes
-    /// of the file and are none of the bytes given.
+    /// Continues behind the elements of the array at which the parser stopped. They take `len`
+    /// bytes of the file, which are not part of the bytes given.
     pub(crate) fn pass_over(&mut self, len: u64, content: Content) {
         if let Some(entry) = self.entries.last_mut() {
             entry.content = Some(content);

@@ -3,7 +3,7 @@
 /// An error of a library for products.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// None can be used; says what was tried.
+    /// No library can be used; the text lists what was tried.
     #[error("{0}")]
     Config(String),
     /// The library was refused memory of its own.

@@ -35,11 +35,11 @@ const MARK: &str = "product is right";
 const POLL: Duration = Duration::from_millis(5);
 /// How long a child that was ended may take to be gone.
 const KILL_WAIT: Duration = Duration::from_secs(1);
-/// How long what an ended child said may take to come, and each of its pieces.
+/// Maximum time to wait for each piece of the output of a child process that has ended.
 const WORDS_WAIT: Duration = Duration::from_secs(1);
 const WORDS_PAUSE: Duration = Duration::from_millis(200);
-/// Bytes that are read of what a child says, those of a piece, and of its last words those that are
-/// told.
+/// Maximum bytes that are read of a child's output; bytes of one read; bytes of its last line that
+/// are shown.
 const WORDS_BYTES_MAX: usize = 1 << 20;
 const WORDS_PIECE_BYTES: usize = 4096;
 const WORDS_TOLD_MAX: usize = 400;
@@ -228,7 +228,7 @@ impl Words {
     }
 }
 
-/// The end of what was said, in one line.
+/// The end of a child's output, as one line.
 fn last(words: &str) -> String {
     let line = words.split_whitespace().collect::<Vec<_>>().join(" ");
     let from = line.len().saturating_sub(WORDS_TOLD_MAX);

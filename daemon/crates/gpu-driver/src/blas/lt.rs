@@ -14,7 +14,8 @@ use super::{
     library, no_memory, usable,
 };
 
-/// Most shapes that are remembered; then all are forgotten. A prompt's length makes some ten.
+/// Maximum number of shapes that are remembered; then all are forgotten. A prompt's length makes
+/// some ten.
 const PREPARED_MAX: usize = 512;
 
 const R_32F: c_int = 0;
@@ -180,7 +181,7 @@ struct Shape {
     has_bias: bool,
 }
 
-/// How a shape is multiplied.
+/// The library's descriptors and chosen algorithm for products of one shape.
 struct Prepared {
     desc: Object,
     weights: Object,

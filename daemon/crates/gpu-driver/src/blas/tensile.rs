@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Most names of files that are looked at: rocBLAS has some 3000 for all chips.
+/// Maximum number of names of files that are examined: rocBLAS has some 3000 for all chips.
 const FILES_MAX: usize = 50_000;
 /// How deep folders are looked into.
 const DEPTH_MAX: usize = 2;
@@ -30,7 +30,8 @@ impl Kernels {
     }
 }
 
-/// Why a library, opened from a file, has nothing for a chip; `None` if it has or nobody can tell.
+/// Why a library, opened from a file, has no kernels for a chip; `None` if it has some or if that
+/// cannot be determined.
 pub(super) fn lacks(kernels: &Kernels, library: &Path, arch: &str) -> Option<String> {
     let dir = kernels.folder(library)?;
     let chip = arch.split(':').next().unwrap_or(arch);

@@ -27,8 +27,8 @@ const WORK: [&str; 11] = [
 const OF_CAPTURE: std::ops::RangeInclusive<u32> = 900..=908;
 
 impl HipDriver {
-    /// What a call's code means, by a second look at the card where the code does not tell; with
-    /// words about that look where it failed.
+    /// What a call's error code means. If the code alone is ambiguous, two calls probe the GPU; the
+    /// text is the one that failed.
     pub(super) fn meaning(&self, call: &'static str, code: u32) -> (Class, Option<String>) {
         let class = class(code);
         let is_open = class == Class::Other && !OF_CAPTURE.contains(&code);

@@ -16,10 +16,10 @@ use super::{Observer, OthersUse, OwnUse, Places};
 
 /// Files of the card are looked for this often; those that were found are read at each look.
 const SEARCH_EVERY: Duration = Duration::from_secs(1);
-/// Most processes, and files of one, that are looked at.
+/// Maximum number of processes, and files of one, that are examined.
 const PROCESSES_MAX: usize = 16_384;
 const FILES_MAX: usize = 1024;
-/// Most files of the card that are followed.
+/// Maximum number of files of the card that are followed.
 const FOLLOWED_MAX: usize = 1024;
 
 /// A process's open file of the card, as `fdinfo` has it.

@@ -21,9 +21,9 @@ const NOT_SUPPORTED: c_int = 3;
 const NOT_FOUND: c_int = 6;
 const INSUFFICIENT_SIZE: c_int = 7;
 
-/// Most processes and samples that are read at a time.
+/// Maximum number of processes and samples that are read at a time.
 const ENTRIES_MAX: usize = 4096;
-/// Places for them at first.
+/// Initial capacity of the list of processes.
 const ENTRIES: usize = 128;
 /// How often samples are read: in a shorter time not every process that is busy has one.
 const SAMPLES_EVERY: Duration = Duration::from_millis(500);
@@ -238,7 +238,7 @@ struct Busy {
     read: Option<Instant>,
     /// Whether the library takes any.
     is_counted: bool,
-    /// By the last samples, and when they came.
+    /// Busy share by the last samples, in percent.
     last: u32,
     at: Option<Instant>,
     /// The lower of the last two, so that a moment's work is not taken for work that lasts.
@@ -278,7 +278,7 @@ impl Busy {
 pub(super) struct NvmlObserver {
     nvml: Nvml,
     proc: PathBuf,
-    /// Up to where samples were read, by the library's clock.
+    /// Time of the last sample that was read, by the library's clock.
     sampled_us: u64,
     busy: Busy,
     /// Whether the library listed this process when it held memory last. In a container it lists

@@ -8,21 +8,21 @@ use super::{Card, Places};
 use crate::Vendor;
 use crate::bus;
 
-/// Most sensors of a card that are looked at.
+/// Maximum number of sensors of a card that are examined.
 const SENSORS_MAX: usize = 16;
 
 /// What a card says of its power, as far as it can be read.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Power {
-    /// By the driver (`P0` is the fastest) or by the kernel (`D0` is on).
+    /// Power state by the driver (`P0` is the fastest) or by the kernel (`D0` is on).
     pub state: Option<String>,
     /// What the card takes.
     pub watts: Option<f64>,
 }
 
 impl Card {
-    /// What it says of its power now. Opens the vendor's library and closes it again: one that
-    /// stays open keeps a card awake.
+    /// Reads the GPU's power state and watts. Opens the vendor's library and closes it again: one
+    /// that stays open keeps a card awake.
     #[must_use]
     pub fn power(&self, places: &Places) -> Power {
         let state = bus::power_state(&places.root, &self.address);

@@ -33,7 +33,7 @@ pub(super) enum Size {
 pub(super) struct Split {
     /// Regular expressions, which name regular rules only.
     pub(super) terminals: Vec<Expr>,
-    /// The rules that are not regular and that `root` comes to, by number.
+    /// Rules that are not regular and that `root` refers to, by number.
     pub(super) bodies: Vec<(usize, Body)>,
     /// Rules that terminals are made of.
     regular: Vec<bool>,
@@ -186,7 +186,7 @@ impl Split {
     }
 }
 
-/// Marks the rules that an expression comes to.
+/// Marks the rules that an expression refers to.
 fn mark(expr: &Expr, rules: &Rules, wanted: &mut [bool]) {
     for rule in super::used(expr) {
         if !std::mem::replace(&mut wanted[rule], true) {

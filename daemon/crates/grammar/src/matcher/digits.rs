@@ -23,10 +23,10 @@ const ENDS: &[u8] = b",}])< \t\r\n";
 /// The part of a number that an output's end may be in, with its digits.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) enum Digits {
-    /// In no number; whether a quote stands in front.
+    /// Outside of numbers and quotes.
     #[default]
     Outside,
-    /// Behind a quote.
+    /// Directly behind a quotation mark.
     Quoted,
     /// Digits in front of the point.
     Whole(usize),
@@ -37,7 +37,7 @@ pub(super) enum Digits {
 }
 
 impl Digits {
-    /// With more of the output.
+    /// The state after further bytes of the output.
     pub(super) fn behind(self, bytes: &[u8]) -> Self {
         bytes.iter().fold(self, |digits, &byte| digits.next(byte))
     }

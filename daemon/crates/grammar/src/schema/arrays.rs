@@ -8,7 +8,7 @@ use super::rewriter::{Outcome, Rewriter, Written, refused, whole_number};
 
 /// Places at which an item of `contains` is looked for.
 const CONTAINS_MAX: u64 = 16;
-/// Most values of items that are all different.
+/// Maximum number of values of items that are all different.
 const UNIQUE_MAX: usize = 4;
 /// Keywords beside which other items may be evaluated.
 const OTHERS: [&str; 8] = [

@@ -16,7 +16,7 @@ pub(super) struct Document<'s> {
     root: &'s Value,
     /// Schemas that have an `$id`, by the absolute one.
     resources: HashMap<String, Place<'s>>,
-    /// By base and name.
+    /// Anchors of the document, by base URI and name.
     anchors: HashMap<(String, String), Place<'s>>,
     /// How many schemas have a `$dynamicAnchor` of this name.
     dynamic: BTreeMap<String, usize>,
@@ -28,7 +28,7 @@ pub(super) struct Document<'s> {
 #[derive(Debug, Clone)]
 pub(super) struct Place<'s> {
     pub(super) value: &'s Value,
-    /// As a JSON pointer behind `#`.
+    /// Place of the schema, as a JSON pointer behind `#`.
     pub(super) pointer: String,
     /// What references in it are relative to.
     pub(super) base: String,

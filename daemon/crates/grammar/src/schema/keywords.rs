@@ -9,9 +9,10 @@ use std::fmt::Write as _;
 /// How a keyword of a schema is treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Treatment {
-    /// The output is held to it.
+    /// The keyword constrains the output.
     Enforced,
-    /// The output is held to it in the forms that the note lists; other forms are rejected.
+    /// The keyword constrains the output in the forms that the note lists; other forms are
+    /// rejected.
     Partly,
     /// The keyword does not restrict which values are valid, and is ignored.
     Annotation,
@@ -22,7 +23,7 @@ pub enum Treatment {
 pub struct Keyword {
     /// The keyword's name.
     pub name: &'static str,
-    /// The vocabulary of draft 2020-12 that has it, or who else defines it.
+    /// The vocabulary of draft 2020-12 that defines the keyword, or another definer.
     pub vocabulary: &'static str,
     /// How the keyword is treated.
     pub treatment: Treatment,

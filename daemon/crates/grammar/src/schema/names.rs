@@ -19,7 +19,7 @@ impl Names {
         self.listed.is_none() && self.patterns.is_empty() && self.lengths == (0, None)
     }
 
-    /// Whether it describes this name; nothing if that takes too long to find.
+    /// Whether the pattern matches this name; `None` if that takes too long to find out.
     pub(super) fn describe(&self, name: &str) -> Option<bool> {
         let length = name.chars().count() as u64;
         let (least, most) = self.lengths;
@@ -82,8 +82,8 @@ impl Names {
     }
 }
 
-/// What a rewritten schema says of names: nothing where it describes no text, or the keyword that
-/// cannot be enforced.
+/// Names that a rewritten schema allows: `None` if it allows no string. The error is the keyword
+/// that cannot be enforced.
 pub(super) fn names_of(schema: &Value) -> Result<Option<Names>, String> {
     let mut names = Names::default();
     let members = match schema {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::pattern;
 
-/// All types.
+/// All types of JSON Schema.
 pub(super) const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
 
 /// The negation of a rewritten schema; where there is none, the keyword that has none.
@@ -104,7 +104,7 @@ fn below(kind: &str, key: &str, least: u64) -> Vec<Value> {
     }
 }
 
-/// All values but this one; nothing for lists and objects.
+/// A schema for all values but this one; `None` for lists and objects.
 fn other_than(value: &Value) -> Option<Value> {
     let (kind, others) = match value {
         Value::Null => ("null", Vec::new()),

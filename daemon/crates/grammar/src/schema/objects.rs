@@ -10,9 +10,9 @@ use super::negate::any_of;
 use super::pattern;
 use super::rewriter::{Outcome, Rewriter, Written, list, refused, text, whole_number};
 
-/// Most choices that stand for one keyword.
+/// Maximum number of choices that stand for one keyword.
 const CHOICES_MAX: usize = 64;
-/// Most properties on which others depend, in one schema: each doubles the choices.
+/// Maximum number of properties on which others depend, in one schema: each doubles the choices.
 const DEPENDENT_MAX: usize = 6;
 /// Keywords beside which other properties may be evaluated in ways that are not followed.
 const NOT_FOLLOWED: [&str; 4] = ["if", "dependentSchemas", "dependencies", "not"];
@@ -356,7 +356,7 @@ fn subsets(n: usize, size: usize) -> Vec<u64> {
 struct Evaluated {
     names: Map<String, Value>,
     patterns: Map<String, Value>,
-    /// All others, too.
+    /// Whether all other members are allowed, too.
     all: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What each call may bring, by its path.
+//! Limits, checks and roles of each RPC, by its path.
 
 use std::time::Duration;
 
@@ -18,20 +18,20 @@ const UNREAD_WHILE_OTHERS_WAIT: Duration = Duration::from_secs(10);
 pub(super) struct Method {
     /// Largest body of its request.
     pub(super) request_max_bytes: usize,
-    /// What its request is checked for before it is decoded.
+    /// Checks that are made of the request message before it is decoded.
     pub(super) shape: Shape,
-    /// What its caller must be.
+    /// Role that the client needs.
     pub(super) role: Option<Role>,
     /// Answered also where everything is full.
     pub(super) is_light: bool,
     /// Whether the client streams: requests come one after another during the call.
     pub(super) streams_in: bool,
-    /// When its reply is ended that nobody reads.
+    /// Rule by which an unread reply of the RPC is ended.
     pub(super) unread: Rule,
 }
 
 impl Method {
-    /// Of the path that a request names; paths that nothing serves are like small calls.
+    /// The entry of the method at a request's path; unknown paths count as small calls.
     pub(super) fn of(path: &str) -> Self {
         let small = Self {
             request_max_bytes: SMALL_REQUEST_MAX_BYTES,

@@ -28,7 +28,7 @@ const SLACK: usize = 16;
 /// What a request is checked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// Nothing: its decoded form is about as large.
+    /// No check: the decoded message is about as large.
     Any,
     /// `GenerateRequest`: the lists of `sampling`.
     Generate,

@@ -208,8 +208,8 @@ fn without_counts(text: &str) -> Option<String> {
     Some(kept)
 }
 
-/// `thinking` as variables of templates, and whether the model is not to think as nothing was said
-/// of it: this route's requests ask for it where they want it.
+/// Converts `thinking` to template variables. Also returns whether reasoning is off because the
+/// request leaves `thinking` unset: requests of this route ask for reasoning if they want it.
 fn thinking(
     thinking: Option<&Value>,
     config: Option<&Value>,

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::super::prompt::take;
 
-/// Most tools that the model is told of as not available.
+/// Maximum number of tools that the system prompt lists as not available.
 const MISSING_MAX: usize = 32;
 /// Longest name of one, in characters.
 const NAME_MAX_CHARS: usize = 64;

@@ -43,13 +43,13 @@ struct CompletionRequest {
     sampling: WireSampling,
     #[serde(flatten)]
     format: WireFormat,
-    /// What of the answer is told, as paths: `content`, `timings/predicted_n`.
+    /// Fields of the response to return, as paths: `content`, `timings/predicted_n`.
     response_fields: Option<Vec<String>>,
     // What stands around a gap.
     input_prefix: Option<String>,
     input_suffix: Option<String>,
     input_extra: Option<Vec<Extra>>,
-    /// How many of the most likely tokens are returned in the place of each; 0 tells none.
+    /// Number of most likely tokens that are returned for each generated token; 0 for none.
     #[serde(default, deserialize_with = "whole_number")]
     n_probs: Option<i64>,
     /// Whether probabilities are those behind all samplers.

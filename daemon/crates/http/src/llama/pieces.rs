@@ -1,4 +1,4 @@
-//! A text that is continued, as llama-server's `/completion` tells it: piece by piece, or whole.
+//! The response of llama-server's `/completion`: a stream of pieces, or one object.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,12 +23,12 @@ pub(super) struct Pieces {
     pub(super) request_id: String,
     /// Whether no output is wanted, only the prompt's tokens.
     pub(super) only_prompt: bool,
-    /// What of the last piece is told; all where there are none.
+    /// Fields of the last piece to return; all if the list is empty.
     pub(super) fields: Vec<String>,
     /// The model, where probabilities of its tokens are wanted, and whether those behind the
     /// samplers.
     pub(super) scored: Option<(Arc<LoadedModel>, bool)>,
-    /// Scores that the next piece brings.
+    /// Log-probabilities for the next piece.
     pub(super) scores: Vec<TokenScore>,
     /// The time so far, if each piece is to have it.
     pub(super) so_far: Option<SoFar>,
@@ -44,7 +44,7 @@ pub(super) struct Piece<'a> {
 }
 
 impl Pieces {
-    /// The probabilities that the next piece brings.
+    /// `completion_probabilities` of the next piece.
     fn probabilities(&self) -> Option<OfNative<'_>> {
         let (model, after_sampling) = self.scored.as_ref()?;
         Some(OfNative {

@@ -20,9 +20,9 @@ pub(super) enum Kind {
     Histogram,
 }
 
-/// Where a metric's values come from.
+/// Source of a metric's values.
 pub(super) enum Value {
-    /// One value.
+    /// One value, without labels.
     One(fn(&Source<'_>) -> f64),
     /// One value, or none, and no metric then.
     Maybe(fn(&Source<'_>) -> Option<f64>),

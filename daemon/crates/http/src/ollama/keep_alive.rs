@@ -24,19 +24,19 @@ use rocmforge_failure::{self as failure, Failure};
 use serde_json::Value;
 use tokio::sync::Notify;
 
-/// When a model that should be let go and is in use is looked at again.
+/// Interval at which a model that is to be freed but is in use is checked again.
 const RETRY: Duration = Duration::from_millis(200);
 /// How long the engine may take to show that weights are gone.
 const SHOWN_MAX: Duration = Duration::from_millis(500);
 /// Longest time that is counted; a longer one is for good.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// How long a model is kept.
+/// The `keep_alive` of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keep {
-    /// For so long.
+    /// For this duration after the request.
     For(Duration),
-    /// For as long as nobody needs its room.
+    /// Until its memory is needed for something else.
     Always,
 }
 
@@ -185,12 +185,12 @@ impl Drop for Using {
 }
 
 impl KeepAlives {
-    /// The entries are whole at every moment.
+    /// Locks the entries. A poisoned lock is used: they are valid at every moment.
     fn lock(&self) -> MutexGuard<'_, Lives> {
         self.lives.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request of a loaded model begins.
+    /// Notes that a request of a loaded model begins, with its `keep_alive`.
     pub(super) fn begin(self: &Arc<Self>, model: &str, keep: Option<Keep>) -> Using {
         self.lock().begin(model);
         Using {
@@ -243,7 +243,7 @@ impl KeepAlives {
         let _ = tokio::time::timeout(SHOWN_MAX, gone).await;
     }
 
-    /// Lets models go as their times end; goes on until it is dropped.
+    /// Frees models when their `keep_alive` ends. Runs until it is dropped.
     pub(in super::super) async fn run(&self, engine: &EngineHandle) {
         loop {
             let snapshot = engine.snapshot();

@@ -26,7 +26,7 @@ pub(super) fn wanted(logprobs: Option<bool>, top: Option<i64>) -> Option<i32> {
     (logprobs == Some(true) || !is_in_range).then_some(small(top))
 }
 
-/// The log-probabilities of an answer, until they are told.
+/// The log-probabilities of generated tokens that were not sent yet.
 #[derive(Debug, Default)]
 pub(super) struct Logprobs {
     /// The model that answers.
@@ -58,7 +58,7 @@ impl Logprobs {
         self.waiting.extend(scores);
     }
 
-    /// Whether there are some that were not told yet.
+    /// Whether there are log-probabilities that were not sent yet.
     fn are_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }

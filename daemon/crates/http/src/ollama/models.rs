@@ -22,11 +22,10 @@ use super::time::{in_time, rfc3339};
 /// The version of Ollama's API that is spoken: clients look whether what came later is there. Codex
 /// wants 0.13.4, with which `/v1/responses` came.
 const SPOKEN_VERSION: &str = "0.13.4";
-/// When models end of which no client has said it: they stay for as long as nobody needs their
-/// room.
+/// `expires_at` of models without a `keep_alive`: they stay as long as nobody needs their memory.
 const NEVER_MS: i64 = 4_102_444_800_000;
 
-/// `GET /`, by which clients find out whether somebody is there.
+/// `GET /`, by which clients check that a server is there.
 pub(in super::super) async fn root() -> Response {
     with_type(
         "text/plain; charset=utf-8",

@@ -34,7 +34,7 @@ struct Named {
     model: Option<String>,
     /// What older clients call it.
     name: Option<String>,
-    /// Of downloads.
+    /// Whether progress is streamed (default true).
     stream: Option<bool>,
 }
 

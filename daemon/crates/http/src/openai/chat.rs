@@ -97,7 +97,7 @@ impl ChatRequest {
         ])
     }
 
-    /// How many tokens there may be to think with, in the words of each server.
+    /// The request's reasoning budget, with the field name of each server.
     fn budgets(&self) -> [(&'static str, &Option<Value>); 3] {
         [
             ("reasoning_budget", &self.reasoning_budget),
@@ -317,17 +317,17 @@ struct Chunks {
     /// The model, where log-probabilities are wanted.
     scored: Option<Arc<LoadedModel>>,
     choices: Vec<Choice>,
-    /// The one that is told about.
+    /// Index of the choice that the next event is about.
     at: usize,
     /// Registration by which a client can end the reasoning.
     _control: Option<Control>,
 }
 
-/// One of the answers.
+/// One of the choices of a streamed chat completion.
 #[derive(Debug, Clone, Default)]
 struct Choice {
     calls: usize,
-    /// The scores that the next chunk brings.
+    /// Log-probabilities for the next chunk.
     scores: Vec<TokenScore>,
     /// The time so far, if each chunk is to have it.
     so_far: Option<SoFar>,
@@ -404,7 +404,7 @@ impl Chunks {
         }
     }
 
-    /// The time that an answer took, where chunks tell it.
+    /// The timings of a completion that has ended, if chunks report them.
     fn times_of(&self, ended: &Ended) -> Option<Value> {
         let are_told = self.choices[self.at].so_far.is_some();
         (are_told || ended.summary.promised_gap.is_some())

@@ -36,7 +36,7 @@ use super::{StreamOptions, bounded, fingerprint, finish_reason, logprobs, name, 
 /// What becomes of a prompt.
 type Answers = Result<Vec<(Vec<Part>, Ended)>, Failure>;
 
-/// Most prompts of a request.
+/// Maximum number of prompts of a request.
 const PROMPTS_MAX: usize = 128;
 /// Prompts of a request that the engine has at a time; they share passes.
 const AT_A_TIME: usize = 8;
@@ -353,13 +353,13 @@ fn text_of(part: &Part) -> Option<&str> {
 #[derive(Debug)]
 struct Echoed {
     model: Arc<LoadedModel>,
-    /// Of the model that repeats it.
+    /// Fingerprint of the model, for prompts that are echoed.
     fingerprint: String,
     text: String,
     ids: Vec<u32>,
     /// Where its tokens stand in the text, in characters.
     offsets: Vec<u64>,
-    /// Of its tokens but the first, where they are wanted.
+    /// Log-probabilities of the prompt's tokens but the first, if requested.
     scores: Option<Vec<TokenScore>>,
 }
 
@@ -415,21 +415,21 @@ struct Chunks {
     /// The prompt, where it is repeated.
     echo: Option<Echoed>,
     choices: Vec<Choice>,
-    /// The one that is told about.
+    /// Index of the choice that the next event is about.
     at: usize,
 }
 
-/// One of the answers.
+/// One of the choices of a streamed completion.
 #[derive(Debug, Clone, Default)]
 struct Choice {
-    /// The scores that the next chunk brings.
+    /// Log-probabilities for the next chunk.
     scores: Vec<TokenScore>,
-    /// Where the next token stands.
+    /// Offset of the next token in the text.
     place: Place,
 }
 
 impl Chunks {
-    /// Of an answer of so many choices, of which none has begun.
+    /// The events of a stream with `choices` choices, before its first token.
     fn new(call: &Call, model: &str, with_usage: bool, choices: u32) -> Self {
         Self {
             id: format!("cmpl-{}", fresh_id()),

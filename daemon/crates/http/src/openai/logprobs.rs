@@ -150,7 +150,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Behind a text.
+    /// The place behind a text.
     pub(super) fn behind(text: &str) -> Self {
         Self {
             complete: text.chars().count() as u64,
@@ -211,9 +211,9 @@ pub(super) struct OfCompletion<'a> {
     pub(super) model: &'a LoadedModel,
     /// The first token of a prompt that is repeated: its own are null, since nothing comes before.
     pub(super) first: Option<u32>,
-    /// Of the rest of the prompt.
+    /// Log-probabilities of the prompt's tokens after the first.
     pub(super) prompt: &'a [TokenScore],
-    /// Of what was generated.
+    /// Log-probabilities of the generated tokens.
     pub(super) scores: &'a [TokenScore],
     /// The places of all of these in the text, in characters.
     pub(super) offsets: Vec<u64>,

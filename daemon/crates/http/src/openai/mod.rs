@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use rocmforge_service::answers::Ended;
 
-/// What a stream says beside the answer.
+/// `stream_options` of a request.
 #[derive(Debug, Default, Deserialize)]
 struct StreamOptions {
     include_usage: Option<bool>,

@@ -15,7 +15,7 @@ use super::super::embedding::capabilities;
 use super::super::error::Dialect;
 use super::super::ollama::time::rfc3339;
 
-/// Most tokens that a request may have, where that is known: the model is loaded.
+/// Maximum number of tokens that a request may have, where that is known: the model is loaded.
 fn n_ctx(call: &Call, model: &Available) -> Option<u32> {
     let trained = model.loaded()?.model.model().info().n_ctx_train;
     Some(trained.min(call.service.limits.n_ctx_max))

@@ -72,7 +72,7 @@ pub(in super::super) async fn count_tokens(
     call.respond(result)
 }
 
-/// Most bytes of earlier responses that are read where handlers run.
+/// Maximum number of bytes of earlier responses that are read where handlers run.
 const INLINE_MAX_BYTES: usize = 64 << 10;
 
 /// The request's input, with what it refers to.
@@ -169,7 +169,7 @@ async fn complete(
     answer(&whole)
 }
 
-/// How a response is kept.
+/// How a response is stored for `previous_response_id`.
 #[derive(Debug)]
 struct Keeping {
     memory: Arc<Memory>,
@@ -214,14 +214,14 @@ enum Item {
         id: String,
         status: &'static str,
         text: String,
-        /// Of its tokens, where they are wanted.
+        /// Log-probabilities of the item's tokens, if requested.
         scores: Vec<TokenScore>,
     },
     Other(Value),
 }
 
 impl Item {
-    /// As it is told, with log-probabilities by a model where they are wanted.
+    /// The response as JSON is written of it, with log-probabilities if `scored` names the model.
     fn shown<'a>(&'a self, scored: Option<&'a LoadedModel>) -> Shown<'a> {
         match self {
             Self::Message {
@@ -252,7 +252,7 @@ struct Message<'a> {
     id: &'a str,
     status: &'a str,
     role: &'static str,
-    /// One, or none where it begins.
+    /// The content of the message: one text, or none at its start.
     content: Vec<OutputText<'a>>,
 }
 

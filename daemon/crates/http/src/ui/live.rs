@@ -39,7 +39,7 @@ use super::super::changes;
 use super::super::pulls::Pulls;
 use super::super::sse;
 
-/// Most models whose maps are sent.
+/// Maximum number of models whose maps are sent.
 const MODELS_MAX: usize = 256;
 /// Shortest time between two events.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -71,7 +71,7 @@ pub(crate) async fn live(State(http): State<Arc<Http>>, request: extract::Reques
     changes::response(events)
 }
 
-/// One window that is open.
+/// An open window of the page `/ui`.
 struct Watching {
     /// Who follows it.
     arrival: Arrival,
@@ -84,7 +84,7 @@ struct Watching {
     /// The models that were loaded at the last look.
     names: Option<BTreeSet<String>>,
     loaded: u64,
-    /// The parts as they were sent.
+    /// The parts of the page's data as they were sent last.
     sent: Map<String, Value>,
     next_look: Instant,
 }

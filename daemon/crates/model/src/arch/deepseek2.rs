@@ -70,7 +70,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
 }
 
 impl Mla {
-    /// The shape that the file tells, and its table of rotations.
+    /// Reads the dimensions of attention from the file, with their table of rotations.
     fn read(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<Self, Error> {
         let keys = b.keys;
         let head_dim = keys.count_or("attention.key_length_mla", HEAD_DIM_MAX, h.heads.head_dim)?;

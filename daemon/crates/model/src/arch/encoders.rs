@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::keys::N_LAYER_MAX;
 
-/// Of so many layers the first has no window.
+/// Period of layers of ModernBERT, the first of which has no window.
 const MODERN_BERT_PERIOD: u32 = 3;
 
 pub(super) fn build_modern_bert(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {

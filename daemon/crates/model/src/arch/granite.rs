@@ -52,8 +52,8 @@ pub(super) fn rope(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<Option<RopeUs
     Ok(Some(RopeUse { table, first: 0 }))
 }
 
-/// A layer's feed-forward: a MoE, where the file has experts, with a shared one
-/// of the width that it tells.
+/// A layer's feed-forward: a MoE if the file has experts, with a shared expert if the file gives
+/// its width.
 pub(super) fn feed_forward(
     keys: Keys<'_>,
     h: &Hparams,

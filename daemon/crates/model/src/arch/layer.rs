@@ -34,7 +34,7 @@ pub(super) enum FeedForward {
         act: Act,
         bias: Presence,
     },
-    /// With one matrix up.
+    /// A feed-forward without a gate: one matrix up, one down.
     Plain {
         n_ff: u64,
         act: Act,

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::keys::N_CTX_MAX;
 
-/// Of the norms behind attention and feed-forward.
+/// Epsilon of the norms after attention and feed-forward.
 const POST_EPS: f32 = 1e-8;
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {

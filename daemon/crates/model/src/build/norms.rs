@@ -8,11 +8,11 @@ use crate::error::Error;
 /// How rows are normed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NormKind {
-    /// By the root of the mean of squares.
+    /// RMS norm: by the root of the mean of squares.
     Rms,
-    /// By mean and variance, with a bias behind.
+    /// Layer norm: by mean and variance, with a bias.
     Layer {
-        /// Of the bias.
+        /// Whether the norm's bias is required, optional or absent.
         bias: Presence,
     },
 }

@@ -75,7 +75,7 @@ pub enum Mask {
 /// has it. A pass has fewer rows.
 pub const MEAN_OF_SPAN: u32 = 1 << 31;
 
-/// Most different first matrices of an [`Op::AddAdapters`](super::Op::AddAdapters).
+/// Maximum number of different first matrices of an [`Op::AddAdapters`](super::Op::AddAdapters).
 pub const ADAPTED_INPUTS_MAX: usize = 4;
 
 /// How heads are rotated.

@@ -9,14 +9,14 @@ use rocmforge_failure::{self as failure, Failure};
 /// The prompts of a model by their names.
 pub type Prompts = BTreeMap<String, String>;
 
-/// Most prompts of a model.
+/// Maximum number of prompts of a model.
 const PROMPTS_MAX: usize = 32;
-/// Most bytes of a name.
+/// Maximum number of bytes of a name.
 const NAME_MAX: usize = 64;
-/// Most bytes of a prompt, which stands before each text of a request.
+/// Maximum number of bytes of a prompt, which stands before each text of a request.
 const PROMPT_MAX: usize = 4096;
 
-/// Names that are one, as Cohere, Jina, Voyage and others have them.
+/// Synonyms of `input_type`, as Cohere, Jina, Voyage and others name them.
 const SAME: [&[&str]; 2] = [
     &["query", "search_query", "retrieval.query"],
     &[

@@ -45,7 +45,7 @@ enum Trouble {
     NoDirectory,
     /// The directory is missing, or may not be entered.
     Away(String),
-    /// What its file system says.
+    /// The file system's error for the directory.
     Failed(String),
 }
 

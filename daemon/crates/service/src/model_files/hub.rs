@@ -25,7 +25,7 @@ const REF_BYTES_MAX: u64 = 128;
 pub(crate) struct HubPlace {
     /// `OWNER/REPO`, or `REPO` where it has no owner.
     pub(crate) repo: String,
-    /// What tells its revision from others: its reference, else the beginning of its commit.
+    /// Name of the file's revision: its reference, else the beginning of its commit.
     pub(crate) revision: String,
     /// Whether `refs/main` is another revision.
     pub(crate) is_other: bool,

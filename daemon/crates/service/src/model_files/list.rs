@@ -24,7 +24,7 @@ use crate::looks::Looks;
 
 /// Directories below a model directory that are entered, one in the other.
 const DEPTH_MAX: usize = 8;
-/// Entries of directories that are looked at.
+/// Entries of directories that are examined.
 const ENTRIES_MAX: usize = 1 << 16;
 /// How long a look at a directory may read headers that it has not read before. What is left counts
 /// as models until a later look has read it.

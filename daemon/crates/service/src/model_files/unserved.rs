@@ -46,7 +46,7 @@ pub enum Unserved {
     },
 }
 
-/// Files that are told of at once.
+/// Maximum number of files that one list of unserved files names.
 const TOLD_MAX: usize = 64;
 
 impl ModelDirs {

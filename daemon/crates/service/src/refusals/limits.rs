@@ -34,7 +34,7 @@ pub(crate) fn peer_limit(
     }
 }
 
-/// RESOURCE_EXHAUSTED: a limit held up a request for what passes by itself.
+/// RESOURCE_EXHAUSTED: the client's limit on prompt bytes is used up by its other requests.
 pub(crate) fn prompts_held(peer: &str, max: u64, held: u64, bytes: u64) -> Failure {
     let retry_after = (bytes <= max).then_some(LIMIT_RETRY);
     let what =

@@ -1,4 +1,4 @@
-//! What does not answer, or cannot be read: a file, or a directory of files.
+//! Failures for files and model directories that do not respond or cannot be read.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use rocmforge_failure::{Failure, Reason};
 /// Delay after which a request may be sent again.
 pub(super) const RETRY: Duration = Duration::from_secs(5);
 
-/// UNAVAILABLE: nothing of a file has come for so long.
+/// UNAVAILABLE: no byte of a file was read for the time `since`.
 pub(crate) fn file_silent(path: &Path, since: Duration) -> Failure {
     let (path, seconds) = (path.display().to_string(), since.as_secs());
     Failure::new(Reason::ModelFileSilent)

@@ -29,7 +29,7 @@ pub struct ChatImage {
     pub field: String,
     /// The bytes of the file, or why there are none.
     pub data: Result<ImageData, String>,
-    /// Most pixels that are read of it; without, as many as the model takes.
+    /// Maximum number of pixels that are read of it; without, as many as the model takes.
     pub pixels_max: Option<u64>,
 }
 

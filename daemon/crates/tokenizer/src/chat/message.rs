@@ -20,7 +20,7 @@ pub struct Chat {
     /// More variables for the template, such as `enable_thinking`. They cannot
     /// replace those that this type has fields for.
     pub template_kwargs: Map<String, Value>,
-    /// How the text ends.
+    /// How the rendered chat ends.
     pub ending: Ending,
     /// Names of control tokens in messages, tools, documents and arguments are
     /// these tokens. Only for text that the application itself wrote.

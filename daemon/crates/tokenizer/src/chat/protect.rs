@@ -42,7 +42,7 @@ use crate::Tokenizer;
 
 /// The variable that holds the marks; no template can spell it.
 pub(super) const MARK_VARIABLE: &str = "\u{1}mark";
-/// Texts in quotes of a template that are looked at; of one with more, none may stay.
+/// Texts in quotes of a template that are examined; of one with more, none may stay.
 const QUOTED_MAX: usize = 1000;
 /// Texts that may stand in messages as they are.
 const LEFT_MAX: usize = 64;

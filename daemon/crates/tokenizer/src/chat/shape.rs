@@ -23,7 +23,7 @@ const NAMES: [&str; 7] = [
 ];
 /// Cohere's name, which counts beside calls alone.
 const TOOL_PLAN: &str = "tool_plan";
-/// What is said in trials: no template writes it by itself.
+/// Message text in trial renderings: no template writes it by itself.
 const SAID: &str = "Qx7trial";
 /// A call's id that Mistral's templates take.
 const CALL_ID: &str = "trial0001";

@@ -25,7 +25,7 @@ pub(super) fn takes_parts(text: &str) -> bool {
 pub(super) struct Quoted {
     /// As it is meant.
     pub(super) text: String,
-    /// Whether it is looked for in another one.
+    /// Whether the text is searched in another one.
     pub(super) is_compared: bool,
 }
 

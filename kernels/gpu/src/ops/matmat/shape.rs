@@ -5,7 +5,7 @@ use crate::GpuTarget;
 use crate::WeightType;
 use crate::ops::per_type;
 
-/// Most blocks that share a matrix's rows: adding up takes longer the more there are.
+/// Maximum number of blocks that share a matrix's rows: adding up takes longer the more there are.
 pub(crate) const PARTS_MAX: u64 = 8;
 
 /// Columns of a step of `matmat_mma.h`, and steps that are under way.
@@ -64,7 +64,8 @@ pub(super) struct MmaShape {
     pub(super) tokens: u32,
     pub(super) rows: u32,
     pub(super) parts: u32,
-    /// Whether it is AMD's, whose blocks have no groups and declare their shared memory.
+    /// Whether the kernel is AMD's (WMMA), whose blocks have no groups and declare their shared
+    /// memory.
     pub(super) wmma: bool,
 }
 
@@ -198,7 +199,7 @@ impl FewShape {
         (parts == 1 || fits).then_some(shape)
     }
 
-    /// Most waves of a block: as many as there are sums and parts of the input of.
+    /// Maximum number of waves of a block: as many as there are sums and parts of the input of.
     pub(super) fn waves(target: &GpuTarget, tokens: u32) -> u32 {
         let each = Self::wave_bytes(tokens);
         (target.shared_bytes_asked / each).clamp(1, FEW_THREADS / 32)
@@ -219,7 +220,7 @@ pub(super) struct WgmmaShape {
 }
 
 impl WgmmaShape {
-    /// Most tokens of the entry for `n_tokens`; `None` where other kernels do it.
+    /// Maximum number of tokens of the entry for `n_tokens`; `None` where other kernels do it.
     pub(super) fn tokens(target: &GpuTarget, cols: u64, n_tokens: u64) -> Option<u32> {
         let tokens = match n_tokens {
             17..=32 => 32,

@@ -18,7 +18,7 @@ use crate::store::timetable::{Availability, UPLOADS_AHEAD, UpcomingSegment, next
 /// What the engine's thread does while the host computes, once or twice.
 type Others<'a> = &'a mut dyn FnMut(&mut Memory) -> Result<(), Error>;
 
-/// How warm a segment is, as the cache has it: ordered by that.
+/// Eviction score of a segment in the cache; segments are ordered by it.
 #[derive(Debug, Clone, Copy)]
 struct Warmth(f64);
 

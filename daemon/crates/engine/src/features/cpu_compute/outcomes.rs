@@ -9,18 +9,18 @@ use std::time::Duration;
 
 use super::rates::{Rate, SAMPLES_MIN};
 
-/// Most absent experts of a layer that are looked at: those of one token.
+/// Maximum number of absent experts of a layer that are examined: those of one token.
 const N_MAX: usize = 16;
 
 /// After so many decisions another share is taken than the best so far: what it takes may have
 /// changed.
 const LOOK_EVERY: u32 = 64;
 
-/// Of one model's layers, for passes of one row.
+/// Measured times of one model's layers in passes of one row.
 #[derive(Debug)]
 pub(super) struct Outcomes(Vec<Layers>);
 
-/// Of layers that lacked the same number of experts.
+/// Measured times of layers that lacked the same number of experts.
 #[derive(Debug, Clone, Default)]
 struct Layers {
     /// Seconds of a layer, by the experts that the host took.
@@ -38,7 +38,7 @@ impl Outcomes {
         Self(vec![Layers::default(); N_MAX + 1])
     }
 
-    /// A layer that lacked `n` experts, of which the host computed some, took so long.
+    /// Notes the time of a layer that lacked `n` experts, of which the CPU computed `computed`.
     pub(super) fn note(&mut self, n: usize, computed: usize, took: Duration) {
         let layers = self.0.get_mut(n);
         if let Some(rate) = layers.and_then(|layers| layers.took.get_mut(computed)) {

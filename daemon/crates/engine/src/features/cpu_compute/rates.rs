@@ -77,7 +77,7 @@ fn size(bytes: u64) -> usize {
 }
 
 impl Rates {
-    /// All answers take so many seconds a byte.
+    /// Rates by which CPU compute takes `seconds` for each byte, for all sizes.
     #[cfg(test)]
     pub(super) fn all(seconds: f64) -> Self {
         let rate = Rate {
@@ -87,7 +87,7 @@ impl Rates {
         Self([[rate; SIZES]; CLASSES])
     }
 
-    /// An answer of `bytes` for so many rows each took so long.
+    /// Notes the time of a computation of `bytes` of weights with `rows` rows each.
     pub(super) fn note(&mut self, rows: usize, took: Duration, bytes: u64) {
         self.0[class(rows)][size(bytes)].note(took, bytes);
     }
@@ -109,12 +109,12 @@ impl Rates {
         Some(a_byte * bytes as f64)
     }
 
-    /// Whether answers for so many rows were measured often enough to say how long they take.
+    /// Whether computations with `rows` rows were measured often enough to predict their time.
     pub(super) fn are_known(&self, rows: usize) -> bool {
         self.0[class(rows)].iter().any(|rate| rate.sure().is_some())
     }
 
-    /// Forgets all of answers for so many rows.
+    /// Forgets the measurements of computations with `rows` rows.
     pub(super) fn forget(&mut self, rows: usize) {
         self.0[class(rows)] = [Rate::default(); SIZES];
     }

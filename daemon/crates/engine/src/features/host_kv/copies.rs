@@ -96,8 +96,8 @@ impl Memory {
         }
     }
 
-    /// Whether it pays to bring so many bytes over the link so many times, if so many rows of a
-    /// model need not be computed.
+    /// Whether copying `bytes` over the link takes less time than computing the rows of the model
+    /// that they save.
     fn pays(&mut self, model: ModelId, bytes: u64, times: u32, rows: usize) -> bool {
         if self.host_kv.is_always() {
             return true;

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 const FIRST_LINE: &str = "rocmforge kv rates 1";
 
-/// Most models whose prompts are noted.
+/// Maximum number of models whose prompts are noted.
 const ROWS_MAX: usize = 1024;
 /// What can have been measured.
 const READ_RANGE: RangeInclusive<f64> = 1e3..=1e13;
@@ -118,7 +118,7 @@ impl Rates {
         }
     }
 
-    /// A row of a model's prompts takes so long on a device.
+    /// Notes the time of a row of a model's prompts on a device.
     pub(super) fn know_row(&mut self, model: ModelTag, device: &str, seconds: f64) {
         let name = name(model, device);
         if !ROW_RANGE.contains(&seconds) || !differs(self.rows.get(&name).copied(), seconds) {

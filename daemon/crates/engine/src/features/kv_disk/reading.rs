@@ -17,7 +17,7 @@ use crate::features::prefix_cache::{HeldSlots, NodeId, Realm};
 use crate::memory::Memory;
 use crate::request::kv::{predicting_slot, slots_of};
 
-/// A read of which nothing came for so long is given up.
+/// Time without a byte after which a read is given up.
 pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bytes that are copied to the device between two passes.
@@ -51,7 +51,7 @@ pub(crate) struct Ended {
     pub(crate) held: HeldSlots,
 }
 
-/// What is read of a prefix.
+/// The pages of a prefix that are missing in memory and read from disk.
 struct Missing {
     entries: VecDeque<Entry>,
     keys: Vec<rocmforge_kv_disk::Key>,
@@ -127,7 +127,7 @@ impl Memory {
         true
     }
 
-    /// Reads of these models end: the requests begin without what came.
+    /// Ends reads of these models; their requests begin without the pages from disk.
     pub(crate) fn give_up_reads(&mut self, of: impl Fn(ModelId) -> bool) {
         let Some(disk) = &mut self.kv_disk else {
             return;
@@ -278,7 +278,7 @@ impl Memory {
         ended
     }
 
-    /// Takes entries of a read. Whether more are to come.
+    /// Takes entries of a read. Returns whether more are expected.
     fn take_entries(&mut self, read: &mut Read, now: Instant) -> bool {
         let mut bytes = 0;
         while let Some(&entry) = read.entries.front() {

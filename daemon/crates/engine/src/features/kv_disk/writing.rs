@@ -18,11 +18,11 @@ const BYTES_WHILE_IDLE: u64 = 64 << 20;
 /// What a node counts for at least.
 const NODE_BYTES_MIN: u64 = 4096;
 
-/// What came of a node.
+/// Result of writing a node of the prefix cache.
 enum Written {
     /// Number of bytes of the page that were queued.
     Bytes(u64),
-    /// The queue is full.
+    /// The queue of pages to be written to disk is full.
     NoRoom,
 }
 
@@ -124,7 +124,7 @@ impl Memory {
         }
     }
 
-    /// Whether something comes from the disk, or is to go there.
+    /// Whether a read or a write of the disk is under way.
     pub(crate) fn waits_for_disk(&self) -> bool {
         let disk = self.kv_disk.as_ref();
         disk.is_some_and(|disk| disk.is_reading() || disk.has_notes())

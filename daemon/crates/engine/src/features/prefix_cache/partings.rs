@@ -29,15 +29,15 @@ const CHANCE_TOKENS_MIN: usize = 8 * KV_PAGE_TOKENS;
 const CHANCE_TOKENS_MAX: usize = 16 * KV_PAGE_TOKENS;
 const CHANCE_PART: usize = 4;
 
-/// Most such places of a prompt.
+/// Maximum number of places of a prompt that are kept as points where later prompts may part.
 pub(crate) const CHANCES_MAX: usize = 64;
 
 /// Where prompts part, in pages from the first.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Partings {
-    /// Where they are likely to, ascending.
+    /// Pages at which prompts are likely to part, ascending.
     pub(crate) likely: Vec<usize>,
-    /// Where they may, ascending.
+    /// Pages at which prompts may part by chance, ascending.
     pub(crate) chances: Vec<usize>,
 }
 
@@ -92,7 +92,7 @@ fn likely(tokens: &[u32], is_special: impl Fn(u32) -> bool) -> Vec<usize> {
     pages
 }
 
-/// Behind the control tokens of a header that begins here.
+/// End of the control tokens of a message header that begins at `at`.
 fn behind_header(tokens: &[u32], at: usize, is_special: impl Fn(u32) -> bool) -> usize {
     let mut end = at + 1;
     for _ in 0..HEADER_SPECIALS_MAX {

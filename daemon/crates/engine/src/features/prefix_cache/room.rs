@@ -123,8 +123,8 @@ impl Memory {
         self.free_all(block.into_iter().collect());
     }
 
-    /// The node of these tokens after a parent, with so many slots; `None` if the parent was given
-    /// up.
+    /// Adds a node for these tokens below a parent, with the given number of slots; `None` if the
+    /// parent was evicted.
     pub(crate) fn add_prefix(
         &mut self,
         realm: Realm,

@@ -56,7 +56,7 @@ impl Prefixes {
 }
 
 impl Memory {
-    /// How many states of so many bytes may be kept on a chance.
+    /// Maximum number of states of `bytes` bytes that are kept on a chance.
     pub(crate) fn spare_states_max(&self, bytes: u64) -> usize {
         let most = self.prefix_limit(0) / PART_MAX / bytes.max(1);
         usize::try_from(most).unwrap_or(usize::MAX)

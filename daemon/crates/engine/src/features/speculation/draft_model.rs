@@ -38,7 +38,7 @@ const PAIR_RECOVERY: f64 = 1.0 / 32.0;
 pub(crate) struct DraftModel {
     pub(crate) id: ModelId,
     pub(crate) name: String,
-    /// Nothing failed but for want of room.
+    /// Whether the draft model is usable: it had no failure but lack of room.
     pub(super) on: bool,
     /// How likely a draft is right if those before it were, of all sequences.
     likely: f64,
@@ -68,18 +68,20 @@ impl DraftModel {
         self.on
     }
 
-    /// Whether it may be asked for drafts.
+    /// Whether the draft model drafts now: it has not failed, and does not rest after a lack of
+    /// room.
     pub(crate) fn is_used(&self) -> bool {
         self.on && self.rest == 0
     }
 
-    /// Of so many drafts so many were right.
+    /// Notes that of `made` draft tokens the first `right` were accepted.
     pub(crate) fn note(&mut self, made: usize, right: usize) {
         self.made = self.made.saturating_add(made as u32);
         learn(&mut self.likely, made, right);
     }
 
-    /// A sequence comes for which it has made none. How likely its drafts are thought to be right.
+    /// Estimated acceptance rate for a new sequence, for which the draft model has made no drafts
+    /// yet.
     pub(super) fn of_a_new_sequence(&mut self) -> f64 {
         recover(&mut self.likely, PAIR_RECOVERY);
         self.likely

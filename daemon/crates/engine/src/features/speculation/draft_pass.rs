@@ -154,7 +154,7 @@ impl Speculation {
     }
 }
 
-/// A pass of the draft model of so many rows took so long.
+/// Notes the time of a pass of the draft model with `rows` rows.
 fn note_draft_pass(cx: &mut Context<'_>, id: ModelId, rows: usize, took: Duration) {
     if let Some(entry) = cx.models.get_mut(id) {
         entry.times.note(rows, took);

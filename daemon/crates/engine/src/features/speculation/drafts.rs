@@ -181,8 +181,8 @@ impl Drafts {
         self.model.foretold = Some((known, drafts));
     }
 
-    /// Drafts what the draft model foretold behind `known` tokens, at most
-    /// `most`. How many there are.
+    /// Takes the tokens that the draft model has predicted after `known` tokens, at most `most`, as
+    /// drafts. Returns their number.
     pub(crate) fn take_foretold(&mut self, known: usize, most: usize) -> usize {
         let foretold = self.model.foretold.as_ref();
         let Some((_, drafts)) = foretold.filter(|(at, _)| *at == known) else {
@@ -261,7 +261,7 @@ impl Drafts {
     }
 }
 
-/// Of `made` drafts the first `right` were right.
+/// Updates the acceptance rate: of `made` draft tokens the first `right` were accepted.
 pub(crate) fn learn(likely: &mut f64, made: usize, right: usize) {
     let wrong = usize::from(right < made);
     for outcome in std::iter::repeat_n(1.0, right).chain(std::iter::repeat_n(0.0, wrong)) {
@@ -361,9 +361,9 @@ pub(crate) struct Chance {
 pub(crate) struct Worth {
     /// Drafts of each sequence at most.
     pub(crate) drafts: usize,
-    /// How many sequences.
+    /// Number of sequences.
     pub(crate) sequences: usize,
-    /// How many times as many tokens a second there are with them.
+    /// Factor by which drafts raise tokens per second.
     pub(crate) gain: f64,
 }
 

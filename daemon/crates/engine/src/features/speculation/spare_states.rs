@@ -21,7 +21,7 @@ use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId};
 use crate::api::error::Error;
 use crate::memory::Memory;
 
-/// Most drafts of a pass, of all sequences of a model with a state.
+/// Maximum number of drafts of a pass, of all sequences of a model with a state.
 const SPARE_MAX: u64 = 64;
 
 /// The part of the budget that spare states may have; where that is less than one state, there is

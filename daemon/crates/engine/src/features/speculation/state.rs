@@ -1,4 +1,4 @@
-//! How each model's tokens are drafted: its MTP head, its draft model, spare recurrent states.
+//! State of speculative decoding by model: MTP head, draft model, spare recurrent states.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::pass::member::Member;
 use crate::request::task::Task;
 use crate::store::Source;
 
-/// How one model's tokens are drafted.
+/// State of speculative decoding of one model.
 #[derive(Default)]
 struct Drafting {
     /// The MTP head, where the file has one and tokens are drafted.
@@ -309,7 +309,8 @@ impl Speculation {
         Ok(())
     }
 
-    /// Ends a sequence's pass, of whose drafts so many were right.
+    /// Takes back the states of a sequence's drafts after a pass, of which the first `right` were
+    /// accepted.
     pub(crate) fn take_states_back(&mut self, memory: &mut Memory, task: &mut Task, right: u32) {
         let rest = task.memory.settle_states(right as usize);
         let drafting = self.models.get_mut(&task.model);

@@ -5,7 +5,7 @@ use rocmforge_device::Plan;
 use crate::features::kv_disk::keys::Chain;
 use crate::features::prefix_cache::{NodeId, Realm};
 
-/// How a sequence takes part in beginnings.
+/// A sequence's part of the prefix cache.
 #[derive(Debug)]
 pub(super) struct Sharing {
     pub(super) realm: Realm,

@@ -12,7 +12,7 @@ pub(crate) struct NotFinite;
 const FIRST_SORTED: usize = 256;
 /// How many times more are sorted where those are too few.
 const MORE_SORTED: usize = 8;
-/// All are sorted where so many times as much would not reach it.
+/// If this many times the sum of the sorted candidates does not reach the bound, all are sorted.
 const FAR_FROM: f64 = 4.0;
 
 /// The tokens that are left, with their logits.
@@ -52,7 +52,7 @@ impl Weight {
         }
     }
 
-    /// From 0 to 1, which is the most likely token's.
+    /// Weight of a logit relative to the most likely token's: from 0 to 1.
     pub(crate) fn of(self, logit: f32) -> f64 {
         (f64::from(logit - self.best) * self.inverse_temperature).exp()
     }

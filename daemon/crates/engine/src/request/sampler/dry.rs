@@ -18,7 +18,7 @@ const FIRST_SEARCHED: usize = 64;
 /// How many times more are searched where those have none.
 const MORE_SEARCHED: usize = 8;
 
-/// How repetitions lose.
+/// Parameters of the DRY sampler, which penalizes tokens that continue a repetition.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dry {
     /// What one of the allowed length loses; 0 is off.
@@ -27,7 +27,7 @@ pub struct Dry {
     pub base: f32,
     /// Shorter repetitions lose nothing; at least 1.
     pub allowed_length: u32,
-    /// How many recent tokens are looked at; 0 is off.
+    /// Number of recent tokens in which repetitions are searched; 0 switches DRY off.
     pub last_n: u32,
     /// Texts that end a repetition, none of them empty.
     pub breakers: Vec<String>,

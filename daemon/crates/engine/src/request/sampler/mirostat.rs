@@ -9,13 +9,13 @@ const ZIPF_TOKENS: usize = 100;
 /// Version of Mirostat: how it bounds the surprise of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MirostatVersion {
-    /// As many as Zipf's law gives for the bound of surprise.
+    /// Mirostat 1: keeps as many tokens as Zipf's law gives for the bound on surprise.
     V1,
     /// Keeps the tokens that are no more surprising than the bound.
     V2,
 }
 
-/// How the surprise of a text is held.
+/// Parameters of Mirostat, which keeps the surprise of the generated text at a target.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mirostat {
     /// Version of Mirostat.

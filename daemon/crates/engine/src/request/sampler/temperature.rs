@@ -2,7 +2,7 @@
 
 use super::candidates::Candidates;
 
-/// How far the temperature goes with the entropy; off where `range` is 0.
+/// Dynamic temperature: how far it follows the entropy of the distribution; off if `range` is 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DynamicTemperature {
     /// The temperature is within this of the fixed one, and at least 0.
@@ -28,12 +28,12 @@ pub(super) struct Temperature {
 }
 
 impl Temperature {
-    /// Whether it always leaves the most likely token alone.
+    /// Whether only the most likely token is left for every distribution.
     pub(super) fn is_greedy(&self) -> bool {
         self.fixed <= 0.0 && self.dynamic.range <= 0.0
     }
 
-    /// Whether it changes nothing.
+    /// Whether this temperature changes nothing.
     pub(super) fn is_off(&self) -> bool {
         self.fixed == 1.0 && self.dynamic.range <= 0.0
     }

@@ -10,7 +10,7 @@ use super::candidates::Candidates;
 /// a half, which no two tokens reach.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Xtc {
-    /// How often it is done, from 0 to 1.
+    /// Probability that XTC is applied to a token, from 0 to 1.
     pub probability: f32,
     /// Tokens of at least this probability, from 0 to 1, are likely.
     pub threshold: f32,

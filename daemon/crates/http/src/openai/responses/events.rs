@@ -20,7 +20,7 @@ use super::{Item, Keeping, Logprobs, OutputText, Shown, item_id, item_status, me
 /// What a response says beside its output.
 #[derive(Debug)]
 pub(super) struct Answer {
-    /// How it is kept, if it is.
+    /// How the response is stored, if it is.
     pub(super) keeping: Option<Keeping>,
     pub(super) id: String,
     pub(super) created: u64,
@@ -29,7 +29,7 @@ pub(super) struct Answer {
     pub(super) echo: Value,
     /// Names of tools in the response.
     pub(super) names: Names,
-    /// What the model thinks is told as a summary, too.
+    /// Whether reasoning is returned as a summary, too.
     pub(super) summarises: bool,
 }
 
@@ -132,8 +132,8 @@ impl Answer {
     }
 }
 
-/// How a call's item ended, of which `status` says whether it was cut: one whose arguments came to
-/// no object is not complete either.
+/// Status of a call's item: `status` unless its arguments are no JSON object, which makes it
+/// incomplete.
 fn call_status<'s>(status: &'s str, arguments: &str) -> &'s str {
     match status == "completed" && !is_object(arguments) {
         true => "incomplete",

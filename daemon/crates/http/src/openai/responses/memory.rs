@@ -31,7 +31,7 @@ const ITEMS: Bounds = Bounds {
     client_bytes: 8 << 20,
     bytes: 32 << 20,
 };
-/// Most responses that one goes on from, one after the other.
+/// Maximum number of responses that one goes on from, one after the other.
 const CHAIN_MAX: usize = RESPONSES.entries;
 
 /// A response that was kept.
@@ -71,7 +71,7 @@ pub(super) struct Recalled {
     chain: Vec<Arc<Kept>>,
     /// The request's own items, with references replaced by what they refer to.
     own: Vec<Own>,
-    /// How much there is to read.
+    /// Bytes of stored responses that are to be read.
     bytes: usize,
 }
 
@@ -82,7 +82,7 @@ enum Own {
 }
 
 impl Memory {
-    /// The stores are whole at every moment.
+    /// Locks the stores. A poisoned lock is used: they are valid at every moment.
     fn lock(&self) -> MutexGuard<'_, Stores> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -99,7 +99,7 @@ impl Memory {
         }
     }
 
-    /// A response.
+    /// A stored response of the client.
     ///
     /// # Errors
     /// NOT_FOUND.
@@ -183,7 +183,7 @@ fn reference(item: &Value) -> Option<&str> {
 pub(super) struct Input {
     /// How many of the items come from earlier responses.
     pub(super) earlier: usize,
-    /// All items.
+    /// All items of the conversation, those of earlier responses first.
     pub(super) items: Vec<Value>,
 }
 

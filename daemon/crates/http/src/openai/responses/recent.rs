@@ -7,14 +7,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
-/// How much is kept.
+/// Limits on what is stored.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
-    /// Most entries of a client.
+    /// Maximum number of entries of a client.
     pub(super) entries: usize,
-    /// Most bytes of a client.
+    /// Maximum number of bytes of a client.
     pub(super) client_bytes: usize,
-    /// Most bytes of all clients together.
+    /// Maximum number of bytes of all clients together.
     pub(super) bytes: usize,
 }
 

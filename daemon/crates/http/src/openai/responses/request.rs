@@ -357,8 +357,8 @@ fn called(messages: &mut Vec<Message>, id: Option<String>, call: ToolCall) {
     }
 }
 
-/// The assistant's message that the next item belongs to: one that has not said anything yet, else
-/// a new one.
+/// The assistant's message that the next item belongs to: the last one if it has no content yet,
+/// else a new one.
 fn open_turn(messages: &mut Vec<Message>) -> &mut Message {
     let fresh = |last: &Message| {
         last.role == "assistant" && last.content == Content::None && last.tool_calls.is_empty()

@@ -1,4 +1,4 @@
-//! What a request for a response offers as tools, and how its calls are told in its own words.
+//! The tools of a request to `/v1/responses`, and its calls in that dialect's items.
 //!
 //! A tool of a namespace, as agents offer those of each MCP server, is a function
 //! `NAMESPACE__NAME` for the model; its call names both apart, as it was offered.
@@ -38,7 +38,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Of the tools that a request offers.
+    /// Names for the tools that a request offers.
     pub(super) fn of(tools: &[Value]) -> Self {
         let custom = tools.iter().filter(|tool| tool["type"] == "custom");
         let custom = custom.filter_map(|tool| tool["name"].as_str().map(str::to_owned));

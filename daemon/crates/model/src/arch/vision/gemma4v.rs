@@ -40,8 +40,8 @@ pub(super) const KIND: Kind = Kind {
 
 /// Side of a block in patches where the file does not say: that of all published sizes.
 pub(super) const MERGE: u32 = 3;
-/// Most tokens of an image: what the authors' processor gives it where nobody asks for another
-/// number.
+/// Maximum number of tokens of an image: what the authors' processor gives it where nobody asks for
+/// another number.
 pub(super) const TOKENS: u32 = 280;
 /// Base of the rotations by rows and columns.
 const FREQ_BASE: f64 = 100.0;
@@ -100,7 +100,7 @@ pub(super) fn places(keys: Keys<'_>, n_embd: u32, merge: u32) -> Result<u32, Err
     Ok(n as u32)
 }
 
-/// Most columns or rows that have positions.
+/// Maximum number of columns or rows that have positions.
 const N_PLACE_MAX: u32 = 1 << 16;
 
 fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<TensorDesc>, Error> {

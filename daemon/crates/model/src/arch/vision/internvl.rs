@@ -41,7 +41,7 @@ const MERGE: u32 = 2;
 /// Fewest and most tiles of an image where the file does not say, as the authors' processor has
 /// them.
 const TILES: [u32; 2] = [1, 12];
-/// Most tiles that a file may ask for.
+/// Maximum number of tiles that a file may ask for.
 const TILES_MAX: u32 = 64;
 /// Added to the variance of the projection's norm.
 const PROJECTION_EPS: f32 = 1e-5;

@@ -34,10 +34,10 @@ pub(super) const KIND: Kind = Kind {
 const MERGE: u32 = 2;
 /// Most of it: blocks that an image is filled up to leave it below the most patches of all towers.
 const MERGE_MAX: u32 = 64;
-/// Most patches of an image, before it is filled up, where the file does not say how many pixels it
-/// may have.
+/// Maximum number of patches of an image, before it is filled up, where the file does not say how
+/// many pixels it may have.
 const PATCHES: u32 = 1 << 14;
-/// Most patches of a side, as the authors' processor has them.
+/// Maximum number of patches of a side, as the authors' processor has them.
 const PATCHES_A_SIDE: u32 = 512;
 /// Base of the rotations by columns and rows.
 const FREQ_BASE: f64 = 10_000.0;

@@ -60,7 +60,7 @@ const KINDS: [&Kind; 11] = [
 
 /// Colours of a patch.
 const CHANNELS: u64 = 3;
-/// Most elements of a side of a patch or of a block.
+/// Maximum number of elements of a side of a patch or of a block.
 const SIDE_MAX: u32 = 256;
 /// What is added to the product of each patch.
 const PATCH_BIAS: &str = "v.patch_embd.bias";
@@ -254,7 +254,8 @@ fn rows_of(b: &PlanBuilder<'_>, name: &str) -> Result<u64, Error> {
     }
 }
 
-/// Most parts of [`Op::Columns`], and so the largest block whose rows come by elements.
+/// Maximum number of parts of [`Op::Columns`], and so the largest block whose rows come by
+/// elements.
 const BLOCK_MAX: u32 = 4;
 
 /// Side of a block in patches, of blocks whose rows come by elements.

@@ -33,10 +33,10 @@ pub(super) const KIND: Kind = Kind {
 
 /// Side of a block in patches where the file does not say.
 const MERGE: u32 = 2;
-/// Most tokens of an image, as the authors' processor has them, where the file does not say how
-/// many pixels it may have.
+/// Maximum number of tokens of an image, as the authors' processor has them, where the file does
+/// not say how many pixels it may have.
 const TOKENS: u32 = 4096;
-/// Of so many layers the last one attends to the whole image.
+/// Period of layers, the last of which attends to the whole image.
 const PATTERN: u32 = 4;
 /// Base of the rotations by columns and rows.
 const FREQ_BASE: f64 = 10_000.0;
@@ -71,7 +71,7 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
     Ok((tower, common.hparams()))
 }
 
-/// Most tokens of an image.
+/// Maximum number of tokens of an image.
 fn tokens(keys: Keys<'_>, tower: &Tower) -> Result<u32, Error> {
     const MAX: &str = "image_max_pixels";
     let most = N_PATCH_MAX / (tower.merge * tower.merge);

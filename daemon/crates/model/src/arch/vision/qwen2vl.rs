@@ -35,11 +35,11 @@ pub(super) const KIND: Kind = Kind {
 /// Fewest and most tokens of an image where the file does not say how many pixels it may have: the
 /// fewest of the authors' processor, and a quarter of its most.
 const TOKENS: [u64; 2] = [4, 4096];
-/// Of so many layers the last one attends to the whole image.
+/// Key of the period of layers, the last of which attends to the whole image.
 const PATTERN: &str = "n_wa_pattern";
 /// Side of a window in pixels where the file does not say: that of all published sizes.
 const WINDOW: u32 = 112;
-/// Most pixels of it.
+/// Maximum number of pixels of it.
 const WINDOW_MAX: u32 = 1 << 16;
 /// Base of the rotations by rows and columns.
 const FREQ_BASE: f64 = 10_000.0;

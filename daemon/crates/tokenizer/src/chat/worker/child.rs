@@ -65,7 +65,7 @@ fn limit_cpu(seconds: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Resident bytes of this process; 0 where the kernel does not tell.
+/// Resident bytes of this process; 0 if the kernel does not report them.
 fn resident_bytes() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split_whitespace().nth(1).and_then(|n| n.parse().ok());

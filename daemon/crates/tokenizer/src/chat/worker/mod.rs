@@ -40,7 +40,7 @@ pub const RENDER_CHILD_ARGUMENT: &str = "--render-child";
 /// used.
 pub(super) const STACK_BYTES: usize = 256 << 20;
 
-/// What a rendering child is held to.
+/// Limits of a child process that renders templates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RenderLimits {
     /// Address space of a child, its stack of 256 MiB and its program among

@@ -19,7 +19,7 @@ use crate::Error;
 const IDLE_MAX: usize = 2;
 /// New children for one chat after one that was killed.
 const RETRIES_MAX: u32 = 2;
-/// How often a caller that waits looks whether it still should.
+/// Interval at which a waiting caller checks whether its request was cancelled.
 const POLL: Duration = Duration::from_millis(20);
 /// How long a child that broke off may take to end.
 const END_WAIT_MAX: Duration = Duration::from_millis(500);
@@ -47,7 +47,7 @@ struct State {
     busy: usize,
 }
 
-/// One child. Dropping it ends it.
+/// One child process that renders templates. Dropping it kills the process.
 #[derive(Debug)]
 struct Worker {
     child: Child,
@@ -269,8 +269,9 @@ impl Worker {
         Ok(())
     }
 
-    /// How it ended by itself, and its last words. The end has come or comes now that
-    /// its socket is closed; else it is brought about, and is no end by itself.
+    /// The exit status of a child that ended by itself, and the last line of its output. The end
+    /// has come or comes now that its socket is closed; else it is brought about, and is no end by
+    /// itself.
     fn end(mut self) -> (Option<ExitStatus>, String) {
         let _ = self.socket.shutdown(Shutdown::Both);
         let give_up = Instant::now() + END_WAIT_MAX;

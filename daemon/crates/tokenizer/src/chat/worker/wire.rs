@@ -13,7 +13,7 @@ const _: () = assert!(MAX_CHAT_BYTES < FRAME_BYTES_MAX);
 /// What an answer is, its first byte.
 const TEXT: u8 = b'T';
 const FAILURE: u8 = b'F';
-/// As those, from a child that has become too large to be used again.
+/// Bit of a reply whose child has become too large to be used again.
 const RETIRES: u8 = 0x80;
 
 /// A template and its variables as JSON.
