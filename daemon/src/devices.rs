@@ -158,7 +158,7 @@ impl Devices {
         stuck.retain_mut(|(_, child)| matches!(child.try_wait(), Ok(None)));
         if let Some((_, child)) = stuck.iter().find(|(of, _)| *of == vendor) {
             return Err(format!(
-                "the driver hangs: process {} asked it and cannot be ended",
+                "the driver hangs: process {}, which probed it, cannot be killed",
                 child.id()
             ));
         }
@@ -195,7 +195,7 @@ impl Devices {
         match serde_json::from_str::<FoundDriver>(last) {
             Ok(found) => Ok(FoundDriver { vendor, ..found }),
             _ => Err(format!(
-                "the driver broke down: the process that asked it ended with {status}"
+                "the driver crashed: the process that probed it ended with {status}"
             )),
         }
     }
@@ -272,7 +272,7 @@ mod tests {
     async fn a_process_that_a_driver_leaves_behind_holds_nobody_up() {
         let listing = listed("sleep 600 &\nexit 1", LIMIT);
         let found = tokio::time::timeout(LIMIT / 2, listing).await.unwrap();
-        assert!(found[0].errors[0].contains("broke down"), "{found:?}");
+        assert!(found[0].errors[0].contains("crashed"), "{found:?}");
     }
 
     #[tokio::test]

@@ -31,12 +31,12 @@ pub(crate) async fn follow(engine: &EngineHandle, health: &Health) {
             tracing::error!(
                 seconds = STUCK_AFTER.as_secs(),
                 waits_for = file.map(tracing::field::display),
-                "the engine gives no sign of life: health says NOT_SERVING"
+                "the engine does not respond: health reports NOT_SERVING"
             );
             health.set(false).await;
             outcome = Ok(sign.await);
             if matches!(outcome, Ok(Ok(()))) {
-                tracing::warn!("the engine goes on: health says SERVING");
+                tracing::warn!("the engine responds again: health reports SERVING");
                 health.set(true).await;
             }
         }

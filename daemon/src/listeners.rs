@@ -153,7 +153,15 @@ fn unbound(entry: &ListenAddress, address: SocketAddr, error: io::Error) -> anyh
         Some(_) => format!(", to which {entry} leads"),
         None => String::new(),
     };
-    anyhow::Error::from(error).context(format!(
+    let is_taken = error.kind() == io::ErrorKind::AddrInUse;
+    let mut why = anyhow::Error::from(error);
+    if is_taken {
+        why = why.context(
+            "another program listens there; choose another port, or stop that program (`ss -ltnp` \
+             lists them)",
+        );
+    }
+    why.context(format!(
         "cannot serve HTTP on {address}{by} (--http-listen)"
     ))
 }

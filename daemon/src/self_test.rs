@@ -119,7 +119,7 @@ fn about(vendor: Vendor, ordinal: u32) -> Vec<Told> {
     let card = report.devices.iter().find(|card| card.ordinal == ordinal);
     if let Some(card) = card {
         let memory = match card.integrated {
-            true => "shares its memory with the processor",
+            true => "integrated: it shares the machine's memory",
             false => "has memory of its own",
         };
         told.push(note("card", format!("at {}, {memory}", card.pci_bus_id)));

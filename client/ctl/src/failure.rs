@@ -197,16 +197,15 @@ fn hint(error: &RpcError) -> Option<String> {
             "ask the daemon's administrator for the role"
         }
         ("Models.Load", Code::PermissionDenied) => {
-            "move the file below a model directory (`rocmforgectl status` lists them), start \
-             rocmforged with --model-dir, or use `rocmforgectl run --private`"
+            "`rocmforgectl run --private` answers a prompt with a file anywhere"
         }
         (_, Code::FailedPrecondition) if error.reason() == Some("TOO_MANY_MODELS") => {
-            "`rocmforgectl unload` one that nobody needs"
+            "`rocmforgectl unload` a model that is not needed"
         }
         (_, Code::FailedPrecondition)
             if matches!(error.reason(), Some("MODEL_UNLOADED" | "MODEL_RELOADED")) =>
         {
-            "somebody unloaded it meanwhile; `rocmforgectl load` it and ask again"
+            "the model was unloaded during the load; `rocmforgectl load` it and try again"
         }
         ("Models.Load" | "Models.Pin", Code::FailedPrecondition) => {
             "raise the budget with `rocmforgectl cache budget`"
@@ -221,7 +220,9 @@ fn hint(error: &RpcError) -> Option<String> {
         ("Inference.Generate" | "Inference.Score", Code::FailedPrecondition) => {
             "lower --n-ctx, or raise the budget with `rocmforgectl cache budget`"
         }
-        (_, Code::NotFound) => "`rocmforgectl ls` lists the models, `rocmforgectl load` opens one",
+        (_, Code::NotFound) => {
+            "`rocmforgectl files` lists the model files, `rocmforgectl load FILE` loads one"
+        }
         // The daemon's message says it all.
         (_, Code::DataLoss) => return None,
         // A cause of the daemon's says more than its version; without one it has no such call.
@@ -277,6 +278,7 @@ mod tests {
         let load = |code, reason| of("Models.Load", code, reason);
         assert!(load(Code::NotFound, "UNKNOWN_MODEL").contains("--draft"));
         assert!(load(Code::NotFound, "NO_SUCH_FILE").contains("check the path"));
+        assert!(of("Inference.Chat", Code::NotFound, "UNKNOWN_MODEL").contains("load FILE"));
         assert!(load(Code::FailedPrecondition, "TOO_MANY_MODELS").contains("unload"));
         let gone = of(
             "Inference.Generate",

@@ -168,7 +168,7 @@ async fn errors_name_the_flag_or_the_command_that_mends_them() {
         (
             &["generate", "nope", "x"][..],
             5,
-            &["\"nope\"", "loaded: tiny", "rocmforgectl ls"][..],
+            &["\"nope\"", "loaded: tiny", "rocmforgectl load FILE"][..],
         ),
         (
             &["generate", "tiny", "x", "--temperature", "-1"],

@@ -187,7 +187,7 @@ fn a_machine_with_everything_has_no_failure() {
     fake.has("ok", "device node", &["/dev/kfd (group render, mode 0660)"]);
     fake.has("ok", "device node", &["/dev/dri/renderD128"]);
     fake.has("ok", "runtime", &["hip:0 Radeon"]);
-    fake.has("ok", "card memory", &["24560 MiB on the card"]);
+    fake.has("ok", "GPU memory", &["24560 MiB on the GPU"]);
     fake.has("ok", "locked memory", &["unlimited"]);
     fake.has("ok", "page size", &["4 KiB"]);
     fake.has("ok", "socket", &["members of render may connect"]);
@@ -209,9 +209,9 @@ fn a_machine_without_a_card_serves_on_its_processor() {
     let _socket = fake.socket(0o666);
     fake.locked("8388608");
     assert_eq!(fake.run(&[]).status.code(), Some(0));
-    fake.has("warn", "cards", &["no AMD or NVIDIA card"]);
+    fake.has("warn", "GPUs", &["no AMD or NVIDIA GPU"]);
     fake.has("ok", "runtime", &["libamdhip64.so.6: cannot open"]);
-    fake.has("ok", "locked memory", &["8192 KiB", "processor needs none"]);
+    fake.has("ok", "locked memory", &["8192 KiB", "CPU needs none"]);
     fake.has("ok", "socket", &["everyone may connect"]);
 }
 
@@ -239,7 +239,7 @@ fn what_is_missing_is_named_with_what_mends_it() {
     fs::remove_file(root.join("dev/dri/renderD128")).expect("it is there");
     fake.has("fail", "device node", &["there is no /dev/dri/renderD*"]);
     fake.script("echo 'hip: libamdhip64.so.6: cannot open shared object file'");
-    fake.has("fail", "runtime", &["no runtime shows it", "libamdhip64"]);
+    fake.has("fail", "runtime", &["no runtime lists it", "libamdhip64"]);
     fake.has("ok", "runtime", &["cannot open shared object"]);
     fs::remove_file(root.join("bin/rocmforged")).expect("it is there");
     fake.has(
@@ -349,7 +349,7 @@ fn an_apu_with_the_kernels_default_is_told_how_to_have_more() {
     fake.write(&format!("{AMD}/mem_info_gtt_total"), "17179869184\n");
     fake.has(
         "warn",
-        "card memory",
+        "GPU memory",
         &[
             "APU",
             "512 MiB",
@@ -359,7 +359,7 @@ fn an_apu_with_the_kernels_default_is_told_how_to_have_more() {
         ],
     );
     fake.write(&format!("{AMD}/mem_info_gtt_total"), "25769803776\n");
-    fake.has("ok", "card memory", &["APU", "24576 MiB"]);
+    fake.has("ok", "GPU memory", &["APU", "24576 MiB"]);
 }
 
 /// Once cards of 4 GiB and less were taken for APUs, and an APU with 96 GiB set apart for a card.
@@ -374,16 +374,16 @@ fn what_is_an_apu_is_told_by_the_kernel_and_not_by_sizes() {
     };
     // A Radeon RX 6400, with and without KFD.
     sizes(4, 32);
-    fake.has("ok", "card memory", &["4096 MiB on the card"]);
+    fake.has("ok", "GPU memory", &["4096 MiB on the GPU"]);
     fake.topology(100304, 0);
-    fake.has("ok", "card memory", &["4096 MiB on the card"]);
+    fake.has("ok", "GPU memory", &["4096 MiB on the GPU"]);
     // A Strix Halo; an APU of an older kernel, which tells of one node with cores.
     for (target, cores) in [(110501, 0), (90002, 8), (90006, 8)] {
         fake.topology(target, cores);
         sizes(96, 16);
-        fake.has("ok", "card memory", &["98304 MiB set apart", "APU"]);
+        fake.has("ok", "GPU memory", &["98304 MiB reserved", "APU"]);
         sizes(16, 24);
-        fake.has("ok", "card memory", &["shared", "16384 MiB set apart"]);
+        fake.has("ok", "GPU memory", &["shared", "16384 MiB reserved"]);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Downloads by the program itself, from a hub on this machine.
 
+use std::path::Path;
 use std::process::Output;
 use std::time::Duration;
 
@@ -8,12 +9,18 @@ use serde_json::Value;
 use tokio::process::Command;
 
 async fn ctl(hub: &FakeHub, args: &[&str]) -> Output {
+    ctl_in(hub, None, args).await
+}
+
+/// The program, with a model directory in its environment.
+async fn ctl_in(hub: &FakeHub, models: Option<&Path>, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforgectl"));
     let command = command
         .env_remove("ROCMFORGE_SOCKET")
         .env_remove("ROCMFORGE_MODEL_DIR")
         .env("HF_ENDPOINT", hub.url())
         .env("HF_TOKEN", "secret")
+        .envs(models.map(|models| ("ROCMFORGE_MODEL_DIR", models)))
         .args(args)
         .kill_on_drop(true);
     let ended = tokio::time::timeout(Duration::from_secs(60), command.output());
@@ -73,6 +80,22 @@ async fn a_model_is_pulled_listed_and_deleted() {
     assert_eq!(text(&removed.stdout), "1 file deleted, 293.0 KiB freed\n");
     let gone = ctl(&hub, &["rm", "o/r/m-Q4_K_M.gguf", "--dir", path]).await;
     assert_eq!(gone.status.code(), Some(5), "{gone:?}");
+}
+
+#[tokio::test]
+async fn a_model_directory_that_is_absent_is_named_with_what_to_do() {
+    let hub = FakeHub::start();
+    hub.put("o/r/m-Q4_K_M.gguf", bytes(1000, 1));
+    let dir = tempfile::tempdir().expect("a directory");
+    let absent = dir.path().join("absent");
+    let failed = ctl_in(&hub, Some(&absent), &["pull", "o/r"]).await;
+    assert_eq!(failed.status.code(), Some(1), "{failed:?}");
+    let said = text(&failed.stderr);
+    assert!(
+        said.contains(absent.to_str().expect("UTF-8")) && said.contains("create it"),
+        "{said}"
+    );
+    assert!(!absent.exists());
 }
 
 #[tokio::test]

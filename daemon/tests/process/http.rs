@@ -192,6 +192,7 @@ fn an_address_that_cannot_be_had_is_named() {
         said.contains(&format!("cannot serve HTTP on {address} (--http-listen)")),
         "{said}"
     );
+    assert!(said.contains("choose another port"), "{said}");
     let name = format!("localhost:{}", address.port());
     let (code, said) = listen(&name);
     assert_eq!(code, Some(1), "{said}");

@@ -178,8 +178,8 @@ async fn auto_takes_the_best_of_several_cards_and_says_why_not_the_others() {
     let passed_over: Vec<_> = passed_over.iter().filter_map(Value::as_str).collect();
     assert_eq!(passed_over.len(), 3, "{passed_over:?}");
     for (said, words) in passed_over.iter().zip([
-        ["hip:2 Fake GPU (a card of its own, 1024 MiB)", "hip:3"],
-        ["hip:1 Fake GPU (in the processor, 3072 MiB)", "hip:3"],
+        ["hip:2 Fake GPU (discrete, 1024 MiB)", "hip:3"],
+        ["hip:1 Fake GPU (integrated, 3072 MiB)", "hip:3"],
         ["hip:0 (Fake GPU)", "gfx803"],
     ]) {
         for word in words {
@@ -187,7 +187,7 @@ async fn auto_takes_the_best_of_several_cards_and_says_why_not_the_others() {
         }
     }
     let ended = daemon.stop();
-    assert!(ended.log.contains("a card is left alone"), "{}", ended.log);
+    assert!(ended.log.contains("a GPU is not used"), "{}", ended.log);
 }
 
 /// A card that is there and cannot be used is worth a warning; that there is none is not.

@@ -102,7 +102,10 @@ async fn memory_goes_back_while_others_want_it_and_is_taken_again_later() {
     assert!(kept.shrinks >= 2 && kept.grows >= 1, "{kept:?}");
     assert_works(&client).await;
     let ended = daemon.stop();
-    for words in ["others want the card", "others have left the card"] {
+    for words in [
+        "other processes use the GPU",
+        "other processes have left the GPU",
+    ] {
         assert!(ended.log.contains(words), "no '{words}' in {}", ended.log);
     }
 }

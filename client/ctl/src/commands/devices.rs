@@ -58,7 +58,7 @@ fn report(checked: &CheckDeviceResponse, device: &Device, version: &str) -> Stri
         rows.push(("memory", size(device.memory_bytes)));
         rows.push((
             "self-test",
-            "none is made of the host; start rocmforged with --device hip or cuda for a card's"
+            "none is made of the host; start rocmforged with --device hip or cuda for a GPU's"
                 .to_owned(),
         ));
         return fields(&rows);

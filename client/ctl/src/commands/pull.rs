@@ -129,7 +129,8 @@ async fn model_dirs(context: &Context, given: Option<&Path>) -> anyhow::Result<V
         }
         Ok(_) => bail!("the daemon has no model directory; name a directory with --dir"),
         Err(_) => bail!(
-            "no daemon says where models lie; name a directory with --dir, or set ROCMFORGE_MODEL_DIR"
+            "no daemon is running, whose model directory would be used; name one with --dir, or \
+             set ROCMFORGE_MODEL_DIR"
         ),
     }
 }
@@ -143,6 +144,13 @@ pub(super) async fn pull(context: &mut Context, args: PullArgs) -> anyhow::Resul
         .context("no model directory; name one with --dir")?;
     if args.dir.is_some() {
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    } else {
+        std::fs::metadata(&dir).with_context(|| {
+            format!(
+                "cannot use the model directory {}; create it, or name another with --dir",
+                dir.display()
+            )
+        })?;
     }
     let hub = hub(&args.hub, args.connections.into())?;
     let (told, mut events) = mpsc::channel(EVENTS_WAITING);

@@ -71,10 +71,14 @@ fn list(requests: &[RequestTimes]) -> String {
 
 /// One request: its parts, what was uploaded for it, what would help.
 fn text(request: &RequestTimes) -> String {
+    // Requests over gRPC often have no id.
+    let id = match clean(&request.id) {
+        id if id.is_empty() => String::new(),
+        id => format!(" ({id})"),
+    };
     let mut text = format!(
-        "request {} ({}) of {}: {} of {}, {}, {}\n",
+        "request {}{id} of {}: {} of {}, {}, {}\n",
         request.number,
-        clean(&request.id),
         clean(&request.client),
         clean(&request.call),
         clean(&request.model),
@@ -196,6 +200,21 @@ fn share(part: f64, whole: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_without_an_id_has_no_empty_brackets() {
+        let mut request = RequestTimes {
+            number: 7,
+            ..RequestTimes::default()
+        };
+        assert!(
+            text(&request).starts_with("request 7 of "),
+            "{}",
+            text(&request)
+        );
+        request.id = "req-1".to_owned();
+        assert!(text(&request).starts_with("request 7 (req-1) of "));
+    }
 
     #[test]
     fn times_and_shares_have_the_unit_that_fits() {

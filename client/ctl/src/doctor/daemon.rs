@@ -186,7 +186,7 @@ pub(super) fn runtimes(told: &Told, machine: &Machine) -> Vec<Finding> {
             // What was tried is in the lines below.
             findings.push(Finding::fail(
                 SUBJECT,
-                format!("{kind}: a card is on the bus, and no runtime shows it"),
+                format!("{kind}: a GPU is on the PCI bus, and no runtime lists it"),
                 install,
             ));
         }

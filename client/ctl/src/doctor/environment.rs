@@ -34,6 +34,6 @@ pub(super) fn findings(system: &System, machine: &Machine, daemon: Option<u32>) 
     vec![Finding::warn(
         SUBJECT,
         format!("{} ({whose})", set.join(", ")),
-        "unset what is not meant: it changes which cards the runtime shows, and their numbers or architectures",
+        "unset what is not meant: it changes which GPUs the runtime lists, and their numbers or architectures",
     )]
 }

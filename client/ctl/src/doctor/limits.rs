@@ -34,10 +34,10 @@ fn locked(system: &System, machine: &Machine, daemon: Option<u32>) -> Finding {
         );
     };
     let shown = format!("{} KiB ({whose})", bytes >> 10);
-    let todo = "set LimitMEMLOCK=infinity in the unit, or `ulimit -l unlimited`: files are registered with the card, \
+    let todo = "set LimitMEMLOCK=infinity in the unit, or `ulimit -l unlimited`: files are registered with the GPU, \
                 which locks their pages";
     if machine.cards.is_empty() {
-        return Finding::ok(SUBJECT, format!("{shown}; the processor needs none"));
+        return Finding::ok(SUBJECT, format!("{shown}; the CPU needs none"));
     }
     if bytes < LOCKED_MIN_BYTES {
         return Finding::fail(SUBJECT, shown, todo);

@@ -64,9 +64,9 @@ impl Machine {
         let mut findings = vec![kernel(system)];
         if self.cards.is_empty() {
             findings.push(Finding::warn(
-                "cards",
-                "no AMD or NVIDIA card on the bus",
-                "nothing, if models are to run on the processor",
+                "GPUs",
+                "no AMD or NVIDIA GPU on the PCI bus",
+                "nothing to do if models run on the CPU",
             ));
         }
         if self.has(Vendor::Amd) {
@@ -154,7 +154,7 @@ fn driver(system: &System, module: &str, vendor: &str) -> Finding {
     if !system.exists(&dir) {
         return Finding::fail(
             SUBJECT,
-            format!("a card of {vendor} is on the bus, and the module {module} is not loaded"),
+            format!("a GPU of {vendor} is on the PCI bus, and the module {module} is not loaded"),
             format!("modprobe {module}; if that fails, `dmesg | grep {module}` says why"),
         );
     }
@@ -189,7 +189,7 @@ fn is_apu(system: &System, pci: &str) -> bool {
 
 /// What an AMD card may hold, by the kernel.
 fn card_memory(system: &System, pci: &str) -> Option<Finding> {
-    const SUBJECT: &str = "card memory";
+    const SUBJECT: &str = "GPU memory";
     let number = |name: &str| system.number(&format!("/sys/bus/pci/devices/{pci}/{name}"));
     let (vram, gtt) = (
         number("mem_info_vram_total")?,
@@ -200,7 +200,7 @@ fn card_memory(system: &System, pci: &str) -> Option<Finding> {
         return Some(Finding::ok(
             SUBJECT,
             format!(
-                "{pci}: {} on the card, {} of the machine's may be mapped",
+                "{pci}: {} on the GPU, {} of the machine's may be mapped",
                 mib(vram),
                 mib(gtt)
             ),
@@ -211,14 +211,14 @@ fn card_memory(system: &System, pci: &str) -> Option<Finding> {
         return Some(Finding::ok(
             SUBJECT,
             format!(
-                "{pci}: {} set apart for it by the firmware (APU), {} of the machine's may be mapped",
+                "{pci}: {} reserved for it by the firmware (APU), {} of the machine's may be mapped",
                 mib(vram),
                 mib(gtt)
             ),
         ));
     }
     let shown = format!(
-        "{pci}: shared with the machine (APU): {} set apart by the firmware, {} for graphics by the kernel",
+        "{pci}: shared with the machine (APU): {} reserved by the firmware, {} for graphics by the kernel",
         mib(vram),
         mib(gtt)
     );

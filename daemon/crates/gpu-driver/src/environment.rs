@@ -36,7 +36,7 @@ fn told(vendor: Vendor, value: impl Fn(&str) -> Option<String>) -> Option<String
     let set: Vec<_> = set.collect();
     (!set.is_empty()).then(|| {
         format!(
-            "the environment has {}, which changes what cards the runtime shows, and their numbers or architectures",
+            "the environment has {}, which changes what GPUs the runtime lists, and their numbers or architectures",
             set.join(", ")
         )
     })

@@ -109,7 +109,7 @@ impl KernelView {
             kinds.push(LossKind::Reset);
             let path = path.display();
             said.push(format!(
-                "the kernel has reset the card and kept a dump of it, {path}/data"
+                "the kernel has reset the GPU and kept a dump of it, {path}/data"
             ));
         }
         let lines = self.lines(now);

@@ -194,22 +194,22 @@ impl CardMemory {
         let total = self.total(told);
         match self.pool(told) {
             Pool::Card if self.integrated => format!(
-                "memory: {vram} set apart for the card by the firmware, {used} in use; {} are left to the machine",
+                "memory: {vram} reserved for the GPU by the firmware, {used} in use; {} are left to the machine",
                 mib(self.machine("MemTotal:"))
             ),
             Pool::Card => format!(
-                "memory: {vram} on the card, {used} in use; {gtt} of the machine's may be mapped"
+                "memory: {vram} on the GPU, {used} in use; {gtt} of the machine's may be mapped"
             ),
             Pool::Machine => {
                 let mut text = format!(
-                    "memory: shared with the machine; {} for the card by its runtime, {vram} set apart by the firmware, \
+                    "memory: shared with the machine; {} for the GPU by its runtime, {vram} reserved by the firmware, \
                      {gtt} and {} at most by the kernel (ttm.pages_limit, in pages of 4 KiB, is the setting for more)",
                     mib(Some(total)),
                     mib(self.limit()),
                 );
                 if self.vram() > Some(total) {
                     text.push_str(
-                        "; this kernel computes in none of what the firmware set apart: set less apart there, or take a \
+                        "; this kernel computes in none of what the firmware reserved: reserve less there, or take a \
                          newer kernel",
                     );
                 }
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(card.total(6 * GIB), 6 * GIB, "a partition of a card");
         let text = card.describe(24 * GIB);
         assert!(
-            text.contains("24576 MiB on the card, 10240 MiB in use"),
+            text.contains("24576 MiB on the GPU, 10240 MiB in use"),
             "{text}"
         );
     }
@@ -342,11 +342,11 @@ mod tests {
         );
         let text = card.describe(120 * GIB);
         assert!(
-            text.contains("512 MiB set apart") && text.contains("ttm.pages_limit"),
+            text.contains("512 MiB reserved") && text.contains("ttm.pages_limit"),
             "{text}"
         );
         assert!(text.contains("122880 MiB at most"), "{text}");
-        assert!(!text.contains("set less apart"), "{text}");
+        assert!(!text.contains("reserve less there"), "{text}");
     }
 
     /// Once a machine of 128 GiB with 96 of them set apart was used as a card of 31 GiB: what is
@@ -365,13 +365,13 @@ mod tests {
         assert_eq!(info.free, 96 * GIB - GIB / 4);
         assert!(!card.is_of_machine(96 * GIB));
         let text = card.describe(96 * GIB);
-        assert!(text.contains("98304 MiB set apart"), "{text}");
+        assert!(text.contains("98304 MiB reserved"), "{text}");
         // A kernel that takes the machine's memory for every APU.
         let info = card.info(told(15, 16));
         assert_eq!(info, told(15, 16));
         assert!(card.is_of_machine(16 * GIB));
         let text = card.describe(16 * GIB);
-        assert!(text.contains("set less apart"), "{text}");
+        assert!(text.contains("reserve less there"), "{text}");
         // Half a GiB set apart, 128 left.
         let kernel = apu(0.5, 64, 128, 100);
         let card = kernel.card(true).unwrap();

@@ -388,7 +388,9 @@ impl Matcher {
             // The grammar begins behind white space that it has no place for.
             is_alive = is_space;
         } else {
-            return Err(stuck("neither reasoning nor the grammar goes on so"));
+            return Err(stuck(
+                "the generated token fits neither the reasoning nor the grammar",
+            ));
         }
         self.phase = match goes_on {
             true => Phase::Lead(seen, is_alive),

@@ -169,7 +169,7 @@ fn key(text: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
         Err(pem::Error::NoItemsFound) => {
             let is_encrypted = String::from_utf8_lossy(text).contains("ENCRYPTED");
             Err(match is_encrypted {
-                true => "the key is encrypted, and nobody is there to type the password (openssl pkey -in FILE decrypts it)",
+                true => "the key is encrypted, and the daemon cannot ask for the password (openssl pkey -in FILE decrypts it)",
                 false => "no key is in it (-----BEGIN PRIVATE KEY-----)",
             }
             .to_owned())

@@ -40,7 +40,7 @@ pub enum Error {
         status: u16,
     },
     /// The hub has had too many requests.
-    #[error("{host} takes no more requests for {} s; pull again then", wait.as_secs())]
+    #[error("{host} accepts no more requests for {} s; pull again after that", wait.as_secs())]
     RateLimited {
         /// The hub.
         host: String,

@@ -163,7 +163,9 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 }
 
 fn wrong(what: &str) -> DeviceError {
-    DeviceError::Config(format!("{what}: what comes back is not what was sent"))
+    DeviceError::Config(format!(
+        "{what}: the bytes read back differ from those written"
+    ))
 }
 
 fn random(n: usize) -> Vec<f32> {

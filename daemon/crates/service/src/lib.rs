@@ -253,7 +253,7 @@ impl Service {
     pub fn room_for_reply(&self, uid: u32) -> Result<(), Failure> {
         if self.sending.is_full(uid) {
             return Err(failure::exhausted(
-                "replies that nobody reads fill the room for them; read or cancel open ones, then try again",
+                "unread replies fill the memory for replies; read or cancel open ones, then try again",
                 SENDING_RETRY,
             ));
         }

@@ -85,20 +85,20 @@ impl Ledger {
         let bytes = match state_file::read(&self.path, NOTE_MAX_BYTES) {
             Ok(bytes) => bytes?,
             Err(error) => {
-                tracing::warn!(%error, "cannot read {path} (restart_warm); no model comes back");
+                tracing::warn!(%error, "cannot read {path} (restart_warm); models of the last run are not loaded again");
                 return None;
             }
         };
         let note = match Note::parse(&bytes) {
             Ok(note) => note,
             Err(error) => {
-                tracing::warn!(%error, "{path} (restart_warm) is not used and will be replaced; no model comes back");
+                tracing::warn!(%error, "{path} (restart_warm) is not used and will be replaced; models of the last run are not loaded again");
                 return None;
             }
         };
         let tried = note.clone().tried();
         if let Err(error) = replace(&self.path, &tried) {
-            tracing::warn!(%error, "cannot write {path} (restart_warm); no model comes back");
+            tracing::warn!(%error, "cannot write {path} (restart_warm); models of the last run are not loaded again");
             return None;
         }
         Some(note)

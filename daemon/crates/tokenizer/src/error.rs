@@ -201,7 +201,7 @@ pub enum Error {
     /// the chat.
     #[error(
         "the process that renders the chat template was killed by signal {signal}, and so was each that took its place: \
-         the machine or the control group of the daemon is short of memory (`dmesg`), or somebody kills processes of the \
+         the machine or the control group of the daemon is short of memory (`dmesg`), or another program kills processes of the \
          daemon; try again"
     )]
     TemplateKilled {

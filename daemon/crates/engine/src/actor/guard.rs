@@ -66,10 +66,13 @@ impl Engine {
         let change = self.guards.keep_free.change(free, before, now);
         let (wanted, words) = match change {
             Change::None => return false,
-            Change::Shrink(by) => (before - by, "others want the card: memory is given back"),
+            Change::Shrink(by) => (
+                before - by,
+                "other processes use the GPU: memory is given back",
+            ),
             Change::Grow(by) => (
                 before + by,
-                "others have left the card: memory is taken again",
+                "other processes have left the GPU: memory is taken again",
             ),
         };
         let wanted = wanted & !(rocmforge_device::ALIGNMENT - 1);

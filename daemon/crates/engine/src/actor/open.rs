@@ -121,7 +121,7 @@ impl Attempts<'_> {
                                 Some(refused) => refused.clone(),
                                 None => format!("{other} comes after {card}"),
                             };
-                            tracing::info!(%reason, "a card is left alone");
+                            tracing::info!(%reason, "a GPU is not used");
                             self.passed_over.push(reason);
                         }
                         return Ok(Some(device));
@@ -144,7 +144,7 @@ impl Attempts<'_> {
     /// that vendor.
     fn pass_over(&mut self, vendor: Vendor, is_card: bool, reason: String) {
         match is_card {
-            true => tracing::warn!(%reason, "a card of {vendor} cannot be used"),
+            true => tracing::warn!(%reason, "a GPU of {vendor} cannot be used"),
             false => tracing::info!(%reason, "no {vendor} device"),
         }
         self.passed_over.push(reason);
@@ -153,7 +153,7 @@ impl Attempts<'_> {
     /// What the vendor's library says that there is.
     fn report(&mut self, vendor: Vendor) -> Vec<DeviceAttributes> {
         self.steps
-            .begin(format!("asking the driver of {vendor} for its cards"));
+            .begin(format!("asking the driver of {vendor} for its GPUs"));
         let report = gpu::report(vendor, &Libraries::from_env());
         let devices = report.devices.clone();
         self.drivers.push(report);
@@ -212,8 +212,8 @@ struct Candidate {
 impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.integrated {
-            true => "in the processor",
-            false => "a card of its own",
+            true => "integrated",
+            false => "discrete",
         };
         let (name, memory) = (&self.name, self.memory_mib);
         write!(f, "{name} ({kind}, {memory} MiB)")
@@ -354,7 +354,7 @@ mod tests {
             "device hip:0 (Card): there are no kernels for gfx803"
         );
         let shown = cards[3].to_string();
-        assert_eq!(shown, "hip:1 Card (in the processor, 98304 MiB)");
+        assert_eq!(shown, "hip:1 Card (integrated, 98304 MiB)");
     }
 
     /// Once a daemon that started before the driver computed on the CPU for good, at INFO.

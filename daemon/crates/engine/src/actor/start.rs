@@ -110,9 +110,7 @@ fn take_memory(
 ) -> Result<TakenMemory, Error> {
     let counts = device.free_bytes().is_some();
     if config.keep_free.is_some() && !counts {
-        tracing::warn!(
-            "this device's memory is not counted by a driver: nothing of it is kept free"
-        );
+        tracing::warn!("this device has no driver that counts its memory: keep_free has no effect");
     }
     let kept = config.keep_free.filter(|_| counts);
     let mut keep_free = KeepFree::new(kept, device.info().memory_bytes, Clock.now())?;

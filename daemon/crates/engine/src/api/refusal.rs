@@ -83,8 +83,8 @@ pub enum Refusal {
     },
     /// No such budget can be had.
     #[error(
-        "a budget of {asked} bytes cannot be had: the least is {min}, and the device's memory is {max}; choose one between \
-         them"
+        "a budget of {asked} bytes is not possible: the minimum is {min}, and the device's memory is {max}; choose \
+         a value between them"
     )]
     BudgetOutOfRange {
         /// Bytes asked for.

@@ -397,7 +397,7 @@ impl Uploads {
                     break;
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "an upload beside others did not begin");
+                    tracing::debug!(%error, "a background upload could not be started");
                     self.to_begin.clear();
                     break;
                 }

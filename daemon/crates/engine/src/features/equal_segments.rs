@@ -283,7 +283,7 @@ fn start() -> Option<Thread> {
             found: results,
         }),
         Err(error) => {
-            tracing::warn!(%error, "equal segments are not looked for: no thread for it");
+            tracing::warn!(%error, "weights that are equal in several models are not searched for: the thread cannot be started");
             None
         }
     }

@@ -97,7 +97,7 @@ impl KeepFree {
             return Err(Error::InvalidArgument {
                 field: "keep_free",
                 message: format!(
-                    "{bytes} bytes of the device's {memory} leave it nothing; keep less free"
+                    "keep_free of {bytes} bytes leaves nothing of the device's {memory} bytes; set a smaller value"
                 ),
             });
         }

@@ -44,7 +44,7 @@ impl PowerLog {
             }
         });
         if let Err(error) = started {
-            tracing::debug!(%error, "the card's power is not logged: no thread for it");
+            tracing::debug!(%error, "the GPU's power is not logged: the thread cannot be started");
         }
     }
 }

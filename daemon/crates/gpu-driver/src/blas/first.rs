@@ -246,7 +246,7 @@ pub fn child_main(mut arguments: impl Iterator<Item = String>) -> Result<(), Str
     let which = [Which::Lt, Which::Classic].into_iter();
     let which = which.clone().find(|which| which.name() == name);
     let (Some(ordinal), Some(which)) = (ordinal, which) else {
-        return Err("expected the number of a card and hipblaslt or rocblas".to_owned());
+        return Err("expected the number of a GPU and hipblaslt or rocblas".to_owned());
     };
     let context = open(Vendor::Hip, &Libraries::from_env())
         .and_then(|driver| {

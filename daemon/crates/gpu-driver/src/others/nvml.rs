@@ -137,7 +137,7 @@ impl Nvml {
         let code = unsafe { find(address.as_ptr(), &mut nvml.device) };
         match code {
             SUCCESS => Ok(nvml),
-            _ => Err(failed(&format!("no card at {address:?}"), code)),
+            _ => Err(failed(&format!("no GPU at {address:?}"), code)),
         }
     }
 
@@ -169,7 +169,7 @@ impl Nvml {
         let code = unsafe { (self.functions.nvmlDeviceGetMemoryInfo)(self.device, &mut memory) };
         match code {
             SUCCESS => Ok(memory.used),
-            _ => Err(failed("the card's memory cannot be counted", code)),
+            _ => Err(failed("the GPU's memory cannot be counted", code)),
         }
     }
 

@@ -405,7 +405,7 @@ pub(super) static METRICS: &[Metric] = &[
     ),
     gauge(
         "rocmforge_link_bytes_per_second",
-        "Rate at which the link to the GPU brings weights, in bytes per second, by timed copies. \
+        "Upload rate of the link to the GPU, in bytes per second, by timed copies. \
          Absent until measured",
         Maybe(|s| s.snapshot.link_bytes_per_s.map(number)),
     ),

@@ -177,7 +177,7 @@ impl Pool {
             _ => Error::TemplateCrashed {
                 status: match status {
                     Some(status) => status.to_string(),
-                    None => "it said what is no answer".to_owned(),
+                    None => "its reply is not valid".to_owned(),
                 },
                 words: words.trim().to_owned(),
             },
