@@ -24,6 +24,7 @@ mod begin;
 mod closing;
 pub(crate) mod commands;
 mod engine;
+mod gather;
 mod guard;
 mod images;
 mod interleave;

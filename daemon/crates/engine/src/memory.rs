@@ -285,6 +285,25 @@ impl Memory {
         Ok(cleared)
     }
 
+    /// Moves KV pages and states together, so that what is free lies in one piece. All weights that
+    /// may go are evicted before, and what draft models have of sequences is given up. How many
+    /// bytes moved; who holds a page looks up where it is then ([`SequenceMemory::locate`]).
+    ///
+    /// No pass may be under way.
+    ///
+    /// [`SequenceMemory::locate`]: crate::request::kv::SequenceMemory::locate
+    pub(crate) fn gather(&mut self) -> Result<u64, Error> {
+        self.store.wait_all();
+        self.collect();
+        self.give_up_reads(|_| true);
+        while self.give_up_draft_kv() {}
+        self.store.clear(None)?;
+        let moved = self.store.gather()?;
+        let cache = &self.store.cache;
+        self.prefixes.moved(|block| cache.block(block));
+        Ok(moved)
+    }
+
     /// Changes the budget of the cache and of the arena. Returns the bytes still above it.
     pub(crate) fn set_budget(&mut self, bytes: u64) -> Result<u64, Error> {
         self.collect();

@@ -10,8 +10,8 @@ use crate::{
 };
 
 impl Cache {
-    /// Reserves a block in the same ledger, evicting weights for it. It never
-    /// moves and is never evicted.
+    /// Reserves a block in the same ledger, evicting weights for it. It is never evicted, and
+    /// moves by [`Cache::gather`] alone.
     ///
     /// # Errors
     /// `UnknownModel` for the owner; `OutOfRange` for 0 bytes or too many blocks; `NoRoom` and
@@ -52,7 +52,37 @@ impl Cache {
         Ok(id)
     }
 
-    /// Where a block lies, for as long as it is reserved.
+    /// Moves blocks of a kind as low as they go without anything else moving, the lowest first, so
+    /// that what is free lies in one piece above them, but for holes before what stays. Returns
+    /// each move, to be carried out in this order, with the semantics of memmove.
+    ///
+    /// Nothing but this moves a block: the caller knows everyone who remembers where one lies.
+    pub fn gather(&mut self, kind: BlockKind) -> Vec<(BlockId, Slab, Slab)> {
+        let of_kind = |(_, tenant): (Slab, Tenant)| match tenant {
+            Tenant::Block(id) if self.blocks[&id].kind == kind => Some(id),
+            Tenant::Block(_) | Tenant::Segment(_) => None,
+        };
+        let blocks: Vec<BlockId> = self.arena.extents().filter_map(of_kind).collect();
+        let mut moves = Vec::new();
+        for id in blocks {
+            let from = self.blocks[&id].slab;
+            self.arena.vacate(from);
+            let lowest = self.arena.hole(from.bytes, Side::Low);
+            let offset = lowest.map_or(from.offset, |offset| offset.min(from.offset));
+            let to = Slab { offset, ..from };
+            self.arena.occupy(to, Tenant::Block(id));
+            if to != from {
+                self.blocks.get_mut(&id).expect("it lies there").slab = to;
+                moves.push((id, from, to));
+            }
+        }
+        // Free room may lie in one piece now.
+        self.unjoined = None;
+        self.assert_ledger();
+        moves
+    }
+
+    /// Where a block lies, for as long as it is reserved and not moved by [`Cache::gather`].
     ///
     /// # Panics
     /// If it was freed.

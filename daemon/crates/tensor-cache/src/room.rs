@@ -313,9 +313,9 @@ impl Cache {
     }
 
     /// Makes room for a block at the lowest offset where nothing is that must stay: what lies there
-    /// goes to holes elsewhere, or is evicted if there is none. So blocks, which never move, gather
-    /// at the low end, and large segments keep an undivided range above them. `None`, and nothing
-    /// done, if pins, uses, uploads or blocks leave no such range, or not enough bytes.
+    /// goes to holes elsewhere, or is evicted if there is none. So blocks, which stay where they
+    /// are, gather at the low end, and large segments keep an undivided range above them. `None`,
+    /// and nothing done, if pins, uses, uploads or blocks leave no such range, or not enough bytes.
     fn clear_low_end(&mut self, bytes: u64, whose: For, actions: &mut Vec<Action>) -> Option<Slab> {
         let goes = |id: SegmentId| {
             self.segment(id).is_ok_and(Segment::is_evictable) && !self.keeps_any(id)

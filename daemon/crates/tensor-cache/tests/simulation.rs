@@ -69,6 +69,7 @@ fn step(world: &mut World, rng: &mut StdRng, outcome: &mut Outcome) {
         78 => world.upload_failed(rng),
         79 => world.reserve(rng, outcome),
         80..=82 => world.free(rng),
+        84 if rng.random_bool(0.2) => world.gather(rng, outcome),
         83 => world.pin(rng, outcome),
         84..=86 => world.unpin(rng),
         87 if rng.random_bool(0.1) => world.clear(rng, outcome),

@@ -388,6 +388,7 @@ impl Engine {
             reach,
             memory: SequenceMemory::default(),
             compactions: 0,
+            no_room: (0, 0),
             yielded_at: 0,
             begun: false,
             follows: false,

@@ -21,6 +21,7 @@ use rocmforge_scheduler::{SeqId, shrunk_budget};
 use rocmforge_tensor_cache::Slab;
 
 use crate::actor::engine::Engine;
+use crate::actor::gather::ALONE_AFTER;
 use crate::api::error::Error;
 use crate::api::refusal::Refusal;
 use crate::request::task::Task;
@@ -40,7 +41,12 @@ impl Engine {
     pub(crate) fn do_again(&mut self, seqs: &[SeqId], error: Error) {
         let refused = self.memory.store.take_refused_bytes();
         let suspended = !self.requests.suspended.is_empty();
-        if suspended && refused.is_none() && matches!(error, Error::Exhausted { .. }) {
+        let had_no_room = refused.is_none() && matches!(error, Error::Exhausted { .. });
+        let times = match had_no_room {
+            true => self.note_no_room(seqs),
+            false => 0,
+        };
+        if suspended && had_no_room && times < ALONE_AFTER {
             // What is in the way ends, and until then only small passes begin beside it.
             self.requests.suspended.note_crowded();
             if self.space.computing {
@@ -52,29 +58,7 @@ impl Engine {
         self.finish_passes();
         self.space.computing = computing;
         let Some(refused) = refused else {
-            if matches!(error, Error::Exhausted { .. })
-                && (self.yield_one() || self.compact(seqs) || self.stop_drafting(|_| true))
-            {
-                if self.space.computing {
-                    self.start_states_over(seqs);
-                }
-                return;
-            }
-            for &seq in seqs {
-                let ends_here = matches!(error, Error::Exhausted { .. })
-                    && self
-                        .requests
-                        .tasks
-                        .get(&seq)
-                        .is_some_and(Task::may_end_here);
-                if !ends_here {
-                    self.end(seq, error.clone());
-                } else if let Some(task) = self.requests.tasks.remove(&seq) {
-                    self.requests.scheduler.end(seq);
-                    self.end_for_room(task);
-                }
-            }
-            return;
+            return self.do_again_as_it_is(seqs, had_no_room.then_some(times), error);
         };
         self.free_scratch();
         self.stop_drafting(|_| true);
@@ -114,6 +98,31 @@ impl Engine {
         if let Err(lost) = self.shrink(after, &keep, &error) {
             for &seq in seqs {
                 self.end(seq, lost.clone());
+            }
+        }
+    }
+
+    /// After a pass of these requests failed for another reason than a driver that refuses memory:
+    /// makes room, if it found none so often without coming farther, else ends them.
+    fn do_again_as_it_is(&mut self, seqs: &[SeqId], no_room: Option<u32>, error: Error) {
+        if let Some(times) = no_room
+            && (self.gathers(times)
+                || self.yield_one()
+                || self.compact(seqs)
+                || self.stop_drafting(|_| true))
+        {
+            if self.space.computing {
+                self.start_states_over(seqs);
+            }
+            return;
+        }
+        for &seq in seqs {
+            let task = self.requests.tasks.get(&seq);
+            if !(no_room.is_some() && task.is_some_and(Task::may_end_here)) {
+                self.end(seq, error.clone());
+            } else if let Some(task) = self.requests.tasks.remove(&seq) {
+                self.requests.scheduler.end(seq);
+                self.end_for_room(task);
             }
         }
     }

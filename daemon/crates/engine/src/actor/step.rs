@@ -109,12 +109,20 @@ impl Engine {
 
     /// Runs the first slice of a pass.
     fn begin_pass(&mut self, plan: PassPlan, mut members: Vec<Member>) {
+        let alone = Self::runs_alone(&members);
+        if alone {
+            self.finish_passes();
+        }
         let begun = self.now();
         match self.make_ready(&plan, &mut members) {
             Ok(prepared) => {
                 tracing::trace!(plan.rows, sequences = members.len(), "a pass");
                 let pass = PassUnderWay::new(plan, members, prepared);
-                self.run_slice(pass, Until::ItsTime);
+                let until = match alone {
+                    true => Until::TheEnd,
+                    false => Until::ItsTime,
+                };
+                self.run_slice(pass, until);
             }
             Err(error) => {
                 let took = self.now() - begun;

@@ -431,6 +431,16 @@ impl Prefixes {
         place.expect("what a sequence uses is on the device").1
     }
 
+    /// Blocks have moved: each is now where `at` says.
+    pub(crate) fn moved(&mut self, at: impl Fn(BlockId) -> Slab) {
+        let nodes = self.nodes.values_mut();
+        for slot in nodes.flat_map(|node| node.slots.iter_mut().flatten()) {
+            if let SlotLocation::Device(block, slab) = &mut slot.place {
+                *slab = at(*block);
+            }
+        }
+    }
+
     /// A beginning was used, up to this node.
     pub(crate) fn touch(&mut self, id: NodeId) {
         self.clock += 1;

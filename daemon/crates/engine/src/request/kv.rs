@@ -6,6 +6,7 @@
 //! of which the sequence then is one user among others; a sequence begins with what is found there.
 //! Nothing writes to a page that is shared: rows are computed behind it.
 
+mod gathered;
 mod sharing;
 
 use rocmforge_device::{ALIGNMENT, NO_PAGE, Plan};

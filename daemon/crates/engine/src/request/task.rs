@@ -47,6 +47,9 @@ pub(crate) struct Task {
     pub(crate) memory: SequenceMemory,
     /// Times that it was recomputed for want of room in one piece.
     pub(crate) compactions: u32,
+    /// The farthest position at which its pass found no room, and how often it did so since, there
+    /// or before.
+    pub(crate) no_room: (usize, u32),
     /// Number of positions that were computed when the request was preempted, until it is resumed.
     pub(crate) yielded_at: usize,
     /// Whether the request was admitted before, and so may have produced output.

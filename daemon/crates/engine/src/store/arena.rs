@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use rocmforge_device::{Loss, LossKind};
-use rocmforge_tensor_cache::{ModelId, SegmentId, SegmentState, Slab};
+use rocmforge_tensor_cache::{BlockKind, ModelId, SegmentId, SegmentState, Slab};
 
 use crate::api::error::Error;
 use crate::store::Store;
@@ -21,6 +21,17 @@ impl Store {
         while !self.under_way.is_empty() {
             self.wait_any();
         }
+    }
+
+    /// Moves KV pages and states as low as they go. How many bytes moved.
+    pub(crate) fn gather(&mut self) -> Result<u64, Error> {
+        let mut moved = 0;
+        for (_, from, to) in self.cache.gather(BlockKind::Kv) {
+            let ran = self.device.move_slab(from.offset, to.offset, from.bytes);
+            ran.map_err(|error| self.device_error(None, error))?;
+            moved += from.bytes;
+        }
+        Ok(moved)
     }
 
     /// See [`Memory::renew`](crate::memory::Memory::renew). No upload is under way.

@@ -30,6 +30,7 @@ pub(crate) struct Outcome {
     replaced: u64,
     reserved: u64,
     reserve_refused: u64,
+    gathered: u64,
     busy: u64,
     pinned: u64,
     pin_refused: u64,
@@ -59,6 +60,7 @@ impl Outcome {
             replaced,
             reserved,
             reserve_refused,
+            gathered,
             ..
         } = *self;
         let Outcome {
@@ -94,6 +96,7 @@ impl Outcome {
             replaced,
             reserved,
             reserve_refused,
+            gathered,
             busy,
             pinned,
             pin_refused,

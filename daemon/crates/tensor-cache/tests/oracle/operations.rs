@@ -305,6 +305,39 @@ impl World {
         }
     }
 
+    /// Blocks of a kind move down, into holes alone, and each one only where the ones before it
+    /// leave none of its size below.
+    pub(crate) fn gather(&mut self, rng: &mut StdRng, outcome: &mut Outcome) {
+        let kind = match rng.random_bool(0.5) {
+            true => BlockKind::Kv,
+            false => BlockKind::Scratch,
+        };
+        let segments = self.segs().filter_map(|(_, seg)| seg.state.slab());
+        let segments: Vec<Slab> = segments.collect();
+        let moves = self.cache.gather(kind);
+        for &(id, from, to) in &moves {
+            let at = self.blocks.iter().position(|(block, ..)| *block == id);
+            let at = at.expect("a block that was reserved");
+            let (_, of_kind, _, slab) = self.blocks[at];
+            assert!(
+                of_kind == kind
+                    && slab == from
+                    && to.bytes == from.bytes
+                    && to.offset < from.offset
+            );
+            let is_apart = |other: Slab| other.end() <= to.offset || to.end() <= other.offset;
+            let mut others = self.blocks.iter().filter(|(other, ..)| *other != id);
+            assert!(others.all(|(.., other)| is_apart(*other)), "{to:?}");
+            self.blocks[at].3 = to;
+        }
+        for segment in segments {
+            let mut blocks = self.blocks.iter().map(|(.., slab)| *slab);
+            assert!(blocks.all(|b| b.end() <= segment.offset || segment.end() <= b.offset));
+        }
+        outcome.gathered += moves.len() as u64;
+        assert_eq!(self.cache.gather(kind), [], "all are as low as they go");
+    }
+
     pub(crate) fn free(&mut self, rng: &mut StdRng) {
         if !self.blocks.is_empty() {
             let (id, ..) = self
