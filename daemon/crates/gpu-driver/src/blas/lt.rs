@@ -181,6 +181,22 @@ struct Shape {
     has_bias: bool,
 }
 
+impl Shape {
+    fn of(gemm: &Gemm, room: LibraryMemory, has_bias: bool) -> Self {
+        Self {
+            rows: gemm.rows,
+            cols: gemm.cols,
+            tokens: gemm.tokens,
+            stride: gemm.stride,
+            batch: gemm.batch,
+            out_step: gemm.out_step,
+            alignment: alignment(gemm),
+            room_bytes: room.1,
+            has_bias,
+        }
+    }
+}
+
 /// The library's descriptors and chosen algorithm for products of one shape.
 struct Prepared {
     desc: Object,
@@ -287,47 +303,12 @@ impl Lt {
         let context = self.context.clone();
         // Noted until the library has come back.
         let call = context.driver().map_err(|e| failed(e.to_string()))?;
-        let bias = gemm
-            .bias
-            .filter(|_| self.adds_bias && self.dialect.bias.is_some());
-        let left = match gemm.bias.is_some() && bias.is_none() {
-            true => Bias::Left,
-            false => Bias::Added,
-        };
-        let shape = Shape {
-            has_bias: bias.is_some(),
-            rows: gemm.rows,
-            cols: gemm.cols,
-            tokens: gemm.tokens,
-            stride: gemm.stride,
-            batch: gemm.batch,
-            out_step: gemm.out_step,
-            alignment: alignment(gemm),
-            room_bytes: room.1,
-        };
-        if !self.prepared.contains_key(&shape) {
-            let plan = match self.prepare(&shape, bias) {
-                Ok(plan) => plan,
-                Err((_, code)) if code == self.dialect.alloc_failed => {
-                    return Err(no_memory(self.name()));
-                }
-                Err((what, code)) if shape.has_bias => {
-                    tracing::debug!(what, code, ?shape, "biases are added behind products");
-                    self.adds_bias = false;
-                    drop(call);
-                    return self.gemm(gemm, room, stream);
-                }
-                Err((what, code)) => {
-                    return Err(failed(format!(
-                        "{}: {what}: code {code} for {shape:?}",
-                        self.name()
-                    )));
-                }
-            };
-            if self.prepared.len() >= PREPARED_MAX {
-                self.prepared.clear();
-            }
-            self.prepared.insert(shape, plan);
+        let adds_bias = self.adds_bias && self.dialect.bias.is_some();
+        let bias = gemm.bias.filter(|_| adds_bias);
+        let shape = Shape::of(gemm, room, bias.is_some());
+        if !self.is_prepared(shape, bias)? {
+            drop(call);
+            return self.gemm(gemm, room, stream);
         }
         let plan = &self.prepared[&shape];
         if let (Some(bias), Some(numbers)) = (bias, &self.dialect.bias) {
@@ -373,7 +354,43 @@ impl Lt {
                 self.name()
             )));
         }
-        Ok(left)
+        Ok(match bias == gemm.bias {
+            true => Bias::Added,
+            false => Bias::Left,
+        })
+    }
+
+    /// Whether there is a way to multiply a shape, with a bias at this address or none. Not where
+    /// biases turn out to be left from now on.
+    ///
+    /// # Errors
+    /// As [`Lt::gemm`].
+    fn is_prepared(&mut self, shape: Shape, bias: Option<u64>) -> Result<bool, Error> {
+        if self.prepared.contains_key(&shape) {
+            return Ok(true);
+        }
+        let plan = match self.prepare(&shape, bias) {
+            Ok(plan) => plan,
+            Err((_, code)) if code == self.dialect.alloc_failed => {
+                return Err(no_memory(self.name()));
+            }
+            Err((what, code)) if shape.has_bias => {
+                tracing::debug!(what, code, ?shape, "biases are added behind products");
+                self.adds_bias = false;
+                return Ok(false);
+            }
+            Err((what, code)) => {
+                return Err(failed(format!(
+                    "{}: {what}: code {code} for {shape:?}",
+                    self.name()
+                )));
+            }
+        };
+        if self.prepared.len() >= PREPARED_MAX {
+            self.prepared.clear();
+        }
+        self.prepared.insert(shape, plan);
+        Ok(true)
     }
 
     /// What a way to multiply a shape may use.

@@ -67,9 +67,9 @@ pub struct Gemm {
 /// Whether a library has added [`Gemm::bias`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bias {
-    /// It has, or there is none.
+    /// The library has added it, or there is none.
     Added,
-    /// It has not: whoever asked adds it behind the product.
+    /// The library has not: whoever asked adds it behind the product.
     Left,
 }
 
