@@ -43,6 +43,8 @@ pub(crate) struct Memory {
     pub(crate) draft_kv: DraftKvCache,
     /// Bytes of weights that go before cached prefixes that no sequence uses.
     pub(crate) wanted_weights: u64,
+    /// Bytes of KV cache that preempted requests had: as much may be kept until they go on.
+    pub(crate) preempted_kv: u64,
 }
 
 /// A segment that is held.
@@ -65,6 +67,7 @@ impl Memory {
             equal: EqualSegments::default(),
             draft_kv: DraftKvCache::default(),
             wanted_weights: 0,
+            preempted_kv: 0,
         }
     }
 

@@ -42,6 +42,7 @@ mod shares;
 mod slow;
 mod speculate;
 mod structured;
+mod terms;
 mod tight;
 mod why;
 mod yielding;

@@ -77,6 +77,23 @@ enum Tried {
     NoRoom,
 }
 
+/// Who yields for another.
+#[derive(Default)]
+struct Yielding {
+    seqs: Vec<SeqId>,
+    /// At the end of a term, and the microseconds for which each leaves its room to others.
+    of_terms: Vec<(SeqId, u64)>,
+}
+
+impl Yielding {
+    fn of(seqs: Vec<SeqId>) -> Self {
+        Self {
+            seqs,
+            of_terms: Vec::new(),
+        }
+    }
+}
+
 impl Scheduler {
     /// Brings the sequences in line with the clock and the view: expires, refuses, lets yield, and
     /// admits.
@@ -202,8 +219,9 @@ impl Scheduler {
                 }
                 Tried::NoRoom => {
                     class = Some(head.class);
-                    let bypassed = self.sequences[&head.seq].bypassed;
-                    let reserves = !head.in_time || bypassed >= self.config.bypass_max;
+                    let s = &self.sequences[&head.seq];
+                    let is_passed = s.bypassed >= self.config.bypass_max && !self.is_out(s);
+                    let reserves = !head.in_time || is_passed;
                     match (reserves, head.of_large_model) {
                         (true, false) => return false,
                         (true, true) => only = Some(head.client),
@@ -233,13 +251,13 @@ impl Scheduler {
             }
             let mut of_models = classes.map(|_| None);
             heads.extend(firsts.into_iter().map(|s| {
-                // One that yielded has waited since it came.
+                // One that yielded has waited since it came, but it leaves others their time.
                 let since = match s.begun {
                     true => s.entered,
                     false => s.entered.max(queue.admitted_at),
                 };
                 let patience = self.config.patience(of);
-                let overdue = self.passes - since >= patience;
+                let overdue = self.passes - since >= patience && !self.is_out(s);
                 let class = match overdue {
                     true => Class::Interactive,
                     false => s.class(),
@@ -306,8 +324,12 @@ impl Scheduler {
         let Some(yielding) = self.who_yields_to(s, promised, view) else {
             return Tried::NoRoom;
         };
-        for seq in yielding {
+        for seq in yielding.seqs {
             self.let_yield(seq, actions);
+        }
+        for (seq, out_us) in yielding.of_terms {
+            self.let_yield(seq, actions);
+            self.note_term(seq, out_us);
         }
         self.start(head, promised, actions);
         Tried::Admitted
@@ -317,8 +339,9 @@ impl Scheduler {
     ///
     /// Batch sequences yield to interactive ones, and sequences whose readers are slow yield if
     /// nobody else runs. Where that is not enough, [`Scheduler::who_gives_a_place_to`] says who
-    /// gives his place, and [`Scheduler::who_gives_room_to`] who his KV.
-    fn who_yields_to(&self, s: &Sequence, promised: u32, view: &View<'_>) -> Option<Vec<SeqId>> {
+    /// gives his place, [`Scheduler::who_gives_room_to`] who some of his KV, and
+    /// [`Scheduler::who_gives_his_term_to`] who all of it for a while.
+    fn who_yields_to(&self, s: &Sequence, promised: u32, view: &View<'_>) -> Option<Yielding> {
         let fits = |kept: &[SeqId]| {
             let target = match (kept.is_empty(), s.begun) {
                 (true, true) => ScratchTarget::Single,
@@ -331,7 +354,7 @@ impl Scheduler {
             kept.len() < self.config.running_max && demand.total() <= view.budget_bytes
         };
         if fits(&self.running) {
-            return Some(Vec::new());
+            return Some(Yielding::default());
         }
         let nobody_goes_on = !self.running_sequences().any(Sequence::goes_on);
         let may_yield = |other: &Sequence| {
@@ -346,22 +369,28 @@ impl Scheduler {
             kept.retain(|other| other != seq);
             if fits(&kept) {
                 yielding.truncate(at + 1);
-                return Some(yielding);
+                return Some(Yielding::of(yielding));
             }
         }
         if let Some(givers) = self.who_gives_a_place_to(s, fits) {
-            return Some(givers);
+            return Some(Yielding::of(givers));
         }
         if let Some(givers) = self.who_gives_room_to(s, promised, &self.running, view, fits) {
-            return Some(givers);
+            return Some(Yielding::of(givers));
         }
-        let givers = self.who_gives_room_to(s, promised, &kept, view, fits)?;
-        yielding.extend(givers);
-        Some(yielding)
+        if let Some(givers) = self.who_gives_room_to(s, promised, &kept, view, fits) {
+            yielding.extend(givers);
+            return Some(Yielding::of(yielding));
+        }
+        let of_terms = self.who_gives_his_term_to(s, promised, kept, view, fits)?;
+        Some(Yielding {
+            seqs: yielding,
+            of_terms,
+        })
     }
 
     fn start(&mut self, head: Head, promised: u32, actions: &mut Vec<Action>) {
-        let passes = self.passes;
+        let (passes, clock) = (self.passes, self.turns.clock());
         let s = &self.sequences[&head.seq];
         let of_queue = |other: &Sequence| {
             let same = (s.arrival.client, s.arrival.class);
@@ -384,6 +413,8 @@ impl Scheduler {
         s.promised = promised;
         s.admitted_at = passes;
         s.known_at_admission = s.known;
+        (s.admitted_us, s.prompt_us) = (clock, 0);
+        (s.again_us, s.out_until) = (0, 0);
         s.last_pass = passes;
         self.running.push(head.seq);
         actions.push(Action::Admitted(head.seq));
@@ -392,6 +423,7 @@ impl Scheduler {
     fn let_yield(&mut self, seq: SeqId, actions: &mut Vec<Action>) {
         let s = self.sequences.get_mut(&seq).expect("it runs");
         s.running = false;
+        s.again_until = s.again_until.max(s.n_past);
         s.n_past = 0;
         s.stops.clear();
         s.promised = 0;

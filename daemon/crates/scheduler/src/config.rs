@@ -28,6 +28,12 @@ pub struct Config {
     /// Passes that a sequence has for itself before it gives its place to another client, and after
     /// which a reader without room is slow.
     pub turn_passes: u64,
+    /// Microseconds that a sequence has its room at least before it gives all of it to who has
+    /// none (`terms.rs`), and that it is then without it at most.
+    pub term_us: u64,
+    /// So many times as long as its last return took, or the next one will take, is that time at
+    /// least.
+    pub term_returns: u64,
     /// The most microseconds that a switch is taken to cost, so that turns have a bounded length.
     pub switch_us_max: u64,
     /// Microseconds by which a model with batch sequences alone stands behind the others.
@@ -63,6 +69,8 @@ impl Default for Config {
             batch_patience_passes: 4096,
             model_patience_us: 4_000_000,
             turn_passes: 8,
+            term_us: 1_000_000,
+            term_returns: 8,
             switch_us_max: 500_000,
             batch_lag_us: 100_000,
             short_pass_us: 3_000,

@@ -43,7 +43,10 @@
 //!   (`places.rs`). Nobody yields to a lower class.
 //! - Where KV alone is short, nobody gives any to a client of its class that would then have more
 //!   than the giver (`room.rs`). Batch that yields to interactive, what yields where nobody can go
-//!   on, promises that do not fit any more and KV that goes with a place do not ask for that.
+//!   on, promises that do not fit any more, KV that goes with a place and terms do not ask for
+//!   that.
+//! - A client or model that runs nothing, and has no room, waits until those that have it had their
+//!   terms: a time that is long beside what it costs to bring them back (`terms.rs`).
 //! - What is admitted ends, unless the budget becomes too small for it alone.
 //! - Everyone who waits has his turn after a bounded number of passes; where his client has its
 //!   share of KV, and others with less come again and again, when its other sequences have ended.
@@ -69,6 +72,7 @@ mod room;
 mod scheduler;
 mod sequence;
 mod suspended;
+mod terms;
 mod turns;
 mod view;
 

@@ -4,11 +4,11 @@
 //! have as much. Where a waiting sequence of a client with less does not fit, those that have
 //! theirs give some: of the one with the most, the newest of those that yielded least, as long as
 //! the giver still has at least what the one who takes will have then. So nobody gives his last
-//! sequence, which would only be computed twice, and two clients do not trade one room to and fro.
-//! What cannot be made to fit so waits, and so does what comes for a client that has its share of
-//! places. In the same way the models of one client share what it has: all that come by HTTP
-//! without a key are one client, and a request for a small model does not wait for the ends of
-//! those for a large one. As with places (`places.rs`), a sequence has some passes for itself
+//! sequence here, and two clients do not trade one room to and fro: they share it in time
+//! (`terms.rs`). What cannot be made to fit so waits, and so does what comes for a client that has
+//! its share of places. In the same way the models of one client share what it has: all that come
+//! by HTTP without a key are one client, and a request for a small model does not wait for the ends
+//! of those for a large one. As with places (`places.rs`), a sequence has some passes for itself
 //! before it yields here, and a client that has its share waits behind those that have not; other
 //! than there, readers without room are not asked first. Where KV runs short because texts grow,
 //! the client with the most gives first, if it has more than its share.
@@ -224,6 +224,6 @@ impl Scheduler {
 }
 
 /// Bytes of what a running sequence is promised.
-fn promised_bytes(s: &Sequence, view: &View<'_>) -> u64 {
+pub(crate) fn promised_bytes(s: &Sequence, view: &View<'_>) -> u64 {
     view.costs.kv_bytes(s.arrival.model, s.promised)
 }

@@ -93,6 +93,8 @@ pub struct SequenceStatus {
     pub promised: u32,
     /// Times that the sequence was preempted.
     pub yields: u32,
+    /// How many of them gave all of its room for a while to who had none.
+    pub terms: u32,
 }
 
 /// A sequence, with what its place among the others depends on.
@@ -130,6 +132,18 @@ pub(crate) struct Sequence {
     /// Passes that had been planned, and tokens that were known, when it was last admitted.
     pub(crate) admitted_at: u64,
     pub(crate) known_at_admission: u32,
+    /// The clock of `turns.rs` when it was last admitted.
+    pub(crate) admitted_us: u64,
+    /// Microseconds of slices of passes with rows of its prompt since then, and of those with
+    /// positions that it had computed before.
+    pub(crate) prompt_us: u64,
+    pub(crate) again_us: u64,
+    /// Positions that it had computed when it yielded.
+    pub(crate) again_until: u32,
+    /// Times that it gave its room at the end of a term.
+    pub(crate) terms: u32,
+    /// The clock up to which it leaves the room to those it was given to.
+    pub(crate) out_until: u64,
     /// The number of the last pass with it, or of the last before its admission.
     pub(crate) last_pass: u64,
 }
@@ -157,6 +171,12 @@ impl Sequence {
             refusals: 0,
             admitted_at: entered,
             known_at_admission: 0,
+            admitted_us: 0,
+            prompt_us: 0,
+            again_us: 0,
+            again_until: 0,
+            terms: 0,
+            out_until: 0,
             last_pass: entered,
         }
     }
@@ -277,6 +297,7 @@ impl Sequence {
             known: self.known,
             promised: self.promised,
             yields: self.yields,
+            terms: self.terms,
         }
     }
 }

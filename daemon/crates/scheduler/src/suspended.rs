@@ -21,6 +21,8 @@ pub(crate) struct UnderWay {
     /// Clients with rows in the pass, each with its share of the pass's time.
     shares: Vec<(ClientId, u64)>,
     seqs: Vec<SeqId>,
+    /// Sequences among them of which rows of the prompt are computed.
+    prompts: Vec<SeqId>,
     /// Whether an interactive sequence is among them.
     interactive: bool,
     pub(crate) suspended: bool,
@@ -42,6 +44,7 @@ impl Scheduler {
         let under_way = UnderWay {
             shares: rows.collect(),
             interactive: seqs.iter().any(|seq| class(seq) == Class::Interactive),
+            prompts: seqs[plan.decode_spans..].to_vec(),
             seqs,
             suspended: false,
         };
@@ -58,6 +61,14 @@ impl Scheduler {
         let all: u64 = under_way.shares.iter().map(|s| s.1).sum();
         for &(client, share) in &under_way.shares {
             self.queues.charge(client, took_us * share / all.max(1));
+        }
+        for seq in &under_way.prompts {
+            if let Some(s) = self.sequences.get_mut(seq) {
+                s.prompt_us += took_us;
+                if s.n_past < s.again_until {
+                    s.again_us += took_us;
+                }
+            }
         }
     }
 

@@ -117,6 +117,11 @@ impl Turns {
         turn.usual.max(turn.pass) <= config.short_pass_us
     }
 
+    /// Microseconds that were charged in all, since there was nothing to compute.
+    pub(crate) fn clock(&self) -> u64 {
+        self.clock
+    }
+
     /// Microseconds that a model's pass usually takes; 0 while that is not known.
     pub(crate) fn usual_us(&self, model: ModelId) -> u64 {
         self.of(model).usual

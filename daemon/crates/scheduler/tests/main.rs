@@ -11,3 +11,4 @@ mod promises;
 mod room;
 mod rules;
 mod simulation;
+mod terms;

@@ -6,13 +6,17 @@ use crate::bench::{B, Bench, comes_of};
 
 const TURN: u64 = 8;
 
-/// A bench whose budget holds four texts of 1,000 positions and not a fifth.
-fn bench() -> Bench {
-    let mut bench = Bench::with(Config {
+fn config() -> Config {
+    Config {
         turn_passes: TURN,
         patience_passes: 200,
         ..Config::default()
-    });
+    }
+}
+
+/// A bench whose budget holds four texts of 1,000 positions and not a fifth.
+fn bench() -> Bench {
+    let mut bench = Bench::with(config());
     // The largest segment, scratch of an eighth, and the rest.
     bench.budget = 4_700;
     bench
@@ -78,8 +82,13 @@ fn requests_that_come_again_and_again_wait_shortly_and_all_texts_end() {
 }
 
 #[test]
-fn the_last_text_of_a_client_gives_nothing() {
-    let mut bench = bench();
+fn the_last_text_of_a_client_gives_nothing_before_its_term_is_over() {
+    let mut bench = Bench::with(Config {
+        // Longer than the text is.
+        term_us: 1 << 40,
+        ..config()
+    });
+    bench.budget = 4_700;
     let long = bench.comes(10, 3_990);
     (0..20).for_each(|_| _ = bench.pass().unwrap());
     let other = comes_of(&mut bench, 1, Class::Interactive, 600, 8);

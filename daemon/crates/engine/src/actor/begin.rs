@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use rocmforge_ops::{KV_PAGE_TOKENS, Plan};
-use rocmforge_scheduler::{SeqId, SequenceStatus};
+use rocmforge_scheduler::{Costs, SeqId, SequenceStatus};
 
 use crate::actor::engine::Engine;
 use crate::features::prefix_cache::partings::Partings;
@@ -32,8 +32,9 @@ impl Engine {
             self.requests.prefix_counts.asked_tokens += g.n_prompt as u64;
         }
         self.requests.changed = true;
-        self.note_wanted_weights();
+        // In this order: what it begins with does not give way to its own weights.
         self.begin_or_read(seq);
+        self.note_wanted_weights();
         self.count_recomputed(seq);
     }
 
@@ -199,12 +200,13 @@ impl Engine {
     }
 
     /// Tells which weights go before what is kept of prompts: those of models with running
-    /// requests, and pinned ones.
+    /// requests, and pinned ones. Those of a model whose requests are preempted come back by the
+    /// link, and what these have computed would be computed again.
     pub(crate) fn note_wanted_weights(&mut self) {
         let store = &self.memory.store;
         let (mut running, mut pinned) = (Vec::new(), 0);
         for entry in self.models.iter() {
-            if self.requests.any_begun(entry.id) {
+            if self.requests.running_of(entry.id) > 0 {
                 running.push(entry.id);
                 running.extend(self.speculation.mtp(entry.id).map(|mtp| mtp.id));
             } else {
@@ -212,7 +214,16 @@ impl Engine {
             }
         }
         let bytes = store.bytes_of(&running) + pinned;
-        self.memory.set_wanted_weights(bytes);
+        let sizes = self.sizes();
+        let preempted = self.requests.tasks.values().map(|task| {
+            let model = rocmforge_scheduler::ModelId(task.model.0);
+            match task.yielded_at {
+                0 => 0,
+                positions => sizes.kv_bytes(model, positions as u32),
+            }
+        });
+        let preempted = preempted.sum();
+        self.memory.set_wanted_weights(bytes, preempted);
     }
 }
 

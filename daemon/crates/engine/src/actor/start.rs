@@ -255,7 +255,7 @@ fn launch(
     let engine = Engine {
         memory,
         models,
-        requests: Requests::new(config.max_sequences, config.queue_capacity),
+        requests: Requests::new(config.max_sequences, config.queue_capacity, config.term),
         space: PassSpace::new(
             prefetch,
             prefill_chunk,

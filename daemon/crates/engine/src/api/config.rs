@@ -189,6 +189,9 @@ pub struct EngineConfig {
     /// How long a pass goes on before others have their turn, between two of its steps. `None`
     /// leaves it to the engine; zero stops behind each step, for tests.
     pub slice: Option<Duration>,
+    /// How long a request has its room for KV cache at least before it gives all of it for a while
+    /// to who has none. `None` leaves it to the scheduler.
+    pub term: Option<Duration>,
     /// The gaps that requests are promised which ask for none.
     pub max_gaps: MaxGaps,
     /// How many logits are looked at by several threads, and not by the engine's alone. `None`
@@ -237,6 +240,7 @@ impl Default for EngineConfig {
             speculate: None,
             interleave: None,
             slice: None,
+            term: None,
             max_gaps: MaxGaps::default(),
             rows_shared_from: None,
             keep_free: None,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::time::Duration;
 
 use rocmforge_scheduler::{Config, Scheduler, SeqId, SequenceStatus, SpanPlan};
 use rocmforge_tensor_cache::ModelId;
@@ -46,13 +47,19 @@ pub(crate) struct Requests {
 
 impl Requests {
     /// An empty set of requests, of which `running_max` run at a time and `waiting_max` may be
-    /// queued.
-    pub(crate) fn new(running_max: NonZeroUsize, waiting_max: usize) -> Self {
+    /// queued; each has its room for a `term` at least.
+    pub(crate) fn new(
+        running_max: NonZeroUsize,
+        waiting_max: usize,
+        term: Option<Duration>,
+    ) -> Self {
+        let usual = Config::default();
         Self {
             scheduler: Scheduler::new(Config {
                 running_max: running_max.get(),
                 waiting_max,
-                ..Config::default()
+                term_us: term.map_or(usual.term_us, |term| term.as_micros() as u64),
+                ..usual
             }),
             tasks: BTreeMap::new(),
             suspended: SuspendedPasses::default(),

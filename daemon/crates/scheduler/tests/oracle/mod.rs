@@ -6,6 +6,7 @@ mod passes;
 mod places;
 mod room;
 mod rules;
+mod terms;
 
 use std::collections::BTreeMap;
 
@@ -36,6 +37,15 @@ pub(crate) struct Seq {
     yields: u32,
     /// When it was last admitted, and with how many tokens.
     admitted: (u64, u32),
+    /// The clock when it was last admitted, and the time of slices with rows of its prompt since.
+    admitted_us: u64,
+    prompt_us: u64,
+    /// The part of it with positions that were computed before, and how many those are.
+    again_us: u64,
+    again_until: u32,
+    /// Times that it gave its room for a while, and the clock up to which it leaves it.
+    terms: u32,
+    out_until: u64,
     /// Since when its reader has no room.
     unready_since: Option<u64>,
     last_pass: u64,
@@ -153,6 +163,8 @@ impl World {
             batch_patience_passes: rng.random_range(40..160),
             model_patience_us: rng.random_range(100..60_000),
             turn_passes: rng.random_range(1..12),
+            term_us: rng.random_range(1..100_000),
+            term_returns: rng.random_range(1..10),
             switch_us_max: rng.random_range(0..20_000),
             batch_lag_us: rng.random_range(0..8_000),
             short_pass_us: rng.random_range(0..2 * SLICE_US_MAX),
@@ -302,6 +314,12 @@ impl World {
             refusals: 0,
             yields: 0,
             admitted: (0, 0),
+            admitted_us: 0,
+            prompt_us: 0,
+            again_us: 0,
+            again_until: 0,
+            terms: 0,
+            out_until: 0,
             unready_since: None,
             last_pass: self.passes,
             left_out: 0,

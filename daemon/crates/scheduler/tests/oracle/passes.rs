@@ -24,6 +24,11 @@ impl World {
             if plan.spans.iter().any(|span| span.seq == s.a.seq) {
                 s.in_pass = !ended;
             }
+            let mut prompts = plan.spans[plan.decode_spans..].iter();
+            if prompts.any(|span| span.seq == s.a.seq) {
+                s.prompt_us += took;
+                s.again_us += took * u64::from(s.n_past < s.again_until);
+            }
         }
         if ended {
             self.scheduler.pass_ended(plan.model);

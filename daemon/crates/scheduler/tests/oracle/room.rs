@@ -212,22 +212,28 @@ impl World {
             let Some(giver) = running().find(|o| self.gives_room(at(o), at(s), &before)) else {
                 continue;
             };
-            let promised = self.promise(s);
-            let with = || running().filter(|o| o.a.seq != giver.a.seq).chain([s]);
-            let promise = |o: &Seq| match o.running {
-                true => self.promises[&o.a.seq],
-                false => promised,
-            };
-            let kv = with().map(|o| self.machine.kv_bytes(o.a.model, promise(o)));
-            let segments = with().map(|o| self.models[o.a.model.0 as usize].segment_bytes);
-            let least = with().map(|o| self.least_scratch(o, promise(o), false));
-            // Scratch that is more than its usual part is no more than the shortest passes need.
-            let scratch = least.max().unwrap_or(0).max(self.budget / 8);
-            let demand = self.held + kv.sum::<u64>() + segments.max().unwrap_or(0) + scratch;
             assert!(
-                demand > self.budget || !self.comes_first(s, &before),
+                !self.has_room_without(giver, s) || !self.comes_first(s, &before),
                 "{s:?} waits for what {giver:?} could give"
             );
         }
+    }
+
+    /// Whether one that waits surely fits beside all that run but one.
+    pub(super) fn has_room_without(&self, giver: &Seq, s: &Seq) -> bool {
+        let running = || self.seqs.iter().filter(|s| s.running);
+        let promised = self.promise(s);
+        let with = || running().filter(|o| o.a.seq != giver.a.seq).chain([s]);
+        let promise = |o: &Seq| match o.running {
+            true => self.promises[&o.a.seq],
+            false => promised,
+        };
+        let kv = with().map(|o| self.machine.kv_bytes(o.a.model, promise(o)));
+        let segments = with().map(|o| self.models[o.a.model.0 as usize].segment_bytes);
+        let least = with().map(|o| self.least_scratch(o, promise(o), false));
+        // Scratch that is more than its usual part is no more than the shortest passes need.
+        let scratch = least.max().unwrap_or(0).max(self.budget / 8);
+        let demand = self.held + kv.sum::<u64>() + segments.max().unwrap_or(0) + scratch;
+        demand <= self.budget
     }
 }

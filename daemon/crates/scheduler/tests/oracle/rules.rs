@@ -108,7 +108,7 @@ impl World {
             Class::Interactive => self.config.patience_passes,
             Class::Batch => self.config.batch_patience_passes,
         };
-        self.passes - since >= patience
+        self.passes - since >= patience && !self.is_out(s)
     }
 
     /// The first of its client, class and model among those that wait and whose readers read.
@@ -214,6 +214,9 @@ impl World {
             self.admitted_at.push((client, class, self.passes));
         }
         let s = &mut self.seqs[at];
+        outcome.readmitted_from_term += u64::from(s.out_until > 0);
+        (s.admitted_us, s.out_until) = (self.clock, 0);
+        (s.prompt_us, s.again_us) = (0, 0);
         s.running = true;
         s.begun = true;
         s.protected |= overdue;
@@ -231,6 +234,11 @@ impl World {
     ) {
         let at = self.at(seq);
         let idle = before.idle;
+        let said = self.scheduler.sequence(seq).expect("it is known").terms;
+        if said != self.seqs[at].terms {
+            let by = self.at(by.expect("nobody's term ends for nobody"));
+            return self.ends_term(at, by, before, outcome);
+        }
         if let Some(by) = by.map(|by| self.at(by))
             && let Some(why) = self.gives_place(at, by, before)
         {
@@ -269,9 +277,10 @@ impl World {
         self.stops_running(at);
     }
 
-    fn stops_running(&mut self, at: usize) {
+    pub(super) fn stops_running(&mut self, at: usize) {
         let s = &mut self.seqs[at];
         s.running = false;
+        s.again_until = s.again_until.max(s.n_past);
         s.n_past = 0;
         s.yields += 1;
     }
@@ -325,6 +334,7 @@ impl World {
         assert!(!waits || goes_on, "someone waits for nothing");
         self.check_places();
         self.check_room();
+        self.check_terms();
         let late = |s: &&Seq| s.a.deadline.is_some_and(|d| d.0 <= self.now);
         assert!(self.seqs.iter().find(late).is_none(), "a deadline is over");
     }

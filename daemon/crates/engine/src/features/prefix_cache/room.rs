@@ -10,7 +10,8 @@ use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 use crate::features::prefix_cache::{NodeId, Realm};
 use crate::memory::Memory;
 
-/// The part of the budget that is kept at most.
+/// The part of the budget that is kept at most, unless preempted requests had more: they go on with
+/// it.
 const PART_MAX: u64 = 4;
 
 /// The part of the budget that is kept at most where the weights of running requests are streamed:
@@ -21,9 +22,10 @@ const PART_STREAMED: u64 = 16;
 const PART_MISSING: u64 = 4;
 
 impl Memory {
-    /// Bytes of weights that have the first right to the budget from now on.
-    pub(crate) fn set_wanted_weights(&mut self, bytes: u64) {
-        self.wanted_weights = bytes;
+    /// Bytes of weights that have the first right to the budget from now on, and of KV cache that
+    /// preempted requests had.
+    pub(crate) fn set_wanted_weights(&mut self, bytes: u64, preempted_kv: u64) {
+        (self.wanted_weights, self.preempted_kv) = (bytes, preempted_kv);
         self.trim_prefixes(0);
     }
 
@@ -33,7 +35,7 @@ impl Memory {
         let in_use = usage.blocks() - self.prefixes.kept_bytes();
         let left = self.store.budget().saturating_sub(in_use + more);
         match left.checked_sub(self.wanted_weights) {
-            Some(free) => free.min(self.store.budget() / PART_MAX),
+            Some(free) => free.min((self.store.budget() / PART_MAX).max(self.preempted_kv)),
             None => {
                 let missing = self.wanted_weights - left;
                 (missing / PART_MISSING)

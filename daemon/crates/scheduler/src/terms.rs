@@ -1,0 +1,108 @@
+//! Who gives all of his KV for a while, where one has so much that others have none.
+//!
+//! Room is shared in bytes (`room.rs`), as long as the giver keeps as much as the other gets: the
+//! last sequence of a client or of a model is not asked there. One whose KV fills the budget would
+//! keep everybody else waiting until it ends. So room is shared in time, too: where a client, or a
+//! model of a client, runs nothing, and its first sequence has no room, those of the others yield
+//! that had their *term*, the largest first. In return such a sequence asks for no room itself
+//! until the others had it as long, unless they leave it. Then it is as urgent as it was, and so
+//! are those that it takes the room from.
+//!
+//! A term is a time of the clock of `turns.rs`, so nobody's term goes on while nothing is computed.
+//! It lasts at least [`Config::term_us`], and [`Config::term_returns`] times as long as a return
+//! takes: what is lost is computed again, and that is a bounded part of the time. How long the last
+//! return took is measured. Before the first one it is the part of its prompt's time that the bytes
+//! are of its KV that the other one wants: what has room beside it is kept.
+//!
+//! [`Config::term_us`]: crate::Config::term_us
+//! [`Config::term_returns`]: crate::Config::term_returns
+
+use std::cmp::Reverse;
+
+use crate::room::promised_bytes;
+use crate::scheduler::Scheduler;
+use crate::sequence::{SeqId, Sequence};
+use crate::view::View;
+
+impl Scheduler {
+    /// Whether a sequence that waits leaves its room to others.
+    pub(crate) fn is_out(&self, s: &Sequence) -> bool {
+        s.out_until > self.turns.clock()
+    }
+
+    /// A sequence that yields has had its term.
+    pub(crate) fn note_term(&mut self, seq: SeqId, out_us: u64) {
+        let clock = self.turns.clock();
+        let s = self.sequences.get_mut(&seq).expect("it yielded");
+        s.terms += 1;
+        s.out_until = clock + out_us;
+        s.bypassed = 0;
+    }
+
+    /// Who gives all of his KV so that a waiting sequence, promised so many positions, fits beside
+    /// those who are left of `kept`, and for how many microseconds; `None` if it is not of those
+    /// that have nothing, or it would not be enough.
+    pub(crate) fn who_gives_his_term_to(
+        &self,
+        s: &Sequence,
+        promised: u32,
+        mut kept: Vec<SeqId>,
+        view: &View<'_>,
+        fits: impl Fn(&[SeqId]) -> bool,
+    ) -> Option<Vec<(SeqId, u64)>> {
+        let (client, model) = (s.arrival.client, s.arrival.model);
+        if self.running.len() >= self.config.running_max {
+            return None;
+        }
+        let mut of_client = self.running_sequences();
+        let client_has_nothing = !of_client.any(|other| other.arrival.client == client);
+        let mut of_model = self.running_sequences();
+        let model_has_nothing = !of_model.any(|other| {
+            let arrival = other.arrival;
+            (arrival.client, arrival.model) == (client, model)
+        });
+        if !model_has_nothing {
+            return None;
+        }
+        let wanted = view.costs.kv_bytes(model, promised) + view.model(model).segment_bytes;
+        let others = kept.iter().map(|seq| &self.sequences[seq]);
+        let mut may: Vec<(&Sequence, u64)> = others
+            .filter(|other| {
+                let of_client = other.arrival.client == client;
+                (client_has_nothing || of_client)
+                    && !other.in_pass
+                    && !other.arrival.promised
+                    && other.class() == s.arrival.class
+            })
+            .filter_map(|other| Some((other, self.term_of(other, wanted, view)?)))
+            .collect();
+        may.sort_by_key(|(other, _)| (Reverse(promised_bytes(other, view)), Reverse(other.number)));
+        for at in 0..may.len() {
+            let seq = may[at].0.arrival.seq;
+            kept.retain(|kept| *kept != seq);
+            if fits(&kept) {
+                may.truncate(at + 1);
+                let given = may.iter().map(|(s, term)| (s.arrival.seq, *term));
+                return Some(given.collect());
+            }
+        }
+        None
+    }
+
+    /// Microseconds of the term of a running sequence, if it has had it, where another one wants so
+    /// many bytes of what it has.
+    fn term_of(&self, s: &Sequence, wanted: u64, view: &View<'_>) -> Option<u64> {
+        let price = match s.terms {
+            0 => {
+                let bytes = view.costs.kv_bytes(s.arrival.model, s.n_past).max(1);
+                let lost = u128::from(wanted.min(bytes));
+                (u128::from(s.prompt_us) * lost / u128::from(bytes)) as u64
+            }
+            _ => s.again_us,
+        };
+        let term = price.saturating_mul(self.config.term_returns);
+        let term = term.max(self.config.term_us);
+        let had = self.turns.clock() - s.admitted_us;
+        (had >= term && self.has_had_a_turn(s)).then_some(term)
+    }
+}
