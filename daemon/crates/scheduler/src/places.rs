@@ -121,8 +121,12 @@ impl Scheduler {
 
     /// Whether a sequence has had something of its place.
     pub(crate) fn has_had_a_turn(&self, s: &Sequence) -> bool {
+        self.has_had_passes(s) && (s.yields < FREE_YIELDS || s.known > s.known_at_admission)
+    }
+
+    /// Whether a sequence had its place for some passes.
+    pub(crate) fn has_had_passes(&self, s: &Sequence) -> bool {
         self.passes - s.admitted_at >= self.config.turn_passes
-            && (s.yields < FREE_YIELDS || s.known > s.known_at_admission)
     }
 }
 

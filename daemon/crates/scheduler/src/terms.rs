@@ -103,6 +103,8 @@ impl Scheduler {
         let term = price.saturating_mul(self.config.term_returns);
         let term = term.max(self.config.term_us);
         let had = self.turns.clock() - s.admitted_us;
-        (had >= term && self.has_had_a_turn(s)).then_some(term)
+        // One whose prompt takes many terms says nothing meanwhile, but comes farther in each.
+        let is_farther = s.n_past > s.again_until && self.has_had_passes(s);
+        (had >= term && (is_farther || self.has_had_a_turn(s))).then_some(term)
     }
 }

@@ -137,6 +137,36 @@ fn a_term_is_long_beside_what_it_costs_to_come_back() {
 }
 
 #[test]
+fn a_long_prompt_gives_its_room_in_each_of_its_terms() {
+    let mut bench = bench();
+    bench.models[0].rows_max = 8;
+    let large = bench.comes(3_900, 90);
+    let (mut yielded, mut had) = (0, 0);
+    loop {
+        if !bench.scheduler.sequences().any(|s| s.arrival.model == B) {
+            comes_for(&mut bench, B, 200, 8);
+        }
+        bench.actions = bench.admit();
+        if had > 8 && bench.actions.contains(&Action::Admitted(large)) {
+            // Most of what it had is there still.
+            bench.scheduler.reused(large, had - 8);
+        }
+        yielded += u64::from(yields(&bench, large));
+        let Some(Next::Pass(plan)) = bench.with_view(Scheduler::next) else {
+            panic!("somebody goes on");
+        };
+        bench.computed(&plan);
+        let now = bench.scheduler.sequence(large).unwrap();
+        had = had.max(now.n_past);
+        if now.known > 3_900 {
+            break;
+        }
+    }
+    // 488 passes of its own, and more than four of its terms, in which it says nothing.
+    assert!(yielded > 6, "{yielded} terms");
+}
+
+#[test]
 fn whom_nobody_keeps_from_running_takes_nothing() {
     let mut bench = bench();
     let large = bench.comes(10, 3_000);

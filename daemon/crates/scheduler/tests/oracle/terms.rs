@@ -47,7 +47,7 @@ impl World {
                 && (client_has_nothing || of_client(s))
                 && self.clock - s.admitted_us >= self.term(s, wanted)
                 && self.passes - s.admitted.0 >= self.config.turn_passes
-                && (s.yields < 4 || s.known > s.admitted.1)
+                && (s.yields < 4 || s.known > s.admitted.1 || s.n_past > s.again_until)
         };
         let first = self.seqs.iter().filter(may);
         let first = first.max_by_key(|s| (self.kv(s), s.a.seq))?;
