@@ -88,7 +88,7 @@ async fn a_library_without_kernels_for_the_chip_is_told_by_its_folder() {
 #[test]
 fn a_driver_that_hangs_at_the_start_ends_the_daemon_with_4() {
     let steps = [
-        ("hipInit", "asking the driver of hip for its cards"),
+        ("hipInit", "asking the driver of hip for its GPUs"),
         ("hipMemMap", "looking how memory is mapped"),
     ];
     let started = steps.map(|(call, step)| {
