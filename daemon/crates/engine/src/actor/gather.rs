@@ -58,20 +58,32 @@ impl Engine {
         if times > ALONE_AFTER {
             return false;
         }
+        self.gather(&mut []);
+        true
+    }
+
+    /// Before a pass that is to run alone: the passes under way come to their ends, and KV pages
+    /// and states are moved together, so that all that the pass takes lies behind them.
+    pub(super) fn clear_the_way(&mut self, members: &mut [Member]) {
+        self.finish_passes();
+        self.gather(members);
+    }
+
+    /// Moves KV pages and states together, of the requests of a pass that begins, too.
+    fn gather(&mut self, members: &mut [Member]) {
         self.free_scratch();
         match self.memory.gather() {
             Ok(moved) => tracing::debug!(
                 moved,
-                times,
                 "KV pages are moved together: there was no room in one piece"
             ),
             // An arena of which nobody knows what lies where is the device's loss.
             Err(error) => self.lose(&error),
         }
-        for task in self.requests.tasks.values_mut() {
+        let of_pass = members.iter_mut().map(|member| &mut member.task);
+        for task in self.requests.tasks.values_mut().chain(of_pass) {
             let plan = task.loaded.model().plan();
             task.memory.locate(&self.memory, plan);
         }
-        true
     }
 }

@@ -150,6 +150,10 @@ impl Engine {
         };
         tracing::debug!(?seq, "a request yields: the ledger had no room");
         self.start_over(seq);
+        if let Some(task) = self.requests.tasks.get_mut(&seq) {
+            // What it computes again may find its room.
+            task.no_room = (0, 0);
+        }
         self.requests.passes_before_admission = PASSES_AFTER_YIELD;
         true
     }

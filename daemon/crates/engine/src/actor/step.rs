@@ -111,7 +111,7 @@ impl Engine {
     fn begin_pass(&mut self, plan: PassPlan, mut members: Vec<Member>) {
         let alone = Self::runs_alone(&members);
         if alone {
-            self.finish_passes();
+            self.clear_the_way(&mut members);
         }
         let begun = self.now();
         match self.make_ready(&plan, &mut members) {
