@@ -196,6 +196,8 @@ impl Config {
                 directory,
                 budget: values.kv_disk_budget,
                 always: false,
+                queue_bytes: None,
+                write_bytes_per_s: None,
             }),
             idle_release: self.idle_release(),
             host_pressure: values.host_pressure.map(|percent| HostPressure {

@@ -205,7 +205,7 @@ fn hint(error: &RpcError) -> Option<String> {
         (_, Code::FailedPrecondition)
             if matches!(error.reason(), Some("MODEL_UNLOADED" | "MODEL_RELOADED")) =>
         {
-            "the model was unloaded during the load; `rocmforgectl load` it and try again"
+            "the model was unloaded or replaced during the call; `rocmforgectl load` it and try again"
         }
         ("Models.Load" | "Models.Pin", Code::FailedPrecondition) => {
             "raise the budget with `rocmforgectl cache budget`"
@@ -220,7 +220,7 @@ fn hint(error: &RpcError) -> Option<String> {
         ("Inference.Generate" | "Inference.Score", Code::FailedPrecondition) => {
             "lower --n-ctx, or raise the budget with `rocmforgectl cache budget`"
         }
-        (_, Code::NotFound) => {
+        (_, Code::NotFound) if error.reason() == Some("UNKNOWN_MODEL") => {
             "`rocmforgectl files` lists the model files, `rocmforgectl load FILE` loads one"
         }
         // The daemon's message says it all.

@@ -128,9 +128,9 @@ async fn model_dirs(context: &Context, given: Option<&Path>) -> anyhow::Result<V
             Ok(status.model_dirs.into_iter().map(PathBuf::from).collect())
         }
         Ok(_) => bail!("the daemon has no model directory; name a directory with --dir"),
-        Err(_) => bail!(
-            "no daemon is running, whose model directory would be used; name one with --dir, or \
-             set ROCMFORGE_MODEL_DIR"
+        Err(error) => Err(error).context(
+            "cannot ask a daemon for its model directory; name a directory with --dir, or set \
+             ROCMFORGE_MODEL_DIR",
         ),
     }
 }

@@ -32,6 +32,7 @@ pub const LEFT_OUT: &str = "[image left out: this model reads text only]";
 
 /// Most images of a request.
 const IMAGES_MAX: usize = 64;
+
 /// The images of a chat, of which the template is to see the places; none where the model reads
 /// text only, so that its template sees the texts in their places.
 ///
@@ -72,13 +73,13 @@ pub(crate) enum Placed {
 /// How the models of a projector are shown an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Form {
-    /// What their templates write for an image, one control token.
+    /// Control token that the templates of these models write for an image.
     mark: &'static str,
-    /// What that becomes before the text is split into tokens; it has the mark once.
+    /// Text that replaces the mark before the prompt is tokenized; it has the mark once.
     written: Option<&'static str>,
     /// Whether the mark stays, and the image's tokens come behind it.
     stays: bool,
-    /// The control tokens behind each row of an image but the last, and behind that.
+    /// Control tokens behind each row of an image but the last, and behind the last.
     row_ends: Option<[&'static str; 2]>,
     /// Whether each tile of a large image comes behind a control token of its place, and the whole
     /// image behind [`WHOLE`]; else nothing stands between them.
@@ -88,13 +89,13 @@ struct Form {
 /// The control token in front of an image whose tiles came before it.
 const WHOLE: &str = "<|img_thumbnail|>";
 
-/// That in front of a tile.
+/// Control token in front of a tile.
 fn tile_mark(row: usize, column: usize) -> String {
     format!("<|img_row_{}_col_{}|>", row + 1, column + 1)
 }
 
 impl Form {
-    /// By the projector's name.
+    /// Form of the models of a projector, by the projector's name.
     fn of(projector: &str) -> Option<Self> {
         match projector {
             "qwen2.5vl_merger" | "qwen3vl_merger" => Some(Self {
@@ -248,7 +249,7 @@ struct Mark {
 }
 
 impl Mark {
-    /// Tokens that an image makes of it.
+    /// Number of prompt tokens of an image.
     fn tokens(&self, image: &UnreadImage) -> usize {
         let [rows, columns] = image.grid;
         let ends = if self.row_ends.is_some() { rows } else { 0 };
@@ -290,7 +291,7 @@ fn spread(ids: &[u32], mark: Mark, images: &mut [UnreadImage]) -> Vec<u32> {
     all
 }
 
-/// What an image's header says of it.
+/// Reads the size of an image from its header.
 fn of_header(image: ChatImage, rules: &Rules) -> Result<UnreadImage, Failure> {
     let rules = image.pixels_max.map_or(*rules, |most| rules.at_most(most));
     let bytes = bytes_of(&image)?;

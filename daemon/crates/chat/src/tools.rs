@@ -259,7 +259,7 @@ pub fn check_model(tools: &Tools, model: &ChatModel<'_>) -> Result<(), Failure> 
     Err(failure::unsupported_field(
         "tools",
         &format!(
-            "the chat template of model '{}' has none of the tool-call formats that are supported; leave tools out, or set tool_choice to none, or use another model",
+            "the chat template of model '{}' has no supported tool-call format; leave tools out, set tool_choice to none, or use another model",
             model.name
         ),
     ))

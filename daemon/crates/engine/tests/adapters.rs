@@ -383,6 +383,8 @@ async fn requests_with_other_adapters_share_no_keys_and_values() {
             directory: directory.path().join("kv"),
             budget: Budget::Bytes(256 << 20),
             always: true,
+            queue_bytes: None,
+            write_bytes_per_s: None,
         }),
         ..EngineConfig::default()
     };

@@ -21,6 +21,8 @@ fn config(directory: &Path) -> EngineConfig {
             directory: directory.to_owned(),
             budget: Budget::Bytes(256 << 20),
             always: true,
+            queue_bytes: None,
+            write_bytes_per_s: None,
         }),
         ..EngineConfig::default()
     }
@@ -105,6 +107,35 @@ async fn after_a_restart_a_second_turn_computes_what_is_new() {
         // The last page of the answer is not full, and its last token was never computed.
         assert!(known - reused <= 20 + PAGE, "{name}: {reused} of {known}");
     }
+}
+
+#[tokio::test]
+async fn a_prompt_that_is_longer_than_the_queue_is_written_whole() {
+    // Of 59 pages with 16 KiB each a quarter of the budget keeps 28 and the queue one.
+    const TOKENS: usize = 1900;
+    const BUDGET: u64 = 1800 << 10;
+    let directory = tempfile::tempdir().unwrap();
+    let usual = config(&directory.path().join("kv"));
+    let kv_disk = usual.kv_disk.clone().map(|kv_disk| KvDiskConfig {
+        queue_bytes: Some(16 << 10),
+        write_bytes_per_s: Some(2 << 20),
+        ..kv_disk
+    });
+    let running = started(EngineConfig {
+        budget: Budget::Bytes(BUDGET),
+        kv_disk,
+        ..usual
+    });
+    let engine = &running.0;
+    let model = load(engine, "arch/smollm3.gguf", "smollm3").await;
+    run(engine, request(&model, ids(1, TOKENS), 1, true)).await;
+    written(engine, (TOKENS / PAGE) as u64).await;
+    until(engine, "a quarter of the budget", |s| {
+        s.cache.prefix_bytes <= BUDGET / 4
+    })
+    .await;
+    drop(model);
+    end(running).await;
 }
 
 #[tokio::test]

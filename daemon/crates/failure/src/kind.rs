@@ -12,7 +12,7 @@ pub enum Kind {
     NotFound,
     /// The name is taken.
     AlreadyExists,
-    /// The caller may not.
+    /// The client lacks the permission.
     PermissionDenied,
     /// The client is not authenticated.
     Unauthenticated,
@@ -24,7 +24,7 @@ pub enum Kind {
     Unavailable,
     /// A file is not what it was.
     DataLoss,
-    /// Too late.
+    /// The deadline passed.
     DeadlineExceeded,
     /// The client went away.
     Cancelled,

@@ -3,8 +3,8 @@
 //!
 //! Every way of asking (gRPC, HTTP) puts a [`Failure`] into its own words on the wire. The type,
 //! its reasons and what several crates say by it are here; what one crate alone refuses is in that
-//! crate's `refusals`. Texts are cut to [`MESSAGE_MAX_BYTES`], since they travel as headers and a
-//! client refuses headers above 16 KiB.
+//! crate's `refusals`. Messages are cut to [`MESSAGE_MAX_BYTES`], texts of details to half of it,
+//! since they travel as headers and a client refuses headers above 16 KiB.
 
 #![forbid(unsafe_code)]
 
@@ -34,7 +34,7 @@ const RENDERER_RETRY: Duration = Duration::from_secs(1);
 /// What a failure is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
-    /// Kind of the subject: `model`, `file`, `gguf`, `feature`; of a precondition its reason.
+    /// Kind of the subject, such as `model` or `file`; of a precondition its reason, or `DEVICE`.
     pub kind: String,
     /// The subject's name.
     pub name: String,
@@ -74,7 +74,7 @@ impl Failure {
         }))
     }
 
-    /// What kind it is.
+    /// Kind of the failure.
     pub fn kind(&self) -> Kind {
         self.0.reason.kind()
     }
@@ -311,7 +311,7 @@ pub fn deadline() -> Failure {
         .says("the deadline passed before the answer was ready; allow more time")
 }
 
-/// INTERNAL.
+/// INTERNAL: a bug of the daemon.
 pub fn bug(message: &str) -> Failure {
     Failure::new(Reason::Bug).says(&format!(
         "internal error: {message}; please report it with the daemon's log"

@@ -19,7 +19,7 @@ impl Violations {
         }
     }
 
-    /// What the caller calls fields, where it calls them otherwise.
+    /// Function that gives a field's name as the client knows it, if the names differ.
     pub fn naming(&self) -> Option<fn(&str) -> String> {
         self.rename
     }
@@ -44,7 +44,7 @@ impl Violations {
         }
     }
 
-    /// A whole number in a range, or the default.
+    /// The value if it is in the range; otherwise `None`, and a violation is added.
     pub fn integer(
         &mut self,
         field: &str,

@@ -15,14 +15,14 @@ pub struct Reasoning {
     pub is_open: bool,
     /// The marks that close it, one after the other.
     pub closes: Vec<String>,
-    /// Maximum number of tokens of it.
+    /// Maximum number of reasoning tokens.
     pub budget: Option<u32>,
     /// Flag that ends the reasoning with the next token, as at the end of the budget.
     pub end: Option<Arc<AtomicBool>>,
     /// Text that is forced at the end of the reasoning budget. It ends with the marks that close
     /// the reasoning.
     pub closing: String,
-    /// White space may follow it.
+    /// Whether white space may follow the reasoning.
     pub has_gap: bool,
 }
 

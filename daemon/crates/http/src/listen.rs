@@ -34,9 +34,9 @@ use super::{Http, HttpListeners, path, router, sending};
 /// How long a client may take to send the header of a request, counted from its connection or its
 /// last answer.
 const HEADER_WAIT_MAX: Duration = Duration::from_secs(60);
-/// Maximum number of bytes of a header.
+/// Maximum number of bytes of a request's head, all headers together.
 const HEADER_MAX_BYTES: usize = 32 << 10;
-/// Maximum number of lines of a header.
+/// Maximum number of headers of a request.
 const HEADERS_MAX: usize = 100;
 
 /// What listens.

@@ -1,4 +1,4 @@
-//! Failures that only HTTP has.
+//! Failures that HTTP makes itself.
 
 use rocmforge_failure::{Failure, Reason};
 use rocmforge_service::roles::Role;

@@ -86,8 +86,7 @@ where
     }
 }
 
-/// Maximum number of tokens of reasoning, of what the first of these fields says that says
-/// anything.
+/// Reasoning budget in tokens, from the first of the fields that has a value; -1 counts as none.
 pub(super) fn reasoning_budget(
     fields: &[(&'static str, &Option<Value>)],
     violations: &mut Violations,

@@ -51,7 +51,7 @@ impl Scheduler {
         fits: impl Fn(&[SeqId]) -> bool,
     ) -> Option<Vec<(SeqId, u64)>> {
         let (client, model) = (s.arrival.client, s.arrival.model);
-        if self.running.len() >= self.config.running_max {
+        if self.is_out(s) || self.running.len() >= self.config.running_max {
             return None;
         }
         let mut of_client = self.running_sequences();

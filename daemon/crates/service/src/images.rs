@@ -30,12 +30,12 @@ const WAITING_MAX: usize = 256;
 const DECODING_MAX: Duration = Duration::from_secs(30);
 /// How long a request waits for memory.
 const MEMORY_WAIT_MAX: Duration = Duration::from_secs(60);
-/// When to try again where it got none.
+/// Retry delay of a request that got no memory for its images.
 const MEMORY_RETRY: Duration = Duration::from_secs(2);
-/// What is said where none may wait.
+/// Message when the memory for images is full and no more requests may wait.
 const FULL: &str =
     "images of other requests fill the memory for images (image_memory); try again in 2 seconds";
-/// What is said of decoding that cannot be done.
+/// Messages about decoding that cannot be done.
 const WORDS: LaneWords = LaneWords {
     full: FULL,
     retry: MEMORY_RETRY,
@@ -45,7 +45,7 @@ const WORDS: LaneWords = LaneWords {
 /// Work on images, and the memory for it.
 #[derive(Debug)]
 pub struct ImageWork {
-    /// For decoding, and for what the engine is to read.
+    /// Memory for decoding, and for patches until the engine has read them.
     memory: Arc<ImageMemory>,
     /// For files that are fetched. It is another one, for they are held while the request waits for
     /// memory to decode them.

@@ -20,7 +20,7 @@ pub(crate) const MAX_SPECIAL_BYTES: usize = 256;
 pub(crate) const MAX_SPECIALS_BYTES: usize = 1 << 20;
 /// Merges a vocabulary may have.
 pub(crate) const MAX_MERGES: usize = 1 << 23;
-/// Remarks on what is wrong with a vocabulary and tolerated that are kept.
+/// Maximum number of remarks kept about tolerated defects of a vocabulary.
 pub(crate) const TOLERATED_MAX: usize = 16;
 
 pub(crate) const TOKENS: &str = "tokenizer.ggml.tokens";

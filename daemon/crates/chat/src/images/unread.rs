@@ -22,13 +22,13 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 
 /// An image of a prompt of which the header was read.
 pub struct UnreadImage {
-    /// Index of the first of its placeholders among the ids.
+    /// Index of the image's first placeholder among the prompt's ids.
     pub(super) first: usize,
     /// Rows and columns of its tokens.
     pub(super) grid: [usize; 2],
-    /// Bytes of what the tower reads.
+    /// Bytes of the patches that the tower reads.
     pub(super) patches_bytes: u64,
-    /// Most bytes that it takes to make them, beside them.
+    /// Maximum number of bytes that decoding takes beside the patches.
     pub(super) decoding_bytes: u64,
     /// Tiles of the image, if it is cut.
     pub(super) tiles: Option<TilesAhead>,
@@ -42,9 +42,9 @@ pub struct UnreadImage {
 pub(super) struct TilesAhead {
     /// Rows and columns of tiles.
     pub(super) grid: [usize; 2],
-    /// Tokens of each.
+    /// Tokens of each tile.
     pub(super) tokens: usize,
-    /// Bytes of what the tower reads of all.
+    /// Bytes of the patches of all tiles.
     pub(super) patches_bytes: u64,
     /// The tokens in front of each, and in front of the whole image; none where nothing stands
     /// between them.
@@ -71,12 +71,12 @@ impl TilesAhead {
         self.grid[0] * self.grid[1]
     }
 
-    /// Tokens of all, with those in front of them and of the whole image.
+    /// Number of tokens of all tiles, and of the control tokens in front of them and of the image.
     pub(super) fn tokens(&self) -> usize {
         self.n() * self.tokens + self.marks.len()
     }
 
-    /// Appends them, with `id` as each placeholder.
+    /// Appends the tiles' tokens; `id` is the placeholder.
     pub(super) fn put(&mut self, ids: &mut Vec<u32>, id: u32) {
         self.firsts.clear();
         let mut marks = self.marks.iter().copied();

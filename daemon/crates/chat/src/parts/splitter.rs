@@ -102,7 +102,7 @@ impl Splitter {
         }
     }
 
-    /// More text.
+    /// Takes further output text.
     pub fn push(&mut self, text: &str, into: &mut Vec<Part>) {
         let from = into.len();
         match &mut self.way {

@@ -34,8 +34,8 @@ impl Engine {
         self.requests.changed = true;
         // In this order: what it begins with does not give way to its own weights.
         self.begin_or_read(seq);
-        self.note_wanted_weights();
         self.count_recomputed(seq);
+        self.note_wanted_weights();
     }
 
     /// Counts what a resumed request computes again, once it is known.
@@ -214,6 +214,12 @@ impl Engine {
             }
         }
         let bytes = store.bytes_of(&running) + pinned;
+        let preempted = self.preempted_kv();
+        self.memory.set_wanted_weights(bytes, preempted);
+    }
+
+    /// Bytes of KV cache that preempted requests had.
+    pub(crate) fn preempted_kv(&self) -> u64 {
         let sizes = self.sizes();
         let preempted = self.requests.tasks.values().map(|task| {
             let model = rocmforge_scheduler::ModelId(task.model.0);
@@ -222,8 +228,7 @@ impl Engine {
                 positions => sizes.kv_bytes(model, positions as u32),
             }
         });
-        let preempted = preempted.sum();
-        self.memory.set_wanted_weights(bytes, preempted);
+        preempted.sum()
     }
 }
 

@@ -62,15 +62,9 @@ impl Engine {
         true
     }
 
-    /// Before a pass that is to run alone: the passes under way come to their ends, and KV pages
-    /// and states are moved together, so that all that the pass takes lies behind them.
-    pub(super) fn clear_the_way(&mut self, members: &mut [Member]) {
-        self.finish_passes();
-        self.gather(members);
-    }
-
-    /// Moves KV pages and states together, of the requests of a pass that begins, too.
-    fn gather(&mut self, members: &mut [Member]) {
+    /// Moves KV pages and states together, also those of the requests of a pass that begins, so
+    /// that all that it takes lies behind them. No pass is suspended.
+    pub(super) fn gather(&mut self, members: &mut [Member]) {
         self.free_scratch();
         match self.memory.gather() {
             Ok(moved) => tracing::debug!(

@@ -101,6 +101,9 @@ impl Engine {
         let (background, mut cx, speculation) = self.background();
         let uploaded = background.after_pass(&mut cx, speculation, now);
         let written = self.memory.write_notes(stepped);
+        if written {
+            self.memory.trim_prefixes(0);
+        }
         self.preload_turn(stepped) || stepped || uploaded || written
     }
 

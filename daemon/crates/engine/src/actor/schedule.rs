@@ -244,6 +244,8 @@ impl Engine {
         if let Some(task) = self.requests.tasks.get_mut(&seq) {
             task.start_over(&mut self.memory);
             self.requests.changed = true;
+            // Whoever is admitted behind it reserves memory before the weights are noted.
+            self.memory.preempted_kv = self.preempted_kv();
         }
     }
 

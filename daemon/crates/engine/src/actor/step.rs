@@ -92,9 +92,21 @@ impl Engine {
             }
         };
         let members = self.requests.take(&plan.spans);
+        let alone = Self::runs_alone(&members);
+        if alone && !self.requests.suspended.is_empty() {
+            // What comes to its end meanwhile may take memory from requests, but not from those
+            // that were taken: so they are put back, and taken again behind it.
+            for member in members {
+                self.requests.put_back(member.task);
+            }
+            self.requests.scheduler.pass_ended(plan.model);
+            self.finish_passes();
+            return Stepped::Ran;
+        }
         // What an upload ahead of need was refused is not this pass's affair.
         self.memory.store.take_refused_bytes();
-        if self.requests.suspended.is_empty()
+        if !alone
+            && self.requests.suspended.is_empty()
             && let Some(interleaved) = self.interleaved(&plan, &members)
         {
             let begun = self.now();
@@ -111,7 +123,8 @@ impl Engine {
     fn begin_pass(&mut self, plan: PassPlan, mut members: Vec<Member>) {
         let alone = Self::runs_alone(&members);
         if alone {
-            self.clear_the_way(&mut members);
+            self.gather(&mut members);
+            self.memory.store.take_refused_bytes();
         }
         let begun = self.now();
         match self.make_ready(&plan, &mut members) {

@@ -104,6 +104,10 @@ pub struct KvDiskConfig {
     /// Pages are written and read whether or not that takes less time than computing them, for
     /// tests.
     pub always: bool,
+    /// Bytes that may wait to be written; `None` for the store's own limit.
+    pub queue_bytes: Option<u64>,
+    /// Maximum write rate in bytes a second; `None` for the store's own limit.
+    pub write_bytes_per_s: Option<u64>,
 }
 
 /// The longest gap between tokens that requests are promised which ask for none, by class.

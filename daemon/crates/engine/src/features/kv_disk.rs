@@ -111,6 +111,10 @@ impl Notes {
         self.order.push_back(node);
     }
 
+    fn has(&self, node: NodeId) -> bool {
+        self.by_node.contains_key(&node)
+    }
+
     fn take(&mut self, node: NodeId) -> Option<Note> {
         self.by_node.remove(&node)
     }
@@ -203,7 +207,11 @@ impl KvDisk {
             Error::from(Refusal::Setting { message })
         };
         let bytes = bytes_of(wanted).map_err(refused)?;
-        let store = Store::open(&wanted.directory, Options::new(bytes));
+        let mut options = Options::new(bytes);
+        options.queue_bytes = wanted.queue_bytes.unwrap_or(options.queue_bytes);
+        let rate = wanted.write_bytes_per_s;
+        options.write_bytes_per_s = rate.unwrap_or(options.write_bytes_per_s);
+        let store = Store::open(&wanted.directory, options);
         let store = store.map_err(|error| refused(error.to_string()))?;
         let of = (wanted.always, is_shared);
         Ok(Self::new(store, device, of, now))

@@ -31,7 +31,7 @@ pub(super) struct Rewriter<'s> {
 #[derive(Debug, Default)]
 pub(super) struct Written {
     pub(super) members: Map<String, Value>,
-    /// What has to be satisfied, too.
+    /// Further schemas that have to be satisfied.
     pub(super) all: Vec<Value>,
 }
 
@@ -44,7 +44,7 @@ impl Written {
         }
     }
 
-    /// As one schema.
+    /// Returns the keywords and further schemas as one schema.
     pub(super) fn whole(mut self) -> Value {
         if let Some(Value::Array(own)) = self.members.get_mut("allOf") {
             own.append(&mut self.all);

@@ -28,7 +28,7 @@ impl World {
     pub(super) fn gives_term(&self, at: usize, by: usize, before: &Before) -> Option<u64> {
         let (seq, by) = (self.seqs[at].a.seq, &self.seqs[by]);
         let running = before.seqs.iter().filter(|s| s.running);
-        if running.clone().count() >= before.places {
+        if by.out_until > self.clock || running.clone().count() >= before.places {
             return None;
         }
         let of_client = |s: &Seq| s.a.client == by.a.client;

@@ -214,6 +214,8 @@ fn a_budget_is_in_bytes_or_a_share_of_the_file_system_and_not_tiny() {
             directory: directory.path().join("not/yet"),
             budget,
             always: false,
+            queue_bytes: None,
+            write_bytes_per_s: None,
         })
     };
     assert_eq!(of(Budget::Bytes(64 << 20)), Ok(64 << 20));

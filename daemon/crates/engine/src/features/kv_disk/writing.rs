@@ -142,6 +142,17 @@ impl Memory {
         self.note_rates(true);
     }
 
+    /// Whether a node is still to be written and the store's queue is full, so that its pages would
+    /// not be written if it went now.
+    pub(crate) fn waits_to_be_written(&self, node: NodeId) -> bool {
+        let Some(disk) = &self.kv_disk else {
+            return false;
+        };
+        let bytes = self.prefixes.on_device(node).into_iter();
+        let bytes = bytes.map(|(_, slab)| slab.bytes);
+        disk.notes.has(node) && !disk.store.has_room(bytes.sum()) && waits_for_room(&disk.store)
+    }
+
     /// Hands a node to the store that is about to go, if it was to be written.
     pub(crate) fn write_before_eviction(&mut self, node: NodeId) {
         let note = self.kv_disk.as_mut().and_then(|disk| disk.notes.take(node));

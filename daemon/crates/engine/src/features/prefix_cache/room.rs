@@ -45,13 +45,28 @@ impl Memory {
         }
     }
 
-    /// Gives up what is above the limit, the oldest first.
+    /// Gives up what is above the limit, the oldest first. While nothing else wants the room, what
+    /// is to be written to disk stays until the store's queue has room for it: the end of a long
+    /// prompt brings more above the limit than the queue takes.
     pub(crate) fn trim_prefixes(&mut self, more: u64) {
         if self.prefixes.kept_bytes() == 0 {
             return;
         }
         let limit = self.prefix_limit(more);
-        while self.prefixes.kept_bytes() > limit && self.give_up_oldest() {}
+        let may_stay = more == 0 && self.prefixes.kept_bytes() <= self.unwanted_bytes();
+        while self.prefixes.kept_bytes() > limit {
+            let oldest = self.prefixes.oldest().filter(|_| may_stay);
+            if oldest.is_some_and(|node| self.waits_to_be_written(node)) || !self.give_up_oldest() {
+                return;
+            }
+        }
+    }
+
+    /// Bytes of the budget that neither blocks in use nor wanted weights need.
+    fn unwanted_bytes(&self) -> u64 {
+        let in_use = self.store.cache.usage().blocks() - self.prefixes.kept_bytes();
+        let left = self.store.budget().saturating_sub(in_use);
+        left.saturating_sub(self.wanted_weights)
     }
 
     /// Gives up what is kept on a chance, else the oldest that no sequence uses: it goes to the

@@ -31,7 +31,7 @@ const ITEMS: Bounds = Bounds {
     client_bytes: 8 << 20,
     bytes: 32 << 20,
 };
-/// Maximum number of responses that one goes on from, one after the other.
+/// Maximum number of earlier responses in the chain that a response continues.
 const CHAIN_MAX: usize = RESPONSES.entries;
 
 /// A response that was kept.
