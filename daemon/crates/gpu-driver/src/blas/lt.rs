@@ -9,6 +9,7 @@ use std::fmt;
 
 use crate::{Context, Vendor};
 
+use super::dialect::{CUBLAS_LT, Dialect, HIPBLAS_LT, PREFERS_WORKSPACE_MAX};
 use super::{
     Bias, Error, FirstProduct, Gemm, Handle, Library, LibraryMemory, Which, config, failed,
     library, no_memory, usable,
@@ -24,76 +25,6 @@ const R_16F: c_int = 2;
 /// Bytes of a heuristic's result that both libraries fit in; cuBLASLt's has 96, hipBLASLt's 56. It
 /// begins with the algorithm.
 const RESULT_BYTES: usize = 128;
-
-/// The numbers and names of one of the two.
-struct Dialect {
-    vendor: &'static str,
-    names: &'static [&'static str],
-    prefix: &'static str,
-    compute_32f: c_int,
-    transposed: c_int,
-    desc_transposes_a: c_int,
-    layout_batch_count: c_int,
-    layout_batch_offset: c_int,
-    /// Preferences for the alignment of C and D in bytes.
-    prefers_alignment: Option<[c_int; 2]>,
-    /// How a bias is added; `None` for a library that is not asked to.
-    bias: Option<BiasNumbers>,
-    /// Where in a result the workspace's size and the status lie.
-    result_workspace: usize,
-    /// The code for memory that the library itself could not have.
-    alloc_failed: c_int,
-}
-
-/// The numbers of a description's attributes for what follows a product, and for the address of
-/// its bias; and of a bias among what may follow.
-struct BiasNumbers {
-    desc_epilogue: c_int,
-    desc_address: c_int,
-    epilogue: u32,
-}
-
-const PREFERS_WORKSPACE_MAX: c_int = 1;
-
-const CUBLAS_LT: Dialect = Dialect {
-    vendor: "cublasLt",
-    names: &[
-        "libcublasLt.so.13",
-        "libcublasLt.so.12",
-        "libcublasLt.so.11",
-        "libcublasLt.so",
-    ],
-    prefix: "cublasLt",
-    compute_32f: 68,
-    transposed: 1,
-    desc_transposes_a: 3,
-    layout_batch_count: 5,
-    layout_batch_offset: 6,
-    prefers_alignment: Some([7, 8]),
-    bias: Some(BiasNumbers {
-        desc_epilogue: 7,
-        desc_address: 8,
-        epilogue: 4,
-    }),
-    result_workspace: 64,
-    alloc_failed: 3,
-};
-
-/// As of ROCm 6. What came before has other numbers and refuses these, which leads to rocBLAS.
-const HIPBLAS_LT: Dialect = Dialect {
-    vendor: "hipblasLt",
-    names: &["libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"],
-    prefix: "hipblasLt",
-    compute_32f: 2,
-    transposed: 112,
-    desc_transposes_a: 0,
-    layout_batch_count: 0,
-    layout_batch_offset: 1,
-    prefers_alignment: None,
-    bias: None,
-    result_workspace: 24,
-    alloc_failed: 2,
-};
 
 type Create = unsafe extern "C" fn(*mut Handle) -> c_int;
 type Destroy = unsafe extern "C" fn(Handle) -> c_int;

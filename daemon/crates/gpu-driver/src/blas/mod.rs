@@ -15,6 +15,7 @@
 //! child came out right (`first.rs`).
 
 mod classic;
+mod dialect;
 mod error;
 mod first;
 mod lt;
