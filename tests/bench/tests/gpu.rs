@@ -87,7 +87,7 @@ fn all_of_it_runs_on_the_host() {
         assert!(text.contains(part), "{part}\n{text}");
     }
     let kept = models.read_dir().expect("a folder").count();
-    assert_eq!(kept, 8, "models of a named folder are kept");
+    assert_eq!(kept, 9, "files of a named folder are kept");
 }
 
 #[test]
