@@ -220,7 +220,7 @@ fn hint(error: &RpcError) -> Option<String> {
         ("Inference.Generate" | "Inference.Score", Code::FailedPrecondition) => {
             "lower --n-ctx, or raise the budget with `rocmforgectl cache budget`"
         }
-        (_, Code::NotFound) if error.reason() == Some("UNKNOWN_MODEL") => {
+        (_, Code::NotFound) if error.reason() != Some("UNKNOWN_REQUEST") => {
             "`rocmforgectl files` lists the model files, `rocmforgectl load FILE` loads one"
         }
         // The daemon's message says it all.
