@@ -3,9 +3,10 @@
 //!
 //! It is pinned, so that copies are queued behind what the compute stream has queued, and the
 //! engine thread does not wait for them. It is taken in chunks and kept until its end is set below
-//! it: to pin a chunk takes milliseconds (14 were measured on an H100's host), as long as a pass of
-//! many sequences. The first chunk that is needed is waited for. Those behind it are pinned by a
-//! thread of their own, ahead of need, and what has to go meanwhile finds no place.
+//! it: to pin memory takes long (14 ms for 16 MiB were measured on an H100's host), and the driver
+//! keeps all other calls waiting meanwhile. So chunks are small. The first chunk that is needed is
+//! waited for. Those behind it are pinned by a thread of their own, ahead of need, and what has to
+//! go meanwhile finds no place.
 //!
 //! ```text
 //!   absent --(far from all others: pinned at once)-----------------> there
@@ -21,24 +22,32 @@
 //! wrote, and a range may go to another copy as soon as the last one is queued (test
 //! `a_range_comes_back_as_it_was_over_the_border_of_two_chunks`).
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use rocmforge_device::{Error, HostCopies};
+use rocmforge_device::{CopyStart, CopyTicket, Error, HostCopies};
 use rocmforge_gpu_driver::{self as gpu, Context, DevicePtr, PinnedBuffer, Stream};
 
+use super::holds::Holds;
 use super::{GpuDevice, failed, stream_driver};
 
-/// Bytes of a chunk.
-const CHUNK_BYTES: u64 = 16 << 20;
+/// Bytes of a chunk: other calls of the driver wait while one is pinned.
+const CHUNK_BYTES: u64 = 4 << 20;
 
 /// Chunks that are pinned ahead of the last one that was used: 64 MiB.
-const CHUNKS_AHEAD: usize = 4;
+const CHUNKS_AHEAD: usize = 16;
+
+/// The longest pause between two chunks that are pinned.
+const PAUSE_MAX: Duration = Duration::from_millis(10);
 
 /// The memory.
 #[derive(Debug)]
 pub(super) struct Aside {
     context: Context,
+    /// Who queues something, for whom pinning waits.
+    holds: Arc<Holds>,
     chunks: Vec<Chunk>,
     thread: Option<PinThread>,
     /// The system had no memory for a chunk ahead: the next one is pinned by whoever
@@ -100,18 +109,23 @@ struct PinThread {
 }
 
 impl PinThread {
-    fn start(context: &Context) -> std::io::Result<Self> {
+    fn start(context: &Context, holds: &Arc<Holds>) -> std::io::Result<Self> {
         let (wanted, asked) = channel::<(usize, u64)>();
         let (told, pinned) = channel();
-        let context = context.clone();
+        let (context, holds) = (context.clone(), Arc::clone(holds));
         let thread = std::thread::Builder::new()
             .name("pin".to_owned())
             .spawn(move || {
                 for (index, bytes) in asked {
+                    holds.wait();
+                    let begun = Instant::now();
                     let chunk = PinnedBuffer::new(&context, bytes as usize);
+                    let took = begun.elapsed();
                     if told.send((index, chunk)).is_err() {
                         return;
                     }
+                    // The calls that waited have their turn.
+                    std::thread::sleep(took.min(PAUSE_MAX));
                 }
             })?;
         Ok(Self {
@@ -182,9 +196,10 @@ fn chunks_of(bytes: u64) -> usize {
 
 impl Aside {
     /// Without memory.
-    pub(super) fn new(context: &Context) -> Self {
+    pub(super) fn new(context: &Context, holds: Arc<Holds>) -> Self {
         Self {
             context: context.clone(),
+            holds,
             chunks: Vec::new(),
             thread: None,
             refused: false,
@@ -399,7 +414,7 @@ impl Aside {
                 continue;
             }
             if self.thread.is_none() {
-                match PinThread::start(&self.context) {
+                match PinThread::start(&self.context, &self.holds) {
                     Ok(thread) => self.thread = Some(thread),
                     Err(error) => {
                         tracing::warn!(%error, "no thread to pin memory ahead of need");
@@ -437,6 +452,16 @@ impl HostCopies for GpuDevice {
         self.table_of = None;
         let to = self.arena.at(to, bytes);
         self.aside.restore(from, to, bytes, &self.compute)
+    }
+
+    fn begin_copy(&mut self, from: u64, bytes: u64) -> Result<CopyStart, Error> {
+        let from = self.arena.at(from, bytes);
+        self.outgoing
+            .begin(&self.context, (from, bytes), &self.compute)
+    }
+
+    fn end_copy(&mut self, ticket: CopyTicket, waits: bool) -> Result<Option<Vec<u8>>, Error> {
+        self.outgoing.end(ticket, waits)
     }
 }
 

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use rocmforge_device::ops::{Batch, Buf, ScratchLayout};
 use rocmforge_device::{
-    BoundStep, ClosedDevice, Closing, Device, DeviceInfo, Error, HostCopies, MemoryUse,
-    ModelPlanView, Monitoring, Preparation, Reserve, Said, Scratch, SegmentLayout, Steps, TakeRows,
-    TensorDesc, Upload, UploadTicket, Watch,
+    BoundStep, ClosedDevice, Closing, CopyStart, CopyTicket, Device, DeviceInfo, Error, HostCopies,
+    MemoryUse, ModelPlanView, Monitoring, Preparation, Reserve, Said, Scratch, SegmentLayout,
+    Steps, TakeRows, TensorDesc, Upload, UploadTicket, Watch,
 };
 use rocmforge_gguf::MappedFile;
 use rocmforge_gpu_driver::bus::power_state;
@@ -288,5 +288,13 @@ impl HostCopies for ClosedGpu {
 
     fn restore(&mut self, _from: u64, _to: u64, _bytes: u64) -> Result<(), Error> {
         refused("copying a range from the host")
+    }
+
+    fn begin_copy(&mut self, _from: u64, _bytes: u64) -> Result<CopyStart, Error> {
+        refused("copying a range to the host")
+    }
+
+    fn end_copy(&mut self, _ticket: CopyTicket, _waits: bool) -> Result<Option<Vec<u8>>, Error> {
+        refused("copying a range to the host")
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! opening.rs        a card from its configuration; registration.rs: how files reach it;
 //!                   closed.rs: without a context, until it is opened again
-//! engine thread --> arena/ (slabs), aside.rs (pages that left for the host's memory),
+//! engine thread --> arena/ (slabs), aside.rs and outgoing.rs (pages that leave the card),
 //!                   reserve.rs (the device's own block; marks.rs in it), embedding.rs,
 //!                   passes.rs: pass_data.rs (positions, page tables), launches.rs (operations,
 //!                   fused by fuse.rs), products.rs (the vendor's), graphs.rs (recorded decode
@@ -29,8 +29,9 @@
 //!
 //! *Invariant:* driver allocations of device memory are made at start-up and when the capacity
 //! changes, none per upload, pass or request (`exam` in the engine's `tests/gpu_fake.rs` counts
-//! them); of pinned memory besides, chunks for `aside.rs`, and once what `rows.rs` and `reads.rs`
-//! need. A slab, page or buffer is touched by the compute stream only, except while it is uploaded.
+//! them); of pinned memory besides, chunks for `aside.rs`, and once what `rows.rs`, `reads.rs`
+//! and `outgoing.rs` need. A slab, page or buffer is touched by the compute stream only, except
+//! while it is uploaded.
 
 mod arena;
 mod aside;
@@ -42,11 +43,13 @@ mod errors;
 mod floats;
 mod fuse;
 mod graphs;
+mod holds;
 mod kernels;
 mod launches;
 mod marks;
 mod monitoring;
 mod opening;
+mod outgoing;
 mod pace;
 mod pass_data;
 mod passes;
@@ -85,6 +88,7 @@ use errors::{failed, launch_error, stream_driver};
 use floats::{bytes_of, bytes_of_mut};
 use graphs::Graphs;
 use kernels::Kernels;
+use outgoing::Outgoing;
 use pace::Runs;
 use pass_data::PassData;
 use products::VendorProducts;
@@ -122,6 +126,7 @@ pub struct GpuDevice {
     compute: Stream,
     /// Where decode steps are recorded.
     recorder: Stream,
+    outgoing: Outgoing,
     aside: Aside,
     arena: Arena,
     context: Context,

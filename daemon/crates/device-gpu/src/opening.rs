@@ -19,6 +19,7 @@ use super::config::GpuConfig;
 use super::errors::{lost_as, said};
 use super::graphs::{GRAPHS_MAX, Graphs, STEP_GRAPHS_MAX};
 use super::kernels::{Images, Kernels};
+use super::outgoing::Outgoing;
 use super::pace::Runs;
 use super::pass_data::PassData;
 use super::products::VendorProducts;
@@ -207,6 +208,7 @@ impl GpuDevice {
         }
         steps.begin("taking pinned memory for passes");
         let versions = context.shared_driver().versions();
+        let aside = Aside::new(&context, Arc::clone(uploads.holds()));
         Ok(Self {
             warm_up,
             uploads,
@@ -220,7 +222,8 @@ impl GpuDevice {
             rows: RowsMemory::default(),
             compute,
             recorder,
-            aside: Aside::new(&context),
+            aside,
+            outgoing: Outgoing::new(config.watchdog),
             arena,
             runs: Runs::new(&context)?,
             timed: TimedParts::default(),

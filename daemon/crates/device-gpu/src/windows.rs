@@ -28,9 +28,8 @@
 //! *Threads:* staging threads and the engine thread; the lock is not held while the driver works.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rocmforge_device::Error;
 use rocmforge_gguf::limits::PART_ALIGNMENT;
@@ -38,6 +37,7 @@ use rocmforge_gguf::{MappedFile, MappedRange};
 use rocmforge_gpu_driver::{Context, DevicePtr, Registration};
 
 use super::failed;
+use super::holds::Holds;
 
 /// Bytes of a window: large enough that a registration's fixed cost is nothing beside the copy's
 /// time.
@@ -49,18 +49,6 @@ const CRAWL_BYTES_PER_S: f64 = 250e6;
 
 /// Less is not judged by its time.
 const JUDGED_BYTES: u64 = 1 << 20;
-
-/// How long others' calls may keep a registration waiting.
-const HOLD_MAX: Duration = Duration::from_millis(1);
-
-/// See [`Windows::hold`].
-pub(super) struct Held<'a>(&'a AtomicUsize);
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 /// A file's number among those that were seen: its address, which is its own as
 /// long as a window or a model keeps it.
@@ -119,10 +107,8 @@ pub(super) struct Windows {
     bytes_max: u64,
     inner: Mutex<Inner>,
     changed: Condvar,
-    /// Threads that have something to queue on the device.
-    queueing: AtomicUsize,
-    /// Times that a thread had.
-    queued: AtomicU64,
+    /// Who queues something on the device, for whom registrations wait.
+    holds: Arc<Holds>,
 }
 
 impl std::fmt::Debug for Windows {
@@ -140,23 +126,13 @@ impl Windows {
             bytes_max,
             inner: Mutex::default(),
             changed: Condvar::new(),
-            queueing: AtomicUsize::new(0),
-            queued: AtomicU64::new(0),
+            holds: Holds::new(),
         }
     }
 
-    /// A number that changes whenever something was queued on the device.
-    pub(super) fn queued(&self) -> u64 {
-        self.queued.load(Ordering::Relaxed)
-    }
-
-    /// Lets registrations wait while what is returned lives. A driver keeps other calls
-    /// waiting while it registers, and does not see to it that they have their turn
-    /// between two registrations.
-    pub(super) fn hold(&self) -> Held<'_> {
-        self.queueing.fetch_add(1, Ordering::Relaxed);
-        self.queued.fetch_add(1, Ordering::Relaxed);
-        Held(&self.queueing)
+    /// Who queues something on the device, for whom registrations wait.
+    pub(super) fn holds(&self) -> &Arc<Holds> {
+        &self.holds
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -326,10 +302,7 @@ impl Windows {
         let cached = file.is_cached(start..end);
         file.will_need(start..end);
         let (ptr, len) = (pages.as_ptr(), pages.len());
-        let begin = Instant::now();
-        while self.queueing.load(Ordering::Relaxed) > 0 && begin.elapsed() < HOLD_MAX {
-            std::thread::yield_now();
-        }
+        self.holds.wait();
         let begin = Instant::now();
         let kept = Arc::new(pages.clone());
         // SAFETY: whole pages of a mapping that `kept` keeps; windows do not share pages, and one

@@ -5,7 +5,9 @@ use crate::fake_device;
 use std::time::{Duration, Instant};
 
 use rocmforge_device::ops::PlacedBuf;
-use rocmforge_device::{Buf, Device, Error, HostCopies, Rows, Scratch, ScratchLayout};
+use rocmforge_device::{
+    Buf, CopyStart, CopyTicket, Device, Error, HostCopies, Rows, Scratch, ScratchLayout,
+};
 use rocmforge_device_gpu::GpuDevice;
 use rocmforge_fake_hip::{Fake, Live};
 
@@ -14,7 +16,7 @@ const FIXED: u64 = 2 << 20;
 const OUT_OF_MEMORY: u32 = 2;
 
 /// Pinned memory is taken in chunks of so many bytes.
-pub(crate) const CHUNK: u64 = 16 << 20;
+pub(crate) const CHUNK: u64 = 4 << 20;
 
 /// Bytes of a range: more than one copy's pieces.
 pub(crate) const RANGE: u64 = 1 << 20;
@@ -145,5 +147,55 @@ fn memory_that_the_system_refuses_ahead_of_need_is_asked_for_again() {
     assert!(device.save(FIXED, 0, RANGE, true).unwrap());
     // The second call is the thread's; the third is this one's.
     assert!(device.save(FIXED, CHUNK, RANGE, true).unwrap());
+    ends_with_nothing_held(device, &fake);
+}
+
+#[test]
+fn copies_that_are_ended_later_have_what_was_there_when_they_began() {
+    let fake = Fake::new();
+    let mut device = device(&fake);
+    let begun = |device: &mut GpuDevice, at| match device.begin_copy(at, RANGE).unwrap() {
+        CopyStart::Begun(ticket) => ticket,
+        other => panic!("{other:?}"),
+    };
+    let mut copies: Vec<(CopyTicket, Vec<u8>)> = Vec::new();
+    for first in [1, 20, 300, 4000] {
+        fill(&mut device, FIXED, first);
+        let now = bytes(&mut device, FIXED);
+        copies.push((begun(&mut device, FIXED), now));
+    }
+    fill(&mut device, FIXED, 50_000);
+    // There are places for as many at once, and for no copy that is larger than a place.
+    let more = device.begin_copy(FIXED, RANGE).unwrap();
+    assert_eq!(more, CopyStart::Busy);
+    let large = device.begin_copy(FIXED, 5 << 20).unwrap();
+    assert_eq!(large, CopyStart::Unsupported);
+    // They end in any order; a place is free again then.
+    for at in [2, 0, 1, 0] {
+        let (ticket, expected) = copies.remove(at);
+        assert_eq!(device.end_copy(ticket, true).unwrap(), Some(expected));
+        assert!(device.end_copy(ticket, true).is_err(), "once");
+        let again = begun(&mut device, FIXED);
+        let mut came = device.end_copy(again, false).unwrap();
+        let give_up = Instant::now() + Duration::from_secs(60);
+        while came.is_none() {
+            assert!(Instant::now() < give_up, "it does not come");
+            std::thread::yield_now();
+            came = device.end_copy(again, false).unwrap();
+        }
+        assert_eq!(came, Some(bytes(&mut device, FIXED)));
+    }
+    ends_with_nothing_held(device, &fake);
+}
+
+#[test]
+fn without_pinned_memory_no_copy_is_begun() {
+    let fake = Fake::new();
+    let mut device = device(&fake);
+    fake.fail("hipHostMalloc", 1, OUT_OF_MEMORY);
+    for _ in 0..2 {
+        let start = device.begin_copy(FIXED, RANGE).unwrap();
+        assert_eq!(start, CopyStart::Unsupported);
+    }
     ends_with_nothing_held(device, &fake);
 }

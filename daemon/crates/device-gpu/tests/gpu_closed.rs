@@ -79,7 +79,7 @@ fn nothing_of_a_closed_device_is_left_and_it_opens_again() {
     let (file, desc) = matrix();
     let file = Arc::new(MappedFile::open(file.path()).unwrap());
     let mut device: Box<dyn Device> = usual(&fake);
-    assert_eq!(device.set_aside(2 * CHUNK).unwrap(), 2 * CHUNK);
+    assert_eq!(device.set_aside(3 * CHUNK).unwrap(), 3 * CHUNK);
     upload(&mut *device, &file, &desc);
     let expected = comparable(fake.live());
     let info = device.info();
@@ -88,13 +88,13 @@ fn nothing_of_a_closed_device_is_left_and_it_opens_again() {
         // Over the border of two chunks; the memory of one time is there the next time.
         fill(&mut *device, FIXED, 1 + round);
         pages.push(bytes(&mut *device, FIXED));
-        let place = |n: usize| CHUNK - 4 * RANGE - RANGE / 2 + n as u64 % 5 * RANGE;
+        let place = |n: usize| 2 * CHUNK - 4 * RANGE - RANGE / 2 + n as u64 % 5 * RANGE;
         assert!(
             device
                 .save(FIXED, place(pages.len() - 1), RANGE, true)
                 .unwrap()
         );
-        let mut closed = close(device, &fake, CHUNK + RANGE);
+        let mut closed = close(device, &fake, 2 * CHUNK + RANGE);
         let held = closed.monitoring().map(|device| device.memory_use());
         assert_eq!(held, Some(MemoryUse::default()));
         device = open(&mut *closed).unwrap();

@@ -2,6 +2,21 @@
 
 use crate::{Device, Error};
 
+/// A copy of a range of the arena to the host that was begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyTicket(pub u64);
+
+/// Result of beginning a copy of a range of the arena to the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyStart {
+    /// The copy is queued; [`HostCopies::end_copy`] returns its bytes.
+    Begun(CopyTicket),
+    /// As many copies as there may be are under way: one has to be ended first.
+    Busy,
+    /// The device does not queue a copy of so many bytes: [`Device::read_slab`] reads them.
+    Unsupported,
+}
+
 /// A device whose arena is not in the host's memory, and which keeps copies of its ranges there.
 pub trait HostCopies {
     /// Lets copies of the arena's ranges have so many bytes of the host's memory, taken as they are
@@ -28,6 +43,21 @@ pub trait HostCopies {
     /// # Errors
     /// [`Error::Lost`], [`Error::Driver`].
     fn restore(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error>;
+
+    /// Begins to copy a range of the arena, in which no upload is under way, to memory that the
+    /// caller gets from [`HostCopies::end_copy`]: in the order of [`HostCopies::save`]. Does not
+    /// wait for the copy.
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::Driver`].
+    fn begin_copy(&mut self, from: u64, bytes: u64) -> Result<CopyStart, Error>;
+
+    /// Ends a copy and returns the range's bytes; `None` while it is under way, unless the caller
+    /// `waits` for it. After an error the copy has ended, too.
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::Driver`], also of a ticket that is not known.
+    fn end_copy(&mut self, ticket: CopyTicket, waits: bool) -> Result<Option<Vec<u8>>, Error>;
 }
 
 fn nothing_set_aside() -> Error {
@@ -61,5 +91,25 @@ impl dyn Device + '_ {
     pub fn restore(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error> {
         let device = self.host_copies().ok_or_else(nothing_set_aside)?;
         device.restore(from, to, bytes)
+    }
+
+    /// [`HostCopies::begin_copy`]; a device without queues no copies.
+    ///
+    /// # Errors
+    /// As [`HostCopies::begin_copy`].
+    pub fn begin_copy(&mut self, from: u64, bytes: u64) -> Result<CopyStart, Error> {
+        let device = self.host_copies();
+        device.map_or(Ok(CopyStart::Unsupported), |device| {
+            device.begin_copy(from, bytes)
+        })
+    }
+
+    /// [`HostCopies::end_copy`].
+    ///
+    /// # Errors
+    /// As [`HostCopies::end_copy`]; [`Error::Config`] of a device without, where no copy was begun.
+    pub fn end_copy(&mut self, ticket: CopyTicket, waits: bool) -> Result<Option<Vec<u8>>, Error> {
+        let device = self.host_copies().ok_or_else(nothing_set_aside)?;
+        device.end_copy(ticket, waits)
     }
 }

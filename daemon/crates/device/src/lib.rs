@@ -45,7 +45,7 @@ pub use bound::{BoundExpert, BoundStep, ModelPlanView, Scratch, SegmentBinding};
 pub use closed::{ClosedDevice, Closing};
 pub use error::Error;
 pub use heap::give_back_soon as give_back_heap_soon;
-pub use host_copies::HostCopies;
+pub use host_copies::{CopyStart, CopyTicket, HostCopies};
 pub use kind::DeviceKind;
 pub use loss::{Loss, LossKind, Said};
 pub use machine::available_bytes as host_available_bytes;

@@ -45,6 +45,12 @@ pub(crate) struct Memory {
     pub(crate) wanted_weights: u64,
     /// Bytes of KV cache that preempted requests had: as much may be kept until they go on.
     pub(crate) preempted_kv: u64,
+    /// Bytes of cached prefixes that may leave the device in this turn of the loop although nothing
+    /// else wants their room.
+    pub(crate) trim_left: u64,
+    /// A cached prefix above the limit is to leave the device once its place in the host's memory
+    /// is pinned.
+    pub(crate) trim_waits: bool,
 }
 
 /// A segment that is held.
@@ -68,6 +74,8 @@ impl Memory {
             draft_kv: DraftKvCache::default(),
             wanted_weights: 0,
             preempted_kv: 0,
+            trim_left: u64::MAX,
+            trim_waits: false,
         }
     }
 

@@ -43,10 +43,11 @@ use rocmforge_device::{Error, ModelPlanView, PlacedTensor, Role, Upload, UploadT
 use rocmforge_gguf::MappedFile;
 use rocmforge_gpu_driver::{Context, Stream};
 
+use super::holds::{Held, Holds};
 use super::kernels::Kernels;
 use super::reserve::{DeviceReserve, FLAGS};
 use super::ring::Ring;
-use super::windows::{Held, WINDOW_BYTES, Windows, key_of};
+use super::windows::{WINDOW_BYTES, Windows, key_of};
 use super::{failed, wait};
 use events::{Before, Events};
 use job::Job;
@@ -163,7 +164,12 @@ impl Uploads {
 
     /// Keeps registrations from delaying other calls while it lives.
     pub(super) fn hold(&self) -> Held<'_> {
-        self.staging.windows.hold()
+        self.staging.windows.holds().hold()
+    }
+
+    /// Who queues something on the device, for whom pinning and registrations wait.
+    pub(super) fn holds(&self) -> &Arc<Holds> {
+        self.staging.windows.holds()
     }
 
     /// Bytes a second of a copy by itself, once one was measured. A thread that copies holds the

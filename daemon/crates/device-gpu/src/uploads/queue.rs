@@ -188,7 +188,7 @@ impl Queue {
         mut state: MutexGuard<'a, State>,
     ) -> MutexGuard<'a, State> {
         state.registering = true;
-        let queued = windows.queued();
+        let queued = windows.holds().queued();
         if queued != state.queued_before {
             state.queued_before = queued;
             state.rest_until = Instant::now() + REST;
@@ -291,8 +291,8 @@ mod tests {
             for _ in 0..100 {
                 let mapped = Arc::new(MappedFile::open(file.path()).unwrap());
                 // What is queued on the device keeps a registration waiting for a while.
-                let held = windows.hold();
-                lock(&queue.state).queued_before = windows.queued();
+                let held = windows.holds().hold();
+                lock(&queue.state).queued_before = windows.holds().queued();
                 queue.register(std::iter::once((Arc::clone(&mapped), 0)));
                 while !lock(&queue.state).ahead.is_empty() {
                     std::thread::yield_now();

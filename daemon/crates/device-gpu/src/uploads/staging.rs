@@ -118,7 +118,7 @@ impl Staging {
         self.queue.note_copied(false);
         let bytes = tensors.iter().map(|t| t.desc.bytes).sum();
         job.upload.file.count_read(bytes);
-        let _held = self.windows.hold();
+        let _held = self.windows.holds().hold();
         lock(&self.lane).rows(job, &all)
     }
 
@@ -151,7 +151,7 @@ impl Staging {
         match self.registered(job, start, bytes)? {
             Ok(parts) => {
                 job.upload.file.count_read(bytes);
-                let _held = self.windows.hold();
+                let _held = self.windows.holds().hold();
                 let rows = Rows {
                     placed,
                     rows,
@@ -218,7 +218,7 @@ impl Staging {
                     });
                 }
             };
-            let _held = self.windows.hold();
+            let _held = self.windows.holds().hold();
             // Given back under the lock that its reading is queued under: the
             // piece's event is behind that.
             let mut lane = lock(&self.lane);

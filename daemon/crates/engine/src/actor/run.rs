@@ -101,10 +101,8 @@ impl Engine {
         let (background, mut cx, speculation) = self.background();
         let uploaded = background.after_pass(&mut cx, speculation, now);
         let written = self.memory.write_notes(stepped);
-        if written {
-            self.memory.trim_prefixes(0);
-        }
-        self.preload_turn(stepped) || stepped || uploaded || written
+        let trimmed = self.memory.trim_in_turn(stepped);
+        self.preload_turn(stepped) || stepped || uploaded || written || trimmed
     }
 
     /// A segment of a preload, if it is its turn. Whether there was one, and its file did not keep
@@ -141,11 +139,12 @@ impl Engine {
         }
     }
 
-    /// Whether any file or upload is waited for in the background.
+    /// Whether any file, upload or pinned memory is waited for in the background.
     pub(crate) fn waits_for_files(&self) -> bool {
         !self.background.not_ready().is_empty()
             || self.preloads.wait_for_files()
             || self.memory.waits_for_disk()
+            || self.memory.trim_waits
     }
 
     /// Waits for a command, or until it is time for something else.

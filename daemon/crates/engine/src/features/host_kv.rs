@@ -9,7 +9,7 @@
 //! *Invariant:* no two slots overlap, and each lies below the end (test
 //! `places_do_not_overlap_and_come_back_as_one`).
 
-mod copies;
+pub(crate) mod copies;
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;

@@ -20,6 +20,7 @@
 
 pub(crate) mod identity;
 pub(crate) mod keys;
+mod outgoing;
 mod rates;
 mod read;
 pub(crate) mod reading;
@@ -43,6 +44,7 @@ use crate::api::{Budget, KvDiskStatus};
 use crate::features::host_kv::{HostKv, pays};
 use crate::features::kv_disk::identity::Identity;
 use crate::features::kv_disk::keys::{Chain, layout_digest};
+use crate::features::kv_disk::outgoing::OutgoingPages;
 use crate::features::kv_disk::rates::Rates;
 use crate::features::kv_disk::read::Read;
 use crate::features::prefix_cache::NodeId;
@@ -171,6 +173,8 @@ pub(crate) struct KvDisk {
     since: Instant,
     models: HashMap<ModelId, DiskModel>,
     notes: Notes,
+    /// Pages whose copy from the device was begun.
+    outgoing: OutgoingPages,
     /// Requests that wait for the index, or for their model's identity.
     waiting: HashSet<SeqId>,
     /// Measured read rate of the files in bytes a second, and when it was measured.
@@ -229,6 +233,7 @@ impl KvDisk {
             since: now,
             models: HashMap::new(),
             notes: Notes::default(),
+            outgoing: OutgoingPages::default(),
             reads: HashMap::new(),
             waiting: HashSet::new(),
             read_rate: None,
@@ -264,11 +269,13 @@ impl KvDisk {
     /// A model is gone.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.models.remove(&model);
+        self.outgoing.forget(Some(model));
         self.notes.by_node.retain(|_, note| note.model != model);
     }
 
     /// Deletes what was written of a model, or of all, also of those that are gone.
     pub(crate) fn clear(&mut self, model: Option<ModelId>) {
+        self.outgoing.forget(model);
         self.notes
             .by_node
             .retain(|_, note| model.is_some_and(|model| note.model != model));
@@ -305,9 +312,20 @@ impl KvDisk {
         !self.reads.is_empty() || !self.waiting.is_empty()
     }
 
-    /// Whether nodes are to be written.
+    /// Whether nodes are to be written, or on their way to the store's queue.
     pub(crate) fn has_notes(&self) -> bool {
-        !self.notes.order.is_empty()
+        !self.notes.order.is_empty() || !self.outgoing.is_empty()
+    }
+
+    /// Whether the store's queue has room for so many bytes beside the pages on their way there.
+    fn has_room(&self, bytes: u64) -> bool {
+        self.store.has_room(bytes + self.outgoing.bytes())
+    }
+
+    /// Whether the queue has room once what is in it, or on its way there, is written.
+    fn waits_for_room(&self) -> bool {
+        let status = self.store.status();
+        (status.queued_bytes > 0 || self.outgoing.bytes() > 0) && !status.is_paused
     }
 
     /// Whether reading so many bytes takes less time than computing so many rows. What was not

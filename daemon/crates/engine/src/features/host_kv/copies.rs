@@ -14,6 +14,15 @@ use crate::features::host_kv::{HostKv, HostSlot, pays};
 use crate::features::prefix_cache::{Age, CachedPrefix, HeldSlots, NodeId, Realm, SlotLocation};
 use crate::memory::Memory;
 
+/// Why a page is not kept in the host's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotSaved {
+    /// Its place there is being pinned: it could be kept some milliseconds later.
+    NotYet,
+    /// There is no room, it is not worth it, or the device failed.
+    Never,
+}
+
 /// What the host's memory had before it was given back.
 pub(crate) struct ClosedHost {
     bytes: u64,
@@ -126,18 +135,23 @@ impl Memory {
         }
     }
 
-    /// Copies a range of the device to the host's memory. `None` if that cannot be, or not at
-    /// once: whoever runs would wait.
-    fn save(&mut self, from: Slab, age: Option<Age>) -> Option<HostSlot> {
-        let stored = self.host_kv_room(from.bytes, age)?;
+    /// Copies a range of the device to the host's memory.
+    ///
+    /// # Errors
+    /// [`NotSaved`]: nothing was copied.
+    fn save(&mut self, from: Slab, age: Option<Age>) -> Result<HostSlot, NotSaved> {
+        let stored = self.host_kv_room(from.bytes, age).ok_or(NotSaved::Never)?;
         let waits = self.host_kv.is_always();
         match self
             .store
             .device
             .save(from.offset, stored.at, from.bytes, waits)
         {
-            Ok(true) => return Some(stored),
-            Ok(false) => self.host_kv.free(stored),
+            Ok(true) => return Ok(stored),
+            Ok(false) => {
+                self.host_kv.free(stored);
+                return Err(NotSaved::NotYet);
+            }
             Err(error) => {
                 self.store.note_loss(&error);
                 tracing::debug!(%error, "a page is not kept in the host's memory");
@@ -147,15 +161,17 @@ impl Memory {
                 }
             }
         }
-        None
+        Err(NotSaved::Never)
     }
 
-    /// Takes what a node has off the device and keeps it in the host's memory. Whether it did;
-    /// else nothing has changed.
-    pub(crate) fn copy_to_host(&mut self, id: NodeId) -> bool {
+    /// Takes what a node has off the device and keeps it in the host's memory.
+    ///
+    /// # Errors
+    /// [`NotSaved`]: nothing has changed.
+    pub(crate) fn copy_to_host(&mut self, id: NodeId) -> Result<(), NotSaved> {
         let slots = self.prefixes.on_device(id);
         if !self.host_kv.is_on() || slots.is_empty() {
-            return false;
+            return Err(NotSaved::Never);
         }
         let model = self.prefixes.model(id);
         let state = self.host_kv.state_slot(model);
@@ -166,24 +182,26 @@ impl Memory {
         };
         let bytes = slots.iter().map(|(_, slab)| slab.bytes).sum();
         if !self.pays(model, bytes, 2, rows) {
-            return false;
+            return Err(NotSaved::Never);
         }
         let age = Some(self.prefixes.age(id));
         let mut saved = Vec::with_capacity(slots.len());
         for &(slot, slab) in &slots {
-            let Some(stored) = self.save(slab, age) else {
-                saved.into_iter().for_each(|(_, s)| self.host_kv.free(s));
-                self.fit_host_kv();
-                return false;
-            };
-            saved.push((slot, stored));
+            match self.save(slab, age) {
+                Ok(stored) => saved.push((slot, stored)),
+                Err(not_saved) => {
+                    saved.into_iter().for_each(|(_, s)| self.host_kv.free(s));
+                    self.fit_host_kv();
+                    return Err(not_saved);
+                }
+            }
         }
         self.host_kv.count_saved(saved.len());
         for (slot, stored) in saved {
             let block = self.prefixes.store(id, slot, stored);
             self.store.free(block);
         }
-        true
+        Ok(())
     }
 
     /// Keeps a copy of a state in the host's memory, in an empty slot. Whether it did.
@@ -198,7 +216,7 @@ impl Memory {
             let rows = self.prefixes.positions(node);
             self.pays(model, from.bytes, 2, rows)
         };
-        let Some(stored) = worth.then(|| self.save(from, None)).flatten() else {
+        let Some(stored) = worth.then(|| self.save(from, None).ok()).flatten() else {
             self.fit_host_kv();
             return false;
         };

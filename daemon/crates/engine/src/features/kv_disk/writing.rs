@@ -1,6 +1,7 @@
 //! Pages and states on their way from the device to the store's queue.
 
-use rocmforge_kv_disk::{Kind, Store};
+use rocmforge_device::CopyStart;
+use rocmforge_kv_disk::{Key, Kind, ModelTag};
 use rocmforge_ops::KV_PAGE_TOKENS;
 use rocmforge_tensor_cache::{ModelId, Slab};
 
@@ -22,8 +23,19 @@ const NODE_BYTES_MIN: u64 = 4096;
 enum Written {
     /// Number of bytes of the page that were queued.
     Bytes(u64),
-    /// The queue of pages to be written to disk is full.
-    NoRoom,
+    /// The queue of pages to be written to disk is full, or as many copies as there may be are
+    /// under way.
+    Later,
+}
+
+/// Result of beginning to copy a page.
+enum Copied {
+    /// The page is in the store's queue, or its copy was begun.
+    Begun,
+    /// As many copies as there may be are under way.
+    Busy,
+    /// The device failed.
+    Failed,
 }
 
 impl KvDisk {
@@ -37,6 +49,50 @@ impl KvDisk {
 
     fn note(&mut self, node: NodeId, note: Note) {
         self.notes.add(node, note);
+    }
+
+    /// Has a page copied from the device to the store's queue: behind the device's work where it
+    /// queues copies, else at once. With `now` it waits for other copies if need be.
+    fn copy(
+        &mut self,
+        memory: &mut crate::store::Store,
+        model: ModelId,
+        slab: Slab,
+        (key, kind, tag): (Key, Kind, ModelTag),
+        now: bool,
+    ) -> Copied {
+        let begun = loop {
+            match memory.device.begin_copy(slab.offset, slab.bytes) {
+                Ok(CopyStart::Busy)
+                    if now && self.outgoing.end_first(memory, &self.store, true) => {}
+                other => break other,
+            }
+        };
+        let copied = match begun {
+            Ok(CopyStart::Begun(ticket)) => {
+                let of = (model, slab.bytes);
+                self.outgoing.push(ticket, of, (key, kind, tag));
+                return Copied::Begun;
+            }
+            Ok(CopyStart::Busy) => return Copied::Busy,
+            Ok(CopyStart::Unsupported) => {
+                let mut payload = vec![0; slab.bytes as usize];
+                let read = memory.device.read_slab(slab.offset, &mut payload);
+                read.map(|()| payload)
+            }
+            Err(error) => Err(error),
+        };
+        match copied {
+            Ok(payload) => {
+                self.store.put(key, kind, tag, payload);
+                Copied::Begun
+            }
+            Err(error) => {
+                memory.note_loss(&error);
+                tracing::debug!(%error, "a page is not written to disk");
+                Copied::Failed
+            }
+        }
     }
 }
 
@@ -94,18 +150,19 @@ impl Memory {
             true => BYTES_WHILE_BUSY,
             false => BYTES_WHILE_IDLE,
         };
-        let (mut bytes, mut any) = (0, false);
+        let mut any = self.end_copies(false);
+        let mut bytes = 0;
         while bytes < most {
             let Some((node, note)) = self.kv_disk.as_mut().and_then(|disk| disk.notes.pop()) else {
                 return any;
             };
-            match self.write_node(node, note) {
+            match self.write_node(node, note, false) {
                 Written::Bytes(of_node) => {
                     // What is on disk already is looked for.
                     bytes += of_node.max(NODE_BYTES_MIN);
                     any = true;
                 }
-                Written::NoRoom => {
+                Written::Later => {
                     if let Some(disk) = &mut self.kv_disk {
                         disk.notes.put_back(node, note);
                     }
@@ -136,9 +193,22 @@ impl Memory {
         disk.is_some_and(|disk| disk.store.status().is_busy)
     }
 
+    /// Hands the pages to the store whose copies have ended, or all of them if the caller `waits`.
+    /// Whether there were any.
+    fn end_copies(&mut self, waits: bool) -> bool {
+        let Some(disk) = &mut self.kv_disk else {
+            return false;
+        };
+        let mut any = false;
+        while disk.outgoing.end_first(&mut self.store, &disk.store, waits) {
+            any = true;
+        }
+        any
+    }
+
     /// Hands all nodes to the store that it has room for: what they have is about to go.
     pub(crate) fn write_all_notes(&mut self) {
-        while self.write_notes(false) {}
+        while self.write_notes(false) || self.end_copies(true) {}
         self.note_rates(true);
     }
 
@@ -150,19 +220,20 @@ impl Memory {
         };
         let bytes = self.prefixes.on_device(node).into_iter();
         let bytes = bytes.map(|(_, slab)| slab.bytes);
-        disk.notes.has(node) && !disk.store.has_room(bytes.sum()) && waits_for_room(&disk.store)
+        disk.notes.has(node) && !disk.has_room(bytes.sum()) && disk.waits_for_room()
     }
 
     /// Hands a node to the store that is about to go, if it was to be written.
     pub(crate) fn write_before_eviction(&mut self, node: NodeId) {
         let note = self.kv_disk.as_mut().and_then(|disk| disk.notes.take(node));
         if let Some(note) = note {
-            self.write_node(node, note);
+            self.write_node(node, note, true);
         }
     }
 
-    /// Hands what a node has on the device to the store.
-    fn write_node(&mut self, node: NodeId, note: Note) -> Written {
+    /// Hands what a node has on the device to the store, or begins to copy it. If it is about to go
+    /// (`now`), a copy that finds no place waits for those before it.
+    fn write_node(&mut self, node: NodeId, note: Note, now: bool) -> Written {
         let Self {
             kv_disk: Some(disk),
             prefixes,
@@ -183,7 +254,8 @@ impl Memory {
         let mut bytes = 0;
         for (slot, slab) in prefixes.on_device(node) {
             let is_state = Some(slot) == state_slot;
-            if is_state && !note.with_state || disk.store.touch(&note.chain.key(slot)) {
+            let key = note.chain.key(slot);
+            if is_state && !note.with_state || disk.outgoing.has(&key) || disk.store.touch(&key) {
                 continue;
             }
             let rows = match is_state {
@@ -193,42 +265,24 @@ impl Memory {
             if !disk.pays(slab.bytes, rows, row_seconds) {
                 continue;
             }
-            if !disk.store.has_room(slab.bytes) {
-                return match waits_for_room(&disk.store) {
-                    true => Written::NoRoom,
+            if !disk.has_room(slab.bytes) {
+                return match disk.waits_for_room() {
+                    true => Written::Later,
                     false => Written::Bytes(bytes),
                 };
             }
-            let Some(payload) = read(memory, slab) else {
-                return Written::Bytes(bytes);
-            };
             let kind = if is_state { Kind::State } else { Kind::Page };
-            disk.store
-                .put(note.chain.key(slot), kind, model.tag(), payload);
+            let entry = (key, kind, model.tag());
+            match disk.copy(memory, note.model, slab, entry, now) {
+                Copied::Begun => {}
+                Copied::Busy => return Written::Later,
+                Copied::Failed => return Written::Bytes(bytes),
+            }
             if let Some(of_model) = disk.models.get_mut(&note.model) {
                 of_model.may_have_entries = true;
             }
             bytes += slab.bytes;
         }
         Written::Bytes(bytes)
-    }
-}
-
-/// Whether the queue has room once what is in it is written.
-fn waits_for_room(store: &Store) -> bool {
-    let status = store.status();
-    status.queued_bytes > 0 && !status.is_paused
-}
-
-/// What lies on the device.
-fn read(memory: &mut crate::store::Store, slab: Slab) -> Option<Vec<u8>> {
-    let mut payload = vec![0; slab.bytes as usize];
-    match memory.device.read_slab(slab.offset, &mut payload) {
-        Ok(()) => Some(payload),
-        Err(error) => {
-            memory.note_loss(&error);
-            tracing::debug!(%error, "a page is not written to disk");
-            None
-        }
     }
 }

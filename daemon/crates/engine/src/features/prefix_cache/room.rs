@@ -7,6 +7,7 @@
 
 use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
+use crate::features::host_kv::copies::NotSaved;
 use crate::features::prefix_cache::{NodeId, Realm};
 use crate::memory::Memory;
 
@@ -17,6 +18,13 @@ const PART_MAX: u64 = 4;
 /// The part of the budget that is kept at most where the weights of running requests are streamed:
 /// there a prompt is computed slowest.
 const PART_STREAMED: u64 = 16;
+
+/// Bytes above the limit that leave the device in a turn of the loop while requests run: about a
+/// page.
+const BYTES_WHILE_BUSY: u64 = 4 << 20;
+
+/// Bytes above the limit that leave the device in a turn of the loop while no request runs.
+const BYTES_WHILE_IDLE: u64 = 256 << 20;
 
 /// There at most one part in so many of what is missing is missing for the sake of cached prefixes.
 const PART_MISSING: u64 = 4;
@@ -45,21 +53,42 @@ impl Memory {
         }
     }
 
-    /// Gives up what is above the limit, the oldest first. While nothing else wants the room, what
-    /// is to be written to disk stays until the store's queue has room for it: the end of a long
-    /// prompt brings more above the limit than the queue takes.
+    /// Gives up what is above the limit, the oldest first. The end of a long prompt brings
+    /// gigabytes above it, and what leaves the device is copied, so while nothing else wants the
+    /// room, a turn of the loop gives up [`Memory::trim_left`] at most, and what is to be written
+    /// to disk, or its place in the host's memory is being pinned, stays until that is done.
     pub(crate) fn trim_prefixes(&mut self, more: u64) {
         if self.prefixes.kept_bytes() == 0 {
             return;
         }
         let limit = self.prefix_limit(more);
-        let may_stay = more == 0 && self.prefixes.kept_bytes() <= self.unwanted_bytes();
+        let unwanted = self.unwanted_bytes();
         while self.prefixes.kept_bytes() > limit {
+            let kept = self.prefixes.kept_bytes();
+            let may_stay = kept.saturating_add(more) <= unwanted;
             let oldest = self.prefixes.oldest().filter(|_| may_stay);
-            if oldest.is_some_and(|node| self.waits_to_be_written(node)) || !self.give_up_oldest() {
+            let stays = may_stay && self.trim_left == 0
+                || oldest.is_some_and(|node| self.waits_to_be_written(node));
+            if stays || !self.give_up_if(may_stay) {
                 return;
             }
+            if may_stay {
+                let gone = kept.saturating_sub(self.prefixes.kept_bytes());
+                self.trim_left = self.trim_left.saturating_sub(gone);
+            }
         }
+    }
+
+    /// Begins a turn of the engine's loop behind passes, if any ran: gives up more of what is above
+    /// the limit. Whether there is more of it that could go in the next turn.
+    pub(crate) fn trim_in_turn(&mut self, is_busy: bool) -> bool {
+        self.trim_left = match is_busy {
+            true => BYTES_WHILE_BUSY,
+            false => BYTES_WHILE_IDLE,
+        };
+        self.trim_waits = false;
+        self.trim_prefixes(0);
+        self.trim_left == 0
     }
 
     /// Bytes of the budget that neither blocks in use nor wanted weights need.
@@ -72,13 +101,23 @@ impl Memory {
     /// Gives up what is kept on a chance, else the oldest that no sequence uses: it goes to the
     /// host's memory, if it is worth that, or is no more. Whether there was something.
     pub(crate) fn give_up_oldest(&mut self) -> bool {
+        self.give_up_if(false)
+    }
+
+    /// [`Memory::give_up_oldest`]; a prefix that `may_stay` stays while its place in the host's
+    /// memory is being pinned, and [`Memory::trim_waits`] is set.
+    fn give_up_if(&mut self, may_stay: bool) -> bool {
         if self.give_up_spare(None) {
             return true;
         }
         let oldest = self.prefixes.oldest();
         oldest.inspect(|&node| self.write_before_eviction(node));
-        match oldest {
-            Some(node) if self.copy_to_host(node) => true,
+        match oldest.map(|node| self.copy_to_host(node)) {
+            Some(Ok(())) => true,
+            Some(Err(NotSaved::NotYet)) if may_stay => {
+                self.trim_waits = true;
+                false
+            }
             _ => self.drop_oldest(),
         }
     }
