@@ -375,6 +375,7 @@ mod tests {
             tables: 0,
             experts: 0,
             float_weights: false,
+            both_ways: false,
             parts: false,
         };
         let scratch = Scratch {

@@ -1,5 +1,6 @@
-//! Recordings: the launches of a decode pass, or of some steps of it that follow each other where
-//! others come and go between them, captured once and replayed as long as the same comes again.
+//! Recordings: the launches of a decode pass or of one of short texts, or of some steps of a decode
+//! pass that follow each other where others come and go between them, captured once and replayed as
+//! long as the same comes again.
 //!
 //! ```text
 //!   unknown --(first time: launched one by one)--> seen
@@ -17,10 +18,14 @@ use rocmforge_gpu_driver::Graph;
 
 /// Most recorded passes: a few models that take turns, with a few numbers of rows each. The one
 /// that was used longest ago goes first.
-pub(super) const GRAPHS_MAX: usize = 64;
+const GRAPHS_MAX: usize = 64;
+
+/// Most recorded passes of whole texts, beside those: the numbers of rows of one encoder's short
+/// texts, each alone in its pass. Kept apart, so that texts of many lengths leave what tokens use.
+const TEXT_GRAPHS_MAX: usize = 64;
 
 /// Recordings whose place another has and that may be under way, at most.
-pub(super) const LEAVING_MAX: usize = 16;
+const LEAVING_MAX: usize = 16;
 
 /// Most recordings of steps: those of a few large models, and what does not come again.
 pub(super) const STEP_GRAPHS_MAX: usize = 512;
@@ -50,6 +55,44 @@ pub(super) struct Graphs {
     /// Graphs that were replaced, with what the compute stream had queued then.
     leaving: Vec<(u64, Graph)>,
     most: usize,
+}
+
+/// The recorded passes of one device.
+#[derive(Debug)]
+pub(super) struct PassGraphs {
+    /// With one row of each sequence.
+    tokens: Graphs,
+    /// Of whole texts.
+    texts: Graphs,
+}
+
+impl PassGraphs {
+    pub(super) fn new() -> Self {
+        Self {
+            tokens: Graphs::new(GRAPHS_MAX),
+            texts: Graphs::new(TEXT_GRAPHS_MAX),
+        }
+    }
+
+    /// Those of passes that have one row of each sequence (`decodes`), or more.
+    pub(super) fn of(&mut self, decodes: bool) -> &mut Graphs {
+        match decodes {
+            true => &mut self.tokens,
+            false => &mut self.texts,
+        }
+    }
+
+    /// See [`Graphs::let_go`].
+    pub(super) fn let_go(&mut self, queued: u64) {
+        self.tokens.let_go(queued);
+        self.texts.let_go(queued);
+    }
+
+    /// See [`Graphs::clear`].
+    pub(super) fn clear(&mut self) {
+        self.tokens.clear();
+        self.texts.clear();
+    }
 }
 
 impl std::fmt::Debug for Graphs {

@@ -86,7 +86,7 @@ use arena::Arena;
 use aside::Aside;
 use errors::{failed, launch_error, stream_driver};
 use floats::{bytes_of, bytes_of_mut};
-use graphs::Graphs;
+use graphs::{Graphs, PassGraphs};
 use kernels::Kernels;
 use outgoing::Outgoing;
 use pace::Runs;
@@ -115,7 +115,7 @@ pub struct GpuDevice {
     // Fields drop in this order: what has work under way first, memory after it, the context last.
     warm_up: WarmUp,
     uploads: Uploads,
-    graphs: Graphs,
+    graphs: PassGraphs,
     step_graphs: Graphs,
     products: VendorProducts,
     kernels: Arc<Kernels>,
@@ -124,7 +124,7 @@ pub struct GpuDevice {
     reads: Reads,
     rows: RowsMemory,
     compute: Stream,
-    /// Where decode steps are recorded.
+    /// Where passes and steps are recorded.
     recorder: Stream,
     outgoing: Outgoing,
     aside: Aside,

@@ -17,7 +17,7 @@ use super::arena::Arena;
 use super::aside::Aside;
 use super::config::GpuConfig;
 use super::errors::{lost_as, said};
-use super::graphs::{GRAPHS_MAX, Graphs, STEP_GRAPHS_MAX};
+use super::graphs::{Graphs, PassGraphs, STEP_GRAPHS_MAX};
 use super::kernels::{Images, Kernels};
 use super::outgoing::Outgoing;
 use super::pace::Runs;
@@ -212,7 +212,7 @@ impl GpuDevice {
         Ok(Self {
             warm_up,
             uploads,
-            graphs: Graphs::new(GRAPHS_MAX),
+            graphs: PassGraphs::new(),
             step_graphs: Graphs::new(STEP_GRAPHS_MAX),
             products,
             kernels,

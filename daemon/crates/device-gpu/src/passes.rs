@@ -1,5 +1,5 @@
 //! Passes: a batch's data goes to the device, operations are lowered and queued, and a decode step
-//! is recorded when it comes the second time.
+//! or a pass of short texts is recorded when it comes the second time.
 //!
 //! *Invariant:* where the experts are is on the device before what reads it: it is sent with every
 //! pass, but for a replay of what ran last (`table_of`; test `steps_between_experts_are_replayed`).
@@ -13,6 +13,7 @@ use super::graphs::{GraphUse, Key};
 use super::launches::{Lowering, Queued};
 use super::pass_data::{PassData, PassShape, Places};
 use super::sending::Sender;
+use super::workspace::is_recorded;
 use super::{GpuDevice, failed};
 
 impl GpuDevice {
@@ -147,7 +148,7 @@ impl GpuDevice {
         }
         match captured {
             Ok(graph) => {
-                tracing::debug!(nodes = graph.nodes(), "a decode step is recorded");
+                tracing::debug!(nodes = graph.nodes(), "steps are recorded");
                 Ok(Some(graph))
             }
             Err(Captured::Driver(error)) if error.is_lost() => {
@@ -155,7 +156,7 @@ impl GpuDevice {
             }
             Err(Captured::Queue(error @ (Error::Lost(_) | Error::Memory { .. }))) => Err(error),
             Err(error) => {
-                tracing::warn!(%error, "a decode step cannot be recorded; its kernels are launched one by one");
+                tracing::warn!(%error, "steps cannot be recorded; their kernels are launched one by one");
                 Ok(None)
             }
         }
@@ -281,6 +282,11 @@ impl GpuDevice {
         (base + workspace.vendor, workspace.vendor_bytes)
     }
 
+    /// Whether a pass is recorded when it comes again.
+    fn records(&self, scratch: Scratch<'_>, shape: PassShape) -> bool {
+        self.config.graphs && is_recorded(scratch.layout, shape.is_decode())
+    }
+
     /// Everything that a recording of a pass is made of.
     fn key(&self, stamp: u64, scratch: Scratch<'_>, batch: &Batch<'_>, shape: PassShape) -> Key {
         let mut key = vec![
@@ -295,6 +301,11 @@ impl GpuDevice {
             u64::from(shape.spans.table_stride),
             u64::from(shape.positions_max),
             batch.rows_of_a_sequence() as u64,
+            batch.spans.len() as u64,
+            u64::from(batch.has_whole_spans()),
+            u64::from(shape.spans.n_tiles),
+            u64::from(shape.spans.tile_rows),
+            u64::from(shape.spans.single_rows),
         ];
         key.extend(batch.kv.iter().map(|g| g.layout.page_bytes() as u64));
         key.extend(batch.rope.iter().map(|r| r.n_rot() as u64));
@@ -320,21 +331,22 @@ impl Recording for GpuDevice {
         batch: &Batch<'_>,
     ) -> Result<bool, Error> {
         let shape = PassData::shape(batch);
-        if !self.config.graphs || !shape.is_decode() {
+        if !self.records(scratch, shape) {
             return Ok(false);
         }
         let key = self.key(stamp, scratch, batch, shape);
-        if !self.graphs.has(&key) {
+        if !self.graphs.of(shape.is_decode()).has(&key) {
             return Ok(false);
         }
         self.send(scratch, batch, shape)?;
         if self.table_of.as_ref() != Some(&key) {
-            let table = self.graphs.table(&key).to_vec();
+            let table = self.graphs.of(shape.is_decode()).table(&key).to_vec();
             self.send_table(&table, scratch)?;
             self.table_of = Some(key.clone());
         }
         let queued = self.compute.queued();
-        let GraphUse::Replay(graph) = self.graphs.next_use(&key, queued) else {
+        let graphs = self.graphs.of(shape.is_decode());
+        let GraphUse::Replay(graph) = graphs.next_use(&key, queued) else {
             return Ok(false);
         };
         let _held = self.uploads.hold();
@@ -360,20 +372,23 @@ impl Recording for GpuDevice {
         let room = self.vendor_room(scratch);
         let (work, table) = self.work(steps, scratch, batch, shape)?;
         self.send_table(&table, scratch)?;
-        if !self.config.graphs || !shape.is_decode() {
+        if !self.records(scratch, shape) {
             return self.queue(&work, room);
         }
         let key = self.key(stamp, scratch, batch, shape);
-        if self.graphs.many_leave() {
+        let decodes = shape.is_decode();
+        if self.graphs.of(decodes).many_leave() {
             self.finish()?;
             self.graphs.let_go(u64::MAX);
         }
         let queued = self.compute.queued();
-        if !matches!(self.graphs.next_use(&key, queued), GraphUse::Record) {
+        let next = self.graphs.of(decodes).next_use(&key, queued);
+        if !matches!(next, GraphUse::Record) {
             return self.queue(&work, room);
         }
         let captured = self.capture(&work, room)?;
-        match self.graphs.keep(&key, captured.map(|graph| (graph, table))) {
+        let kept = captured.map(|graph| (graph, table));
+        match self.graphs.of(decodes).keep(&key, kept) {
             Some(graph) => {
                 // SAFETY: as for a replay.
                 unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying a pass", e))

@@ -19,22 +19,28 @@ use rocmforge_kernels_gpu::{GpuTarget, Vendor};
 pub(super) const SMALL_BATCH: u64 = 64;
 
 /// Rows of a product with float weights from which the vendor's library does it on NVIDIA, in a
-/// pass with one row of each sequence. The kernels for fewer read each row of the input once for
+/// pass that is recorded when it comes again ([`is_recorded`]). The kernels for fewer read each row of the input once for
 /// every row of the weights: at 16 rows that is 16 times what the weights take, where the library
 /// reads them twice.
 const FLOAT_ROWS: u64 = 4;
 
-/// [`FLOAT_ROWS`] of passes with several rows of a sequence. They are not recorded, and calling the
-/// library takes longer than launching a kernel: at 16 rows of an encoder 5.0 ms in place of 4.0.
+/// [`FLOAT_ROWS`] of other passes: calling the library takes longer than launching a kernel. Before
+/// an encoder's were recorded, one of 16 rows took 5.0 ms with it and 4.0 without.
 const FLOAT_ROWS_UNRECORDED: u64 = 24;
 
-/// Fewest rows of a product that the vendor's library does, where there is one, in a pass with one
-/// row of each sequence, or with several. AMD's cannot be recorded with a pass, so few rows stay
-/// with the kernels there.
-pub(super) fn library_rows(layout: &ScratchLayout, target: &GpuTarget, one_each: bool) -> u64 {
+/// Whether passes of such a layout are recorded when they come again: those with one row of each
+/// sequence (`one_each`), and those of whole texts of few rows.
+pub(super) fn is_recorded(layout: &ScratchLayout, one_each: bool) -> bool {
+    one_each || (layout.both_ways && !layout.parts && layout.tokens <= SMALL_BATCH)
+}
+
+/// Fewest rows of a product that the vendor's library does, where there is one, in a pass that is
+/// recorded when it comes again, or in another one. AMD's cannot be recorded with a pass, so few
+/// rows stay with the kernels there.
+pub(super) fn library_rows(layout: &ScratchLayout, target: &GpuTarget, recorded: bool) -> u64 {
     match (
         layout.float_weights && target.vendor == Vendor::Nvidia,
-        one_each,
+        recorded,
     ) {
         (true, true) => FLOAT_ROWS,
         (true, false) => FLOAT_ROWS_UNRECORDED,

@@ -40,6 +40,7 @@ pub(crate) fn fill(device: &mut dyn Device, at: u64, first: u32) {
         tables: 0,
         experts: 0,
         float_weights: false,
+        both_ways: false,
         parts: false,
     };
     let rows: Vec<f32> = (0..elements as u32).map(|i| (first + i) as f32).collect();

@@ -335,6 +335,7 @@ fn rows_pass_an_upload_by_a_kernel() {
         tables: 0,
         experts: 0,
         float_weights: false,
+        both_ways: false,
         parts: false,
     };
     let scratch = Scratch {

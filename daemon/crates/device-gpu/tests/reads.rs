@@ -32,6 +32,7 @@ fn layout() -> ScratchLayout {
         tables: 0,
         experts: 0,
         float_weights: false,
+        both_ways: false,
         parts: false,
     }
 }

@@ -38,6 +38,7 @@ fn hands_over(device: &mut dyn Device, (n, width): (usize, u64)) {
         tables: 0,
         experts: 0,
         float_weights: false,
+        both_ways: false,
         parts: false,
     };
     let scratch = Scratch {

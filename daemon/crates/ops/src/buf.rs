@@ -109,6 +109,9 @@ pub struct ScratchLayout {
     /// Whether products are to be as exact as f32 makes them: see
     /// [`Plan::float_weights`](crate::Plan::float_weights).
     pub float_weights: bool,
+    /// Whether all rows of a sequence are in one pass and attend to each other: see
+    /// [`Plan::both_ways`](crate::Plan::both_ways).
+    pub both_ways: bool,
     /// Whether a pass tells of parts of its sequences, too: see [`KvGroup::parts`].
     ///
     /// [`KvGroup::parts`]: crate::KvGroup::parts
@@ -163,6 +166,7 @@ impl ScratchLayout {
             tables: 1,
             experts: 0,
             float_weights: false,
+            both_ways: false,
             parts: false,
             bytes: placed.iter().map(|p| p.1).max().unwrap_or(0),
             bufs: specs

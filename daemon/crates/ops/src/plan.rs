@@ -259,6 +259,7 @@ impl Plan {
             tables: self.ropes.len() as u64,
             experts: experts.sum(),
             float_weights: self.float_weights,
+            both_ways: self.both_ways,
             parts: self.kv.iter().any(|group| group.parts),
             ..ScratchLayout::new(&self.bufs, &self.conflicts, counts)
         }

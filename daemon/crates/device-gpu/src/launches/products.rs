@@ -8,7 +8,7 @@ use rocmforge_kernels_gpu::ops::matmat::{self, HalfInputs, HalfLayout, Inputs, P
 use rocmforge_kernels_gpu::ops::matvec::{self, Epilogue, Matrix};
 
 use super::super::fuse::Input;
-use super::super::workspace::library_rows;
+use super::super::workspace::{is_recorded, library_rows};
 use super::tiled::Halves;
 use super::{Lowered, Lowering};
 
@@ -50,11 +50,9 @@ impl Lowering<'_> {
         let quantized_only = matrices.iter().all(|m| m.ty.is_quantized());
         let by_columns =
             quantized_only && matmat::half_layout(self.target, cols, tokens) == HalfLayout::Columns;
-        let few = library_rows(
-            self.scratch.layout,
-            self.target,
-            self.batch.rows_of_a_sequence() <= 1,
-        );
+        let layout = self.scratch.layout;
+        let recorded = is_recorded(layout, self.batch.rows_of_a_sequence() <= 1);
+        let few = library_rows(layout, self.target, recorded);
         let large = tokens >= few && !by_columns;
         if large && self.vendor && self.workspace.tile_bytes > 0 {
             if wanted && self.scratch.layout.float_weights {

@@ -147,3 +147,23 @@ pub(super) fn emit_rows(
             });
     taken.map_err(|e| memory.store.device_error(Some(pass.model), e))
 }
+
+/// Reads the hidden states of `rows`, of which the first is the wanted row `first`, and hands them
+/// to their requests.
+pub(super) fn emit_hidden(
+    memory: &mut Memory,
+    pass: &Pass<'_>,
+    (first, rows): (usize, &[u32]),
+    client: &mut dyn PassClient,
+) -> Result<(), Error> {
+    let hidden = pass.plan.hidden;
+    let width = pass.scratch.bufs[usize::from(hidden.0)].width as usize;
+    let mut buffer = vec![0.0; width * rows.len()];
+    let read = memory.store.device.read(scratch(pass), hidden, &mut buffer);
+    read.map_err(|e| memory.store.device_error(Some(pass.model), e))?;
+    let wanted = WantedRow::of_part(first, rows);
+    for (row, state) in wanted.zip(buffer.chunks_exact(width)) {
+        client.take(row, RowOutput::Hidden(state));
+    }
+    Ok(())
+}

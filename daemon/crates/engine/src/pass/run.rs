@@ -13,7 +13,7 @@ use rocmforge_tensor_cache::{PassHint, Slab};
 use crate::api::RequestCacheUse;
 use crate::api::error::{Error, from_cache};
 use crate::memory::{Acquisition, Memory};
-use crate::pass::found::{HeadRead, emit_rows};
+use crate::pass::found::{HeadRead, emit_hidden, emit_rows};
 use crate::pass::lookahead::Lookahead;
 use crate::pass::spec::{ExpertStep, Pass, PassClient, batch, id, scratch};
 use crate::pass::work::Amount;
@@ -313,7 +313,7 @@ impl Run<'_, '_> {
 }
 
 /// A pass of few rows through a model of which everything is resident: the device gets all of it
-/// at once. What it finds is read behind it, or, if that `reads_later`, under way.
+/// at once, but for the part of the head behind hidden states where those are wanted. What it finds is read behind it, or, if that `reads_later`, under way.
 pub(super) fn all_resident(
     memory: &mut Memory,
     pass: &Pass<'_>,
@@ -322,9 +322,12 @@ pub(super) fn all_resident(
     reads_later: bool,
 ) -> Result<Option<HeadRead>, Error> {
     let (device, layouts) = memory.store.device_and_layouts(pass.model);
-    let batch = batch(pass, pass.outputs);
-    // Passes with adapters and without are recorded apart.
-    let stamp = 2 * there.stamp + u64::from(pass.adapted);
+    let to_hidden = pass.outputs.is_empty() && !pass.hidden.is_empty();
+    let wanted = if to_hidden { pass.hidden } else { pass.outputs };
+    let batch = batch(pass, wanted);
+    // Passes with adapters and without are recorded apart, and so are those with a part of the
+    // head.
+    let stamp = 4 * there.stamp + 2 * u64::from(to_hidden) + u64::from(pass.adapted);
     let timed = match device.queued_reads_mut() {
         Some(device) if reads_later => device.time_from_here(),
         _ => Ok(()),
@@ -335,8 +338,12 @@ pub(super) fn all_resident(
                 layout: &layouts[segment as usize],
                 slab: there.slabs[segment as usize].offset,
             };
-            let steps = pass.plan.steps_for(!pass.outputs.is_empty()).iter();
-            let steps: Vec<BoundStep<'_>> = steps.map(|s| BoundStep::of(s, bound)).collect();
+            let steps = pass.plan.steps_for(!wanted.is_empty()).iter();
+            let mut steps: Vec<BoundStep<'_>> = steps.map(|s| BoundStep::of(s, bound)).collect();
+            if to_hidden && let Some(BoundStep::Run { ops, live_out, .. }) = steps.last_mut() {
+                *ops = pass.to_hidden()?;
+                *live_out = std::slice::from_ref(&pass.plan.hidden);
+            }
             device.run_all(stamp, &steps, scratch(pass), &batch)
         }
         replayed => replayed.map(|_| ()),
@@ -347,10 +354,13 @@ pub(super) fn all_resident(
         false => None,
     };
     client.begun();
-    if pass.outputs.is_empty() || reading.is_some() {
+    if wanted.is_empty() || reading.is_some() {
         return Ok(reading);
     }
-    emit_rows(memory, pass, pass.outputs, client).map(|()| None)
+    match to_hidden {
+        true => emit_hidden(memory, pass, (0, wanted), client).map(|()| None),
+        false => emit_rows(memory, pass, wanted, client).map(|()| None),
+    }
 }
 
 pub(super) fn run_step(

@@ -104,7 +104,7 @@ fn first_slice(
 ) -> Result<SliceEnd, Error> {
     write_inputs(memory, pass, inputs)?;
     let at_once = match memory.store.records {
-        true => pass.decodes() || pass.has_few_routed_rows(),
+        true => pass.decodes() || pass.has_few_routed_rows() || pass.is_of_short_texts(),
         false => pass.decodes() && slicing.whole,
     };
     if at_once
@@ -117,7 +117,7 @@ fn first_slice(
                 bytes: memory.store.model_bytes(pass.model),
                 attended: pass.plan.steps.iter().map(|s| pass.attended(s)).sum(),
             },
-            was_read: !pass.outputs.is_empty() && reading.is_none(),
+            was_read: !pass.wants_nothing() && reading.is_none(),
             timed: None,
         };
         return Ok(match reading {

@@ -105,6 +105,36 @@ impl Pass<'_> {
             && self.routes()
     }
 
+    /// Whether it is a pass of short texts that are computed whole, so that the device gets it at
+    /// once. What is wanted of it has room at once.
+    pub(super) fn is_of_short_texts(&self) -> bool {
+        let wanted = match (self.outputs, self.hidden) {
+            (wanted, []) | ([], wanted) => wanted.len() as u64,
+            _ => return false,
+        };
+        self.plan.both_ways
+            && self.n_tokens <= TEXT_ROWS
+            && (1..=self.scratch.outputs).contains(&wanted)
+    }
+
+    /// The operations of the head that make hidden states.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for a plan without such operations.
+    pub(super) fn to_hidden(&self) -> Result<&[Op], Error> {
+        let Step::Run { ops, .. } = &self.plan.steps[self.plan.head_step] else {
+            return Err(Error::Internal("the head of a plan routes".to_owned()));
+        };
+        let makes = |op: &Op| {
+            let mut found = false;
+            op.buffers(&mut |_| {}, &mut |b| found |= b == self.plan.hidden);
+            found
+        };
+        let last = ops.iter().position(makes);
+        let last = last.ok_or_else(|| Error::Internal("a head without its norm".to_owned()))?;
+        Ok(&ops[..=last])
+    }
+
     /// Positions that the rows attend to in a step, summed over them. Windows are not looked at.
     pub(super) fn attended(&self, step: &Step) -> u64 {
         let Step::Run { ops, .. } = step else {
@@ -155,6 +185,10 @@ pub(crate) enum RowOutput<'a> {
 
 /// Rows of a pass with prompts that the device gets at once, at most.
 const WHOLE_ROWS: usize = 256;
+
+/// Rows of a pass of whole texts that the device gets at once, at most: about as many as take no
+/// longer than one.
+const TEXT_ROWS: usize = 64;
 
 /// A layer's experts among the segments.
 #[derive(Debug, Clone, Copy)]

@@ -1,16 +1,16 @@
 //! A pass that goes on step by step, and the head that ends it.
 
 use rocmforge_device::{BoundStep, SegmentBinding};
-use rocmforge_ops::{Op, Step};
+use rocmforge_ops::Step;
 use rocmforge_tensor_cache::{ModelId, SegmentId, Slab};
 
 use crate::api::RequestCacheUse;
 use crate::api::error::Error;
 use crate::memory::Memory;
-use crate::pass::found::{HeadRead, emit_rows};
+use crate::pass::found::{HeadRead, emit_hidden, emit_rows};
 use crate::pass::lookahead::Lookahead;
 use crate::pass::run::{ExpertsLeft, Load, Run, StepEnd, begin, run_step, write_inputs};
-use crate::pass::spec::{Pass, PassClient, RowOutput, WantedRow, batch, id, scratch};
+use crate::pass::spec::{Pass, PassClient, batch, id, scratch};
 use crate::pass::work::Amount;
 
 /// A pass between two of its steps. All that it has so far lies in its scratch block, so passes
@@ -297,12 +297,10 @@ fn run_head(
             return Err(error);
         }
     }
-    let mut buffer = Vec::new();
     let mut first = pass.outputs.len();
     for chunk in pass.hidden.chunks(at_once) {
-        run_to_hidden(memory, pass, step, weights, chunk)?;
-        let wanted = WantedRow::of_part(first, chunk);
-        emit_hidden(memory, pass, wanted, &mut buffer, run.client)?;
+        run_to_hidden(memory, pass, weights, chunk)?;
+        emit_hidden(memory, pass, (first, chunk), run.client)?;
         first += chunk.len();
         if let Some(error) = run.client.ended() {
             return Err(error);
@@ -315,26 +313,13 @@ fn run_head(
 fn run_to_hidden(
     memory: &mut Memory,
     pass: &Pass<'_>,
-    head: &Step,
     weights: Option<(u32, Slab)>,
     rows: &[u32],
 ) -> Result<(), Error> {
-    let hidden = pass.plan.hidden;
-    let Step::Run { ops, .. } = head else {
-        return Err(Error::Internal("experts are no operations".to_owned()));
-    };
-    let makes = |op: &Op| {
-        let mut found = false;
-        op.buffers(&mut |_| {}, &mut |b| found |= b == hidden);
-        found
-    };
-    let Some(last) = ops.iter().position(makes) else {
-        return Err(Error::Internal("a head without its norm".to_owned()));
-    };
     let (device, layouts) = memory.store.device_and_layouts(pass.model);
     let step = BoundStep::Run {
-        ops: &ops[..=last],
-        live_out: &[hidden],
+        ops: pass.to_hidden()?,
+        live_out: &[pass.plan.hidden],
         weights: weights.map(|(segment, slab)| SegmentBinding {
             layout: &layouts[segment as usize],
             slab: slab.offset,
@@ -342,23 +327,4 @@ fn run_to_hidden(
     };
     let ran = device.run(&step, scratch(pass), &batch(pass, rows));
     ran.map_err(|e| memory.store.device_error(Some(pass.model), e))
-}
-
-/// Reads the hidden states of `rows` and hands them to their requests.
-fn emit_hidden(
-    memory: &mut Memory,
-    pass: &Pass<'_>,
-    rows: impl ExactSizeIterator<Item = WantedRow>,
-    buffer: &mut Vec<f32>,
-    client: &mut dyn PassClient,
-) -> Result<(), Error> {
-    let hidden = pass.plan.hidden;
-    let width = pass.scratch.bufs[usize::from(hidden.0)].width as usize;
-    buffer.resize(width * rows.len(), 0.0);
-    let read = memory.store.device.read(scratch(pass), hidden, buffer);
-    read.map_err(|e| memory.store.device_error(Some(pass.model), e))?;
-    for (row, state) in rows.zip(buffer.chunks_exact(width)) {
-        client.take(row, RowOutput::Hidden(state));
-    }
-    Ok(())
 }
