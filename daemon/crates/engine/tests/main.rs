@@ -11,6 +11,7 @@ mod control;
 mod decoding;
 mod draft;
 mod embeddings;
+mod encoder_recordings;
 mod encoders;
 mod equal;
 mod estimates;
