@@ -14,7 +14,8 @@ use super::ops::experts::{
 use super::ops::heads::{HeadInputs, HeadMatrices, matmat_heads};
 use super::ops::kv::{Heads, Kv, Qkv, Rope, Rotation, rope_heads, rope_kv};
 use super::ops::matmat::{
-    HalfInputs, HalfLayout, Inputs, PartsRoom, half_layout, matmat, matmat_f16,
+    HalfInputs, HalfLayout, Inputs, PartsRoom, half_layout, matmat, matmat_f16, matmat_floats,
+    takes_floats,
 };
 use super::ops::matvec::{Epilogue, Input, Matrix, fuses_gate, matvec};
 use super::ops::recurrent::{self, Conv, DeltaNet, Sequences, Ssm, conv, delta_net, ssm};
@@ -174,6 +175,12 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
             n_tokens: 9,
         };
         all.push(matmat(target, inputs, &matrix(ty, 100), true).unwrap());
+        for rows in [100, 1500, 1 << 15] {
+            let matrices = [matrix(ty, rows)];
+            if takes_floats(target, &matrices, 512, 9) {
+                all.extend(matmat_floats(target, 1, (512, 9), &matrices, true).unwrap());
+            }
+        }
         if target.multiplies_f16() && ty.is_quantized() {
             // Whole steps of wgmma's kernel, and not.
             let all_cols = [512, 384].into_iter();

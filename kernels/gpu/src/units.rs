@@ -12,7 +12,7 @@ macro_rules! files {
 }
 
 /// Every source and header.
-const FILES: [(&str, &str); 59] = files![
+const FILES: [(&str, &str); 60] = files![
     "compat.h",
     "formats.h",
     "formats_low_bits.h",
@@ -41,6 +41,7 @@ const FILES: [(&str, &str); 59] = files![
     "matmat_f16.h",
     "matmat_mma.h",
     "matmat_few.h",
+    "matmat_floats.h",
     "matmat_wgmma.h",
     "matmat_wmma.h",
     "attention_wmma.h",

@@ -8,7 +8,8 @@
 //! | up to [`SMALL_BATCH`](super::workspace::SMALL_BATCH) otherwise | the input as f16, then mat-mat by matrix instructions (where there are, quantized weights, on AMD from 9 or 17 tokens on); else as 8 bits, then mat-mat |
 //! | more | `tiled.rs`: tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; mat-mat where there is none |
 //!
-//! Rows of a plan of float weights stay f32, or become two f16 for the library, which does such
+//! Rows of a plan of float weights stay f32, and 4 to 16 of them are multiplied with f16 weights by
+//! matrix instructions where NVIDIA has them, or become two f16 for the library, which does such
 //! products from [`library_rows`](super::workspace::library_rows) on.
 
 use rocmforge_device::ops::{

@@ -19,9 +19,9 @@ use rocmforge_kernels_gpu::{GpuTarget, Vendor};
 pub(super) const SMALL_BATCH: u64 = 64;
 
 /// Rows of a product with float weights from which the vendor's library does it on NVIDIA, in a
-/// pass that is recorded when it comes again ([`is_recorded`]). The kernels for fewer read each row of the input once for
-/// every row of the weights: at 16 rows that is 16 times what the weights take, where the library
-/// reads them twice.
+/// pass that is recorded when it comes again ([`is_recorded`]). The kernels for fewer read each row
+/// of the input once for every row of the weights: at 16 rows that is 16 times what the weights
+/// take, where the library reads them twice.
 const FLOAT_ROWS: u64 = 4;
 
 /// [`FLOAT_ROWS`] of other passes: calling the library takes longer than launching a kernel. Before

@@ -9,9 +9,16 @@
 //! | sm_90, columns a multiple of 256 | 17 to 128 | `matmat_wgmma.h` |
 //! | NVIDIA from sm_80 on, otherwise | any | `matmat_mma.h` |
 //! | AMD with WMMA or MFMA | any | `matmat_wmma.h` |
+//!
+//! Weights of f16 by 4 to 16 rows of f32 have matrix instructions on NVIDIA, too
+//! (`matmat_floats.h`).
 
+mod floats;
 mod shape;
 
+#[cfg(test)]
+pub(crate) use floats::{FloatMatrix, MatmatFloatsArgs};
+pub use floats::{matmat_floats, takes_floats};
 #[cfg(test)]
 pub(crate) use shape::PARTS_MAX;
 use shape::{FewShape, MmaShape, WgmmaShape};

@@ -508,3 +508,47 @@ fn contexts_are_split_to_fill_the_device_but_not_below_a_step() {
         [[256, 44], [128, 128], [0, 128], [300, 3]]
     );
 }
+
+#[test]
+fn products_of_few_float_rows_share_a_launch_of_as_many_blocks_as_there_are_multiprocessors() {
+    let target = &GpuTarget::nvidia(9, 0, 132);
+    let of = |rows: &[u64], ty| -> Vec<Matrix> { rows.iter().map(|&n| matrix(ty, n)).collect() };
+    let launch = |rows: &[u64], cols, tokens| {
+        let matrices = of(rows, WeightType::F16);
+        let launches = matmat_floats(target, 1 << 20, (cols, tokens), &matrices, false).unwrap();
+        assert_eq!(launches.len(), 1);
+        (launches[0].kernel, launches[0].grid)
+    };
+    for (rows, cols, expected) in [
+        (
+            &[1024, 1024, 1024][..],
+            1024,
+            ("matvec_f16.matmat_floats_2_f16", [192, 1, 1]),
+        ),
+        (
+            &[1024],
+            1024,
+            ("matvec_f16.matmat_floats_1_f16", [128, 1, 1]),
+        ),
+        (
+            &[4096],
+            1024,
+            ("matvec_f16.matmat_floats_4_f16", [128, 1, 1]),
+        ),
+        (
+            &[1024],
+            4096,
+            ("matvec_f16.matmat_floats_1_f16", [128, 1, 1]),
+        ),
+    ] {
+        assert_eq!(launch(rows, cols, 16), expected, "{rows:?} {cols}");
+    }
+    let takes =
+        |target: &GpuTarget, ty, cols, tokens| takes_floats(target, &of(&[64], ty), cols, tokens);
+    let f16 = WeightType::F16;
+    assert!(takes(target, f16, 64, 4) && takes(&GpuTarget::nvidia(8, 0, 108), f16, 64, 16));
+    assert!(!takes(target, f16, 64, 3) && !takes(target, f16, 64, 17));
+    assert!(!takes(target, f16, 96, 16) && !takes(target, WeightType::BF16, 64, 16));
+    assert!(!takes(&GpuTarget::nvidia(7, 5, 68), f16, 64, 16));
+    assert!(targets()[1..].iter().all(|amd| !takes(amd, f16, 64, 16)));
+}

@@ -39,6 +39,8 @@ fn structs_of_arguments_have_the_fields_of_the_source() {
         "matmat_f16.h": ops::matmat::MmaMatrix,
         "matmat_f16.h": ops::matmat::MatmatMmaArgs,
         "matmat_few.h": ops::matmat::MatmatFewArgs,
+        "matmat_floats.h": ops::matmat::FloatMatrix,
+        "matmat_floats.h": ops::matmat::MatmatFloatsArgs,
         "act.h": ops::activations::ActSpec,
         "adapters.hip": ops::adapters::AdapterMatrix,
         "adapters.hip": ops::adapters::AdaptersDownArgs,

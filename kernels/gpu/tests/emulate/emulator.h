@@ -97,6 +97,9 @@ inline float f32_of_bits(u32 bits) { return same_bits<float>(bits); }
 inline u32 bits_of_f32(float v) { return same_bits<u32>(v); }
 inline float f32_of_f16(u32 bits) { return (float)same_bits<_Float16>((u16)bits); }
 inline u16 f16_of_f32(float v) { return same_bits<u16>((_Float16)v); }
+inline u32 pack_f16(float low, float high) { return f16_of_f32(low) | (u32)f16_of_f32(high) << 16; }
+inline float abs_of(float a) { return std::fabs(a); }
+inline bool is_finite(float x) { return std::isfinite(x); }
 inline float f32_of_bf16(u32 bits) { return f32_of_bits(bits << 16); }
 inline u32 least(u32 a, u32 b) { return a < b ? a : b; }
 inline float max_of(float a, float b) { return a > b ? a : b; }

@@ -53,7 +53,10 @@ impl Lowering<'_> {
         let layout = self.scratch.layout;
         let recorded = is_recorded(layout, self.batch.rows_of_a_sequence() <= 1);
         let few = library_rows(layout, self.target, recorded);
-        let large = tokens >= few && !by_columns;
+        // Of few rows a launch for all matrices reads the weights once; the library does a product
+        // for each part of the rows.
+        let by_instructions = matmat::takes_floats(self.target, &matrices, cols, tokens);
+        let large = tokens >= few && !by_columns && !by_instructions;
         if large && self.vendor && self.workspace.tile_bytes > 0 {
             if wanted && self.scratch.layout.float_weights {
                 input = self.stored_if_gated(input, bound)?;
@@ -86,6 +89,13 @@ impl Lowering<'_> {
             // where it was meant to be.
             plain = self.stored(input, bound)?;
             input = Input::Plain(input.target());
+        }
+        if by_instructions {
+            let shape = (cols, tokens);
+            let add = add.is_some();
+            let launches = matmat::matmat_floats(self.target, plain, shape, &matrices, add);
+            self.push_all(launches)?;
+            return Ok(self.floats(input, bound));
         }
         if quantized {
             self.prepare(input, Sink::Q8(bytes, scales), bound)?;

@@ -313,7 +313,8 @@ impl Run<'_, '_> {
 }
 
 /// A pass of few rows through a model of which everything is resident: the device gets all of it
-/// at once, but for the part of the head behind hidden states where those are wanted. What it finds is read behind it, or, if that `reads_later`, under way.
+/// at once, but for the part of the head behind hidden states where those are wanted. What it finds
+/// is read behind it, or, if that `reads_later`, under way.
 pub(super) fn all_resident(
     memory: &mut Memory,
     pass: &Pass<'_>,
@@ -341,7 +342,7 @@ pub(super) fn all_resident(
             let steps = pass.plan.steps_for(!wanted.is_empty()).iter();
             let mut steps: Vec<BoundStep<'_>> = steps.map(|s| BoundStep::of(s, bound)).collect();
             if to_hidden && let Some(BoundStep::Run { ops, live_out, .. }) = steps.last_mut() {
-                *ops = pass.to_hidden()?;
+                *ops = pass.hidden_ops()?;
                 *live_out = std::slice::from_ref(&pass.plan.hidden);
             }
             device.run_all(stamp, &steps, scratch(pass), &batch)

@@ -121,7 +121,7 @@ impl Pass<'_> {
     ///
     /// # Errors
     /// [`Error::Internal`] for a plan without such operations.
-    pub(super) fn to_hidden(&self) -> Result<&[Op], Error> {
+    pub(super) fn hidden_ops(&self) -> Result<&[Op], Error> {
         let Step::Run { ops, .. } = &self.plan.steps[self.plan.head_step] else {
             return Err(Error::Internal("the head of a plan routes".to_owned()));
         };

@@ -318,7 +318,7 @@ fn run_to_hidden(
 ) -> Result<(), Error> {
     let (device, layouts) = memory.store.device_and_layouts(pass.model);
     let step = BoundStep::Run {
-        ops: pass.to_hidden()?,
+        ops: pass.hidden_ops()?,
         live_out: &[pass.plan.hidden],
         weights: weights.map(|(segment, slab)| SegmentBinding {
             layout: &layouts[segment as usize],
