@@ -74,7 +74,7 @@ impl PassGraphs {
         }
     }
 
-    /// Those of passes that have one row of each sequence (`decodes`), or more.
+    /// Recordings of passes that have one row of each sequence (`decodes`), or of those with more.
     pub(super) fn of(&mut self, decodes: bool) -> &mut Graphs {
         match decodes {
             true => &mut self.tokens,
