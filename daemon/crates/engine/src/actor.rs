@@ -4,8 +4,8 @@
 //! ```text
 //!   command --> waiting --(its KV pages, scratch and a segment fit)--> running --> done
 //!                  |  ^                                                  |
-//!                  |  +-- yielded: others need its room; ----------------+-- rows in passes:
-//!                  |      computed again later                               chunks of its prompt,
+//!                  |  +-- preempted: others need its room; --------------+-- rows in passes:
+//!                  |      recomputed later                                  chunks of its prompt,
 //!                  +-- queue full: RESOURCE_EXHAUSTED                        then a token each
 //! ```
 //!

@@ -1,6 +1,6 @@
 //! The one place where the engine's thread reads the time.
 //!
-//! Decisions get the time as an argument. What measures how long its own work takes reads this
+//! Decisions get the time as an argument. Code that measures how long its own work takes reads this
 //! clock.
 
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! What keeps the engine within its bounds: the budget, memory that others want, sleep of the
-//! machine, a device or a file that hangs.
+//! Guards that keep the engine within its bounds: the budget, memory that other processes want,
+//! sleep of the machine, a device or a file that hangs.
 
 pub(crate) mod budget;
 pub(crate) mod file_watch;
@@ -25,42 +25,45 @@ use sleep::SleepClock;
 use watchdog::DeviceLoss;
 use yield_to::YieldGuard;
 
-/// The guards of an engine.
+/// The engine's guards: of free memory, idle release, other processes, host memory, sleep and loss
+/// of the device.
 pub(crate) struct Guards {
     /// Guard of memory that is kept free for other programs.
     pub(crate) keep_free: KeepFree,
     /// Gives the device's memory back while there are no requests.
     pub(crate) release: MemoryRelease,
-    /// Gives it up while another process uses the device, where that is asked for.
+    /// Gives the device's memory up while another process uses the device, if `yield_to` is set.
     pub(crate) others: Option<(OthersWatch, YieldGuard)>,
-    /// What the card says of its power, for the log.
+    /// Logs the power that the GPU draws.
     pub(crate) power: PowerLog,
-    /// What goes back of the host's memory, where it may have any.
+    /// Gives host memory back when the machine runs short of it; `None` if the engine may not give
+    /// any back.
     pub(crate) host_pressure: Option<PressureWatch>,
-    /// Sees the machine sleep.
+    /// Detects that the machine slept (suspend).
     pub(crate) sleep: SleepClock,
-    /// The budget asked for, while running work needs more than it.
+    /// The budget asked for, in bytes, while running work still needs more than that; else `None`.
     pub(crate) budget_wanted: Option<u64>,
-    /// What a budget in percent is of, where that is less than all memory.
+    /// Explains what a budget in percent refers to, if that is less than all memory of the device.
     pub(crate) budget_note: Option<String>,
     /// Why other processes cannot be watched, if `yield_to` is set.
     pub(crate) yield_note: Option<String>,
-    /// Why the device is lost, if the engine thread detected it.
+    /// Why the device is lost, once the engine thread has detected it.
     pub(crate) lost: Option<Loss>,
-    /// Channel that reports to all clients that the engine ends by itself.
+    /// Channel that reports to all holders of an [`crate::EngineHandle`] that the engine ended
+    /// because its device is lost.
     pub(crate) loss: DeviceLoss,
 }
 
 impl Guards {
-    /// Whether memory is given up for another process now.
+    /// Whether the device's memory is given up for another process now.
     pub(crate) fn yields(&self) -> bool {
         self.others
             .as_ref()
             .is_some_and(|(_, guard)| guard.before().is_some())
     }
 
-    /// How often memory is looked at that others may want while there is no work and the host holds
-    /// so many bytes; `None` is not at all.
+    /// How often the guards check free memory while the engine has no work and holds `host_bytes`
+    /// of host memory; `None` if nothing has to be checked.
     pub(crate) fn interval(&self, host_bytes: u64) -> Option<Duration> {
         let of_device = self.keep_free.watches().then_some(keep_free::WHILE_IDLE);
         // Nothing is looked at while it rests.

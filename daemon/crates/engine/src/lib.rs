@@ -1,9 +1,9 @@
-//! The actor that owns a device: it admits requests, runs them step by step, and
-//! keeps the cache's promises.
+//! The actor that owns a device: it admits requests, runs them step by step, and keeps the cache's
+//! promises.
 //!
-//! [`start`] starts its thread and returns the [`EngineHandle`] through which everyone else
-//! speaks to it; [`api`] is all that can be asked. [`prepare`] makes a model of an open
-//! file, off the engine's thread.
+//! [`start`] starts its thread and returns the [`EngineHandle`] through which everyone else speaks
+//! to it; [`api`] declares all commands. [`prepare`] turns an open file into a model, off the
+//! engine's thread.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! The memory of the device and of the host, and who shares it: weights, the prefix cache, KV
 //! caches of draft models, and what the CPU computes with.
 //!
-//! [`Store`] knows the device and its cache. What has to give way where there is no room for a
-//! weight or a KV page is decided here, because only here all of those who hold memory are known:
+//! [`Store`] knows the device and its cache. This module decides what is given up if a weight or a
+//! KV page does not fit, because only here all holders of memory are known:
 //!
 //! ```text
 //! no room --> wait for uploads ahead of need --> give up KV caches of draft models
@@ -26,24 +26,25 @@ use crate::features::prefix_cache::Prefixes;
 use crate::features::speculation::draft_kv::DraftKvCache;
 use crate::store::{Resident, Store};
 
-/// The memory, and the features that hold some of it.
+/// The device's memory with its segment cache, and the features that hold some of it.
 pub(crate) struct Memory {
     pub(crate) store: Store,
     /// State of CPU compute.
     pub(crate) cpu: CpuCompute,
-    /// Cached prefixes of prompts.
+    /// Cached prefixes of prompts (KV pages and states) in device memory.
     pub(crate) prefixes: Prefixes,
-    /// The part of them that is in host memory.
+    /// The part of the cached prefixes that is in host memory.
     pub(crate) host_kv: HostKv,
     /// The KV cache on disk, if there is one.
     pub(crate) kv_disk: Option<KvDisk>,
     /// Segments of several models with the same content.
     pub(crate) equal: EqualSegments,
-    /// KV caches that draft models have of sequences.
+    /// KV caches that draft models hold for sequences.
     pub(crate) draft_kv: DraftKvCache,
-    /// Bytes of weights that go before cached prefixes that no sequence uses.
+    /// Bytes of weights that are kept in preference to cached prefixes that no sequence uses.
     pub(crate) wanted_weights: u64,
-    /// Bytes of KV cache that preempted requests had: as much may be kept until they go on.
+    /// Bytes of KV cache that preempted requests had: as many bytes of cached prefixes may be kept
+    /// until the requests resume.
     pub(crate) preempted_kv: u64,
     /// Bytes of cached prefixes that may leave the device in this turn of the loop although nothing
     /// else wants their room.
@@ -53,12 +54,12 @@ pub(crate) struct Memory {
     pub(crate) trim_waits: bool,
 }
 
-/// A segment that is held.
+/// A held segment: resident, or with its upload in flight.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Acquisition {
-    /// The segment is resident.
+    /// The segment is resident in this slab.
     Resident(Slab),
-    /// The segment's upload is under way.
+    /// The segment's upload into this slab is in flight.
     InFlight(Slab),
 }
 
@@ -79,12 +80,13 @@ impl Memory {
         }
     }
 
-    /// The budget in force.
+    /// The budget in force, in bytes.
     pub(crate) fn budget(&self) -> u64 {
         self.store.budget()
     }
 
-    /// Gives the device the block of the ledger that it wants for itself.
+    /// Reserves the block of the ledger that the device asks for (vendor libraries and kernels need
+    /// memory outside the arena) and gives it to the device.
     pub(crate) fn take_reserve(&mut self) -> Result<(), Error> {
         let budget = self.budget();
         let bytes = self.store.device.reserve_bytes(budget);
@@ -95,7 +97,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Forgets a model that nobody uses; waits for its uploads under way.
+    /// Unregisters a model that nobody uses, after its uploads in flight have ended.
     pub(crate) fn unregister(&mut self, model: ModelId) -> Result<(), Error> {
         self.store.drop_uploads(model);
         self.write_all_notes();
@@ -122,8 +124,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Notes uploads that have ended. A failed one is forgotten: whoever needs the segment
-    /// tries again and meets the error himself.
+    /// Notes uploads that have ended. A failed one is forgotten: whoever needs the segment starts a
+    /// new upload and gets its error.
     pub(crate) fn collect(&mut self) {
         self.store.collect_uploads();
         for model in self.store.spoiled_models() {
@@ -134,9 +136,8 @@ impl Memory {
         self.equal.share(&mut self.store);
     }
 
-    /// Makes a segment resident and holds it until [`Store::release`]. What has
-    /// arrived is noted by [`Memory::collect`], which asks the driver of each upload:
-    /// callers do so once for several.
+    /// Makes a segment resident and holds it until [`Store::release`]. Does not poll uploads in
+    /// flight: callers run [`Memory::collect`] once before they acquire several segments.
     pub(crate) fn acquire(
         &mut self,
         segment: SegmentId,
@@ -150,8 +151,8 @@ impl Memory {
         Ok(slab)
     }
 
-    /// [`Memory::acquire`] that does not wait for an upload: the segment is held, and its
-    /// upload under way.
+    /// [`Memory::acquire`] that does not wait for an upload: the segment is held, and its upload
+    /// may be in flight.
     pub(crate) fn begin_acquire(
         &mut self,
         segment: SegmentId,
@@ -187,8 +188,8 @@ impl Memory {
         }
     }
 
-    /// Brings a segment that somebody asked for ahead of its use, and waits for it; it
-    /// is held as by [`Memory::acquire`]. `None` if there is no such room for it.
+    /// Uploads a segment ahead of its use, and waits for it; the segment is held as by
+    /// [`Memory::acquire`]. `None` if `room` has no place for it.
     pub(crate) fn bring(
         &mut self,
         segment: SegmentId,
@@ -207,8 +208,8 @@ impl Memory {
         }
     }
 
-    /// Counts a use of all segments of a model and reports where they are, if all are resident.
-    /// Nothing is held: who asks is done with them before he asks anything else of the cache.
+    /// If all segments of a model are resident, counts a use of each and returns where they are.
+    /// Nothing is held: the caller must be done with the addresses before it calls the cache again.
     pub(crate) fn all_resident(
         &mut self,
         model: ModelId,
@@ -218,7 +219,7 @@ impl Memory {
         self.store.all_resident(model, counts)
     }
 
-    /// Takes a block out of the budget; evicts weights for it.
+    /// Reserves a block of `bytes` bytes from the budget, and evicts weights for it if necessary.
     pub(crate) fn reserve(
         &mut self,
         kind: BlockKind,
@@ -245,13 +246,14 @@ impl Memory {
         }
     }
 
-    /// Gives up something that no request needs, for the sake of one that would not have room.
-    /// Whether there was something.
+    /// Gives up memory that no request needs (draft KV caches, then cached prefixes), so that a
+    /// request fits. Returns whether anything was given up.
     fn make_way(&mut self) -> bool {
         self.give_up_draft_kv() || self.give_up_oldest()
     }
 
-    /// Gives up the draft model's KV cache that was used longest ago. Whether there was one.
+    /// Gives up the draft model's KV cache that was used longest ago. Returns whether there was
+    /// one.
     pub(crate) fn give_up_draft_kv(&mut self) -> bool {
         let Some(draft) = self.draft_kv.take_oldest() else {
             return false;
@@ -264,16 +266,16 @@ impl Memory {
         true
     }
 
-    /// Gives up all KV caches of a draft model.
+    /// Gives up all KV caches that a draft model holds for sequences.
     fn forget_draft_kv(&mut self, model: ModelId) {
         for draft in self.draft_kv.take_of(model) {
             draft.free(self);
         }
     }
 
-    /// Whether a draft model's weights, of so many bytes, have room beside those that
-    /// running requests need. Where these have no room themselves, they are streamed, and
-    /// what that costs is measured.
+    /// Whether a draft model's weights of `bytes` bytes fit beside the weights that running
+    /// requests need. True also if the latter do not fit themselves: then they are streamed, and
+    /// the cost of drafting is measured.
     pub(crate) fn leaves_room(&self, bytes: u64) -> bool {
         let in_use = self.store.cache.usage().blocks() - self.prefixes.kept_bytes();
         let left = self.budget().saturating_sub(in_use);
@@ -283,7 +285,8 @@ impl Memory {
         }
     }
 
-    /// Evicts what may go, of one model or of all, and gives the memory back to the system.
+    /// Evicts all weights and cached prefixes that are not in use, of one model or of all, and
+    /// returns the memory to the system.
     pub(crate) fn clear(&mut self, model: Option<ModelId>) -> Result<Cleared, Error> {
         self.collect();
         self.write_all_notes();
@@ -296,9 +299,9 @@ impl Memory {
         Ok(cleared)
     }
 
-    /// Moves KV pages and states together, so that what is free lies in one piece. All weights that
-    /// may go are evicted before, and what draft models have of sequences is given up. How many
-    /// bytes moved; who holds a page looks up where it is then ([`SequenceMemory::locate`]).
+    /// Compacts KV pages and states, so that free memory is contiguous. Evicts all weights that are
+    /// not pinned or in use, and gives up the KV caches of draft models. Returns the bytes moved;
+    /// who holds a page looks up its new place ([`SequenceMemory::locate`]).
     ///
     /// No pass may be under way.
     ///
@@ -315,7 +318,8 @@ impl Memory {
         Ok(moved)
     }
 
-    /// Changes the budget of the cache and of the arena. Returns the bytes still above it.
+    /// Changes the budget of the cache and of the arena to `bytes`. Returns how many bytes are
+    /// still in use above it.
     pub(crate) fn set_budget(&mut self, bytes: u64) -> Result<u64, Error> {
         self.collect();
         if bytes < self.budget() {
@@ -325,10 +329,10 @@ impl Memory {
         self.store.set_budget(bytes)
     }
 
-    /// Gives all memory back to the driver and takes `bytes` of it again; if it refuses,
-    /// `otherwise`, and then as much less as there is. That is the new budget, which is returned.
-    /// All weights go, to come again as they are needed; blocks stay, and of what they hold the
-    /// slabs in `keep`. Nothing may be in use.
+    /// Returns all memory to the driver and allocates `bytes` of it again; if the driver refuses,
+    /// `otherwise` bytes, and then as many as it gives. Returns the new budget in bytes. All
+    /// weights are evicted; blocks stay, but of their content only that of the slabs in `keep`.
+    /// Nothing may be in use.
     pub(crate) fn renew(
         &mut self,
         bytes: u64,

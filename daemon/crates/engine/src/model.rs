@@ -1,5 +1,5 @@
-//! A model's file as the engine uses it: what was prepared of it, the threads that read it where
-//! it may hang, its adapters and projector, rows of its embedding, and the tables of its rotations.
+//! A model's file as the engine uses it: the prepared model, the threads that read the file if it
+//! may hang, adapters and projector, rows of the embedding, and tables of RoPE angles.
 
 pub(crate) mod adapters;
 pub(crate) mod embedding_rows;

@@ -1,4 +1,4 @@
-//! A forward pass of a model over rows of some sequences, and what is measured of passes.
+//! A forward pass of a model over rows of some sequences, and the measured times of passes.
 
 pub(crate) mod backlog;
 pub(crate) mod costs;

@@ -1,4 +1,5 @@
-//! A request: its tokens, its KV cache, how its next token is chosen, and what its client is sent.
+//! A request: its tokens, its KV cache, the choice of its next token, and the events sent to its
+//! client.
 
 mod clients;
 pub(crate) mod decoding;

@@ -2,10 +2,10 @@
 //!
 //! The cache is pure and the device has no policy; this is the one place where they meet. Every
 //! action that the cache emits is executed here in order, and every upload that ends is reported
-//! back, so the cache's state and the device's memory say the same at every step.
+//! back, so the cache's state matches the device's memory at every step.
 //!
-//! *Invariant:* a segment's upload is started once; whoever needs it while it is under way
-//! waits for the same one (`under_way` has one a segment).
+//! *Invariant:* a segment's upload is started once; whoever needs the segment meanwhile waits for
+//! that upload (`under_way` has one entry for each segment).
 
 pub(crate) mod arena;
 mod closing;
@@ -39,11 +39,11 @@ pub(crate) use source::Source;
 use timetable::Timetable;
 use uploads::UnderWay;
 
-/// The device, the cache, and what is between them.
+/// The device, its segment cache, and the state of uploads between them.
 pub(crate) struct Store {
     pub(crate) clock: Clock,
     pub(crate) device: DeviceSlot,
-    /// How often the device was opened again.
+    /// Number of times that the device was opened again after it was closed.
     pub(crate) openings: u64,
     pub(crate) cache: Cache,
     pub(crate) sources: HashMap<ModelId, Source>,
@@ -54,35 +54,37 @@ pub(crate) struct Store {
     under_way: HashMap<SegmentId, UnderWay>,
     /// Uploads that the cache counts as completed, and whose end the device has not confirmed yet.
     settling: HashMap<UploadTicket, SegmentId>,
-    /// Segments that passes use in order and whose uploads have ended, since this was looked at.
+    /// Segments used in order by passes whose uploads have ended since this list was last read.
     pub(crate) arrived: Vec<SegmentId>,
     /// Resident segments whose content turned out to be bad while they were in use.
     spoiled: Vec<SegmentId>,
     pub(crate) actions: Vec<Action>,
-    /// The block that the device has for itself.
+    /// The block of the ledger that the device keeps for itself.
     reserve: Option<Slab>,
-    /// Bytes that the driver counted as free last.
+    /// Bytes of device memory that the driver last reported as free.
     pub(crate) free_bytes: Option<u64>,
     counted_at: Instant,
-    /// Why the device is lost, once it is.
+    /// Why the device is lost; empty while it is not.
     lost: OnceCell<Loss>,
-    /// Bytes that the driver refused since this was looked at last; 0 if it did not say how many.
+    /// Bytes that the driver refused to allocate since this was last read; 0 if it did not say how
+    /// many.
     refused: Cell<Option<u64>>,
-    /// How segments begin on the device: what is compared after a sleep.
+    /// The first bytes of segments on the device, which are compared after the machine slept.
     witnesses: arena::Witnesses,
-    /// Files that are waited for.
+    /// Files whose reads are waited for.
     pub(crate) files: FileWatch,
-    /// Whether the device records passes.
+    /// Whether the device captures passes as graphs.
     pub(crate) records: bool,
     /// Uploads that are queued on the link, with the times at which they are expected to end.
     pub(crate) timetable: Timetable,
-    /// Why weights are uploaded, and how long passes wait for uploads.
+    /// Counts why weights are uploaded, and how long passes wait for uploads.
     pub(crate) reasons: UploadReasons,
-    /// The model that blocks are taken for now.
+    /// The model that blocks are being reserved for now.
     reserves_for: Option<ModelId>,
 }
 
-/// For the snapshot the driver's free bytes are counted at most this often while there is work.
+/// Shortest time between two queries of the driver's free memory for the snapshot while there is
+/// work.
 const MEMORY_RENEWAL: Duration = Duration::from_millis(500);
 
 impl Store {
@@ -115,12 +117,12 @@ impl Store {
         }
     }
 
-    /// Number of uploads that were not waited for.
+    /// Number of uploads in flight that nobody has waited for.
     pub(crate) fn under_way(&self) -> usize {
         self.under_way.len()
     }
 
-    /// Asks the driver for its count of free memory, unless it was asked a moment ago.
+    /// Asks the driver for its count of free memory, unless it was asked within [`MEMORY_RENEWAL`].
     pub(crate) fn refresh_free_bytes(&mut self) {
         if self.clock.now() - self.counted_at >= MEMORY_RENEWAL {
             self.free_bytes = self.device.free_bytes();
@@ -128,7 +130,7 @@ impl Store {
         }
     }
 
-    /// Asks the driver for its count of free memory.
+    /// Asks the driver for its count of free memory, in bytes; `None` if it does not count.
     pub(crate) fn count_free_bytes_now(&mut self) -> Option<u64> {
         self.free_bytes = self.device.free_bytes();
         self.counted_at = self.clock.now();
@@ -163,12 +165,14 @@ impl Store {
         self.count_pinned(model)
     }
 
-    /// Has a segment held. Where it is absent, its upload is to be executed.
+    /// Holds a segment in the cache. If it was absent, the caller has to execute the emitted upload
+    /// ([`Store::run_actions`]).
     pub(crate) fn try_acquire(&mut self, segment: SegmentId) -> Result<Acquired, CacheError> {
         self.cache.acquire(segment, &mut self.actions)
     }
 
-    /// Takes a block out of the budget. What was evicted for it is to be executed.
+    /// Reserves a block of `bytes` bytes in the cache's ledger. The caller has to execute the
+    /// evictions that this emits.
     pub(crate) fn try_reserve(
         &mut self,
         kind: BlockKind,
@@ -179,8 +183,8 @@ impl Store {
         self.cache.reserve(kind, owner, bytes, &mut self.actions)
     }
 
-    /// Begins to bring a segment ahead of its use. Whether it has room beside its own model and
-    /// those that run.
+    /// Starts to upload a segment ahead of its use. Returns whether it has room beside the segments
+    /// of its own model and of models that run.
     pub(crate) fn begin_bringing(&mut self, segment: SegmentId) -> Result<bool, Error> {
         let has_room = self.cache.bring(segment, &mut self.actions);
         if has_room {
@@ -189,8 +193,8 @@ impl Store {
         Ok(has_room)
     }
 
-    /// Begins to upload a segment ahead of its use, into free room alone. Whether it has room
-    /// there.
+    /// Starts to upload a segment ahead of its use, if free memory suffices. Returns whether it
+    /// does.
     pub(crate) fn begin_bringing_into_free(&mut self, segment: SegmentId) -> Result<bool, Error> {
         let has_room = self.cache.bring_into_free(segment, &mut self.actions);
         if has_room {
@@ -199,19 +203,19 @@ impl Store {
         Ok(has_room)
     }
 
-    /// Bytes of the block that the device has for itself.
+    /// Size of the block that the device keeps for itself, in bytes.
     pub(crate) fn reserve_bytes(&self) -> u64 {
         self.reserve.map_or(0, |slab| slab.bytes)
     }
 
-    /// Gives the device a block of the ledger for itself.
+    /// Gives the device a block of the ledger for its own use.
     pub(crate) fn set_reserve(&mut self, slab: Slab) -> Result<(), Error> {
         self.reserve = Some(slab);
         let set = self.device.set_reserve(slab.offset, slab.bytes);
         set.map_err(|e| self.device_error(None, e))
     }
 
-    /// Takes a model's segments out of the cache. What it shares stays with the others.
+    /// Removes a model's segments from the cache. Slabs that it shares with other models stay.
     pub(crate) fn unregister_segments(&mut self, model: ModelId) -> Result<(), CacheError> {
         let cache = &self.cache;
         let heir = |segment: SegmentId| {
@@ -226,7 +230,7 @@ impl Store {
         self.cache.unregister(model, &mut self.actions)
     }
 
-    /// Has two segments of the same content share a slab. Whether they do now.
+    /// Lets two segments of equal content share a slab. Returns whether they share one now.
     pub(crate) fn share(&mut self, a: SegmentId, b: SegmentId) -> Result<bool, Error> {
         let mut share = |a, b| {
             self.cache
@@ -238,7 +242,7 @@ impl Store {
         Ok(shared || self.cache.holder(a) == self.cache.holder(b))
     }
 
-    /// Forgets what a model's segments held.
+    /// Forgets the recorded contents (first bytes) of a model's segments.
     pub(crate) fn forget_contents(&mut self, model: ModelId) {
         self.witnesses.retain(|segment, _| segment.model != model);
         self.resident.remove(&model);
@@ -252,7 +256,8 @@ impl Store {
         }
     }
 
-    /// Evicts what may go, of one model or of all, and gives the memory back to the system.
+    /// Evicts all segments that are neither pinned nor in use, of one model or of all, and returns
+    /// the memory to the system.
     pub(crate) fn clear(&mut self, model: Option<ModelId>) -> Result<Cleared, Error> {
         let cleared = self.cache.clear(model, &mut self.actions);
         let cleared = cleared.map_err(from_cache)?;
@@ -260,7 +265,8 @@ impl Store {
         Ok(cleared)
     }
 
-    /// Changes the budget of the cache and of the arena. Returns the bytes still above it.
+    /// Changes the budget of the cache and of the arena to `bytes`. Returns how many bytes are
+    /// still in use above it.
     pub(crate) fn set_budget(&mut self, bytes: u64) -> Result<u64, Error> {
         if bytes > self.budget() {
             self.set_capacity(bytes)?;
@@ -271,7 +277,7 @@ impl Store {
         Ok(change.used.saturating_sub(bytes))
     }
 
-    /// Waits for an upload of a segment that is held; gives the segment back where it fails.
+    /// Waits for the upload of a held segment; releases the segment if the upload fails.
     pub(crate) fn wait_for_held(&mut self, segment: SegmentId) -> Result<(), Error> {
         let came = self.wait(segment);
         if came.is_err() {
@@ -280,9 +286,9 @@ impl Store {
         came
     }
 
-    /// Waits for a segment that [`Memory::begin_acquire`](crate::memory::Memory::begin_acquire)
-    /// found on its way, and that is held. Whether it is there; if not, its upload has failed
-    /// before, and it is held no longer.
+    /// Waits for a held segment whose upload
+    /// [`Memory::begin_acquire`](crate::memory::Memory::begin_acquire) found in flight. Returns
+    /// whether it is resident; if not, its upload has failed, and it is held no longer.
     pub(crate) fn end_acquire(&mut self, segment: SegmentId) -> Result<bool, Error> {
         let came = self.wait(segment);
         if came.is_err() || !self.cache.holds(segment) {
@@ -291,8 +297,8 @@ impl Store {
         came.map(|()| self.cache.holds(segment))
     }
 
-    /// The device, and where the tensors of a model's segments lie in their slabs: together, since
-    /// a pass needs the one mutable and the other not.
+    /// The device, mutable, and where the tensors of a model's segments lie in their slabs. One
+    /// call returns both, since a pass borrows them at the same time.
     pub(crate) fn device_and_layouts(
         &mut self,
         model: ModelId,
@@ -300,8 +306,8 @@ impl Store {
         (&mut *self.device, &self.sources[&model].layouts)
     }
 
-    /// Begins an upload of an expert that the pass under way needs, unless too many are under way
-    /// or what is in use leaves it no room.
+    /// Starts to upload an expert that the current pass needs, unless too many uploads are in
+    /// flight or segments in use leave it no room.
     pub(crate) fn start_needed(&mut self, segment: SegmentId) -> Result<(), Error> {
         if self.cache.prefetch_needed(segment, &mut self.actions) {
             self.execute()?;
@@ -314,8 +320,8 @@ impl Store {
         self.under_way.contains_key(&self.cache.holder(segment))
     }
 
-    /// Whether [`Memory::acquire`](crate::memory::Memory::acquire) of a segment would not wait for
-    /// its upload.
+    /// Whether [`Memory::acquire`](crate::memory::Memory::acquire) of this segment would return
+    /// without waiting for an upload.
     pub(crate) fn comes_at_once(&self, segment: SegmentId) -> bool {
         match self.under_way.get(&self.cache.holder(segment)) {
             Some(UnderWay::Uploaded { ticket, .. }) => self.device.is_queued(*ticket),
@@ -324,7 +330,7 @@ impl Store {
         }
     }
 
-    /// Gives an acquired segment back.
+    /// Releases an acquired segment.
     pub(crate) fn release(&mut self, segment: SegmentId) {
         self.cache.release(segment);
     }
@@ -371,30 +377,31 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a block back.
+    /// Returns a block to the budget.
     pub(crate) fn free(&mut self, block: BlockId) {
         self.cache.free(block);
     }
 
-    /// The budget in force.
+    /// The budget in force, in bytes.
     pub(crate) fn budget(&self) -> u64 {
         self.cache.budget()
     }
 
-    /// Gives the arena so many bytes; more where a shrink has left something beyond them, which
-    /// lies there until it is released.
+    /// Sets the arena's size to `bytes`; to more if a shrink has left blocks beyond that size,
+    /// which stay there until they are released.
     fn set_capacity(&mut self, bytes: u64) -> Result<(), Error> {
         let bytes = bytes.max(self.cache.arena_end());
         let set = self.device.set_capacity(bytes);
         set.map_err(|e| self.device_error(None, e))
     }
 
-    /// What the driver refused since the last call of this.
+    /// Takes the bytes that the driver refused to allocate since the last call; `None` if it
+    /// refused nothing.
     pub(crate) fn take_refused_bytes(&self) -> Option<u64> {
         self.refused.take()
     }
 
-    /// After releases: finishes a shrink that could not be reached at once.
+    /// Continues a shrink of the budget that blocks in use had held up. Called after releases.
     pub(crate) fn finish_shrink(&mut self) -> Result<(), Error> {
         if self.cache.budget_reached() {
             return Ok(());
@@ -412,8 +419,8 @@ impl Store {
         self.run_actions(true)
     }
 
-    /// Carries out the emitted actions in order. If one fails, the uploads behind it are reported
-    /// as failed, so that the cache does not wait for them.
+    /// Carries out the cache's emitted actions in order. If one fails, the uploads behind it are
+    /// reported as failed, so that the cache does not wait for them.
     fn run_actions(&mut self, discard: bool) -> Result<(), Error> {
         let mut actions = std::mem::take(&mut self.actions);
         self.note_reasons(&actions);
@@ -452,7 +459,8 @@ impl Store {
         outcome
     }
 
-    /// Notes what evicts segments: the upload behind them, or the block that is taken.
+    /// Records why segments are evicted: for the upload behind them in `actions`, or for a block
+    /// that is reserved.
     fn note_reasons(&mut self, actions: &[Action]) {
         for (at, action) in actions.iter().enumerate() {
             let Action::Evict { segment, cause, .. } = action else {

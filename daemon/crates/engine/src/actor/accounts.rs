@@ -19,25 +19,28 @@ use crate::request::task::{Task, Work};
 use crate::request::time_account::{Meanwhile, Occupant, Standing, TimeAccount};
 use crate::request::time_book::{SpentSince, Sums};
 
-/// A slice of a pass that ended.
+/// What the time accounts of requests need to know of a slice of a pass that ended.
 pub(crate) struct EndedSlice {
     pub(crate) now: Instant,
-    /// How long the slice waited for work that the device had been given earlier.
+    /// How long the slice waited for work that the device had been given before it.
     pub(crate) earlier: Duration,
-    /// Whether the slice waited for its own work.
+    /// Whether the slice waited until the device had done the slice's own work.
     pub(crate) was_read: bool,
-    /// What the device takes for its work, by its rates; zero if they are not known.
+    /// Estimated time of the slice's work on the device, by measured rates; zero if they are not
+    /// known.
     pub(crate) work: Duration,
-    /// What was spent in the earlier parts of the slice, up to the last time accounts were charged.
+    /// Waits for uploads and CPU time of the earlier parts of the slice, up to the last time
+    /// accounts were charged.
     pub(crate) before: SpentSince,
-    /// Device time of earlier work, if the device computes the pass now.
+    /// Device time of earlier work, if the device computes the slice's pass now; else `None`.
     pub(crate) computing: Option<Duration>,
-    /// Whether the slice only looked at what the device had computed.
+    /// Whether the slice only read results that the device had already computed.
     pub(crate) looked: bool,
 }
 
 impl Engine {
-    /// The account of a request that was sent then: until now the engine did something else.
+    /// Opens the time account of a request that was sent at `sent`, and charges the time until now
+    /// to what the engine did meanwhile.
     pub(crate) fn open_account(&mut self, sent: Instant, slot: Option<TimesSlot>) -> TimeAccount {
         let mut account = TimeAccount::new(sent, slot);
         let now = self.now();
@@ -50,7 +53,7 @@ impl Engine {
         account
     }
 
-    /// What was spent since the accounts were last charged.
+    /// Waits for uploads and CPU time since the accounts were last charged.
     pub(crate) fn spent(&mut self) -> SpentSince {
         let sums = Sums {
             waited: self.memory.store.reasons.waited,
@@ -59,8 +62,8 @@ impl Engine {
         self.requests.times.look(sums)
     }
 
-    /// Tells all requests that the time up to now was between two slices; `members` are about to be
-    /// in one.
+    /// Charges the time up to now to all requests as time between two slices; `members` are about
+    /// to be in a slice.
     pub(crate) fn account_between(&mut self, members: &mut [Member], now: Instant) {
         let spent = self.spent();
         let meanwhile = spent.between();
@@ -72,7 +75,8 @@ impl Engine {
         self.account_others(meanwhile, spent.linked_bytes, now);
     }
 
-    /// Tells all requests of a slice: those in it, and the others.
+    /// Charges a slice's time to all requests: as computation to `members`, the first `decoding` of
+    /// which decode, and as waiting to the others.
     pub(crate) fn account_slice(
         &mut self,
         members: &mut [Member],
@@ -108,7 +112,7 @@ impl Engine {
         self.account_others(Meanwhile::Slice(whose), spent.linked_bytes, slice.now);
     }
 
-    /// Tells those in no slice.
+    /// Charges the time up to now to the requests that are not in the slice, as `meanwhile`.
     fn account_others(&mut self, meanwhile: Meanwhile, link: u64, now: Instant) {
         let requests = &mut self.requests;
         let running = requests.scheduler.running() as u32;
@@ -135,8 +139,8 @@ impl Engine {
         }
     }
 
-    /// Charges all requests of a complete chunk of prompts, and with the time of passes of `whose`
-    /// tokens between its steps.
+    /// Charges a complete chunk of prompts to all requests, and the passes of tokens that ran
+    /// between its steps to the chunk's own requests.
     pub(crate) fn account_chunk(
         &mut self,
         members: &mut [Member],
@@ -161,8 +165,8 @@ impl Engine {
         }
     }
 
-    /// A pass is complete, in so long: those who decode in it would have been done earlier without
-    /// the prompts of others.
+    /// Charges a complete pass to its decoding requests: the time that they would have been done
+    /// earlier without the prompts of others.
     pub(crate) fn account_pass(&mut self, pass: &mut PassUnderWay) {
         self.account_uploads(pass);
         let PassUnderWay {
@@ -201,7 +205,8 @@ impl Engine {
         }
     }
 
-    /// Tells the requests of a pass what of the device's time went to its own waits for uploads.
+    /// Charges a pass's requests with the share of the device's time that the pass spent waiting
+    /// for its uploads.
     fn account_uploads(&mut self, pass: &mut PassUnderWay) {
         let bytes = pass.counts.uploaded_bytes;
         if bytes == 0 {
@@ -230,8 +235,8 @@ impl Engine {
         }
     }
 
-    /// Notes the standing of all requests that are in no pass, from what the scheduler is given.
-    /// Time up to now is charged to their earlier standing.
+    /// Updates the standing (what they wait for) of all requests that are in no pass, from the
+    /// scheduler's state. Time up to now is charged to their earlier standing.
     pub(crate) fn account_standing(&mut self) {
         let now = self.now();
         self.account_between(&mut [], now);
@@ -254,7 +259,8 @@ impl Engine {
         }
     }
 
-    /// A request ended: its times go where they are wanted.
+    /// Closes the time account of a request that ended, and sends its times to the slot that asked
+    /// for them.
     pub(crate) fn close_account(&mut self, task: &mut Task) {
         let now = self.now();
         task.times.all_to(Part::Rest, now);
@@ -324,7 +330,7 @@ impl Engine {
         }
     }
 
-    /// The time of a request's tokens after the first one, as parts.
+    /// How the time after a request's first token was spent, as parts.
     fn decode_times(&self, task: &Task, generated: u32) -> DecodeTimes {
         let account = &task.times;
         let Some((first, passes)) = account.first_token() else {
@@ -389,7 +395,7 @@ impl Engine {
     }
 }
 
-/// Tells requests that a chunk of prompts of their model ran up to now.
+/// Charges requests with waiting for a chunk of their own model's prompts, up to `now`.
 pub(crate) fn account_behind(members: &mut [Member], whose: Occupant, now: Instant) {
     for Member { task, .. } in members {
         task.times.stand(Standing::Ready);

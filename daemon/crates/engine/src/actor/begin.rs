@@ -1,11 +1,12 @@
-//! How a request begins: with what is there of its prompt, or behind another one that
-//! computes the same just now.
+//! How a request begins: with the cached part of its prompt, or behind another request that is
+//! computing the same prefix.
 //!
-//! Requests that come together and begin alike (several answers to one prompt, many questions about
-//! one text) would each compute the same. So one that has computed nothing yet follows the first of
-//! them, also where a part of that is there: it waits until that one is past what they have in
-//! common, and begins with its pages. It waits for nobody less urgent, and not for one that yielded
-//! or whose reader is slow: where the first one does not go on, the next computes for itself.
+//! Requests that arrive together and share a prefix (several completions of one prompt, many
+//! questions about one text) would each compute it. So a request that has computed nothing yet
+//! follows the first of them, also if a part of the prefix is cached: it waits until that one has
+//! computed what they share, and begins with its pages. It never waits for a request of a less
+//! urgent class, one that was preempted or one whose reader is slow: if the first one does not go
+//! on, the next computes for itself.
 
 use std::sync::Arc;
 
@@ -17,11 +18,12 @@ use crate::features::prefix_cache::partings::Partings;
 use crate::request::kv::{SequenceMemory, goes_on_anywhere};
 use crate::request::task::{Task, Work};
 
-/// Pages that two prompts must have in common for one to wait for the other.
+/// Minimum number of KV pages that two prompts must share for one request to wait for the other.
 const COMMON_PAGES_MIN: usize = 2;
 
 impl Engine {
-    /// A request was admitted: what is there of its prompt is not computed.
+    /// Starts an admitted request with the KV pages of its prompt that are cached, so that these
+    /// tokens are not computed.
     pub(crate) fn begin(&mut self, seq: SeqId) {
         let Some(task) = self.requests.tasks.get_mut(&seq) else {
             return;
@@ -38,7 +40,7 @@ impl Engine {
         self.note_wanted_weights();
     }
 
-    /// Counts what a resumed request computes again, once it is known.
+    /// Counts the tokens that a resumed request recomputes, once the number is known.
     pub(crate) fn count_recomputed(&mut self, seq: SeqId) {
         let task = self.requests.tasks.get_mut(&seq);
         if let Some(task) = task.filter(|task| !task.reads) {
@@ -98,8 +100,8 @@ impl Engine {
         }
     }
 
-    /// Lets requests wait that would compute what another one computes, and
-    /// those begin that have waited.
+    /// Makes requests wait whose prefix another request is computing, and starts those that have
+    /// waited long enough.
     pub(crate) fn follow(&mut self) {
         // One that has yielded computes nothing, and begins when it is admitted again.
         let new = |task: &&Task| {
@@ -174,7 +176,7 @@ impl Engine {
         }
     }
 
-    /// Whether a request that came before this one computes what both begin with.
+    /// Whether a request that arrived earlier is computing the prefix that it shares with this one.
     pub(crate) fn has_leader(&self, seq: SeqId) -> bool {
         let (Some(task), Some(status)) =
             (self.requests.tasks.get(&seq), self.requests.running(seq))
@@ -199,9 +201,10 @@ impl Engine {
         })
     }
 
-    /// Tells which weights go before what is kept of prompts: those of models with running
-    /// requests, and pinned ones. Those of a model whose requests are preempted come back by the
-    /// link, and what these have computed would be computed again.
+    /// Sets how many bytes of weights are kept in preference to cached prefixes: those of models
+    /// with running requests, and pinned ones. The weights of a model whose requests are preempted
+    /// are not counted: they can be uploaded again, while evicted prefixes would have to be
+    /// recomputed.
     pub(crate) fn note_wanted_weights(&mut self) {
         let store = &self.memory.store;
         let (mut running, mut pinned) = (Vec::new(), 0);
@@ -218,7 +221,7 @@ impl Engine {
         self.memory.set_wanted_weights(bytes, preempted);
     }
 
-    /// Bytes of KV cache that preempted requests had.
+    /// Bytes of KV cache that preempted requests had when they were preempted.
     pub(crate) fn preempted_kv(&self) -> u64 {
         let sizes = self.sizes();
         let preempted = self.requests.tasks.values().map(|task| {
@@ -232,8 +235,9 @@ impl Engine {
     }
 }
 
-/// Windows of a plan that lie so far from each other in a prompt of so many tokens that they have
-/// a quarter of it: pages of a window are kept before each place where prompts may part.
+/// Number of places in a prompt of `tokens` tokens before which the pages of sliding windows may be
+/// kept, so that the kept windows cover at most a quarter of the prompt; no limit for a plan
+/// without windows.
 fn windows_apart(plan: &Plan, tokens: usize) -> usize {
     let windows = plan.kv.iter().filter_map(|group| group.window);
     match windows.max() {
@@ -242,7 +246,8 @@ fn windows_apart(plan: &Plan, tokens: usize) -> usize {
     }
 }
 
-/// Pages that two prompts have in common, without the last token of `task`, which it computes.
+/// Number of leading KV pages that two prompts have in common. The last token of `task` is left
+/// out, since its logits have to be computed.
 fn common_pages(leader: &Task, task: &Task) -> usize {
     let (theirs, ours) = (
         leader.tokens.chunks_exact(KV_PAGE_TOKENS),
@@ -253,13 +258,14 @@ fn common_pages(leader: &Task, task: &Task) -> usize {
     theirs.zip(ours).take_while(|(a, b)| a == b).count()
 }
 
-/// Pages that a request begins with at most.
+/// Maximum number of cached KV pages that a request can begin with: its last token has to be
+/// computed.
 fn pages_at_most(task: &Task) -> usize {
     task.tokens.len().saturating_sub(1) / KV_PAGE_TOKENS
 }
 
-/// Whether `leader` has computed what `task` could begin with; `None` if that
-/// is too little to wait for.
+/// Whether `leader` has computed all that it shares with `task`; `None` if they share too little to
+/// wait for.
 fn leads((leader, memory): (&Task, &SequenceMemory), task: &Task) -> Option<bool> {
     let common = common_pages(leader, task);
     let end = common * KV_PAGE_TOKENS;

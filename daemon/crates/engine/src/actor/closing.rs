@@ -6,9 +6,10 @@
 //!     +--reopen, load------+
 //! ```
 //!
-//! Whoever finds a model in a snapshot holds it until the request is sent. So a model is withdrawn
-//! from the snapshots first. Once the engine's own pointer is the only one, nobody can send a
-//! request for it any more, and it is forgotten. A request that comes meanwhile keeps it.
+//! Whoever finds a model in a snapshot holds it until the request is sent. So the engine first
+//! withdraws a model from the snapshots. Once the engine's own pointer is the only one, nobody can
+//! send a request for it any more, and it is forgotten. A request that arrives meanwhile keeps the
+//! model.
 //!
 //! *Invariant:* a request that found its model is never refused because the model was closed (test
 //! `a_model_that_somebody_holds_is_not_closed`).
@@ -23,7 +24,8 @@ use crate::api::error::Error;
 use crate::model::loaded::LoadedModel;
 
 impl Engine {
-    /// Takes a model a step nearer to being forgotten, if nobody uses it.
+    /// Brings a model that nobody uses one step nearer to being forgotten: withdraws it from the
+    /// snapshots, or forgets it if nobody holds it.
     pub(crate) fn close(
         &mut self,
         name: &str,
@@ -54,7 +56,7 @@ impl Engine {
         Ok(Closing::Closed(loaded))
     }
 
-    /// Publishes a model again that was withdrawn.
+    /// Puts a withdrawn model into the snapshots again.
     pub(crate) fn reopen(&mut self, name: &str) {
         if let Some(entry) = self.models.named(name) {
             entry.is_withdrawn = false;

@@ -1,4 +1,4 @@
-//! What each command does.
+//! Execution of each command that the engine receives.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ use crate::request::time_account::TimeAccount;
 pub const MODELS_MAX: usize = 1024;
 
 impl Engine {
-    /// Carries out a command.
+    /// Executes a command.
     pub(crate) fn handle(&mut self, command: Command) {
         if let Err(error) = self.wake_for(&command) {
             self.publish(true);
@@ -139,14 +139,15 @@ impl Engine {
         }
     }
 
-    /// Publishes, then replies: whoever has the answer sees a snapshot that knows of it.
+    /// Publishes the snapshot, then sends the reply: whoever has the reply sees a snapshot that
+    /// includes the change.
     fn answer<T>(&mut self, reply: oneshot::Sender<Result<T, Error>>, result: Result<T, Error>) {
         self.publish(true);
         // An asker that went away has its command done all the same.
         let _ = reply.send(result);
     }
 
-    /// A request for text, whose images with their digests are ready.
+    /// Starts a request for text whose images have been computed; each image comes with its digest.
     pub(crate) fn generate(
         &mut self,
         request: GenerateRequest,
@@ -233,7 +234,8 @@ impl Engine {
         );
     }
 
-    /// A prompt's tokens with the images' numbers in the place of their placeholders.
+    /// Replaces the placeholders of images in a prompt's tokens by numbers that stand for each
+    /// image's content.
     fn with_images(
         &mut self,
         mut tokens: Vec<u32>,
@@ -250,7 +252,8 @@ impl Engine {
         (tokens, placed)
     }
 
-    /// The realm in which a request shares its prefix cache; `None` if it shares with no other.
+    /// The realm in which a request shares cached prefixes; `None` if it shares them with no other
+    /// request.
     pub(crate) fn sharing_of(&self, reuse: bool, asker: Asker) -> Option<u64> {
         match self.config.prefix_cache {
             _ if !reuse => None,
@@ -260,8 +263,8 @@ impl Engine {
         }
     }
 
-    /// Checks what a request is about, and returns its model's number and the length of its
-    /// context, which the last `beyond` of its ids need no place in.
+    /// Checks a request's model, token ids and context length. Returns the model's id and the
+    /// context length; the last `beyond` ids need no position in the context.
     pub(crate) fn check(
         &self,
         loaded: &Arc<LoadedModel>,
@@ -454,7 +457,7 @@ impl Engine {
         Ok(change)
     }
 
-    /// Changes the budget to `wanted` bytes, which are in range.
+    /// Changes the budget to `wanted` bytes, which must be in the allowed range.
     pub(crate) fn change_budget(&mut self, wanted: u64) -> Result<BudgetChange, Error> {
         self.finish_passes();
         let before = self.memory.store.cache.stats().total.counters;
@@ -483,7 +486,7 @@ impl Engine {
         })
     }
 
-    /// After releases: goes on with a shrink that running work held up.
+    /// Continues a shrink of the budget that running work had held up. Called after releases.
     pub(crate) fn finish_shrink(&mut self) {
         if let Some(wanted) = self.guards.budget_wanted {
             let now = self.room_on_the_way_to(wanted);
@@ -499,8 +502,8 @@ impl Engine {
         }
     }
 
-    /// The budget that is in force on the way to `wanted`: running work does not let it
-    /// shrink, nor make it grow.
+    /// The budget to put in force on the way to `wanted` bytes: not less than running work needs,
+    /// and not more than the larger of the present budget and `wanted`.
     fn room_on_the_way_to(&mut self, wanted: u64) -> u64 {
         let before = self.memory.budget();
         self.room_for_running(wanted).min(before.max(wanted))
@@ -529,17 +532,18 @@ impl Engine {
 /// A request's parameters for the scheduler.
 pub(crate) struct SchedulerRequest {
     pub(crate) kind: Kind,
-    /// Maximum number of positions that the request can reach.
+    /// Maximum number of positions that the request can reach, prompt and output together.
     pub(crate) positions_max: usize,
-    /// Whether the request has no `max_tokens`: only the model ends it.
+    /// Whether the request has no `max_tokens`, so that only the model or the context's end ends
+    /// it.
     pub(crate) open_ended: bool,
-    /// The realm in which the request shares its prefix cache.
+    /// The realm in which the request shares cached prefixes; `None` for no sharing.
     pub(crate) realm: Option<Realm>,
     /// The request's LoRA adapters.
     pub(crate) adapters: Option<Arc<AppliedAdapters>>,
 }
 
-/// The answer to new work while the daemon ends.
+/// The error for new work while the daemon shuts down.
 pub(crate) fn draining() -> Error {
     Error::Unavailable {
         message: "the daemon is shutting down; try again when it has been restarted".to_owned(),

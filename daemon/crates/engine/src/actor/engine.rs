@@ -18,13 +18,14 @@ use crate::pass::interleave::Interleaving;
 use crate::pass::space::PassSpace;
 use crate::request::requests::Requests;
 
-/// A drain under way.
+/// A shutdown under way: when running requests have to end, and who waits for it.
 pub(crate) struct Draining {
     pub(crate) until: Instant,
     pub(crate) replies: Vec<oneshot::Sender<()>>,
 }
 
-/// The engine. A feature is one of these values, and is called with the others that it needs.
+/// The engine's state. Each feature is one field, and is called with the other fields that it
+/// needs.
 pub(crate) struct Engine {
     pub(crate) config: EngineConfig,
     /// The device, the cache, and the users of their memory.
@@ -43,12 +44,12 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// The time now.
+    /// The time now, by the engine's clock.
     pub(crate) fn now(&self) -> Instant {
         self.memory.store.clock.now()
     }
 
-    /// Speculation, and what it works with.
+    /// Speculative decoding, and the context that its methods take.
     pub(crate) fn speculation(&mut self) -> (&mut Speculation, Context<'_>) {
         let cx = Context {
             memory: &mut self.memory,
@@ -59,7 +60,7 @@ impl Engine {
         (&mut self.speculation, cx)
     }
 
-    /// Loads in the background, and what they work with.
+    /// The loads in the background, and what their methods take.
     pub(crate) fn background(&mut self) -> (&mut BackgroundLoads, Context<'_>, &Speculation) {
         let cx = Context {
             memory: &mut self.memory,
@@ -70,7 +71,7 @@ impl Engine {
         (&mut self.background, cx, &self.speculation)
     }
 
-    /// Why the device is lost, if it is.
+    /// Why the device is lost; `None` while it works.
     pub(crate) fn lost(&self) -> Option<Loss> {
         let lost = self.guards.lost.clone();
         lost.or_else(|| self.memory.store.lost().cloned())

@@ -1,33 +1,34 @@
-//! A pass that found no room in one piece although there is room by the sums: blocks of other
-//! requests came and went between its own, and a large segment, such as the head behind a long
-//! prompt, has no place any more.
+//! Handling of a pass that found no contiguous memory although enough bytes are free: blocks of
+//! other requests came and went between its own, and a large segment, such as the output head after
+//! a long prompt, does not fit any more.
 //!
 //! ```text
 //! no room, passes are suspended --> the pass again, once they have ended
 //!    |
 //!    +--again, or none is suspended--> KV pages and states are moved together, the pass again;
 //!    |                                 the second time in one piece, with no other one beside it
-//!    +--again--> others yield, one after another; the last one is recomputed (`pressure.rs`)
+//!    +--again--> others are preempted, one by one; the last is recomputed (`pressure.rs`)
 //! ```
 //!
-//! To let the request itself yield would be the end of what it has computed, and it would come to
-//! the same place again: a prompt of a model that is streamed was computed over and over so, for
-//! minutes, beside streams that were promised a gap, which yield last.
+//! Preempting the request itself would lose what it has computed, and it would get stuck at the
+//! same place again: a prompt of a model that is streamed was computed over and over so, for
+//! minutes, beside streams that were promised a gap, which are preempted last.
 //!
-//! *Invariant:* a pass of a request is computed at most three times before another request yields,
-//! unless it comes farther.
+//! *Invariant:* a pass of a request is computed at most three times before another request is
+//! preempted, unless the request gets farther.
 
 use rocmforge_scheduler::SeqId;
 
 use crate::actor::engine::Engine;
 use crate::pass::member::Member;
 
-/// Times that a pass finds no room before it runs in one piece, with no other one beside it.
+/// Number of times that a pass finds no contiguous memory before it runs in one piece, with no
+/// other pass beside it.
 pub(super) const ALONE_AFTER: u32 = 2;
 
 impl Engine {
-    /// A pass of these requests found no room. How often that one of them did which did most often,
-    /// without coming farther.
+    /// Records that a pass of these requests found no contiguous memory. Returns the largest number
+    /// of times that this happened to one of them without getting farther.
     pub(super) fn note_no_room(&mut self, seqs: &[SeqId]) -> u32 {
         let mut most = 0;
         for seq in seqs {
@@ -43,8 +44,8 @@ impl Engine {
         most
     }
 
-    /// Whether a pass of these requests found no room so often that it is to run in one piece, with
-    /// no other one beside it.
+    /// Whether a pass of these requests has found no contiguous memory so often that it has to run
+    /// in one piece, with no other pass beside it.
     pub(super) fn runs_alone(members: &[Member]) -> bool {
         members.iter().any(|member| {
             let (farthest, times) = member.task.no_room;
@@ -52,8 +53,8 @@ impl Engine {
         })
     }
 
-    /// Moves KV pages and states of all requests together, if their passes found no room only so
-    /// many times. Whether it did. No pass is suspended.
+    /// Compacts the KV pages and states of all requests, if their passes found no contiguous memory
+    /// at most [`ALONE_AFTER`] times. Returns whether it did. No pass may be suspended.
     pub(super) fn gathers(&mut self, times: u32) -> bool {
         if times > ALONE_AFTER {
             return false;
@@ -62,8 +63,8 @@ impl Engine {
         true
     }
 
-    /// Moves KV pages and states together, also those of the requests of a pass that begins, so
-    /// that all that it takes lies behind them. No pass is suspended.
+    /// Compacts KV pages and states, also those of `members`, whose pass begins, so that the memory
+    /// that the pass allocates lies behind them. No pass may be suspended.
     pub(super) fn gather(&mut self, members: &mut [Member]) {
         self.free_scratch();
         match self.memory.gather() {

@@ -1,5 +1,5 @@
-//! What the guards find is carried out: the budget follows memory that others want, and the device
-//! is checked after a sleep.
+//! Acts on what the guards find: the budget follows memory that other processes want, and the
+//! device is checked after the machine slept.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use crate::guards::host_pressure::{self, Look};
 use crate::guards::keep_free::{self, Change};
 
 impl Engine {
-    /// Has the device checked if the machine slept: a GPU's memory may be gone although every call
-    /// works. Whether it was lost; what it holds is kept if not.
+    /// Checks the device if the machine slept: a GPU's memory may be lost although every call
+    /// works. Returns whether the device was lost; if not, it keeps what it holds.
     pub(crate) fn check_after_sleep(&mut self) -> bool {
         let Some(slept) = self.guards.sleep.slept() else {
             return false;
@@ -36,22 +36,23 @@ impl Engine {
         }
     }
 
-    /// Looks at memory that others may want, between two passes.
+    /// Checks, between two passes, whether other processes want memory.
     pub(crate) fn watch_while_busy(&mut self) {
         self.watch_others();
         self.watch_memory(keep_free::WHILE_BUSY);
         self.watch_host();
     }
 
-    /// Looks at such memory while there is no work. Whether there is more to do now.
+    /// Checks, while there is no work, whether other processes want memory. Returns whether there
+    /// is more to do now.
     pub(crate) fn watch_while_idle(&mut self) -> bool {
         let yielded = self.watch_others();
         let changed = self.watch_memory(keep_free::WHILE_IDLE / 2) || yielded;
         self.watch_host() || changed || self.lost().is_some()
     }
 
-    /// Looks at what is free, if it is time for that, and gives memory back or takes it again.
-    /// Whether the budget has changed.
+    /// Checks the device's free memory if `every` has passed since the last check, and gives memory
+    /// back or takes it again. Returns whether the budget has changed.
     fn watch_memory(&mut self, every: Duration) -> bool {
         let now = self.now();
         // A shrink that running work holds up goes on by itself.
@@ -102,8 +103,8 @@ impl Engine {
         true
     }
 
-    /// Looks whether the machine is short of memory, if it is time for that, and gives some of the
-    /// host's back or lets it be taken again. Whether anything has changed.
+    /// Checks whether the machine is short of host memory, if a check is due, and gives some back
+    /// or allows the engine to take it again. Returns whether anything has changed.
     pub(crate) fn watch_host(&mut self) -> bool {
         let before = self.memory.host_bytes();
         let began = self.now();

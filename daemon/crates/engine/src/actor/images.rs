@@ -1,5 +1,5 @@
-//! Requests with images: the tower computes their rows first, as a request of its own, and what is
-//! kept of an earlier request is not computed again.
+//! Requests with images: the vision tower first computes the images' rows in a request of its own;
+//! rows that an earlier request left cached are not recomputed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use crate::request::task::Work;
 use crate::request::time_account::TimeAccount;
 
 impl Engine {
-    /// A request for text whose prompt has images.
+    /// Starts a request for text whose prompt has images.
     pub(crate) fn generate_with_images(
         &mut self,
         request: GenerateRequest,
@@ -44,7 +44,7 @@ impl Engine {
         }
     }
 
-    /// The tower that computes a request's images, all of which was checked.
+    /// The vision tower that computes a request's images, after all of the request was checked.
     fn tower_for(
         &self,
         (model, prompt, n_ctx): (&Arc<LoadedModel>, &[u32], Option<u32>),
@@ -82,7 +82,8 @@ impl Engine {
         Ok((entry.id, loaded))
     }
 
-    /// Has the rows computed that are not kept, and lets the request wait for them.
+    /// Starts the computation of those image rows that are not cached, and makes the request wait
+    /// for them.
     fn compute_images(
         &mut self,
         tower: ModelId,
@@ -109,7 +110,7 @@ impl Engine {
         self.collect_images();
     }
 
-    /// The rows of an image by itself.
+    /// Computes the rows of one image, without a prompt.
     pub(crate) fn read_image(
         &mut self,
         model: &Arc<LoadedModel>,
@@ -132,7 +133,7 @@ impl Engine {
         }
     }
 
-    /// Has towers begin with images that requests wait for. Whether one was asked.
+    /// Starts the vision towers on images that requests wait for. Returns whether any was started.
     fn compute_images_next(&mut self) -> bool {
         let received = self.now();
         let next = self.requests.images.next();
@@ -195,8 +196,8 @@ impl Engine {
         );
     }
 
-    /// Takes the rows that towers have computed: requests that have all of theirs begin, and those
-    /// end that nobody waits for.
+    /// Takes the image rows that towers have computed: starts requests that have all of theirs, and
+    /// ends computations that no request waits for.
     pub(crate) fn collect_images(&mut self) {
         self.take_images();
         // An answer may be there at once: that there is no place for it.

@@ -1,5 +1,5 @@
-//! Chunks of prompts that go through the layers a few steps at a time, between passes of tokens;
-//! see [`crate::pass::interleave`].
+//! Runs chunks of prompts a few steps at a time, with passes of decoding requests between; see
+//! [`crate::pass::interleave`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,26 +22,26 @@ use crate::request::task::{Task, Work};
 use crate::request::time_account::Occupant;
 use crate::request::time_book::SpentSince;
 
-/// The passes of tokens while a chunk is under way.
+/// State of the decode passes that run while a chunk of prompts is under way.
 struct Tokens {
-    /// The first pass of decoding requests: all that may have another token.
+    /// The first pass of decoding requests, with all that may generate another token.
     all: PassPlan,
-    /// The pass of decoding requests that runs next.
+    /// The decode pass that runs next, and its requests; `None` if no request decodes any more.
     next: Option<(PassPlan, Vec<Member>)>,
     ended: Vec<(Task, Outcome)>,
-    /// Requests whose pass failed, the error, and whether the pass had begun computing.
+    /// Requests whose decode pass failed, the error, and whether the pass had begun computing.
     failed: Option<(Vec<Member>, Error, bool)>,
-    /// Time that these passes took together.
+    /// Time that the decode passes took together.
     took: Duration,
-    /// What the chunk spent before the last pass.
+    /// Waits for uploads and CPU time of the chunk before the last decode pass.
     spent: SpentSince,
-    /// Occupant of the prompt chunk.
+    /// Model and client that the chunk of prompts belongs to.
     prompts: Option<Occupant>,
 }
 
 impl Engine {
-    /// Whether a model's prompts are such chunks while others wait for tokens: a MoE model of which
-    /// all is resident, whose requests are texts, and nobody of another model waits for a pass.
+    /// Whether a model's prompts run in steps between decode passes: a MoE model that is fully
+    /// resident, whose requests have no images, while no other model has requests in work.
     pub(crate) fn interleaves(&self, model: ModelId) -> bool {
         let wanted = self.config.interleave.unwrap_or(self.memory.store.records);
         let fits = self.memory.store.cache.fits(model) && !self.memory.cpu.is_always();
@@ -63,7 +63,8 @@ impl Engine {
             && mine.all(|t| matches!(t.work, Work::Generate(_)))
     }
 
-    /// A pass taken apart, if its prompts are to be a chunk between passes of its tokens.
+    /// Splits a pass into a chunk of prompts and the decode passes that run between its steps;
+    /// `None` if the pass runs as it is.
     pub(crate) fn interleaved(
         &mut self,
         plan: &PassPlan,
@@ -112,7 +113,7 @@ impl Engine {
         })
     }
 
-    /// Runs a chunk of prompts and, between its steps, passes of tokens.
+    /// Runs a chunk of prompts with decode passes between its steps, and handles its end.
     pub(crate) fn step_interleaved(
         &mut self,
         interleaved: Interleaved,
@@ -176,7 +177,7 @@ impl Engine {
         self.conclude(ended);
     }
 
-    /// Runs a chunk, and passes of tokens between its steps.
+    /// Runs a chunk of prompts with decode passes between its steps.
     fn run_chunk(
         &mut self,
         prompts: &PassPlan,
@@ -213,7 +214,7 @@ impl Engine {
         ran
     }
 
-    /// Runs the steps of a chunk, and passes of tokens between them.
+    /// Runs a chunk's steps one after the other, with decode passes between them.
     fn run_steps(
         &mut self,
         mut chunk: Stepwise<'_, '_>,
@@ -257,8 +258,8 @@ impl Engine {
         }
     }
 
-    /// Runs the next pass of the tokens, and says how many seconds the chunk may go on; `None` if
-    /// nobody waits for the next token.
+    /// Runs the next decode pass, and returns how many seconds the chunk may go on before the one
+    /// after; `None` if no request decodes any more.
     fn tokens_between(
         &mut self,
         tokens: &mut Tokens,
@@ -309,7 +310,7 @@ impl Engine {
         tokens.next.is_some().then_some(seconds)
     }
 
-    /// The next pass of tokens beside a chunk.
+    /// The decode pass of `plan` that runs next beside a chunk of prompts.
     fn next_tokens(&mut self, plan: &PassPlan) -> Option<(PassPlan, Vec<Member>)> {
         let now = self.now();
         for span in &plan.spans {

@@ -22,8 +22,9 @@ use crate::model::loaded::{LoadedModel, PreparedModel};
 use crate::request::images::WaitingRequest;
 use crate::store::Source;
 
-/// Chooses whether a model's file is read past the page cache: as `direct_io` sets it, with `auto`
-/// if the file is larger than the available memory. A file of a network file system never is.
+/// Chooses whether a model's file is read with direct I/O, past the page cache: as `direct_io` sets
+/// it, with `auto` if the file is larger than the available memory. A file on a network file system
+/// is never read so.
 fn choose_reads(loaded: &LoadedModel, direct_io: When) {
     let file = loaded.file();
     let (bytes, available) = (file.size_bytes(), rocmforge_device::host_available_bytes());
@@ -115,7 +116,7 @@ impl Engine {
         })
     }
 
-    /// Makes a model's segments known to the cache and the device.
+    /// Registers a model's segments with the cache and the device.
     fn register_segments(&mut self, loaded: &LoadedModel) -> Result<ModelId, Error> {
         let plan = loaded.model().plan();
         let layouts = self.layouts(loaded, plan)?;
@@ -133,7 +134,8 @@ impl Engine {
         Ok(id)
     }
 
-    /// A load of a model whose name is taken: by the same file, or by another one.
+    /// Handles a load whose name is taken by a loaded model: accepts the same file, rejects another
+    /// one.
     fn load_again(
         &mut self,
         there: Arc<LoadedModel>,
@@ -191,9 +193,10 @@ impl Engine {
         })
     }
 
-    /// Lets a model that is loaded already have this draft model from now on.
+    /// Sets the draft model of a model that is already loaded.
     ///
     /// # Errors
+    ///
     /// As [`draft_model`].
     fn attach_draft(&mut self, of: &LoadedModel, name: &str) -> Result<(), Error> {
         let draft = draft_model(&self.models, of, name)?;
@@ -202,8 +205,8 @@ impl Engine {
         Ok(())
     }
 
-    /// A model is loaded: it drafts for those for which its name was named, and which have none
-    /// since one of that name was unloaded.
+    /// Attaches a newly loaded model as draft model to the models that were loaded with its name as
+    /// theirs, and have had none since it was unloaded.
     fn draft_again_with(&mut self, loaded: &LoadedModel) {
         let name = loaded.name();
         for id in self.speculation.lack(name) {
@@ -221,10 +224,11 @@ impl Engine {
         }
     }
 
-    /// Where the device wants the tensors of one of a model's plans.
+    /// Layouts of a plan's tensors in their slabs on this device, one for each segment.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] names what no kernel of the device can run.
+    ///
+    /// [`Error::Unsupported`] names an operation that no kernel of the device can run.
     fn layouts(&self, loaded: &LoadedModel, plan: &Plan) -> Result<Vec<Arc<SegmentLayout>>, Error> {
         let layout = |s: &Segment| self.memory.store.device.layout(&s.tensors).map(Arc::new);
         let layouts: Result<_, _> = plan.segments.iter().map(layout).collect();
@@ -269,7 +273,7 @@ impl Engine {
         })
     }
 
-    /// Ends what goes on for a model and forgets it. Returns the bytes that are free now.
+    /// Ends all work for a model and forgets it. Returns the bytes that this freed.
     pub(crate) fn forget_model(&mut self, id: ModelId, loaded: &LoadedModel) -> Result<u64, Error> {
         let mut freed_of_tower = 0;
         let gone = || {
@@ -345,7 +349,8 @@ impl Engine {
         }
     }
 
-    /// A model's number and the segments meant, each once and in order.
+    /// Looks up a model by name and checks segment indices. Returns the model's id and the
+    /// segments, each once and in order; all segments for `None`.
     fn segments(
         &self,
         name: &str,

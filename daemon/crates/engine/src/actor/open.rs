@@ -1,13 +1,13 @@
-//! Opening the device that the configuration asks for, and keeping what was found on the way.
+//! Opens the device that the configuration asks for, and records what was found on the way.
 //!
 //! A vendor's library runs in this process from here on, so only those that the choice names are
 //! opened: `host` opens none, `auto` AMD's and then, if no card of that can be used, NVIDIA's. Of a
-//! vendor's cards `auto` tries those with kernels first, of them cards of their own before those in
-//! the processor, then the larger memory before the smaller. A card that hangs or fails for good
-//! while it is opened ends the start: its library would stay in the process, at work.
+//! vendor's GPUs `auto` tries those with kernels first, of these discrete before integrated ones,
+//! then larger memory before smaller. A card that hangs or fails for good while it is opened ends
+//! the start: its library would stay in the process, at work.
 //!
-//! *Invariant:* who opens a device never waits for one call of a driver for good
-//! ([`watched`], test `a_driver_that_hangs_at_the_start_ends_the_daemon_with_4`).
+//! *Invariant:* who opens a device never waits for one call of a driver for good ([`watched`], test
+//! `a_driver_that_hangs_at_the_start_ends_the_daemon_with_4`).
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -24,29 +24,28 @@ use rocmforge_gpu_driver::{self as gpu, DeviceAttributes, Libraries, Report, Ven
 use crate::api::config::{DeviceChoice, EngineConfig};
 use crate::api::error::{Error, no_device};
 
-/// How long a step of the opening may take at least.
+/// Minimum time that one step of opening a device may take before it counts as hung.
 const STEP_WAIT_MIN: Duration = Duration::from_secs(15);
 
-/// How often the opening is looked at.
+/// How often the thread that waits for the opening checks it.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// An open device, and what was found before it.
+/// An open device, and the results of the probes before it was opened.
 pub(crate) struct Opened {
     pub(crate) device: Box<dyn Device>,
-    /// Where the device is on the bus; `None` for the CPU.
+    /// The GPU's place on the PCI bus; `None` for the CPU.
     pub(crate) card: Option<Card>,
     /// Results of probing each vendor's driver.
     pub(crate) drivers: Vec<Report>,
-    /// Why `auto` rejected devices, in the order of the attempts.
+    /// Reasons for which `auto` rejected devices, in the order of the attempts.
     pub(crate) passed_over: Vec<String>,
-    /// Why the CPU computes although a GPU is on the bus; `None` if that is not so.
+    /// Why the CPU computes although a GPU is on the bus; `None` if no GPU is unused.
     pub(crate) unused_gpu: Option<String>,
 }
 
 /// Opens the device that the configuration asks for.
 ///
-/// # Errors
-/// [`Error::NoDevice`] with what was looked for and what to do, [`Error::DeviceLost`].
+/// # Errors [`Error::NoDevice`] says what was looked for and what to do; [`Error::DeviceLost`].
 pub(crate) fn open(config: &EngineConfig, steps: &Steps) -> Result<Opened, Error> {
     let mut opened = Attempts {
         config,
@@ -75,7 +74,7 @@ pub(crate) fn open(config: &EngineConfig, steps: &Steps) -> Result<Opened, Error
     })
 }
 
-/// A device, and the card that it is.
+/// A device, and the GPU that it runs on; `None` for the CPU.
 type DeviceOfCard = (Box<dyn Device>, Option<Card>);
 
 struct Attempts<'a> {
@@ -87,16 +86,15 @@ struct Attempts<'a> {
 }
 
 impl Attempts<'_> {
-    /// The card that was asked for.
+    /// Opens the GPU that the configuration names by vendor and number.
     fn named(&mut self, vendor: Vendor, ordinal: u32) -> Result<DeviceOfCard, Error> {
         self.report(vendor);
         self.gpu(vendor, ordinal)
     }
 
-    /// The best card that can be used; `None` where there is none.
+    /// Opens the best GPU that can be used; `None` if there is none.
     ///
-    /// # Errors
-    /// [`Error::DeviceLost`].
+    /// # Errors [`Error::DeviceLost`].
     fn best_gpu(&mut self) -> Result<Option<DeviceOfCard>, Error> {
         for vendor in [Vendor::Hip, Vendor::Cuda] {
             let images = usual_images(vendor);
@@ -150,7 +148,7 @@ impl Attempts<'_> {
         self.passed_over.push(reason);
     }
 
-    /// What the vendor's library says that there is.
+    /// Probes a vendor's library, records its report, and returns the devices that it lists.
     fn report(&mut self, vendor: Vendor) -> Vec<DeviceAttributes> {
         self.steps
             .begin(format!("asking the driver of {vendor} for its GPUs"));
@@ -199,13 +197,13 @@ fn unused(gpus: &[BusGpu], passed_over: &[String]) -> Option<String> {
     ))
 }
 
-/// A card that `auto` may take.
+/// A GPU that `auto` may open.
 struct Candidate {
     name: String,
     ordinal: u32,
     memory_mib: u64,
     integrated: bool,
-    /// Why the GPU is not opened.
+    /// Why this GPU cannot be used; `None` if it can.
     refused: Option<String>,
 }
 
@@ -220,7 +218,7 @@ impl fmt::Display for Candidate {
     }
 }
 
-/// A vendor's cards, the best first.
+/// Ranks a vendor's GPUs, the best first.
 fn ranked(vendor: Vendor, devices: Vec<DeviceAttributes>, images: &dyn Images) -> Vec<Candidate> {
     let card = |of: DeviceAttributes| Candidate {
         refused: refusal(vendor, &of, images),
@@ -235,12 +233,13 @@ fn ranked(vendor: Vendor, devices: Vec<DeviceAttributes>, images: &dyn Images) -
     cards
 }
 
-/// Runs what opens a device on a thread of its own, and gives up on a step that does not end.
+/// Runs `start`, which opens a device, on a thread of its own, and gives up on a step that does not
+/// end.
 ///
 /// # Errors
-/// What `start` gives; [`Error::DeviceLost`] where a step has been under way for longer than the
-/// device's watchdog has patience, and half as long again: the thread is left in it, and the
-/// process has to end.
+///
+/// Errors of `start`; [`Error::DeviceLost`] if a step takes longer than the device's watchdog
+/// allows, and half as long again: the thread hangs in it, and the process has to end.
 pub(crate) fn watched<T: Send + 'static>(
     watchdog: Duration,
     start: impl FnOnce(&Steps) -> Result<T, Error> + Send + 'static,

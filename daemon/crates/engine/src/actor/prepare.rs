@@ -1,4 +1,4 @@
-//! The requests of a pass are made ready for it, and get back what it had of them.
+//! Prepares requests for a pass, and returns their memory to them after it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,10 +18,11 @@ use crate::pass::prepared::Prepared;
 use crate::request::task::Work;
 
 impl Engine {
-    /// Makes the requests of a pass ready for it.
+    /// Prepares requests for a pass: KV pages, states and input rows.
     ///
     /// # Errors
-    /// There is no room for their keys and values, or the file cannot be read.
+    ///
+    /// Their KV cache has no room, or the model file cannot be read.
     pub(crate) fn prepare(
         &mut self,
         plan: &PassPlan,
@@ -93,7 +94,8 @@ impl Engine {
         })
     }
 
-    /// Gives the requests of a pass their memory back, and notes what the pass used.
+    /// Returns to a pass's requests the memory that the pass borrowed, and records its use of the
+    /// cache.
     pub(crate) fn put_back(
         &mut self,
         prepared: Prepared,
@@ -108,7 +110,7 @@ impl Engine {
         (self.space.inputs, self.space.angles) = (prepared.inputs, prepared.angles);
     }
 
-    /// Sets the rotations of a pass's rows.
+    /// Computes the RoPE angles of a pass's rows.
     fn set_angles(
         &mut self,
         model: ModelId,

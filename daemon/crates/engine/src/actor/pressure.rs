@@ -1,14 +1,15 @@
-//! Memory that the driver refuses while the engine works, because another process took it.
+//! Handling of memory that the driver refuses while the engine works, because another process took
+//! it.
 //!
 //! The arena was taken at start, but a driver needs memory of its own besides: for a kernel's code,
-//! a recording, a vendor's library. When it refuses, a part of the arena goes back to it: the
-//! budget shrinks, all weights go (they come again as they are needed; KV pages are kept through
-//! the host's memory), and the pass is done again.
+//! a graph, a vendor's library. When it refuses, a part of the arena goes back to it: the budget
+//! shrinks, all weights are evicted (and uploaded again as they are needed; KV pages are kept
+//! through the host's memory), and the pass is done again.
 //!
 //! ```text
 //! refused --(each request of the pass fits what would be left, alone)--> less, and the pass again;
-//!      |                                                    who does not fit beside the others any
-//!      |                                                    more yields
+//!      |                                                    those that do not fit beside the others
+//!      |                                                    are preempted
 //!      +--(one does not)--> it fails, with the numbers; the others go on
 //! ```
 //!
@@ -26,17 +27,17 @@ use crate::api::error::Error;
 use crate::api::refusal::Refusal;
 use crate::request::task::Task;
 
-/// Maximum number of times that a request is recomputed because no contiguous memory is free.
+/// Maximum number of times that a request is recomputed because free memory is not contiguous.
 const COMPACTIONS_MAX: u32 = 4;
 
-/// Passes of the others before one that yielded for want of room in one piece is admitted
-/// again. By the sums it fits at once, and what it began with could take the same places
-/// as before, again and again.
+/// Number of other requests' passes before a request that was preempted for want of contiguous
+/// memory is admitted again. Without the delay it would be admitted at once, because enough bytes
+/// are free, and might fail the same way again and again.
 const PASSES_AFTER_YIELD: u32 = 8;
 
 impl Engine {
     /// After a failed pass of these requests: if the driver refused memory, gives it some of the
-    /// arena's, so that the pass can be done again. A request that could not even run alone in what
+    /// arena's, so that the pass can be repeated. A request that could not even run alone in what
     /// would be left fails, as do all of them if the error was another.
     pub(crate) fn do_again(&mut self, seqs: &[SeqId], error: Error) {
         let refused = self.memory.store.take_refused_bytes();
@@ -102,8 +103,8 @@ impl Engine {
         }
     }
 
-    /// After a pass of these requests failed for another reason than a driver that refuses memory:
-    /// makes room, if it found none so often without coming farther, else ends them.
+    /// Handles a failed pass of these requests if the driver did not refuse memory: makes room and
+    /// repeats the pass if it lacked contiguous memory, else ends the requests with the error.
     fn do_again_as_it_is(&mut self, seqs: &[SeqId], no_room: Option<u32>, error: Error) {
         if let Some(times) = no_room
             && (self.gathers(times)
@@ -127,8 +128,8 @@ impl Engine {
         }
     }
 
-    /// A recurrent state may have taken in a part of a pass that failed: its
-    /// sequence is recomputed.
+    /// Resets sequences with recurrent states after a failed pass, so that they are recomputed: the
+    /// pass may have changed their states in part.
     fn start_states_over(&mut self, seqs: &[SeqId]) {
         for &seq in seqs {
             let Some(task) = self.requests.tasks.get(&seq).filter(|t| t.n_past > 0) else {
@@ -141,8 +142,8 @@ impl Engine {
         }
     }
 
-    /// Lets a request yield because the ledger had less room than the sums say.
-    /// Whether there was one to yield.
+    /// Preempts one request because less memory is free than the sums say. Returns whether there
+    /// was one to preempt.
     fn yield_one(&mut self) -> bool {
         let mut actions = Vec::new();
         let Some(seq) = self.requests.scheduler.yield_one(&mut actions) else {
@@ -158,8 +159,8 @@ impl Engine {
         true
     }
 
-    /// Where there would be room, but not in one piece: lets the one request that runs be computed
-    /// again, its blocks side by side. Whether that is worth a try.
+    /// If free memory would suffice but is not contiguous: restarts the only running request, so
+    /// that its blocks lie side by side. Returns whether that is worth a try.
     fn compact(&mut self, seqs: &[SeqId]) -> bool {
         let &[seq] = seqs else {
             return false;
@@ -219,7 +220,8 @@ impl Engine {
         self.shrink(after, &keep, &error)
     }
 
-    /// KV pages and recurrent states of running requests.
+    /// Slabs of the KV pages and recurrent states of running requests, whose content has to
+    /// survive.
     fn kept(&self) -> Vec<Slab> {
         let held = |task: &Task| {
             let plan = task.loaded.model().plan();
@@ -248,14 +250,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Notes that there is no going on after an error: as the loss that the store has seen, if that
-    /// is what the error comes of.
+    /// Records that the engine cannot go on after an error: as the device loss that the store has
+    /// detected, if that caused it.
     pub(crate) fn lose(&mut self, error: &Error) {
         let seen = self.memory.store.lost().cloned();
         self.guards.lost = Some(seen.unwrap_or_else(|| Loss::unknown(error.to_string())));
     }
 
-    /// Takes the arena again. An arena that cannot be had again is the device's loss.
+    /// Reallocates the arena ([`crate::memory::Memory::renew`]). If that fails, the device counts
+    /// as lost.
     fn renew(&mut self, bytes: u64, otherwise: u64, keep: &[Slab]) -> Result<u64, Error> {
         let renewed = self.memory.renew(bytes, otherwise, keep);
         self.memory.store.take_refused_bytes();
@@ -266,11 +269,13 @@ impl Engine {
         })
     }
 
-    /// Raises the budget where the driver had no room for the new arena beside the old one: gives
-    /// the old one back first, if that would help.
+    /// Raises the budget if the driver has no memory for a new arena beside the old one: returns
+    /// the old arena to the driver first, if that would help.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] with the numbers; the budget is then what it was, or what there is.
+    ///
+    /// [`Error::Exhausted`] with the numbers; the budget is then what it was, or what the driver
+    /// gave.
     pub(crate) fn grow_anew(&mut self, wanted: u64) -> Result<(), Error> {
         let before = self.memory.budget();
         let free = self.memory.store.device.free_bytes().unwrap_or(0);
@@ -295,11 +300,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Where a smaller arena could not be made beside the old one, and so the old one is still
-    /// held: gives it back and takes a smaller one.
+    /// If a smaller arena could not be allocated beside the old one, so that the old one is still
+    /// held: returns it to the driver and allocates a smaller one.
     ///
     /// # Errors
-    /// The loss of the device.
+    ///
+    /// The device is lost.
     pub(crate) fn give_back_unused(&mut self) -> Result<(), Error> {
         // What suspended passes have would not be kept.
         if !self.requests.suspended.is_empty() || !self.memory.store.holds_unused() {

@@ -1,8 +1,8 @@
-//! Gaps between tokens that are promised: when tokens are due, what others may do until then, and
-//! whom a gap is promised.
+//! Promised gaps between tokens: when the next tokens are due, what other work may run until then,
+//! and to which requests a gap can be promised.
 //!
-//! All of it goes by measured times. While nothing is measured a gap is promised, a pass has few
-//! rows, and both are learned.
+//! All decisions use measured times. While nothing is measured, a gap is promised, passes have few
+//! rows, and the times are learned.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -16,15 +16,15 @@ use crate::actor::engine::Engine;
 use crate::pass::pieces::ROWS_LEAST;
 use crate::request::task::Task;
 
-/// The part of a gap that nothing is planned into: between two passes the engine does this and
-/// that, and a token is sent a moment after it was found.
+/// Time subtracted from a promised gap when it is planned: for the engine's work between two
+/// passes, and for sending the token.
 pub(super) const MARGIN: Duration = Duration::from_millis(1);
 
-/// Factor on the measured time of a pass that a promise allows for.
+/// Factor on the measured time of a pass when a promise is planned.
 const LONGER: f64 = 1.25;
 
-/// The part of what a gap leaves that passes with rows of prompts take beside their tokens, alone
-/// and where others have requests.
+/// Share of the time that a promised gap leaves which passes with rows of prompts may take, while
+/// no other model has requests.
 const PROMPT_PART: f64 = 0.9;
 const PROMPT_PART_BESIDE: f64 = 0.5;
 
@@ -39,22 +39,22 @@ fn micros_of(seconds: f64) -> u64 {
     Duration::try_from_secs_f64(seconds).map_or(u64::MAX, micros)
 }
 
-/// The gap that is planned with.
+/// The promised gap less [`MARGIN`], which planning uses.
 pub(super) fn planned(gap: Duration) -> Duration {
     gap.saturating_sub(MARGIN)
 }
 
-/// A pass of which nothing is known until it ran: a quarter of its gap.
+/// Assumed time of a pass that was never measured, in microseconds: a quarter of its gap.
 pub(super) fn unknown_pass_us(gap_us: u64) -> u64 {
     gap_us / 4
 }
 
-/// A pass as it is planned with.
+/// Planned time of a pass in microseconds: `seconds` as measured, times [`LONGER`].
 pub(super) fn pass_us(seconds: f64) -> u64 {
     micros_of(seconds * LONGER)
 }
 
-/// What the running requests of models are promised.
+/// What each model's running requests are promised: gap, due time and pass time.
 pub(crate) type ModelPromises = Vec<(ModelId, Promise)>;
 
 fn of_model(promises: &ModelPromises, model: ModelId) -> Option<Promise> {
@@ -78,7 +78,8 @@ fn shares(promises: &ModelPromises, except: ModelId) -> Vec<Share> {
     of_others(promises, except).map(share).collect()
 }
 
-/// The slack right after all of these had their tokens: the longest that it ever is.
+/// The longest time in microseconds that other work may ever take: right after all of these
+/// requests had their tokens. `None` if there are no promises.
 fn slack_most(promises: impl Iterator<Item = Promise>) -> Option<u64> {
     slack_us(promises.map(|promise| Promise {
         due_us: promise.gap_us,
@@ -86,14 +87,15 @@ fn slack_most(promises: impl Iterator<Item = Promise>) -> Option<u64> {
     }))
 }
 
-/// Whether a gap can be held beside others whose longest step takes `piece_seconds`.
+/// Whether a model can hold its promised gap beside the other models' promises, if the longest step
+/// of other work takes `piece_seconds`.
 fn can_hold(own: Share, others: &[Share], piece_seconds: f64) -> bool {
     least_gap(own, others, micros_of(piece_seconds)).is_ok()
 }
 
 impl Engine {
-    /// Looks at who was promised a gap: whether anybody was, whose readers read, and whose weights
-    /// stay.
+    /// Updates the state of promised gaps: whether there are any, whether their readers keep up,
+    /// and which models' weights are kept for them.
     pub(crate) fn look_at_promises(&mut self) {
         if !self.requests.promises.any {
             return;
@@ -111,8 +113,8 @@ impl Engine {
         self.keep_promised_weights();
     }
 
-    /// Keeps the weights of models whose running requests were promised a gap, as far as all of a
-    /// model's fit.
+    /// Protects the weights of models whose running requests were promised a gap from eviction, if
+    /// all weights of the model fit.
     fn keep_promised_weights(&mut self) {
         let mut kept = Vec::new();
         for task in self.requests.all().filter(|t| t.promised_gap().is_some()) {
@@ -130,7 +132,7 @@ impl Engine {
         }
     }
 
-    /// Bytes of weights that stay for promises, without what is pinned.
+    /// Bytes of weights that are protected from eviction for promises, without pinned weights.
     pub(crate) fn kept_bytes(&self) -> u64 {
         let kept = self.requests.promises.kept.iter();
         kept.map(|&model| self.unpinned_bytes(model)).sum()
@@ -144,7 +146,7 @@ impl Engine {
         }
     }
 
-    /// What the running requests of each model are promised now.
+    /// What each model's running requests are promised at the time `now`.
     pub(crate) fn promises(&self, now: Instant) -> ModelPromises {
         if !self.requests.promises.any {
             return Vec::new();
@@ -181,9 +183,9 @@ impl Engine {
         found.into_iter().map(promise).collect()
     }
 
-    /// Seconds of a model's passes of so many tokens as they are while it has a promise: its
-    /// weights stay, if they fit. The experts of an MoE model come as they are needed, so until
-    /// all are there its other passes count.
+    /// Expected seconds of a model's pass of `rows` tokens while it has a promise, so that its
+    /// weights stay resident, if they fit. Experts of an MoE model are uploaded as they are needed,
+    /// so passes that upload count until all are resident.
     pub(super) fn promised_seconds(&self, model: ModelId, rows: u32) -> Option<f64> {
         let entry = self.models.get(model)?;
         let rows = rows.max(1) as usize;
@@ -194,8 +196,8 @@ impl Engine {
         resident.or_else(|| entry.times.seconds(rows).filter(|_| entry.routes()))
     }
 
-    /// Seconds of a model's next pass, or of what is left of its suspended one; `None` where
-    /// nothing is known.
+    /// Expected seconds of a model's next pass, or of the rest of its suspended one; `None` if
+    /// nothing was measured.
     fn pass_left(&self, model: ModelId) -> Option<f64> {
         let entry = self.models.get(model)?;
         let tokens = |rows: u32| self.promised_seconds(model, rows);
@@ -210,8 +212,8 @@ impl Engine {
         self.pass_seconds(model, self.requests.running_of(model))
     }
 
-    /// Seconds of a whole pass of a model with so many tokens, and with prompts where there are
-    /// some; `None` where nothing is known.
+    /// Expected seconds of a model's whole pass of `rows` tokens, with its prompts' rows if it has
+    /// any; `None` if nothing was measured.
     pub(super) fn pass_seconds(&self, model: ModelId, rows: u32) -> Option<f64> {
         let entry = self.models.get(model)?;
         let alone = self.promised_seconds(model, rows);
@@ -232,9 +234,9 @@ impl Engine {
         })
     }
 
-    /// The model with the longest step among those that have running or promised requests, but for
-    /// one, and how long that is in passes of few rows. Other requests that wait are looked at when
-    /// they are admitted.
+    /// The model with the longest step among those that have running or promised requests, other
+    /// than `except`, and the seconds of that step in passes of few rows. Requests that wait
+    /// without a promise are checked when they are admitted.
     pub(super) fn longest_piece(&self, except: ModelId) -> Option<(ModelId, f64)> {
         let counts = |task: &&Task| {
             task.promised_gap().is_some() || self.requests.running(task.seq).is_some()
@@ -251,8 +253,8 @@ impl Engine {
         pieces.max_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// Seconds that a pass of a model may take that has rows of prompts beside tokens that were
-    /// promised a gap; `None` if none were.
+    /// Maximum seconds of a model's pass that has rows of prompts beside tokens with a promised
+    /// gap; `None` if the model has no promise.
     pub(crate) fn pass_bound(&self, model: ModelId, promises: &ModelPromises) -> Option<f64> {
         let own = of_model(promises, model)?;
         let piece = self
@@ -271,8 +273,8 @@ impl Engine {
         Some(left * part / LONGER)
     }
 
-    /// How long a slice of a model's pass may last for the sake of what others are promised; `None`
-    /// also where that leaves no time at all, and so cannot be held.
+    /// How long a slice of a model's pass may last so that other models hold their promised gaps;
+    /// `None` if they have none, or if the promises leave no time at all and so cannot be held.
     pub(crate) fn slack(&self, model: ModelId) -> Option<Duration> {
         let promises = self.promises(self.now());
         slack_most(of_others(&promises, model)).filter(|most| *most > 0)?;
@@ -286,8 +288,8 @@ impl Engine {
         Some(slack_us(std::iter::once(own))? as f64 / 1e6)
     }
 
-    /// Adds what is promised to the views of models, and bounds the rows of passes whose steps
-    /// others would wait for too long.
+    /// Puts each model's promise into its view, and bounds the rows of passes whose steps would
+    /// delay other models' promised tokens too long.
     pub(crate) fn bound_by_promises(&self, views: &mut [ModelView], promises: &ModelPromises) {
         for view in views {
             let model = ModelId(view.model.0);
@@ -314,8 +316,8 @@ impl Engine {
         }
     }
 
-    /// The waiting requests without a promise that may not be admitted now: what is promised would
-    /// not be held beside them.
+    /// Waiting requests without a promise that may not be admitted now, because promises would be
+    /// broken beside them.
     pub(crate) fn held_for_promises(&mut self) -> HashSet<SeqId> {
         if !self.requests.promises.any {
             return HashSet::new();
@@ -351,8 +353,8 @@ impl Engine {
         held
     }
 
-    /// Whether one more request of a model breaks what is promised, by what was measured. What
-    /// cannot be held without it either holds nobody back.
+    /// Whether one more request of a model would break promises, by measured times. Promises that
+    /// cannot be held even without it hold nothing back.
     fn breaks_promises(&self, model: ModelId, promises: &ModelPromises) -> bool {
         let running = self.requests.running_of(model);
         let piece = |except| {
@@ -383,7 +385,7 @@ impl Engine {
         })
     }
 
-    /// Bytes that running requests need beside weights.
+    /// Bytes that running requests need beside weights (KV cache, states, scratch).
     pub(super) fn needed_beside_weights(&mut self) -> u64 {
         let budget = self.memory.budget();
         self.scheduling(budget, |scheduler: &mut Scheduler, view: &View<'_>| {
@@ -396,7 +398,7 @@ impl Engine {
     }
 }
 
-/// Models that may have promises at the same time.
+/// Maximum number of models that may have promises at the same time.
 pub(super) fn promising_models_max() -> usize {
     Scheduler::promising_models_max(&Config::default())
 }

@@ -1,4 +1,4 @@
-//! Whether a request is promised the gap that it asks for.
+//! Decides whether a request is promised the gap between tokens that it asks for.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use crate::actor::promises::{
 use crate::api::error::Error;
 use crate::request::task::Task;
 
-/// Of the requests that run at a time, one in so many is left to those without promises, which
-/// yield to those that have them.
+/// One in this many of the requests that may run at a time is reserved for requests without
+/// promises, which are preempted before those with promises.
 const LEFT_PART: usize = 4;
 
-/// Wait of requests without a promise above which no further gap is promised.
+/// How long requests without a promise may wait before no further gap is promised.
 const HELD_MAX: Duration = Duration::from_secs(30);
 
-/// When to ask again.
+/// How long a client should wait before it asks for a rejected gap again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Milliseconds, rounded up: what is asked for next is to be enough.
+/// A time in milliseconds, rounded up, so that a client that asks for it next gets it.
 fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
 }
@@ -34,11 +34,11 @@ fn requests(n: usize) -> String {
     }
 }
 
-/// Why a gap is not promised: what stands in its way, and when it does not any more.
+/// Why a gap cannot be promised: the cause, and when it might be gone.
 struct Obstacle {
     what: String,
     until: Option<String>,
-    /// The least gap that can be promised, where one can.
+    /// The shortest gap that can be promised; `None` if none can.
     least: Option<Duration>,
 }
 
@@ -75,10 +75,12 @@ impl Obstacle {
 }
 
 impl Engine {
-    /// The gap that a request is promised, of that which it asks for, or by its class.
+    /// The gap between tokens that a request is promised: the one that it asks for, or its class's
+    /// default; `None` for none.
     ///
     /// # Errors
-    /// It cannot be held now; why, and when it could.
+    ///
+    /// The gap cannot be held now; the error says why, and when it could.
     pub(crate) fn promise_gap(
         &mut self,
         model: ModelId,
@@ -106,7 +108,8 @@ impl Engine {
         self.requests.all().filter(|t| t.promised_gap().is_some())
     }
 
-    /// Others are to have places, too, and their turn.
+    /// The obstacle that so many requests have promises that those without would not get their
+    /// share.
     fn too_many_promises(&self, model: ModelId) -> Option<Obstacle> {
         let places = self.config.max_sequences.get();
         let most = (places - places / LEFT_PART).max(1);
@@ -146,7 +149,8 @@ impl Engine {
         })
     }
 
-    /// A model that fits keeps its weights while a promise runs: beside what others need.
+    /// The obstacle that the model fits the budget, but its weights cannot stay resident for the
+    /// promise beside what others need.
     fn weights_do_not_stay(&mut self, model: ModelId) -> Option<Obstacle> {
         let fits = self.memory.store.cache.fits(model);
         if !fits || self.requests.is_empty() {
@@ -175,7 +179,8 @@ impl Engine {
         })
     }
 
-    /// A gap that is shorter than what comes in it, by what was measured.
+    /// The obstacle that the gap is shorter than the passes that have to run within it, by measured
+    /// times.
     fn gap_is_too_short(&mut self, model: ModelId, gap: Duration) -> Option<Obstacle> {
         let mine = self.promised_tasks().filter(|task| task.model == model);
         let shortest = mine.filter_map(Task::promised_gap).min();
@@ -192,14 +197,14 @@ impl Engine {
         Some(self.obstacle((model, rows, pass), cannot, piece, shortest))
     }
 
-    /// Tokens of a pass of a model once its promised requests that wait run, too.
+    /// Rows of a model's decode pass once its waiting requests with a promise run, too.
     fn rows_promised(&self, model: ModelId) -> u32 {
         let of_model = self.promised_tasks().filter(|task| task.model == model);
         let waiting = of_model.filter(|task| self.requests.running(task.seq).is_none());
         self.requests.running_of(model) + waiting.count() as u32
     }
 
-    /// What the requests of each other model are promised, those that wait among them.
+    /// What the requests of each other model are promised, including those that wait.
     fn promised_shares(&self, except: ModelId) -> Vec<Share> {
         let mut gaps: Vec<(ModelId, Duration)> = Vec::new();
         for task in self.promised_tasks().filter(|t| t.model != except) {
@@ -222,8 +227,8 @@ impl Engine {
         gaps.into_iter().map(share).collect()
     }
 
-    /// Seconds of a pass of so many rows, as it was measured of as many or fewer, or by the
-    /// device's rates; `None` where nothing is known.
+    /// Expected seconds of a pass of `rows` rows, as measured for as many or fewer rows, or by the
+    /// device's rates; `None` if nothing is known.
     fn measured_pass(&mut self, model: ModelId, rows: u32) -> Option<f64> {
         if let Some(seconds) = self.promised_seconds(model, rows) {
             return Some(seconds);
@@ -241,7 +246,7 @@ impl Engine {
         Some(computed.max(absent as f64 / pace.upload_bytes_per_s))
     }
 
-    /// What stands in the way, in words.
+    /// The error text that says why a gap cannot be held.
     fn obstacle(
         &self,
         (model, rows, pass): (ModelId, u32, f64),

@@ -22,8 +22,8 @@ use crate::model::registry::{Entry, Models};
 use crate::store::Store;
 
 impl Engine {
-    /// Publishes the state, now if `always` or if the requests changed, else if
-    /// the last one is old enough.
+    /// Publishes a snapshot if `always`, if the requests changed, or if the last snapshot is old
+    /// enough.
     pub(crate) fn publish(&mut self, always: bool) {
         let now = self.now();
         let always = always || self.requests.changed;
@@ -182,7 +182,7 @@ fn model_status(
     }
 }
 
-/// The state of a model's segments. Of the many models of which nothing is there it is made once.
+/// The state of a model's segments. Models of which nothing is resident share one list.
 fn segments_of(store: &Store, model: ModelId) -> Arc<[SegmentStatus]> {
     let absent = || Some(Arc::clone(&store.sources.get(&model)?.absent));
     if store.cache.is_absent(model)

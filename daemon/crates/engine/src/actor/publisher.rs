@@ -1,4 +1,4 @@
-//! Who publishes the snapshots, and when.
+//! Sends the published snapshots, and decides when one is due.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,9 +8,9 @@ use tokio::sync::watch;
 
 use crate::api::Snapshot;
 
-/// Between two passes the snapshot is renewed at most this often. When a request comes, starts or
-/// ends, and before a command is answered, always: whoever has an event of a request or an answer
-/// reads a state that knows of it.
+/// Minimum age of a snapshot before it is renewed between two passes. It is always renewed when a
+/// request arrives, starts or ends, and before a command is answered: whoever has an event or a
+/// reply reads a state that includes its cause.
 const RENEWAL: Duration = Duration::from_millis(5);
 
 /// Results of probing the drivers when the device was opened.
@@ -18,11 +18,11 @@ const RENEWAL: Duration = Duration::from_millis(5);
 pub(crate) struct DriverReports {
     pub(crate) drivers: Arc<[Report]>,
     pub(crate) passed_over: Arc<[String]>,
-    /// Why the CPU computes although a GPU is on the bus; `None` if that is not so.
+    /// Why the CPU computes although a GPU is on the bus; `None` if no GPU is unused.
     pub(crate) unused_gpu: Option<String>,
 }
 
-/// Publishes snapshots.
+/// Publishes snapshots and holds what each of them contains unchanged.
 pub(crate) struct Publisher {
     pub(crate) found: DriverReports,
     snapshot: watch::Sender<Arc<Snapshot>>,
@@ -42,7 +42,7 @@ impl Publisher {
         }
     }
 
-    /// Whether a snapshot is to be published: the last one is old enough, or `always`.
+    /// Whether a snapshot has to be published now: `always`, or the last one is old enough.
     pub(crate) fn is_due(&mut self, now: Instant, always: bool) -> bool {
         let is_due = always || now.saturating_duration_since(self.published_at) >= RENEWAL;
         if is_due {
@@ -51,7 +51,7 @@ impl Publisher {
         is_due
     }
 
-    /// Publishes a snapshot.
+    /// Publishes this snapshot.
     pub(crate) fn send(&self, mut snapshot: Snapshot) {
         self.snapshot.send_modify(|last| {
             snapshot.peak_bytes = snapshot.peak_bytes.max(last.peak_bytes);

@@ -1,4 +1,5 @@
-//! Requests whose prefix is read from disk before their first pass. Others go on meanwhile.
+//! Requests whose cached prefix is read from disk before their first pass. Other requests run
+//! meanwhile.
 
 use std::time::Instant;
 
@@ -8,8 +9,8 @@ use crate::actor::engine::Engine;
 use crate::features::kv_disk::reading::Wanted;
 
 impl Engine {
-    /// A request was admitted, or has waited: it begins with what is in memory, unless another one
-    /// computes or reads more of its prefix just now, or more of it is to be read first.
+    /// Starts an admitted or waiting request with what is cached in memory, unless another request
+    /// is computing or reading more of its prefix, or more of it has to be read from disk first.
     pub(crate) fn begin_or_read(&mut self, seq: SeqId) {
         let now = self.now();
         self.ask_leaders(seq);
@@ -41,7 +42,8 @@ impl Engine {
         }
     }
 
-    /// Takes what has come from the disk, and begins requests that have all of it.
+    /// Takes the KV pages that have been read from disk, and starts requests that have all of
+    /// theirs.
     pub(crate) fn read_prefixes(&mut self, now: Instant) {
         let tasks = &self.requests.tasks;
         let reads = |seq| tasks.get(&seq).is_some_and(|task| task.reads);

@@ -1,4 +1,4 @@
-//! The device's memory is given back while there are no requests, and taken again.
+//! Gives the device's memory back while there are no requests, and takes it again.
 
 use std::time::{Duration, Instant};
 
@@ -13,15 +13,15 @@ use crate::request::encode;
 
 type DeviceError = rocmforge_device::Error;
 
-/// The part of a budget that is given up at a time where it cannot be had again as a whole.
+/// The budget is lowered by one part in this many at a time while it cannot be taken back as a
+/// whole.
 const LESS_PART: u64 = 8;
 
 impl Engine {
-    /// Gives the device's memory back because somebody asks for it; preloads under way end. With
-    /// `host`, or where that is configured, host memory goes as well.
+    /// Gives the device's memory back at a client's command; preloads under way end. With `host`,
+    /// or if so configured, host memory is given back as well.
     ///
-    /// # Errors
-    /// [`Refusal::InUse`] while requests run or wait; a loss of the device.
+    /// # Errors [`Refusal::InUse`] while requests run or wait; the device is lost.
     pub(crate) fn release_asked(&mut self, host: bool) -> Result<Released, Error> {
         let requests = self.requests.all().count() + self.requests.images.waiting(|_| true);
         if requests > 0 {
@@ -40,7 +40,7 @@ impl Engine {
         self.release_memory(host)
     }
 
-    /// Gives all memory of the device back but what is pinned and the device's own block.
+    /// Gives back all memory of the device except pinned weights and the device's own block.
     pub(crate) fn release_memory(&mut self, host: bool) -> Result<Released, Error> {
         let (began, before) = (self.now(), self.budget_that_comes_back());
         if !self.memory.store.device.is_closed() {
@@ -84,8 +84,8 @@ impl Engine {
         Ok(released)
     }
 
-    /// Weights are evicted, KV pages go to the host's memory and to disk, and the budget shrinks to
-    /// what stays.
+    /// Evicts weights, moves KV pages to host memory and disk, and shrinks the budget to what
+    /// stays.
     fn evict_for_release(&mut self, before: u64) -> Result<(), Error> {
         self.free_scratch();
         self.memory.store.wait_all();
@@ -96,8 +96,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Closes the device, unless pinned weights are on it or it has no context. Whether it is
-    /// closed.
+    /// Closes the device, unless pinned weights are on it or it has no context to close. Returns
+    /// whether it is closed.
     pub(crate) fn close_device(&mut self) -> bool {
         self.memory.collect();
         if !self.memory.store.is_empty() {
@@ -125,11 +125,10 @@ impl Engine {
         is_closed
     }
 
-    /// Opens the device if it is closed; whether it was closed.
+    /// Opens the device if it is closed. Returns whether it was closed.
     ///
-    /// # Errors
-    /// [`Error::Unavailable`]: it is closed still, and the next request tries again; a loss of the
-    /// device.
+    /// # Errors [`Error::Unavailable`]: it is still closed, and the next request tries again; the
+    /// device is lost.
     pub(crate) fn open_device(&mut self) -> Result<bool, Error> {
         let began = self.now();
         let power_state = self.memory.store.device.power_state();
@@ -155,13 +154,14 @@ impl Engine {
         opened
     }
 
-    /// Has the card's power logged, `after` a time.
+    /// Has the GPU's power draw logged once `after` has passed, with `words` to say when.
     fn note_power(&self, after: Duration, words: &'static str) {
         let places = &self.config.places;
         self.guards.power.note(places, after, words);
     }
 
-    /// Bytes that the driver has given; where it does not count, those in the cache.
+    /// Bytes of device memory that the process holds, by the driver's count; the cache's sum if the
+    /// driver does not count.
     fn held_bytes(&self) -> u64 {
         let store = &self.memory.store;
         let usage = || store.cache.usage().resident + store.cache.usage().blocks();
@@ -169,14 +169,14 @@ impl Engine {
         held.map_or_else(usage, |held| held.allocated_bytes)
     }
 
-    /// The budget that holds what is pinned and the device's own block, and no more.
+    /// The smallest budget, in bytes: pinned weights and the device's own block.
     pub(crate) fn least_budget(&self) -> u64 {
         let least = self.memory.store.reserve_bytes() + self.memory.store.pinned_bytes();
         let least = least.next_multiple_of(rocmforge_device::ALIGNMENT);
         least.max(BUDGET_MIN)
     }
 
-    /// Releases the device's memory if nobody has asked for anything for as long as is configured.
+    /// Releases the device's memory if there was no request for the configured time.
     pub(crate) fn release_when_idle(&mut self, now: Instant) {
         let left = self.guards.release.due_in(now);
         if !left.is_some_and(|left| left.is_zero()) {
@@ -202,8 +202,8 @@ impl Engine {
         self.publish(true);
     }
 
-    /// Weights are pinned no more: while the device's memory is released, they go, too, and the
-    /// device is closed.
+    /// Handles an unpin while the device's memory is released: evicts the unpinned weights, too,
+    /// and closes the device.
     pub(crate) fn release_unpinned(&mut self) {
         let is_released = self.guards.release.before().is_some();
         let is_open = !self.memory.store.device.is_closed();
@@ -214,7 +214,7 @@ impl Engine {
     }
 
     /// Whether there are no requests and no background work. A request that waits for its reader,
-    /// its images or a file counts as work.
+    /// an image or a file counts as work.
     pub(crate) fn is_idle(&self) -> bool {
         let images = self.requests.images.waiting(|_| true);
         self.requests.is_empty()
@@ -223,11 +223,10 @@ impl Engine {
             && !self.waits_for_files()
     }
 
-    /// Takes the device's memory again for what a command asks for, if it was released: as much as
-    /// there is, where others have taken some of it.
+    /// Takes released device memory again if a command needs it: as much as is free, if other
+    /// processes have taken some of it.
     ///
-    /// # Errors
-    /// As [`Engine::open_device`].
+    /// # Errors As [`Engine::open_device`].
     pub(crate) fn wake_for(&mut self, command: &Command) -> Result<(), Error> {
         let wakes = match command {
             Command::Generate { .. } | Command::Score { .. } | Command::Embed { .. } => {
@@ -247,8 +246,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether a request is not refused by what is known of it, so that it is worth waking the
-    /// device for it.
+    /// Whether a command passes the checks that need no device, so that it is worth taking the
+    /// device's memory again.
     fn is_sound(&self, command: &Command) -> bool {
         let (model, ids, beyond, n_ctx) = match command {
             Command::Generate { request, .. } => {
@@ -264,8 +263,8 @@ impl Engine {
         encode::refuse_text(model).is_ok() && self.check(model, ids, beyond, n_ctx).is_ok()
     }
 
-    /// Takes the device's memory for requests that are there although it is released: one whose
-    /// file came back between two looks.
+    /// Takes the device's memory again for requests that exist although it is released, such as one
+    /// whose hung file came back.
     pub(crate) fn wake_for_requests(&mut self) {
         if self.guards.release.before().is_some()
             && !self.requests.is_empty()
@@ -308,8 +307,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Raises the budget to `wanted` or, where others hold some of that, to what there is. Returns
-    /// what is missing, which is taken as they free it.
+    /// Raises the budget to `wanted` bytes or, if others hold some of that, to what is free.
+    /// Returns the missing bytes, which are taken when they become free.
     pub(crate) fn take_again(&mut self, wanted: u64) -> u64 {
         let least = self.memory.budget();
         let mut budget = self.budget_beside_others(wanted);
@@ -326,8 +325,8 @@ impl Engine {
         missing
     }
 
-    /// As much of a budget as leaves free what is to be kept free, but at least the part that
-    /// stays whatever others want.
+    /// The part of a budget of `wanted` bytes that leaves free what is to be kept free, but at
+    /// least the part that stays whatever others want.
     fn budget_beside_others(&mut self, wanted: u64) -> u64 {
         let Some(free) = self.memory.store.count_free_bytes_now() else {
             return wanted;
@@ -344,7 +343,7 @@ impl Engine {
     }
 }
 
-/// Replies to a command that needs the device with the error that keeps it closed.
+/// Rejects a command that needs the device with the error that keeps the device closed.
 pub(crate) fn refuse(command: Command, error: Error) {
     // Whoever asked may have given up. The channels of events are new and have room.
     match command {

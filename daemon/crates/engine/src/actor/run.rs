@@ -1,4 +1,4 @@
-//! The engine's loop, and the end of requests.
+//! The engine's main loop, and how requests end.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
@@ -14,15 +14,15 @@ use crate::features::background_load;
 use crate::features::preload::{Preload, Turn};
 use crate::request::task::Task;
 
-/// How long the engine sleeps at most.
+/// Longest time that the engine sleeps without a command.
 const SLEEP: Duration = Duration::from_secs(60);
 
-/// How long the engine sleeps at most while the KV store writes or reads its index, or segments are
-/// compared: what came of it is published.
+/// Longest sleep of the engine while the KV store writes or reads its index, or segments are
+/// compared, so that their progress is published.
 const STATUS_EVERY: Duration = Duration::from_millis(100);
 
 impl Engine {
-    /// The loop. Returns `None` when asked to end, or why the device is lost.
+    /// The engine's main loop. Returns `None` when asked to end, or why the device is lost.
     pub(crate) fn run(&mut self, commands: &Receiver<Command>) -> Option<Loss> {
         let mut rested = false;
         loop {
@@ -105,8 +105,8 @@ impl Engine {
         self.preload_turn(stepped) || stepped || uploaded || written || trimmed
     }
 
-    /// A segment of a preload, if it is its turn. Whether there was one, and its file did not keep
-    /// it waiting.
+    /// Uploads a segment of a preload, if it is a preload's turn. Returns whether there was one
+    /// that a slow file did not hold up.
     fn preload_turn(&mut self, stepped: bool) -> bool {
         let others = !self.requests.is_empty();
         match self.preloads.after_pass(&mut self.memory, stepped, others) {
@@ -147,7 +147,7 @@ impl Engine {
             || self.memory.trim_waits
     }
 
-    /// Waits for a command, or until it is time for something else.
+    /// Waits for the next command, at most until a timed task is due.
     fn next_command(&mut self, commands: &Receiver<Command>) -> Result<Command, RecvTimeoutError> {
         let now = self.now();
         let until = now + self.idle_timeout(now);
@@ -164,7 +164,7 @@ impl Engine {
         }
     }
 
-    /// How long nothing can happen without a command.
+    /// How long the engine can sleep at `now` if no command arrives.
     fn idle_timeout(&self, now: Instant) -> Duration {
         let deadlines = self.requests.all().filter_map(|t| t.deadline);
         let deadline = deadlines
@@ -179,7 +179,7 @@ impl Engine {
         deadline.map_or(idle, |d| d.saturating_duration_since(now).min(idle))
     }
 
-    /// Before the engine sleeps: what only running work needs is given back.
+    /// Gives back what only running work needs, before the engine sleeps.
     fn go_idle(&mut self) {
         self.memory.collect();
         self.memory.store.remember();
@@ -190,20 +190,20 @@ impl Engine {
         self.publish(true);
     }
 
-    /// Scratch belongs to running work.
+    /// Frees scratch memory if nothing runs.
     pub(crate) fn free_idle_scratch(&mut self) {
         if !self.requests.all().any(|t| t.begun) {
             self.free_scratch();
         }
     }
 
-    /// Scratch that no pass has holds nothing, nor do spare states.
+    /// Frees the scratch that no pass uses and the spare states: they hold no data.
     pub(crate) fn free_scratch(&mut self) {
         self.space.free(&mut self.memory);
         self.speculation.free_states(&mut self.memory);
     }
 
-    /// Ends the requests for which there is a reason.
+    /// Ends the requests for which `reason` returns an error.
     pub(crate) fn end_those(&mut self, reason: impl Fn(&Task) -> Option<Error>) {
         let found = |task: &Task| reason(task).map(|error| (task.seq, error));
         let over = self.requests.tasks.values().filter_map(found);
@@ -213,7 +213,7 @@ impl Engine {
         }
     }
 
-    /// Ends a request that is known.
+    /// Ends a request with an error, if it still exists.
     pub(crate) fn end(&mut self, seq: SeqId, error: Error) {
         self.requests.scheduler.end(seq);
         if let Some(task) = self.requests.tasks.remove(&seq) {
@@ -221,7 +221,7 @@ impl Engine {
         }
     }
 
-    /// Gives back what a request held, publishes, and reports its end if it failed.
+    /// Frees what a request held, publishes, and reports its failure if `error` is given.
     pub(crate) fn finish(&mut self, mut task: Task, error: Option<Error>) {
         self.close_account(&mut task);
         let plan = task.loaded.model().plan();
@@ -233,7 +233,7 @@ impl Engine {
         }
     }
 
-    /// Whether a drain is complete.
+    /// Whether a shutdown is complete: no request is left, or the grace period has passed.
     fn drained(&mut self, now: Instant) -> bool {
         let Some(draining) = &self.draining else {
             return false;
@@ -255,7 +255,7 @@ impl Engine {
         true
     }
 
-    /// Ends every request with the reason that the engine ends.
+    /// Ends every request with the reason for which the engine ends.
     pub(crate) fn give_up(&mut self, lost: &Loss) {
         self.guards.lost = Some(lost.clone());
         let error = || device_lost(lost);

@@ -1,8 +1,8 @@
-//! What the scheduler is shown, and what it decides carried out.
+//! Shows the scheduler the engine's state, and carries out its decisions.
 //!
-//! The scheduler (crate `scheduler`) counts positions and bytes and knows no request; the engine
-//! keeps the requests by the names that it knows them by. Before each pass it is told whose readers
-//! have room, it admits who fits, and plans.
+//! The scheduler (crate `scheduler`) counts positions and bytes and knows no request's content; the
+//! engine keeps the requests under the scheduler's sequence ids. Before each pass it updates which
+//! readers have room; the scheduler admits requests and plans the pass.
 
 use std::time::Duration;
 
@@ -24,21 +24,21 @@ use crate::pass::interleave::CHUNK_ROWS;
 use crate::pass::share::Mixed;
 use crate::request::task::Task;
 
-/// Maximum number of rows of logits that are computed at a time.
+/// Maximum number of rows whose logits are computed at a time.
 const OUTPUT_ROWS_MAX: u64 = 256;
 
-/// The part of the budget that rows of logits may take.
+/// Logits may take one part in this many of the budget.
 const OUTPUT_ROWS_PART: u64 = 32;
 
-/// The part of the budget that a further pass may take where one found no room in one piece beside
-/// the suspended ones.
+/// While passes are suspended and one found no contiguous memory, a further pass may take one part
+/// in this many of the budget.
 const CROWDED_PART: u64 = 32;
 
-/// Positions of a short request: a question and its answer.
+/// Number of positions that a short request (a question and its answer) is assumed to need.
 const SHORT_POSITIONS: u32 = 256;
 
 impl Engine {
-    /// Shows the scheduler what there is, in this budget.
+    /// Calls the scheduler with a view of the engine's state under a budget of `budget` bytes.
     pub(crate) fn scheduling<T>(
         &mut self,
         budget: u64,
@@ -71,7 +71,7 @@ impl Engine {
         ask(&mut requests.scheduler, &view)
     }
 
-    /// The models that have requests, as the scheduler sees them in this budget.
+    /// The models that have requests, as the scheduler sees them under a budget of `budget` bytes.
     fn model_views(&self, budget: u64) -> Vec<ModelView> {
         let store = &self.memory.store;
         let suspended = &self.requests.suspended;
@@ -116,21 +116,21 @@ impl Engine {
         models
     }
 
-    /// Whether models that take turns in this budget make each other upload more: those that fit
-    /// have no room together, or several do not fit even alone.
+    /// Whether models that take turns under a budget of `budget` bytes cause each other more
+    /// uploads: those that fit alone do not fit together, or several do not fit even alone.
     fn evict_each_other(&self, models: &[ModelView], budget: u64) -> bool {
         let (fitting, larger): (Vec<&ModelView>, Vec<_>) = models.iter().partition(|m| m.fits);
         let fitting: Vec<ModelId> = fitting.iter().map(|m| ModelId(m.model.0)).collect();
         larger.len() > 1 || !have_room(&self.memory, &self.speculation, &fitting, budget)
     }
 
-    /// What sequences and passes cost on this device.
+    /// Memory sizes of sequences and passes on this device.
     pub(crate) fn sizes(&self) -> Sizes<'_> {
         let device = &*self.memory.store.device;
         Sizes::new(&self.models, &self.speculation, device, &self.space)
     }
 
-    /// Bytes that a further pass may take beside the suspended ones.
+    /// Bytes that a further pass may take beside the suspended passes.
     fn beside_bytes(&self) -> u64 {
         let store = &self.memory.store;
         let suspended = &self.requests.suspended;
@@ -145,7 +145,7 @@ impl Engine {
         budget.saturating_sub(all).min(most)
     }
 
-    /// Adds a request that has arrived.
+    /// Adds a request that has arrived to the scheduler and the engine.
     pub(crate) fn arrive(&mut self, task: Task, arrival: Arrival) {
         if let Some(error) = self
             .requests
@@ -175,7 +175,7 @@ impl Engine {
         }
     }
 
-    /// Admits, preempts or rejects requests, so that running ones fit the budget.
+    /// Admits, preempts and rejects requests, so that the running ones fit the budget.
     pub(crate) fn admit(&mut self) {
         self.admit_within(self.memory.budget());
     }
@@ -239,7 +239,7 @@ impl Engine {
         self.follow();
     }
 
-    /// Takes back what a request computed.
+    /// Discards what a request has computed, so that it starts again.
     pub(crate) fn start_over(&mut self, seq: SeqId) {
         if let Some(task) = self.requests.tasks.get_mut(&seq) {
             task.start_over(&mut self.memory);
@@ -276,7 +276,7 @@ impl Engine {
         next
     }
 
-    /// Tells the cache which models requests wait for, each with what drafts for it.
+    /// Reports to the cache the order of models that requests wait for, each with its draft model.
     fn foresee(&mut self, upcoming: &[rocmforge_scheduler::ModelId]) {
         let mut models = Vec::with_capacity(upcoming.len());
         for model in upcoming {
@@ -287,10 +287,9 @@ impl Engine {
         self.memory.store.cache.foresee(&models);
     }
 
-    /// Rows of prompts in a pass while somebody waits for his next token, by what was measured.
-    /// Prompts that are done in a few passes are not worth
-    /// stretching: each token of others waits a little longer once, and the requests
-    /// behind them wait for all.
+    /// Maximum number of rows of prompts in a pass while other requests wait for their next token,
+    /// by measured times. Prompts that take only a few passes are not stretched: each other token
+    /// is late once, and the requests behind them need not wait longer.
     fn shared_rows(&self, model: ModelId, promises: &ModelPromises) -> u32 {
         let most = shared_rows_max(&self.space);
         let (n, rows) = self.requests.prompts(model);
@@ -312,18 +311,19 @@ impl Engine {
         }
     }
 
-    /// Whether a pass of a model uploads experts: a few rows of prompts are routed to nearly as
-    /// many of those as a full chunk, so that each chunk costs about as much, however short it is.
+    /// Whether a pass of a model uploads experts. A few rows of prompts are routed to nearly as
+    /// many experts as a full chunk, so each chunk costs about the same, however short it is.
     fn streams_experts(&self, entry: &Entry) -> bool {
         entry.routes() && !self.memory.store.cache.fits(entry.id)
     }
 
-    /// Whether prompts of so many rows together come in beside others' tokens little by little.
+    /// Whether prompts of `rows` rows together are worth splitting into small chunks beside other
+    /// requests' tokens.
     pub(crate) fn is_worth_stretching(&self, rows: usize) -> bool {
         rows > self.space.prefill_chunk.get()
     }
 
-    /// Notes the time of a pass.
+    /// Records the time of a complete pass.
     pub(crate) fn note_pass(&mut self, plan: &PassPlan, took: Duration) {
         let rows = plan.rows as usize;
         let most = shared_rows_max(&self.space);
@@ -370,7 +370,7 @@ impl Engine {
         self.space.pace.note(took, || device.pace(rows));
     }
 
-    /// Notes the time of a pass whose weights were all resident.
+    /// Records the time of a pass whose weights were all resident.
     pub(crate) fn note_resident_pass(&mut self, plan: &PassPlan, took: Duration) {
         let entry = self.models.get_mut(model_of(plan));
         if let Some(entry) = entry.filter(|_| plan.decode_spans == plan.spans.len()) {
@@ -378,8 +378,8 @@ impl Engine {
         }
     }
 
-    /// The smallest budget of at least `wanted` bytes in which the running requests can go on, and
-    /// those that have yielded, one after another.
+    /// The smallest budget of at least `wanted` bytes in which the running requests can go on and
+    /// the preempted ones can resume one by one.
     pub(crate) fn room_for_running(&mut self, wanted: u64) -> u64 {
         let needed = self.scheduling(wanted, |scheduler, view| {
             scheduler.needed(view).max(scheduler.budget_least(view))
@@ -388,13 +388,13 @@ impl Engine {
     }
 
     /// The smallest budget, in bytes, in which the smallest registered model can run a short
-    /// request beside what the device keeps for itself.
+    /// request beside the device's own block.
     pub(crate) fn budget_least(&self) -> u64 {
         let needed = self.budget_needed(SHORT_POSITIONS).max(BUDGET_MIN);
         (self.memory.store.reserve_bytes() + needed).next_multiple_of(BUDGET_MIN)
     }
 
-    /// The least budget in which a registered model can run a request, in bytes.
+    /// The smallest budget, in bytes, in which any registered model can run a request.
     pub(crate) fn budget_floor(&self) -> u64 {
         self.memory.store.reserve_bytes() + self.budget_needed(1)
     }
@@ -412,7 +412,7 @@ impl Engine {
         needs.min().unwrap_or(0)
     }
 
-    /// Why a request cannot run.
+    /// The error that says why the scheduler refused a request.
     fn refused(&self, task: &Task, why: Refused) -> Error {
         let name = task.loaded.name();
         match why {

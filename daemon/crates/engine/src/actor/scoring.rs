@@ -1,4 +1,4 @@
-//! Requests that read a text and generate none: log-probabilities, and vectors.
+//! Requests that process tokens and generate none: log-probabilities and embeddings.
 
 use rocmforge_scheduler::Kind;
 use tokio::sync::oneshot;
@@ -12,7 +12,7 @@ use crate::request::task::{Pooled, Scoring, Work};
 use crate::request::time_account::TimeAccount;
 
 impl Engine {
-    /// A request for log-probabilities.
+    /// Starts a request for log-probabilities of given tokens.
     pub(crate) fn score(
         &mut self,
         request: ScoreRequest,
@@ -63,7 +63,7 @@ impl Engine {
         );
     }
 
-    /// A request for an embedding, or for a classification's outputs.
+    /// Starts a request for an embedding, or for the outputs of a classification head.
     pub(crate) fn embed(
         &mut self,
         request: EmbedRequest,

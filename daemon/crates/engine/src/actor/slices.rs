@@ -26,40 +26,44 @@ use crate::pass::suspended::PassUnderWay;
 use crate::pass::work::{Amount, WorkRates};
 use crate::request::time_book::SpentSince;
 
-/// How long a slice lasts, and a step at least. Others wait as long for their turn.
+/// How long a slice of a pass lasts while other models have requests. They wait this long for their
+/// turn.
 const SLICE: Duration = Duration::from_millis(3);
 
-/// Length of a slice while no other model has requests: one that comes waits as long.
+/// How long a slice of a pass lasts while no other model has requests; one that arrives waits this
+/// long.
 const SLICE_ALONE: Duration = Duration::from_millis(10);
 
-/// How long a slice lasts at least where what a short pass found has come meanwhile.
+/// Minimum length of a slice that ends early because the results of another, short pass have
+/// arrived.
 const YIELDS_AFTER: Duration = Duration::from_millis(1);
 
-/// What the device may have to do, by estimate, before it is given more, while a pass that it was
-/// given is waited for.
+/// Maximum estimated time of queued work on the device before it is given more, while an earlier
+/// pass's results are waited for.
 const AHEAD_MAX: Duration = SLICE;
 
-/// How long the engine looks whether any suspended pass can go on, before it looks at all else.
+/// How long the engine polls whether any suspended pass can go on before it looks at anything else.
 const LOOK: Duration = Duration::from_micros(100);
 
-/// How long it does so before it waits for one of them, which has an end if the device hangs.
+/// How long the engine polls while all suspended passes wait, before it blocks on one of them; the
+/// blocking wait ends if the device hangs.
 const ALL_WAIT_MAX: Duration = Duration::from_millis(20);
 
-/// The longest that a slice is taken to give a device to do.
+/// Upper bound on the estimated device time of one slice's work.
 const WORK_MAX: Duration = Duration::from_millis(200);
 
-/// Timed slices that a device has not done, before it is given another while gaps are promised: one
-/// that it does, and one behind it, so that it never rests.
+/// Maximum number of timed slices queued on the device while gaps are promised: one that it
+/// computes and one behind it, so that it is never idle.
 const TIMED_MAX: usize = 2;
 
-/// How long a device may be at a slice before it is given more all the same: if it hangs, whoever
-/// waits for it finds out.
+/// How long a device may work on one timed slice before it is given more work anyway: if it hangs,
+/// whoever waits for the work detects that.
 const TIMED_WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl Engine {
-    /// Whether a model's weights are to stay where passes of others run before its next: those of
-    /// all models that are asked now, and could fit, have room together. Of one that is larger
-    /// than the budget a part comes and goes beside them.
+    /// Whether a model's weights should stay resident while passes of other models run before its
+    /// next one: true if all models with requests that fit alone also fit together. A model larger
+    /// than the budget streams beside them.
     pub(crate) fn stays_among_asked(&self, model: ModelId) -> bool {
         let cache = &self.memory.store.cache;
         let mut asked: Vec<ModelId> = self.requests.all().map(|task| task.model).collect();
@@ -71,9 +75,8 @@ impl Engine {
         cache.fits(model) && have_room(&self.memory, &self.speculation, &asked, budget)
     }
 
-    /// Whether all suspended passes wait, some of them for what the device computes. It looks for a
-    /// while whether any of them can go on: a command may come meanwhile, and none of them is worth
-    /// more than another.
+    /// Whether all suspended passes wait, some of them for the device. Polls for a while, since a
+    /// command may arrive meanwhile and all of them are equally urgent.
     pub(crate) fn all_wait(&mut self) -> bool {
         let begun = self.now();
         loop {
@@ -90,8 +93,8 @@ impl Engine {
         }
     }
 
-    /// Ends the passes of which all is computed and read: that takes the device no time. Whether
-    /// there were any.
+    /// Completes the passes whose results are computed and read, which takes no device time.
+    /// Returns whether there were any.
     pub(crate) fn end_read_passes(&mut self) -> bool {
         let mut any = false;
         while let Some(pass) = self.requests.suspended.take_read(&self.memory) {
@@ -102,9 +105,8 @@ impl Engine {
         any
     }
 
-    /// Whether the device has enough to do, and something that it does is waited for: what else it
-    /// was given would be between that and what is wanted next. It looks for a while whether
-    /// anything has come.
+    /// Whether the device has enough queued work while results of it are waited for: more work
+    /// would delay what is needed next. Polls for a while whether results have arrived.
     pub(crate) fn device_is_ahead(&self) -> bool {
         let begun = self.now();
         loop {
@@ -124,7 +126,7 @@ impl Engine {
         }
     }
 
-    /// Learns from the timed slices that the device has done.
+    /// Reads the times of the timed slices that the device has completed.
     pub(crate) fn look_at_timed(&mut self) {
         let now = self.now();
         loop {
@@ -145,8 +147,8 @@ impl Engine {
         }
     }
 
-    /// Whether the device has so much to do that a pass of a promised gap would wait too long
-    /// behind more. It looks for a while.
+    /// Whether the device has so much queued work that a pass with a promised gap would start too
+    /// late behind more. Polls for a while.
     pub(crate) fn device_is_full(&mut self) -> bool {
         let begun = self.now();
         loop {
@@ -164,7 +166,7 @@ impl Engine {
         }
     }
 
-    /// Runs a slice of a pass, and what follows it.
+    /// Runs a slice of a pass, and handles its end.
     pub(crate) fn run_slice(&mut self, mut pass: PassUnderWay, until: Until) {
         let begun = self.now();
         self.account_between(&mut pass.members, begun);
@@ -237,7 +239,7 @@ impl Engine {
     }
 
     /// Handles the end of a slice: its pass is suspended, complete or failed. `idle` is the scratch
-    /// that there was before it.
+    /// block that no pass used before it.
     fn after_slice(
         &mut self,
         mut pass: PassUnderWay,
@@ -280,7 +282,8 @@ impl Engine {
         }
     }
 
-    /// What a slice of a pass is charged with; the device takes `work` for what it gave it.
+    /// Time that a slice is charged to its model; `work` is the estimated device time of the work
+    /// that it queued.
     fn charge_of(
         &mut self,
         pass: &mut PassUnderWay,
@@ -311,9 +314,9 @@ impl Engine {
         took
     }
 
-    /// What the slice is charged with in which a pass was read that had been charged with `charged`
-    /// and was due then: what the device took longer, if it tells, and nothing of what it did for
-    /// others before.
+    /// Time charged for the slice that reads a pass's results, after the pass was already charged
+    /// `charged` and was expected to end at `due`: the device time beyond that, if the device
+    /// measures it; else the time waited after `due`.
     fn charge_of_read(
         &mut self,
         charged: Duration,
@@ -329,7 +332,8 @@ impl Engine {
         }
     }
 
-    /// The device has done by now what was due then: what is read behind it comes sooner, too.
+    /// Corrects the expected ends of suspended passes: the device has now done work that was
+    /// expected at `due`, so what is queued behind it ends earlier, too.
     fn are_due_sooner(&mut self, due: Instant, now: Instant) {
         let early = due.saturating_duration_since(now);
         for pass in self.requests.suspended.passes_mut() {
@@ -339,7 +343,8 @@ impl Engine {
         }
     }
 
-    /// Tells the scheduler what a slice took; `ended` if it was its pass's last.
+    /// Charges a slice's time to its model in the scheduler; `ended` if it was the pass's last
+    /// slice.
     pub(crate) fn charge(&mut self, model: ModelId, took: Duration, ended: bool) {
         self.requests.suspended.note_slice(model, took);
         let model = rocmforge_scheduler::ModelId(model.0);
@@ -347,8 +352,8 @@ impl Engine {
         self.requests.scheduler.took(model, took_us, ended);
     }
 
-    /// Has the device time a slice of a pass that begins, but for one of a short pass of tokens,
-    /// which is given in one piece and read behind it, and one that only reads.
+    /// Lets the device time the work of a slice that begins. Not for a short decode pass, which is
+    /// queued in one piece and read right behind, nor for a slice that only reads.
     fn begin_timed(&mut self, pass: &PassUnderWay) -> Option<TimedTicket> {
         let decodes = pass.plan.decode_spans == pass.plan.spans.len();
         if pass.is_read() || (decodes && self.is_short(pass.model(), &pass.plan)) {
@@ -357,8 +362,8 @@ impl Engine {
         self.memory.store.device.timing()?.begin_timed()
     }
 
-    /// How fast the device computes in passes of so many rows of a model; `None` where that is not
-    /// known, or it does so at once.
+    /// Rates at which the device computes passes of `rows` rows of a model; `None` if unknown, or
+    /// if the device computes synchronously.
     fn work_rates(&mut self, model: ModelId, rows: u32) -> Option<WorkRates> {
         let pace = self.memory.store.device.pace(rows as usize)?;
         let entry = self.models.get(model);
@@ -368,15 +373,15 @@ impl Engine {
         })
     }
 
-    /// How long the device takes for that in a pass of so many rows; zero where that is not known,
-    /// or it does so at once.
+    /// Estimated device time for `amount` of work in a pass of `rows` rows; zero if unknown, or if
+    /// the device computes synchronously.
     fn device_time(&mut self, model: ModelId, rows: u32, amount: Amount) -> Duration {
         let rates = self.work_rates(model, rows);
         let time = rates.map_or(Duration::ZERO, |rates| rates.time(amount));
         time.min(WORK_MAX)
     }
 
-    /// How long slices of a model's passes last.
+    /// How long a slice of a model's pass lasts.
     fn slice_time(&self, model: ModelId) -> Duration {
         let usual = match self.requests.any_of_others(model) {
             true => SLICE,
@@ -463,21 +468,21 @@ impl Engine {
         Ok(end)
     }
 
-    /// Whether a pass in one piece is over in time.
+    /// Whether a pass, run in one piece, takes at most `limit`.
     fn takes_at_most(&self, limit: Duration, model: ModelId, plan: &PassPlan) -> bool {
         let entry = self.models.get(model);
         let seconds = entry.and_then(|e| e.times.seconds(plan.rows as usize));
         seconds.is_some_and(|seconds| pass_us(seconds) <= micros(limit))
     }
 
-    /// Whether a pass is so short that nobody minds it in one piece.
+    /// Whether a pass is so short that it may run in one piece, without slices.
     fn is_short(&self, model: ModelId, plan: &PassPlan) -> bool {
         let entry = self.models.get(model);
         let seconds = entry.and_then(|e| e.times.seconds(plan.rows as usize));
         seconds.is_some_and(|seconds| seconds <= self.slice_time(model).as_secs_f64())
     }
 
-    /// Lets suspended passes come to their ends. Whether there were any.
+    /// Runs all suspended passes to their ends. Returns whether there were any.
     pub(crate) fn finish_passes(&mut self) -> bool {
         let mut any = false;
         while let Some(pass) = self.requests.suspended.take_first() {
@@ -487,9 +492,10 @@ impl Engine {
         any
     }
 
-    /// Has scratch for a pass. Of a request that is computed `again`, since its blocks left no room
-    /// in one piece, scratch takes all that it may have from the beginning: were it to grow behind
-    /// pages, what it leaves would be lost to a segment again.
+    /// Allocates the scratch memory of a pass. For a request that is recomputed (`anew` times)
+    /// because its blocks left no contiguous memory, scratch has its maximum size from the start:
+    /// if it grew later, the place that it leaves between KV pages would be lost to large segments
+    /// again.
     pub(crate) fn ensure_scratch(
         &mut self,
         model: ModelId,
@@ -532,8 +538,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Keeps a scratch block that no pass needs now, where several models take turns and it is
-    /// small; else gives it back.
+    /// Keeps a small scratch block that no pass uses now for later, if several models take turns;
+    /// else frees it.
     fn keep_spare(&mut self, idle: Option<ScratchBlock>) {
         let mut models = self.requests.all().map(|task| task.model);
         let first = models.next();

@@ -1,4 +1,4 @@
-//! Speculation that gives way where a request would not fit with it.
+//! Gives up speculative decoding if a request would not fit with it.
 
 use rocmforge_scheduler::SeqId;
 use rocmforge_tensor_cache::ModelId;
@@ -7,8 +7,8 @@ use crate::actor::engine::Engine;
 use crate::request::task::Task;
 
 impl Engine {
-    /// Where a request that would fit without its MTP head or its spare states does not fit with
-    /// them, lets all of its model do without.
+    /// If a request fits only without its model's MTP head or spare states, disables both for all
+    /// requests of that model.
     pub(crate) fn spare_speculation(&mut self, budget: u64) {
         let speculation = &self.speculation;
         let takes_more =
@@ -30,8 +30,8 @@ impl Engine {
         }
     }
 
-    /// Models of these do without their MTP heads and without spare states, and give up what is
-    /// held for them. Whether one had used either.
+    /// Disables MTP heads and spare states for the models that `of` selects, and frees their
+    /// memory. Returns whether one had used either.
     pub(crate) fn stop_drafting(&mut self, of: impl Fn(ModelId) -> bool) -> bool {
         let stopped = self.speculation.stop(&mut self.memory, &self.models, of);
         self.space.sizes.forget(|model| stopped.contains(&model));
@@ -43,7 +43,7 @@ impl Engine {
         !stopped.is_empty()
     }
 
-    /// A larger budget may have room for MTP heads and spare states: requests from now on use them.
+    /// Enables MTP heads and spare states again for new requests, after the budget grew.
     pub(crate) fn draft_again(&mut self) {
         self.speculation.resume();
         self.space.sizes.forget(|_| true);

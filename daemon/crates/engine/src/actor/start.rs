@@ -45,18 +45,17 @@ use crate::pass::row_threads::RowThreads;
 use crate::pass::space::PassSpace;
 use crate::request::requests::Requests;
 
-/// The engine's thread.
+/// Handle of the engine's thread.
 #[derive(Debug)]
 pub struct EngineThread {
     thread: JoinHandle<Result<(), Error>>,
 }
 
 impl EngineThread {
-    /// Waits for the engine to end; for ever, if its device hangs, which
-    /// [`EngineHandle::lost`] tells.
+    /// Waits for the engine to end; for ever if its device hangs, which [`EngineHandle::lost`]
+    /// reports.
     ///
-    /// # Errors
-    /// Why it ended, if it was not asked to.
+    /// # Errors Why the engine ended, if it was not asked to.
     pub fn join(self) -> Result<(), Error> {
         self.thread
             .join()
@@ -66,8 +65,7 @@ impl EngineThread {
 
 /// Starts the engine on a thread of its own.
 ///
-/// # Errors
-/// The device cannot be used or the budget cannot be.
+/// # Errors The device or the budget cannot be used.
 pub fn start(config: EngineConfig) -> Result<(EngineHandle, EngineThread), Error> {
     open::watched(config.watchdog, move |steps| {
         let opened = open::open(&config, steps)?;
@@ -75,10 +73,9 @@ pub fn start(config: EngineConfig) -> Result<(EngineHandle, EngineThread), Error
     })
 }
 
-/// Starts the engine on a given device, which is `card`.
+/// Starts the engine on a given device, which is the GPU `card`, or the CPU for `None`.
 ///
-/// # Errors
-/// The budget cannot be used.
+/// # Errors The budget cannot be used.
 pub fn start_on(
     device: Box<dyn Device>,
     card: Option<Card>,
@@ -94,14 +91,14 @@ pub fn start_on(
     launch(opened, config, &Steps::default())
 }
 
-/// The device's memory, taken for a budget.
+/// The device's memory after it was allocated for a budget.
 struct TakenMemory {
     budget: u64,
     note: Option<String>,
     keep_free: KeepFree,
 }
 
-/// Takes the device's memory for the budget that is configured.
+/// Allocates the device's memory for the configured budget.
 fn take_memory(
     device: &mut dyn Device,
     config: &EngineConfig,
@@ -129,7 +126,7 @@ fn take_memory(
     })
 }
 
-/// The memory of the engine, and how many bytes of it are the host's.
+/// Opens the engine's memory. Returns it with the number of bytes that are host memory.
 fn open_memory(
     device: Box<dyn Device>,
     config: &EngineConfig,
@@ -172,10 +169,11 @@ fn open_memory(
     Ok((memory, of_host))
 }
 
-/// The look at others on the card, where memory is to be given up for them; inside why there is
-/// none.
+/// The watch for other processes on the GPU, if memory is to be given up for them; the inner error
+/// says why they cannot be watched.
 ///
 /// # Errors
+///
 /// As [`YieldGuard::new`].
 fn watch_others(
     device: &dyn Device,
@@ -278,8 +276,8 @@ fn launch(
     Ok((handle, EngineThread { thread }))
 }
 
-/// Runs the engine; a panic in it is a bug of ours, and every request ends with an
-/// error instead of hanging.
+/// Runs the engine and catches a panic in it (a bug): then every request ends with an error instead
+/// of hanging.
 fn guarded(mut engine: Engine, commands: Receiver<Command>) -> Result<(), Error> {
     let watchdog = watchdog::start(
         engine.memory.store.device.watch(),

@@ -1,4 +1,4 @@
-//! One pass: rows of the sequences that the scheduler chose, and the outcome of each of them.
+//! Runs passes: rows of the sequences that the scheduler chose, and the outcome of each sequence.
 
 use std::time::{Duration, Instant};
 
@@ -21,31 +21,32 @@ use crate::pass::suspended::PassUnderWay;
 use crate::request::stop::Checked;
 use crate::request::task::{Generation, Task, Work};
 
-/// When a slice of a pass ends.
+/// When a slice of a pass stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// Stop at the first step after the slice's time.
+    /// Stop at the first step after the slice's time is used up.
     ItsTime,
-    /// Run to the end of the pass.
+    /// Run to the end of the pass, without a stop between its steps.
     TheEnd,
 }
 
-/// Result of a step.
+/// Result of one attempt to run a slice of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stepped {
     /// A slice ran, or requests got events.
     Ran,
-    /// All passes wait for the device, which was polled for a while.
+    /// All passes wait for the device; nothing ran.
     Looked,
-    /// There was nothing to run.
+    /// No pass was ready to run.
     Nothing,
 }
 
-/// How a request ended.
+/// How a request left a pass: `Some` reason if it is complete, `None` if it goes on, or the error
+/// that ends it.
 pub(crate) type Outcome = Result<Option<FinishReason>, Error>;
 
 impl Engine {
-    /// Runs the next slice of a pass, or what ends passes that were read.
+    /// Runs the next slice of a pass, or completes passes whose results have been read.
     pub(crate) fn step(&mut self) -> Stepped {
         self.look_at_timed();
         if self.end_read_passes() {
@@ -185,7 +186,7 @@ impl Engine {
         self.conclude(ended);
     }
 
-    /// Runs a pass whose scratch lies at an offset of the arena.
+    /// Runs a whole pass whose scratch lies at the arena's offset `scratch_at`.
     pub(crate) fn run_pass_in(
         &mut self,
         scratch_at: u64,
@@ -211,8 +212,8 @@ impl Engine {
         kept
     }
 
-    /// Has the next tokens drafted behind a pass. What the pass has found is sent before, since
-    /// more of the same requests comes before the next pass begins.
+    /// Drafts the next tokens of a pass's requests. Sends the pass's own tokens first, so that they
+    /// do not wait for the drafts.
     fn draft_behind(&mut self, plan: &PassPlan, members: &mut [Member]) {
         let draft = self.speculation.used_draft_model(ModelId(plan.model.0));
         if draft.is_some() || members.iter().any(|m| m.task.predicts) {
@@ -229,7 +230,8 @@ impl Engine {
         speculation.draft_ahead(&mut cx, plan, members);
     }
 
-    /// Reads what the MTP head needs of a pass: scratch is another's afterwards.
+    /// Copies from scratch the hidden states that the MTP head needs, before another pass
+    /// overwrites them.
     pub(crate) fn keep_stream(
         &mut self,
         prepared: &Prepared,
@@ -255,8 +257,8 @@ impl Engine {
         read.map_err(|e| self.memory.store.device_error(Some(prepared.model), e))
     }
 
-    /// Puts requests whose rows were computed back, and returns those that are done,
-    /// which hold nothing any more.
+    /// Returns requests whose rows were computed to the engine. Those that are complete have freed
+    /// their memory and are returned here with their outcome.
     pub(crate) fn take_back(&mut self, members: Vec<Member>) -> Vec<(Task, Outcome)> {
         let results: Vec<SpanResult> = members.iter().map(Member::result).collect();
         self.requests.scheduler.computed(&results);
@@ -308,7 +310,8 @@ impl Engine {
         ended
     }
 
-    /// Notes the gap before a generation's new tokens, and what came of its drafts.
+    /// Records the gap before a generation's new tokens, and how many of its draft tokens were
+    /// accepted.
     fn note_tokens(&mut self, member: &mut Member, now: Instant) {
         let (made, right) = (member.drafts(), member.right());
         let (model, told) = (member.task.model, member.told);
@@ -349,8 +352,8 @@ impl Engine {
         }
     }
 
-    /// A pass that failed: it is done again with less memory, or its requests fail, but for
-    /// those that have their token.
+    /// Handles a failed pass: repeats it with less memory, or fails its requests, except those that
+    /// have their token already.
     pub(crate) fn pass_failed(&mut self, members: Vec<Member>, error: Error) {
         let (told, failed): (Vec<Member>, Vec<Member>) = members
             .into_iter()
@@ -371,8 +374,8 @@ impl Engine {
         self.conclude(ended);
     }
 
-    /// Ends a text without a length of its own where the budget has no room for more of it: its
-    /// context is as long as that.
+    /// Ends a generation without `max_tokens` if the budget has no room for more of its KV cache:
+    /// its context is full.
     pub(crate) fn end_for_room(&mut self, task: Task) {
         tracing::info!(
             model = task.loaded.name(),
@@ -382,7 +385,7 @@ impl Engine {
         self.complete(task, Some(FinishReason::ContextFull));
     }
 
-    /// Completes a request that has ended.
+    /// Completes a request that has ended: frees its memory and sends its summary.
     fn complete(&mut self, mut task: Task, finish: Option<FinishReason>) {
         task.tell();
         self.close_account(&mut task);
@@ -421,8 +424,8 @@ impl Engine {
         tracing::debug!(model = loaded.name(), generated, "a request is done");
     }
 
-    /// Gives back what only running requests need, and publishes, so that a client that reads the
-    /// end of its request and then asks for the status sees a state after it.
+    /// Frees what only running requests of the model need, and publishes, so that a client that
+    /// asks for the status after the end of its request sees the state after it.
     pub(crate) fn release_rest(&mut self, model: ModelId) {
         if !self.requests.any_begun(model) {
             self.memory.store.cache.request_end(model);
@@ -438,8 +441,8 @@ impl Engine {
     }
 }
 
-/// Why a request failed whose adapters, and not the model's file, make its logits overflow: a
-/// client chooses their scales.
+/// The error of a request whose logits overflow because of its LoRA adapters (the client chooses
+/// their scales), not because of the model's file.
 fn overflow_of_adapters(task: &Task) -> Error {
     Error::InvalidArgument {
         field: "lora",
@@ -450,7 +453,7 @@ fn overflow_of_adapters(task: &Task) -> Error {
     }
 }
 
-/// Sends the rest of a generation's text, and its end.
+/// Sends the rest of a generation's text, and the event that ends it.
 fn send_end(g: Generation, finish: Option<FinishReason>, ended: GenerateSummary) {
     let Generation {
         events,

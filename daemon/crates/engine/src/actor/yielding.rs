@@ -1,9 +1,10 @@
-//! Memory is given up while another process uses the card, and taken again when it has gone.
+//! Gives device memory up while another process uses the GPU, and takes it again when that has
+//! gone.
 //!
-//! The budget shrinks in one step to what is configured, or to what running work needs to go on;
-//! what is missing of weights is streamed or computed on the CPU. A request that comes meanwhile
-//! and needs more gets as much as it needs alone, and no more. Where nothing is to be kept, the
-//! device is released while there is no work, and opened for the next request.
+//! The budget shrinks in one step to the configured size, or to what running work needs to go on;
+//! weights that no longer fit are streamed or computed on the CPU. A request that arrives meanwhile
+//! and needs more gets as much as it needs alone, and no more. If nothing is to be kept, the device
+//! is released while there is no work, and opened for the next request.
 
 use std::time::Duration;
 
@@ -12,18 +13,20 @@ use rocmforge_gpu_driver::others::OwnUse;
 use crate::actor::engine::Engine;
 use crate::guards::yield_to::{Reason, Turn};
 
-/// How long there has to be no work before the device is closed again behind a request that came
-/// while another process uses it.
+/// How long there has to be no work before the device is closed again after a request, while
+/// another process uses it.
 const CLOSED_AFTER: Duration = Duration::from_secs(2);
 
-/// The part of the budget by which it grows at least for work that goes on.
+/// While memory is given up, the budget grows for running work by at least one part in this many of
+/// its size.
 const GROWN_PART: u64 = 8;
 
-/// How long a card may count work that is done into its busy share.
+/// For how long after the end of work a GPU may still include it in its reported utilization.
 const COUNTED: Duration = Duration::from_secs(2);
 
 impl Engine {
-    /// Takes what was seen of others on the card. Whether the budget was changed for it.
+    /// Handles what the watch saw of other processes on the GPU. Returns whether this changed the
+    /// budget.
     pub(crate) fn watch_others(&mut self) -> bool {
         // Asked between any two passes, and off unless set.
         if self.guards.others.is_none() {
@@ -60,7 +63,7 @@ impl Engine {
         true
     }
 
-    /// The budget that there is once nothing is released or given up for others.
+    /// The budget, in bytes, once nothing is released or given up for other processes.
     pub(crate) fn budget_that_comes_back(&self) -> u64 {
         let yielding = self.guards.others.as_ref();
         let yielding = yielding.and_then(|(_, guard)| guard.before());
@@ -112,11 +115,10 @@ impl Engine {
         );
     }
 
-    /// Brings the budget in line with what is to be kept while memory is given up, and with what
-    /// work needs: down at the beginning (`shrinks`) and while there is no work, else only up.
+    /// Adapts the budget to the size configured for yielding and to what work needs: downwards at
+    /// the beginning (`shrinks`) and while there is no work, else only upwards.
     ///
-    /// # Errors
-    /// Those of changing the budget.
+    /// # Errors The budget cannot be changed.
     fn fit_yielded(&mut self, shrinks: bool) -> Result<(), crate::api::error::Error> {
         let yielding = self.guards.others.as_ref();
         let yielding = yielding.and_then(|(_, guard)| Some((guard.to(), guard.before()?)));
@@ -148,11 +150,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Raises the budget to `wanted`, or by a part of what it is: one that follows a text that
-    /// grows would change with each of its pages, and passes under way end for that.
+    /// Raises the budget to `wanted` bytes, and at least by one [`GROWN_PART`]th: a budget that
+    /// grew with each KV page of a request would end the passes under way each time.
     ///
-    /// # Errors
-    /// Those of changing the budget.
+    /// # Errors The budget cannot be changed.
     fn grow_while_yielding(
         &mut self,
         wanted: u64,
@@ -172,13 +173,13 @@ impl Engine {
         grown
     }
 
-    /// Whether a request for `bytes` was not refused just now.
+    /// Whether a request for `bytes` may be tried: the driver did not refuse as much a moment ago.
     fn may_take_while_yielding(&self, bytes: u64) -> bool {
         let guard = self.guards.others.as_ref();
         guard.is_none_or(|(_, guard)| guard.may_take(bytes, self.now()))
     }
 
-    /// Gives the requests that wait the room that each needs alone, while memory is given up.
+    /// Raises the budget, while memory is given up, to what each waiting request needs alone.
     pub(crate) fn make_room_while_yielding(&mut self) {
         if self.guards.yields()
             && let Err(error) = self.fit_yielded(false)
@@ -188,7 +189,7 @@ impl Engine {
         }
     }
 
-    /// The smallest budget, in bytes, in which each request that there is could run alone.
+    /// The smallest budget, in bytes, in which each present request could run alone.
     fn needed_while_yielding(&mut self, before: u64) -> u64 {
         let seqs: Vec<_> = self.requests.tasks.keys().copied().collect();
         self.scheduling(before, |scheduler, view| {
@@ -197,8 +198,8 @@ impl Engine {
         })
     }
 
-    /// Behind a request that came while memory is given up: gives up again what it took, and closes
-    /// the device where nothing is to be kept. Whether that was done.
+    /// Gives memory up again that a request needed meanwhile, and closes the device if nothing is
+    /// to be kept. Returns whether that was done.
     fn close_while_yielding(&mut self) -> bool {
         let now = self.now();
         let is_due = self.guards.yields()

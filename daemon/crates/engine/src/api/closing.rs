@@ -1,5 +1,5 @@
-//! Closes a model from outside the engine, in several tries: callers that found the model in a
-//! snapshot hold it for a moment.
+//! Closes a model from outside the engine, in several attempts, since callers that found the model
+//! in a snapshot may hold it for a moment.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -20,20 +20,19 @@ const CLOSE_WAITS: [Duration; 4] = [
 ];
 
 impl EngineHandle {
-    /// Forgets a model if nobody uses it: no request runs, waits or is about to be sent, it is
-    /// not pinned, not preloaded, and drafts for no other model. Returns the last pointer to it,
-    /// which unmaps the file when it is dropped: for a blocking thread. `None` where it stays.
+    /// Forgets a model if nobody uses it: no request runs, waits or is about to be sent, it is not
+    /// pinned, not preloaded, and is no model's draft model. Returns the last pointer to it;
+    /// dropping it unmaps the file, which a blocking thread should do. `None` if the model stays.
     ///
-    /// # Errors
-    /// [`Error::UnknownModel`], and those of sending.
+    /// # Errors [`Error::UnknownModel`], or the command could not be sent.
     pub async fn close(&self, name: &str) -> Result<Option<Arc<LoadedModel>>, Error> {
         self.close_only(name, None).await
     }
 
-    /// As [`EngineHandle::close`]. With `only`, a model that has taken the name of that one stays.
+    /// As [`EngineHandle::close`], but if `only` is given, another model that has taken its name
+    /// since stays loaded.
     ///
-    /// # Errors
-    /// As [`EngineHandle::close`].
+    /// # Errors As [`EngineHandle::close`].
     pub async fn close_only(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Settings of the engine.
+//! Settings of the engine, which the daemon sets at start.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -12,27 +12,27 @@ use rocmforge_ops::KvType;
 use crate::api::{Budget, Class, IdleRelease, Policy, When};
 use crate::guards::sleep::Clocks;
 
-/// Device to compute on.
+/// The device that an engine computes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The best AMD GPU that can be used, else the best NVIDIA GPU, else the host.
+    /// The best AMD GPU that can be used, else the best NVIDIA GPU, else the CPU.
     Auto,
-    /// The CPU.
+    /// The CPU, even if there is a GPU.
     Host,
-    /// An AMD GPU by the runtime's number of it.
+    /// An AMD GPU, by its number in the HIP runtime.
     Hip(u32),
-    /// An NVIDIA GPU by the driver's number of it.
+    /// An NVIDIA GPU, by its number in the CUDA driver.
     Cuda(u32),
 }
 
-/// Usual value of [`EngineConfig::host_budget`].
+/// Default of [`EngineConfig::host_budget`].
 pub const HOST_BUDGET_DEFAULT: Budget = Budget::Percent(12.5);
 
-/// Usual value of [`HostPressure::percent`]: from there on systemd, too, asks services by default
-/// to give memory back.
+/// Default of [`HostPressure::percent`], in percent: systemd also asks services to give memory back
+/// from there on.
 pub const HOST_PRESSURE_DEFAULT_PERCENT: f64 = 10.0;
 
-/// Usual value of [`EngineConfig::watchdog`].
+/// Default of [`EngineConfig::watchdog`].
 pub const WATCHDOG_DEFAULT: Duration = Duration::from_secs(30);
 
 /// Whose earlier requests' KV cache a request may reuse.
@@ -40,23 +40,24 @@ pub const WATCHDOG_DEFAULT: Duration = Duration::from_secs(30);
 pub enum PrefixCache {
     /// No prefix cache: every prompt is computed from its first token.
     Off,
-    /// Requests of one client share. No client can find out from response times what another one
-    /// asked.
+    /// Reuse the KV cache of requests of the same client only. No client can find out from response
+    /// times what another one asked.
     PerClient,
-    /// Everybody's.
+    /// Reuse the KV cache of any client's requests.
     Shared,
 }
 
-/// When the machine is short of memory, so that some of the host's goes back.
+/// When the machine counts as short of memory, so that the engine gives some host memory back.
 #[derive(Debug, Clone)]
 pub struct HostPressure {
-    /// While something waits for memory during this share of the time, in percent.
+    /// Share of time, in percent, during which some task waits for memory, from which on host
+    /// memory is given back.
     pub percent: f64,
-    /// Source of the counts of stalls.
+    /// Where the kernel's counts of memory stalls are read.
     pub stalls: Stalls,
-    /// How often the counts are looked at: the time that the share is of.
+    /// Interval at which the counts of stalls are read; `percent` is a share of it.
     pub every: Duration,
-    /// How long there has to be less than half of that share before some is taken again.
+    /// How long the share has to stay below half of `percent` before host memory is taken again.
     pub calm: Duration,
 }
 
@@ -94,33 +95,33 @@ impl YieldTo {
     }
 }
 
-/// The KV cache on disk.
+/// Settings of the KV cache on disk.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvDiskConfig {
     /// Directory for KV cache on disk, which no other process uses.
     pub directory: PathBuf,
-    /// Bytes of its files at most; a share is of the file system's size.
+    /// Maximum size of the directory's files; a percentage refers to the size of the file system.
     pub budget: Budget,
-    /// Pages are written and read whether or not that takes less time than computing them, for
+    /// Whether KV pages are written and read even if recomputing them would take less time; for
     /// tests.
     pub always: bool,
-    /// Bytes that may wait to be written; `None` for the store's own limit.
+    /// Maximum number of bytes that may wait to be written; `None` for the store's default.
     pub queue_bytes: Option<u64>,
-    /// Maximum write rate in bytes a second; `None` for the store's own limit.
+    /// Maximum write rate in bytes a second; `None` for the store's default.
     pub write_bytes_per_s: Option<u64>,
 }
 
-/// The longest gap between tokens that requests are promised which ask for none, by class.
+/// Gaps between tokens that are promised to requests that ask for none, by class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MaxGaps {
-    /// Default longest gap of interactive requests.
+    /// Longest gap promised to interactive requests by default; `None` promises none.
     pub interactive: Option<Duration>,
-    /// Default longest gap of batch requests.
+    /// Longest gap promised to batch requests by default; `None` promises none.
     pub batch: Option<Duration>,
 }
 
 impl MaxGaps {
-    /// The longest gap of a class.
+    /// The longest gap that requests of a class are promised by default.
     #[must_use]
     pub fn of(self, class: Class) -> Option<Duration> {
         match class {
@@ -130,90 +131,87 @@ impl MaxGaps {
     }
 }
 
-/// Settings of the engine, for its start.
+/// Settings with which the engine starts.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
-    /// The device.
+    /// The device that the engine computes on.
     pub device: DeviceChoice,
-    /// Threads of the host device's operations; `None` is one a core.
+    /// Number of CPU threads for the CPU device's operations; `None` is one for each core.
     pub threads: Option<NonZeroUsize>,
     /// Budget of the cache: weights, KV pages and scratch.
     pub budget: Budget,
     /// Eviction policy of the segment cache.
     pub policy: Policy,
-    /// Requests that run at the same time.
+    /// Maximum number of requests that run at the same time.
     pub max_sequences: NonZeroUsize,
-    /// Requests that may wait for admission.
+    /// Maximum number of requests that wait for admission.
     pub queue_capacity: usize,
     /// Longest context of a request in tokens, whatever its model was trained for.
     pub n_ctx_max: u32,
-    /// Tokens of a prompt that are computed in one pass.
-    ///
-    /// `None` is what the device prefers.
+    /// Maximum number of prompt tokens that one pass computes; `None` is what the device prefers.
     pub prefill_chunk: Option<NonZeroUsize>,
-    /// Uploads under way ahead of their turn, at most; `None` is what the device prefers.
+    /// Maximum number of uploads in flight ahead of need; `None` is what the device prefers.
     pub prefetch: Option<u32>,
     /// Whether weights that are not on the device may be computed on the CPU instead of uploaded.
     pub cpu_compute: When,
-    /// What the host may keep in its own memory, half of it at most: weights in the form that it
-    /// computes with, where it computes what is not on the card; and in what they leave, pages of
-    /// keys and values, and states, that have no room on the card.
+    /// Memory that the engine may keep on the host, at most half of the host's: weights in the CPU
+    /// kernels' layout, if the CPU computes missing segments; and in what they leave, KV pages and
+    /// states that do not fit on the device. `None` is the default.
     pub host_budget: Option<Budget>,
-    /// Whether KV pages and recurrent states that leave the device are kept in host memory: auto is
-    /// where copying them back takes less time than recomputing them, by what was measured of both.
-    /// Ignored on the host device, whose arena is in that memory itself.
+    /// Whether KV pages and recurrent states that leave the device are kept in host memory. `Auto`:
+    /// if copying them back takes less time than recomputing them, by measured rates. Ignored on
+    /// the CPU device, whose arena is host memory itself.
     pub host_kv: When,
-    /// The KV cache on disk; `None` is none.
+    /// Settings of the KV cache on disk; `None` if there is none.
     pub kv_disk: Option<KvDiskConfig>,
     /// When the device's memory is given back to the driver while there are no requests.
     pub idle_release: IdleRelease,
-    /// Memory pressure at which host memory is given back; `None` is never.
+    /// Memory pressure at which host memory is given back; `None` keeps it always.
     pub host_pressure: Option<HostPressure>,
-    /// Whether what the page cache does not hold of a model is read past it: auto is of models
-    /// larger than the memory that is available when they are loaded. A file system that has no
-    /// direct reads is read as ever.
+    /// Whether the parts of a model's file that the page cache does not hold are read with direct
+    /// I/O. `Auto`: for models larger than the memory that is available when they are loaded. File
+    /// systems without direct I/O are read normally.
     pub direct_io: When,
-    /// Whether segments of several models with the same content are looked for, and kept once.
+    /// Whether segments with the same content in several models are detected, and kept once.
     pub share_weights: bool,
     /// Whose earlier requests' KV cache a request may reuse.
     pub prefix_cache: PrefixCache,
-    /// What keys and values are stored as, where a model's heads fit it; else f16. `None` is by the
-    /// model: [`Plan::kv_type_default`](rocmforge_ops::Plan::kv_type_default).
+    /// Element type of the KV cache, for models whose head sizes allow it; others use f16. `None`
+    /// chooses by model: [`Plan::kv_type_default`](rocmforge_ops::Plan::kv_type_default).
     pub kv_type: Option<KvType>,
-    /// Whether tokens are drafted, from what a text has said before or by a model's block
-    /// that predicts one more, where that pays. `None` is on the host alone: there a row's
-    /// result does not depend on the number of rows, and so the text is the same whenever
-    /// drafts are made. A model that was loaded with a draft model has its drafts as well,
-    /// unless this is `Some(false)`.
+    /// Whether speculative decoding drafts tokens by n-grams or with a model's MTP head, if that is
+    /// faster. `None` is on for the CPU device alone: there a row's result does not depend on the
+    /// number of rows, so the text is the same with drafts and without. A model that was loaded
+    /// with a draft model uses it unless this is `Some(false)`.
     pub speculate: Option<bool>,
-    /// Whether long prompts of a resident MoE model go through the layers in parts, between
-    /// the passes of others' tokens, instead of a few rows beside each. `None` is where the device
-    /// records passes, as GPUs do.
+    /// Whether long prompts of a resident MoE model run a few steps at a time between decode
+    /// passes, instead of adding a few rows to each. `None` is on if the device captures graphs, as
+    /// GPUs do.
     pub interleave: Option<bool>,
-    /// How long a pass goes on before others have their turn, between two of its steps. `None`
-    /// leaves it to the engine; zero stops behind each step, for tests.
+    /// How long a pass runs before other passes have their turn, between two of its steps. `None`
+    /// lets the engine choose; zero stops after each step, for tests.
     pub slice: Option<Duration>,
-    /// How long a request has its room for KV cache at least before it gives all of it for a while
-    /// to who has none. `None` leaves it to the scheduler.
+    /// How long a request keeps its KV cache at least before it may be preempted in favour of one
+    /// that has none. `None` lets the scheduler choose.
     pub term: Option<Duration>,
-    /// The gaps that requests are promised which ask for none.
+    /// Gaps between tokens that are promised to requests that ask for none.
     pub max_gaps: MaxGaps,
-    /// How many logits are looked at by several threads, and not by the engine's alone. `None`
-    /// leaves it to the engine; 0 is always, for tests.
+    /// Number of logits from which on several threads search them instead of the engine's thread
+    /// alone. `None` lets the engine choose; 0 is always, for tests.
     pub rows_shared_from: Option<usize>,
-    /// Bytes of a GPU's memory that are to be free for others: the budget shrinks where
-    /// they are not; `None` is none.
+    /// GPU memory to keep free for other programs: the budget shrinks if less is free. `None` keeps
+    /// none free.
     pub keep_free: Option<Budget>,
-    /// What the budget shrinks to while another process uses the GPU; `None` is no shrink.
+    /// How far the budget shrinks while another process uses the GPU; `None` never shrinks it.
     pub yield_to: Option<YieldTo>,
     /// Directories and libraries from which other processes on a GPU and its power are read.
     pub places: Places,
     /// How long work of a GPU may take before the device counts as hung.
     pub watchdog: Duration,
-    /// How uploads to a GPU go, for measurements.
+    /// How weights are uploaded to a GPU; for measurements.
     pub uploads: UploadWay,
-    /// This program, run again with the hidden arguments that it understands: what a vendor's
-    /// library may end a process with is tried there first. `None` tries nothing.
+    /// The daemon's executable. It is run with hidden arguments as a child process for probes of a
+    /// vendor's library that may end the process. `None` skips these probes.
     pub child_exe: Option<PathBuf>,
     /// Clocks whose difference shows that the machine was suspended.
     pub clocks: Clocks,

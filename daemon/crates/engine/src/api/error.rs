@@ -1,7 +1,7 @@
 //! What can go wrong in the engine, each kind with the one gRPC status that it maps to.
 //!
-//! The kinds follow the error table of the design: who acts on an error, and whether trying again
-//! helps, decides its kind. The daemon maps them to statuses once, in one exhaustive match.
+//! The kind of an error says who can act on it, and whether trying again helps. The daemon maps
+//! them to statuses once, in one exhaustive match.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub enum Error {
     /// The GGUF file is malformed or does not describe a usable model. INVALID_ARGUMENT.
     #[error("{}: {message}", path.display())]
     BadModel {
-        /// The file.
+        /// Path of the model's file.
         path: PathBuf,
         /// What is wrong with the model's file.
         message: String,
@@ -36,31 +36,32 @@ pub enum Error {
     /// The architecture, tensor type or another feature is not implemented. UNIMPLEMENTED.
     #[error("{0}")]
     Unsupported(String),
-    /// No model of this name. NOT_FOUND.
+    /// No model of this name is loaded. NOT_FOUND.
     #[error(
         "no model named '{name}' is loaded; load it first, or name one that is (loaded: {})",
         list(known)
     )]
     UnknownModel {
-        /// The name asked for.
+        /// The model name that the request used.
         name: String,
-        /// The names that exist.
+        /// The names of the loaded models.
         known: Vec<String>,
     },
-    /// The name belongs to another file. ALREADY_EXISTS.
+    /// The name belongs to a loaded model from another file. ALREADY_EXISTS.
     #[error("{}", taken(name, path, *changed))]
     NameTaken {
-        /// The name.
+        /// The model name that is taken.
         name: String,
-        /// Whether the loaded model has the requested file, but in the state before a change.
+        /// Whether the loaded model is from the requested file, which has changed since.
         changed: bool,
         /// The file that is loaded under the name.
         path: PathBuf,
     },
-    /// Cannot work in the present state and waiting alone does not help. FAILED_PRECONDITION.
+    /// The command cannot work in the present state, and waiting alone does not help.
+    /// FAILED_PRECONDITION.
     #[error("{0}")]
     Precondition(Refusal),
-    /// Full now; later it may work. RESOURCE_EXHAUSTED with RetryInfo.
+    /// A limit is reached; the request may work later. RESOURCE_EXHAUSTED with RetryInfo.
     #[error("{message}")]
     Exhausted {
         /// The limit that was reached, with the numbers.
@@ -68,13 +69,13 @@ pub enum Error {
         /// Delay after which the request may be sent again.
         retry_after: Duration,
     },
-    /// The client has as many requests as it may have; see `Asker`.
+    /// The client has as many requests as it may have; see [`Asker`](crate::api::Asker).
     /// RESOURCE_EXHAUSTED with RetryInfo.
     #[error("this user or token has reached its limit: {running} requests run and {queued} wait; {}", allowed(*running_max, *queued_max))]
     AskerLimit {
-        /// Running requests of the client.
+        /// Number of the client's running requests.
         running: u32,
-        /// The client's requests in the queue.
+        /// Number of the client's queued requests.
         queued: u32,
         /// Maximum number of running requests of a client.
         running_max: u32,
@@ -89,26 +90,26 @@ pub enum Error {
         /// Delay after which the request may be sent again.
         retry_after: Duration,
     },
-    /// The model's file changed or was cut short under us. DATA_LOSS.
+    /// The model's file changed or was truncated while it is loaded. DATA_LOSS.
     #[error(
         "the file of model '{name}' can no longer be read as it was loaded: {message}; unload the model and load it again \
          (over HTTP the next request does)"
     )]
     DataLoss {
-        /// The model.
+        /// Name of the model whose file changed.
         name: String,
         /// How the file differs from the one that was loaded.
         message: String,
     },
-    /// The model's file lies elsewhere, and nothing of it has come for a while. UNAVAILABLE with
-    /// RetryInfo.
+    /// The model's file is on a network file system and has not responded for a while. UNAVAILABLE
+    /// with RetryInfo.
     #[error(
         "the file of model '{name}' has not answered for {seconds} s: {}; check the server or the mount that it lies on, then ask again (other models go on)", path.display()
     )]
     FileSilent {
-        /// The model.
+        /// Name of the model whose file does not respond.
         name: String,
-        /// The file.
+        /// Path of the file that does not respond.
         path: PathBuf,
         /// Seconds without a byte from the file.
         seconds: u64,
@@ -124,16 +125,15 @@ pub enum Error {
     /// The client went away. CANCELLED; nobody reads it.
     #[error("cancelled by the client")]
     Cancelled,
-    /// The device that was asked for is not there or cannot be used; the engine does not start.
-    /// FAILED_PRECONDITION, though no client of an engine that runs meets it.
+    /// The device that was asked for does not exist or cannot be used; the engine does not start,
+    /// so no client meets this error. FAILED_PRECONDITION.
     #[error("{0}")]
     NoDevice(String),
-    /// The device hung or failed for good while it was opened; the engine does not start, and the
-    /// process cannot use that device any more. UNAVAILABLE, though no client of an engine that
-    /// runs meets it.
+    /// The device hung or failed for good while it was opened. The engine does not start, so no
+    /// client meets this error, and the process cannot use the device any more. UNAVAILABLE.
     #[error("the device is lost: {0}")]
     DeviceLost(Loss),
-    /// A broken promise of our own. INTERNAL.
+    /// A violated invariant of the engine: a bug. INTERNAL.
     #[error("internal error: {0}; please report it with the daemon's log")]
     Internal(String),
 }
@@ -182,7 +182,7 @@ pub(crate) fn device_lost(reason: &rocmforge_device::Loss) -> Error {
     }
 }
 
-/// A device's error while it is opened or given its memory.
+/// The error for a device that could not be opened or allocate its memory.
 pub(crate) fn no_device(error: &rocmforge_device::Error) -> Error {
     match error {
         rocmforge_device::Error::Lost(loss) => Error::DeviceLost(loss.clone()),
@@ -190,7 +190,7 @@ pub(crate) fn no_device(error: &rocmforge_device::Error) -> Error {
     }
 }
 
-/// An error with its sources, for logs and messages.
+/// The text of an error followed by those of its sources, for logs and messages.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -201,12 +201,12 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// A message about a file that contradicts itself, with what to do.
+/// The message with advice what to do about a damaged file appended.
 pub(crate) fn damaged(message: &str) -> String {
     format!("{message}; the file is damaged or was converted wrongly: fetch or convert it again")
 }
 
-/// The message, with what to do about a damaged file unless it says so itself.
+/// The message, with advice about a damaged file if `is_damage` and the message has none.
 fn told(message: String, is_damage: bool) -> String {
     match is_damage {
         true => damaged(&message),
@@ -214,7 +214,7 @@ fn told(message: String, is_damage: bool) -> String {
     }
 }
 
-/// Whether the system failed to read the file, or a part of it.
+/// Whether the operating system failed to read the file, or a part of it.
 fn is_of_the_system(error: &GgufError) -> bool {
     match error {
         GgufError::Io { .. } => true,
@@ -223,7 +223,7 @@ fn is_of_the_system(error: &GgufError) -> bool {
     }
 }
 
-/// An error of reading a file's header.
+/// Converts an error of reading a file's header.
 pub(crate) fn from_gguf(name: &str, path: &Path, error: GgufError) -> Error {
     match error {
         GgufError::Changed { .. } => Error::DataLoss {
@@ -244,8 +244,8 @@ pub(crate) fn from_gguf(name: &str, path: &Path, error: GgufError) -> Error {
     }
 }
 
-/// An error of reading a loaded model's tensors: its header was fine, so the file is not what it
-/// was.
+/// Converts an error of reading a loaded model's tensors: the header was valid, so the file has
+/// changed.
 pub(crate) fn from_read(name: &str, path: &Path, error: GgufError) -> Error {
     match error {
         GgufError::Changed { .. } | GgufError::Io { .. } | GgufError::OutOfRange { .. } => {
@@ -261,7 +261,7 @@ pub(crate) fn from_read(name: &str, path: &Path, error: GgufError) -> Error {
     }
 }
 
-/// An error of making a model from a header.
+/// Converts an error of building a model from a header.
 pub(crate) fn from_model(path: &Path, error: ModelError) -> Error {
     match error {
         ModelError::UnknownArchitecture { .. }
@@ -288,7 +288,7 @@ pub(crate) fn from_model(path: &Path, error: ModelError) -> Error {
     }
 }
 
-/// An error of a file's vocabulary.
+/// Converts an error of a file's vocabulary.
 pub(crate) fn from_tokenizer(path: &Path, error: &TokenizerError) -> Error {
     if error.is_unsupported() {
         return Error::Unsupported(format!("{}: {}", path.display(), chain(error)));
@@ -299,7 +299,7 @@ pub(crate) fn from_tokenizer(path: &Path, error: &TokenizerError) -> Error {
     }
 }
 
-/// An error of the device, in the light of the model that it worked for.
+/// Converts an error of the device; `model` is the name and path of the model that it worked for.
 pub(crate) fn from_device(model: Option<(&str, &Path)>, error: DeviceError) -> Error {
     let path = || model.map_or_else(PathBuf::new, |(_, path)| path.to_owned());
     match error {
@@ -334,7 +334,7 @@ pub(crate) fn from_device(model: Option<(&str, &Path)>, error: DeviceError) -> E
     }
 }
 
-/// An error of the cache.
+/// Converts an error of the segment cache.
 pub(crate) fn from_cache(error: CacheError) -> Error {
     let message = error.to_string();
     match error {
@@ -357,7 +357,8 @@ pub(crate) fn from_cache(error: CacheError) -> Error {
     }
 }
 
-/// Why the cache does not let a model go, which it knows by a number.
+/// Converts the cache's refusal to unregister a model; `name` replaces the cache's number of the
+/// model.
 pub(crate) fn from_unregister(name: &str, error: CacheError) -> Error {
     let message = match error {
         CacheError::Busy { .. } => format!(

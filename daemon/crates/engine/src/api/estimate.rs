@@ -1,5 +1,5 @@
-//! How fast a request's tokens would have come had more of its model been resident, by the numbers
-//! of its own time.
+//! Estimates the decode rate that a request would have had with more of its model resident, from
+//! the request's own measured times.
 //!
 //! ```text
 //! a pass now      |--- device ---|------ waits for uploads, disk, CPU compute ------|
@@ -7,41 +7,42 @@
 //! all resident    |--- device ---|   and no less than a pass whose weights are all there
 //! ```
 //!
-//! Passes of a model that does not fit miss what has no room, each the same bytes, as long as the
-//! policy looks at passes and no others evict: so many bytes more room, or smaller weights, are so
-//! many bytes less that a pass misses. Where that does not hold there is no estimate.
+//! Each pass of a model that does not fit misses the same number of bytes, as long as eviction is
+//! pass-aware and no other model evicts: each byte of additional memory, or of smaller weights, is
+//! a byte less that a pass misses. Where that does not hold there is no estimate.
 
 use crate::api::EvictionCause;
 use crate::api::times::{DecodeTimes, Part, RequestTimes};
 
-/// Tokens behind the first from which on their mean says something.
+/// Minimum number of tokens after the first for which a mean decode rate is reported.
 const TOKENS_MIN: u32 = 8;
 
-/// What could have been resident as well.
+/// Additional memory for weights that an estimate assumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MoreRoom {
     /// Bytes of weights that would be resident in addition.
     Bytes(u64),
-    /// A budget that holds all weights.
+    /// Enough memory for all weights.
     All,
 }
 
 impl DecodeTimes {
-    /// Seconds of a pass, without the wait for a slow reader.
+    /// Mean seconds of a pass, without the time that a slow reader held it up.
     fn pass_s(&self) -> Option<f64> {
         let took = self.parts.total() - self.parts.of(Part::Reader);
         let is_known = self.tokens >= TOKENS_MIN && self.passes > 0;
         is_known.then(|| took.as_secs_f64() / f64::from(self.passes))
     }
 
-    /// Seconds of a part in the mean of its passes.
+    /// Mean seconds of a part of the time in a pass.
     fn part_s(&self, part: Part) -> f64 {
         self.parts.of(part).as_secs_f64() / f64::from(self.passes.max(1))
     }
 }
 
 impl RequestTimes {
-    /// Tokens a second behind the first token, as long as they were taken; `None` of a few tokens.
+    /// Decode rate in tokens a second after the first token, as they were taken by the reader;
+    /// `None` for fewer than 8 tokens.
     #[must_use]
     pub fn tokens_per_s(&self) -> Option<f64> {
         self.rate_of(self.decode.pass_s()?)
@@ -73,8 +74,9 @@ impl RequestTimes {
         (pass_s > 0.0).then(|| tokens / pass_s)
     }
 
-    /// Seconds of such a pass with all weights resident: what was measured of the model, beside
-    /// what others took; or else without its waits, and no less than by the device's rate.
+    /// Estimated seconds of a pass with all weights resident, given passes of `now` seconds: the
+    /// model's measured time plus the time of others; if that was not measured, the time without
+    /// waits, and at least what the device's rate gives.
     fn resident_pass_s(&self, now: f64) -> f64 {
         let of = |parts: &[Part]| {
             let seconds = parts.iter().map(|&part| self.decode.part_s(part));
@@ -91,7 +93,8 @@ impl RequestTimes {
         (now - waits - own + alone).clamp(0.0, now)
     }
 
-    /// Seconds of a pass of `now` seconds that a share of its missing weights takes.
+    /// Seconds of a pass of `now` seconds that `share` (0 to 1) of the waits for missing weights
+    /// takes.
     fn saved_s(&self, now: f64, share: f64) -> f64 {
         let decode = &self.decode;
         let waits = decode.part_s(Part::Uploads) + decode.part_s(Part::Disk);
@@ -105,7 +108,8 @@ impl RequestTimes {
         (uploads.clamp(waits, most) + cpu) * share
     }
 
-    /// Whether its passes miss the weights that have no room, and no others.
+    /// Whether the request's passes miss only those weights that do not fit, none that other models
+    /// evicted.
     fn misses_what_has_no_room(&self) -> bool {
         let around = &self.surroundings;
         let by_others = self.displaced.iter().filter(|d| match d.cause {

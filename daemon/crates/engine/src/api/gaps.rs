@@ -1,26 +1,26 @@
-//! Gaps between the tokens of a request.
+//! Gaps (times) between the tokens of a request, and their causes.
 
 use std::time::Duration;
 
 use crate::api::Class;
 
-/// A time between two tokens.
+/// A time between two tokens of a request, and its main cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gap {
-    /// Length of the gap.
+    /// Time between the two tokens.
     pub took: Duration,
-    /// What most of the gap went to.
+    /// What took most of the gap.
     pub cause: GapCause,
 }
 
-/// What a gap between two tokens went to.
+/// What took most of a gap between two tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GapCause {
     /// Passes of the request's own model: its tokens, and other requests' prompts beside them.
     OwnPasses,
     /// Passes of other models.
     OtherModels,
-    /// The wait for uploads of weights.
+    /// Uploads of weights that passes waited for.
     Uploads,
     /// No pass: the reader had no room, the request had been preempted, or the engine did
     /// something else.
@@ -48,7 +48,7 @@ impl GapCause {
     }
 }
 
-/// Gaps that were longer than promised, since start-up.
+/// Numbers of gaps between tokens that were longer than promised, since start-up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BrokenGaps {
     interactive: [u64; GapCause::ALL.len()],
@@ -56,7 +56,7 @@ pub struct BrokenGaps {
 }
 
 impl BrokenGaps {
-    /// Number of broken gaps of a class with a cause.
+    /// Number of broken gaps of a class with this cause.
     #[must_use]
     pub fn of(&self, class: Class, cause: GapCause) -> u64 {
         match class {
@@ -65,7 +65,7 @@ impl BrokenGaps {
         }
     }
 
-    /// Sum over all classes and causes.
+    /// Number of broken gaps of all classes and causes.
     #[must_use]
     pub fn sum(&self) -> u64 {
         self.interactive.iter().chain(&self.batch).sum()

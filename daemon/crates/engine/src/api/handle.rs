@@ -1,7 +1,8 @@
-//! The handle through which everyone else speaks to the engine, and the events of its requests.
+//! The handle through which other threads send commands to the engine, and the events of its
+//! requests.
 //!
-//! *Invariant:* nothing here waits for the engine's thread with a thread of its own: commands go by
-//! `try_send`, answers are awaited.
+//! *Invariant:* no call blocks its thread to wait for the engine: commands are sent with
+//! `try_send`, replies are awaited.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -24,12 +25,12 @@ use crate::api::{
 use crate::clock::Clock;
 use crate::model::loaded::{LoadedModel, PreparedModel};
 
-/// The way to the engine. Cheap to clone.
+/// Handle of a running engine: sends commands and reads snapshots. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct EngineHandle {
     commands: SyncSender<Command>,
     snapshot: watch::Receiver<Arc<Snapshot>>,
-    /// Why the device is lost, once it is.
+    /// Receives why the device is lost, once it is.
     lost: watch::Receiver<Option<Loss>>,
 }
 
@@ -46,19 +47,19 @@ impl EngineHandle {
         }
     }
 
-    /// Waits until the device is lost, and says why; for ever, if it never is.
+    /// Waits until the device is lost, and returns why; for ever, if it never is.
     pub async fn lost(&self) -> Loss {
         until_lost(&mut self.lost.clone()).await
     }
 
-    /// Waits until the engine has ended, and says why the device is lost, if it is.
+    /// Waits until the engine has ended, and returns why the device is lost, if it is.
     pub async fn ended(&self) -> Option<Loss> {
         let mut lost = self.lost.clone();
         let told = lost.wait_for(Option::is_some).await;
         told.ok().and_then(|told| told.clone())
     }
 
-    /// What the engine published last. Never waits.
+    /// The snapshot that the engine published last. Never waits.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         Arc::clone(&self.snapshot.borrow())
     }
@@ -68,10 +69,9 @@ impl EngineHandle {
         self.snapshot.clone()
     }
 
-    /// The model of this name.
+    /// The loaded model of this name.
     ///
-    /// # Errors
-    /// [`Error::UnknownModel`] with the names that exist.
+    /// # Errors [`Error::UnknownModel`] with the names that exist.
     pub fn model(&self, name: &str) -> Result<Arc<LoadedModel>, Error> {
         let snapshot = self.snapshot();
         match snapshot.models.iter().find(|m| m.model.name() == name) {
@@ -89,17 +89,17 @@ impl EngineHandle {
 
     /// Registers a prepared model; see [`Command::Load`].
     ///
-    /// # Errors
-    /// [`Error::NameTaken`], [`Error::Precondition`] if a segment can never fit the
-    /// budget, and those of sending.
+    /// # Errors [`Error::NameTaken`], [`Error::Precondition`] if a segment can never fit the
+    /// budget, or the command could not be sent.
     pub async fn load(&self, prepared: PreparedModel) -> Result<Arc<LoadedModel>, Error> {
         Ok(self.register(prepared).await?.model)
     }
 
-    /// As [`EngineHandle::load`], and says whether the model was there already.
+    /// As [`EngineHandle::load`], and returns whether the model was loaded before.
     ///
     /// # Errors
-    /// Those of [`EngineHandle::load`].
+    ///
+    /// As [`EngineHandle::load`].
     pub async fn register(&self, prepared: PreparedModel) -> Result<Registered, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Load {
@@ -111,9 +111,8 @@ impl EngineHandle {
 
     /// Forgets a model and returns the bytes freed; see [`Command::Unload`].
     ///
-    /// # Errors
-    /// [`Error::UnknownModel`], [`Error::Precondition`] while requests of it
-    /// run, and those of sending.
+    /// # Errors [`Error::UnknownModel`], [`Error::Precondition`] while requests of it run, or the
+    /// command could not be sent.
     pub async fn unload(&self, name: &str, force: bool) -> Result<Unloaded, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Unload {
@@ -124,21 +123,22 @@ impl EngineHandle {
         self.answered(answer).await?
     }
 
-    /// Starts a generation. Dropping the returned events cancels it: with the pass under way at the
-    /// latest.
+    /// Starts a generation. Dropping the returned events cancels the generation, after the pass
+    /// under way at the latest.
     ///
-    /// # Errors
-    /// Those of sending; everything else arrives as [`GenerateEvent::Failed`].
+    /// # Errors The command could not be sent; every other error arrives as
+    /// [`GenerateEvent::Failed`].
     pub fn generate(&self, request: GenerateRequest) -> Result<Events<GenerateEvent>, Error> {
         self.generate_with_images(request, Vec::new())
     }
 
-    /// As [`EngineHandle::generate`], with images in the prompt, of a model that was
-    /// [prepared](crate::prepare_reading_images) with a projector. A request with images drafts no
-    /// tokens.
+    /// As [`EngineHandle::generate`], with images in the prompt, for a model that was
+    /// [prepared](crate::prepare_reading_images) with a projector. A request with images is decoded
+    /// without speculation.
     ///
     /// # Errors
-    /// Those of [`EngineHandle::generate`].
+    ///
+    /// As [`EngineHandle::generate`].
     pub fn generate_with_images(
         &self,
         request: GenerateRequest,
@@ -147,11 +147,12 @@ impl EngineHandle {
         self.generate_timed(request, images, None)
     }
 
-    /// As [`EngineHandle::generate_with_images`]; where its time went is put there when it has
-    /// ended, however that is.
+    /// As [`EngineHandle::generate_with_images`]; when the request has ended, in whatever way, its
+    /// time account is put into `times`.
     ///
     /// # Errors
-    /// Those of [`EngineHandle::generate`].
+    ///
+    /// As [`EngineHandle::generate`].
     pub fn generate_timed(
         &self,
         request: GenerateRequest,
@@ -173,9 +174,8 @@ impl EngineHandle {
     /// in the place of embeddings and, side by side with them, those for the first layers. Dropping
     /// the future cancels it.
     ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a model without a tower or an image that does not fit it,
-    /// whatever a pass can meet, and those of sending.
+    /// # Errors [`Error::InvalidArgument`] for a model without a tower or an image that does not
+    /// fit it, any error of a pass, or the command could not be sent.
     pub async fn read_image(
         &self,
         model: &Arc<LoadedModel>,
@@ -191,10 +191,12 @@ impl EngineHandle {
         Ok(rows.side_by_side())
     }
 
-    /// Starts a preload. Dropping the events stops it after the segment under way.
+    /// Starts a preload of segments of the model `name`, or of all. Dropping the events stops it
+    /// after the current segment.
     ///
     /// # Errors
-    /// Those of sending; everything else arrives as [`PreloadEvent::Failed`].
+    ///
+    /// The command could not be sent; every other error arrives as [`PreloadEvent::Failed`].
     pub fn preload(
         &self,
         name: &str,
@@ -207,11 +209,12 @@ impl EngineHandle {
         self.preload_into(name, segments, room)
     }
 
-    /// Starts a preload of segments, or all, into this room. Dropping the events stops it after the
-    /// segment under way.
+    /// Starts a preload of segments, or of all, into the memory that `room` names. Dropping the
+    /// events stops it after the current segment.
     ///
     /// # Errors
-    /// Those of sending; everything else arrives as [`PreloadEvent::Failed`].
+    ///
+    /// The command could not be sent; every other error arrives as [`PreloadEvent::Failed`].
     pub fn preload_into(
         &self,
         name: &str,
@@ -230,10 +233,9 @@ impl EngineHandle {
 
     /// Pins or unpins segments and returns the model's pinned bytes.
     ///
-    /// # Errors
-    /// [`Error::UnknownModel`], [`Error::InvalidArgument`] for an index out of
-    /// range, [`Error::Precondition`] if the pinned segments would leave no room to
-    /// run, and those of sending.
+    /// # Errors [`Error::UnknownModel`], [`Error::InvalidArgument`] for an index out of range,
+    /// [`Error::Precondition`] if the pinned segments would leave no room to run, or the command
+    /// could not be sent.
     pub async fn pin(
         &self,
         name: &str,
@@ -250,18 +252,17 @@ impl EngineHandle {
         self.answered(answer).await?
     }
 
-    /// Evicts what is neither pinned nor in use.
+    /// Evicts what is neither pinned nor in use, of one model or of all.
     ///
-    /// # Errors
-    /// [`Error::UnknownModel`], and those of sending.
+    /// # Errors [`Error::UnknownModel`], or the command could not be sent.
     pub async fn clear(&self, name: Option<&str>) -> Result<Cleared, Error> {
         self.clear_also(name, false).await
     }
 
-    /// Evicts what is neither pinned nor in use, and deletes KV cache on disk, in the background.
+    /// Evicts what is neither pinned nor in use, of one model or of all, and deletes its KV cache
+    /// on disk in the background.
     ///
-    /// # Errors
-    /// [`Error::UnknownModel`], and those of sending.
+    /// # Errors [`Error::UnknownModel`], or the command could not be sent.
     pub async fn clear_with_disk(&self, name: Option<&str>) -> Result<Cleared, Error> {
         self.clear_also(name, true).await
     }
@@ -276,31 +277,32 @@ impl EngineHandle {
         self.answered(answer).await?
     }
 
-    /// Changes the budget.
+    /// Changes the budget of device memory.
     ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] if it is out of range, and those of sending.
+    /// # Errors [`Error::InvalidArgument`] if it is out of range, or the command could not be sent.
     pub async fn set_budget(&self, budget: Budget) -> Result<BudgetChange, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::SetBudget { budget, reply })?;
         self.answered(answer).await?
     }
 
-    /// Waits until the engine has come to this command: within a turn (a pass, or a chunk with the
-    /// passes between its steps), where it goes on at all.
+    /// Waits until the engine has taken this command from its queue: within one turn of its loop (a
+    /// pass, or a chunk with the passes between its steps), unless it hangs.
     ///
     /// # Errors
-    /// Those of sending.
+    ///
+    /// The command could not be sent.
     pub async fn ping(&self) -> Result<(), Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Ping { reply })?;
         self.answered(answer).await
     }
 
-    /// Changes the policy and returns the one before.
+    /// Changes the eviction policy and returns the one before.
     ///
     /// # Errors
-    /// Those of sending.
+    ///
+    /// The command could not be sent.
     pub async fn set_policy(&self, policy: Policy) -> Result<Policy, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::SetPolicy { policy, reply })?;
@@ -320,7 +322,8 @@ impl EngineHandle {
         let _ = answer.await;
     }
 
-    /// The answer to a command; an engine that is blocked by a lost device gives none.
+    /// Awaits the reply to a command; returns an error if the engine ended or its device is lost,
+    /// since then no reply comes.
     pub(super) async fn answered<T>(&self, answer: oneshot::Receiver<T>) -> Result<T, Error> {
         let mut lost = self.lost.clone();
         tokio::select! {
@@ -344,7 +347,8 @@ impl EngineHandle {
             })
     }
 
-    /// The error for a command to an engine that has ended: its own reason, if it left one.
+    /// The error for a command to an engine that has ended: the engine's own reason, if it left
+    /// one.
     fn gone(&self) -> Error {
         match &*self.lost.borrow() {
             Some(loss) => device_lost(loss),
@@ -356,8 +360,8 @@ impl EngineHandle {
     }
 }
 
-/// Events of one request. Reading them is what lets a paused sequence go on;
-/// dropping them cancels it.
+/// Events of one request. Reading them lets a sequence go on that waits for its reader; dropping
+/// them cancels the request.
 #[derive(Debug)]
 pub struct Events<T> {
     receiver: mpsc::Receiver<T>,
@@ -379,7 +383,7 @@ impl<T> Events<T> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// As [`Events::next`], for callers that poll; nothing is lost in between.
+    /// As [`Events::next`], for callers that poll; no event is lost if a caller stops polling.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<T>> {
         // In this order: what was sent before the loss is read before it.
         let event = match self.receiver.poll_recv(cx) {
@@ -399,13 +403,13 @@ impl<T> Events<T> {
     }
 }
 
-/// The loss of the device, waited for once for all events of a request: to begin that for each
-/// costs as much as taking it.
+/// Waits for the loss of the device, once for all events of a request: a new wait for each event
+/// would cost as much as taking it.
 struct LossWatch {
     /// Receives the reason once the device is lost.
     told: watch::Receiver<Option<Loss>>,
     waiting: Pin<Box<dyn Future<Output = Loss> + Send>>,
-    /// Whom `waiting` wakes.
+    /// The waker that `waiting` wakes.
     woken: Option<Waker>,
     is_lost: bool,
 }
@@ -452,8 +456,7 @@ impl<T> Drop for Events<T> {
     }
 }
 
-/// Waits for the loss of the device. An engine that ended otherwise loses it no more:
-/// that is waited for in vain.
+/// Waits for the loss of the device; for ever if the engine ends otherwise.
 async fn until_lost(lost: &mut watch::Receiver<Option<Loss>>) -> Loss {
     let told = lost.wait_for(Option::is_some).await;
     match told.ok().and_then(|told| told.clone()) {

@@ -1,4 +1,4 @@
-//! Images in a prompt.
+//! Images in a prompt, their rows, and the checks of both.
 
 use std::sync::Arc;
 
@@ -7,20 +7,20 @@ use rocmforge_vision::PreparedImage;
 
 use crate::api::error::Error;
 
-/// Where an image is in a prompt.
+/// The place of an image in a prompt.
 #[derive(Debug, Clone)]
 pub struct ImageSpan {
-    /// Index of the first of its placeholders among the prompt's tokens; it has as many as the
-    /// tower gives rows. Where the tower says so, tokens of the text stand between the rows of the
-    /// image.
+    /// Index of the image's first placeholder among the prompt's tokens; an image has one
+    /// placeholder for each row of the tower. Some towers ([`Tower::row_gap`]) put text tokens
+    /// between the rows of the image.
     pub first: usize,
-    /// The image.
+    /// The image, as patches for the tower.
     pub image: Arc<PreparedImage>,
 }
 
 impl ImageSpan {
-    /// Tokens of the prompt from its first to its last: one for each row that the tower gives, and
-    /// those of the text between rows of the image.
+    /// Number of prompt tokens from the image's first to its last: one for each row of the tower,
+    /// and the text tokens between rows of the image.
     pub(crate) fn n(&self, tower: &Tower) -> usize {
         let [rows, columns] = self.image.grid.map(|side| side / tower.merge as usize);
         let all = columns.saturating_add(tower.row_gap).saturating_mul(rows);
@@ -28,19 +28,19 @@ impl ImageSpan {
     }
 }
 
-/// What a tower made of an image.
+/// The rows that a vision tower computed for an image.
 #[derive(Debug, PartialEq)]
 pub struct ImageRows {
-    /// What takes the place of embeddings, then what is added behind the first layers; each
-    /// `[tokens][n_embd]`.
+    /// The rows that replace the embeddings, then the rows that are added to the first layers
+    /// (deepstack); each `[tokens][n_embd]`.
     pub(crate) parts: Vec<Vec<f32>>,
-    /// Elements of a row of a part.
+    /// Number of elements of a row of a part (`n_embd`).
     pub(crate) width: usize,
 }
 
 impl ImageRows {
-    /// No rows yet, and room for `n` of them: those of an image can have 64 MiB, which are not to
-    /// move again.
+    /// An empty list of rows with capacity for `n`, since the rows of an image can have 64 MiB and
+    /// should not be moved.
     pub(crate) fn with_room(n: usize, width: usize, n_parts: usize) -> Self {
         let part = |_| Vec::with_capacity(n * width);
         Self {
@@ -49,8 +49,8 @@ impl ImageRows {
         }
     }
 
-    /// Appends a tower's row, which has all parts side by side, as row `row`. Those from there on
-    /// go.
+    /// Writes a tower's output row, which has all parts side by side, as row `row`. Later rows are
+    /// dropped.
     pub(crate) fn push(&mut self, row: usize, values: &[f32]) {
         for (part, values) in self.parts.iter_mut().zip(values.chunks(self.width.max(1))) {
             part.truncate(row * self.width);
@@ -58,7 +58,7 @@ impl ImageRows {
         }
     }
 
-    /// The rows in another order: `order` has the new place of each.
+    /// Reorders the rows: row `i` moves to the place `order[i]`.
     pub(crate) fn ordered(self, order: &[usize]) -> Self {
         let width = self.width;
         let ordered = |part: Vec<f32>| {
@@ -74,7 +74,7 @@ impl ImageRows {
         }
     }
 
-    /// The rows as the tower gives them, `[tokens][parts][width]`.
+    /// The rows in the tower's layout, `[tokens][parts][width]`.
     pub(crate) fn side_by_side(&self) -> Vec<f32> {
         let Some(first) = self.parts.first() else {
             return Vec::new();
@@ -93,7 +93,7 @@ impl ImageRows {
     }
 }
 
-/// Compares an image's patches with what the tower reads; what is wrong.
+/// Checks that an image's patches are what the tower reads; the error says what is wrong.
 fn check_image(image: &PreparedImage, tower: &Tower) -> Result<(), String> {
     let merge = tower.merge as usize;
     let [rows, columns] = image.grid;
@@ -159,10 +159,9 @@ fn check_image(image: &PreparedImage, tower: &Tower) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks images of a prompt of so many tokens.
+/// Checks the images of a prompt of `n_prompt` tokens.
 ///
-/// # Errors
-/// [`Error::InvalidArgument`] says which image is wrong, and in what.
+/// # Errors [`Error::InvalidArgument`] says which image is wrong, and what is wrong with it.
 pub(crate) fn check(images: &[ImageSpan], n_prompt: usize, tower: &Tower) -> Result<(), Error> {
     let bad = |i: usize, message: String| Error::InvalidArgument {
         field: "images",

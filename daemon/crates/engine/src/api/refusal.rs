@@ -1,5 +1,5 @@
-//! What stands in the way of a request that waiting alone does not mend, one variant
-//! a cause, with the numbers.
+//! Reasons for which the engine rejects a call, and which waiting alone does not fix; one variant
+//! for each cause, with its numbers.
 //!
 //! Programs tell the causes apart by [`Refusal::reason`] and read [`Refusal::numbers`]; people read
 //! `Display`, which says what to do.
@@ -7,68 +7,68 @@
 /// Why the engine rejects a call in its present state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The most models are loaded.
+    /// As many models are loaded as the engine allows.
     #[error("{max} models are loaded, the most there can be; unload one")]
     TooManyModels {
         /// The maximum number of loaded models.
         max: u64,
     },
-    /// A model that requests use is to be unloaded.
+    /// A model cannot be unloaded while requests use it.
     #[error(
         "model '{model}' has {requests} requests that run or wait; let them end, or unload with force"
     )]
     Busy {
-        /// The model.
+        /// The model to unload.
         model: String,
-        /// The model's requests.
+        /// Number of the model's requests.
         requests: u64,
     },
-    /// A model that is pinned is to be unloaded.
+    /// A pinned model cannot be unloaded.
     #[error("model '{model}' is pinned; unpin it, or unload with force")]
     Pinned {
-        /// The model.
+        /// The model to unload.
         model: String,
         /// Bytes of the model's pinned segments.
         pinned_bytes: u64,
     },
-    /// The model went before the request came to the engine, or while it waited or ran.
+    /// The model was unloaded before the request reached the engine, or while it waited or ran.
     #[error(
         "model '{model}' was unloaded under the request; load it again (over HTTP declared models and those of model \
          directories are loaded by the next request)"
     )]
     Unloaded {
-        /// The model.
+        /// The unloaded model.
         model: String,
     },
-    /// The name was given to another model in the meantime.
+    /// The model was unloaded, and another one has its name now.
     #[error("model '{model}' was unloaded and loaded again meanwhile; send the request again")]
     Reloaded {
-        /// The model.
+        /// The model's name.
         model: String,
     },
-    /// The pins would leave too little to run.
+    /// The pins would leave too little memory for requests to run.
     #[error(
         "these pins of '{model}' leave too little to run: with the largest segment that stays unpinned {need} bytes \
          are needed, the budget is {budget}; pin less, or raise the budget"
     )]
     PinTooLarge {
-        /// The model.
+        /// The model whose segments were to be pinned.
         model: String,
-        /// Bytes that pins, running work and the largest segment beside them need.
+        /// Bytes that pins, running work and the largest unpinned segment need together.
         need: u64,
-        /// The budget.
+        /// The budget in bytes.
         budget: u64,
     },
     /// The model, or the request, is larger than the budget can ever hold.
     #[error("{message}")]
     NeverFits {
-        /// What needs how much, and what to do.
+        /// What needs how much memory, and what to do about it.
         message: String,
-        /// Bytes needed.
+        /// Bytes that the model or the request needs.
         need: u64,
-        /// The budget.
+        /// The budget in bytes.
         budget: u64,
-        /// Pinned bytes of the budget.
+        /// Bytes of the budget that pinned segments take.
         pinned: u64,
     },
     /// The device's driver refuses memory that the request cannot do without.
@@ -76,44 +76,46 @@ pub enum Refusal {
     NoDeviceMemory {
         /// Which memory was refused, and what to do.
         message: String,
-        /// Bytes needed.
+        /// Bytes that the request needs.
         need: u64,
-        /// The budget that would be left.
+        /// The budget, in bytes, that would be left.
         budget: u64,
     },
-    /// No such budget can be had.
+    /// The budget asked for is below the minimum or above the device's memory.
     #[error(
         "a budget of {asked} bytes is not possible: the minimum is {min}, and the device's memory is {max}; choose \
          a value between them"
     )]
     BudgetOutOfRange {
-        /// Bytes asked for.
+        /// The budget asked for, in bytes.
         asked: u64,
-        /// The least.
+        /// The smallest possible budget, in bytes.
         min: u64,
-        /// The device's memory.
+        /// The device's memory in bytes.
         max: u64,
     },
-    /// A budget in which no request could run beside what the device keeps for itself.
+    /// No request could run in the budget asked for, beside the memory that the device keeps for
+    /// itself.
     #[error(
         "a budget of {asked} bytes is too small: the device keeps {staging} bytes of it for uploads and passes, and the \
          least in which a loaded model can run is {min}; choose {min} or more, or start the daemon with a smaller budget"
     )]
     BudgetTooSmall {
-        /// Bytes asked for.
+        /// The budget asked for, in bytes.
         asked: u64,
-        /// The least.
+        /// The smallest possible budget, in bytes.
         min: u64,
-        /// Bytes that the device keeps for itself, by the budget at the start.
+        /// Bytes that the device keeps for itself (staging and workspace), by the budget at the
+        /// start.
         staging: u64,
     },
-    /// A model's pieces are held, which passes in a moment.
+    /// Memory is in use by requests, segments or uploads, which ends soon.
     #[error("{message}")]
     InUse {
-        /// What uses the memory, as text.
+        /// What uses the memory, as a message.
         message: String,
     },
-    /// A setting of the environment that cannot be used.
+    /// An environment variable has a value that cannot be used.
     #[error("{message}")]
     Setting {
         /// Name of the environment variable, and what to do.
@@ -122,7 +124,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The cause in capitals, for programs.
+    /// The name of the cause in capitals, for programs.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::TooManyModels { .. } => "TOO_MANY_MODELS",
@@ -139,7 +141,7 @@ impl Refusal {
         }
     }
 
-    /// The model that the refusal is about, if it is about one.
+    /// The model that the refusal concerns, if there is one.
     pub fn model(&self) -> Option<&str> {
         match self {
             Self::Busy { model, .. }
@@ -157,7 +159,7 @@ impl Refusal {
         }
     }
 
-    /// The numbers by name; those that count bytes say so.
+    /// The refusal's numbers by name; names of byte counts end in `bytes`.
     pub fn numbers(&self) -> Vec<(&'static str, u64)> {
         match *self {
             Self::TooManyModels { max } => vec![("max", max)],

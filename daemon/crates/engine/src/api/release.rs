@@ -13,7 +13,7 @@ use crate::api::handle::EngineHandle;
 pub struct IdleRelease {
     /// Time without requests after which memory is released; `None` for never.
     pub after: Option<Duration>,
-    /// Whether each release also gives the host's memory back: KV pages, and weights that the CPU
+    /// Whether each release also gives host memory back: KV pages, and weights that the CPU
     /// computes with.
     pub host: bool,
 }
@@ -21,31 +21,33 @@ pub struct IdleRelease {
 /// What a release of the device's memory did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Released {
-    /// Bytes that were given back, by the driver's count where there is one.
+    /// Bytes of device memory that were given back, by the driver's count if it has one.
     pub freed_bytes: u64,
-    /// Bytes that stay by the same count: pinned weights, and what the device has for itself.
+    /// Bytes of device memory that stay, by the driver's count if it has one: pinned weights, and
+    /// what the device keeps for itself.
     pub kept_bytes: u64,
     /// The budget that the next request restores.
     pub budget_bytes: u64,
-    /// Bytes of the host's memory that were given back.
+    /// Bytes of host memory that were given back.
     pub host_freed_bytes: u64,
 }
 
 impl EngineHandle {
-    /// Gives the device's memory back until the next request; with `host`, the host's as well.
+    /// Gives the device's memory back until the next request; with `host`, host memory as well.
     ///
-    /// # Errors
-    /// [`Error::Precondition`] while requests run or wait, and those of sending.
+    /// # Errors [`Error::Precondition`] while requests run or wait, or the command could not be
+    /// sent.
     pub async fn release(&self, host: bool) -> Result<Released, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Release { host, reply })?;
         self.answered(answer).await?
     }
 
-    /// Changes when the device's memory is given back by itself.
+    /// Changes when the device's memory is given back without a command.
     ///
     /// # Errors
-    /// Those of sending.
+    ///
+    /// The command could not be sent.
     pub async fn set_idle_release(&self, config: IdleRelease) -> Result<(), Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::SetIdleRelease { config, reply })?;

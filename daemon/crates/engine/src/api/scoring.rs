@@ -1,4 +1,4 @@
-//! Calls that compute numbers of texts: scores and embeddings.
+//! Calls that compute log-probabilities and embeddings of texts.
 
 use tokio::sync::oneshot;
 
@@ -9,18 +9,21 @@ use crate::api::{Command, EmbedRequest, Embedding, ScoreRequest, Scores, Timed};
 use crate::clock::Clock;
 
 impl EngineHandle {
-    /// Scores tokens. Dropping the future cancels it.
+    /// Computes log-probabilities of tokens. Dropping the future cancels the request.
     ///
     /// # Errors
-    /// Whatever a pass can meet, and those of sending.
+    ///
+    /// Any error of a pass, or the command could not be sent.
     pub async fn score(&self, request: ScoreRequest) -> Result<Scores, Error> {
         self.score_timed(request, None).await
     }
 
-    /// As [`EngineHandle::score`]; where its time went is put there when it has ended.
+    /// As [`EngineHandle::score`]; when the request has ended, its time account is put into
+    /// `times`.
     ///
     /// # Errors
-    /// Those of [`EngineHandle::score`].
+    ///
+    /// As [`EngineHandle::score`].
     pub async fn score_timed(
         &self,
         request: ScoreRequest,
@@ -38,18 +41,21 @@ impl EngineHandle {
         self.answered(answer).await?
     }
 
-    /// Computes an embedding. Dropping the future cancels it.
+    /// Computes an embedding. Dropping the future cancels the request.
     ///
     /// # Errors
-    /// Whatever a pass can meet, and those of sending.
+    ///
+    /// Any error of a pass, or the command could not be sent.
     pub async fn embed(&self, request: EmbedRequest) -> Result<Embedding, Error> {
         self.embed_timed(request, None).await
     }
 
-    /// As [`EngineHandle::embed`]; where its time went is put there when it has ended.
+    /// As [`EngineHandle::embed`]; when the request has ended, its time account is put into
+    /// `times`.
     ///
     /// # Errors
-    /// Those of [`EngineHandle::embed`].
+    ///
+    /// As [`EngineHandle::embed`].
     pub async fn embed_timed(
         &self,
         request: EmbedRequest,

@@ -1,4 +1,4 @@
-//! What the engine publishes of itself: the snapshot that status calls read.
+//! The snapshot that the engine publishes of itself, and that status calls read.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,77 +12,81 @@ use rocmforge_tensor_cache::Evictions;
 use super::{BrokenGaps, Gap, Policy};
 use crate::model::loaded::LoadedModel;
 
-/// What the engine published last.
+/// The engine's state as it was published last.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// The device.
+    /// The device and its memory.
     pub device: DeviceStatus,
     /// Results of probing each vendor's driver at the start.
     pub drivers: Arc<[Report]>,
-    /// Why `auto` rejected the devices before the one in use.
+    /// Why `auto` rejected the devices that it tried before the one in use.
     pub passed_over: Arc<[String]>,
-    /// Models in the order of their loading.
+    /// Loaded models in the order of their loading.
     pub models: Vec<ModelStatus>,
-    /// The cache as a whole.
+    /// Counts of the segment cache for all models together.
     pub cache: CacheStatus,
-    /// The most bytes of segments, resident or in flight, that a snapshot ever knew of.
+    /// The largest number of bytes of segments, resident or in flight, in any snapshot so far.
     pub peak_bytes: u64,
-    /// The policy in force.
+    /// The eviction policy in force.
     pub policy: Policy,
-    /// Requests that wait for admission.
+    /// Number of requests that wait for admission.
     pub queued: u32,
-    /// Queued requests whose clients read their streams. Only for these are unread streams of
-    /// others ended.
+    /// Number of queued requests whose clients read their streams. Only for their sake are streams
+    /// ended that nobody reads.
     pub queued_and_read: u32,
     /// Maximum number of queued requests.
     pub queue_capacity: u32,
-    /// Requests that run.
+    /// Number of running requests.
     pub running: u32,
-    /// Numbers of requests, by client.
+    /// Numbers of running and queued requests of each client.
     pub clients: Vec<ClientStatus>,
-    /// The requests in the order in which they came, at most [`LIVE_MAX`].
+    /// The requests in the order of their arrival, at most [`LIVE_MAX`].
     pub requests: Vec<LiveRequest>,
     /// Device memory kept free for other programs, if any is.
     pub keep_free: Option<KeepFreeStatus>,
-    /// Whether memory is given up for other users of the GPU, where they are looked at.
+    /// Other processes on the GPU, and whether memory is given up for them; `None` if they are not
+    /// watched.
     pub yielding: Option<YieldStatus>,
-    /// The budget that the next request restores, while the device's memory is released.
+    /// The budget, in bytes, that the next request restores, while the device's memory is released;
+    /// else `None`.
     pub released_budget: Option<u64>,
-    /// Whether the device's context is closed meanwhile.
+    /// Whether the device's context is closed while its memory is released.
     pub device_closed: bool,
-    /// Times that the device's memory was released, since start-up.
+    /// Number of times that the device's memory was released, since start-up.
     pub releases: u64,
-    /// What goes back of the host's memory while the machine is short of it, if there is anything
-    /// that can.
+    /// Host memory that is given back while the machine is short of memory; `None` if the engine
+    /// may not give any back.
     pub host_pressure: Option<HostPressureStatus>,
-    /// What prompts began with, since start-up.
+    /// Numbers of prompt tokens, and of those reused from the prefix cache, since start-up.
     pub prefixes: PrefixCounts,
-    /// Images whose rows vision towers were asked for.
+    /// Number of images whose rows were requested from vision towers, since start-up.
     pub images_read: u64,
-    /// Passes of tokens that ran between the steps of a prompt's chunk, since start-up.
+    /// Number of decode passes that ran between the steps of a chunk of prompts, since start-up.
     pub interleaved_passes: u64,
-    /// Times that a pass stopped between two of its steps, so that others had a turn, since
-    /// start-up.
+    /// Number of times that a pass was suspended between two of its steps so that others had a
+    /// turn, since start-up.
     pub suspensions: u64,
     /// Upload rate of the link to the device, in bytes per second, by timed copies.
     pub link_bytes_per_s: Option<u64>,
-    /// Gaps between tokens that were longer than promised.
+    /// Numbers of gaps between tokens that were longer than promised, since start-up.
     pub broken_gaps: BrokenGaps,
-    /// Times that the file of a model was read while others went on.
+    /// Number of times that a model's file was read in the background, beside other models' passes,
+    /// since start-up.
     pub brought_aside: u64,
-    /// Bytes of weights that were uploaded beside the passes of other models.
+    /// Bytes of weights that were uploaded beside the passes of other models, since start-up.
     pub uploaded_aside_bytes: u64,
-    /// What the host computed that was not on the card, since start-up.
+    /// What the CPU computed because weights were not on the device, since start-up.
     pub hosted: Hosted,
-    /// Pages and states that are kept in the host's memory.
+    /// The KV cache in host memory.
     pub host_tier: HostTier,
     /// The KV cache on disk, if there is one.
     pub kv_disk: Option<KvDiskStatus>,
-    /// No new work is taken.
+    /// Whether the daemon shuts down and accepts no new work.
     pub draining: bool,
-    /// The device failed for good, how and why.
+    /// Why the device is lost, once it is.
     pub device_lost: Option<Loss>,
-    /// A file that has not answered for seconds, and is waited for.
+    /// A file that has not responded for seconds and that the engine waits for; `None` if there is
+    /// none.
     pub waits_for: Option<FileWait>,
 }
 
@@ -140,159 +144,159 @@ impl Snapshot {
         }
     }
 
-    /// Whether streams that nobody reads are in the way of others: somebody waits who would read
-    /// what comes, or so many wait that one client's do not come in any more.
+    /// Whether unread streams hold up other clients: a request waits whose client reads its stream,
+    /// or the queue is so full that requests of one client are rejected.
     pub fn others_wait(&self) -> bool {
         let free = self.queue_capacity.max(1).saturating_sub(self.queued);
         self.queued_and_read > 0 || are_left_to_others(self.queued as usize, free as usize)
     }
 }
 
-/// A file that the engine waits for.
+/// A file that has not responded, and who waits for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileWait {
-    /// The model that is read from the file.
+    /// Name of the model whose file it is.
     pub model: String,
-    /// The file; of a split model its first part.
+    /// Path of the file; of a split model its first part.
     pub path: PathBuf,
     /// Start of the wait.
     pub since: Instant,
-    /// Whether requests of all models wait with it, and not its own alone.
+    /// Whether requests of all models wait for the file, not only those of its model.
     pub all_wait: bool,
 }
 
-/// What the host computed in place of the card.
+/// Weights that the CPU computed with because they were not on the GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Hosted {
-    /// Bytes of weights.
+    /// Bytes of weights that the CPU computed with.
     pub bytes: u64,
-    /// How long that took, in all.
+    /// Total time of these computations.
     pub took: Duration,
 }
 
-/// Pages of keys and values, and states, that left the device for the host's memory.
-/// Counts are since start-up.
+/// KV pages and recurrent states that moved from the device to host memory. Counts are since
+/// start-up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HostTier {
-    /// Bytes that they may have now: the host's budget less the weights that it keeps; 0
-    /// where no KV pages are kept in host memory.
+    /// Maximum bytes of KV cache in host memory now: the host budget less the weights kept there; 0
+    /// if no KV pages are kept in host memory.
     pub budget_bytes: u64,
     /// Host memory used by KV cache, in bytes.
     pub bytes: u64,
-    /// Pages and states that were copied there.
+    /// Number of KV pages and recurrent states copied to host memory.
     pub saved: u64,
-    /// KV pages and recurrent states copied back to the device.
+    /// Number of KV pages and recurrent states copied back to the device.
     pub restored: u64,
-    /// KV pages and recurrent states that were evicted without a copy: there was no room, or it did
-    /// not pay.
+    /// Number of KV pages and recurrent states evicted without a copy: there was no room, or
+    /// recomputing them was faster.
     pub dropped: u64,
-    /// Positions that preempted requests recomputed.
+    /// Number of positions that preempted requests recomputed.
     pub again_tokens: u64,
 }
 
-/// The KV cache on disk. Counts are since start-up.
+/// State of the KV cache on disk. Counts are since start-up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KvDiskStatus {
-    /// The state of the store.
+    /// The state of the store's files and queues.
     pub store: rocmforge_kv_disk::Status,
-    /// Requests that began with a prefix read from disk.
+    /// Number of requests that began with a prefix read from disk.
     pub requests: u64,
-    /// Positions of these prefixes.
+    /// Number of prompt tokens that were read from disk instead of computed.
     pub reused_tokens: u64,
 }
 
-/// What is kept free for others, and by how much the budget is smaller because others hold memory.
+/// Memory kept free for other programs, and how much smaller the budget is because of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeepFreeStatus {
-    /// Bytes that are to be free; 0 where nothing is to be.
+    /// Bytes of device memory to keep free; 0 for none.
     pub bytes: u64,
-    /// Bytes by which the budget is smaller now for that, or because others held memory at the
-    /// start.
+    /// Bytes by which the budget is smaller now to keep memory free, or because others held memory
+    /// at the start.
     pub given_up_bytes: u64,
-    /// Times that memory was given back.
+    /// Number of times that the budget shrank to keep memory free.
     pub shrinks: u64,
-    /// Times that the budget grew again.
+    /// Number of times that the budget grew again.
     pub grows: u64,
 }
 
-/// Other users of the GPU, and whether memory is given up for them.
+/// Other processes on the GPU, and whether memory is given up for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct YieldStatus {
-    /// What the budget shrinks to.
+    /// The size in bytes that the budget shrinks to while another process uses the GPU.
     pub to_bytes: u64,
-    /// Bytes of the GPU's memory that others hold.
+    /// Bytes of the GPU's memory that other processes hold.
     pub others_bytes: u64,
-    /// Whether memory is given up now.
+    /// Whether memory is given up for another process now.
     pub is_yielding: bool,
-    /// Times that the budget was reduced.
+    /// Number of times that the budget was reduced for another process.
     pub count: u64,
 }
 
-/// What the host holds of the machine's memory, and what it gave up because the machine was short
-/// of it.
+/// Host memory that the engine holds, and what it gave up because the machine was short of memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HostPressureStatus {
-    /// The share of time, in percent, during which something has to wait for memory for that.
+    /// Share of time, in percent, during which tasks wait for memory, from which on host memory is
+    /// given back.
     pub percent: f64,
-    /// The system does not count such waits, so nothing is given up.
+    /// Whether the kernel does not count waits for memory, so that nothing is ever given up.
     pub is_blind: bool,
-    /// Bytes that it holds: weights that the CPU computes with, pages and states.
+    /// Bytes of host memory that the engine holds: weights for CPU compute, KV pages and states.
     pub held_bytes: u64,
     /// Current reduction of the host budget, in bytes.
     pub given_up_bytes: u64,
-    /// Times that memory was given back.
+    /// Number of times that host memory was given back.
     pub shrinks: u64,
-    /// Times that the host budget grew again.
+    /// Number of times that the host budget grew again.
     pub grows: u64,
 }
 
-/// Maximum number of requests that a snapshot shows.
+/// Maximum number of requests in a snapshot.
 pub const LIVE_MAX: usize = 64;
 
 /// A request that waits or runs.
 #[derive(Debug, Clone)]
 pub struct LiveRequest {
-    /// The request's number, of [`TimesSlot::numbered`](super::times::TimesSlot::numbered); 0 if it
-    /// has none. The choices of one request share it.
+    /// The request's number ([`TimesSlot::numbered`](super::times::TimesSlot::numbered)), shared by
+    /// all choices of one request; 0 if it has none.
     pub number: u64,
     /// The request's client; see [`Asker::client`](super::Asker::client).
     pub client: u64,
-    /// The request's model.
+    /// The model that the request uses.
     pub model: Arc<LoadedModel>,
     /// Whether the request computes, or what it waits for.
     pub state: LiveState,
     /// Time at which the engine received the request.
     pub since: Instant,
-    /// Tokens of the request's prompt or text.
+    /// Number of tokens of the request's prompt or of the text to process.
     pub prompt_tokens: u32,
-    /// Positions of the request that are computed, prompt and generated tokens together.
+    /// Number of positions that are computed so far, prompt and generated tokens together.
     pub computed_tokens: u32,
-    /// Tokens that the request has generated.
+    /// Number of tokens generated so far.
     pub generated_tokens: u32,
     /// Decode rate: tokens a second after the first one; `None` before the second token.
     pub tokens_per_s: Option<f64>,
-    /// Longest gap between two tokens of the request.
+    /// Longest gap so far between two tokens of the request; `None` before the second token.
     pub longest_gap: Option<Gap>,
 }
 
-/// What a request does, or waits for.
+/// What a request does at the moment, or what it waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LiveState {
-    /// The request is not admitted.
+    /// The request waits for admission.
     Queued,
     /// The request was preempted because others needed its KV cache memory.
     Preempted,
-    /// Weights or KV cache are read from disk.
+    /// The request waits for weights or KV cache that are read from disk.
     Disk,
-    /// Weights are uploaded.
+    /// The request waits for weights that are being uploaded.
     Uploads,
-    /// The request waits for another one that computes their common prefix.
+    /// The request waits for another one that is computing their common prefix.
     Follows,
-    /// The client does not read the request's stream.
+    /// The request waits because its client does not read the stream.
     Reader,
-    /// The request's prompt or text is computed.
+    /// The device computes the request's prompt or text.
     Prompt,
-    /// The request's new tokens are computed.
+    /// The device computes the request's new tokens.
     Decode,
 }
 
@@ -313,128 +317,129 @@ impl LiveState {
     }
 }
 
-/// The requests of a client; see [`Asker::client`](super::Asker::client).
+/// Numbers of a client's requests; see [`Asker::client`](super::Asker::client).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientStatus {
-    /// The client.
+    /// The number that identifies the client.
     pub client: u64,
-    /// The client's requests that run.
+    /// Number of the client's running requests.
     pub running: u32,
-    /// The client's requests that wait.
+    /// Number of the client's queued requests.
     pub queued: u32,
 }
 
-/// Counts of prompts' tokens, of requests that may reuse.
+/// Counts of prompt tokens of requests that may use the prefix cache, since start-up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PrefixCounts {
-    /// Tokens of prompts.
+    /// Number of prompt tokens of all such requests.
     pub asked_tokens: u64,
-    /// Prompt tokens that were reused from the prefix cache.
+    /// Number of prompt tokens that were reused from the prefix cache.
     pub reused_tokens: u64,
 }
 
-/// The device, as clients see it.
+/// The device's properties and memory, as status calls report them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceStatus {
-    /// The processor, or a GPU of one vendor.
+    /// Whether the device is the CPU or a GPU, and of which vendor.
     pub kind: DeviceKind,
-    /// The processor's or card's name, with the instruction set in use.
+    /// Name of the processor or GPU, with the instruction set in use.
     pub name: String,
     /// The device's instruction set or architecture, for example `avx512` or `gfx1100`.
     pub arch: String,
     /// The driver's number of the GPU; 0 for the CPU.
     pub ordinal: u32,
-    /// Version of its driver; empty for the host or where it is not known.
+    /// Version of the GPU's driver; empty for the CPU or if it is not known.
     pub driver: String,
     /// Findings about the device since it was opened; see
     /// [`rocmforge_device::DeviceInfo::findings`].
     pub findings: Vec<String>,
-    /// That the CPU computes although a GPU is on the bus that cannot be used, and why.
+    /// Why the CPU computes although a GPU is on the bus; `None` if no GPU is unused.
     pub unused_gpu: Option<String>,
-    /// Compute units or streaming multiprocessors; 0 for the host.
+    /// Number of compute units or streaming multiprocessors; 0 for the CPU.
     pub compute_units: u32,
     /// The device's memory in bytes.
     pub memory_bytes: u64,
-    /// Allocations asked of the driver since start-up.
+    /// Number of allocations requested from the driver since start-up.
     pub allocations: u64,
-    /// GPU memory as the driver counts it; `None` on the CPU.
+    /// GPU memory by the driver's count; `None` on the CPU.
     pub memory: Option<MemoryUse>,
-    /// Bytes free by its driver's count, at most half a second old while there is
-    /// work; `None` on the host.
+    /// Free bytes of device memory by the driver's count, at most half a second old while there is
+    /// work; `None` on the CPU.
     pub free_bytes: Option<u64>,
 }
 
-/// A model and where its segments are.
+/// A loaded model and the residency of its segments.
 #[derive(Debug, Clone)]
 pub struct ModelStatus {
-    /// The model.
+    /// The loaded model.
     pub model: Arc<LoadedModel>,
-    /// State of each segment, by index. Snapshots of a model of which nothing is there share it.
+    /// State of each segment, by index. Snapshots share this list while nothing of the model is
+    /// resident.
     pub segments: Arc<[SegmentStatus]>,
-    /// The cache's counts for this model.
+    /// Counts of the segment cache for this model.
     pub cache: CacheStatus,
-    /// Queued and running requests of the model.
+    /// Number of queued and running requests of the model.
     pub requests: u32,
-    /// Name of the model's draft model.
+    /// Name of the model's draft model, if it has one.
     pub draft: Option<String>,
 }
 
-/// Where a segment is.
+/// Residency of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentState {
     /// The segment is absent: its weights are only in the file.
     Absent,
     /// The segment is in flight.
     InFlight,
-    /// On the device.
+    /// The segment is on the device.
     Resident,
 }
 
-/// A segment's state.
+/// State of one segment of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentStatus {
-    /// The segment's bytes on the device.
+    /// Size of the segment on the device, in bytes.
     pub bytes: u64,
     /// Residency of the segment.
     pub state: SegmentState,
     /// Whether the segment is pinned.
     pub pinned: bool,
-    /// Whether a running step uses the segment.
+    /// Whether a step of a pass uses the segment now.
     pub in_use: bool,
 }
 
-/// Counts of the cache, of one model or of all. `budget_bytes` is the same in both.
+/// Counts of the segment cache, of one model or of all. `budget_bytes` is the same in both cases.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheStatus {
-    /// The budget.
+    /// The budget of device memory, in bytes.
     pub budget_bytes: u64,
-    /// Bytes on the device: weights, KV and scratch. `resident + in flight <= budget`.
+    /// Bytes on the device: weights, KV cache and scratch. `resident + in flight <= budget`.
     pub resident_bytes: u64,
     /// Bytes of weights in flight.
     pub in_flight_bytes: u64,
     /// Bytes of resident pinned segments.
     pub pinned_bytes: u64,
-    /// Bytes of resident segments that another model's segment with the same content holds. Of one
-    /// model: part of `resident_bytes`. Of all: not part of it.
+    /// Bytes of segments that lie in another model's slab because their content is the same. For
+    /// one model they are part of `resident_bytes`, for all models not.
     pub shared_bytes: u64,
     /// Bytes of KV pages and states that requests use, part of `resident_bytes`.
     pub kv_bytes: u64,
-    /// Bytes of KV pages and states that no request uses, kept for prompts that begin alike;
-    /// part of `resident_bytes`.
+    /// Bytes of cached prefixes: KV pages and states that no request uses; part of
+    /// `resident_bytes`.
     pub prefix_bytes: u64,
     /// Bytes of scratch, part of `resident_bytes`.
     pub scratch_bytes: u64,
-    /// Segments found resident when needed.
+    /// Number of times that a needed segment was resident.
     pub hits: u64,
-    /// Segments that were not.
+    /// Number of times that a needed segment was not resident.
     pub misses: u64,
-    /// Segments evicted.
+    /// Number of evicted segments.
     pub evictions: u64,
-    /// Evictions by cause.
+    /// Number of evicted segments by cause.
     pub evictions_by: Evictions,
-    /// Uploads that were completed.
+    /// Number of completed uploads.
     pub uploads: u64,
-    /// Bytes of these uploads.
+    /// Bytes of completed uploads.
     pub uploaded_bytes: u64,
 }
 

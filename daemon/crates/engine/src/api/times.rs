@@ -1,4 +1,5 @@
-//! Where a request's time went: its parts, whom it waited for, and what was uploaded for it.
+//! Time account of a request: the parts of its time, which models and clients it waited for, and
+//! what was uploaded for it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,21 +9,21 @@ use rocmforge_tensor_cache::EvictionCause;
 
 use crate::api::Gap;
 
-/// What a request's time can go to. At each instant it goes to one of them.
+/// The parts of a request's time. Each instant belongs to exactly one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
-    /// Before the engine has the request: its model is opened, its template rendered, its text
+    /// Before the engine has the request: its model is opened, its template rendered, its prompt
     /// tokenized.
     Preparing,
-    /// Other requests go first: it is not admitted, or nothing of it is computed yet.
+    /// Other requests run first: the request is not admitted, or nothing of it is computed yet.
     Queue,
     /// The request was preempted because others needed its KV cache memory.
     Preempted,
     /// Images of the request are computed by the vision tower.
     Tower,
-    /// Weights or KV cache are read from disk.
+    /// The request waits for weights or KV cache that are read from disk.
     Disk,
-    /// Weights are uploaded.
+    /// The request waits for uploads of weights.
     Uploads,
     /// The CPU computes with weights that are not on the device.
     CpuCompute,
@@ -30,20 +31,20 @@ pub enum Part {
     Prompt,
     /// The device computes the request's new tokens.
     Decode,
-    /// Passes of its own model compute prompts or tokens of other requests.
+    /// Passes of the request's own model compute prompts or tokens of other requests.
     OwnModel,
-    /// Passes of other models.
+    /// Passes of other models run.
     OtherModels,
     /// The request's next token is chosen: samplers and grammar.
     Sampling,
-    /// The client does not read the request's stream.
+    /// The client does not read the request's stream, so the request waits.
     Reader,
-    /// What the daemon does between passes.
+    /// Other work of the engine between passes.
     Rest,
 }
 
 impl Part {
-    /// All of them, in the order in which a request meets them.
+    /// All parts, in the order in which a request meets them.
     pub const ALL: [Self; 14] = [
         Self::Preparing,
         Self::Queue,
@@ -83,12 +84,12 @@ impl Part {
     }
 }
 
-/// Times of the parts of a request, which add up to its whole time.
+/// Time of each part of a request's time; their sum is the request's whole time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PartTimes([Duration; Part::ALL.len()]);
 
 impl PartTimes {
-    /// The time of a part.
+    /// The time of one part.
     #[must_use]
     pub fn of(&self, part: Part) -> Duration {
         self.0[part as usize]
@@ -99,7 +100,7 @@ impl PartTimes {
         self.0[part as usize] += took;
     }
 
-    /// Moves as much of `took` as there is from one part to another. How much that was.
+    /// Moves up to `took` from one part to another. Returns how much was moved.
     pub fn shift(&mut self, from: Part, to: Part, took: Duration) -> Duration {
         let took = took.min(self.of(from));
         self.0[from as usize] -= took;
@@ -107,7 +108,7 @@ impl PartTimes {
         took
     }
 
-    /// The times that were added since `before`.
+    /// The times that were added since the earlier state `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut since = Self::default();
@@ -123,7 +124,7 @@ impl PartTimes {
         self.0.iter().sum()
     }
 
-    /// The parts that took time, the longest first.
+    /// The parts with a time above zero, the longest first.
     #[must_use]
     pub fn ranked(&self) -> Vec<(Part, Duration)> {
         let all = Part::ALL.map(|part| (part, self.of(part)));
@@ -132,118 +133,119 @@ impl PartTimes {
         some
     }
 
-    /// The longest part: the first cause of the request's time.
+    /// The longest part: the main cause of the request's duration.
     #[must_use]
     pub fn first_cause(&self) -> Part {
         self.ranked().first().map_or(Part::Rest, |&(part, _)| part)
     }
 }
 
-/// Model and client whose passes a request waited for, and how long.
+/// A model and client whose passes a request waited for, and how long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WaitedFor {
-    /// The part of the request's time that this belongs to.
+    /// The part of the request's time in which it waited.
     pub part: Part,
-    /// The model of the passes.
+    /// Name of the model whose passes ran.
     pub model: String,
-    /// Client with most rows of these passes, by its number ([`crate::api::Asker::client`]).
+    /// Client with most rows in these passes, by its number ([`crate::api::Asker::client`]).
     pub client: u64,
-    /// How long.
+    /// How long the request waited for these passes.
     pub took: Duration,
 }
 
-/// Weights that were uploaded for a request, by why they were not there.
+/// Weights that were uploaded for a request, by the reason for which they were not resident.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Displaced {
-    /// Why the weights had been evicted; `None` if they had not been resident before.
+    /// Why the weights had been evicted; `None` if they had never been resident.
     pub cause: Option<EvictionCause>,
     /// Model that took the memory of the weights, if one did.
     pub by: Option<String>,
-    /// Bytes of the weights.
+    /// Bytes of these weights.
     pub bytes: u64,
 }
 
-/// What the link brought while a request waited for uploads or the disk.
+/// Uploads over the link while a request waited for uploads or the disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LinkUse {
-    /// Bytes uploaded, for all requests.
+    /// Bytes uploaded meanwhile, for all requests.
     pub bytes: u64,
-    /// Time that the uploads took.
+    /// Time that these uploads took.
     pub took: Duration,
-    /// Bytes a second of uploads as the device measures them; `None` if it does not.
+    /// Upload rate in bytes a second as the device measures it; `None` if it does not.
     pub measured_bytes_per_s: Option<f64>,
 }
 
-/// What the engine knows that bears on how fast a request could have been.
+/// The conditions that influenced how fast a request was: sizes, rates and settings.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Surroundings {
-    /// The budget.
+    /// The budget of device memory, in bytes.
     pub budget_bytes: u64,
     /// Bytes of the model's segments.
     pub model_bytes: u64,
-    /// Whether all of them have room at once in the budget beside the KV cache and working memory
+    /// Whether all of the model's segments fit the budget at once, beside the KV cache and scratch
     /// in use.
     pub model_fits: bool,
-    /// Maximum number of bytes of KV cache and working memory of the model's passes.
+    /// Maximum number of bytes of KV cache and scratch that the model's passes used.
     pub block_bytes: u64,
-    /// The type of the KV cache's elements.
+    /// Name of the KV cache's element type.
     pub kv_type: String,
     /// Bytes of the request's KV cache.
     pub kv_bytes: u64,
-    /// Seconds of a pass of one token of the model with all weights resident, if one was measured.
+    /// Measured seconds of a one-token pass of the model with all weights resident; `None` if not
+    /// measured.
     pub resident_token_s: Option<f64>,
     /// Largest number of requests that ran at once while the request was queued, and how many may
     /// run (`max_sequences`).
     pub running: (u32, u32),
-    /// Bytes of the device's memory that are free beside the budget and what is kept free for
-    /// others, where its driver says so.
+    /// Bytes of device memory that are free beside the budget and what is kept free for other
+    /// programs; `None` if the driver does not report it.
     pub free_bytes: Option<u64>,
-    /// The model's weights by type.
+    /// The model's weights by tensor type.
     pub weights: WeightShares,
-    /// The type that its file has as a whole, such as `Q4_K_M`, if it is known.
+    /// The model file's overall type, such as `Q4_K_M`, if it is known.
     pub file_type: Option<&'static str>,
-    /// Whether passes have experts that are chosen row by row.
+    /// Whether the model is an MoE model, whose rows choose experts.
     pub has_experts: bool,
-    /// Whether segments that the running pass needs soon are evicted last, so that of a model that
-    /// does not fit no more is missing in a pass than has no room.
+    /// Whether eviction is pass-aware (segments that the running pass needs soon are evicted last),
+    /// so that each pass of a model that does not fit misses only what does not fit.
     pub is_pass_aware: bool,
-    /// Bytes of weights a second that the device computes a pass of one token with; `None` if it
-    /// does not measure that.
+    /// Rate in bytes of weights a second at which the device computes a one-token pass; `None` if
+    /// not measured.
     pub computed_bytes_per_s: Option<f64>,
-    /// Settings that can speed a request up.
+    /// Settings that could speed a request up.
     pub settings: Settings,
 }
 
-/// Settings that speed up some requests and do nothing for others.
+/// Settings that speed up some requests and have no effect on others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// The CPU may compute for a GPU.
+    /// Whether the CPU may compute missing segments for the GPU.
     pub cpu_compute: bool,
-    /// The model's draft model.
+    /// Name of the model's draft model, if it has one.
     pub draft_model: Option<String>,
-    /// Draft tokens that were computed for the request, by whatever drafted them.
+    /// Number of draft tokens that were computed for the request, from any drafter.
     pub drafted: u32,
     /// Whether the request uses the prefix cache.
     pub shares_prefixes: bool,
 }
 
-/// The tokens of a request behind its first one.
+/// Times of a request's decode phase, after its first token.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DecodeTimes {
-    /// Tokens.
+    /// Number of generated tokens after the first.
     pub tokens: u32,
-    /// Forward passes that computed these tokens.
+    /// Number of forward passes that computed these tokens.
     pub passes: u32,
     /// Parts of the time since the first token.
     pub parts: PartTimes,
-    /// Bytes of the model that were uploaded since then.
+    /// Bytes of the model's weights that were uploaded since the first token.
     pub uploaded_bytes: u64,
-    /// Bytes of weights that the CPU computed with since then.
+    /// Bytes of weights that the CPU computed with since the first token.
     pub cpu_bytes: u64,
 }
 
 impl DecodeTimes {
-    /// Tokens a second; `None` where there are none.
+    /// Decode rate in tokens a second; `None` if there are no tokens.
     #[must_use]
     pub fn tokens_per_s(&self) -> Option<f64> {
         let seconds = self.parts.total().as_secs_f64();
@@ -251,73 +253,76 @@ impl DecodeTimes {
     }
 }
 
-/// Where the time of a request went in the engine, from its being sent there to its end.
+/// Time account of a request in the engine, from its sending to its end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestTimes {
-    /// Time at which the engine received the request.
+    /// Time at which the account begins: when the request was sent to the engine.
     pub begun: Instant,
     /// Time at which the request ended.
     pub ended: Instant,
-    /// The parts of the time between.
+    /// The parts of the time from `begun` to `ended`.
     pub parts: PartTimes,
     /// Models and clients that the request waited for, at most [`WAITED_FOR_MAX`].
     pub waited_for: Vec<WaitedFor>,
-    /// Bytes of its model that were uploaded meanwhile, and those of them whose file was not in
-    /// memory.
+    /// Bytes of the model's weights that were uploaded while the request ran.
     pub uploaded_bytes: u64,
     /// Uploaded bytes that were not in the page cache: the system read them from disk.
     pub cold_bytes: u64,
     /// The uploaded weights by why they were not resident.
     pub displaced: Vec<Displaced>,
-    /// What the link brought meanwhile.
+    /// Uploads over the link while the request waited for them.
     pub link: LinkUse,
     /// Bytes of weights that the CPU computed with.
     pub cpu_bytes: u64,
-    /// Tokens of the prompt, and those of them that were not computed.
+    /// Number of prompt tokens, and of those that the prefix cache had.
     pub prompt_tokens: (u32, u32),
-    /// Tokens that were generated.
+    /// Number of generated tokens.
     pub generated_tokens: u32,
-    /// Times of the passes behind the first token.
+    /// Times of the decode phase, after the first token.
     pub decode: DecodeTimes,
-    /// Longest gap between these tokens.
+    /// Longest gap between the request's tokens.
     pub longest_gap: Option<Gap>,
-    /// The gap that was promised, and how many were longer.
+    /// The promised gap between tokens, and the number of gaps that were longer; `None` if none was
+    /// promised.
     pub promised_gap: Option<(Duration, u32)>,
-    /// What else influenced the request's time.
+    /// Sizes, rates and settings that influenced the request's time.
     pub surroundings: Surroundings,
 }
 
 /// Maximum number of entries of [`RequestTimes::waited_for`].
 pub const WAITED_FOR_MAX: usize = 8;
 
-/// Where the engine puts the times of a request when it ends, however that is. Texts of one call
-/// may share a slot, side by side or one after another: they become one request from the begin of
-/// the first to the end of the last, each part the share that it had of the time of all.
+/// Where the engine puts the time account of a request when it ends, in whatever way. Several
+/// requests of one call may share a slot, side by side or one after another: their accounts become
+/// one, from the begin of the first to the end of the last, with each part scaled to its share of
+/// that time.
 #[derive(Debug, Clone, Default)]
 pub struct TimesSlot {
     number: u64,
     shared: Arc<Mutex<Shared>>,
 }
 
-/// What had been uploaded of a model when a request began.
+/// Bytes of a model that had been uploaded when a request began.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct UploadsBefore {
     pub(crate) bytes: u64,
     pub(crate) cold_bytes: u64,
-    /// Bytes by reason, indexed as the model's list of reasons ([`crate::store::displaced`]).
+    /// Bytes uploaded for each reason, in the order of the model's list of reasons
+    /// ([`crate::store::displaced`]).
     pub(crate) reasons: Vec<u64>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// What had been uploaded of the model before the first.
+    /// Bytes of the model that had been uploaded when the slot's first request began.
     before: Option<UploadsBefore>,
-    /// Times of the call's parts, added up.
+    /// Sum of the time accounts of the call's requests that have ended.
     times: Option<RequestTimes>,
 }
 
 impl TimesSlot {
-    /// For the request of this number, under which snapshots show it while it waits or runs.
+    /// A slot for the request with this number, under which snapshots show it while it waits or
+    /// runs.
     #[must_use]
     pub fn numbered(number: u64) -> Self {
         Self {
@@ -331,7 +336,7 @@ impl TimesSlot {
         self.number
     }
 
-    /// The times of those that have ended.
+    /// The combined time account of the slot's requests that have ended; `None` if none has.
     #[must_use]
     pub fn get(&self) -> Option<RequestTimes> {
         let times = self.shared().times.clone()?;
@@ -342,7 +347,7 @@ impl TimesSlot {
         })
     }
 
-    /// Puts the times of the request into the slot.
+    /// Adds the time account of an ended request to the slot.
     pub(crate) fn put(&self, times: RequestTimes) {
         let mut shared = self.shared();
         shared.times = Some(match shared.times.take() {
@@ -351,7 +356,7 @@ impl TimesSlot {
         });
     }
 
-    /// What had been uploaded of the model before the first that shares it.
+    /// The uploads before the first of the slot's requests; `before` if this is the first.
     pub(crate) fn first_uploads(&self, before: UploadsBefore) -> UploadsBefore {
         self.shared().before.get_or_insert(before).clone()
     }
@@ -362,7 +367,8 @@ impl TimesSlot {
 }
 
 impl RequestTimes {
-    /// With one that ended later; its uploads are counted from the first one's begin.
+    /// Combines this account with one that ended later. Both count uploads from the begin of the
+    /// first request, so those of `later` are taken.
     fn and(mut self, later: Self) -> Self {
         for part in Part::ALL {
             self.parts.add(part, later.parts.of(part));
@@ -408,7 +414,7 @@ impl RequestTimes {
         }
     }
 
-    /// The times with the same shares of another whole.
+    /// Scales the parts so that their sum is `whole` and their shares stay.
     fn within(mut self, whole: Duration) -> Self {
         let all = self.parts.total();
         if all.is_zero() {

@@ -1,5 +1,5 @@
-//! Loading in the background: a model that is asked for while others' tokens are read has what its
-//! next pass needs of the file and of the link brought while those go on.
+//! Loads models in the background: for a model that is requested while others are busy, what its
+//! next pass needs is read from its file and uploaded while the others' passes go on.
 //!
 //! ```text
 //!   idle --(a request)--> fetching --(all read)--> uploading beside others --> ready
@@ -10,17 +10,17 @@
 //!
 //! *Fetching* brings the absent segments that a pass uses into the page cache, as many as the
 //! budget and half of the machine's free memory hold, and checks whether the file is still the
-//! same; experts with a prompt that is long enough to be routed to most. A far file is fetched
-//! where it was not read for a while, since it may not answer. One of a disk is fetched where it is
-//! not in the page cache and others have requests; alone, a model reads its file as its passes go
-//! on, and so does one that is read past the page cache.
+//! same; experts with a prompt that is long enough to be routed to most. A file on a network file
+//! system is fetched if it was not read for a while, since it may not respond. A file on a local
+//! disk is fetched if it is not in the page cache and other models have requests; alone, a model
+//! reads its file as its passes go on, and so does a model that is read with direct I/O.
 //!
-//! *Uploading* brings these segments to the device where others have requests and all that are
-//! asked for fit the budget together: some are always in flight while the others' passes run, about
-//! as many as the link brings in the time of one. A model that has to evict the others' weights
-//! does so in its passes, and one whose uploads do not come for a while waits for them there.
+//! *Uploading* uploads these segments if other models have requests and all requested models fit
+//! the budget together: some are always in flight while the others' passes run, about as many as
+//! the link transfers in the time of one pass. A model that has to evict the others' weights does
+//! so in its passes, and one whose uploads do not arrive for a while waits for them there.
 //!
-//! A model that is ready meets its file in its passes, where [`crate::model::fetcher`] bounds the
+//! A model that is ready reads its file in its passes, where [`crate::model::fetcher`] bounds the
 //! wait for a far one.
 
 use std::collections::{HashMap, VecDeque};
@@ -44,46 +44,47 @@ use crate::request::requests::Requests;
 use crate::request::task::Task;
 use crate::store::fetch::FileFetch;
 
-/// A file that was read within it answers, as far as is known.
+/// A file that was read within this time counts as responding.
 const RECENT: Duration = Duration::from_secs(10);
 
-/// How often what is on its way is looked at while there is nothing else to do.
+/// Interval at which reads and uploads in flight are polled while there is no other work.
 pub(crate) const POLL: Duration = Duration::from_millis(2);
 
-/// Tokens at most whose rows of the embedding are brought before a pass.
+/// Maximum number of tokens whose embedding rows are read from the file before a pass.
 const ROWS_MAX: usize = 4096;
 
-/// Rows of a prompt that are routed to most of a layer's experts.
+/// Number of prompt rows from which on most of a layer's experts are assumed to be chosen.
 const ROUTED_TO_MOST: usize = 32;
 
-/// Bytes that are under way beside others' passes, or one segment: what the link brought in the
-/// time of a usual pass, within these. What the others miss meanwhile waits behind it. A link of 55
-/// GB/s brings the most in 2.4 ms.
+/// Minimum number of bytes kept in flight beside other models' passes (or one segment, if that is
+/// larger). Between this and `AHEAD_MOST` it is what the link transfers in the time of a usual
+/// pass. Segments that the others miss meanwhile wait behind these uploads. A link of 55 GB/s
+/// transfers `AHEAD_MOST` in 2.4 ms.
 const AHEAD_LEAST: u64 = 16 << 20;
 const AHEAD_MOST: u64 = 128 << 20;
 
-/// Once nothing came for so long, a model's passes go on without what is under way, and wait for it
-/// as they do for any upload.
+/// If no upload has ended for this long, a model's passes start without the segments in flight, and
+/// wait for them as for any upload.
 const NOTHING_COMES: Duration = Duration::from_secs(10);
 
-/// Segments under way at most: experts are small.
+/// Maximum number of segments in flight; experts are small, so bytes alone would allow many.
 const AHEAD_SEGMENTS: usize = 64;
 
 /// Stage of loading a model in the background.
 #[derive(Debug, Default)]
 enum Stage {
-    /// The model has no requests.
+    /// The model has no requests, or its file has not been checked yet.
     #[default]
     Idle,
-    /// The model's file is read.
+    /// The model's file is read into the page cache.
     Fetching(FileFetch),
-    /// The model's segments are uploaded.
+    /// The model's segments are uploaded beside other models' passes.
     Uploading(Uploads),
     /// The model's passes may run.
     Ready,
 }
 
-/// State of one background load.
+/// State of loading one model in the background.
 #[derive(Debug, Default)]
 struct Load {
     stage: Stage,
@@ -92,7 +93,7 @@ struct Load {
 }
 
 impl Load {
-    /// The next stage of a model with requests, if it changes now.
+    /// The next stage of a model that has requests; `None` if the stage does not change now.
     fn next_stage(
         &mut self,
         cx: &Context<'_>,
@@ -138,18 +139,18 @@ impl Load {
     }
 }
 
-/// Segments that are uploaded beside others' passes.
+/// Segments of a model that are uploaded beside others' passes.
 #[derive(Debug)]
 struct Uploads {
     to_begin: VecDeque<u32>,
     in_flight: Vec<u32>,
-    /// Time at which the last upload ended, or the first one began.
+    /// Time at which the last upload ended, or at which the first one began.
     ended_at: Instant,
-    /// Shows that the file is waited for, since one last ended.
+    /// Makes the status show that the model's file is waited for, since an upload last ended.
     waiting: Waiting,
 }
 
-/// The requests of a model, and of others.
+/// Requests of a model and of the other models, as far as loading depends on them.
 #[derive(Clone, Copy)]
 struct Demand {
     /// Rows of the model's longest prompt.
@@ -158,25 +159,25 @@ struct Demand {
 }
 
 impl Demand {
-    /// Whether its rows are routed to most experts.
+    /// Whether the model's longest prompt is routed to most experts.
     fn is_long(self) -> bool {
         self.rows >= ROUTED_TO_MOST
     }
 }
 
-/// The loads in the background.
+/// The models that are loaded in the background.
 #[derive(Debug, Default)]
 pub(crate) struct BackgroundLoads {
     loads: HashMap<ModelId, Load>,
-    /// Times that a model's file was read while others went on.
+    /// Number of times that a model's file was read while other models' passes went on.
     pub(crate) fetched_files: u64,
     /// Bytes of weights that were uploaded beside others' passes.
     pub(crate) uploaded_bytes: u64,
 }
 
 impl BackgroundLoads {
-    /// Gets models ready that have requests. The models whose file cannot be read, whose requests
-    /// are to fail, each with why.
+    /// Advances the background loads of models with requests. Returns the models whose file cannot
+    /// be read, with the error that their requests fail with.
     pub(crate) fn before_pass(
         &mut self,
         cx: &Context<'_>,
@@ -219,7 +220,8 @@ impl BackgroundLoads {
         failed
     }
 
-    /// Keeps uploads of a model that waits for them in flight. Whether one ended or began.
+    /// Keeps uploads in flight for models that wait for them. Returns whether an upload ended or
+    /// began.
     pub(crate) fn after_pass(
         &mut self,
         cx: &mut Context<'_>,
@@ -269,7 +271,7 @@ impl BackgroundLoads {
         ended || began || !goes_on
     }
 
-    /// The models whose passes have to wait until they are ready.
+    /// The models that must not run a pass until they are ready.
     pub(crate) fn not_ready(&self) -> Vec<ModelId> {
         let waits = |(_, load): &(&ModelId, &Load)| {
             matches!(load.stage, Stage::Fetching(_) | Stage::Uploading(_))
@@ -277,8 +279,8 @@ impl BackgroundLoads {
         self.loads.iter().filter(waits).map(|(id, _)| *id).collect()
     }
 
-    /// What passes of a model wait for: `true` for its file, `false` for uploads; `None` if they do
-    /// not.
+    /// What passes of a model wait for: `Some(true)` for its file, `Some(false)` for uploads;
+    /// `None` if they do not wait.
     pub(crate) fn stage_of(&self, model: ModelId) -> Option<bool> {
         match self.loads.get(&model)?.stage {
             Stage::Fetching(_) => Some(true),
@@ -287,18 +289,19 @@ impl BackgroundLoads {
         }
     }
 
-    /// A pass of a model has read its file.
+    /// Records that a pass of a model has read its file at `now`.
     pub(crate) fn note_read(&mut self, model: ModelId, now: Instant) {
         self.loads.entry(model).or_default().read_at = Some(now);
     }
 
-    /// A model is gone.
+    /// Forgets the state of a model that is unloaded.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.loads.remove(&model);
     }
 }
 
-/// What is uploaded before the passes of a model whose file was read.
+/// The stage after a model's file was read: uploading the listed segments, or ready if there are
+/// none to upload.
 fn uploads(
     cx: &Context<'_>,
     speculation: &Speculation,
@@ -321,8 +324,8 @@ fn uploads(
     }
 }
 
-/// Whether the weights of all models that have requests, with what drafts for them and what is
-/// pinned, fit the budget beside its blocks that do not give way.
+/// Whether the weights of all models with requests, their draft models and pinned segments fit the
+/// budget beside the blocks that cannot be evicted.
 fn all_fit(
     memory: &Memory,
     models: &Models,
@@ -335,17 +338,17 @@ fn all_fit(
 }
 
 impl Uploads {
-    /// Whether all has ended.
+    /// Whether all uploads have ended and none is left to begin.
     fn is_done(&self) -> bool {
         self.to_begin.is_empty() && self.in_flight.is_empty()
     }
 
-    /// Whether one ended not long ago.
+    /// Whether an upload ended recently ([`NOTHING_COMES`]).
     fn is_in_time(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.ended_at) < NOTHING_COMES
     }
 
-    /// Notes the uploads that have ended. Whether any did.
+    /// Takes uploads that have ended. Returns whether there were any.
     fn collect(
         &mut self,
         memory: &mut Memory,
@@ -409,7 +412,7 @@ impl Uploads {
     }
 }
 
-/// Where the rows of the embedding lie that a model's requests begin with.
+/// File ranges of the embedding rows that a model's requests need first.
 fn rows_of<'a>(loaded: &LoadedModel, tasks: impl Iterator<Item = &'a Task>) -> Vec<Range<u64>> {
     let of_model = tasks.filter(|task| std::ptr::eq(&raw const *task.loaded, loaded));
     let mut ids: Vec<u32> = of_model

@@ -1,4 +1,4 @@
-//! What a feature works with between two passes.
+//! The parts of the engine that features are given between two passes.
 
 use rocmforge_ops::positions_of_parts;
 use rocmforge_scheduler::PassPlan;
@@ -12,11 +12,11 @@ use crate::pass::space::PassSpace;
 use crate::request::requests::Requests;
 use crate::request::task::Task;
 
-/// The part of a pass's rows at most that prompts have while somebody waits for his next token,
-/// whatever [`crate::pass::share`] measures.
+/// While a request waits for its next token, rows of prompts are at most one part in this many of a
+/// pass's rows, whatever [`crate::pass::share`] measures.
 const SHARED_PART: u32 = 4;
 
-/// What a feature works with between two passes.
+/// The parts of the engine that a feature works with between two passes.
 pub(crate) struct Context<'a> {
     pub(crate) memory: &'a mut Memory,
     pub(crate) models: &'a mut Models,
@@ -25,12 +25,12 @@ pub(crate) struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Sequences of one pass at most: their pages must have room in the device's table.
+    /// Maximum number of sequences in one pass: their pages have to fit the device's page table.
     pub(crate) fn spans_max(&self) -> u32 {
         spans_max(self.memory, self.requests)
     }
 
-    /// Bytes of the pass's scratch block, and where it lies in the arena.
+    /// Size in bytes of the pass's scratch block, and its offset in the arena.
     pub(crate) fn scratch(&self) -> (u64, u64) {
         let at = self
             .space
@@ -40,7 +40,7 @@ impl Context<'_> {
     }
 }
 
-/// Sequences of one pass at most: their pages must have room in the device's table.
+/// Maximum number of sequences in one pass: their pages have to fit the device's page table.
 pub(crate) fn spans_max(memory: &Memory, requests: &Requests) -> u32 {
     let begun = || requests.all().filter(|t| t.begun);
     let longest = begun().flat_map(Task::parts).max();
@@ -58,19 +58,19 @@ pub(crate) fn spans_max(memory: &Memory, requests: &Requests) -> u32 {
     spans_within(&*memory.store.device, most.unwrap_or(8))
 }
 
-/// Rows of prompts at most in a pass while somebody waits for his next
-/// token, whatever was measured.
+/// Maximum number of prompt rows in a pass while a request waits for its next token, whatever was
+/// measured.
 pub(crate) fn shared_rows_max(space: &PassSpace) -> u32 {
     (space.prefill_chunk.get() as u32 / SHARED_PART).max(1)
 }
 
-/// The model of a planned pass.
+/// The model that a planned pass runs.
 pub(crate) fn model_of(plan: &PassPlan) -> rocmforge_tensor_cache::ModelId {
     rocmforge_tensor_cache::ModelId(plan.model.0)
 }
 
-/// Whether the weights of these models, with what drafts for them, have room in this budget beside
-/// its blocks that do not give way and what is pinned of others.
+/// Whether the weights of these models and their draft models fit a budget of `budget` bytes beside
+/// the blocks that cannot be evicted and the pinned segments of other models.
 pub(crate) fn have_room(
     memory: &Memory,
     speculation: &Speculation,

@@ -1,22 +1,21 @@
-//! The second answer to a miss: what is not on the card is computed on the host, out of the file,
-//! beside what the link brings.
+//! CPU compute: a missing segment is computed on the CPU, from the file's weights, while the link
+//! uploads others.
 //!
-//! Which answer a miss gets follows from what was measured: the time of an upload by the link's
-//! rate, the time of the host by its own rate for as many rows and bytes (`rates.rs`), which is
-//! another one for weights that it keeps in its kernels' form, and for those that it has no room
-//! for. Of the experts that a layer lacks some are uploaded and some computed, so that both end
-//! together; those that were used most are uploaded. Where the host would take more of them if it
-//! kept more, some of those that it left are brought into its kernels' form beside the passes.
-//! What was computed is uploaded later, when nobody waits for the link, so that nearly as many are
-//! found there as if all had been uploaded. Of the ordered segments that a pass lacks, the host
-//! computes those that it comes to before the link could have brought them; the link goes on
-//! meanwhile with the first that it has there in time (`timetable.rs`).
+//! Measured rates decide whether a miss is uploaded or computed: the link's rate, and the CPU's
+//! rate for as many rows and bytes (`rates.rs`), which is measured separately for weights that it
+//! keeps in its kernels' layout and for those that it reads from the file. Of the experts that a
+//! layer lacks some are uploaded and some computed, so that both end together; those that were used
+//! most are uploaded. If the CPU would compute more experts with more weights kept, weights of some
+//! are converted beside the passes. Experts that were computed are uploaded later, when nobody
+//! waits for the link, so that the hit rate is nearly as if all had been uploaded. Of the ordered
+//! segments that a pass lacks, the CPU computes those that a pass reaches before the link could
+//! have uploaded them; the link meanwhile continues with the first that arrives in time
+//! (`timetable.rs`).
 //!
-//! What is not done for being slow is tried again now and then, and more than once: threads that
-//! rested take long to wake, and a single answer of theirs says nothing of those that would follow.
+//! What was rejected as slow is measured again from time to time, several times in a row: idle
+//! threads take long to wake, so a single measurement is not representative.
 //!
-//! *Invariant:* nothing is computed on the host that touches keys, values or
-//! states ([`Answers::can_run`]).
+//! *Invariant:* the CPU computes no operation on the KV cache or states ([`Answers::can_run`]).
 
 mod misses;
 mod outcomes;
@@ -40,36 +39,36 @@ use crate::store::timetable::UPLOADS_AHEAD;
 use outcomes::Outcomes;
 use rates::Rates;
 
-/// Maximum number of rows of a pass that the host computes a part of.
+/// Maximum number of rows of a pass of which the CPU may compute a part.
 pub(crate) const ROWS_MAX: usize = 64;
 
-/// After so many decisions it is measured again what is not done for being slow:
-/// any answers, or larger ones.
+/// Number of decisions after which an option that was rejected as slow (CPU compute at all, or of
+/// more experts) is measured again.
 const TRY_EVERY: u32 = 512;
 
-/// After so many decisions CPU compute of segments of dense layers, which takes long on a slow CPU,
+/// Number of decisions after which CPU compute of dense segments, which takes long on a slow CPU,
 /// is measured again.
 const TRY_SEGMENT_EVERY: u32 = 4096;
 
-/// Maximum number of experts that are remembered as computed by the host.
+/// Maximum number of remembered experts that the CPU computed (they are uploaded later).
 const LEFT_MAX: usize = 64;
 
-/// After so many decisions without an upload there is one: the link's rate is known by uploads
-/// alone, and it was slower while the host read the same memory.
+/// Number of decisions without an upload after which one is made: only uploads measure the link's
+/// rate, which is lower while the CPU reads the same memory.
 const LINK_EVERY: u32 = 16;
 
-/// How the host has a segment's weights.
+/// Where the CPU has a segment's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CpuWeights {
-    /// The weights are kept in the CPU kernels' layout.
+    /// The weights are kept in host memory in the CPU kernels' layout.
     Kept,
-    /// The weights are in the file only, but there is room to keep them.
+    /// The weights are in the file only, but there is memory to keep them.
     WithRoom,
-    /// The weights are in the file only.
+    /// The weights are in the file only, and there is no memory to keep them.
     InFile,
 }
 
-/// Absent experts of one step, of which the host may compute some.
+/// Absent experts of one step, of which the CPU may compute some.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Absent {
     pub(crate) n: usize,
@@ -77,15 +76,15 @@ pub(crate) struct Absent {
     pub(crate) kept: usize,
     /// How the CPU has the weights of the other experts.
     pub(crate) others: CpuWeights,
-    /// Bytes of each.
+    /// Bytes of each absent expert's weights.
     pub(crate) bytes: u64,
-    /// Rows that each is multiplied with.
+    /// Number of rows that each absent expert is multiplied with.
     pub(crate) rows_each: usize,
     /// Whether the pass has one row.
     pub(crate) one_row: bool,
 }
 
-/// What the host does about a step's absent experts.
+/// The CPU's share of a step's absent experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Share {
     /// Number of absent experts that the CPU computes.
@@ -97,44 +96,45 @@ pub(crate) struct Share {
     pub(crate) wants_more: bool,
 }
 
-/// The host beside a card.
+/// Decides what the CPU computes for a GPU, and runs it.
 #[derive(Debug)]
 pub(crate) struct CpuCompute {
     mode: Mode,
     threads: Option<NonZeroUsize>,
     /// Budget for weights that the CPU keeps in its own layout.
     keeps: Option<Budget>,
-    /// The CPU's part; made when needed, and taken out while it computes.
+    /// The CPU's worker; created when needed, and taken out while it computes.
     host: Option<Answers>,
     /// Bytes of weights that the CPU keeps, as of its last computation.
     kept_bytes: u64,
-    /// Current limit for these weights in bytes, if it is lower.
+    /// Limit for kept weights in bytes, where lower than the budget (memory pressure).
     limit: u64,
     refused: bool,
-    /// Of weights that are kept in the kernels' form, with the way of the rows from the card and
-    /// back.
+    /// Measured rates with weights kept in the kernels' layout, including the transfer of rows from
+    /// the GPU and back.
     kept: Rates,
     /// Measured rates with weights that are read from the file.
     from_file: Rates,
-    /// What layers of models took, by the share of the host.
+    /// Times of layers of each model, by the share that the CPU computed.
     outcomes: HashMap<ModelId, Outcomes>,
-    /// Decisions since something was tried for the sake of measuring.
+    /// Number of decisions since an option was last tried in order to measure it.
     untried: u32,
-    /// Segments that were no affair of the host's since one was tried.
+    /// Number of segments left to uploads since one was last computed by the CPU in order to
+    /// measure it.
     refused_segments: u32,
-    /// Decisions since something was left to the link.
+    /// Number of decisions since something was last left to the link.
     unlinked: u32,
-    /// Layouts of the rows of small passes.
+    /// Scratch layouts of small passes.
     layouts: HashMap<(ModelId, bool, RowCounts), Arc<ScratchLayout>>,
-    /// Segments that the CPU can compute, by model.
+    /// Whether the CPU can compute each segment, by model.
     computable_on_cpu: HashMap<ModelId, Arc<[bool]>>,
-    /// Absent experts that the host computed, the latest last.
+    /// Absent experts that the CPU computed, the latest last; candidates for a later upload.
     left: VecDeque<SegmentId>,
     /// Counts of what the CPU computed.
     pub(crate) done: Hosted,
 }
 
-/// Bytes of a budget of this much memory.
+/// Bytes of a budget that is given in bytes or as a share of `memory` bytes.
 pub(crate) fn bytes_of(budget: Option<Budget>, memory: u64) -> u64 {
     match budget {
         None => 0,
@@ -146,7 +146,8 @@ pub(crate) fn bytes_of(budget: Option<Budget>, memory: u64) -> u64 {
 }
 
 impl CpuCompute {
-    /// Beside a device; `is_cpu`: which is the CPU itself and needs no other one.
+    /// CPU compute beside a device; `is_cpu` says that the device is the CPU itself, which needs
+    /// none.
     pub(crate) fn new(
         mode: Mode,
         threads: Option<NonZeroUsize>,
@@ -179,12 +180,13 @@ impl CpuCompute {
         self.mode != Mode::Never && !self.refused && rows <= ROWS_MAX
     }
 
-    /// Whether what is missing is never uploaded for a pass that the host can take part in.
+    /// Whether missing segments are never uploaded for passes that the CPU can take part in
+    /// (`--cpu-compute always`).
     pub(crate) fn is_always(&self) -> bool {
         self.mode == Mode::Always
     }
 
-    /// How the CPU has the weights of a segment of `bytes` bytes.
+    /// Where the CPU has the weights of a segment of `bytes` bytes.
     pub(crate) fn holds(&self, model: ModelId, segment: u32, bytes: u64) -> CpuWeights {
         match &self.host {
             Some(host) if host.keeps(u64::from(model.0), segment) => CpuWeights::Kept,
@@ -193,7 +195,8 @@ impl CpuCompute {
         }
     }
 
-    /// Seconds that the host takes for `bytes` of weights, if that is known.
+    /// Expected seconds of the CPU for `bytes` bytes of weights multiplied with `rows_each` rows;
+    /// `None` if not measured.
     fn seconds(&self, held: CpuWeights, bytes: u64, rows_each: usize) -> Option<f64> {
         let rates = match held {
             CpuWeights::Kept | CpuWeights::WithRoom => &self.kept,
@@ -202,8 +205,8 @@ impl CpuCompute {
         rates.seconds(rows_each, bytes)
     }
 
-    /// Seconds that the host takes for `n` of some absent experts, those first that it keeps, and
-    /// as if it kept those that it has room for.
+    /// Expected seconds of the CPU for `n` of the absent experts: first those that it keeps, the
+    /// rest as if it kept those that it has memory for.
     fn seconds_of(&self, absent: Absent, n: usize) -> Option<f64> {
         let Absent {
             bytes, rows_each, ..
@@ -219,7 +222,7 @@ impl CpuCompute {
         Some(of(CpuWeights::Kept, kept)? + of(CpuWeights::InFile, n - kept)?)
     }
 
-    /// How many of a model's absent experts the host computes, those first that it keeps.
+    /// Number of a step's absent experts that the CPU computes, first those whose weights it keeps.
     pub(crate) fn share(
         &mut self,
         model: ModelId,
@@ -291,15 +294,15 @@ impl CpuCompute {
         computes(best)
     }
 
-    /// A layer of a pass of one row, which lacked `n` experts, of which the host computed some,
-    /// took so long with all that came before the next one.
+    /// Records that a layer of a one-row pass, with `n` missing experts of which the CPU computed
+    /// `computed`, took `took` until the next layer.
     pub(crate) fn layer_took(&mut self, model: ModelId, n: usize, computed: usize, took: Duration) {
         if let Some(outcomes) = self.outcomes.get_mut(&model) {
             outcomes.note(n, computed, took);
         }
     }
 
-    /// What is known of answers of the first of some experts.
+    /// The measured rates for the first of these absent experts.
     fn rates_of(&mut self, absent: Absent) -> &mut Rates {
         match absent.others {
             CpuWeights::InFile if absent.kept == 0 => &mut self.from_file,
@@ -307,10 +310,11 @@ impl CpuCompute {
         }
     }
 
-    /// Seconds that the host takes for an absent segment of `bytes`; `None` if it had better not.
+    /// Expected seconds of the CPU for an absent segment of `bytes`; `None` if it should be
+    /// uploaded.
     ///
-    /// Nothing is gained by an answer that takes so long that the link alone had brought this
-    /// segment too, behind those that it can be given meanwhile.
+    /// CPU compute is not worthwhile if it takes so long that the link would have uploaded this
+    /// segment, too, behind the uploads that it can be given meanwhile.
     pub(crate) fn answer(
         &self,
         held: CpuWeights,
@@ -337,8 +341,8 @@ impl CpuCompute {
         host.filter(|&host| host <= (UPLOADS_AHEAD as f64 + 0.5) * link)
     }
 
-    /// [`CpuCompute::answer`] of a segment that the pass has come to. What the host leaves is
-    /// tried again now and then.
+    /// [`CpuCompute::answer`] for a segment that the pass has reached. A segment rejected as slow
+    /// is measured again from time to time.
     pub(crate) fn answers(
         &mut self,
         held: CpuWeights,
@@ -361,7 +365,7 @@ impl CpuCompute {
         seconds
     }
 
-    /// The host computed an expert that is absent still.
+    /// Remembers an absent expert that the CPU computed, for a later upload.
     pub(crate) fn leaves(&mut self, segment: SegmentId) {
         if self.is_always() {
             return;
@@ -373,19 +377,19 @@ impl CpuCompute {
         self.left.push_back(segment);
     }
 
-    /// The latest of a model's experts that the host computed; it is none of them any more.
+    /// Takes the latest of a model's experts that the CPU computed from the remembered ones.
     pub(crate) fn take_left(&mut self, model: ModelId) -> Option<SegmentId> {
         let at = self.left.iter().rposition(|s| s.model == model)?;
         self.left.remove(at)
     }
 
-    /// Which segments of a model the CPU can compute, by segment number.
+    /// Whether the CPU can compute each segment of a model, by segment number.
     pub(crate) fn computable_on_cpu(&mut self, model: ModelId, plan: &Plan) -> Arc<[bool]> {
         let found = self.computable_on_cpu.entry(model);
         Arc::clone(found.or_insert_with(|| computable(plan)))
     }
 
-    /// The layout of a small pass's rows.
+    /// The scratch layout of a small pass on the CPU.
     pub(crate) fn layout(
         &mut self,
         (model, adapted): (ModelId, bool),
@@ -400,7 +404,7 @@ impl CpuCompute {
         Arc::clone(layout)
     }
 
-    /// Takes the host, to run a step on it; [`CpuCompute::put_back`] is for after that.
+    /// Takes the CPU's worker, to run a step on it; return it with [`CpuCompute::put_back`].
     pub(crate) fn take(&mut self) -> Result<Answers, DeviceError> {
         if let Some(host) = self.host.take() {
             return Ok(host);
@@ -413,14 +417,14 @@ impl CpuCompute {
         made
     }
 
-    /// Takes the CPU's worker back after a step. Its rows can be read by [`CpuCompute::read`] until
-    /// the next step.
+    /// Returns the CPU's worker after a step. The step's rows can be read with [`CpuCompute::read`]
+    /// until the next step.
     pub(crate) fn put_back(&mut self, host: Answers) {
         self.kept_bytes = host.kept_bytes();
         self.host = Some(host);
     }
 
-    /// Notes the time of a computation on the CPU, from the arrival of its rows to the upload of
+    /// Records the time of a computation on the CPU, from the arrival of its rows to the upload of
     /// its results.
     pub(crate) fn took(&mut self, brought: Brought, rows_each: usize, took: Duration) {
         let in_form = brought.kept_bytes + brought.bytes;
@@ -436,7 +440,7 @@ impl CpuCompute {
         }
     }
 
-    /// The first rows of a buffer after the last step.
+    /// Reads the first rows of a buffer of the last step into `rows`.
     pub(crate) fn read(
         &mut self,
         layout: &ScratchLayout,
@@ -449,20 +453,20 @@ impl CpuCompute {
         }
     }
 
-    /// Bytes of weights that the host keeps in its own form.
+    /// Bytes of weights that the CPU keeps in its kernels' layout.
     pub(crate) fn kept_bytes(&self) -> u64 {
         self.kept_bytes
     }
 
-    /// Notes what was brought into the host's form beside the passes.
+    /// Takes weights that were converted to the CPU kernels' layout beside the passes.
     pub(crate) fn collect(&mut self) {
         if let Some(host) = &mut self.host {
             host.collect();
         }
     }
 
-    /// Begins to bring the first of some absent experts that the host does not keep into its form,
-    /// beside the passes.
+    /// Starts to convert the first of some absent experts that the CPU does not keep to its
+    /// kernels' layout, beside the passes.
     pub(crate) fn keep_later(
         &mut self,
         file: &Arc<MappedFile>,
@@ -481,7 +485,7 @@ impl CpuCompute {
         begun
     }
 
-    /// Bytes of weights that the host may keep.
+    /// Maximum bytes of weights that the CPU may keep.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
@@ -495,7 +499,7 @@ impl CpuCompute {
         }
     }
 
-    /// A model is gone.
+    /// Forgets the state of a model that is unloaded.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.layouts.retain(|(of, _, _), _| *of != model);
         self.outcomes.remove(&model);
@@ -508,7 +512,8 @@ impl CpuCompute {
     }
 }
 
-/// Which segments of a plan the CPU can compute, by their number. The head is none of them.
+/// Whether the CPU can compute each segment of a plan, by segment number. It never computes the
+/// output head.
 fn computable(plan: &Plan) -> Arc<[bool]> {
     let mut can = vec![false; plan.segments.len()];
     let mut cannot = can.clone();

@@ -1,9 +1,9 @@
-//! Segments with the same content in several models, as fine-tunes of one model have them: they
-//! are found in the background, and then have one slab on the device and are read from one file.
+//! Finds segments with the same content in several models, as fine-tunes of one model have them, in
+//! the background. They then share one slab on the device and are read from one file.
 //!
 //! Two segments are compared when both are resident, so that memory would be saved, and their
 //! layouts are alike: a thread reads both from their files, a sample first and then all of it.
-//! Nothing else is taken for a proof. What is equal is told to the cache
+//! Nothing else counts as proof. Equal segments are reported to the cache
 //! ([`Cache::share`](rocmforge_tensor_cache::Cache::share)) as soon as no pass uses one of them.
 //!
 //! *Invariant:* segments share a slab only if every byte of both files was compared, and neither
@@ -20,28 +20,29 @@ use rocmforge_tensor_cache::{ModelId, SegmentId};
 
 use crate::store::Store;
 
-/// Bytes that are compared at a time.
+/// Number of bytes that are read and compared at a time.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Bytes at the middle of each tensor that are compared before all of it.
+/// Number of bytes at the middle of each tensor that are compared before the whole tensor.
 const SAMPLE_BYTES: u64 = 4096;
 
-/// Pairs that the thread has at a time.
+/// Maximum number of pairs that the comparing thread is given at a time.
 const UNDER_WAY_MAX: usize = 16;
 
-/// Pairs that wait to be compared; further ones are met again at their next upload.
+/// Maximum number of pairs that wait to be compared; further ones are found again at their next
+/// upload.
 const WAITING_MAX: usize = 4096;
 
-/// Pairs that are remembered as unequal.
+/// Maximum number of pairs that are remembered as unequal.
 const UNEQUAL_MAX: usize = 1 << 16;
 
-/// Equal pairs that are examined in one call: those of a model that runs wait.
+/// Maximum number of equal pairs that one call tries to join; pairs in use by a running model wait.
 const SHARED_AT_ONCE: usize = 8;
 
-/// Two segments, the lesser first.
+/// Two segments of different models, the smaller id first.
 type Pair = (SegmentId, SegmentId);
 
-/// What the thread compares.
+/// Two segments to compare: their files and their byte ranges in them.
 #[derive(Debug)]
 struct Comparison {
     pair: Pair,
@@ -49,26 +50,26 @@ struct Comparison {
     ranges: Vec<[Range<u64>; 2]>,
 }
 
-/// What the thread is given, and what it gives back: whether the two are equal.
+/// The comparing thread's queue of pairs, and its results: whether the two are equal.
 #[derive(Debug)]
 struct Thread {
     jobs: Sender<Comparison>,
     found: Receiver<(Comparison, bool)>,
 }
 
-/// Finds equal segments.
+/// Finds segments of equal content, and lets them share a slab.
 #[derive(Debug, Default)]
 pub(crate) struct EqualSegments {
     is_on: bool,
     thread: Option<Thread>,
     under_way: usize,
-    /// Segments that have been resident, by index and bytes.
+    /// Segments that have been resident, by index in their model and size in bytes.
     seen: HashMap<(u32, u64), Vec<SegmentId>>,
     waiting: VecDeque<Pair>,
-    /// Pairs that wait or are under way.
+    /// Pairs that wait to be compared or are being compared.
     asked: HashSet<Pair>,
     unequal: HashSet<Pair>,
-    /// Proven, and in use when this was tried last.
+    /// Pairs proven equal that could not be joined yet because they were in use.
     equal: VecDeque<Comparison>,
 }
 
@@ -80,12 +81,12 @@ impl EqualSegments {
         }
     }
 
-    /// Whether something is being compared.
+    /// Whether segments are being compared.
     pub(crate) fn is_comparing(&self) -> bool {
         self.under_way + self.waiting.len() > 0
     }
 
-    /// A segment has become resident.
+    /// Records that a segment has become resident, and queues its comparisons.
     fn note(&mut self, store: &Store, segment: SegmentId) {
         let Some(layout) = layout(store, segment) else {
             return;
@@ -111,7 +112,7 @@ impl EqualSegments {
         self.waiting.extend(candidates);
     }
 
-    /// Gives the thread what waits, and takes what it has found.
+    /// Gives waiting pairs to the comparing thread, and takes its results.
     fn go_on(&mut self, store: &Store) {
         while let Some(Thread { found, .. }) = &self.thread {
             let (comparison, is_equal) = match found.try_recv() {
@@ -150,7 +151,7 @@ impl EqualSegments {
         }
     }
 
-    /// Gives the thread a pair. False where there is none.
+    /// Gives a pair to the comparing thread. Returns `false` if there is no thread.
     fn give(&mut self, comparison: Comparison) -> bool {
         if self.thread.is_none() {
             self.thread = start();
@@ -159,7 +160,7 @@ impl EqualSegments {
         thread.is_some_and(|thread| thread.jobs.send(comparison).is_ok())
     }
 
-    /// Looks at what has come, and has equal segments share a slab.
+    /// Takes comparison results, and lets equal segments share a slab.
     pub(crate) fn share(&mut self, store: &mut Store) {
         let mut arrived = std::mem::take(&mut store.arrived);
         if !self.is_on {
@@ -195,7 +196,7 @@ impl EqualSegments {
         }
     }
 
-    /// A model is no more.
+    /// Forgets the pairs of a model that is unloaded.
     pub(crate) fn forget(&mut self, model: ModelId) {
         let is_of = |pair: &Pair| pair.0.model == model || pair.1.model == model;
         for seen in self.seen.values_mut() {
@@ -225,7 +226,7 @@ impl Comparison {
         })
     }
 
-    /// Whether what was compared are still the files of these models.
+    /// Whether the files that were compared are still those of the loaded models.
     fn holds_for(&self, store: &Store) -> bool {
         let pair = [self.pair.0, self.pair.1];
         pair.iter().zip(&self.files).all(|(segment, file)| {
@@ -256,7 +257,8 @@ impl Comparison {
         self.ranges.iter().all(sample) && self.ranges.iter().all(whole)
     }
 
-    /// Whether both files have the same there. What cannot be read is not the same.
+    /// Whether both files have the same bytes in these ranges. Bytes that cannot be read count as
+    /// different.
     fn is_equal_at(&self, a: Range<u64>, b: Range<u64>) -> bool {
         let [first, second] = &self.files;
         let is_same = first.with_range(a, |a| second.with_range(b, |b| a == b));
@@ -264,7 +266,7 @@ impl Comparison {
     }
 }
 
-/// Starts the thread that compares.
+/// Starts the comparing thread; `None` if the system allows no further thread.
 fn start() -> Option<Thread> {
     let (jobs, taken) = channel::<Comparison>();
     let (found, results) = channel();
@@ -293,8 +295,8 @@ fn ordered(a: SegmentId, b: SegmentId) -> Pair {
     (a.min(b), a.max(b))
 }
 
-/// Whether two segments have a slab each, and their files can be read without harm to others: not
-/// those that are larger than the memory, nor those that may not answer.
+/// Whether comparing two segments is useful and harmless: they have separate slabs, their files are
+/// not larger than the memory, and the files will not hang.
 fn is_worthwhile(store: &Store, (a, b): Pair) -> bool {
     let is_near = |id: SegmentId| {
         let source = store.sources.get(&id.model);
@@ -309,8 +311,7 @@ fn layout(store: &Store, segment: SegmentId) -> Option<&SegmentLayout> {
     source.layouts.get(segment.index as usize).map(|l| &**l)
 }
 
-/// Whether tensors of two segments differ at most in their names and in where they are in their
-/// files.
+/// Whether the tensors of two segments differ at most in name and place in their files.
 fn are_alike(a: &SegmentLayout, b: &SegmentLayout) -> bool {
     let shape = |t: &PlacedTensor| {
         let desc = &t.desc;

@@ -1,10 +1,10 @@
 //! The KV cache in host memory: KV pages and recurrent states that have to leave the device are
 //! copied to the host, if copying them back takes less time than recomputing them.
 //!
-//! Here are the slots of host memory, and the decision; `host_kv/copies.rs` moves the bytes, and
-//! [`crate::features::prefix_cache`] knows whose they are. The host's budget is shared with the
-//! weights that the CPU computes with ([`crate::features::cpu_compute`]): weights go first, since
-//! each pass of a model that does not fit uses them; pages have what they leave.
+//! This module allocates the slots of host memory and decides; `host_kv/copies.rs` moves the bytes,
+//! and [`crate::features::prefix_cache`] knows which prefix they belong to. The host's budget is
+//! shared with the weights that the CPU computes with ([`crate::features::cpu_compute`]): weights
+//! have priority, since each pass of a model that does not fit uses them; KV pages get the rest.
 //!
 //! *Invariant:* no two slots overlap, and each lies below the end (test
 //! `places_do_not_overlap_and_come_back_as_one`).
@@ -19,41 +19,42 @@ use rocmforge_tensor_cache::ModelId;
 
 use crate::api::HostTier;
 
-/// What a new sample counts for beside those before it.
+/// Weight of a new sample in a moving average.
 const WEIGHT: f64 = 0.2;
 
-/// A slot of host memory.
+/// A slot of host memory that holds a KV page or a recurrent state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HostSlot {
-    /// The slot's first byte.
+    /// Offset of the slot's first byte.
     pub(crate) at: u64,
-    /// The slot's bytes.
+    /// Size of the slot in bytes.
     pub(crate) bytes: u64,
 }
 
-/// What was measured of a model, and where its states are.
+/// Measured prompt rate of a model, and where its states are kept.
 #[derive(Debug, Default)]
 struct ModelRates {
-    /// Seconds that a row of a prompt takes.
+    /// Seconds that the device takes for a row of a prompt; `None` if not measured.
     row_seconds: Option<f64>,
-    /// Slot of the model's states among the slots of a node.
+    /// Index of the recurrent states among the slots of a prefix-cache node of this model.
     state_slot: Option<usize>,
 }
 
-/// The slots of host memory, and what is known of models.
+/// Allocator of host memory slots for KV cache, and the measured rates of models.
 #[derive(Debug, Default)]
 pub(crate) struct HostKv {
-    /// Bytes that weights and pages may have together.
+    /// Maximum bytes of host memory for weights and KV pages together.
     most: u64,
     /// Current limit in bytes, below the budget under memory pressure.
     limit: u64,
     /// Whether evicted KV pages are kept even if recomputing them would be faster.
     always: bool,
-    /// Bytes that places may lie in now.
+    /// Slots have to end below this offset, in bytes.
     end: u64,
-    /// Where the highest place ended since the end was below it: there is memory up to here.
+    /// Highest offset that slots have reached since they last had to shrink: host memory is
+    /// allocated up to here.
     taken: u64,
-    /// Free ranges below the end: where they begin, and their bytes. No two touch.
+    /// Free ranges below the end, by offset, with their bytes. No two touch.
     free: BTreeMap<u64, u64>,
     models: HashMap<ModelId, ModelRates>,
     counts: HostTier,
@@ -87,12 +88,12 @@ impl HostKv {
         host_kv
     }
 
-    /// Whether there is one.
+    /// Whether there is a KV cache in host memory.
     pub(crate) fn is_on(&self) -> bool {
         self.end > 0
     }
 
-    /// Whether times do not matter.
+    /// Whether KV pages are copied regardless of measured times.
     pub(crate) fn is_always(&self) -> bool {
         self.always
     }
@@ -107,41 +108,43 @@ impl HostKv {
         self.limit = bytes;
     }
 
-    /// Bytes that weights and pages may have together now.
+    /// Maximum bytes of weights and KV pages together now.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Bytes of the host's memory that there are for places, used ones and free ones, without what
-    /// the device has pinned ahead.
+    /// Bytes of host memory allocated for slots, used and free ones, without memory that the device
+    /// has pinned ahead.
     pub(crate) fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// Bytes that places may lie in now.
+    /// Offset in bytes that slots have to end below now.
     pub(crate) fn end(&self) -> u64 {
         self.end
     }
 
-    /// Where the highest place ends.
+    /// Offset in bytes at which the highest slot ends.
     pub(crate) fn highest(&self) -> u64 {
         let last = self.free.iter().next_back();
         let at_the_end = last.filter(|(at, bytes)| **at + **bytes == self.end);
         at_the_end.map_or(self.end, |(at, _)| *at)
     }
 
-    /// The device was closed, and what is above the highest place went back to the system.
+    /// Records that the device was closed, which returned the memory above the highest slot to the
+    /// system.
     pub(crate) fn device_was_closed(&mut self) {
         self.taken = self.taken.min(self.highest());
     }
 
-    /// The system had no memory for a place, beside so many bytes of weights: there is
-    /// no more than what is below.
+    /// Records that the system had no memory for a slot beside `weights` bytes of weights: the
+    /// limit becomes what lies below the slot.
     pub(crate) fn refused(&mut self, place: HostSlot, weights: u64) {
         self.most = self.most.min(place.at + weights);
     }
 
-    /// Moves the end. Nothing lies behind a smaller one.
+    /// Moves the end of the area for slots to offset `end`. The caller has made sure that no slot
+    /// lies beyond it.
     pub(crate) fn set_end(&mut self, end: u64) {
         let before = std::mem::replace(&mut self.end, end);
         self.taken = self.taken.min(end);
@@ -163,7 +166,7 @@ impl HostKv {
         assert_eq!(gone, before - end, "something lies behind the end");
     }
 
-    /// Takes the lowest free place of `bytes` bytes.
+    /// Takes the lowest free slot of `bytes` bytes; `None` if there is no room.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<HostSlot> {
         let (&at, &free) = self.free.iter().find(|(_, free)| **free >= bytes)?;
         self.free.remove(&at);
@@ -175,7 +178,7 @@ impl HostKv {
         Some(HostSlot { at, bytes })
     }
 
-    /// A place is free again.
+    /// Frees a slot.
     pub(crate) fn free(&mut self, stored: HostSlot) {
         self.counts.bytes -= stored.bytes;
         self.give_back(stored);
@@ -195,7 +198,7 @@ impl HostKv {
         self.free.insert(at, bytes);
     }
 
-    /// Notes the time of a pass over `rows` rows of prompts only.
+    /// Records the time of a pass that had only rows of prompts.
     pub(crate) fn note_prompt(&mut self, model: ModelId, rows: usize, took: Duration) {
         if rows < KV_PAGE_TOKENS {
             // What a pass costs whatever it computes would count as the rows'.
@@ -214,22 +217,23 @@ impl HostKv {
         row.get_or_insert(seconds);
     }
 
-    /// Seconds that a row of a prompt takes, if that was measured.
+    /// Seconds that the device takes for a row of a prompt; `None` if not measured.
     pub(crate) fn row_seconds(&self, model: ModelId) -> Option<f64> {
         self.models.get(&model)?.row_seconds
     }
 
-    /// A model's states are in this slot of its nodes.
+    /// Records at which index a model's states are among the slots of its prefix-cache nodes.
     pub(crate) fn note_state_slot(&mut self, model: ModelId, slot: usize) {
         self.models.entry(model).or_default().state_slot = Some(slot);
     }
 
-    /// The slot of a model's states, if one was kept.
+    /// Index of a model's states among the slots of its prefix-cache nodes; `None` if none was
+    /// kept.
     pub(crate) fn state_slot(&self, model: ModelId) -> Option<usize> {
         self.models.get(&model)?.state_slot
     }
 
-    /// A model is gone.
+    /// Forgets the state of a model that is unloaded.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.models.remove(&model);
     }
@@ -254,7 +258,7 @@ impl HostKv {
         self.counts.again_tokens += n as u64;
     }
 
-    /// The published status.
+    /// The published status of the KV cache in host memory.
     pub(crate) fn status(&self) -> HostTier {
         HostTier {
             budget_bytes: self.end,

@@ -1,22 +1,22 @@
 //! The KV cache on disk: KV pages and recurrent states of finished requests are written to a store
-//! in the background, and read back for a request whose prefix is not in memory. So prompts
-//! survive eviction, unload, restart and kill -9.
+//! in the background, and read back for a request whose prefix is not in memory. So prompts survive
+//! eviction, unload, restart and kill -9.
 //!
 //! ```text
 //!   page is full ---> note --(between passes)--> queue of the store --> disk
 //!   request is admitted --> longest prefix in memory and on disk --> pages come --> first pass
 //! ```
 //!
-//! Here are the notes, the requests that wait for pages, and the decision whether reading pays.
-//! `kv_disk/keys.rs` names pages by their content, `kv_disk/identity.rs` models,
-//! `kv_disk/writing.rs` and `kv_disk/reading.rs` move the bytes. Files and threads are those of the
-//! crate `kv-disk`.
+//! This module holds the notes of what is to be written, the requests that wait for pages, and the
+//! decision whether reading is faster than computing. `kv_disk/keys.rs` names pages by their
+//! content, `kv_disk/identity.rs` models, `kv_disk/writing.rs` and `kv_disk/reading.rs` move the
+//! bytes. Files and threads are those of the crate `kv-disk`.
 //!
 //! Pages are written when they are full, once the device has time for it. Recurrent states are
 //! written where a prompt ends, where prompts diverged, and at a request's end.
 //!
-//! *Invariant:* a request waits for pages for a bounded time, and computes what does not come
-//! (`READ_TIMEOUT`). No other request waits with it, unless both have a prefix in common.
+//! *Invariant:* a request waits for pages for a bounded time, and computes what has not arrived by
+//! then (`READ_TIMEOUT`). No other request waits with it, unless both have a prefix in common.
 
 pub(crate) mod identity;
 pub(crate) mod keys;
@@ -49,21 +49,21 @@ use crate::features::kv_disk::rates::Rates;
 use crate::features::kv_disk::read::Read;
 use crate::features::prefix_cache::NodeId;
 
-/// Least bytes of the files.
+/// Minimum size of the store's files in bytes.
 const BUDGET_MIN: u64 = 64 << 20;
 
-/// Nodes that may wait to be written.
+/// Maximum number of prefix-cache nodes that wait to be written.
 const NOTES_MAX: usize = 1 << 17;
 
 /// How long a request waits for the index of the store after the start, and for the identity of its
 /// model after the load.
 const READY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a new sample of the read rate counts for beside those before it.
+/// Weight of a new sample in the moving average of the read rate.
 const WEIGHT: f64 = 0.3;
 
-/// How long a rate is believed: where reading does not pay nothing is read, and so nothing
-/// measured.
+/// How long a measured read rate is used. After that it is measured again: while reading is too
+/// slow, nothing is read and nothing is measured.
 const RATE_LASTS: Duration = Duration::from_secs(60);
 
 /// Interval at which measured rates are written for the next process, if they changed.
@@ -75,15 +75,15 @@ struct DiskModel {
     identity: Identity,
     /// Digest of the layout of the model's pages.
     layout: [u8; 32],
-    /// Slot of the model's states among the slots of a node.
+    /// Index of the recurrent states among the slots of this model's prefix-cache nodes.
     state_slot: Option<usize>,
     since: Instant,
-    /// Whether there may be entries of it that were not deleted: of other processes, and what was
-    /// written since.
+    /// Whether the store may contain entries of this model that were not deleted: from other
+    /// processes, or written since the last deletion.
     may_have_entries: bool,
 }
 
-/// A node whose slots are to be written.
+/// A prefix-cache node whose slots are to be written to disk.
 #[derive(Debug, Clone, Copy)]
 struct Note {
     model: ModelId,
@@ -91,7 +91,7 @@ struct Note {
     with_state: bool,
 }
 
-/// Nodes that are to be written, the oldest first.
+/// Prefix-cache nodes that are to be written to disk, the oldest first.
 #[derive(Debug, Default)]
 struct Notes {
     by_node: HashMap<NodeId, Note>,
@@ -136,7 +136,7 @@ impl Notes {
     }
 }
 
-/// Bytes of the files at most.
+/// Maximum size of the store's files in bytes, by the configuration.
 fn bytes_of(wanted: &KvDiskConfig) -> Result<u64, String> {
     let bytes = match wanted.budget {
         Budget::Bytes(bytes) => bytes,
@@ -161,14 +161,15 @@ fn bytes_of(wanted: &KvDiskConfig) -> Result<u64, String> {
 /// The store, the queue of pages to write, and the requests that read.
 #[derive(Debug)]
 pub(crate) struct KvDisk {
-    /// Dropped before the store, whose reader may wait for those who take entries.
+    /// Requests whose prefix is being read. Declared before the store so that it is dropped first:
+    /// the store's reader may wait for those who take entries.
     reads: HashMap<SeqId, Read>,
     store: Store,
-    /// Reading does not have to pay.
+    /// Whether pages are read and written even if recomputing them is faster.
     always: bool,
-    /// Whether all clients share their pages.
+    /// Whether all clients share one disk cache.
     is_shared: bool,
-    /// The device whose results the pages are.
+    /// Name of the device that computed the pages; pages of different devices are not mixed.
     device: String,
     since: Instant,
     models: HashMap<ModelId, DiskModel>,
@@ -177,29 +178,29 @@ pub(crate) struct KvDisk {
     outgoing: OutgoingPages,
     /// Requests that wait for the index, or for their model's identity.
     waiting: HashSet<SeqId>,
-    /// Measured read rate of the files in bytes a second, and when it was measured.
+    /// Measured read rate of the files in bytes a second, and when it was measured; `None` if
+    /// unknown.
     read_rate: Option<(f64, Instant)>,
-    /// Measured rates, kept over restarts.
+    /// Measured rates, which are kept over restarts.
     rates: Rates,
-    /// What an earlier process measured of the files was taken over.
+    /// Whether the read rate that an earlier process measured was taken over.
     has_recalled: bool,
-    /// Time of the last check whether rates are to be noted.
+    /// Time of the last check whether rates have to be written.
     looked_at: Instant,
-    /// Bytes that were read, and the time that it took, when the rate was taken last.
+    /// Total of bytes read and of time spent reading when the rate was last measured.
     measured: (u64, Duration),
     /// Time at which the last entry was read.
     came: Instant,
-    /// Number of reads that were given up.
+    /// Number of reads that were abandoned.
     given_up: u64,
     reused_tokens: u64,
     requests: u64,
 }
 
 impl KvDisk {
-    /// Opens the store of a directory, for the results of a device.
+    /// Opens the store in the configured directory, for KV pages that the device `device` computes.
     ///
-    /// # Errors
-    /// [`Refusal::Setting`] where the directory cannot be used.
+    /// # Errors [`Refusal::Setting`] if the directory cannot be used.
     pub(crate) fn open(
         wanted: &KvDiskConfig,
         device: String,
@@ -221,7 +222,7 @@ impl KvDisk {
         Ok(Self::new(store, device, of, now))
     }
 
-    /// Over an open store, for the results of a device.
+    /// A disk cache over an open store, for KV pages that the device `device` computes.
     fn new(store: Store, device: String, (always, is_shared): (bool, bool), now: Instant) -> Self {
         let rates = store.note().and_then(|note| Rates::parse(&note));
         let rates = rates.unwrap_or_default();
@@ -248,7 +249,7 @@ impl KvDisk {
         }
     }
 
-    /// A model was loaded.
+    /// Registers a loaded model with its file's identity and its plan.
     pub(crate) fn add_model(
         &mut self,
         model: ModelId,
@@ -266,14 +267,14 @@ impl KvDisk {
         self.models.insert(model, added);
     }
 
-    /// A model is gone.
+    /// Forgets a model that is unloaded.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.models.remove(&model);
         self.outgoing.forget(Some(model));
         self.notes.by_node.retain(|_, note| note.model != model);
     }
 
-    /// Deletes what was written of a model, or of all, also of those that are gone.
+    /// Deletes all entries of a model; with `None` of all models, also of unloaded ones.
     pub(crate) fn clear(&mut self, model: Option<ModelId>) {
         self.outgoing.forget(model);
         self.notes
@@ -288,7 +289,7 @@ impl KvDisk {
         }
     }
 
-    /// Deletes what was written of a model, because it may be wrong.
+    /// Deletes all entries of a model because their content may be wrong.
     fn distrust(&mut self, model: ModelId) {
         let of_model = self.models.get_mut(&model);
         if of_model.is_some_and(|m| std::mem::take(&mut m.may_have_entries)) {
@@ -296,7 +297,7 @@ impl KvDisk {
         }
     }
 
-    /// Whether a request is to wait for the index, or for its model's identity.
+    /// Whether a request has to wait for the store's index, or for its model's identity.
     fn is_to_wait(&self, model: ModelId, now: Instant) -> bool {
         let is_within = |since: Instant| now.saturating_duration_since(since) < READY_TIMEOUT;
         let Some(of_model) = self.models.get(&model) else {
@@ -307,7 +308,7 @@ impl KvDisk {
         lacks_index || lacks_identity
     }
 
-    /// Whether anything is read or waited for now.
+    /// Whether anything is being read or waited for now.
     pub(crate) fn is_reading(&self) -> bool {
         !self.reads.is_empty() || !self.waiting.is_empty()
     }
@@ -328,15 +329,15 @@ impl KvDisk {
         (status.queued_bytes > 0 || self.outgoing.bytes() > 0) && !status.is_paused
     }
 
-    /// Whether reading so many bytes takes less time than computing so many rows. What was not
-    /// measured is tried.
+    /// Whether reading `bytes` bytes takes less time than computing `rows` rows. True if rates are
+    /// not measured yet.
     fn pays(&self, bytes: u64, rows: usize, row_seconds: Option<f64>) -> bool {
         let rate = self.read_rate.map(|(rate, _)| rate);
         self.always || pays(bytes, 1, rows, rate, row_seconds)
     }
 
-    /// Takes the rate of the files from what was read since the last time, without waits for other
-    /// reads and for passes.
+    /// Updates the read rate from what was read since the last call, without waits for other reads
+    /// and for passes.
     fn measure(&mut self, now: Instant) {
         let status = self.store.status();
         let (bytes, time) =
@@ -344,7 +345,7 @@ impl KvDisk {
         self.note_rate(status.read_bytes - bytes, status.read_time - time, now);
     }
 
-    /// Notes that `bytes` of files were read in the time `took`.
+    /// Records that `bytes` bytes were read from files in the time `took`.
     fn note_rate(&mut self, bytes: u64, took: Duration, now: Instant) {
         if bytes == 0 || took.is_zero() {
             return;
@@ -356,7 +357,8 @@ impl KvDisk {
         self.rates.know_read(rate);
     }
 
-    /// Before the first read: what an earlier process measured counts as if it was measured now.
+    /// Before the first read: uses the rate that an earlier process measured as if it was measured
+    /// now.
     fn recall_rate(&mut self, now: Instant) {
         if self.store.status().read == 0 && self.read_rate.is_none() && !self.has_recalled {
             self.read_rate = self.rates.read().map(|rate| (rate, now));
@@ -364,13 +366,14 @@ impl KvDisk {
         }
     }
 
-    /// Seconds of a row of a model's prompts, as an earlier process measured them.
+    /// Seconds that the device takes for a row of a model's prompts, as an earlier process measured
+    /// it.
     fn recalled_row(&self, model: ModelId) -> Option<f64> {
         let tag = self.models.get(&model)?.identity.get()?.tag();
         self.rates.row(tag, &self.device)
     }
 
-    /// Has what is known written for the next process, now (`always`) or where it is time for that.
+    /// Writes measured rates for the next process: now if `always`, else if it is due.
     fn note_rates(&mut self, host_kv: &HostKv, now: Instant, always: bool) {
         let is_new = now.saturating_duration_since(self.looked_at) < RATES_EVERY;
         if is_new && !always {
@@ -388,19 +391,19 @@ impl KvDisk {
         }
     }
 
-    /// Forgets a rate that was measured long ago.
+    /// Drops a read rate that was measured too long ago.
     fn forget_old_rate(&mut self, now: Instant) {
         let is_fresh = |at: &(f64, Instant)| now.saturating_duration_since(at.1) < RATE_LASTS;
         self.read_rate = self.read_rate.filter(is_fresh);
     }
 
-    /// Counts positions that a request took from disk and not from memory.
+    /// Counts positions that a request read from disk instead of computing them.
     pub(crate) fn count_reused(&mut self, positions: usize) {
         self.requests += u64::from(positions > 0);
         self.reused_tokens += positions as u64;
     }
 
-    /// The published status.
+    /// The published status of the KV cache on disk.
     pub(crate) fn status(&self) -> KvDiskStatus {
         KvDiskStatus {
             store: self.store.status(),

@@ -1,14 +1,13 @@
-//! Beginnings of prompts whose keys, values and recurrent states are still there: found by content,
-//! shared by sequences, kept when no sequence uses them any more, and given up when their room on
-//! the device is wanted. What is given up there may be stored in the host's memory
-//! ([`crate::features::host_kv`]) and is found like the rest; to be used it comes back.
+//! The prefix cache: prefixes of prompts whose KV pages and recurrent states are kept. They are
+//! found by content, shared by sequences, kept when no sequence uses them any more, and evicted
+//! when their memory on the device is needed. Evicted pages may be stored in host memory
+//! ([`crate::features::host_kv`]), where they are found as well; they are copied back to be used.
 //!
 //! A node stands for [`KV_PAGE_TOKENS`] tokens after the tokens of its parent; it has a page for
 //! each group of the plan, and for models with recurrent layers the state behind it. It is found by
-//! its parent and its tokens themselves, not by a sum of them: two beginnings never pass for each
-//! other. Beginnings of different models, of different askers, of sequences with other adapters
-//! ([`crate::model::adapters`]), or of those whose keys are rotated otherwise
-//! ([`crate::model::rotations`]), have nothing in common.
+//! its parent and its tokens themselves, not by a hash: two prefixes are never confused. Prefixes
+//! of different models, different clients, different adapters ([`crate::model::adapters`]) or
+//! different RoPE divisors ([`crate::model::rotations`]) share nothing.
 //!
 //! ```text
 //!   (model, asker) -- 32 tokens -- 32 tokens -- 32 tokens    a node's slots: page of group 0,
@@ -31,26 +30,26 @@ use rocmforge_tensor_cache::{BlockId, ModelId, Slab};
 use crate::features::host_kv::HostSlot;
 use crate::model::adapters::AdapterKey;
 
-/// Maximum number of nodes: 4 million tokens. The oldest go for new ones.
+/// Maximum number of nodes (4 million tokens). The oldest are evicted for new ones.
 const NODES_MAX: usize = 1 << 17;
 
-/// Names a node; never used twice.
+/// Id of a node of the prefix cache; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(u64);
 
-/// Whose prefixes are shared: those of one model and one client, of sequences that rotate alike
-/// and have the same adapters.
+/// Key of a group of requests that share cached prefixes: same model and client, same RoPE
+/// divisors, same adapters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Realm {
     pub(crate) model: ModelId,
     pub(crate) asker: u64,
-    /// Whether the sequence's keys are rotated by the divisors for long sequences.
+    /// Whether the sequence's keys are rotated by the RoPE divisors for long sequences.
     pub(crate) long: bool,
-    /// The sequence's adapters with their scales.
+    /// The sequence's LoRA adapters with their scales.
     pub(crate) adapters: AdapterKey,
 }
 
-/// What a node is found by.
+/// Key under which a node is found: its realm, its parent and its tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     realm: Realm,
@@ -58,7 +57,7 @@ struct Key {
     tokens: Box<[u32]>,
 }
 
-/// A page or a state, and the sequences that use it.
+/// A cached KV page or state, and the number of sequences that use it.
 #[derive(Debug)]
 struct Slot {
     place: SlotLocation,
@@ -68,9 +67,9 @@ struct Slot {
 /// Location of a cached page or state: on the device or in host memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum SlotLocation {
-    /// On the device, in the arena.
+    /// On the device, in the arena: block and slab.
     Device(BlockId, Slab),
-    /// In host memory.
+    /// In host memory, in this slot.
     Host(HostSlot),
 }
 
@@ -90,23 +89,24 @@ impl Slot {
     }
 }
 
-/// In the order in which nodes go: what was used longest ago, and of that
-/// children before their parents.
+/// Order in which nodes are evicted: least recently used first, and among equals children before
+/// their parents.
 pub(crate) type Age = (u64, Reverse<u32>, NodeId);
 
 #[derive(Debug)]
 struct Node {
     key: Key,
-    /// Number of nodes above the node.
+    /// Number of nodes above this node.
     depth: u32,
-    /// A page for each group, then the state.
+    /// A KV page for each KV group of the plan, then the recurrent state; `None` where nothing is
+    /// cached.
     slots: Vec<Option<Slot>>,
     children: u32,
-    /// Slots in use, each once for each user.
+    /// Number of uses of the node's slots by sequences; a slot counts once for each user.
     users: u32,
-    /// Time of the last use.
+    /// Logical time of the node's last use.
     used: u64,
-    /// The slot whose state is kept on a chance.
+    /// Index of the slot whose state is kept speculatively (`spare.rs`); `None` if it has none.
     spare: Option<usize>,
 }
 
@@ -120,7 +120,7 @@ impl Node {
         slots.any(|s| s.on_device().is_some())
     }
 
-    /// Whether the node has an unused state on the device that is kept on a chance.
+    /// Whether the node has an unused speculatively kept state on the device (`spare.rs`).
     fn has_spare(&self) -> bool {
         let slot = self.spare.and_then(|slot| self.slots[slot].as_ref());
         slot.is_some_and(|s| s.users == 0 && s.on_device().is_some())
@@ -131,31 +131,32 @@ impl Node {
     }
 }
 
-/// Slots of nodes that are held.
+/// Slots that a caller holds, as node and slot index.
 pub(crate) type HeldSlots = Vec<(NodeId, usize)>;
 
-/// A beginning that was found.
+/// The longest cached prefix that was found for a prompt.
 #[derive(Debug, Default)]
 pub(crate) struct CachedPrefix {
-    /// The prefix's nodes, the first of the prompt first.
+    /// The prefix's nodes, from the beginning of the prompt.
     pub(crate) nodes: Vec<NodeId>,
-    /// Number of pages that the prompt has in common with known prompts, cached or not.
+    /// Number of pages that the prompt has in common with known prompts, whether their pages are
+    /// cached or not.
     pub(crate) common: usize,
 }
 
-/// All cached prefixes.
+/// All cached prefixes, as a tree of nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Prefixes {
     nodes: HashMap<NodeId, Node>,
     by_content: HashMap<Key, NodeId>,
-    /// Nodes of which no slot is in use and that have something on the device, or
+    /// Evictable nodes: none of their slots is in use, and they have something on the device, or
     /// nothing at all and no children.
     idle: BTreeSet<Age>,
-    /// Nodes of which no slot is in use and that have something in the host's memory.
+    /// Nodes of which no slot is in use and which have something in host memory.
     stored: BTreeSet<Age>,
-    /// Nodes with a state that is kept on a chance, on the device and not in use.
+    /// Nodes with an unused speculatively kept state on the device (`spare.rs`).
     spare: BTreeSet<Age>,
-    /// Places in the host's memory that nothing is in any more.
+    /// Slots of host memory that are no longer used and have to be freed.
     loose: Vec<HostSlot>,
     next: u64,
     clock: u64,
@@ -164,12 +165,12 @@ pub(crate) struct Prefixes {
 }
 
 impl Prefixes {
-    /// Bytes that no sequence uses.
+    /// Bytes of cached prefixes on the device that no sequence uses.
     pub(crate) fn kept_bytes(&self) -> u64 {
         self.kept_bytes
     }
 
-    /// Bytes of the prefix cache of one model.
+    /// Bytes of one model's cached prefixes on the device that no sequence uses.
     pub(crate) fn kept_bytes_of(&self, model: ModelId) -> u64 {
         self.kept_of.get(&model).copied().unwrap_or(0)
     }
@@ -186,7 +187,7 @@ impl Prefixes {
     }
 
     /// The longest cached prefix of `tokens` that a sequence can continue from, of at most `pages`
-    /// pages, with or without pages in host memory.
+    /// pages, with pages in host memory if `with_stored`.
     pub(crate) fn find(
         &self,
         realm: Realm,
@@ -224,7 +225,7 @@ impl Prefixes {
         CachedPrefix { nodes, common }
     }
 
-    /// The node of these tokens after a parent.
+    /// The node for these tokens after `parent`, if there is one.
     pub(crate) fn child(
         &self,
         realm: Realm,
@@ -239,8 +240,9 @@ impl Prefixes {
         self.by_content.get(&key).copied()
     }
 
-    /// A node of these tokens after a parent, without slots; the one that is there if there is one.
-    /// `None` if the parent is gone, or there are as many as there may be and all are in use.
+    /// Adds a node for these tokens after `parent`, without content, or returns the existing one.
+    /// `None` if the parent was evicted, or if the maximum number of nodes is reached and all are
+    /// in use.
     pub(crate) fn add(
         &mut self,
         realm: Realm,
@@ -300,7 +302,7 @@ impl Prefixes {
         Some(id)
     }
 
-    /// Changes a node, which is there, and keeps the orders in step.
+    /// Changes an existing node, and updates the orders of eviction.
     fn change<T>(&mut self, id: NodeId, how: impl FnOnce(&mut Node) -> T) -> T {
         let node = self.nodes.get_mut(&id).expect("a found node is there");
         let before = node.age(id);
@@ -325,8 +327,8 @@ impl Prefixes {
         result
     }
 
-    /// Puts a block into a slot that has nothing on the device. The giver goes on to hold it, if he
-    /// is `held`. Whether it was taken.
+    /// Puts a block into a slot that has nothing on the device; with `held` the caller goes on to
+    /// hold it. Returns whether the block was taken.
     pub(crate) fn put(
         &mut self,
         id: NodeId,
@@ -356,7 +358,7 @@ impl Prefixes {
         true
     }
 
-    /// A sequence uses a slot from now on, which is there. Where that is.
+    /// Holds a slot, which must have content, for a sequence. Returns where the content is.
     pub(crate) fn hold(&mut self, id: NodeId, slot: usize) -> SlotLocation {
         let (model, place, first) = self.change(id, |node| {
             node.users += 1;
@@ -373,7 +375,7 @@ impl Prefixes {
         place
     }
 
-    /// A sequence uses a slot no more.
+    /// Releases a slot that a sequence held.
     pub(crate) fn let_go(&mut self, id: NodeId, slot: usize) {
         let (model, place, last) = self.change(id, |node| {
             node.users -= 1;
@@ -386,23 +388,24 @@ impl Prefixes {
         }
     }
 
-    /// Whether a node is there.
+    /// Whether a node exists.
     pub(crate) fn contains(&self, id: NodeId) -> bool {
         self.nodes.contains_key(&id)
     }
 
-    /// Whether a slot has something, on the device or in the host's memory.
+    /// Whether a slot has content, on the device or in host memory.
     pub(crate) fn has(&self, id: NodeId, slot: usize) -> bool {
         self.place(id, slot).is_some()
     }
 
-    /// Location of the content of a slot.
+    /// Location of a slot's content; `None` if it has none.
     pub(crate) fn place(&self, id: NodeId, slot: usize) -> Option<SlotLocation> {
         let slot = self.nodes.get(&id)?.slots[slot].as_ref();
         slot.map(|s| s.place)
     }
 
-    /// Gives up a slot that no sequence uses; its block is the caller's to free.
+    /// Removes the content of a slot that no sequence uses. Returns its block, which the caller has
+    /// to free.
     pub(crate) fn take(&mut self, id: NodeId, slot: usize) -> Option<BlockId> {
         self.nodes.get(&id)?;
         let (model, taken) = self.change(id, |node| {
@@ -424,14 +427,14 @@ impl Prefixes {
         }
     }
 
-    /// Where the slots of a node lie that sequences use.
+    /// Slab of a slot that a sequence holds, on the device.
     pub(crate) fn slab(&self, id: NodeId, slot: usize) -> Slab {
         let slot = self.nodes[&id].slots[slot].as_ref();
         let place = slot.and_then(Slot::on_device);
         place.expect("what a sequence uses is on the device").1
     }
 
-    /// Blocks have moved: each is now where `at` says.
+    /// Updates the slabs after blocks have moved: `at` returns each block's new slab.
     pub(crate) fn moved(&mut self, at: impl Fn(BlockId) -> Slab) {
         let nodes = self.nodes.values_mut();
         for slot in nodes.flat_map(|node| node.slots.iter_mut().flatten()) {
@@ -441,7 +444,7 @@ impl Prefixes {
         }
     }
 
-    /// A beginning was used, up to this node.
+    /// Marks a prefix as used now, up to this node.
     pub(crate) fn touch(&mut self, id: NodeId) {
         self.clock += 1;
         let mut next = Some(id);
@@ -451,15 +454,15 @@ impl Prefixes {
         }
     }
 
-    /// Moves a node up in the order of use.
+    /// Sets the time of a node's last use.
     fn renew(&mut self, id: NodeId, used: u64) {
         if self.nodes.get(&id).is_some_and(|n| n.used < used) {
             self.change(id, |node| node.used = used);
         }
     }
 
-    /// Gives up what was used longest ago and has something on the device; its blocks are the
-    /// caller's to free. Whether there was something.
+    /// Evicts the least recently used content from the device; its blocks are added to `freed`,
+    /// which the caller has to free. Returns whether there was any.
     pub(crate) fn give_up(&mut self, freed: &mut Vec<BlockId>) -> bool {
         // A parent that no sequence uses may have a child that one does: where a window has passed.
         // What it holds itself may go.
@@ -472,7 +475,8 @@ impl Prefixes {
         true
     }
 
-    /// Gives up what a model has, of which no sequence runs.
+    /// Forgets all prefixes of a model that has no running sequence; its blocks are added to
+    /// `freed`.
     pub(crate) fn forget(&mut self, model: ModelId, freed: &mut Vec<BlockId>) {
         let of_model = |n: &&NodeId| self.nodes[n].key.realm.model == model;
         let mut ids: Vec<NodeId> = self.nodes.keys().filter(of_model).copied().collect();
@@ -485,7 +489,7 @@ impl Prefixes {
         self.kept_of.remove(&model);
     }
 
-    /// Removes a node that nothing hangs on.
+    /// Removes a node that has no content and no children.
     fn remove_if_bare(&mut self, id: NodeId) {
         let node = &self.nodes[&id];
         if node.users > 0 || node.children > 0 || node.slots.iter().any(Option::is_some) {

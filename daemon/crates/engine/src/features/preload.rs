@@ -10,29 +10,29 @@ use crate::api::{PreloadEvent, PreloadRoom, RequestCacheUse};
 use crate::memory::Memory;
 use crate::store::fetch::FileFetch;
 
-/// Maximum number of preloads under way.
+/// Maximum number of preloads at the same time.
 pub(crate) const PRELOADS_MAX: usize = 64;
 
-/// Slices of passes for each segment of a preload, while there are requests: it goes on, and
-/// costs them little.
+/// Number of slices of passes between two segments of a preload while there are requests, so that
+/// the preload goes on and costs them little.
 const TURNS: u32 = 8;
 
-/// A preload under way.
+/// A preload under way: its model, the segments left, and its client.
 pub(crate) struct Preload {
     pub(crate) model: ModelId,
     segments: VecDeque<u32>,
-    /// Segments that have no such room are left out.
+    /// Memory that the preload may take; segments that do not fit into it are left out.
     pub(crate) room: PreloadRoom,
     done_bytes: u64,
     total_bytes: u64,
     uploaded_bytes: u64,
-    /// What the next segment needs of the file, while it is read.
+    /// The read of the next segment from the file, while it runs in the background.
     fetch: Option<FileFetch>,
     events: Sender<PreloadEvent>,
 }
 
 impl Preload {
-    /// A preload of segments of a model, which have `bytes` in all.
+    /// A preload of `segments` of a model, which have `total_bytes` in all.
     pub(crate) fn new(
         (model, segments): (ModelId, Vec<u32>),
         total_bytes: u64,
@@ -51,13 +51,13 @@ impl Preload {
         }
     }
 
-    /// Sends the last event. A client that is gone misses it.
+    /// Sends the preload's last event. A client that is gone does not get it.
     pub(crate) fn end(self, event: PreloadEvent) {
         let _ = self.events.try_send(event);
     }
 
-    /// Whether a segment may be uploaded: what it needs of the file has been read, where that is
-    /// waited for in the background.
+    /// Whether the next segment can be uploaded: what it needs of the file has been read, or need
+    /// not be read in the background.
     fn is_fetched(
         &mut self,
         memory: &Memory,
@@ -78,7 +78,7 @@ impl Preload {
         Ok(is_there)
     }
 
-    /// A segment was uploaded, or was there.
+    /// Counts a segment of `bytes` bytes as resident, and sends the progress.
     fn note(&mut self, bytes: u64, counts: &RequestCacheUse) {
         self.done_bytes += bytes;
         self.uploaded_bytes += counts.uploaded_bytes;
@@ -94,22 +94,22 @@ impl Preload {
 
 /// The result of a turn of the preloads.
 pub(crate) enum Turn {
-    /// There was nothing to do, or the preload waits for a file.
+    /// No preload was due, or the preload waits for a file.
     Idle,
     /// A segment was uploaded, or an abandoned preload was removed.
     Done,
     /// A preload has ended, with its last event.
     Ended(Preload, PreloadEvent),
-    /// A segment could not be uploaded. Where there is room for it after all, the preload is to
-    /// be put back ([`Preloads::again`]).
+    /// A segment could not be uploaded. If memory for it is found after all, the caller puts the
+    /// preload back ([`Preloads::again`]).
     Failed(Preload, Error),
 }
 
-/// The preloads, and when they have their turn.
+/// All preloads, and when they have their turn.
 #[derive(Default)]
 pub(crate) struct Preloads {
     queue: VecDeque<Preload>,
-    /// Slices of passes that go before the next segment.
+    /// Number of slices of passes left before the next segment; `None` while no turn is counted.
     turns_left: Option<u32>,
 }
 
@@ -124,27 +124,27 @@ impl Preloads {
         self.queue.push_back(preload);
     }
 
-    /// Adds a preload again that continues with the segment whose upload failed.
+    /// Puts back a preload that continues with the segment whose upload failed.
     pub(crate) fn again(&mut self, preload: Preload) {
         self.queue.push_front(preload);
     }
 
-    /// Whether no model is preloaded.
+    /// Whether there are no preloads.
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Whether a model is preloaded.
+    /// Whether this model is being preloaded.
     pub(crate) fn any_of(&self, model: ModelId) -> bool {
         self.queue.iter().any(|preload| preload.model == model)
     }
 
-    /// Whether any waits for its file.
+    /// Whether any preload waits for its file.
     pub(crate) fn wait_for_files(&self) -> bool {
         self.queue.iter().any(|preload| preload.fetch.is_some())
     }
 
-    /// Ends those of some models.
+    /// Ends the preloads of the models that `of` selects, with an error.
     pub(crate) fn end(&mut self, of: impl Fn(ModelId) -> bool, error: impl Fn() -> Error) {
         for preload in std::mem::take(&mut self.queue) {
             match of(preload.model) {
@@ -170,8 +170,8 @@ impl Preloads {
         true
     }
 
-    /// Uploads the next segment of the first preload, when nothing else is to be done, or passes
-    /// have had their turns. `others` wait where its file would be read.
+    /// Uploads the next segment of the first preload, if it is a preload's turn. `others` says that
+    /// requests would wait if its file were read now.
     pub(crate) fn after_pass(&mut self, memory: &mut Memory, stepped: bool, others: bool) -> Turn {
         if !self.is_their_turn(stepped) {
             return Turn::Idle;

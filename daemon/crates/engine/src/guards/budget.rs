@@ -1,9 +1,9 @@
-//! What a budget comes to in bytes, and the device's memory for it at the start.
+//! Converts a budget to bytes, and allocates the device's memory for it at the start.
 //!
-//! A share is of the device's memory. Where that is the machine's (of an APU, but for what its
-//! firmware set apart), all that runs lives in it, and taking it makes the system swap instead of
-//! being refused: there a share is of what is free for the device at that moment, less what the
-//! system keeps.
+//! A percentage refers to the device's memory. If that is the machine's memory (an APU's, except
+//! what its firmware set apart), all programs live in it, and taking too much makes the system swap
+//! instead of failing: there the percentage refers to what is free for the device at that moment,
+//! less what the system keeps.
 
 use std::time::Duration;
 
@@ -16,26 +16,27 @@ use crate::api::refusal::Refusal;
 /// Smallest budget in bytes: below it no model's largest segment fits.
 pub const BUDGET_MIN: u64 = 64 << 10;
 
-/// The part of a machine's memory that the system keeps at least, and the most of it.
+/// The system keeps at least one part in this many of the machine's memory.
 const SYSTEM_PART: u64 = 16;
 const SYSTEM_BYTES_MAX: u64 = 4 << 30;
-/// The part of the device's memory that a share is of at least, however little is free: models stay
-/// usable, and the system has a page cache to give up.
+/// A percentage refers to at least one part in this many of the device's memory, however little is
+/// free: models stay usable, and the system can drop page cache.
 const LEAST_PART: u64 = 8;
 
-/// A budget that somebody asks for.
+/// A requested budget in bytes, and how it was derived.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct WantedBudget {
     pub(crate) bytes: u64,
-    /// How much more it would be if nobody else had memory.
+    /// Number of bytes that the budget would be larger by if no other program held memory.
     pub(crate) withheld: u64,
-    /// How much of what is free it leaves, where it is a share of that.
+    /// Bytes of free memory that the budget leaves, if it is a percentage of free memory.
     pub(crate) left: u64,
-    /// For people: what the share is of, where that is not all of the device's memory.
+    /// Text that says what the percentage refers to, if that is not all of the device's memory.
     pub(crate) note: Option<String>,
 }
 
-/// What may be taken of so many free bytes of a machine's memory beside what the system keeps.
+/// The part of `free` bytes of a machine's memory of `memory` bytes that may be taken beside what
+/// the system keeps.
 pub(crate) fn beside_system(free: u64, memory: u64) -> u64 {
     let system = (memory / SYSTEM_PART).min(SYSTEM_BYTES_MAX);
     free.min(memory).saturating_sub(system)
@@ -70,8 +71,8 @@ impl WantedBudget {
         )
     }
 
-    /// The budget where `free` bytes can be had of the machine's memory; `None` where the device
-    /// has memory of its own.
+    /// The budget if `free` bytes of the machine's memory are available; `free` is `None` for a
+    /// device with its own memory.
     fn with_free(budget: Budget, memory: u64, free: Option<u64>, kept: u64) -> Result<Self, Error> {
         let whole = budget_bytes(budget, memory)?;
         let (Budget::Percent(percent), Some(free)) = (budget, free) else {
@@ -102,11 +103,12 @@ impl WantedBudget {
     }
 }
 
-/// The largest share of the machine's memory, in percent, that the CPU takes in a GPU's stead.
+/// Largest share of the machine's memory, in percent, that the CPU takes if it computes in place of
+/// a GPU.
 const STEAD_PERCENT_MAX: f64 = 50.0;
 
-/// A budget, which may have been meant for a GPU's memory: where the CPU computes in its stead, a
-/// share of the machine's memory leaves half to all else.
+/// The budget to use. If the CPU computes in place of a GPU, a budget in percent was meant for the
+/// GPU's memory and is limited to half of the machine's.
 pub(crate) fn meant(budget: Budget, in_stead: bool) -> Budget {
     match budget {
         Budget::Percent(percent) if in_stead => Budget::Percent(percent.min(STEAD_PERCENT_MAX)),
@@ -114,11 +116,10 @@ pub(crate) fn meant(budget: Budget, in_stead: bool) -> Budget {
     }
 }
 
-/// Takes memory for a budget; where another process holds a part of it, what is there, unless that
-/// is next to nothing. Returns how much it has become.
+/// Allocates memory for a budget of `wanted` bytes; if another process holds a part of it, what is
+/// available, unless that is next to nothing. Returns the allocated bytes.
 ///
-/// # Errors
-/// [`Error::NoDevice`], [`Error::DeviceLost`].
+/// # Errors [`Error::NoDevice`], [`Error::DeviceLost`].
 pub(crate) fn take(device: &mut dyn Device, wanted: u64, steps: &Steps) -> Result<u64, Error> {
     let mut budget = wanted;
     begin_taking(steps, budget);
@@ -144,7 +145,8 @@ pub(crate) fn take(device: &mut dyn Device, wanted: u64, steps: &Steps) -> Resul
     Ok(budget)
 }
 
-/// A system may have to find and clear the memory: a second for each GiB more than for other steps.
+/// Announces a step that allocates `bytes`, with a longer limit than other steps: one second more
+/// for each GiB, since the system may have to find and clear the memory.
 fn begin_taking(steps: &Steps, bytes: u64) {
     steps.begin_longer(
         format!("taking {bytes} bytes of the device's memory"),
@@ -152,7 +154,7 @@ fn begin_taking(steps: &Steps, bytes: u64) {
     );
 }
 
-/// A budget in bytes, checked against the device's memory.
+/// Converts a budget to bytes, and checks it against the device's memory.
 fn budget_bytes(budget: Budget, memory: u64) -> Result<u64, Error> {
     let bytes = match budget {
         Budget::Bytes(0) => {

@@ -1,10 +1,10 @@
-//! Which models' files are waited for: told while they are.
+//! Reports which models' files the engine waits for, while it waits.
 //!
-//! The engine thread reads embedding rows and waits for uploads. A file may not answer, as when its
-//! server is gone or its disk sleeps, and the kernel lets nobody give up such a read. What a file
-//! system of another machine has is brought by other threads first, for which the engine waits with
-//! a limit, or only the model's requests do ([`crate::model::fetcher`],
-//! [`crate::features::background_load`]). It has to be seen whose file it is, and who waits.
+//! The engine thread reads embedding rows and waits for uploads. A file may not respond, for
+//! example if its server is gone or its disk sleeps, and the kernel does not let such a read be
+//! abandoned. Files on network file systems are first read by other threads, for which the engine
+//! waits with a limit, or only the model's requests wait ([`crate::model::fetcher`],
+//! [`crate::features::background_load`]). The status has to show which file it is, and who waits.
 //!
 //! ```text
 //!   nothing --(begin)--> waiting --(SILENT_AFTER)--> told: logged, and in the snapshot
@@ -24,8 +24,8 @@ use tokio::sync::watch;
 
 use crate::api::{FileWait, Snapshot};
 
-/// Longest wait for a file that is not reported. Reading a large segment from a disk takes about a
-/// second.
+/// Length of a wait for a file from which on it is reported. Reading a large segment from a disk
+/// takes about a second.
 const SILENT_AFTER: Duration = Duration::from_secs(5);
 /// Interval at which the thread checks for long waits.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -40,7 +40,8 @@ struct Waits {
 }
 
 impl Waits {
-    /// The wait that has been too long: of those the one that holds up most, and began first.
+    /// The wait to report: among those that are too long the one that blocks most requests, and
+    /// began first.
     fn long(&self, silent_after: Duration) -> Option<&FileWait> {
         let all = self.now.iter().map(|(_, wait)| wait);
         let long = all.filter(|wait| wait.since.elapsed() >= silent_after);
@@ -48,7 +49,7 @@ impl Waits {
     }
 }
 
-/// Files that the engine waits for now.
+/// Watches the files that the engine waits for now, and reports long waits.
 #[derive(Debug, Default)]
 pub(crate) struct FileWatch {
     now: Shared,
@@ -56,7 +57,7 @@ pub(crate) struct FileWatch {
     _alive: Option<Sender<()>>,
 }
 
-/// Lasts as long as the file is waited for.
+/// A wait for a file under way; dropping it ends the wait.
 #[derive(Debug)]
 pub(crate) struct Waiting(Shared, u64);
 
@@ -102,12 +103,14 @@ impl FileWatch {
         }
     }
 
-    /// From now on the engine thread waits for the file at `path`, for `model`.
+    /// Begins a wait of the engine thread for the file at `path` of `model`; it ends when the
+    /// result is dropped.
     pub(crate) fn begin(&self, model: &str, path: &Path) -> Waiting {
         self.waiting(model, path, true)
     }
 
-    /// From now on the requests of `model` wait for the file at `path`, and nobody else.
+    /// Begins a wait for the file at `path` that only holds up the requests of `model`; it ends
+    /// when the result is dropped.
     pub(crate) fn begin_in_background(&self, model: &str, path: &Path) -> Waiting {
         self.waiting(model, path, false)
     }
@@ -127,7 +130,7 @@ impl FileWatch {
     }
 }
 
-/// Tells a wait that has become long, and its end.
+/// Reports a wait that has become long, and its end, in the log and in the snapshot.
 fn look(now: &Shared, silent_after: Duration, snapshot: &watch::Sender<Arc<Snapshot>>) {
     snapshot.send_if_modified(|snapshot| {
         let now = lock(now);

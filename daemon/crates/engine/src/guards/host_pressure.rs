@@ -1,4 +1,4 @@
-//! Memory of the machine that goes back while the machine is short of it.
+//! Gives host memory back while the machine is short of memory.
 //!
 //! ```text
 //!            stalled >= the bound               stalled < half of it, for a while
@@ -7,38 +7,40 @@
 //! ```
 //!
 //! The system counts for how long work stood still for want of memory
-//! ([`Stalls`](rocmforge_device::Stalls)). The count is looked at every two seconds, between passes
-//! or while there is no work; its growth is the share of that time. Nothing is looked at where
-//! nothing of that memory is held, so that a daemon that holds none sleeps. What goes is what the
-//! order of the KV cache in host memory says: pages and states before weights, of which those stay
-//! that were asked for last.
+//! ([`Stalls`](rocmforge_device::Stalls)). The count is read every two seconds, between passes or
+//! while there is no work; its growth divided by the time is the share. It is not read while the
+//! daemon holds no such memory, so that an idle daemon sleeps. KV pages and states are given back
+//! before weights, the least recently used first.
 //!
-//! What may be taken again is taken when it is needed, not before. If the machine is short of
-//! memory soon after that, the daemon itself may be why, and the next step waits twice as long.
+//! Memory that may be taken again is allocated when it is needed, not before. If the machine is
+//! short of memory soon after that, the daemon itself may be the cause, and the next step waits
+//! twice as long.
 //!
-//! *Invariant:* an eighth of what the host may have stays, so that what runs stays usable, if
-//! slowly; nor is there ever more than was configured (`what_stays_is_between_an_eighth_and_all`).
+//! *Invariant:* the limit never falls below an eighth of the host budget, so that running models
+//! stay usable, if slowly, and never exceeds the budget
+//! (`what_stays_is_between_an_eighth_and_all`).
 
 use std::time::{Duration, Instant};
 
 use crate::api::HostPressureStatus;
 use crate::api::config::HostPressure;
 
-/// The part of what the host may have that stays whatever others want.
+/// The limit stays at one part in this many of the host budget, whatever other programs want.
 const FLOOR_PART: u64 = 8;
-/// The part of it that goes or comes at a time,
+/// The limit changes by one part in this many of the host budget at a time.
 const STEP_PART: u64 = 8;
-/// and the most: to unpin it takes a part of a second, in which nothing else is done.
+/// Maximum change of the limit at a time, in bytes: unpinning this much takes a part of a second,
+/// in which the engine does nothing else.
 const STEP_MAX_BYTES: u64 = 2 << 30;
-/// The part of the bound below which it is calm.
+/// Memory pressure counts as over when it is below the configured share divided by this.
 const CALM_PART: f64 = 2.0;
-/// The longest wait for a step that may be taken again, in times of the usual one. As long after
-/// such a step the daemon is not taken for the reason that memory is short.
+/// Maximum wait before the limit grows by a step, as a multiple of the configured calm time. A
+/// shortage later than this after a growth is not attributed to the daemon.
 const PATIENCE_MAX: u32 = 60;
-/// A look that comes so many times as late as it should says nothing of now.
+/// A reading that is late by more than this many intervals is not used: it says nothing about now.
 const LATE: u32 = 30;
 
-/// What the host may have now, and why.
+/// The current limit of host memory, and the readings that led to it.
 #[derive(Debug)]
 pub(crate) struct PressureWatch {
     config: HostPressure,
@@ -46,7 +48,7 @@ pub(crate) struct PressureWatch {
     budget: u64,
     /// Host budget in bytes now.
     limit: u64,
-    /// The system has no such counts.
+    /// Whether the system has no counts of stalls.
     is_blind: bool,
     /// Time and values of the last reading of the counts.
     seen: Option<(Instant, Vec<Option<u64>>)>,
@@ -60,15 +62,15 @@ pub(crate) struct PressureWatch {
     grows: u64,
 }
 
-/// Result of a look.
+/// Result of a reading of the counts of stalls.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Look {
-    /// The share of the time for which something waited for memory, in percent.
+    /// Share of the time during which tasks waited for memory, in percent.
     pub(crate) stalled: f64,
     pub(crate) change: Change,
 }
 
-/// A change of the host budget to a number of bytes.
+/// A change of the host budget, to this number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     None,
@@ -135,7 +137,7 @@ impl PressureWatch {
         whole(self.budget / STEP_PART).clamp(rocmforge_device::ALIGNMENT, STEP_MAX_BYTES)
     }
 
-    /// Reads the counts of stalls if it is time for that.
+    /// Reads the counts of stalls if a reading is due.
     pub(crate) fn look(&mut self, held: u64, now: Instant) -> Option<Look> {
         let Some(every) = self.interval(held) else {
             self.seen = None;
@@ -177,7 +179,8 @@ impl PressureWatch {
         Look { stalled, change }
     }
 
-    /// What a share of the time between two looks calls for where the host holds so many bytes.
+    /// The change that a share of stalled time between the readings `before` and `now` calls for,
+    /// while the engine holds `held` bytes of host memory.
     fn change(&mut self, stalled: f64, held: u64, (before, now): (Instant, Instant)) -> Change {
         if stalled >= self.config.percent {
             self.calm_since = None;
@@ -209,7 +212,7 @@ impl PressureWatch {
     }
 }
 
-/// Whole units of what memory is handed out in.
+/// Rounds bytes down to whole units of allocation.
 fn whole(bytes: u64) -> u64 {
     bytes & !(rocmforge_device::ALIGNMENT - 1)
 }

@@ -1,4 +1,4 @@
-//! Memory of the card that is kept free for others.
+//! Keeps GPU memory free for other programs.
 //!
 //! ```text
 //!          free < kept                        free > kept + margin, for a while
@@ -7,16 +7,16 @@
 //!                                                                                beyond
 //! ```
 //!
-//! The driver's count of free bytes is looked at between passes, ten times a second while there
-//! is work, and once a second while there is none; that asks the driver and queues nothing. A
-//! shrink is that of a budget that somebody sets: segments go, and chunks of the arena back to
-//! the driver; what runs keeps what it needs. What was given up comes back when others have
-//! left, and no more than that.
+//! The driver's count of free bytes is looked at between passes, ten times a second while there is
+//! work, and once a second while there is none; a query queues nothing on the device. The budget
+//! shrinks as if a client had set it: segments are evicted, and chunks of the arena are returned to
+//! the driver; running work keeps what it needs. When others have left, the budget grows by what
+//! was given up, and no more.
 //!
-//! What other processes held when the daemon took its memory at the start is as if it had been
-//! given up then, also where nothing is kept free: a predecessor whose memory the driver had not
-//! taken back yet, or a game, does not cut the budget for good. Where a driver counts nothing, or
-//! refuses what its count says is free, growing is tried at longer and longer intervals.
+//! Memory that other processes held when the daemon took its own at the start counts as given up
+//! then, also where nothing is kept free: a predecessor whose memory the driver had not taken back
+//! yet, or a game, does not cut the budget for good. Where a driver counts nothing, or refuses what
+//! its count says is free, growing is tried at longer and longer intervals.
 //!
 //! *Invariant:* the budget never falls below an eighth of what it would be, so that models stay
 //! usable, if slowly (test `an_eighth_of_the_budget_stays`).
@@ -27,46 +27,48 @@ use crate::api::error::Error;
 use crate::api::{Budget, KeepFreeStatus};
 use crate::guards::budget::BUDGET_MIN;
 
-/// How often the count is looked at while there is work.
+/// Time between two checks of free memory while there is work.
 pub(crate) const WHILE_BUSY: Duration = Duration::from_millis(100);
-/// Time between two checks while there is no work.
+/// Time between two checks of free memory while there is no work.
 pub(crate) const WHILE_IDLE: Duration = Duration::from_secs(1);
-/// How long memory has to be free before it is taken again.
+/// How long memory has to be free before the budget grows again.
 const CALM: Duration = Duration::from_secs(5);
-/// How long at most to wait after the driver refused memory.
+/// Maximum wait before the next attempt to grow the budget after the driver refused memory.
 const PAUSE_MAX: Duration = Duration::from_secs(600);
-/// Refusals in a row that make the next attempt later and smaller.
+/// Number of refusals in a row after which the next attempt does not become later and smaller any
+/// more.
 const REFUSALS_MAX: u32 = 7;
-/// The part of what is kept free that has to be free beside it before memory is taken again.
+/// Before the budget grows, one part in this many of the memory to keep free has to be free in
+/// addition.
 const MARGIN_PART: u64 = 4;
-/// The budget changes to multiples of this part of the device's memory, within these bounds: the
-/// arena's chunks are as large, so that they go and come whole. One that is cut has to be replaced
-/// by a smaller one, for which there may be no memory by then: others want it.
+/// The budget changes in steps of one part in this many of the device's memory, within bounds. The
+/// arena's chunks are as large, so that they are returned whole: a chunk that is cut has to be
+/// replaced by a smaller one, for which there may be no memory.
 const STEP_PART: u64 = 64;
 const STEP_MIN_BYTES: u64 = 16 << 20;
 const STEP_MAX_BYTES: u64 = 1 << 30;
-/// What drivers map memory in.
+/// Granularity in bytes in which drivers map memory.
 const GRANULE_BYTES: u64 = 2 << 20;
-/// The part of the budget that stays whatever others want.
+/// At least one part in this many of the budget stays, whatever other programs want.
 const FLOOR_PART: u64 = 8;
 
 /// State of `keep_free`: the bytes to keep free, and by how much the budget was reduced.
 #[derive(Debug)]
 pub(crate) struct KeepFree {
-    /// Bytes that are to be free; 0 if none are.
+    /// Bytes of device memory to keep free; 0 for none.
     bytes: u64,
-    /// The budget is a multiple of this many bytes once it was changed.
+    /// Once it was changed, the budget is a multiple of this many bytes.
     step: u64,
     looked_at: Instant,
     /// Time since which enough GPU memory is free to grow the budget.
     calm_since: Option<Instant>,
     /// Bytes by which the budget is reduced now for other programs.
     given_up: u64,
-    /// Times in a row that the driver refused what was to be taken again.
+    /// Number of times in a row that the driver refused memory for a larger budget.
     refusals: u32,
-    /// Before then nothing is taken again.
+    /// Time before which the budget does not grow again.
     pause_until: Option<Instant>,
-    /// What is to stay free when memory is taken again, if that is more than `bytes`.
+    /// Bytes that have to stay free when the budget grows, if more than `bytes`.
     left: u64,
     shrinks: u64,
     grows: u64,
@@ -83,10 +85,9 @@ pub(crate) enum Change {
 }
 
 impl KeepFree {
-    /// Of a device with `memory` bytes.
+    /// The guard for a device with `memory` bytes.
     ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] where as much as there is or more is to be free.
+    /// # Errors [`Error::InvalidArgument`] if `kept` is all of the memory or more.
     pub(crate) fn new(kept: Option<Budget>, memory: u64, now: Instant) -> Result<Self, Error> {
         let bytes = match kept {
             None => 0,
@@ -117,7 +118,7 @@ impl KeepFree {
         })
     }
 
-    /// Whether anything is kept free.
+    /// Whether any memory has to be kept free.
     pub(crate) fn is_on(&self) -> bool {
         self.bytes > 0
     }
@@ -136,14 +137,13 @@ impl KeepFree {
         })
     }
 
-    /// Bytes that are to be free; 0 if none are.
+    /// Bytes of device memory to keep free; 0 for none.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Somebody set the budget: that is what there is from now on, and `withheld` bytes more once
-    /// others leave them, where any are kept free: once more is free than the `left` bytes that
-    /// were to be.
+    /// Records that the budget was set by a command or at start. It would be `withheld` bytes
+    /// larger if other programs left, and grows by that once more than `left` bytes are free.
     pub(crate) fn budget_was_set(&mut self, withheld: u64, left: u64) {
         self.given_up = if self.is_on() { withheld } else { 0 };
         self.left = left;
@@ -152,13 +152,13 @@ impl KeepFree {
         self.pause_until = None;
     }
 
-    /// Other processes held memory while the budget was taken: it is `bytes` smaller than it was to
-    /// be, until they leave.
+    /// Records that other processes held memory when the budget was allocated, which is `bytes`
+    /// smaller until they leave.
     pub(crate) fn budget_was_cut(&mut self, bytes: u64) {
         self.given_up += bytes;
     }
 
-    /// Whether the count of free bytes is to be looked at now, where that is done so often.
+    /// Whether the count of free bytes has to be read now, if that is done every `every`.
     pub(crate) fn is_due(&mut self, now: Instant, every: Duration) -> bool {
         let is_due = self.watches() && now.saturating_duration_since(self.looked_at) >= every;
         if is_due {
@@ -167,7 +167,7 @@ impl KeepFree {
         is_due
     }
 
-    /// The budget was changed so.
+    /// Records that the budget was changed by this change.
     pub(crate) fn was_changed(&mut self, change: Change) {
         match change {
             Change::None => return,
@@ -184,7 +184,8 @@ impl KeepFree {
         self.refusals = 0;
     }
 
-    /// The driver refused what was to be taken again at `now`. Whether that is new.
+    /// Records that the driver refused memory for a larger budget. Returns whether it did not
+    /// refuse the last time.
     pub(crate) fn was_refused(&mut self, now: Instant) -> bool {
         let pause = (CALM * (1 << self.refusals)).min(PAUSE_MAX);
         self.pause_until = Some(now + pause);
@@ -193,8 +194,8 @@ impl KeepFree {
         self.refusals == 1
     }
 
-    /// As much of a budget of `wanted` bytes, which is to follow on one of `budget`, as leaves free
-    /// what is to be.
+    /// The largest budget up to `wanted` bytes that leaves enough memory free; `free` bytes are
+    /// free with the present budget of `budget` bytes.
     pub(crate) fn most(&self, free: u64, budget: u64, wanted: u64) -> u64 {
         if !self.is_on() {
             return wanted;
@@ -203,13 +204,13 @@ impl KeepFree {
         wanted.min(most.max(self.floor(wanted)))
     }
 
-    /// What stays of a budget whatever others want.
+    /// The part of a budget, in bytes, that stays whatever other programs want.
     fn floor(&self, budget: u64) -> u64 {
         let floor = (budget + self.given_up) / FLOOR_PART;
         floor.max(BUDGET_MIN).next_multiple_of(self.step)
     }
 
-    /// The change of the budget for a count of free bytes.
+    /// The change of the budget that a count of `free` bytes calls for.
     pub(crate) fn change(&mut self, free: u64, budget: u64, now: Instant) -> Change {
         if free < self.bytes {
             self.calm_since = None;

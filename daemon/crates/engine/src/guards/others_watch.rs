@@ -1,7 +1,8 @@
-//! The thread that looks at what other processes do on the card, so that nobody waits for the
-//! vendor's library or for the files of `/proc`.
+//! A thread that observes what other processes do on the GPU, so that the engine never waits for
+//! the vendor's library or for files of `/proc`.
 //!
-//! While the device is closed it rests and lets go of the library, which would keep the card awake.
+//! While the device is closed the thread pauses and closes the library, which would keep the GPU
+//! awake.
 //!
 //! *Invariant:* the thread never touches the device: it has the card's address and no handle.
 
@@ -14,15 +15,15 @@ use rocmforge_gpu_driver::others::{Card, Observer, OthersUse, OwnUse, Places};
 
 use crate::clock::Clock;
 
-/// How often the engine takes what was seen while there is no work.
+/// How often the engine takes the observations while there is no work.
 pub(crate) const EVERY: Duration = Duration::from_millis(50);
 /// Interval at which the thread reads counts of other processes.
 const PERIOD: Duration = Duration::from_millis(50);
-/// Looks to the next attempt after one that failed.
+/// Number of observations that are skipped after a failed one.
 const PAUSE: u32 = 20;
 
-/// How long memory that this process gave back may still be counted as in use: a driver may wipe it
-/// first. It would be another one's until then.
+/// How long memory that this process freed may still be counted as used, since a driver may wipe it
+/// first: meanwhile it would look like another process's.
 const SETTLES: Duration = Duration::from_millis(500);
 
 /// State shared by the engine and the thread that watches other processes.
@@ -31,18 +32,19 @@ struct Shared {
     own_bytes: AtomicU64,
     is_working: AtomicBool,
     rests: AtomicBool,
-    /// The last look, until it is taken, and what this process held by its own word then.
+    /// The last observation until it is taken, with the bytes that this process held then by its
+    /// own count.
     seen: Mutex<Option<(u64, Option<OthersUse>)>>,
 }
 
-/// What others do on the card, looked at by a thread.
+/// Observes, by a thread, what other processes do on the GPU.
 #[derive(Debug)]
 pub(crate) struct OthersWatch {
     shared: Arc<Shared>,
-    /// What this process held when that was asked last, and when it became less.
+    /// Bytes that this process held at the last observation, and when they last became fewer.
     held: u64,
     less_since: Option<Instant>,
-    /// Dropped to end the thread.
+    /// Dropping it ends the thread.
     _alive: Sender<()>,
 }
 
@@ -50,7 +52,8 @@ impl OthersWatch {
     /// Starts the thread.
     ///
     /// # Errors
-    /// For people: why the card cannot be observed, and what to do.
+    ///
+    /// Why the GPU cannot be observed and what to do, as a message.
     pub(crate) fn start(card: Card, places: Places) -> Result<Self, String> {
         let observer = card.observer(&places)?;
         let shared = Arc::new(Shared::default());
@@ -78,7 +81,7 @@ impl OthersWatch {
         })
     }
 
-    /// What this process does on the card, `None` while it has it closed.
+    /// Sets what this process itself does on the GPU; `None` while the GPU is closed.
     pub(crate) fn tell(&self, own: Option<OwnUse>) {
         let shared = &self.shared;
         shared.rests.store(own.is_none(), Ordering::Relaxed);
@@ -87,9 +90,9 @@ impl OthersWatch {
         shared.is_working.store(own.is_working, Ordering::Relaxed);
     }
 
-    /// What was seen since this was asked last, `Some(None)` where nothing could be. A look while
-    /// this process held something else than now is none, nor is one just after it gave memory
-    /// back: what is its own would be another one's.
+    /// Takes the last observation; `None` if there is no new one, `Some(None)` if observing failed.
+    /// Observations from when this process held another number of bytes, or had just freed some,
+    /// are dropped: its own memory would be taken for another process's.
     pub(crate) fn take(&mut self, own_bytes: u64, now: Instant) -> Option<Option<OthersUse>> {
         if own_bytes < self.held {
             self.less_since = Some(now);
@@ -103,14 +106,14 @@ impl OthersWatch {
     }
 }
 
-/// The thread's part.
+/// The state of the observing thread.
 struct Looks {
     card: Card,
     places: Places,
     observer: Option<Box<dyn Observer>>,
-    /// Looks that are left out.
+    /// Number of observations that are skipped now.
     pause: u32,
-    /// Whether the log has that nothing can be seen.
+    /// Whether the failure to observe has been logged.
     is_told: bool,
 }
 

@@ -1,5 +1,5 @@
-//! What a card says of its power when its memory is released and taken again, for the log. A thread
-//! of its own reads it: a vendor's library may take long to open, and no request waits for that.
+//! Logs a GPU's power draw when its memory is released and taken again. A thread of its own reads
+//! it: a vendor's library may take long to open, and no request waits for that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,12 +10,13 @@ use rocmforge_gpu_driver::others::{Card, Places, Power};
 /// Time after a release at which the GPU's power is read: its clocks take seconds to fall.
 pub(crate) const BEHIND_RELEASE: Duration = Duration::from_secs(10);
 
-/// Logs the power of the card.
+/// Logs the GPU's power draw when the device is released or opened.
 #[derive(Debug)]
 pub(crate) struct PowerLog {
-    /// `None` for a device that is no card.
+    /// The GPU; `None` if the device is the CPU.
     card: Option<Card>,
-    /// Releases and openings so far: what was to be logged behind an earlier one is not.
+    /// Number of releases and openings so far; a reading that was planned before a newer one is
+    /// dropped.
     changes: Arc<AtomicU64>,
 }
 
@@ -27,7 +28,8 @@ impl PowerLog {
         }
     }
 
-    /// The card is released or opened now, and is to be asked `after` that.
+    /// Records that the GPU is released or opened now, and has its power read and logged after the
+    /// time `after`.
     pub(crate) fn note(&self, places: &Places, after: Duration, words: &'static str) {
         let Some(card) = self.card.clone() else {
             return;

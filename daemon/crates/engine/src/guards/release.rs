@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::api::IdleRelease;
 
-/// How long until a device that could not be closed is closed once more, doubled each time up to a
-/// longest.
+/// How long until a failed closing of the device is tried again; doubled each time up to a maximum.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const AGAIN_DOUBLED_MAX: u32 = 10;
 const AGAIN_AFTER_MAX: Duration = Duration::from_secs(600);
@@ -15,11 +14,12 @@ const AGAIN_AFTER_MAX: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 pub(crate) struct MemoryRelease {
     config: IdleRelease,
-    /// Time of the last work.
+    /// Time of the last work on the device.
     worked: Instant,
     /// The budget before the release, while memory is released.
     before: Option<u64>,
-    /// When the device is to be closed once more, after so many attempts that failed.
+    /// Time of the next attempt to close the device, and the number of failed ones; `None` if none
+    /// is due.
     again: Option<(Instant, u32)>,
     count: u64,
 }
@@ -40,24 +40,25 @@ impl MemoryRelease {
         self.config = config;
     }
 
-    /// Whether the host's memory goes, too.
+    /// Whether host memory is given back as well.
     pub(crate) fn takes_host(&self) -> bool {
         self.config.host
     }
 
-    /// Notes that there is work, or was until now.
+    /// Records that there is work at `now`, or was until now.
     pub(crate) fn note_work(&mut self, now: Instant) {
         self.worked = now;
     }
 
-    /// How long there has been no work.
+    /// How long there has been no work at `now`.
     pub(crate) fn idle_for(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.worked)
     }
 
-    /// How long until it is to be released; `None` if it will not be, or is already.
+    /// How long until the device's memory has to be released; `None` if it will not be, or is
+    /// already.
     ///
-    /// While it is released, how long until the device is to be closed once more.
+    /// While it is released: how long until the next attempt to close the device.
     pub(crate) fn due_in(&self, now: Instant) -> Option<Duration> {
         if let (Some(_), Some((at, _))) = (self.before, self.again) {
             return Some(at.saturating_duration_since(now));
@@ -66,7 +67,7 @@ impl MemoryRelease {
         Some((self.worked + after).saturating_duration_since(now))
     }
 
-    /// Notes that memory was released, and the budget before; also of a release that is repeated.
+    /// Records that memory was released, and the budget before; also for a repeated release.
     pub(crate) fn released(&mut self, before: u64) {
         if self.before.is_none() {
             self.before = Some(before);
@@ -74,30 +75,30 @@ impl MemoryRelease {
         }
     }
 
-    /// The device could not be closed as a whole: that is tried again, later each time.
+    /// Records that the device could not be closed; closing is tried again, later each time.
     pub(crate) fn close_failed(&mut self, now: Instant) {
         let tries = self.again.map_or(0, |(_, tries)| tries + 1);
         let pause = (AGAIN_AFTER * (1 << tries.min(AGAIN_DOUBLED_MAX))).min(AGAIN_AFTER_MAX);
         self.again = Some((now + pause, tries));
     }
 
-    /// The device is closed, or stays open for what is pinned.
+    /// Records that the device is closed, or stays open for pinned weights.
     pub(crate) fn close_ended(&mut self) {
         self.again = None;
     }
 
-    /// The budget that is to come back, once.
+    /// Takes the budget to restore, so that the memory no longer counts as released.
     pub(crate) fn take_before(&mut self) -> Option<u64> {
         self.again = None;
         self.before.take()
     }
 
-    /// The budget that comes back with the next request, while it is released.
+    /// The budget that the next request restores; `None` if memory is not released.
     pub(crate) fn before(&self) -> Option<u64> {
         self.before
     }
 
-    /// Number of releases.
+    /// Number of releases so far.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }

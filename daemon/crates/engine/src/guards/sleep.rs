@@ -1,8 +1,8 @@
-//! Whether the machine slept: what the clock that counts sleep gained on the one that does not.
+//! Detects that the machine slept: the clock that counts sleep has gained on the one that does not.
 //!
-//! After a sleep a card's memory may be gone although every call works. So the engine asks before
-//! every step and after every rest, which costs two readings of a clock, and has the device
-//! checked if the machine slept.
+//! After a sleep a GPU's memory may be lost although every call works. So the engine asks before
+//! every step and after every rest, which costs two readings of a clock, and has the device checked
+//! if the machine slept.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use std::time::Duration;
 /// A gain above this is a sleep; below it the two clocks are only read at different moments.
 const GAIN_MIN: Duration = Duration::from_millis(200);
 
-/// What the two clocks say: time with sleep counted, and without. The system's,
-/// unless a test has its own.
+/// The readings of two clocks, one that counts time asleep and one that does not: the system's, or
+/// a test's.
 #[derive(Clone)]
 pub struct Clocks(Arc<dyn Fn() -> (Duration, Duration) + Send + Sync>);
 
 impl Clocks {
-    /// Clocks that read as `read` says.
+    /// Clocks whose readings come from `read`.
     pub fn reading(read: impl Fn() -> (Duration, Duration) + Send + Sync + 'static) -> Self {
         Self(Arc::new(read))
     }
@@ -43,11 +43,11 @@ impl fmt::Debug for Clocks {
     }
 }
 
-/// Sees the machine sleep.
+/// Detects that the machine slept.
 #[derive(Debug)]
 pub(crate) struct SleepClock {
     clocks: Clocks,
-    /// How much the clock that counts sleep was ahead when a sleep was seen last.
+    /// How far the clock that counts sleep was ahead when sleep was last detected.
     ahead: Duration,
 }
 
@@ -57,7 +57,7 @@ impl SleepClock {
         Self { clocks, ahead }
     }
 
-    /// How long the machine slept since the last look, if it did.
+    /// How long the machine slept since the last call; `None` if it did not.
     pub(crate) fn slept(&mut self) -> Option<Duration> {
         let ahead = ahead(&self.clocks);
         let gain = ahead.saturating_sub(self.ahead);

@@ -1,5 +1,5 @@
-//! The watchdog: a thread that looks whether the engine's device hangs so that a call of
-//! its driver never comes back.
+//! The watchdog: a thread that checks whether the engine's device hangs so that a driver call never
+//! returns.
 //!
 //! ```text
 //!   looking --(the device says that it hangs)--> told: everyone who waits for the engine is let
@@ -8,9 +8,9 @@
 //!      +--(the engine ends)--> ended
 //! ```
 //!
-//! Work that takes too long is seen by whoever waits for it on the engine thread. But a driver
-//! whose queue is full, or whose card is gone, may block the engine thread itself; then nobody
-//! but this thread can say so.
+//! Work that takes too long is detected by the engine thread while it waits. But a driver whose
+//! queue is full, or whose GPU is gone, may block the engine thread itself; then only this thread
+//! can report that.
 //!
 //! *Invariant:* it only looks and publishes; it never calls the device (it has a [`Watch`] and no
 //! device).
@@ -47,7 +47,7 @@ impl DeviceLoss {
         self.reason.subscribe()
     }
 
-    /// Tells everyone, once: the first reason is the one that counts.
+    /// Reports the loss to everyone, once: only the first reason counts.
     pub(crate) fn tell(&self, loss: &Loss) {
         self.snapshot.send_modify(|snapshot| {
             if snapshot.device_lost.is_none() {
@@ -69,7 +69,8 @@ impl DeviceLoss {
     }
 }
 
-/// Starts the watchdog of a device that can be watched. It ends when the returned sender goes.
+/// Starts the watchdog of a device that can be watched. It ends when the returned sender is
+/// dropped.
 pub(crate) fn start(watch: Option<Watch>, loss: DeviceLoss) -> Option<Sender<()>> {
     let watch = watch?;
     let (alive, engine) = channel::<()>();

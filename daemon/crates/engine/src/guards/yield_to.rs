@@ -1,4 +1,5 @@
-//! When memory is given up because another process uses the card, and when it is taken again.
+//! Decides when memory is given up because another process uses the GPU, and when it is taken
+//! again.
 //!
 //! ```text
 //!          another process grows, or is busy for a while
@@ -9,10 +10,10 @@
 //!
 //! A desktop holds memory all the time, and shows a window now and then. So growth counts from the
 //! lowest that others held within the last minutes, and a busy share once it has lasted. The level
-//! stays what it was while memory is given up: a process that is there still, and does nothing, has
-//! to do nothing for long before it counts as a part of the desktop.
+//! stays what it was while memory is given up: an idle process that has not exited has to be idle
+//! for long before it counts as a part of the desktop.
 //!
-//! This is a value: what others do and the time are given to it.
+//! This is a value: its methods are given the observations and the time.
 
 use std::time::{Duration, Instant};
 
@@ -22,24 +23,24 @@ use crate::api::config::YieldTo;
 use crate::api::error::Error;
 use crate::api::{Budget, YieldStatus};
 
-/// From this part of the card's memory on others have grown, within these bounds: a context of a
-/// process that computes takes that much, a window of a desktop does not.
+/// Other processes count as using the GPU once they hold one part in this many of its memory more
+/// than before, within bounds: a compute context takes that much, a window of a desktop does not.
 const GROWTH_PART: u64 = 512;
 const GROWTH_MIN_BYTES: u64 = 128 << 20;
 const GROWTH_MAX_BYTES: u64 = 256 << 20;
-/// How much more it is where what this process's driver holds may be among what is counted.
+/// Factor on the growth that counts if the observed memory may include this process's own.
 const INEXACT: u64 = 4;
-/// The share of the time from which on others are busy, and for how long.
+/// GPU utilization in percent from which on other processes count as busy, if it lasts.
 const BUSY_PERCENT: u32 = 20;
 const BUSY_FOR: Duration = Duration::from_millis(500);
 /// Change of the bytes of other processes from which their number is published again.
 const NEWS_BYTES: u64 = 16 << 20;
-/// How long memory that was refused is not asked for again.
+/// How long a refused amount of memory is not requested again.
 const REFUSAL_LASTS: Duration = Duration::from_secs(1);
-/// How long the lowest counts from which growth is measured.
+/// How long the lowest memory use counts as the level from which growth is measured.
 const LEVEL_LASTS: Duration = Duration::from_secs(60);
 
-/// The lowest of the last one to two times [`LEVEL_LASTS`].
+/// The lowest memory use of other processes within the last one to two times [`LEVEL_LASTS`].
 #[derive(Debug, Clone, Copy)]
 struct Level {
     now: u64,
@@ -68,16 +69,16 @@ impl Level {
     }
 }
 
-/// What is seen of others while memory is given up.
+/// Observations of other processes while memory is given up for them.
 #[derive(Debug, Clone, Copy)]
 struct Yielding {
-    /// Time since which other processes use as little as before they came.
+    /// Time since which other processes have used as little as before they came.
     gone_since: Option<Instant>,
     /// Time since which other processes have been idle, and the bytes that they held then.
     quiet_since: Option<(Instant, u64)>,
-    /// The budget that comes back.
+    /// The budget to restore, in bytes.
     before: u64,
-    /// Whether others were busy at the last look; kept while nobody can say.
+    /// Whether other processes were busy at the last observation; kept while observing fails.
     was_busy: bool,
 }
 
@@ -104,7 +105,7 @@ pub(crate) enum Reason {
 /// State of `yield_to`: decides when memory is given up for other processes.
 #[derive(Debug)]
 pub(crate) struct YieldGuard {
-    /// What the budget shrinks to.
+    /// The size in bytes that the budget shrinks to.
     to: u64,
     growth: u64,
     calm: Duration,
@@ -116,15 +117,14 @@ pub(crate) struct YieldGuard {
     /// Bytes held by others when they were last published.
     told: u64,
     count: u64,
-    /// A budget that could not be had meanwhile, and when.
+    /// A budget in bytes that the driver refused while memory was given up, and when.
     refused: Option<(u64, Instant)>,
 }
 
 impl YieldGuard {
-    /// Of a device with `memory` bytes.
+    /// The guard for a device with `memory` bytes.
     ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a budget that is not below the memory.
+    /// # Errors [`Error::InvalidArgument`] for a budget that is not below the memory.
     pub(crate) fn new(config: &YieldTo, memory: u64) -> Result<Self, Error> {
         let to = match config.to {
             Budget::Bytes(bytes) => bytes,
@@ -153,17 +153,18 @@ impl YieldGuard {
         })
     }
 
-    /// What the budget shrinks to; 0 if the device is to be closed where it can be.
+    /// The size in bytes that the budget shrinks to; 0 if the device is closed instead.
     pub(crate) fn to(&self) -> u64 {
         self.to
     }
 
-    /// The budget that comes back, while memory is given up.
+    /// The budget to restore, in bytes, while memory is given up; else `None`.
     pub(crate) fn before(&self) -> Option<u64> {
         self.yielding.map(|yielding| yielding.before)
     }
 
-    /// Somebody set the budget: that is what comes back.
+    /// Records that the budget was set while memory is given up: it is restored later instead of
+    /// the earlier one.
     pub(crate) fn budget_was_set(&mut self, bytes: u64) {
         if let Some(yielding) = &mut self.yielding {
             yielding.before = bytes;
@@ -175,7 +176,7 @@ impl YieldGuard {
         self.refused = Some((bytes, now));
     }
 
-    /// Whether such a budget may be asked for now: not each pass again once it was refused.
+    /// Whether a budget of `bytes` may be requested now: after a refusal not for [`REFUSAL_LASTS`].
     pub(crate) fn may_take(&self, bytes: u64, now: Instant) -> bool {
         let is_refused = |(refused, at): (u64, Instant)| {
             bytes >= refused && now.saturating_duration_since(at) < REFUSAL_LASTS

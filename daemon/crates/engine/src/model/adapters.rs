@@ -1,5 +1,5 @@
-//! LoRA adapters of a model: read when the model is loaded, and laid behind its files in memory,
-//! where uploads find them as they find the model's tensors.
+//! LoRA adapters of a model: read when the model is loaded, and placed in memory behind the ranges
+//! of its files, so that uploads read them like the model's tensors.
 //!
 //! The matrices of all adapters for one matrix of the model are one pair
 //! ([`rocmforge_model::AdapterSet`]), so that a pass takes two products more for it, however many
@@ -27,13 +27,13 @@ const ELEMENT_MAX: f32 = 65504.0;
 /// Largest absolute scale that a request may ask for.
 pub const ADAPTER_SCALE_MAX: f32 = 1000.0;
 
-/// Rows of a matrix that are made at a time.
+/// Number of rows of a matrix that are converted at a time.
 const ROWS: usize = 256;
 
-/// The part of the memory that is available which a model's adapters may take.
+/// A model's adapters may take one part in this many of the available memory.
 const MEMORY_PART: u64 = 2;
 
-/// The field of loads that adapters are given in.
+/// The load request's field for adapters, as error messages name it.
 const FIELD: &str = "lora";
 
 /// An adapter that a model is to be loaded with.
@@ -41,7 +41,7 @@ const FIELD: &str = "lora";
 pub struct AdapterFile {
     /// Name of the adapter in requests.
     pub name: String,
-    /// The open file.
+    /// The adapter's open file.
     pub file: MappedFile,
     /// Default scale of the adapter in requests.
     pub scale: f32,
@@ -73,17 +73,17 @@ pub struct LoadedAdapter {
 #[derive(Debug, Default)]
 pub struct LoadedAdapters {
     list: Vec<LoadedAdapter>,
-    /// Elements of a row of scales.
+    /// Number of elements in a row of scales: the sum of all adapters' ranks.
     width: usize,
     ty: Option<WeightType>,
-    /// Scales of requests that do not say otherwise, one for each adapter.
+    /// Default scale of each adapter, for requests that do not set scales.
     defaults: RwLock<Vec<f32>>,
 }
 
-/// Adapters with scales, as a request has them.
+/// A request's adapters: the scale of each.
 #[derive(Debug, PartialEq)]
 pub struct AppliedAdapters {
-    /// The bytes of a row of scales, f32.
+    /// The request's row of scales as bytes, f32.
     row: Box<[u8]>,
     key: AdapterKey,
 }
@@ -93,12 +93,12 @@ pub struct AppliedAdapters {
 pub(crate) struct AdapterKey(pub(crate) [u8; 32]);
 
 impl AppliedAdapters {
-    /// The digest; it differs for other adapters or other scales.
+    /// The digest of adapters and scales; it differs for other adapters or other scales.
     pub fn digest(&self) -> [u8; 32] {
         self.key.0
     }
 
-    /// The bytes of a row of scales, f32.
+    /// The request's row of scales as bytes, f32.
     pub(crate) fn row(&self) -> &[u8] {
         &self.row
     }
@@ -109,12 +109,12 @@ impl AppliedAdapters {
 }
 
 impl LoadedAdapters {
-    /// The adapters, in the order in which they were given.
+    /// The model's adapters, in the order in which the load listed them.
     pub fn list(&self) -> &[LoadedAdapter] {
         &self.list
     }
 
-    /// The scales of requests that do not say otherwise, one for each adapter.
+    /// The default scale of each adapter, for requests that do not set scales.
     pub fn defaults(&self) -> Vec<f32> {
         let defaults = self.defaults.read().unwrap_or_else(PoisonError::into_inner);
         defaults.clone()
@@ -122,9 +122,8 @@ impl LoadedAdapters {
 
     /// Sets the default scales, for requests that do not set theirs.
     ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a number of scales other than that of adapters, or a scale
-    /// that is none.
+    /// # Errors [`Error::InvalidArgument`] for a number of scales other than that of adapters, or
+    /// an invalid scale.
     pub fn set_defaults(&self, scales: &[f32]) -> Result<(), Error> {
         self.check(scales)?;
         let mut defaults = self
@@ -135,10 +134,9 @@ impl LoadedAdapters {
         Ok(())
     }
 
-    /// The adapters at these scales, one for each; `None` where all are 0.
+    /// The adapters at these scales, one scale for each adapter; `None` where all are 0.
     ///
-    /// # Errors
-    /// As [`LoadedAdapters::set_defaults`].
+    /// # Errors As [`LoadedAdapters::set_defaults`].
     pub fn at(&self, scales: &[f32]) -> Result<Option<Arc<AppliedAdapters>>, Error> {
         self.check(scales)?;
         if scales.iter().all(|scale| *scale == 0.0) {
@@ -184,7 +182,7 @@ impl LoadedAdapters {
         scales.iter().try_for_each(|scale| check_scale(*scale))
     }
 
-    /// Whether both are of the same files and names.
+    /// Whether both have the same adapters, by content and name.
     pub(crate) fn are_same_as(&self, other: &Self) -> bool {
         let of = |all: &Self| {
             let list = all.list.iter();
@@ -194,7 +192,7 @@ impl LoadedAdapters {
         of(self) == of(other)
     }
 
-    /// Whether there is none.
+    /// Whether the model has no adapters.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -207,10 +205,11 @@ fn invalid(message: String) -> Error {
     }
 }
 
-/// Refuses a scale that is none.
+/// Checks that a scale is finite and within [`ADAPTER_SCALE_MAX`].
 ///
 /// # Errors
-/// [`Error::InvalidArgument`].
+///
+/// [`Error::InvalidArgument`] if it is not.
 pub fn check_scale(scale: f32) -> Result<(), Error> {
     if scale.abs() <= ADAPTER_SCALE_MAX {
         return Ok(());
@@ -220,18 +219,19 @@ pub fn check_scale(scale: f32) -> Result<(), Error> {
     )))
 }
 
-/// The adapters' matrices behind a model's file, where they lie, and what is known of the adapters.
+/// A model's file with its adapters' matrices appended in memory, their places, and the adapters'
+/// properties.
 pub(crate) struct Joined {
     pub(crate) file: MappedFile,
     pub(crate) set: AdapterSet,
     pub(crate) loaded: LoadedAdapters,
 }
 
-/// Reads adapters for the model of a file with this header, and puts their matrices behind it.
+/// Reads adapters for the model of a file with this header, and appends their matrices to it in
+/// memory.
 ///
-/// # Errors
-/// What is wrong with one of the adapters; [`Error::InvalidArgument`] for adapters that do not fit,
-/// names that are taken twice, and scales that are none.
+/// # Errors What is wrong with one of the adapters; [`Error::InvalidArgument`] for adapters that do
+/// not fit, names that are taken twice, and invalid scales.
 pub(crate) fn join(
     name: &str,
     file: MappedFile,
@@ -314,7 +314,7 @@ fn check_names(adapters: &[AdapterFile]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses adapters that would take much of the memory that is there.
+/// Checks that adapters of `bytes` bytes do not take too much of the available memory.
 fn check_memory(bytes: u64) -> Result<(), Error> {
     match rocmforge_device::host_available_bytes() {
         0 => Ok(()),
@@ -329,12 +329,12 @@ fn check_memory(bytes: u64) -> Result<(), Error> {
     }
 }
 
-/// The matrices of a set, while they are made of the adapters' tensors.
+/// Writes the combined matrices of all adapters, read from the adapters' tensors.
 struct Making<'a> {
     sources: Vec<((&'a AdapterFile, &'a Adapter), &'a AdapterRange)>,
     digests: Vec<Sha256>,
     set: &'a AdapterSet,
-    /// Why a tensor could not be read.
+    /// Why a tensor could not be read; `None` so far.
     failed: Option<Error>,
 }
 
@@ -351,7 +351,7 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// The rows of all adapters' first halves.
+    /// Writes the rows of the `A` matrices of all adapters for one matrix of the model.
     fn write_a(&mut self, name: &str, cols: usize, out: &mut dyn Write) -> io::Result<()> {
         let mut written = 0;
         for at in 0..self.sources.len() {
@@ -368,7 +368,7 @@ impl Making<'_> {
         self.put(&vec![0.0; left * cols], out)
     }
 
-    /// Some rows of the second halves, one adapter's columns beside the other's.
+    /// Writes rows of the `B` matrices, with the columns of all adapters side by side.
     fn write_b(
         &mut self,
         name: &str,
@@ -409,7 +409,7 @@ impl Making<'_> {
         out.write_all(&bytes)
     }
 
-    /// Reads rows of an adapter's tensor. What is wrong with it is noted.
+    /// Reads rows of an adapter's tensor as f32, and records an error in `failed`.
     fn read(
         &mut self,
         at: usize,
@@ -464,7 +464,7 @@ fn read_rows(
     }
 }
 
-/// The name of an adapter that was given without one: its file's without `.gguf`.
+/// The name of an adapter that was given without one: its file name without `.gguf`.
 pub fn adapter_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let suffix = name.len().saturating_sub(".gguf".len());

@@ -1,8 +1,8 @@
 //! Embedding rows, read from the file.
 //!
-//! A pass needs one row a token of a matrix of `[n_embd, n_vocab]`. Keeping that matrix on
-//! the device would cost as much as several layers, so the rows are read where they lie;
-//! the device dequantizes them.
+//! A pass needs one row for each token from a matrix `[n_embd, n_vocab]`. Keeping that matrix on
+//! the device would cost as much as several layers, so the rows are read where they lie; the device
+//! dequantizes them.
 
 use rocmforge_device::TensorDesc;
 use rocmforge_gguf::{Error as GgufError, MappedFile};
@@ -11,18 +11,19 @@ use rocmforge_kernels_cpu::reference;
 use crate::api::error::Error;
 use crate::model::loaded::LoadedModel;
 
-/// Rows in one share of a thread: below it another thread costs more than it brings.
+/// Minimum number of rows that one thread reads: for fewer, another thread costs more than it
+/// saves.
 const SHARE_ROWS: usize = 512;
 
-/// Rows that are copied from the mapping: a call of the system costs more than a row. More of them
-/// are a prompt's, and of a file that is not in the page cache a mapping brings 128 KB for each
-/// row, so that one that is read past it has no row copied so.
+/// Maximum number of rows that are copied from the mapping, where a system call would cost more
+/// than a row. More rows belong to a prompt; for a file that is not in the page cache, the mapping
+/// would read 128 KB for each row. A file read with direct I/O has no row copied so.
 const MAPPED_ROWS: usize = 256;
 
 /// Maximum number of threads that read rows.
 const THREADS_MAX: usize = 4;
 
-/// Reads the rows of `ids` as the file has them, one after another.
+/// Reads the embedding rows of `ids`, in the file's tensor type, one after another into `out`.
 pub(crate) fn rows(
     model: &LoadedModel,
     table: &TensorDesc,
@@ -64,7 +65,7 @@ pub(crate) fn rows(
     result.map_err(|e| crate::api::error::from_read(model.name(), model.path(), e))
 }
 
-/// Reads a small tensor of f32 (or a type that converts) whole.
+/// Reads a whole small tensor, converted to f32.
 pub(crate) fn vector(model: &LoadedModel, tensor: &TensorDesc) -> Result<Vec<f32>, Error> {
     let row = tensor.offset..tensor.offset + tensor.bytes / tensor.rows;
     model.bring(std::iter::once(row))?;

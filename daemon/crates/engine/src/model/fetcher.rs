@@ -1,7 +1,6 @@
-//! Brings ranges of a file into the page cache, by threads that nobody waits for without end: what
-//! the engine thread is about to read of files that another process or machine answers for, as
-//! those of NFS, and what a model needs that was not used for a while
-//! ([`crate::features::background_load`]).
+//! Reads ranges of a file into the page cache, with threads for which nobody waits without limit:
+//! what the engine thread is about to read of files on network file systems such as NFS or FUSE,
+//! and what a model needs that was not used for a while ([`crate::features::background_load`]).
 //!
 //! ```text
 //!   engine thread                 the file's threads, 4 at most
@@ -12,10 +11,10 @@
 //!            patience are refused at once from then on, until something comes.
 //! ```
 //!
-//! The kernel lets nobody give up a read. So one that hangs keeps its thread, and the file open,
-//! until the server answers or the process ends; the engine goes on with other models. What was
-//! brought may leave the page cache again before it is read. Then the engine thread waits for the
-//! file after all, which `file_watch` tells.
+//! The kernel does not let a read be abandoned. So a read that hangs keeps its thread, and the file
+//! open, until the server responds or the process ends; the engine goes on with other models. Pages
+//! may leave the page cache again before they are used. Then the engine thread waits for the file
+//! after all, which `file_watch` reports.
 //!
 //! *Invariant:* a thread of a file touches nothing but the file's pages, so what asked for them may
 //! be gone when they come (it has the file and a list of ranges, and no handle of anything else).
@@ -28,22 +27,24 @@ use std::time::{Duration, Instant};
 
 use rocmforge_gguf::{Error as GgufError, MappedFile};
 
-/// A file of which nothing has come for so long does not answer, where all models wait with it.
+/// Time without a byte after which a file counts as not responding, if requests of all models wait
+/// for it.
 pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(10);
 
 /// Timeout while no other request waits: disks that were asleep spin up within it.
 pub(crate) const ASLEEP_MAX: Duration = Duration::from_secs(30);
 
-/// Bytes that are read at a time: what a slow line brings well within [`SILENT_AFTER`].
+/// Number of bytes that are read at a time: a slow network transfers them well within
+/// [`SILENT_AFTER`].
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Reads of one file at a time.
+/// Maximum number of threads that read one file.
 const THREADS: usize = 4;
 
-/// A thread without work ends after this.
+/// How long a thread without work waits before it ends.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// What reads a model's file ahead.
+/// Reads ranges of one model's file into the page cache, by threads.
 #[derive(Debug)]
 pub(crate) struct Fetcher(Arc<Shared>);
 
@@ -56,14 +57,14 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    /// What no thread has taken.
+    /// Pieces that no thread has taken yet, with the read that they belong to.
     pieces: VecDeque<(Range<u64>, Arc<ReadJob>)>,
     threads: usize,
     /// Number of threads that read.
     reading: usize,
-    /// Time at which the last piece came, or the first was requested.
+    /// Time at which the last piece was read, or the first was requested.
     came: Instant,
-    /// Nobody has the file any more.
+    /// Whether nobody holds the fetcher any more, so that its threads end.
     is_left: bool,
 }
 
@@ -108,8 +109,8 @@ impl Fetcher {
         }))
     }
 
-    /// Begins to bring ranges; those for which all models wait come before others. With none,
-    /// whether the file is still the same is looked at.
+    /// Starts to read ranges; those for which all models wait are read before others. Without
+    /// ranges, only checks whether the file is unchanged.
     pub(crate) fn begin(
         &self,
         ranges: impl IntoIterator<Item = Range<u64>>,
@@ -146,7 +147,8 @@ impl Fetcher {
         Ok(fetch)
     }
 
-    /// Waits until the ranges are in the page cache.
+    /// Waits until the ranges are in the page cache, at most while bytes arrive within `patience`
+    /// of each other.
     pub(crate) fn wait(&self, fetch: Fetch, patience: Duration) -> Result<(), Fault> {
         let mut state = lock(&self.0.state);
         loop {
@@ -218,7 +220,7 @@ impl Shared {
         }
     }
 
-    /// A thread's life.
+    /// The main loop of a reading thread.
     fn serve(&self) {
         let mut state = lock(&self.state);
         loop {
@@ -254,7 +256,8 @@ impl Shared {
     }
 }
 
-/// Nothing is done under these locks that could leave a half-made state behind.
+/// Locks a mutex, also a poisoned one: no code under these locks can leave an inconsistent state
+/// behind.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! A model's header and its vocabulary, which other models may have read before.
+//! Reads a model's header and vocabulary, sharing what models of other files have read before.
 
 use std::path::Path;
 
@@ -8,16 +8,16 @@ use rocmforge_tokenizer::Tokenizer;
 
 use crate::api::error::{Error, from_gguf, from_model, from_tokenizer};
 
-/// Remarks on what is wrong with a file that one line of the log has.
+/// Maximum number of remarks on a file's defects in one line of the log.
 const REMARKS_MAX: usize = 8;
 
-/// Reads a header, without what it has in common with headers that were read before.
+/// Reads a file's header. Keys that it shares with headers read before are not stored again.
 pub(super) fn open(name: &str, file: &MappedFile) -> Result<Gguf, Error> {
     Gguf::open_recognising(file).map_err(|e| from_gguf(name, file.path(), e))
 }
 
-/// The tokenizer of a file: one that shares its tokens with another model's, or one made of the
-/// whole header, which is read for that if it is not there.
+/// The tokenizer of a file: shared with another model that has the same tokens, or made from the
+/// whole header, which is read for that if necessary.
 pub(super) fn tokenizer(
     name: &str,
     file: &MappedFile,
@@ -33,8 +33,8 @@ pub(super) fn tokenizer(
     Tokenizer::from_gguf(gguf).map_err(failed)
 }
 
-/// Files of the same format that are parts of a model's use and no model, and architectures that do
-/// not work: before the tokenizer, which most of these lack.
+/// Rejects files of the same format that are not models (adapters, projectors), and architectures
+/// that do not work. Called before the tokenizer is made, which most of these files lack.
 pub(super) fn refuse_other_kinds(gguf: &Gguf, path: &Path) -> Result<(), Error> {
     let glance = Glance::of(gguf, false);
     match glance.other_use {
@@ -46,7 +46,7 @@ pub(super) fn refuse_other_kinds(gguf: &Gguf, path: &Path) -> Result<(), Error> 
     }
 }
 
-/// Tells what is wrong with a file and tolerated, once a load.
+/// Logs a file's defects that are tolerated, once for each load.
 pub(super) fn tell_tolerated(
     name: &str,
     path: &Path,

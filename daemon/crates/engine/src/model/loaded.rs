@@ -19,7 +19,8 @@ use crate::model::header;
 use crate::model::name::check_name;
 use crate::model::projector::tower_model;
 
-/// Bytes of a header that leave so much behind in the allocator that it is to give it back.
+/// Size of a header, in bytes, from which on the allocator is asked to return freed memory to the
+/// system after the load.
 const LARGE_HEADER_BYTES: usize = 1 << 20;
 
 /// A step of preparing a model, for progress reports.
@@ -48,39 +49,39 @@ pub struct LoadedModel {
     file: Arc<MappedFile>,
     fetcher: Arc<Fetcher>,
     contents: Arc<Contents>,
-    /// Chat template that replaces the file's.
+    /// Chat template that replaces the file's; `None` uses the file's.
     template: Option<ChatTemplate>,
-    /// The vision tower of its projector file.
+    /// The vision tower from the model's projector file; `None` without one.
     tower: Option<Arc<LoadedModel>>,
     adapters: LoadedAdapters,
 }
 
-/// Bytes that cache, device and snapshots have of a segment.
+/// Approximate host memory, in bytes, that cache, device and snapshots use for one segment.
 const SEGMENT_BYTES: usize = 512;
 
-/// What a model has in memory beside weights, and its descriptors.
+/// Host memory of a model beside its weights, and its file descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelMemory {
     /// Bytes that the model frees when it is closed.
     pub own_bytes: u64,
-    /// Descriptors of files.
+    /// Number of open file descriptors of the model's files.
     pub descriptors: u64,
     /// Number that models with the same vocabulary share.
     pub vocabulary: usize,
-    /// Bytes of the vocabulary and its tables, which go with the last model that has it.
+    /// Bytes of the vocabulary and its tables, which are freed with the last model that shares
+    /// them.
     pub vocabulary_bytes: u64,
 }
 
 impl PreparedModel {
-    /// Has the model of this name, which must be loaded by then, draft tokens for this one.
+    /// Sets the draft model by name; it must be loaded when this model is registered.
     pub fn set_draft(&mut self, name: &str) {
         self.draft = Some(name.to_owned());
     }
 
-    /// Has chats rendered by the template `source`, and not by the file's.
+    /// Renders chats with the template `source` instead of the file's.
     ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for one that is too long.
+    /// # Errors [`Error::InvalidArgument`] for a template that is too long.
     pub fn set_template(&mut self, source: &str) -> Result<(), Error> {
         let tokenizer = &self.loaded.contents.tokenizer;
         let name = |id: Option<u32>| {
@@ -97,13 +98,13 @@ impl PreparedModel {
     }
 }
 
-/// Model, tokenizer and template of a file, shared by all names under which it is loaded.
+/// Model, tokenizer and template of a file, shared by all names under which the file is loaded.
 #[derive(Debug)]
 struct Contents {
     model: Model,
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
-    /// The vocabulary for texts that are constrained by grammars, since the first of them.
+    /// The vocabulary for constrained output; made for the first request that needs it.
     grammars: OnceLock<Result<Arc<Vocabulary>, rocmforge_grammar::Error>>,
 }
 
@@ -114,39 +115,41 @@ impl Drop for Contents {
 }
 
 impl LoadedModel {
-    /// The name that clients use.
+    /// The model's name in requests.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The file, with links resolved.
+    /// Path of the model's file, with links resolved.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// The open file.
+    /// The model's open file.
     pub fn file(&self) -> &Arc<MappedFile> {
         &self.file
     }
 
-    /// Hyperparameters, segments and plan.
+    /// The model's hyperparameters, segments and plan.
     pub fn model(&self) -> &Model {
         &self.contents.model
     }
 
-    /// How a pass runs, of rows of which one has an adapter or none has.
+    /// The plan of a pass: the one with adapters if `adapted`, that is, if any row of the pass uses
+    /// an adapter.
     pub(crate) fn plan(&self, adapted: bool) -> &Plan {
         let model = self.model();
         let with = model.adapted_plan().filter(|_| adapted);
         with.unwrap_or(model.plan())
     }
 
-    /// The vision tower that reads images for it, where it was prepared with a projector.
+    /// The vision tower that reads images for this model; `None` if it was prepared without a
+    /// projector.
     pub fn tower(&self) -> Option<&Arc<LoadedModel>> {
         self.tower.as_ref()
     }
 
-    /// The model's adapters (LoRA).
+    /// The model's LoRA adapters; the list may be empty.
     pub fn adapters(&self) -> &LoadedAdapters {
         &self.adapters
     }
@@ -198,12 +201,13 @@ impl LoadedModel {
         })
     }
 
-    /// The tokenizer.
+    /// The model's tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.contents.tokenizer
     }
 
-    /// Where another model's vocabulary is not the same, the first difference.
+    /// The first difference between this model's vocabulary and another model's; `None` if they are
+    /// the same.
     pub(crate) fn vocabulary_differs(&self, other: &LoadedModel) -> Option<String> {
         if Arc::ptr_eq(&self.contents, &other.contents) {
             return None;
@@ -226,16 +230,18 @@ impl LoadedModel {
         }
     }
 
-    /// The chat template: the one that it was given, else the file's, if that has one.
+    /// The chat template in use: the one set at loading, else the file's; `None` if there is
+    /// neither.
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_ref().or(self.contents.template.as_ref())
     }
 
-    /// The vocabulary for texts that are constrained by grammars. The first call makes it, in half
-    /// a second for 128k tokens: for a blocking thread.
+    /// The vocabulary for constrained output. The first call makes it, which takes half a second
+    /// for 128k tokens: call it on a blocking thread.
     ///
     /// # Errors
-    /// Where the vocabulary is none that a text could be held to a grammar in.
+    ///
+    /// The vocabulary cannot be used with grammars.
     pub fn grammars(&self) -> Result<&Arc<Vocabulary>, rocmforge_grammar::Error> {
         let made = self
             .contents
@@ -268,8 +274,8 @@ impl LoadedModel {
         }
     }
 
-    /// Has keys and values stored as `ty`, `None` for the model's own default, as far as heads fit
-    /// it. Contents that are shared were registered before, by an engine that has one type for all.
+    /// Sets the KV cache's element type, `None` for the model's own default, where its head sizes
+    /// allow it. Shared contents were registered before, with the engine's single type, and stay.
     pub(crate) fn set_kv_type(&mut self, ty: Option<KvType>) {
         if let Some(contents) = Arc::get_mut(&mut self.contents) {
             contents.model.set_kv_type(ty);
@@ -290,22 +296,21 @@ impl LoadedModel {
         }
     }
 
-    /// What reads the file ahead.
+    /// The fetcher of the model's file, which reads ranges into the page cache.
     pub(crate) fn fetcher(&self) -> &Arc<Fetcher> {
         &self.fetcher
     }
 
-    /// The fetcher of a remote file, where nobody is to read the file who cannot wait: it may not
-    /// respond.
+    /// The fetcher of a file on a network file system, which may not respond; `None` for a local
+    /// file.
     pub(crate) fn far(&self) -> Option<&Arc<Fetcher>> {
         self.file.is_far().then_some(&self.fetcher)
     }
 
-    /// Has ranges of a far file in the page cache, so that reading them waits for nobody; nothing
-    /// is done for other files.
+    /// Reads ranges of a file on a network file system into the page cache and waits for them with
+    /// a limit; does nothing for local files.
     ///
-    /// # Errors
-    /// [`Error::FileSilent`], [`Error::DataLoss`].
+    /// # Errors [`Error::FileSilent`], [`Error::DataLoss`].
     pub(crate) fn bring(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<(), Error> {
         let Some(far) = self.far() else {
             return Ok(());
@@ -315,8 +320,8 @@ impl LoadedModel {
         came.map_err(|fault| from_fault(&self.name, self.path(), fault))
     }
 
-    /// Takes the contents of another name of the same file in its own ones' place; says whether it
-    /// is one.
+    /// Takes over the contents of `other` if it is another name for the same file. Returns whether
+    /// it is.
     pub(crate) fn share(&mut self, other: &LoadedModel) -> bool {
         // With another tower there may be other inputs.
         let inputs = |of: &Self| of.model().plan().inputs.len();
@@ -332,7 +337,7 @@ impl LoadedModel {
     }
 }
 
-/// The error of a model whose file on a network file system cannot be read.
+/// The error for a model whose file on a network file system cannot be read.
 pub(crate) fn from_fault(name: &str, path: &Path, fault: Fault) -> Error {
     match fault {
         Fault::Silent(since) => Error::FileSilent {
@@ -344,10 +349,10 @@ pub(crate) fn from_fault(name: &str, path: &Path, fault: Fault) -> Error {
     }
 }
 
-/// As [`prepare`], but what one of `others` has made of the same file is shared, not made again.
+/// As [`prepare`], but shares the contents of a model among `others` that was made of the same
+/// file.
 ///
-/// # Errors
-/// As [`prepare`].
+/// # Errors As [`prepare`].
 pub fn prepare_among<'a>(
     name: &str,
     file: MappedFile,
@@ -386,12 +391,11 @@ pub fn prepare_among<'a>(
     })
 }
 
-/// As [`prepare`], a model that reads images with the vision tower of `projector`, a file that is
-/// named mmproj as a rule (`general.architecture` is `clip`).
+/// As [`prepare`], for a model that reads images with the vision tower of `projector`, a file that
+/// is named mmproj as a rule (`general.architecture` is `clip`).
 ///
-/// # Errors
-/// As [`prepare`], of either file; [`Error::Unsupported`] for a projector that is none, whose kind
-/// is not implemented, or which is for another model.
+/// # Errors As [`prepare`], of either file; [`Error::Unsupported`] for a file that is no projector,
+/// whose kind is not implemented, or which is for another model.
 pub fn prepare_reading_images(
     name: &str,
     file: MappedFile,
@@ -405,7 +409,7 @@ pub fn prepare_reading_images(
     prepare_beside(name, file, beside, progress)
 }
 
-/// What a model is loaded with beside its own file.
+/// What a model is loaded with besides its own file: a projector and adapters.
 #[derive(Debug, Default)]
 pub struct Beside {
     /// The projector with which the model reads images; see [`prepare_reading_images`].
@@ -428,11 +432,10 @@ pub fn prepare(
     prepare_beside(name, file, Beside::default(), progress)
 }
 
-/// As [`prepare`], a model with what there is beside its file. Adapters are read whole.
+/// As [`prepare`], for a model with a projector or adapters. Adapters are read whole.
 ///
-/// # Errors
-/// As [`prepare`] and [`prepare_reading_images`]; [`Error::InvalidArgument`] for an adapter that
-/// does not fit the model.
+/// # Errors As [`prepare`] and [`prepare_reading_images`]; [`Error::InvalidArgument`] for an
+/// adapter that does not fit the model.
 pub fn prepare_beside(
     name: &str,
     file: MappedFile,
@@ -502,7 +505,7 @@ pub fn prepare_beside(
     })
 }
 
-/// Logs what the file does not say of texts and chats, for which something is assumed.
+/// Logs which properties of texts and chats the file does not state, so that defaults are assumed.
 fn warn_of_defaults(name: &str, gguf: &Gguf, template: Option<&ChatTemplate>) {
     let says = |key| gguf.str(key).ok().flatten();
     if says("tokenizer.ggml.model") == Some("gpt2") && says("tokenizer.ggml.pre").is_none() {
@@ -521,7 +524,8 @@ fn warn_of_defaults(name: &str, gguf: &Gguf, template: Option<&ChatTemplate>) {
     }
 }
 
-/// The vision tower of a model. No client can name it: a model's name has no spaces.
+/// Makes the vision tower of a model. Clients cannot name it: its name has a space, which no
+/// model's name may have.
 fn tower_beside(
     name: &str,
     file: MappedFile,

@@ -1,20 +1,21 @@
-//! Names of models.
+//! Rules for the names of models.
 
 use crate::api::error::Error;
 
-/// Longest name of a model in bytes.
+/// Maximum length of a model's name in bytes.
 pub const MODEL_NAME_MAX: usize = 128;
 
-/// Whether a name of a model may have it: letters and digits of any script, and a few others. None
-/// breaks a line, is a space or changes what stands beside it.
+/// Whether a model's name may contain this character: letters and digits of any script, and a few
+/// others; no spaces, line breaks or characters that change the display of others.
 pub fn is_name_char(c: char) -> bool {
     c.is_alphanumeric() || "._-:/@+".contains(c)
 }
 
-/// Refuses what is no name of a model.
+/// Checks that a string can be a model's name.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`].
+///
+/// [`Error::InvalidArgument`] if it is empty, too long or has a character that is not allowed.
 pub(crate) fn check_name(name: &str) -> Result<(), Error> {
     if name.is_empty() || name.len() > MODEL_NAME_MAX || !name.chars().all(is_name_char) {
         return Err(Error::InvalidArgument {

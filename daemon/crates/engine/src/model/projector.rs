@@ -1,15 +1,14 @@
-//! Projector files (mmproj): which model they are for, and the tower that they hold.
+//! Projector files (mmproj): which models they fit, and the vision tower that they contain.
 
 use rocmforge_gguf::{Gguf, Glance, MappedFile, OtherUse};
 use rocmforge_model::Model;
 
 use crate::api::error::{Error, from_gguf, from_model};
 
-/// Whether a projector is for a model: that the model takes the rows of its tower. Reads both
-/// headers.
+/// Checks that a projector fits a model: that the model accepts the rows of the projector's tower.
+/// Reads both headers.
 ///
-/// # Errors
-/// Why it is not, as [`prepare_reading_images`](crate::prepare_reading_images).
+/// # Errors Why it does not, as [`prepare_reading_images`](crate::prepare_reading_images).
 pub fn is_projector_for(file: &MappedFile, projector: &MappedFile) -> Result<(), Error> {
     let tower = tower_model("", projector)?;
     let tower = tower
@@ -20,10 +19,9 @@ pub fn is_projector_for(file: &MappedFile, projector: &MappedFile) -> Result<(),
     model.map(drop).map_err(|e| from_model(file.path(), e))
 }
 
-/// Whether some projector can fit a text model: its architecture has a way to read images.
+/// Whether any projector can fit a text model: whether its architecture supports images.
 ///
-/// # Errors
-/// What is wrong with the model's header.
+/// # Errors What is wrong with the model's header.
 pub fn can_read_images(file: &MappedFile) -> Result<bool, Error> {
     let gguf = Gguf::open_recognising(file).map_err(|e| from_gguf("", file.path(), e))?;
     let name = gguf.str("general.architecture");

@@ -1,4 +1,4 @@
-//! The models that are registered.
+//! The registry of loaded models, with the measured times of their passes.
 
 use std::sync::Arc;
 
@@ -18,17 +18,17 @@ use crate::pass::work::AttentionCosts;
 pub(crate) struct Entry {
     pub(crate) id: ModelId,
     pub(crate) loaded: Arc<LoadedModel>,
-    /// The plan's tables of rotations; made at the first request, since they may
-    /// need a tensor of the file.
+    /// RoPE tables of the model's plan; made at the first request, since they may need a tensor of
+    /// the file.
     pub(crate) rope: Vec<Rotations>,
     /// Measured times of the model's passes that only decode.
     pub(crate) times: PassTimes,
-    /// How long those take of which all weights were there. What is promised goes by these where
-    /// the model fits, since its weights stay then: a first pass that uploads them says nothing.
+    /// Measured times of passes with all weights resident. Promised gaps of models that fit are
+    /// planned with these: the first pass, which uploads the weights, is not representative.
     pub(crate) resident_times: PassTimes,
-    /// How much of a prompt its passes take beside others' tokens.
+    /// Number of prompt rows that the model's passes take beside other requests' tokens.
     pub(crate) share: PromptShare,
-    /// What those rows cost.
+    /// Measured cost of prompt rows beside tokens.
     pub(crate) price: RowPrice,
     /// Measured times of the steps of the model's passes.
     pub(crate) pieces: Pieces,
@@ -42,7 +42,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Whether the model is a MoE.
+    /// Whether the model is an MoE model, whose rows are routed to experts.
     pub(crate) fn routes(&self) -> bool {
         let mut steps = self.loaded.model().plan().steps.iter();
         steps.any(|step| matches!(step, Step::Experts { .. }))
@@ -57,14 +57,14 @@ pub(crate) struct Models {
 }
 
 impl Models {
-    /// A number that no model has had.
+    /// A model id that was never used before.
     pub(crate) fn next_id(&mut self) -> ModelId {
         let id = ModelId(self.next);
         self.next = self.next.wrapping_add(1);
         id
     }
 
-    /// Registers a model.
+    /// Registers a model under this id.
     pub(crate) fn add(&mut self, id: ModelId, loaded: Arc<LoadedModel>) {
         self.entries.push(Entry {
             id,
@@ -81,7 +81,7 @@ impl Models {
         });
     }
 
-    /// Registers the vision tower of a model.
+    /// Registers the vision tower of the model `of` under the id `id`.
     pub(crate) fn add_tower(&mut self, id: ModelId, tower: Arc<LoadedModel>, of: ModelId) {
         self.add(id, tower);
         if let Some(entry) = self.get_mut(id) {
@@ -89,21 +89,21 @@ impl Models {
         }
     }
 
-    /// The vision tower of a model.
+    /// The vision tower of a model, if it has one.
     pub(crate) fn tower_of(&self, id: ModelId) -> Option<&Entry> {
         self.entries
             .iter()
             .find(|entry| entry.reads_for == Some(id))
     }
 
-    /// The models that clients can name.
+    /// The models that clients can name, which excludes vision towers.
     pub(crate) fn named_ones(&self) -> impl Iterator<Item = &Entry> {
         self.entries
             .iter()
             .filter(|entry| entry.reads_for.is_none())
     }
 
-    /// Forgets a model.
+    /// Removes a model from the registry.
     pub(crate) fn remove(&mut self, id: ModelId) {
         self.entries.retain(|entry| entry.id != id);
     }
@@ -118,12 +118,12 @@ impl Models {
         self.entries.iter()
     }
 
-    /// The model of this number.
+    /// The model with this id, if it is registered.
     pub(crate) fn get(&self, id: ModelId) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.id == id)
     }
 
-    /// The model of this number, mutable.
+    /// The model with this id, mutable, if it is registered.
     pub(crate) fn get_mut(&mut self, id: ModelId) -> Option<&mut Entry> {
         self.entries.iter_mut().find(|entry| entry.id == id)
     }
@@ -133,10 +133,9 @@ impl Models {
         self.entries.iter_mut().find(|e| e.loaded.name() == name)
     }
 
-    /// The model of this name.
+    /// The model with this name.
     ///
-    /// # Errors
-    /// [`Error::UnknownModel`] with the names that exist.
+    /// # Errors [`Error::UnknownModel`] with the names that exist.
     pub(crate) fn find(&self, name: &str) -> Result<&Entry, Error> {
         let found = self.entries.iter().find(|e| e.loaded.name() == name);
         found.ok_or_else(|| Error::UnknownModel {

@@ -1,4 +1,4 @@
-//! The tables of rotations of a plan, and the angles of a pass's rows.
+//! RoPE tables of a plan, and the angles of a pass's rows.
 //!
 //! Files of Phi 3 and 4 have two sets of divisors of the frequencies: one for sequences up to the
 //! context that the model was first trained on, one for longer ones. A sequence has one of them
@@ -13,7 +13,7 @@
 //!   longer prompt has the divisors for long texts and all of the context.
 //!
 //! *Invariant:* a sequence with the usual divisors never goes beyond them: its `n_ctx` or
-//! `max_tokens` ends it, and both are fixed when it comes. Beginnings of prompts are shared only by
+//! `max_tokens` ends it, and both are fixed when it comes. Cached prefixes are shared only by
 //! sequences with the same divisors ([`crate::features::prefix_cache::Realm`]; test
 //! `short_and_long_sequences_share_nothing`).
 
@@ -26,27 +26,27 @@ use crate::model::embedding_rows;
 use crate::model::loaded::LoadedModel;
 use crate::request::images::{self, PlacedImage};
 
-/// The tables of one [`RopeSpec`].
+/// The RoPE tables of one [`RopeSpec`].
 pub(crate) struct Rotations {
     usual: RopeTable,
-    /// For sequences that may become long, where these differ.
+    /// Table for sequences that may become long, if the file has other divisors for them.
     long: Option<RopeTable>,
-    /// The coordinate that turns each pair.
+    /// For each rotated pair of elements, the index of the coordinate that rotates it.
     axes: Vec<u8>,
 }
 
-/// The rows of a sequence in a pass.
+/// The rows of one sequence in a pass, whose RoPE angles are computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Positions<'a> {
     pub(crate) first: usize,
     pub(crate) n: usize,
     /// Number of positions that the sequence may reach.
     pub(crate) reach: usize,
-    /// Where the rows are beside their place in the sequence.
+    /// The rows' coordinates in an image, if they have any.
     pub(crate) coordinates: Coordinates<'a>,
 }
 
-/// Where rows are beside their place in a sequence.
+/// Coordinates of rows beside their position in the sequence.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Coordinates<'a> {
     /// Rows of text only: they have no coordinates beside their position.
@@ -58,7 +58,7 @@ pub(crate) enum Coordinates<'a> {
 }
 
 impl<'a> Coordinates<'a> {
-    /// Coordinates of a sequence with these images.
+    /// The coordinates of a sequence with these images; text only if there are none.
     pub(crate) fn of_images(images: &'a [PlacedImage]) -> Self {
         match images {
             [] => Self::Text,
@@ -67,7 +67,7 @@ impl<'a> Coordinates<'a> {
     }
 }
 
-/// The tables of all of a plan's rotations.
+/// Makes the RoPE tables of a plan.
 pub(crate) fn tables(loaded: &LoadedModel, plan: &Plan) -> Result<Vec<Rotations>, Error> {
     let of = |spec: &RopeSpec| {
         let long = spec.long.as_ref();
@@ -106,7 +106,7 @@ fn table(
     RopeTable::new(&params).map_err(bad)
 }
 
-/// Sets the rotations of a pass's rows.
+/// Computes the RoPE angles of a pass's rows.
 pub(crate) fn set_angles<'a>(
     plan: &Plan,
     tables: &[Rotations],
@@ -148,8 +148,8 @@ pub(crate) fn set_angles<'a>(
     }
 }
 
-/// The context length of a sequence without a limit on its length: `n_ctx`, or the end of the range
-/// of the usual divisors.
+/// Context length for a request without `max_tokens` or a context length of its own: `n_ctx`, or
+/// the end of the range of the usual RoPE divisors.
 pub(crate) fn open_ended_context(plan: &Plan, n_prompt: usize, n_ctx: usize) -> usize {
     match plan.long_beyond() {
         Some(beyond) if n_prompt <= beyond as usize / 4 * 3 => n_ctx.min(beyond as usize),

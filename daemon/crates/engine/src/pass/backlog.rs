@@ -1,10 +1,11 @@
-//! What a device was given to do and has not done yet: by estimate, and by the parts of it that the
-//! device times.
+//! Estimate of the work that is queued on a device, corrected by the times that the device
+//! measures.
 //!
-//! A card takes work faster than it does it. So the time in which a slice of a pass gave its work
-//! says little of what it costs, and whoever waits for the card next waits for that work, too. The
-//! backlog charges each slice with what it gave, and takes from one that waits what others gave
-//! before. On a device that does its work at once nothing is ever left.
+//! A GPU accepts work faster than it does it. So the time in which a slice of a pass queues its
+//! work says little about its cost, and the next one that waits for the GPU also waits for that
+//! work. The backlog charges each slice for the work that it queued, and credits a slice that waits
+//! with the work that others queued before. On a device that computes synchronously the backlog is
+//! always empty.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -18,13 +19,13 @@ use crate::pass::work::Amount;
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
     done_at: Option<Instant>,
-    /// Slices that the device times and has not done, as far as is known, the first one first.
+    /// Slices that the device times and has not completed, as far as is known, in their order.
     timed: VecDeque<TimedSlice>,
-    /// Time at which the first slice became the first in the queue.
+    /// Time since which the first of these slices has been the first in the queue.
     since: Option<Instant>,
 }
 
-/// A slice that the device times.
+/// A slice of a pass that the device times.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TimedSlice {
     pub(crate) ticket: TimedTicket,
@@ -39,29 +40,30 @@ pub(crate) struct TimedSlice {
     pub(crate) is_undisturbed: bool,
 }
 
-/// The part of the first timed slice's estimate that is left of it at least, while the device has
-/// not done it.
+/// The remaining time of the first timed slice is assumed to be at least one part in this many of
+/// its estimate, until the device has completed it.
 const LEFT_LEAST: u32 = 4;
 
-/// A slice of a pass.
+/// Times of a slice of a pass, from which its charge follows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SliceWork {
     pub(crate) begun: Instant,
     pub(crate) ended: Instant,
-    /// How long the device takes for what it was given, by measured rates; zero if none are known.
+    /// Estimated device time of the work that the slice queued, by measured rates; zero if none are
+    /// known.
     pub(crate) work: Duration,
-    /// Whether the slice ended with waiting for the device.
+    /// Whether the slice ended by waiting for the device.
     pub(crate) waited: bool,
 }
 
 impl Backlog {
-    /// How long the device takes from now on for what it was given.
+    /// How long the device still needs for its queued work, from `now` on.
     pub(crate) fn left(&self, now: Instant) -> Duration {
         let left = |done: Instant| done.saturating_duration_since(now);
         self.done_at.map_or(Duration::ZERO, left).max(self.least())
     }
 
-    /// How long the device takes at least for the timed slices that it has not done.
+    /// Minimum time that the device still needs for the timed slices that it has not completed.
     fn least(&self) -> Duration {
         let mut slices = self.timed.iter();
         let Some(first) = slices.next() else {
@@ -70,22 +72,22 @@ impl Backlog {
         first.work / LEFT_LEAST + slices.map(|slice| slice.work).sum::<Duration>()
     }
 
-    /// A slice was given to the device, which times it, and has been charged.
+    /// Adds a timed slice that was given to the device and has been charged.
     pub(crate) fn push(&mut self, mut slice: TimedSlice, now: Instant) {
         self.since.get_or_insert(now);
         slice.due = self.done_at.unwrap_or(now);
         self.timed.push_back(slice);
     }
 
-    /// Timed slices that the device has not done, and since when the first of them has been the
-    /// first.
+    /// Number of timed slices that the device has not completed, and since when the first of them
+    /// has been the first.
     pub(crate) fn under_way(&self) -> (usize, Option<Instant>) {
         (self.timed.len(), self.since)
     }
 
-    /// Takes the first of the timed slices, if the device has done it, with how long it took. What
-    /// is behind it is done as much sooner as it is ([`Backlog::was_done`]), and not before the
-    /// other timed slices can be.
+    /// Takes the first timed slice if the device has completed it, with its measured time. The
+    /// estimated ends of the work behind it are moved by the difference ([`Backlog::was_done`]),
+    /// but not before the other timed slices can end.
     pub(crate) fn take_done(
         &mut self,
         now: Instant,
@@ -124,7 +126,7 @@ impl Backlog {
         done
     }
 
-    /// What a slice is charged with.
+    /// The time that a slice is charged with.
     pub(crate) fn charge(&mut self, slice: SliceWork) -> Duration {
         let SliceWork {
             begun,

@@ -1,4 +1,4 @@
-//! What sequences and passes cost on a device, for the scheduler.
+//! Memory sizes of sequences and passes on a device, for the scheduler.
 
 use rocmforge_device::Device;
 use rocmforge_ops::{KvGroup, Plan, RowCounts};
@@ -10,13 +10,13 @@ use crate::model::registry::Models;
 use crate::pass::space::{PassSpace, ScratchSizes};
 use crate::request::kv;
 
-/// What sequences and passes cost on this device.
+/// Memory sizes of sequences and passes of the registered models on this device.
 pub(crate) struct Sizes<'a> {
     models: &'a Models,
     speculation: &'a Speculation,
     device: &'a dyn Device,
     known: &'a ScratchSizes,
-    /// Rows of a pass at most.
+    /// Maximum number of rows of a pass.
     rows_max: usize,
 }
 
@@ -42,13 +42,13 @@ impl<'a> Sizes<'a> {
         entry.loaded.model().plan()
     }
 
-    /// The plan of passes with adapters, where the model has any.
+    /// The plan of passes with adapters; `None` if the model has no adapters.
     fn adapted_plan(&self, model: ModelId) -> Option<&Plan> {
         let entry = self.models.get(model)?;
         entry.loaded.model().adapted_plan()
     }
 
-    /// The plan of the model's MTP head, where sequences use it.
+    /// The plan of the model's MTP head; `None` if sequences do not use one.
     fn mtp(&self, model: ModelId) -> Option<&Plan> {
         self.speculation.mtp(model).map(|mtp| &*mtp.plan)
     }
@@ -83,16 +83,16 @@ impl Costs for Sizes<'_> {
     }
 }
 
-/// Parts of a sequence, whose pages are rows of the device's table of their own.
+/// The parts of a sequence's images that have their own rows in the device's page table.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct TableParts {
     pub(crate) n: usize,
-    /// Rows of the longest one of all sequences of the pass.
+    /// Number of rows of the longest part of all sequences in the pass.
     pub(crate) longest: usize,
 }
 
-/// Entries in the device's table of pages that a span of a sequence with so many positions has, and
-/// those of its parts.
+/// Number of entries in the device's page table for a span of a sequence with `positions` positions
+/// and its parts.
 pub(crate) fn table_entries(kv: &[KvGroup], positions: usize, parts: TableParts) -> u64 {
     let row = |positions: usize, of_parts: bool, least: usize| {
         let groups = kv.iter().filter(|g| g.parts == of_parts);
@@ -104,7 +104,8 @@ pub(crate) fn table_entries(kv: &[KvGroup], positions: usize, parts: TableParts)
     (row(positions, false, 8) + row(parts.longest, true, 1) * parts.n) as u64
 }
 
-/// Spans of one pass at most that each have so many entries in the device's table of pages.
+/// Maximum number of spans in one pass, if each has `entries_each` entries in the device's page
+/// table.
 pub(crate) fn spans_within(device: &dyn Device, entries_each: u64) -> u32 {
     match device.page_table_entries() {
         Some(entries) => (entries / entries_each.max(1)).max(1) as u32,

@@ -1,5 +1,5 @@
-//! A layer's experts in a pass: which ones its rows are routed to, and how
-//! those that are absent come.
+//! A MoE layer's experts in a pass: which ones its rows are routed to, and how absent ones are
+//! uploaded.
 
 use rocmforge_device::{BoundExpert, BoundStep, ExpertFfn, SegmentBinding};
 use rocmforge_tensor_cache::Slab;
@@ -10,9 +10,8 @@ use crate::pass::run::{ExpertsLeft, Run, StepEnd};
 use crate::pass::spec::{ExpertStep, Pass, batch, id, scratch};
 
 impl Run<'_, '_> {
-    /// Runs the experts that rows are routed to: those that are there first, then the others as
-    /// they come, some at a time. Where others have something to run, it stops before it would wait
-    /// for one.
+    /// Runs the experts that rows are routed to: first the resident ones, then the others as their
+    /// uploads complete. If other models have work, it stops before it would wait for an upload.
     pub(super) fn experts(
         &mut self,
         memory: &mut Memory,
@@ -27,7 +26,7 @@ impl Run<'_, '_> {
         self.rest_of_experts(memory, step, ffn, left, may_stop)
     }
 
-    /// Runs the experts that are there, and those that the host computes. What is left.
+    /// Runs the resident experts and those that the CPU computes. Returns what is left.
     fn first_experts(
         &mut self,
         memory: &mut Memory,
@@ -114,9 +113,8 @@ impl Run<'_, '_> {
         })
     }
 
-    /// Of experts that have room, those that are there, and those whose uploads are under way where
-    /// others may run meanwhile: what the device is given behind an upload that it waits for waits,
-    /// too, whoever gives it.
+    /// Of the held experts, those that are resident, and those whose uploads other models' passes
+    /// would wait behind: work behind an upload that the device waits for waits, too.
     fn those_that_come(&self, memory: &Memory, segments: Vec<u32>) -> (Vec<u32>, Vec<u32>) {
         let store = &memory.store;
         let waits = self.suspends && store.records;
@@ -196,8 +194,8 @@ impl Run<'_, '_> {
         Ok(StepEnd::Done)
     }
 
-    /// Whether others may run until absent experts have come. A link brings a few in less time than
-    /// it takes to go on with others' passes and back; the host's threads take longer.
+    /// Whether other models' passes may run until absent experts have arrived. A link uploads a few
+    /// experts faster than passes can be switched; the CPU's threads take longer.
     fn is_worth_a_stop(&self, memory: &mut Memory, pending: &[u32]) -> bool {
         let store = &mut memory.store;
         if !store.records {
@@ -212,8 +210,8 @@ impl Run<'_, '_> {
         bytes as f64 / pace.upload_bytes_per_s >= STOP_SECONDS
     }
 
-    /// Begins the uploads that are next, so many that the link has work until the pass goes on.
-    /// Whether the first of them is still under way.
+    /// Starts the next uploads, so many that the link has work until the pass goes on. Returns
+    /// whether the first is still in flight.
     fn would_wait(&self, memory: &mut Memory, left: &mut ExpertsLeft) -> Result<bool, Error> {
         let uploads = match memory.store.records {
             true => UPLOADS_MANY,
@@ -231,9 +229,9 @@ impl Run<'_, '_> {
         Ok(left.pending.first().is_some_and(|&s| comes(s)))
     }
 
-    /// Runs absent experts, half of the uploads that may be begun at once (`window`) at a time, and
-    /// leaves in `pending` those that it did not come to. Few rows take the card no time, and each
-    /// launch this thread some.
+    /// Runs absent experts as their uploads complete, half of the allowed uploads (`window`) at a
+    /// time, and leaves in `pending` those that it did not reach. For few rows the launches cost
+    /// more than the computation.
     fn as_they_come(
         &mut self,
         memory: &mut Memory,
@@ -261,8 +259,8 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Acquires some experts, as many of `now` as there is room for at once, begins the uploads
-    /// `ahead`, and runs them; leaves in `now` those that it did not come to.
+    /// Acquires as many of the experts `now` as have room at once, starts the uploads `ahead`, and
+    /// runs the acquired ones; leaves in `now` those that it did not reach.
     fn some_experts(
         &mut self,
         memory: &mut Memory,
@@ -281,8 +279,8 @@ impl Run<'_, '_> {
         ran
     }
 
-    /// Acquires segments, as many of `now` as there is room for at once, and leaves in `now` the
-    /// others. An error only where there is room for none.
+    /// Acquires as many of the segments `now` as have room at once, and leaves the others in `now`.
+    /// An error only if none has room.
     fn hold(
         &mut self,
         memory: &mut Memory,
@@ -301,8 +299,8 @@ impl Run<'_, '_> {
         (held, Ok(()))
     }
 
-    /// Begins uploads of experts of the next layer that has some: a pass of many
-    /// rows will need nearly all.
+    /// Starts uploads of experts of the next layer that has absent ones: a pass of many rows will
+    /// need nearly all.
     fn next_layer(
         &mut self,
         memory: &mut Memory,
@@ -324,24 +322,25 @@ impl Run<'_, '_> {
     }
 }
 
-/// Rows of a pass of which the card computes an expert's in less time than it takes to launch that.
+/// Maximum number of rows of a pass for which the GPU computes an expert faster than the expert is
+/// launched.
 const FEW_ROWS: usize = 8;
 
-/// Uploads of experts under way at most while the pass waits for them and others run: some
-/// milliseconds of a link.
+/// Maximum number of uploads of experts in flight while the pass waits for them and other passes
+/// run: a few milliseconds of the link.
 pub(crate) const UPLOADS_MANY: usize = 64;
 
 /// Upload time below which a pass waits for absent experts: suspending it takes longer.
 const STOP_SECONDS: f64 = 0.5e-3;
 
-/// Uploads that are begun before the rows are made ready for the host: what the link is busy with
-/// until the host is.
+/// Number of uploads that are started before the rows are prepared for the CPU, so that the link is
+/// busy meanwhile.
 const BEGUN_FIRST: usize = 1;
 
-/// Routed rows per expert from which hardly any expert has none.
+/// Mean number of rows for each expert from which on nearly every expert has at least one.
 const MANY_ROWS_EACH: usize = 4;
 
-/// Each expert that a row is routed to by `ids`, once, in order.
+/// The experts that any row is routed to by `ids`, each once, ascending.
 fn wanted(ids: &[f32], n_expert: u32) -> Result<Vec<u32>, Error> {
     let mut wanted = vec![false; n_expert as usize];
     for &id in ids {
@@ -352,13 +351,13 @@ fn wanted(ids: &[f32], n_expert: u32) -> Result<Vec<u32>, Error> {
     Ok(all.filter_map(|(e, wanted)| wanted.then_some(e)).collect())
 }
 
-/// Begins uploads of segments that the pass comes to.
+/// Starts uploads of segments that the pass will reach.
 fn begin(memory: &mut Memory, pass: &Pass<'_>, ahead: &[u32]) -> Result<(), Error> {
     let mut ahead = ahead.iter();
     ahead.try_for_each(|&next| memory.store.start_needed(id(pass, next)))
 }
 
-/// Runs the experts of segments that are held.
+/// Runs the experts whose segments are held.
 fn run_held(
     memory: &mut Memory,
     pass: &Pass<'_>,
@@ -380,7 +379,7 @@ fn run_held(
     run_experts(memory, pass, ffn, &experts)
 }
 
-/// Gives segments back that were held.
+/// Releases held segments of experts.
 fn let_go(memory: &mut Memory, pass: &Pass<'_>, held: &[(u32, Slab)]) {
     for &(segment, _) in held {
         memory.store.release(id(pass, segment));

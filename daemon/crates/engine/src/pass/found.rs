@@ -1,5 +1,5 @@
-//! What the head of a pass found for its rows: read behind the pass, or later, while passes of
-//! other models run.
+//! The output head's results for a pass's rows: read right after the pass, or later, while passes
+//! of other models run.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use crate::api::error::Error;
 use crate::memory::Memory;
 use crate::pass::spec::{Interest, Pass, PassClient, RowOutput, WantedRow, scratch};
 
-/// Rows of a pass for each of which few tokens are of interest, at most, where they are found apart
-/// from those of which all are.
+/// Maximum number of best tokens of a row that are read separately, where other rows need all
+/// logits.
 const ROWS_A_FEW: usize = 4;
 
-/// The best tokens of all rows of a pass, on their way to the host.
+/// The best tokens of all rows of a pass, being copied to the host.
 #[derive(Debug)]
 pub(crate) struct HeadRead {
     ticket: ReadTicket,
 }
 
 impl HeadRead {
-    /// Begins to read what the head left for all wanted rows; `None` where some of them want all
-    /// logits, or the device waits.
+    /// Starts to read the head's results for all wanted rows; `None` if some rows need all logits,
+    /// or if the device computes synchronously.
     pub(super) fn begin(memory: &mut Memory, pass: &Pass<'_>) -> Result<Option<Self>, Error> {
         let n_rows = pass.outputs.len();
         let few = |interest: &Interest| match *interest {
@@ -41,12 +41,12 @@ impl HeadRead {
         Ok(begun.map(|ticket| Self { ticket }))
     }
 
-    /// Whether the host would not wait for it.
+    /// Whether the results have arrived, so that reading them does not wait.
     pub(crate) fn has_come(&self, memory: &Memory) -> bool {
         memory.store.device.has_come(self.ticket)
     }
 
-    /// Forgets the read: its pass failed.
+    /// Abandons the read, because its pass failed.
     pub(super) fn forget(self, memory: &mut Memory) {
         if let Err(error) = memory.store.device.end_top_k(self.ticket) {
             tracing::debug!(%error, "what a failed pass found is not read");

@@ -1,4 +1,4 @@
-//! Rows of an image that take the place of rows of a pass.
+//! Rows of images that replace rows of a pass's inputs.
 
 use std::sync::Arc;
 
@@ -6,11 +6,11 @@ use rocmforge_ops::Buf;
 
 use crate::api::images::ImageRows;
 
-/// Rows of an image in the place of others.
+/// Consecutive rows of an image that replace rows of an input.
 #[derive(Debug, Clone)]
 pub(crate) struct GivenRows {
     pub(crate) buf: Buf,
-    /// The first of the pass's rows.
+    /// Index of the first replaced row in the pass.
     pub(crate) row: u64,
     pub(crate) image: Arc<ImageRows>,
     pub(crate) part: usize,
@@ -19,7 +19,7 @@ pub(crate) struct GivenRows {
 }
 
 impl GivenRows {
-    /// The rows.
+    /// The values of the rows, f32, one row after another.
     pub(crate) fn values(&self) -> &[f32] {
         let width = self.image.width;
         &self.image.parts[self.part][self.first * width..][..self.n * width]

@@ -1,5 +1,5 @@
-//! The rows that a pass begins with: embeddings of tokens, rows of images in their place, patches
-//! of images where it is a tower's, and scales of adapters.
+//! The input rows of a pass: embeddings of tokens, image rows in their place, patches of images for
+//! a vision tower, and scales of adapters.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::pass::member::Member;
 use crate::request::images::IMAGE;
 use crate::request::task::Work;
 
-/// The rows of each input of a plan, of text without images.
+/// Makes the rows of each input of a plan for text without images.
 pub(crate) fn of_text(
     loaded: &LoadedModel,
     plan: &Plan,
@@ -40,8 +40,8 @@ fn zeros(input: &Input, n: usize, rows: &mut Vec<u8>) {
     rows.resize(n * input.table.bytes as usize, 0);
 }
 
-/// The rows of each input of one of a model's plans for a pass of these requests, and what of it is
-/// an image's.
+/// Makes the rows of each input of a plan for a pass of these requests, and returns the image rows
+/// that replace some of them.
 pub(crate) fn of_pass(
     (loaded, plan): (&LoadedModel, &Plan),
     members: &[Member],
@@ -79,8 +79,8 @@ pub(crate) fn of_pass(
     Ok(parts.flat_map(|part| given(members, part)).collect())
 }
 
-/// Whether the system has not in memory what a pass of these requests reads of their model's file,
-/// by the first and the last token. What is far counts as such.
+/// Whether the page cache lacks what a pass of these requests reads of the model's file, judged by
+/// the first and the last token. A file on a network file system always counts as lacking.
 pub(crate) fn are_cold((loaded, plan): (&LoadedModel, &Plan), members: &[Member]) -> bool {
     let file = loaded.file();
     let mut inputs = plan.inputs.iter();
@@ -98,7 +98,7 @@ pub(crate) fn are_cold((loaded, plan): (&LoadedModel, &Plan), members: &[Member]
     file.is_far() || [first, last].into_iter().flatten().any(is_absent)
 }
 
-/// The scales of adapters of each row of a pass, in the place of zeros.
+/// Writes each row's scales of adapters over the zeros.
 fn adapter_scales(members: &[Member], rows: &mut [u8]) {
     let mut first_row = 0;
     for Member { span, task, .. } in members {
@@ -113,7 +113,7 @@ fn adapter_scales(members: &[Member], rows: &mut [u8]) {
     }
 }
 
-/// The images' rows of one part.
+/// The image rows of one part (embeddings, or a deepstack layer) for a pass's requests.
 fn given(members: &[Member], (buf, part): (Buf, usize)) -> Vec<GivenRows> {
     let mut first_row = 0;
     let mut all = Vec::new();
@@ -141,8 +141,8 @@ fn given(members: &[Member], (buf, part): (Buf, usize)) -> Vec<GivenRows> {
     all
 }
 
-/// Appends elements as the device takes them. An image of 1,024 x 1,024 has 11 million here, in its
-/// patches and positions: appended byte by byte they hold the engine for 60 ms.
+/// Appends f32 values as bytes. An image of 1,024 x 1,024 has 11 million in its patches and
+/// positions: byte by byte they would block the engine for 60 ms.
 pub(crate) fn extend_bytes(rows: &mut Vec<u8>, values: &[f32]) {
     let first = rows.len();
     rows.resize(first + size_of_val(values), 0);
@@ -152,7 +152,7 @@ pub(crate) fn extend_bytes(rows: &mut Vec<u8>, values: &[f32]) {
     }
 }
 
-/// The patches of a tower's pass, in the order in which it takes their blocks, and zeros for rows
+/// Appends the patches of a tower's pass, in the order of the tower's blocks, and zeros for rows
 /// behind them.
 fn patches(loaded: &LoadedModel, members: &[Member], rows: &mut Vec<u8>) {
     let behind = loaded.model().tower().map_or(0, |tower| {
@@ -177,8 +177,8 @@ fn patches(loaded: &LoadedModel, members: &[Member], rows: &mut Vec<u8>) {
     }
 }
 
-/// The learned positions of a tower's pass, interpolated to each image's grid, and what rows behind
-/// its patches begin as.
+/// Appends the learned positions of a tower's pass, interpolated to each image's grid, and the
+/// initial values of rows behind its patches.
 fn positions(loaded: &LoadedModel, members: &[Member], rows: &mut Vec<u8>) -> Result<(), Error> {
     let model = loaded.model();
     let grid = model.tower().and_then(|tower| tower.grid.as_ref());
@@ -217,8 +217,8 @@ fn positions(loaded: &LoadedModel, members: &[Member], rows: &mut Vec<u8>) -> Re
     Ok(())
 }
 
-/// What is added to rows behind the patches of an image: to the first one what the class begins as,
-/// less what the product of patches adds to it.
+/// What is added to the rows behind an image's patches: for the first one the class embedding, less
+/// what the product of patches adds to it.
 fn behind(loaded: &LoadedModel, tower: &Tower, positions: &[f32]) -> Result<Vec<f32>, Error> {
     let width = tower.width as usize;
     let mut rows = vec![0.0; tower.rows_behind() * width];

@@ -1,10 +1,10 @@
-//! Prompts of a mixture that go through the layers a few steps at a time, between passes of tokens.
+//! Prompts of MoE models that run a few steps at a time, between decode passes.
 //!
-//! A pass that has rows of prompts beside tokens reads a dense model's weights once for both. A
-//! mixture's rows go to experts of their own: beside 8 tokens, 8 rows of a prompt have a layer of
-//! 128 experts read 82 of them where the tokens alone need 52, and so a pass has few rows of
-//! prompts if tokens are not to wait long. Many rows read all experts once. So such a chunk is a
-//! pass of its own, which stops between two steps whenever the tokens' next pass is due:
+//! A pass that has rows of prompts beside tokens reads a dense model's weights once for both. A MoE
+//! model's rows go to different experts: beside 8 tokens, 8 rows of a prompt have a layer of 128
+//! experts read 82 of them where the tokens alone need 52, and so a pass has few rows of prompts if
+//! tokens are not to wait long. Many rows read all experts once. So such a chunk is a pass of its
+//! own, which stops between two steps whenever the tokens' next pass is due:
 //!
 //! ```text
 //! tokens |####|      |####|      |####|      |####|
@@ -12,11 +12,12 @@
 //! ```
 //!
 //! All that a pass has between two steps lies in its scratch. The two have parts of one block,
-//! tokens the first one, as in passes of their own: their recordings stay valid.
+//! tokens the first one, as in passes of their own: their graphs stay valid.
 //!
 //! While a chunk is under way nobody is admitted and no command is taken, as in any pass; each
-//! slice has a step at least, so it ends. Of a text that ends meanwhile the last tokens are told at
-//! once, and its memory is given back; its end is told with the chunk's. Nor are tokens drafted.
+//! slice has a step at least, so it ends. If a request ends meanwhile, its last tokens are sent at
+//! once and its memory is freed; its end is reported with the chunk's. No tokens are drafted
+//! meanwhile.
 
 use std::collections::HashMap;
 
@@ -25,55 +26,58 @@ use rocmforge_tensor_cache::ModelId;
 
 use crate::pass::share::TOLERANCE;
 
-/// Rows of a chunk: each expert of 128 of which a row goes to 8 has 32, what the kernels for
-/// many rows take at a time.
+/// Number of rows of a chunk: if each row goes to 8 of 128 experts, each expert has 32 rows, as
+/// many as the kernels for many rows take at a time.
 pub(crate) const CHUNK_ROWS: u32 = 512;
 
 /// Prompts with fewer rows join a decode pass instead of being interleaved.
 pub(crate) const CHUNK_ROWS_MIN: u32 = 16;
 
-/// A slice at first, in parts of what tokens may wait longer.
+/// Length of the first slice, as a fraction of the time that tokens may be delayed.
 const SLICE_FIRST: f64 = 0.75;
 
-/// What a slice loses, in such parts, when tokens took longer than they may, and what it gains when
-/// they did not: so one of thirty may take longer. A slice ends with a layer, and layers of many
-/// rows far into a text take a third of it: what tokens take in the mean says little of the
-/// longest.
+/// Decrease of a slice's length, as a fraction of the allowed delay, if tokens were delayed more
+/// than allowed, and increase (one part in thirty of it) if they were not. A slice ends with a
+/// layer, and layers of many rows late in a text take a third of a slice: the mean delay says
+/// little about the longest.
 const TOO_LONG: f64 = 0.06;
 const SHORT: f64 = 0.002;
 
-/// What a slice gains when tokens took much less than they may, by more than such a part.
+/// The slice grows further if tokens were delayed less than allowed by more than this fraction.
 const FAR_TOO_SHORT: f64 = 0.45;
 const MUCH: f64 = 0.02;
 
-/// Tokens have a pass at a chunk's end too if its last slice was longer than this part of one.
+/// Decode passes also run at a chunk's end if its last slice was longer than this fraction of a
+/// slice.
 pub(crate) const LAST_PART: f64 = 0.125;
 
-/// A pass taken apart.
+/// A pass that was split into a chunk of prompts and decode passes.
 pub(crate) struct Interleaved {
     pub(crate) tokens: PassPlan,
     pub(crate) prompts: PassPlan,
-    /// Where the prompts' scratch begins in the block.
+    /// Offset of the prompts' scratch in the scratch block.
     pub(crate) prompts_at: u64,
 }
 
-/// How long a chunk goes on between two passes of tokens. It learns from the time that tokens
-/// took from pass to pass: a device has work queued when a chunk stops.
+/// How long a chunk runs between two decode passes. Learns from the measured time between decode
+/// passes, since a device has work queued when a chunk stops.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Slice {
-    /// Seconds of the slice, in parts of those that tokens may wait longer.
+    /// Length of the slice, as a fraction of the time that tokens may be delayed.
     part: Option<f64>,
-    /// There was no room for two scratches: prompts share passes until tokens have one alone.
+    /// Whether there was no memory for two scratch areas, so that prompts share passes with tokens
+    /// until the next pass without prompts.
     pub(crate) declined: bool,
 }
 
 impl Slice {
-    /// Seconds of the next slice, where tokens may wait `longer` seconds longer than alone.
+    /// Seconds of the next slice, if tokens may be delayed by `longer` seconds.
     pub(crate) fn seconds(self, longer: f64) -> f64 {
         self.part.unwrap_or(SLICE_FIRST) * longer
     }
 
-    /// With such a slice tokens took `took` seconds from pass to pass, of `allowed`.
+    /// Learns from a slice after which decode passes were `took` seconds apart, where `allowed` was
+    /// the limit.
     pub(crate) fn note(&mut self, longer: f64, allowed: f64, took: f64) {
         let change = match (allowed * TOLERANCE - took) / longer {
             left if left < 0.0 => -TOO_LONG,
@@ -85,26 +89,26 @@ impl Slice {
     }
 }
 
-/// The slices of all models' chunks.
+/// State of interleaved prompts of all models.
 #[derive(Debug, Default)]
 pub(crate) struct Interleaving {
     slices: HashMap<ModelId, Slice>,
-    /// Passes of tokens that ran between the steps of a prompt's chunk.
+    /// Number of decode passes that ran between the steps of a chunk.
     pub(crate) passes: u64,
 }
 
 impl Interleaving {
-    /// The slice of a model's chunks.
+    /// The slice of a model's chunks, mutable.
     pub(crate) fn slice(&mut self, model: ModelId) -> &mut Slice {
         self.slices.entry(model).or_default()
     }
 
-    /// Whether there was no room for two scratches, and no pass of tokens alone since.
+    /// Whether there was no memory for two scratch areas, and no pass without prompts since.
     pub(crate) fn is_declined(&self, model: ModelId) -> bool {
         self.slices.get(&model).is_some_and(|slice| slice.declined)
     }
 
-    /// A model is gone.
+    /// Forgets the state of a model that is unloaded.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.slices.remove(&model);
     }

@@ -1,5 +1,5 @@
-//! What is done ahead of need: a model's kernels and file when it is loaded, and uploads before a
-//! pass comes to their segments.
+//! Work ahead of need: preparing a model's kernels and file when it is loaded, and uploading
+//! segments before a pass reaches them.
 
 use rocmforge_device::{ModelPlanView, Throughput};
 use rocmforge_ops::Plan;
@@ -8,25 +8,25 @@ use rocmforge_tensor_cache::{ModelId, SegmentId};
 use crate::api::error::Error;
 use crate::store::Store;
 
-/// What a pass does about segments that it will miss.
+/// How a pass handles segments that will be missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lookahead {
-    /// Uploads under way ahead of their turn, at most.
+    /// Maximum number of uploads in flight ahead of need.
     pub(crate) uploads: u32,
-    /// The room of a segment that was missed, once used, goes to the next one that is absent.
+    /// Whether the slab of a missed segment, once used, is given to the next absent segment.
     pub(crate) recycles_slab: bool,
 }
 
 impl Lookahead {
-    /// Nothing.
+    /// No uploads ahead of need, and no reuse of slabs.
     pub(crate) const NOTHING: Self = Self {
         uploads: 0,
         recycles_slab: false,
     };
 }
 
-/// Uploads ahead in a pass of many rows of a model that does not fit: one that the link is at, and
-/// one that follows it at once. Each takes a slab from what could stay resident.
+/// Number of uploads ahead in a pass of many rows of a model that does not fit: one in progress and
+/// one that follows at once. Each takes a slab from segments that could stay resident.
 const UPLOADS_AHEAD: u32 = 2;
 
 /// Maximum number of speculative uploads of experts at a time.
@@ -48,7 +48,7 @@ impl Store {
         })
     }
 
-    /// Lets a device that was opened again get ready for a model that a pass is about to use.
+    /// Lets a device that was reopened prepare for a model that a pass is about to use.
     pub(crate) fn prepare_anew(&mut self, id: ModelId, plan: &Plan) {
         let openings = self.openings;
         let Some(source) = self.sources.get_mut(&id) else {
@@ -63,14 +63,15 @@ impl Store {
         }
     }
 
-    /// What a pass of so many rows does about segments that it will miss, with at
-    /// most `most` uploads ahead.
+    /// How a pass of `rows` rows handles segments that will be missing, with at most `most` uploads
+    /// ahead.
     ///
     /// For a model that fits, uploads ahead cost nothing. For one that does not, each takes a slab
     /// from what could stay resident, so there are none if a segment is computed in the time that
     /// what is on the device ahead of its slab takes to arrive, as when one token is decoded. Then
-    /// the slab of one that was missed is handed on, which is a slab as well: worth it if computing
-    /// what is resident takes longer than uploading that, for the link rests meanwhile otherwise.
+    /// the slab of a missed segment is reused for the next one, which costs a resident slab as
+    /// well: that is worthwhile if computing the resident segments takes longer than uploading that
+    /// one, since the link would be idle meanwhile.
     pub(crate) fn lookahead(&mut self, model: ModelId, rows: usize, most: u32) -> Lookahead {
         let uploads = |uploads| Lookahead {
             uploads,
@@ -91,8 +92,8 @@ impl Store {
         }
     }
 
-    /// Starts uploads of absent segments of a model from `from` to before `end`, while fewer than
-    /// so many are under way and as long as that costs nothing needed sooner.
+    /// Starts uploads of a model's absent segments from `from` to before `end`, while fewer than
+    /// `uploads` are in flight and no segment that is needed sooner is evicted.
     pub(crate) fn prefetch(
         &mut self,
         model: ModelId,
@@ -110,14 +111,13 @@ impl Store {
         Ok(())
     }
 
-    /// Begins uploads of experts of a model that fits, from the segment `from` on, which no row was
-    /// routed to yet: only into room that nobody has, and few at a time, since a miss waits behind
-    /// them. Where it is to go on.
+    /// Starts uploads of experts that no row was routed to yet, from the segment `from` on, for a
+    /// model that fits: only into free memory, and few at a time, since a miss waits behind them.
+    /// Returns where to continue.
     ///
-    /// Once all of a model is there, a card gets its decode passes whole, as recordings. Until then
-    /// it is asked in each layer which experts were chosen: a token of Qwen3-30B-A3B took 4.9 ms on
-    /// an H100 so, and 2.8 ms recorded. What a text's rows are routed to leaves a few of thousands
-    /// of experts absent for long.
+    /// Once all of a model is resident, a GPU replays decode passes as graphs. Until then each
+    /// layer waits for the chosen experts: a token of Qwen3-30B-A3B took 4.9 ms on an H100 so, and
+    /// 2.8 ms as a graph. Routing alone leaves a few of thousands of experts absent for long.
     pub(crate) fn bring_spare_experts(&mut self, model: ModelId, from: u32) -> Result<u32, Error> {
         let mut next = from;
         if !self.records || !self.cache.fits(model) {
@@ -134,8 +134,8 @@ impl Store {
         Ok(next)
     }
 
-    /// After a pass has used and released a segment that it had to wait for: hands its room on to
-    /// the next one that is absent.
+    /// After a pass has used and released a segment that it had to wait for: gives its slab to the
+    /// next absent segment.
     pub(crate) fn recycle_slab(&mut self, segment: SegmentId) -> Result<(), Error> {
         if self.cache.recycle_slab(segment, &mut self.actions) {
             self.execute()?;
@@ -144,8 +144,8 @@ impl Store {
     }
 }
 
-/// Whether a segment of `mean` bytes is computed while those of the next one
-/// arrive that need no slab yet.
+/// Whether a segment of `mean` bytes is computed in the time in which the next one is transferred
+/// to staging buffers, which needs no slab yet.
 fn is_hidden(pace: Throughput, mean: f64) -> bool {
     // Some of what is ahead is spent on moving slabs.
     let ahead = pace.ahead_bytes as f64 / 2.0;

@@ -1,4 +1,4 @@
-//! What a pass finds for one request: its rows' tokens and scores, in the order of the rows.
+//! A request in a pass, which takes the tokens and scores of its rows in the rows' order.
 
 use rocmforge_scheduler::{SpanPlan, SpanResult};
 
@@ -11,23 +11,23 @@ use crate::request::decoding::{Chosen, Ends, not_finite, score};
 use crate::request::images::TowerWork;
 use crate::request::task::{Generation, Task, Work};
 
-/// What a pass did to a request.
+/// What a request did with the result of one of its rows.
 pub(crate) enum RowsOutcome {
     GoesOn,
-    /// The request has another token.
+    /// The request has a further token.
     Appended,
     Done(Option<FinishReason>),
     Failed(Error),
 }
 
-/// A request in a pass.
+/// A request that takes part in a pass.
 pub(crate) struct Member {
     pub(crate) span: SpanPlan,
     pub(crate) task: Task,
     pub(crate) stepped: RowsOutcome,
-    /// Rows whose tokens were emitted, up to the first wrong draft token.
+    /// Number of rows whose tokens were taken, up to the first rejected draft token.
     pub(crate) told: u32,
-    /// Whether a draft was wrong: what was computed behind it is discarded.
+    /// Whether a draft token was rejected: the results of the rows after it are discarded.
     wrong: bool,
 }
 
@@ -42,7 +42,7 @@ impl Member {
         }
     }
 
-    /// The position behind the request's rows.
+    /// The position after the request's last row.
     pub(crate) fn end(&self) -> usize {
         (self.span.first_position + self.span.rows) as usize
     }
@@ -74,7 +74,7 @@ impl Member {
         (self.rows() + self.drafts()).saturating_sub(self.span.rows)
     }
 
-    /// How much of the logits of each wanted row the request looks at.
+    /// How much of the logits of each wanted row the request needs.
     pub(crate) fn interest(&self) -> Interest {
         let g = match &self.task.work {
             Work::Generate(g) => g,
@@ -103,7 +103,7 @@ impl Member {
         }
     }
 
-    /// Rows whose keys and values count: those of drafts only if they were right.
+    /// Number of rows whose K and V are valid: those of draft tokens only if they were accepted.
     pub(crate) fn rows(&self) -> u32 {
         match (&self.task.work, &self.stepped) {
             // Nothing of it was told: all of it is done again, or there was nothing to tell.
@@ -115,7 +115,7 @@ impl Member {
     }
 }
 
-/// Takes what was found for a request's row in a pass.
+/// Processes the result of one row of a request in a pass.
 fn take_row(task: &mut Task, row: usize, found: RowOutput<'_>) -> RowsOutcome {
     match &mut task.work {
         Work::Generate(g) => match g.chooser.choose(found, g.generated, &task.loaded) {
@@ -166,7 +166,7 @@ fn take_row(task: &mut Task, row: usize, found: RowOutput<'_>) -> RowsOutcome {
     }
 }
 
-/// Takes a row of an image's tower.
+/// Takes an output row of a vision tower.
 fn take_image(work: &mut TowerWork, row: usize, found: RowOutput<'_>) -> Option<RowsOutcome> {
     let RowOutput::Hidden(values) = found else {
         let message = "a tower's rows are states".to_owned();
@@ -182,7 +182,7 @@ fn take_image(work: &mut TowerWork, row: usize, found: RowOutput<'_>) -> Option<
     })
 }
 
-/// Takes a chosen token into a generation.
+/// Appends a chosen token to a generation, and checks whether it ends.
 fn accept(
     g: &mut Generation,
     tokens: &mut Vec<u32>,
@@ -236,7 +236,7 @@ fn accept(
     RowsOutcome::Appended
 }
 
-/// The error that ends a pass all of whose clients have gone.
+/// The error that ends a pass, if all of its clients have gone.
 pub(crate) fn nobody_waits(members: &[Member]) -> Option<Error> {
     let now = Clock.now();
     let mut reasons = members.iter().map(|m| m.task.ended(now));

@@ -1,10 +1,10 @@
-//! How long passes take, and what the link brings meanwhile.
+//! Mean time of passes, and the upload rate of the link.
 
 use std::time::Duration;
 
 use rocmforge_device::Throughput;
 
-/// Bytes that are uploaded in the time of a usual pass, while nothing is measured.
+/// Bytes assumed to be uploaded in the time of a usual pass, before it is measured.
 const PASS_UPLOAD_BYTES: u64 = 64 << 20;
 
 /// Assumed upload rate of the link, in bytes per millisecond, before it is measured.
@@ -13,17 +13,17 @@ const LINK_BYTES_PER_MS: u64 = 4 << 20;
 /// Number of passes after which the pace is measured again.
 const PACE_PASSES: u32 = 64;
 
-/// How long passes take, and what the link brings meanwhile.
+/// Mean time of passes, and the upload rate of the link.
 #[derive(Debug)]
 pub(crate) struct PassPace {
-    /// Seconds of a pass, weighted towards the recent; 0 before the first.
+    /// Moving average of the seconds of a pass; 0 before the first.
     seconds: f64,
     passes: u32,
     /// Bytes that the link uploads in the time of a usual pass.
     pub(crate) upload_bytes: u64,
     /// Upload rate of the link, in bytes per millisecond.
     pub(crate) link_bytes_per_ms: u64,
-    /// Whether that was measured.
+    /// Whether the upload rate was measured.
     is_measured: bool,
 }
 
@@ -40,8 +40,8 @@ impl Default for PassPace {
 }
 
 impl PassPace {
-    /// A pass took so long. `measured` gives the device's rates, which it is asked for now and
-    /// then.
+    /// Records the time of a pass. `measured` queries the device's rates, which is done only now
+    /// and then.
     pub(crate) fn note(&mut self, took: Duration, measured: impl FnOnce() -> Option<Throughput>) {
         let took = took.as_secs_f64();
         self.seconds = match self.passes {

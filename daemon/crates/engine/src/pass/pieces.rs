@@ -1,22 +1,23 @@
-//! How long the steps of a model's passes take: the time for which a pass that is cut into slices
-//! cannot be stopped. Where others were promised a gap between their tokens, a pass has so few rows
-//! that its longest step fits.
+//! Times of the steps of a model's passes: a sliced pass cannot be stopped within a step. While
+//! other requests were promised a gap between tokens, a pass has so few rows that its longest step
+//! fits into it.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use crate::pass::work::{Amount, WorkRates};
 
-/// Classes of rows: powers of two.
+/// Number of classes of passes by rows, one for each power of two.
 pub(super) const CLASSES: usize = 16;
 
-/// Rows of a pass of which no step was measured yet, while others were promised a gap.
+/// Number of rows of a pass whose steps were never measured, while other requests were promised a
+/// gap.
 const ROWS_FIRST: u32 = 64;
 
-/// Rows below which passes do not become shorter for the sake of their steps.
+/// Passes are never shortened below this number of rows for the sake of their steps.
 pub(crate) const ROWS_LEAST: u32 = 8;
 
-/// The part by which what is known falls towards a shorter step.
+/// Rate at which the estimate of the longest step falls towards shorter ones.
 const FALLS: f64 = 1.0 / 64.0;
 
 /// The longest steps of a model's passes, in seconds, by their rows.
@@ -40,9 +41,9 @@ impl Pieces {
         });
     }
 
-    /// Seconds of the longest step of a pass of so many rows, as far as that is known: where it was
-    /// not measured, by the next smaller passes, whose steps take at most as long a row, else by
-    /// the next larger ones.
+    /// Expected seconds of the longest step in a pass of `rows` rows; if not measured, estimated
+    /// from the next smaller passes (whose steps take at most as long per row), else from the next
+    /// larger ones. `None` if nothing was measured.
     pub(crate) fn seconds(&self, rows: u32) -> Option<f64> {
         let class = class(rows);
         let below = (0..=class).rev().find_map(|at| {
@@ -66,20 +67,20 @@ impl Pieces {
     }
 }
 
-/// Watches the steps of a slice.
+/// Measures the steps of a slice of a pass.
 pub(crate) struct StepWatch {
     begun: Instant,
     /// The device's rates, if it computes asynchronously.
     rates: Option<WorkRates>,
-    /// End of the last step, and the work that was given until then.
+    /// End of the last step, and the work queued until then.
     last: Cell<(Instant, Amount)>,
-    /// The next step may wait for what the device was given before the slice.
+    /// Whether the next step may wait for work that was queued before the slice.
     is_behind: Cell<bool>,
     longest: Cell<Option<Duration>>,
 }
 
 impl StepWatch {
-    /// Watches a slice that begins; `is_behind` where the device has other work to do before.
+    /// Starts to measure a slice; `is_behind` says that the device has earlier work to do.
     pub(crate) fn new(begun: Instant, rates: Option<WorkRates>, is_behind: bool) -> Self {
         Self {
             begun,
@@ -96,8 +97,9 @@ impl StepWatch {
             .map_or(Duration::ZERO, |rates| rates.time(amount))
     }
 
-    /// A step ended now, with so much given since the slice began: how long the slice takes so far,
-    /// and its longest step. What the first one waits for others' work is not its own time.
+    /// Records that a step ended at `now` when `given` was queued since the slice began. Returns
+    /// the slice's time so far and its longest step. The first step's wait for earlier work is not
+    /// counted.
     pub(crate) fn step(&self, now: Instant, given: Amount) -> (Duration, Duration) {
         let (last, before) = self.last.replace((now, given));
         let work = self.work(given - before);
@@ -111,9 +113,9 @@ impl StepWatch {
         (elapsed.max(self.work(given)), longest)
     }
 
-    /// The longest step of the slice, which ended now; `None` of one that was given in one piece.
-    /// What is behind the last step counts where the device does its work at once: else that is a
-    /// wait for what was counted.
+    /// The longest step of the slice that ended at `now`; `None` if the slice had one piece. Time
+    /// after the last step counts only for a device that computes synchronously: else it is a wait
+    /// for counted work.
     pub(crate) fn longest(&self, now: Instant) -> Option<Duration> {
         let longest = self.longest.get()?;
         let (last, _) = self.last.get();

@@ -1,5 +1,5 @@
-//! What a pass takes of its requests: their memory made ready, the rows of the model's inputs,
-//! rotations, and whose the rows are.
+//! What a pass borrows from its requests: their memory, input rows, RoPE angles, and which row
+//! belongs to which request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,61 +23,63 @@ use crate::request::encode;
 use crate::request::kv::SequenceMemory;
 use crate::request::task::{Task, Work};
 
-/// A pass's requests, ready for the device. The requests' memory is here until
-/// the pass has ended: they change with each row that comes, and their memory does not.
+/// A pass's requests, prepared for the device. The requests' memory is kept here until the pass has
+/// ended, since the requests change with each row and their memory does not.
 pub(crate) struct Prepared {
     pub(crate) loaded: Arc<LoadedModel>,
     pub(crate) model: ModelId,
-    /// A row has an adapter.
+    /// Whether any row uses an adapter.
     pub(crate) adapted: bool,
     pub(crate) layout: ScratchLayout,
-    /// For each input of the plan its rows, as its table has them.
+    /// For each input of the plan its rows, in the tensor type of its table.
     pub(crate) inputs: Vec<Vec<u8>>,
-    /// Rows of images in the place of some of theirs.
+    /// Rows of images that replace some of the input rows.
     pub(crate) given: Vec<GivenRows>,
     pub(crate) angles: Vec<RopeAngles>,
     pub(crate) memories: Vec<SequenceMemory>,
 }
 
-/// The rows of a pass.
+/// Spans, rows and outputs of a pass.
 #[derive(Default)]
 pub(crate) struct PassRows<'a> {
     spans: Vec<Span<'a>>,
-    /// The parts of towers' images.
+    /// Spans of the parts of images in a tower's pass.
     parts: Vec<Span<'a>>,
-    /// First row of each request in the pass; of an image, its first row of the tower's output.
+    /// Index of each request's first row in the pass; for an image, its first row of the tower's
+    /// output.
     first_rows: Vec<usize>,
     outputs: Vec<u32>,
-    /// How much of each row of `outputs` is of interest.
+    /// How much of the logits of each row in `outputs` is needed.
     interests: Vec<Interest>,
     hidden: Vec<u32>,
-    /// Whose each of the wanted rows is: first those of `outputs`, then those of `hidden`.
+    /// Index of the request that each wanted row belongs to: first the rows of `outputs`, then
+    /// those of `hidden`.
     owners: Vec<usize>,
 }
 
-/// Arena offsets of the pages of a pass's requests, for each group of KV.
+/// Arena offsets of the KV pages of a pass's requests, for each KV group.
 pub(crate) struct PassPages<'a> {
     of_requests: Vec<Vec<&'a [u64]>>,
-    /// KV pages of the parts of towers' images.
+    /// KV pages of the parts of images in a tower's pass.
     of_parts: Vec<Vec<&'a [u64]>>,
 }
 
-/// The requests for which a pass is computed.
+/// The requests for which a pass is computed, and others to serve meanwhile.
 pub(crate) struct PassRequests<'a> {
     rows: &'a PassRows<'a>,
     members: &'a mut [Member],
-    /// Others, which are sent what they are due beside the device's work: to wake the clients of a
-    /// pass's rows takes the time of some rows.
+    /// Other requests, whose due events are sent while the device works: waking the clients of a
+    /// pass's rows takes as long as computing some rows.
     others: Option<&'a mut BTreeMap<SeqId, Task>>,
     threads: &'a RowThreads,
-    /// How long tokens were chosen.
+    /// Total time in which tokens were chosen.
     pub(crate) sampling: Duration,
 }
 
-/// Rows of a request with their logits.
+/// Rows of one request with their logits.
 struct MemberLogits<'a> {
     member: &'a mut Member,
-    /// The request's rows of the pass, each with its index.
+    /// Index of each of the request's rows in the pass, and its logits.
     rows: Vec<(usize, &'a mut [f32])>,
 }
 
@@ -185,7 +187,8 @@ impl Prepared {
         }
     }
 
-    /// The rows, of which the first `decode_spans` requests have a token each and its drafts.
+    /// Makes the spans and rows of the pass; the first `decode_spans` requests have one token each
+    /// and its draft tokens.
     pub(crate) fn rows<'a>(
         &self,
         members: &[Member],
@@ -280,7 +283,7 @@ impl Prepared {
         rows
     }
 
-    /// The pass, whose scratch lies at an offset of the arena.
+    /// Makes the pass, whose scratch lies at the arena's offset `scratch_at`.
     pub(crate) fn pass<'a>(
         &'a self,
         plan: &PassPlan,

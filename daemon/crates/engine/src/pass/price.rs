@@ -1,11 +1,11 @@
-//! What rows of prompts cost beside tokens, by the last such pass. Where the tokens were promised a
-//! gap, a pass has as many rows of prompts as fit into what is left of it.
+//! Cost of prompt rows beside tokens, by the last such pass. If the tokens have a promised gap, a
+//! pass has as many prompt rows as fit into the rest of the gap.
 
 use std::time::Duration;
 
 use crate::pass::share::{FIRST, ROWS_MIN, SIZES, TOLERANCE, prompt_rows, smallest};
 
-/// The last pass of a model that had rows of prompts beside tokens.
+/// Time of a model's last pass that had rows of prompts beside tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct RowPrice {
     last: Option<Last>,
@@ -13,16 +13,15 @@ pub(crate) struct RowPrice {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Last {
-    /// Rows of prompts.
+    /// Number of prompt rows in the pass.
     rows: u32,
-    /// Seconds that the pass took, and would have taken without prompts.
+    /// Seconds that the pass took, and that it would have taken without prompts.
     seconds: f64,
     without: f64,
 }
 
 impl RowPrice {
-    /// A pass with so many rows of prompts took so long; without them it would have taken
-    /// `without` seconds.
+    /// Records a pass with `rows` prompt rows; without them it would have taken `without` seconds.
     pub(crate) fn note(&mut self, rows: u32, took: Duration, without: Option<f64>) {
         // The few rows at a prompt's end say little.
         if let Some(without) = without.filter(|_| rows >= ROWS_MIN) {
@@ -34,14 +33,14 @@ impl RowPrice {
         }
     }
 
-    /// Seconds of the last such pass.
+    /// Seconds of the last pass that had prompt rows beside tokens.
     pub(crate) fn seconds(self) -> Option<f64> {
         self.last.map(|last| last.seconds)
     }
 
-    /// Rows of prompts, of `most`, of the longest pass beside so many tokens that is expected to
-    /// take no longer than `bound` seconds. It has twice as many as the last one at most: what is
-    /// larger by far is not known.
+    /// Maximum number of prompt rows, up to `most`, for a pass beside `tokens` rows that is
+    /// expected to take at most `bound` seconds. At most twice as many as the last pass had, since
+    /// much larger passes are not known.
     pub(crate) fn rows_within(self, tokens: u32, most: u32, bound: f64) -> u32 {
         let least = smallest(tokens);
         let Some(last) = self.last else {

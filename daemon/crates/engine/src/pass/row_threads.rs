@@ -1,8 +1,8 @@
-//! The threads that look at rows of logits: each request's rows on one of them.
+//! Threads that process rows of logits: each request's rows on one thread.
 //!
-//! A sampler that looks at all logits of a large vocabulary takes 0.1 to 2.4 ms a row, and the
-//! device rests meanwhile. Requests do not look at each other, so what comes of their rows does not
-//! depend on the number of threads.
+//! A sampler that reads all logits of a large vocabulary takes 0.1 to 2.4 ms a row, and the device
+//! is idle meanwhile. Requests are independent, so what comes of their rows does not depend on the
+//! number of threads.
 
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use rocmforge_kernels_cpu::Pool;
 
-/// Maximum number of threads: so many rows come from a device at a time.
+/// Maximum number of threads, since so many rows are read from a device at a time.
 const THREADS_MAX: usize = 32;
 
-/// Logits below which the thread of the engine is done before others are awake.
+/// Number of logits below which the engine's own thread finishes before other threads wake.
 const SHARED_FROM: usize = 1 << 16;
 
-/// The threads, started when they are needed first.
+/// Threads that process rows of logits, started when they are first needed.
 #[derive(Debug)]
 pub(crate) struct RowThreads {
     threads: NonZeroUsize,
@@ -26,8 +26,8 @@ pub(crate) struct RowThreads {
 }
 
 impl RowThreads {
-    /// So many threads, or one a core that the process may use, for so many logits at least, or
-    /// [`SHARED_FROM`].
+    /// Uses `threads` threads (one for each usable core if `None`) from `shared_from` logits on
+    /// ([`SHARED_FROM`] if `None`).
     pub(crate) fn new(threads: Option<NonZeroUsize>, shared_from: Option<usize>) -> Self {
         let cores = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let threads = threads.unwrap_or_else(cores).get().min(THREADS_MAX);

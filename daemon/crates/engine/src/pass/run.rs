@@ -1,7 +1,7 @@
 //! The steps of a pass: each step's segments are acquired, run and released.
 //!
-//! Nothing of a segment outlives its step, so a model that is larger than the budget runs like
-//! any other. Between two steps that are given to the device apart the requests are looked at: a
+//! No use of a segment outlives its step, so a model that is larger than the budget runs like any
+//! other. Between two steps that are given to the device separately the requests are checked: a
 //! pass that nobody waits for ends there.
 
 use std::time::{Duration, Instant};
@@ -19,73 +19,72 @@ use crate::pass::spec::{ExpertStep, Pass, PassClient, batch, id, scratch};
 use crate::pass::work::Amount;
 use crate::store::Resident;
 
-/// What a slice gave the device to do.
+/// Work that a slice of a pass queued on the device.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Load {
-    /// What to compute.
+    /// Amount of work to compute.
     pub(crate) amount: Amount,
-    /// Something was read behind most of it, and so waited for.
+    /// Whether results behind most of the work were read, so that the slice waited for it.
     pub(crate) was_read: bool,
-    /// How long the device took for the whole pass, where what it found was read later.
+    /// Measured device time of the whole pass, if its results were read later.
     pub(crate) timed: Option<Duration>,
 }
 
-/// What a pass has to do among a layer's experts yet.
+/// The experts of a layer that a pass still has to run.
 #[derive(Debug)]
 pub(crate) struct ExpertsLeft {
-    /// Segments whose experts were not run, in the order in which they come.
+    /// Segments whose experts have not run, in the order of their uploads.
     pub(super) pending: Vec<u32>,
-    /// Uploads that may be begun at once.
+    /// Maximum number of uploads that may be in flight at once.
     pub(super) window: usize,
-    /// Absent experts whose weights the CPU is to keep, behind the layer.
+    /// Absent experts whose weights the CPU should keep, after the layer.
     pub(super) kept_later: Vec<u32>,
-    /// Whether all segments were resident.
+    /// Whether all segments of the layer were resident.
     pub(super) all_there: bool,
     /// Index in `pending` of the expert that the pass waits for.
     pub(super) awaited: usize,
 }
 
 impl ExpertsLeft {
-    /// The segment that the pass waits for.
+    /// The segment whose upload the pass waits for.
     pub(super) fn waits_for(&self) -> Option<u32> {
         self.pending.get(self.awaited).copied()
     }
 }
 
-/// What a running pass uses beside the device.
+/// State of a running pass.
 pub(super) struct Run<'a, 'b> {
     pub(super) pass: &'a Pass<'a>,
     pub(super) ahead: Lookahead,
-    /// The link is given what the host would come to when it is there already.
+    /// Whether uploads are started ahead for segments that the CPU would otherwise compute.
     pub(super) feeds_link: bool,
-    /// From which segment on experts are looked for that may come although no row is routed to
-    /// them.
+    /// Segment from which on the next speculative uploads of experts are searched.
     pub(super) spare_from: u32,
-    /// When the last layer's routing was known, its absent experts, and those that the host
-    /// computed.
+    /// For the last MoE layer: when its routing was known, its number of absent experts, and how
+    /// many the CPU computed.
     pub(super) last_layer: Option<(Instant, usize, usize)>,
     pub(super) counts: &'b mut RequestCacheUse,
     pub(super) client: &'b mut dyn PassClient,
-    /// A segment that is held and whose upload is waited for, so that others may run meanwhile.
+    /// A held segment whose upload is in flight, while other passes may run.
     pub(super) held: Option<(u32, Slab)>,
-    /// The experts of a layer that are left, where the pass stopped among them.
+    /// The remaining experts of a layer, if the pass stopped among them.
     pub(super) experts: Option<ExpertsLeft>,
     /// Whether the pass is suspended instead of waiting for an upload, because other models have
     /// work.
     pub(super) suspends: bool,
-    /// Nor for the device to compute what the pass finds.
+    /// Whether the pass is also suspended instead of waiting for the device to compute its results.
     pub(super) reads_later: bool,
-    /// What the pass finds, where it is read later.
+    /// The pass's results, if they are read later.
     pub(super) reading: Option<HeadRead>,
-    /// What the device was given to do.
+    /// The work that was queued on the device.
     pub(super) given: Load,
 }
 
-/// Uploads that are under way at least while a pass waits for one and others run: the link is to
-/// work until the pass goes on.
+/// Minimum number of uploads in flight while a pass waits for one and other passes run, so that the
+/// link is busy until the pass goes on.
 const UPLOADS_SUSPENDED: u32 = 4;
 
-/// The result of a step.
+/// The result of a step of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StepEnd {
     Done,
@@ -93,7 +92,7 @@ pub(super) enum StepEnd {
     Waits,
 }
 
-/// Tells the cache that a pass begins.
+/// Reports to the cache that a pass begins.
 pub(super) fn begin(memory: &mut Memory, pass: &Pass<'_>) -> Result<(), Error> {
     let hint = PassHint {
         expects_next_pass: pass.expects_next_pass,
@@ -163,8 +162,8 @@ impl Run<'_, '_> {
         }
     }
 
-    /// How many of the steps that come next the device can be given at once, and is likely to be
-    /// given at once by later passes too: their segments are resident, and stay.
+    /// Number of next steps that can be given to the device at once, now and probably in later
+    /// passes too: their segments are resident and stay.
     pub(super) fn ready(&self, memory: &Memory, steps: &[Step]) -> usize {
         if !self.pass.decodes() || !(self.feeds_link || self.pass.routes()) {
             return 0;
@@ -178,7 +177,7 @@ impl Run<'_, '_> {
         steps.iter().take_while(stays).count()
     }
 
-    /// Gives the device several steps at once, whose segments are all resident.
+    /// Gives the device several steps at once, all of whose segments are resident.
     pub(super) fn together(&mut self, memory: &mut Memory, steps: &[Step]) -> Result<(), Error> {
         if let Some(error) = self.client.ended() {
             return Err(error);
@@ -209,7 +208,7 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Starts uploads ahead, of ordered segments from one on.
+    /// Starts up to `uploads` uploads of absent ordered segments from the segment `from` on.
     fn prefetch(&self, memory: &mut Memory, from: u32, uploads: u32) -> Result<(), Error> {
         let pass = self.pass;
         // The head is the last of the ordered segments.
@@ -223,8 +222,8 @@ impl Run<'_, '_> {
         memory.store.prefetch(pass.model, from, end, uploads)
     }
 
-    /// Acquires the segments of steps, and says where they are; `held` has those that must be
-    /// released, whatever comes of it.
+    /// Acquires the segments of steps and returns where they are; `held` receives those that must
+    /// be released, also after an error.
     fn hold_all(
         &mut self,
         memory: &mut Memory,
@@ -245,8 +244,9 @@ impl Run<'_, '_> {
         weights.collect()
     }
 
-    /// Acquires a segment, starts uploads ahead, runs `step`, and releases it whatever came of it.
-    /// Where others have something to run, it does not wait for the segment, but holds it.
+    /// Acquires a segment, starts uploads ahead, runs `step`, and releases the segment also after
+    /// an error. If other models have work, it does not wait for the upload but keeps the segment
+    /// held.
     pub(super) fn with_segment(
         &mut self,
         memory: &mut Memory,
@@ -295,8 +295,8 @@ impl Run<'_, '_> {
         result.map(|()| StepEnd::Done)
     }
 
-    /// The place of a segment that is held since the slice before, once it has come; `None` if it
-    /// is not held, or its upload failed.
+    /// The slab of a segment that an earlier slice held, once it is resident; `None` if it was not
+    /// held, or its upload failed.
     fn take_held(&mut self, memory: &mut Memory, index: u32) -> Result<Option<Slab>, Error> {
         let Some((held, slab)) = self.held.take() else {
             return Ok(None);
@@ -380,8 +380,8 @@ pub(super) fn run_step(
     )
 }
 
-/// Gives the device the operations of steps of the pass's plan that follow each
-/// other, each with its weights.
+/// Gives the device the operations of consecutive steps of the plan, each with its segment's
+/// weights.
 fn run_ops(
     memory: &mut Memory,
     pass: &Pass<'_>,

@@ -1,11 +1,11 @@
-//! How much of a long prompt a pass takes in while somebody waits for his next token: so much
-//! that the pass takes at most some times what it takes without. The times are measured,
-//! since what a row costs depends on the device, the model, how many rows there are and how
-//! far into the text they are.
+//! Number of rows of a long prompt in a pass while other requests wait for their next token, chosen
+//! so that the pass takes at most a multiple of its time without the prompt. The times are
+//! measured, since what a row costs depends on the device, the model, how many rows there are and
+//! how far into the text they are.
 //!
-//! Kernels work on so many rows at a time, so a pass's time has steps: passes have one of some
-//! sizes, and the next larger one is taken where it is expected to fit, the next smaller one where
-//! two passes in a row did not.
+//! Kernels process blocks of rows, so the time of a pass grows in steps: passes have one of a few
+//! sizes, and the next larger one is used if it is expected to fit, the next smaller one if two
+//! passes in a row did not.
 //!
 //! ```text
 //!   held --(the smallest size is far too long, twice)--> let go: up to some times longer
@@ -13,103 +13,104 @@
 //!    +--------------(it fits again, or a new prompt begins)---------------+
 //! ```
 //!
-//! A smallest size that is a little too long is held to all the same: the others'
-//! pace is what was promised.
+//! The smallest size is kept even if it is a little too long: the others' pace has priority.
 //!
-//! One long prompt beside many texts is to at most double the time between tokens. The more of the
-//! requests still have no token at all, the longer a pass may take: that many waiting prompts are
-//! worth more than the others' pace.
+//! One long prompt beside many decoding requests may at most double the time between tokens. The
+//! more requests have no token at all, the longer a pass may take: many waiting prompts matter more
+//! than the others' pace.
 
 use std::time::Duration;
 
-/// How much longer a pass may take for one prompt a decoding sequence.
+/// A pass may take longer by this factor for each waiting prompt per decoding sequence.
 const LONGER_A_PROMPT: f64 = 4.0;
 
-/// How much longer it may take at least.
+/// Minimum factor by which a pass with prompt rows may take longer.
 const LONGER_LEAST: f64 = 1.0;
 
-/// How much longer passes with prompts may take while other models have requests, and the seconds
-/// of it at most: a token waits for slices of theirs, too, so that a pass as short as that makes
-/// little of the time between two.
+/// Factor by which passes with prompts may take longer while other models have requests. A token
+/// waits for slices of those models, too, so a short pass adds little to the time between tokens.
 const LONGER_BESIDE_OTHERS: f64 = 4.0;
 const SECONDS_BESIDE_OTHERS: f64 = 0.010;
 
-/// Rows of a pass, those of the tokens among them: what kernels take at a time, and some between.
+/// Possible numbers of rows in a pass, tokens included: the block sizes of kernels, and some
+/// between.
 pub(super) const SIZES: [u32; 18] = [
     12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
 ];
 
-/// The first one, before anything was measured: 64 rows.
+/// Index of the first size, before anything was measured: 64 rows.
 pub(super) const FIRST: usize = 5;
 
-/// Fewest rows of prompts: with the tokens of 8 sequences as many as kernels
-/// for few rows take at a time.
+/// Minimum number of prompt rows: with the tokens of 8 sequences, as many as kernels for few rows
+/// take at a time.
 pub(super) const ROWS_MIN: u32 = 8;
 
-/// A pass beyond this part of what it may take is too long: what the engine does between two passes
-/// is part of the time between tokens, too.
+/// A pass counts as too long beyond this part of its allowed time, since the engine's work between
+/// two passes also delays tokens.
 pub(crate) const TOLERANCE: f64 = 0.97;
 
-/// One that takes this many times what it may is not tried a second time, but for the smallest
-/// size.
+/// A size that takes this many times the allowed time is not tried a second time, except the
+/// smallest one.
 const FAR_TOO_LONG: f64 = 1.5;
 
-/// Passes for which a size that was too long is not tried again so far into a text.
+/// Number of passes for which a size that was too long at some position is not tried again from
+/// that position on.
 const CEILING_PASSES: u32 = 1024;
 
-/// How many times longer than else a pass may take that is too long whatever it takes in, as one
-/// far into a very long text.
+/// Factor on the allowed time for a pass that is too long at every size, such as one far into a
+/// very long text.
 const LET_GO: f64 = 8.0;
 
-/// Measured times of one model's passes, by which prompts get their share of rows.
+/// The number of prompt rows in a model's next pass, and the measured times that it follows from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct PromptShare {
-    /// Index of the size of the next pass.
+    /// Index into [`SIZES`] of the next pass.
     size: usize,
     ceiling: Option<Ceiling>,
-    /// The last pass was too long.
+    /// Whether the last pass was too long.
     over: bool,
-    /// The smallest size was far too long.
+    /// Whether even the smallest size was far too long, so that larger ones are allowed.
     let_go: bool,
-    /// The pass before: its size, and what it took.
+    /// Size and seconds of the pass before.
     last: Option<(usize, f64)>,
-    /// How far into its text the last prompt was.
+    /// Position in its text of the last prompt's rows.
     position: u32,
 }
 
-/// A size that was too long, so far into a text: it is not to be climbed to again and again.
+/// A size that was too long from a position in the text on, so that it is not tried again and
+/// again.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Ceiling {
     size: usize,
     position: u32,
-    /// Seconds that a pass was allowed to take longer.
+    /// Seconds by which the pass was allowed to take longer.
     longer: f64,
     passes_left: u32,
 }
 
-/// A pass of prompts beside tokens.
+/// A pass that had rows of prompts beside tokens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mixed {
-    /// Rows of prompts.
+    /// Number of prompt rows in the pass.
     pub(crate) rows: u32,
-    /// Rows of tokens, at least 1.
+    /// Number of decode rows, at least 1.
     pub(crate) tokens: u32,
-    /// The first position of the prompts' rows that is farthest into a text.
+    /// The largest first position of any prompt's rows in the pass.
     pub(crate) position: u32,
-    /// What the pass took.
+    /// Time that the pass took.
     pub(crate) took: Duration,
-    /// Seconds of a pass of the tokens alone, where that was measured.
+    /// Measured seconds of a pass of the decode rows alone; `None` if not measured.
     pub(crate) without: Option<f64>,
-    /// Sequences that decode, at least 1.
+    /// Number of decoding sequences, at least 1.
     pub(crate) decoding: usize,
-    /// Requests that have no token yet.
+    /// Number of requests that have no token yet.
     pub(crate) waiting: usize,
     /// Whether other models have requests.
     pub(crate) beside_others: bool,
 }
 
 impl Mixed {
-    /// Seconds that the pass may take longer than `without`.
+    /// Seconds by which the pass may take longer than `without`, the seconds without prompts.
     fn longer(&self, without: f64) -> f64 {
         let longer = without * longer(self.waiting, self.decoding);
         match self.beside_others {
@@ -145,18 +146,18 @@ pub(super) fn smallest(tokens: u32) -> usize {
     fits.unwrap_or(SIZES.len() - 1)
 }
 
-/// Rows of prompts in a pass of a size.
+/// Number of prompt rows in a pass of the size with index `size`, beside `tokens` decode rows.
 pub(super) fn prompt_rows(size: usize, tokens: u32) -> u32 {
     SIZES[size].saturating_sub(tokens).max(ROWS_MIN)
 }
 
 impl PromptShare {
-    /// Rows of prompts in the next pass beside `tokens` rows, at most `most`.
+    /// Number of prompt rows in the next pass beside `tokens` decode rows, at most `most`.
     pub(crate) fn rows(self, tokens: u32, most: u32) -> u32 {
         prompt_rows(self.size.max(smallest(tokens)), tokens).min(most.max(1))
     }
 
-    /// Learns from a pass. `most` is what a pass takes in at most.
+    /// Learns from the time of a pass. A pass has at most `most` rows.
     pub(crate) fn note(&mut self, pass: Mixed, most: u32) {
         let least = smallest(pass.tokens);
         let size = self.size.max(least);
@@ -229,7 +230,8 @@ impl PromptShare {
         }
     }
 
-    /// Larger sizes, as long as a row of them is much cheaper than one of the size before.
+    /// Finds a larger size, while the allowed time does not apply, as long as its rows are much
+    /// cheaper than those of the size before.
     fn while_let_go(
         &mut self,
         size: usize,
@@ -261,7 +263,7 @@ impl PromptShare {
         }
     }
 
-    /// The next larger size, if a pass may take that much.
+    /// The next larger size, if it is allowed.
     fn larger(&self, size: usize, tokens: u32, most: u32) -> Option<usize> {
         let next = (size + 1 < SIZES.len()).then_some(size + 1)?;
         (prompt_rows(size, tokens) < most).then_some(next)
@@ -283,7 +285,7 @@ impl PromptShare {
         });
     }
 
-    /// Whether a size was too long where a text was no longer and as little was allowed.
+    /// Whether a size was too long at an earlier position with as little time allowed.
     fn is_closed(&self, size: usize, longer: f64) -> bool {
         self.ceiling.is_some_and(|c| {
             size >= c.size && self.position >= c.position / 2 && longer <= c.longer

@@ -1,4 +1,4 @@
-//! A pass in slices: each goes on from where the one before stopped, and stops between two steps.
+//! Runs a pass in slices: each continues where the one before stopped, and stops between two steps.
 
 use crate::api::RequestCacheUse;
 use crate::api::error::Error;
@@ -11,15 +11,14 @@ use crate::pass::work::Amount;
 /// Parameters of a slice of a pass.
 #[derive(Clone, Copy)]
 pub(crate) struct Slicing<'a> {
-    /// Asked behind each step, with what the slice gave the device to compute so far: whether to
+    /// Called after each step with the work that the slice has queued so far; returns whether to
     /// stop there.
     pub(crate) is_over: &'a dyn Fn(&Memory, Amount) -> bool,
-    /// Whether the pass stops also where it would wait for an upload.
+    /// Whether the pass also stops where it would wait for an upload.
     pub(crate) suspends: bool,
-    /// Whether the pass also stops where it would wait for the device to compute what the pass
-    /// finds.
+    /// Whether the pass also stops where it would wait for the device to compute its results.
     pub(crate) reads_later: bool,
-    /// The pass is so short that the device may have it at once.
+    /// Whether the pass is so short that the device may be given all of it at once.
     pub(crate) whole: bool,
     /// Whether the whole pass ends before the next promised pass of another model has to begin.
     pub(crate) fits: bool,
@@ -29,11 +28,12 @@ pub(crate) struct Slicing<'a> {
 pub(crate) enum SliceStart<'a> {
     /// The slice begins at the first step, with the rows of the inputs.
     Inputs(&'a [Vec<u8>]),
-    /// Where the slice before stopped.
+    /// The slice continues where an earlier slice stopped.
     Progress(Progress),
 }
 
-/// Runs a pass. `inputs` has for each input of the plan `n_tokens` rows as its table has them.
+/// Runs a whole pass. `inputs` has for each input of the plan `n_tokens` rows in the tensor type of
+/// its table.
 pub(crate) fn run(
     memory: &mut Memory,
     pass: &Pass<'_>,
@@ -59,8 +59,9 @@ pub(crate) fn run(
     .map(|_| ())
 }
 
-/// Runs a slice of a pass: as [`run`], but it may stop between two steps, and begin where the slice
-/// before stopped. The pass may be built again meanwhile, of the same rows and the same scratch.
+/// Runs a slice of a pass, as [`run`], but it may stop between two steps, and may begin where an
+/// earlier slice stopped. The [`Pass`] may be rebuilt between slices from the same rows and
+/// scratch.
 pub(crate) fn run_slice(
     memory: &mut Memory,
     pass: &Pass<'_>,
@@ -130,7 +131,7 @@ fn first_slice(
     go_on(memory, steps, slicing.is_over)
 }
 
-/// Continues a pass from its current step until it is over or has to be suspended.
+/// Continues a pass from its current step until it is complete or has to be suspended.
 fn go_on(
     memory: &mut Memory,
     mut steps: Stepwise<'_, '_>,

@@ -1,4 +1,4 @@
-//! Where passes work: scratch blocks, and buffers of the host that are used again.
+//! Memory that passes work in: scratch blocks, and reusable host buffers.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -13,24 +13,25 @@ use crate::pass::backlog::Backlog;
 use crate::pass::pace::PassPace;
 use crate::pass::row_threads::RowThreads;
 
-/// The part of the budget that scratch blocks may have which no pass needs now.
+/// Scratch blocks that no pass uses may take one part in this many of the budget.
 const SPARE_PART: u64 = 16;
 
-/// A scratch block and its bytes.
+/// A scratch block and its size in bytes.
 pub(crate) type ScratchBlock = (BlockId, u64);
 
-/// Sizes of scratch that are remembered.
+/// Maximum number of remembered scratch sizes.
 const SIZES_MAX: usize = 4096;
 
-/// Sizes of scratch by model, rows and rows of logits: to lay it out takes longer than all else
-/// that is decided before a pass.
+/// Sizes of scratch by model, rows and rows of logits. Remembered because laying out scratch takes
+/// longer than all other decisions before a pass.
 #[derive(Debug, Default)]
 pub(crate) struct ScratchSizes {
     known: RefCell<HashMap<(ModelId, u32, u32), u64>>,
 }
 
 impl ScratchSizes {
-    /// Bytes of a model's scratch for so many rows and rows of logits, laid out at first.
+    /// Bytes of a model's scratch for `rows` rows and `outputs` rows of logits; calls `lay_out` the
+    /// first time.
     pub(crate) fn bytes(
         &self,
         (model, rows, outputs): (ModelId, u32, u32),
@@ -49,42 +50,44 @@ impl ScratchSizes {
         })
     }
 
-    /// Forgets the sizes of some models.
+    /// Forgets the sizes of the models that `of` selects.
     pub(crate) fn forget(&mut self, of: impl Fn(ModelId) -> bool) {
         self.known.get_mut().retain(|key, _| !of(key.0));
     }
 }
 
-/// Where passes work, and how much they may take.
+/// Scratch blocks, host buffers and limits of passes.
 pub(crate) struct PassSpace {
-    /// The scratch block of the pass that runs, or ran last; suspended ones have their own. Passes
-    /// of tokens between the steps of a prompt's have a part of it.
+    /// The scratch block of the pass that runs, or ran last; suspended passes have their own.
+    /// Decode passes between the steps of a chunk use a part of it.
     pub(crate) scratch: Option<ScratchBlock>,
-    /// Scratch blocks that no pass has.
+    /// Scratch blocks that no pass uses.
     spare: Vec<ScratchBlock>,
-    /// The block that each model's last pass had: what a device records holds its address.
+    /// The scratch block of each model's last pass: graphs that a device captured contain its
+    /// address.
     last: HashMap<ModelId, BlockId>,
     /// Sizes of scratch that were laid out.
     pub(crate) sizes: ScratchSizes,
-    /// Tokens of the pass under way.
+    /// Token ids of the current pass.
     pub(crate) ids: Vec<u32>,
-    /// Rows of its inputs, as their tables have them.
+    /// Input rows of the current pass, in the tensor types of their tables.
     pub(crate) inputs: Vec<Vec<u8>>,
-    /// Residual streams of its rows, `[rows][n_embd]`, where the model's MTP head wants them.
+    /// Hidden states of the current pass's rows, `[rows][n_embd]`, if the model's MTP head needs
+    /// them.
     pub(crate) stream: Vec<f32>,
-    /// Rotations of its rows, for each table.
+    /// RoPE angles of the current pass's rows, for each RoPE table.
     pub(crate) angles: Vec<RopeAngles>,
-    /// The last pass came to computing: recurrent states may have taken in a part of it.
+    /// Whether the last pass began computing, so that recurrent states may have changed in part.
     pub(crate) computing: bool,
-    /// What the device has to do yet.
+    /// Estimate of the work that is queued on the device.
     pub(crate) backlog: Backlog,
-    /// Looks at rows of logits.
+    /// Threads that process rows of logits.
     pub(crate) row_threads: Arc<RowThreads>,
-    /// How long passes take, and what the link brings meanwhile.
+    /// Mean time of passes, and the upload rate of the link.
     pub(crate) pace: PassPace,
-    /// Uploads under way ahead of their turn, at most.
+    /// Maximum number of uploads in flight ahead of need.
     pub(crate) prefetch: u32,
-    /// Tokens of a prompt that are computed in one pass, at most.
+    /// Maximum number of prompt tokens that one pass computes.
     pub(crate) prefill_chunk: NonZeroUsize,
 }
 
@@ -119,14 +122,13 @@ impl PassSpace {
         self.scratch.map_or(0, |(_, bytes)| bytes)
     }
 
-    /// Whether there are scratch blocks that no pass has.
+    /// Whether there are scratch blocks that no pass uses.
     pub(crate) fn has_spare(&self) -> bool {
         !self.spare.is_empty()
     }
 
-    /// Takes a spare block of at least so many bytes, and at most `most`, in place of the one that
-    /// there is: the one that the model had last, or else the smallest. So each model comes to the
-    /// same block again.
+    /// Takes an unused scratch block of `bytes` to `most` bytes as the current one: the one that
+    /// the model had last, else the smallest, so that each model gets the same block again.
     pub(crate) fn take_spare(&mut self, model: ModelId, bytes: u64, most: u64) {
         let last = self.last.get(&model).copied();
         let fits = |(_, has): &ScratchBlock| (bytes..=most).contains(has);
@@ -143,21 +145,21 @@ impl PassSpace {
         self.spare.extend(self.scratch.replace(found));
     }
 
-    /// A model is no more.
+    /// Forgets the state of a model that is unloaded.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.sizes.forget(|of| of == model);
         self.last.remove(&model);
     }
 
-    /// A model's pass has the block that there is.
+    /// Records that a model's pass uses the current scratch block.
     pub(crate) fn note_last(&mut self, model: ModelId) {
         if let Some((block, _)) = self.scratch {
             self.last.insert(model, block);
         }
     }
 
-    /// Keeps a scratch block that no pass needs now, where `several` models take turns and it is
-    /// small; else gives it back.
+    /// Keeps a small scratch block that no pass uses now for later, if `several` models take turns;
+    /// else frees it.
     pub(crate) fn keep_spare(
         &mut self,
         memory: &mut Memory,
@@ -174,7 +176,7 @@ impl PassSpace {
         }
     }
 
-    /// Gives all scratch back that no pass has.
+    /// Frees all scratch that no pass uses.
     pub(crate) fn free(&mut self, memory: &mut Memory) {
         self.last.clear();
         let all = self.scratch.take().into_iter().chain(self.spare.drain(..));

@@ -1,4 +1,4 @@
-//! What a pass computes, and for whom.
+//! The description of a pass: its rows, what is wanted of them, and who takes the results.
 
 use rocmforge_device::{Batch, Plan, Scratch, ScratchLayout, Span};
 use rocmforge_kernels_cpu::ops::RopeAngles;
@@ -8,18 +8,18 @@ use rocmforge_tensor_cache::{ModelId, SegmentId};
 use crate::api::error::Error;
 use crate::pass::given::GivenRows;
 
-/// What a pass is computed for.
+/// Takes the results of a pass for the requests that it is computed for.
 pub(crate) trait PassClient {
     /// The error that ends the pass, if all its requests have ended.
     fn ended(&self) -> Option<Error>;
 
-    /// The device has the first of the work: what is to be done beside it is done now.
+    /// Called when the device has begun the work, so that other work can be done meanwhile.
     fn begun(&mut self);
 
-    /// Takes what was found for a wanted row. Rows of one sequence come in their order.
+    /// Takes the result of a wanted row. Rows of one sequence come in their order.
     fn take(&mut self, row: WantedRow, found: RowOutput<'_>);
 
-    /// Takes the logits of several wanted rows, `[rows][n_vocab]`, which it may change.
+    /// Takes the logits of several wanted rows, `[rows][n_vocab]`, which it may change in place.
     fn take_logits(&mut self, rows: &[WantedRow], logits: &mut [f32]) {
         let width = logits.len() / rows.len().max(1);
         for (&row, logits) in rows.iter().zip(logits.chunks_exact_mut(width.max(1))) {
@@ -28,19 +28,19 @@ pub(crate) trait PassClient {
     }
 }
 
-/// A wanted row.
+/// A row of a pass whose result is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WantedRow {
-    /// Which of the pass's wanted rows it is: those of [`Pass::outputs`] come first, then those of
+    /// Index among the pass's wanted rows: those of [`Pass::outputs`] come first, then those of
     /// [`Pass::hidden`].
     pub(crate) wanted: usize,
-    /// Which of the pass's rows it is, the last one where it stands for its span's mean.
+    /// Index among the pass's rows; the last row of the span if the result is the span's mean.
     pub(crate) row: usize,
 }
 
 impl WantedRow {
-    /// The rows of a part of the outputs, or of the hidden states, that begins at the wanted row
-    /// `first`.
+    /// The wanted rows for a part of the outputs or hidden states; the part's first wanted row has
+    /// the index `first`.
     pub(crate) fn of_part(first: usize, rows: &[u32]) -> impl ExactSizeIterator<Item = Self> {
         let rows = rows.iter().enumerate();
         rows.map(move |(at, &row)| Self {
@@ -50,54 +50,54 @@ impl WantedRow {
     }
 }
 
-/// What a pass works on.
+/// A pass: the model and plan, the sequences' rows, and the rows whose results are wanted.
 #[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
     pub(crate) model: ModelId,
     pub(crate) plan: &'a Plan,
-    /// The plan is the model's with adapters.
+    /// Whether the plan is the model's plan with adapters.
     pub(crate) adapted: bool,
     pub(crate) angles: &'a [RopeAngles],
-    /// The sequences' rows; they cover all rows of the pass.
+    /// The rows of each sequence; together they are all rows of the pass.
     pub(crate) spans: &'a [Span<'a>],
-    /// The parts of the sequences, where the plan has layers for which they are sequences.
+    /// Parts of images that layers of a vision tower attend within, each a span of its own.
     pub(crate) parts: &'a [Span<'a>],
     pub(crate) n_tokens: usize,
-    /// Rows whose logits are wanted, ascending. If there are none, and no hidden states are wanted,
-    /// the output head is not touched.
+    /// Indices of the rows whose logits are wanted, ascending. If there are none, and no hidden
+    /// states are wanted, the output head does not run.
     pub(crate) outputs: &'a [u32],
-    /// Rows whose hidden state is wanted instead, ascending.
+    /// Indices of the rows whose hidden state is wanted, ascending.
     pub(crate) hidden: &'a [u32],
-    /// Rows of images in the place of those of inputs.
+    /// Rows of images that replace rows of inputs.
     pub(crate) given: &'a [GivenRows],
     /// Whether another pass of this model is expected right after.
     pub(crate) expects_next_pass: bool,
     pub(crate) scratch: &'a ScratchLayout,
     /// Arena offset of the scratch block.
     pub(crate) scratch_at: u64,
-    /// Uploads under way ahead of their turn, at most.
+    /// Maximum number of uploads in flight ahead of need.
     pub(crate) prefetch: u32,
-    /// How much of each row of `outputs` is of interest; empty where that is the best token of
+    /// How much of the logits of each row in `outputs` is needed; empty if only the best token of
     /// each.
     pub(crate) interests: &'a [Interest],
 }
 
 impl Pass<'_> {
-    /// Whether the output head is not touched.
+    /// Whether no results are wanted, so that the output head does not run.
     pub(super) fn wants_nothing(&self) -> bool {
         self.outputs.is_empty() && self.hidden.is_empty()
     }
 
-    /// Whether every sequence has one row, whose logits are wanted and have room at once.
+    /// Whether every sequence has one row, whose logits are wanted and fit at once.
     pub(super) fn decodes(&self) -> bool {
         self.spans.len() == self.n_tokens
             && self.outputs.len() == self.n_tokens
             && self.n_tokens as u64 <= self.scratch.outputs
     }
 
-    /// Whether it is a pass of few rows of a MoE model, of prompts too: in parts, each
-    /// layer waits for its routing to be read. The requests are not looked at while it
-    /// runs, so its rows are few.
+    /// Whether this is a pass of few rows, also of prompts, of a MoE model. Given to the device in
+    /// parts, each layer would wait for its routing to be read. Requests are not checked while it
+    /// runs, so it must be short.
     pub(super) fn has_few_routed_rows(&self) -> bool {
         self.n_tokens <= WHOLE_ROWS
             && self.hidden.is_empty()
@@ -151,26 +151,26 @@ impl Pass<'_> {
         }
     }
 
-    /// Whether the step goes through a MoE layer.
+    /// Whether the pass's model has MoE layers.
     pub(super) fn routes(&self) -> bool {
         let mut steps = self.plan.steps.iter();
         steps.any(|step| matches!(step, Step::Experts { .. }))
     }
 }
 
-/// How much of a wanted row is of interest, the least first.
+/// How much of a row's logits is needed; ordered from least to most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Interest {
-    /// The row's best token.
+    /// The row's most likely token.
     Best,
-    /// A number of the row's best tokens.
+    /// This many of the row's most likely tokens.
     Top(usize),
     /// All logits of the row.
     Logits,
 }
 
-/// What a pass found for one wanted row: what was of interest, or, where the device
-/// leaves that to the engine, all.
+/// The result of a pass for one wanted row: what was needed of the logits, or all of them if the
+/// device leaves the selection to the engine.
 pub(crate) enum RowOutput<'a> {
     /// The row's logits, `[n_vocab]`.
     Logits(&'a mut [f32]),
@@ -183,7 +183,7 @@ pub(crate) enum RowOutput<'a> {
     Hidden(&'a [f32]),
 }
 
-/// Rows of a pass with prompts that the device gets at once, at most.
+/// Maximum number of rows of a pass with prompts that the device is given at once.
 const WHOLE_ROWS: usize = 256;
 
 /// Rows of a pass of whole texts that the device gets at once, at most: about as many as take no
@@ -225,7 +225,7 @@ impl ExpertStep {
     }
 }
 
-/// The row of an output, which may stand for its span's mean.
+/// The row of an output, without the mark for a span's mean.
 fn row_of(output: u32) -> usize {
     (output & !MEAN_OF_SPAN) as usize
 }

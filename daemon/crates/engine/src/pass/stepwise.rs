@@ -1,4 +1,4 @@
-//! A pass that goes on step by step, and the head that ends it.
+//! A pass that runs step by step and can stop between steps, and the output head that ends it.
 
 use rocmforge_device::{BoundStep, SegmentBinding};
 use rocmforge_ops::Step;
@@ -13,15 +13,15 @@ use crate::pass::run::{ExpertsLeft, Load, Run, StepEnd, begin, run_step, write_i
 use crate::pass::spec::{Pass, PassClient, batch, id, scratch};
 use crate::pass::work::Amount;
 
-/// A pass between two of its steps. All that it has so far lies in its scratch block, so passes
+/// A pass between two of its steps. Its intermediate values lie in its scratch block, so passes
 /// with other scratch may run before it goes on.
 pub(crate) struct Stepwise<'a, 'b> {
     run: Run<'a, 'b>,
-    /// The first of the steps that are left.
+    /// Index of the next step.
     at: usize,
 }
 
-/// Where a pass is that stopped between two steps: all that it needs beside its scratch and its
+/// State of a pass that stopped between two steps: all that it needs besides its scratch and its
 /// rows.
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -31,12 +31,12 @@ pub(crate) struct Progress {
     spare_from: u32,
     held: Option<(u32, Slab)>,
     experts: Option<ExpertsLeft>,
-    /// The copy of the result, if everything is computed.
+    /// The copy of the results to the host, if everything is computed.
     reading: Option<HeadRead>,
 }
 
 impl Progress {
-    /// All of the pass was given to the device at once.
+    /// Progress of a pass that was given to the device whole and waits for its results.
     pub(super) fn reading(read: HeadRead) -> Self {
         Self {
             at: 0,
@@ -54,12 +54,12 @@ impl Progress {
         self.reading.as_ref()
     }
 
-    /// Takes what it waits for where all is computed.
+    /// Takes the read of the results, if everything is computed.
     pub(super) fn take_read(&mut self) -> Option<HeadRead> {
         self.reading.take()
     }
 
-    /// The segment whose upload it waits for.
+    /// The segment whose upload the pass waits for.
     pub(crate) fn waits_for(&self, model: ModelId) -> Option<SegmentId> {
         let held = self.held.map(|(index, _)| index);
         let index = held.or_else(|| self.experts.as_ref()?.waits_for())?;
@@ -67,7 +67,7 @@ impl Progress {
     }
 }
 
-/// The result of a slice of a pass, and what the device was given to do.
+/// The result of a slice of a pass, with the work that it queued on the device.
 pub(crate) enum SliceEnd {
     /// The pass is complete.
     Complete(Load),
@@ -75,23 +75,24 @@ pub(crate) enum SliceEnd {
     Suspended(Progress, Load),
 }
 
-/// A head of fewer rows than this part of a pass's is not counted in what a slice gave the device.
+/// The output head is not counted in a slice's queued work if it has fewer rows than one part in
+/// this many of the pass's.
 const HEAD_ROWS_PART: usize = 4;
 
 /// Progress of a pass at the end of a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StepProgress {
-    /// The pass ran some steps.
+    /// The pass ran one or more steps.
     On,
-    /// The next step's segment is held and in flight.
+    /// The next step's segment is held, and its upload is in flight.
     Waits,
     /// All steps ran; only the head is left.
     ToTheHead,
 }
 
 impl<'a, 'b> Stepwise<'a, 'b> {
-    /// Begins a pass that is to stop between steps; it is begun for the cache, too, and `end` ends
-    /// it there.
+    /// Begins a pass that may stop between steps. The cache is told of the pass here, and of its
+    /// end by [`Stepwise::end`].
     pub(crate) fn begin(
         memory: &mut Memory,
         pass: &'a Pass<'a>,
@@ -140,7 +141,7 @@ impl<'a, 'b> Stepwise<'a, 'b> {
         }
     }
 
-    /// Goes on with a pass that stopped.
+    /// Continues a pass that stopped.
     pub(super) fn resume(
         memory: &mut Memory,
         pass: &'a Pass<'a>,
@@ -172,8 +173,8 @@ impl<'a, 'b> Stepwise<'a, 'b> {
         }
     }
 
-    /// From now on it stops where it would wait for an upload, or, if it `reads_later`, for what
-    /// it found; or it waits.
+    /// Sets whether the pass stops where it would wait for an upload and, with `reads_later`, for
+    /// its results; otherwise it waits.
     pub(super) fn suspends(&mut self, suspends: bool, reads_later: bool) {
         self.run.suspends = suspends;
         self.run.reads_later = reads_later;
@@ -194,24 +195,24 @@ impl<'a, 'b> Stepwise<'a, 'b> {
         SliceEnd::Suspended(progress, run.given)
     }
 
-    /// The device has the first of the work.
+    /// Reports to the client that the device has begun the work.
     pub(super) fn begun(&mut self) {
         self.run.client.begun();
     }
 
-    /// What this slice gave the device to compute.
+    /// The work that this slice has queued on the device.
     pub(super) fn given(&self) -> Amount {
         self.run.given.amount
     }
 
-    /// Ends the pass here and returns what it holds.
+    /// Ends the pass here and releases what it holds.
     pub(super) fn let_go(&mut self, memory: &mut Memory) {
         if let Some((index, _)) = self.run.held.take() {
             memory.store.release(id(self.run.pass, index));
         }
     }
 
-    /// Runs the next step, or the next steps that the device is given at once.
+    /// Runs the next step, or several steps that the device is given at once.
     pub(crate) fn go_on(&mut self, memory: &mut Memory) -> Result<StepProgress, Error> {
         let pass = self.run.pass;
         let left = &pass.plan.steps_for(false)[self.at..];
@@ -234,7 +235,8 @@ impl<'a, 'b> Stepwise<'a, 'b> {
         Ok(StepProgress::On)
     }
 
-    /// Runs the head for the rows that are wanted, or stops where it would wait for its upload.
+    /// Runs the output head for the wanted rows, or stops where it would wait for the head's
+    /// upload.
     pub(crate) fn end(mut self, memory: &mut Memory) -> Result<SliceEnd, Error> {
         let pass = self.run.pass;
         if pass.wants_nothing() {
@@ -273,7 +275,7 @@ impl<'a, 'b> Stepwise<'a, 'b> {
     }
 }
 
-/// Runs the head for the rows that are wanted, with its weights, if it has any.
+/// Runs the output head for the wanted rows, with its segment's weights, if it has any.
 fn run_head(
     memory: &mut Memory,
     run: &mut Run<'_, '_>,
@@ -309,7 +311,7 @@ fn run_head(
     Ok(())
 }
 
-/// The part of the head that makes rows' hidden states.
+/// Runs the part of the output head that computes hidden states of `rows`.
 fn run_to_hidden(
     memory: &mut Memory,
     pass: &Pass<'_>,

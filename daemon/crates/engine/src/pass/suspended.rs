@@ -7,8 +7,8 @@
 //!                +--> complete, or failed
 //! ```
 //!
-//! A pass that is computed, or nearly so, stops, too, where others have something to run: it ends
-//! when what it found has come to the host.
+//! A pass whose work is all queued stops, too, if other models have work: it ends when its results
+//! have been copied to the host.
 //!
 //! A suspended pass keeps its requests, their memory, its scratch block and, where it waits for an
 //! upload, that one segment. All of it is in the ledger. What else of its model is resident may be
@@ -42,15 +42,16 @@ pub(crate) struct PassUnderWay {
     pub(crate) members: Vec<Member>,
     pub(crate) prepared: Prepared,
     pub(crate) counts: RequestCacheUse,
-    /// Time of its slices so far.
+    /// Time of the pass's slices so far.
     pub(crate) took: Duration,
     /// Where the pass stopped; `None` before its first slice.
     pub(crate) progress: Option<Progress>,
     /// The pass's scratch block while it is suspended.
     pub(crate) scratch: Option<ScratchBlock>,
-    /// When the device will have done it, by estimate, while what it found is read.
+    /// Estimated time at which the device will have computed the pass, while its results are being
+    /// read.
     pub(crate) due: Option<Instant>,
-    /// Whether the pass takes no longer than a slice of others.
+    /// Whether the whole pass takes no longer than a slice of other models' passes.
     pub(crate) is_short: bool,
 }
 
@@ -74,8 +75,8 @@ impl PassUnderWay {
         ModelId(self.plan.model.0)
     }
 
-    /// What a request of it holds on the device, which is the pass's until it ends, and the
-    /// position at which the request is then.
+    /// The memory of a request in this pass, which the pass keeps until it ends, and the position
+    /// at which the request is then.
     pub(crate) fn memory_of(&self, seq: SeqId) -> Option<(&SequenceMemory, usize)> {
         let at = self.members.iter().position(|m| m.task.seq == seq)?;
         Some((self.prepared.memories.get(at)?, self.members[at].end()))
@@ -94,12 +95,12 @@ impl PassUnderWay {
         read.is_some_and(|read| read.has_come(memory))
     }
 
-    /// The segment that it holds and whose upload it waits for.
+    /// The segment that the pass holds and whose upload it waits for.
     pub(crate) fn waits_for(&self) -> Option<SegmentId> {
         self.progress.as_ref()?.waits_for(self.model())
     }
 
-    /// All of it is computed, or being computed, and what it found is read.
+    /// Whether all of the pass is computed or queued on the device, and its results are being read.
     pub(crate) fn is_read(&self) -> bool {
         self.progress.as_ref().is_some_and(|p| p.read().is_some())
     }
@@ -114,17 +115,17 @@ impl PassUnderWay {
     }
 }
 
-/// The suspended passes.
+/// All suspended passes.
 #[derive(Default)]
 pub(crate) struct SuspendedPasses {
     passes: Vec<PassUnderWay>,
-    /// Times that a pass stopped between two steps.
+    /// Number of times that a pass stopped between two steps.
     suspensions: u64,
-    /// A further pass found no room in one piece beside them.
+    /// Whether a further pass found no contiguous memory beside the suspended ones.
     crowded: bool,
     /// Time since which all suspended passes have waited, some of them for the device.
     all_wait_since: Option<Instant>,
-    /// Time of all slices since start-up, and of each model's.
+    /// Total time of all slices since start-up; the next field has it by model.
     of_all: Duration,
     of_model: HashMap<ModelId, Duration>,
 }
@@ -134,12 +135,12 @@ impl SuspendedPasses {
         self.passes.is_empty()
     }
 
-    /// The passes, whose requests may get events.
+    /// The suspended passes, mutable, so that their requests can be sent events.
     pub(crate) fn passes_mut(&mut self) -> impl Iterator<Item = &mut PassUnderWay> {
         self.passes.iter_mut()
     }
 
-    /// The passes.
+    /// All suspended passes.
     pub(crate) fn passes(&self) -> impl Iterator<Item = &PassUnderWay> {
         self.passes.iter()
     }
@@ -166,15 +167,15 @@ impl SuspendedPasses {
         waiting.map(PassUnderWay::model)
     }
 
-    /// Takes one out of which all is read.
+    /// Takes out a pass whose results have all been read.
     pub(crate) fn take_read(&mut self, memory: &Memory) -> Option<PassUnderWay> {
         let at = self.passes.iter().position(|pass| pass.has_come(memory))?;
         self.all_wait_since = None;
         Some(self.passes.remove(at))
     }
 
-    /// How late the device is with what it computes, by the latest estimate; `None` while nothing
-    /// that it computes is waited for.
+    /// How late the device is with the work that passes wait for, by the latest estimate; `None`
+    /// while no pass waits for the device.
     pub(crate) fn late(&self, memory: &Memory, now: Instant) -> Option<Duration> {
         let computed = self
             .passes
@@ -191,7 +192,7 @@ impl SuspendedPasses {
         short.any(|pass| pass.has_come(memory))
     }
 
-    /// All passes wait, some of them for what the device computes. For how long they have.
+    /// If all passes wait, some of them for the device: for how long they have.
     pub(crate) fn all_wait(&mut self, memory: &Memory, now: Instant) -> Option<Duration> {
         let wait = self.passes.iter().all(|pass| pass.waits(memory));
         if !wait || !self.passes.iter().any(PassUnderWay::is_read) {
@@ -201,7 +202,7 @@ impl SuspendedPasses {
         Some(now - *self.all_wait_since.get_or_insert(now))
     }
 
-    /// Times that a pass stopped between two steps.
+    /// Number of times that a pass stopped between two steps.
     pub(crate) fn suspensions(&self) -> u64 {
         self.suspensions
     }
@@ -212,17 +213,17 @@ impl SuspendedPasses {
         self.passes.push(pass);
     }
 
-    /// A further pass found no room in one piece beside those that there are.
+    /// Records that a further pass found no contiguous memory beside the suspended ones.
     pub(crate) fn note_crowded(&mut self) {
         self.crowded = true;
     }
 
-    /// Whether a further pass found no room in one piece beside those that there are.
+    /// Whether a further pass found no contiguous memory beside the suspended ones.
     pub(crate) fn is_crowded(&self) -> bool {
         self.crowded
     }
 
-    /// Notes the end of a pass; its memory is free again if no other pass is suspended.
+    /// Records the end of a pass; if no other pass is suspended, memory counts as contiguous again.
     pub(crate) fn note_end(&mut self) {
         self.crowded &= !self.passes.is_empty();
     }
@@ -234,19 +235,19 @@ impl SuspendedPasses {
         Some(self.passes.remove(at))
     }
 
-    /// Takes one out, the first that was suspended.
+    /// Takes out the pass that was suspended first.
     pub(crate) fn take_first(&mut self) -> Option<PassUnderWay> {
         (!self.passes.is_empty()).then(|| self.passes.remove(0))
     }
 
-    /// Notes the time of a slice of a model's pass.
+    /// Adds the time of a slice to its model's total.
     pub(crate) fn note_slice(&mut self, model: ModelId, took: Duration) {
         self.of_all += took;
         *self.of_model.entry(model).or_default() += took;
     }
 
-    /// The engine's time since the start as one model's requests count it, with the `uploads` that
-    /// passes waited for.
+    /// The engine's time since start-up as requests of `model` count it; `uploads` is the time that
+    /// passes waited for uploads.
     pub(crate) fn spent(&self, model: ModelId, uploads: Duration) -> Spent {
         let own = self.of_model.get(&model).copied().unwrap_or_default();
         Spent {
@@ -256,12 +257,12 @@ impl SuspendedPasses {
         }
     }
 
-    /// A model without passes is no more.
+    /// Forgets the times of a model that is unloaded.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.of_model.remove(&model);
     }
 
-    /// Fails the requests of all.
+    /// Fails the requests of all suspended passes.
     pub(crate) fn fail(&mut self, error: impl Fn() -> Error) {
         for pass in self.passes.drain(..) {
             for member in pass.members {

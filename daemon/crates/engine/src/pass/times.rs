@@ -1,17 +1,17 @@
-//! How long the passes of a model take that only decode.
+//! Measured times of a model's passes that only decode, by their number of rows.
 
 use std::time::Duration;
 
 /// Maximum number of rows of a pass whose time is remembered.
 pub(crate) const ROWS_MAX: usize = 128;
 
-/// Passes after which a time is too old to go by.
+/// Number of passes after which a measured time is outdated.
 pub(crate) const STALE_PASSES: u64 = 2048;
 
-/// How long passes take that only decode, by their rows.
+/// Times of a model's passes that only decode, by their rows.
 #[derive(Debug)]
 pub(crate) struct PassTimes {
-    /// Seconds, and the pass in which they were measured last.
+    /// By rows: seconds, and the number of the pass in which they were measured last.
     rows: Vec<Option<(f64, u64)>>,
     passes: u64,
 }
@@ -49,22 +49,23 @@ impl PassTimes {
         (self.passes - at < STALE_PASSES).then_some(seconds)
     }
 
-    /// The most rows, of so many at most, of which that is known, and the seconds.
+    /// The largest number of rows, at most `rows`, whose time was measured recently, and the
+    /// seconds.
     fn recent_within(&self, rows: usize) -> Option<(usize, f64)> {
         let known = |n| Some((n, self.recent(n)?));
         (rows <= ROWS_MAX).then(|| (0..=rows).rev().find_map(known))?
     }
 
-    /// Seconds of a pass of so many rows; where it was not measured lately, those of the next
-    /// smaller one that was, so that it is tried.
+    /// Seconds of a pass of `rows` rows. If that was not measured recently, the time of the next
+    /// smaller measured number of rows, so that `rows` is tried.
     pub(crate) fn seconds(&self, rows: usize) -> Option<f64> {
         self.recent_within(rows).map(|(_, seconds)| seconds)
     }
 
-    /// Seconds of a pass of `rows` rows, where a pass of `all` rows, these among them, took `took`
-    /// seconds. Where it was not measured lately it lies between those of fewer and of more rows,
-    /// and is at least its rows' part of that pass: as long as prompts come in, no pass has the
-    /// tokens alone. `None` if nothing is known of as few rows.
+    /// Seconds of a decode pass of `rows` rows, given that a pass of `all` rows including these
+    /// took `took` seconds. If it was not measured recently, it is interpolated between fewer and
+    /// more rows, and at least the rows' share of that pass: while prompts come in, no pass has
+    /// only tokens. `None` if nothing is known for as few rows.
     pub(crate) fn seconds_within(&self, rows: usize, all: usize, took: f64) -> Option<f64> {
         let (below, least) = self.recent_within(rows)?;
         if below == rows {

@@ -1,20 +1,20 @@
-//! What a device is given to compute, and how long it takes for that.
+//! Amounts of work for a device, and estimates of its time.
 //!
-//! Weights are read at the device's rate, which it measures. What attention takes beside them grows
-//! with a sequence: a row of a prompt attends to all positions before it. The device times slices
-//! of passes, and what they took beyond their weights is what attention costs a model.
+//! Weights are read at the device's rate, which it measures. The time of attention grows with a
+//! sequence: a row of a prompt attends to all positions before it. The device times slices of
+//! passes, and what they took beyond their weights is what attention costs a model.
 
 use std::ops::{Add, AddAssign, Sub};
 use std::time::Duration;
 
 use crate::pass::pieces::{CLASSES, class};
 
-/// What a device is given to compute.
+/// An amount of work for a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
-    /// Bytes of weights.
+    /// Bytes of weights that the work reads.
     pub(crate) bytes: u64,
-    /// Positions that rows attend to, summed over the rows and the layers with attention.
+    /// Number of positions that rows attend to, summed over the rows and the layers with attention.
     pub(crate) attended: u64,
 }
 
@@ -49,7 +49,7 @@ impl Sub for Amount {
 /// How fast a device computes with a model's weights in passes of some number of rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct WorkRates {
-    /// Bytes of weights a second.
+    /// Rate in bytes of weights per second.
     pub(crate) bytes_per_s: f64,
     /// Seconds for a row to attend to a position in one layer.
     pub(crate) attention: f64,
@@ -64,24 +64,24 @@ impl WorkRates {
     }
 }
 
-/// Fewer positions say nothing beside what launches take.
+/// Minimum number of attended positions for a sample: with fewer, launches dominate the time.
 const ATTENDED_MIN: u64 = 1 << 20;
 
-/// A sample counts as so many times what is known, at most.
+/// A sample counts as at most this many times the known value.
 const SAMPLE_MAX: f64 = 4.0;
 
-/// What a new sample counts for beside those before it.
+/// Weight of a new sample in the moving average.
 const WEIGHT: f64 = 0.25;
 
-/// Seconds for a row to attend to a position in one layer of a model, by the rows of a pass.
+/// Seconds for a row to attend to a position in one layer, for one model, by the rows of a pass.
 #[derive(Debug, Default)]
 pub(crate) struct AttentionCosts {
     seconds: [Option<f64>; CLASSES],
 }
 
 impl AttentionCosts {
-    /// Seconds of attention for passes of `rows` rows; of the nearest number that is known, else
-    /// zero.
+    /// Seconds for a row to attend to a position in passes of `rows` rows; of the nearest measured
+    /// number of rows, or zero.
     pub(crate) fn seconds(&self, rows: u32) -> f64 {
         let class = class(rows);
         let known = self.seconds.iter().enumerate();

@@ -1,8 +1,8 @@
-//! How many requests of one asker run, and how many wait.
+//! Limits on the running and queued requests of one client.
 //!
-//! The scheduler is fair by client; these are bounds beside that. A request above `running_max`
-//! waits here as one whose reader is slow does: the scheduler is told that it is not ready. One for
-//! which there is no place to wait, either, is refused when it comes.
+//! The scheduler is fair by client; these limits apply in addition. A request above `running_max`
+//! is reported to the scheduler as not ready, like one whose reader is slow. A request above the
+//! queue limit is rejected when it arrives.
 //!
 //! *Invariant:* no admission takes a client's running requests above its `running_max`: those that
 //! run, and those that wait and are ready, are no more than that (test
@@ -25,8 +25,8 @@ impl Requests {
         self.scheduler.sequence(seq).is_some_and(|s| s.running)
     }
 
-    /// How many requests wait whose readers have room: one that yielded may have a reader who does
-    /// not read. Those that wait for their own model's file wait for nobody.
+    /// Number of waiting requests whose readers have room (a preempted one may have a reader that
+    /// does not read), without those of the models in `not_ready`, which only wait for their file.
     pub(crate) fn queued_and_read(&self, not_ready: &[ModelId]) -> u32 {
         let waits = |task: &&Task| {
             task.reader_has_room() && !not_ready.contains(&task.model) && !self.runs(task.seq)
@@ -34,7 +34,7 @@ impl Requests {
         self.tasks.values().filter(waits).count() as u32
     }
 
-    /// Each client's requests, in the order of the clients' numbers.
+    /// Numbers of each client's requests, ordered by the clients' numbers.
     pub(crate) fn clients(&self) -> Vec<ClientStatus> {
         let mut clients: Vec<ClientStatus> = Vec::new();
         for task in self.all() {
@@ -79,8 +79,8 @@ impl Requests {
         })
     }
 
-    /// The waiting requests that may not be admitted now, since others of their clients run or come
-    /// before them: interactive ones first, then in the order in which they came.
+    /// Waiting requests that may not be admitted now because of their client's limit: other
+    /// requests of the client run or come first (interactive ones, then by arrival).
     pub(crate) fn held_back(&self) -> HashSet<SeqId> {
         let limited = |task: &&Task| task.asker.running_max.is_some();
         if !self.all().any(|task| limited(&task)) {

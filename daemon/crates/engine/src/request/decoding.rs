@@ -1,4 +1,4 @@
-//! What a request asks beside sampling, and how the next token comes of it.
+//! Options of a request besides sampling, and the choice of its next token.
 //!
 //! ```text
 //! logits -> a copy, if log-probabilities are wanted
@@ -6,8 +6,8 @@
 //!        -> bias, penalties, draw (sampler) -> the token, its score
 //! ```
 //!
-//! *Invariant:* log-probabilities are those of the logits as the model gives them, unless those
-//! behind the samplers are asked for: nothing that changes them comes before the copy (test
+//! *Invariant:* log-probabilities are those of the logits as the model gives them, unless the
+//! request asks for those after the samplers: nothing that changes them comes before the copy (test
 //! `log_probabilities_are_what_a_scoring_of_the_same_text_gives`).
 
 use rocmforge_grammar::Matcher;
@@ -20,44 +20,46 @@ use crate::pass::spec::RowOutput;
 use crate::request::masks::{Constraint, Masks};
 use crate::request::sampler::Sampler;
 
-/// What a request asks beside sampling.
+/// Options of a request besides its samplers: ends, log-probabilities, grammar.
 #[derive(Debug, Clone, Default)]
 pub struct Decoding {
-    /// Number of tokens before which none may end the generation.
+    /// Number of tokens that must be generated before the generation may end.
     pub min_tokens: u32,
-    /// Tokens that end a text do not: they are generated like any other, and have no text.
+    /// Whether end-of-generation tokens do not end the generation: they are generated like others,
+    /// and have no text.
     pub ignore_eos: bool,
-    /// Tokens that end the text beside the vocabulary's own; they are not part of it.
+    /// Tokens that end the generation in addition to the vocabulary's own; they are not part of the
+    /// output.
     pub stop_tokens: Vec<u32>,
-    /// The log-probability of each generated token, and of so many of the most likely ones in its
-    /// place.
+    /// Number of most likely tokens whose log-probabilities are reported with each generated
+    /// token's own; `None` reports none.
     pub logprobs: Option<u32>,
-    /// The log-probabilities are those of the distribution that the token is drawn from, behind all
-    /// samplers, of which fewer tokens may be left; only with `logprobs`.
+    /// Whether log-probabilities are those of the distribution after all samplers, from which the
+    /// token is drawn and in which fewer tokens may be left; only with `logprobs`.
     pub after_sampling: bool,
-    /// Tokens whose log-probabilities are returned beside the most likely ones, however unlikely;
-    /// only with `logprobs`.
+    /// Tokens whose log-probabilities are reported in addition to the most likely ones, however
+    /// unlikely; only with `logprobs`.
     pub watched: Vec<u32>,
-    /// Control tokens have their names as text, for who reads marks in it.
+    /// Whether control tokens appear in the text by their names, for readers that parse such marks.
     pub control_text: bool,
-    /// The grammar or format that constrains the output; it ends where that allows nothing more.
-    /// Not with `min_tokens` or `ignore_eos`.
+    /// The grammar or format that constrains the output; the generation ends where it allows
+    /// nothing more. Not allowed with `min_tokens` or `ignore_eos`.
     pub grammar: Option<Box<Matcher>>,
 }
 
-/// How a generation's tokens are chosen.
+/// Chooses a generation's tokens: sampler, constraint and scores.
 #[derive(Debug)]
 pub(crate) struct Chooser {
     pub(crate) sampler: Sampler,
     wanted: Decoding,
     held: Option<Constraint>,
-    /// Whether drafts may be made.
+    /// Whether tokens may be drafted for the request.
     takes_drafts: bool,
-    /// Logits as the model gave them; room that is used again.
+    /// Reusable copy of the logits as the model gave them.
     untouched: Vec<f32>,
 }
 
-/// A token that was chosen, with its score if that is wanted.
+/// A chosen token, with its score if the request wants scores.
 pub(crate) struct Chosen {
     pub(crate) token: u32,
     pub(crate) score: Option<TokenScore>,
@@ -66,14 +68,15 @@ pub(crate) struct Chosen {
 /// The reason for which a token ends a generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ends {
-    /// The vocabulary says so.
+    /// The token is an end-of-generation token of the vocabulary.
     Text,
-    /// The request says so.
+    /// The token is among the request's stop tokens.
     Stop,
 }
 
 impl Chooser {
-    /// `masks` gives the threads that compute masks, where they are needed.
+    /// A chooser for a request; `masks` is called for the threads that compute grammar masks, if
+    /// they are needed.
     pub(crate) fn new(
         sampler: Sampler,
         mut wanted: Decoding,
@@ -89,20 +92,20 @@ impl Chooser {
         }
     }
 
-    /// Drafts no tokens, unless `drafts`.
+    /// Sets whether tokens may be drafted for the request.
     pub(crate) fn with_drafts(mut self, drafts: bool) -> Self {
         self.takes_drafts &= drafts;
         self
     }
 
-    /// Whether all logits of the next row are looked at, whatever the sampler takes.
+    /// Whether all logits of the next row are needed, however few the sampler takes.
     pub(crate) fn looks_at_all(&self, generated: u32) -> bool {
         self.held.as_ref().is_some_and(Constraint::restricts)
             || self.wanted.logprobs.is_some()
             || generated < self.wanted.min_tokens
     }
 
-    /// Whether drafts may be made: what a text is held to would have to follow each of them.
+    /// Whether tokens may be drafted: not with a grammar, which would have to follow each draft.
     pub(crate) fn takes_drafts(&self) -> bool {
         self.takes_drafts
     }
@@ -116,7 +119,7 @@ impl Chooser {
         ends.then_some(Ends::Text)
     }
 
-    /// Appends a chosen token to the output; whether the format is complete with it.
+    /// Appends a chosen token to the output. Returns whether the format is complete with it.
     pub(crate) fn accept(&mut self, token: u32) -> Result<bool, Error> {
         self.sampler.accept(token);
         let Some(held) = &mut self.held else {
@@ -129,7 +132,7 @@ impl Chooser {
         Ok(complete)
     }
 
-    /// The token that follows `generated` others.
+    /// Chooses the token that follows `generated` other generated tokens.
     pub(crate) fn choose(
         &mut self,
         found: RowOutput<'_>,
@@ -202,7 +205,8 @@ fn plain(token: Option<u32>, loaded: &LoadedModel) -> Result<Chosen, Error> {
     }
 }
 
-/// The score of `next` in `logits`, which become log-probabilities. `None` if they are not finite.
+/// The score of token `next`; turns `logits` into log-probabilities in place. `None` if they are
+/// not finite.
 pub(crate) fn score(logits: &mut [f32], next: u32, top_n: usize) -> Option<TokenScore> {
     // Without an early end several are looked at a time. NaN is not below infinity.
     if !logits

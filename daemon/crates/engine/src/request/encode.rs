@@ -1,5 +1,5 @@
-//! Models whose rows attend both ways: encoders. All rows of a text are in one pass, and what comes
-//! of it is a row of the text, or the mean of all, which the device makes, or each of its rows.
+//! Requests to encoders, whose rows attend to all others of their text. All rows of a text are in
+//! one pass; the result is one row, the mean of all rows (computed by the device), or each row.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use rocmforge_ops::MEAN_OF_SPAN;
 use crate::api::error::Error;
 use crate::model::loaded::LoadedModel;
 
-/// The output rows of a text whose rows of the pass these are.
+/// Indices of the output rows of a text that has the rows `rows` of the pass.
 pub(crate) fn wanted(pooling: Pooling, rows: Range<usize>) -> impl Iterator<Item = u32> + Clone {
     let (first, end) = (rows.start as u32, rows.end as u32);
     let (rows, mark) = match pooling {
@@ -21,7 +21,7 @@ pub(crate) fn wanted(pooling: Pooling, rows: Range<usize>) -> impl Iterator<Item
     rows.map(move |row| row | mark)
 }
 
-/// Refuses to generate or score text with an encoder.
+/// Rejects requests to generate or score text with an encoder.
 pub(crate) fn refuse_text(loaded: &LoadedModel) -> Result<(), Error> {
     if !loaded.model().plan().both_ways {
         return Ok(());

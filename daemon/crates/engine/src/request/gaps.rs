@@ -1,31 +1,32 @@
-//! The gaps between a request's tokens: the longest one, and what the engine did meanwhile.
+//! Tracks the gaps between a request's tokens: the longest one, its cause, and those longer than
+//! promised.
 
 use std::time::{Duration, Instant};
 
 use crate::api::{Gap, GapCause};
 
-/// What the engine's time went to since it started, as one model sees it.
+/// Total time of the engine by use, since start-up, as seen by one model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Spent {
-    /// Slices of the model's own passes.
+    /// Time of slices of the model's own passes.
     pub(crate) own: Duration,
-    /// Slices of other models' passes.
+    /// Time of slices of other models' passes.
     pub(crate) others: Duration,
-    /// Waits for uploads, which are in slices as well.
+    /// Time of waits for uploads, which is also contained in the slices.
     pub(crate) uploads: Duration,
 }
 
-/// The gaps of a request.
+/// State of one request's gaps between tokens.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Gaps {
-    /// Time of the last tokens, and what had been spent by then.
+    /// Time of the last tokens, and the engine's times by use at that moment.
     last: Option<(Instant, Spent)>,
     longest: Option<Gap>,
-    /// The longest that it is promised.
+    /// The longest gap that the request is promised.
     promised: Option<Duration>,
-    /// Gaps that were longer.
+    /// Number of gaps that were longer than promised.
     broken: u32,
-    /// Whether the client does not read: its promised gap is paused.
+    /// Whether the client does not read, so that the promised gap does not run.
     is_paused: bool,
 }
 
@@ -38,29 +39,30 @@ impl Gaps {
         }
     }
 
-    /// The longest gap that it is promised.
+    /// The longest gap that the request is promised.
     pub(crate) fn promised(&self) -> Option<Duration> {
         self.promised
     }
 
-    /// The gap that is promised, and how many were longer.
+    /// The promised gap, and the number of gaps that were longer.
     pub(crate) fn told(&self) -> Option<(Duration, u32)> {
         Some((self.promised?, self.broken))
     }
 
-    /// When its next tokens are due: once it has one, and while its reader reads.
+    /// Time at which the next tokens are due by the promise; `None` before the first token and
+    /// while the client does not read.
     pub(crate) fn due(&self) -> Option<Instant> {
         let (last, _) = self.last.filter(|_| !self.is_paused)?;
         last.checked_add(self.promised?)
     }
 
-    /// Whether what it is promised waits for its reader.
+    /// Whether the promised gap does not run because the client does not read.
     pub(crate) fn is_paused(&self) -> bool {
         self.is_paused
     }
 
-    /// Whether its reader has room now. Where a gap is promised, time in which it has none is not
-    /// counted.
+    /// Records whether the client's channel has room now. Time without room does not count towards
+    /// a promised gap.
     pub(crate) fn note_reader(&mut self, has_room: bool, now: Instant, spent: Spent) {
         if self.promised.is_none() {
             return;

@@ -1,5 +1,6 @@
-//! Images of requests: their towers' rows, which requests wait for and which are kept for the next
-//! request with the same image, and the numbers by which the prefix cache tells images apart.
+//! Images of requests: the rows computed by vision towers, which requests wait for and which are
+//! cached for later requests with the same image, and the numbers that distinguish images in the
+//! prefix cache.
 //!
 //! In a task's tokens an image's placeholders are [`IMAGE`] and the image's number. Two images have
 //! two numbers, and a number is never given twice, so that the prefix cache finds a prompt again
@@ -23,11 +24,11 @@ use crate::request::time_account::TimeAccount;
 /// number.
 pub(crate) const IMAGE: u32 = 1 << 31;
 
-/// Bytes of towers' rows that are kept for requests to come.
+/// Maximum number of bytes of image rows that are cached for later requests.
 const KEPT_BYTES_MAX: usize = 256 << 20;
 
-/// Images whose numbers are remembered. Beyond, all get new ones, and what the prefix cache has of
-/// them is found no more.
+/// Maximum number of images whose numbers are remembered. Beyond that all images get new numbers,
+/// and their cached prefixes are not found any more.
 const NUMBERS_MAX: usize = 1 << 16;
 
 /// Who may reuse the rows of an image, as with the prefix cache.
@@ -39,7 +40,7 @@ pub(crate) enum Sharing {
     Request(u64),
 }
 
-/// Key of an image's rows: the tower, the image, and the client that shares them.
+/// Key of an image's cached rows: the tower, the image's content, and who shares them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ImageKey {
     pub(crate) tower: ModelId,
@@ -47,28 +48,29 @@ pub(crate) struct ImageKey {
     digest: [u8; 32],
 }
 
-/// An image in a task's tokens.
+/// An image's place in a request's tokens.
 #[derive(Debug, Clone)]
 pub(crate) struct PlacedImage {
-    /// Index of its first token.
+    /// Index of the image's first token.
     pub(crate) first: usize,
-    /// Rows and columns of its tokens.
+    /// Number of rows and columns of the image's tokens.
     pub(crate) grid: [usize; 2],
-    /// Tokens of the text behind each row but the last.
+    /// Number of text tokens after each row of the image but the last.
     pub(crate) row_gap: usize,
-    /// Whether its tokens attend to each other both ways.
+    /// Whether the image's tokens attend to each other in both directions.
     pub(crate) whole: bool,
     pub(crate) rows: Arc<ImageRows>,
 }
 
 impl PlacedImage {
-    /// The image's tokens, and those of the text between its rows.
+    /// Range of the image's tokens, including text tokens between its rows.
     pub(crate) fn tokens(&self) -> Range<usize> {
         let [rows, columns] = self.grid;
         self.first..self.first + rows * (columns + self.row_gap) - self.row_gap
     }
 
-    /// The image's own tokens: consecutive ones, and the first of the tower's rows that they have.
+    /// Runs of consecutive tokens of the image itself, each with the index of its first row among
+    /// the tower's rows.
     pub(crate) fn runs(&self) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {
         let ([rows, columns], first, gap) = (self.grid, self.first, self.row_gap);
         let (runs, tokens) = match gap {
@@ -82,8 +84,8 @@ impl PlacedImage {
     }
 }
 
-/// The coordinates of tokens `from..to` of a sequence with images: sequence, row, column. Text
-/// behind an image goes on behind the largest of the image's.
+/// The M-RoPE coordinates of tokens `from..to` of a sequence with images: sequence, row, column.
+/// Text after an image continues after the image's largest coordinate.
 pub(crate) fn coordinates(
     images: &[PlacedImage],
     from: usize,
@@ -116,19 +118,19 @@ pub(crate) fn coordinates(
     })
 }
 
-/// The work of a tower on an image.
+/// The computation of one image by a vision tower.
 #[derive(Debug)]
 pub(crate) struct TowerWork {
     pub(crate) image: Arc<PreparedImage>,
     pub(crate) reply: oneshot::Sender<Result<ImageRows, Error>>,
-    /// The image's rows so far, and how many there will be.
+    /// The rows computed so far, with capacity for all.
     pub(crate) rows: ImageRows,
     pub(crate) n: usize,
-    /// Rows of a block of the pass's rows, which becomes one.
+    /// Number of the tower's rows that are merged to one output row.
     pub(crate) block: usize,
-    /// Rows of each part of the pass's, where the tower has any.
+    /// Number of rows of each part of the image, if the tower's layers attend within parts.
     pub(crate) parts: Vec<usize>,
-    /// The image's row of each computed row, if they are computed in another order.
+    /// For each computed row its index in the image, if the tower computes them in another order.
     pub(crate) order: Option<Vec<usize>>,
 }
 
@@ -150,13 +152,13 @@ impl TowerWork {
     }
 }
 
-/// A tower at work on an image.
+/// An image that a tower is computing.
 struct Computed {
     key: ImageKey,
     answer: oneshot::Receiver<Result<ImageRows, Error>>,
 }
 
-/// A request that waits for rows of its images.
+/// A request that waits for the rows of its images.
 pub(crate) struct WaitingRequest {
     pub(crate) request: GenerateRequest,
     pub(crate) images: Vec<ImageSpan>,
@@ -188,7 +190,7 @@ impl WaitingRequest {
         self.rows.iter().all(Option::is_some) || self.ended(now).is_some()
     }
 
-    /// Why it is to end.
+    /// The error that ends the waiting request, if its deadline has passed or its client is gone.
     fn ended(&self, now: Instant) -> Option<Error> {
         if self.events.is_closed() {
             return Some(Error::Cancelled);
@@ -200,14 +202,14 @@ impl WaitingRequest {
         late.then_some(Error::DeadlineExceeded { generated: 0 })
     }
 
-    /// Ends it.
+    /// Fails the waiting request with an error.
     pub(crate) fn fail(self, error: Error) {
         // The channel is new and has room, or nobody reads it.
         let _ = self.events.try_send(GenerateEvent::Failed(error));
     }
 }
 
-/// Images of all requests.
+/// State of all requests' images.
 #[derive(Default)]
 pub(crate) struct Images {
     kept: HashMap<ImageKey, (Arc<ImageRows>, u64)>,
@@ -217,12 +219,12 @@ pub(crate) struct Images {
     next_number: u32,
     computed: Vec<Computed>,
     waiting: Vec<WaitingRequest>,
-    /// Images whose rows towers were asked for.
+    /// Number of images whose rows were requested from towers.
     pub(crate) asked: u64,
-    /// Requests that shared nothing.
+    /// Number of requests that share rows with no other.
     alone: u64,
-    /// Whether a request or rows came since towers were last given work. The engine asks at every
-    /// turn.
+    /// Whether a request or rows arrived since towers were last given work; checked at every turn
+    /// of the engine.
     has_news: bool,
 }
 
@@ -232,7 +234,7 @@ impl Images {
         self.waiting.iter().filter(|waiting| of(waiting)).count()
     }
 
-    /// With whom a request shares rows; `None` for nobody.
+    /// With whom a request shares image rows; `None` for `asker` is with nobody.
     pub(crate) fn sharing(&mut self, asker: Option<u64>) -> Sharing {
         match asker {
             Some(asker) => Sharing::Asker(asker),
@@ -243,7 +245,7 @@ impl Images {
         }
     }
 
-    /// The token that stands for an image in a task.
+    /// The token that stands for an image, by its digest, in a request's tokens.
     pub(crate) fn token(&mut self, digest: [u8; 32]) -> u32 {
         if self.numbers.len() >= NUMBERS_MAX && !self.numbers.contains_key(&digest) {
             self.numbers.clear();
@@ -256,7 +258,7 @@ impl Images {
         IMAGE | number
     }
 
-    /// Rows that are kept.
+    /// The cached rows of an image, if there are any.
     pub(crate) fn find(&mut self, key: &ImageKey) -> Option<Arc<ImageRows>> {
         self.clock += 1;
         let (rows, used) = self.kept.get_mut(key)?;
@@ -288,7 +290,7 @@ impl Images {
         }
     }
 
-    /// A tower is unloaded: forgets what it made. The requests that wait for it.
+    /// Forgets the rows of an unloaded tower. Returns the requests that wait for it.
     pub(crate) fn forget(&mut self, tower: ModelId) -> Vec<WaitingRequest> {
         self.computed.retain(|computed| computed.key.tower != tower);
         let of_tower = self.kept.keys().filter(|key| key.tower == tower);
@@ -307,9 +309,9 @@ impl Images {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Images that towers are to begin with, each with the client of a request that waits for it:
-    /// the first missing one of each request for which none is at work. So a request takes one
-    /// place among those that wait and run, however many images it has.
+    /// Images that towers should compute next, each with the client of a request that waits for it:
+    /// the first missing image of each request of which none is being computed. So a request takes
+    /// one place in the queue, however many images it has.
     pub(crate) fn next(&mut self) -> Vec<(ImageKey, Arc<PreparedImage>, Asker)> {
         if !std::mem::take(&mut self.has_news) {
             return Vec::new();
@@ -332,14 +334,14 @@ impl Images {
         next
     }
 
-    /// A tower is asked for the rows of an image. Where to send them.
+    /// Records that a tower is asked for the rows of an image. Returns where to send them.
     pub(crate) fn ask(&mut self, key: ImageKey) -> oneshot::Sender<Result<ImageRows, Error>> {
         let (reply, answer) = oneshot::channel();
         self.computed.push(Computed { key, answer });
         reply
     }
 
-    /// A request waits.
+    /// Adds a request that waits for image rows.
     pub(crate) fn wait(&mut self, request: WaitingRequest) {
         self.waiting.push(request);
         self.has_news = true;

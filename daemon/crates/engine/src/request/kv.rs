@@ -1,10 +1,9 @@
-//! What a sequence holds on the device: pages of keys and values for each group of the
-//! plan, taken one at a time as the sequence grows and given back behind the group's
-//! window, and its recurrent state.
+//! Memory of a sequence on the device: KV pages for each group of the plan, allocated as the
+//! sequence grows and freed behind the group's window, and the recurrent state.
 //!
-//! Pages that are full are handed to the beginnings of prompts ([`crate::features::prefix_cache`]),
-//! of which the sequence then is one user among others; a sequence begins with what is found there.
-//! Nothing writes to a page that is shared: rows are computed behind it.
+//! Full pages are handed to the prefix cache ([`crate::features::prefix_cache`]), and the sequence
+//! becomes one of their users; a new sequence begins with the pages found there. Shared pages are
+//! never written.
 
 mod gathered;
 mod sharing;
@@ -21,79 +20,79 @@ use crate::features::speculation::draft_kv::{DraftKey, DraftKv};
 use crate::memory::Memory;
 use crate::request::kv::sharing::Sharing;
 
-/// Pages that a prompt must go beyond what is found for its end to be worth a pass of its own: the
-/// state of recurrent layers can be kept only where a pass ends.
+/// Minimum number of pages by which a prompt must exceed its cached prefix for its end to get a
+/// pass of its own: a recurrent state can be kept only where a pass ends.
 const STATE_PAGES_MIN: usize = 2;
 
-/// Positions of a sequence at which what others go on from is kept, at most: a state is some tens
-/// of MiB.
+/// Maximum number of positions of a sequence at which state is kept for later requests: a state can
+/// have tens of MiB.
 const MARKS_MAX: usize = 8;
 
-/// A page or a state that a sequence holds.
+/// Owner of a KV page or state that a sequence uses.
 #[derive(Debug, Clone, Copy)]
 enum PageOwner {
     /// The page is the sequence's own.
     Own(BlockId),
-    /// A slot of a beginning.
+    /// The page is a slot of this node of the prefix cache.
     Shared(NodeId),
 }
 
-/// The pages of one group, by page number.
+/// A sequence's KV pages of one group, by page number.
 #[derive(Debug, Default)]
 struct Pages {
     held: Vec<Option<PageOwner>>,
-    /// Arena offsets; [`NO_PAGE`] where the sequence holds none.
+    /// Arena offset of each page; [`NO_PAGE`] where the sequence holds none.
     offsets: Vec<u64>,
-    /// Pages before this one were given back.
+    /// Number of the first page that is still held; earlier ones were freed.
     first: usize,
 }
 
-/// The memory of one sequence.
+/// KV pages and recurrent state of one sequence.
 #[derive(Debug, Default)]
 pub(crate) struct SequenceMemory {
     groups: Vec<Pages>,
     state: Option<BlockId>,
-    /// Where the states behind the drafts of the pass under way go
+    /// Borrowed states for the draft tokens of the current pass
     /// ([`crate::features::speculation::spare_states`]).
     lent: Vec<BlockId>,
     sharing: Option<Sharing>,
     predicting: Option<Predicting>,
-    /// What the draft model has of the sequence
+    /// Key of the draft model's KV cache for this sequence
     /// ([`crate::features::speculation::draft_kv::DraftKvCache`]).
     drafting: Option<DraftKey>,
 }
 
-/// What the draft model had was given up to others.
+/// The draft model's KV cache of the sequence was evicted.
 #[derive(Debug)]
 pub(crate) struct GivenUp;
 
-/// Whether a sequence goes on from any page: its layers have neither windows nor states.
+/// Whether a sequence can continue from any page: its layers have neither windows nor states.
 pub(crate) fn goes_on_anywhere(plan: &Plan) -> bool {
     plan.state_elements == 0 && plan.kv.iter().all(|g| g.window.is_none())
 }
 
-/// What a sequence holds for the model's block that predicts a further token.
+/// The MTP head's KV pages of a sequence.
 #[derive(Debug, Default)]
 struct Predicting {
     groups: Vec<Pages>,
-    /// Positions of which the block has keys and values.
+    /// Number of positions whose K and V the MTP head has computed.
     past: usize,
 }
 
-/// The slot of the block's first group in the nodes of a model's cached prefixes:
-/// behind the pages and the state.
+/// Index of the MTP head's first group among the slots of a prefix-cache node: after the KV groups
+/// and the state.
 pub(crate) fn predicting_slot(plan: &Plan) -> usize {
     plan.kv.len() + usize::from(plan.state_elements > 0)
 }
 
-/// Slots of a node of a model's cached prefixes.
+/// Number of slots of a prefix-cache node of this model.
 pub(crate) fn slots_of(model: &Model) -> usize {
     let of_block = model.predictor().map_or(0, |block| block.kv.len());
     predicting_slot(model.plan()) + of_block
 }
 
 impl Pages {
-    /// Has pages for positions up to `end`.
+    /// Allocates pages for positions up to `end`.
     fn grow(
         &mut self,
         memory: &mut Memory,
@@ -110,7 +109,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Begins with the pages of these nodes, from `first` on.
+    /// Takes over the cached pages of these nodes, from page `first` on.
     fn begin(&mut self, memory: &mut Memory, nodes: &[NodeId], slot: usize, first: usize) {
         self.first = first;
         for (page, &node) in nodes.iter().enumerate() {
@@ -135,7 +134,7 @@ impl Pages {
         }
     }
 
-    /// Gives all pages back.
+    /// Frees or releases all pages.
     fn free(self, memory: &mut Memory, slot: usize) {
         for held in self.held.into_iter().flatten() {
             match held {
@@ -146,12 +145,12 @@ impl Pages {
     }
 }
 
-/// What a sequence begins with.
+/// What a sequence begins with after the prefix cache was searched.
 #[derive(Debug, Default)]
 pub(crate) struct PrefixStart {
-    /// Positions that are computed.
+    /// Number of positions that are already computed.
     pub(crate) positions: usize,
-    /// Positions at which a pass should end.
+    /// Positions at which a pass should end, so that state can be kept.
     pub(crate) stops: Vec<usize>,
 }
 
@@ -161,8 +160,8 @@ impl SequenceMemory {
         self.groups.iter().map(|g| g.offsets.as_slice()).collect()
     }
 
-    /// Arena offset of the recurrent state behind the sequence's own rows of a pass and `drafts`
-    /// drafts; 0 where there is none.
+    /// Arena offset of the recurrent state after the sequence's own rows of a pass and `drafts`
+    /// draft tokens; 0 if it has no state.
     pub(crate) fn state_offset(&self, memory: &Memory, drafts: usize) -> u64 {
         self.state_behind(drafts)
             .map_or(0, |block| memory.store.cache.block(block).offset)
@@ -175,13 +174,13 @@ impl SequenceMemory {
         }
     }
 
-    /// Is lent states, for the drafts of a pass.
+    /// Takes borrowed states for the draft tokens of a pass.
     pub(crate) fn borrow_states(&mut self, states: Vec<BlockId>) {
         self.lent = states;
     }
 
-    /// Of a pass with drafts so many were right: keeps the state behind them, and gives back
-    /// those that it does not need.
+    /// After a pass of which `right` draft tokens were accepted: keeps the state after the last
+    /// accepted one, and returns the states that are not needed.
     pub(crate) fn settle_states(&mut self, right: usize) -> Vec<BlockId> {
         let mut lent = std::mem::take(&mut self.lent);
         if let (Some(state), Some(behind)) = (&mut self.state, lent.get_mut(right.wrapping_sub(1)))
@@ -212,9 +211,9 @@ impl SequenceMemory {
         pages.chain(state.map(|&block| memory.store.cache.block(block)))
     }
 
-    /// Begins with what is there of the known tokens, and takes part in the prefix cache from now
-    /// on. The last of the tokens is computed in any case, for its logits. `partings` are where
-    /// other prompts part from this one.
+    /// Begins with the cached prefix of `tokens`, and takes part in the prefix cache from now on.
+    /// The last token is always computed, for its logits. `partings` are the places where other
+    /// prompts may diverge.
     pub(crate) fn begin(
         &mut self,
         memory: &mut Memory,
@@ -277,8 +276,8 @@ impl SequenceMemory {
         PrefixStart { positions, stops }
     }
 
-    /// Keeps what others need to go on from this position, which is not computed yet and at a
-    /// page's end. The positions at which its passes are to end from now on; `None` where nothing
+    /// Marks a position (not computed yet, at a page's end) so that other requests can continue
+    /// from there. Returns the positions at which passes have to end from now on; `None` if nothing
     /// changes.
     pub(crate) fn mark(&mut self, plan: &Plan, position: usize) -> Option<Vec<usize>> {
         let sharing = self.sharing.as_mut()?;
@@ -297,8 +296,8 @@ impl SequenceMemory {
         marks.copied().filter(|&mark| mark <= position).max()
     }
 
-    /// Begins with what is there of the block's keys and values, where that is all. With how many
-    /// of the nodes the sequence is to begin.
+    /// Begins with the MTP head's cached pages if they cover the whole prefix. Returns with how
+    /// many nodes the sequence has to begin.
     fn begin_predicting_with(
         &mut self,
         memory: &mut Memory,
@@ -331,17 +330,18 @@ impl SequenceMemory {
         there
     }
 
-    /// The block has the keys and values of so many positions.
+    /// Records that the MTP head has computed K and V of `past` positions.
     pub(crate) fn set_predicted(&mut self, past: usize) {
         self.predicting.get_or_insert_default().past = past;
     }
 
-    /// Positions of which the block has keys and values; `None` without it.
+    /// Number of positions whose K and V the MTP head has computed; `None` if the sequence does not
+    /// use it.
     pub(crate) fn predicted(&self) -> Option<usize> {
         self.predicting.as_ref().map(|p| p.past)
     }
 
-    /// Makes room for the block's keys and values of positions up to `end`.
+    /// Allocates the MTP head's pages for positions up to `end`.
     pub(crate) fn prepare_predicting(
         &mut self,
         memory: &mut Memory,
@@ -357,13 +357,13 @@ impl SequenceMemory {
         Ok(())
     }
 
-    /// Arena offsets of the block's pages, for each of its groups.
+    /// Arena offsets of the MTP head's pages, for each of its KV groups.
     pub(crate) fn predicting_pages(&self) -> Vec<&[u64]> {
         let groups = self.predicting.iter().flat_map(|p| &p.groups);
         groups.map(|g| g.offsets.as_slice()).collect()
     }
 
-    /// Gives back what the block has.
+    /// Frees the MTP head's pages.
     pub(crate) fn stop_predicting(&mut self, memory: &mut Memory, plan: &Plan) {
         let groups = self.predicting.take().into_iter().flat_map(|p| p.groups);
         for (g, pages) in groups.enumerate() {
@@ -371,7 +371,7 @@ impl SequenceMemory {
         }
     }
 
-    /// Takes a copy of a kept state. Whether there was room.
+    /// Copies a cached state into the sequence's own. Returns whether there was memory for it.
     fn take_state(
         &mut self,
         memory: &mut Memory,
@@ -393,8 +393,8 @@ impl SequenceMemory {
         taken.is_some()
     }
 
-    /// Makes room for a pass over positions `first..end`: pages that no row of it reads go, those
-    /// that it writes come, and without a window those up to `ahead` with them.
+    /// Prepares for a pass over positions `first..end`: frees pages that no row of it reads,
+    /// allocates those that it writes, and for groups without a window also those up to `ahead`.
     pub(crate) fn prepare(
         &mut self,
         memory: &mut Memory,
@@ -442,8 +442,9 @@ impl SequenceMemory {
         Ok(())
     }
 
-    /// After a pass with so many right drafts: hands over the pages that are full, and keeps the
-    /// state where others may go on. `tokens` has the tokens of all `n_past` computed positions.
+    /// After a pass with `right` accepted draft tokens: hands full pages to the prefix cache, and
+    /// keeps the state at marked positions. `tokens` has the tokens of all `n_past` computed
+    /// positions.
     pub(crate) fn hand_over(
         &mut self,
         memory: &mut Memory,
@@ -495,8 +496,8 @@ impl SequenceMemory {
         }
     }
 
-    /// Takes what the draft model has of the sequence; `Err` if that was given up,
-    /// `None` if there was none.
+    /// Takes the draft model's KV cache of the sequence; `Err` if it was evicted, `None` if there
+    /// was none.
     pub(crate) fn take_draft_kv(
         &mut self,
         memory: &mut Memory,
@@ -507,18 +508,18 @@ impl SequenceMemory {
         }
     }
 
-    /// Positions of which the draft model has keys and values.
+    /// Number of positions whose K and V the draft model has computed.
     pub(crate) fn draft_kv_past(&self, memory: &Memory) -> usize {
         self.drafting.map_or(0, |key| memory.draft_kv.past(key))
     }
 
-    /// Keeps what the draft model has of the sequence.
+    /// Keeps the draft model's KV cache of the sequence until the next run.
     pub(crate) fn keep_draft_kv(&mut self, memory: &mut Memory, draft: DraftKv) {
         self.stop_drafting(memory);
         self.drafting = Some(memory.draft_kv.keep(draft));
     }
 
-    /// Gives back what the draft model has of the sequence.
+    /// Frees the draft model's KV cache of the sequence.
     pub(crate) fn stop_drafting(&mut self, memory: &mut Memory) {
         let draft = self.drafting.take();
         if let Some(draft) = draft.and_then(|key| memory.draft_kv.take(key)) {
@@ -526,7 +527,7 @@ impl SequenceMemory {
         }
     }
 
-    /// Gives everything back.
+    /// Frees or releases all memory of the sequence.
     pub(crate) fn free(&mut self, memory: &mut Memory, plan: &Plan) {
         self.stop_predicting(memory, plan);
         self.stop_drafting(memory);
@@ -548,8 +549,8 @@ impl SequenceMemory {
     }
 }
 
-/// Bytes that a sequence of `n_tokens` positions holds at most, computed by
-/// passes of at most `rows` rows.
+/// Maximum bytes of a sequence of `n_tokens` positions that is computed by passes of at most `rows`
+/// rows.
 pub(crate) fn bytes_for(plan: &Plan, n_tokens: usize, rows: usize) -> u64 {
     let aligned = |bytes: u64| bytes.next_multiple_of(ALIGNMENT);
     let pages: u64 = plan
@@ -563,7 +564,7 @@ pub(crate) fn bytes_for(plan: &Plan, n_tokens: usize, rows: usize) -> u64 {
     pages + aligned(plan.state_elements * 4)
 }
 
-/// Keeps a sequence's state behind a node at this position.
+/// Keeps a copy of a sequence's state in the prefix cache, at this node and position.
 fn keep_state(
     sharing: &mut Sharing,
     memory: &mut Memory,

@@ -1,4 +1,4 @@
-//! The requests that wait or run, as snapshots show them.
+//! The list of waiting and running requests in snapshots.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use crate::request::task::{Task, Work};
 use crate::request::time_account::Standing;
 
 impl Requests {
-    /// The requests in the order in which they came, with how each stands.
+    /// The requests in the order of their arrival, with their states.
     pub(crate) fn live(&self, now: Instant) -> Vec<LiveRequest> {
         let shown = |task: &&Task| !matches!(task.work, Work::Tower(_));
         let mut tasks: Vec<&Task> = self.all().filter(shown).collect();
@@ -20,7 +20,7 @@ impl Requests {
     }
 }
 
-/// A request as snapshots show it.
+/// Makes a snapshot's entry for a request.
 fn live(task: &Task, now: Instant) -> LiveRequest {
     let state = match task.times.standing() {
         Standing::Queued => LiveState::Queued,

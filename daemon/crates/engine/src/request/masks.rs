@@ -1,4 +1,4 @@
-//! Masks of texts that are held to a grammar, computed beside the passes.
+//! Token masks of requests with a grammar, computed on threads beside the passes.
 //!
 //! ```text
 //! engine:  choose - accept ---- pass ----- choose with the mask - accept ...
@@ -16,10 +16,10 @@ use rocmforge_grammar::{Error as GrammarError, Mask, Matcher};
 
 use crate::api::error::Error;
 
-/// Threads that compute masks, at most: one for every four processors, and at least one.
+/// Maximum number of threads that compute masks: one for every four processors, and at least one.
 const THREADS_MAX: usize = 4;
 
-/// The threads; they end with the last clone.
+/// Threads that compute masks; they end when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub(crate) struct Masks {
     /// Queue of masks to compute, at most one for each running request.
@@ -33,7 +33,7 @@ struct Job {
 }
 
 impl Masks {
-    /// Starts the threads; where none can be started, masks are computed where they are waited for.
+    /// Starts the threads; if none can be started, masks are computed when they are needed.
     pub(crate) fn start() -> Self {
         let (jobs, taken) = channel::<Job>();
         let taken = Arc::new(Mutex::new(taken));
@@ -62,7 +62,7 @@ impl Masks {
     }
 }
 
-/// A text that a grammar constrains, and the mask of its next token.
+/// The grammar state of one request, and the mask of its next token.
 #[derive(Debug)]
 pub(crate) struct Constraint {
     threads: Masks,
@@ -71,9 +71,9 @@ pub(crate) struct Constraint {
 
 #[derive(Debug)]
 enum State {
-    /// The next token may be any.
+    /// The next token is not restricted.
     Free(Box<Matcher>),
-    /// The next token has no mask yet.
+    /// The mask of the next token is not being computed yet.
     Behind(Box<Matcher>),
     /// The mask is being computed on another thread.
     Beside(Receiver<(Box<Matcher>, Result<Mask, GrammarError>)>),
@@ -105,17 +105,18 @@ impl Constraint {
         };
     }
 
-    /// Whether the next token has a mask.
+    /// Whether the next token is restricted by a mask.
     pub(crate) fn restricts(&self) -> bool {
         !matches!(self.state, State::Free(_))
     }
 
-    /// Whether no token will ever have a mask again.
+    /// Whether no later token can be restricted any more.
     pub(crate) fn is_done(&self) -> bool {
         matches!(&self.state, State::Free(matcher) if matcher.is_done())
     }
 
-    /// The mask of the next token; the same until one is accepted.
+    /// Returns the mask of the next token, and waits for it if necessary; unchanged until a token
+    /// is accepted.
     pub(crate) fn mask(&mut self) -> Result<&Mask, Error> {
         let (matcher, mask) = match std::mem::replace(&mut self.state, State::Lost) {
             State::Free(mut matcher) => {
@@ -137,7 +138,7 @@ impl Constraint {
         }
     }
 
-    /// Takes the token that was chosen with the mask; whether the text is complete with it.
+    /// Accepts the chosen token. Returns whether the output is complete with it.
     pub(crate) fn accept(&mut self, token: u32) -> Result<bool, Error> {
         let mut matcher = match std::mem::replace(&mut self.state, State::Lost) {
             State::Ready(matcher, _) | State::Free(matcher) => matcher,

@@ -1,4 +1,4 @@
-//! What the requests with a promised gap have in common.
+//! State that all requests with a promised gap share.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -8,21 +8,22 @@ use rocmforge_tensor_cache::ModelId;
 
 use crate::api::BrokenGaps;
 
-/// The promises of all requests.
+/// State of all promised gaps between tokens.
 #[derive(Debug, Default)]
 pub(crate) struct Promises {
     /// Whether any request may have a promised gap. If not, the other fields are not used.
     pub(crate) any: bool,
-    /// The models whose weights are kept for promises.
+    /// The models whose weights are protected from eviction for promises.
     pub(crate) kept: Vec<ModelId>,
-    /// Gaps that were longer than promised.
+    /// Numbers of gaps that were longer than promised.
     pub(crate) broken: BrokenGaps,
-    /// Start of the wait of each request without a promise that waits for requests with one.
+    /// For each request without a promise that waits because of promises: since when.
     held_since: HashMap<SeqId, Instant>,
 }
 
 impl Promises {
-    /// Whether any request has a promise. Without one nobody waits for any.
+    /// Records whether any request has a promise; without one, no request waits because of
+    /// promises.
     pub(crate) fn note_any(&mut self, any: bool) {
         self.any = any;
         if !any {
@@ -30,14 +31,14 @@ impl Promises {
         }
     }
 
-    /// These requests wait for promises now, and no others.
+    /// Sets the requests that wait because of promises now.
     pub(crate) fn note_held(&mut self, held: impl Iterator<Item = SeqId>, now: Instant) {
         let before = std::mem::take(&mut self.held_since);
         let since = |seq: SeqId| (seq, before.get(&seq).copied().unwrap_or(now));
         self.held_since = held.map(since).collect();
     }
 
-    /// Longest wait of a request without a promise for requests with one.
+    /// Longest time that a waiting request has waited because of promises.
     pub(crate) fn held_longest(&self, now: Instant) -> Duration {
         let first = self.held_since.values().min();
         first.map_or(Duration::ZERO, |since| {

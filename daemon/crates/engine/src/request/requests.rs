@@ -17,37 +17,36 @@ use crate::request::promises::Promises;
 use crate::request::task::Task;
 use crate::request::time_book::TimeBook;
 
-/// The requests, and the scheduler that decides which of them run.
+/// All requests, and the scheduler that decides which of them run.
 pub(crate) struct Requests {
     /// Decides which requests run, and what the next pass computes.
     pub(crate) scheduler: Scheduler,
-    /// The requests that the scheduler knows, in the order in which they came, but for those in
-    /// passes.
+    /// The scheduler's requests in the order of their arrival, except those in passes.
     pub(crate) tasks: BTreeMap<SeqId, Task>,
     /// The passes that stopped between two steps.
     pub(crate) suspended: SuspendedPasses,
     /// Whether a request has arrived or started since the last snapshot.
     pub(crate) changed: bool,
-    /// Passes that go before anybody is admitted: one yielded because the ledger
-    /// had no room in one piece.
+    /// Number of passes that run before any request is admitted, after one was preempted because
+    /// memory was not contiguous.
     pub(crate) passes_before_admission: u32,
-    /// The gaps between tokens that are promised.
+    /// State of promised gaps between tokens.
     pub(crate) promises: Promises,
-    /// What prompts began with.
+    /// Counts of prompt tokens, and of those found in the prefix cache.
     pub(crate) prefix_counts: PrefixCounts,
-    /// What their time accounts share.
+    /// State that the time accounts of all requests share.
     pub(crate) times: TimeBook,
-    /// Images of the requests.
+    /// State of the requests' images.
     pub(crate) images: Images,
-    /// The threads that compute masks, since the first request with a grammar.
+    /// The threads that compute grammar masks; started for the first request with a grammar.
     masks: Option<Masks>,
-    /// The name of the next request.
+    /// The sequence id of the next request.
     next_seq: u64,
 }
 
 impl Requests {
-    /// An empty set of requests, of which `running_max` run at a time and `waiting_max` may be
-    /// queued; each has its room for a `term` at least.
+    /// An empty set of requests, of which at most `running_max` run at a time and `waiting_max` are
+    /// queued; each keeps its KV cache at least for a `term`.
     pub(crate) fn new(
         running_max: NonZeroUsize,
         waiting_max: usize,
@@ -74,14 +73,14 @@ impl Requests {
         }
     }
 
-    /// The name of a new request.
+    /// A new sequence id.
     pub(crate) fn next_seq(&mut self) -> SeqId {
         let seq = SeqId(self.next_seq);
         self.next_seq += 1;
         seq
     }
 
-    /// The threads that compute masks.
+    /// The threads that compute grammar masks; starts them at the first call.
     pub(crate) fn masks(&mut self) -> Masks {
         self.masks.get_or_insert_with(Masks::start).clone()
     }
@@ -91,7 +90,7 @@ impl Requests {
         self.tasks.values().chain(self.suspended.tasks())
     }
 
-    /// What a request holds on the device, also while a suspended pass has it.
+    /// The memory that a request holds on the device, also while it is in a suspended pass.
     pub(crate) fn memory_of(&self, seq: SeqId) -> Option<&SequenceMemory> {
         let task = self.tasks.get(&seq).map(|task| &task.memory);
         let mut passes = self.suspended.passes();
@@ -107,47 +106,47 @@ impl Requests {
         passes.find_map(|pass| pass.memory_of_mut(seq))
     }
 
-    /// Whether there is none.
+    /// Whether there are no requests.
     pub(crate) fn is_empty(&self) -> bool {
         self.tasks.is_empty() && self.suspended.is_empty()
     }
 
-    /// Whether there are any of a model.
+    /// Whether there are requests of this model.
     pub(crate) fn any_of(&self, model: ModelId) -> bool {
         self.all().any(|task| task.model == model)
     }
 
-    /// Whether there are any of other models.
+    /// Whether there are requests of other models.
     pub(crate) fn any_of_others(&self, model: ModelId) -> bool {
         self.all().any(|task| task.model != model)
     }
 
-    /// Whether any of a model was admitted.
+    /// Whether any request of this model was admitted.
     pub(crate) fn any_begun(&self, model: ModelId) -> bool {
         self.all().any(|task| task.begun && task.model == model)
     }
 
-    /// The scheduler's part of a request that is admitted.
+    /// The scheduler's state of an admitted request.
     pub(crate) fn running(&self, seq: SeqId) -> Option<SequenceStatus> {
         self.scheduler.sequence(seq).filter(|s| s.running)
     }
 
-    /// How many of a model's requests run, those in a pass under way among them.
+    /// Number of a model's running requests, including those in a pass.
     pub(crate) fn running_of(&self, model: ModelId) -> u32 {
         let of_model = self.all().filter(|t| t.model == model);
         of_model.filter(|t| self.running(t.seq).is_some()).count() as u32
     }
 
-    /// How many of a model's requests have no token yet, and how many rows their prompts have
-    /// together. Requests of a pass under way are not among them.
+    /// Number of a model's requests that have no token yet, and the number of rows of their prompts
+    /// together; without requests in a pass.
     pub(crate) fn prompts(&self, model: ModelId) -> (usize, usize) {
         let of_model = self.tasks.values().filter(|t| t.model == model);
         let prompts = of_model.filter(|t| !t.begun || t.n_past + 1 < t.tokens.len());
         prompts.fold((0, 0), |(n, rows), t| (n + 1, rows + t.prompt_rows()))
     }
 
-    /// Rows of a pass at most: `usual`, but for a text or an image that must be whole and is
-    /// longer.
+    /// Maximum number of rows of a pass: `usual`, or more if a text or an image that must be in one
+    /// pass is longer.
     pub(crate) fn rows_max(&self, model: ModelId, usual: usize) -> u32 {
         let of_model = self.all().filter(|t| t.model == model);
         let whole = of_model.map(|t| match t.loaded.model().plan().both_ways {
@@ -162,13 +161,13 @@ impl Requests {
         whole.max().unwrap_or(0).max(usual) as u32
     }
 
-    /// Whether a request outside of the pass under way has more than a token to compute.
+    /// Whether a request outside of the current pass has more than one token to compute.
     pub(crate) fn prompts_go_on(&self) -> bool {
         let mut begun = self.all().filter(|t| t.begun);
         begun.any(|t| !t.is_complete_at(t.n_past + 1))
     }
 
-    /// Takes the requests of a pass.
+    /// Takes out the requests of a pass.
     pub(crate) fn take(&mut self, spans: &[SpanPlan]) -> Vec<Member> {
         let members = spans.iter().map(|span| {
             let task = self.tasks.remove(&span.seq);
@@ -177,13 +176,13 @@ impl Requests {
         members.collect()
     }
 
-    /// Puts a request of a pass back.
+    /// Puts a request back after its pass.
     pub(crate) fn put_back(&mut self, task: Task) {
         self.tasks.insert(task.seq, task);
     }
 
-    /// Sends what passes have found and no later pass has sent beside its own
-    /// work. Whether there was any.
+    /// Sends events that passes produced and that no later pass has sent yet. Returns whether there
+    /// were any.
     pub(crate) fn send_all(&mut self) -> bool {
         let sent = self.tasks.values_mut().map(Task::tell);
         sent.fold(false, |any, one| any | one)

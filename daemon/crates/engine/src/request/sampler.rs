@@ -45,27 +45,30 @@ pub use temperature::DynamicTemperature;
 use temperature::Temperature;
 pub use xtc::Xtc;
 
-/// How tokens are chosen. The defaults are greedy-free, the field's usual ones.
+/// Parameters of sampling. The defaults are not greedy; they are the usual ones of other servers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
-    /// 0 is greedy: the most likely token, the lowest id among equals.
+    /// Temperature, which divides the logits; 0 is greedy: the most likely token, the lowest id
+    /// among equals.
     pub temperature: f32,
-    /// How the temperature goes with the entropy.
+    /// Dynamic temperature: how the temperature follows the entropy.
     pub dynatemp: DynamicTemperature,
-    /// Keep the k most likely; 0 keeps all.
+    /// Top-k: keep the k most likely tokens; 0 keeps all.
     pub top_k: u32,
-    /// Keep the smallest set whose probability reaches this; 1 keeps all.
+    /// Top-p: keep the smallest set of tokens whose probability reaches this; 1 keeps all.
     pub top_p: f32,
-    /// Drop tokens less likely than this share of the most likely; 0 keeps all.
-    pub min_p: f32,
-    /// Keep as many tokens of about the distribution's entropy as reach this probability; 1 keeps
+    /// Min-p: drop tokens whose probability is below this share of the most likely token's; 0 keeps
     /// all.
+    pub min_p: f32,
+    /// Typical-p: keep the tokens with surprise nearest the distribution's entropy that together
+    /// reach this probability; 1 keeps all.
     pub typical_p: f32,
-    /// Keep tokens within so many standard deviations of the largest logit; 0 keeps all.
+    /// Top-n-sigma: keep tokens within this many standard deviations of the largest logit; 0 keeps
+    /// all.
     pub top_n_sigma: f32,
-    /// Leave out the most likely tokens now and then.
+    /// XTC: leave out the most likely tokens now and then.
     pub xtc: Xtc,
-    /// Tokens that each of these leaves at least, but for top-k.
+    /// Minimum number of tokens that each of the samplers but top-k keeps.
     pub min_keep: u32,
     /// Divides (positive) or multiplies (negative) the logits of recent tokens; 1 is off.
     pub repeat_penalty: f32,
@@ -73,18 +76,19 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Subtracted per occurrence among the recent tokens; 0 is off.
     pub frequency_penalty: f32,
-    /// How many recent tokens the penalties look at; 0 is none.
+    /// Number of recent tokens to which the penalties apply; 0 is none.
     pub penalty_last_n: u32,
-    /// The penalty for repeated sequences.
+    /// DRY: the penalty for repeated sequences.
     pub dry: Dry,
-    /// Holds the surprise of the text, in place of all samplers but the temperature.
+    /// Mirostat: keeps the surprise of the text at a target, in place of all samplers but the
+    /// temperature.
     pub mirostat: Option<Mirostat>,
-    /// The samplers in their order, some more than once; those that are missing are off.
+    /// The order of the samplers; one may occur several times, and those missing are off.
     pub order: Vec<SamplerKind>,
     /// Seed; the same seed gives the same text. `None` draws one.
     pub seed: Option<u64>,
-    /// Added to the logits of these tokens before anything else; each token once. Minus infinity
-    /// forbids one.
+    /// Values added to the logits of these tokens before all samplers; each token at most once.
+    /// Minus infinity forbids a token.
     pub logit_bias: Vec<(u32, f32)>,
 }
 
@@ -113,11 +117,12 @@ impl Default for SamplingParams {
     }
 }
 
-/// Maximum number of candidates that are asked of a device. Finding them takes it about 1 us each;
-/// reading all logits of a large vocabulary and looking through them here takes 0.15 ms.
+/// Maximum number of best candidates that are requested from a device. Finding them takes it about
+/// 1 us each; reading all logits of a large vocabulary and searching them on the host takes 0.15
+/// ms.
 const TOP_MAX: usize = 128;
 
-/// A sampler of a chain with its state.
+/// A sampler of a chain, with its state.
 #[derive(Debug)]
 enum Step {
     Penalties(Penalties),
@@ -132,7 +137,8 @@ enum Step {
 }
 
 impl Step {
-    /// The sampler of these parameters; nothing where it is off. `pieces` has the bytes of tokens.
+    /// The sampler with these parameters; `None` if they switch it off. `pieces` gives the bytes of
+    /// tokens.
     fn new(
         kind: SamplerKind,
         params: &SamplingParams,
@@ -208,7 +214,7 @@ impl Step {
     }
 }
 
-/// The samplers of a request that change something, in their order.
+/// The samplers that the parameters do not switch off, in their order.
 fn chain(params: &SamplingParams, pieces: &dyn Fn() -> Box<dyn Pieces>) -> Vec<Step> {
     let order = match params.mirostat {
         Some(_) => &[SamplerKind::Temperature][..],
@@ -235,8 +241,7 @@ pub(crate) struct Sampler {
     chain: Vec<Step>,
     mirostat: Option<Controller>,
     rng: ChaCha8Rng,
-    /// The tokens that were drawn from last, at least the most likely ones; room that is used
-    /// again.
+    /// Reusable list of the tokens that were drawn from last, at least the most likely ones.
     list: Vec<(u32, f32)>,
     drawn: Drawn,
 }
@@ -250,7 +255,8 @@ struct Drawn {
 }
 
 impl Sampler {
-    /// `pieces` gives the bytes of tokens, where a sampler needs them.
+    /// A sampler with these parameters; `pieces` gives the bytes of tokens, if a sampler needs
+    /// them.
     pub(crate) fn new(params: SamplingParams, pieces: impl Fn() -> Box<dyn Pieces>) -> Self {
         // ChaCha8's stream for a seed is part of its crate's promise, so a seed gives the
         // same text after an upgrade.
@@ -268,12 +274,12 @@ impl Sampler {
         }
     }
 
-    /// Takes the tokens of the prompt, before all others.
+    /// Adds the tokens of the prompt to the history; called before any token is chosen.
     pub(crate) fn read(&mut self, prompt: &[u32]) {
         self.chain.iter_mut().for_each(|step| step.read(prompt));
     }
 
-    /// Takes a token that was chosen.
+    /// Adds a chosen token to the history.
     pub(crate) fn accept(&mut self, token: u32) {
         self.chain.iter_mut().for_each(|step| step.accept(token));
     }
@@ -284,8 +290,8 @@ impl Sampler {
         greedy_alone && self.logit_bias.is_empty()
     }
 
-    /// How many of the largest logits are all that it looks at, if so few:
-    /// [`Sampler::sample_from`] takes those.
+    /// Number of largest logits that suffice for sampling, if that is small:
+    /// [`Sampler::sample_from`] takes them.
     pub(crate) fn takes_top(&self) -> Option<usize> {
         match self.chain.first() {
             Some(&Step::TopK(k)) if self.logit_bias.is_empty() => {
@@ -307,8 +313,8 @@ impl Sampler {
         chosen
     }
 
-    /// Chooses from more of the largest logits than the sampler looks at, as another sampler of the
-    /// pass asked for; also what takes the best token.
+    /// Chooses a token from the largest logits, where there may be more than this sampler needs
+    /// because another request of the pass needs more; also for greedy sampling.
     pub(crate) fn choose(&mut self, top: &[(u32, f32)]) -> Result<u32, NotFinite> {
         let looked_at = match self.takes_top() {
             Some(k) => k.min(top.len()),
@@ -321,8 +327,8 @@ impl Sampler {
         }
     }
 
-    /// Chooses a token from `logits`, `[n_vocab]`, which bias and samplers change. What is minus
-    /// infinity there is never chosen.
+    /// Chooses a token from `logits`, `[n_vocab]`, which bias and samplers change in place. A token
+    /// with minus infinity is never chosen.
     pub(crate) fn sample(&mut self, logits: &mut [f32]) -> Result<u32, NotFinite> {
         for &(token, bias) in &self.logit_bias {
             if let Some(logit) = logits.get_mut(token as usize) {
@@ -341,7 +347,7 @@ impl Sampler {
         chosen
     }
 
-    /// The most likely token: what a draw from it alone comes to.
+    /// Chooses the most likely token, as a draw from it alone.
     fn best(&mut self, logits: &[f32], list: &mut Vec<(u32, f32)>) -> Result<u32, NotFinite> {
         candidates::check(logits)?;
         let best = ops::argmax(Simd::detect(), logits).ok_or(NotFinite)?;
@@ -378,8 +384,8 @@ impl Sampler {
         token
     }
 
-    /// The probability that the last token was drawn with, and of the `n` most likely ones it was
-    /// drawn from theirs; fewer where fewer were left.
+    /// The probability with which the last token was drawn, and the probabilities of the `n` most
+    /// likely tokens that it was drawn from; fewer if fewer were left.
     pub(crate) fn distribution(&self, n: usize) -> (f64, Vec<(u32, f64)>) {
         let Drawn {
             weight,

@@ -2,24 +2,24 @@
 
 use std::collections::VecDeque;
 
-/// Looks for stop strings in text that arrives in pieces.
+/// Searches for stop strings in text that arrives in pieces.
 #[derive(Debug)]
 pub(crate) struct StopStrings {
     stops: Vec<String>,
-    /// Text that is the beginning of a stop string.
+    /// Text at the end that may be the beginning of a stop string.
     held: String,
-    /// Bytes of the pieces at the end that are held whole.
+    /// Lengths in bytes of the last pieces whose text is held completely.
     whole: VecDeque<usize>,
 }
 
-/// What to do after a piece.
+/// Result of adding a piece of text.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Checked {
-    /// Text that can be sent.
+    /// Text that can be sent now.
     pub(crate) text: String,
     /// Number of last pieces, this one included, whose text is held back.
     pub(crate) held: usize,
-    /// The index of the stop string that was found; what follows it is gone.
+    /// Index of the stop string that was found; the text from it on is dropped.
     pub(crate) stopped: Option<u32>,
 }
 
@@ -32,7 +32,7 @@ impl StopStrings {
         }
     }
 
-    /// Takes a piece of text.
+    /// Adds a piece of text.
     pub(crate) fn push(&mut self, piece: &str) -> Checked {
         if self.stops.is_empty() {
             return Checked {
@@ -79,7 +79,7 @@ impl StopStrings {
         std::mem::take(&mut self.held)
     }
 
-    /// Bytes at the end of the held text that begin a stop string.
+    /// Number of bytes at the end of the held text that may begin a stop string.
     fn possible_start(&self) -> usize {
         let held = self.held.as_bytes();
         let longest = |stop: &String| {

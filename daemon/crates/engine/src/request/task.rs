@@ -33,22 +33,24 @@ pub(crate) struct Task {
     pub(crate) loaded: Arc<LoadedModel>,
     /// Client and class of the request.
     pub(crate) asker: Asker,
-    /// The prompt, then what was generated. Position `i` holds token `i`.
+    /// Token ids: the prompt, then the generated tokens. Position `i` holds token `i`.
     pub(crate) tokens: Vec<u32>,
-    /// Positions that are computed: their keys and values are in the pages, the
-    /// recurrent state is behind them.
+    /// Number of computed positions: their K and V are in the pages, and the recurrent state is the
+    /// one after them.
     pub(crate) n_past: usize,
-    /// Whether the request ends when the model ends it, or where there is no more room for it.
+    /// Whether the request has no `max_tokens`: it ends when the model ends it, or when there is no
+    /// more memory for it.
     pub(crate) open_ended: bool,
-    /// Positions that there may be.
+    /// Maximum number of positions (context length).
     pub(crate) n_ctx: usize,
-    /// Positions that it may come to by what was asked for, which choose its rotations.
+    /// Number of positions that the request may reach by its parameters, which choose its RoPE
+    /// divisors.
     pub(crate) reach: usize,
     pub(crate) memory: SequenceMemory,
-    /// Times that it was recomputed for want of room in one piece.
+    /// Number of times that the request was recomputed because memory was not contiguous.
     pub(crate) compactions: u32,
-    /// The farthest position at which its pass found no room, and how often it did so since, there
-    /// or before.
+    /// The farthest position at which its pass found no contiguous memory, and how often that
+    /// happened since without getting farther.
     pub(crate) no_room: (usize, u32),
     /// Number of positions that were computed when the request was preempted, until it is resumed.
     pub(crate) yielded_at: usize,
@@ -60,13 +62,13 @@ pub(crate) struct Task {
     pub(crate) reads: bool,
     /// The realm in which the request shares its prefix cache; `None` if it does not.
     pub(crate) realm: Option<Realm>,
-    /// The model's adapters that it has.
+    /// The model's LoRA adapters that the request uses, with their scales.
     pub(crate) adapters: Option<Arc<AppliedAdapters>>,
     /// The request's images, in the order of its tokens.
     pub(crate) images: Vec<PlacedImage>,
-    /// Whether the request drafts with the MTP head, and so far has all that this takes.
+    /// Whether the request drafts with the MTP head, which so far has K and V of all positions.
     pub(crate) predicts: bool,
-    /// The budget, and the positions, for which it was seen to fit with that.
+    /// The budget and number of positions for which the request was found to fit with the MTP head.
     pub(crate) sized: (u64, usize),
     pub(crate) counts: RequestCacheUse,
     /// Time at which the engine received the request.
@@ -77,21 +79,21 @@ pub(crate) struct Task {
     pub(crate) work: Work,
 }
 
-/// What a request wants.
+/// The kind of work that a request asks for.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// Text.
+    /// Generate text.
     Generate(Box<Generation>),
-    /// Log-probabilities.
+    /// Compute log-probabilities of given tokens.
     Score(Scoring),
-    /// A vector.
+    /// Compute an embedding.
     Embed(Pooled),
-    /// An image's rows.
+    /// Compute the rows of an image with a vision tower.
     Tower(TowerWork),
 }
 
 impl Work {
-    /// Whether drafts can be of use: one needs a token behind it.
+    /// Whether tokens can be drafted for the request: a draft token needs a token after it.
     pub(crate) fn takes_drafts(&self) -> bool {
         match self {
             Work::Generate(g) => g.chooser.takes_drafts() && g.max_tokens.is_none_or(|max| max > 2),
@@ -100,21 +102,21 @@ impl Work {
     }
 }
 
-/// The state of a generation.
+/// State of a request that generates text.
 #[derive(Debug)]
 pub(crate) struct Generation {
     pub(crate) events: mpsc::Sender<GenerateEvent>,
-    /// Events that were found and not sent yet ([`Task::tell`]).
+    /// Events that were produced and not sent yet ([`Task::tell`]).
     pub(crate) due: Vec<GenerateEvent>,
     pub(crate) chooser: Chooser,
     pub(crate) drafts: Drafts,
-    /// Drafts that were computed, and those of them that were right.
+    /// Numbers of computed and of accepted draft tokens.
     pub(crate) drafted: (u32, u32),
     pub(crate) decoder: StreamDecoder,
     pub(crate) stops: StopStrings,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) n_prompt: usize,
-    /// Tokens of the prompt that were there when it was admitted first.
+    /// Number of prompt tokens that were cached when the request was first admitted.
     pub(crate) reused: u32,
     pub(crate) generated: u32,
     /// Start of the request's first pass.
@@ -125,13 +127,13 @@ pub(crate) struct Generation {
 }
 
 impl Generation {
-    /// Events that its reader has room for beside those that are due.
+    /// Number of events for which the client's channel has room besides those in `due`.
     fn room(&self) -> usize {
         self.events.capacity().saturating_sub(self.due.len())
     }
 }
 
-/// The state of a scoring.
+/// State of a request for log-probabilities.
 #[derive(Debug)]
 pub(crate) struct Scoring {
     pub(crate) reply: oneshot::Sender<Result<Scores, Error>>,
@@ -139,22 +141,22 @@ pub(crate) struct Scoring {
     pub(crate) scores: Vec<TokenScore>,
 }
 
-/// The state of an embedding.
+/// State of a request for an embedding.
 #[derive(Debug)]
 pub(crate) struct Pooled {
     pub(crate) reply: oneshot::Sender<Result<Embedding, Error>>,
     pub(crate) pooling: Pooling,
-    /// The sum of the first `rows` rows, or the one row that counts, or one row after the other.
+    /// The sum of the first `rows` rows, or the single pooled row, or all rows one after the other.
     pub(crate) values: Vec<f32>,
     pub(crate) rows: usize,
-    /// The device pools all rows of a pass: the row that comes is all.
+    /// Whether the device pools all rows of a pass, so that one row arrives.
     pub(crate) whole: bool,
-    /// The classification's outputs are wanted.
+    /// Whether the outputs of the classification head are wanted.
     pub(crate) classes: bool,
 }
 
 impl Pooled {
-    /// Rows of `n_past..end` whose hidden states count, of a text of `n` tokens.
+    /// Positions among `n_past..end` whose hidden states are needed, for a text of `n` tokens.
     pub(crate) fn wanted(&self, n_past: usize, end: usize, n: usize) -> std::ops::Range<usize> {
         let counts = match self.pooling {
             Pooling::Mean | Pooling::None => 0..n,
@@ -211,8 +213,8 @@ impl Task {
             .map(|_| Error::DeadlineExceeded { generated })
     }
 
-    /// Whether all that is known would be computed with so many positions; the last token of a
-    /// scoring is only looked up, and that of an embedding is none.
+    /// Whether the request is done once `n_past` positions are computed; the last token of a
+    /// scoring is only looked up, and an embedding generates none.
     pub(crate) fn is_complete_at(&self, n_past: usize) -> bool {
         match &self.work {
             Work::Generate(_) => n_past == self.tokens.len(),
@@ -220,22 +222,23 @@ impl Task {
         }
     }
 
-    /// Tokens of the request that attend to each other both ways, so that one pass has all of a
-    /// range.
+    /// Ranges of the request's tokens that attend to each other in both directions, so that one
+    /// pass must have all of a range.
     pub(crate) fn wholes(&self) -> Vec<std::ops::Range<u32>> {
         let whole = self.images.iter().filter(|image| image.whole);
         let tokens = whole.map(PlacedImage::tokens);
         tokens.map(|at| at.start as u32..at.end as u32).collect()
     }
 
-    /// Whether a pass that begins with this token has those alone that attend to each other both
-    /// ways.
+    /// Whether a pass that begins with this token contains only tokens that attend to each other in
+    /// both directions.
     pub(crate) fn is_whole_at(&self, token: usize) -> bool {
         let mut images = self.images.iter();
         images.any(|image| image.whole && image.tokens().contains(&token))
     }
 
-    /// Rows of each part of its rows: of a tower's image that has any.
+    /// Number of rows of each part of an image in a vision tower's request; empty if it has no
+    /// parts.
     pub(crate) fn parts(&self) -> &[usize] {
         match &self.work {
             Work::Tower(work) => &work.parts,
@@ -243,7 +246,7 @@ impl Task {
         }
     }
 
-    /// Forgets what was computed, so that it is computed again.
+    /// Discards what was computed, so that it is recomputed.
     pub(crate) fn start_over(&mut self, memory: &mut Memory) {
         self.memory.free(memory, self.loaded.model().plan());
         self.yielded_at = self.yielded_at.max(self.n_past);
@@ -258,7 +261,7 @@ impl Task {
         self.open_ended && self.generated() > 0
     }
 
-    /// The longest gap between its tokens that it is promised.
+    /// The longest gap between tokens that the request is promised.
     pub(crate) fn promised_gap(&self) -> Option<Duration> {
         match &self.work {
             Work::Generate(g) => g.gaps.promised(),
@@ -282,7 +285,7 @@ impl Task {
         }
     }
 
-    /// Notes whether its reader reads, since that is no part of a gap that is promised.
+    /// Records whether the client reads; while it does not, a promised gap does not run.
     pub(crate) fn note_reader(&mut self, now: Instant, spent: Spent) {
         let has_room = self.reader_has_room();
         if let Work::Generate(g) = &mut self.work {
@@ -290,7 +293,7 @@ impl Task {
         }
     }
 
-    /// Tokens generated so far.
+    /// Number of tokens generated so far.
     pub(crate) fn generated(&self) -> u32 {
         match &self.work {
             Work::Generate(g) => g.generated,
@@ -298,7 +301,7 @@ impl Task {
         }
     }
 
-    /// Tokens that are or were to be computed before it says anything.
+    /// Number of rows that have to be computed before the first result.
     pub(crate) fn prompt_rows(&self) -> usize {
         let reused = match &self.work {
             Work::Generate(g) => g.reused as usize,
@@ -307,8 +310,8 @@ impl Task {
         self.tokens.len().saturating_sub(reused)
     }
 
-    /// Whether its reader has room for what a step may produce: a piece, the rest
-    /// of the text, and the end.
+    /// Whether the client's channel has room for all events that a pass may produce: a piece, the
+    /// rest of the text, and the end.
     pub(crate) fn reader_has_room(&self) -> bool {
         match &self.work {
             Work::Generate(g) => g.room() >= STEP_EVENTS,
@@ -316,13 +319,13 @@ impl Task {
         }
     }
 
-    /// Whether drafts of it take spare states.
+    /// Whether draft tokens of the request need spare states.
     pub(crate) fn borrows_states(&self) -> bool {
         self.loaded.model().plan().state_elements > 0 && self.work.takes_drafts()
     }
 
-    /// Drafts the tokens of its next pass, which has `rows` rows without them, if that is one of a
-    /// token. How many. The text and the model's block draft only where `texts` says so.
+    /// Drafts tokens for the next pass, which has `rows` rows without them, if the request decodes
+    /// in it. N-grams and the MTP head only draft with `texts`. Returns the number of drafts.
     pub(crate) fn draft(
         &mut self,
         rows: usize,
@@ -351,8 +354,8 @@ impl Task {
         }
     }
 
-    /// Drafts that there may be behind its tokens: each right one is a token, of which there may be
-    /// so many; each is an event.
+    /// Maximum number of draft tokens: each accepted one is a token within the limits, and an
+    /// event.
     pub(crate) fn drafts_at_most(&self) -> usize {
         let Work::Generate(g) = &self.work else {
             return 0;
@@ -376,7 +379,7 @@ impl Task {
         wanted.map_or(room, |wanted| room.min(wanted as usize))
     }
 
-    /// The ids of its next `rows` rows: known tokens, then drafts.
+    /// The token ids of the next `rows` rows: known tokens, then draft tokens.
     pub(crate) fn row_ids(&self, rows: usize) -> impl Iterator<Item = u32> {
         let drafts: &[u32] = match &self.work {
             Work::Generate(g) => &g.drafts.next,
@@ -386,8 +389,8 @@ impl Task {
         known.chain(drafts).copied().take(rows)
     }
 
-    /// Sends what a pass has found, all of it at once: the next pass does so once the device has
-    /// its work, or whoever finds that there is none. Whether there was any.
+    /// Sends the events in `due`. Called by the next pass once the device is busy, or when there is
+    /// no next pass. Returns whether there were any.
     pub(crate) fn tell(&mut self) -> bool {
         let Work::Generate(g) = &mut self.work else {
             return false;
@@ -401,7 +404,7 @@ impl Task {
         any
     }
 
-    /// Sends the end of a request that failed.
+    /// Fails the request, and sends the error to its client.
     pub(crate) fn fail(mut self, error: Error) {
         self.tell();
         match self.work {
@@ -421,15 +424,15 @@ impl Task {
         }
     }
 
-    /// Does without the MTP head from now on.
+    /// Stops using the MTP head for this request.
     pub(crate) fn stop_predicting(&mut self, memory: &mut Memory) {
         self.predicts = false;
         let plan = self.loaded.model().plan();
         self.memory.stop_predicting(memory, plan);
     }
 
-    /// Positions up to which it fits, since its tokens so far need `need` bytes; those
-    /// of an open-ended one grow.
+    /// Number of positions up to which the request is known to fit, if its tokens so far need
+    /// `need` bytes; more for one without `max_tokens`.
     pub(crate) fn fits_up_to(&self, need: u64, budget: u64) -> usize {
         match &self.work {
             Work::Generate(g) if g.max_tokens.is_none() => {

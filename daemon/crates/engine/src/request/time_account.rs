@@ -7,9 +7,9 @@
 //!                 +---- the pass ends, or stops -------+
 //! ```
 //!
-//! The engine tells all requests what went on since it told them last: a slice of a pass, or what
-//! is between two slices. Members of the pass take that as their own time, split by what the slice
-//! waited for; the others by how they stand. Nothing is allocated behind a request's first waits.
+//! The engine reports to all requests what it did since the last report: a slice of a pass, or work
+//! between two slices. Members of the pass count that as their own time, split by what the slice
+//! waited for; the others by their standing. After a request's first waits nothing is allocated.
 
 use std::time::{Duration, Instant};
 
@@ -17,86 +17,86 @@ use rocmforge_tensor_cache::ModelId;
 
 use crate::api::times::{Part, PartTimes, TimesSlot, UploadsBefore, WAITED_FOR_MAX};
 
-/// What a request that is in no pass waits for, as last given to the scheduler.
+/// What a request that is in no pass waits for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// The request is not admitted.
     #[default]
     Queued,
-    /// The request could be in a pass.
+    /// The request is ready for a pass.
     Ready,
     /// The request was preempted and is not admitted again.
     Preempted,
     /// The client does not read the request's stream.
     ReaderFull,
-    /// The request's weights, or its KV cache, come from disk.
+    /// The request waits for weights or KV cache that are read from disk.
     FromDisk,
-    /// The request's weights are uploaded.
+    /// The request waits for uploads of weights.
     Uploading,
     /// The request waits for another one that computes their common prefix.
     Follows,
-    /// The device computes its pass ([`TimeAccount::computing`]).
+    /// The device computes the request's pass ([`TimeAccount::computing`]).
     Computing,
 }
 
-/// A pass that the device has to compute, or has computed.
+/// A pass of the request that is queued on the device.
 #[derive(Debug, Clone, Copy)]
 struct Computing {
     part: Part,
-    /// What the device had been given before, and whose that is.
+    /// Work that had been queued on the device before: whose it is, and its estimated time.
     earlier: Option<(Occupant, Duration)>,
-    /// How long it takes for the pass, by estimate.
+    /// Estimated device time of the pass.
     work: Duration,
 }
 
-/// Model of a pass, and the client of most of its rows.
+/// Model of a pass, and the client with most of its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Occupant {
     pub(crate) model: ModelId,
     pub(crate) client: u64,
 }
 
-/// What the engine did for a while, to those who are not in it.
+/// What the engine did for a while, from the view of requests that were not part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Meanwhile {
-    /// A slice of a pass.
+    /// It ran a slice of another pass.
     Slice(Occupant),
-    /// No slice, and perhaps waits for a model's weights.
+    /// It ran no slice, and may have waited for a model's weights.
     Between(Option<WaitsFor>),
 }
 
-/// How long the engine waited for a model's weights.
+/// Times that the engine waited for a model's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WaitsFor {
     pub(crate) model: ModelId,
-    /// For uploads from memory.
+    /// Time of waits for uploads from memory.
     pub(crate) uploads: Duration,
-    /// For what its file was read for from disk.
+    /// Time of waits for reads from disk.
     pub(crate) disk: Duration,
 }
 
-/// What a slice of a pass waited for and did, to those who are in it. What is left of its time is
-/// the device's.
+/// How a slice of a pass spent its time, for the requests in it. The rest of its time is the
+/// device's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SliceUse {
     pub(crate) disk: Duration,
     pub(crate) uploads: Duration,
     pub(crate) cpu: Duration,
     pub(crate) sampling: Duration,
-    /// The device did what passes before had given it.
+    /// Time in which the device did earlier passes' work, and whose work that was.
     pub(crate) earlier: Option<(Occupant, Duration)>,
-    /// What the device takes for the slice's work alone, by its rates; zero if they are not known.
+    /// Estimated device time of the slice's own work; zero if rates are unknown.
     pub(crate) work: Duration,
 }
 
-/// What the link brought in a while.
+/// Bytes and time of uploads over the link during some time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct LinkTime {
     pub(crate) bytes: u64,
     pub(crate) took: Duration,
 }
 
-/// Whom a request waited for.
+/// A model and client that a request waited for, and how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Behind {
     pub(crate) part: Part,
@@ -104,25 +104,25 @@ pub(crate) struct Behind {
     pub(crate) took: Duration,
 }
 
-/// Where a request stood when it had its first token.
+/// The account's sums when the request had its first token.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FirstToken {
     pub(crate) parts: PartTimes,
-    /// Bytes of its model that had been uploaded since it was loaded.
+    /// Bytes of the request's model that had been uploaded since it was loaded.
     pub(crate) uploaded_bytes: u64,
-    /// Bytes that the CPU had computed with for it.
+    /// Bytes of weights that the CPU had computed with for the request.
     pub(crate) cpu_bytes: u64,
 }
 
-/// What the slices of a pass took so far.
+/// Sums over the slices of a pass so far.
 #[derive(Debug, Clone, Copy, Default)]
 struct InPass {
-    /// The device's time for a prompt, and for tokens.
+    /// Device time for prompt rows; the next field has it for tokens.
     prompt: Duration,
     decode: Duration,
-    /// Waits for uploads and disk.
+    /// Time of waits for uploads and disk.
     waited: Duration,
-    /// What the device takes for the work alone, by its rates; zero if they are not known.
+    /// Estimated device time of the work alone; zero if rates are unknown.
     work: Duration,
 }
 
@@ -134,21 +134,22 @@ pub(crate) struct TimeAccount {
     since: Instant,
     parts: PartTimes,
     standing: Standing,
-    /// Whether rows of the request were computed.
+    /// Whether any row of the request was computed.
     computed: bool,
     behind: Vec<Behind>,
     link: LinkTime,
-    /// The slices of the pass under way.
+    /// Sums over the slices of the current pass.
     in_pass: InPass,
-    /// All of its pass was given to the device, and what it found has not been looked at.
+    /// The request's pass, if all of it was queued on the device and its results have not been
+    /// read.
     computing: Option<Computing>,
     first_token: Option<FirstToken>,
-    /// Passes since the first token in which it decoded.
+    /// Number of passes since the first token in which the request decoded.
     decode_passes: u32,
     /// Largest number of requests that ran at once while the request was queued.
     pub(crate) running_most: u32,
     pub(crate) uploads_before: UploadsBefore,
-    /// Where its times go at the end, if the caller wants them.
+    /// Where the request's times are put at its end, if the caller wants them.
     pub(crate) slot: Option<TimesSlot>,
 }
 
@@ -173,7 +174,8 @@ impl TimeAccount {
         }
     }
 
-    /// So much of its model was uploaded before it; of several that share a slot, before the first.
+    /// Sets what had been uploaded of the request's model before it; for requests that share a
+    /// slot, before the first.
     pub(crate) fn begin_uploads(&mut self, before: UploadsBefore) {
         self.uploads_before = match &self.slot {
             Some(slot) => slot.first_uploads(before),
@@ -234,14 +236,14 @@ impl TimeAccount {
         self.parts.add(part, took);
     }
 
-    /// All time up to now went to a part, which others' passes are the reason of.
+    /// Charges all time up to now to a part, caused by passes of `whom`.
     pub(crate) fn all_behind(&mut self, part: Part, whom: Occupant, now: Instant) {
         let took = self.take_time(now);
         self.add_behind(part, whom, took);
     }
 
-    /// Notes that the request's pass was given to the device, which takes so long for it, with rows
-    /// of its prompt or to decode, behind what it had been given `earlier`.
+    /// Records that the request's pass was queued on the device, which needs `work` for it, for
+    /// rows of its prompt or to decode, after `earlier` work.
     pub(crate) fn computes(
         &mut self,
         part: Part,
@@ -312,7 +314,8 @@ impl TimeAccount {
         }
     }
 
-    /// What of a time between slices the device had for its pass, and for what came before that.
+    /// Splits a time between slices: the device's time for the request's pass, and for earlier
+    /// work.
     fn of_device(&mut self, all: Duration) -> Duration {
         let Some(computing) = &mut self.computing else {
             return Duration::ZERO;
@@ -342,8 +345,8 @@ impl TimeAccount {
         all - left + own
     }
 
-    /// Charges a time in which the request was in a slice of a pass: with rows of its prompt, or to
-    /// decode.
+    /// Charges a time in which the request was in a slice of a pass, computing its prompt or
+    /// decoding (`part`).
     pub(crate) fn compute(&mut self, now: Instant, part: Part, used: SliceUse, link: u64) {
         let took = self.take_time(now);
         self.computed = true;
@@ -380,11 +383,11 @@ impl TimeAccount {
         }
     }
 
-    /// Notes that the request's pass is nearly complete, and that its uploads took the link so
-    /// long: a device that has its work queued waits for them itself, which is seen only in that it
-    /// takes longer than its work alone does: what was `measured`, or what the rates of its slices
-    /// say. Where those of the first slices were not known that is less than it takes `at_least`;
-    /// rates are means of all models, so that they count no more than `at_most`.
+    /// Records that the request's pass is nearly complete and that its uploads took the link
+    /// `link`. A device with queued work waits for uploads by itself, which only shows in that its
+    /// time (`measured`, or by the slices' rates) exceeds its work alone. Without known rates the
+    /// work is taken as `at_least`; since rates are means over all models, waits count at most
+    /// `at_most`.
     pub(crate) fn note_uploads(
         &mut self,
         link: Duration,
@@ -411,8 +414,8 @@ impl TimeAccount {
         self.parts.shift(Part::Prompt, Part::Uploads, of_prompt);
     }
 
-    /// Notes that the request's pass is complete, and that a part of it was the prompts of others:
-    /// `share` of its decoding is theirs.
+    /// Records that the request's pass is complete, and that `share` of its decode time was due to
+    /// prompts of others.
     pub(crate) fn end_pass(&mut self, share: f64, whom: Option<Occupant>) {
         let InPass { decode, .. } = std::mem::take(&mut self.in_pass);
         self.decode_passes += u32::from(self.first_token.is_some());
@@ -421,7 +424,7 @@ impl TimeAccount {
         }
     }
 
-    /// A part of its last slice was passes of others between its steps.
+    /// Moves a part of the last slice's time to passes of `whom` that ran between its steps.
     pub(crate) fn give_up(&mut self, from: Part, whom: Occupant, took: Duration) {
         let moved = self.parts.shift(from, Part::OwnModel, took);
         self.note_behind(Part::OwnModel, whom, moved);
@@ -443,7 +446,8 @@ impl TimeAccount {
         self.note_behind(part, whom, took);
     }
 
-    /// Notes whom it waited for; of more than fit, the shortest so far makes room.
+    /// Adds a time that the request waited for `whom`; if the list is full, the shortest entry is
+    /// replaced.
     fn note_behind(&mut self, part: Part, whom: Occupant, took: Duration) {
         if took.is_zero() {
             return;

@@ -1,5 +1,5 @@
 //! State for the time accounts of all requests: the engine's sums when accounts were last charged,
-//! and how fast models are with all their weights resident.
+//! and the speed of models with all weights resident.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use rocmforge_tensor_cache::ModelId;
 use crate::request::time_account::{Meanwhile, Occupant, SliceUse, WaitsFor};
 use crate::store::displaced::Waited;
 
-/// What a new sample of a pass's time counts for beside those before it.
+/// Weight of a new sample in the moving average of a pass's time.
 const WEIGHT: f64 = 0.125;
 
 /// Counters since start-up; their growth over a slice is what the slice used.
@@ -20,7 +20,7 @@ pub(crate) struct Sums {
     pub(crate) cpu: Duration,
 }
 
-/// What was spent between two readings of the sums.
+/// Time and bytes spent between two readings of the sums.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SpentSince {
     /// Time of waits for uploads from memory, and from disk.
@@ -28,13 +28,13 @@ pub(crate) struct SpentSince {
     disk: Duration,
     cpu: Duration,
     sampling: Duration,
-    /// Bytes that the link brought.
+    /// Bytes that were uploaded over the link.
     pub(crate) linked_bytes: u64,
     model: Option<ModelId>,
 }
 
 impl SpentSince {
-    /// The sum of two spans.
+    /// The sum of this and a later span.
     pub(crate) fn and(self, later: Self) -> Self {
         Self {
             uploads: self.uploads + later.uploads,
@@ -46,7 +46,7 @@ impl SpentSince {
         }
     }
 
-    /// As a slice of a pass spent it, for whose work the device takes so long.
+    /// Converts this to the use of a slice, for whose own work the device needs `work`.
     pub(crate) fn slice(self, earlier: Option<(Occupant, Duration)>, work: Duration) -> SliceUse {
         SliceUse {
             disk: self.disk,
@@ -70,17 +70,17 @@ impl SpentSince {
     }
 }
 
-/// What the time accounts of all requests share.
+/// State that the time accounts of all requests share.
 #[derive(Debug, Default)]
 pub(crate) struct TimeBook {
     seen: Sums,
-    /// How long tokens were chosen since the last look.
+    /// Time in which tokens were chosen since the last reading.
     pub(crate) sampling: Duration,
-    /// The last pass that gave the device work which nobody has waited for.
+    /// The pass that last queued work on the device which nobody has waited for.
     given: Option<Occupant>,
     /// Occupant of the last slice.
     pub(crate) last: Option<Occupant>,
-    /// Seconds of a pass of one token of a model of which all was resident.
+    /// Seconds of a one-token pass of each model with all weights resident.
     resident_token: HashMap<ModelId, f64>,
 }
 
@@ -104,8 +104,8 @@ impl TimeBook {
         self.given
     }
 
-    /// A slice ended that waited so long for what the device had been given before, and itself has
-    /// waited for all of its own work, or not. Whose that was, if another model's.
+    /// Records that a slice ended that waited `earlier` for previously queued work, and whether it
+    /// waited for all of its own. Returns whose the earlier work was, if another model's.
     pub(crate) fn slice(
         &mut self,
         whose: Occupant,
@@ -128,12 +128,12 @@ impl TimeBook {
         *seconds += (took - *seconds) * WEIGHT;
     }
 
-    /// Seconds of such a pass, if there was one.
+    /// Measured seconds of a one-token pass of a model with all weights resident.
     pub(crate) fn resident_token(&self, model: ModelId) -> Option<f64> {
         self.resident_token.get(&model).copied()
     }
 
-    /// A model is no more.
+    /// Forgets the times of a model that is unloaded.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.resident_token.remove(&model);
         for whose in [&mut self.given, &mut self.last] {

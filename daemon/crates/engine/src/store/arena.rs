@@ -1,5 +1,5 @@
-//! The device's memory as a whole: taken anew with another size, and compared
-//! after a sleep of the machine.
+//! Operations on the device's whole memory: reallocation with another size, compaction, and the
+//! check after the machine slept.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,10 @@ use rocmforge_tensor_cache::{BlockKind, ModelId, SegmentId, SegmentState, Slab};
 use crate::api::error::Error;
 use crate::store::Store;
 
-/// Bytes of a segment that are remembered.
+/// Number of bytes of a segment that are remembered.
 const WITNESS_BYTES: usize = 16;
 
-/// How segments begin on the device.
+/// The first bytes of segments on the device.
 pub(super) type Witnesses = HashMap<SegmentId, [u8; WITNESS_BYTES]>;
 
 impl Store {
@@ -23,7 +23,7 @@ impl Store {
         }
     }
 
-    /// Moves KV pages and states as low as they go. How many bytes moved.
+    /// Moves KV pages and states to the lowest possible offsets. Returns the bytes moved.
     pub(crate) fn gather(&mut self) -> Result<u64, Error> {
         let mut moved = 0;
         for (_, from, to) in self.cache.gather(BlockKind::Kv) {
@@ -34,7 +34,8 @@ impl Store {
         Ok(moved)
     }
 
-    /// See [`Memory::renew`](crate::memory::Memory::renew). No upload is under way.
+    /// Reallocates the arena; see [`Memory::renew`](crate::memory::Memory::renew). No upload may be
+    /// in flight.
     pub(crate) fn renew(
         &mut self,
         bytes: u64,
@@ -78,15 +79,15 @@ impl Store {
         Ok(budget)
     }
 
-    /// Whether the driver's allocations are larger than what the capacity makes of them: it had no
-    /// room to make a smaller one beside the old.
+    /// Whether the driver's allocations exceed what the capacity needs: there was no memory for a
+    /// smaller arena beside the old one.
     pub(crate) fn holds_unused(&self) -> bool {
         self.device
             .memory_use()
             .is_some_and(|m| m.unused_bytes() > 0)
     }
 
-    /// The resident segments with their slabs.
+    /// The resident segments and their slabs.
     fn resident(&self) -> Vec<(SegmentId, Slab)> {
         // Of many models hardly one has any.
         let models = self.sources.keys();
@@ -103,8 +104,8 @@ impl Store {
         resident.collect()
     }
 
-    /// Before a rest: remembers how the resident segments at both ends of the arena begin. A
-    /// segment begins the same wherever and whenever it is resident, so each is read once.
+    /// Before the engine rests: remembers the first bytes of the resident segments at both ends of
+    /// the arena. A segment always has the same content, so each is read once.
     pub(crate) fn remember(&mut self) {
         if self.device.volatile_memory().is_none() {
             return;
@@ -125,11 +126,10 @@ impl Store {
         }
     }
 
-    /// After a sleep: whether the device works and holds what it held, by its own marks and by what
-    /// is remembered of the segments that are resident.
+    /// After the machine slept: checks that the device works and its memory is intact, by the
+    /// device's own marks and by the remembered bytes of resident segments.
     ///
-    /// # Errors
-    /// The loss of the device.
+    /// # Errors The device is lost.
     pub(crate) fn check(&mut self) -> Result<(), rocmforge_device::Error> {
         let Some(device) = self.device.volatile_memory() else {
             return Ok(());

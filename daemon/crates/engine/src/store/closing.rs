@@ -1,4 +1,4 @@
-//! The device is closed while nothing is on it, and opened again.
+//! Closes the device while nothing is on it, and opens it again.
 //!
 //! ```text
 //!   open --(memory is released, only the device's own block is left)--> closed
@@ -6,8 +6,8 @@
 //!     +--(a request comes)----------------------------------------------+  +-+ it does not open
 //! ```
 //!
-//! The engine's thread closes and opens, so whoever sends it a request meanwhile waits for that.
-//! The ledger does not change: the block that the device has for itself stays where it is, without
+//! The engine's thread closes and opens, so a request that arrives meanwhile waits for that. The
+//! ledger does not change: the block that the device has for itself stays where it is, without
 //! memory behind it.
 
 use rocmforge_device::{Loss, LossKind};
@@ -17,18 +17,17 @@ use crate::store::Store;
 type DeviceError = rocmforge_device::Error;
 
 impl Store {
-    /// Whether nothing is on the device but the block that it has for itself, and nothing on its
-    /// way there.
+    /// Whether the device holds nothing but its own block, and no upload is in flight.
     pub(crate) fn is_empty(&self) -> bool {
         let usage = self.cache.usage();
         usage.total() == usage.staging && self.under_way.is_empty()
     }
 
     /// Closes the device, on which nothing is left but its own block, and keeps the first `aside`
-    /// bytes of what was set aside. Whether it is closed.
+    /// bytes of pages set aside in host memory. Returns whether it is closed.
     ///
-    /// # Errors
-    /// [`DeviceError::Memory`] where the host has none for what was set aside: it stays open.
+    /// # Errors [`DeviceError::Memory`] if host memory does not suffice for the pages: the device
+    /// stays open.
     pub(crate) fn close_device(&mut self, aside: u64) -> Result<bool, DeviceError> {
         assert!(self.is_empty(), "the device is closed while in use");
         let closed = self.device.close(aside);
@@ -41,7 +40,7 @@ impl Store {
     }
 
     /// Opens the device if it is closed, with an arena of the budget and its block where it was.
-    /// Whether it was closed; after an error it is as before.
+    /// Returns whether it was closed; after an error it still is.
     pub(crate) fn open_device(&mut self) -> Result<bool, DeviceError> {
         if !self.device.is_closed() {
             return Ok(false);

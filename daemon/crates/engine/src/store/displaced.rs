@@ -1,8 +1,8 @@
-//! Why weights are uploaded: what evicted them, and for which model; and how long passes wait for
-//! that.
+//! Records why weights are uploaded (what evicted them, and for which model), and how long passes
+//! wait for uploads.
 //!
-//! *Invariant:* of a segment the latest eviction is kept until it is uploaded again or its model
-//! goes, and of a model at most [`REASONS_MAX`] reasons are told apart.
+//! *Invariant:* a segment's latest eviction is kept until the segment is uploaded again or its
+//! model is unloaded, and a model has at most [`REASONS_MAX`] distinct reasons.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -20,49 +20,49 @@ pub(crate) const REASONS_MAX: usize = 16;
 pub(crate) struct Reason {
     /// Cause of the segment's eviction; `None` if it had not been resident before.
     pub(crate) cause: Option<EvictionCause>,
-    /// The model that took its room, where it was one.
+    /// The model that took the segment's memory, if one did.
     pub(crate) by: Option<ModelId>,
 }
 
-/// What was uploaded of a model since it was loaded.
+/// Bytes uploaded of a model since it was loaded.
 #[derive(Debug, Default)]
 struct Tally {
     bytes: u64,
     cold_bytes: u64,
-    /// Reasons are added and stay, so that a place in this list names one.
+    /// Bytes by reason. Reasons are only appended, so that an index in this list names one.
     reasons: Vec<(Reason, u64)>,
 }
 
-/// How long the engine waited, and what the link brought, since start-up.
+/// Time that the engine waited for uploads and disk, and bytes uploaded, since start-up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Waited {
-    /// Time in which it waited for uploads, and for what was read from disk.
+    /// Time that passes waited for uploads and reads from disk.
     pub(crate) all: Duration,
     /// Time that passes waited for reads from disk: files of uploads, and rows of embeddings.
     pub(crate) disk: Duration,
-    /// Bytes of uploads that ended.
+    /// Bytes of completed uploads.
     pub(crate) linked_bytes: u64,
-    /// The model that it waited for last.
+    /// The model that passes waited for last.
     pub(crate) model: Option<ModelId>,
 }
 
-/// Why weights are uploaded, and how long passes wait for uploads.
+/// Records why weights are uploaded, and how long passes wait for uploads.
 #[derive(Debug, Default)]
 pub(crate) struct UploadReasons {
     evicted: HashMap<SegmentId, Reason>,
     of_models: HashMap<ModelId, Tally>,
-    /// Segments under way that the system had not in memory.
+    /// Segments in flight whose file range was not in the page cache.
     cold: HashSet<SegmentId>,
     pub(crate) waited: Waited,
 }
 
 impl UploadReasons {
-    /// A segment was evicted.
+    /// Records the eviction of a segment.
     pub(crate) fn evicted(&mut self, segment: SegmentId, reason: Reason) {
         self.evicted.insert(segment, reason);
     }
 
-    /// An upload begins, of a segment that the system has in memory, or not.
+    /// Records that an upload begins; `is_cold` says that its file range is not in the page cache.
     pub(crate) fn begun(&mut self, segment: SegmentId, bytes: u64, is_cold: bool) {
         let reason = self.evicted.remove(&segment).unwrap_or(Reason {
             cause: None,
@@ -87,7 +87,7 @@ impl UploadReasons {
         }
     }
 
-    /// Whether what is under way of a segment comes from disk.
+    /// Whether the upload of a segment in flight reads from disk.
     pub(crate) fn is_cold(&self, segment: SegmentId) -> bool {
         self.cold.contains(&segment)
     }
@@ -114,12 +114,12 @@ impl UploadReasons {
         self.waited.model = Some(model);
     }
 
-    /// Bytes that were uploaded of a model so far.
+    /// Bytes of a model that were uploaded since it was loaded.
     pub(crate) fn uploaded_bytes(&self, model: ModelId) -> u64 {
         self.of_models.get(&model).map_or(0, |tally| tally.bytes)
     }
 
-    /// Sums of the uploads of a model so far.
+    /// The sums of a model's uploads so far, for a later [`UploadReasons::since`].
     pub(crate) fn before(&self, model: ModelId) -> UploadsBefore {
         let Some(tally) = self.of_models.get(&model) else {
             return UploadsBefore::default();
@@ -131,8 +131,8 @@ impl UploadReasons {
         }
     }
 
-    /// The bytes that were uploaded of a model since then, those of them from disk, and why they
-    /// were not resident, most bytes first.
+    /// Bytes of a model uploaded since `before`, those of them read from disk, and the reasons with
+    /// their bytes, largest first.
     pub(crate) fn since(
         &self,
         model: ModelId,
@@ -151,7 +151,7 @@ impl UploadReasons {
         (bytes, cold, reasons)
     }
 
-    /// A model is no more.
+    /// Forgets the sums of a model that is unloaded.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.evicted.retain(|segment, _| segment.model != model);
         self.cold.retain(|segment| segment.model != model);

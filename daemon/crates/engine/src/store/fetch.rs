@@ -1,4 +1,4 @@
-//! What is read of a model's file into the page cache ahead of its upload, while others go on.
+//! Reads parts of a model's file into the page cache ahead of their upload, while other models run.
 
 use rocmforge_ops::SegmentKind;
 use rocmforge_tensor_cache::{ModelId, SegmentId};
@@ -13,13 +13,14 @@ use crate::store::Store;
 #[derive(Debug)]
 pub(crate) struct FileFetch {
     pub(crate) fetch: Fetch,
-    /// Shows that the file is waited for.
+    /// Makes the status show that the file is waited for.
     _waiting: Waiting,
 }
 
 impl Store {
-    /// Begins to fetch what an absent segment of a preload needs, where reading it would keep
-    /// `others` waiting. One that has no such room is not read.
+    /// Starts to read what an absent segment of a preload needs into the page cache, if uploading
+    /// it directly would make `others` wait. `None` if that is not needed, or if `room` has no
+    /// place for the segment.
     pub(crate) fn fetch(
         &self,
         segment: SegmentId,
@@ -41,7 +42,7 @@ impl Store {
         Ok(Some(self.file_fetch(segment.model, fetch)))
     }
 
-    /// A fetch of a model's file, for which its requests wait.
+    /// A fetch of a model's file that the model's requests wait for.
     pub(crate) fn file_fetch(&self, model: ModelId, fetch: Fetch) -> FileFetch {
         FileFetch {
             fetch,
@@ -49,21 +50,21 @@ impl Store {
         }
     }
 
-    /// Shows that the file of a model is waited for by its requests.
+    /// Makes the status show that the model's requests wait for its file.
     pub(crate) fn wait_in_background(&self, model: ModelId) -> Waiting {
         let source = &self.sources[&model];
         self.files
             .begin_in_background(&source.name, source.file.path())
     }
 
-    /// Whether what was begun to be fetched is there.
+    /// Whether a fetch has completed.
     pub(crate) fn is_fetched(&self, model: ModelId, fetch: &FileFetch) -> Result<bool, Error> {
         let came = self.sources[&model].ended(&fetch.fetch, ASLEEP_MAX);
         came.map_or(Ok(false), |came| came.map(|()| true))
     }
 
-    /// The segments that a pass of a model uses and that are absent, as many as the budget and a
-    /// half of the memory that is free hold.
+    /// The absent segments that a pass of a model uses, as many as the budget and half of the free
+    /// host memory hold.
     pub(crate) fn absent(&self, model: ModelId, experts: bool) -> Vec<u32> {
         let source = &self.sources[&model];
         let mut room = match rocmforge_device::host_available_bytes() {

@@ -1,4 +1,4 @@
-//! A model of which everything is resident: where its segments are, as one thing.
+//! Where the segments of a fully resident model are, as one value that passes can share.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use crate::api::RequestCacheUse;
 use crate::api::error::{Error, from_cache};
 use crate::store::Store;
 
-/// Where the segments of a model are of which everything is resident.
+/// Slabs of all segments of a fully resident model.
 #[derive(Debug)]
 pub(crate) struct Resident {
-    /// Stands for the model and these places, and for nothing else.
+    /// Number that identifies the model and these slabs, and is never reused.
     pub(crate) stamp: u64,
     /// The cache's count of changes when the model was last seen resident.
     changes: u64,
@@ -20,7 +20,8 @@ pub(crate) struct Resident {
 }
 
 impl Store {
-    /// See [`Memory::all_resident`](crate::memory::Memory::all_resident).
+    /// Slabs of a fully resident model; see
+    /// [`Memory::all_resident`](crate::memory::Memory::all_resident).
     pub(crate) fn all_resident(
         &mut self,
         model: ModelId,

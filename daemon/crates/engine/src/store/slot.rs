@@ -1,4 +1,4 @@
-//! The device of the store, open or closed. When it is closed and opened is in `closing.rs`.
+//! The store's device, open or closed. `closing.rs` decides when it is closed and opened.
 
 use std::ops::{Deref, DerefMut};
 
@@ -6,12 +6,13 @@ use rocmforge_device::{ClosedDevice, Device, Steps};
 
 type DeviceError = rocmforge_device::Error;
 
-/// The device: either state answers as a [`Device`], and a closed one refuses what needs a context.
+/// The device, open or closed: both states implement [`Device`], and a closed one rejects what
+/// needs a context.
 pub(crate) struct DeviceSlot(State);
 
 enum State {
     Open(Box<dyn Device>),
-    /// Closed, and whether all was given back.
+    /// A closed device, and whether all of its memory was returned.
     Closed(Box<dyn ClosedDevice>, bool),
 }
 
@@ -45,7 +46,7 @@ impl DeviceSlot {
         matches!(self.0, State::Closed(..))
     }
 
-    /// The power state of a closed card by the kernel.
+    /// The power state of a closed GPU, as the kernel reports it.
     pub(crate) fn power_state(&self) -> Option<String> {
         match &self.0 {
             State::Open(_) => None,
@@ -53,8 +54,8 @@ impl DeviceSlot {
         }
     }
 
-    /// Closes it, and keeps the first `aside` bytes of what was set aside. Whether it is closed:
-    /// not where it has no context.
+    /// Closes the device, and keeps the first `aside` bytes of pages set aside in host memory.
+    /// Returns whether it is closed; a device without a context is not.
     pub(super) fn close(&mut self, aside: u64) -> Result<bool, DeviceError> {
         if let State::Open(device) = &mut self.0 {
             let Some(device) = device.closing() else {

@@ -1,4 +1,4 @@
-//! The file of a model's segments, with their ranges and sizes.
+//! A model's file as the source of its segments, with their ranges and sizes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,22 +13,22 @@ use crate::model::fetcher::Fetcher;
 use crate::model::loaded::LoadedModel;
 use crate::store::Store;
 
-/// The file of a model's segments.
+/// A model's file as the source of its segments.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) name: String,
     pub(crate) file: Arc<MappedFile>,
     pub(super) fetcher: Arc<Fetcher>,
     pub(crate) layouts: Vec<Arc<SegmentLayout>>,
-    /// How passes use the segments.
+    /// How passes use each segment (in order, by routing, or rarely).
     pub(super) kinds: Vec<SegmentKind>,
-    /// Bytes of all segments on the device.
+    /// Bytes of all of the model's segments on the device.
     pub(crate) bytes: u64,
     pub(super) pinned_bytes: u64,
     pub(super) largest_unpinned: u64,
-    /// The state of its segments while none of them is there: snapshots share it.
+    /// The status list of the model while none of its segments is resident; snapshots share it.
     pub(crate) absent: Arc<[SegmentStatus]>,
-    /// The opening of the device that prepared it.
+    /// Number of the device's opening ([`Store::openings`]) at which the model was last prepared.
     pub(crate) prepared_at: u64,
 }
 
@@ -59,26 +59,27 @@ impl Source {
         }
     }
 
-    /// Where a segment is in the file.
+    /// File ranges of a segment's tensors.
     pub(crate) fn ranges(&self, segment: u32) -> impl Iterator<Item = Range<u64>> {
         let tensors = &self.layouts[segment as usize].tensors;
         let tensors = tensors.iter().map(|placed| &placed.desc);
         tensors.map(|t| t.offset..t.offset + t.bytes)
     }
 
-    /// How passes use the segments.
+    /// How passes use each segment.
     pub(crate) fn kinds(&self) -> &[SegmentKind] {
         &self.kinds
     }
 }
 
 impl Store {
-    /// Bytes of a segment on the device.
+    /// Size of a segment on the device, in bytes.
     pub(crate) fn segment_bytes(&self, segment: SegmentId) -> u64 {
         self.sources[&segment.model].layouts[segment.index as usize].bytes
     }
 
-    /// Bytes of the largest segment of a model that is not pinned: what must be free for it to run.
+    /// Bytes of the largest segment of a model that is not pinned, which must be free for the model
+    /// to run.
     pub(crate) fn largest_unpinned(&self, model: ModelId) -> u64 {
         self.sources[&model].largest_unpinned
     }
@@ -88,7 +89,7 @@ impl Store {
         self.sources[&model].bytes
     }
 
-    /// Bytes of all segments of some models on the device, where those that they share count once.
+    /// Bytes of all segments of some models on the device; shared slabs count once.
     pub(crate) fn bytes_of(&self, models: &[ModelId]) -> u64 {
         let sum: u64 = models.iter().map(|&id| self.model_bytes(id)).sum();
         sum - self.cache.shared_among(models)

@@ -1,11 +1,12 @@
-//! What the link brings while a pass goes on, and by when: a schedule of one link beside one host.
+//! Timetable of uploads during a pass: which segments the link uploads and which the CPU computes.
 //!
-//! A pass of few rows comes to its absent segments one after another. Each is computed by the host
-//! when the pass is there, or was brought before. Two segments wait or are on their way at any
-//! time, so that the link goes on while one of them is used, and while the host computes for longer
-//! than an upload takes. The next one is the first absent segment that would be there by the time
-//! that the pass comes to it: an earlier one would keep the pass waiting where the host could have
-//! gone on, a later one would hold its place for longer. What each gets follows from their rates.
+//! A pass of few rows reaches its absent segments one after another. Each is computed by the CPU
+//! when the pass reaches it, or was uploaded before. Two segments are uploaded ahead or in flight
+//! at any time, so that the link goes on while one of them is used, and while the CPU computes for
+//! longer than an upload takes. The next upload is the first absent segment that would arrive by
+//! the time that the pass reaches it: an earlier one would make the pass wait where the CPU could
+//! have computed it, a later one would hold its place for longer. The shares of link and CPU follow
+//! from their rates.
 //!
 //! All times are seconds by measured rates, from now on.
 
@@ -14,22 +15,22 @@ use std::time::{Duration, Instant};
 use rocmforge_device::Throughput;
 use rocmforge_tensor_cache::SegmentId;
 
-/// Uploads that are under way, or have come and were not used yet, at a time. Each takes a
-/// place from what could stay.
+/// Maximum number of uploads that are in flight, or complete and not used yet. Each takes the place
+/// of a segment that could stay resident.
 pub(crate) const UPLOADS_AHEAD: usize = 2;
 
-/// Uploads that are remembered: those under way, and others that nobody came to.
+/// Maximum number of remembered uploads: those in flight, and others that no pass reached.
 const DUE_MAX: usize = 64;
 
-/// A segment that a pass comes to.
+/// A segment that a pass will reach, and when it will be available.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct UpcomingSegment {
-    /// Seconds that the device computes with it.
+    /// Seconds that the device computes with the segment.
     pub(crate) computed: f64,
     pub(crate) stop: Availability,
 }
 
-/// What a pass finds of a segment.
+/// Availability of a segment that a pass will reach.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Availability {
     /// The segment is resident.
@@ -39,16 +40,16 @@ pub(crate) enum Availability {
     /// The segment is absent; the CPU takes `host` seconds to compute it, the link `link` seconds
     /// to upload it.
     Absent { link: f64, host: f64 },
-    /// The segment is absent, and is uploaded in any case: the CPU cannot compute it, or it is none
-    /// of those that come and go.
+    /// The segment is absent, and must be uploaded: the CPU cannot compute it, or it is not among
+    /// the streamed segments.
     Brought,
-    /// The segment is absent, and the CPU had better not compute it: the pass waits for its upload
-    /// when it is there.
+    /// The segment is absent, and too slow on the CPU: the pass waits for its upload when it
+    /// reaches it.
     OnDemand,
 }
 
-/// Which of the segments that a pass comes to, the first of them at `begin`, is uploaded next by a
-/// link that is free at `free`.
+/// Index of the segment to upload next, among those that a pass will reach, the first at the time
+/// `begin`; the link is free at `free`. `None` if no upload is useful.
 pub(crate) fn next_upload(
     begin: f64,
     free: f64,
@@ -68,10 +69,10 @@ pub(crate) fn next_upload(
     None
 }
 
-/// What the link was given to do, and where the device is.
+/// Estimated state of the link's and the device's queues.
 #[derive(Debug, Default)]
 pub(crate) struct Timetable {
-    /// Measured rates of passes of the same kind as the one under way.
+    /// Measured rates of passes of the current kind.
     pace: Option<Throughput>,
     /// Time at which the link has done all queued uploads.
     free: Option<Instant>,
@@ -81,14 +82,14 @@ pub(crate) struct Timetable {
 }
 
 impl Timetable {
-    /// A pass begins, of which such a pace was measured; what the one before gave
-    /// the device counts as done.
+    /// Begins a pass, for whose kind `pace` was measured; the work of the pass before counts as
+    /// done.
     pub(crate) fn begin(&mut self, pace: Option<Throughput>) {
         self.pace = pace;
         self.done = None;
     }
 
-    /// See [`Timetable::begin`].
+    /// The rates that were given to [`Timetable::begin`].
     pub(crate) fn pace(&self) -> Option<Throughput> {
         self.pace
     }
@@ -109,7 +110,7 @@ impl Timetable {
         self.due.push((segment, due));
     }
 
-    /// Seconds until an upload will have come; 0 for one that has.
+    /// Seconds until an upload completes; 0 if it has.
     pub(crate) fn due(&self, segment: SegmentId, now: Instant) -> f64 {
         let found = self.due.iter().find(|(id, _)| *id == segment);
         found.map_or(0.0, |(_, due)| since(*due, now))
@@ -120,13 +121,13 @@ impl Timetable {
         self.free.map_or(0.0, |free| since(free, now))
     }
 
-    /// Seconds until the device has done what it was given.
+    /// Seconds until the device has done its queued work.
     pub(crate) fn done(&self, now: Instant) -> f64 {
         self.done.map_or(0.0, |done| since(done, now))
     }
 
-    /// The device was given work with a segment, for so many seconds, which
-    /// begins when that has come.
+    /// Records that work of `seconds` with a segment was queued on the device; it begins when the
+    /// segment has arrived.
     pub(crate) fn runs(&mut self, segment: SegmentId, seconds: f64, now: Instant) {
         let mut begin = self.done.map_or(now, |done| done.max(now));
         if let Some(at) = self.due.iter().position(|(id, _)| *id == segment) {
@@ -135,7 +136,7 @@ impl Timetable {
         self.done = Some(begin + duration(seconds));
     }
 
-    /// The device has done all that it was given: its results were read.
+    /// Records that the device has done all queued work: its results were read.
     pub(crate) fn caught_up(&mut self) {
         self.done = None;
     }
@@ -146,8 +147,8 @@ fn since(at: Instant, now: Instant) -> f64 {
     at.saturating_duration_since(now).as_secs_f64()
 }
 
-/// A second at most, also of what is not finite: a first rate may be far off, and the link would be
-/// taken for busy until then.
+/// Converts seconds to a duration of at most one second, also if they are not finite: a first rate
+/// may be far off, and the link would count as busy for too long.
 fn duration(seconds: f64) -> Duration {
     const MOST: Duration = Duration::from_secs(1);
     Duration::try_from_secs_f64(seconds).map_or(MOST, |found| found.min(MOST))

@@ -1,8 +1,8 @@
-//! Uploads, from the cache's wish to the segment that is there.
+//! Uploads, from the cache's action to the resident segment.
 //!
 //! ```text
 //!   begin --> uploaded (the device has it) ------------------------------> there, or failed
-//!        \--> brought (a far file's threads have it) --came--> uploaded --/
+//!        \--> brought (threads of a remote file read it) --came--> uploaded --/
 //!                     \--the file is silent, or cannot be read--> failed
 //! ```
 
@@ -30,12 +30,12 @@ const SETTLING_MAX: usize = 4096;
 pub(super) enum UnderWay {
     /// The segment's part of a remote file is read into the page cache.
     Brought { fetch: Fetch, slab: Slab },
-    /// The device; of the file of this model.
+    /// The device uploads the segment; it is read from the file of the model `from`.
     Uploaded { ticket: UploadTicket, from: ModelId },
 }
 
 impl Store {
-    /// Begins an upload. One that cannot be begun is reported to the cache.
+    /// Begins an upload. If it cannot begin, the cache is told that it failed.
     pub(crate) fn begin(&mut self, segment: SegmentId, slab: Slab) -> Result<(), Error> {
         let is_cold = self.is_cold(segment);
         self.reasons.begun(segment, slab.bytes, is_cold);
@@ -59,8 +59,7 @@ impl Store {
         begun
     }
 
-    /// Whether the system has not in memory what a segment is read from, by its first and its last
-    /// byte.
+    /// Whether the page cache lacks the file range of a segment, judged by its first and last byte.
     fn is_cold(&self, segment: SegmentId) -> bool {
         let Some(source) = self.sources.get(&segment.model) else {
             return false;
@@ -77,8 +76,8 @@ impl Store {
         source.file.is_far() || [first, last].into_iter().flatten().any(is_absent)
     }
 
-    /// The segment from whose file an upload is read: one of the same content that the system has
-    /// in memory, where it has not this one.
+    /// The segment from whose file an upload is read: one with the same content that is in the page
+    /// cache, if this one's is not.
     fn read_from(&self, segment: SegmentId) -> SegmentId {
         let mut others = self.cache.members(segment).skip(1).peekable();
         if others.peek().is_none() || !self.is_cold(segment) {
@@ -92,7 +91,7 @@ impl Store {
         warm.unwrap_or(segment)
     }
 
-    /// Notes that an upload has completed.
+    /// Records that an upload has completed.
     fn came(&mut self, segment: SegmentId) {
         self.cache.uploaded(segment);
         let source = self.sources.get(&segment.model);
@@ -102,7 +101,7 @@ impl Store {
         }
     }
 
-    /// Gives the device an upload.
+    /// Gives an upload to the device.
     fn upload(&mut self, segment: SegmentId, slab: Slab) -> Result<(), Error> {
         let from = self.read_from(segment);
         let source = &self.sources[&from.model];
@@ -124,13 +123,13 @@ impl Store {
         Ok(())
     }
 
-    /// From now on the file of a model is waited for.
+    /// Makes the status show that the engine waits for a model's file, until the result is dropped.
     pub(crate) fn wait_for_file(&self, model: ModelId) -> Option<Waiting> {
         let source = self.sources.get(&model)?;
         Some(self.files.begin(&source.name, source.file.path()))
     }
 
-    /// Waits until a segment is there, if it is under way.
+    /// Waits until a segment is resident, if it is in flight.
     pub(crate) fn wait(&mut self, segment: SegmentId) -> Result<(), Error> {
         let segment = self.cache.holder(segment);
         if !self.under_way.contains_key(&segment) {
@@ -173,7 +172,8 @@ impl Store {
         }
     }
 
-    /// Waits for what a segment needs of a far file, and gives the device its upload.
+    /// Waits for the read of a segment's range from a remote file, and gives the upload to the
+    /// device.
     fn wait_for_fetch(&mut self, segment: SegmentId) -> Result<(), Error> {
         let Some(UnderWay::Brought { fetch, slab }) = self.under_way.remove(&segment) else {
             return Ok(());
@@ -188,7 +188,7 @@ impl Store {
         begun
     }
 
-    /// Waits for one of the uploads under way: one that the device has, if there is any.
+    /// Waits for one of the uploads in flight, preferably one that the device has.
     pub(crate) fn wait_any(&mut self) {
         let of_device = |way: &UnderWay| matches!(way, UnderWay::Uploaded { .. });
         let first = self.under_way.iter().max_by_key(|(_, way)| of_device(way));
@@ -199,7 +199,7 @@ impl Store {
         }
     }
 
-    /// An upload is not wanted any more: waits for it where the device has it.
+    /// Abandons an upload; waits for it if the device has begun it.
     pub(crate) fn drop_upload(&mut self, segment: SegmentId) {
         match self.under_way.get(&segment) {
             Some(UnderWay::Brought { .. }) => {
@@ -214,7 +214,8 @@ impl Store {
         }
     }
 
-    /// Gives the device what has come of far files, and takes back what does not come.
+    /// Gives the device the uploads whose remote file ranges have been read, and fails those whose
+    /// reads failed.
     fn go_on_with_fetches(&mut self) {
         let fetched = self
             .under_way
@@ -263,7 +264,7 @@ impl Store {
         }
     }
 
-    /// The models of segments whose content turned out to be bad.
+    /// The models of segments whose content turned out to be bad on the device.
     pub(crate) fn spoiled_models(&self) -> Vec<ModelId> {
         let cache = &self.cache;
         let users = |&segment: &SegmentId| cache.members(cache.holder(segment));
@@ -274,7 +275,7 @@ impl Store {
             .collect()
     }
 
-    /// Evicts the segments whose content turned out to be bad, once nobody uses them.
+    /// Evicts segments with bad content once they are not in use.
     pub(crate) fn evict_spoiled(&mut self) {
         if self.spoiled.is_empty() {
             return;
@@ -287,7 +288,7 @@ impl Store {
         self.spoiled = spoiled;
     }
 
-    /// No upload of a model is wanted any more.
+    /// Abandons all uploads of a model.
     pub(crate) fn drop_uploads(&mut self, model: ModelId) {
         let of_model = self.under_way.keys().filter(|s| s.model == model);
         let of_model: Vec<SegmentId> = of_model.copied().collect();
@@ -298,7 +299,7 @@ impl Store {
 }
 
 impl Source {
-    /// Begins to bring what a segment needs of the file.
+    /// Starts to read a segment's range of a remote file into the page cache.
     pub(crate) fn bring(&self, segment: u32, patience: Duration) -> Result<Fetch, Error> {
         let fetch = self.fetcher.begin(self.ranges(segment), patience);
         fetch.map_err(|fault| from_fault(&self.name, self.file.path(), fault))
@@ -309,13 +310,13 @@ impl Source {
         came.map_err(|fault| from_fault(&self.name, self.file.path(), fault))
     }
 
-    /// The result of a fetch, if it is no longer under way.
+    /// The result of a read into the page cache, if it has ended.
     pub(crate) fn ended(&self, fetch: &Fetch, patience: Duration) -> Option<Result<(), Error>> {
         let came = self.fetcher.ended(fetch, patience)?;
         Some(came.map_err(|fault| from_fault(&self.name, self.file.path(), fault)))
     }
 
-    /// Has what segments need of a far file in the page cache.
+    /// Reads the ranges of segments of a remote file into the page cache, and waits for them.
     pub(crate) fn bring_all(&self, segments: impl Iterator<Item = u32>) -> Result<(), Error> {
         if !self.file.is_far() {
             return Ok(());

@@ -1,4 +1,5 @@
-//! Misses that the host answers: which ones, and the way of the rows between card and host.
+//! Missing segments that the CPU computes: which ones, and the transfer of rows between GPU and
+//! host.
 
 use std::cmp::{Ordering, Reverse};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::memory::Memory;
 use crate::pass::spec::{ExpertStep, Pass, batch, id, scratch};
 use crate::store::timetable::{Availability, UPLOADS_AHEAD, UpcomingSegment, next_upload};
 
-/// What the engine's thread does while the host computes, once or twice.
+/// Work that the engine's thread does while the CPU computes; called once or twice.
 type Others<'a> = &'a mut dyn FnMut(&mut Memory) -> Result<(), Error>;
 
 /// Eviction score of a segment in the cache; segments are ordered by it.
@@ -43,14 +44,14 @@ impl PartialEq for Warmth {
 impl Eq for Warmth {}
 
 impl Memory {
-    /// Whether the host takes part in a pass of a model that does not fit.
+    /// Whether the CPU computes a part of this pass: its model does not fit the budget.
     pub(crate) fn uses_cpu(&self, pass: &Pass<'_>) -> bool {
         let fits = self.store.cache.fits(pass.model) && !self.cpu.is_always();
         self.cpu.takes_part(pass.n_tokens) && !fits
     }
 
-    /// Orders a layer's absent experts: what is under way, what was used most, and
-    /// last what the host keeps.
+    /// Orders a layer's absent experts: first those in flight, then by use, and last those that the
+    /// CPU keeps.
     pub(crate) fn order_absent(&mut self, pass: &Pass<'_>, absent: &mut [u32]) {
         self.cpu.collect();
         if absent.len() < 2 {
@@ -73,9 +74,9 @@ impl Memory {
         });
     }
 
-    /// How many of a layer's absent experts, as [`Memory::order_absent`] left them, the host
-    /// computes: the last ones. What is under way is none of them. Where others wait for the engine
-    /// a card's link brings them instead, while those run: the engine waits for the CPU.
+    /// The CPU's share of a layer's absent experts in the order of [`Memory::order_absent`]: the
+    /// last ones, none in flight. If other requests wait for the engine, a GPU's link uploads them
+    /// instead while those run, since the engine would wait for the CPU.
     pub(crate) fn share_with_cpu(
         &mut self,
         pass: &Pass<'_>,
@@ -116,9 +117,8 @@ impl Memory {
         self.cpu.share(pass.model, absent, pace)
     }
 
-    /// Has the host bring some of a layer's experts, which the link brings now, into its form, so
-    /// that it can compute them when they are missed again. Nobody waits for that: where it cannot
-    /// be, it is not.
+    /// Starts to convert weights of a layer's experts to the CPU kernels' layout, so that the CPU
+    /// can compute them when they are missed again. Failures are ignored.
     pub(crate) fn keep_later(&mut self, pass: &Pass<'_>, segments: &[u32]) {
         let source = &self.store.sources[&pass.model];
         let segments = segments.iter().map(|&s| {
@@ -132,8 +132,8 @@ impl Memory {
         self.fit_host_kv();
     }
 
-    /// Gives the link, which nobody waits for, an expert that the host computed, where that is used
-    /// again sooner than what goes for it.
+    /// Starts to upload an expert that the CPU computed while the link is idle, if it will be used
+    /// sooner than the segment that is evicted for it.
     pub(crate) fn upload_what_was_left(&mut self, pass: &Pass<'_>) -> Result<(), Error> {
         while self.store.under_way() == 0
             && let Some(segment) = self.cpu.take_left(pass.model)
@@ -149,8 +149,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether the host computes a segment's operations, since it is not there and is faster done
-    /// so; gives the link what the pass comes to later.
+    /// Whether the CPU computes a segment's operations, because it is absent and that is faster;
+    /// starts uploads of later segments of the pass.
     pub(crate) fn answers(&mut self, pass: &Pass<'_>, segment: u32) -> Result<bool, Error> {
         let this = id(pass, segment);
         let there = self.store.cache.holds(this) || self.store.is_under_way(this);
@@ -173,14 +173,14 @@ impl Memory {
         Ok(true)
     }
 
-    /// Begins a pass that the host takes part in.
+    /// Begins the timetable of a pass that the CPU takes part in.
     pub(crate) fn begin_timetable(&mut self, pass: &Pass<'_>) {
         let pace = self.store.device.pace(pass.n_tokens);
         self.store.timetable.begin(pace);
     }
 
-    /// The device is about to be given work with segments, in this order, which are held: gives the
-    /// link what the pass comes to later, unless that waits for their room
+    /// Called before the device is given work with these held segments, in this order: starts
+    /// uploads of later segments of the pass, unless those wait for the segments' memory
     /// ([`Memory::feed_link_behind`]).
     pub(crate) fn feed_link_with(
         &mut self,
@@ -203,9 +203,9 @@ impl Memory {
         }
     }
 
-    /// The device was given work with segments, which are held no longer. Where all that come and
-    /// go are of one size, the link is given what the pass comes to later only now: what has come
-    /// for this work makes room for it, and the rest stays.
+    /// Called after the device was given work with these segments, which are held no longer. If all
+    /// streamed segments have the same size, uploads of later segments are started only now: they
+    /// take the place of these segments, and the rest stays.
     pub(crate) fn feed_link_behind(
         &mut self,
         pass: &Pass<'_>,
@@ -219,8 +219,8 @@ impl Memory {
         }
     }
 
-    /// Gives the link what it is to bring for a pass that comes to the segment `from` so many
-    /// seconds after all that the device was given.
+    /// Starts uploads for a pass that reaches the segment `from` `seconds` after the device's
+    /// queued work is done.
     fn feed_link(
         &mut self,
         pass: &Pass<'_>,
@@ -287,7 +287,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Runs the operations of a segment on the host, and leaves on the card what later steps read.
+    /// Runs the operations of a segment on the CPU, and copies the rows that later steps read to
+    /// the GPU.
     pub(crate) fn run_on_cpu(
         &mut self,
         pass: &Pass<'_>,
@@ -349,9 +350,9 @@ impl Memory {
             .map_err(from_cache)
     }
 
-    /// Runs experts, each with its segment, on the host, for rows `x` routed by `ids`, and
-    /// leaves their results on the card. The engine's thread gives the card and the link their
-    /// part by `others` meanwhile.
+    /// Runs experts, each with its segment, on the CPU, for rows `x` routed by `ids`, and copies
+    /// their results to the GPU. Meanwhile the engine's thread gives the GPU and the link their
+    /// work with `others`.
     pub(crate) fn experts_on_cpu(
         &mut self,
         pass: &Pass<'_>,
@@ -451,7 +452,7 @@ impl Memory {
         beside.map(|()| (layout, brought))
     }
 
-    /// Elements of a buffer's rows in a pass.
+    /// Number of elements of a buffer's rows in a pass of `n_tokens` rows.
     fn elements(&self, pass: &Pass<'_>, buf: Buf, n_tokens: usize) -> usize {
         let placed = &pass.scratch.bufs[usize::from(buf.0)];
         let counts = rocmforge_ops::RowCounts {
@@ -461,7 +462,7 @@ impl Memory {
         (counts.of(placed.rows) * placed.width) as usize
     }
 
-    /// Rows of two buffers of a pass, read from the card at once.
+    /// Reads the rows of two buffers of a pass from the GPU at once.
     pub(crate) fn rows_of_both(
         &mut self,
         pass: &Pass<'_>,
@@ -475,7 +476,7 @@ impl Memory {
         Ok(rows)
     }
 
-    /// A buffer's rows of a pass, read from the card.
+    /// Reads a buffer's rows of a pass from the GPU.
     pub(crate) fn rows_of(
         &mut self,
         pass: &Pass<'_>,

@@ -1,18 +1,19 @@
-//! How long layers took that lacked so many experts and left so many of them to the host.
+//! Measured times of MoE layers, by the number of missing experts and the number that the CPU
+//! computed.
 //!
-//! Rates of link and host, each taken by itself, say little of both at once: they read the same
-//! memory. Of an H200's layers that lacked 8 experts those with 5 on the host took 353 to 401 us,
-//! those with 4 took 419 to 489, and by the rates either was as good. So a share is compared with
-//! those next to it by what whole layers took.
+//! The separate rates of link and CPU say little about both at once: they read the same memory. Of
+//! an H200's layers that lacked 8 experts those with 5 on the CPU took 353 to 401 us, those with 4
+//! took 419 to 489, and by the rates both were equal. So shares are compared with their neighbours
+//! by the times of whole layers.
 
 use std::time::Duration;
 
 use super::rates::{Rate, SAMPLES_MIN};
 
-/// Maximum number of absent experts of a layer that are examined: those of one token.
+/// Maximum number of absent experts of a layer for which times are kept (those of one token).
 const N_MAX: usize = 16;
 
-/// After so many decisions another share is taken than the best so far: what it takes may have
+/// Number of decisions after which a share other than the best is tried, since its time may have
 /// changed.
 const LOOK_EVERY: u32 = 64;
 
@@ -20,16 +21,16 @@ const LOOK_EVERY: u32 = 64;
 #[derive(Debug)]
 pub(super) struct Outcomes(Vec<Layers>);
 
-/// Measured times of layers that lacked the same number of experts.
+/// Measured times of layers that lacked the same number of experts, for each share of the CPU.
 #[derive(Debug, Clone, Default)]
 struct Layers {
-    /// Seconds of a layer, by the experts that the host took.
+    /// Mean seconds of a layer, by the number of experts that the CPU computed.
     took: [Rate; N_MAX + 1],
-    /// The best so far.
+    /// The number of experts with the shortest time so far; `None` before the first choice.
     best: Option<usize>,
-    /// Decisions since another one was looked at.
+    /// Number of decisions since another number was tried.
     since: u32,
-    /// Whether that was the smaller one.
+    /// Whether the last trial was the smaller neighbour of the best number.
     was_smaller: bool,
 }
 
@@ -38,7 +39,7 @@ impl Outcomes {
         Self(vec![Layers::default(); N_MAX + 1])
     }
 
-    /// Notes the time of a layer that lacked `n` experts, of which the CPU computed `computed`.
+    /// Records the time of a layer that lacked `n` experts, of which the CPU computed `computed`.
     pub(super) fn note(&mut self, n: usize, computed: usize, took: Duration) {
         let layers = self.0.get_mut(n);
         if let Some(rate) = layers.and_then(|layers| layers.took.get_mut(computed)) {
@@ -46,9 +47,9 @@ impl Outcomes {
         }
     }
 
-    /// How many of `n` absent experts the host had best compute, where `by_rates` is what the rates
-    /// say, and `most` the most that it can. Goes from there to a share next to it as long as that
-    /// is better.
+    /// The best number of `n` absent experts for the CPU to compute. Starts at `by_rates`, the
+    /// number that the rates suggest, and moves to a neighbour as long as that is faster; at most
+    /// `most`.
     pub(super) fn best(&mut self, n: usize, by_rates: usize, most: usize) -> usize {
         match self.0.get_mut(n) {
             Some(layers) => layers.next(by_rates, most.min(n)),

@@ -1,34 +1,37 @@
-//! How long answers of the host take, as measured: by how many rows weights are multiplied with,
-//! and by how many bytes of them one answer has.
+//! Measured rates of CPU compute, by the number of rows that weights are multiplied with and by the
+//! bytes of one computation.
 //!
-//! Rows have to come from the card and results to go back, and threads to wake, whatever the number
-//! of bytes. So an answer of one expert costs more a byte than one of eight, and a rate of small
-//! answers, taken for large ones, keeps the host from ever being given more. Sizes of which little
-//! is known are taken for as fast as they can be, so that they are tried: answers that are twice as
-//! large cost half as much a byte at best.
+//! Rows have to be copied from the GPU and results back, and threads have to wake, whatever the
+//! number of bytes. So one expert costs more per byte than eight, and if the rate of small
+//! computations were used for large ones, the CPU would never be given more. Sizes with few
+//! measurements are assumed to be as fast as possible, so that they are tried: a computation of
+//! twice the size costs half as much per byte at best.
 
 use std::time::Duration;
 
-/// What a new sample counts for beside those before it.
+/// Weight of a new sample in the moving average.
 const WEIGHT: f64 = 0.2;
 
-/// A sample counts for so many times as slow as those before it at most: a thread that the system
-/// took a core from says little.
+/// A sample counts as at most this many times slower than the average: a thread that lost its core
+/// to another process says little.
 const SLOWER_MAX: f64 = 2.0;
 
-/// First samples, of which the fastest counts: threads start, and pages of the file are mapped.
+/// Number of first samples of which the fastest counts: at first threads start, and pages of the
+/// file are mapped.
 pub(super) const SAMPLES_MIN: u32 = 4;
 
-/// Classes of answers by the rows that a matrix is multiplied with: one for each power of two.
+/// Number of classes of computations by the rows that a matrix is multiplied with, one for each
+/// power of two.
 const CLASSES: usize = 8;
 
-/// Sizes of answers: one for each power of two from [`SIZE_MIN`] on.
+/// Number of classes of computations by their bytes, one for each power of two from [`SIZE_MIN`]
+/// on.
 const SIZES: usize = 8;
 
-/// Bytes of an answer of the smallest size, to twice as many.
+/// Bytes of the smallest class of computations, which ends at twice as many.
 const SIZE_MIN: u64 = 1 << 20;
 
-/// Seconds a byte.
+/// Moving average of seconds per byte, with its number of samples.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Rate {
     seconds: Option<f64>,
@@ -58,13 +61,13 @@ impl Rate {
         self.seconds
     }
 
-    /// The rate, unless little is known of it.
+    /// The rate in seconds per byte; `None` if it has too few samples.
     fn sure(&self) -> Option<f64> {
         self.seconds.filter(|_| self.samples >= SAMPLES_MIN)
     }
 }
 
-/// Of answers whose weights the host has in the same way.
+/// Rates of CPU compute for weights in one place (kept or in the file), by rows and bytes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Rates([[Rate; SIZES]; CLASSES]);
 
@@ -77,7 +80,7 @@ fn size(bytes: u64) -> usize {
 }
 
 impl Rates {
-    /// Rates by which CPU compute takes `seconds` for each byte, for all sizes.
+    /// Rates of `seconds` for each byte at all sizes.
     #[cfg(test)]
     pub(super) fn all(seconds: f64) -> Self {
         let rate = Rate {
@@ -87,13 +90,13 @@ impl Rates {
         Self([[rate; SIZES]; CLASSES])
     }
 
-    /// Notes the time of a computation of `bytes` of weights with `rows` rows each.
+    /// Records the time of a computation of `bytes` of weights with `rows` rows each.
     pub(super) fn note(&mut self, rows: usize, took: Duration, bytes: u64) {
         self.0[class(rows)][size(bytes)].note(took, bytes);
     }
 
-    /// Seconds of an answer, hopefully where it was not measured often; `None` if
-    /// none was measured at all.
+    /// Expected seconds of a computation; optimistic for sizes with few samples. `None` if nothing
+    /// was measured.
     pub(super) fn seconds(&self, rows: usize, bytes: u64) -> Option<f64> {
         let (rates, at) = (&self.0[class(rows)], size(bytes));
         let a_byte = rates[at].sure().or_else(|| {
@@ -119,7 +122,7 @@ impl Rates {
         self.0[class(rows)] = [Rate::default(); SIZES];
     }
 
-    /// Forgets answers of the size above that of `bytes`, so that they are tried again.
+    /// Forgets the measurements of the size class above that of `bytes`, so that it is tried again.
     pub(super) fn forget_larger(&mut self, rows: usize, bytes: u64) {
         if let Some(rate) = self.0[class(rows)].get_mut(size(bytes) + 1) {
             *rate = Rate::default();

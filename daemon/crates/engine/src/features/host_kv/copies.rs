@@ -1,8 +1,8 @@
-//! Pages and states on their way to the host's memory and back, and who makes room there.
+//! Copies KV pages and states to host memory and back, and makes room there.
 //!
-//! What has to leave the device is copied behind what the device has queued, and its block is free
-//! at once: whoever gets it comes behind the copy. So nobody waits for a copy, and for the memory
-//! only who needs the first of it, or has `always` set.
+//! What has to leave the device is copied behind the device's queued work, and its block is free at
+//! once: whoever gets the block writes to it after the copy. So nobody waits for a copy. Only the
+//! first copies wait for the allocation of host memory, or all if `always` is set.
 
 use rocmforge_device::Plan;
 use rocmforge_model::Model;
@@ -26,14 +26,14 @@ pub(crate) enum NotSaved {
 /// What the host's memory had before it was given back.
 pub(crate) struct ClosedHost {
     bytes: u64,
-    /// Bytes that pages and weights may have together, and weights.
+    /// Maximum bytes of KV pages and weights together, and of weights.
     pages: u64,
     weights: u64,
 }
 
 impl Memory {
-    /// Lets pages have what the weights leave of so many bytes of the host's memory,
-    /// where the device takes part.
+    /// Lets KV pages use what weights leave of `bytes` bytes of host memory, if the device supports
+    /// that.
     pub(crate) fn open_host_kv(&mut self, mode: When, bytes: u64) {
         let bytes = bytes & !(rocmforge_device::ALIGNMENT - 1);
         if mode != When::Never {
@@ -42,21 +42,21 @@ impl Memory {
         }
     }
 
-    /// Bytes of the host's memory that weights and pages have taken.
+    /// Bytes of host memory that weights and KV pages have allocated.
     pub(crate) fn host_bytes(&self) -> u64 {
         self.cpu.kept_bytes() + self.host_kv.taken()
     }
 
-    /// Lets weights and pages have so many bytes of the host's memory together from now on, as many
-    /// as at the start at the most. What is beyond goes back to the system, pages before weights.
+    /// Limits weights and KV pages in host memory to `bytes` together, at most the configured
+    /// budget. Memory beyond that is returned to the system, KV pages first.
     pub(crate) fn limit_host(&mut self, bytes: u64) {
         self.host_kv.set_limit(bytes);
         self.cpu.limit_kept(bytes);
         self.fit_host_kv();
     }
 
-    /// Gives all of the host's memory back to the system that nobody uses, and lets it have none
-    /// until [`Memory::open_host`] is given what this tells.
+    /// Returns all unused host memory to the system and sets its limits to zero;
+    /// [`Memory::open_host`] restores them from the returned value.
     pub(crate) fn close_host(&mut self) -> ClosedHost {
         let closed = ClosedHost {
             bytes: self.host_bytes(),
@@ -67,7 +67,8 @@ impl Memory {
         closed
     }
 
-    /// Lets the host have what it may have again; it is taken as it is needed. How many bytes went.
+    /// Restores the limits of host memory after [`Memory::close_host`]; memory is allocated when it
+    /// is needed. Returns the bytes that had to be given up for that.
     pub(crate) fn open_host(&mut self, closed: ClosedHost) -> u64 {
         let freed = closed.bytes.saturating_sub(self.host_bytes());
         self.host_kv.set_limit(closed.pages);
@@ -76,7 +77,7 @@ impl Memory {
         freed
     }
 
-    /// After weights came to the host's memory, or went: pages keep what is left.
+    /// Adapts the room for KV pages after weights in host memory were added or freed.
     pub(crate) fn fit_host_kv(&mut self) {
         let end = self.host_kv.beside(self.cpu.kept_bytes());
         let end = end & !(rocmforge_device::ALIGNMENT - 1);
@@ -98,15 +99,15 @@ impl Memory {
         }
     }
 
-    /// Gives places back that nothing is in.
+    /// Frees the slots of host memory that are no longer used.
     pub(crate) fn sweep_host_kv(&mut self) {
         for stored in self.prefixes.take_loose() {
             self.host_kv.free(stored);
         }
     }
 
-    /// Whether copying `bytes` over the link takes less time than computing the rows of the model
-    /// that they save.
+    /// Whether copying `bytes` over the link `times` times takes less time than computing the
+    /// `rows` rows of the model that they save.
     fn pays(&mut self, model: ModelId, bytes: u64, times: u32, rows: usize) -> bool {
         if self.host_kv.is_always() {
             return true;
@@ -119,7 +120,8 @@ impl Memory {
         pays(bytes, times, rows, link, self.host_kv.row_seconds(model))
     }
 
-    /// A place of so many bytes for what goes at `age`; what goes before that makes room.
+    /// Finds a slot of `bytes` bytes in host memory for content of age `age`; older content is
+    /// evicted for it.
     fn host_kv_room(&mut self, bytes: u64, age: Option<Age>) -> Option<HostSlot> {
         loop {
             if let Some(stored) = self.host_kv.take(bytes) {
@@ -204,7 +206,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Keeps a copy of a state in the host's memory, in an empty slot. Whether it did.
+    /// Copies a state to host memory, into an empty slot of a node. Returns whether it did.
     pub(crate) fn copy_state_to_host(
         &mut self,
         node: NodeId,
@@ -229,8 +231,9 @@ impl Memory {
         kept
     }
 
-    /// What a sequence of these tokens can begin with: all that it is going to use is on the
-    /// device, and held until it is let go by name, but for the state.
+    /// Finds the cached prefix that a sequence of these tokens can begin with. All pages that the
+    /// sequence will use are on the device and held until [`Memory::let_go`]; the state is not
+    /// held.
     pub(crate) fn find_prefix(
         &mut self,
         realm: Realm,
@@ -277,7 +280,7 @@ impl Memory {
         (found, needed)
     }
 
-    /// The pages of these nodes that a sequence which goes on behind them reads.
+    /// The slots of these nodes that a sequence which continues after them reads.
     fn needed(&self, of: &Model, nodes: &[NodeId], predicts: bool) -> HeldSlots {
         let plan: &Plan = of.plan();
         let mut needed = HeldSlots::new();
@@ -296,14 +299,15 @@ impl Memory {
         needed
     }
 
-    /// Lets go of what was held by name.
+    /// Releases held slots of the prefix cache.
     pub(crate) fn let_go(&mut self, held: HeldSlots) {
         for (node, slot) in held {
             self.prefixes.let_go(node, slot);
         }
     }
 
-    /// Has a held slot on the device. Whether it is there.
+    /// Copies a held slot back to the device if it is in host memory. Returns whether it is on the
+    /// device now.
     fn bring_back(&mut self, node: NodeId, slot: usize) -> bool {
         let Some(SlotLocation::Host(stored)) = self.prefixes.place(node, slot) else {
             return true;
@@ -323,8 +327,8 @@ impl Memory {
         true
     }
 
-    /// Copies what a node has to a block of a sequence's own. Whether it did; else the block is
-    /// free.
+    /// Copies cached content to a block that a sequence owns. Returns whether it did; if not, the
+    /// block is freed.
     pub(crate) fn copy_to(
         &mut self,
         from: SlotLocation,
@@ -348,7 +352,8 @@ impl Memory {
         true
     }
 
-    /// Copies what is stored to a block of the device. Whether it did; else the block is free.
+    /// Copies content from host memory to a block of the device. Returns whether it did; if not,
+    /// the block is freed.
     fn restore(&mut self, from: HostSlot, to: u64, block: BlockId) -> bool {
         let restored = self.store.device.restore(from.at, to, from.bytes);
         if let Err(error) = restored {

@@ -1,6 +1,5 @@
 //! The identity of a model's file by its content: a digest of its header, and of samples of each
-//! tensor. It is the same for a copy of the file, and another one after any change that a sample
-//! sees.
+//! tensor. A copy of the file has the same identity; a change in a sampled byte gives another one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,16 +8,16 @@ use rocmforge_gguf::{Gguf, MappedFile};
 use rocmforge_kv_disk::ModelTag;
 use sha2::{Digest, Sha256};
 
-/// Bytes of a sample.
+/// Size of a sample in bytes.
 const SAMPLE: u64 = 256;
 
-/// Bytes of the header that are read at a time.
+/// Number of header bytes that are read at a time.
 const HEADER_CHUNK: u64 = 1 << 20;
 
-/// Threads at most that read files which may not answer.
+/// Maximum number of threads that read files which may hang.
 const THREADS_MAX: usize = 32;
 
-/// Threads that read now.
+/// Number of threads that read files now.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
 /// The digest of a file.
@@ -26,7 +25,7 @@ static THREADS: AtomicUsize = AtomicUsize::new(0);
 pub(crate) struct FileDigest(pub(super) [u8; 32]);
 
 impl FileDigest {
-    /// The name that the store knows the model by.
+    /// The tag that stands for the model in the store.
     pub(super) fn tag(self) -> ModelTag {
         let mut tag = [0; 16];
         tag.copy_from_slice(&self.0[..16]);
@@ -34,12 +33,12 @@ impl FileDigest {
     }
 }
 
-/// The identity of a file, once it was read.
+/// The identity of a file, once it was read: a digest, or nothing if reading failed.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity(Arc<OnceLock<Option<FileDigest>>>);
 
 impl Identity {
-    /// Reads a file in the background.
+    /// Starts to read a file's identity in the background.
     pub(crate) fn of(file: &Arc<MappedFile>) -> Self {
         let identity = Self(Arc::default());
         if THREADS.fetch_add(1, Ordering::Relaxed) >= THREADS_MAX {
@@ -67,7 +66,7 @@ impl Identity {
         identity
     }
 
-    /// An identity that is known.
+    /// An identity with a given digest.
     #[cfg(test)]
     pub(super) fn known(digest: [u8; 32]) -> Self {
         Self(Arc::new(Some(FileDigest(digest)).into()))
@@ -90,7 +89,7 @@ impl Identity {
     }
 }
 
-/// Reads the digest of a file.
+/// Computes the digest of a file.
 fn digest(file: &MappedFile) -> Result<FileDigest, rocmforge_gguf::Error> {
     let gguf = Gguf::open_recognising(file)?;
     let mut hasher = Sha256::new();

@@ -1,4 +1,4 @@
-//! Names of pages and states by what determines their bytes.
+//! Keys of KV pages and states in the store, derived from everything that determines their bytes.
 //!
 //! ```text
 //!   root  = SHA-256(format, model, layout, device, rotation, adapters)
@@ -6,8 +6,8 @@
 //!   scope = SHA-256(client), or of "shared"
 //! ```
 //!
-//! A name stands for all tokens up to its page. A page with an image has no name, nor have those
-//! behind it: images are told apart by numbers that another process gives to other images.
+//! A name stands for all tokens up to its page. A page with an image and the pages after it have no
+//! name: the numbers that stand for images differ between processes.
 
 use rocmforge_kv_disk::Key;
 use rocmforge_ops::Plan;
@@ -17,17 +17,17 @@ use crate::features::prefix_cache::Realm;
 use crate::model::adapters::AdapterKey;
 use crate::request::images::IMAGE;
 
-/// Version of what pages and states hold. It changes when kernels write them differently.
+/// Version of the content of pages and states. It changes when kernels store them differently.
 const CONTENT_VERSION: u32 = 1;
 
-/// The name of a prefix.
+/// The name of a prefix: a digest from which the keys of its last page are derived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chain {
     scope: [u8; 16],
     digest: [u8; 32],
 }
 
-/// Digest of parts, each with its length.
+/// Digest of a list of byte strings, each with its length.
 pub(super) fn digest_of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
     let mut hasher = Sha256::new();
     for part in parts {
@@ -46,7 +46,7 @@ pub(super) fn layout_digest(plan: &Plan) -> [u8; 32] {
 }
 
 impl Chain {
-    /// The name of the empty prefix.
+    /// The name of the empty prefix of a realm.
     pub(super) fn root(
         realm: Realm,
         is_shared: bool,
@@ -78,7 +78,7 @@ impl Chain {
         }
     }
 
-    /// The name of the prefix with a page more; `None` if an image is in it.
+    /// The name of the prefix extended by one page of tokens; `None` if the page has an image.
     pub(crate) fn next(&self, tokens: &[u32]) -> Option<Self> {
         if tokens.iter().any(|&token| token & IMAGE != 0) {
             return None;
@@ -94,7 +94,7 @@ impl Chain {
         })
     }
 
-    /// The name of a slot of the prefix's last page.
+    /// The store's key of a slot of the prefix's last page.
     pub(super) fn key(&self, slot: usize) -> Key {
         Key {
             scope: self.scope,

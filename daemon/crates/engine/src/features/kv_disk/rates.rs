@@ -1,8 +1,8 @@
-//! What was measured of a store's disk and of prompts, noted in the store's directory: so the first
-//! request after a restart is read or computed by what is known, and not to find out.
+//! Measured rates of the disk and of prompts, saved in the store's directory, so that the first
+//! request after a restart is read or computed by known rates and not as a trial.
 //!
-//! The note is a text with a checksum in its last line. It is a hint: one that is damaged, or of
-//! another version, counts as none.
+//! The file is text with a checksum in its last line. It is a hint: if it is damaged or of another
+//! version, it is ignored.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -13,24 +13,24 @@ use sha2::{Digest, Sha256};
 
 const FIRST_LINE: &str = "rocmforge kv rates 1";
 
-/// Maximum number of models whose prompts are noted.
+/// Maximum number of models whose prompt rates are saved.
 const ROWS_MAX: usize = 1024;
-/// What can have been measured.
+/// Range of plausible read rates in bytes a second; others are ignored.
 const READ_RANGE: RangeInclusive<f64> = 1e3..=1e13;
 const ROW_RANGE: RangeInclusive<f64> = 1e-9..=1e3;
-/// A note is written this often at most, and where a number has changed by this part.
+/// Minimum time between two saves of the rates.
 const EVERY: Duration = Duration::from_secs(20);
 const CHANGED_PART: f64 = 0.2;
 
-/// A model on a device.
+/// Digest that names a model on a device.
 type Name = [u8; 16];
 
-/// Rates that are known.
+/// Measured rates that are saved for the next process.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Rates {
-    /// Bytes a second of the files.
+    /// Read rate of the files in bytes a second.
     read: Option<f64>,
-    /// Seconds of a row of a prompt.
+    /// Seconds for a row of a prompt, by model and device.
     rows: BTreeMap<Name, f64>,
     written_at: Option<Instant>,
     changed: bool,
@@ -61,7 +61,7 @@ fn number(text: &str, range: &RangeInclusive<f64>) -> Option<f64> {
 }
 
 impl Rates {
-    /// Reads a note.
+    /// Parses saved rates; `None` if they are damaged.
     pub(super) fn parse(note: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(note).ok()?;
         let (body, sum) = text.trim_end().rsplit_once('\n')?;
@@ -88,7 +88,7 @@ impl Rates {
         Some(rates)
     }
 
-    /// The note.
+    /// The rates as text to save.
     fn text(&self) -> Vec<u8> {
         let mut body = format!("{FIRST_LINE}\n");
         if let Some(rate) = self.read {
@@ -101,24 +101,24 @@ impl Rates {
         format!("{body}sum {sum}\n").into_bytes()
     }
 
-    /// Bytes a second of the files, by what was known last.
+    /// Read rate of the files in bytes a second; `None` if unknown.
     pub(super) fn read(&self) -> Option<f64> {
         self.read
     }
 
-    /// Seconds of a row of a model's prompts on a device.
+    /// Seconds for a row of a model's prompts on a device; `None` if unknown.
     pub(super) fn row(&self, model: ModelTag, device: &str) -> Option<f64> {
         self.rows.get(&name(model, device)).copied()
     }
 
-    /// The files were read at this rate.
+    /// Records a measured read rate of the files, in bytes a second.
     pub(super) fn know_read(&mut self, rate: f64) {
         if READ_RANGE.contains(&rate) && differs(self.read, rate) {
             (self.read, self.changed) = (Some(rate), true);
         }
     }
 
-    /// Notes the time of a row of a model's prompts on a device.
+    /// Records the time of a row of a model's prompts on a device, in seconds.
     pub(super) fn know_row(&mut self, model: ModelTag, device: &str, seconds: f64) {
         let name = name(model, device);
         if !ROW_RANGE.contains(&seconds) || !differs(self.rows.get(&name).copied(), seconds) {
@@ -133,7 +133,7 @@ impl Rates {
         }
     }
 
-    /// The note, if it is to be written now: `always`, or where one is due.
+    /// The text to save if it has to be saved now: if `always`, or if changed rates are due.
     pub(super) fn due(&mut self, now: Instant, always: bool) -> Option<Vec<u8>> {
         let is_new = |at: Instant| now.saturating_duration_since(at) < EVERY;
         if !self.changed || (!always && self.written_at.is_some_and(is_new)) {

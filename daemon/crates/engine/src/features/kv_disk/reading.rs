@@ -1,5 +1,5 @@
-//! Pages and states on their way from the disk to the prefix cache, for a request that was
-//! admitted and has computed nothing.
+//! Reads KV pages and states from disk into the prefix cache, for an admitted request that has
+//! computed nothing yet.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -17,54 +17,54 @@ use crate::features::prefix_cache::{HeldSlots, NodeId, Realm};
 use crate::memory::Memory;
 use crate::request::kv::{predicting_slot, slots_of};
 
-/// Time without a byte after which a read is given up.
+/// Time without a byte from disk after which a read is abandoned.
 pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Bytes that are copied to the device between two passes.
+/// Maximum number of bytes that are copied from the store to the device between two passes.
 const BYTES_A_TURN: u64 = 64 << 20;
 
-/// A prefix that a request may begin with.
+/// A request whose prefix may be read from disk.
 pub(crate) struct Wanted<'a> {
     pub(crate) seq: SeqId,
     pub(crate) realm: Realm,
     pub(crate) of: &'a Model,
-    /// The prompt, and what was generated.
+    /// The request's tokens: the prompt, and what it had generated before it was preempted.
     pub(crate) tokens: &'a [u32],
     /// Whether the request uses the MTP head.
     pub(crate) predicts: bool,
 }
 
 impl Wanted<'_> {
-    /// Pages at most: the last token is computed in any case.
+    /// Maximum number of pages that a request can begin with: its last token is always computed.
     fn pages_max(&self) -> usize {
         self.tokens.len().saturating_sub(1) / KV_PAGE_TOKENS
     }
 }
 
-/// A request that need not wait any more.
+/// A request that no longer waits for the disk.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) seq: SeqId,
-    /// Positions that there were in memory, if pages were read.
+    /// Positions that were cached in memory, if pages were read; else `None`.
     pub(crate) found: Option<usize>,
-    /// Cached pages that the request begins with, held until they are released.
+    /// Cached slots that the request begins with, held until they are released.
     pub(crate) held: HeldSlots,
 }
 
-/// The pages of a prefix that are missing in memory and read from disk.
+/// The pages of a prefix that are not in memory and have to be read from disk.
 struct Missing {
     entries: VecDeque<Entry>,
     keys: Vec<rocmforge_kv_disk::Key>,
     bytes: u64,
-    /// Pages of the prefix.
+    /// Number of pages of the whole prefix.
     pages: usize,
-    /// Pages of the prefix that are in memory.
+    /// Slots of the prefix that are in memory.
     there: HeldSlots,
 }
 
 impl Memory {
-    /// Begins to read the prefix of a request, if more of it is on disk than in memory, and reading
-    /// takes less time than computing. Whether the request is to wait.
+    /// Starts to read a request's prefix, if more of it is on disk than in memory and reading is
+    /// faster than computing. Returns whether the request has to wait.
     pub(crate) fn begin_read(&mut self, wanted: &Wanted<'_>, now: Instant) -> bool {
         let Some(disk) = &mut self.kv_disk else {
             return false;
@@ -127,7 +127,8 @@ impl Memory {
         true
     }
 
-    /// Ends reads of these models; their requests begin without the pages from disk.
+    /// Ends the reads for the models that `of` selects; their requests begin without the pages from
+    /// disk.
     pub(crate) fn give_up_reads(&mut self, of: impl Fn(ModelId) -> bool) {
         let Some(disk) = &mut self.kv_disk else {
             return;
@@ -139,7 +140,7 @@ impl Memory {
         self.let_go(held);
     }
 
-    /// What a model has on disk and what is read of it may be wrong.
+    /// Deletes a model's entries on disk and ends its reads, because their content may be wrong.
     pub(crate) fn distrust_disk(&mut self, model: ModelId) {
         if let Some(disk) = &mut self.kv_disk {
             disk.distrust(model);
@@ -147,7 +148,8 @@ impl Memory {
         self.give_up_reads(|of| of == model);
     }
 
-    /// What is to be read so that a request begins further than with `found` pages.
+    /// Finds what has to be read so that a request begins with more than `found` pages; `None` if
+    /// the disk has no more.
     fn missing(&self, root: Chain, wanted: &Wanted<'_>, found: usize) -> Option<Missing> {
         let disk = self.kv_disk.as_ref()?;
         let plan: &Plan = wanted.of.plan();
@@ -222,8 +224,8 @@ impl Memory {
         (!missing.entries.is_empty()).then_some(missing)
     }
 
-    /// Takes what has come from the disk. The requests that need not wait any more.
-    /// `is_wanted` says whether a request still waits.
+    /// Takes pages that arrived from disk. Returns the requests that no longer wait. `is_wanted`
+    /// says whether a request still exists.
     pub(crate) fn read_turn(
         &mut self,
         now: Instant,
@@ -278,7 +280,7 @@ impl Memory {
         ended
     }
 
-    /// Takes entries of a read. Returns whether more are expected.
+    /// Takes the arrived entries of a read. Returns whether more are expected.
     fn take_entries(&mut self, read: &mut Read, now: Instant) -> bool {
         let mut bytes = 0;
         while let Some(&entry) = read.entries.front() {
@@ -307,7 +309,7 @@ impl Memory {
         false
     }
 
-    /// Puts an entry into the prefix cache, where it is held. Whether it is there.
+    /// Puts an entry into the prefix cache and holds it there. Returns whether it is cached.
     fn place_entry(&mut self, read: &mut Read, entry: Entry, payload: &[u8]) -> bool {
         let model = read.realm.model;
         let bytes = payload.len() as u64;
@@ -341,7 +343,7 @@ impl Memory {
         is_there
     }
 
-    /// The node of a page of a read's prefix, made if there is none.
+    /// The node for a page of a read's prefix; created if it does not exist.
     fn node_of(&mut self, read: &mut Read, page: usize) -> Option<NodeId> {
         // Nodes that nothing hangs on may have gone since.
         while read

@@ -1,4 +1,4 @@
-//! Pages and states on their way from the device to the store's queue.
+//! Writes KV pages and states from the device to the store's queue.
 
 use rocmforge_device::CopyStart;
 use rocmforge_kv_disk::{Key, Kind, ModelTag};
@@ -10,13 +10,13 @@ use crate::features::kv_disk::{KvDisk, Note};
 use crate::features::prefix_cache::{NodeId, Realm};
 use crate::memory::Memory;
 
-/// Bytes that are copied from the device between two passes while requests run.
+/// Maximum number of bytes that are copied from the device between two passes while requests run.
 const BYTES_WHILE_BUSY: u64 = 4 << 20;
 
-/// Bytes that are copied from the device at a time while none runs.
+/// Maximum number of bytes that are copied from the device at a time while no request runs.
 const BYTES_WHILE_IDLE: u64 = 64 << 20;
 
-/// What a node counts for at least.
+/// Minimum number of bytes that a node counts for, so that empty nodes also use up a turn.
 const NODE_BYTES_MIN: u64 = 4096;
 
 /// Result of writing a node of the prefix cache.
@@ -39,7 +39,7 @@ enum Copied {
 }
 
 impl KvDisk {
-    /// The name of the empty prefix of a realm, if its model is known.
+    /// The name of the empty prefix of a realm; `None` while its model's identity is unknown.
     pub(super) fn root(&self, realm: Realm) -> Option<Chain> {
         let model = self.models.get(&realm.model)?;
         let identity = model.identity.get()?;
@@ -97,8 +97,8 @@ impl KvDisk {
 }
 
 impl Memory {
-    /// Names the prefix of a realm with these tokens, whose nodes are in memory, and has those
-    /// written that are not on disk. `None` where nothing is kept on disk.
+    /// Names the prefix of a realm with these tokens, whose nodes are in memory, and queues those
+    /// nodes for writing that are not on disk. `None` if there is no KV cache on disk.
     pub(crate) fn note_prefix(
         &mut self,
         realm: Realm,
@@ -125,7 +125,7 @@ impl Memory {
         Some(chain)
     }
 
-    /// Has the pages of a node written, and its state if that is wanted.
+    /// Queues a node's pages for writing, and with `with_state` its state.
     pub(crate) fn note_node(
         &mut self,
         node: NodeId,
@@ -143,8 +143,8 @@ impl Memory {
         }
     }
 
-    /// Hands nodes to the store between two passes, as many as there is time for. Whether there
-    /// were any.
+    /// Gives queued nodes to the store between two passes, as many as time allows. Returns whether
+    /// there were any.
     pub(crate) fn write_notes(&mut self, is_busy: bool) -> bool {
         let most = match is_busy {
             true => BYTES_WHILE_BUSY,
@@ -173,7 +173,7 @@ impl Memory {
         any
     }
 
-    /// Notes what was measured for the next process, `always` or where it is time for that.
+    /// Saves measured rates for the next process: now if `always`, else if it is due.
     pub(crate) fn note_rates(&mut self, always: bool) {
         let now = self.store.clock.now();
         if let Some(disk) = &mut self.kv_disk {
@@ -187,7 +187,7 @@ impl Memory {
         disk.is_some_and(|disk| disk.is_reading() || disk.has_notes())
     }
 
-    /// Whether the store works by itself, so that its status changes.
+    /// Whether the store works in the background, so that its status changes without the engine.
     pub(crate) fn is_disk_busy(&self) -> bool {
         let disk = self.kv_disk.as_ref();
         disk.is_some_and(|disk| disk.store.status().is_busy)
@@ -213,7 +213,7 @@ impl Memory {
     }
 
     /// Whether a node is still to be written and the store's queue is full, so that its pages would
-    /// not be written if it went now.
+    /// be lost if it were evicted now.
     pub(crate) fn waits_to_be_written(&self, node: NodeId) -> bool {
         let Some(disk) = &self.kv_disk else {
             return false;
@@ -223,7 +223,7 @@ impl Memory {
         disk.notes.has(node) && !disk.has_room(bytes.sum()) && disk.waits_for_room()
     }
 
-    /// Hands a node to the store that is about to go, if it was to be written.
+    /// Gives a node that is about to be evicted to the store, if it was queued for writing.
     pub(crate) fn write_before_eviction(&mut self, node: NodeId) {
         let note = self.kv_disk.as_mut().and_then(|disk| disk.notes.take(node));
         if let Some(note) = note {

@@ -1,49 +1,49 @@
-//! Where prompts are likely to part, before they are seen to.
+//! Predicts where later prompts may diverge from a prompt.
 //!
-//! Behind a prompt's instructions and tools comes what is asked, and the next prompt with the same
-//! instructions asks something else. Layers with windows or states go on only from where what they
-//! need was kept, so it is kept there the first time. Chat templates end each part with control
-//! tokens, which no text contains.
+//! After a prompt's instructions and tools comes the question, and the next prompt with the same
+//! instructions has another question. Layers with windows or states can continue only from places
+//! where their pages or state were kept, so these are kept there the first time. Chat templates end
+//! each part with control tokens, which no text contains.
 //!
-//! Some prompts have a part of the same instructions, as those of subagents that lack one tool of
-//! many: they part anywhere in them. What layers need is kept at even distances there, on the
-//! chance, and is the first to go (`spare.rs`).
+//! Some prompts share only a part of the instructions, such as those of subagents that lack one of
+//! many tools: they diverge anywhere in them. There the states are kept speculatively at even
+//! distances, and are evicted first (`spare.rs`).
 
 use rocmforge_ops::KV_PAGE_TOKENS;
 
-/// Tokens of a part that is worth it: in a pass of its own they would not fill a device.
+/// Minimum number of tokens of a part of a prompt for which its end is kept: fewer would not fill a
+/// device in a pass of their own.
 const PART_TOKENS_MIN: usize = 256;
 
-/// Parts of a prompt, at most: each may cost a copy of the state.
+/// Maximum number of likely places of divergence in a prompt: each may cost a copy of the state.
 const PARTS_MAX: usize = 2;
 
-/// What stands between two parts: the end of one and the header of the next, with at most so many
-/// control tokens more (`<|eot_id|><|start_header_id|>user<|end_header_id|>`) and so many tokens of
-/// text before each.
+/// Maximum number of control tokens between two parts of a prompt besides the end of one and the
+/// header of the next (`<|eot_id|><|start_header_id|>user<|end_header_id|>`).
 const HEADER_SPECIALS_MAX: usize = 2;
 const HEADER_TEXT_MAX: usize = 3;
 
-/// Distances between the places where prompts part on a chance, in tokens: in this range they are a
-/// part of the usual pass, which so ends more often.
+/// Minimum distance in tokens between speculatively kept places. Between this and the maximum, the
+/// distance is a part of the usual pass's length, so that passes end more often.
 const CHANCE_TOKENS_MIN: usize = 8 * KV_PAGE_TOKENS;
 const CHANCE_TOKENS_MAX: usize = 16 * KV_PAGE_TOKENS;
 const CHANCE_PART: usize = 4;
 
-/// Maximum number of places of a prompt that are kept as points where later prompts may part.
+/// Maximum number of places in a prompt that are kept speculatively.
 pub(crate) const CHANCES_MAX: usize = 64;
 
-/// Where prompts part, in pages from the first.
+/// Places where later prompts may diverge, in pages from the first.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Partings {
-    /// Pages at which prompts are likely to part, ascending.
+    /// Pages at which prompts are likely to diverge (ends of parts), ascending.
     pub(crate) likely: Vec<usize>,
-    /// Pages at which prompts may part by chance, ascending.
+    /// Pages at which prompts may diverge by chance, at even distances, ascending.
     pub(crate) chances: Vec<usize>,
 }
 
 impl Partings {
-    /// Places where a prompt may part from others. Of chances there are `chances` at most, so far
-    /// from each other as suits passes of `rows` rows.
+    /// Finds the places where later prompts may diverge. At most `chances` of them are speculative,
+    /// at distances that suit passes of `rows` rows.
     pub(crate) fn of(
         tokens: &[u32],
         is_special: impl Fn(u32) -> bool,
@@ -59,8 +59,8 @@ impl Partings {
     }
 }
 
-/// Pages at even distances before the page `end`, `most` at most. They are the same for all
-/// prompts, or every other one of them.
+/// Pages at even distances before the page `end`, at most `most`. All prompts get the same places,
+/// or every other one of them.
 fn chances(end: usize, rows: usize, most: usize) -> Vec<usize> {
     if most == 0 {
         return Vec::new();
@@ -92,7 +92,7 @@ fn likely(tokens: &[u32], is_special: impl Fn(u32) -> bool) -> Vec<usize> {
     pages
 }
 
-/// End of the control tokens of a message header that begins at `at`.
+/// End of the control tokens of a message header that begins at the token `at`.
 fn behind_header(tokens: &[u32], at: usize, is_special: impl Fn(u32) -> bool) -> usize {
     let mut end = at + 1;
     for _ in 0..HEADER_SPECIALS_MAX {

@@ -1,9 +1,9 @@
-//! How much of the budget beginnings of prompts may keep, and when they give it up.
+//! How much of the budget cached prefixes may take, and when they are evicted.
 //!
-//! Weights that a running request needs go before what is kept: a beginning saves its
-//! computation once, a weight that is missing is uploaded for every pass. Weights that nobody
-//! needs now come back at the link's rate, several times faster than a prompt is computed; they
-//! give way, up to a part of the budget.
+//! Weights that a running request needs have priority: a cached prefix saves its computation once,
+//! a missing weight is uploaded for every pass. Weights that nobody needs now can be uploaded again
+//! several times faster than a prompt is computed; they are evicted for prefixes, up to a part of
+//! the budget.
 
 use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
@@ -11,12 +11,12 @@ use crate::features::host_kv::copies::NotSaved;
 use crate::features::prefix_cache::{NodeId, Realm};
 use crate::memory::Memory;
 
-/// The part of the budget that is kept at most, unless preempted requests had more: they go on with
-/// it.
+/// Cached prefixes that no request uses take at most one part in this many of the budget, unless
+/// preempted requests had more.
 const PART_MAX: u64 = 4;
 
-/// The part of the budget that is kept at most where the weights of running requests are streamed:
-/// there a prompt is computed slowest.
+/// Cached prefixes take at most one part in this many of the budget while weights of running
+/// requests are streamed: there prompts are computed slowest.
 const PART_STREAMED: u64 = 16;
 
 /// Bytes above the limit that leave the device in a turn of the loop while requests run: about a
@@ -30,14 +30,14 @@ const BYTES_WHILE_IDLE: u64 = 256 << 20;
 const PART_MISSING: u64 = 4;
 
 impl Memory {
-    /// Bytes of weights that have the first right to the budget from now on, and of KV cache that
-    /// preempted requests had.
+    /// Sets the bytes of weights that have priority over cached prefixes, and the bytes of KV cache
+    /// that preempted requests had.
     pub(crate) fn set_wanted_weights(&mut self, bytes: u64, preempted_kv: u64) {
         (self.wanted_weights, self.preempted_kv) = (bytes, preempted_kv);
         self.trim_prefixes(0);
     }
 
-    /// What may be kept while `more` bytes are about to be reserved.
+    /// Maximum bytes of unused cached prefixes while `more` bytes are about to be reserved.
     pub(super) fn prefix_limit(&self, more: u64) -> u64 {
         let usage = self.store.cache.usage();
         let in_use = usage.blocks() - self.prefixes.kept_bytes();
@@ -98,8 +98,8 @@ impl Memory {
         left.saturating_sub(self.wanted_weights)
     }
 
-    /// Gives up what is kept on a chance, else the oldest that no sequence uses: it goes to the
-    /// host's memory, if it is worth that, or is no more. Whether there was something.
+    /// Evicts a speculatively kept state, else the oldest unused prefix content: it moves to host
+    /// memory if that is worthwhile, or is dropped. Returns whether there was any.
     pub(crate) fn give_up_oldest(&mut self) -> bool {
         self.give_up_if(false)
     }
@@ -130,8 +130,8 @@ impl Memory {
         some
     }
 
-    /// Gives up all on the device that no sequence needs, also what draft models have of sequences.
-    /// How many bytes of cached prefixes that were.
+    /// Evicts everything on the device that no sequence needs, including draft KV caches. Returns
+    /// the bytes of cached prefixes among it.
     pub(crate) fn give_up_all(&mut self) -> u64 {
         while self.give_up_draft_kv() {}
         let kept = self.prefixes.kept_bytes();
@@ -139,8 +139,8 @@ impl Memory {
         kept - self.prefixes.kept_bytes()
     }
 
-    /// Forgets all that no sequence uses, in the host's memory as well. How many
-    /// bytes of the device that were.
+    /// Drops all prefix content that no sequence uses, also in host memory. Returns the bytes freed
+    /// on the device.
     pub(crate) fn drop_all(&mut self) -> u64 {
         let kept = self.prefixes.kept_bytes();
         while let Some((_, _, node)) = self.prefixes.oldest_stored() {
@@ -152,7 +152,7 @@ impl Memory {
         kept - self.prefixes.kept_bytes()
     }
 
-    /// Gives up what a model has of what no sequence uses. How many bytes of the device that were.
+    /// Drops a model's prefix content that no sequence uses. Returns the bytes freed on the device.
     pub(crate) fn forget_prefixes(&mut self, model: ModelId) -> u64 {
         let kept = self.prefixes.kept_bytes();
         let mut freed = Vec::new();
@@ -161,19 +161,19 @@ impl Memory {
         kept - self.prefixes.kept_bytes()
     }
 
-    /// Gives up what a model has, because it may be wrong, also what is on disk.
+    /// Drops a model's cached prefixes, also on disk, because their content may be wrong.
     pub(crate) fn distrust_prefixes(&mut self, model: ModelId) {
         self.distrust_disk(model);
         self.forget_prefixes(model);
     }
 
-    /// Blocks of cached prefixes, and places in the host's memory, are free again.
+    /// Frees blocks of cached prefixes, and slots of host memory that are no longer used.
     fn free_all(&mut self, blocks: Vec<BlockId>) {
         blocks.into_iter().for_each(|block| self.store.free(block));
         self.sweep_host_kv();
     }
 
-    /// Gives up one slot, unless a sequence uses it.
+    /// Drops the content of one slot, unless a sequence uses it.
     pub(crate) fn give_up(&mut self, node: NodeId, slot: usize) {
         let block = self.prefixes.take(node, slot);
         self.free_all(block.into_iter().collect());
@@ -194,8 +194,8 @@ impl Memory {
         node
     }
 
-    /// Keeps a copy of a sequence's state in an empty slot, if there is room on the device or in
-    /// the host's memory. Whether it is kept.
+    /// Keeps a copy of a sequence's state in an empty slot, if the device or host memory has room.
+    /// Returns whether it is kept.
     pub(crate) fn keep_state(
         &mut self,
         node: NodeId,
@@ -222,7 +222,7 @@ impl Memory {
         self.copy_state(node, slot, from, model)
     }
 
-    /// Copies a state into an empty slot, on the device. Whether it is there.
+    /// Copies a state into an empty slot, on the device. Returns whether it did.
     pub(super) fn copy_state(
         &mut self,
         node: NodeId,

@@ -1,27 +1,26 @@
-//! States that are kept on the chance that a prompt parts there.
+//! Recurrent states that are kept speculatively, in case a prompt diverges there.
 //!
-//! A kept state saves the tokens up to the one before it, if a prompt parts between them and the
-//! next. One where prompts parted, or end, saves them for each that comes. On a chance it saves few
+//! A state saves tokens only to prompts that diverge between it and the next state. One at a place
+//! where prompts diverged or end saves them to each later prompt. A speculative one saves few
 //! tokens to few prompts, and takes the bytes of many pages, each of which saves its tokens to
-//! every prompt that comes that far. So such a state has only room that nothing else takes, and
-//! goes before any page; where a sequence begins with it, prompts part there, and it is kept like
-//! the others.
+//! every prompt with that prefix. So a speculative state only uses memory that nothing else takes,
+//! and is evicted before any page; once a sequence begins with it, it is kept like the others.
 
 use rocmforge_tensor_cache::{BlockId, ModelId};
 
 use super::{Age, NodeId, Prefixes};
 use crate::memory::Memory;
 
-/// The part of what prefixes may have that such states have at most.
+/// Speculatively kept states take at most one part in this many of what cached prefixes may take.
 const PART_MAX: u64 = 2;
 
 impl Prefixes {
-    /// What a slot has is kept on a chance from now on.
+    /// Marks the state in a slot as kept speculatively.
     pub(super) fn make_spare(&mut self, id: NodeId, slot: usize) {
         self.change(id, |node| node.spare = Some(slot));
     }
 
-    /// What a slot has is kept like anything else from now on.
+    /// Marks the content of a slot as kept normally.
     pub(crate) fn settle(&mut self, id: NodeId, slot: usize) {
         let is_spare = self.nodes.get(&id).and_then(|node| node.spare) == Some(slot);
         if is_spare {
@@ -29,8 +28,8 @@ impl Prefixes {
         }
     }
 
-    /// The state that is kept on a chance and goes next, of those in the order of use before
-    /// `before`: its node and its slot.
+    /// The speculatively kept state that is evicted next, among those last used before `before`:
+    /// its node and slot.
     pub(super) fn next_spare(&self, before: Option<u64>) -> Option<(NodeId, usize)> {
         let &(used, _, id) = self.spare.first()?;
         match before {
@@ -39,7 +38,7 @@ impl Prefixes {
         }
     }
 
-    /// Bytes of all of them.
+    /// Bytes of all speculatively kept states on the device.
     pub(super) fn spare_bytes(&self) -> u64 {
         let slabs = self.spare.iter().filter_map(|(_, _, id)| {
             let node = &self.nodes[id];
@@ -48,7 +47,7 @@ impl Prefixes {
         slabs.map(|(_, slab)| slab.bytes).sum()
     }
 
-    /// When a node was used last.
+    /// Logical time of a node's last use.
     fn used(&self, id: NodeId) -> u64 {
         let (used, _, _): Age = self.age(id);
         used
@@ -56,14 +55,14 @@ impl Prefixes {
 }
 
 impl Memory {
-    /// Maximum number of states of `bytes` bytes that are kept on a chance.
+    /// Maximum number of speculatively kept states of `bytes` bytes each.
     pub(crate) fn spare_states_max(&self, bytes: u64) -> usize {
         let most = self.prefix_limit(0) / PART_MAX / bytes.max(1);
         usize::try_from(most).unwrap_or(usize::MAX)
     }
 
-    /// Gives up the state that is kept on a chance and goes next, of those that were used before
-    /// `before`. Whether there was one.
+    /// Evicts the next speculatively kept state, among those last used before `before`. Returns
+    /// whether there was one.
     pub(super) fn give_up_spare(&mut self, before: Option<u64>) -> bool {
         let spare = self.prefixes.next_spare(before);
         spare
@@ -71,8 +70,8 @@ impl Memory {
             .is_some()
     }
 
-    /// Keeps a copy of a sequence's state in an empty slot on a chance: in room that nothing but
-    /// older ones of its kind has. Whether it is kept.
+    /// Keeps a copy of a sequence's state speculatively in an empty slot: in unused memory, or in
+    /// place of an older speculative state. Returns whether it is kept.
     pub(crate) fn keep_spare_state(
         &mut self,
         node: NodeId,

@@ -1,4 +1,4 @@
-//! What beginnings have in the host's memory: which of it goes first, and its way there and back.
+//! Cached prefixes in host memory: which are evicted first, and their moves there and back.
 
 use rocmforge_ops::KV_PAGE_TOKENS;
 use rocmforge_tensor_cache::{BlockId, ModelId, Slab};
@@ -7,12 +7,12 @@ use super::{Age, NodeId, Prefixes, Slot, SlotLocation};
 use crate::features::host_kv::HostSlot;
 
 impl Prefixes {
-    /// The node that has something on the device and goes next.
+    /// The node whose content on the device is evicted next.
     pub(crate) fn oldest(&self) -> Option<NodeId> {
         self.idle.first().map(|(_, _, id)| *id)
     }
 
-    /// The node whose part of the host's memory goes next.
+    /// Age of the node whose content in host memory is evicted next.
     pub(crate) fn oldest_stored(&self) -> Option<Age> {
         self.stored.first().copied()
     }
@@ -27,12 +27,12 @@ impl Prefixes {
         self.nodes[&id].key.realm.model
     }
 
-    /// Positions up to a node's end.
+    /// Number of positions from the beginning of the prompt to a node's end.
     pub(crate) fn positions(&self, id: NodeId) -> usize {
         (self.nodes[&id].depth as usize + 1) * KV_PAGE_TOKENS
     }
 
-    /// What a node has on the device; nothing if it is gone.
+    /// Slots of a node with content on the device; none if the node is gone.
     pub(crate) fn on_device(&self, id: NodeId) -> Vec<(usize, Slab)> {
         let slots = self
             .nodes
@@ -43,8 +43,8 @@ impl Prefixes {
         here.collect()
     }
 
-    /// What a slot had on the device, and no sequence uses, is stored; its
-    /// block is the caller's to free.
+    /// Replaces a slot's unused content on the device by its copy in host memory. Returns the
+    /// block, which the caller has to free.
     pub(crate) fn store(&mut self, id: NodeId, slot: usize, stored: HostSlot) -> BlockId {
         let (model, before) = self.change(id, |node| {
             let held = node.slots[slot].as_mut().expect("it has something");
@@ -59,7 +59,7 @@ impl Prefixes {
         block
     }
 
-    /// Gives an empty slot something that is stored. Whether it was empty.
+    /// Puts content in host memory into an empty slot. Returns whether the slot was empty.
     pub(crate) fn put_stored(&mut self, id: NodeId, slot: usize, stored: HostSlot) -> bool {
         if !self.nodes.contains_key(&id) || self.has(id, slot) {
             return false;
@@ -71,7 +71,7 @@ impl Prefixes {
         true
     }
 
-    /// Notes that a node which a sequence holds was copied back to the device.
+    /// Records that a slot which a sequence holds was copied back to the device.
     pub(crate) fn bring_back(&mut self, id: NodeId, slot: usize, (block, slab): (BlockId, Slab)) {
         let before = self.change(id, |node| {
             let held = node.slots[slot].as_mut().expect("a held slot is there");
@@ -84,7 +84,7 @@ impl Prefixes {
         self.loose.push(stored);
     }
 
-    /// Gives up what a node has in the host's memory. How many pages and states that were.
+    /// Drops a node's content in host memory. Returns the number of pages and states dropped.
     pub(crate) fn drop_stored(&mut self, id: NodeId) -> usize {
         let slots = 0..self.nodes[&id].slots.len();
         let stored = |slot: &usize| matches!(self.place(id, *slot), Some(SlotLocation::Host(_)));
@@ -98,7 +98,7 @@ impl Prefixes {
         self.loose.len() - before
     }
 
-    /// Nodes that have something behind this place of the host's memory.
+    /// Nodes with content in host memory beyond the offset `end`.
     pub(crate) fn stored_beyond(&self, end: u64) -> Vec<NodeId> {
         let beyond = |id: &NodeId| {
             let slots = self.nodes[id].slots.iter().flatten();
@@ -108,7 +108,7 @@ impl Prefixes {
         nodes.filter(beyond).collect()
     }
 
-    /// Places in the host's memory that are free again.
+    /// Takes the slots of host memory that are no longer used, for the caller to free.
     pub(crate) fn take_loose(&mut self) -> Vec<HostSlot> {
         std::mem::take(&mut self.loose)
     }

@@ -1,4 +1,4 @@
-//! For which sequences a draft model drafts behind a pass, and how many tokens.
+//! Chooses the sequences for which a draft model drafts after a pass, and how many tokens.
 
 use std::sync::Arc;
 
@@ -17,54 +17,58 @@ use crate::pass::times::PassTimes;
 use crate::request::kv::GivenUp;
 use crate::request::task::{Task, Work};
 
-/// Drafts of a pair of models that are made whatever they cost.
+/// Number of draft tokens of a model pair that are made regardless of their cost, to learn the
+/// acceptance rate.
 const TRIALS: u32 = 64;
 
-/// How many a sequence makes at a time then.
+/// Number of draft tokens that a sequence makes at a time during these trials.
 const TRIAL_DRAFTS: usize = 3;
 
-/// How likely a draft must be right behind the trials to be made at all: what passes
-/// take is measured with noise.
+/// Minimum acceptance rate after the trials for drafts to be made at all, since pass times are
+/// noisy.
 const LIKELY_MIN: f64 = 0.1;
 
-/// Rows of a sequence at most that are computed together with a draft; more are caught up with
-/// before.
+/// Maximum number of rows of a sequence that the draft model computes together with a draft; more
+/// are computed before, in a catch-up pass.
 pub(super) const FEW_ROWS: usize = 8;
 
-/// Passes without drafts after what was computed for them was given up to others,
-/// or failed for want of room.
+/// Number of passes without drafts after draft KV caches were evicted for others, or a draft pass
+/// failed for want of memory.
 const REST_PASSES: u32 = 256;
 
-/// The part of the time of a sequence's remaining passes at most that catching up with it may take.
+/// Maximum share of the time of a sequence's remaining passes that the draft model's catch-up may
+/// take.
 const CATCH_UP_PART: f64 = 0.25;
 
-/// Tokens at most that an open-ended text is thought to go on for.
+/// Maximum number of tokens that a request without `max_tokens` is assumed to still generate.
 const REMAINING_MAX: usize = 512;
 
-/// A run of a draft model.
+/// A run of a draft model after a pass.
 pub(super) struct Run {
-    /// The model that is drafted for.
+    /// The model for which tokens are drafted.
     pub(super) model: ModelId,
     /// The draft model.
     pub(super) id: ModelId,
     pub(super) loaded: Arc<LoadedModel>,
-    /// Rows of the next pass without drafts.
+    /// Rows of the model's next pass without drafts.
     pub(super) rows: usize,
 }
 
-/// A sequence in a run.
+/// A sequence in a run of a draft model.
 pub(super) struct Ahead {
     pub(super) member: usize,
     pub(super) kv: DraftKv,
     /// Number of draft tokens that are wanted for the sequence.
     pub(super) wanted: usize,
     pub(super) drafts: Vec<u32>,
-    /// What of it the draft model's next pass computes, behind what was computed.
+    /// The token ids that the draft model's next pass computes for this sequence, after those that
+    /// it has computed.
     pub(super) ids: Vec<u32>,
 }
 
 impl Speculation {
-    /// Behind a pass: has the draft model draft for the sequences that go on, where that pays.
+    /// After a pass: lets the draft model draft for the sequences that go on, where that is
+    /// worthwhile.
     pub(crate) fn draft_ahead(
         &mut self,
         cx: &mut Context<'_>,
@@ -113,7 +117,7 @@ impl Speculation {
         }
     }
 
-    /// What the draft model of a pass's model is to do, if it has one that is in use.
+    /// The run of the draft model after a pass; `None` if the model has no draft model in use.
     fn draft_run(&mut self, cx: &Context<'_>, plan: &PassPlan, members: &[Member]) -> Option<Run> {
         if !self.takes_draft_models {
             return None;
@@ -137,7 +141,7 @@ impl Speculation {
         })
     }
 
-    /// For whom drafts are made behind this pass, and how many.
+    /// Chooses the sequences for which tokens are drafted after this pass, and how many.
     fn choose(&mut self, cx: &mut Context<'_>, run: &Run, members: &mut [Member]) -> Vec<Ahead> {
         // Its own requests need its weights in any case.
         let bytes = match cx.requests.any_begun(run.id) {
@@ -177,22 +181,23 @@ impl Speculation {
     }
 }
 
-/// Seconds that a draft model takes for so many drafts of each of some sequences.
+/// Function that returns the seconds a draft model takes for a number of drafts of each of some
+/// sequences.
 type DraftingTime<'a> = &'a dyn Fn(&[Chance], usize) -> f64;
 
-/// What the choice of sequences goes by.
+/// Inputs of the choice of sequences to draft for.
 struct Choice {
-    /// Drafts that are made whatever they cost.
+    /// Number of draft tokens that are made regardless of their cost; 0 after the trials.
     trial: usize,
-    /// Drafts of all sequences at most.
+    /// Maximum number of draft tokens of all sequences together.
     room: usize,
-    /// N-grams draft, too.
+    /// Whether n-gram speculation drafts, too.
     by_text: bool,
 }
 
 impl Choice {
-    /// The members that drafts are made for, each with how many, and those for whom none are worth
-    /// it.
+    /// The members to draft for, each with its number of draft tokens, and those for which drafts
+    /// are not worthwhile.
     fn of(
         &self,
         cx: &Context<'_>,
@@ -241,8 +246,8 @@ impl Choice {
         (chosen, resting)
     }
 
-    /// How likely drafts of a sequence are right; `Some(None)` where none are worth it, `None`
-    /// where it generates no tokens.
+    /// How likely drafts for a sequence are accepted; `Some(None)` if drafts are not worthwhile for
+    /// it, `None` if it generates no tokens.
     fn chance(
         &self,
         cx: &Context<'_>,
@@ -280,7 +285,7 @@ impl Choice {
     }
 }
 
-/// Takes the draft model's KV caches of the chosen members.
+/// Takes the draft model's KV caches of the chosen members out of the cache.
 fn take_draft_kv(
     cx: &mut Context<'_>,
     pair: &mut DraftModel,
@@ -315,8 +320,8 @@ fn take_draft_kv(
     ahead
 }
 
-/// Nobody is drafted for just now: where nothing is kept for anybody, the draft model's
-/// segments are those of an idle model.
+/// Marks a draft model as idle if it drafts for nobody and keeps no KV cache, so that its segments
+/// can be evicted.
 pub(crate) fn rest_draft_model(cx: &mut Context<'_>, id: ModelId) {
     if !cx.memory.draft_kv.has(id) && !cx.requests.any_begun(id) {
         cx.memory.store.cache.request_end(id);

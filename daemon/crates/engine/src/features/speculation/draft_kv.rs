@@ -1,12 +1,11 @@
-//! What draft models have of the sequences for which they draft: keys and
-//! values in pages of their own.
+//! KV caches of draft models for the sequences for which they draft, in separate pages.
 //!
-//! Nobody's request needs it, and it can be computed again. So admission does not count it: it is
-//! given up before a request would wait, yield or fail for want of room, that of the longest unused
-//! first. A sequence that lost it goes on without.
+//! No request needs them, and they can be recomputed. So admission does not count them: they are
+//! evicted, least recently used first, before a request would wait, be preempted or fail for want
+//! of memory. A sequence that lost its draft KV cache goes on without drafts.
 //!
-//! *Invariant:* what a run of a draft model works with is taken out of here
-//! ([`DraftKvCache::take`]), so that nothing of it is given up meanwhile.
+//! *Invariant:* a run of a draft model takes the KV caches that it uses out of here
+//! ([`DraftKvCache::take`]), so that none is evicted meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,21 +16,21 @@ use crate::memory::Memory;
 use crate::model::loaded::LoadedModel;
 use crate::request::kv::SequenceMemory;
 
-/// Where something is kept.
+/// Key of a kept draft KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct DraftKey(u64);
 
-/// What a draft model has of a sequence.
+/// A draft model's KV cache for one sequence.
 #[derive(Debug)]
 pub(crate) struct DraftKv {
     /// The draft model.
     pub(crate) model: ModelId,
     pub(crate) loaded: Arc<LoadedModel>,
-    /// The draft model's KV pages of a sequence; none are shared.
+    /// The draft model's KV pages of the sequence; none are shared.
     pub(crate) pages: SequenceMemory,
-    /// Positions whose keys and values are those of the sequence's tokens.
+    /// Number of positions whose K and V are those of the sequence's tokens.
     pub(crate) past: usize,
-    /// Drafts whose keys and values were computed behind them.
+    /// Draft tokens whose K and V were computed after these positions.
     pub(crate) guessed: Vec<u32>,
 }
 
@@ -46,8 +45,8 @@ impl DraftKv {
         }
     }
 
-    /// Counts those drafts as computed that the sequence's tokens turned out to be; the others are
-    /// written over. The last token is computed in any case, for its logits.
+    /// Counts those draft tokens as computed that became tokens of the sequence; the others will be
+    /// overwritten. The last token is always computed again, for its logits.
     pub(crate) fn settle(&mut self, tokens: &[u32]) {
         let behind = tokens.get(self.past..).unwrap_or_default().iter();
         let right = behind
@@ -58,13 +57,13 @@ impl DraftKv {
         self.guessed.clear();
     }
 
-    /// Gives its pages back.
+    /// Frees the KV pages.
     pub(crate) fn free(mut self, memory: &mut Memory) {
         self.pages.free(memory, self.loaded.model().plan());
     }
 }
 
-/// The KV caches that draft models have, by the time of their last use.
+/// The KV caches of draft models, in the order of their last use.
 #[derive(Debug, Default)]
 pub(crate) struct DraftKvCache {
     kept: BTreeMap<DraftKey, DraftKv>,
@@ -72,7 +71,7 @@ pub(crate) struct DraftKvCache {
 }
 
 impl DraftKvCache {
-    /// Keeps what was used just now.
+    /// Keeps a draft KV cache that was used just now.
     pub(crate) fn keep(&mut self, draft: DraftKv) -> DraftKey {
         let key = DraftKey(self.uses);
         self.uses += 1;
@@ -80,7 +79,7 @@ impl DraftKvCache {
         key
     }
 
-    /// Positions that are computed of what is kept there.
+    /// Number of computed positions of the draft KV cache under `key`; 0 if it was evicted.
     pub(crate) fn past(&self, key: DraftKey) -> usize {
         self.kept.get(&key).map_or(0, |draft| draft.past)
     }
@@ -90,18 +89,18 @@ impl DraftKvCache {
         self.kept.remove(&key)
     }
 
-    /// Takes what was used longest ago.
+    /// Takes the least recently used draft KV cache.
     pub(crate) fn take_oldest(&mut self) -> Option<DraftKv> {
         self.kept.pop_first().map(|(_, draft)| draft)
     }
 
-    /// Takes all that a draft model has.
+    /// Takes all KV caches of a draft model.
     pub(crate) fn take_of(&mut self, model: ModelId) -> Vec<DraftKv> {
         let of_model = self.kept.extract_if(.., |_, draft| draft.model == model);
         of_model.map(|(_, draft)| draft).collect()
     }
 
-    /// Whether a draft model has something of a sequence.
+    /// Whether a draft model has a KV cache for any sequence.
     pub(crate) fn has(&self, model: ModelId) -> bool {
         self.kept.values().any(|draft| draft.model == model)
     }

@@ -15,13 +15,13 @@
 //!
 //! Rows of wrong drafts are written over by the next run. How many are drafted, and for which
 //! sequences, follows from how often drafts were right, from the number of sequences, and from the
-//! measured times of both models' passes. The first [`TRIALS`] of a pair are made whatever they
-//! cost, to know that. A sequence for which none are worth it for a while gives its part back, and
-//! is tried again much later.
+//! measured times of both models' passes. The first [`TRIALS`] drafts of a pair are made whatever
+//! they cost, to learn that. A sequence for which drafts are not worthwhile for a while gives its
+//! draft KV cache back, and is tried again much later.
 //!
-//! It begins when a sequence has its first token, which so comes as early as without. Its memory is
-//! nobody's need: admission does not count it, and whoever lacks room has it. What fails here fails
-//! no request: the sequence goes on without.
+//! Drafting begins when a sequence has its first token, so TTFT does not grow. Admission does not
+//! count a draft model's memory, which is evicted whenever a request lacks memory. A failure here
+//! fails no request: the sequence goes on without drafts.
 
 use rocmforge_tensor_cache::ModelId;
 
@@ -30,7 +30,8 @@ use crate::features::speculation::drafts::{LIKELY_AT_FIRST, learn, recover};
 use crate::model::loaded::LoadedModel;
 use crate::model::registry::Models;
 
-/// How fast a pair whose drafts were wrong comes to try again, a sequence.
+/// Rate at which a model pair whose drafts were rejected recovers in the estimate, per new
+/// sequence, so that it is tried again.
 const PAIR_RECOVERY: f64 = 1.0 / 32.0;
 
 /// The draft model of a registered model.
@@ -40,13 +41,14 @@ pub(crate) struct DraftModel {
     pub(crate) name: String,
     /// Whether the draft model is usable: it had no failure but lack of room.
     pub(super) on: bool,
-    /// How likely a draft is right if those before it were, of all sequences.
+    /// Moving average, over all sequences, of the probability that a draft token is accepted if
+    /// those before it were.
     likely: f64,
-    /// Drafts that were computed.
+    /// Number of draft tokens that the pair has computed.
     pub(super) made: u32,
-    /// Passes that go by without.
+    /// Number of passes for which no drafts are made (after a lack of memory).
     pub(super) rest: u32,
-    /// Seconds of a row of a long text; 0 before the first.
+    /// Seconds of a row of a long prompt on the draft model; 0 before the first measurement.
     pub(super) row_seconds: f64,
 }
 
@@ -63,7 +65,7 @@ impl DraftModel {
         }
     }
 
-    /// Whether nothing failed but for want of room.
+    /// Whether the draft model has had no failure except lack of memory.
     pub(super) fn is_on(&self) -> bool {
         self.on
     }
@@ -74,24 +76,24 @@ impl DraftModel {
         self.on && self.rest == 0
     }
 
-    /// Notes that of `made` draft tokens the first `right` were accepted.
+    /// Records that of `made` draft tokens the first `right` were accepted.
     pub(crate) fn note(&mut self, made: usize, right: usize) {
         self.made = self.made.saturating_add(made as u32);
         learn(&mut self.likely, made, right);
     }
 
     /// Estimated acceptance rate for a new sequence, for which the draft model has made no drafts
-    /// yet.
+    /// yet; each call raises it a little, so that a rejected pair is tried again.
     pub(super) fn of_a_new_sequence(&mut self) -> f64 {
         recover(&mut self.likely, PAIR_RECOVERY);
         self.likely
     }
 }
 
-/// The model of a name that is to draft for another one.
+/// Looks up the model `name` as draft model of `of`.
 ///
-/// # Errors
-/// [`Error::UnknownModel`], and [`Error::InvalidArgument`] for one that cannot draft for it.
+/// # Errors [`Error::UnknownModel`], and [`Error::InvalidArgument`] if it cannot draft for that
+/// model.
 pub(crate) fn draft_model(
     models: &Models,
     of: &LoadedModel,

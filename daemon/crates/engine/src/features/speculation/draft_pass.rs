@@ -1,4 +1,5 @@
-//! The passes of a draft model: over what it does not know of its sequences, and a row a draft.
+//! Forward passes of a draft model: catching up with its sequences, and one row for each draft
+//! token.
 
 use std::time::Duration;
 
@@ -19,20 +20,21 @@ use crate::pass::member::Member;
 use crate::pass::slices;
 use crate::pass::spec::Pass;
 
-/// What a pass of a draft model is for.
+/// Purpose of a pass of a draft model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum For {
-    /// Keys and values.
+    /// Compute KV cache of tokens that the draft model lacks; no logits.
     CatchUp,
-    /// The token behind the last row of each sequence. Each row is a span of its own, as
-    /// where tokens are generated.
+    /// Compute the next token after the last row of each sequence. Each row is a span of its own,
+    /// as in decoding.
     Drafts,
-    /// Drafts in chunks, where logits of all rows have no room at once.
+    /// As `Drafts`, but in chunks, if the logits of all rows do not fit at once.
     DraftsInChunks,
 }
 
 impl Speculation {
-    /// Computes a chunk of what a draft model lacks of its sequences, where that is much.
+    /// Computes a chunk of the tokens that a draft model lacks of its sequences, for those that
+    /// lack many.
     pub(super) fn catch_up(
         &mut self,
         cx: &mut Context<'_>,
@@ -81,7 +83,7 @@ impl Speculation {
         Ok(())
     }
 
-    /// Drafts for those sequences of which the draft model lacks little.
+    /// Drafts tokens for the sequences of which the draft model lacks only few tokens.
     pub(super) fn draft_for(
         &mut self,
         cx: &mut Context<'_>,
@@ -147,7 +149,7 @@ impl Speculation {
         Ok(())
     }
 
-    /// Whether the pass's scratch is enough for a pass of the draft model.
+    /// Whether the scratch of the model's pass is large enough for a pass of the draft model.
     fn has_scratch(&self, cx: &Context<'_>, run: &Run, rows: usize, outputs: usize) -> bool {
         let sizes = Sizes::new(cx.models, self, &*cx.memory.store.device, cx.space);
         sizes.scratch(run.id, rows as u32, outputs as u32) <= cx.space.scratch_bytes()
@@ -161,14 +163,14 @@ fn note_draft_pass(cx: &mut Context<'_>, id: ModelId, rows: usize, took: Duratio
     }
 }
 
-/// The first position that a draft model's next pass computes of a sequence.
+/// The first position of a sequence that a draft model's next pass computes.
 fn first_of(of: &Ahead) -> usize {
     of.kv.past + of.kv.guessed.len()
 }
 
-/// A pass of the draft model over the `ids` of each sequence, which are behind
-/// what was computed of it. For drafts, the best token behind the last row of
-/// each sequence that has rows.
+/// Runs a pass of the draft model over the `ids` of each sequence, which follow what was computed
+/// of it. For drafts, returns the most likely token after the last row of each sequence that has
+/// rows.
 fn draft_pass(
     cx: &mut Context<'_>,
     run: &Run,
@@ -233,7 +235,7 @@ fn draft_pass(
     Ok(found)
 }
 
-/// Makes room for the KV of a draft model's pass, and sets its rotations and inputs.
+/// Allocates KV pages for a draft model's pass, and sets its RoPE angles and inputs.
 fn prepare(
     cx: &mut Context<'_>,
     run: &Run,
@@ -273,7 +275,7 @@ fn prepare(
     inputs::of_text(loaded, plan, &space.ids, &mut space.inputs)
 }
 
-/// The spans of a draft model's pass, and the rows whose logits are wanted.
+/// The spans of a draft model's pass, and the indices of the rows whose logits are needed.
 fn rows_of<'a>(
     ahead: &[Ahead],
     pages: &'a [Vec<&'a [u64]>],

@@ -1,68 +1,71 @@
-//! Tokens drafted from what a text has said before: where its last tokens stood earlier, what
-//! followed then may follow now. A pass computes a row for each draft beside the row of the last
-//! known token; each row's token is chosen as it would be without drafts, and a draft that is not
-//! the token chosen before it ends the sequence's part in the pass. So on the host the text does
-//! not depend on drafts, whatever the sampling. On a GPU the number of rows chooses the kernel, and
-//! a text may part from itself where two tokens are nearly equal.
+//! N-gram speculation: drafts tokens from the request's own text. Where its last tokens occurred
+//! before, the tokens that followed then are drafted now. A pass computes a row for each draft
+//! beside the row of the last known token; each row's token is chosen as it would be without
+//! drafts, and a draft that is not the token chosen before it ends the sequence's part in the pass.
+//! So on the CPU the text does not depend on drafts, whatever the sampling. On a GPU the kernel
+//! depends on the number of rows, and the text may differ where two tokens are nearly equal.
 //!
-//! Whether drafts pay depends on what rows cost here and on how often they are right, both of which
-//! are measured: passes of so many rows by the clock, drafts by sequence. Where they do not pay,
-//! few or none are made, and after a while they are tried again.
+//! Whether drafts are faster depends on the cost of rows and on the acceptance rate. Both are
+//! measured: the time of passes by their rows, and the acceptance by sequence. If drafts are not
+//! faster, few or none are made, and after a while they are tried again.
 //!
-//! Where nothing is found, a model's block that predicts a further token drafts one
-//! ([`crate::features::speculation::mtp`]). Its first drafts are made whatever they cost, to know
-//! how often they are right; a sequence that made none for a while is done with it.
+//! If the text has no match, the model's MTP head drafts one token
+//! ([`crate::features::speculation::mtp`]). Its first drafts are made whatever they cost, to learn
+//! the acceptance rate; a sequence that made none for a while stops using it.
 //!
-//! Where a model has a draft model, that drafts behind a pass what the next one checks
+//! A draft model, if there is one, drafts after a pass what the next pass checks
 //! ([`crate::features::speculation::draft_model`]), for all sequences together, and as many as are
-//! worth the time of both models. Where the text's own drafts are worth more, they are made.
+//! worth the time of both models. N-gram drafts are used where they gain more.
 //!
-//! A sequence with a recurrent state makes as many as its model has spare
-//! states ([`crate::features::speculation::spare_states`]).
+//! A sequence with a recurrent state drafts at most as many tokens as its model has spare states
+//! ([`crate::features::speculation::spare_states`]).
 
 use crate::pass::times::PassTimes;
 use std::collections::HashMap;
 
-/// Tokens that are looked up.
+/// Number of tokens of an n-gram that is looked up in the text.
 const GRAM: usize = 3;
 
-/// How many drafts a sequence makes in a pass: few different numbers, since a device
-/// may record a pass of each.
+/// Numbers of draft tokens that a sequence may make in a pass: few different ones, since a device
+/// may capture a graph for each.
 const DRAFTS: [usize; 3] = [7, 3, 1];
 
-/// How likely a draft is right, before any was made.
+/// Assumed acceptance rate before any draft was made.
 pub(crate) const LIKELY_AT_FIRST: f64 = 0.6;
 
-/// The weight of a draft's outcome among those before it.
+/// Weight of a new outcome in the moving average of acceptance.
 const WEIGHT: f64 = 1.0 / 16.0;
 
-/// How fast a sequence that makes no drafts comes to try again, a token.
+/// Rate at which the estimate of a sequence that makes no drafts recovers per token, so that drafts
+/// are tried again.
 const RECOVERY: f64 = 1.0 / 128.0;
 
-/// Recovery for drafts of a draft model, which first has to catch up with the text.
+/// Rate of recovery per token for drafts of a draft model, which first has to catch up with the
+/// text.
 const MODEL_RECOVERY: f64 = 1.0 / 512.0;
 
-/// What a draft must save at least to be made: times are noisy.
+/// Minimum gain in tokens per second for drafts to be made, since times are noisy.
 const GAIN_MIN: f64 = 1.05;
 
-/// Drafts of a model's block that are made whatever they cost.
+/// Number of drafts of the MTP head that are made whatever they cost.
 const TRIALS: u32 = 16;
 
-/// Passes without a use of the block's draft after which a sequence does without the block.
+/// Number of passes without a use of the MTP head's draft after which a sequence stops using the
+/// head.
 const TIRED_PASSES: u32 = 64;
 
-/// What one sequence knows.
+/// State of speculation of one sequence.
 #[derive(Debug)]
 pub(crate) struct Drafts {
-    /// Where each run of tokens stood last: the position behind it.
+    /// Position after the last occurrence of each n-gram of the text.
     behind: HashMap<[u32; GRAM], u32>,
-    /// Tokens that were looked through.
+    /// Number of tokens that were indexed.
     seen: usize,
-    /// How likely a draft is right if those before it were.
+    /// Moving average of the probability that a draft token is accepted if those before it were.
     likely: f64,
-    /// The drafts of the next pass.
+    /// The draft tokens for the next pass.
     pub(crate) next: Vec<u32>,
-    /// The drafter of the drafts.
+    /// The drafter of `next`.
     by: By,
     block: BlockDrafts,
     model: ModelDrafts,
@@ -71,33 +74,36 @@ pub(crate) struct Drafts {
 /// A drafter: n-gram, MTP head or draft model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
-    /// n-gram: the tokens occurred in the text before.
+    /// N-gram: the tokens occurred in the text before.
     Text,
-    /// The model's block that predicts a further token.
+    /// The model's MTP head.
     Block,
     /// The model's draft model.
     Model,
 }
 
-/// What the draft model brought a sequence.
+/// The draft model's drafts for a sequence, and their acceptance.
 #[derive(Debug, Default)]
 struct ModelDrafts {
-    /// Draft tokens of the draft model, and the number of tokens before them.
+    /// Draft tokens of the draft model, preceded by the number of tokens of the text after which
+    /// they follow.
     foretold: Option<(usize, Vec<u32>)>,
-    /// How likely one is right if those before it were; `None` before it is known.
+    /// Probability that a draft token is accepted if those before it were; `None` before it is
+    /// known.
     likely: Option<f64>,
-    /// Passes since it was of use.
+    /// Number of passes since the draft model's drafts were last useful.
     unused: u32,
 }
 
-/// What the model's block that predicts a further token brought a sequence.
+/// The MTP head's drafts for a sequence, and their acceptance.
 #[derive(Debug)]
 struct BlockDrafts {
-    /// The draft token of the MTP head, and the number of tokens before it.
+    /// Draft token of the MTP head, preceded by the number of tokens of the text after which it
+    /// follows.
     foretold: Option<(usize, u32)>,
     likely: f64,
     made: u32,
-    /// Passes since one was made.
+    /// Number of passes since the MTP head's draft was last used.
     unused: u32,
 }
 
@@ -121,8 +127,8 @@ impl Default for Drafts {
 }
 
 impl Drafts {
-    /// Drafts at most `most` tokens that follow `tokens`, in a pass that has `rows` rows without
-    /// them. How many there are.
+    /// Drafts at most `most` tokens that follow `tokens`, for a pass that has `rows` rows without
+    /// them. Returns the number of drafts.
     pub(crate) fn draft(
         &mut self,
         tokens: &[u32],
@@ -146,8 +152,8 @@ impl Drafts {
         n
     }
 
-    /// What up to `most` drafts of the text itself behind `tokens` would gain in a pass of `rows`
-    /// rows without them: 1 is nothing.
+    /// Factor by which up to `most` n-gram drafts after `tokens` would raise tokens per second in a
+    /// pass that has `rows` rows without them; 1 is no gain.
     pub(crate) fn gain_of_text(
         &mut self,
         tokens: &[u32],
@@ -160,12 +166,14 @@ impl Drafts {
         times.best(self.likely, most.min(there), rows).1
     }
 
-    /// How likely the draft model's drafts are right; `otherwise` before that is known.
+    /// Acceptance rate of the draft model's drafts for this sequence; `otherwise` before it is
+    /// known.
     pub(crate) fn likely_of_model(&mut self, otherwise: impl FnOnce() -> f64) -> f64 {
         *self.model.likely.get_or_insert_with(otherwise)
     }
 
-    /// The draft model is of no use behind this pass. Whether that is so for long.
+    /// Records that the draft model was not used after this pass. Returns whether that has been so
+    /// for long.
     pub(crate) fn rest_model(&mut self) -> bool {
         let model = &mut self.model;
         if let Some(likely) = &mut model.likely {
@@ -175,7 +183,7 @@ impl Drafts {
         model.unused > TIRED_PASSES
     }
 
-    /// The draft model drafts these behind `known` tokens.
+    /// Sets the draft model's draft tokens that follow the first `known` tokens.
     pub(crate) fn foretell_all(&mut self, known: usize, drafts: Vec<u32>) {
         self.model.unused = 0;
         self.model.foretold = Some((known, drafts));
@@ -199,7 +207,8 @@ impl Drafts {
         self.by
     }
 
-    /// Takes note of new tokens; where the last ones stood before.
+    /// Indexes new tokens. Returns the position after the last earlier occurrence of the text's
+    /// last n-gram.
     fn look_through(&mut self, tokens: &[u32]) -> Option<usize> {
         // The run that ends with the last token is looked up before it is noted.
         let ends = self.seen.max(GRAM)..tokens.len();
@@ -211,13 +220,14 @@ impl Drafts {
         self.behind.get(&last).map(|&at| at as usize)
     }
 
-    /// The model's block drafts `token` behind `known` tokens.
+    /// Sets the MTP head's draft `token` that follows the first `known` tokens.
     pub(crate) fn foretell(&mut self, known: usize, token: u32) {
         self.block.foretold = Some((known, token));
     }
 
-    /// Drafts what the block foretold behind `known` tokens, in a pass of `rows` rows without it;
-    /// the block takes `block_seconds` itself. How many there are.
+    /// Uses the MTP head's draft after `known` tokens, if that is worthwhile in a pass of `rows`
+    /// rows without it; the head itself takes `block_seconds`. Returns the number of drafts, 0 or
+    /// 1.
     pub(crate) fn foretold(
         &mut self,
         known: usize,
@@ -237,14 +247,15 @@ impl Drafts {
         1
     }
 
-    /// A pass with this sequence was computed. Whether its block's drafts did not pay for long.
+    /// Records that a pass with this sequence was computed. Returns whether the MTP head's drafts
+    /// have not been worthwhile for long.
     pub(crate) fn is_tired(&mut self) -> bool {
         let block = &mut self.block;
         block.unused += 1;
         block.unused > TIRED_PASSES
     }
 
-    /// So many of `made` drafts were right; the next one was wrong, if there was one.
+    /// Records that of `made` draft tokens the first `right` were accepted.
     pub(crate) fn note(&mut self, made: usize, right: usize) {
         let likely = match self.by {
             By::Text => &mut self.likely,
@@ -274,14 +285,14 @@ pub(crate) fn recover(likely: &mut f64, by: f64) {
     *likely += (LIKELY_AT_FIRST - *likely).max(0.0) * by;
 }
 
-/// The last tokens.
+/// The last n-gram of the tokens; `None` if there are too few.
 fn gram(tokens: &[u32]) -> Option<[u32; GRAM]> {
     tokens.last_chunk().copied()
 }
 
 impl PassTimes {
-    /// Whether one draft of this likelihood pays beside `rows` rows, if it
-    /// takes `seconds` to make it.
+    /// Whether one draft token of this acceptance rate is worthwhile beside `rows` rows, if it
+    /// takes `seconds` to make.
     fn pays(&self, likely: f64, rows: usize, seconds: f64) -> bool {
         let (Some(without), Some(with)) = (self.seconds(rows), self.seconds(rows + 1)) else {
             return false;
@@ -289,13 +300,14 @@ impl PassTimes {
         (rows as f64 + likely) / rows as f64 * without / (with + seconds) > GAIN_MIN
     }
 
-    /// How many drafts of this likelihood are worth their rows beside `rows` others.
+    /// Number of draft tokens of this acceptance rate, at most `most`, that are worth their rows
+    /// beside `rows` others.
     fn worth(&self, likely: f64, most: usize, rows: usize) -> usize {
         self.best(likely, most, rows).0
     }
 
-    /// How many drafts of this likelihood are worth their rows, and how many times as many tokens a
-    /// second there are with them.
+    /// Number of draft tokens of this acceptance rate that are worth their rows, and the factor by
+    /// which they raise tokens per second.
     fn best(&self, likely: f64, most: usize, rows: usize) -> (usize, f64) {
         let chance = Chance {
             likely,
@@ -306,9 +318,9 @@ impl PassTimes {
         (worth.drafts, worth.gain)
     }
 
-    /// How many drafts of a draft model are worth their rows beside `rows` others, for the first so
-    /// many of `chances`, which are in falling order of likelihood. `drafting` has the seconds that
-    /// the draft model takes for so many of them each.
+    /// Number of draft tokens that are worth their rows beside `rows` others, and for how many of
+    /// `chances`, which are in descending order of likelihood. `drafting` returns the seconds that
+    /// the draft model takes for a number of drafts of each.
     pub(crate) fn worth_of_model(
         &self,
         chances: &[Chance],
@@ -348,20 +360,20 @@ impl PassTimes {
 /// A sequence for which tokens could be drafted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Chance {
-    /// How likely a draft is right if those before it were.
+    /// Probability that a draft token is accepted if those before it were.
     pub(crate) likely: f64,
-    /// Drafts at most.
+    /// Maximum number of draft tokens of the sequence.
     pub(crate) most: usize,
-    /// Rows that the draft model has to compute first.
+    /// Number of rows that the draft model has to compute first to catch up.
     pub(crate) unknown: usize,
 }
 
 /// Number of draft tokens worth computing, and their gain.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Worth {
-    /// Drafts of each sequence at most.
+    /// Maximum number of draft tokens of each sequence.
     pub(crate) drafts: usize,
-    /// Number of sequences.
+    /// Number of sequences to draft for.
     pub(crate) sequences: usize,
     /// Factor by which drafts raise tokens per second.
     pub(crate) gain: f64,

@@ -1,9 +1,9 @@
-//! The block of a model that predicts one token more (MTP): what it drafts, and when it runs.
+//! The MTP head of a model, which predicts one token more: what it drafts, and when it runs.
 //!
-//! It is a model of its own to the cache and the device: a plan, segments and a name among the
-//! models', under the file of the model that it belongs to. So its segments come when somebody
-//! drafts with it and go like those of a model that nobody asks for. It runs behind each pass, on
-//! the rows of the pass that count, each with the token behind it, which is known then:
+//! To the cache and the device it is a separate model: a plan, segments and a name among the
+//! models', under the file of the model that it belongs to. So its segments are uploaded when it
+//! drafts and evicted like those of an idle model. It runs after each pass, on the pass's accepted
+//! rows, each with the token that follows it, which is known then:
 //!
 //! ```text
 //! pass:   rows of positions p..q  ->  stream of each row, tokens up to q
@@ -11,15 +11,14 @@
 //!             ->  keys and values of p..q, a draft of token q + 1
 //! ```
 //!
-//! Its keys and values lie in pages of the sequence beside those of the layers
-//! ([`crate::request::kv`]), and are shared with them. A sequence whose rows it once missed is done
-//! with it, since the stream of those rows is gone.
+//! Its K and V lie in the sequence's pages beside those of the layers ([`crate::request::kv`]), and
+//! are shared with them. A sequence whose rows it once missed cannot use it any more, since the
+//! hidden states of those rows are gone.
 //!
-//! What fails here fails no request: the sequence goes on without.
+//! A failure here fails no request: the sequence goes on without the MTP head.
 //!
 //! *Invariant:* a sequence drafts with the block only while the block has the keys and values of
-//! all its positions (`rows_to_predict`; test
-//! `drafts_do_not_depend_on_how_a_prompt_was_computed`).
+//! all its positions (`rows_to_predict`; test `drafts_do_not_depend_on_how_a_prompt_was_computed`).
 
 use std::sync::Arc;
 
@@ -32,14 +31,14 @@ use crate::pass::spec::{PassClient, RowOutput, WantedRow};
 
 /// The MTP head of a registered model.
 pub(crate) struct MtpHead {
-    /// The MTP head's name in the cache.
+    /// Id of the MTP head in the cache and among the models.
     pub(crate) id: ModelId,
     pub(crate) plan: Arc<Plan>,
-    /// The plan's tables of rotations; made when it runs first.
+    /// RoPE tables of the head's plan; made when it runs first.
     pub(super) rope: Vec<Rotations>,
-    /// Sequences use it: not where the budget has no room for its part.
+    /// Whether sequences use the head; `false` if the budget has no room for its KV cache.
     pub(crate) on: bool,
-    /// Seconds that it takes behind a pass that only decodes, weighted towards the recent.
+    /// Moving average of the seconds that the head takes after a pass that only decodes.
     pub(crate) seconds: f64,
 }
 
@@ -88,7 +87,7 @@ impl PassClient for DraftRows {
     }
 }
 
-/// The token of the largest logit, the lowest among equals.
+/// The token with the largest logit, the one with the lowest id among equals.
 fn best_of(found: &RowOutput<'_>) -> Option<u32> {
     match found {
         RowOutput::Best(best) => *best,

@@ -1,4 +1,4 @@
-//! Runs of an MTP head behind the passes of its model.
+//! Runs of an MTP head after the passes of its model.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,17 +26,17 @@ use crate::request::task::{Task, Work};
 /// A sequence's rows in a run of the MTP head.
 struct MtpRows {
     member: usize,
-    /// The first of them in the pass.
+    /// Index of the sequence's first row in the pass.
     first: usize,
     n: usize,
-    /// Whether the token behind the last one was chosen just now, so that the next one can be
-    /// drafted.
+    /// Whether the token after the last row was chosen in this pass, so that the head can draft the
+    /// next one.
     drafts: bool,
 }
 
 impl Speculation {
-    /// Runs the MTP head behind a pass whose rows were taken by their requests. Whether it found
-    /// no room, so that its model does without.
+    /// Runs the MTP head after a pass whose tokens were taken by their requests. Returns whether it
+    /// found no memory, so that its model stops using it.
     pub(crate) fn predict(
         &mut self,
         cx: &mut Context<'_>,
@@ -73,8 +73,8 @@ impl Speculation {
         false
     }
 
-    /// Where no request drafts with a model's MTP head any more, its segments are those of an idle
-    /// model.
+    /// Marks a model's MTP head as idle if no request drafts with it any more, so that its segments
+    /// can be evicted.
     fn rest_mtp(&self, cx: &mut Context<'_>, model: ModelId) {
         let Some(mtp) = self.mtp_of(model) else {
             return;
@@ -86,12 +86,13 @@ impl Speculation {
     }
 }
 
-/// Whether the pass's residual streams are wanted for the MTP head.
+/// Whether the pass's hidden states are needed for the MTP head.
 pub(crate) fn wants_stream(members: &[Member]) -> bool {
     members.iter().any(|m| m.task.predicts)
 }
 
-/// The rows of a pass that the MTP head computes; who cannot go on with it is done with it.
+/// The rows of a pass that the MTP head computes. A sequence that cannot go on with the head stops
+/// using it.
 fn rows_to_predict(memory: &mut Memory, members: &mut [Member]) -> Vec<MtpRows> {
     let mut rows = Vec::with_capacity(members.len());
     let mut first = 0;
@@ -203,7 +204,7 @@ fn run(
     Ok(())
 }
 
-/// The spans of a run, one after the other.
+/// The spans of an MTP head's run, one after the other.
 fn spans_of<'a>(
     rows: &[MtpRows],
     members: &[Member],
@@ -227,7 +228,8 @@ fn spans_of<'a>(
     rows.iter().zip(pages).map(span).collect()
 }
 
-/// Sets the rotations and the inputs of a run: the token behind each row, and the row's stream.
+/// Sets the RoPE angles and the inputs of an MTP head's run: the token after each row, and the
+/// row's hidden state.
 fn prepare(
     cx: &mut Context<'_>,
     mtp: &mut MtpHead,

@@ -1,10 +1,10 @@
-//! Spare recurrent states: where the states behind drafts go.
+//! Spare recurrent states, into which passes write the states after draft tokens.
 //!
-//! A state that has taken in a wrong draft cannot be taken back. So a pass leaves the state
-//! behind a sequence's own row where it was, and the states behind its drafts in spare ones,
-//! which the model lends the sequence for the pass; afterwards the one behind the last right
-//! draft is the sequence's, and the others are spare again. Nothing is copied, and nothing that a
-//! pass computed is computed again.
+//! A state that includes a rejected draft token cannot be rolled back. So a pass writes the state
+//! after a sequence's own row in place, and the states after its draft tokens to spare states,
+//! which the sequence borrows for the pass. Afterwards the state after the last accepted draft
+//! token becomes the sequence's, and the others are spare again. Nothing is copied, and nothing
+//! that a pass computed is computed again.
 //!
 //! ```text
 //! rows:    token   draft   draft
@@ -12,8 +12,8 @@
 //!                                                 own and the first spare change places
 //! ```
 //!
-//! Admission counts a model's spare states once. Where a request would fit only without them, its
-//! model drafts none until the budget grows.
+//! Admission counts a model's spare states once. If a request fits only without them, its model
+//! does not draft until the budget grows.
 
 use rocmforge_device::{ALIGNMENT, Plan};
 use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId};
@@ -21,26 +21,26 @@ use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId};
 use crate::api::error::Error;
 use crate::memory::Memory;
 
-/// Maximum number of drafts of a pass, of all sequences of a model with a state.
+/// Maximum number of draft tokens in a pass, of all sequences of a model with recurrent states.
 const SPARE_MAX: u64 = 64;
 
-/// The part of the budget that spare states may have; where that is less than one state, there is
-/// one.
+/// Spare states take at most one part in this many of the budget, but at least one state is
+/// allowed.
 const SPARE_PART: u64 = 32;
 
-/// The spare states of a model.
+/// The spare recurrent states of a model.
 #[derive(Debug)]
 pub(crate) struct SpareStates {
-    /// Bytes of a state.
+    /// Bytes of one state.
     bytes: u64,
-    /// Drafts are made: not where the budget has no room for them.
+    /// Whether drafts with spare states are made; `false` if the budget has no room for them.
     pub(crate) on: bool,
-    /// Spare states that no sequence uses.
+    /// Blocks of states that no sequence uses.
     spare: Vec<BlockId>,
 }
 
 impl SpareStates {
-    /// The spare states of a model whose sequences have recurrent states.
+    /// The spare states of a model; `None` if its sequences have no recurrent state.
     pub(crate) fn of(plan: &Plan) -> Option<Self> {
         (plan.state_elements > 0).then(|| Self {
             bytes: (plan.state_elements * 4).next_multiple_of(ALIGNMENT),
@@ -49,7 +49,7 @@ impl SpareStates {
         })
     }
 
-    /// How many there may be in a budget: so many drafts a pass may have.
+    /// Maximum number of spare states in a budget, and so of draft tokens in a pass.
     pub(crate) fn most(&self, budget: u64) -> usize {
         match self.on {
             true => (budget / SPARE_PART / self.bytes).clamp(1, SPARE_MAX) as usize,
@@ -57,12 +57,12 @@ impl SpareStates {
         }
     }
 
-    /// Bytes of all spare states.
+    /// Bytes of the maximum number of spare states in a budget.
     pub(crate) fn bytes(&self, budget: u64) -> u64 {
         self.most(budget) as u64 * self.bytes
     }
 
-    /// Has at least `n`.
+    /// Allocates spare states until there are at least `n`.
     pub(crate) fn ensure(
         &mut self,
         memory: &mut Memory,
@@ -76,12 +76,12 @@ impl SpareStates {
         Ok(())
     }
 
-    /// Lends `n` of those that there are.
+    /// Lends `n` of the allocated spare states.
     pub(crate) fn lend(&mut self, n: usize) -> Vec<BlockId> {
         self.spare.split_off(self.spare.len() - n)
     }
 
-    /// Takes back what was lent, or what came in its place.
+    /// Takes back lent states, or blocks that replaced them.
     pub(crate) fn take_back(&mut self, memory: &mut Memory, blocks: Vec<BlockId>) {
         self.spare.extend(blocks);
         if !self.on {
@@ -89,7 +89,7 @@ impl SpareStates {
         }
     }
 
-    /// Gives the memory of all back.
+    /// Frees all spare states.
     pub(crate) fn free(&mut self, memory: &mut Memory) {
         for block in self.spare.drain(..) {
             memory.store.free(block);

@@ -21,30 +21,30 @@ use crate::store::Source;
 /// State of speculative decoding of one model.
 #[derive(Default)]
 struct Drafting {
-    /// The MTP head, where the file has one and tokens are drafted.
+    /// The model's MTP head, if the file has one and speculation is on.
     mtp: Option<MtpHead>,
-    /// The model that drafts for this one, if one was named and is loaded.
+    /// The model's draft model, if one was named and is loaded.
     draft: Option<DraftModel>,
-    /// The name that was named, which counts while no model has it, too.
+    /// Name of the model's draft model; kept while no model of that name is loaded.
     draft_name: Option<String>,
-    /// Where the states behind drafts go, where sequences have a state and tokens are drafted.
+    /// The model's spare states, if its sequences have recurrent states and speculation is on.
     states: Option<SpareStates>,
 }
 
-/// Speculative decoding.
+/// State of speculative decoding for all models.
 pub(crate) struct Speculation {
-    /// Tokens are drafted by n-grams and MTP heads.
+    /// Whether n-grams and MTP heads draft tokens.
     pub(crate) is_on: bool,
-    /// Tokens may be drafted by draft models.
+    /// Whether draft models may draft tokens.
     pub(crate) takes_draft_models: bool,
-    /// Drafts of the pass that is planned.
+    /// Number of draft tokens in the planned pass.
     pub(crate) planned: u32,
     models: HashMap<ModelId, Drafting>,
 }
 
 impl Speculation {
-    /// `wanted` is what was configured; by default tokens are drafted where the CPU
-    /// computes.
+    /// `wanted` is the configured setting; by default n-grams and MTP heads draft on the CPU device
+    /// only.
     pub(crate) fn new(wanted: Option<bool>, is_cpu: bool) -> Self {
         Self {
             is_on: wanted.unwrap_or(is_cpu),
@@ -54,7 +54,7 @@ impl Speculation {
         }
     }
 
-    /// A model was registered, for which this one drafts.
+    /// Adds a registered model with its MTP head and its draft model.
     pub(crate) fn add(
         &mut self,
         model: ModelId,
@@ -72,8 +72,8 @@ impl Speculation {
         self.models.insert(model, drafting);
     }
 
-    /// A model is gone: it drafts for none until one of its name is loaded. The number of its MTP
-    /// head, which is to be unregistered.
+    /// Removes a model. Models that it drafted for have no draft model until one of its name is
+    /// loaded again. Returns the id of its MTP head, which the caller has to unregister.
     pub(crate) fn remove(&mut self, model: ModelId, models: &Models) -> Option<ModelId> {
         for (of, drafting) in &mut self.models {
             if let Some(draft) = drafting.draft.take_if(|d| d.id == model) {
@@ -87,32 +87,32 @@ impl Speculation {
         self.models.remove(&model)?.mtp.map(|mtp| mtp.id)
     }
 
-    /// The MTP head of a model, where sequences use it.
+    /// The MTP head of a model, if sequences use it.
     pub(crate) fn mtp(&self, model: ModelId) -> Option<&MtpHead> {
         self.mtp_of(model).filter(|mtp| mtp.on)
     }
 
-    /// The MTP head of a model, used or not.
+    /// The MTP head of a model, whether used or not.
     pub(crate) fn mtp_of(&self, model: ModelId) -> Option<&MtpHead> {
         self.models.get(&model)?.mtp.as_ref()
     }
 
-    /// The MTP head of a model, to be changed.
+    /// The MTP head of a model, mutable.
     pub(super) fn mtp_mut(&mut self, model: ModelId) -> Option<&mut MtpHead> {
         self.models.get_mut(&model)?.mtp.as_mut()
     }
 
-    /// The draft model of a model.
+    /// The draft model of a model, whether used or not.
     pub(crate) fn draft_model(&self, model: ModelId) -> Option<&DraftModel> {
         self.models.get(&model)?.draft.as_ref()
     }
 
-    /// The draft model of a model, to be changed.
+    /// The draft model of a model, mutable.
     pub(crate) fn draft_model_mut(&mut self, model: ModelId) -> Option<&mut DraftModel> {
         self.models.get_mut(&model)?.draft.as_mut()
     }
 
-    /// The draft model of a model, where it may be asked for drafts.
+    /// The draft model of a model, if it may draft now.
     pub(crate) fn used_draft_model(&self, model: ModelId) -> Option<&DraftModel> {
         self.draft_model(model).filter(|draft| draft.is_used())
     }
@@ -124,42 +124,42 @@ impl Speculation {
             .any(|drafting| drafting.draft.is_some())
     }
 
-    /// Whether a model drafts for another one.
+    /// Whether a model is the draft model of another one.
     pub(crate) fn is_draft_model(&self, model: ModelId) -> bool {
         let mut drafts = self.models.values().filter_map(|d| d.draft.as_ref());
         drafts.any(|draft| draft.id == model)
     }
 
-    /// The spare states of a model.
+    /// The spare states of a model, if it has any.
     pub(crate) fn states(&self, model: ModelId) -> Option<&SpareStates> {
         self.models.get(&model)?.states.as_ref()
     }
 
-    /// Bytes of a model's spare states in a budget.
+    /// Bytes of a model's spare states in a budget of `budget` bytes.
     pub(crate) fn state_bytes(&self, model: ModelId, budget: u64) -> u64 {
         self.states(model).map_or(0, |states| states.bytes(budget))
     }
 
-    /// Drafts that a model's passes may have in a budget.
+    /// Maximum number of draft tokens in a pass of a model, in a budget of `budget` bytes.
     pub(crate) fn drafts_max(&self, model: ModelId, budget: u64) -> usize {
         self.states(model)
             .map_or(usize::MAX, |states| states.most(budget))
     }
 
-    /// What drafts for a model now: its MTP head and its draft model, whose weights its passes
-    /// need, too.
+    /// The models that draft for a model now (its MTP head and its draft model), whose weights its
+    /// passes need, too.
     pub(crate) fn beside(&self, model: ModelId) -> impl Iterator<Item = ModelId> + use<> {
         let mtp = self.mtp(model).map(|mtp| mtp.id);
         let draft = self.used_draft_model(model).map(|draft| draft.id);
         [mtp, draft].into_iter().flatten()
     }
 
-    /// Whether a model's drafts take memory of their own just now: its MTP head's, or spare states.
+    /// Whether a model's speculation uses memory of its own now: for its MTP head or spare states.
     pub(crate) fn takes_memory(&self, model: ModelId) -> bool {
         self.mtp(model).is_some() || self.states(model).is_some_and(|states| states.on)
     }
 
-    /// Lets a model that is loaded already have this draft model from now on.
+    /// Sets the draft model of a model that is already loaded.
     pub(crate) fn attach(&mut self, of: &LoadedModel, model: ModelId, draft: DraftModel) {
         let drafting = self.models.entry(model).or_default();
         let has_it = drafting.draft.as_ref();
@@ -173,8 +173,8 @@ impl Speculation {
         }
     }
 
-    /// The models for which a draft model of this name was named, and which have none since it was
-    /// unloaded, in the order in which they were loaded.
+    /// The models for which a draft model of this name was named and is not loaded, in the order of
+    /// their loading.
     pub(crate) fn lack(&self, name: &str) -> Vec<ModelId> {
         let lacks = |(_, drafting): &(&ModelId, &Drafting)| {
             drafting.draft.is_none() && drafting.draft_name.as_deref() == Some(name)
@@ -184,7 +184,7 @@ impl Speculation {
         models
     }
 
-    /// Registers the MTP head of a model that has one, where tokens are drafted.
+    /// Registers the MTP head of a model that has one, if speculation is on.
     pub(crate) fn register_mtp(
         &self,
         memory: &mut Memory,
@@ -225,8 +225,8 @@ impl Speculation {
         Some(MtpHead::new(id, plan))
     }
 
-    /// Models of these do without their MTP heads and without spare states, and give up what is
-    /// held for them. Which had used either.
+    /// Disables MTP heads and spare states for the models that `of` selects, and frees their
+    /// memory. Returns the models that had used either.
     pub(crate) fn stop(
         &mut self,
         memory: &mut Memory,
@@ -257,7 +257,7 @@ impl Speculation {
         stopped
     }
 
-    /// A larger budget may have room for MTP heads and spare states: requests from now on use them.
+    /// Enables MTP heads and spare states again for new requests, after the budget grew.
     pub(crate) fn resume(&mut self) {
         for drafting in self.models.values_mut() {
             if let Some(mtp) = &mut drafting.mtp {
@@ -269,15 +269,15 @@ impl Speculation {
         }
     }
 
-    /// Gives the memory of all spare states back.
+    /// Frees all spare states.
     pub(crate) fn free_states(&mut self, memory: &mut Memory) {
         for states in self.models.values_mut().filter_map(|d| d.states.as_mut()) {
             states.free(memory);
         }
     }
 
-    /// No request of a model runs any more: gives back what was held for its drafts. Its draft
-    /// model, which may rest.
+    /// Frees what was held for a model's drafts when its last request has ended. Returns its draft
+    /// model, which may become idle.
     pub(crate) fn rest(&mut self, memory: &mut Memory, model: ModelId) -> Option<ModelId> {
         let drafting = self.models.get_mut(&model)?;
         if let Some(mtp) = &drafting.mtp {
@@ -289,7 +289,7 @@ impl Speculation {
         drafting.draft.as_ref().map(|draft| draft.id)
     }
 
-    /// Lends the sequences of a pass states for their drafts.
+    /// Lends the sequences of a pass spare states for their draft tokens.
     pub(crate) fn lend_states(
         &mut self,
         memory: &mut Memory,
@@ -309,8 +309,8 @@ impl Speculation {
         Ok(())
     }
 
-    /// Takes back the states of a sequence's drafts after a pass, of which the first `right` were
-    /// accepted.
+    /// Takes back the states after a sequence's draft tokens, of which the first `right` were
+    /// accepted in the pass.
     pub(crate) fn take_states_back(&mut self, memory: &mut Memory, task: &mut Task, right: u32) {
         let rest = task.memory.settle_states(right as usize);
         let drafting = self.models.get_mut(&task.model);
@@ -319,7 +319,7 @@ impl Speculation {
         }
     }
 
-    /// Has sequences draft their next tokens where that pays.
+    /// Lets sequences draft their next tokens where that is worthwhile.
     pub(crate) fn before_pass(&mut self, cx: &mut Context<'_>) {
         // Others must have room, too.
         let most = cx.spans_max() as usize / 2;

@@ -1,4 +1,4 @@
-//! What a sequence holds has moved.
+//! Updates the addresses of a sequence's KV pages after blocks have moved.
 
 use rocmforge_device::NO_PAGE;
 use rocmforge_ops::Plan;
@@ -7,7 +7,7 @@ use crate::memory::Memory;
 use crate::request::kv::{PageOwner, Pages, SequenceMemory, predicting_slot};
 
 impl Pages {
-    /// Looks up where the pages lie.
+    /// Updates the pages' arena offsets.
     fn locate(&mut self, memory: &Memory, slot: usize) {
         for (offset, held) in self.offsets.iter_mut().zip(&self.held) {
             *offset = match *held {
@@ -20,8 +20,8 @@ impl Pages {
 }
 
 impl SequenceMemory {
-    /// Blocks have moved ([`Memory::gather`]): looks up where its pages lie. Its state is looked up
-    /// for each pass.
+    /// Updates the arena offsets of the sequence's pages after blocks have moved
+    /// ([`Memory::gather`]). Its state's offset is looked up for each pass anyway.
     pub(crate) fn locate(&mut self, memory: &Memory, plan: &Plan) {
         for (slot, pages) in self.groups.iter_mut().enumerate() {
             pages.locate(memory, slot);

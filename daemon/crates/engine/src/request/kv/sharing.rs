@@ -1,33 +1,34 @@
-//! How a sequence takes part in the prefix cache.
+//! A sequence's participation in the prefix cache.
 
 use rocmforge_device::Plan;
 
 use crate::features::kv_disk::keys::Chain;
 use crate::features::prefix_cache::{NodeId, Realm};
 
-/// A sequence's part of the prefix cache.
+/// State of a sequence's participation in the prefix cache.
 #[derive(Debug)]
 pub(super) struct Sharing {
     pub(super) realm: Realm,
-    /// The node of its last page that was handed over; `None` at first.
+    /// The node of the last page that the sequence handed to the cache; `None` at first.
     pub(super) at: Option<NodeId>,
-    /// The name of the prefix up to there, where it is kept on disk.
+    /// Name of the prefix up to that node in the KV cache on disk, if there is one.
     pub(super) chain: Option<Chain>,
-    /// Pages that it began with.
+    /// Number of cached pages that the sequence began with.
     pub(super) found: usize,
-    /// Pages that were found or handed over.
+    /// Number of pages that were found in the cache or handed to it.
     pub(super) pages: usize,
-    /// Positions from which others are likely to go on: where prompts parted before, and the
-    /// prompt's end. There the state is kept, and what lies in a window before.
+    /// Positions from which later requests are likely to continue: where prompts diverged before,
+    /// and the prompt's end. The state and the window's pages are kept there.
     pub(super) marks: Vec<usize>,
-    /// Positions from which others may go on: the same is kept there while there is room.
+    /// Positions from which later requests may continue: state and window pages are kept there
+    /// speculatively, while there is room.
     pub(super) chances: Vec<usize>,
-    /// The last state that was kept behind the prompt: the next one takes its place.
+    /// Node of the last state that was kept after the prompt; the next one replaces it.
     pub(super) moving: Option<NodeId>,
 }
 
 impl Sharing {
-    /// Positions at which a pass should end.
+    /// Positions at which a pass should end so that state can be kept.
     pub(super) fn stops(&self, plan: &Plan) -> Vec<usize> {
         match plan.state_elements {
             0 => Vec::new(),

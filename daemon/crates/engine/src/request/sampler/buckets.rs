@@ -1,16 +1,16 @@
-//! The token with which the most likely ones add up to a share of all weights, without sorting a
-//! vocabulary: logits are counted in buckets, and one bucket is sorted.
+//! Finds the token at which the most likely tokens reach a share of all weights, without sorting
+//! the vocabulary: logits are counted in buckets, and only one bucket is sorted.
 
 use crate::request::sampler::candidates::{Weight, falling};
 
-/// Buckets of logits between the largest and the least. Of a vocabulary of 150k tokens each has
-/// some hundreds at most, unless most logits are alike.
+/// Number of buckets between the largest and the smallest logit. With a vocabulary of 150k tokens
+/// each bucket has at most some hundreds, unless most logits are alike.
 const BUCKETS: usize = 2048;
 
-/// A weight of `exp` of minus this adds nothing to a sum of a vocabulary.
+/// A weight of `exp(-NO_SHARE)` adds nothing to the sum over a vocabulary.
 const NO_SHARE: f64 = 60.0;
 
-/// The least logit that is left, none being above `best`.
+/// The smallest logit that is not minus infinity; none may be above `best`.
 fn least_left(all: &[f32], best: f32) -> f32 {
     let least = |a: f32, b: f32| if b < a && b > f32::NEG_INFINITY { b } else { a };
     // Lanes, so that several are looked at a time.
@@ -26,9 +26,8 @@ fn least_left(all: &[f32], best: f32) -> f32 {
     all.fold(best, |a, b| least(a, *b))
 }
 
-/// The bucket that a logit is in which is so many buckets below the best. It does not fall as the
-/// logit falls, so buckets follow each other as the tokens do. What is not a number, as where all
-/// logits are equal, is in the last one.
+/// The bucket of a logit that lies `below` buckets under the best. Monotonic, so buckets have the
+/// same order as tokens; NaN (all logits equal) goes to the last bucket.
 fn bucket(below: f32) -> u32 {
     // Adding it rounds a small number to an integer, in the lowest bits.
     const ROUNDER: f32 = 8_388_608.0;
@@ -37,11 +36,11 @@ fn bucket(below: f32) -> u32 {
     (below + ROUNDER).to_bits() & (BUCKETS as u32 - 1)
 }
 
-/// Logits whose weights are computed at a time.
+/// Number of logits whose weights are computed at a time.
 const BLOCK: usize = 256;
 
-/// The token with which the most likely ones add up to a share of the sum of all weights: of these
-/// same weights, so that rounding leaves nothing behind the last token. `None` if no logit is left.
+/// The token at which the most likely tokens reach a share of the sum of all weights, computed from
+/// the same weights so that rounding leaves no rest. `None` if no token is left.
 pub(super) fn at_share(all: &[f32], share: f64, weight: Weight) -> Option<(u32, f32)> {
     let least = least_left(all, weight.best);
     let spread = f64::from(weight.best) - f64::from(least);

@@ -1,23 +1,23 @@
-//! The tokens among which one is chosen, and what samplers do to them.
+//! The candidate tokens of a draw, and the operations of samplers on them.
 
 use rocmforge_kernels_cpu::ops::{self, Simd};
 
 use crate::request::sampler::buckets;
 
-/// The error of logits that are not finite, of which no token can be chosen.
+/// The logits are not finite, so that no token can be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotFinite;
 
-/// Tokens that are sorted at first, where as many as reach a probability are wanted.
+/// Number of tokens that are sorted first when as many are needed as reach a probability.
 const FIRST_SORTED: usize = 256;
-/// How many times more are sorted where those are too few.
+/// Factor by which more tokens are sorted if the sorted ones do not suffice.
 const MORE_SORTED: usize = 8;
 /// If this many times the sum of the sorted candidates does not reach the bound, all are sorted.
 const FAR_FROM: f64 = 4.0;
 
-/// The tokens that are left, with their logits.
+/// The candidate tokens that are left, with their logits.
 ///
-/// They stay in the logits of the whole vocabulary as long as no sampler needs few of them in
+/// The tokens stay in the logits of the whole vocabulary as long as no sampler needs few of them in
 /// order: sorting 150k tokens takes 10 ms, finding the best ones 0.15 ms.
 ///
 /// *Invariant:* at least one token is left, and each has a finite logit.
@@ -28,15 +28,16 @@ pub(crate) struct Candidates<'a> {
     all: Option<&'a mut [f32]>,
     /// Remaining tokens and logits, by falling logit and, among equals, rising id.
     list: &'a mut Vec<(u32, f32)>,
-    /// Tokens of the vocabulary.
+    /// Number of tokens of the vocabulary.
     n_vocab: usize,
-    /// One divided by the temperature so far.
+    /// Reciprocal of the product of all temperatures applied so far.
     inverse_temperature: f64,
-    /// Tokens that each cut leaves, if there are as many.
+    /// Minimum number of tokens that each cut keeps, if there are as many.
     min_keep: usize,
 }
 
-/// How likely a logit is: the quotient to the most likely one at the temperature so far.
+/// Computes weights of logits: probabilities relative to the most likely token at the current
+/// temperature.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Weight {
     pub(super) best: f32,
@@ -44,7 +45,8 @@ pub(crate) struct Weight {
 }
 
 impl Weight {
-    /// The weight of the most likely token alone.
+    /// Weights for a distribution of which only the most likely token, with the logit `best`,
+    /// counts.
     pub(crate) fn of_best(best: f32) -> Self {
         Self {
             best,
@@ -57,13 +59,13 @@ impl Weight {
         (f64::from(logit - self.best) * self.inverse_temperature).exp()
     }
 
-    /// One divided by the temperature, where quotients in f32 do.
+    /// Reciprocal of the temperature, if computing weights in f32 is exact enough.
     fn scale(self) -> Option<f32> {
         let scale = self.inverse_temperature as f32;
         (1e-30..=1e30).contains(&scale).then_some(scale)
     }
 
-    /// The sum of the weights of logits, those of minus infinity being 0; to 3e-6 of it.
+    /// The sum of the logits' weights, minus infinity counting 0; relative error up to 3e-6.
     fn sum(self, logits: &[f32]) -> f64 {
         match self.scale() {
             Some(scale) => ops::likelihood_sum(Simd::detect(), logits, self.best, scale),
@@ -71,7 +73,7 @@ impl Weight {
         }
     }
 
-    /// Writes the weight of each logit to its place.
+    /// Writes the weight of each logit to `out`.
     pub(super) fn fill(self, logits: &[f32], out: &mut [f32]) {
         match self.scale() {
             Some(scale) => ops::likelihoods(Simd::detect(), logits, self.best, scale, out),
@@ -89,10 +91,9 @@ impl Weight {
 }
 
 impl<'a> Candidates<'a> {
-    /// The whole vocabulary; `list` is room.
+    /// Candidates of the whole vocabulary; `list` is reusable memory.
     ///
-    /// # Errors
-    /// No logit is finite, or one is NaN or infinity.
+    /// # Errors No logit is finite, or one is NaN or infinity.
     pub(crate) fn of_all(
         logits: &'a mut [f32],
         list: &'a mut Vec<(u32, f32)>,
@@ -129,17 +130,17 @@ impl<'a> Candidates<'a> {
         })
     }
 
-    /// Sets how many tokens each cut leaves at least.
+    /// Sets the minimum number of tokens that each cut keeps.
     pub(crate) fn keep_at_least(&mut self, min_keep: usize) {
         self.min_keep = min_keep.max(1);
     }
 
-    /// Tokens of the vocabulary, out or not.
+    /// Number of tokens of the vocabulary, whether left or not.
     pub(crate) fn n_vocab(&self) -> usize {
         self.n_vocab
     }
 
-    /// Tokens that are left.
+    /// Number of tokens that are left.
     pub(crate) fn len(&self) -> usize {
         match &self.all {
             Some(all) => all.iter().filter(|l| **l != f32::NEG_INFINITY).count(),
@@ -158,7 +159,7 @@ impl<'a> Candidates<'a> {
         all.chain(list.iter().map(|c| c.1))
     }
 
-    /// How likely logits are.
+    /// The function from logits to weights at the current temperature.
     pub(crate) fn weight(&self) -> Weight {
         let best = match self.all.as_deref() {
             Some(all) => ops::argmax(Simd::detect(), all).map(|at| all[at]),
@@ -170,7 +171,8 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// The sum of the weights of the tokens that are left; of a whole vocabulary to 3e-6 of it.
+    /// The sum of the weights of the tokens that are left; relative error up to 3e-6 for a whole
+    /// vocabulary.
     pub(crate) fn total(&self, weight: Weight) -> f64 {
         match self.all.as_deref() {
             Some(all) => weight.sum(all),
@@ -183,14 +185,14 @@ impl<'a> Candidates<'a> {
         self.logits().map(|logit| weight.of(logit)).sum()
     }
 
-    /// Divides the logits by a temperature, which may be as near to 0 as a dynamic one comes.
+    /// Divides the logits by a temperature above 0, which may be tiny if it is dynamic.
     pub(crate) fn heat(&mut self, temperature: f64) {
         // Infinity times the difference of equal logits would be NaN.
         let inverse = self.inverse_temperature / temperature;
         self.inverse_temperature = inverse.clamp(f64::MIN_POSITIVE, f64::MAX);
     }
 
-    /// Changes the logits of tokens that are among `of`, for as long as they are left.
+    /// Changes the logits of the listed tokens, of those that are left.
     pub(crate) fn change<'b, T: 'b>(
         &mut self,
         of: impl ExactSizeIterator<Item = (u32, T)>,
@@ -223,7 +225,7 @@ impl<'a> Candidates<'a> {
         self.list.sort_unstable_by(falling);
     }
 
-    /// Makes the logits those of the temperature so far.
+    /// Applies the temperature so far to the logits.
     fn settle(&mut self) {
         let by = std::mem::replace(&mut self.inverse_temperature, 1.0);
         if by == 1.0 {
@@ -259,7 +261,7 @@ impl<'a> Candidates<'a> {
         self.list
     }
 
-    /// Leaves the `k` most likely tokens, whatever each cut is to leave at least.
+    /// Keeps the `k` most likely tokens, regardless of `min_keep`.
     pub(crate) fn cut(&mut self, k: usize) {
         if let (1, Some(all)) = (k, self.all.as_deref()) {
             let best = ops::argmax(Simd::detect(), all);
@@ -272,7 +274,7 @@ impl<'a> Candidates<'a> {
         self.list.truncate(k);
     }
 
-    /// Leaves the tokens with at least this logit, and as many as each cut is to leave.
+    /// Keeps the tokens with at least this logit, and at least `min_keep`.
     pub(crate) fn cut_below(&mut self, least: f64) {
         let keeps = |logit: f32| f64::from(logit) >= least;
         match self.all.as_deref() {
@@ -295,8 +297,8 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// How many of the most likely tokens add up to `wanted` of the weights' sum; all where
-    /// rounding leaves a rest.
+    /// Number of most likely tokens that reach `wanted` of the weights' sum; all if rounding leaves
+    /// a rest.
     pub(crate) fn reach(&mut self, wanted: f64, weight: Weight) -> usize {
         let mut n = FIRST_SORTED;
         loop {
@@ -317,9 +319,9 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// The token with which the most likely ones add up to a share of the weights' `total`; the
-    /// last one where rounding leaves a rest. It is the last of as many as [`Candidates::reach`]
-    /// counts, without sorting those of a flat distribution.
+    /// The token at which the most likely tokens reach a share of the weights' `total`; the last
+    /// one if rounding leaves a rest. The same token as by [`Candidates::reach`], without sorting a
+    /// flat distribution.
     pub(crate) fn at_share(&mut self, share: f64, total: f64, weight: Weight) -> (u32, f32) {
         let wanted = share * total;
         let (mut sum, mut last) = (0.0, None);
@@ -336,7 +338,7 @@ impl<'a> Candidates<'a> {
         in_bucket.or(last).expect("one token is left")
     }
 
-    /// Leaves out the `n` most likely tokens; one at least stays.
+    /// Removes the `n` most likely tokens; at least one stays.
     pub(crate) fn leave_out_first(&mut self, n: usize) {
         let n = n.min(self.len() - 1);
         self.first(n);
@@ -351,7 +353,7 @@ impl<'a> Candidates<'a> {
         self.list.drain(..n);
     }
 
-    /// Tokens that each cut leaves at least.
+    /// Minimum number of tokens that each cut keeps.
     pub(crate) fn min_keep(&self) -> usize {
         self.min_keep
     }
@@ -377,7 +379,7 @@ pub(super) fn falling(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// The finite number next to it: an infinite logit has no weight to draw by.
+/// The nearest finite number, since an infinite logit has no weight.
 pub(crate) fn finite(x: f32) -> f32 {
     x.clamp(f32::MIN, f32::MAX)
 }

@@ -1,9 +1,9 @@
-//! "Don't repeat yourself" (DRY): tokens that would go on with a repetition lose the more, the
-//! longer it is already (p-e-w, text-generation-webui, 2024).
+//! "Don't repeat yourself" (DRY): tokens that would continue a repetition are penalized, the more
+//! the longer it is (p-e-w, text-generation-webui, 2024).
 //!
-//! The text ends in tokens that stood there before. What came behind them then is a repetition that
-//! goes on: of length n, it loses `multiplier * base^(n - allowed_length)`. Sequences of characters
-//! that every text repeats, as of names in a dialogue, end a repetition: the breakers.
+//! If the last n tokens of the text occurred before, the token that followed them then is penalized
+//! by `multiplier * base^(n - allowed_length)`. Sequences of characters that every text repeats, as
+//! of names in a dialogue, end a repetition: the breakers.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
@@ -13,19 +13,19 @@ use rocmforge_tokenizer::Tokenizer;
 
 use super::candidates::Candidates;
 
-/// Tokens of a prompt whose text is searched for breakers at first.
+/// Number of a prompt's last tokens whose text is searched for breakers first.
 const FIRST_SEARCHED: usize = 64;
-/// How many times more are searched where those have none.
+/// Factor by which more tokens are searched if those have no breaker.
 const MORE_SEARCHED: usize = 8;
 
 /// Parameters of the DRY sampler, which penalizes tokens that continue a repetition.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dry {
-    /// What one of the allowed length loses; 0 is off.
+    /// Penalty for continuing a repetition of the allowed length; 0 is off.
     pub multiplier: f32,
-    /// How many times more with each token, at least 1.
+    /// Factor on the penalty for each further token of the repetition, at least 1.
     pub base: f32,
-    /// Shorter repetitions lose nothing; at least 1.
+    /// Repetitions shorter than this number of tokens are not penalized; at least 1.
     pub allowed_length: u32,
     /// Number of recent tokens in which repetitions are searched; 0 switches DRY off.
     pub last_n: u32,
@@ -45,7 +45,7 @@ impl Default for Dry {
     }
 }
 
-/// The bytes of tokens.
+/// Access to the bytes of tokens.
 pub(crate) trait Pieces: Debug + Send {
     /// Bytes of a token.
     fn bytes(&self, token: u32) -> &[u8];
@@ -57,15 +57,15 @@ impl Pieces for Arc<Tokenizer> {
     }
 }
 
-/// The penalty with the tokens that it looks at: at most `last_n`, and at most a context.
+/// The DRY sampler's state: the recent tokens, at most `last_n` and at most a context.
 #[derive(Debug)]
 pub(super) struct Repetitions {
     params: Dry,
     pieces: Box<dyn Pieces>,
     recent: VecDeque<u32>,
-    /// The end of the text, one byte shorter than the longest breaker.
+    /// The last bytes of the text, one fewer than the longest breaker has.
     end: Vec<u8>,
-    /// Tokens since the last breaker.
+    /// Number of tokens since the last breaker.
     unbroken: usize,
 }
 
@@ -80,7 +80,7 @@ impl Repetitions {
         }
     }
 
-    /// Takes the tokens of a prompt.
+    /// Adds the tokens of a prompt to the history.
     pub(super) fn read(&mut self, prompt: &[u32]) {
         let last_n = self.params.last_n as usize;
         let seen = &prompt[prompt.len().saturating_sub(last_n)..];
@@ -97,8 +97,8 @@ impl Repetitions {
         bytes.collect::<Vec<_>>().concat()
     }
 
-    /// Tokens behind the last breaker of a text: its end is searched first, where most texts have
-    /// one.
+    /// Number of tokens after the last breaker in a text. The end is searched first, where most
+    /// texts have one.
     fn unbroken_of(&self, tokens: &[u32]) -> usize {
         let mut searched = FIRST_SEARCHED;
         loop {
@@ -119,7 +119,7 @@ impl Repetitions {
         }
     }
 
-    /// Where the last breaker in a text ends.
+    /// Byte position at which the last breaker in a text ends.
     fn last_break(&self, text: &[u8]) -> Option<usize> {
         let ends_here = |end: &usize| {
             let before = &text[..*end];
@@ -136,7 +136,7 @@ impl Repetitions {
         self.end.drain(..excess);
     }
 
-    /// Takes a token of the text.
+    /// Adds a generated token to the history.
     pub(super) fn accept(&mut self, token: u32) {
         self.recent.push_back(token);
         if self.recent.len() > self.params.last_n as usize {
@@ -149,8 +149,8 @@ impl Repetitions {
         self.shorten_end();
     }
 
-    /// How long the repetition is that each token would go on with: how many of the text's last
-    /// tokens stand in front of one like it.
+    /// For each token that would continue a repetition, the repetition's length: the number of the
+    /// text's last tokens that also stand before an earlier occurrence of it.
     fn lengths(&self) -> HashMap<u32, u32> {
         let most = self.unbroken.min(self.recent.len());
         let allowed = self.params.allowed_length as usize;
@@ -186,9 +186,9 @@ impl Repetitions {
     }
 }
 
-/// For each place of a sequence, how much of what is there is how the sequence begins: the
-/// Z-function (Gusfield, Algorithms on Strings, Trees and Sequences, 1997), in linear time. That of
-/// place 0 is left 0.
+/// For each index, the length of the longest common prefix of the sequence and its suffix from
+/// there: the Z-function (Gusfield, Algorithms on Strings, Trees and Sequences, 1997), in linear
+/// time. The value at index 0 is 0.
 fn common_beginnings(of: &[u32]) -> Vec<usize> {
     let mut common = vec![0; of.len()];
     // The part furthest to the right that is like a beginning: from `left` up to `right`.

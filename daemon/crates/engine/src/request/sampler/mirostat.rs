@@ -3,7 +3,7 @@
 
 use super::candidates::Candidates;
 
-/// The most likely tokens from which version 1 estimates the exponent of Zipf's law.
+/// Number of most likely tokens from which version 1 estimates the exponent of Zipf's law.
 const ZIPF_TOKENS: usize = 100;
 
 /// Version of Mirostat: how it bounds the surprise of tokens.
@@ -11,7 +11,7 @@ const ZIPF_TOKENS: usize = 100;
 pub enum MirostatVersion {
     /// Mirostat 1: keeps as many tokens as Zipf's law gives for the bound on surprise.
     V1,
-    /// Keeps the tokens that are no more surprising than the bound.
+    /// Mirostat 2: keeps the tokens whose surprise is within the bound.
     V2,
 }
 
@@ -20,17 +20,17 @@ pub enum MirostatVersion {
 pub struct Mirostat {
     /// Version of Mirostat.
     pub version: MirostatVersion,
-    /// The target, above 0.
+    /// Target of the text's mean surprise in bits, above 0.
     pub tau: f32,
-    /// How fast the bound follows what was seen, from 0 to 1.
+    /// Learning rate with which the bound follows the observed surprise, from 0 to 1.
     pub eta: f32,
 }
 
-/// The bound of surprise, and how it moves.
+/// Mirostat's state: the current bound on surprise.
 #[derive(Debug)]
 pub(super) struct Controller {
     params: Mirostat,
-    /// The bound. It begins at twice the target.
+    /// The bound on surprise in bits; starts at twice the target.
     mu: f64,
 }
 
@@ -42,7 +42,7 @@ impl Controller {
         }
     }
 
-    /// Leaves the tokens that the bound allows, one at least.
+    /// Keeps the tokens that the bound allows, at least one.
     pub(super) fn apply(&self, candidates: &mut Candidates<'_>) {
         let weight = candidates.weight();
         let total = candidates.total(weight);
@@ -62,7 +62,7 @@ impl Controller {
         }
     }
 
-    /// Moves the bound by what the chosen token's probability, among those left, was.
+    /// Updates the bound by the chosen token's probability among those that were left.
     pub(super) fn observe(&mut self, probability: f64) {
         // At most what a double can tell.
         let surprise = -probability.max(f64::MIN_POSITIVE).log2();
@@ -71,8 +71,8 @@ impl Controller {
     }
 }
 
-/// The exponent of Zipf's law that fits probabilities best, of their logarithms by falling
-/// probability.
+/// The exponent of Zipf's law that best fits probabilities, given their logarithms in descending
+/// order.
 fn zipf_exponent(logs: Vec<f64>) -> f64 {
     let (mut products, mut squares) = (0.0, 0.0);
     for (rank, pair) in (1u32..).zip(logs.windows(2)) {
@@ -86,7 +86,7 @@ fn zipf_exponent(logs: Vec<f64>) -> f64 {
     products / squares
 }
 
-/// How many tokens may come so that the expected surprise is at most `mu`.
+/// Number of most likely tokens whose expected surprise is at most `mu` bits under Zipf's law.
 fn tokens_of_surprise(mu: f64, exponent: f64, n_vocab: usize) -> usize {
     let epsilon = exponent - 1.0;
     let n = n_vocab as f64;

@@ -1,30 +1,30 @@
-//! The samplers by name, and the order in which they come.
+//! The samplers by name, and their order.
 
 /// A sampler of the chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SamplerKind {
     /// Penalties for repetition, presence and frequency.
     Penalties,
-    /// The penalty for repeated sequences.
+    /// DRY: the penalty for continuing repeated sequences.
     Dry,
-    /// Tokens within some standard deviations of the largest logit.
+    /// Top-n-sigma: keeps tokens within some standard deviations of the largest logit.
     TopNSigma,
-    /// The k most likely tokens.
+    /// Top-k: keeps the k most likely tokens.
     TopK,
-    /// Locally typical tokens.
+    /// Typical-p: keeps locally typical tokens.
     TypicalP,
-    /// The most likely tokens that add up to a probability.
+    /// Top-p: keeps the most likely tokens that together reach a probability.
     TopP,
-    /// Tokens at least as likely as a share of the most likely one.
+    /// Min-p: keeps tokens with at least a share of the most likely one's probability.
     MinP,
-    /// Now and then without the most likely tokens.
+    /// XTC: sometimes removes the most likely tokens.
     Xtc,
     /// The temperature, fixed or dynamic.
     Temperature,
 }
 
 impl SamplerKind {
-    /// All of them in the order in which they come where a request gives none: llama.cpp's.
+    /// All samplers in the default order, which is llama.cpp's.
     pub const ALL: [Self; 9] = [
         Self::Penalties,
         Self::Dry,
@@ -52,7 +52,7 @@ impl SamplerKind {
         }
     }
 
-    /// The sampler's letter, in the short form of an order.
+    /// The sampler's letter in the short form of an order (llama-server's `samplers` as a string).
     pub fn letter(self) -> char {
         match self {
             Self::Penalties => 'e',
@@ -67,7 +67,7 @@ impl SamplerKind {
         }
     }
 
-    /// Whether the most likely token behind it may be another than before it.
+    /// Whether this sampler can change which token is the most likely.
     pub(super) fn moves_best(self) -> bool {
         match self {
             Self::Penalties | Self::Dry | Self::TypicalP | Self::Xtc => true,

@@ -1,17 +1,17 @@
-//! Penalties of tokens that were seen lately: for repetition, presence and frequency.
+//! Penalties for tokens that occurred recently: repetition, presence and frequency.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::candidates::{Candidates, finite};
 
-/// The factor and what is subtracted.
+/// The strengths of the three penalties.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Amounts {
     /// Divides positive and multiplies negative logits; 1 is off.
     pub(super) repeat: f32,
-    /// Subtracted once.
+    /// Subtracted once from the logit of a token that occurred.
     pub(super) presence: f32,
-    /// Subtracted for each occurrence.
+    /// Subtracted from a token's logit for each of its occurrences.
     pub(super) frequency: f32,
 }
 
@@ -21,7 +21,7 @@ impl Amounts {
     }
 }
 
-/// The penalties with the tokens that they look at, at most `last_n`.
+/// The penalties' state: the recent tokens, at most `last_n`.
 #[derive(Debug)]
 pub(super) struct Penalties {
     amounts: Amounts,
@@ -40,13 +40,13 @@ impl Penalties {
         }
     }
 
-    /// Takes the tokens of a prompt.
+    /// Adds the tokens of a prompt to the history.
     pub(super) fn read(&mut self, prompt: &[u32]) {
         let seen = &prompt[prompt.len().saturating_sub(self.last_n)..];
         seen.iter().for_each(|&token| self.accept(token));
     }
 
-    /// Takes a token of the text.
+    /// Adds a generated token to the history.
     pub(super) fn accept(&mut self, token: u32) {
         self.recent.push_back(token);
         *self.counts.entry(token).or_default() += 1;

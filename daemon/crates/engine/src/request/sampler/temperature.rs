@@ -2,12 +2,13 @@
 
 use super::candidates::Candidates;
 
-/// Dynamic temperature: how far it follows the entropy of the distribution; off if `range` is 0.
+/// Dynamic temperature: how the temperature follows the entropy of the distribution; off if `range`
+/// is 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DynamicTemperature {
-    /// The temperature is within this of the fixed one, and at least 0.
+    /// Maximum distance from the fixed temperature; the result is at least 0.
     pub range: f32,
-    /// The power of the entropy, as a share of the largest possible, that it goes with.
+    /// Exponent on the normalized entropy (0 to 1) that the temperature follows.
     pub exponent: f32,
 }
 
@@ -20,7 +21,8 @@ impl Default for DynamicTemperature {
     }
 }
 
-/// What divides the logits. 0 leaves the most likely token, the lowest id among equals.
+/// The temperature, which divides the logits; 0 keeps only the most likely token, the lowest id
+/// among equals.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Temperature {
     pub(super) fixed: f32,
@@ -28,7 +30,7 @@ pub(super) struct Temperature {
 }
 
 impl Temperature {
-    /// Whether only the most likely token is left for every distribution.
+    /// Whether only the most likely token can ever be left.
     pub(super) fn is_greedy(&self) -> bool {
         self.fixed <= 0.0 && self.dynamic.range <= 0.0
     }

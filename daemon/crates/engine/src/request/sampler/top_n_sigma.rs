@@ -3,8 +3,8 @@
 
 use super::candidates::Candidates;
 
-/// Leaves the tokens with a logit of at least the largest one less `n` standard deviations of all
-/// that are left. A temperature moves both alike.
+/// Keeps the tokens whose logit is at least the largest one less `n` standard deviations of all
+/// remaining logits. The temperature does not matter, since it scales both.
 pub(super) fn apply(n: f32, candidates: &mut Candidates<'_>) {
     let (mut count, mut sum, mut largest) = (0.0, 0.0, f64::NEG_INFINITY);
     for logit in candidates.logits().map(f64::from) {

@@ -3,7 +3,8 @@
 
 use super::candidates::Candidates;
 
-/// From here on the rest is within some orders of magnitude of a quick total's error.
+/// Above this `p` the sum of weights is computed exactly, since the rest is close to a quick sum's
+/// error.
 const NEARLY_ALL: f32 = 0.999;
 
 /// Leaves the smallest set of the most likely tokens whose probability reaches `p`.

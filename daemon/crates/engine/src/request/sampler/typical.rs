@@ -3,8 +3,8 @@
 
 use super::candidates::Candidates;
 
-/// Leaves the tokens whose surprise is nearest to the entropy: as few as have a probability above
-/// `p` together. The most likely token may be left out.
+/// Keeps the tokens whose surprise is nearest to the entropy: as few as together exceed the
+/// probability `p`. The most likely token may be removed.
 pub(super) fn apply(p: f32, candidates: &mut Candidates<'_>) {
     let weight = candidates.weight();
     let total = candidates.total(weight);

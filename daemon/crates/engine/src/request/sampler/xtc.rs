@@ -1,18 +1,18 @@
-//! Exclude top choices (XTC): now and then all likely tokens but the least likely of them are left
-//! out, so that a text leaves its beaten track (p-e-w, text-generation-webui, 2024).
+//! Exclude top choices (XTC): sometimes all likely tokens except the least likely of them are
+//! removed, so that the text is less predictable (p-e-w, text-generation-webui, 2024).
 
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 
 use super::candidates::Candidates;
 
-/// When the most likely tokens are left out. Off where `probability` is 0 or `threshold` is above
-/// a half, which no two tokens reach.
+/// Parameters of XTC. It is off if `probability` is 0 or `threshold` is above 0.5, which no two
+/// tokens can reach.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Xtc {
     /// Probability that XTC is applied to a token, from 0 to 1.
     pub probability: f32,
-    /// Tokens of at least this probability, from 0 to 1, are likely.
+    /// Probability from which on tokens count as likely, from 0 to 1.
     pub threshold: f32,
 }
 
@@ -30,7 +30,7 @@ impl Xtc {
         self.probability <= 0.0 || self.threshold > 0.5
     }
 
-    /// Draws whether to do it, and does.
+    /// Draws whether XTC applies to this token, and applies it.
     pub(super) fn apply(&self, candidates: &mut Candidates<'_>, rng: &mut ChaCha8Rng) {
         // It draws for each token, so that what is drawn later does not depend on the logits.
         let chance: f32 = rng.random();
